@@ -1,1 +1,41 @@
-//! placeholder
+//! One event loop per core: tasks, timers, files, sockets, messages between cores, and owned
+//! aligned buffers, over io_uring, epoll or a simulated world.
+//!
+//! [`run`] starts the cores and gives each a [`Core`], the handle through which everything
+//! outside is reached: no clock, file, socket, random number or thread is used past it, so that
+//! the simulator can replay a whole node from one seed.
+//!
+//! A request stays on the core where it arrived. Its task starts operations, which own their
+//! buffers until they are done; the loop submits what a turn gathered with one system call, and
+//! runs no task while it reaps completions. See [`core`] for the turn.
+
+mod buf;
+mod core;
+mod driver;
+mod file;
+mod idle;
+pub mod mailbox;
+mod mesh;
+mod net;
+mod op;
+mod poller;
+mod remote;
+mod runtime;
+pub mod sleep;
+pub mod spsc;
+mod stats;
+mod sync;
+mod task;
+mod timer;
+
+pub use buf::{BUF_ALIGN, BUF_MAX, Buf, Pool, SharedBuf, Slice};
+pub use core::{Core, JoinHandle, LockGuard, Sleep};
+pub use driver::DirEntry;
+pub use file::{File, ReadAt, SharedFile};
+pub use idle::PollMode;
+pub use net::{Listener, Socket};
+pub use op::Part;
+pub use poller::{Poller, PollerSlot};
+pub use runtime::{DriverKind, RuntimeConfig, block_signals, processors, run, stop_signal};
+pub use stats::{CoreStats, Counter};
+pub use task::Class;

@@ -1,0 +1,385 @@
+//! Owned, aligned buffers and the per-core pool they come from.
+//!
+//! 1. A task asks its core for a [`Buf`] of some length; the pool rounds up to one of its size
+//!    classes and hands out a recycled buffer, or a fresh one while the core's budget lasts.
+//! 2. The buffer goes into an operation by value. The operation owns it until its completion has
+//!    been reaped, whatever happens to the future that started it.
+//! 3. Filled, it can become a [`SharedBuf`]: immutable and counted without atomics, so one block
+//!    can sit in a cache, be looked at by a cursor and be on its way to a socket without a copy.
+//! 4. The last holder returns it to the pool's free list.
+//!
+//! One core owns a pool; nothing here is `Send`. What must hold: `used + free <= limit` in bytes
+//! (the limit covers recycled buffers too), and a buffer's memory never moves while it lives.
+//! The pool does not zero what it hands out twice; a fresh buffer is zeroed.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::task::Waker;
+
+/// Alignment of every buffer in bytes: the smallest logical block of the disks we read.
+pub const BUF_ALIGN: usize = 512;
+/// Largest buffer of the pool in bytes; a longer request is refused.
+pub const BUF_MAX: usize = 1 << 30;
+/// Bytes behind the data that hold the share count.
+const TAIL: usize = 64;
+/// Classes up to 4 KiB in steps of 512 bytes, then eight to a doubling up to `BUF_MAX`.
+const CLASSES: usize = 8 + 8 * 18;
+
+/// The class that holds `len` bytes.
+fn class_of(len: usize) -> usize {
+    if len <= 4096 {
+        return len.max(1).div_ceil(512) - 1;
+    }
+    let pow = (len - 1).ilog2(); // 12 for 4097..=8192
+    let step = 1usize << (pow - 3);
+    let steps = (len - (1 << pow)).div_ceil(step); // 1..=8
+    8 + (pow as usize - 12) * 8 + steps - 1
+}
+
+/// Capacity in bytes of a class.
+fn class_size(class: usize) -> usize {
+    if class < 8 {
+        return (class + 1) * 512;
+    }
+    let pow = 12 + (class - 8) / 8;
+    let step = 1usize << (pow - 3);
+    (1 << pow) + step * ((class - 8) % 8 + 1)
+}
+
+fn layout(class: usize) -> Layout {
+    Layout::from_size_align(class_size(class) + TAIL, BUF_ALIGN)
+        .expect("class sizes are far below isize::MAX and the alignment is a power of two")
+}
+
+struct Inner {
+    limit: Cell<usize>,
+    /// Bytes in buffers that are handed out.
+    used: Cell<usize>,
+    /// Bytes in buffers on the free lists.
+    free_bytes: Cell<usize>,
+    free: RefCell<Vec<Vec<NonNull<u8>>>>,
+    waiters: RefCell<VecDeque<Waker>>,
+}
+
+impl Inner {
+    fn put(&self, ptr: NonNull<u8>, class: usize) {
+        let size = class_size(class);
+        self.used.set(self.used.get() - size);
+        self.free_bytes.set(self.free_bytes.get() + size);
+        self.free.borrow_mut()[class].push(ptr);
+        while let Some(waker) = self.waiters.borrow_mut().pop_front() {
+            waker.wake();
+        }
+    }
+
+    /// Gives recycled buffers of other classes back until `need` bytes fit under the limit.
+    fn trim(&self, need: usize) {
+        let mut free = self.free.borrow_mut();
+        for class in (0..CLASSES).rev() {
+            while self.used.get() + self.free_bytes.get() + need > self.limit.get() {
+                let Some(ptr) = free[class].pop() else { break };
+                self.free_bytes.set(self.free_bytes.get() - class_size(class));
+                // SAFETY: `ptr` came from `alloc_zeroed` with `layout(class)`: free lists are
+                // indexed by the class the buffer was made for, and it left the list just now.
+                unsafe { dealloc(ptr.as_ptr(), layout(class)) };
+            }
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        for (class, list) in self.free.get_mut().iter_mut().enumerate() {
+            for ptr in list.drain(..) {
+                // SAFETY: as in `trim`; handed-out buffers keep the pool alive, so none is in use.
+                unsafe { dealloc(ptr.as_ptr(), layout(class)) };
+            }
+        }
+    }
+}
+
+/// A core's pool of buffers with a budget in bytes. Clones share it.
+#[derive(Clone)]
+pub struct Pool(Rc<Inner>);
+
+impl Pool {
+    /// An empty pool that will never hold more than `limit` bytes of buffers.
+    pub fn new(limit: usize) -> Pool {
+        Pool(Rc::new(Inner {
+            limit: Cell::new(limit),
+            used: Cell::new(0),
+            free_bytes: Cell::new(0),
+            free: RefCell::new((0..CLASSES).map(|_| Vec::new()).collect()),
+            waiters: RefCell::new(VecDeque::new()),
+        }))
+    }
+
+    /// A buffer of `len` bytes, or `None` when the budget is used up or `len > BUF_MAX`.
+    pub fn alloc(&self, len: usize) -> Option<Buf> {
+        if len > BUF_MAX {
+            return None;
+        }
+        let class = class_of(len);
+        let size = class_size(class);
+        let inner = &*self.0;
+        let recycled = inner.free.borrow_mut()[class].pop();
+        let ptr = match recycled {
+            Some(ptr) => {
+                inner.free_bytes.set(inner.free_bytes.get() - size);
+                ptr
+            }
+            None => {
+                if inner.used.get() + inner.free_bytes.get() + size > inner.limit.get() {
+                    inner.trim(size);
+                    if inner.used.get() + inner.free_bytes.get() + size > inner.limit.get() {
+                        return None;
+                    }
+                }
+                // SAFETY: `layout` has a non-zero size.
+                let ptr = unsafe { alloc_zeroed(layout(class)) };
+                NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout(class)))
+            }
+        };
+        inner.used.set(inner.used.get() + size);
+        Some(Buf { ptr, class: class as u32, len, pool: self.clone() })
+    }
+
+    /// Registers a waker to be called when any buffer comes back.
+    pub(crate) fn wait(&self, waker: Waker) {
+        self.0.waiters.borrow_mut().push_back(waker);
+    }
+
+    /// Bytes in buffers that are handed out now.
+    pub fn used(&self) -> usize {
+        self.0.used.get()
+    }
+
+    /// The budget in bytes.
+    pub fn limit(&self) -> usize {
+        self.0.limit.get()
+    }
+
+    /// Whether a buffer of `len` bytes could ever be handed out.
+    pub fn could_hold(&self, len: usize) -> bool {
+        len <= BUF_MAX && class_size(class_of(len)) <= self.0.limit.get()
+    }
+}
+
+/// An owned, aligned, initialised buffer of one core. It goes back to its pool when dropped.
+pub struct Buf {
+    ptr: NonNull<u8>,
+    class: u32,
+    len: usize,
+    pool: Pool,
+}
+
+impl Buf {
+    /// Bytes the buffer can hold.
+    pub fn capacity(&self) -> usize {
+        class_size(self.class as usize)
+    }
+
+    /// Sets the length, at most the capacity. All bytes up to the capacity are initialised.
+    ///
+    /// # Panics
+    /// When `len` exceeds the capacity.
+    pub fn set_len(&mut self, len: usize) {
+        assert!(len <= self.capacity(), "buffer length beyond its capacity");
+        self.len = len;
+    }
+
+    /// Makes the buffer immutable and shareable within its core, without a copy.
+    pub fn share(self) -> SharedBuf {
+        let this = std::mem::ManuallyDrop::new(self);
+        let shared = SharedBuf {
+            ptr: this.ptr,
+            class: this.class,
+            len: this.len,
+            // SAFETY: `this` is never dropped, so its pool handle is moved out exactly once.
+            pool: unsafe { std::ptr::read(&this.pool) },
+        };
+        shared.count().set(1);
+        shared
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `ptr` points to `capacity()` initialised bytes (zeroed when made, only ever
+        // overwritten with bytes) owned by `self`, and `len <= capacity()` by `set_len`/`alloc`.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Buf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; `&mut self` is the only handle, a `Buf` is never shared.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        self.pool.0.put(self.ptr, self.class as usize);
+    }
+}
+
+/// An immutable buffer with several holders on one core. Cloning counts, it does not copy.
+pub struct SharedBuf {
+    ptr: NonNull<u8>,
+    class: u32,
+    len: usize,
+    pool: Pool,
+}
+
+impl SharedBuf {
+    fn count(&self) -> &Cell<u32> {
+        // SAFETY: `layout` leaves `TAIL` bytes behind the class size, which is a multiple of
+        // 512, so the place is inside the allocation and aligned for `u32`; it was zeroed when
+        // made. Handles are not `Send`, so the `Cell` is touched by one thread only.
+        unsafe { &*self.ptr.as_ptr().add(class_size(self.class as usize)).cast::<Cell<u32>>() }
+    }
+
+    /// Bytes of memory the buffer occupies.
+    pub fn footprint(&self) -> usize {
+        class_size(self.class as usize)
+    }
+}
+
+impl Clone for SharedBuf {
+    fn clone(&self) -> SharedBuf {
+        let count = self.count();
+        count.set(count.get().checked_add(1).expect("fewer than 2^32 holders of one buffer"));
+        SharedBuf { ptr: self.ptr, class: self.class, len: self.len, pool: self.pool.clone() }
+    }
+}
+
+impl Drop for SharedBuf {
+    fn drop(&mut self) {
+        let count = self.count();
+        let left = count.get() - 1;
+        count.set(left);
+        if left == 0 {
+            self.pool.0.put(self.ptr, self.class as usize);
+        }
+    }
+}
+
+impl Deref for SharedBuf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: as in `Buf::deref`; nobody can write: `share` consumed the only `Buf` and a
+        // recycled buffer needs the count to have reached zero.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl std::fmt::Debug for Buf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buf({} of {})", self.len, self.capacity())
+    }
+}
+
+impl std::fmt::Debug for SharedBuf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SharedBuf({} of {})", self.len, self.footprint())
+    }
+}
+
+/// A part of a [`SharedBuf`]: what a value or a message is, without a copy.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    buf: SharedBuf,
+    start: u32,
+    len: u32,
+}
+
+impl Slice {
+    /// The bytes `range` of `buf`.
+    ///
+    /// # Panics
+    /// When the range lies outside the buffer.
+    pub fn new(buf: SharedBuf, range: Range<usize>) -> Slice {
+        assert!(range.start <= range.end && range.end <= buf.len(), "slice outside its buffer");
+        Slice { start: range.start as u32, len: (range.end - range.start) as u32, buf }
+    }
+
+    /// A part of this slice.
+    ///
+    /// # Panics
+    /// When the range lies outside the slice.
+    pub fn slice(&self, range: Range<usize>) -> Slice {
+        assert!(range.start <= range.end && range.end <= self.len as usize, "slice outside slice");
+        Slice {
+            buf: self.buf.clone(),
+            start: self.start + range.start as u32,
+            len: (range.end - range.start) as u32,
+        }
+    }
+
+    /// Bytes of memory the underlying buffer occupies.
+    pub fn footprint(&self) -> usize {
+        self.buf.footprint()
+    }
+}
+
+impl Deref for Slice {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.buf[self.start as usize..(self.start + self.len) as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_length_fits_its_class_and_wastes_at_most_an_eighth_beyond_4k() {
+        for len in (1..200_000).chain([1 << 20, (1 << 20) + 1, BUF_MAX - 1, BUF_MAX]) {
+            let class = class_of(len);
+            assert!(class < CLASSES, "{len}");
+            assert!(class_size(class) >= len);
+            assert!(class == 0 || class_size(class - 1) < len, "{len} has a smaller class");
+            assert_eq!(class_size(class) % 512, 0);
+            if len > 4096 {
+                assert!(class_size(class) <= len + len / 8 + 1);
+            }
+        }
+    }
+
+    #[test]
+    fn the_budget_holds_and_free_buffers_of_other_classes_make_room() {
+        let pool = Pool::new(16 << 10);
+        let a = pool.alloc(8192).unwrap();
+        let b = pool.alloc(8192).unwrap();
+        assert!(pool.alloc(1).is_none());
+        drop(a);
+        let small: Vec<Buf> = (0..16).map(|_| pool.alloc(512).unwrap()).collect();
+        assert!(pool.alloc(512).is_none());
+        assert_eq!(pool.used(), 16 << 10);
+        drop((b, small));
+        assert_eq!(pool.used(), 0);
+        assert!(pool.alloc(16 << 10).is_some());
+    }
+
+    #[test]
+    fn a_shared_buffer_returns_with_its_last_holder() {
+        let pool = Pool::new(1 << 20);
+        let mut buf = pool.alloc(5000).unwrap();
+        buf[..3].copy_from_slice(b"abc");
+        let shared = buf.share();
+        let slice = Slice::new(shared.clone(), 1..3);
+        drop(shared);
+        assert_eq!(&slice[..], b"bc");
+        assert_eq!(&slice.slice(1..2)[..], b"c");
+        assert!(pool.used() > 0);
+        drop(slice);
+        assert_eq!(pool.used(), 0);
+    }
+}

@@ -1,0 +1,918 @@
+//! A core: one event loop, its tasks, operations, timers, buffers and channels to other cores.
+//!
+//! One turn of the loop:
+//!
+//! 1. take messages: from other cores (at most 32 from each) and from foreign threads;
+//! 2. run pollers and ready tasks, class by class, within the turn's budget; operations that
+//!    tasks start are staged, and submitted early when 16 are staged;
+//! 3. publish messages to other cores, one wake-up for each that sleeps;
+//! 4. submit everything staged and reap completions in one system call; completions only fill
+//!    slots and mark tasks ready, no task runs meanwhile;
+//! 5. fire timers; if the turn did nothing, idle (see `idle`).
+//!
+//! Only the core's own thread touches any of this, but for [`crate::remote::Shared`]. Borrows of
+//! the cells never span a call into a task, a waker of ours borrows only the task table, and a
+//! future is never dropped while a cell is borrowed.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use crate::buf::{Buf, Pool};
+use crate::driver::{Completion, DirEntry, Driver, IoOp, MetaOp, MetaOut, Token, Wait};
+use crate::file::{File, SharedFile};
+use crate::idle::{Idle, PollMode};
+use crate::mesh::{Envelope, Mesh};
+use crate::net::Listener;
+use crate::op::{Hold, OpId, Ops, Payload};
+use crate::poller::{PollerSlot, Pollers};
+use crate::remote::{self, Inbox, Remote, Shared};
+use crate::stats::CoreStats;
+use crate::task::{self, BoxFuture, CLASSES, Class, TaskId, Tasks};
+use crate::timer::{TimerId, Timers};
+
+/// Tasks of one class that may run in one turn, before the clock is even asked.
+const TASKS_PER_TURN: usize = 512;
+/// What foreground, and what background and bulk work each, may take of one turn.
+const BUDGET_NS: u64 = 100_000;
+/// Staged operations that are submitted without waiting for the end of the turn.
+const STAGED_MAX: usize = 16;
+/// Messages taken from one other core, or from foreign threads, in one turn.
+const MESSAGES_PER_TURN: usize = 32;
+/// Disk reads in flight beyond which background work waits.
+const BACKGROUND_DEPTH: usize = 32;
+
+/// What a core is made of; see [`crate::runtime`].
+pub(crate) struct CoreConfig {
+    pub id: usize,
+    pub cores: usize,
+    pub memory: usize,
+    pub disk_depth: usize,
+    pub poll: PollMode,
+    pub seed: u64,
+}
+
+pub(crate) struct Inner {
+    pub(crate) uid: u32,
+    id: usize,
+    cores: usize,
+    shared: Arc<Shared>,
+    inbox: RefCell<Inbox>,
+    driver: RefCell<Box<dyn Driver>>,
+    ops: RefCell<Ops>,
+    backlog: RefCell<Backlog>,
+    pub(crate) tasks: RefCell<Tasks>,
+    timers: RefCell<Timers>,
+    mesh: RefCell<Mesh>,
+    pollers: RefCell<Pollers>,
+    calls: RefCell<Calls>,
+    idle: RefCell<Idle>,
+    done: RefCell<Vec<Completion>>,
+    pool: Pool,
+    now: Cell<u64>,
+    class: Cell<Class>,
+    deadline: Cell<u64>,
+    random: Cell<u64>,
+    disk_depth: usize,
+    stats: CoreStats,
+}
+
+/// Operations that wait for room, in the order they came: disk reads by class, and the rest.
+#[derive(Default)]
+struct Backlog {
+    disk: [VecDeque<(Token, IoOp)>; CLASSES],
+    other: VecDeque<(Token, IoOp)>,
+}
+
+impl Backlog {
+    fn disk_len(&self) -> usize {
+        self.disk.iter().map(VecDeque::len).sum()
+    }
+
+    fn len(&self) -> usize {
+        self.disk_len() + self.other.len()
+    }
+
+    fn remove(&mut self, token: Token) -> bool {
+        for queue in self.disk.iter_mut().chain([&mut self.other]) {
+            if let Some(at) = queue.iter().position(|(t, _)| *t == token) {
+                queue.remove(at);
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Calls to other cores that wait for their answer.
+#[derive(Default)]
+struct Calls {
+    slots: Vec<CallSlot>,
+    free: Vec<u32>,
+}
+
+#[derive(Default)]
+struct CallSlot {
+    generation: u32,
+    answer: Option<Box<dyn Any + Send>>,
+    waker: Option<Waker>,
+}
+
+/// A handle on one core's event loop: pass it to whatever needs the outside. Clones are local
+/// and cheap; it cannot leave its thread.
+#[derive(Clone)]
+pub struct Core(Rc<Inner>);
+
+impl Core {
+    pub(crate) fn new(
+        config: CoreConfig,
+        shared: Arc<Shared>,
+        inbox: Inbox,
+        driver: Box<dyn Driver>,
+        mesh: Mesh,
+    ) -> Core {
+        let uid = remote::register(&shared);
+        let mut driver = driver;
+        let now = driver.now_ns();
+        Core(Rc::new(Inner {
+            uid,
+            id: config.id,
+            cores: config.cores,
+            shared,
+            inbox: RefCell::new(inbox),
+            driver: RefCell::new(driver),
+            ops: RefCell::default(),
+            backlog: RefCell::default(),
+            tasks: RefCell::default(),
+            timers: RefCell::default(),
+            mesh: RefCell::new(mesh),
+            pollers: RefCell::default(),
+            calls: RefCell::default(),
+            idle: RefCell::new(Idle::new(config.poll)),
+            done: RefCell::new(Vec::with_capacity(1024)),
+            pool: Pool::new(config.memory),
+            now: Cell::new(now),
+            class: Cell::new(Class::Control),
+            deadline: Cell::new(u64::MAX),
+            random: Cell::new(config.seed),
+            disk_depth: config.disk_depth,
+            stats: CoreStats::default(),
+        }))
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.0
+    }
+
+    /// This core's number, from 0.
+    pub fn id(&self) -> usize {
+        self.0.id
+    }
+
+    /// How many cores the runtime has.
+    pub fn cores(&self) -> usize {
+        self.0.cores
+    }
+
+    /// Monotonic nanoseconds, read once per turn.
+    pub fn now_ns(&self) -> u64 {
+        self.0.now.get()
+    }
+
+    /// Monotonic nanoseconds, read now.
+    pub fn now_exact_ns(&self) -> u64 {
+        self.0.driver.borrow_mut().now_ns()
+    }
+
+    /// Milliseconds since 1970.
+    pub fn unix_time_ms(&self) -> u64 {
+        self.0.driver.borrow_mut().unix_time_ms()
+    }
+
+    /// A pseudo-random number from the core's own generator (splitmix64). Its seed comes from
+    /// the host, or from the simulator's seed. Not for secrets.
+    pub fn random_u64(&self) -> u64 {
+        let state = self.0.random.get().wrapping_add(0x9E37_79B9_7F4A_7C15);
+        self.0.random.set(state);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// The name of the driver in use.
+    pub fn driver_name(&self) -> &'static str {
+        self.0.driver.borrow().name()
+    }
+
+    /// Counters of this core.
+    pub fn stats(&self) -> &CoreStats {
+        &self.0.stats
+    }
+
+    /// Tasks alive on this core.
+    pub fn live_tasks(&self) -> usize {
+        self.0.tasks.borrow().live()
+    }
+
+    /// Operations started and not yet reaped.
+    pub fn operations_in_flight(&self) -> usize {
+        self.0.ops.borrow().running
+    }
+
+    /// The core's buffer pool.
+    pub fn pool(&self) -> &Pool {
+        &self.0.pool
+    }
+
+    /// A buffer of `len` bytes, or `None` when the core's memory budget is used up.
+    pub fn alloc(&self, len: usize) -> Option<Buf> {
+        self.0.pool.alloc(len)
+    }
+
+    /// A buffer of `len` bytes; suspends until there is room.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when the whole budget could not hold it.
+    pub async fn alloc_wait(&self, len: usize) -> io::Result<Buf> {
+        if !self.0.pool.could_hold(len) {
+            return Err(io::Error::new(
+                io::ErrorKind::OutOfMemory,
+                format!("{len} bytes are more than this core's memory budget"),
+            ));
+        }
+        std::future::poll_fn(|cx| match self.0.pool.alloc(len) {
+            Some(buf) => Poll::Ready(Ok(buf)),
+            None => {
+                self.0.stats.memory_waits.add(1);
+                self.0.pool.wait(cx.waker().clone());
+                Poll::Pending
+            }
+        })
+        .await
+    }
+
+    /// Starts a task.
+    pub fn spawn<T: 'static>(
+        &self,
+        class: Class,
+        future: impl Future<Output = T> + 'static,
+    ) -> JoinHandle<T> {
+        let state = Rc::new(RefCell::new(JoinState { result: None, waker: None }));
+        let slot = state.clone();
+        let body: BoxFuture = Box::pin(async move {
+            let result = future.await;
+            let waker = {
+                let mut slot = slot.borrow_mut();
+                slot.result = Some(result);
+                slot.waker.take()
+            };
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        });
+        let id = self.0.tasks.borrow_mut().insert(class, body);
+        JoinHandle { core: self.clone(), id, state }
+    }
+
+    /// Suspends for `ns` nanoseconds.
+    pub fn sleep_ns(&self, ns: u64) -> Sleep {
+        Sleep { core: self.clone(), deadline: self.now_ns().saturating_add(ns), id: None }
+    }
+
+    /// Lets everything else that is ready run first.
+    pub async fn yield_now(&self) {
+        let mut yielded = false;
+        std::future::poll_fn(|cx| {
+            if yielded {
+                return Poll::Ready(());
+            }
+            yielded = true;
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Gives way if the running class has used up its share of this turn. To be called inside
+    /// long loops of background work, every few microseconds of it.
+    pub async fn checkpoint(&self) {
+        if self.now_exact_ns() >= self.0.deadline.get() {
+            self.yield_now().await;
+        }
+    }
+
+    async fn meta(&self, op: MetaOp) -> io::Result<MetaOut> {
+        let id = self.0.start_meta(op);
+        MetaWait { core: self.clone(), id: Some(id) }.await
+    }
+
+    /// Opens a file for reading, direct where the file system can, unless `buffered`.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub async fn open(&self, path: &Path, buffered: bool) -> io::Result<Arc<SharedFile>> {
+        match self.meta(MetaOp::Open { path: path.to_owned(), buffered }).await? {
+            MetaOut::File(file) => Ok(file),
+            other => unreachable!("an open answered {other:?}"),
+        }
+    }
+
+    /// This core's handle on an open file.
+    pub fn attach(&self, file: &Arc<SharedFile>) -> File {
+        File::new(self.clone(), file.clone())
+    }
+
+    /// The entries of a directory, sorted by name.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub async fn list(&self, path: &Path) -> io::Result<Vec<DirEntry>> {
+        match self.meta(MetaOp::List { path: path.to_owned() }).await? {
+            MetaOut::List(entries) => Ok(entries),
+            other => unreachable!("a listing answered {other:?}"),
+        }
+    }
+
+    /// The whole of a file of at most `max` bytes.
+    ///
+    /// # Errors
+    /// `InvalidData` when it is longer; others as the system gives them.
+    pub async fn read_small(&self, path: &Path, max: usize) -> io::Result<Vec<u8>> {
+        match self.meta(MetaOp::ReadSmall { path: path.to_owned(), max }).await? {
+            MetaOut::Bytes(bytes) => Ok(bytes),
+            other => unreachable!("a small read answered {other:?}"),
+        }
+    }
+
+    /// A shared lock on a file, held as long as the guard; no lock where there is no file.
+    ///
+    /// # Errors
+    /// `WouldBlock` when another process holds it exclusively.
+    pub async fn lock_shared(&self, path: &Path) -> io::Result<LockGuard> {
+        match self.meta(MetaOp::LockShared { path: path.to_owned() }).await? {
+            MetaOut::Lock(fd) => Ok(LockGuard { _fd: fd }),
+            other => unreachable!("a lock answered {other:?}"),
+        }
+    }
+
+    /// Listens on `addr`, together with the other cores.
+    ///
+    /// # Errors
+    /// `AddrInUse` when another process listens there; others as the system gives them.
+    pub fn listen(&self, addr: SocketAddr) -> io::Result<Listener> {
+        Listener::bind(self, addr, true)
+    }
+
+    /// Listens on `addr` alone: fails when anybody, also another core, listens there. To find
+    /// out whether a port is free before the cores share it.
+    ///
+    /// # Errors
+    /// As for [`Core::listen`].
+    pub fn listen_alone(&self, addr: SocketAddr) -> io::Result<Listener> {
+        Listener::bind(self, addr, false)
+    }
+
+    /// Adds a poller that runs in every turn until its handle is dropped.
+    pub fn add_poller(&self, poller: impl crate::poller::Poller + 'static) -> PollerSlot {
+        Pollers::add(&self.0.pollers, Box::new(poller))
+    }
+
+    /// Runs `f` on another core (or this one) and suspends until its answer is back.
+    pub async fn call<R: Send + 'static>(
+        &self,
+        core: usize,
+        f: impl FnOnce(&Core) -> R + Send + 'static,
+    ) -> R {
+        if core == self.id() {
+            return f(self);
+        }
+        let (slot, generation) = {
+            let mut calls = self.0.calls.borrow_mut();
+            let slot = calls.free.pop().unwrap_or_else(|| {
+                calls.slots.push(CallSlot::default());
+                (calls.slots.len() - 1) as u32
+            });
+            (slot, calls.slots[slot as usize].generation)
+        };
+        let from = self.id();
+        let guard = CallGuard { core: self, slot };
+        let mut envelope: Option<Envelope> = Some(Box::new(move |there: &Core| {
+            let answer: Box<dyn Any + Send> = Box::new(f(there));
+            let reply: Envelope =
+                Box::new(move |back: &Core| back.0.answer(slot, generation, answer));
+            there.0.mesh.borrow_mut().send_or_queue(from, reply);
+        }));
+        std::future::poll_fn(|cx| {
+            if let Some(message) = envelope.take()
+                && let Err(message) = self.0.mesh.borrow_mut().send(core, message)
+            {
+                // The ring is full: the other core is behind. Try again next turn.
+                envelope = Some(message);
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let mut calls = self.0.calls.borrow_mut();
+            let call = &mut calls.slots[slot as usize];
+            match call.answer.take() {
+                Some(answer) => Poll::Ready(answer),
+                None => {
+                    call.waker = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+        .downcast::<R>()
+        .map(|answer| {
+            drop(guard);
+            *answer
+        })
+        .unwrap_or_else(|_| unreachable!("a call's answer has the type its caller expects"))
+    }
+
+    /// Runs one turn. `Some(ns)` limits an idle wait; see [`Wait`].
+    pub(crate) fn turn(&self, may_wait: bool) {
+        let _entered = task::enter(&self.0);
+        let mut worked = self.take_messages();
+        let inner = &*self.0;
+        inner.now.set(inner.driver.borrow_mut().now_ns());
+        worked |= Pollers::run(&inner.pollers);
+        worked |= self.run_ready();
+        inner.mesh.borrow_mut().publish();
+        inner.drain_backlog();
+        inner.stats.turns.add(1);
+
+        let wait =
+            if worked || !may_wait || inner.work_pending() { Wait::No } else { inner.idle_wait() };
+        let must_enter = {
+            let mut driver = inner.driver.borrow_mut();
+            wait != Wait::No || driver.staged() > 0 || driver.ready()
+        };
+        if must_enter {
+            inner.enter(wait);
+        }
+        if wait != Wait::No {
+            inner.shared.sleep().awake();
+            Pollers::disarm(&inner.pollers);
+        }
+        inner.now.set(inner.driver.borrow_mut().now_ns());
+        inner.fire_timers();
+    }
+
+    fn take_messages(&self) -> bool {
+        let inner = &*self.0;
+        let mut worked = false;
+        for from in 0..inner.cores {
+            for _ in 0..MESSAGES_PER_TURN {
+                let Some(message) = inner.mesh.borrow_mut().receive(from) else {
+                    break;
+                };
+                message(self);
+                inner.stats.messages.add(1);
+                worked = true;
+            }
+        }
+        if !inner.inbox.borrow().pure_check() {
+            return worked;
+        }
+        let mut taken = Vec::new();
+        // Scheduled or not: the loop looks again in its next turn anyway.
+        let _ = inner.inbox.borrow_mut().take(MESSAGES_PER_TURN, &mut |m| taken.push(m));
+        for message in taken {
+            worked = true;
+            match message {
+                Remote::Wake(id) => inner.tasks.borrow_mut().wake(id),
+                Remote::Meta(token, answer) => {
+                    let waker = inner.ops.borrow_mut().complete_meta(token, answer);
+                    if let Some(waker) = waker {
+                        waker.wake();
+                    }
+                }
+            }
+        }
+        worked
+    }
+
+    fn run_ready(&self) -> bool {
+        let inner = &*self.0;
+        let mut worked = false;
+        let started = inner.now.get();
+        for class in 0..CLASSES {
+            // Control and foreground share one budget, background and bulk another: that is
+            // the most they can add to a request's turn.
+            let (budget_from, most) = match class {
+                0 | 1 => (started, TASKS_PER_TURN),
+                _ => (inner.driver.borrow_mut().now_ns(), TASKS_PER_TURN),
+            };
+            let ready = inner.tasks.borrow().ready(class).min(most);
+            if ready == 0 {
+                continue;
+            }
+            let deadline = budget_from + BUDGET_NS;
+            inner.deadline.set(deadline);
+            inner
+                .class
+                .set([Class::Control, Class::Foreground, Class::Background, Class::Bulk][class]);
+            for n in 0..ready {
+                if n % 16 == 15 && inner.driver.borrow_mut().now_ns() >= deadline {
+                    break;
+                }
+                // Taking first and polling afterwards ends the borrow before the task runs.
+                let Some((id, future)) = inner.tasks.borrow_mut().take_ready(class) else {
+                    break;
+                };
+                inner.poll_task(id, future);
+                worked = true;
+                if inner.driver.borrow().staged() >= STAGED_MAX {
+                    inner.enter(Wait::No);
+                }
+            }
+        }
+        inner.class.set(Class::Control);
+        inner.deadline.set(u64::MAX);
+        worked
+    }
+
+    /// Ends every task and waits, at most `patience_ns`, until the driver is done with every
+    /// buffer. True when it is.
+    pub(crate) fn shut_down(&self, patience_ns: u64) -> bool {
+        let inner = &*self.0;
+        {
+            let _entered = task::enter(inner);
+            // Futures may start or drop tasks and operations while they are dropped.
+            loop {
+                let futures = inner.tasks.borrow_mut().clear();
+                if futures.is_empty() {
+                    break;
+                }
+                drop(futures);
+            }
+            drop(inner.pollers.take());
+        }
+        let give_up = inner.driver.borrow_mut().now_ns().saturating_add(patience_ns);
+        let mut cancelled = false;
+        loop {
+            let unfinished = inner.ops.borrow().unfinished();
+            if unfinished.is_empty() {
+                return true;
+            }
+            if !cancelled {
+                cancelled = true;
+                for token in unfinished {
+                    if inner.backlog.borrow_mut().remove(token) {
+                        inner.ops.borrow_mut().complete(token, -libc::ECANCELED);
+                    } else {
+                        inner.driver.borrow_mut().cancel(token);
+                    }
+                }
+            }
+            if inner.driver.borrow_mut().now_ns() >= give_up {
+                return false;
+            }
+            let _entered = task::enter(inner);
+            inner.enter(Wait::Ns(10_000_000));
+            self.take_messages();
+        }
+    }
+}
+
+impl Inner {
+    fn poll_task(&self, id: TaskId, mut future: BoxFuture) {
+        self.stats.polls.add(1);
+        let waker = task::waker(self.uid, id);
+        let done = future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
+        let leftover = if done {
+            self.tasks.borrow_mut().remove(id);
+            Some(future)
+        } else {
+            self.tasks.borrow_mut().put_back(id, future)
+        };
+        drop(leftover);
+    }
+
+    /// Submits, reaps, and marks the tasks ready whose operations completed.
+    fn enter(&self, wait: Wait) {
+        let mut done = self.done.take();
+        let at_least = self.gather(wait);
+        let result = self.driver.borrow_mut().enter(wait, at_least, &mut done);
+        if let Err(error) = result {
+            panic!("the {} driver failed: {error}", self.driver.borrow().name());
+        }
+        self.stats.enters.add(1);
+        if wait != Wait::No {
+            self.stats.sleeps.add(1);
+        }
+        self.stats.completions.add(done.len() as u64);
+        for completion in done.drain(..) {
+            let waker = self.ops.borrow_mut().complete(completion.token, completion.result);
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+        self.done.replace(done);
+        if self.backlog.borrow().len() > 0 {
+            self.drain_backlog();
+        }
+    }
+
+    /// How many completions a wait should gather: several when many disk reads and nothing else
+    /// are in flight, because each return to user space costs more than the reads wait.
+    fn gather(&self, wait: Wait) -> usize {
+        let ops = self.ops.borrow();
+        match wait {
+            Wait::Ns(ns) if ns <= GATHER_NS && ops.disk_running > 32 => 8,
+            _ => 1,
+        }
+    }
+
+    /// Something to do that needs no completion.
+    fn work_pending(&self) -> bool {
+        self.tasks.borrow().any_ready()
+            || self.inbox.borrow().pure_check()
+            || self.mesh.borrow().pending()
+            || self.timers.borrow_mut().next().is_some_and(|at| at <= self.now.get())
+    }
+
+    /// Decides how to wait, spinning first where that pays, and sets the sleep flag for a wait.
+    fn idle_wait(&self) -> Wait {
+        let spin_until = self.idle.borrow_mut().spin_until(
+            self.now.get(),
+            self.pollers.borrow().any(),
+            self.mesh.borrow_mut().recent(self.stats.messages.get()),
+        );
+        while let Some(until) = spin_until {
+            if self.driver.borrow_mut().ready()
+                || self.work_pending()
+                || Pollers::pure_check(&self.pollers)
+            {
+                self.idle.borrow_mut().found_work();
+                return Wait::No;
+            }
+            let now = self.driver.borrow_mut().now_ns();
+            self.now.set(now);
+            if now >= until {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        if self.idle.borrow().never_sleeps() {
+            return Wait::No;
+        }
+        let work = || !Pollers::arm(&self.pollers) || self.work_pending();
+        if !self.shared.sleep().prepare(work) {
+            Pollers::disarm(&self.pollers);
+            return Wait::No;
+        }
+        let ops = self.ops.borrow();
+        let next = self.timers.borrow_mut().next();
+        let until_timer = next.map(|at| at.saturating_sub(self.now.get()).max(1));
+        if ops.disk_running > 32 && ops.disk_running == ops.running {
+            return Wait::Ns(until_timer.unwrap_or(GATHER_NS).min(GATHER_NS));
+        }
+        until_timer.map_or(Wait::Forever, Wait::Ns)
+    }
+
+    fn fire_timers(&self) {
+        let now = self.now.get();
+        let mut fired = Vec::new();
+        if self.timers.borrow_mut().next().is_some_and(|at| at <= now) {
+            self.timers.borrow_mut().fire(now, |waker| fired.push(waker));
+        }
+        for waker in fired {
+            waker.wake();
+        }
+    }
+
+    /// Starts an operation: staged now, or kept until there is room.
+    pub(crate) fn start(&self, op: IoOp, payload: Payload, hold: Hold) -> OpId {
+        let accepts = matches!(op, IoOp::Accept { .. });
+        let is_disk = matches!(op, IoOp::Read { .. });
+        if let IoOp::Read { len, .. } = op {
+            self.stats.disk_reads.add(1);
+            self.stats.disk_bytes.add(u64::from(len));
+        }
+        self.stats.operations.add(1);
+        let mut ops = self.ops.borrow_mut();
+        let id = ops.insert(payload, hold, accepts);
+        let mut backlog = self.backlog.borrow_mut();
+        let mut driver = self.driver.borrow_mut();
+        let class = self.class.get();
+        let disk_in_flight = ops.disk_running - backlog.disk_len();
+        let room = ops.running - backlog.len() <= driver.capacity();
+        let disk_room = disk_in_flight <= self.disk_depth
+            && (class <= Class::Foreground || disk_in_flight <= BACKGROUND_DEPTH);
+        if is_disk && (!room || !disk_room) {
+            backlog.disk[class as usize].push_back((id.token, op));
+        } else if !room {
+            backlog.other.push_back((id.token, op));
+        } else {
+            driver.stage(id.token, op);
+        }
+        id
+    }
+
+    fn drain_backlog(&self) {
+        let ops = self.ops.borrow();
+        let mut backlog = self.backlog.borrow_mut();
+        let mut driver = self.driver.borrow_mut();
+        while backlog.len() > 0 && ops.running - backlog.len() < driver.capacity() {
+            let in_flight = ops.disk_running - backlog.disk_len();
+            let next = if let Some(next) = backlog.other.pop_front() {
+                next
+            } else if in_flight < self.disk_depth
+                && let Some(next) = backlog.disk[..2].iter_mut().find_map(VecDeque::pop_front)
+            {
+                next
+            } else if in_flight < self.disk_depth.min(BACKGROUND_DEPTH)
+                && let Some(next) = backlog.disk[2..].iter_mut().find_map(VecDeque::pop_front)
+            {
+                next
+            } else {
+                return;
+            };
+            driver.stage(next.0, next.1);
+        }
+    }
+
+    fn start_meta(&self, op: MetaOp) -> OpId {
+        self.stats.operations.add(1);
+        let id = self.ops.borrow_mut().insert(Payload::None, Hold::None, false);
+        self.driver.borrow_mut().meta(id.token, op, &self.shared);
+        id
+    }
+
+    pub(crate) fn poll_op(&self, id: OpId, cx: &mut Context<'_>) -> Poll<(i32, Payload)> {
+        match self.ops.borrow_mut().take_done(id, cx.waker()) {
+            Some(done) => Poll::Ready(done),
+            None => Poll::Pending,
+        }
+    }
+
+    /// The future of an operation is gone.
+    pub(crate) fn drop_op(&self, id: OpId, cancel: bool) {
+        let running = self.ops.borrow_mut().orphan(id);
+        if !running {
+            return;
+        }
+        if self.backlog.borrow_mut().remove(id.token) {
+            self.ops.borrow_mut().complete(id.token, -libc::ECANCELED);
+        } else if cancel {
+            self.driver.borrow_mut().cancel(id.token);
+        }
+    }
+
+    fn answer(&self, slot: u32, generation: u32, answer: Box<dyn Any + Send>) {
+        let waker = {
+            let mut calls = self.calls.borrow_mut();
+            let call = &mut calls.slots[slot as usize];
+            if call.generation != generation {
+                return;
+            }
+            call.answer = Some(answer);
+            call.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// Longest wait for several completions at once.
+const GATHER_NS: u64 = 200_000;
+
+struct CallGuard<'a> {
+    core: &'a Core,
+    slot: u32,
+}
+
+impl Drop for CallGuard<'_> {
+    fn drop(&mut self) {
+        let mut calls = self.core.0.calls.borrow_mut();
+        let call = &mut calls.slots[self.slot as usize];
+        call.generation = call.generation.wrapping_add(1);
+        call.answer = None;
+        call.waker = None;
+        calls.free.push(self.slot);
+    }
+}
+
+/// A lock on a file, released when dropped.
+#[derive(Debug)]
+pub struct LockGuard {
+    _fd: Option<std::os::fd::OwnedFd>,
+}
+
+struct MetaWait {
+    core: Core,
+    id: Option<OpId>,
+}
+
+impl Future for MetaWait {
+    type Output = io::Result<MetaOut>;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let id = self.id.expect("a finished operation is not polled again");
+        match self.core.0.poll_op(id, cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready((_, payload)) => {
+                self.id = None;
+                let Payload::Meta(answer) = payload else {
+                    unreachable!("a name operation brings its answer")
+                };
+                Poll::Ready(answer)
+            }
+        }
+    }
+}
+
+impl Drop for MetaWait {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.core.0.drop_op(id, false);
+        }
+    }
+}
+
+/// See [`Core::sleep_ns`].
+pub struct Sleep {
+    core: Core,
+    deadline: u64,
+    id: Option<TimerId>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let core = self.core.clone();
+        match self.id {
+            None if core.now_ns() >= self.deadline => Poll::Ready(()),
+            None => {
+                let waker = cx.waker().clone();
+                self.id = Some(core.0.timers.borrow_mut().insert(self.deadline, waker));
+                Poll::Pending
+            }
+            Some(id) => {
+                if core.0.timers.borrow_mut().poll(id, cx.waker()) {
+                    Poll::Ready(())
+                } else {
+                    Poll::Pending
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.core.0.timers.borrow_mut().remove(id);
+        }
+    }
+}
+
+struct JoinState<T> {
+    result: Option<T>,
+    waker: Option<Waker>,
+}
+
+/// A started task: await it for its result. Dropping it lets the task run on.
+pub struct JoinHandle<T> {
+    core: Core,
+    id: TaskId,
+    state: Rc<RefCell<JoinState<T>>>,
+}
+
+impl<T> JoinHandle<T> {
+    /// Ends the task where it stands, unless it is the one running now.
+    pub fn cancel(self) {
+        let future = self.core.0.tasks.borrow_mut().remove(self.id);
+        drop(future);
+    }
+
+    /// The result, if the task has ended.
+    pub fn try_take(&self) -> Option<T> {
+        self.state.borrow_mut().result.take()
+    }
+}
+
+impl<T> Future for JoinHandle<T> {
+    type Output = T;
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let mut state = self.state.borrow_mut();
+        match state.result.take() {
+            Some(result) => Poll::Ready(result),
+            None => {
+                state.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}

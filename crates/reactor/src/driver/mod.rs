@@ -1,0 +1,205 @@
+//! The seam between a core's loop and the outside world.
+//!
+//! A [`Driver`] takes staged operations, submits them in one go, and hands back completions; it
+//! also owns the clock. Three exist: `uring` (io_uring), `epoll` (epoll and a few reading
+//! threads, for places that forbid io_uring) and `sim` (everything simulated, from one seed).
+//! A driver belongs to one core and is only called by it, never re-entered.
+//!
+//! Operations carry raw pointers. The loop's operation table owns what they point to until the
+//! driver has reported the operation's last completion; a driver must not touch the memory of an
+//! operation after that, and must report every operation exactly once (`more == false`).
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::file::SharedFile;
+use crate::remote::Shared;
+
+// mod epoll;
+pub(crate) mod host;
+pub(crate) mod uring;
+
+pub use uring::UringDriver;
+
+/// Names an operation: its slot in the core's operation table.
+pub type Token = u32;
+
+/// An operation on a descriptor, as a driver sees it. Lengths and offsets are in bytes.
+#[derive(Clone, Copy, Debug)]
+pub enum IoOp {
+    /// Read from a file at an offset; completes with the bytes read.
+    Read {
+        /// Descriptor.
+        fd: i32,
+        /// Where to.
+        ptr: *mut u8,
+        /// How many at most.
+        len: u32,
+        /// From where in the file.
+        offset: u64,
+    },
+    /// Receive from a stream socket; completes with the bytes received, 0 at its end.
+    Recv {
+        /// Descriptor.
+        fd: i32,
+        /// Where to.
+        ptr: *mut u8,
+        /// How many at most.
+        len: u32,
+    },
+    /// Send to a stream socket; completes with the bytes taken.
+    Send {
+        /// Descriptor.
+        fd: i32,
+        /// From where.
+        ptr: *const u8,
+        /// How many.
+        len: u32,
+    },
+    /// Send several pieces; completes with the bytes taken. `msg` points to a `msghdr`.
+    SendMsg {
+        /// Descriptor.
+        fd: i32,
+        /// The message header, owned by the operation table.
+        msg: *const libc::msghdr,
+    },
+    /// Accept a connection; completes with its descriptor.
+    Accept {
+        /// The listening socket.
+        fd: i32,
+    },
+    /// Wait until a descriptor is readable (or has failed).
+    PollIn {
+        /// Descriptor.
+        fd: i32,
+    },
+}
+
+/// An operation on names, which may block: a driver hands it to the helper pool or simulates it.
+#[derive(Clone, Debug)]
+pub enum MetaOp {
+    /// Open a file for reading; direct I/O where the file system can.
+    Open {
+        /// Which.
+        path: PathBuf,
+        /// Through the page cache instead of direct.
+        buffered: bool,
+    },
+    /// The entries of a directory.
+    List {
+        /// Which.
+        path: PathBuf,
+    },
+    /// The whole of a small file.
+    ReadSmall {
+        /// Which.
+        path: PathBuf,
+        /// A longer file is an error.
+        max: usize,
+    },
+    /// A shared lock on a file, refused when another process holds it exclusively.
+    LockShared {
+        /// Which.
+        path: PathBuf,
+    },
+}
+
+/// What a [`MetaOp`] answers.
+#[derive(Debug)]
+pub enum MetaOut {
+    /// To `Open`.
+    File(Arc<SharedFile>),
+    /// To `List`.
+    List(Vec<DirEntry>),
+    /// To `ReadSmall`.
+    Bytes(Vec<u8>),
+    /// To `LockShared`: held while the descriptor lives; `None` where nothing needs holding.
+    Lock(Option<std::os::fd::OwnedFd>),
+}
+
+/// One entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirEntry {
+    /// File name without the directory.
+    pub name: String,
+    /// Size in bytes.
+    pub size: u64,
+    /// Whether it is a directory.
+    pub is_dir: bool,
+}
+
+/// How long [`Driver::enter`] may wait for a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Submit and reap, do not wait.
+    No,
+    /// Until something completes, a wake-up arrives, or this many nanoseconds have passed.
+    Ns(u64),
+    /// Until something completes or a wake-up arrives.
+    Forever,
+}
+
+/// A finished step of an operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Completion {
+    /// Which operation.
+    pub token: Token,
+    /// As system calls return it: a count, a descriptor, or a negated error number.
+    pub result: i32,
+}
+
+/// See the module text.
+pub trait Driver {
+    /// Short name for `INFO` and logs.
+    fn name(&self) -> &'static str;
+
+    /// Takes an operation for the next `enter`. Never called with more operations unfinished
+    /// than `capacity()`.
+    fn stage(&mut self, token: Token, op: IoOp);
+
+    /// Starts an operation on names. The answer goes to `shared`'s inbox, or is kept and
+    /// delivered there by a later `enter`.
+    fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<Shared>);
+
+    /// Asks for an operation to end early; its completion still comes.
+    fn cancel(&mut self, token: Token);
+
+    /// Operations staged and not yet submitted.
+    fn staged(&self) -> usize;
+
+    /// Most operations that may be unfinished at once.
+    fn capacity(&self) -> usize;
+
+    /// Submits what is staged, waits as told, and appends what has completed. A wait should
+    /// gather `at_least` completions where that is cheap, and may return with fewer.
+    ///
+    /// # Errors
+    /// Only what makes the driver unusable.
+    fn enter(&mut self, wait: Wait, at_least: usize, done: &mut Vec<Completion>) -> io::Result<()>;
+
+    /// Whether `enter(Wait::No)` would find something. Memory reads only.
+    fn ready(&mut self) -> bool;
+
+    /// Monotonic nanoseconds.
+    fn now_ns(&mut self) -> u64;
+
+    /// Milliseconds since 1970.
+    fn unix_time_ms(&mut self) -> u64;
+}
+
+/// The host's monotonic clock.
+#[expect(clippy::disallowed_methods, reason = "the drivers are where the clock is read")]
+fn host_now_ns() -> u64 {
+    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    let start = START.get_or_init(std::time::Instant::now);
+    start.elapsed().as_nanos() as u64 + 1
+}
+
+/// The host's calendar clock.
+#[expect(clippy::disallowed_methods, reason = "the drivers are where the clock is read")]
+fn host_unix_time_ms() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis() as u64)
+}

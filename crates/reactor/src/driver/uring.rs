@@ -1,0 +1,253 @@
+//! The io_uring driver: one ring per core.
+//!
+//! Flags are tried from the full set down (an older kernel answers EINVAL), and the level that
+//! was reached is part of the driver's name. The completion queue is larger than the number of
+//! operations the core may have unfinished, so it cannot overflow. Under DEFER_TASKRUN
+//! completions appear only inside `enter`; `ready` looks at the flag that asks for that.
+
+use std::io;
+use std::sync::Arc;
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+use super::host::{self, Helpers};
+use super::{Completion, Driver, IoOp, MetaOp, Token, Wait};
+use crate::remote::{Remote, Shared};
+
+const SQ_ENTRIES: u32 = 256;
+const CQ_ENTRIES: u32 = 8192;
+/// Unfinished operations, below `CQ_ENTRIES` with room for cancels and wake-ups.
+const CAPACITY: usize = 6144;
+
+const EVENT: u64 = u64::MAX;
+const CANCEL: u64 = u64::MAX - 1;
+
+/// See the module text.
+pub struct UringDriver {
+    ring: IoUring,
+    name: &'static str,
+    helpers: Arc<Helpers>,
+    shared: Arc<Shared>,
+    staged: usize,
+    event_armed: bool,
+    /// Cancels that found no room; kept until they do.
+    cancels: Vec<Token>,
+}
+
+impl UringDriver {
+    /// Makes the ring. To be called on the thread that will use it.
+    ///
+    /// # Errors
+    /// `EPERM`, `ENOSYS` and the like where io_uring is forbidden or missing.
+    pub(crate) fn new(shared: &Arc<Shared>, helpers: &Arc<Helpers>) -> io::Result<UringDriver> {
+        let mut last = None;
+        for level in 0..3 {
+            let mut builder = IoUring::builder();
+            builder.setup_clamp().setup_cqsize(CQ_ENTRIES);
+            let name = match level {
+                0 => {
+                    builder
+                        .setup_single_issuer()
+                        .setup_defer_taskrun()
+                        .setup_taskrun_flag()
+                        .setup_submit_all();
+                    "io_uring (defer_taskrun)"
+                }
+                1 => {
+                    builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+                    "io_uring (coop_taskrun)"
+                }
+                _ => "io_uring (plain)",
+            };
+            match builder.build(SQ_ENTRIES) {
+                Ok(ring) => {
+                    if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
+                        return Err(io::Error::new(
+                            io::ErrorKind::Unsupported,
+                            "io_uring of this kernel is too old",
+                        ));
+                    }
+                    return Ok(UringDriver {
+                        ring,
+                        name,
+                        helpers: helpers.clone(),
+                        shared: shared.clone(),
+                        staged: 0,
+                        event_armed: false,
+                        cancels: Vec::new(),
+                    });
+                }
+                Err(e) if e.raw_os_error() == Some(libc::EINVAL) => last = Some(e),
+                Err(e) => return Err(e),
+            }
+        }
+        Err(last.unwrap_or_else(|| io::ErrorKind::Unsupported.into()))
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) {
+        loop {
+            // SAFETY: what the entry points to is owned by the core's operation table until the
+            // entry's completion has been reaped (see `driver`), or is static.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                self.staged += 1;
+                return;
+            }
+            self.submit_staged();
+        }
+    }
+
+    /// Hands staged entries to the kernel so that there is room for more.
+    fn submit_staged(&mut self) {
+        match self.ring.submit() {
+            Ok(taken) => self.staged -= taken.min(self.staged),
+            Err(e) if is_transient(&e) => {}
+            Err(e) => panic!("io_uring_enter refused to submit: {e}"),
+        }
+    }
+
+    fn arm(&mut self) {
+        if !self.event_armed {
+            self.event_armed = true;
+            let fd = types::Fd(self.shared.event_fd());
+            let entry =
+                opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build().user_data(EVENT);
+            self.push(&entry);
+        }
+        while let Some(token) = self.cancels.pop() {
+            let entry = opcode::AsyncCancel::new(u64::from(token)).build().user_data(CANCEL);
+            self.push(&entry);
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        let mut rung = false;
+        let mut lost_event = false;
+        for cqe in self.ring.completion() {
+            match cqe.user_data() {
+                EVENT => {
+                    rung = true;
+                    lost_event |= !io_uring::cqueue::more(cqe.flags());
+                }
+                CANCEL => {}
+                token => done.push(Completion { token: token as Token, result: cqe.result() }),
+            }
+        }
+        if rung {
+            self.shared.clear_event();
+        }
+        if lost_event {
+            self.event_armed = false;
+        }
+    }
+}
+
+/// Errors of `enter` after which reaping and trying again is right.
+fn is_transient(e: &io::Error) -> bool {
+    matches!(
+        e.raw_os_error(),
+        Some(libc::EBUSY | libc::EAGAIN | libc::EINTR | libc::ETIME | libc::ENOMEM)
+    )
+}
+
+impl Driver for UringDriver {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn stage(&mut self, token: Token, op: IoOp) {
+        let entry = match op {
+            IoOp::Read { fd, ptr, len, offset } => {
+                opcode::Read::new(types::Fd(fd), ptr, len).offset(offset).build()
+            }
+            IoOp::Recv { fd, ptr, len } => opcode::Recv::new(types::Fd(fd), ptr, len).build(),
+            IoOp::Send { fd, ptr, len } => {
+                opcode::Send::new(types::Fd(fd), ptr, len).flags(libc::MSG_NOSIGNAL).build()
+            }
+            IoOp::SendMsg { fd, msg } => {
+                opcode::SendMsg::new(types::Fd(fd), msg).flags(libc::MSG_NOSIGNAL as u32).build()
+            }
+            IoOp::Accept { fd } => {
+                opcode::Accept::new(types::Fd(fd), std::ptr::null_mut(), std::ptr::null_mut())
+                    .flags(libc::SOCK_CLOEXEC)
+                    .build()
+            }
+            IoOp::PollIn { fd } => opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).build(),
+        };
+        self.push(&entry.user_data(u64::from(token)));
+    }
+
+    fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<Shared>) {
+        let shared = shared.clone();
+        self.helpers.run(Box::new(move || shared.post(Remote::Meta(token, host::perform(op)))));
+    }
+
+    fn cancel(&mut self, token: Token) {
+        self.cancels.push(token);
+    }
+
+    fn staged(&self) -> usize {
+        self.staged + self.cancels.len()
+    }
+
+    fn capacity(&self) -> usize {
+        CAPACITY
+    }
+
+    fn enter(&mut self, wait: Wait, at_least: usize, done: &mut Vec<Completion>) -> io::Result<()> {
+        self.arm();
+        self.reap(done);
+        let wait = if done.is_empty() { wait } else { Wait::No };
+        let result = match wait {
+            Wait::No => {
+                // One call submits and runs what completed since: GETEVENTS without waiting.
+                // SAFETY: no signal mask and no argument structure are passed.
+                unsafe {
+                    self.ring.submitter().enter::<libc::sigset_t>(
+                        self.staged as u32,
+                        0,
+                        GETEVENTS,
+                        None,
+                    )
+                }
+            }
+            Wait::Forever => self.ring.submitter().submit_and_wait(at_least),
+            Wait::Ns(ns) => {
+                let timeout = types::Timespec::new()
+                    .sec(ns / 1_000_000_000)
+                    .nsec((ns % 1_000_000_000) as u32);
+                let args = types::SubmitArgs::new().timespec(&timeout);
+                self.ring.submitter().submit_with_args(at_least, &args)
+            }
+        };
+        match result {
+            Ok(taken) => self.staged -= taken.min(self.staged),
+            // ETIME: everything was taken before the wait began.
+            Err(e) if e.raw_os_error() == Some(libc::ETIME) => {
+                self.staged = self.ring.submission().len();
+            }
+            Err(e) if is_transient(&e) => self.staged = self.ring.submission().len(),
+            Err(e) => return Err(e),
+        }
+        self.reap(done);
+        Ok(())
+    }
+
+    fn ready(&mut self) -> bool {
+        let flagged = {
+            let sq = self.ring.submission();
+            sq.taskrun() || sq.cq_overflow()
+        };
+        flagged || !self.ring.completion().is_empty()
+    }
+
+    fn now_ns(&mut self) -> u64 {
+        super::host_now_ns()
+    }
+
+    fn unix_time_ms(&mut self) -> u64 {
+        super::host_unix_time_ms()
+    }
+}
+
+/// `IORING_ENTER_GETEVENTS`.
+const GETEVENTS: u32 = 1;

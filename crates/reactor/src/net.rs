@@ -1,0 +1,339 @@
+//! Stream sockets: listeners that every core opens for itself, and connections.
+//!
+//! Buffers go in by value and come back with the result. A receive that is dropped before it is
+//! done loses what it would have brought, so a connection that drops one must be closed.
+
+use std::future::Future;
+use std::io;
+use std::mem::size_of;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use crate::core::Core;
+use crate::driver::IoOp;
+use crate::file::io_result;
+use crate::op::{Hold, Message, OpId, Part, Payload};
+
+pub(crate) struct SocketInner {
+    fd: OwnedFd,
+    core: Core,
+}
+
+/// A connection of one core. Clones are the same connection, so that one task can read while
+/// another writes; it is closed with the last of them and the last operation.
+#[derive(Clone)]
+pub struct Socket(Rc<SocketInner>);
+
+/// A listening socket of one core.
+pub struct Listener {
+    socket: Rc<SocketInner>,
+}
+
+impl Listener {
+    /// Listens on `addr`. Every core listens for itself on the same address and the kernel
+    /// spreads the connections (`SO_REUSEPORT`).
+    ///
+    /// # Errors
+    /// `AddrInUse` when another process listens there; other errors as the system gives them.
+    pub(crate) fn bind(core: &Core, addr: SocketAddr, shared_port: bool) -> io::Result<Listener> {
+        let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        // SAFETY: takes no pointers.
+        let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+        if shared_port {
+            set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+        }
+        let (storage, len) = to_sockaddr(addr);
+        // SAFETY: `storage` is a live, initialised sockaddr of at least `len` bytes.
+        if unsafe { libc::bind(fd.as_raw_fd(), (&raw const storage).cast(), len) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: takes no pointers.
+        if unsafe { libc::listen(fd.as_raw_fd(), 1024) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Listener { socket: Rc::new(SocketInner { fd, core: core.clone() }) })
+    }
+
+    /// The address it listens on.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        address(&self.socket.fd, libc::getsockname)
+    }
+
+    /// Waits for a connection.
+    ///
+    /// # Errors
+    /// `EMFILE` and the like: the caller waits a little and tries again.
+    pub async fn accept(&self) -> io::Result<Socket> {
+        let core = self.socket.core.clone();
+        let op = IoOp::Accept { fd: self.socket.fd.as_raw_fd() };
+        let hold = Hold::Socket { _socket: self.socket.clone() };
+        let (result, _) = SocketOp::start(&core, op, Payload::None, hold).await;
+        let fd = io_result(result)? as i32;
+        // SAFETY: a successful accept returned a new descriptor that nobody else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        set_option(&fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1).ok();
+        Ok(Socket(Rc::new(SocketInner { fd, core })))
+    }
+}
+
+impl Socket {
+    /// Wraps a connected stream socket.
+    pub(crate) fn from_fd(core: &Core, fd: OwnedFd) -> Socket {
+        Socket(Rc::new(SocketInner { fd, core: core.clone() }))
+    }
+
+    /// The other side's address.
+    ///
+    /// # Errors
+    /// As the system gives them, once the connection is gone.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        address(&self.0.fd, libc::getpeername)
+    }
+
+    /// This side's address.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        address(&self.0.fd, libc::getsockname)
+    }
+
+    /// The descriptor's number, for lists and logs.
+    pub fn number(&self) -> i32 {
+        self.0.fd.as_raw_fd()
+    }
+
+    fn op(&self, op: IoOp, payload: Payload) -> SocketOp {
+        SocketOp::start(&self.0.core, op, payload, Hold::Socket { _socket: self.0.clone() })
+    }
+
+    /// Waits until there is something to receive (or the connection has ended), holding no
+    /// buffer: how an idle connection should wait.
+    pub async fn readable(&self) -> io::Result<()> {
+        let (result, _) = self.op(IoOp::PollIn { fd: self.number() }, Payload::None).await;
+        io_result(result).map(|_| ())
+    }
+
+    /// Receives up to `most` bytes behind what `buf` holds; suspends until something arrives.
+    /// 0 means the other side has ended.
+    pub async fn recv(&self, mut buf: Vec<u8>, most: usize) -> (io::Result<usize>, Vec<u8>) {
+        buf.reserve(most);
+        let spare = buf.spare_capacity_mut();
+        let op = IoOp::Recv {
+            fd: self.number(),
+            ptr: spare.as_mut_ptr().cast(),
+            len: most.min(i32::MAX as usize) as u32,
+        };
+        let (result, payload) = self.op(op, Payload::Bytes(buf)).await;
+        let Payload::Bytes(mut buf) = payload else { unreachable!("a receive owns its bytes") };
+        let result = io_result(result);
+        if let Ok(n) = result {
+            // SAFETY: the receive wrote `n <= most` bytes behind `buf.len()`, inside the
+            // capacity reserved above; the vector was owned by the operation meanwhile.
+            unsafe { buf.set_len(buf.len() + n) };
+        }
+        (result, buf)
+    }
+
+    /// Sends `buf` from `from` on, once; suspends until the socket takes something. Returns how
+    /// much was taken.
+    pub async fn send_some(&self, buf: Vec<u8>, from: usize) -> (io::Result<usize>, Vec<u8>) {
+        let rest = &buf[from..];
+        let op = IoOp::Send {
+            fd: self.number(),
+            ptr: rest.as_ptr(),
+            len: rest.len().min(i32::MAX as usize) as u32,
+        };
+        let (result, payload) = self.op(op, Payload::Bytes(buf)).await;
+        let Payload::Bytes(buf) = payload else { unreachable!("a send owns its bytes") };
+        (io_result(result), buf)
+    }
+
+    /// Sends all of `buf`; suspends while the socket is full. The buffer comes back for reuse.
+    pub async fn send(&self, mut buf: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
+        let mut sent = 0;
+        while sent < buf.len() {
+            let (result, back) = self.send_some(buf, sent).await;
+            buf = back;
+            match result {
+                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), buf),
+                Ok(n) => sent += n,
+                Err(error) => return (Err(error), buf),
+            }
+        }
+        (Ok(()), buf)
+    }
+
+    /// Sends all the pieces in order, shared ones without a copy; suspends while the socket is
+    /// full. The (emptied) vector comes back for reuse.
+    pub async fn send_parts(&self, mut parts: Vec<Part>) -> (io::Result<()>, Vec<Part>) {
+        let total: usize = parts.iter().map(Part::len).sum();
+        let mut sent = 0;
+        while sent < total {
+            let mut iov = Vec::with_capacity(parts.len().min(1024));
+            let mut skip = sent;
+            for part in &parts {
+                let bytes = part.as_slice();
+                if skip >= bytes.len() {
+                    skip -= bytes.len();
+                    continue;
+                }
+                let bytes = &bytes[skip..];
+                skip = 0;
+                iov.push(libc::iovec {
+                    iov_base: bytes.as_ptr().cast_mut().cast(),
+                    iov_len: bytes.len(),
+                });
+                if iov.len() == 1024 {
+                    break;
+                }
+            }
+            // SAFETY: `msghdr` is a plain C struct for which all zeroes is a valid value.
+            let header: libc::msghdr = unsafe { std::mem::zeroed() };
+            let mut message = Box::new(Message { parts, iov, header });
+            message.header.msg_iov = message.iov.as_mut_ptr();
+            message.header.msg_iovlen = message.iov.len();
+            let op = IoOp::SendMsg { fd: self.number(), msg: &raw const message.header };
+            let (result, payload) = self.op(op, Payload::Parts(message)).await;
+            let Payload::Parts(message) = payload else {
+                unreachable!("a vectored send owns its message")
+            };
+            parts = message.parts;
+            match io_result(result) {
+                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), parts),
+                Ok(n) => sent += n,
+                Err(error) => return (Err(error), parts),
+            }
+        }
+        parts.clear();
+        (Ok(()), parts)
+    }
+
+    /// Ends both directions now; operations under way complete with what they have.
+    pub fn shutdown(&self) {
+        // SAFETY: takes no pointers; the descriptor is owned by `self`.
+        unsafe { libc::shutdown(self.number(), libc::SHUT_RDWR) };
+    }
+}
+
+/// An operation on a socket; dropping it cancels.
+struct SocketOp {
+    core: Core,
+    id: Option<OpId>,
+}
+
+impl SocketOp {
+    fn start(core: &Core, op: IoOp, payload: Payload, hold: Hold) -> SocketOp {
+        SocketOp { core: core.clone(), id: Some(core.inner().start(op, payload, hold)) }
+    }
+}
+
+impl Future for SocketOp {
+    type Output = (i32, Payload);
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<(i32, Payload)> {
+        let id = self.id.expect("a finished operation is not polled again");
+        let done = self.core.inner().poll_op(id, cx);
+        if done.is_ready() {
+            self.id = None;
+        }
+        done
+    }
+}
+
+impl Drop for SocketOp {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.core.inner().drop_op(id, true);
+        }
+    }
+}
+
+/// Waits until a descriptor of the caller's is readable; used for signals.
+pub(crate) async fn readable(core: &Core, fd: &Rc<OwnedFd>) -> io::Result<()> {
+    let socket = Socket::from_fd(core, fd.try_clone()?);
+    socket.readable().await
+}
+
+fn set_option(fd: &OwnedFd, level: i32, name: i32, value: i32) -> io::Result<()> {
+    // SAFETY: passes a pointer to a live i32 and its size.
+    let done = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            (&raw const value).cast(),
+            size_of::<i32>() as libc::socklen_t,
+        )
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+pub(crate) fn to_sockaddr(addr: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
+    // SAFETY: a plain C struct for which all zeroes is a valid value.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let len = match addr {
+        SocketAddr::V4(v4) => {
+            let sin = libc::sockaddr_in {
+                sin_family: libc::AF_INET as u16,
+                sin_port: v4.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: `sockaddr_storage` is at least as large and aligned as `sockaddr_in`.
+            unsafe { (&raw mut storage).cast::<libc::sockaddr_in>().write(sin) };
+            size_of::<libc::sockaddr_in>()
+        }
+        SocketAddr::V6(v6) => {
+            let sin6 = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as u16,
+                sin6_port: v6.port().to_be(),
+                sin6_flowinfo: v6.flowinfo(),
+                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                sin6_scope_id: v6.scope_id(),
+            };
+            // SAFETY: as above, for `sockaddr_in6`.
+            unsafe { (&raw mut storage).cast::<libc::sockaddr_in6>().write(sin6) };
+            size_of::<libc::sockaddr_in6>()
+        }
+    };
+    (storage, len as libc::socklen_t)
+}
+
+type NameCall = unsafe extern "C" fn(i32, *mut libc::sockaddr, *mut libc::socklen_t) -> i32;
+
+fn address(fd: &OwnedFd, call: NameCall) -> io::Result<SocketAddr> {
+    // SAFETY: a plain C struct for which all zeroes is a valid value.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    // SAFETY: both pointers are to live variables, `len` tells the room.
+    if unsafe { call(fd.as_raw_fd(), (&raw mut storage).cast(), &raw mut len) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    match i32::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says that a `sockaddr_in` was written there.
+            let sin = unsafe { &*(&raw const storage).cast::<libc::sockaddr_in>() };
+            let ip = std::net::Ipv4Addr::from(sin.sin_addr.s_addr.to_ne_bytes());
+            Ok(SocketAddr::from((ip, u16::from_be(sin.sin_port))))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says that a `sockaddr_in6` was written there.
+            let sin6 = unsafe { &*(&raw const storage).cast::<libc::sockaddr_in6>() };
+            let ip = std::net::Ipv6Addr::from(sin6.sin6_addr.s6_addr);
+            Ok(SocketAddr::from((ip, u16::from_be(sin6.sin6_port))))
+        }
+        other => Err(io::Error::other(format!("address of family {other}"))),
+    }
+}

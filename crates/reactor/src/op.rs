@@ -1,0 +1,241 @@
+//! The operation table: what the kernel, or a simulated device, may still be using.
+//!
+//! A slot owns an operation's buffer and a hold on its descriptor from the moment it is started
+//! until its completion has been reaped. The future that waits for it keeps only the slot's
+//! number and generation. Dropping the future makes the slot an orphan: nothing is freed, the
+//! completion is still awaited, and what it brought (an accepted connection) is closed then.
+
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::rc::Rc;
+use std::task::Waker;
+
+use std::io;
+
+use crate::buf::{Buf, SharedBuf, Slice};
+use crate::driver::{MetaOut, Token};
+use crate::file::FileInner;
+use crate::net::SocketInner;
+
+/// What an operation owns while it runs.
+#[derive(Default)]
+pub(crate) enum Payload {
+    #[default]
+    None,
+    /// A file read's destination.
+    Buf(Buf),
+    /// A receive's destination, or a send's source.
+    Bytes(Vec<u8>),
+    /// A send of several pieces, with the header that points to them.
+    Parts(Box<Message>),
+    /// A name operation's answer.
+    Meta(io::Result<MetaOut>),
+}
+
+/// One piece of a vectored send.
+pub enum Part {
+    /// Bytes of its own.
+    Bytes(Vec<u8>),
+    /// A part of a shared buffer, sent without a copy.
+    Slice(Slice),
+}
+
+impl Part {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Part::Bytes(bytes) => bytes.len(),
+            Part::Slice(slice) => slice.len(),
+        }
+    }
+
+    /// Whether it holds no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        match self {
+            Part::Bytes(bytes) => bytes,
+            Part::Slice(slice) => slice,
+        }
+    }
+}
+
+/// A vectored send: pieces, the vector that names them, and the header that names the vector.
+/// Boxed, so that the header stays where the driver was told.
+pub(crate) struct Message {
+    pub parts: Vec<Part>,
+    pub iov: Vec<libc::iovec>,
+    pub header: libc::msghdr,
+}
+
+/// What must stay open while an operation runs.
+pub(crate) enum Hold {
+    None,
+    File { _file: Rc<FileInner> },
+    Socket { _socket: Rc<SocketInner> },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Free,
+    Running,
+    Orphan,
+    Done,
+}
+
+struct Slot {
+    generation: u32,
+    state: State,
+    accepts: bool,
+    disk: bool,
+    result: i32,
+    waker: Option<Waker>,
+    payload: Payload,
+    hold: Hold,
+}
+
+/// An operation's slot and generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OpId {
+    pub token: Token,
+    generation: u32,
+}
+
+#[derive(Default)]
+pub(crate) struct Ops {
+    slots: Vec<Slot>,
+    free: Vec<Token>,
+    /// Slots whose completion has not been reaped.
+    pub running: usize,
+    /// Those of them that go to a disk.
+    pub disk_running: usize,
+}
+
+impl Ops {
+    pub fn insert(&mut self, payload: Payload, hold: Hold, accepts: bool) -> OpId {
+        let token = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot {
+                generation: 0,
+                state: State::Free,
+                accepts: false,
+                disk: false,
+                result: 0,
+                waker: None,
+                payload: Payload::None,
+                hold: Hold::None,
+            });
+            (self.slots.len() - 1) as Token
+        });
+        let slot = &mut self.slots[token as usize];
+        slot.state = State::Running;
+        slot.accepts = accepts;
+        slot.disk = matches!(hold, Hold::File { .. });
+        slot.payload = payload;
+        slot.hold = hold;
+        self.running += 1;
+        self.disk_running += usize::from(slot.disk);
+        OpId { token, generation: slot.generation }
+    }
+
+    /// Notes a completion and returns the waker to call. A token nobody waits for is ignored.
+    pub fn complete(&mut self, token: Token, result: i32) -> Option<Waker> {
+        let slot = self.slots.get_mut(token as usize)?;
+        match slot.state {
+            State::Running => {
+                slot.state = State::Done;
+                slot.result = result;
+                slot.hold = Hold::None;
+                self.running -= 1;
+                self.disk_running -= usize::from(slot.disk);
+                slot.waker.take()
+            }
+            State::Orphan => {
+                if slot.accepts && result >= 0 {
+                    // SAFETY: a successful accept returned a new descriptor; the future that
+                    // would have owned it is gone, so this is its only owner.
+                    drop(unsafe { OwnedFd::from_raw_fd(result) });
+                }
+                self.running -= 1;
+                self.disk_running -= usize::from(slot.disk);
+                self.release(token);
+                None
+            }
+            State::Free | State::Done => None,
+        }
+    }
+
+    pub fn complete_meta(&mut self, token: Token, answer: io::Result<MetaOut>) -> Option<Waker> {
+        if let Some(slot) = self.slots.get_mut(token as usize)
+            && slot.state == State::Running
+        {
+            slot.payload = Payload::Meta(answer);
+        }
+        self.complete(token, 0)
+    }
+
+    /// The result and the payload once the operation is done.
+    pub fn take_done(&mut self, id: OpId, waker: &Waker) -> Option<(i32, Payload)> {
+        let slot = &mut self.slots[id.token as usize];
+        debug_assert_eq!(slot.generation, id.generation);
+        if slot.state != State::Done {
+            match &slot.waker {
+                Some(known) if known.will_wake(waker) => {}
+                _ => slot.waker = Some(waker.clone()),
+            }
+            return None;
+        }
+        let result = slot.result;
+        let payload = std::mem::take(&mut slot.payload);
+        self.release(id.token);
+        Some((result, payload))
+    }
+
+    /// The future is gone. True when the operation still runs and may be cancelled.
+    pub fn orphan(&mut self, id: OpId) -> bool {
+        let slot = &mut self.slots[id.token as usize];
+        if slot.generation != id.generation {
+            return false;
+        }
+        match slot.state {
+            State::Running => {
+                slot.state = State::Orphan;
+                slot.waker = None;
+                true
+            }
+            State::Done => {
+                if slot.accepts && slot.result >= 0 {
+                    // SAFETY: as in `complete`.
+                    drop(unsafe { OwnedFd::from_raw_fd(slot.result) });
+                }
+                self.release(id.token);
+                false
+            }
+            State::Free | State::Orphan => false,
+        }
+    }
+
+    /// Tokens of everything that still runs.
+    pub fn unfinished(&self) -> Vec<Token> {
+        (0..self.slots.len() as Token)
+            .filter(|&t| matches!(self.slots[t as usize].state, State::Running | State::Orphan))
+            .collect()
+    }
+
+    fn release(&mut self, token: Token) {
+        let slot = &mut self.slots[token as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.state = State::Free;
+        slot.waker = None;
+        slot.payload = Payload::None;
+        slot.hold = Hold::None;
+        self.free.push(token);
+    }
+}
+
+impl From<SharedBuf> for Part {
+    fn from(buf: SharedBuf) -> Part {
+        let len = buf.len();
+        Part::Slice(Slice::new(buf, 0..len))
+    }
+}

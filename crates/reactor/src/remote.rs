@@ -1,0 +1,113 @@
+//! What other threads may touch of a core: its inbox, its sleep flag and its wake-up descriptor.
+//!
+//! A foreign thread posts a [`Remote`] and, if the core sleeps, writes its eventfd once. Cores
+//! of one runtime talk through their rings (`mesh`) instead and use only the wake-up from here.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Weak};
+
+use crate::driver::{MetaOut, Token};
+use crate::mailbox::{Mailbox, Owner, PostError, mailbox};
+use crate::sleep::SleepFlag;
+use crate::task::TaskId;
+
+/// A message for a core.
+pub enum Remote {
+    /// Make a task ready.
+    Wake(TaskId),
+    /// A name operation has its answer.
+    Meta(Token, io::Result<MetaOut>),
+}
+
+/// Most messages that may wait in a core's inbox. Every one of them stands for an operation or a
+/// task of that core, both of which are bounded below this.
+const INBOX: usize = 1 << 21;
+
+/// The part of a core that other threads hold.
+pub struct Shared {
+    inbox: Mailbox<Remote>,
+    sleep: SleepFlag,
+    event: OwnedFd,
+}
+
+impl Shared {
+    /// # Errors
+    /// When the process has no descriptor left.
+    pub(crate) fn new() -> io::Result<(Arc<Shared>, Inbox)> {
+        // SAFETY: eventfd takes no pointers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call above returned a new descriptor that nobody else owns.
+        let event = unsafe { OwnedFd::from_raw_fd(fd) };
+        let (inbox, owner) = mailbox(INBOX);
+        Ok((Arc::new(Shared { inbox, sleep: SleepFlag::new(), event }), owner))
+    }
+
+    /// Puts a message into the core's inbox and wakes the core if it sleeps.
+    pub fn post(&self, message: Remote) {
+        match self.inbox.post(message) {
+            // Scheduled or not, the core looks into its inbox in every turn and before it sleeps.
+            Ok(_) => self.wake_if_asleep(),
+            // The core has ended; nobody waits for this any more.
+            Err(PostError::Closed(_)) => {}
+            // Cannot be: see INBOX. Losing a wake-up would hang a task, so stop loudly.
+            Err(PostError::Full(_)) => panic!("a core's inbox is full: {INBOX} messages"),
+        }
+    }
+
+    /// Wakes the core if it sleeps. To be called after whatever it shall see was published.
+    pub fn wake_if_asleep(&self) {
+        if self.sleep.must_wake() {
+            let one = 1u64.to_ne_bytes();
+            // SAFETY: writes 8 bytes from a live array to a descriptor that `self` owns.
+            // The only failure is a counter at its limit, and then the core is awake anyway.
+            unsafe { libc::write(self.event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        }
+    }
+
+    /// The descriptor that becomes readable on a wake-up.
+    pub fn event_fd(&self) -> i32 {
+        self.event.as_raw_fd()
+    }
+
+    /// Takes the wake-up back after it was seen.
+    pub fn clear_event(&self) {
+        let mut count = [0u8; 8];
+        // SAFETY: reads 8 bytes into a live array from a descriptor that `self` owns.
+        unsafe { libc::read(self.event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+    }
+
+    pub(crate) fn sleep(&self) -> &SleepFlag {
+        &self.sleep
+    }
+}
+
+/// The core's own end of its inbox.
+pub(crate) type Inbox = Owner<Remote>;
+
+/// All living cores of the process by their number, so that a waker, which is only a number,
+/// finds its core from any thread. Off the fast path: a waker used on its own core does not come
+/// here.
+#[expect(clippy::disallowed_types, reason = "start, stop and foreign wake-ups only")]
+static REGISTRY: std::sync::Mutex<BTreeMap<u32, Weak<Shared>>> =
+    std::sync::Mutex::new(BTreeMap::new());
+
+static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
+
+/// Gives a core a number that no other core of this process has had within the last million.
+pub(crate) fn register(shared: &Arc<Shared>) -> u32 {
+    let uid = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) & crate::task::UID_MASK;
+    let mut cores = REGISTRY.lock().unwrap_or_else(|e| e.into_inner());
+    cores.retain(|_, core| core.strong_count() > 0);
+    cores.insert(uid, Arc::downgrade(shared));
+    uid
+}
+
+/// The core with that number, if it lives.
+pub(crate) fn find(uid: u32) -> Option<Arc<Shared>> {
+    REGISTRY.lock().unwrap_or_else(|e| e.into_inner()).get(&uid).and_then(Weak::upgrade)
+}

@@ -1,0 +1,257 @@
+//! Starting and stopping cores.
+//!
+//! A [`Runtime`] runs one thread per core, each pinned to its processor, each with its own
+//! driver. The caller's function makes every core's main task; when that ends the core shuts
+//! down: tasks are dropped, operations cancelled and reaped, and only then its memory freed. If
+//! the driver does not give everything back in time, the memory is leaked on purpose: the kernel
+//! may still write to it.
+
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use crate::core::{Core, CoreConfig};
+use crate::driver::host::Helpers;
+use crate::driver::{Driver, UringDriver};
+use crate::idle::PollMode;
+use crate::mesh::Mesh;
+use crate::remote::Shared;
+use crate::task::Class;
+
+/// Which driver the cores use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum DriverKind {
+    /// io_uring where the system allows it, else epoll, said once in the log.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    Uring,
+    /// epoll and reading threads.
+    Epoll,
+}
+
+impl std::str::FromStr for DriverKind {
+    type Err = String;
+    fn from_str(text: &str) -> Result<DriverKind, String> {
+        match text {
+            "auto" => Ok(DriverKind::Auto),
+            "io_uring" | "uring" => Ok(DriverKind::Uring),
+            "epoll" => Ok(DriverKind::Epoll),
+            _ => Err(format!("'{text}' is none of auto, io_uring, epoll")),
+        }
+    }
+}
+
+/// How to run cores.
+#[derive(Clone, Debug)]
+pub struct RuntimeConfig {
+    /// Processors to run on, one core each.
+    pub processors: Vec<usize>,
+    /// Buffer memory of each core in bytes.
+    pub memory: usize,
+    /// Disk reads in flight per core; more wait in the core.
+    pub disk_depth: usize,
+    /// How cores wait.
+    pub poll: PollMode,
+    /// Which driver.
+    pub driver: DriverKind,
+}
+
+impl Default for RuntimeConfig {
+    fn default() -> Self {
+        RuntimeConfig {
+            processors: processors(),
+            memory: 256 << 20,
+            disk_depth: 256,
+            poll: PollMode::default(),
+            driver: DriverKind::default(),
+        }
+    }
+}
+
+/// The processors this process may use, in order.
+pub fn processors() -> Vec<usize> {
+    // SAFETY: a plain C struct for which all zeroes is a valid value.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is live and its size is given.
+    let done = unsafe { libc::sched_getaffinity(0, std::mem::size_of_val(&set), &raw mut set) };
+    if done != 0 {
+        return vec![0];
+    }
+    (0..libc::CPU_SETSIZE as usize)
+        // SAFETY: the index is below CPU_SETSIZE.
+        .filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) })
+        .collect()
+}
+
+fn pin(cpu: usize) {
+    // SAFETY: a plain C struct for which all zeroes is a valid value.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    if cpu >= libc::CPU_SETSIZE as usize {
+        return;
+    }
+    // SAFETY: the index is below CPU_SETSIZE; the set is live and its size is given.
+    let done = unsafe {
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, std::mem::size_of_val(&set), &raw const set)
+    };
+    if done != 0 {
+        tracing::warn!("cannot pin a core to processor {cpu}: {}", io::Error::last_os_error());
+    }
+}
+
+/// How long a stopping core waits for its operations.
+const PATIENCE_NS: u64 = 5_000_000_000;
+
+/// Runs `main` on every core and returns what each returned, by core.
+///
+/// # Errors
+/// When threads or drivers cannot be made; then no `main` has run.
+///
+/// # Panics
+/// When a core panicked.
+#[expect(clippy::disallowed_methods, reason = "the reactor is where threads are started")]
+pub fn run<F, Fut, T>(config: &RuntimeConfig, main: F) -> io::Result<Vec<T>>
+where
+    F: Fn(Core) -> Fut + Clone + Send + 'static,
+    Fut: Future<Output = T> + 'static,
+    T: Send + 'static,
+{
+    let n = config.processors.len();
+    if n == 0 {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "no processor to run on"));
+    }
+    let helpers = Arc::new(Helpers::start(2)?);
+    let parts: Vec<_> = (0..n).map(|_| Shared::new()).collect::<io::Result<Vec<_>>>()?;
+    let shared: Vec<_> = parts.iter().map(|(shared, _)| shared.clone()).collect();
+    let meshes = Mesh::connect(&shared);
+    let driver_kind = choose(config.driver)?;
+    let mut threads = Vec::new();
+    for (id, ((shared, inbox), mesh)) in parts.into_iter().zip(meshes).enumerate() {
+        let cpu = config.processors[id];
+        let main = main.clone();
+        let helpers = helpers.clone();
+        let config = config.clone();
+        let thread = std::thread::Builder::new().name(format!("millrace-core{id}")).spawn(
+            move || -> io::Result<T> {
+                pin(cpu);
+                let driver: Box<dyn Driver> = match driver_kind {
+                    DriverKind::Epoll => return Err(io::ErrorKind::Unsupported.into()),
+                    _ => Box::new(UringDriver::new(&shared, &helpers)?),
+                };
+                let core_config = CoreConfig {
+                    id,
+                    cores: config.processors.len(),
+                    memory: config.memory,
+                    disk_depth: config.disk_depth,
+                    poll: config.poll,
+                    seed: host_seed(id),
+                };
+                let core = Core::new(core_config, shared, inbox, driver, mesh);
+                let result = block_on(&core, main(core.clone()));
+                if !core.shut_down(PATIENCE_NS) {
+                    tracing::error!("core {id}: operations still run at the end; leaking memory");
+                    std::mem::forget(core);
+                }
+                Ok(result)
+            },
+        )?;
+        threads.push(thread);
+    }
+    let results: Vec<_> = threads
+        .into_iter()
+        .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        .collect();
+    results.into_iter().collect()
+}
+
+/// Runs turns until the future is done.
+pub(crate) fn block_on<T: 'static>(core: &Core, future: impl Future<Output = T> + 'static) -> T {
+    let handle = core.spawn(Class::Foreground, future);
+    let mut handle = pin!(handle);
+    loop {
+        // The handle is looked at after every turn, so its waker has nothing to do.
+        if let Poll::Ready(result) =
+            handle.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop()))
+        {
+            return result;
+        }
+        core.turn(true);
+    }
+}
+
+/// Finds out which driver works here.
+fn choose(kind: DriverKind) -> io::Result<DriverKind> {
+    if kind == DriverKind::Epoll {
+        return Ok(kind);
+    }
+    match io_uring::IoUring::new(4) {
+        Ok(_) => Ok(DriverKind::Uring),
+        Err(e) if kind == DriverKind::Uring => {
+            Err(io::Error::new(e.kind(), format!("io_uring is not available: {e}")))
+        }
+        Err(e) => {
+            tracing::warn!(
+                "io_uring is not available here ({e}); serving through epoll and reading threads, \
+                 which costs more processor time per read"
+            );
+            Ok(DriverKind::Epoll)
+        }
+    }
+}
+
+fn host_seed(id: usize) -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
+    hasher.write_usize(id);
+    hasher.finish()
+}
+
+/// Waits for one of the signals that ask a process to stop, and tells which. Blocks them for the
+/// calling thread, so call [`block_signals`] before any thread is started.
+///
+/// # Errors
+/// When the process has no descriptor left.
+pub async fn stop_signal(core: &Core) -> io::Result<i32> {
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    let set = stop_signals();
+    // SAFETY: `set` is live; -1 asks for a new descriptor.
+    let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    let fd = std::rc::Rc::new(unsafe { OwnedFd::from_raw_fd(fd) });
+    loop {
+        crate::net::readable(core, &fd).await?;
+        // SAFETY: a plain C struct for which all zeroes is a valid value.
+        let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
+        // SAFETY: reads at most the size of `info` into it.
+        let n = unsafe {
+            libc::read(fd.as_raw_fd(), (&raw mut info).cast(), std::mem::size_of_val(&info))
+        };
+        if n == std::mem::size_of_val(&info) as isize {
+            return Ok(info.ssi_signo as i32);
+        }
+    }
+}
+
+fn stop_signals() -> libc::sigset_t {
+    // SAFETY: `sigset_t` is plain data, and sigemptyset initialises it before it is read.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGTERM);
+        libc::sigaddset(&raw mut set, libc::SIGINT);
+        set
+    }
+}
+
+/// Blocks the signals that [`stop_signal`] waits for, in this thread and those it starts later.
+pub fn block_signals() {
+    let set = stop_signals();
+    // SAFETY: `set` is live and initialised; no old mask is asked for.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+}

@@ -1,0 +1,233 @@
+//! Tasks: `!Send` futures in a slab, one ready queue per class, and wakers that are numbers.
+//!
+//! A waker is a core's number, a task's slot and the slot's generation packed into one word, so
+//! cloning it costs nothing and dropping it nothing. Waking on the task's own core pushes its
+//! slot on the ready queue of its class; from elsewhere it goes through the core's inbox. A stale
+//! waker meets another generation and does nothing.
+//!
+//! A task stands in its ready queue at most once (`queued`). While it is polled its future is
+//! outside of the slab, so that it may spawn, wake and cancel tasks, itself included.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{RawWaker, RawWakerVTable, Waker};
+
+use crate::core::Inner;
+use crate::remote::{self, Remote};
+
+const INDEX_BITS: u32 = 22;
+const GEN_BITS: u32 = 22;
+const UID_BITS: u32 = 20;
+const _: () = assert!(INDEX_BITS + GEN_BITS + UID_BITS == 64 && usize::BITS == 64);
+pub(crate) const UID_MASK: u32 = (1 << UID_BITS) - 1;
+const GEN_MASK: u32 = (1 << GEN_BITS) - 1;
+
+/// Most tasks a core can hold.
+pub const TASKS_MAX: usize = 1 << 20;
+
+/// What a task is for: decides when it runs and how much of a turn it may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    /// Shutdown, administration: always first, must be tiny.
+    Control,
+    /// What a user waits for.
+    Foreground,
+    /// Flush, compaction, checks: together at most 100 µs of a turn while others wait.
+    Background,
+    /// Export, migration: after everything else.
+    Bulk,
+}
+
+pub(crate) const CLASSES: usize = 4;
+
+/// A task's slot and generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+pub(crate) type BoxFuture = Pin<Box<dyn Future<Output = ()>>>;
+
+struct Task {
+    generation: u32,
+    class: Class,
+    live: bool,
+    queued: bool,
+    future: Option<BoxFuture>,
+}
+
+#[derive(Default)]
+pub(crate) struct Tasks {
+    slots: Vec<Task>,
+    free: Vec<u32>,
+    ready: [VecDeque<u32>; CLASSES],
+    live: usize,
+}
+
+impl Tasks {
+    /// # Panics
+    /// When the core already holds `TASKS_MAX` tasks: callers bound what they spawn.
+    pub fn insert(&mut self, class: Class, future: BoxFuture) -> TaskId {
+        assert!(self.live < TASKS_MAX, "a core holds {TASKS_MAX} tasks");
+        self.live += 1;
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => {
+                self.slots.push(Task {
+                    generation: 0,
+                    class,
+                    live: false,
+                    queued: false,
+                    future: None,
+                });
+                (self.slots.len() - 1) as u32
+            }
+        };
+        let task = &mut self.slots[index as usize];
+        task.class = class;
+        task.live = true;
+        task.queued = true;
+        task.future = Some(future);
+        let generation = task.generation;
+        self.ready[class as usize].push_back(index);
+        TaskId { index, generation }
+    }
+
+    pub fn wake(&mut self, id: TaskId) {
+        if let Some(task) = self.slots.get_mut(id.index as usize)
+            && task.live
+            && task.generation == id.generation
+            && !task.queued
+        {
+            task.queued = true;
+            self.ready[task.class as usize].push_back(id.index);
+        }
+    }
+
+    /// The next ready task of a class, with its future taken out for polling.
+    pub fn take_ready(&mut self, class: usize) -> Option<(TaskId, BoxFuture)> {
+        while let Some(index) = self.ready[class].pop_front() {
+            let task = &mut self.slots[index as usize];
+            task.queued = false;
+            if task.live
+                && let Some(future) = task.future.take()
+            {
+                return Some((TaskId { index, generation: task.generation }, future));
+            }
+        }
+        None
+    }
+
+    /// Puts a pending future back; gives it back if the task was cancelled meanwhile.
+    pub fn put_back(&mut self, id: TaskId, future: BoxFuture) -> Option<BoxFuture> {
+        let task = &mut self.slots[id.index as usize];
+        if task.live && task.generation == id.generation {
+            task.future = Some(future);
+            None
+        } else {
+            Some(future)
+        }
+    }
+
+    /// Ends a task; its future, if it is not being polled, comes back to be dropped by the
+    /// caller once nothing is borrowed.
+    pub fn remove(&mut self, id: TaskId) -> Option<BoxFuture> {
+        let task = self.slots.get_mut(id.index as usize)?;
+        if !task.live || task.generation != id.generation {
+            return None;
+        }
+        task.live = false;
+        task.generation = (task.generation + 1) & GEN_MASK;
+        let future = task.future.take();
+        if !task.queued {
+            self.free.push(id.index);
+        } else {
+            // Still in a ready queue: take it out, so that the slot may be used again.
+            self.ready[task.class as usize].retain(|&index| index != id.index);
+            task.queued = false;
+            self.free.push(id.index);
+        }
+        self.live -= 1;
+        future
+    }
+
+    pub fn ready(&self, class: usize) -> usize {
+        self.ready[class].len()
+    }
+
+    pub fn any_ready(&self) -> bool {
+        self.ready.iter().any(|queue| !queue.is_empty())
+    }
+
+    pub fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Ends all tasks; their futures come back to be dropped.
+    pub fn clear(&mut self) -> Vec<BoxFuture> {
+        let ids: Vec<TaskId> = (0..self.slots.len())
+            .filter(|&i| self.slots[i].live)
+            .map(|i| TaskId { index: i as u32, generation: self.slots[i].generation })
+            .collect();
+        ids.into_iter().filter_map(|id| self.remove(id)).collect()
+    }
+}
+
+thread_local! {
+    /// The core whose turn this thread is running, or null.
+    static CURRENT: Cell<*const Inner> = const { Cell::new(std::ptr::null()) };
+}
+
+/// Marks a core as the one whose turn this thread runs, until dropped.
+pub(crate) struct Entered<'a> {
+    before: *const Inner,
+    _core: &'a Inner,
+}
+
+pub(crate) fn enter(core: &Inner) -> Entered<'_> {
+    Entered { before: CURRENT.replace(core), _core: core }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        CURRENT.set(self.before);
+    }
+}
+
+pub(crate) fn waker(uid: u32, id: TaskId) -> Waker {
+    let packed = (u64::from(uid) << (INDEX_BITS + GEN_BITS))
+        | (u64::from(id.generation) << INDEX_BITS)
+        | u64::from(id.index);
+    let data = std::ptr::without_provenance(packed as usize);
+    // SAFETY: the vtable's functions treat the pointer as a number only, so any copy may be
+    // used from any thread at any time, and there is nothing to release.
+    unsafe { Waker::from_raw(RawWaker::new(data, &VTABLE)) }
+}
+
+static VTABLE: RawWakerVTable =
+    RawWakerVTable::new(|data| RawWaker::new(data, &VTABLE), wake, wake, |_| {});
+
+fn wake(data: *const ()) {
+    let packed = data.addr() as u64;
+    let uid = (packed >> (INDEX_BITS + GEN_BITS)) as u32;
+    let id = TaskId {
+        index: packed as u32 & ((1 << INDEX_BITS) - 1),
+        generation: (packed >> INDEX_BITS) as u32 & GEN_MASK,
+    };
+    let current = CURRENT.get();
+    if !current.is_null() {
+        // SAFETY: `CURRENT` is set by `enter` from a reference that outlives the `Entered`
+        // guard, and cleared when that guard drops, on this same thread.
+        let core = unsafe { &*current };
+        if core.uid == uid {
+            core.tasks.borrow_mut().wake(id);
+            return;
+        }
+    }
+    if let Some(shared) = remote::find(uid) {
+        shared.post(Remote::Wake(id));
+    }
+}
