@@ -1,0 +1,103 @@
+//! Reading a range of bytes: aligned outwards for the device, cut back for the caller.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use reactor::{Buf, File, ReadAt, Slice};
+
+/// A device that answers short is asked again for the whole, this many times in all.
+const TRIES: u32 = 4;
+
+/// A read under way; resolves to exactly the bytes asked for.
+pub struct Reading {
+    file: File,
+    read: ReadAt,
+    /// Aligned offset, and where in the aligned range the caller's bytes are.
+    offset: u64,
+    start: usize,
+    len: usize,
+    tries: u32,
+}
+
+/// The aligned range around `len` bytes at `offset`: its offset and length, and where in it the
+/// bytes are. Offsets and lengths in bytes.
+fn aligned(file: &File, offset: u64, len: usize) -> (u64, usize, usize) {
+    let align = file.alignment() as u64;
+    let from = offset & !(align - 1);
+    let start = (offset - from) as usize;
+    let whole = (start + len).next_multiple_of(align as usize);
+    (from, whole, start)
+}
+
+/// Bytes that a read of `len` bytes at `offset` asks of the device.
+fn checked_end(offset: u64, len: usize) -> io::Result<()> {
+    match offset.checked_add(len as u64) {
+        Some(end) if end <= i64::MAX as u64 && len <= reactor::BUF_MAX / 2 => Ok(()),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("a read of {len} bytes at {offset}"),
+        )),
+    }
+}
+
+/// Starts to read `len` bytes at `offset` if there is memory for it now, so that several reads
+/// can run before the first is awaited.
+///
+/// # Errors
+/// A range that no file has.
+pub fn start_read(file: &File, offset: u64, len: usize) -> io::Result<Option<Reading>> {
+    checked_end(offset, len)?;
+    let (from, whole, start) = aligned(file, offset, len);
+    Ok(file.core().alloc(whole).map(|buf| begin(file, from, start, len, buf)))
+}
+
+fn begin(file: &File, offset: u64, start: usize, len: usize, buf: Buf) -> Reading {
+    let mut read = file.read_at(offset, buf);
+    read.start();
+    Reading { file: file.clone(), read, offset, start, len, tries: 1 }
+}
+
+/// Reads `len` bytes at `offset`; suspends for memory and for the device.
+///
+/// # Errors
+/// `UnexpectedEof` when the file ends before, `OutOfMemory` when the core's budget could never
+/// hold the bytes; the device's own errors.
+pub async fn read(file: &File, offset: u64, len: usize) -> io::Result<Slice> {
+    checked_end(offset, len)?;
+    let (from, whole, start) = aligned(file, offset, len);
+    let buf = file.core().alloc_wait(whole).await?;
+    begin(file, from, start, len, buf).await
+}
+
+impl Future for Reading {
+    type Output = io::Result<Slice>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        loop {
+            let (result, buf) = match Pin::new(&mut self.read).poll(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(done) => done,
+            };
+            let n = match result {
+                Ok(n) => n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted && self.tries < TRIES => 0,
+                Err(e) => return Poll::Ready(Err(e)),
+            };
+            let need = self.start + self.len;
+            if n >= need {
+                return Poll::Ready(Ok(Slice::new(buf.share(), self.start..need)));
+            }
+            if self.tries == TRIES || self.offset + n as u64 >= self.file.size() {
+                return Poll::Ready(Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    format!("{n} of {need} bytes at offset {}", self.offset),
+                )));
+            }
+            self.tries += 1;
+            let offset = self.offset;
+            self.read = self.file.read_at(offset, buf);
+        }
+    }
+}
