@@ -439,8 +439,15 @@ impl Core {
         .unwrap_or_else(|_| unreachable!("a call's answer has the type its caller expects"))
     }
 
-    /// Runs one turn. `Some(ns)` limits an idle wait; see [`Wait`].
+    /// Runs one turn.
     pub(crate) fn turn(&self, may_wait: bool) {
+        let wait = self.work(may_wait);
+        self.finish(wait);
+    }
+
+    /// The first half of a turn, up to where the core submits, and how it then wants to wait.
+    /// The simulator lets other cores run before a core that waits gets its second half.
+    pub(crate) fn work(&self, may_wait: bool) -> Wait {
         let _entered = task::enter(&self.0);
         let mut worked = self.take_messages();
         let inner = &*self.0;
@@ -450,9 +457,13 @@ impl Core {
         inner.mesh.borrow_mut().publish();
         inner.drain_backlog();
         inner.stats.turns.add(1);
+        if worked || !may_wait || inner.work_pending() { Wait::No } else { inner.idle_wait() }
+    }
 
-        let wait =
-            if worked || !may_wait || inner.work_pending() { Wait::No } else { inner.idle_wait() };
+    /// The second half: submits, waits, reaps, and fires timers.
+    pub(crate) fn finish(&self, wait: Wait) {
+        let _entered = task::enter(&self.0);
+        let inner = &*self.0;
         let must_enter = {
             let mut driver = inner.driver.borrow_mut();
             wait != Wait::No || driver.staged() > 0 || driver.ready()
@@ -545,42 +556,57 @@ impl Core {
     /// Ends every task and waits, at most `patience_ns`, until the driver is done with every
     /// buffer. True when it is.
     pub(crate) fn shut_down(&self, patience_ns: u64) -> bool {
-        let inner = &*self.0;
-        {
-            let _entered = task::enter(inner);
-            // Futures may start or drop tasks and operations while they are dropped.
-            loop {
-                let futures = inner.tasks.borrow_mut().clear();
-                if futures.is_empty() {
-                    break;
-                }
-                drop(futures);
-            }
-            drop(inner.pollers.take());
-        }
-        let give_up = inner.driver.borrow_mut().now_ns().saturating_add(patience_ns);
-        let mut cancelled = false;
-        loop {
-            let unfinished = inner.ops.borrow().unfinished();
-            if unfinished.is_empty() {
-                return true;
-            }
-            if !cancelled {
-                cancelled = true;
-                for token in unfinished {
-                    if inner.backlog.borrow_mut().remove(token) {
-                        inner.ops.borrow_mut().complete(token, -libc::ECANCELED);
-                    } else {
-                        inner.driver.borrow_mut().cancel(token);
-                    }
-                }
-            }
-            if inner.driver.borrow_mut().now_ns() >= give_up {
+        let give_up = self.stop(patience_ns);
+        while !self.drained() {
+            if self.now_exact_ns() >= give_up {
                 return false;
             }
-            let _entered = task::enter(inner);
-            inner.enter(Wait::Ns(10_000_000));
+            self.drain(Wait::Ns(DRAIN_NS));
+        }
+        true
+    }
+
+    /// Ends every task and asks every operation to end. Returns when patience is over.
+    pub(crate) fn stop(&self, patience_ns: u64) -> u64 {
+        let inner = &*self.0;
+        self.end_tasks();
+        let _entered = task::enter(inner);
+        drop(inner.pollers.take());
+        let unfinished = inner.ops.borrow().unfinished();
+        for token in unfinished {
+            if inner.backlog.borrow_mut().remove(token) {
+                inner.ops.borrow_mut().complete(token, -libc::ECANCELED);
+            } else {
+                inner.driver.borrow_mut().cancel(token);
+            }
+        }
+        self.now_exact_ns().saturating_add(patience_ns)
+    }
+
+    /// Whether the driver is done with every buffer.
+    pub(crate) fn drained(&self) -> bool {
+        self.0.ops.borrow().running == 0
+    }
+
+    /// One step of waiting for that. What messages of other cores start meanwhile ends at once.
+    pub(crate) fn drain(&self, wait: Wait) {
+        {
+            let _entered = task::enter(&self.0);
+            self.0.enter(wait);
             self.take_messages();
+        }
+        self.end_tasks();
+    }
+
+    fn end_tasks(&self) {
+        let _entered = task::enter(&self.0);
+        // Futures may start or drop tasks and operations while they are dropped.
+        loop {
+            let futures = self.0.tasks.borrow_mut().clear();
+            if futures.is_empty() {
+                break;
+            }
+            drop(futures);
         }
     }
 }
@@ -626,7 +652,7 @@ impl Inner {
 
     /// How many completions a wait should gather: several when many disk reads and nothing else
     /// are in flight, because each return to user space costs more than the reads wait.
-    fn gather(&self, wait: Wait) -> usize {
+    pub(crate) fn gather(&self, wait: Wait) -> usize {
         let ops = self.ops.borrow();
         match wait {
             Wait::Ns(ns) if ns <= GATHER_NS && ops.disk_running > 32 => 8,
@@ -785,6 +811,9 @@ impl Inner {
         }
     }
 }
+
+/// Longest wait of a stopping core before it looks around.
+pub(crate) const DRAIN_NS: u64 = 10_000_000;
 
 /// Longest wait for several completions at once.
 const GATHER_NS: u64 = 200_000;
