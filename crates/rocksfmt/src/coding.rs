@@ -259,10 +259,7 @@ mod tests {
     #[test]
     fn a_varint_that_does_not_fit_or_does_not_end_is_refused() {
         assert_eq!(varint32_at(&[0xff, 0xff, 0xff, 0xff, 0x1f], 0), None);
-        assert_eq!(
-            varint32_at(&[0xff, 0xff, 0xff, 0xff, 0x0f], 0),
-            Some((u32::MAX, 5))
-        );
+        assert_eq!(varint32_at(&[0xff, 0xff, 0xff, 0xff, 0x0f], 0), Some((u32::MAX, 5)));
         assert_eq!(varint32_at(&[0x80; 9], 0), None);
         assert_eq!(varint64_at(&[0xff; 20], 0), None);
         assert_eq!(varint64_at(&[0x80], 0), None);
@@ -275,13 +272,8 @@ mod tests {
 
     #[test]
     fn a_string_longer_than_the_input_names_its_field() {
-        let e = Decoder::new(&[5, b'a'])
-            .lps("column family name")
-            .unwrap_err();
-        assert_eq!(
-            e.to_string(),
-            "corruption: column family name needs 5 bytes, 1 left"
-        );
+        let e = Decoder::new(&[5, b'a']).lps("column family name").unwrap_err();
+        assert_eq!(e.to_string(), "corruption: column family name needs 5 bytes, 1 left");
     }
 
     #[test]

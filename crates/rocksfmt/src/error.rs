@@ -47,11 +47,7 @@ impl Error {
     #[cold]
     #[inline(never)]
     pub fn new(kind: Kind, what: impl Into<Cow<'static, str>>) -> Error {
-        Error(Box::new(Inner {
-            kind,
-            what: what.into(),
-            places: Vec::new(),
-        }))
+        Error(Box::new(Inner { kind, what: what.into(), places: Vec::new() }))
     }
 
     /// Shorthand for [`Kind::Corruption`].

@@ -13,9 +13,34 @@
 
 #![forbid(unsafe_code)]
 
+mod batch;
+mod block;
+mod checksum;
 mod coding;
+mod compress;
 mod crc;
+mod cursor;
+mod edit;
 mod error;
+mod file_meta;
+mod filter;
+mod footer;
+mod index;
+mod key;
+mod levels;
+mod log;
+mod log_physical;
+mod log_scan;
+mod log_zstd;
+mod manifest;
+mod metaindex;
+mod names;
+mod options_file;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+mod properties;
+mod search;
+mod xxph3;
 
 pub use coding::{
     Decoder, fixed32_at, fixed64_at, hash32, put_lps, put_svarint, put_varint, unzigzag,
@@ -23,3 +48,23 @@ pub use coding::{
 };
 pub use crc::{crc32c, crc32c_append, mask_crc, unmask_crc};
 pub use error::{Error, Kind, Result};
+pub use batch::{BATCH_HEADER_BYTES, BatchOps, Marker, Op, WriteBatch};
+pub use edit::{BlobGarbage, EditKind, LEVELS_MAX, VersionEdit, WalAddition};
+pub use file_meta::{BlobFileMeta, FileMeta};
+pub use log::{
+    LOG_BLOCK_BYTES, LOG_RECORD_BYTES_MAX, LogEnd, LogKind, LogReader, LogRecord, PredecessorWal,
+};
+pub use log_scan::{DamageScan, LaterRecord};
+pub use manifest::{ColumnFamily, ManifestReplay, ManifestState};
+pub use names::{FileName, parse_current};
+pub use options_file::{OPTIONS_BYTES_MAX, OptionsFile};
+pub use block::{BlockCursor, BlockLayout, Lookup, point_lookup};
+pub use checksum::{BLOCK_TRAILER_BYTES, BlockCheck, ChecksumType, compression_byte};
+pub use compress::{Compression, Decompressor, Dictionary};
+pub use filter::{AlwaysMatch, BloomBuilder, FilterKey, FilterLayout};
+pub use footer::{BlockHandle, FOOTER_BYTES, Footer};
+pub use index::{IndexCursor, IndexFormat, IndexLayout, IndexType, index_lookup};
+pub use key::{Comparator, InternalKey, KEY_TRAILER_BYTES, SEEK_TYPE, SENTINEL_PACKED, SEQUENCE_MAX, ValueType, compare_bytes, pack, put_internal_key, set_seek_key, unpack, value_type};
+pub use metaindex::{FilterHandle, Metaindex};
+pub use properties::Properties;
+pub use xxph3::xxph3;
