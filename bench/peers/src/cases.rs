@@ -1,0 +1,178 @@
+//! `db_bench`'s read cases, one loop each. A loop runs until its meter says that the time is over.
+
+use rocksdb::{DB, DBRawIterator, ReadOptions};
+
+use crate::database::Database;
+use crate::keys::{KEY_LEN, Random, key};
+use crate::measure::Meter;
+
+/// Keys read between two looks at the clock in the scans, where a look would cost more than a step.
+const SCAN_RUN: u64 = 256;
+
+/// One case with its parameters.
+#[derive(Clone, Copy)]
+pub enum Case {
+    /// One get of a random key.
+    Get,
+    /// One MultiGet of `batch` random keys.
+    MultiGet {
+        /// Keys in a batch.
+        batch: usize,
+    },
+    /// One seek to a random key and `nexts` steps.
+    Seek {
+        /// Steps after the seek.
+        nexts: usize,
+        /// Step backwards.
+        reverse: bool,
+    },
+    /// Everything in order.
+    Scan {
+        /// From the end to the start.
+        reverse: bool,
+    },
+}
+
+/// Runs `case` on one thread until the meter ends it.
+pub fn run(
+    case: Case,
+    database: &Database,
+    keys: u64,
+    readahead: usize,
+    seed: u64,
+    meter: &mut Meter,
+) -> Result<(), String> {
+    let db = &database.db;
+    let mut random = Random::new(seed);
+    match case {
+        Case::Get => get(db, keys, &mut random, meter),
+        Case::MultiGet { batch } => multi_get(db, keys, batch, &mut random, meter),
+        Case::Seek { nexts, reverse } => {
+            seek(db, keys, nexts, reverse, readahead, &mut random, meter)
+        }
+        Case::Scan { reverse } => scan(db, reverse, readahead, meter),
+    }
+}
+
+/// Reads the first `keys` keys once in order, so that their blocks are in the cache.
+pub fn warm_up(db: &DB, keys: u64) -> Result<(), String> {
+    let mut iter = db.raw_iterator_opt(read_options(0));
+    iter.seek_to_first();
+    let mut read = 0;
+    while iter.valid() && read < keys {
+        iter.next();
+        read += 1;
+    }
+    iter.status().map_err(|error| error.to_string())
+}
+
+fn read_options(readahead: usize) -> ReadOptions {
+    let mut options = ReadOptions::default();
+    options.set_verify_checksums(true);
+    if readahead > 0 {
+        options.set_readahead_size(readahead);
+    }
+    options
+}
+
+fn get(db: &DB, keys: u64, random: &mut Random, meter: &mut Meter) -> Result<(), String> {
+    let options = read_options(0);
+    loop {
+        let value = db
+            .get_pinned_opt(key(random.below(keys)), &options)
+            .map_err(|error| error.to_string())?;
+        if !meter.count(1, u64::from(value.is_some())) {
+            return Ok(());
+        }
+    }
+}
+
+fn multi_get(
+    db: &DB,
+    keys: u64,
+    batch: usize,
+    random: &mut Random,
+    meter: &mut Meter,
+) -> Result<(), String> {
+    let options = read_options(0);
+    let family = db.cf_handle("default").ok_or("the default column family is not there")?;
+    let mut wanted = vec![[0_u8; KEY_LEN]; batch];
+    loop {
+        wanted.iter_mut().for_each(|slot| *slot = key(random.below(keys)));
+        let mut found = 0;
+        for value in db.batched_multi_get_cf_opt(family, &wanted, false, &options) {
+            found += u64::from(value.map_err(|error| error.to_string())?.is_some());
+        }
+        if !meter.count(batch as u64, found) {
+            return Ok(());
+        }
+    }
+}
+
+fn seek(
+    db: &DB,
+    keys: u64,
+    nexts: usize,
+    reverse: bool,
+    readahead: usize,
+    random: &mut Random,
+    meter: &mut Meter,
+) -> Result<(), String> {
+    let mut bytes = 0;
+    loop {
+        let target = key(random.below(keys));
+        let mut iter = db.raw_iterator_opt(read_options(readahead));
+        iter.seek(target);
+        let found = u64::from(iter.key() == Some(&target[..]));
+        for _ in 0..nexts {
+            if !iter.valid() {
+                break;
+            }
+            bytes += touch(&iter);
+            if reverse { iter.prev() } else { iter.next() }
+        }
+        iter.status().map_err(|error| error.to_string())?;
+        drop(iter);
+        if !meter.count(1, found) {
+            std::hint::black_box(bytes);
+            return Ok(());
+        }
+    }
+}
+
+fn scan(db: &DB, reverse: bool, readahead: usize, meter: &mut Meter) -> Result<(), String> {
+    let mut bytes = 0;
+    loop {
+        let mut iter = db.raw_iterator_opt(read_options(readahead));
+        if reverse {
+            iter.seek_to_last()
+        } else {
+            iter.seek_to_first()
+        }
+        loop {
+            let mut read = 0;
+            while read < SCAN_RUN && iter.valid() {
+                bytes += touch(&iter);
+                if reverse {
+                    iter.prev()
+                } else {
+                    iter.next()
+                }
+                read += 1;
+            }
+            iter.status().map_err(|error| error.to_string())?;
+            if !meter.count_run(read, read, read) {
+                std::hint::black_box(bytes);
+                return Ok(());
+            }
+            if read < SCAN_RUN {
+                break;
+            }
+        }
+    }
+}
+
+/// Looks at key and value, as db_bench counts their bytes.
+fn touch(iter: &DBRawIterator<'_>) -> usize {
+    iter.item().map_or(0, |(key, value)| key.len() + value.len())
+}

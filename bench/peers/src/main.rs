@@ -1,0 +1,202 @@
+//! `millrace-peers`: RocksDB's newest release, measured on the same database and the same cases as Millrace.
+//!
+//! Debian's `db_bench` is built with assertions on, which is no fair opponent where the processor decides. This
+//! program links the crate `rocksdb` as a release build for this machine and repeats `db_bench`'s read cases.
+//!
+//! Flow: flags ([`Flags`]) -> one read-only [`rocksdb::DB`] ([`database`]) -> warm up when there is a cache ->
+//! one [`cases`] loop per thread inside one measured window ([`measure`]) -> one JSON object on stdout.
+//!
+//! Invariants: the database is opened read-only and without its lock; nothing but the case runs inside the window.
+#![forbid(unsafe_code)]
+
+mod cases;
+mod database;
+mod keys;
+mod measure;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use serde_json::json;
+
+use cases::Case;
+use database::CacheKind;
+
+/// The command line.
+#[derive(Parser)]
+#[command(version, about)]
+struct Flags {
+    #[command(subcommand)]
+    case: CaseFlags,
+}
+
+/// What every case takes.
+#[derive(Args, Clone)]
+struct Common {
+    /// The database's directory; opened read-only.
+    #[arg(long)]
+    data: PathBuf,
+    /// Keys in the database, numbered from 0 as db_bench does.
+    #[arg(long)]
+    keys: u64,
+    /// How long to measure.
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+    /// Size of the block cache; 0 runs without one. With a cache the keys are read once before measuring.
+    #[arg(long, default_value_t = 0)]
+    cache_bytes: usize,
+    /// Which of RocksDB's block caches.
+    #[arg(long, value_enum, default_value_t = CacheKind::Lru)]
+    cache: CacheKind,
+    /// Read through the kernel's page cache instead of with O_DIRECT.
+    #[arg(long)]
+    buffered: bool,
+    /// Threads, each with its own random numbers.
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Seed of the first thread's random numbers.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// RocksDB's read-ahead for iterators in bytes; 0 leaves it to RocksDB.
+    #[arg(long, default_value_t = 0)]
+    readahead: usize,
+}
+
+/// The cases, named as db_bench names them.
+#[derive(Subcommand, Clone)]
+enum CaseFlags {
+    /// Get random keys.
+    Readrandom {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// MultiGet batches of random keys; operations are keys, latencies are of whole batches.
+    Multireadrandom {
+        #[command(flatten)]
+        common: Common,
+        /// Keys in a batch.
+        #[arg(long, default_value_t = 64)]
+        batch: usize,
+    },
+    /// Seek to a random key with a new iterator, then step.
+    Seekrandom {
+        #[command(flatten)]
+        common: Common,
+        /// Steps after the seek.
+        #[arg(long, default_value_t = 50)]
+        nexts: usize,
+        /// Step backwards.
+        #[arg(long)]
+        reverse: bool,
+    },
+    /// Read everything forwards, from the start again when the end is reached.
+    Readseq {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Read everything backwards, from the end again when the start is reached.
+    Readreverse {
+        #[command(flatten)]
+        common: Common,
+    },
+}
+
+impl CaseFlags {
+    fn split(self) -> (&'static str, Case, Common) {
+        match self {
+            CaseFlags::Readrandom { common } => ("readrandom", Case::Get, common),
+            CaseFlags::Multireadrandom { common, batch } => {
+                ("multireadrandom", Case::MultiGet { batch }, common)
+            }
+            CaseFlags::Seekrandom { common, nexts, reverse } => {
+                ("seekrandom", Case::Seek { nexts, reverse }, common)
+            }
+            CaseFlags::Readseq { common } => ("readseq", Case::Scan { reverse: false }, common),
+            CaseFlags::Readreverse { common } => {
+                ("readreverse", Case::Scan { reverse: true }, common)
+            }
+        }
+    }
+}
+
+/// RocksDB's version as pinned by the lock file: `0.19.0+11.8.1` is 11.8.1.
+fn rocksdb_version() -> &'static str {
+    let lock = include_str!("../Cargo.lock");
+    lock.split("name = \"librocksdb-sys\"")
+        .nth(1)
+        .and_then(|rest| rest.split('"').nth(1))
+        .and_then(|version| version.split('+').nth(1))
+        .unwrap_or("unknown")
+}
+
+fn run(flags: CaseFlags) -> Result<serde_json::Value, String> {
+    let (name, case, common) = flags.split();
+    if common.keys == 0 || common.threads == 0 || common.seconds.is_nan() || common.seconds <= 0.0 {
+        return Err("--keys, --threads and --seconds must be above 0".to_owned());
+    }
+    let database = database::open(&common.data, common.cache_bytes, common.cache, common.buffered)?;
+    if common.cache_bytes > 0 {
+        cases::warm_up(&database.db, common.keys)?;
+    }
+    let length = Duration::from_secs_f64(common.seconds);
+    let outcome = measure::window(common.threads, length, |thread, meter| {
+        cases::run(
+            case,
+            &database,
+            common.keys,
+            common.readahead,
+            common.seed + thread as u64,
+            meter,
+        )
+    })?;
+    let latency = &outcome.latency;
+    let us = |quantile| latency.value_at_quantile(quantile) as f64 / 1000.0;
+    Ok(json!({
+        "case": name,
+        "ops_per_second": outcome.operations as f64 / outcome.elapsed.as_secs_f64(),
+        "operations": outcome.operations,
+        "found": outcome.found,
+        "p50_us": us(0.5),
+        "p99_us": us(0.99),
+        "p999_us": us(0.999),
+        "cpu_us_per_op": outcome.cpu.as_secs_f64() * 1e6 / outcome.operations.max(1) as f64,
+        "seconds": outcome.elapsed.as_secs_f64(),
+        "cache_used_bytes": database.cache.as_ref().map_or(0, rocksdb::Cache::get_usage),
+        "rocksdb": rocksdb_version(),
+        "flags": {
+            "data": common.data, "keys": common.keys, "threads": common.threads, "cache_bytes": common.cache_bytes,
+            "cache": common.cache.name(), "direct": !common.buffered,
+            "verify_checksums": true, "readahead": common.readahead, "seed": common.seed,
+            "batch": match case { Case::MultiGet { batch } => Some(batch), _ => None },
+            "nexts": match case { Case::Seek { nexts, .. } => Some(nexts), _ => None },
+            "reverse": match case { Case::Seek { reverse, .. } | Case::Scan { reverse } => Some(reverse), _ => None },
+        },
+    }))
+}
+
+fn main() -> ExitCode {
+    match run(Flags::parse().case) {
+        Ok(result) => {
+            println!("{result}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("millrace-peers: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rocksdb_version;
+
+    #[test]
+    fn the_version_of_rocksdb_comes_from_the_lock_file() {
+        let version = rocksdb_version();
+        assert!(version.split('.').count() == 3, "{version}");
+        assert!(version.split('.').all(|part| part.parse::<u32>().is_ok()), "{version}");
+    }
+}

@@ -1,0 +1,107 @@
+//! The measured window: threads that start together, a deadline, latencies, and the processor time they took.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
+
+/// What one window gave, over all its threads.
+pub struct Outcome {
+    /// Operations done.
+    pub operations: u64,
+    /// Keys found.
+    pub found: u64,
+    /// Wall-clock time from the common start to the last thread's end.
+    pub elapsed: Duration,
+    /// User and system time of the whole process in the window.
+    pub cpu: Duration,
+    /// Latencies in nanoseconds.
+    pub latency: Histogram<u64>,
+}
+
+/// One thread's counters. One clock reading an operation: an operation starts where the last one ended.
+pub struct Meter {
+    deadline: Instant,
+    last: Instant,
+    operations: u64,
+    found: u64,
+    latency: Histogram<u64>,
+}
+
+impl Meter {
+    /// Counts one call that did `operations` operations and found `found` keys; false when the time is over.
+    pub fn count(&mut self, operations: u64, found: u64) -> bool {
+        self.count_run(operations, found, 1)
+    }
+
+    /// As [`Meter::count`], for a call that was `parts` equal steps: each is given the mean latency.
+    pub fn count_run(&mut self, operations: u64, found: u64, parts: u64) -> bool {
+        let now = Instant::now();
+        let nanos = (now - self.last).as_nanos() as u64;
+        self.latency.saturating_record_n(nanos / parts.max(1), parts.max(1));
+        self.last = now;
+        self.operations += operations;
+        self.found += found;
+        now < self.deadline
+    }
+}
+
+/// Runs `work` on every thread for `length` and sums up. `work` ends when its meter says so.
+pub fn window<W>(threads: usize, length: Duration, work: W) -> Result<Outcome, String>
+where
+    W: Fn(usize, &mut Meter) -> Result<(), String> + Sync,
+{
+    let gate = Barrier::new(threads + 1);
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads)
+            .map(|thread| {
+                let (gate, work) = (&gate, &work);
+                scope.spawn(move || {
+                    let latency = histogram()?;
+                    gate.wait();
+                    let start = Instant::now();
+                    let mut meter = Meter {
+                        deadline: start + length,
+                        last: start,
+                        operations: 0,
+                        found: 0,
+                        latency,
+                    };
+                    work(thread, &mut meter).map(|()| meter)
+                })
+            })
+            .collect();
+        gate.wait();
+        let (start, cpu) = (Instant::now(), cpu_time()?);
+        let mut total = Outcome {
+            operations: 0,
+            found: 0,
+            elapsed: Duration::ZERO,
+            cpu: Duration::ZERO,
+            latency: histogram()?,
+        };
+        for handle in handles {
+            let meter = handle.join().map_err(|_| "a worker panicked".to_owned())??;
+            total.operations += meter.operations;
+            total.found += meter.found;
+            total.latency.add(&meter.latency).map_err(|error| error.to_string())?;
+        }
+        total.elapsed = start.elapsed();
+        total.cpu = cpu_time()?.saturating_sub(cpu);
+        Ok(total)
+    })
+}
+
+/// One nanosecond to a minute in three digits.
+fn histogram() -> Result<Histogram<u64>, String> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(|error| error.to_string())
+}
+
+/// User and system time of this process until now.
+fn cpu_time() -> Result<Duration, String> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).map_err(|error| error.to_string())?;
+    let time = |t: TimeVal| Duration::new(t.tv_sec() as u64, t.tv_usec() as u32 * 1000);
+    Ok(time(usage.user_time()) + time(usage.system_time()))
+}
