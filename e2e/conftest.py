@@ -1,0 +1,72 @@
+"""What the tests share: the binary, the databases that RocksDB made, and nodes over them."""
+
+import concurrent.futures
+import pathlib
+import shutil
+import tempfile
+
+import databases
+import millrace
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="the longer forms: more seeds, more bits flipped")
+
+
+@pytest.fixture(scope="session")
+def long(request):
+    """Whether the longer forms are wanted."""
+    return request.config.getoption("--long")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def binary():
+    """The release binary, built before."""
+    if not millrace.BINARY.exists():
+        pytest.exit(f"{millrace.BINARY} is missing: cargo build --release -p millrace-cli", returncode=1)
+    return millrace.BINARY
+
+
+class Workshop:
+    """Makes the databases, ahead of the tests that read them, and keeps each until the session is over."""
+
+    def __init__(self, root, names):
+        self.root = root
+        self.pool = concurrent.futures.ThreadPoolExecutor(1)
+        self.jobs = {name: self.pool.submit(databases.build, name, root / name) for name in names}
+
+    def directory(self, name):
+        """The directory of a finished database: `db` and `expected` are in it."""
+        if name not in self.jobs:
+            self.jobs[name] = self.pool.submit(databases.build, name, self.root / name)
+        self.jobs[name].result()
+        return self.root / name
+
+
+@pytest.fixture(scope="session")
+def workshop(request):
+    """The databases; those that the chosen tests are about are begun at once."""
+    # On a disk: what reads with O_DIRECT should find what O_DIRECT finds there.
+    root = pathlib.Path(tempfile.mkdtemp(prefix="millrace-e2e-"))
+    names = {}
+    for item in request.session.items:
+        name = getattr(item, "callspec", None) and item.callspec.params.get("made")
+        if name:
+            names[name] = None
+    shop = Workshop(root, names)
+    yield shop
+    shop.pool.shutdown(cancel_futures=True)
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def own_copy(workshop, tmp_path):
+    """Copies a database, for a test that changes it."""
+
+    def copy(name):
+        target = tmp_path / name
+        shutil.copytree(workshop.directory(name) / "db", target)
+        return target
+
+    return copy

@@ -1,0 +1,146 @@
+"""Running the `millrace` binary: one command, or a node that serves until the test is over."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import time
+
+import resp
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+BINARY = pathlib.Path(os.environ.get("MILLRACE", TARGET / "release" / "millrace"))
+
+
+def command(*arguments, timeout=60, text=True, **kwargs):
+    """Runs `millrace ARGUMENTS...` to its end."""
+    return subprocess.run(
+        [str(BINARY), *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        timeout=timeout,
+        text=text,
+        **kwargs,
+    )
+
+
+def succeed(*arguments, **kwargs):
+    """Runs a command that must succeed, and gives its output."""
+    done = command(*arguments, **kwargs)
+    assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stderr}"
+    return done.stdout
+
+
+def fail(*arguments, **kwargs):
+    """Runs a command that must fail, and gives what it says. A crash is no failure but a bug."""
+    done = command(*arguments, **kwargs)
+    said = done.stdout + done.stderr
+    assert done.returncode > 0, f"{arguments}: {done.returncode}\n{said[-2000:]}"
+    assert done.returncode < 100 and "panicked" not in said, f"{arguments}: {done.returncode}\n{said[-2000:]}"
+    return done.stderr
+
+
+def said_json(*arguments, **kwargs):
+    """The one JSON value that a command prints."""
+    return json.loads(succeed(*arguments, "--json", **kwargs))
+
+
+def scan(data, *arguments):
+    """(key, value) as `kv scan --hex` prints them."""
+    return pairs_of(succeed("kv", "scan", "--hex", "--data", data, *arguments))
+
+
+def pairs_of(output):
+    """(key, value) of lines KEYHEX VALUEHEX."""
+    pairs = []
+    for line in output.splitlines():
+        key, value = line.split(" ")
+        pairs.append((bytes.fromhex(key), bytes.fromhex(value)))
+    return pairs
+
+
+def free_port():
+    """A port of 127.0.0.1 that nobody has at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """A process that listens on 127.0.0.1:`port`; used with `with`, and ended by its pid."""
+
+    def __init__(self, arguments, port, log):
+        self.port = port
+        self.log = pathlib.Path(log)
+        with open(self.log, "wb") as out:
+            self.process = subprocess.Popen([str(a) for a in arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+
+    def __enter__(self):
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"it ended with {self.process.returncode}: {self.said()}")
+            try:
+                with self.connect() as client:
+                    if client.call("PING") == b"PONG":
+                        return self
+            except OSError:
+                time.sleep(0.01)
+        self.stop()
+        raise AssertionError(f"not ready after 20 s: {self.said()}")
+
+    def __exit__(self, *_):
+        if self.stop() == "killed":
+            raise AssertionError(f"it did not end within 10 s of SIGTERM: {self.said()}")
+
+    def connect(self, timeout=20):
+        """A new connection."""
+        return resp.Connection(self.port, timeout)
+
+    def said(self):
+        """What it printed until now."""
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def alive(self):
+        """Whether the process still runs."""
+        return self.process.poll() is None
+
+    def rss(self):
+        """Its resident memory in bytes."""
+        for line in pathlib.Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError(f"no VmRSS: {self.said()}")
+
+    def stop(self):
+        """SIGTERM, and SIGKILL if that is not enough."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                return "killed"
+        return self.process.returncode
+
+
+def node(data, log, *arguments):
+    """`millrace serve` over `data` on a free port."""
+    port = free_port()
+    flags = list(arguments)
+    if "--cores" not in flags:
+        flags += ["--cores", "1"]
+    if "--memory" not in flags:
+        flags += ["--memory", "256M"]
+    return Server([BINARY, "serve", "--data", data, "--read-only", "--listen", f"127.0.0.1:{port}", *flags], port, log)
+
+
+def redis_server(directory, log):
+    """Redis itself on a free port, without persistence."""
+    port = free_port()
+    flags = ["--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", directory]
+    return Server(["redis-server", *flags], port, log)

@@ -1,0 +1,187 @@
+"""The `millrace` command: its outputs, its exit codes, and errors that help."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+
+import databases
+import millrace
+import pytest
+
+
+@pytest.fixture(scope="module")
+def data(workshop):
+    return workshop.directory("ldb-put") / "db"
+
+
+def test_get_prints_the_value(data):
+    assert millrace.succeed("kv", "get", "hello", "--data", data) == "world\n"
+    assert millrace.succeed("kv", "get", "--hex", b"hello".hex(), "--data", data).strip() == b"world".hex()
+
+
+def test_get_of_a_missing_key_has_an_exit_code_of_its_own(data):
+    missing = millrace.command("kv", "get", "missing", "--data", data)
+    assert missing.returncode > 0 and missing.stdout == ""
+    assert missing.returncode != millrace.command("kv", "get", "hello", "--data", "/nonexistent").returncode or "missing" in missing.stderr
+
+
+def test_scan_has_bounds_a_direction_and_a_limit(data):
+    rows = millrace.scan(data)
+    keys = [key for key, _ in rows]
+    assert keys == sorted(keys) and b"fruit:apple" in keys
+    apple, hello = b"fruit:apple".hex(), b"hello".hex()
+    assert [key for key, _ in millrace.scan(data, "--from", apple, "--to", hello)] == [b"fruit:apple"]
+    assert millrace.scan(data, "--reverse", "--limit", 2) == rows[::-1][:2]
+    assert millrace.scan(data, "--from", hello) == [row for row in rows if row[0] >= b"hello"]
+    assert millrace.scan(data, "--limit", 0) == []
+    assert "hello" in millrace.succeed("kv", "scan", "--data", data)
+
+
+def test_the_same_from_a_running_node(data, tmp_path):
+    with millrace.node(data, tmp_path / "log") as node:
+        at = ["--connect", f"127.0.0.1:{node.port}"]
+        assert millrace.succeed("kv", "get", "hello", *at) == "world\n"
+        assert millrace.command("kv", "get", "missing", *at).returncode > 0
+        for flags in ([], ["--reverse"], ["--limit", "2"], ["--from", b"fruit:b".hex()]):
+            assert millrace.succeed("kv", "scan", "--hex", *flags, *at) == millrace.succeed("kv", "scan", "--hex", *flags, "--data", data)
+        assert millrace.succeed("kv", "stat", *at)
+
+
+def test_stat_tells_what_is_there(workshop):
+    directory = workshop.directory("rocksdict-column-families") / "db"
+    said = millrace.succeed("kv", "stat", "--data", directory)
+    for word in ("default", "blobs", "reverse", "rocksdb.ReverseBytewiseComparator"):
+        assert word in said, said
+    assert "dropped" not in said
+    assert re.search("(?i)sequence", said) and re.search("(?i)level", said)
+
+
+def test_json_is_json(data, tmp_path):
+    assert millrace.said_json("kv", "get", "hello", "--data", data)
+    assert millrace.said_json("kv", "stat", "--data", data)
+    assert millrace.said_json("kv", "check", "--data", data)
+    lines = millrace.succeed("kv", "scan", "--json", "--data", data).splitlines()
+    try:
+        rows = [json.loads(line) for line in lines]
+    except ValueError:
+        rows = json.loads("\n".join(lines))
+    rows = rows[0] if len(rows) == 1 and isinstance(rows[0], list) else rows
+    assert len(rows) == len(millrace.scan(data))
+
+
+def test_check_says_how_much_it_read(data):
+    done = millrace.command("kv", "check", "--data", data)
+    assert done.returncode == 0 and done.stdout + done.stderr
+
+
+def test_an_unknown_column_family_is_named(data):
+    said = millrace.fail("kv", "scan", "--data", data, "--column-family", "nonesuch")
+    assert "nonesuch" in said
+
+
+@pytest.mark.parametrize("command", [["kv", "scan"], ["kv", "stat"], ["kv", "check"], ["kv", "get", "x"], ["serve", "--read-only"], ["bench", "readrandom", "--seconds", "1"]])
+def test_no_database_here_is_said_with_the_directory(command, tmp_path):
+    for directory in (tmp_path, tmp_path / "nothing"):
+        said = millrace.fail(*command, "--data", directory)
+        assert str(directory) in said, said
+        assert list(tmp_path.iterdir()) == [], "nothing is made there"
+
+
+def test_a_file_instead_of_a_directory(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("no database")
+    assert str(file) in millrace.fail("kv", "stat", "--data", file)
+
+
+def test_a_port_that_is_taken_is_named(data):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = millrace.fail("serve", "--data", data, "--read-only", "--listen", f"127.0.0.1:{port}")
+    assert str(port) in said and re.search("(?i)in use", said), said
+
+
+def test_a_port_that_another_node_has_is_named(data, tmp_path):
+    with millrace.node(data, tmp_path / "log") as node:
+        said = millrace.fail("serve", "--data", data, "--read-only", "--listen", f"127.0.0.1:{node.port}")
+        assert str(node.port) in said and re.search("(?i)in use", said), said
+
+
+def test_nobody_listens_where_connect_points():
+    port = millrace.free_port()
+    said = millrace.fail("kv", "get", "x", "--connect", f"127.0.0.1:{port}")
+    assert str(port) in said
+
+
+@pytest.mark.parametrize("arguments", [["--nonsense"], ["nonsense"], ["kv", "scan", "--nonsense"], ["serve"], ["kv", "get"], ["serve", "--data", "/tmp", "--read-only", "--memory", "lots"], ["serve", "--data", "/tmp", "--read-only", "--cores", "none"], ["serve", "--data", "/tmp", "--read-only", "--poll", "sometimes"], ["serve", "--data", "/tmp", "--read-only", "--listen", "nowhere"]])
+def test_wrong_usage_is_exit_code_2_and_a_hint(arguments):
+    done = millrace.command(*arguments)
+    assert done.returncode == 2 and done.stderr, (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("arguments", [[], ["kv"], ["kv", "scan"], ["kv", "get"], ["kv", "stat"], ["kv", "check"], ["serve"], ["bench"]])
+def test_help_and_version(arguments):
+    assert "Usage" in millrace.succeed(*arguments, "--help")
+    assert re.match(r"millrace \d+\.\d+\.\d+", millrace.succeed("--version"))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shell_completion(shell):
+    assert "millrace" in millrace.succeed("completions", shell)
+
+
+def test_a_closed_pipe_is_no_error(workshop):
+    directory = workshop.directory("db_bench-format-version-5") / "db"
+    reader = subprocess.Popen([millrace.BINARY, "kv", "scan", "--hex", "--data", directory], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    reader.stdout.readline()
+    reader.stdout.close()
+    said = reader.stderr.read()
+    reader.stderr.close()
+    code = reader.wait(20)
+    assert (code == 0 or code == -signal.SIGPIPE) and b"panic" not in said, (code, said)
+
+
+def test_a_configuration_file_is_read_and_its_mistakes_are_named(data, tmp_path):
+    config = tmp_path / "millrace.toml"
+    config.write_text("nonsense = 1\n")
+    said = millrace.fail("serve", "--data", data, "--read-only", "--config", config)
+    assert "nonsense" in said, said
+    port = millrace.free_port()
+    config.write_text(f'listen = "127.0.0.1:{port}"\n')
+    flags = [millrace.BINARY, "serve", "--data", data, "--read-only", "--cores", "1", "--config", config]
+    with millrace.Server(flags, port, tmp_path / "log") as node, node.connect() as client:
+        assert client.call("GET", "hello") == b"world"
+
+
+@pytest.mark.parametrize("flags", [["--cores", "1", "--poll", "always"], ["--cores", "1", "--poll", "never"], ["--cores", "2"], ["--cores", "0-1", "--memory", "128M"], ["--cores", "1"]], ids=" ".join)
+def test_ways_to_serve(flags, data, tmp_path):
+    with millrace.node(data, tmp_path / "log", *flags) as node:
+        clients = [node.connect() for _ in range(8)]
+        for client in clients:
+            assert client.call("GET", "hello") == b"world"
+            client.socket.close()
+    assert node.process.returncode == 0, node.said()
+
+
+def test_sigint_ends_it_too(data, tmp_path):
+    with millrace.node(data, tmp_path / "log") as node:
+        node.process.send_signal(signal.SIGINT)
+        assert node.process.wait(5) == 0, node.said()
+
+
+def test_writable_serving_is_not_there_yet_and_says_so(data):
+    port = millrace.free_port()
+    said = millrace.fail("serve", "--data", data, "--listen", f"127.0.0.1:{port}")
+    assert "--read-only" in said, said
+
+
+def test_the_sample_of_the_read_me_is_served_by_run(tmp_path):
+    """`./run DIR ARGS`: what a newcomer pastes."""
+    databases.ldb(tmp_path / "db", "put", "hello", "world", "--create_if_missing")
+    port = millrace.free_port()
+    with millrace.Server([millrace.ROOT / "run", tmp_path / "db", "--listen", f"127.0.0.1:{port}", "--cores", "1"], port, tmp_path / "log") as node:
+        with node.connect() as client:
+            assert client.call("GET", "hello") == b"world"
