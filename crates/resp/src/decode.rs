@@ -66,11 +66,7 @@ pub struct DecoderLimits {
 
 impl Default for DecoderLimits {
     fn default() -> Self {
-        Self {
-            bulk_bytes_max: BULK_BYTES_MAX,
-            elements_max: 16 << 20,
-            reply_bytes_max: 2 << 30,
-        }
+        Self { bulk_bytes_max: BULK_BYTES_MAX, elements_max: 16 << 20, reply_bytes_max: 2 << 30 }
     }
 }
 
@@ -193,11 +189,7 @@ impl Decoder {
                         return Err(DecodeError::TooDeep);
                     }
                     if left > 0 {
-                        self.open.push(Open {
-                            shape,
-                            left,
-                            elements: Vec::new(),
-                        });
+                        self.open.push(Open { shape, left, elements: Vec::new() });
                     }
                     continue;
                 }
@@ -231,10 +223,8 @@ impl Decoder {
             return Ok(None);
         };
         let from = self.searched.max(self.position);
-        let Some(newline) = self.buffer[from..]
-            .iter()
-            .position(|&byte| byte == b'\n')
-            .map(|at| from + at)
+        let Some(newline) =
+            self.buffer[from..].iter().position(|&byte| byte == b'\n').map(|at| from + at)
         else {
             self.searched = self.buffer.len();
             if self.buffer.len() - self.position > REPLY_LINE_BYTES_MAX {
@@ -353,11 +343,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn decode(stream: &[u8], step: usize) -> (Vec<Reply>, Option<DecodeError>) {
-        let limits = DecoderLimits {
-            bulk_bytes_max: 1000,
-            elements_max: 1000,
-            reply_bytes_max: 4000,
-        };
+        let limits =
+            DecoderLimits { bulk_bytes_max: 1000, elements_max: 1000, reply_bytes_max: 4000 };
         let mut decoder = Decoder::new(limits);
         let mut found = Vec::new();
         for chunk in stream.chunks(step) {
@@ -402,16 +389,10 @@ mod tests {
             one("(-123456789012345678901234\r\n"),
             Reply::BigNumber(b"-123456789012345678901234".to_vec())
         );
-        assert_eq!(
-            one("=6\r\ntxt:hi\r\n"),
-            Reply::Verbatim(*b"txt", b"hi".to_vec())
-        );
+        assert_eq!(one("=6\r\ntxt:hi\r\n"), Reply::Verbatim(*b"txt", b"hi".to_vec()));
         assert_eq!(one("*0\r\n"), Reply::Array(vec![]));
         assert_eq!(one("~1\r\n:1\r\n"), Reply::Set(vec![Reply::Integer(1)]));
-        assert_eq!(
-            one(">1\r\n+x\r\n"),
-            Reply::Push(vec![Reply::Simple(b"x".to_vec())])
-        );
+        assert_eq!(one(">1\r\n+x\r\n"), Reply::Push(vec![Reply::Simple(b"x".to_vec())]));
         assert_eq!(
             one("%1\r\n+a\r\n*2\r\n:1\r\n*1\r\n_\r\n"),
             Reply::Map(vec![(
@@ -424,10 +405,7 @@ mod tests {
     #[test]
     fn attributes_are_read_and_dropped() {
         assert_eq!(one("|1\r\n+ttl\r\n:3\r\n:5\r\n"), Reply::Integer(5));
-        assert_eq!(
-            one("*1\r\n|1\r\n+ttl\r\n:3\r\n:5\r\n"),
-            Reply::Array(vec![Reply::Integer(5)])
-        );
+        assert_eq!(one("*1\r\n|1\r\n+ttl\r\n:3\r\n:5\r\n"), Reply::Array(vec![Reply::Integer(5)]));
         assert_eq!(one("|0\r\n:5\r\n"), Reply::Integer(5));
     }
 
@@ -449,11 +427,7 @@ mod tests {
             "+a\n",
             "$1\r\nabc",
         ] {
-            assert_eq!(
-                error(bad),
-                Some(DecodeError::Malformed(bad.as_bytes()[0])),
-                "{bad:?}"
-            );
+            assert_eq!(error(bad), Some(DecodeError::Malformed(bad.as_bytes()[0])), "{bad:?}");
         }
         let mut decoder = Decoder::new(DecoderLimits::default());
         decoder.feed(b"x\r\n+OK\r\n");
@@ -465,10 +439,7 @@ mod tests {
         assert_eq!(error("$1001\r\n"), Some(DecodeError::TooLarge));
         assert_eq!(error("*1001\r\n"), Some(DecodeError::TooLarge));
         assert_eq!(error("%501\r\n"), Some(DecodeError::TooLarge));
-        assert_eq!(
-            error(&"*1\r\n".repeat(REPLY_DEPTH_MAX + 1)),
-            Some(DecodeError::TooDeep)
-        );
+        assert_eq!(error(&"*1\r\n".repeat(REPLY_DEPTH_MAX + 1)), Some(DecodeError::TooDeep));
         assert_eq!(error("*100\r\n*100\r\n:1\r\n"), None);
         assert_eq!(
             error(&format!(

@@ -34,11 +34,7 @@ impl ProtocolError {
             // The byte goes out as it came, except those that would end the line.
             Self::ExpectedBulk(byte) => {
                 out.extend_from_slice(b"expected '$', got '");
-                out.push(if matches!(byte, b'\r' | b'\n') {
-                    b' '
-                } else {
-                    *byte
-                });
+                out.push(if matches!(byte, b'\r' | b'\n') { b' ' } else { *byte });
                 out.push(b'\'');
             }
             other => out.extend_from_slice(other.what().as_bytes()),

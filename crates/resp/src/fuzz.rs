@@ -30,12 +30,8 @@ pub fn reply(data: &[u8]) {
 
 fn requests(stream: &[u8], step: usize) -> Requests {
     // Far below the defaults, so that the limits are met.
-    let limits = Limits {
-        inline_bytes_max: 100,
-        bulk_bytes_max: 300,
-        args_max: 20,
-        request_bytes_max: 600,
-    };
+    let limits =
+        Limits { inline_bytes_max: 100, bulk_bytes_max: 300, args_max: 20, request_bytes_max: 600 };
     let mut parser = Parser::new(limits);
     let (mut buffer, mut found) = (Vec::new(), Vec::new());
     for chunk in stream.chunks(step) {
@@ -46,11 +42,8 @@ fn requests(stream: &[u8], step: usize) -> Requests {
                     assert!(
                         length > 0 && length <= buffer.len() && length <= limits.request_bytes_max
                     );
-                    let args: Vec<Vec<u8>> = parser
-                        .args()
-                        .iter()
-                        .map(|span| buffer[span.range()].to_vec())
-                        .collect();
+                    let args: Vec<Vec<u8>> =
+                        parser.args().iter().map(|span| buffer[span.range()].to_vec()).collect();
                     assert!(args.len() <= limits.args_max.max(limits.inline_bytes_max));
                     assert!(parser.args().iter().all(|span| span.range().end <= length));
                     found.push(args);
@@ -68,11 +61,7 @@ fn requests(stream: &[u8], step: usize) -> Requests {
 }
 
 fn replies(stream: &[u8], step: usize) -> Replies {
-    let limits = DecoderLimits {
-        bulk_bytes_max: 300,
-        elements_max: 50,
-        reply_bytes_max: 600,
-    };
+    let limits = DecoderLimits { bulk_bytes_max: 300, elements_max: 50, reply_bytes_max: 600 };
     let mut decoder = Decoder::new(limits);
     let mut found = Vec::new();
     for chunk in stream.chunks(step) {

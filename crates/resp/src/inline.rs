@@ -61,12 +61,7 @@ pub fn split_line(line: &[u8]) -> Option<Vec<Vec<u8>>> {
     let mut words = Vec::new();
     let end = buffer.len();
     split(&mut buffer, 0, end, &mut words).ok()?;
-    Some(
-        words
-            .iter()
-            .map(|word| buffer[word.range()].to_vec())
-            .collect(),
-    )
+    Some(words.iter().map(|word| buffer[word.range()].to_vec()).collect())
 }
 
 struct Cursor {
@@ -132,12 +127,7 @@ mod tests {
 
     fn words(line: &str) -> Option<Vec<String>> {
         let words = split_line(line.as_bytes())?;
-        Some(
-            words
-                .into_iter()
-                .map(|word| word.escape_ascii().to_string())
-                .collect(),
-        )
+        Some(words.into_iter().map(|word| word.escape_ascii().to_string()).collect())
     }
 
     #[test]
@@ -149,10 +139,7 @@ mod tests {
 
     #[test]
     fn double_quotes_take_escapes() {
-        assert_eq!(
-            words(r#"a "b c" "\x41\n\"\q""#).unwrap(),
-            ["a", "b c", r#"A\n\"q"#]
-        );
+        assert_eq!(words(r#"a "b c" "\x41\n\"\q""#).unwrap(), ["a", "b c", r#"A\n\"q"#]);
         assert_eq!(words(r#""\xzz""#).unwrap(), ["xzz"]);
         assert_eq!(words(r#""""#).unwrap(), [""]);
     }

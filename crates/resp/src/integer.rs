@@ -73,21 +73,7 @@ mod tests {
 
     #[test]
     fn edges_format_and_parse() {
-        for value in [
-            0,
-            1,
-            9,
-            10,
-            99,
-            100,
-            101,
-            999,
-            1000,
-            -1,
-            -10,
-            i64::MAX,
-            i64::MIN,
-        ] {
+        for value in [0, 1, 9, 10, 99, 100, 101, 999, 1000, -1, -10, i64::MAX, i64::MIN] {
             assert_eq!(text(value), value.to_string());
             assert_eq!(parse_i64(text(value).as_bytes()), Some(value));
         }

@@ -34,10 +34,7 @@ const _: () = assert!(size_of::<Span>() == 8);
 impl Span {
     /// `Limits` keeps every position below `u32::MAX`.
     pub(crate) fn new(start: usize, end: usize) -> Self {
-        Self {
-            start: start as u32,
-            end: end as u32,
-        }
+        Self { start: start as u32, end: end as u32 }
     }
 
     /// The place as a range to index the command's bytes with.
@@ -162,9 +159,7 @@ impl Parser {
     }
 
     fn request_too_long(&self) -> ProtocolError {
-        ProtocolError::RequestTooLong {
-            bytes_max: self.limits.request_bytes_max,
-        }
+        ProtocolError::RequestTooLong { bytes_max: self.limits.request_bytes_max }
     }
 
     fn reset(&mut self) {
@@ -189,11 +184,7 @@ impl Parser {
         if newline > self.limits.inline_bytes_max {
             return Err(ProtocolError::InlineTooLong);
         }
-        let end = if newline > 0 && input[newline - 1] == b'\r' {
-            newline - 1
-        } else {
-            newline
-        };
+        let end = if newline > 0 && input[newline - 1] == b'\r' { newline - 1 } else { newline };
         inline::split(input, 0, end, &mut self.args)
             .map_err(|_| ProtocolError::UnbalancedQuotes)?;
         Ok(Progress::Complete(newline + 1))
@@ -289,11 +280,7 @@ impl Parser {
         if line_end.unwrap_or(input.len()) - start > line_bytes_max {
             // Whichever limit the bytes would meet first if they arrived one by one.
             let request_first = self.limits.request_bytes_max <= start + line_bytes_max;
-            return Err(if request_first {
-                self.request_too_long()
-            } else {
-                too_long
-            });
+            return Err(if request_first { self.request_too_long() } else { too_long });
         }
         match line_end {
             Some(line_end) if line_end + 1 < input.len() => {
@@ -327,9 +314,7 @@ impl Parser {
 /// The first `byte` in `input` at or behind `from`.
 fn find(input: &[u8], from: usize, byte: u8) -> Option<usize> {
     let rest = input.get(from..)?;
-    rest.iter()
-        .position(|&candidate| candidate == byte)
-        .map(|at| from + at)
+    rest.iter().position(|&candidate| candidate == byte).map(|at| from + at)
 }
 
 #[cfg(test)]
@@ -337,12 +322,7 @@ mod tests {
     use super::*;
 
     fn strict() -> Limits {
-        Limits {
-            inline_bytes_max: 64,
-            bulk_bytes_max: 1000,
-            args_max: 10,
-            request_bytes_max: 5000,
-        }
+        Limits { inline_bytes_max: 64, bulk_bytes_max: 1000, args_max: 10, request_bytes_max: 5000 }
     }
 
     /// Everything in `stream`, parsed as it would be if `step` bytes arrived at a time.
@@ -380,11 +360,8 @@ mod tests {
         for step in 1..stream.len().min(40) {
             assert_eq!(commands(stream, step), result, "{step} bytes at a time");
         }
-        let text = |args: Vec<Vec<u8>>| {
-            args.iter()
-                .map(|arg| arg.escape_ascii().to_string())
-                .collect()
-        };
+        let text =
+            |args: Vec<Vec<u8>>| args.iter().map(|arg| arg.escape_ascii().to_string()).collect();
         (result.0.into_iter().map(text).collect(), result.1)
     }
 
@@ -393,15 +370,7 @@ mod tests {
         let (found, error) = whole(
             b"*2\r\n$3\r\nGET\r\n$3\r\nkey\r\n*1\r\n$4\r\nPING\r\nget \"a b\"\r\n*1\r\n$0\r\n\r\n",
         );
-        assert_eq!(
-            found,
-            [
-                vec!["GET", "key"],
-                vec!["PING"],
-                vec!["get", "a b"],
-                vec![""]
-            ]
-        );
+        assert_eq!(found, [vec!["GET", "key"], vec!["PING"], vec!["get", "a b"], vec![""]]);
         assert_eq!(error, None);
     }
 
@@ -412,10 +381,7 @@ mod tests {
 
     #[test]
     fn bytes_behind_a_bulk_string_are_not_looked_at() {
-        assert_eq!(
-            whole(b"*1\r\n$4\rxPINGab*1\r\n$4\r\nPING\r\n").0,
-            [["PING"], ["PING"]]
-        );
+        assert_eq!(whole(b"*1\r\n$4\rxPINGab*1\r\n$4\r\nPING\r\n").0, [["PING"], ["PING"]]);
     }
 
     #[test]
@@ -447,14 +413,8 @@ mod tests {
 
     #[test]
     fn an_argument_begins_with_a_dollar() {
-        assert_eq!(
-            whole(b"*1\r\n-4\r\n").1,
-            Some(ProtocolError::ExpectedBulk(b'-'))
-        );
-        assert_eq!(
-            whole(b"*1\r\n\r\n").1,
-            Some(ProtocolError::ExpectedBulk(b'\r'))
-        );
+        assert_eq!(whole(b"*1\r\n-4\r\n").1, Some(ProtocolError::ExpectedBulk(b'-')));
+        assert_eq!(whole(b"*1\r\n\r\n").1, Some(ProtocolError::ExpectedBulk(b'\r')));
         assert_eq!(whole(b"*1\r\nx").1, None, "the header is not whole yet");
     }
 
@@ -462,10 +422,7 @@ mod tests {
     fn lines_without_end_are_refused_at_the_limit() {
         assert_eq!(whole(&[b'a'; 64]).1, None);
         assert_eq!(whole(&[b'a'; 65]).1, Some(ProtocolError::InlineTooLong));
-        assert_eq!(
-            whole(&[b'*'; 65]).1,
-            Some(ProtocolError::MultibulkHeaderTooLong)
-        );
+        assert_eq!(whole(&[b'*'; 65]).1, Some(ProtocolError::MultibulkHeaderTooLong));
         let mut stream = b"*1\r\n".to_vec();
         stream.extend_from_slice(&[b'$'; 65]);
         assert_eq!(whole(&stream).1, Some(ProtocolError::BulkHeaderTooLong));
@@ -473,10 +430,7 @@ mod tests {
 
     #[test]
     fn quotes_have_to_match() {
-        assert_eq!(
-            whole(b"get \"a\r\n").1,
-            Some(ProtocolError::UnbalancedQuotes)
-        );
+        assert_eq!(whole(b"get \"a\r\n").1, Some(ProtocolError::UnbalancedQuotes));
     }
 
     #[test]
@@ -503,14 +457,8 @@ mod tests {
     fn missing_bytes_of_a_large_argument_are_foretold() {
         let mut parser = Parser::new(Limits::default());
         let mut input = b"*2\r\n$3\r\nGET\r\n$100000\r\nabc".to_vec();
-        assert_eq!(
-            parser.parse(&mut input),
-            Ok(Progress::Incomplete(100_000 - 3 + 2))
-        );
-        assert!(
-            parser.heap_bytes() < 100,
-            "announced lengths reserve nothing"
-        );
+        assert_eq!(parser.parse(&mut input), Ok(Progress::Incomplete(100_000 - 3 + 2)));
+        assert!(parser.heap_bytes() < 100, "announced lengths reserve nothing");
     }
 
     #[test]
@@ -520,18 +468,11 @@ mod tests {
         for _ in 0..5000 {
             stream.extend_from_slice(b"$1\r\nx\r\n");
         }
-        assert_eq!(
-            parser.parse(&mut stream),
-            Ok(Progress::Complete(stream.len()))
-        );
+        assert_eq!(parser.parse(&mut stream), Ok(Progress::Complete(stream.len())));
         assert_eq!(parser.args().len(), 5000);
         let mut ping = b"ping\r\n".to_vec();
         assert_eq!(parser.parse(&mut ping), Ok(Progress::Complete(6)));
-        assert!(
-            parser.heap_bytes() <= ARGS_KEPT * 8,
-            "{}",
-            parser.heap_bytes()
-        );
+        assert!(parser.heap_bytes() <= ARGS_KEPT * 8, "{}", parser.heap_bytes());
         parser.release();
         assert_eq!(parser.heap_bytes(), 0);
     }

@@ -197,13 +197,11 @@ impl<'a> Writer<'a> {
     }
 
     fn line(&mut self, text: &[u8]) {
-        self.out.extend(text.iter().map(|&byte| {
-            if matches!(byte, b'\r' | b'\n') {
-                b' '
-            } else {
-                byte
-            }
-        }));
+        self.out.extend(text.iter().map(
+            |&byte| {
+                if matches!(byte, b'\r' | b'\n') { b' ' } else { byte }
+            },
+        ));
         self.out.extend_from_slice(b"\r\n");
     }
 
@@ -251,15 +249,9 @@ mod tests {
     fn types_of_both_protocols_are_written_the_same() {
         assert_eq!(both(|w| w.ok()), pair("+OK\r\n", "+OK\r\n"));
         assert_eq!(both(|w| w.integer(-12)), pair(":-12\r\n", ":-12\r\n"));
-        assert_eq!(
-            both(|w| w.bulk(b"abc")),
-            pair("$3\r\nabc\r\n", "$3\r\nabc\r\n")
-        );
+        assert_eq!(both(|w| w.bulk(b"abc")), pair("$3\r\nabc\r\n", "$3\r\nabc\r\n"));
         assert_eq!(both(|w| w.array(2)), pair("*2\r\n", "*2\r\n"));
-        assert_eq!(
-            both(|w| w.error("ERR no")),
-            pair("-ERR no\r\n", "-ERR no\r\n")
-        );
+        assert_eq!(both(|w| w.error("ERR no")), pair("-ERR no\r\n", "-ERR no\r\n"));
     }
 
     #[test]
@@ -271,22 +263,10 @@ mod tests {
         assert_eq!(both(|w| w.push(3)), pair("*3\r\n", ">3\r\n"));
         assert_eq!(both(|w| w.boolean(true)), pair(":1\r\n", "#t\r\n"));
         assert_eq!(both(|w| w.double(1.5)), pair("$3\r\n1.5\r\n", ",1.5\r\n"));
-        assert_eq!(
-            both(|w| w.double(f64::NEG_INFINITY)),
-            pair("$4\r\n-inf\r\n", ",-inf\r\n")
-        );
-        assert_eq!(
-            both(|w| w.double(1e300)),
-            pair("$5\r\n1e300\r\n", ",1e300\r\n")
-        );
-        assert_eq!(
-            both(|w| w.big_number("123")),
-            pair("$3\r\n123\r\n", "(123\r\n")
-        );
-        assert_eq!(
-            both(|w| w.verbatim(b"txt", b"hi")),
-            pair("$2\r\nhi\r\n", "=6\r\ntxt:hi\r\n")
-        );
+        assert_eq!(both(|w| w.double(f64::NEG_INFINITY)), pair("$4\r\n-inf\r\n", ",-inf\r\n"));
+        assert_eq!(both(|w| w.double(1e300)), pair("$5\r\n1e300\r\n", ",1e300\r\n"));
+        assert_eq!(both(|w| w.big_number("123")), pair("$3\r\n123\r\n", "(123\r\n"));
+        assert_eq!(both(|w| w.verbatim(b"txt", b"hi")), pair("$2\r\nhi\r\n", "=6\r\ntxt:hi\r\n"));
     }
 
     #[test]

@@ -1,0 +1,790 @@
+//! Commands as values: names, counts and options checked, numbers read, nothing executed yet.
+//!
+//! [`parse`] checks in Redis's order (is there such a command, does it take so many arguments, would it write, do its
+//! options make sense), so that a client that gets several things wrong hears of the same one first. A command
+//! borrows its words from the connection's buffer; whoever needs them longer copies them.
+
+use resp::{Protocol, parse_i64};
+
+use crate::args::Args;
+use crate::range::{RangeBound, RangeQuery};
+use crate::refusal::Refusal;
+use crate::spec::Id;
+use crate::table::{self, Known};
+
+/// A command ready to be executed.
+#[derive(Clone, Copy, Debug)]
+pub enum Command<'a> {
+    /// `AUTH`, or the same within `HELLO`: a user's name, if given, and a password.
+    Auth {
+        /// The user; the default user when not given.
+        user: Option<&'a [u8]>,
+    },
+    /// `CLIENT ...`.
+    Client(ClientCommand<'a>),
+    /// `COMMAND ...`.
+    Describe(Describe<'a>),
+    /// `CONFIG GET` with patterns.
+    ConfigGet(Args<'a>),
+    /// `CONFIG HELP`.
+    ConfigHelp,
+    /// `CONFIG RESETSTAT`.
+    ConfigResetStat,
+    /// `DBSIZE`.
+    DbSize,
+    /// `ECHO`.
+    Echo(&'a [u8]),
+    /// `HELLO`.
+    Hello(Hello<'a>),
+    /// `INFO` with sections.
+    Info(Args<'a>),
+    /// `KEYS` with a pattern.
+    Keys(&'a [u8]),
+    /// One key, and what is asked of its value.
+    One(&'a [u8], Ask),
+    /// `MGET`.
+    MGet(Args<'a>),
+    /// `EXISTS`.
+    Exists(Args<'a>),
+    /// `MR.RANGE`.
+    Range(RangeQuery<'a>),
+    /// `PING`, with what to give back.
+    Ping(Option<&'a [u8]>),
+    /// `QUIT`.
+    Quit,
+    /// `RANDOMKEY`.
+    RandomKey,
+    /// `RESET`.
+    Reset,
+    /// `SCAN`.
+    Scan(Scan<'a>),
+    /// `SELECT 0`.
+    Select,
+}
+
+/// What a command that reads one key wants to know of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// `GET`: the value.
+    Value,
+    /// `STRLEN`.
+    Length,
+    /// `GETRANGE` and `SUBSTR`: bytes from a first to a last position; negative ones count from the end.
+    Part {
+        /// The first byte.
+        start: i64,
+        /// The last byte.
+        end: i64,
+    },
+    /// `TYPE`.
+    Type,
+    /// `TTL` and `PTTL`: nothing expires here.
+    TimeToLive,
+}
+
+/// `HELLO`'s options.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hello<'a> {
+    /// The protocol asked for; as it is when not given.
+    pub protocol: Option<Protocol>,
+    /// The user to log in.
+    pub user: Option<&'a [u8]>,
+    /// The connection's new name.
+    pub name: Option<&'a [u8]>,
+}
+
+/// `SCAN`'s options.
+#[derive(Clone, Copy, Debug)]
+pub struct Scan<'a> {
+    /// Where to go on; 0 at the beginning.
+    pub cursor: u64,
+    /// Keys to give; all when not given.
+    pub pattern: Option<&'a [u8]>,
+    /// How many keys to look at.
+    pub count: u64,
+    /// Whether the type asked for is one that a key here can have.
+    pub of_our_type: bool,
+}
+
+/// `CLIENT`'s subcommands.
+#[derive(Clone, Copy, Debug)]
+pub enum ClientCommand<'a> {
+    GetName,
+    GetRedir,
+    Help,
+    Id,
+    Info,
+    Kill(ClientFilter<'a>),
+    List(ListFilter<'a>),
+    NoEvict,
+    Pause { timeout_ms: i64, all: bool },
+    Reply(ReplyMode),
+    SetName(&'a [u8]),
+    TrackingInfo,
+    Unblock,
+    Unpause,
+}
+
+/// `CLIENT REPLY`'s argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyMode {
+    On,
+    Off,
+    Skip,
+}
+
+/// Which connections `CLIENT LIST` lists.
+#[derive(Clone, Copy, Debug)]
+pub enum ListFilter<'a> {
+    /// All.
+    All,
+    /// Those of a type; every connection here is a normal one.
+    Type(ClientType),
+    /// Those of these numbers, which are numbers.
+    Ids(Args<'a>),
+}
+
+/// The types of connections that Redis tells apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientType {
+    Normal,
+    Other,
+}
+
+/// Which connections `CLIENT KILL` closes: those that pass all that is given.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ClientFilter<'a> {
+    /// The other side's address.
+    pub address: Option<&'a [u8]>,
+    /// This side's address.
+    pub local_address: Option<&'a [u8]>,
+    /// The number.
+    pub id: Option<u64>,
+    /// The type.
+    pub kind: Option<ClientType>,
+    /// Spare the connection that asks.
+    pub skip_me: bool,
+    /// Asked in the old way, by address alone: answers `OK` or an error instead of a number.
+    pub old_form: bool,
+}
+
+/// `COMMAND`'s subcommands.
+#[derive(Clone, Copy, Debug)]
+pub enum Describe<'a> {
+    Count,
+    Docs(Args<'a>),
+    GetKeys {
+        command: Args<'a>,
+        flags: bool,
+    },
+    Help,
+    /// All commands when no names are given.
+    Info(Args<'a>),
+    List(NameFilter<'a>),
+}
+
+/// Which names `COMMAND LIST` lists.
+#[derive(Clone, Copy, Debug)]
+pub enum NameFilter<'a> {
+    /// All.
+    All,
+    /// Those of a module: none.
+    Module,
+    /// Those of an access category.
+    Category(&'a [u8]),
+    /// Those that match a pattern.
+    Pattern(&'a [u8]),
+}
+
+/// How many keys `SCAN` looks at when it is not told.
+const SCAN_COUNT: u64 = 10;
+
+/// Reads a command from its words.
+pub fn parse(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
+    // What nearly everybody asks nearly always.
+    if args.len() == 2 && args.is(0, "get") {
+        return Ok(Command::One(args.get(1), Ask::Value));
+    }
+    let second = (args.len() > 1).then(|| args.get(1));
+    let spec = match table::find(args.get(0), second) {
+        None => return Err(Refusal::UnknownCommand(args)),
+        Some(Known::NoSubcommand(container)) => {
+            return Err(Refusal::UnknownSubcommand {
+                container: container.name,
+                word: args.get(1),
+            });
+        }
+        Some(Known::Write(name, arity)) => {
+            let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
+            let fits = if arity >= 0 { count == arity } else { count >= -arity };
+            return Err(if fits { Refusal::ReadOnly } else { Refusal::WrongCount(name) });
+        }
+        Some(Known::Ours(spec)) => spec,
+    };
+    if !spec.takes_count(args.len()) {
+        return Err(Refusal::WrongCount(spec.name));
+    }
+    let client = |command| Ok(Command::Client(command));
+    let describe = |command| Ok(Command::Describe(command));
+    match spec.id {
+        Id::Auth => auth(args),
+        // A container alone has too few arguments, so only its subcommands arrive here.
+        Id::Client | Id::Config => Err(Refusal::WrongCount(spec.name)),
+        Id::ClientGetname => client(ClientCommand::GetName),
+        Id::ClientGetredir => client(ClientCommand::GetRedir),
+        Id::ClientHelp => client(ClientCommand::Help),
+        Id::ClientId => client(ClientCommand::Id),
+        Id::ClientInfo => client(ClientCommand::Info),
+        Id::ClientKill => client(ClientCommand::Kill(client_kill(args)?)),
+        Id::ClientList => client(ClientCommand::List(client_list(args)?)),
+        Id::ClientNoEvict if args.is(2, "on") || args.is(2, "off") => {
+            client(ClientCommand::NoEvict)
+        }
+        Id::ClientNoEvict => Err(Refusal::SYNTAX),
+        Id::ClientPause => client(client_pause(args)?),
+        Id::ClientReply if args.is(2, "on") => client(ClientCommand::Reply(ReplyMode::On)),
+        Id::ClientReply if args.is(2, "off") => client(ClientCommand::Reply(ReplyMode::Off)),
+        Id::ClientReply if args.is(2, "skip") => client(ClientCommand::Reply(ReplyMode::Skip)),
+        Id::ClientReply => Err(Refusal::SYNTAX),
+        Id::ClientSetname => client(ClientCommand::SetName(client_name(args.get(2))?)),
+        Id::ClientTrackinginfo => client(ClientCommand::TrackingInfo),
+        Id::ClientUnblock => client(client_unblock(args)?),
+        Id::ClientUnpause => client(ClientCommand::Unpause),
+        Id::Command => describe(Describe::Info(args.from(1))),
+        Id::CommandCount => describe(Describe::Count),
+        Id::CommandDocs => describe(Describe::Docs(args.from(2))),
+        Id::CommandGetkeys => describe(Describe::GetKeys { command: args.from(2), flags: false }),
+        Id::CommandGetkeysandflags => {
+            describe(Describe::GetKeys { command: args.from(2), flags: true })
+        }
+        Id::CommandHelp => describe(Describe::Help),
+        Id::CommandInfo => describe(Describe::Info(args.from(2))),
+        Id::CommandList => describe(Describe::List(command_list(args)?)),
+        Id::ConfigGet => Ok(Command::ConfigGet(args.from(2))),
+        Id::ConfigHelp => Ok(Command::ConfigHelp),
+        Id::ConfigResetstat => Ok(Command::ConfigResetStat),
+        Id::Dbsize => Ok(Command::DbSize),
+        Id::Echo => Ok(Command::Echo(args.get(1))),
+        Id::Exists => Ok(Command::Exists(args.from(1))),
+        Id::Get => Ok(Command::One(args.get(1), Ask::Value)),
+        Id::Getrange | Id::Substr => {
+            let (start, end) = (integer(args.get(2))?, integer(args.get(3))?);
+            Ok(Command::One(args.get(1), Ask::Part { start, end }))
+        }
+        Id::Hello => hello(args),
+        Id::Info => Ok(Command::Info(args.from(1))),
+        Id::Keys => Ok(Command::Keys(args.get(1))),
+        Id::Mget => Ok(Command::MGet(args.from(1))),
+        Id::MrRange => Ok(Command::Range(range(args)?)),
+        Id::Ping if args.len() > 2 => Err(Refusal::WrongCount(spec.name)),
+        Id::Ping => Ok(Command::Ping(second)),
+        Id::Pttl | Id::Ttl => Ok(Command::One(args.get(1), Ask::TimeToLive)),
+        Id::Quit => Ok(Command::Quit),
+        Id::Randomkey => Ok(Command::RandomKey),
+        Id::Reset => Ok(Command::Reset),
+        Id::Scan => Ok(Command::Scan(scan(args)?)),
+        Id::Select => select(args),
+        Id::Strlen => Ok(Command::One(args.get(1), Ask::Length)),
+        Id::Type => Ok(Command::One(args.get(1), Ask::Type)),
+    }
+}
+
+fn integer(word: &[u8]) -> Result<i64, Refusal<'_>> {
+    parse_i64(word).ok_or(Refusal::NOT_AN_INTEGER)
+}
+
+fn auth(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
+    match args.len() {
+        2 => Ok(Command::Auth { user: None }),
+        3 => Ok(Command::Auth { user: Some(args.get(1)) }),
+        _ => Err(Refusal::SYNTAX),
+    }
+}
+
+fn hello(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
+    let mut hello = Hello::default();
+    if args.len() > 1 {
+        let version = parse_i64(args.get(1))
+            .ok_or(Refusal::Text("ERR Protocol version is not an integer or out of range"))?;
+        hello.protocol = Some(match version {
+            2 => Protocol::V2,
+            3 => Protocol::V3,
+            _ => return Err(Refusal::Text("NOPROTO unsupported protocol version")),
+        });
+    }
+    let mut at = 2;
+    while at < args.len() {
+        let more = args.len() - at - 1;
+        if args.is(at, "auth") && more >= 2 {
+            hello.user = Some(args.get(at + 1));
+            at += 3;
+        } else if args.is(at, "setname") && more >= 1 {
+            hello.name = Some(client_name(args.get(at + 1))?);
+            at += 2;
+        } else {
+            return Err(Refusal::Quoting {
+                before: "ERR Syntax error in HELLO option '",
+                word: args.get(at),
+                after: "'",
+            });
+        }
+    }
+    Ok(Command::Hello(hello))
+}
+
+fn select(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
+    let index = integer(args.get(1))?;
+    if i32::try_from(index).is_err() {
+        return Err(Refusal::Text(
+            "ERR value is out of range, value must between -2147483648 and 2147483647",
+        ));
+    }
+    if index != 0 {
+        return Err(Refusal::Text("ERR DB index is out of range"));
+    }
+    Ok(Command::Select)
+}
+
+/// A name that is one word in a list.
+fn client_name(name: &[u8]) -> Result<&[u8], Refusal<'_>> {
+    if name.iter().all(|byte| matches!(byte, b'!'..=b'~')) {
+        Ok(name)
+    } else {
+        Err(Refusal::Text(
+            "ERR Client names cannot contain spaces, newlines or special characters.",
+        ))
+    }
+}
+
+fn client_type(word: &[u8]) -> Result<ClientType, Refusal<'_>> {
+    let is = |name: &str| word.eq_ignore_ascii_case(name.as_bytes());
+    if is("normal") {
+        Ok(ClientType::Normal)
+    } else if is("master") || is("replica") || is("slave") || is("pubsub") {
+        Ok(ClientType::Other)
+    } else {
+        Err(Refusal::Quoting { before: "ERR Unknown client type '", word, after: "'" })
+    }
+}
+
+fn client_kill(args: Args<'_>) -> Result<ClientFilter<'_>, Refusal<'_>> {
+    if args.len() == 3 {
+        return Ok(ClientFilter {
+            address: Some(args.get(2)),
+            old_form: true,
+            ..ClientFilter::default()
+        });
+    }
+    let mut filter = ClientFilter { skip_me: true, ..ClientFilter::default() };
+    let mut at = 2;
+    while at < args.len() {
+        if at + 1 == args.len() {
+            return Err(Refusal::SYNTAX);
+        }
+        let value = args.get(at + 1);
+        if args.is(at, "id") {
+            let id = parse_i64(value).and_then(|id| u64::try_from(id).ok()).filter(|&id| id > 0);
+            filter.id = Some(id.ok_or(Refusal::Text("ERR client-id should be greater than 0"))?);
+        } else if args.is(at, "type") {
+            filter.kind = Some(client_type(value)?);
+        } else if args.is(at, "addr") {
+            filter.address = Some(value);
+        } else if args.is(at, "laddr") {
+            filter.local_address = Some(value);
+        } else if args.is(at, "user") {
+            // Everybody is the default user.
+            if value != b"default" {
+                return Err(Refusal::Quoting {
+                    before: "ERR No such user '",
+                    word: value,
+                    after: "'",
+                });
+            }
+        } else if args.is(at, "skipme") {
+            filter.skip_me = if args.is(at + 1, "yes") {
+                true
+            } else if args.is(at + 1, "no") {
+                false
+            } else {
+                return Err(Refusal::SYNTAX);
+            };
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+        at += 2;
+    }
+    Ok(filter)
+}
+
+fn client_list(args: Args<'_>) -> Result<ListFilter<'_>, Refusal<'_>> {
+    if args.len() == 4 && args.is(2, "type") {
+        return Ok(ListFilter::Type(client_type(args.get(3))?));
+    }
+    if args.len() > 3 && args.is(2, "id") {
+        let ids = args.from(3);
+        if ids.iter().any(|id| parse_i64(id).is_none()) {
+            return Err(Refusal::Text("ERR Invalid client ID"));
+        }
+        return Ok(ListFilter::Ids(ids));
+    }
+    if args.len() == 2 { Ok(ListFilter::All) } else { Err(Refusal::SYNTAX) }
+}
+
+fn client_pause(args: Args<'_>) -> Result<ClientCommand<'_>, Refusal<'_>> {
+    let all = match args.len() {
+        3 => true,
+        4 if args.is(3, "all") => true,
+        4 if args.is(3, "write") => false,
+        4 => return Err(Refusal::Text("ERR CLIENT PAUSE mode must be WRITE or ALL")),
+        _ => {
+            return Err(Refusal::Text(
+                "ERR unknown subcommand or wrong number of arguments for 'pause'. Try CLIENT HELP.",
+            ));
+        }
+    };
+    let timeout_ms = parse_i64(args.get(2))
+        .ok_or(Refusal::Text("ERR timeout is not an integer or out of range"))?;
+    if timeout_ms < 0 {
+        return Err(Refusal::Text("ERR timeout is negative"));
+    }
+    Ok(ClientCommand::Pause { timeout_ms, all })
+}
+
+fn client_unblock(args: Args<'_>) -> Result<ClientCommand<'_>, Refusal<'_>> {
+    if args.len() > 4 {
+        return Err(Refusal::Text(
+            "ERR unknown subcommand or wrong number of arguments for 'unblock'. Try CLIENT HELP.",
+        ));
+    }
+    if args.len() == 4 && !args.is(3, "timeout") && !args.is(3, "error") {
+        return Err(Refusal::Text("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR"));
+    }
+    integer(args.get(2))?;
+    Ok(ClientCommand::Unblock)
+}
+
+fn command_list(args: Args<'_>) -> Result<NameFilter<'_>, Refusal<'_>> {
+    if args.len() == 2 {
+        return Ok(NameFilter::All);
+    }
+    if args.len() != 5 || !args.is(2, "filterby") {
+        return Err(Refusal::SYNTAX);
+    }
+    if args.is(3, "module") {
+        Ok(NameFilter::Module)
+    } else if args.is(3, "aclcat") {
+        Ok(NameFilter::Category(args.get(4)))
+    } else if args.is(3, "pattern") {
+        Ok(NameFilter::Pattern(args.get(4)))
+    } else {
+        Err(Refusal::SYNTAX)
+    }
+}
+
+fn scan(args: Args<'_>) -> Result<Scan<'_>, Refusal<'_>> {
+    let cursor = scan_cursor(args.get(1)).ok_or(Refusal::Text("ERR invalid cursor"))?;
+    let mut scan = Scan { cursor, pattern: None, count: SCAN_COUNT, of_our_type: true };
+    let mut at = 2;
+    while at < args.len() {
+        if at + 1 == args.len() {
+            return Err(Refusal::SYNTAX);
+        }
+        let value = args.get(at + 1);
+        if args.is(at, "count") {
+            scan.count = u64::try_from(integer(value)?)
+                .ok()
+                .filter(|&count| count > 0)
+                .ok_or(Refusal::SYNTAX)?;
+        } else if args.is(at, "match") {
+            scan.pattern = (value != b"*").then_some(value);
+        } else if args.is(at, "type") {
+            scan.of_our_type = value.eq_ignore_ascii_case(b"string");
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+        at += 2;
+    }
+    Ok(scan)
+}
+
+/// Reads a cursor as leniently as Redis: C's `strtoul`, except that it may not begin with white space.
+fn scan_cursor(word: &[u8]) -> Option<u64> {
+    let (negative, digits) = match word {
+        [b'-', rest @ ..] => (true, rest),
+        [b'+', rest @ ..] => (false, rest),
+        rest => (false, rest),
+    };
+    if digits.is_empty() {
+        return word.is_empty().then_some(0);
+    }
+    let mut value = 0u64;
+    for digit in digits {
+        if !digit.is_ascii_digit() {
+            return None;
+        }
+        value = value.checked_mul(10)?.checked_add(u64::from(digit - b'0'))?;
+    }
+    Some(if negative { value.wrapping_neg() } else { value })
+}
+
+fn range(args: Args<'_>) -> Result<RangeQuery<'_>, Refusal<'_>> {
+    const BOUND: Refusal<'_> = Refusal::Text("ERR min or max not valid string range item");
+    let mut query = RangeQuery {
+        start: RangeBound::parse_start(args.get(1)).ok_or(BOUND)?,
+        end: RangeBound::parse_end(args.get(2)).ok_or(BOUND)?,
+        reverse: false,
+        limit: None,
+        values: true,
+    };
+    let mut at = 3;
+    while at < args.len() {
+        if args.is(at, "reverse") {
+            query.reverse = true;
+            at += 1;
+        } else if args.is(at, "novalues") {
+            query.values = false;
+            at += 1;
+        } else if args.is(at, "limit") && at + 1 < args.len() {
+            let limit = integer(args.get(at + 1))?;
+            let limit = u64::try_from(limit)
+                .map_err(|_| Refusal::Text("ERR value is out of range, must be positive"))?;
+            query.limit = Some(limit);
+            at += 2;
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    Ok(query)
+}
+
+/// The part of a value of `length` bytes that `GETRANGE` gives; may be empty.
+pub fn part(length: usize, start: i64, end: i64) -> std::ops::Range<usize> {
+    let length = i64::try_from(length).unwrap_or(i64::MAX);
+    if start < 0 && end < 0 && start > end {
+        return 0..0;
+    }
+    let from_end = |position: i64| {
+        if position < 0 { length.saturating_add(position).max(0) } else { position }
+    };
+    let (start, end) = (from_end(start), from_end(end).min(length - 1));
+    // An empty value ends at -1.
+    if start > end { 0..0 } else { start as usize..end as usize + 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::tests::with;
+    use resp::Writer;
+
+    /// The error reply to `line`, or what the command looks like.
+    fn outcome(line: &str) -> String {
+        with(line, |args| match parse(args) {
+            Ok(command) => format!("{command:?}"),
+            Err(refusal) => {
+                let mut out = Vec::new();
+                refusal.write(&mut Writer::new(&mut out, Protocol::V2));
+                String::from_utf8(out).unwrap().trim_end().to_owned()
+            }
+        })
+    }
+
+    /// What redis-server 7.0.15 answers, asked on a fresh connection of an empty server.
+    const REDIS_ERRORS: &[(&str, &str)] = &[
+        ("ping a b", "-ERR wrong number of arguments for 'ping' command"),
+        ("echo", "-ERR wrong number of arguments for 'echo' command"),
+        ("select 16", "-ERR DB index is out of range"),
+        ("select abc", "-ERR value is not an integer or out of range"),
+        (
+            "select 99999999999",
+            "-ERR value is out of range, value must between -2147483648 and 2147483647",
+        ),
+        ("select -1", "-ERR DB index is out of range"),
+        ("hello 4", "-NOPROTO unsupported protocol version"),
+        ("hello abc", "-ERR Protocol version is not an integer or out of range"),
+        ("hello 1", "-NOPROTO unsupported protocol version"),
+        ("hello 99999999999999999999", "-ERR Protocol version is not an integer or out of range"),
+        ("hello 2 foo", "-ERR Syntax error in HELLO option 'foo'"),
+        ("hello 3 setname", "-ERR Syntax error in HELLO option 'setname'"),
+        (
+            r#"hello 3 setname "a b""#,
+            "-ERR Client names cannot contain spaces, newlines or special characters.",
+        ),
+        ("hello 3 auth default", "-ERR Syntax error in HELLO option 'auth'"),
+        ("auth a b c", "-ERR syntax error"),
+        ("auth", "-ERR wrong number of arguments for 'auth' command"),
+        ("client", "-ERR wrong number of arguments for 'client' command"),
+        ("client foo", "-ERR unknown subcommand 'foo'. Try CLIENT HELP."),
+        ("client id 3", "-ERR wrong number of arguments for 'client|id' command"),
+        (
+            r#"client setname "a b""#,
+            "-ERR Client names cannot contain spaces, newlines or special characters.",
+        ),
+        ("client no-evict x", "-ERR syntax error"),
+        ("client no-touch on", "-ERR unknown subcommand 'no-touch'. Try CLIENT HELP."),
+        ("client setinfo lib-name x", "-ERR unknown subcommand 'setinfo'. Try CLIENT HELP."),
+        ("client reply xx", "-ERR syntax error"),
+        ("client pause -1", "-ERR timeout is negative"),
+        ("client pause abc", "-ERR timeout is not an integer or out of range"),
+        ("client pause 0 xx", "-ERR CLIENT PAUSE mode must be WRITE or ALL"),
+        ("client kill", "-ERR wrong number of arguments for 'client|kill' command"),
+        ("client kill id abc", "-ERR client-id should be greater than 0"),
+        ("client kill id -1", "-ERR client-id should be greater than 0"),
+        ("client kill type foo", "-ERR Unknown client type 'foo'"),
+        ("client kill user nobody", "-ERR No such user 'nobody'"),
+        ("client kill foo bar", "-ERR syntax error"),
+        ("client kill id 9999 skipme maybe", "-ERR syntax error"),
+        ("client kill id 9999 skipme", "-ERR syntax error"),
+        ("client list type foo", "-ERR Unknown client type 'foo'"),
+        ("client list type normal x", "-ERR syntax error"),
+        ("client list id", "-ERR syntax error"),
+        ("client list id abc", "-ERR Invalid client ID"),
+        ("client list foo", "-ERR syntax error"),
+        ("client unblock abc", "-ERR value is not an integer or out of range"),
+        ("client unblock 99 foo", "-ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR"),
+        ("client info x", "-ERR wrong number of arguments for 'client|info' command"),
+        ("command count x", "-ERR wrong number of arguments for 'command|count' command"),
+        ("command foo", "-ERR unknown subcommand 'foo'. Try COMMAND HELP."),
+        ("command list filterby", "-ERR syntax error"),
+        ("command list filterby foo bar", "-ERR syntax error"),
+        ("command list filterby aclcat admin x", "-ERR syntax error"),
+        ("command list foo", "-ERR syntax error"),
+        ("command getkeys", "-ERR wrong number of arguments for 'command|getkeys' command"),
+        ("command getkeys foo", "-ERR wrong number of arguments for 'command|getkeys' command"),
+        ("command getkeys get", "-ERR wrong number of arguments for 'command|getkeys' command"),
+        ("command getkeys ping", "-ERR wrong number of arguments for 'command|getkeys' command"),
+        ("config", "-ERR wrong number of arguments for 'config' command"),
+        ("config foo", "-ERR unknown subcommand 'foo'. Try CONFIG HELP."),
+        ("config get", "-ERR wrong number of arguments for 'config|get' command"),
+        ("dbsize x", "-ERR wrong number of arguments for 'dbsize' command"),
+        ("get", "-ERR wrong number of arguments for 'get' command"),
+        ("get a b", "-ERR wrong number of arguments for 'get' command"),
+        ("mget", "-ERR wrong number of arguments for 'mget' command"),
+        ("exists", "-ERR wrong number of arguments for 'exists' command"),
+        ("strlen", "-ERR wrong number of arguments for 'strlen' command"),
+        ("getrange nosuch a 1", "-ERR value is not an integer or out of range"),
+        ("getrange nosuch 0 b", "-ERR value is not an integer or out of range"),
+        ("getrange nosuch 0", "-ERR wrong number of arguments for 'getrange' command"),
+        ("scan", "-ERR wrong number of arguments for 'scan' command"),
+        ("scan abc", "-ERR invalid cursor"),
+        ("scan 0 count", "-ERR syntax error"),
+        ("scan 0 count 0", "-ERR syntax error"),
+        ("scan 0 count -1", "-ERR syntax error"),
+        ("scan 0 count abc", "-ERR value is not an integer or out of range"),
+        ("scan 0 foo bar", "-ERR syntax error"),
+        ("scan 0 match", "-ERR syntax error"),
+        ("scan 0 count 99999999999999999999", "-ERR value is not an integer or out of range"),
+        ("scan 18446744073709551616", "-ERR invalid cursor"),
+        (r#"scan " 0""#, "-ERR invalid cursor"),
+        ("scan 0x", "-ERR invalid cursor"),
+        ("keys", "-ERR wrong number of arguments for 'keys' command"),
+        ("keys a b", "-ERR wrong number of arguments for 'keys' command"),
+        ("type", "-ERR wrong number of arguments for 'type' command"),
+        ("randomkey a", "-ERR wrong number of arguments for 'randomkey' command"),
+        ("ttl", "-ERR wrong number of arguments for 'ttl' command"),
+        ("reset a", "-ERR wrong number of arguments for 'reset' command"),
+        ("foo", "-ERR unknown command 'foo', with args beginning with:"),
+        (
+            r#"foo bar "b a\r\nz""#,
+            "-ERR unknown command 'foo', with args beginning with: 'bar' 'b a  z'",
+        ),
+        (r#""" a"#, "-ERR unknown command '', with args beginning with: 'a'"),
+        ("set a", "-ERR wrong number of arguments for 'set' command"),
+        (
+            "client pause 0 write x",
+            "-ERR unknown subcommand or wrong number of arguments for 'pause'. Try CLIENT HELP.",
+        ),
+        (
+            "client unblock 1 timeout x",
+            "-ERR unknown subcommand or wrong number of arguments for 'unblock'. Try CLIENT HELP.",
+        ),
+        ("client kill id 1 x", "-ERR syntax error"),
+        ("client list id 1 2 x", "-ERR Invalid client ID"),
+    ];
+
+    #[test]
+    fn errors_are_those_of_redis() {
+        for (line, error) in REDIS_ERRORS {
+            assert_eq!(outcome(line), *error, "{line}");
+        }
+    }
+
+    #[test]
+    fn writes_are_refused_after_their_arguments_are_counted() {
+        assert_eq!(outcome("set a b"), "-READONLY You can't write against a read only replica.");
+        assert_eq!(outcome("flushall"), "-READONLY You can't write against a read only replica.");
+        assert_eq!(outcome("set a"), "-ERR wrong number of arguments for 'set' command");
+    }
+
+    #[test]
+    fn reads_of_one_key_say_what_they_ask() {
+        with("GeT k", |args| assert!(matches!(parse(args), Ok(Command::One(b"k", Ask::Value)))));
+        with("getrange k -5 7", |args| {
+            assert!(matches!(parse(args), Ok(Command::One(b"k", Ask::Part { start: -5, end: 7 }))));
+        });
+        with("pttl k", |args| {
+            assert!(matches!(parse(args), Ok(Command::One(b"k", Ask::TimeToLive))))
+        });
+    }
+
+    #[test]
+    fn ranges_take_their_options_in_any_order() {
+        with("mr.range (a + novalues limit 5 reverse", |args| {
+            let Ok(Command::Range(query)) = parse(args) else { panic!() };
+            assert_eq!(query.start, RangeBound::Exclusive(b"a"));
+            assert_eq!(query.end, RangeBound::Open);
+            assert_eq!((query.reverse, query.limit, query.values), (true, Some(5), false));
+        });
+        assert_eq!(outcome("mr.range a b"), "-ERR min or max not valid string range item");
+        assert_eq!(
+            outcome("mr.range - + limit -1"),
+            "-ERR value is out of range, must be positive"
+        );
+        assert_eq!(outcome("mr.range - + limit"), "-ERR syntax error");
+        assert_eq!(outcome("mr.range - + foo"), "-ERR syntax error");
+        assert_eq!(outcome("mr.range -"), "-ERR wrong number of arguments for 'mr.range' command");
+    }
+
+    #[test]
+    fn scan_reads_its_options() {
+        with("scan 17 match a* count 100 type STRING", |args| {
+            let Ok(Command::Scan(scan)) = parse(args) else { panic!() };
+            assert_eq!((scan.cursor, scan.pattern, scan.count), (17, Some(&b"a*"[..]), 100));
+            assert!(scan.of_our_type);
+        });
+        with("scan 0 match * type list", |args| {
+            let Ok(Command::Scan(scan)) = parse(args) else { panic!() };
+            assert_eq!((scan.pattern, scan.count, scan.of_our_type), (None, SCAN_COUNT, false));
+        });
+        for (word, cursor) in
+            [("", 0), ("+7", 7), ("007", 7), ("-1", u64::MAX), ("18446744073709551615", u64::MAX)]
+        {
+            assert_eq!(scan_cursor(word.as_bytes()), Some(cursor));
+        }
+        for word in ["-", "+", "a", " 0", "0x", "18446744073709551616"] {
+            assert_eq!(scan_cursor(word.as_bytes()), None, "{word}");
+        }
+    }
+
+    #[test]
+    fn parts_are_cut_as_redis_cuts_them() {
+        let hello = "Hello World";
+        for (start, end, expected) in [
+            (0, 3, "Hell"),
+            (-5, -1, "World"),
+            (0, -1, "Hello World"),
+            (10, 100, "d"),
+            (5, 3, ""),
+            (-1, -5, ""),
+            (-100, 1, "He"),
+            (100, 200, ""),
+            (-3, 2, ""),
+            (i64::MIN, i64::MAX, "Hello World"),
+            (i64::MAX, i64::MIN, ""),
+        ] {
+            assert_eq!(&hello[part(hello.len(), start, end)], expected, "{start} {end}");
+        }
+        assert_eq!(part(0, 0, -1), 0..0);
+        assert_eq!(part(0, i64::MIN, i64::MAX), 0..0);
+    }
+}

@@ -1,0 +1,61 @@
+//! What `MR.RANGE` asks for.
+//!
+//! `start` is always the lower end and `end` the upper one; `REVERSE` changes only the direction of the walk. Ends
+//! are written as in `ZRANGEBYLEX`: `[key` with the key, `(key` without it, `-` before the first key, `+` behind the
+//! last.
+
+/// One end of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeBound<'a> {
+    /// No bound on this side.
+    Open,
+    /// `+` as the lower end or `-` as the upper one: nothing is in the range.
+    Nothing,
+    /// A key, itself in the range.
+    Inclusive(&'a [u8]),
+    /// A key, itself not in the range.
+    Exclusive(&'a [u8]),
+}
+
+impl<'a> RangeBound<'a> {
+    /// Reads a lower end.
+    pub fn parse_start(word: &'a [u8]) -> Option<Self> {
+        match word {
+            b"-" => Some(Self::Open),
+            b"+" => Some(Self::Nothing),
+            key => Self::parse_key(key),
+        }
+    }
+
+    /// Reads an upper end.
+    pub fn parse_end(word: &'a [u8]) -> Option<Self> {
+        match word {
+            b"+" => Some(Self::Open),
+            b"-" => Some(Self::Nothing),
+            key => Self::parse_key(key),
+        }
+    }
+
+    fn parse_key(word: &'a [u8]) -> Option<Self> {
+        match word {
+            [b'[', key @ ..] => Some(Self::Inclusive(key)),
+            [b'(', key @ ..] => Some(Self::Exclusive(key)),
+            _ => None,
+        }
+    }
+}
+
+/// `MR.RANGE` with its options.
+#[derive(Clone, Copy, Debug)]
+pub struct RangeQuery<'a> {
+    /// The lower end.
+    pub start: RangeBound<'a>,
+    /// The upper end.
+    pub end: RangeBound<'a>,
+    /// Walk from the upper end to the lower one.
+    pub reverse: bool,
+    /// Most keys to give.
+    pub limit: Option<u64>,
+    /// Give each key's value behind it.
+    pub values: bool,
+}

@@ -1,0 +1,220 @@
+//! What the node says about a command: the shape of a row in the command table.
+
+/// A command that the node executes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Id {
+    Auth,
+    Client,
+    ClientGetname,
+    ClientGetredir,
+    ClientHelp,
+    ClientId,
+    ClientInfo,
+    ClientKill,
+    ClientList,
+    ClientNoEvict,
+    ClientPause,
+    ClientReply,
+    ClientSetname,
+    ClientTrackinginfo,
+    ClientUnblock,
+    ClientUnpause,
+    Command,
+    CommandCount,
+    CommandDocs,
+    CommandGetkeys,
+    CommandGetkeysandflags,
+    CommandHelp,
+    CommandInfo,
+    CommandList,
+    Config,
+    ConfigGet,
+    ConfigHelp,
+    ConfigResetstat,
+    Dbsize,
+    Echo,
+    Exists,
+    Get,
+    Getrange,
+    Hello,
+    Info,
+    Keys,
+    Mget,
+    MrRange,
+    Ping,
+    Pttl,
+    Quit,
+    Randomkey,
+    Reset,
+    Scan,
+    Select,
+    Strlen,
+    Substr,
+    Ttl,
+    Type,
+}
+
+/// Where a command's keys stand among its arguments. Zero `first` means that it has none; a negative `last` counts
+/// from the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyPositions {
+    /// Index of the first key.
+    pub first: i64,
+    /// Index of the last key.
+    pub last: i64,
+    /// Distance from key to key.
+    pub step: i64,
+    /// What the command does to them, in Redis's words.
+    pub flags: &'static [&'static str],
+}
+
+/// A word of a command's syntax.
+#[derive(Clone, Copy, Debug)]
+pub struct Argument {
+    /// What it is called.
+    pub name: &'static str,
+    /// `key`, `string`, `integer`, `pattern`, `pure-token`, `oneof` or `block`.
+    pub kind: &'static str,
+    /// The word before it, or the word itself.
+    pub token: Option<&'static str>,
+    /// `optional`, `multiple`.
+    pub flags: &'static [&'static str],
+    /// The parts of a `oneof` or a `block`.
+    pub parts: &'static [Argument],
+}
+
+impl Argument {
+    /// A required argument of a kind.
+    pub const fn new(name: &'static str, kind: &'static str) -> Self {
+        Self { name, kind, token: None, flags: &[], parts: &[] }
+    }
+
+    /// A word to be written as it is.
+    pub const fn word(name: &'static str, token: &'static str) -> Self {
+        Self { name, kind: "pure-token", token: Some(token), flags: &[], parts: &[] }
+    }
+
+    /// One of several.
+    pub const fn one_of(name: &'static str, parts: &'static [Argument]) -> Self {
+        Self { name, kind: "oneof", token: None, flags: &[], parts }
+    }
+
+    /// The same, after a word.
+    pub const fn after(self, token: &'static str) -> Self {
+        Self { token: Some(token), ..self }
+    }
+
+    /// The same, with flags.
+    pub const fn flagged(self, flags: &'static [&'static str]) -> Self {
+        Self { flags, ..self }
+    }
+}
+
+/// A row of the command table.
+#[derive(Clone, Copy, Debug)]
+pub struct Spec {
+    /// The command.
+    pub id: Id,
+    /// Its name in small letters, `container|name` for a subcommand.
+    pub name: &'static str,
+    /// How many arguments, the name counted: exactly so many, or at least so many when negative.
+    pub arity: i64,
+    /// Redis's command flags.
+    pub flags: &'static [&'static str],
+    /// Its keys.
+    pub keys: KeyPositions,
+    /// Redis's access categories.
+    pub categories: &'static [&'static str],
+    /// Redis's hints for proxies.
+    pub tips: &'static [&'static str],
+    /// The chapter of the documentation.
+    pub group: &'static str,
+    /// What it does, in a line.
+    pub summary: &'static str,
+    /// Redis's version that brought it; ours for what Redis does not have.
+    pub since: &'static str,
+    /// What it costs.
+    pub complexity: &'static str,
+    /// The version that deprecated it, and by what.
+    pub deprecated: Option<(&'static str, &'static str)>,
+    /// Its syntax.
+    pub arguments: &'static [Argument],
+    /// What it contains, for a container.
+    pub subcommands: &'static [Spec],
+}
+
+const NO_KEYS: KeyPositions = KeyPositions { first: 0, last: 0, step: 0, flags: &[] };
+
+impl Spec {
+    /// A command without keys, arguments and subcommands.
+    pub const fn new(
+        id: Id,
+        name: &'static str,
+        arity: i64,
+        group: &'static str,
+        summary: &'static str,
+    ) -> Self {
+        Self {
+            id,
+            name,
+            arity,
+            flags: &[],
+            keys: NO_KEYS,
+            categories: &[],
+            tips: &[],
+            group,
+            summary,
+            since: "1.0.0",
+            complexity: "O(1)",
+            deprecated: None,
+            arguments: &[],
+            subcommands: &[],
+        }
+    }
+
+    pub(crate) const fn flags(
+        self,
+        flags: &'static [&'static str],
+        categories: &'static [&'static str],
+    ) -> Self {
+        Self { flags, categories, ..self }
+    }
+
+    pub(crate) const fn one_key(self, flags: &'static [&'static str]) -> Self {
+        Self { keys: KeyPositions { first: 1, last: 1, step: 1, flags }, ..self }
+    }
+
+    pub(crate) const fn many_keys(self, flags: &'static [&'static str]) -> Self {
+        Self { keys: KeyPositions { first: 1, last: -1, step: 1, flags }, ..self }
+    }
+
+    pub(crate) const fn since(self, since: &'static str) -> Self {
+        Self { since, ..self }
+    }
+
+    pub(crate) const fn costs(self, complexity: &'static str) -> Self {
+        Self { complexity, ..self }
+    }
+
+    pub(crate) const fn tips(self, tips: &'static [&'static str]) -> Self {
+        Self { tips, ..self }
+    }
+
+    pub(crate) const fn takes(self, arguments: &'static [Argument]) -> Self {
+        Self { arguments, ..self }
+    }
+
+    pub(crate) const fn contains(self, subcommands: &'static [Spec]) -> Self {
+        Self { subcommands, ..self }
+    }
+
+    pub(crate) const fn deprecated(self, since: &'static str, by: &'static str) -> Self {
+        Self { deprecated: Some((since, by)), ..self }
+    }
+
+    /// Whether so many arguments, the name counted, are in order.
+    pub fn takes_count(&self, count: usize) -> bool {
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        if self.arity >= 0 { count == self.arity } else { count >= -self.arity }
+    }
+}

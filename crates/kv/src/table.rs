@@ -1,0 +1,625 @@
+//! The command table: every command the node knows, in the order of their names, and the names of Redis's write
+//! commands, which a read-only node refuses by name.
+//!
+//! Names, arities, flags, categories and key positions are those of Redis 7.0, since clients route by them;
+//! `MR.RANGE` is ours.
+
+use crate::spec::{Argument, Id, Spec};
+
+const FAST_CONNECTION: &[&str] = &["@fast", "@connection"];
+const SLOW_CONNECTION: &[&str] = &["@slow", "@connection"];
+const ADMIN_CONNECTION: &[&str] = &["@admin", "@slow", "@dangerous", "@connection"];
+const ADMIN: &[&str] = &["@admin", "@slow", "@dangerous"];
+const LOADING: &[&str] = &["loading", "stale"];
+const HANDSHAKE: &[&str] = &["noscript", "loading", "stale", "fast", "no_auth", "allow_busy"];
+const PER_CLIENT: &[&str] = &["noscript", "loading", "stale"];
+const PER_SERVER: &[&str] = &["admin", "noscript", "loading", "stale"];
+const READ_FAST: &[&str] = &["readonly", "fast"];
+const READ: &[&str] = &["readonly"];
+const OPTIONAL: &[&str] = &["optional"];
+const MULTIPLE: &[&str] = &["multiple"];
+const ANY_NUMBER: &[&str] = &["optional", "multiple"];
+
+const KEY: Argument = Argument::new("key", "key");
+const KEYS: Argument = KEY.flagged(MULTIPLE);
+
+const ON_OFF: &[Argument] = &[Argument::word("on", "ON"), Argument::word("off", "OFF")];
+
+const CLIENT_TYPE: Argument = Argument::one_of(
+    "client-type",
+    &[
+        Argument::word("normal", "NORMAL"),
+        Argument::word("master", "MASTER"),
+        Argument::word("replica", "REPLICA"),
+        Argument::word("pubsub", "PUBSUB"),
+    ],
+)
+.after("TYPE")
+.flagged(OPTIONAL);
+
+const CLIENT: &[Spec] = &[
+    Spec::new(Id::ClientGetname, "client|getname", 2, "connection", "Tells this connection's name")
+        .since("2.6.9")
+        .flags(PER_CLIENT, SLOW_CONNECTION),
+    Spec::new(
+        Id::ClientGetredir,
+        "client|getredir",
+        2,
+        "connection",
+        "Tells where tracking messages go; always nowhere here",
+    )
+    .since("6.0.0")
+    .flags(PER_CLIENT, SLOW_CONNECTION),
+    Spec::new(Id::ClientHelp, "client|help", 2, "connection", "Lists the subcommands")
+        .since("5.0.0")
+        .flags(LOADING, SLOW_CONNECTION),
+    Spec::new(Id::ClientId, "client|id", 2, "connection", "Tells this connection's number")
+        .since("5.0.0")
+        .flags(PER_CLIENT, SLOW_CONNECTION),
+    Spec::new(Id::ClientInfo, "client|info", 2, "connection", "Describes this connection")
+        .since("6.2.0")
+        .flags(PER_CLIENT, SLOW_CONNECTION)
+        .tips(&["nondeterministic_output"]),
+    Spec::new(Id::ClientKill, "client|kill", -3, "connection", "Closes connections")
+        .since("2.4.0")
+        .costs("O(N) with N connections")
+        .flags(PER_SERVER, ADMIN_CONNECTION)
+        .takes(&[Argument::one_of(
+            "filter",
+            &[
+                Argument::new("ip:port", "string"),
+                Argument {
+                    name: "filters",
+                    kind: "block",
+                    token: None,
+                    flags: MULTIPLE,
+                    parts: &[
+                        Argument::new("client-id", "integer").after("ID").flagged(OPTIONAL),
+                        CLIENT_TYPE,
+                        Argument::new("username", "string").after("USER").flagged(OPTIONAL),
+                        Argument::new("ip:port", "string").after("ADDR").flagged(OPTIONAL),
+                        Argument::new("ip:port", "string").after("LADDR").flagged(OPTIONAL),
+                        Argument::new("yes/no", "string").after("SKIPME").flagged(OPTIONAL),
+                    ],
+                },
+            ],
+        )]),
+    Spec::new(Id::ClientList, "client|list", -2, "connection", "Describes all connections")
+        .since("2.4.0")
+        .costs("O(N) with N connections")
+        .flags(PER_SERVER, ADMIN_CONNECTION)
+        .tips(&["nondeterministic_output"])
+        .takes(&[
+            CLIENT_TYPE,
+            Argument::new("client-id", "integer").after("ID").flagged(ANY_NUMBER),
+        ]),
+    Spec::new(
+        Id::ClientNoEvict,
+        "client|no-evict",
+        3,
+        "connection",
+        "Accepted; connections are not evicted here",
+    )
+    .since("7.0.0")
+    .flags(PER_SERVER, ADMIN_CONNECTION)
+    .takes(&[Argument::one_of("enabled", ON_OFF)]),
+    Spec::new(
+        Id::ClientPause,
+        "client|pause",
+        -3,
+        "connection",
+        "Holds back all connections' commands for a while",
+    )
+    .since("2.9.50")
+    .flags(PER_SERVER, ADMIN_CONNECTION)
+    .takes(&[
+        Argument::new("timeout", "integer"),
+        Argument::one_of("mode", &[Argument::word("write", "WRITE"), Argument::word("all", "ALL")])
+            .flagged(OPTIONAL),
+    ]),
+    Spec::new(
+        Id::ClientReply,
+        "client|reply",
+        3,
+        "connection",
+        "Turns this connection's replies on and off",
+    )
+    .since("3.2.0")
+    .flags(PER_CLIENT, SLOW_CONNECTION)
+    .takes(&[Argument::one_of(
+        "on_off_skip",
+        &[Argument::word("on", "ON"), Argument::word("off", "OFF"), Argument::word("skip", "SKIP")],
+    )]),
+    Spec::new(Id::ClientSetname, "client|setname", 3, "connection", "Names this connection")
+        .since("2.6.9")
+        .flags(PER_CLIENT, SLOW_CONNECTION)
+        .takes(&[Argument::new("connection-name", "string")]),
+    Spec::new(
+        Id::ClientTrackinginfo,
+        "client|trackinginfo",
+        2,
+        "connection",
+        "Tells whether this connection is tracked; it is not",
+    )
+    .since("6.2.0")
+    .flags(PER_CLIENT, SLOW_CONNECTION),
+    Spec::new(
+        Id::ClientUnblock,
+        "client|unblock",
+        -3,
+        "connection",
+        "Ends another connection's wait; nothing waits here",
+    )
+    .since("5.0.0")
+    .flags(PER_SERVER, ADMIN_CONNECTION)
+    .takes(&[
+        Argument::new("client-id", "integer"),
+        Argument::one_of(
+            "timeout_error",
+            &[Argument::word("timeout", "TIMEOUT"), Argument::word("error", "ERROR")],
+        )
+        .flagged(OPTIONAL),
+    ]),
+    Spec::new(Id::ClientUnpause, "client|unpause", 2, "connection", "Ends a pause")
+        .since("6.2.0")
+        .flags(PER_SERVER, ADMIN_CONNECTION),
+];
+
+const NAMES: &[Argument] = &[Argument::new("command-name", "string").flagged(ANY_NUMBER)];
+
+const COMMAND: &[Spec] = &[
+    Spec::new(Id::CommandCount, "command|count", 2, "server", "Tells how many commands there are")
+        .since("2.8.13")
+        .flags(LOADING, SLOW_CONNECTION),
+    Spec::new(Id::CommandDocs, "command|docs", -2, "server", "Documents commands")
+        .since("7.0.0")
+        .costs("O(N) with N names")
+        .flags(LOADING, SLOW_CONNECTION)
+        .tips(&["nondeterministic_output_order"])
+        .takes(NAMES),
+    Spec::new(Id::CommandGetkeys, "command|getkeys", -4, "server", "Finds the keys in a command")
+        .since("2.8.13")
+        .costs("O(N) with N arguments")
+        .flags(LOADING, SLOW_CONNECTION),
+    Spec::new(
+        Id::CommandGetkeysandflags,
+        "command|getkeysandflags",
+        -4,
+        "server",
+        "Finds the keys in a command and what happens to them",
+    )
+    .since("7.0.0")
+    .costs("O(N) with N arguments")
+    .flags(LOADING, SLOW_CONNECTION),
+    Spec::new(Id::CommandHelp, "command|help", 2, "server", "Lists the subcommands")
+        .since("5.0.0")
+        .flags(LOADING, SLOW_CONNECTION),
+    Spec::new(Id::CommandInfo, "command|info", -2, "server", "Describes commands")
+        .since("2.8.13")
+        .costs("O(N) with N names")
+        .flags(LOADING, SLOW_CONNECTION)
+        .tips(&["nondeterministic_output_order"])
+        .takes(NAMES),
+    Spec::new(Id::CommandList, "command|list", -2, "server", "Lists the names of commands")
+        .since("7.0.0")
+        .costs("O(N) with N commands")
+        .flags(LOADING, SLOW_CONNECTION)
+        .tips(&["nondeterministic_output_order"])
+        .takes(&[Argument::one_of(
+            "filterby",
+            &[
+                Argument::new("module-name", "string").after("MODULE"),
+                Argument::new("category", "string").after("ACLCAT"),
+                Argument::new("pattern", "pattern").after("PATTERN"),
+            ],
+        )
+        .after("FILTERBY")
+        .flagged(OPTIONAL)]),
+];
+
+const CONFIG: &[Spec] = &[
+    Spec::new(Id::ConfigGet, "config|get", -3, "server", "Tells settings by their names")
+        .since("2.0.0")
+        .costs("O(N) with N patterns")
+        .flags(PER_SERVER, ADMIN)
+        .takes(&[Argument::new("parameter", "pattern").flagged(MULTIPLE)]),
+    Spec::new(Id::ConfigHelp, "config|help", 2, "server", "Lists the subcommands")
+        .since("5.0.0")
+        .flags(LOADING, &["@slow"]),
+    Spec::new(
+        Id::ConfigResetstat,
+        "config|resetstat",
+        2,
+        "server",
+        "Sets the counters of INFO back",
+    )
+    .since("2.0.0")
+    .flags(PER_SERVER, ADMIN),
+];
+
+const ACCESS: &[&str] = &["RO", "access"];
+const EXISTENCE: &[&str] = &["RO"];
+
+/// Every command, sorted by name.
+pub static TABLE: &[Spec] = &[
+    Spec::new(Id::Auth, "auth", -2, "connection", "Logs in; there is no password to give yet")
+        .flags(HANDSHAKE, FAST_CONNECTION)
+        .takes(&[
+            Argument::new("username", "string").flagged(OPTIONAL),
+            Argument::new("password", "string"),
+        ]),
+    Spec::new(Id::Client, "client", -2, "connection", "Contains commands about connections")
+        .since("2.4.0")
+        .flags(&[], &["@slow"])
+        .costs("Depends on the subcommand")
+        .contains(CLIENT),
+    Spec::new(Id::Command, "command", -1, "server", "Describes all commands")
+        .since("2.8.13")
+        .flags(LOADING, SLOW_CONNECTION)
+        .costs("O(N) with N commands")
+        .tips(&["nondeterministic_output_order"])
+        .contains(COMMAND),
+    Spec::new(Id::Config, "config", -2, "server", "Contains commands about settings")
+        .since("2.0.0")
+        .flags(&[], &["@slow"])
+        .costs("Depends on the subcommand")
+        .contains(CONFIG),
+    Spec::new(Id::Dbsize, "dbsize", 1, "server", "Estimates the number of keys")
+        .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
+        .tips(&["request_policy:all_shards", "response_policy:agg_sum"]),
+    Spec::new(Id::Echo, "echo", 2, "connection", "Gives its argument back")
+        .flags(&["loading", "stale", "fast"], FAST_CONNECTION)
+        .takes(&[Argument::new("message", "string")]),
+    Spec::new(Id::Exists, "exists", -2, "generic", "Counts how many of its keys exist")
+        .costs("O(N) with N keys")
+        .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
+        .many_keys(EXISTENCE)
+        .takes(&[KEYS]),
+    Spec::new(Id::Get, "get", 2, "string", "Reads a value")
+        .flags(READ_FAST, &["@read", "@string", "@fast"])
+        .one_key(ACCESS)
+        .takes(&[KEY]),
+    Spec::new(Id::Getrange, "getrange", 4, "string", "Reads a part of a value")
+        .since("2.4.0")
+        .costs("O(N) with N bytes of the value")
+        .flags(READ, &["@read", "@string", "@slow"])
+        .one_key(ACCESS)
+        .takes(&[KEY, Argument::new("start", "integer"), Argument::new("end", "integer")]),
+    Spec::new(Id::Hello, "hello", -1, "connection", "Chooses the protocol")
+        .since("6.0.0")
+        .flags(HANDSHAKE, FAST_CONNECTION)
+        .takes(&[Argument {
+            name: "arguments",
+            kind: "block",
+            token: None,
+            flags: OPTIONAL,
+            parts: &[
+                Argument::new("protover", "integer"),
+                Argument {
+                    name: "username_password",
+                    kind: "block",
+                    token: Some("AUTH"),
+                    flags: OPTIONAL,
+                    parts: &[
+                        Argument::new("username", "string"),
+                        Argument::new("password", "string"),
+                    ],
+                },
+                Argument::new("clientname", "string").after("SETNAME").flagged(OPTIONAL),
+            ],
+        }]),
+    Spec::new(Id::Info, "info", -1, "server", "Reports on the node")
+        .flags(LOADING, &["@slow", "@dangerous"])
+        .tips(&["nondeterministic_output", "request_policy:all_shards", "response_policy:special"])
+        .takes(&[Argument::new("section", "string").flagged(ANY_NUMBER)]),
+    Spec::new(Id::Keys, "keys", 2, "generic", "Lists the keys that match a pattern, in order")
+        .costs("O(N) with N keys that begin like the pattern")
+        .flags(READ, &["@keyspace", "@read", "@slow", "@dangerous"])
+        .tips(&["request_policy:all_shards"])
+        .takes(&[Argument::new("pattern", "pattern")]),
+    Spec::new(Id::Mget, "mget", -2, "string", "Reads several values")
+        .costs("O(N) with N keys")
+        .flags(READ_FAST, &["@read", "@string", "@fast"])
+        .tips(&["request_policy:multi_shard"])
+        .many_keys(ACCESS)
+        .takes(&[KEYS]),
+    Spec::new(
+        Id::MrRange,
+        "mr.range",
+        -3,
+        "generic",
+        "Reads keys and values in order, forward or backward",
+    )
+    .since("0.1.0")
+    .costs("O(N) with N keys in the range")
+    .flags(READ, &["@keyspace", "@read", "@slow"])
+    .takes(&[
+        Argument::new("start", "string"),
+        Argument::new("end", "string"),
+        Argument::word("reverse", "REVERSE").flagged(OPTIONAL),
+        Argument::new("limit", "integer").after("LIMIT").flagged(OPTIONAL),
+        Argument::word("novalues", "NOVALUES").flagged(OPTIONAL),
+    ]),
+    Spec::new(Id::Ping, "ping", -1, "connection", "Answers")
+        .flags(&["fast"], FAST_CONNECTION)
+        .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
+        .takes(&[Argument::new("message", "string").flagged(OPTIONAL)]),
+    Spec::new(Id::Pttl, "pttl", 2, "generic", "Tells a key's time to live in milliseconds")
+        .since("2.6.0")
+        .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
+        .tips(&["nondeterministic_output"])
+        .one_key(ACCESS)
+        .takes(&[KEY]),
+    Spec::new(Id::Quit, "quit", -1, "connection", "Closes the connection")
+        .flags(HANDSHAKE, FAST_CONNECTION),
+    Spec::new(Id::Randomkey, "randomkey", 1, "generic", "Gives some key")
+        .flags(READ, &["@keyspace", "@read", "@slow"])
+        .tips(&["request_policy:all_shards", "nondeterministic_output"]),
+    Spec::new(Id::Reset, "reset", 1, "connection", "Sets the connection back to its beginning")
+        .since("6.2.0")
+        .flags(HANDSHAKE, FAST_CONNECTION),
+    Spec::new(Id::Scan, "scan", -2, "generic", "Lists keys piece by piece, in order")
+        .since("2.8.0")
+        .costs("O(COUNT) for every call")
+        .flags(READ, &["@keyspace", "@read", "@slow"])
+        .tips(&["nondeterministic_output", "request_policy:special"])
+        .takes(&[
+            Argument::new("cursor", "integer"),
+            Argument::new("pattern", "pattern").after("MATCH").flagged(OPTIONAL),
+            Argument::new("count", "integer").after("COUNT").flagged(OPTIONAL),
+            Argument::new("type", "string").after("TYPE").flagged(OPTIONAL),
+        ]),
+    Spec::new(Id::Select, "select", 2, "connection", "Chooses the database; there is only 0")
+        .flags(&["loading", "stale", "fast"], FAST_CONNECTION)
+        .takes(&[Argument::new("index", "integer")]),
+    Spec::new(Id::Strlen, "strlen", 2, "string", "Tells the length of a value")
+        .since("2.2.0")
+        .flags(READ_FAST, &["@read", "@string", "@fast"])
+        .one_key(EXISTENCE)
+        .takes(&[KEY]),
+    Spec::new(Id::Substr, "substr", 4, "string", "Reads a part of a value")
+        .costs("O(N) with N bytes of the value")
+        .flags(READ, &["@read", "@string", "@slow"])
+        .deprecated("2.0.0", "`GETRANGE`")
+        .one_key(ACCESS)
+        .takes(&[KEY, Argument::new("start", "integer"), Argument::new("end", "integer")]),
+    Spec::new(Id::Ttl, "ttl", 2, "generic", "Tells a key's time to live in seconds")
+        .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
+        .tips(&["nondeterministic_output"])
+        .one_key(ACCESS)
+        .takes(&[KEY]),
+    Spec::new(
+        Id::Type,
+        "type",
+        2,
+        "generic",
+        "Tells the type of a key's value; always string here",
+    )
+    .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
+    .one_key(EXISTENCE)
+    .takes(&[KEY]),
+];
+
+/// Redis's commands that write, with their arity, sorted by name. `FUNCTION`, whose subcommands write too, is as
+/// unknown here as the commands that run functions.
+static WRITES: &[(&str, i64)] = &[
+    ("append", 3),
+    ("bitfield", -2),
+    ("bitop", -4),
+    ("blmove", 6),
+    ("blmpop", -5),
+    ("blpop", -3),
+    ("brpop", -3),
+    ("brpoplpush", 4),
+    ("bzmpop", -5),
+    ("bzpopmax", -3),
+    ("bzpopmin", -3),
+    ("copy", -3),
+    ("decr", 2),
+    ("decrby", 3),
+    ("del", -2),
+    ("expire", -3),
+    ("expireat", -3),
+    ("flushall", -1),
+    ("flushdb", -1),
+    ("geoadd", -5),
+    ("georadius", -6),
+    ("georadiusbymember", -5),
+    ("geosearchstore", -8),
+    ("getdel", 2),
+    ("getex", -2),
+    ("getset", 3),
+    ("hdel", -3),
+    ("hincrby", 4),
+    ("hincrbyfloat", 4),
+    ("hmset", -4),
+    ("hset", -4),
+    ("hsetnx", 4),
+    ("incr", 2),
+    ("incrby", 3),
+    ("incrbyfloat", 3),
+    ("linsert", 5),
+    ("lmove", 5),
+    ("lmpop", -4),
+    ("lpop", -2),
+    ("lpush", -3),
+    ("lpushx", -3),
+    ("lrem", 4),
+    ("lset", 4),
+    ("ltrim", 4),
+    ("migrate", -6),
+    ("move", 3),
+    ("mset", -3),
+    ("msetnx", -3),
+    ("persist", 2),
+    ("pexpire", -3),
+    ("pexpireat", -3),
+    ("pfadd", -2),
+    ("pfdebug", 3),
+    ("pfmerge", -2),
+    ("psetex", 4),
+    ("rename", 3),
+    ("renamenx", 3),
+    ("restore", -4),
+    ("restore-asking", -4),
+    ("rpop", -2),
+    ("rpoplpush", 3),
+    ("rpush", -3),
+    ("rpushx", -3),
+    ("sadd", -3),
+    ("sdiffstore", -3),
+    ("set", -3),
+    ("setbit", 4),
+    ("setex", 4),
+    ("setnx", 3),
+    ("setrange", 4),
+    ("sinterstore", -3),
+    ("smove", 4),
+    ("sort", -2),
+    ("spop", -2),
+    ("srem", -3),
+    ("sunionstore", -3),
+    ("swapdb", 3),
+    ("unlink", -2),
+    ("xack", -4),
+    ("xadd", -5),
+    ("xautoclaim", -6),
+    ("xclaim", -6),
+    ("xdel", -3),
+    ("xgroup", -2),
+    ("xreadgroup", -7),
+    ("xsetid", -3),
+    ("xtrim", -4),
+    ("zadd", -4),
+    ("zdiffstore", -4),
+    ("zincrby", 4),
+    ("zinterstore", -4),
+    ("zmpop", -4),
+    ("zpopmax", -2),
+    ("zpopmin", -2),
+    ("zrangestore", -5),
+    ("zrem", -3),
+    ("zremrangebylex", 4),
+    ("zremrangebyrank", 4),
+    ("zremrangebyscore", 4),
+    ("zunionstore", -4),
+];
+
+/// Longest name in either table.
+const NAME_BYTES_MAX: usize = 32;
+
+/// What a command's name stands for.
+#[derive(Clone, Copy, Debug)]
+pub enum Known {
+    /// A command of ours.
+    Ours(&'static Spec),
+    /// A container of ours, with a second word that it does not contain.
+    NoSubcommand(&'static Spec),
+    /// A command of Redis that writes, with its name and arity.
+    Write(&'static str, i64),
+}
+
+/// Finds a command by its name, and by its second word when the first is a container.
+pub fn find(name: &[u8], second: Option<&[u8]>) -> Option<Known> {
+    let mut small = [0; NAME_BYTES_MAX];
+    let small = small.get_mut(..name.len())?;
+    small.copy_from_slice(name);
+    small.make_ascii_lowercase();
+    let small: &[u8] = small;
+    if let Ok(at) = TABLE.binary_search_by(|spec| spec.name.as_bytes().cmp(small)) {
+        let spec = &TABLE[at];
+        return Some(match second {
+            Some(second) if !spec.subcommands.is_empty() => match subcommand(spec, second) {
+                Some(found) => Known::Ours(found),
+                None => Known::NoSubcommand(spec),
+            },
+            _ => Known::Ours(spec),
+        });
+    }
+    let at = WRITES.binary_search_by(|(name, _)| name.as_bytes().cmp(small)).ok()?;
+    Some(Known::Write(WRITES[at].0, WRITES[at].1))
+}
+
+/// Finds a command or, as `container|name`, a subcommand by its full name.
+pub fn find_full(name: &[u8]) -> Option<&'static Spec> {
+    let mut words = name.splitn(2, |&byte| byte == b'|');
+    let first = words.next()?;
+    let second = words.next();
+    match find(first, second)? {
+        // A second word after a command that contains nothing names nothing.
+        Known::Ours(spec) if second.is_some() && !spec.name.contains('|') => None,
+        Known::Ours(spec) => Some(spec),
+        Known::NoSubcommand(_) | Known::Write(..) => None,
+    }
+}
+
+fn subcommand(container: &'static Spec, word: &[u8]) -> Option<&'static Spec> {
+    container.subcommands.iter().find(|spec| {
+        let short = spec.name.rsplit('|').next().unwrap_or_default();
+        short.as_bytes().eq_ignore_ascii_case(word)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_sorted_and_names_fit() {
+        assert!(TABLE.windows(2).all(|pair| pair[0].name < pair[1].name));
+        assert!(WRITES.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        assert!(TABLE.iter().map(|spec| spec.name).chain(WRITES.iter().map(|write| write.0)).all(
+            |name| {
+                name.len() <= NAME_BYTES_MAX && name.bytes().all(|byte| !byte.is_ascii_uppercase())
+            }
+        ));
+        for container in TABLE {
+            for spec in container.subcommands {
+                let (first, _) = spec.name.split_once('|').unwrap();
+                assert_eq!(first, container.name);
+            }
+            assert!(container.subcommands.windows(2).all(|pair| pair[0].name < pair[1].name));
+        }
+    }
+
+    #[test]
+    fn every_command_is_found_by_its_name_in_any_case() {
+        for spec in TABLE {
+            let name = spec.name.to_uppercase();
+            assert!(
+                matches!(find(name.as_bytes(), None), Some(Known::Ours(found)) if found.id == spec.id)
+            );
+            for sub in spec.subcommands {
+                let (first, second) = sub.name.split_once('|').unwrap();
+                let second = second.to_uppercase();
+                let found = find(first.as_bytes(), Some(second.as_bytes()));
+                assert!(
+                    matches!(found, Some(Known::Ours(found)) if found.id == sub.id),
+                    "{}",
+                    sub.name
+                );
+                assert_eq!(find_full(sub.name.as_bytes()).map(|found| found.id), Some(sub.id));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_found() {
+        assert!(find(b"", None).is_none());
+        assert!(find(b"nosuch", None).is_none());
+        assert!(find(&[b'x'; 1000], None).is_none());
+        assert!(
+            matches!(find(b"client", Some(b"nosuch")), Some(Known::NoSubcommand(spec)) if spec.name == "client")
+        );
+        assert!(
+            matches!(find(b"get", Some(b"key")), Some(Known::Ours(spec)) if spec.name == "get")
+        );
+        assert!(matches!(find(b"SET", Some(b"key")), Some(Known::Write("set", -3))));
+        assert!(
+            find_full(b"get|x").is_none()
+                && find_full(b"set").is_none()
+                && find_full(b"client|x").is_none()
+        );
+    }
+}
