@@ -1,0 +1,62 @@
+//! The errors of this crate: what went wrong, and what to do about it.
+
+use std::fmt;
+
+/// What kind of failure it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A flag or the configuration file asks for something that makes no sense here.
+    Usage,
+    /// The directory holds no RocksDB database.
+    NoDatabase,
+    /// Another process has the database open for writing.
+    Locked,
+    /// A file is damaged.
+    Damaged,
+    /// The database uses a feature that this version does not have.
+    Unsupported,
+    /// Somebody else listens on the port.
+    PortInUse,
+    /// The system refused something else.
+    System,
+}
+
+/// A failure with the advice that goes with it.
+#[derive(Clone, Debug)]
+pub struct Error {
+    kind: Kind,
+    what: String,
+    hint: Option<String>,
+}
+
+impl Error {
+    /// A failure; `what` is one lower-case line.
+    pub fn new(kind: Kind, what: impl Into<String>) -> Error {
+        Error { kind, what: what.into(), hint: None }
+    }
+
+    /// Adds what the user can do about it.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Error {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// What kind of failure it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The advice, if there is any.
+    pub fn advice(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,94 @@
+//! The phases a node goes through, known to all its cores.
+//!
+//! One core (0) moves the node on; each core's main task waits for phases. A phase is only ever
+//! raised. A waiting core sleeps: the change wakes it through its task's waker, which works from
+//! any thread.
+//!
+//! | phase | meaning |
+//! |---|---|
+//! | starting | core 0 opens the database, the others wait |
+//! | running | every core listens and serves |
+//! | draining | nobody accepts; what was received is answered, within a deadline |
+//! | stopped | nothing is left to do, or the deadline has passed: cores end |
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::Poll;
+
+use atomic_waker::AtomicWaker;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Phase {
+    /// Core 0 opens what all share.
+    Starting,
+    /// The node serves.
+    Running,
+    /// The node finishes what it has begun.
+    Draining,
+    /// Cores end.
+    Stopped,
+}
+
+const PHASES: [Phase; 4] = [Phase::Starting, Phase::Running, Phase::Draining, Phase::Stopped];
+
+/// The node's phase, and one waiting place per core.
+#[derive(Debug)]
+pub struct Phases {
+    now: AtomicU8,
+    waiting: Vec<AtomicWaker>,
+}
+
+impl Phases {
+    /// The first phase of a node with so many cores.
+    pub fn new(cores: usize) -> Phases {
+        Phases {
+            now: AtomicU8::new(Phase::Starting as u8),
+            waiting: (0..cores).map(|_| AtomicWaker::new()).collect(),
+        }
+    }
+
+    /// The phase the node is in.
+    pub fn now(&self) -> Phase {
+        PHASES[usize::from(self.now.load(Ordering::Acquire)).min(PHASES.len() - 1)]
+    }
+
+    /// Moves the node on and wakes the cores that wait. Never moves it back.
+    pub fn raise(&self, phase: Phase) {
+        self.now.fetch_max(phase as u8, Ordering::AcqRel);
+        for waker in &self.waiting {
+            waker.wake();
+        }
+    }
+
+    /// Waits until the node is at least in `phase`, and tells in which one it is then. At most
+    /// one task of each core waits at a time.
+    pub async fn reached(&self, core: usize, phase: Phase) -> Phase {
+        std::future::poll_fn(|cx| {
+            // Registering comes first: a change after the look finds the waker.
+            self.waiting[core].register(cx.waker());
+            let now = self.now();
+            if now >= phase { Poll::Ready(now) } else { Poll::Pending }
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use super::*;
+
+    #[test]
+    fn a_wait_ends_at_its_phase_or_beyond_and_never_goes_back() {
+        let phases = Phases::new(1);
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut running = pin!(phases.reached(0, Phase::Running));
+        assert!(running.as_mut().poll(&mut cx).is_pending());
+        phases.raise(Phase::Draining);
+        phases.raise(Phase::Running);
+        assert_eq!(running.as_mut().poll(&mut cx), Poll::Ready(Phase::Draining));
+    }
+}
