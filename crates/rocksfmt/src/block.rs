@@ -431,3 +431,202 @@ impl BlockCursor {
         comparator.cmp_internal(self.key(), target)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::{SEEK_TYPE, pack, put_internal_key};
+    use crate::test_block::{BlockBuilder, Form};
+    use proptest::prelude::*;
+
+    fn internal(user: &[u8], sequence: u64, type_byte: u8) -> Vec<u8> {
+        let mut key = Vec::new();
+        put_internal_key(&mut key, user, pack(sequence, type_byte));
+        key
+    }
+
+    #[test]
+    fn the_empty_block_has_no_entry() {
+        let data = [0, 0, 0, 0, 1, 0, 0, 0];
+        let layout = BlockLayout::parse(&data).unwrap();
+        assert!(layout.is_empty());
+        let mut c = BlockCursor::new();
+        assert!(!c.seek_to_first(&data, &layout).unwrap());
+        assert!(!c.seek_to_last(&data, &layout).unwrap());
+        let target = internal(b"k", 1, 1);
+        assert!(!c.seek(&data, &layout, Comparator::Bytewise, &target).unwrap());
+        let found = point_lookup(&data, &layout, Comparator::Bytewise, &target, &mut Vec::new());
+        assert_eq!(found.unwrap(), Lookup::PastEnd);
+    }
+
+    #[test]
+    fn a_block_from_rocksdb_reads_back() {
+        let hex = "000a0161620105000000000000780209006300040000000000000000000001000000";
+        let data: Vec<u8> =
+            (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect();
+        let layout = BlockLayout::parse(&data).unwrap();
+        let mut c = BlockCursor::new();
+        assert!(c.seek_to_first(&data, &layout).unwrap());
+        assert_eq!((c.key(), c.value(&data)), (&internal(b"ab", 5, 1)[..], &b"x"[..]));
+        assert!(c.next(&data, &layout).unwrap());
+        assert_eq!((c.key(), c.value(&data)), (&internal(b"abc", 4, 0)[..], &b""[..]));
+        assert!(!c.next(&data, &layout).unwrap());
+
+        let mut b = BlockBuilder::new(Form::Plain, 16);
+        b.add(&internal(b"ab", 5, 1), b"x");
+        b.add(&internal(b"abc", 4, 0), b"");
+        assert_eq!(b.finish(), data);
+    }
+
+    #[test]
+    fn a_reserved_footer_bit_is_refused() {
+        let data = [0, 0, 0, 0, 1, 0, 0, 0x40];
+        assert_eq!(BlockLayout::parse(&data).unwrap_err().kind(), crate::Kind::Unsupported);
+    }
+
+    #[test]
+    fn impossible_restart_arrays_are_refused() {
+        let mut b = BlockBuilder::new(Form::Plain, 1);
+        b.add(b"aaaaaaaaa", b"1");
+        b.add(b"bbbbbbbbb", b"2");
+        let good = b.finish();
+        BlockLayout::parse(&good).unwrap();
+        let restarts = good.len() - 12;
+        for (at, value) in [(0, 1u32), (4, 0), (4, restarts as u32), (4, u32::MAX), (8, 0), (8, 1 << 20)] {
+            let mut bad = good.clone();
+            bad[restarts + at..restarts + at + 4].copy_from_slice(&value.to_le_bytes());
+            assert!(BlockLayout::parse(&bad).is_err(), "{value} at {at}");
+        }
+        for len in 0..8 {
+            assert!(BlockLayout::parse(&vec![0xFF; len]).is_err());
+        }
+    }
+
+    /// A warm cursor and a warm scratch must not grow when the same work is done again.
+    #[test]
+    fn buffers_stop_growing() {
+        let mut b = BlockBuilder::new(Form::Plain, 16);
+        for i in 0..100 {
+            b.add(&internal(format!("key{i:05}").as_bytes(), 1, 1), b"v");
+        }
+        let data = b.finish();
+        let layout = BlockLayout::parse(&data).unwrap();
+        let mut c = BlockCursor::new();
+        let walk = |c: &mut BlockCursor| {
+            let mut n = 0;
+            let mut more = c.seek_to_last(&data, &layout).unwrap();
+            while more {
+                n += 1;
+                more = c.prev(&data, &layout).unwrap();
+            }
+            n
+        };
+        assert_eq!(walk(&mut c), 100);
+        let warm = c.inner.capacities();
+        assert_eq!(walk(&mut c), 100);
+        assert_eq!(c.inner.capacities(), warm);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        First,
+        Last,
+        Next,
+        Prev,
+        Seek(Vec<u8>),
+        SeekForPrev(Vec<u8>),
+    }
+
+    /// Short keys over few letters, so that prefixes, equal user keys and shared trailer bytes are common.
+    fn user_key() -> impl Strategy<Value = Vec<u8>> {
+        proptest::collection::vec(prop_oneof![Just(0u8), Just(1), Just(b'a'), Just(b'b'), Just(255)], 0..7)
+    }
+
+    fn internal_key() -> impl Strategy<Value = Vec<u8>> {
+        (user_key(), prop_oneof![0u64..4, 254u64..260], prop_oneof![Just(0u8), Just(1), Just(SEEK_TYPE)])
+            .prop_map(|(user, sequence, t)| internal(&user, sequence, t))
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            Just(Op::First),
+            Just(Op::Last),
+            Just(Op::Next),
+            Just(Op::Next),
+            Just(Op::Prev),
+            Just(Op::Prev),
+            internal_key().prop_map(Op::Seek),
+            internal_key().prop_map(Op::SeekForPrev),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+        #[test]
+        fn cursors_and_lookups_agree_with_a_sorted_list(
+            keys in proptest::collection::vec(internal_key(), 0..60),
+            ops in proptest::collection::vec(op(), 1..80),
+            interval in prop_oneof![Just(1usize), 2usize..5, Just(16), Just(1000)],
+            separated: bool,
+            reverse: bool,
+            buckets in proptest::option::of(0u16..40),
+        ) {
+            let comparator = if reverse { Comparator::ReverseBytewise } else { Comparator::Bytewise };
+            let mut keys = keys;
+            keys.sort_by(|a, b| comparator.cmp_internal(a, b));
+            keys.dedup();
+            let model: Vec<(Vec<u8>, Vec<u8>)> =
+                keys.into_iter().enumerate().map(|(i, k)| (k, vec![b'v'; i * 7 % 200])).collect();
+            let form = if separated { Form::Separated } else { Form::Plain };
+            let mut builder = BlockBuilder::new(form, interval);
+            if let Some(n) = buckets {
+                builder = builder.hash_buckets(n);
+            }
+            for (key, value) in &model {
+                builder.add(key, value);
+            }
+            let data = builder.finish();
+            let layout = BlockLayout::parse(&data).unwrap();
+            let mut scratch = Vec::new();
+            let mut cursor = BlockCursor::new();
+            let mut at: Option<usize> = None;
+            let n = model.len();
+            for op in ops {
+                let not_less = |t: &[u8]| model.partition_point(|(k, _)| comparator.cmp_internal(k, t).is_lt());
+                let arrived = match &op {
+                    Op::First => { at = Some(0).filter(|_| n > 0); cursor.seek_to_first(&data, &layout) }
+                    Op::Last => { at = n.checked_sub(1); cursor.seek_to_last(&data, &layout) }
+                    Op::Next => { at = at.map(|i| i + 1).filter(|&i| i < n); cursor.next(&data, &layout) }
+                    Op::Prev => { at = at.and_then(|i| i.checked_sub(1)); cursor.prev(&data, &layout) }
+                    Op::Seek(t) => {
+                        let i = not_less(t);
+                        at = Some(i).filter(|&i| i < n);
+                        let found = point_lookup(&data, &layout, comparator, t, &mut scratch).unwrap();
+                        let same = at.filter(|&i| model[i].0[..model[i].0.len() - 8] == t[..t.len() - 8]);
+                        match (found, at, same) {
+                            (Lookup::PastEnd, None, _) | (Lookup::Absent, Some(_), None) => {}
+                            (Lookup::Found { packed, start, end }, _, Some(i)) => {
+                                prop_assert_eq!(&packed.to_le_bytes(), &model[i].0[model[i].0.len() - 8..]);
+                                prop_assert_eq!(&data[start as usize..end as usize], &model[i].1[..]);
+                            }
+                            other => prop_assert!(false, "lookup {:?}", other),
+                        }
+                        cursor.seek(&data, &layout, comparator, t)
+                    }
+                    Op::SeekForPrev(t) => {
+                        let i = not_less(t);
+                        at = if i < n && model[i].0 == *t { Some(i) } else { i.checked_sub(1) };
+                        cursor.seek_for_prev(&data, &layout, comparator, t)
+                    }
+                };
+                prop_assert_eq!(arrived.unwrap(), at.is_some(), "{:?}", op);
+                prop_assert_eq!(cursor.valid(), at.is_some());
+                if let Some(i) = at {
+                    prop_assert_eq!(cursor.key(), &model[i].0[..], "{:?}", op);
+                    prop_assert_eq!(cursor.value(&data), &model[i].1[..]);
+                }
+            }
+        }
+    }
+}

@@ -75,6 +75,12 @@ impl<F: Entries> Cursor<F> {
         self.value
     }
 
+    /// What the buffers hold without growing.
+    #[cfg(test)]
+    pub fn capacities(&self) -> (usize, usize) {
+        (self.key.capacity(), self.trail.capacity())
+    }
+
     pub fn reset(&mut self) {
         self.key.clear();
         self.valid = false;

@@ -294,3 +294,126 @@ impl IndexCursor {
         self.inner.prev(data, *layout)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::{pack, put_internal_key};
+    use crate::test_block::{BlockBuilder, Form};
+    use proptest::prelude::*;
+
+    fn internal(user: &[u8], sequence: u64) -> Vec<u8> {
+        let mut key = Vec::new();
+        put_internal_key(&mut key, user, pack(sequence, 1));
+        key
+    }
+
+    #[test]
+    fn a_delta_in_an_interval_that_shares_nothing_is_a_full_handle() {
+        let format = IndexFormat { user_keys: true, delta_values: true, first_keys: false };
+        let mut b = BlockBuilder::new(Form::Index(format), 8);
+        b.add_index(b"ab", BlockHandle { offset: 0, size: 100 }, b"");
+        b.add_index(b"ac", BlockHandle { offset: 105, size: 50 }, b"");
+        b.add_index(b"b", BlockHandle { offset: 4096, size: 7 }, b"");
+        let data = b.finish();
+        let layout = IndexLayout::parse(&data, format).unwrap();
+        let mut scratch = Vec::new();
+        let mut find = |user: &[u8]| {
+            index_lookup(&data, &layout, Comparator::Bytewise, &internal(user, 9), &mut scratch).unwrap()
+        };
+        assert_eq!(find(b"aa"), Some(BlockHandle { offset: 0, size: 100 }));
+        assert_eq!(find(b"ac"), Some(BlockHandle { offset: 105, size: 50 }));
+        assert_eq!(find(b"ad"), Some(BlockHandle { offset: 4096, size: 7 }));
+        assert_eq!(find(b"c"), None);
+    }
+
+    #[test]
+    fn unknown_index_types_are_refused_by_number() {
+        assert!(IndexType::from_u32(4).unwrap_err().to_string().contains("index type 4"));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+        #[test]
+        fn lookups_and_cursors_agree_with_a_sorted_list(
+            users in proptest::collection::btree_set(proptest::collection::vec(97u8..101, 1..8), 0..60),
+            versions: bool,
+            targets in proptest::collection::vec((proptest::collection::vec(96u8..102, 0..8), 0u64..6), 1..30),
+            steps in proptest::collection::vec(any::<bool>(), 0..60),
+            interval in prop_oneof![Just(1usize), 2usize..5, Just(8), Just(16)],
+            user_keys: bool,
+            delta_values: bool,
+            first_keys: bool,
+        ) {
+            let format = IndexFormat { user_keys, delta_values, first_keys };
+            let comparator = Comparator::Bytewise;
+            let mut keys = Vec::new();
+            for user in &users {
+                if user_keys {
+                    keys.push(user.clone());
+                } else {
+                    keys.push(internal(user, 5));
+                    if versions {
+                        keys.push(internal(user, 3));
+                    }
+                }
+            }
+            let mut builder = BlockBuilder::new(Form::Index(format), interval);
+            let mut model = Vec::new();
+            let mut offset = 0;
+            for (i, key) in keys.iter().enumerate() {
+                let handle = BlockHandle { offset, size: (i * 977 % 5000) as u64 };
+                offset += handle.size + 5;
+                let first = if first_keys { format!("first{i}").into_bytes() } else { Vec::new() };
+                builder.add_index(key, handle, &first);
+                model.push((key.clone(), handle, first));
+            }
+            let data = builder.finish();
+            let layout = IndexLayout::parse(&data, format).unwrap();
+            let mut cursor = IndexCursor::new();
+            let mut scratch = Vec::new();
+            let n = model.len();
+            let mut at = None;
+            let mut steps = steps.into_iter();
+            for (user, sequence) in targets {
+                let target = internal(&user, sequence);
+                let i = model.partition_point(|(k, ..)| match user_keys {
+                    true => k.as_slice() < user.as_slice(),
+                    false => comparator.cmp_internal(k, &target).is_lt(),
+                });
+                let expected = model.get(i).map(|m| m.1);
+                prop_assert_eq!(index_lookup(&data, &layout, comparator, &target, &mut scratch).unwrap(), expected);
+                if sequence == 0 {
+                    let found = cursor.seek_for_prev(&data, &layout, comparator, &target).unwrap();
+                    prop_assert_eq!(found, n > 0);
+                    at = Some(i.min(n.saturating_sub(1))).filter(|_| n > 0);
+                } else {
+                    prop_assert_eq!(cursor.seek(&data, &layout, comparator, &target).unwrap(), i < n);
+                    at = Some(i).filter(|&i| i < n);
+                }
+                for forward in steps.by_ref().take(4) {
+                    if let Some(i) = at {
+                        prop_assert_eq!(cursor.key(), &model[i].0[..]);
+                        prop_assert_eq!(cursor.handle(), model[i].1);
+                        prop_assert_eq!(&data[cursor.first_key_range()], &model[i].2[..]);
+                    }
+                    let moved = if forward { cursor.next(&data, &layout) } else { cursor.prev(&data, &layout) };
+                    at = match forward {
+                        true => at.map(|i| i + 1).filter(|&i| i < n),
+                        false => at.and_then(|i| i.checked_sub(1)),
+                    };
+                    prop_assert_eq!(moved.unwrap(), at.is_some());
+                }
+            }
+            prop_assert_eq!(cursor.valid(), at.is_some());
+            let mut more = cursor.seek_to_last(&data, &layout).unwrap();
+            for m in model.iter().rev() {
+                prop_assert!(more);
+                prop_assert_eq!((cursor.key(), cursor.handle()), (&m.0[..], m.1));
+                more = cursor.prev(&data, &layout).unwrap();
+            }
+            prop_assert!(!more);
+        }
+    }
+}

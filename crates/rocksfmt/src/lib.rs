@@ -40,6 +40,8 @@ mod options_file;
 pub mod testing;
 mod properties;
 mod search;
+#[cfg(test)]
+mod test_block;
 mod xxph3;
 
 pub use coding::{
