@@ -1,0 +1,382 @@
+//! Reads write batches, the payload of a write-ahead log's records.
+//!
+//! ```text
+//! fixed64 sequence of the first operation | fixed32 number of operations | records: u8 tag, fields
+//! ```
+//!
+//! [`WriteBatch::parse`] reads the header, [`WriteBatch::ops`] walks the records without copying. Every
+//! operation that writes a key takes the next sequence; log data, no-ops and the markers of two-phase commit
+//! take none. The iterator checks at its end that it found as many operations as the header announces:
+//! RocksDB refuses to open a database over a wrong count or an unknown tag, and so should the caller, whatever
+//! its policy for torn tails, because the record's checksum held.
+
+use crate::coding::{Decoder, fixed64_at};
+use crate::error::{Error, Result};
+use crate::key::SEQUENCE_MAX;
+
+/// Bytes in front of a batch's records.
+pub const BATCH_HEADER_BYTES: usize = 12;
+
+/// Record tags, by the name of the form that carries a column family id.
+pub(crate) mod tag {
+    pub const DELETE: u8 = 0x00;
+    pub const PUT: u8 = 0x01;
+    pub const MERGE: u8 = 0x02;
+    pub const LOG_DATA: u8 = 0x03;
+    pub const CF_DELETE: u8 = 0x04;
+    pub const CF_PUT: u8 = 0x05;
+    pub const CF_MERGE: u8 = 0x06;
+    pub const SINGLE_DELETE: u8 = 0x07;
+    pub const CF_SINGLE_DELETE: u8 = 0x08;
+    pub const BEGIN_PREPARE: u8 = 0x09;
+    pub const END_PREPARE: u8 = 0x0A;
+    pub const COMMIT: u8 = 0x0B;
+    pub const ROLLBACK: u8 = 0x0C;
+    pub const NOOP: u8 = 0x0D;
+    pub const CF_DELETE_RANGE: u8 = 0x0E;
+    pub const DELETE_RANGE: u8 = 0x0F;
+    pub const CF_BLOB_INDEX: u8 = 0x10;
+    pub const BLOB_INDEX: u8 = 0x11;
+    pub const BEGIN_PERSISTED_PREPARE: u8 = 0x12;
+    pub const BEGIN_UNPREPARE: u8 = 0x13;
+    pub const COMMIT_WITH_TIMESTAMP: u8 = 0x15;
+    pub const ENTITY: u8 = 0x16;
+    pub const CF_ENTITY: u8 = 0x17;
+    pub const TIMED_PUT: u8 = 0x18;
+    pub const CF_TIMED_PUT: u8 = 0x19;
+}
+
+/// One operation of a batch, borrowed from its bytes. `cf` is a column family's id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op<'a> {
+    /// Sets a key.
+    Put {
+        /// Column family.
+        cf: u32,
+        /// User key.
+        key: &'a [u8],
+        /// Value.
+        value: &'a [u8],
+    },
+    /// Deletes a key.
+    Delete {
+        /// Column family.
+        cf: u32,
+        /// User key.
+        key: &'a [u8],
+    },
+    /// Deletes a key that was set once.
+    SingleDelete {
+        /// Column family.
+        cf: u32,
+        /// User key.
+        key: &'a [u8],
+    },
+    /// Adds a merge operand to a key.
+    Merge {
+        /// Column family.
+        cf: u32,
+        /// User key.
+        key: &'a [u8],
+        /// Merge operand.
+        operand: &'a [u8],
+    },
+    /// Deletes the keys from `begin` to `end`, exclusive.
+    DeleteRange {
+        /// Column family.
+        cf: u32,
+        /// First user key deleted.
+        begin: &'a [u8],
+        /// First user key kept.
+        end: &'a [u8],
+    },
+    /// Sets a key to a value that stands in a blob file.
+    BlobIndex {
+        /// Column family.
+        cf: u32,
+        /// User key.
+        key: &'a [u8],
+        /// Encoded reference into a blob file.
+        index: &'a [u8],
+    },
+    /// Sets a key to several named columns.
+    Entity {
+        /// Column family.
+        cf: u32,
+        /// User key.
+        key: &'a [u8],
+        /// Encoded columns.
+        columns: &'a [u8],
+    },
+    /// Sets a key, with the time it was written.
+    TimedPut {
+        /// Column family.
+        cf: u32,
+        /// User key.
+        key: &'a [u8],
+        /// Value, without the time.
+        value: &'a [u8],
+        /// Unix time in seconds.
+        write_time: u64,
+    },
+    /// An annotation of the application; writes nothing.
+    LogData(&'a [u8]),
+    /// Padding, or the boundary of a sub-batch; writes nothing.
+    Noop,
+    /// A marker of two-phase commit; writes nothing by itself.
+    Marker(Marker<'a>),
+}
+
+/// Markers of two-phase commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Marker<'a> {
+    /// A prepared section begins (write-committed policy).
+    BeginPrepare,
+    /// A prepared section begins (write-prepared policy).
+    BeginPersistedPrepare,
+    /// A prepared section begins (write-unprepared policy).
+    BeginUnprepare,
+    /// The prepared section ends; the transaction's name.
+    EndPrepare(&'a [u8]),
+    /// The named transaction is committed.
+    Commit(&'a [u8]),
+    /// The named transaction is committed at a timestamp.
+    CommitWithTimestamp {
+        /// The commit timestamp.
+        timestamp: &'a [u8],
+        /// The transaction's name.
+        name: &'a [u8],
+    },
+    /// The named transaction is rolled back.
+    Rollback(&'a [u8]),
+}
+
+impl Marker<'_> {
+    /// The marker's name in RocksDB.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Marker::BeginPrepare => "BeginPrepare",
+            Marker::BeginPersistedPrepare => "BeginPersistedPrepare",
+            Marker::BeginUnprepare => "BeginUnprepare",
+            Marker::EndPrepare(_) => "EndPrepare",
+            Marker::Commit(_) => "Commit",
+            Marker::CommitWithTimestamp { .. } => "CommitWithTimestamp",
+            Marker::Rollback(_) => "Rollback",
+        }
+    }
+
+    /// The error of a reader that does not follow two-phase commit, naming the marker.
+    pub fn refused(&self) -> Error {
+        Error::unsupported(format!(
+            "two-phase commit ({} in the write-ahead log): open and close the database with its \
+             TransactionDB first",
+            self.name()
+        ))
+    }
+}
+
+impl Op<'_> {
+    /// The column family of an operation that writes a key; `None` for those that take no sequence.
+    pub fn column_family(&self) -> Option<u32> {
+        match *self {
+            Op::Put { cf, .. }
+            | Op::Delete { cf, .. }
+            | Op::SingleDelete { cf, .. }
+            | Op::Merge { cf, .. }
+            | Op::DeleteRange { cf, .. }
+            | Op::BlobIndex { cf, .. }
+            | Op::Entity { cf, .. }
+            | Op::TimedPut { cf, .. } => Some(cf),
+            Op::LogData(_) | Op::Noop | Op::Marker(_) => None,
+        }
+    }
+}
+
+/// A batch: its header, and the records behind it.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteBatch<'a> {
+    sequence: u64,
+    count: u32,
+    records: &'a [u8],
+}
+
+impl<'a> WriteBatch<'a> {
+    /// Reads the header of a batch.
+    pub fn parse(data: &'a [u8]) -> Result<WriteBatch<'a>> {
+        let Some((header, records)) = data.split_first_chunk::<BATCH_HEADER_BYTES>() else {
+            return Err(Error::corruption(format!(
+                "write batch of {} bytes is shorter than its header",
+                data.len()
+            )));
+        };
+        let mut d = Decoder::new(header);
+        let batch = WriteBatch {
+            sequence: d.fixed64("batch sequence")?,
+            count: d.fixed32("batch count")?,
+            records,
+        };
+        match batch.sequence.checked_add(u64::from(batch.count)) {
+            Some(next) if next <= SEQUENCE_MAX + 1 => Ok(batch),
+            _ => Err(Error::corruption(format!(
+                "write batch of {} operations at sequence {} runs past the largest sequence",
+                batch.count, batch.sequence
+            ))),
+        }
+    }
+
+    /// The sequence of the first operation.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// How many operations the header announces.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The sequence the next batch normally begins with.
+    pub fn next_sequence(&self) -> u64 {
+        self.sequence + u64::from(self.count)
+    }
+
+    /// Walks the records: the sequence an operation takes (for those that take none, the next one's) and the
+    /// operation. Ends after the first error.
+    pub fn ops(&self) -> BatchOps<'a> {
+        BatchOps {
+            d: Decoder::new(self.records),
+            sequence: self.sequence,
+            left: self.count,
+            count: self.count,
+            done: false,
+        }
+    }
+
+    /// Walks the whole batch and keeps nothing: afterwards [`WriteBatch::ops`] cannot fail.
+    pub fn verify(&self) -> Result<()> {
+        self.ops().try_for_each(|op| op.map(drop))
+    }
+}
+
+/// Iterator over a batch's operations.
+#[derive(Clone, Debug)]
+pub struct BatchOps<'a> {
+    d: Decoder<'a>,
+    sequence: u64,
+    left: u32,
+    count: u32,
+    done: bool,
+}
+
+impl<'a> Iterator for BatchOps<'a> {
+    type Item = Result<(u64, Op<'a>)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.done {
+            return None;
+        }
+        let item = self.read().transpose();
+        self.done = !matches!(item, Some(Ok(_)));
+        item
+    }
+}
+
+impl<'a> BatchOps<'a> {
+    fn read(&mut self) -> Result<Option<(u64, Op<'a>)>> {
+        if self.d.is_empty() {
+            if self.left != 0 {
+                return Err(Error::corruption(format!(
+                    "write batch at sequence {} has {} operations, its header announces {}",
+                    self.first(),
+                    self.count - self.left,
+                    self.count
+                )));
+            }
+            return Ok(None);
+        }
+        let op = read_op(&mut self.d)?;
+        let sequence = self.sequence;
+        if op.column_family().is_some() {
+            if self.left == 0 {
+                return Err(Error::corruption(format!(
+                    "write batch at sequence {} has more operations than the {} its header announces",
+                    self.first(),
+                    self.count
+                )));
+            }
+            self.left -= 1;
+            self.sequence += 1;
+        }
+        Ok(Some((sequence, op)))
+    }
+
+    fn first(&self) -> u64 {
+        self.sequence - u64::from(self.count - self.left)
+    }
+}
+
+fn read_op<'a>(d: &mut Decoder<'a>) -> Result<Op<'a>> {
+    let tag = d.u8("batch tag")?;
+    let cf = match tag {
+        tag::CF_DELETE
+        | tag::CF_PUT
+        | tag::CF_MERGE
+        | tag::CF_SINGLE_DELETE
+        | tag::CF_DELETE_RANGE
+        | tag::CF_BLOB_INDEX
+        | tag::CF_ENTITY
+        | tag::CF_TIMED_PUT => d.varint32("column family of a batch operation")?,
+        _ => 0,
+    };
+    Ok(match tag {
+        tag::PUT | tag::CF_PUT => {
+            Op::Put { cf, key: d.lps("put key")?, value: d.lps("put value")? }
+        }
+        tag::DELETE | tag::CF_DELETE => Op::Delete { cf, key: d.lps("delete key")? },
+        tag::SINGLE_DELETE | tag::CF_SINGLE_DELETE => {
+            Op::SingleDelete { cf, key: d.lps("single delete key")? }
+        }
+        tag::MERGE | tag::CF_MERGE => {
+            Op::Merge { cf, key: d.lps("merge key")?, operand: d.lps("merge operand")? }
+        }
+        tag::DELETE_RANGE | tag::CF_DELETE_RANGE => Op::DeleteRange {
+            cf,
+            begin: d.lps("range delete begin")?,
+            end: d.lps("range delete end")?,
+        },
+        tag::BLOB_INDEX | tag::CF_BLOB_INDEX => {
+            Op::BlobIndex { cf, key: d.lps("blob index key")?, index: d.lps("blob index")? }
+        }
+        tag::ENTITY | tag::CF_ENTITY => {
+            Op::Entity { cf, key: d.lps("entity key")?, columns: d.lps("entity columns")? }
+        }
+        tag::TIMED_PUT | tag::CF_TIMED_PUT => {
+            let key = d.lps("timed put key")?;
+            let packed = d.lps("timed put value")?;
+            let Some((value, time)) = packed.split_last_chunk::<8>() else {
+                return Err(Error::corruption(format!(
+                    "timed put value of {} bytes has no write time",
+                    packed.len()
+                )));
+            };
+            Op::TimedPut { cf, key, value, write_time: fixed64_at(time, 0).unwrap_or_default() }
+        }
+        tag::LOG_DATA => Op::LogData(d.lps("log data")?),
+        tag::NOOP => Op::Noop,
+        tag::BEGIN_PREPARE => Op::Marker(Marker::BeginPrepare),
+        tag::BEGIN_PERSISTED_PREPARE => Op::Marker(Marker::BeginPersistedPrepare),
+        tag::BEGIN_UNPREPARE => Op::Marker(Marker::BeginUnprepare),
+        tag::END_PREPARE => Op::Marker(Marker::EndPrepare(d.lps("prepared transaction")?)),
+        tag::COMMIT => Op::Marker(Marker::Commit(d.lps("committed transaction")?)),
+        tag::ROLLBACK => Op::Marker(Marker::Rollback(d.lps("rolled back transaction")?)),
+        tag::COMMIT_WITH_TIMESTAMP => Op::Marker(Marker::CommitWithTimestamp {
+            timestamp: d.lps("commit timestamp")?,
+            name: d.lps("committed transaction")?,
+        }),
+        other => {
+            return Err(Error::unsupported(format!("unknown write batch tag 0x{other:02x}")));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests;
