@@ -9,6 +9,9 @@
 //! buffers until they are done; the loop submits what a turn gathered with one system call, and
 //! runs no task while it reaps completions. See [`core`] for the turn.
 
+// Under loom only the lock-free parts exist, and `tests/loom.rs` includes them by path.
+#![cfg(not(loom))]
+
 mod buf;
 mod core;
 mod driver;
@@ -21,6 +24,7 @@ mod op;
 mod poller;
 mod remote;
 mod runtime;
+pub mod sim;
 pub mod sleep;
 pub mod spsc;
 mod stats;
