@@ -39,6 +39,9 @@ mod options_file;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod properties;
+mod blob;
+mod entity;
+mod rangedel;
 mod search;
 #[cfg(test)]
 mod test_block;
@@ -70,3 +73,6 @@ pub use key::{Comparator, InternalKey, KEY_TRAILER_BYTES, SEEK_TYPE, SENTINEL_PA
 pub use metaindex::{FilterHandle, Metaindex};
 pub use properties::Properties;
 pub use xxph3::xxph3;
+pub use blob::{BLOB_FOOTER_BYTES, BLOB_HEADER_BYTES, BLOB_RECORD_HEADER_BYTES, BlobFooter, BlobHeader, BlobIndex};
+pub use entity::{default_column, timed_put_value};
+pub use rangedel::{Cover, RangeTombstones, RangeTombstonesBuilder};
