@@ -28,7 +28,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::buf::{Buf, Pool};
 use crate::driver::{Completion, DirEntry, Driver, IoOp, MetaOp, MetaOut, Token, Wait};
-use crate::file::{File, SharedFile};
+use crate::file::{Fd, File, SharedFile};
 use crate::idle::{Idle, PollMode};
 use crate::mesh::{Envelope, Mesh};
 use crate::net::Listener;
@@ -81,6 +81,8 @@ pub(crate) struct Inner {
     class: Cell<Class>,
     deadline: Cell<u64>,
     random: Cell<u64>,
+    /// Cores of the runtime whose main task has ended.
+    ended: Cell<usize>,
     disk_depth: usize,
     stats: CoreStats,
 }
@@ -163,6 +165,7 @@ impl Core {
             class: Cell::new(Class::Control),
             deadline: Cell::new(u64::MAX),
             random: Cell::new(config.seed),
+            ended: Cell::new(0),
             disk_depth: config.disk_depth,
             stats: CoreStats::default(),
         }))
@@ -502,6 +505,7 @@ impl Core {
             worked = true;
             match message {
                 Remote::Wake(id) => inner.tasks.borrow_mut().wake(id),
+                Remote::Ended => inner.ended.set(inner.ended.get() + 1),
                 Remote::Meta(token, answer) => {
                     let waker = inner.ops.borrow_mut().complete_meta(token, answer);
                     if let Some(waker) = waker {
@@ -583,6 +587,11 @@ impl Core {
         self.now_exact_ns().saturating_add(patience_ns)
     }
 
+    /// Whether the main tasks of all cores have ended, so that no call can come any more.
+    pub(crate) fn all_ended(&self) -> bool {
+        self.0.ended.get() >= self.0.cores
+    }
+
     /// Whether the driver is done with every buffer.
     pub(crate) fn drained(&self) -> bool {
         self.0.ops.borrow().running == 0
@@ -596,6 +605,15 @@ impl Core {
             self.take_messages();
         }
         self.end_tasks();
+    }
+
+    /// Frees what operations own that will never complete: only for a driver that is known to
+    /// have forgotten them.
+    pub(crate) fn abandon(&self) {
+        let unfinished = self.0.ops.borrow().unfinished();
+        for token in unfinished {
+            self.0.ops.borrow_mut().complete(token, -libc::ECANCELED);
+        }
     }
 
     fn end_tasks(&self) {
@@ -837,7 +855,7 @@ impl Drop for CallGuard<'_> {
 /// A lock on a file, released when dropped.
 #[derive(Debug)]
 pub struct LockGuard {
-    _fd: Option<std::os::fd::OwnedFd>,
+    _fd: Option<Fd>,
 }
 
 struct MetaWait {

@@ -15,6 +15,7 @@ use std::task::{Context, Poll};
 use crate::buf::Buf;
 use crate::core::Core;
 use crate::driver::IoOp;
+use crate::mailbox::Mailbox;
 use crate::op::{Hold, OpId, Payload};
 
 /// A descriptor of the host, or a number of the simulator's.
@@ -23,14 +24,34 @@ pub enum Fd {
     /// Closed when dropped.
     Host(OwnedFd),
     /// Known to one simulated world only.
-    Sim(i32),
+    Sim(SimFd),
+}
+
+/// A descriptor of a simulated world, which learns of it when this is dropped.
+#[derive(Debug)]
+pub struct SimFd {
+    number: i32,
+    closing: Mailbox<i32>,
+}
+
+impl SimFd {
+    pub(crate) fn new(number: i32, closing: Mailbox<i32>) -> SimFd {
+        SimFd { number, closing }
+    }
+}
+
+impl Drop for SimFd {
+    fn drop(&mut self) {
+        // A world that is gone needs no telling, and it has room for all its descriptors.
+        let _ = self.closing.post(self.number);
+    }
 }
 
 impl Fd {
     pub(crate) fn number(&self) -> i32 {
         match self {
             Fd::Host(fd) => fd.as_raw_fd(),
-            Fd::Sim(fd) => *fd,
+            Fd::Sim(fd) => fd.number,
         }
     }
 }

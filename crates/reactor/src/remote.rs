@@ -19,6 +19,8 @@ pub enum Remote {
     Wake(TaskId),
     /// A name operation has its answer.
     Meta(Token, io::Result<MetaOut>),
+    /// The main task of a core of this runtime has ended.
+    Ended,
 }
 
 /// Most messages that may wait in a core's inbox. Every one of them stands for an operation or a
@@ -83,6 +85,18 @@ impl Shared {
 
     pub(crate) fn sleep(&self) -> &SleepFlag {
         &self.sleep
+    }
+}
+
+/// Tells all cores of a runtime, when dropped, that one of them has ended its main task, be it
+/// by a panic. A core serves the others until all have: somebody may be waiting for its answer.
+pub(crate) struct EndNotice(pub Vec<Arc<Shared>>);
+
+impl Drop for EndNotice {
+    fn drop(&mut self) {
+        for shared in &self.0 {
+            shared.post(Remote::Ended);
+        }
     }
 }
 

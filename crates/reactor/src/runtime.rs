@@ -1,8 +1,9 @@
 //! Starting and stopping cores.
 //!
 //! A [`Runtime`] runs one thread per core, each pinned to its processor, each with its own
-//! driver. The caller's function makes every core's main task; when that ends the core shuts
-//! down: tasks are dropped, operations cancelled and reaped, and only then its memory freed. If
+//! driver. The caller's function makes every core's main task. A core whose main task has ended
+//! goes on serving the others' calls; when all have ended each core shuts down: tasks are
+//! dropped, operations cancelled and reaped, and only then its memory freed. If
 //! the driver does not give everything back in time, the memory is leaked on purpose: the kernel
 //! may still write to it.
 
@@ -17,7 +18,7 @@ use crate::driver::host::Helpers;
 use crate::driver::{Driver, UringDriver};
 use crate::idle::PollMode;
 use crate::mesh::Mesh;
-use crate::remote::Shared;
+use crate::remote::{EndNotice, Shared};
 use crate::task::Class;
 
 /// Which driver the cores use.
@@ -103,7 +104,7 @@ fn pin(cpu: usize) {
 }
 
 /// How long a stopping core waits for its operations.
-const PATIENCE_NS: u64 = 5_000_000_000;
+pub(crate) const PATIENCE_NS: u64 = 5_000_000_000;
 
 /// Runs `main` on every core and returns what each returned, by core.
 ///
@@ -125,8 +126,8 @@ where
     }
     let helpers = Arc::new(Helpers::start(2)?);
     let parts: Vec<_> = (0..n).map(|_| Shared::new()).collect::<io::Result<Vec<_>>>()?;
-    let shared: Vec<_> = parts.iter().map(|(shared, _)| shared.clone()).collect();
-    let meshes = Mesh::connect(&shared);
+    let everybody: Vec<_> = parts.iter().map(|(shared, _)| shared.clone()).collect();
+    let meshes = Mesh::connect(&everybody);
     let driver_kind = choose(config.driver)?;
     let mut threads = Vec::new();
     for (id, ((shared, inbox), mesh)) in parts.into_iter().zip(meshes).enumerate() {
@@ -134,8 +135,10 @@ where
         let main = main.clone();
         let helpers = helpers.clone();
         let config = config.clone();
+        let notice = EndNotice(everybody.clone());
         let thread = std::thread::Builder::new().name(format!("millrace-core{id}")).spawn(
             move || -> io::Result<T> {
+                let notice = notice;
                 pin(cpu);
                 let driver: Box<dyn Driver> = match driver_kind {
                     DriverKind::Epoll => return Err(io::ErrorKind::Unsupported.into()),
@@ -151,6 +154,10 @@ where
                 };
                 let core = Core::new(core_config, shared, inbox, driver, mesh);
                 let result = block_on(&core, main(core.clone()));
+                drop(notice);
+                while !core.all_ended() {
+                    core.turn(true);
+                }
                 if !core.shut_down(PATIENCE_NS) {
                     tracing::error!("core {id}: operations still run at the end; leaking memory");
                     std::mem::forget(core);

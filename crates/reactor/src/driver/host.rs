@@ -82,7 +82,7 @@ pub(crate) fn perform(op: MetaOp) -> io::Result<MetaOut> {
         MetaOp::Open { path, buffered } => open(&path, buffered).map(MetaOut::File),
         MetaOp::List { path } => list(&path).map(MetaOut::List),
         MetaOp::ReadSmall { path, max } => read_small(&path, max).map(MetaOut::Bytes),
-        MetaOp::LockShared { path } => lock_shared(&path).map(MetaOut::Lock),
+        MetaOp::LockShared { path } => lock_shared(&path).map(|fd| MetaOut::Lock(fd.map(Fd::Host))),
     }
 }
 

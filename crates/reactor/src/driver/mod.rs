@@ -13,11 +13,12 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::file::SharedFile;
+use crate::file::{Fd, SharedFile};
 use crate::remote::Shared;
 
 // mod epoll;
 pub(crate) mod host;
+pub(crate) mod sim;
 pub(crate) mod uring;
 
 pub use uring::UringDriver;
@@ -115,7 +116,7 @@ pub enum MetaOut {
     /// To `ReadSmall`.
     Bytes(Vec<u8>),
     /// To `LockShared`: held while the descriptor lives; `None` where nothing needs holding.
-    Lock(Option<std::os::fd::OwnedFd>),
+    Lock(Option<Fd>),
 }
 
 /// One entry of a directory.

@@ -1,0 +1,101 @@
+//! What happened in a simulated world: a hash over everything, and the newest events in words.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+/// Events that are kept to be shown with a failure.
+const KEPT: usize = 64;
+
+/// One thing that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// A core took a turn.
+    Turn,
+    /// A read was handed to the device: file, offset, length.
+    Read { file: u32, offset: u64, len: u32 },
+    /// A name operation was asked for.
+    Name { kind: u8 },
+    /// An operation was asked to end.
+    Cancel,
+    /// A fault was injected, by its kind.
+    Fault { kind: u8 },
+    /// An operation completed.
+    Done { result: i64 },
+    /// A core's main task ended.
+    MainEnded,
+    /// A core gave up waiting for operations at its end.
+    GaveUp { left: u64 },
+    /// A core ended.
+    Ended,
+}
+
+/// One event with its place and time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Event {
+    pub at: u64,
+    pub core: u32,
+    /// The operation it belongs to, `u32::MAX` for none.
+    pub token: u32,
+    pub what: What,
+}
+
+/// A record of events; see the module.
+pub(crate) struct Trace {
+    hash: u64,
+    count: u64,
+    newest: VecDeque<Event>,
+}
+
+impl Trace {
+    pub fn new() -> Trace {
+        Trace { hash: 0xCBF2_9CE4_8422_2325, count: 0, newest: VecDeque::with_capacity(KEPT) }
+    }
+
+    pub fn note(&mut self, event: Event) {
+        self.count += 1;
+        let (kind, a, b) = match event.what {
+            What::Turn => (0u64, 0, 0),
+            What::Read { file, offset, len } => (1, offset, u64::from(file) << 32 | u64::from(len)),
+            What::Name { kind } => (2, u64::from(kind), 0),
+            What::Cancel => (4, 0, 0),
+            What::Fault { kind } => (5, u64::from(kind), 0),
+            What::Done { result } => (6, result as u64, 0),
+            What::MainEnded => (7, 0, 0),
+            What::GaveUp { left } => (8, left, 0),
+            What::Ended => (9, 0, 0),
+        };
+        let place = u64::from(event.core) << 32 | u64::from(event.token);
+        for word in [event.at, place, kind, a, b] {
+            // FNV-1a over words, with a rotation so that high bits reach low ones.
+            self.hash = (self.hash ^ word).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(23);
+        }
+        // Turns are most of what happens and say least.
+        if event.what != What::Turn {
+            if self.newest.len() == KEPT {
+                self.newest.pop_front();
+            }
+            self.newest.push_back(event);
+        }
+    }
+
+    pub fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+}
+
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for event in &self.newest {
+            write!(f, "  {:>12} ns core {}", event.at, event.core)?;
+            if event.token != u32::MAX {
+                write!(f, " op {}", event.token)?;
+            }
+            writeln!(f, " {:?}", event.what)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,535 @@
+//! Running cores in a simulated world.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use super::config::SimConfig;
+use super::fault::{Fault, FaultCounts};
+use super::rng::Rng;
+use super::state::State;
+use super::trace::What;
+use crate::core::{Core, CoreConfig, DRAIN_NS, JoinHandle};
+use crate::driver::{Wait, sim::SimDriver};
+use crate::mesh::Mesh;
+use crate::remote::{EndNotice, Shared};
+use crate::runtime::PATIENCE_NS;
+use crate::task::Class;
+
+/// A handle on a simulated world; see the module. Clones are the same world, so that the tasks
+/// that run in it can change its faults.
+#[derive(Clone)]
+pub struct World(Rc<Inner>);
+
+struct Inner {
+    seed: u64,
+    cores: usize,
+    state: Rc<RefCell<State>>,
+    running: Cell<bool>,
+    abandoned: Cell<usize>,
+}
+
+/// Why a run did not come to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureKind {
+    /// Every core waits and nothing is under way that could wake one.
+    Deadlock,
+    /// [`SimConfig::turns_max`] turns were not enough.
+    Turns,
+    /// [`SimConfig::time_max_ns`] of simulated time were not enough.
+    Time,
+    /// The process has no descriptor left for a core.
+    Host,
+}
+
+/// A run that did not come to its end; the text names the seed.
+pub struct Failure {
+    /// Why.
+    pub kind: FailureKind,
+    /// The seed of the world.
+    pub seed: u64,
+    detail: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why = match self.kind {
+            FailureKind::Deadlock => "every core waits and nothing can wake one",
+            FailureKind::Turns => "no end after the most turns allowed",
+            FailureKind::Time => "no end after the longest time allowed",
+            FailureKind::Host => "the host cannot make a core",
+        };
+        write!(f, "simulation with seed {}: {why}\n{}", self.seed, self.detail)
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// What a core is doing.
+enum Status {
+    /// Takes a turn when chance says so.
+    Ready,
+    /// Between the halves of a turn.
+    Asleep {
+        wait: Wait,
+        until: Option<u64>,
+        at_least: usize,
+        woken: Option<u64>,
+    },
+    /// Waits for its operations, at its end.
+    Draining {
+        give_up: u64,
+        until: u64,
+    },
+    Ended,
+}
+
+struct Seat<T> {
+    core: Core,
+    shared: Arc<Shared>,
+    main: JoinHandle<T>,
+    notice: Option<EndNotice>,
+    result: Option<T>,
+    status: Status,
+    /// How often chance picks it, compared with others.
+    weight: u64,
+}
+
+/// Turns after which the weights of the cores are drawn anew.
+const WEIGHTS_LAST: u64 = 2048;
+
+/// Says the seed when a task panics.
+struct SayOnPanic(u64);
+
+impl Drop for SayOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the panic came in the simulation with seed {}", self.0);
+        }
+    }
+}
+
+impl World {
+    /// A world with as many cores, all of whose chance comes from `seed`.
+    ///
+    /// # Panics
+    /// Without cores.
+    pub fn new(seed: u64, cores: usize, config: SimConfig) -> World {
+        assert!(cores > 0, "a world needs a core");
+        let state = Rc::new(RefCell::new(State::new(seed, cores, config)));
+        let (running, abandoned) = (Cell::new(false), Cell::new(0));
+        World(Rc::new(Inner { seed, cores, state, running, abandoned }))
+    }
+
+    /// The seed.
+    pub fn seed(&self) -> u64 {
+        self.0.seed
+    }
+
+    /// Simulated nanoseconds since the world began.
+    pub fn now_ns(&self) -> u64 {
+        self.0.state.borrow().now
+    }
+
+    /// Lets simulated time pass: what a computation would cost.
+    pub fn spend_ns(&self, ns: u64) {
+        self.0.state.borrow_mut().now += ns;
+    }
+
+    /// Another generator for a test's own choices.
+    pub fn rng(&self) -> Rng {
+        self.0.state.borrow_mut().schedule.fork()
+    }
+
+    /// A hash over everything that has happened, and how many events that were.
+    pub fn trace(&self) -> (u64, u64) {
+        let state = self.0.state.borrow();
+        (state.trace.hash(), state.trace.count())
+    }
+
+    /// The newest events in words, one per line.
+    pub fn newest_events(&self) -> String {
+        self.0.state.borrow().trace.to_string()
+    }
+
+    // Files.
+
+    /// Adds a file, or replaces one; who has the old one open keeps it.
+    pub fn add_file(&self, path: impl AsRef<Path>, bytes: impl Into<Arc<[u8]>>) {
+        self.0.state.borrow_mut().disk.add(path.as_ref(), bytes.into());
+    }
+
+    /// Removes a file's name. False when there is none.
+    pub fn remove_file(&self, path: impl AsRef<Path>) -> bool {
+        self.0.state.borrow_mut().disk.remove(path.as_ref())
+    }
+
+    /// Copies the files of a directory of the host into a directory of this world. Returns how
+    /// many there were.
+    ///
+    /// # Errors
+    /// As the host gives them.
+    #[expect(clippy::disallowed_methods, reason = "before the simulation, from the test's host")]
+    pub fn import(&self, host: &Path, dir: impl AsRef<Path>) -> io::Result<usize> {
+        let mut count = 0;
+        for entry in std::fs::read_dir(host)? {
+            let entry = entry?;
+            let to = dir.as_ref().join(entry.file_name());
+            if entry.file_type()?.is_dir() {
+                count += self.import(&entry.path(), to)?;
+            } else {
+                self.add_file(to, std::fs::read(entry.path())?);
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    /// The paths of all files, sorted.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        self.0.state.borrow().disk.paths()
+    }
+
+    /// The bytes of a file as they were added.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn bytes(&self, path: impl AsRef<Path>) -> io::Result<Arc<[u8]>> {
+        Ok(self.0.state.borrow().disk.find(path.as_ref())?.borrow().bytes.clone())
+    }
+
+    /// Files that are open now.
+    pub fn open_files(&self) -> usize {
+        self.0.state.borrow_mut().open_files()
+    }
+
+    /// Locks on a file that this world's cores hold now.
+    pub fn locks_held(&self, path: impl AsRef<Path>) -> usize {
+        self.0.state.borrow_mut().locks_held(path.as_ref())
+    }
+
+    /// Locks a file as another process would, or lets it go.
+    pub fn lock_exclusively(&self, path: impl AsRef<Path>, locked: bool) {
+        let mut state = self.0.state.borrow_mut();
+        if locked {
+            state.disk.locked.insert(path.as_ref().to_owned());
+        } else {
+            state.disk.locked.remove(path.as_ref());
+        }
+    }
+
+    // Faults.
+
+    /// Adds a fault for whatever is started from now on.
+    pub fn add_fault(&self, fault: Fault) {
+        self.0.state.borrow_mut().disk.faults.push(fault);
+    }
+
+    /// Flips a bit on the medium: every read of it finds it so, until [`World::heal`].
+    ///
+    /// # Errors
+    /// When there is no such file, or it is shorter.
+    pub fn rot(&self, path: impl AsRef<Path>, offset: u64, bit: u8) -> io::Result<()> {
+        let state = self.0.state.borrow();
+        let inode = state.disk.find(path.as_ref())?;
+        let mut inode = inode.borrow_mut();
+        if offset >= inode.bytes.len() as u64 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        *inode.rot.entry(offset).or_insert(0) ^= 1 << (bit % 8);
+        Ok(())
+    }
+
+    /// Ends all faults: none is added to what starts from now on, rotten bits are right again,
+    /// and what was stuck goes on.
+    pub fn heal(&self) {
+        let mut state = self.0.state.borrow_mut();
+        state.disk.faults.clear();
+        for path in state.disk.paths() {
+            if let Ok(inode) = state.disk.find(&path) {
+                inode.borrow_mut().rot.clear();
+            }
+        }
+        state.release_stuck();
+    }
+
+    /// How many faults have struck so far.
+    pub fn faults(&self) -> FaultCounts {
+        self.0.state.borrow().disk.counts
+    }
+
+    /// Operations that were still under way when their core gave up waiting for them at its
+    /// end, in all runs.
+    pub fn abandoned(&self) -> usize {
+        self.0.abandoned.get()
+    }
+
+    // Running.
+
+    /// Runs `main` on every core until all have ended and shut down; returns what each returned,
+    /// by core. A world can run several times, one after the other.
+    ///
+    /// # Errors
+    /// See [`FailureKind`].
+    ///
+    /// # Panics
+    /// When a task panics, or when called from a task of this world.
+    pub fn run<F, Fut, T>(&self, main: F) -> Result<Vec<T>, Failure>
+    where
+        F: Fn(Core) -> Fut,
+        Fut: Future<Output = T> + 'static,
+        T: 'static,
+    {
+        assert!(!self.0.running.replace(true), "a world runs its cores once at a time");
+        let _say = SayOnPanic(self.0.seed);
+        let mut seats = match self.seats(main) {
+            Ok(seats) => seats,
+            Err(error) => {
+                self.0.running.set(false);
+                return Err(self.failure(FailureKind::Host, error.to_string()));
+            }
+        };
+        let end = self.rounds(&mut seats);
+        for seat in &seats {
+            self.clean_up(&seat.core);
+        }
+        self.0.running.set(false);
+        end?;
+        Ok(seats.into_iter().filter_map(|seat| seat.result).collect())
+    }
+
+    fn failure(&self, kind: FailureKind, detail: String) -> Failure {
+        let trace = self.newest_events();
+        let detail = format!("{detail}the newest events:\n{trace}");
+        Failure { kind, seed: self.0.seed, detail }
+    }
+
+    fn seats<F, Fut, T>(&self, main: F) -> io::Result<Vec<Seat<T>>>
+    where
+        F: Fn(Core) -> Fut,
+        Fut: Future<Output = T> + 'static,
+        T: 'static,
+    {
+        let parts = (0..self.0.cores).map(|_| Shared::new()).collect::<io::Result<Vec<_>>>()?;
+        let everybody: Vec<_> = parts.iter().map(|(shared, _)| shared.clone()).collect();
+        let meshes = Mesh::connect(&everybody);
+        let mut seats = Vec::new();
+        for (id, ((shared, inbox), mesh)) in parts.into_iter().zip(meshes).enumerate() {
+            let driver = SimDriver::new(&self.0.state, id, &shared);
+            let config = {
+                let mut state = self.0.state.borrow_mut();
+                CoreConfig {
+                    id,
+                    cores: self.0.cores,
+                    memory: state.config.memory,
+                    disk_depth: state.config.disk_depth,
+                    poll: state.config.poll,
+                    seed: state.schedule.next_u64(),
+                }
+            };
+            let core = Core::new(config, shared.clone(), inbox, Box::new(driver), mesh);
+            let main = core.spawn(Class::Foreground, main(core.clone()));
+            let notice = Some(EndNotice(everybody.clone()));
+            let status = Status::Ready;
+            seats.push(Seat { core, shared, main, notice, result: None, status, weight: 1 });
+        }
+        Ok(seats)
+    }
+
+    fn rounds<T: 'static>(&self, seats: &mut [Seat<T>]) -> Result<(), Failure> {
+        let mut turns = 0u64;
+        let (turns_max, time_max) = {
+            let state = self.0.state.borrow();
+            (state.config.turns_max, state.now.saturating_add(state.config.time_max_ns))
+        };
+        let mut ready: Vec<(usize, u64)> = Vec::with_capacity(seats.len());
+        loop {
+            ready.clear();
+            let mut next: Option<u64> = None;
+            {
+                let mut state = self.0.state.borrow_mut();
+                state.close_dropped();
+                state.answer_names();
+                if turns.is_multiple_of(WEIGHTS_LAST) {
+                    for seat in seats.iter_mut() {
+                        seat.weight = 1 << state.schedule.below(5);
+                    }
+                }
+                for (id, seat) in seats.iter_mut().enumerate() {
+                    match seat.wakes(id, &mut state) {
+                        Some(at) if at <= state.now => ready.push((id, seat.weight)),
+                        Some(at) => next = Some(next.map_or(at, |next| next.min(at))),
+                        None => {}
+                    }
+                }
+                if ready.is_empty() {
+                    if seats.iter().all(|seat| matches!(seat.status, Status::Ended)) {
+                        return Ok(());
+                    }
+                    let next = next.into_iter().chain(state.next_name()).min();
+                    if let Some(next) = next {
+                        state.now = state.now.max(next);
+                        if next <= time_max {
+                            continue;
+                        }
+                    }
+                }
+            }
+            let now = self.now_ns();
+            let failed = match () {
+                () if now > time_max => FailureKind::Time,
+                () if turns >= turns_max => FailureKind::Turns,
+                () if ready.is_empty() => FailureKind::Deadlock,
+                () => {
+                    let id = self.pick(&ready);
+                    turns += 1;
+                    self.step(id, &mut seats[id]);
+                    continue;
+                }
+            };
+            return Err(self.failure(failed, self.describe(seats)));
+        }
+    }
+
+    fn pick(&self, ready: &[(usize, u64)]) -> usize {
+        let mut state = self.0.state.borrow_mut();
+        let total = ready.iter().map(|(_, weight)| weight).sum();
+        let mut drawn = state.schedule.below(total);
+        for &(id, weight) in ready {
+            if drawn < weight {
+                return id;
+            }
+            drawn -= weight;
+        }
+        ready[0].0
+    }
+
+    /// Gives a core a turn, or the rest of one.
+    fn step<T: 'static>(&self, id: usize, seat: &mut Seat<T>) {
+        let state = &self.0.state;
+        state.borrow_mut().note(id, u32::MAX, What::Turn);
+        match seat.status {
+            Status::Ready => {
+                let wait = seat.core.work(true);
+                if wait == Wait::No {
+                    seat.core.finish(Wait::No);
+                } else {
+                    // As in the kernel: submitting and waiting are one call, and a completion
+                    // that is there already ends the wait.
+                    let mut state = state.borrow_mut();
+                    state.submit(id);
+                    let until = match wait {
+                        Wait::Ns(ns) => Some(state.now.saturating_add(ns)),
+                        _ => None,
+                    };
+                    let due = state.due_now(id, 1);
+                    let at_least = if due { 1 } else { seat.core.inner().gather(wait) };
+                    seat.status = Status::Asleep { wait, until, at_least, woken: None };
+                    return;
+                }
+            }
+            Status::Asleep { wait, .. } => {
+                seat.core.finish(wait);
+                seat.status = Status::Ready;
+            }
+            Status::Draining { give_up, .. } => {
+                seat.core.drain(Wait::Ns(DRAIN_NS));
+                self.drain(id, seat, give_up);
+                return;
+            }
+            Status::Ended => return,
+        }
+        let mut context = Context::from_waker(Waker::noop());
+        if let Poll::Ready(result) = Pin::new(&mut seat.main).poll(&mut context) {
+            seat.result = Some(result);
+            state.borrow_mut().note(id, u32::MAX, What::MainEnded);
+            drop(seat.notice.take());
+        }
+        if seat.core.all_ended() {
+            let give_up = seat.core.stop(PATIENCE_NS);
+            self.drain(id, seat, give_up);
+        }
+    }
+
+    fn drain<T>(&self, id: usize, seat: &mut Seat<T>, give_up: u64) {
+        let now = self.now_ns();
+        let left = seat.core.operations_in_flight();
+        let mut state = self.0.state.borrow_mut();
+        state.submit(id);
+        if seat.core.drained() {
+            state.note(id, u32::MAX, What::Ended);
+            seat.status = Status::Ended;
+        } else if now >= give_up {
+            state.note(id, u32::MAX, What::GaveUp { left: left as u64 });
+            self.0.abandoned.set(self.0.abandoned.get() + left);
+            seat.status = Status::Ended;
+        } else {
+            seat.status = Status::Draining { give_up, until: now.saturating_add(DRAIN_NS) };
+        }
+    }
+
+    /// Takes a core apart. On the host what a core gave up would be leaked, because the kernel
+    /// may still write to it; the simulated devices forget it, so it can be freed.
+    fn clean_up(&self, core: &Core) {
+        core.stop(0);
+        self.0.state.borrow_mut().forget(core.id());
+        core.abandon();
+    }
+
+    fn describe<T>(&self, seats: &[Seat<T>]) -> String {
+        use fmt::Write;
+        let mut text = String::new();
+        for (id, seat) in seats.iter().enumerate() {
+            let status = match seat.status {
+                Status::Ready => "is ready".to_owned(),
+                Status::Asleep { .. } if seat.result.is_some() => {
+                    "has ended its main task and serves the others".to_owned()
+                }
+                Status::Asleep { wait, .. } => format!("waits ({wait:?})"),
+                Status::Draining { .. } => "waits for its operations to end".to_owned(),
+                Status::Ended => "has ended".to_owned(),
+            };
+            let stuck = self.0.state.borrow().stuck(id);
+            let _ = writeln!(
+                text,
+                "core {id} {status}; {} tasks, {} operations under way, of them {stuck} stuck",
+                seat.core.live_tasks(),
+                seat.core.operations_in_flight(),
+            );
+        }
+        text
+    }
+}
+
+impl<T> Seat<T> {
+    /// When the core wants to go on: the past if now, `None` if nothing is known to wake it.
+    fn wakes(&mut self, id: usize, state: &mut State) -> Option<u64> {
+        match &mut self.status {
+            Status::Ready => Some(0),
+            Status::Asleep { until, at_least, woken, .. } => {
+                if woken.is_none() && !self.shared.sleep().is_asleep() {
+                    // Somebody took the flag and signals; that takes its time to arrive.
+                    *woken = Some(state.now + state.schedule.within(state.config.wake_ns.clone()));
+                }
+                let done = state.ports[id].due(*at_least);
+                [*until, *woken, done].into_iter().flatten().min()
+            }
+            Status::Draining { until, .. } => {
+                Some(state.ports[id].due(1).map_or(*until, |at| at.min(*until)))
+            }
+            Status::Ended => None,
+        }
+    }
+}
