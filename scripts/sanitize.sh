@@ -1,0 +1,38 @@
+#!/bin/sh
+# Runs the tests of the crates that have unsafe code under AddressSanitizer and ThreadSanitizer.
+#   scripts/sanitize.sh [address|thread]...
+# Needs a nightly toolchain; its rust-src is not needed.
+#
+# What this does and does not show. The standard library is the precompiled one, which is not instrumented:
+#  - AddressSanitizer sees every allocation anyway (it replaces malloc) and every access that our code makes or that
+#    std's generic code makes when it is compiled into ours. It also reports what is leaked.
+#  - ThreadSanitizer does not see what uninstrumented std code does. Mutex, Condvar, thread start and join are futex
+#    calls and atomics inside std, partly inlined into our code and partly not, and channels likewise: edges that it
+#    misses give false alarms. scripts/tsan.supp names them, each with its reason; nothing of ours may be listed there.
+#  - ThreadSanitizer does not understand fences. What rests on one (sleep.rs) is proved by loom; here it must not raise
+#    an alarm because nothing but atomics is on both sides of that fence.
+set -eu
+cd "$(dirname "$0")/.."
+crates="-p millrace-reactor"
+target=$(rustc +nightly -vV 2>/dev/null | sed -n 's/^host: //p') || true
+if [ -z "$target" ]; then
+  echo "sanitize: missing: rustup toolchain install nightly"
+  exit 1
+fi
+CARGO_TARGET_DIR=${SANITIZE_TARGET_DIR:-target/sanitize}
+export CARGO_TARGET_DIR
+# `halt_on_error=0`: report everything, and fail at the end by the exit code.
+export ASAN_OPTIONS="detect_leaks=1:detect_stack_use_after_return=1"
+export TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.supp:halt_on_error=0:second_deadlock_stack=1"
+status=0
+for sanitizer in ${*:-address thread}; do
+  flags="-Zsanitizer=$sanitizer"
+  # std was compiled without the sanitizer, which changes nothing in how functions are called.
+  [ "$sanitizer" = thread ] && flags="$flags -Cunsafe-allow-abi-mismatch=sanitizer"
+  echo "--- $sanitizer ---"
+  # shellcheck disable=SC2086
+  RUSTFLAGS="$flags ${RUSTFLAGS:-}" cargo +nightly test $crates --target "$target" --lib --tests \
+    -- --test-threads 1 || status=1
+done
+if [ "$status" -eq 0 ]; then echo "sanitize: clean"; else echo "sanitize: FAILED"; fi
+exit "$status"
