@@ -462,8 +462,10 @@ mod tests {
     #[test]
     fn a_block_from_rocksdb_reads_back() {
         let hex = "000a0161620105000000000000780209006300040000000000000000000001000000";
-        let data: Vec<u8> =
-            (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect();
+        let data: Vec<u8> = (0..hex.len())
+            .step_by(2)
+            .map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap())
+            .collect();
         let layout = BlockLayout::parse(&data).unwrap();
         let mut c = BlockCursor::new();
         assert!(c.seek_to_first(&data, &layout).unwrap());
@@ -492,7 +494,9 @@ mod tests {
         let good = b.finish();
         BlockLayout::parse(&good).unwrap();
         let restarts = good.len() - 12;
-        for (at, value) in [(0, 1u32), (4, 0), (4, restarts as u32), (4, u32::MAX), (8, 0), (8, 1 << 20)] {
+        for (at, value) in
+            [(0, 1u32), (4, 0), (4, restarts as u32), (4, u32::MAX), (8, 0), (8, 1 << 20)]
+        {
             let mut bad = good.clone();
             bad[restarts + at..restarts + at + 4].copy_from_slice(&value.to_le_bytes());
             assert!(BlockLayout::parse(&bad).is_err(), "{value} at {at}");
@@ -539,11 +543,18 @@ mod tests {
 
     /// Short keys over few letters, so that prefixes, equal user keys and shared trailer bytes are common.
     fn user_key() -> impl Strategy<Value = Vec<u8>> {
-        proptest::collection::vec(prop_oneof![Just(0u8), Just(1), Just(b'a'), Just(b'b'), Just(255)], 0..7)
+        proptest::collection::vec(
+            prop_oneof![Just(0u8), Just(1), Just(b'a'), Just(b'b'), Just(255)],
+            0..7,
+        )
     }
 
     fn internal_key() -> impl Strategy<Value = Vec<u8>> {
-        (user_key(), prop_oneof![0u64..4, 254u64..260], prop_oneof![Just(0u8), Just(1), Just(SEEK_TYPE)])
+        (
+            user_key(),
+            prop_oneof![0u64..4, 254u64..260],
+            prop_oneof![Just(0u8), Just(1), Just(SEEK_TYPE)],
+        )
             .prop_map(|(user, sequence, t)| internal(&user, sequence, t))
     }
 

@@ -319,7 +319,8 @@ mod tests {
         let layout = IndexLayout::parse(&data, format).unwrap();
         let mut scratch = Vec::new();
         let mut find = |user: &[u8]| {
-            index_lookup(&data, &layout, Comparator::Bytewise, &internal(user, 9), &mut scratch).unwrap()
+            index_lookup(&data, &layout, Comparator::Bytewise, &internal(user, 9), &mut scratch)
+                .unwrap()
         };
         assert_eq!(find(b"aa"), Some(BlockHandle { offset: 0, size: 100 }));
         assert_eq!(find(b"ac"), Some(BlockHandle { offset: 105, size: 50 }));
