@@ -1,0 +1,299 @@
+//! Read-ahead of one table's blocks, the same in both directions.
+//!
+//! 1. A seek fetches one block through the cache, and, if the iterator's past says how much is
+//!    usually read after a seek, the rest of that in a second read at the same time.
+//! 2. Whenever the consumer has used a chunk up, the window doubles, up to [`WINDOW_MAX`]; blocks
+//!    that lie one behind the other are fetched as one chunk, several chunks at a time.
+//! 3. Blocks that are in the cache already are taken from there.
+//!
+//! Blocks are checked and unpacked when they are consumed. Chunks do not go into the cache: a
+//! scan does not push out what others read again. When memory is short there is no read-ahead.
+
+use std::collections::VecDeque;
+
+use fs::{Reading, Slice};
+use rocksfmt::{BLOCK_TRAILER_BYTES, BlockHandle, Comparator};
+
+use crate::block::{Block, BlockKind};
+use crate::cache::BlockKey;
+use crate::error::{Error, Kind, Result};
+use crate::reader::{Reader, count};
+use crate::walk::{Direction, Position, Walk};
+
+/// Bytes scheduled or read and not yet consumed, at most.
+const WINDOW_MAX: usize = 1 << 20;
+/// The first window that is wider than a block.
+const WINDOW_START: usize = 16 << 10;
+/// Largest single read.
+const CHUNK_MAX: usize = 256 << 10;
+/// Padding between blocks that is read along rather than split at (`block_align`).
+const GAP_MAX: u64 = 4096;
+
+/// Blocks fetched together, in the order in which they will be consumed.
+struct Chunk {
+    handles: VecDeque<BlockHandle>,
+    /// File offset of the first byte fetched.
+    offset: u64,
+    bytes: usize,
+    data: Data,
+}
+
+enum Data {
+    /// One block that was in the cache.
+    Cached(Block),
+    Reading(Reading),
+    Read(Slice),
+    /// One block, to be fetched through the cache when it is consumed.
+    Single,
+}
+
+/// See the module text.
+pub(crate) struct ReadAhead {
+    reader: Reader,
+    slot: u32,
+    comparator: Comparator,
+    walk: Walk,
+    direction: Direction,
+    /// The walk stands on a block that is not scheduled yet.
+    more: bool,
+    chunks: VecDeque<Chunk>,
+    scheduled: usize,
+    window: usize,
+    /// Bytes consumed since the last seek.
+    consumed: usize,
+    keep: bool,
+}
+
+impl ReadAhead {
+    pub fn new(reader: &Reader, slot: u32, comparator: Comparator, keep: bool) -> ReadAhead {
+        ReadAhead {
+            reader: reader.clone(),
+            slot,
+            comparator,
+            walk: Walk::new(reader, slot),
+            direction: Direction::Forward,
+            more: false,
+            chunks: VecDeque::new(),
+            scheduled: 0,
+            window: 0,
+            consumed: 0,
+            keep,
+        }
+    }
+
+    /// Bytes consumed since the last seek.
+    pub fn consumed(&self) -> usize {
+        self.consumed
+    }
+
+    /// The window now, to be carried over to the next table.
+    pub fn window(&self) -> usize {
+        self.window
+    }
+
+    /// Starts over at a position. `window` is what the past suggests in bytes, 0 for nothing.
+    /// False when there is no block.
+    pub async fn seek(
+        &mut self,
+        position: Position<'_>,
+        direction: Direction,
+        window: usize,
+        bound: Option<&[u8]>,
+    ) -> Result<bool> {
+        self.chunks.clear();
+        self.scheduled = 0;
+        self.consumed = 0;
+        self.direction = direction;
+        self.window = window.min(WINDOW_MAX);
+        self.more = self.walk.go(position).await?;
+        if !self.more {
+            return Ok(false);
+        }
+        let handle = self.walk.handle();
+        self.schedule_single(handle)?;
+        self.advance(bound).await?;
+        if self.window > 0 {
+            self.top_up(bound).await?;
+        }
+        Ok(true)
+    }
+
+    /// Turns around at the block that holds the internal key `at`: what was scheduled is
+    /// dropped, and the next block is the one on the other side of it.
+    pub async fn turn(
+        &mut self,
+        at: &[u8],
+        direction: Direction,
+        bound: Option<&[u8]>,
+    ) -> Result<()> {
+        self.chunks.clear();
+        self.scheduled = 0;
+        self.direction = direction;
+        self.more = self.walk.go(Position::AtOrBehind(at)).await?;
+        if self.more {
+            self.advance(bound).await?;
+        }
+        Ok(())
+    }
+
+    fn stored_len(&self, handle: BlockHandle) -> Result<usize> {
+        self.reader.0.view.version.table(self.slot)?.stored_len(handle)
+    }
+
+    fn schedule_single(&mut self, handle: BlockHandle) -> Result<()> {
+        let bytes = self.stored_len(handle)?;
+        self.scheduled += bytes;
+        self.chunks.push_back(Chunk {
+            handles: VecDeque::from([handle]),
+            offset: handle.offset,
+            bytes,
+            data: Data::Single,
+        });
+        Ok(())
+    }
+
+    /// Moves the walk one block on, unless the bound says that nothing behind is wanted.
+    async fn advance(&mut self, bound: Option<&[u8]>) -> Result<()> {
+        // The separator is at or behind every key of its block and before every key of the next.
+        let beyond = |walk: &Walk| {
+            bound.is_some_and(|bound| match self.direction {
+                Direction::Forward => self.comparator.cmp_user(walk.separator(), bound).is_ge(),
+                Direction::Backward => self.comparator.cmp_user(walk.separator(), bound).is_lt(),
+            })
+        };
+        if self.direction == Direction::Forward && beyond(&self.walk) {
+            self.more = false;
+            return Ok(());
+        }
+        self.more = self.walk.step(self.direction).await?;
+        if self.more && self.direction == Direction::Backward {
+            let beyond = bound.is_some_and(|bound| {
+                self.comparator.cmp_user(self.walk.separator(), bound).is_lt()
+            });
+            self.more = !beyond;
+        }
+        Ok(())
+    }
+
+    /// Schedules chunks until the window is full.
+    async fn top_up(&mut self, bound: Option<&[u8]>) -> Result<()> {
+        let chunk_max = (self.window / 2).clamp(1, CHUNK_MAX);
+        while self.more && self.scheduled < self.window {
+            let first = self.walk.handle();
+            let key = BlockKey { table: self.slot, offset: first.offset };
+            if let Some(block) = self.reader.0.cached(key) {
+                let bytes = self.stored_len(first)?;
+                self.scheduled += bytes;
+                self.chunks.push_back(Chunk {
+                    handles: VecDeque::from([first]),
+                    offset: first.offset,
+                    bytes,
+                    data: Data::Cached(block),
+                });
+                self.advance(bound).await?;
+                continue;
+            }
+            let mut handles = VecDeque::with_capacity(chunk_max / 4096 + 1);
+            let (mut from, mut to) = (first.offset, first.offset + self.stored_len(first)? as u64);
+            handles.push_back(first);
+            self.advance(bound).await?;
+            while self.more && (to - from) < chunk_max as u64 {
+                let handle = self.walk.handle();
+                let end = handle.offset + self.stored_len(handle)? as u64;
+                let near = match self.direction {
+                    Direction::Forward => handle.offset >= to && handle.offset - to <= GAP_MAX,
+                    Direction::Backward => end <= from && from - end <= GAP_MAX,
+                };
+                if !near {
+                    break;
+                }
+                from = from.min(handle.offset);
+                to = to.max(end);
+                handles.push_back(handle);
+                self.advance(bound).await?;
+            }
+            let bytes = (to - from) as usize;
+            let file = self.reader.0.view.file(self.slot)?;
+            match self.reader.0.read_ahead(file, from, bytes) {
+                Some(reading) => {
+                    count(&self.reader.0.counters.read_ahead_bytes, bytes as u64);
+                    self.scheduled += bytes;
+                    let data = Data::Reading(reading);
+                    self.chunks.push_back(Chunk { handles, offset: from, bytes, data });
+                }
+                None => {
+                    // No memory to spare: block by block.
+                    for handle in handles {
+                        self.schedule_single(handle)?;
+                    }
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The next block in this direction; `None` at the end.
+    pub async fn next(&mut self, bound: Option<&[u8]>) -> Result<Option<Block>> {
+        loop {
+            if let Some(chunk) = self.chunks.front_mut() {
+                if let Some(handle) = chunk.handles.pop_front() {
+                    let len = handle.size as usize + BLOCK_TRAILER_BYTES;
+                    self.consumed += len;
+                    let block = self.take(handle, len).await?;
+                    return Ok(Some(block));
+                }
+                self.scheduled -= chunk.bytes;
+                self.chunks.pop_front();
+                // Keep the device busy while what is left is consumed.
+                if !self.chunks.is_empty() && self.more && self.scheduled < self.window / 2 {
+                    self.widen();
+                    self.top_up(bound).await?;
+                }
+                continue;
+            }
+            if !self.more {
+                return Ok(None);
+            }
+            self.widen();
+            self.top_up(bound).await?;
+        }
+    }
+
+    fn widen(&mut self) {
+        self.window = (self.window * 2).clamp(WINDOW_START, WINDOW_MAX);
+    }
+
+    async fn take(&mut self, handle: BlockHandle, len: usize) -> Result<Block> {
+        let inner = &*self.reader.0;
+        let view = &*inner.view;
+        let table = view.version.table(self.slot)?;
+        let Some(chunk) = self.chunks.front_mut() else {
+            unreachable!("a handle was just taken from the first chunk")
+        };
+        if let Data::Reading(reading) = &mut chunk.data {
+            match reading.await {
+                Ok(slice) => chunk.data = Data::Read(slice),
+                // Perhaps only one block of it cannot be read: fetch each by itself.
+                Err(_) => chunk.data = Data::Single,
+            }
+        }
+        match &chunk.data {
+            Data::Cached(block) => return Ok(block.clone()),
+            Data::Read(slice) => {
+                let start = (handle.offset - chunk.offset) as usize;
+                let stored = slice.slice(start..start + len);
+                match inner.unpack(table, handle, stored, BlockKind::Data).await {
+                    // Read again by itself below, before it is called damaged.
+                    Err(error) if error.kind() == Kind::Corruption => {}
+                    done => return done,
+                }
+            }
+            Data::Single => {}
+            Data::Reading(_) => {
+                return Err(Error::new(Kind::Io, table.place(handle.offset)));
+            }
+        }
+        inner.block(view, self.slot, handle, BlockKind::Data, self.keep).await
+    }
+}

@@ -1,0 +1,355 @@
+//! Opening a database and what every core shares of it.
+//!
+//! 1. CURRENT names the MANIFEST; replaying it gives column families, files and logs.
+//! 2. The logs that hold what is not in the files are replayed into memory.
+//! 3. Tables are opened, many at a time; one that cannot be opened is noted, not fatal: who
+//!    needs it gets the error, the rest stays readable.
+//!
+//! Nothing is written: not a log, not a lock file, not an access time that we could help. The
+//! lock file, where there is one, is locked shared, so that no RocksDB opens the directory for
+//! writing meanwhile; with `secondary` it is not, and what is served is the state at the opening.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use fs::{Dir, DirEntry, LockGuard};
+use reactor::{Class, Core};
+use rocksfmt::{FileMeta, FileName, ManifestState, OptionsFile};
+
+use crate::blob::BlobFile;
+use crate::error::{Error, Kind, Result};
+use crate::reader::Reader;
+use crate::recover;
+use crate::recovery_plan::{Listed, RecoveryPlan};
+use crate::table::Table;
+use crate::version::{Family, Level, Slot, Version};
+
+/// How to open a database.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Serve the state at the opening even while another process writes.
+    pub secondary: bool,
+    /// Serve what can be read when the log is damaged in its middle, instead of refusing.
+    pub salvage: bool,
+    /// Check every block's checksum when it is read.
+    pub verify_checksums: bool,
+    /// Block cache of each reader in bytes; 0 for none.
+    pub cache_bytes: usize,
+    /// What indexes, filters and recovered writes may take together, in bytes.
+    pub memory_bytes: usize,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        OpenOptions {
+            secondary: false,
+            salvage: false,
+            verify_checksums: true,
+            cache_bytes: 0,
+            memory_bytes: usize::MAX,
+        }
+    }
+}
+
+/// A column family, as listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ColumnFamilyInfo {
+    /// Its id; 0 is "default".
+    pub id: u32,
+    /// Its name.
+    pub name: String,
+    /// The name of its comparator.
+    pub comparator: String,
+    /// Why it cannot be read, if it cannot.
+    pub refused: Option<String>,
+}
+
+pub(crate) struct Shared {
+    pub version: Arc<Version>,
+    pub options: OpenOptions,
+    pub path: PathBuf,
+    pub manifest: ManifestState,
+    pub manifest_name: String,
+    pub options_file: Option<OptionsFile>,
+    pub warnings: Vec<String>,
+    pub memory: usize,
+    _lock: Option<LockGuard>,
+}
+
+/// An open database. Clones are the same database; any thread may hold one, and every core makes
+/// its own [`Reader`] of it.
+#[derive(Clone)]
+pub struct Db(pub(crate) Arc<Shared>);
+
+/// Tables that are opened at the same time.
+const OPENING: usize = 32;
+/// How often a directory that another process changes is looked at again.
+const SECONDARY_TRIES: u32 = 5;
+
+impl Db {
+    /// Opens the database in a directory. Suspends for all its reads.
+    ///
+    /// # Errors
+    /// [`Kind::NoDatabase`], [`Kind::Locked`], damage in CURRENT, MANIFEST or a log, what cannot
+    /// be served, or too little memory for its indexes.
+    pub async fn open(core: &Core, path: &Path, options: OpenOptions) -> Result<Db> {
+        let dir = Dir::new(core, path);
+        let mut tries = 1;
+        loop {
+            let opened = Db::open_once(core, &dir, &options).await;
+            match opened {
+                // Its writer may have deleted what the MANIFEST still named when we read it.
+                Ok(db) if options.secondary && tries < SECONDARY_TRIES && db.has_missing() => {}
+                Err(_) if options.secondary && tries < SECONDARY_TRIES => {}
+                done => return done,
+            }
+            tries += 1;
+        }
+    }
+
+    async fn open_once(core: &Core, dir: &Dir, options: &OpenOptions) -> Result<Db> {
+        let current = recover::current(dir).await?;
+        let lock = if options.secondary { None } else { Some(lock(dir).await?) };
+        let entries = dir.list().await.map_err(|e| Error::io(dir.path().display(), &e))?;
+        let manifest_name = FileName::Manifest(current).to_string();
+        let manifest = recover::manifest(core, dir, &manifest_name).await?;
+        let options_file = newest_options(dir, &entries).await;
+        let mut warnings = Vec::new();
+        let listed: Vec<Listed> = entries
+            .iter()
+            .map(|entry| Listed { name: entry.name.clone(), size_bytes: entry.size })
+            .collect();
+        let plan = RecoveryPlan::new(&manifest, &listed)?;
+        for blob in &plan.blobs_missing {
+            warnings.push(format!("{} is missing", FileName::Blob(*blob)));
+        }
+        let mut recovered =
+            recover::logs(core, dir, &plan, &manifest, options, &mut warnings).await?;
+        let mut families = Vec::new();
+        let mut wanted = Vec::new();
+        for family in manifest.column_families.values() {
+            let memtable = recovered.memtables.remove(&family.id);
+            let comparator = family.comparator();
+            let refused = comparator
+                .as_ref()
+                .err()
+                .map(|e| Error::format(format_args!("column family {}", family.name), e));
+            let comparator = comparator.unwrap_or(rocksfmt::Comparator::Bytewise);
+            let mut levels = Vec::new();
+            for files in &family.levels {
+                let mut level = Level::default();
+                for meta in files {
+                    if refused.is_none() {
+                        level.push(wanted.len() as u32, meta);
+                        wanted.push((meta.clone(), comparator));
+                    }
+                }
+                levels.push(level);
+            }
+            let merge_operator = options_file
+                .as_ref()
+                .and_then(|file| file.column_family(&family.name, "merge_operator"))
+                .unwrap_or("an unknown name");
+            families.push(Family {
+                id: family.id,
+                name: family.name.clone(),
+                comparator_name: family.comparator_name.clone(),
+                comparator,
+                refused,
+                memtable,
+                levels,
+                blobs: open_blobs(dir, family, &plan, &mut warnings).await,
+                merge_operator: merge_operator.to_owned(),
+            });
+        }
+        let slots = open_tables(core, dir, &plan, wanted, &mut warnings).await?;
+        let version = Version {
+            families,
+            slots,
+            last_sequence: manifest.last_sequence.max(recovered.last_sequence),
+        };
+        let memory = version.memory();
+        if memory > options.memory_bytes {
+            return Err(Error::new(
+                Kind::Memory,
+                format!(
+                    "{}: indexes, filters and recovered writes need {} MiB, the budget is {} MiB: \
+                     raise --memory",
+                    dir.path().display(),
+                    memory >> 20,
+                    options.memory_bytes >> 20,
+                ),
+            ));
+        }
+        Ok(Db(Arc::new(Shared {
+            version: Arc::new(version),
+            options: options.clone(),
+            path: dir.path().to_owned(),
+            manifest,
+            manifest_name,
+            options_file,
+            warnings,
+            memory,
+            _lock: lock,
+        })))
+    }
+
+    /// A reader for one core, with a cache of its own.
+    pub fn attach(&self, core: &Core) -> Reader {
+        Reader::new(self, core)
+    }
+
+    /// Where the database is.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Its column families, by id.
+    pub fn column_families(&self) -> Vec<ColumnFamilyInfo> {
+        self.0
+            .version
+            .families
+            .iter()
+            .map(|family| ColumnFamilyInfo {
+                id: family.id,
+                name: family.name.clone(),
+                comparator: family.comparator_name.clone(),
+                refused: family.refused.as_ref().map(ToString::to_string),
+            })
+            .collect()
+    }
+
+    /// What was wrong when it was opened and did not prevent opening.
+    pub fn warnings(&self) -> &[String] {
+        &self.0.warnings
+    }
+
+    /// Bytes that indexes, filters and recovered writes take.
+    pub fn memory(&self) -> usize {
+        self.0.memory
+    }
+
+    pub(crate) fn version(&self) -> &Arc<Version> {
+        &self.0.version
+    }
+
+    pub(crate) fn options(&self) -> &OpenOptions {
+        &self.0.options
+    }
+
+    fn has_missing(&self) -> bool {
+        self.0.version.slots.iter().any(|slot| matches!(slot, Slot::Broken { .. }))
+    }
+}
+
+impl Version {
+    fn memory(&self) -> usize {
+        let tables = self.slots.iter().map(|slot| match slot {
+            Slot::Open(table) => table.memory(),
+            Slot::Broken { .. } => 0,
+        });
+        let memtables =
+            self.families.iter().filter_map(|f| f.memtable.as_ref()).map(|m| m.memory());
+        tables.chain(memtables).sum()
+    }
+}
+
+async fn lock(dir: &Dir) -> Result<LockGuard> {
+    dir.lock_shared("LOCK").await.map_err(|e| match e.kind() {
+        std::io::ErrorKind::WouldBlock => Error::new(
+            Kind::Locked,
+            format!(
+                "{}: another process has this database open for writing; close it there, or read \
+                 its state as of now with --secondary",
+                dir.path().display()
+            ),
+        ),
+        _ => Error::io(dir.path().join("LOCK").display(), &e),
+    })
+}
+
+async fn newest_options(dir: &Dir, entries: &[DirEntry]) -> Option<OptionsFile> {
+    let newest = entries
+        .iter()
+        .filter_map(|entry| match FileName::parse(&entry.name) {
+            Some(FileName::Options(number)) => Some((number, &entry.name)),
+            _ => None,
+        })
+        .max()?;
+    // Only for what is shown to people and named in errors: its absence changes nothing else.
+    let text = dir.read_small(newest.1, rocksfmt::OPTIONS_BYTES_MAX).await.ok()?;
+    Some(OptionsFile::parse(&text))
+}
+
+async fn open_blobs(
+    dir: &Dir,
+    family: &rocksfmt::ColumnFamily,
+    plan: &RecoveryPlan,
+    warnings: &mut Vec<String>,
+) -> Vec<(u64, Arc<BlobFile>)> {
+    let mut blobs = Vec::new();
+    for blob in family.live_blob_files() {
+        let Some(listed) = plan.blobs.get(&blob.number) else { continue };
+        match dir.open(&listed.name).await {
+            Ok(file) => blobs.push((blob.number, Arc::new(BlobFile { file }))),
+            Err(e) => warnings.push(format!("{}: {e}", listed.name)),
+        }
+    }
+    blobs.sort_by_key(|(number, _)| *number);
+    blobs
+}
+
+/// Opens tables, several at a time, in the order given.
+async fn open_tables(
+    core: &Core,
+    dir: &Dir,
+    plan: &RecoveryPlan,
+    wanted: Vec<(FileMeta, rocksfmt::Comparator)>,
+    warnings: &mut Vec<String>,
+) -> Result<Vec<Slot>> {
+    let names: Vec<String> = wanted
+        .iter()
+        .map(|(meta, _)| plan.tables.get(&meta.number).cloned().unwrap_or_default())
+        .collect();
+    let count = wanted.len();
+    let queue = Rc::new(RefCell::new((0, wanted.into_iter().zip(names))));
+    let slots = Rc::new(RefCell::new((0..count).map(|_| None).collect::<Vec<Option<Slot>>>()));
+    let workers: Vec<_> = (0..OPENING.min(count))
+        .map(|_| {
+            let (core, dir, queue, slots) =
+                (core.clone(), dir.clone(), queue.clone(), slots.clone());
+            core.clone().spawn(Class::Foreground, async move {
+                loop {
+                    let (at, ((meta, comparator), name)) = {
+                        let mut queue = queue.borrow_mut();
+                        let Some(next) = queue.1.next() else { return };
+                        queue.0 += 1;
+                        (queue.0 - 1, next)
+                    };
+                    let slot = match Table::open(&core, &dir, &name, meta.clone(), comparator).await
+                    {
+                        Ok(table) => Slot::Open(Arc::new(table)),
+                        Err(error) => Slot::Broken { meta, error },
+                    };
+                    slots.borrow_mut()[at] = Some(slot);
+                }
+            })
+        })
+        .collect();
+    for worker in workers {
+        worker.await;
+    }
+    let slots: Vec<Slot> = slots.take().into_iter().flatten().collect();
+    debug_assert_eq!(slots.len(), count);
+    for slot in &slots {
+        if let Slot::Broken { error, .. } = slot {
+            if error.kind() == Kind::Memory {
+                return Err(error.clone());
+            }
+            warnings.push(error.to_string());
+        }
+    }
+    Ok(slots)
+}

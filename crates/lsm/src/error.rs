@@ -1,0 +1,87 @@
+//! The engine's one error: a kind to act on, and the evidence.
+
+use std::fmt;
+use std::io;
+
+/// What a caller may want to tell apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// There is no database in this directory.
+    NoDatabase,
+    /// Another process has the directory open for writing.
+    Locked,
+    /// Bytes contradict the format or their checksum; the text names file and offset.
+    Corruption,
+    /// The database uses something this engine does not serve; the text names it.
+    Unsupported,
+    /// The device or the system refused.
+    Io,
+    /// More memory is needed than the budget allows.
+    Memory,
+    /// A snapshot or cursor was held longer than allowed, or too many are held.
+    Expired,
+    /// No such column family.
+    UnknownColumnFamily,
+}
+
+/// Result of everything in this crate that can fail.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A failure of the engine. One pointer wide; built off the fast path. Cloning copies the text,
+/// so that all who waited for one read hear of its failure.
+#[derive(Clone)]
+pub struct Error(Box<(Kind, String)>);
+
+impl Error {
+    /// An error whose text says what was being done, to what, expected against found.
+    #[cold]
+    #[inline(never)]
+    pub fn new(kind: Kind, what: impl Into<String>) -> Error {
+        Error(Box::new((kind, what.into())))
+    }
+
+    /// A failed system call or device.
+    #[cold]
+    #[inline(never)]
+    pub fn io(place: impl fmt::Display, error: &io::Error) -> Error {
+        let kind = match error.kind() {
+            // A file that ends early contradicts what the database says about it.
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound => Kind::Corruption,
+            io::ErrorKind::OutOfMemory => Kind::Memory,
+            _ => Kind::Io,
+        };
+        Error::new(kind, format!("{place}: {error}"))
+    }
+
+    /// Bytes that do not parse.
+    #[cold]
+    #[inline(never)]
+    pub fn format(place: impl fmt::Display, error: &rocksfmt::Error) -> Error {
+        let kind = match error.kind() {
+            rocksfmt::Kind::Unsupported => Kind::Unsupported,
+            rocksfmt::Kind::Corruption | rocksfmt::Kind::TooLarge => Kind::Corruption,
+        };
+        Error::new(kind, format!("{place}: {error}"))
+    }
+
+    /// What to do about it.
+    pub fn kind(&self) -> Kind {
+        self.0.0
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.1)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.0.0, self.0.1)
+    }
+}
+
+impl std::error::Error for Error {}
+
+const _: () = assert!(size_of::<Result<()>>() == size_of::<usize>());

@@ -1,0 +1,397 @@
+//! One core's way into a database: its view, its channel to every file, its cache.
+//!
+//! A block is looked for in the core's cache, then in a flight that is under way, then read
+//! through the core's own ring. Nothing here is shared with another core but what never changes
+//! (tables, indexes, filters), so two cores that read share no line that either writes.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+
+use fs::{File, Slice};
+use reactor::{Buf, Core};
+use rocksfmt::{BLOCK_TRAILER_BYTES, BlockHandle, Compression, Decompressor, compression_byte};
+
+use crate::block::{BLOCK_BYTES_MAX, Block, BlockKind};
+use crate::cache::{BlockCache, BlockKey};
+use crate::db::Db;
+use crate::error::{Error, Kind, Result};
+use crate::flight::{self, Flights, Role};
+use crate::iter::{Iter, IterOptions};
+use crate::snapshot::{Registry, Snapshot};
+use crate::table::Table;
+use crate::value::Value;
+use crate::version::{Slot, Version};
+
+/// Names a column family; 0 is "default".
+pub type CfId = u32;
+
+/// How long a request waits for memory before it is refused, in nanoseconds.
+const MEMORY_PATIENCE_NS: u64 = 10_000_000_000;
+
+/// One core's view of a version: its own handle on every file.
+pub(crate) struct View {
+    pub version: std::sync::Arc<Version>,
+    files: Vec<Option<File>>,
+    /// For each family, its blob files in the order of [`crate::version::Family::blobs`].
+    pub blobs: Vec<Vec<File>>,
+}
+
+impl View {
+    /// This core's handle on an open table's file.
+    #[inline]
+    pub fn file(&self, slot: u32) -> Result<&File> {
+        match &self.files[slot as usize] {
+            Some(file) => Ok(file),
+            None => Err(self.version.table(slot).err().unwrap_or_else(|| {
+                Error::new(Kind::Corruption, "a table without a file")
+            })),
+        }
+    }
+}
+
+/// Counters of one core's reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReaderStats {
+    /// Point lookups, those of multi-gets included.
+    pub gets: u64,
+    /// Of these, keys that were there.
+    pub found: u64,
+    /// Iterators positioned.
+    pub seeks: u64,
+    /// Iterator steps.
+    pub steps: u64,
+    /// Tombstones and covered or invisible entries that iterators passed over.
+    pub skipped: u64,
+    /// Blocks found in the cache.
+    pub cache_hits: u64,
+    /// Blocks that had to be read.
+    pub cache_misses: u64,
+    /// Blocks that another request of this core was reading already.
+    pub shared_reads: u64,
+    /// Bytes read ahead of iterators.
+    pub read_ahead_bytes: u64,
+    /// Times a filter said no.
+    pub filter_negative: u64,
+    /// Blocks that failed their checksum at first and were read again.
+    pub rereads: u64,
+    /// Bytes in the cache now.
+    pub cache_bytes: u64,
+    /// Its budget in bytes.
+    pub cache_budget: u64,
+}
+
+macro_rules! counters {
+    ($($name:ident),*) => {
+        #[derive(Default)]
+        pub(crate) struct Counters { $(pub $name: Cell<u64>),* }
+        impl Counters {
+            fn read(&self) -> ReaderStats {
+                ReaderStats { $($name: self.$name.get(),)* ..ReaderStats::default() }
+            }
+        }
+    };
+}
+counters!(
+    gets, found, seeks, steps, skipped, cache_hits, cache_misses, shared_reads, read_ahead_bytes,
+    filter_negative, rereads
+);
+
+/// Adds to a counter.
+#[inline]
+pub(crate) fn count(counter: &Cell<u64>, n: u64) {
+    counter.set(counter.get() + n);
+}
+
+pub(crate) struct Inner {
+    pub core: Core,
+    pub db: Db,
+    pub view: Rc<View>,
+    pub counters: Counters,
+    cache: RefCell<BlockCache>,
+    flights: RefCell<Flights>,
+    decompressor: RefCell<Decompressor>,
+    snapshots: Rc<Registry>,
+    verify: bool,
+}
+
+/// One core's handle on a database; see the module text. Clones are the same reader.
+#[derive(Clone)]
+pub struct Reader(pub(crate) Rc<Inner>);
+
+impl Reader {
+    pub(crate) fn new(db: &Db, core: &Core) -> Reader {
+        let version = db.version().clone();
+        let files = version
+            .slots
+            .iter()
+            .map(|slot| match slot {
+                Slot::Open(table) => Some(core.attach(&table.file)),
+                Slot::Broken { .. } => None,
+            })
+            .collect();
+        let blobs = version
+            .families
+            .iter()
+            .map(|family| family.blobs.iter().map(|(_, blob)| core.attach(&blob.file)).collect())
+            .collect();
+        Reader(Rc::new(Inner {
+            core: core.clone(),
+            db: db.clone(),
+            view: Rc::new(View { version, files, blobs }),
+            counters: Counters::default(),
+            cache: RefCell::new(BlockCache::new(db.options().cache_bytes)),
+            flights: RefCell::default(),
+            decompressor: RefCell::default(),
+            snapshots: Registry::new(core),
+            verify: db.options().verify_checksums,
+        }))
+    }
+
+    /// The core it reads through.
+    pub fn core(&self) -> &Core {
+        &self.0.core
+    }
+
+    /// The database.
+    pub fn db(&self) -> &Db {
+        &self.0.db
+    }
+
+    /// An iterator over a column family, not yet positioned.
+    ///
+    /// # Errors
+    /// When the family is unknown or cannot be served.
+    pub fn iter(&self, family: CfId, options: IterOptions) -> Result<Iter> {
+        Iter::new(self, family, options)
+    }
+
+    /// Keeps what is visible now.
+    ///
+    /// # Errors
+    /// [`Kind::Expired`] when too many are held.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        Registry::take(&self.0.snapshots, self.0.view.version.last_sequence)
+    }
+
+    /// The sequence number to read at.
+    pub(crate) fn sequence(&self, snapshot: Option<&Snapshot>) -> Result<u64> {
+        match snapshot {
+            Some(snapshot) => snapshot.sequence(),
+            None => Ok(self.0.view.version.last_sequence),
+        }
+    }
+
+    /// An estimate of a family's live keys, from the files' own counts.
+    ///
+    /// # Errors
+    /// When the family is unknown or cannot be served.
+    pub fn approximate_keys(&self, family: CfId) -> Result<u64> {
+        let version = &self.0.view.version;
+        Ok(version.family(family)?.estimated_keys(version))
+    }
+
+    /// Counters since the reader was made.
+    pub fn stats(&self) -> ReaderStats {
+        let cache = self.0.cache.borrow();
+        ReaderStats {
+            cache_bytes: cache.used(),
+            cache_budget: cache.budget(),
+            ..self.0.counters.read()
+        }
+    }
+
+    /// Looks a key up; suspends for each block that is not in memory. `None`: no such key.
+    ///
+    /// # Errors
+    /// Damage, a failing device, or a kind of value that cannot be served; see [`Kind`].
+    pub async fn get(
+        &self,
+        family: CfId,
+        key: &[u8],
+        snapshot: Option<&Snapshot>,
+    ) -> Result<Option<Value>> {
+        let sequence = self.sequence(snapshot)?;
+        crate::point::get(self, family, key, sequence).await
+    }
+
+    /// Answers from memory alone, or not at all: `None` means that a block must be read.
+    pub fn get_cached(&self, family: CfId, key: &[u8]) -> Option<Result<Option<Value>>> {
+        crate::point::get_cached(self, family, key)
+    }
+
+    /// Looks many keys up at once: all filters first, then all blocks that are needed together.
+    /// The answers are in the order of the keys. Suspends as [`Reader::get`] does.
+    pub async fn multi_get(
+        &self,
+        family: CfId,
+        keys: &[&[u8]],
+        snapshot: Option<&Snapshot>,
+    ) -> Vec<Result<Option<Value>>> {
+        crate::point::multi_get(self, family, keys, snapshot).await
+    }
+}
+
+impl Inner {
+    #[inline]
+    pub fn cached(&self, key: BlockKey) -> Option<Block> {
+        let block = self.cache.borrow().get(key);
+        if block.is_some() {
+            count(&self.counters.cache_hits, 1);
+        }
+        block
+    }
+
+    pub fn keep(&self, key: BlockKey, block: &Block) {
+        self.cache.borrow_mut().insert(key, block.clone());
+    }
+
+    /// A block, from memory or read. `keep` puts it into the cache.
+    pub async fn block(
+        &self,
+        view: &View,
+        slot: u32,
+        handle: BlockHandle,
+        kind: BlockKind,
+        keep: bool,
+    ) -> Result<Block> {
+        let key = BlockKey { table: slot, offset: handle.offset };
+        loop {
+            if let Some(block) = self.cached(key) {
+                return Ok(block);
+            }
+            match flight::join(&self.flights, key) {
+                Role::Leader(leader) => {
+                    count(&self.counters.cache_misses, 1);
+                    let result = self.load(view, slot, handle, kind).await;
+                    if let Ok(block) = &result
+                        && keep
+                    {
+                        self.keep(key, block);
+                    }
+                    leader.land(&result);
+                    return result;
+                }
+                Role::Follower(follower) => {
+                    count(&self.counters.shared_reads, 1);
+                    if let Some(result) = follower.await {
+                        return result;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn load(
+        &self,
+        view: &View,
+        slot: u32,
+        handle: BlockHandle,
+        kind: BlockKind,
+    ) -> Result<Block> {
+        let table = view.version.table(slot)?;
+        let len = table.stored_len(handle)?;
+        let file = view.file(slot)?;
+        let stored = self.read(file, handle.offset, len).await?;
+        match self.unpack(table, handle, stored, kind).await {
+            Err(error) if error.kind() == Kind::Corruption => {
+                // A bit may have flipped on the way rather than on the disk: look once more.
+                count(&self.counters.rereads, 1);
+                let stored = self.read(file, handle.offset, len).await?;
+                self.unpack(table, handle, stored, kind).await
+            }
+            done => done,
+        }
+    }
+
+    /// Exact bytes of a file. Makes room in the cache when memory is short.
+    pub async fn read(&self, file: &File, offset: u64, len: usize) -> Result<Slice> {
+        let place = |e: &std::io::Error| {
+            let name = file.path().file_name().unwrap_or_default().to_string_lossy();
+            Error::io(format_args!("{name} at offset {offset}"), e)
+        };
+        if let Some(reading) = fs::start_read(file, offset, len).map_err(|e| place(&e))? {
+            return reading.await.map_err(|e| place(&e));
+        }
+        self.cache.borrow_mut().shrink(2 * len as u64 + (1 << 20));
+        let read = fs::read(file, offset, len);
+        self.with_patience(len, read).await?.map_err(|e| place(&e))
+    }
+
+    /// Starts a read ahead of need, if there is memory to spare.
+    pub fn read_ahead(&self, file: &File, offset: u64, len: usize) -> Option<fs::Reading> {
+        fs::start_read(file, offset, len).ok().flatten()
+    }
+
+    async fn with_patience<T>(&self, len: usize, wait: impl Future<Output = T>) -> Result<T> {
+        let mut wait = pin!(wait);
+        let mut limit = pin!(self.core.sleep_ns(MEMORY_PATIENCE_NS));
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(done) = wait.as_mut().poll(cx) {
+                return Poll::Ready(Ok(done));
+            }
+            limit.as_mut().poll(cx).map(|()| {
+                Err(Error::new(
+                    Kind::Memory,
+                    format!("no memory for {len} bytes: the budget is held by other requests"),
+                ))
+            })
+        })
+        .await
+    }
+
+    async fn alloc(&self, len: usize) -> Result<Buf> {
+        if let Some(buf) = self.core.alloc(len) {
+            return Ok(buf);
+        }
+        self.cache.borrow_mut().shrink(2 * len as u64 + (1 << 20));
+        self.with_patience(len, self.core.alloc_wait(len))
+            .await?
+            .map_err(|e| Error::io("a block's memory", &e))
+    }
+
+    /// Checks the stored bytes of a block (with trailer) and unpacks them. Suspends only when
+    /// memory is short.
+    pub async fn unpack(
+        &self,
+        table: &Table,
+        handle: BlockHandle,
+        stored: Slice,
+        kind: BlockKind,
+    ) -> Result<Block> {
+        let format = |e: rocksfmt::Error| Error::format(table.place(handle.offset), &e);
+        let checked = if self.verify {
+            table.check.verify(&stored, handle.offset)
+        } else {
+            compression_byte(&stored)
+        };
+        let byte = checked.map_err(format)?;
+        let payload = stored.slice(0..stored.len() - BLOCK_TRAILER_BYTES);
+        if byte == 0 {
+            return Block::parse(payload, kind).map_err(format);
+        }
+        let codec = Compression::from_byte(byte).map_err(format)?;
+        let len = codec.decompressed_len(&payload, BLOCK_BYTES_MAX).map_err(format)?;
+        let mut out = self.alloc(len).await?;
+        let dictionary = table.dictionary.as_ref().filter(|_| kind == BlockKind::Data);
+        self.decompressor
+            .borrow_mut()
+            .decompress(codec, &payload, dictionary, &mut out)
+            .map_err(format)?;
+        Block::parse(Slice::new(out.share(), 0..len), kind).map_err(format)
+    }
+
+    /// Unpacks a blob's bytes.
+    pub async fn unpack_blob(&self, codec: Compression, payload: &Slice) -> Result<Slice> {
+        let format = |e: rocksfmt::Error| Error::format("a blob", &e);
+        let len = codec.decompressed_len(payload, BLOCK_BYTES_MAX).map_err(format)?;
+        let mut out = self.alloc(len).await?;
+        self.decompressor
+            .borrow_mut()
+            .decompress(codec, payload, None, &mut out)
+            .map_err(format)?;
+        Ok(Slice::new(out.share(), 0..len))
+    }
+}

@@ -1,0 +1,161 @@
+//! Reading CURRENT, the MANIFEST and the logs of a directory. Nothing is written.
+//!
+//! A log that ends in a torn record ends there, as for RocksDB. Damage with valid newer records
+//! behind it is not a torn tail: stock RocksDB would silently drop what follows; we refuse, name
+//! file and offset, and serve what lies before only when told to (`salvage`).
+
+use fs::Dir;
+use reactor::Core;
+use rocksfmt::{
+    DamageScan, FileName, LOG_BLOCK_BYTES, LaterRecord, LogEnd, LogKind, LogReader,
+    ManifestReplay, ManifestState, parse_current,
+};
+
+use crate::db::OpenOptions;
+use crate::error::{Error, Kind, Result};
+use crate::recovery_plan::RecoveryPlan;
+use crate::wal_replay::{Replayed, WalReplay};
+
+/// Bytes read of a log at a time: whole log blocks.
+const PIECE: usize = 32 * LOG_BLOCK_BYTES;
+
+/// The number of the MANIFEST that CURRENT names.
+pub(crate) async fn current(dir: &Dir) -> Result<u64> {
+    let text = match dir.read_small("CURRENT", 4096).await {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Error::new(
+                Kind::NoDatabase,
+                format!(
+                    "{}: no RocksDB database here (there is no CURRENT file)",
+                    dir.path().display()
+                ),
+            ));
+        }
+        Err(e) => return Err(Error::io(dir.path().join("CURRENT").display(), &e)),
+    };
+    parse_current(&text).map_err(|e| Error::format("CURRENT", &e))
+}
+
+/// Feeds a whole log to a reader, piece by piece, until it knows its end.
+async fn feed(
+    core: &Core,
+    dir: &Dir,
+    name: &str,
+    reader: &mut LogReader,
+    mut each: impl FnMut(rocksfmt::LogRecord<'_>) -> Result<()>,
+) -> Result<()> {
+    let shared = dir.open(name).await.map_err(|e| Error::io(format_args!("{name}"), &e))?;
+    let file = core.attach(&shared);
+    let size = shared.size();
+    let mut offset = 0;
+    if size == 0 {
+        return reader.feed(&[], true, |record| each(record));
+    }
+    let mut ahead: Option<fs::Reading> = None;
+    while offset < size && reader.end().is_none() {
+        let len = (size - offset).min(PIECE as u64) as usize;
+        let place = |e: &std::io::Error| Error::io(format_args!("{name} at offset {offset}"), e);
+        let piece = match ahead.take() {
+            Some(reading) => reading.await,
+            None => fs::read(&file, offset, len).await,
+        }
+        .map_err(|e| place(&e))?;
+        let next = offset + len as u64;
+        if next < size {
+            let len = (size - next).min(PIECE as u64) as usize;
+            ahead = fs::start_read(&file, next, len).map_err(|e| place(&e))?;
+        }
+        reader.feed(&piece, next == size, |record| each(record))?;
+        offset = next;
+    }
+    Ok(())
+}
+
+/// Replays a MANIFEST.
+pub(crate) async fn manifest(core: &Core, dir: &Dir, name: &str) -> Result<ManifestState> {
+    let mut reader = LogReader::new(LogKind::Manifest);
+    let mut replay = ManifestReplay::new();
+    feed(core, dir, name, &mut reader, |record| {
+        replay
+            .record(record.data)
+            .map_err(|e| Error::format(format_args!("{name} at offset {}", record.offset), &e))
+    })
+    .await?;
+    match reader.end() {
+        Some(LogEnd::Damage { offset, what }) => Err(Error::new(
+            Kind::Corruption,
+            format!("{name} at offset {offset}: {what}"),
+        )),
+        Some(LogEnd::Unsupported { offset, what }) => Err(Error::new(
+            Kind::Unsupported,
+            format!("{name} at offset {offset}: {what}"),
+        )),
+        _ => replay.finish().map_err(|e| Error::format(name, &e)),
+    }
+}
+
+/// Replays the logs that hold what is in no table.
+pub(crate) async fn logs(
+    core: &Core,
+    dir: &Dir,
+    plan: &RecoveryPlan,
+    state: &ManifestState,
+    options: &OpenOptions,
+    warnings: &mut Vec<String>,
+) -> Result<Replayed> {
+    let mut replay = WalReplay::new(state, options.memory_bytes as u64);
+    for log in &plan.logs {
+        let mut reader = replay.begin(log.number);
+        let read = async {
+            feed(core, dir, &log.name, &mut reader, |record| replay.record(record)).await?;
+            let later = match replay.scan(&reader) {
+                Some(scan) => look_behind(core, dir, &log.name, scan).await?,
+                None => None,
+            };
+            replay.end(&reader, later)
+        };
+        match read.await {
+            Ok(()) => {}
+            Err(error) if options.salvage && error.kind() == Kind::Corruption => {
+                warnings.push(format!("{error}; what follows in the logs is not served"));
+                break;
+            }
+            Err(error) if error.kind() == Kind::Corruption => {
+                return Err(Error::new(
+                    Kind::Corruption,
+                    format!("{error}; to serve what lies before it, open with --salvage"),
+                ));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let replayed = replay.finish();
+    for (number, end) in &replayed.tails {
+        tracing::info!("{}: ends early, as after a crash: {end:?}", FileName::Wal(*number));
+    }
+    Ok(replayed)
+}
+
+/// Searches the rest of a log for records that are valid and newer than its first damage.
+async fn look_behind(
+    core: &Core,
+    dir: &Dir,
+    name: &str,
+    mut scan: DamageScan,
+) -> Result<Option<LaterRecord>> {
+    let shared = dir.open(name).await.map_err(|e| Error::io(format_args!("{name}"), &e))?;
+    let file = core.attach(&shared);
+    let mut offset = scan.start();
+    while offset < shared.size() {
+        let len = (shared.size() - offset).min(PIECE as u64) as usize;
+        let piece = fs::read(&file, offset, len)
+            .await
+            .map_err(|e| Error::io(format_args!("{name} at offset {offset}"), &e))?;
+        if let Some(later) = scan.push(offset, &piece) {
+            return Ok(Some(later));
+        }
+        offset += len as u64;
+    }
+    Ok(None)
+}

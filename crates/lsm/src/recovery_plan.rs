@@ -1,0 +1,308 @@
+//! What has to be opened and replayed, from the MANIFEST and a listing of the directory alone.
+//!
+//! Rules, as RocksDB has them:
+//! - Every table the MANIFEST lists must be there, with the size it says.
+//! - Of the logs, those count that are not below both the smallest log number of a column family and the
+//!   smallest number to keep; in ascending order. The MANIFEST need not mention them.
+//! - An operation in log N counts for a column family whose log number is at most N. The others are in tables.
+
+use std::collections::BTreeMap;
+
+use rocksfmt::{FileName, ManifestState};
+
+use crate::error::{Error, Kind, Result};
+
+/// How many files an error names before it says "and more".
+const NAMES_MAX: usize = 5;
+
+/// A file of the directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub name: String,
+    pub size_bytes: u64,
+}
+
+/// A log to be replayed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PlannedLog {
+    pub number: u64,
+    pub name: String,
+    pub size_bytes: u64,
+}
+
+/// See the module text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RecoveryPlan {
+    /// Logs to be replayed, in order.
+    pub logs: Vec<PlannedLog>,
+    /// Names of the live tables by number: `.sst`, or `.ldb` from LevelDB.
+    pub tables: BTreeMap<u64, String>,
+    /// Live blob files by number.
+    pub blobs: BTreeMap<u64, Listed>,
+    /// Live blob files that are not there. Their values cannot be read; all else can.
+    pub blobs_missing: Vec<u64>,
+    /// Tables that are there but not live, left by a crash or by a writer at work.
+    pub unreferenced: Vec<String>,
+}
+
+impl RecoveryPlan {
+    /// Decides what to open and replay. `files` is the listing of the database's directory, and of its log
+    /// directory where that is another one.
+    pub fn new(state: &ManifestState, files: &[Listed]) -> Result<RecoveryPlan> {
+        let mut tables_there = BTreeMap::new();
+        let mut blobs_there = BTreeMap::new();
+        let mut logs_there = BTreeMap::new();
+        for file in files {
+            match FileName::parse(&file.name) {
+                Some(FileName::Sst(number)) => {
+                    // Where both extensions exist the one RocksDB writes wins.
+                    if file.name.ends_with(".sst") || !tables_there.contains_key(&number) {
+                        tables_there.insert(number, file);
+                    }
+                }
+                Some(FileName::Blob(number)) => {
+                    blobs_there.insert(number, file);
+                }
+                Some(FileName::Wal(number)) => {
+                    logs_there.insert(number, file);
+                }
+                _ => {}
+            }
+        }
+        let mut plan = RecoveryPlan::default();
+        let mut missing = Vec::new();
+        for family in state.column_families.values() {
+            for (level, file) in family.files() {
+                let name = FileName::Sst(file.number).to_string();
+                if file.path_id != 0 {
+                    return Err(Error::new(
+                        Kind::Unsupported,
+                        format!("{name} is in another directory (db_paths, path {})", file.path_id),
+                    ));
+                }
+                let Some(there) = tables_there.remove(&file.number) else {
+                    missing.push(format!("{name} (level {level} of {:?})", family.name));
+                    continue;
+                };
+                if there.size_bytes != file.size_bytes {
+                    return Err(Error::new(
+                        Kind::Corruption,
+                        format!(
+                            "{name} has {} bytes, the MANIFEST says {}",
+                            there.size_bytes, file.size_bytes
+                        ),
+                    ));
+                }
+                plan.tables.insert(file.number, there.name.clone());
+            }
+            for blob in family.live_blob_files() {
+                match blobs_there.get(&blob.number) {
+                    Some(&there) => {
+                        plan.blobs.insert(blob.number, there.clone());
+                    }
+                    None => plan.blobs_missing.push(blob.number),
+                }
+            }
+        }
+        refuse_missing("tables", &missing)?;
+        plan.unreferenced = tables_there.into_values().map(|file| file.name.clone()).collect();
+
+        let first = first_log(state);
+        refuse_logs(state, first, &logs_there)?;
+        for (&number, &file) in logs_there.range(first..) {
+            plan.logs.push(PlannedLog {
+                number,
+                name: file.name.clone(),
+                size_bytes: file.size_bytes,
+            });
+        }
+        Ok(plan)
+    }
+
+    /// Bytes of log to be replayed.
+    pub fn log_bytes(&self) -> u64 {
+        self.logs.iter().fold(0, |sum, log| sum.saturating_add(log.size_bytes))
+    }
+}
+
+/// The smallest number of a log that may hold something.
+pub(crate) fn first_log(state: &ManifestState) -> u64 {
+    let families = state.column_families.values();
+    let smallest = families.map(|family| family.log_number).min().unwrap_or_default();
+    smallest.max(state.min_log_number_to_keep)
+}
+
+/// Logs that the MANIFEST tracks must be there, with as much as was synced.
+fn refuse_logs(state: &ManifestState, first: u64, there: &BTreeMap<u64, &Listed>) -> Result<()> {
+    let mut missing = Vec::new();
+    for (&number, &synced_bytes) in state.wals.range(first..) {
+        let name = FileName::Wal(number).to_string();
+        match (there.get(&number), synced_bytes) {
+            (None, _) => missing.push(name),
+            (Some(file), Some(synced)) if file.size_bytes < synced => {
+                return Err(Error::new(
+                    Kind::Corruption,
+                    format!(
+                        "{name} has {} bytes, the MANIFEST says that {synced} were synced",
+                        file.size_bytes
+                    ),
+                ));
+            }
+            _ => {}
+        }
+    }
+    refuse_missing("write-ahead logs", &missing)
+}
+
+fn refuse_missing(what: &str, missing: &[String]) -> Result<()> {
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let more = match missing.len().saturating_sub(NAMES_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let names = missing[..missing.len().min(NAMES_MAX)].join(", ");
+    Err(Error::new(
+        Kind::Corruption,
+        format!("{what} that the MANIFEST lists are missing: {names}{more}"),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rocksfmt::ManifestReplay;
+    use rocksfmt::testing::{EditBuilder, file_meta};
+
+    const BLOB_ADDITION: u32 = 400;
+    const LOG_NUMBER: u32 = 2;
+    const MIN_LOG: u32 = 10;
+    const OLD_WAL_ADDITION: u32 = 8196;
+
+    fn edit() -> EditBuilder {
+        EditBuilder::new()
+    }
+
+    fn state(edits: &[EditBuilder]) -> ManifestState {
+        let mut replay = ManifestReplay::new();
+        replay.record(&edit().required(4, 50, 100).finish()).unwrap();
+        for edit in edits {
+            replay.record(&edit.clone().finish()).unwrap();
+        }
+        replay.finish().unwrap()
+    }
+
+    fn files(names: &[(&str, u64)]) -> Vec<Listed> {
+        let listed = |&(name, size_bytes): &(&str, u64)| Listed { name: name.into(), size_bytes };
+        names.iter().map(listed).collect()
+    }
+
+    fn refused(state: &ManifestState, names: &[(&str, u64)], kind: Kind, text: &str) {
+        let e = RecoveryPlan::new(state, &files(names)).unwrap_err();
+        assert!(e.to_string().contains(text), "{e} does not say {text:?}");
+        assert_eq!(e.kind(), kind);
+    }
+
+    fn log_numbers(state: &ManifestState, names: &[(&str, u64)]) -> Vec<u64> {
+        let plan = RecoveryPlan::new(state, &files(names)).unwrap();
+        plan.logs.iter().map(|log| log.number).collect()
+    }
+
+    #[test]
+    fn live_tables_must_be_there_in_full() {
+        let state = state(&[edit()
+            .add_file(1, &file_meta(7, b"a", b"b", (1, 2)))
+            .add_file(1, &file_meta(8, b"c", b"d", (1, 2)))]);
+        let plan = RecoveryPlan::new(
+            &state,
+            &files(&[("000007.sst", 1007), ("000008.ldb", 1008), ("000030.sst", 5), ("LOG", 1)]),
+        )
+        .unwrap();
+        assert_eq!(plan.tables[&7], "000007.sst");
+        assert_eq!(plan.tables[&8], "000008.ldb");
+        assert_eq!(plan.unreferenced, ["000030.sst"]);
+        refused(
+            &state,
+            &[("000007.sst", 1007)],
+            Kind::Corruption,
+            "missing: 000008.sst (level 1 of \"default\")",
+        );
+        refused(
+            &state,
+            &[("000007.sst", 1006), ("000008.sst", 1008)],
+            Kind::Corruption,
+            "000007.sst has 1006 bytes, the MANIFEST says 1007",
+        );
+        let both = files(&[("000007.ldb", 3), ("000007.sst", 1007), ("000008.sst", 1008)]);
+        assert_eq!(RecoveryPlan::new(&state, &both).unwrap().tables[&7], "000007.sst");
+    }
+
+    #[test]
+    fn an_error_names_some_missing_files_and_counts_the_rest() {
+        let mut add = edit();
+        for number in 10..22 {
+            let key = [number as u8];
+            add = add.add_file(1, &file_meta(number, &key, &key, (1, 2)));
+        }
+        refused(&state(&[add]), &[], Kind::Corruption, "000014.sst (level 1 of \"default\") and 7");
+    }
+
+    #[test]
+    fn tables_elsewhere_are_refused() {
+        let mut file = file_meta(7, b"a", b"b", (1, 2));
+        file.path_id = 1;
+        let state = state(&[edit().add_file(1, &file)]);
+        refused(&state, &[("000007.sst", 1007)], Kind::Unsupported, "db_paths, path 1");
+    }
+
+    #[test]
+    fn blob_files_may_be_missing() {
+        let mut file = file_meta(7, b"a", b"b", (1, 2));
+        file.oldest_blob_file = 10;
+        let state = state(&[edit()
+            .add_file(1, &file)
+            .numbers(BLOB_ADDITION, &[10, 5, 500, 0, 0, 0])
+            .numbers(BLOB_ADDITION, &[11, 5, 500, 0, 0, 0])]);
+        let listing = files(&[("000007.sst", 1007), ("000011.blob", 600)]);
+        let plan = RecoveryPlan::new(&state, &listing).unwrap();
+        assert_eq!(plan.blobs_missing, [10]);
+        assert_eq!(plan.blobs[&11].name, "000011.blob");
+    }
+
+    #[test]
+    fn logs_from_the_oldest_that_may_count_are_replayed_in_order() {
+        let listing = [
+            ("000009.log", 90),
+            ("000002.log", 20),
+            ("1000000.log", 1),
+            ("000004.log", 40),
+            ("000003.log", 30),
+        ];
+        let older = edit().numbers(LOG_NUMBER, &[3]).column_family(1);
+        let add = edit().add_column_family("x", "leveldb.BytewiseComparator").column_family(1);
+        assert_eq!(log_numbers(&state(&[]), &listing), [4, 9, 1_000_000]);
+        assert_eq!(log_numbers(&state(&[add.clone(), older]), &listing), [3, 4, 9, 1_000_000]);
+        let keep = edit().numbers(MIN_LOG, &[9]);
+        assert_eq!(log_numbers(&state(&[keep]), &listing), [9, 1_000_000]);
+        let plan = RecoveryPlan::new(&state(&[]), &files(&listing)).unwrap();
+        assert_eq!(plan.log_bytes(), 131);
+    }
+
+    #[test]
+    fn tracked_logs_must_be_there_with_what_was_synced() {
+        let tracked = edit()
+            .numbers(OLD_WAL_ADDITION, &[3, 2, 99, 1])
+            .numbers(OLD_WAL_ADDITION, &[5, 2, 200, 1])
+            .numbers(OLD_WAL_ADDITION, &[6, 1]);
+        let state = state(&[tracked]);
+        assert_eq!(log_numbers(&state, &[("000005.log", 200), ("000006.log", 0)]), [5, 6]);
+        refused(
+            &state,
+            &[("000005.log", 199), ("000006.log", 0)],
+            Kind::Corruption,
+            "000005.log has 199 bytes, the MANIFEST says that 200 were synced",
+        );
+        refused(&state, &[("000005.log", 200)], Kind::Corruption, "missing: 000006.log");
+    }
+}

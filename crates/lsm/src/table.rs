@@ -1,0 +1,293 @@
+//! An open SST file: what is kept in memory of it, shared by all cores and never changed.
+//!
+//! Opening reads the file's tail in one read where the database says how long it is: footer,
+//! metaindex, properties, index, filter, dictionary, range tombstones. Index and filter stay in
+//! memory (of partitioned ones the top level does, and partitions are blocks like any other).
+
+use std::sync::Arc;
+
+use fs::{Dir, File, SharedFile, Slice};
+use reactor::Core;
+use rocksfmt::{
+    BlockCheck, BlockHandle, Comparator, Decompressor, Dictionary, FOOTER_BYTES, FileMeta,
+    FilterHandle, FilterLayout, Footer, IndexLayout, IndexType, Metaindex, Properties,
+    RangeTombstones,
+};
+
+use crate::block;
+use crate::error::{Error, Kind, Result};
+
+/// An index block in memory.
+pub(crate) struct IndexBlock {
+    pub data: Box<[u8]>,
+    pub layout: IndexLayout,
+}
+
+/// A file's filter.
+pub(crate) enum Filter {
+    /// Every key may be there.
+    None,
+    /// One filter for the whole file.
+    Full { data: Box<[u8]>, layout: FilterLayout },
+    /// An index of filters.
+    Partitioned(IndexBlock),
+}
+
+/// See the module text.
+pub(crate) struct Table {
+    pub meta: FileMeta,
+    pub file: Arc<SharedFile>,
+    pub comparator: Comparator,
+    pub check: BlockCheck,
+    pub footer: Footer,
+    pub metaindex: Metaindex,
+    pub properties: Properties,
+    pub index: IndexBlock,
+    pub two_level: bool,
+    pub filter: Filter,
+    pub dictionary: Option<Dictionary>,
+    pub range_tombstones: Option<RangeTombstones>,
+    /// The sequence number that all entries of an ingested file have.
+    pub global_sequence: Option<u64>,
+}
+
+/// What the tail read covers at least, in bytes.
+const TAIL_MIN: usize = 4 << 10;
+/// What it covers when the database does not say how long the tail is.
+const TAIL_GUESS: usize = 128 << 10;
+/// What it covers at most.
+const TAIL_MAX: usize = 16 << 20;
+
+/// The end of a file, and the file for what lies before it.
+struct Tail {
+    file: File,
+    bytes: Slice,
+    offset: u64,
+    check: BlockCheck,
+    limit: u64,
+}
+
+impl Tail {
+    /// A block with its trailer.
+    async fn stored(&self, handle: BlockHandle) -> Result<Slice> {
+        let place = || format!("{} at offset {}", self.file.path().display(), handle.offset);
+        let Some(len) = handle.stored_len(self.limit) else {
+            return Err(Error::new(
+                Kind::Corruption,
+                format!("{}: a block of {} bytes reaches behind the data", place(), handle.size),
+            ));
+        };
+        match handle.offset.checked_sub(self.offset) {
+            Some(start) => {
+                let start = start as usize;
+                Ok(self.bytes.slice(start..start + len))
+            }
+            None => fs::read(&self.file, handle.offset, len)
+                .await
+                .map_err(|e| Error::io(place(), &e)),
+        }
+    }
+
+    /// A block's contents on the heap: checked always, whatever the options say, because they
+    /// stay in memory and everything hangs on them.
+    async fn contents(&self, core: &Core, handle: BlockHandle) -> Result<Box<[u8]>> {
+        let stored = self.stored(handle).await?;
+        let format = |e: rocksfmt::Error| {
+            Error::format(
+                format_args!("{} at offset {}", self.file.path().display(), handle.offset),
+                &e,
+            )
+        };
+        let byte = self.check.verify(&stored, handle.offset).map_err(format)?;
+        let payload = &stored[..stored.len() - rocksfmt::BLOCK_TRAILER_BYTES];
+        if byte == 0 {
+            return Ok(payload.into());
+        }
+        let codec = rocksfmt::Compression::from_byte(byte).map_err(format)?;
+        let len = codec.decompressed_len(payload, block::BLOCK_BYTES_MAX).map_err(format)?;
+        if !core.pool().could_hold(len) {
+            return Err(Error::new(
+                Kind::Memory,
+                format!("{}: a block unpacks to {len} bytes", self.file.path().display()),
+            ));
+        }
+        let mut out = vec![0; len].into_boxed_slice();
+        Decompressor::new().decompress(codec, payload, None, &mut out).map_err(format)?;
+        Ok(out)
+    }
+}
+
+impl Table {
+    /// Opens and checks a file. Suspends for its reads.
+    pub async fn open(
+        core: &Core,
+        dir: &Dir,
+        name: &str,
+        meta: FileMeta,
+        comparator: Comparator,
+    ) -> Result<Table> {
+        let shared = dir.open(name).await.map_err(|e| Error::io(format_args!("{name}"), &e))?;
+        if shared.size() != meta.size_bytes {
+            return Err(Error::new(
+                Kind::Corruption,
+                format!(
+                    "{name}: {} bytes long, the manifest says {}",
+                    shared.size(),
+                    meta.size_bytes
+                ),
+            ));
+        }
+        let format = |e: rocksfmt::Error| Error::format(name, &e);
+        let size = shared.size();
+        let wanted = match meta.tail_bytes {
+            0 => TAIL_GUESS,
+            known => (known as usize).saturating_add(FOOTER_BYTES),
+        };
+        let len = (wanted.clamp(TAIL_MIN, TAIL_MAX) as u64).min(size);
+        let file = core.attach(&shared);
+        let bytes = fs::read(&file, size - len, len as usize)
+            .await
+            .map_err(|e| Error::io(format_args!("{name} at offset {}", size - len), &e))?;
+        let footer = Footer::parse(&bytes, size).map_err(format)?;
+        let tail = Tail {
+            file,
+            bytes,
+            offset: size - len,
+            check: footer.check,
+            limit: footer.offset,
+        };
+
+        let metaindex =
+            Metaindex::parse(&tail.contents(core, footer.metaindex).await?).map_err(format)?;
+        let properties = match metaindex.properties {
+            Some(handle) => read_properties(&tail, name, handle).await?,
+            None => Properties::default(),
+        };
+        if properties.timestamps_stripped {
+            return Err(Error::new(
+                Kind::Unsupported,
+                format!("{name}: user-defined timestamps"),
+            ));
+        }
+        let global_sequence =
+            properties.global_sequence(meta.largest_sequence).map_err(format)?;
+        let index_handle = footer.index.or(metaindex.index).ok_or_else(|| {
+            Error::new(Kind::Corruption, format!("{name}: no index block"))
+        })?;
+        let index = index_block(&tail, core, name, index_handle, &properties).await?;
+        let filter = match metaindex.filter {
+            _ if !properties.whole_key_filtering => Filter::None,
+            None => Filter::None,
+            // A damaged filter must not hide keys: without one, every key may be there. It is
+            // reported by `check`.
+            Some(FilterHandle::Full(handle)) => match tail.contents(core, handle).await {
+                Ok(data) => Filter::Full { layout: FilterLayout::parse(&data), data },
+                Err(e) if e.kind() == Kind::Corruption => Filter::None,
+                Err(e) => return Err(e),
+            },
+            Some(FilterHandle::Partitioned(handle)) => {
+                // Filter partitions carry no first keys, whatever the index does.
+                let mut plain = properties.clone();
+                plain.index_format.first_keys = false;
+                match index_block(&tail, core, name, handle, &plain).await {
+                    Ok(top) => Filter::Partitioned(top),
+                    Err(e) if e.kind() == Kind::Corruption => Filter::None,
+                    Err(e) => return Err(e),
+                }
+            }
+        };
+        let dictionary = match metaindex.compression_dict {
+            Some(handle) => Some(Dictionary::new(&tail.contents(core, handle).await?)),
+            None => None,
+        };
+        let range_tombstones = match metaindex.range_deletions {
+            Some(handle) => {
+                let data = tail.contents(core, handle).await?;
+                let mut parsed =
+                    RangeTombstones::parse(&data, comparator, global_sequence).map_err(format)?;
+                parsed.set_bounds(&meta.smallest, &meta.largest).map_err(format)?;
+                (!parsed.is_empty()).then_some(parsed)
+            }
+            None => None,
+        };
+        let two_level = properties.index_type == IndexType::TwoLevel;
+        Ok(Table {
+            meta,
+            file: shared,
+            comparator,
+            check: footer.check,
+            footer,
+            metaindex,
+            properties,
+            index,
+            two_level,
+            filter,
+            dictionary,
+            range_tombstones,
+            global_sequence,
+        })
+    }
+
+    /// Where in which file, for errors.
+    pub fn place(&self, offset: u64) -> String {
+        let name = self.file.path().file_name().unwrap_or_default();
+        format!("{} at offset {offset}", name.to_string_lossy())
+    }
+
+    /// Bytes of heap memory that stay in use while the file is open.
+    pub fn memory(&self) -> usize {
+        let filter = match &self.filter {
+            Filter::None => 0,
+            Filter::Full { data, .. } => data.len(),
+            Filter::Partitioned(top) => top.data.len(),
+        };
+        self.index.data.len() + filter + self.dictionary.as_ref().map_or(0, Dictionary::len)
+    }
+
+    /// The stored length of a data block with its trailer, if the file can hold it.
+    pub fn stored_len(&self, handle: BlockHandle) -> Result<usize> {
+        handle.stored_len(self.footer.offset).ok_or_else(|| {
+            Error::new(
+                Kind::Corruption,
+                format!(
+                    "{}: a block of {} bytes reaches behind the data",
+                    self.place(handle.offset),
+                    handle.size
+                ),
+            )
+        })
+    }
+}
+
+async fn index_block(
+    tail: &Tail,
+    core: &Core,
+    name: &str,
+    handle: BlockHandle,
+    properties: &Properties,
+) -> Result<IndexBlock> {
+    let data = tail.contents(core, handle).await?;
+    let layout = IndexLayout::parse(&data, properties.index_format)
+        .map_err(|e| Error::format(format_args!("{name} at offset {}", handle.offset), &e))?;
+    Ok(IndexBlock { data, layout })
+}
+
+/// The properties; the sequence number of an ingested file may have been patched in later, so
+/// that the checksum holds only without it.
+async fn read_properties(tail: &Tail, name: &str, handle: BlockHandle) -> Result<Properties> {
+    let stored = tail.stored(handle).await?;
+    let payload_len = stored.len() - rocksfmt::BLOCK_TRAILER_BYTES;
+    let place = format!("{name} at offset {}", handle.offset);
+    if let Err(error) = tail.check.verify(&stored, handle.offset) {
+        let patched = Properties::global_sequence_range(&stored[..payload_len]).map(|range| {
+            let mut copy = stored.to_vec();
+            copy[range].fill(0);
+            copy
+        });
+        match patched {
+            Some(copy) if tail.check.verify(&copy, handle.offset).is_ok() => {}
+            _ => return Err(Error::format(place, &error)),
+        }
+    }
+    Properties::parse(&stored[..payload_len]).map_err(|e| Error::format(place, &e))
+}

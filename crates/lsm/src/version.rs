@@ -1,0 +1,153 @@
+//! A version: the files and recovered writes of a database at one moment, shared by all cores
+//! and never changed.
+
+use std::sync::Arc;
+
+use rocksfmt::{Comparator, FileMeta, KEY_TRAILER_BYTES, RangeTombstones};
+
+use crate::blob::BlobFile;
+use crate::error::{Error, Kind, Result};
+use crate::memtable::Memtable;
+use crate::table::Table;
+
+/// One level: tables by their slots, and their bounds side by side for searching.
+#[derive(Default)]
+pub(crate) struct Level {
+    /// Slots into [`Version::tables`]. Level 0: newest first. Others: by smallest key.
+    pub slots: Vec<u32>,
+    /// The largest internal keys, one after another, and where each ends.
+    largest: Vec<u8>,
+    largest_ends: Vec<u32>,
+}
+
+impl Level {
+    pub fn push(&mut self, slot: u32, meta: &FileMeta) {
+        self.slots.push(slot);
+        self.largest.extend_from_slice(&meta.largest);
+        self.largest_ends.push(self.largest.len() as u32);
+    }
+
+    fn largest(&self, at: usize) -> &[u8] {
+        let start = if at == 0 { 0 } else { self.largest_ends[at - 1] as usize };
+        &self.largest[start..self.largest_ends[at] as usize]
+    }
+
+    /// The first table of a sorted level whose largest key is not before `seek`.
+    pub fn find(&self, comparator: Comparator, seek: &[u8]) -> usize {
+        let (mut low, mut high) = (0, self.slots.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if comparator.cmp_internal(self.largest(middle), seek).is_lt() {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        low
+    }
+}
+
+/// A column family in a version.
+pub(crate) struct Family {
+    pub id: u32,
+    pub name: String,
+    pub comparator_name: String,
+    pub comparator: Comparator,
+    /// Why it cannot be read, if it cannot.
+    pub refused: Option<Error>,
+    /// Writes that were only in the log.
+    pub memtable: Option<Memtable>,
+    pub levels: Vec<Level>,
+    /// Open blob files by number, sorted.
+    pub blobs: Vec<(u64, Arc<BlobFile>)>,
+    /// Name of the merge operator it was written with, if known.
+    pub merge_operator: String,
+}
+
+/// A file of a version: open, or known to be damaged.
+pub(crate) enum Slot {
+    Open(Arc<Table>),
+    /// It could not be opened: whoever needs it gets this error, the rest stays readable.
+    Broken { meta: FileMeta, error: Error },
+}
+
+/// See the module text.
+pub(crate) struct Version {
+    pub families: Vec<Family>,
+    pub slots: Vec<Slot>,
+    pub last_sequence: u64,
+}
+
+impl Version {
+    /// An open table.
+    #[inline]
+    pub fn table(&self, slot: u32) -> Result<&Table> {
+        match &self.slots[slot as usize] {
+            Slot::Open(table) => Ok(table),
+            Slot::Broken { error, .. } => Err(error.clone()),
+        }
+    }
+
+    /// What the manifest says about a file.
+    #[inline]
+    pub fn meta(&self, slot: u32) -> &FileMeta {
+        match &self.slots[slot as usize] {
+            Slot::Open(table) => &table.meta,
+            Slot::Broken { meta, .. } => meta,
+        }
+    }
+
+    /// The range tombstones of a file, if it has any and can be read.
+    pub fn tombstones(&self, slot: u32) -> Option<&RangeTombstones> {
+        match &self.slots[slot as usize] {
+            Slot::Open(table) => table.range_tombstones.as_ref(),
+            Slot::Broken { .. } => None,
+        }
+    }
+
+    /// The family with that id, readable.
+    #[inline]
+    pub fn family(&self, id: u32) -> Result<&Family> {
+        match self.families.first() {
+            Some(first) if first.id == id && first.refused.is_none() => Ok(first),
+            _ => self.family_slow(id),
+        }
+    }
+
+    fn family_slow(&self, id: u32) -> Result<&Family> {
+        let family = self.families.iter().find(|family| family.id == id).ok_or_else(|| {
+            Error::new(Kind::UnknownColumnFamily, format!("no column family with id {id}"))
+        })?;
+        match &family.refused {
+            Some(error) => Err(error.clone()),
+            None => Ok(family),
+        }
+    }
+}
+
+impl Family {
+    /// Entries by the tables' own count, less their tombstones: an estimate of live keys.
+    pub fn estimated_keys(&self, version: &Version) -> u64 {
+        let tables = self.levels.iter().flat_map(|level| &level.slots);
+        let mut keys = 0u64;
+        let mut gone = 0u64;
+        for &slot in tables {
+            let Ok(table) = version.table(slot) else { continue };
+            let properties = &table.properties;
+            keys = keys.saturating_add(
+                properties.num_entries.saturating_sub(properties.num_range_deletions),
+            );
+            gone = gone.saturating_add(
+                properties.num_deletions.saturating_sub(properties.num_range_deletions),
+            );
+        }
+        let memtable = self.memtable.as_ref().map_or(0, |m| m.len() as u64);
+        // A tombstone is an entry itself and usually hides another.
+        keys.saturating_sub(gone.saturating_mul(2)).saturating_add(memtable)
+    }
+}
+
+/// The user key of an internal key of the manifest, which was checked to be long enough.
+pub(crate) fn user_key(internal: &[u8]) -> &[u8] {
+    &internal[..internal.len().saturating_sub(KEY_TRAILER_BYTES)]
+}
