@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use clap::ValueEnum;
-use rocksdb::{BlockBasedOptions, Cache, DB, Options};
+use rocksdb::{BlockBasedOptions, Cache, ColumnFamilyDescriptor, DB, Options};
 
 /// Which of RocksDB's block caches serves the cached cases.
 #[derive(Clone, Copy, ValueEnum)]
@@ -57,7 +57,9 @@ pub fn open(
     options.set_block_based_table_factory(&table);
     options.set_max_open_files(-1);
     options.set_use_direct_reads(!buffered);
-    let db = DB::open_cf_for_read_only(&options, dir, ["default"], false)
+    // By name alone a column family would be opened with RocksDB's default options, its cache of 32 MiB included.
+    let family = ColumnFamilyDescriptor::new("default", options.clone());
+    let db = DB::open_cf_descriptors_read_only(&options, dir, [family], false)
         .map_err(|error| format!("{}: {error}", dir.display()))?;
     Ok(Database { db, cache })
 }
