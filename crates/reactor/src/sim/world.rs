@@ -270,6 +270,11 @@ impl World {
         self.0.state.borrow().disk.counts
     }
 
+    /// Operations that a core has handed to the devices and that have not completed.
+    pub fn at_the_device(&self, core: usize) -> usize {
+        self.0.state.borrow().ports[core].running.len()
+    }
+
     /// Operations that were still under way when their core gave up waiting for them at its
     /// end, in all runs.
     pub fn abandoned(&self) -> usize {
