@@ -62,6 +62,62 @@ pub enum Command<'a> {
     Select,
 }
 
+impl Command<'_> {
+    /// The full name, for lists of connections.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::One(_, Ask::Value) => "get",
+            Self::One(_, Ask::Length) => "strlen",
+            Self::One(_, Ask::Part { .. }) => "getrange",
+            Self::One(_, Ask::Type) => "type",
+            Self::One(_, Ask::TimeToLive) => "ttl",
+            Self::Auth { .. } => "auth",
+            Self::Client(command) => match command {
+                ClientCommand::GetName => "client|getname",
+                ClientCommand::GetRedir => "client|getredir",
+                ClientCommand::Help => "client|help",
+                ClientCommand::Id => "client|id",
+                ClientCommand::Info => "client|info",
+                ClientCommand::Kill(_) => "client|kill",
+                ClientCommand::List(_) => "client|list",
+                ClientCommand::NoEvict => "client|no-evict",
+                ClientCommand::Pause { .. } => "client|pause",
+                ClientCommand::Reply(_) => "client|reply",
+                ClientCommand::SetName(_) => "client|setname",
+                ClientCommand::TrackingInfo => "client|trackinginfo",
+                ClientCommand::Unblock => "client|unblock",
+                ClientCommand::Unpause => "client|unpause",
+            },
+            Self::Describe(question) => match question {
+                Describe::Count => "command|count",
+                Describe::Docs(_) => "command|docs",
+                Describe::GetKeys { flags: false, .. } => "command|getkeys",
+                Describe::GetKeys { flags: true, .. } => "command|getkeysandflags",
+                Describe::Help => "command|help",
+                Describe::Info(_) => "command|info",
+                Describe::List(_) => "command|list",
+            },
+            Self::ConfigGet(_) => "config|get",
+            Self::ConfigHelp => "config|help",
+            Self::ConfigResetStat => "config|resetstat",
+            Self::DbSize => "dbsize",
+            Self::Echo(_) => "echo",
+            Self::Hello(_) => "hello",
+            Self::Info(_) => "info",
+            Self::Keys(_) => "keys",
+            Self::MGet(_) => "mget",
+            Self::Exists(_) => "exists",
+            Self::Range(_) => "mr.range",
+            Self::Ping(_) => "ping",
+            Self::Quit => "quit",
+            Self::RandomKey => "randomkey",
+            Self::Reset => "reset",
+            Self::Scan(_) => "scan",
+            Self::Select => "select",
+        }
+    }
+}
+
 /// What a command that reads one key wants to know of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {

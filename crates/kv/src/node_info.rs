@@ -1,0 +1,40 @@
+//! What the key-value door does not know about the node it belongs to, and asks when it reports.
+
+/// Provided by whoever starts the node. Called for `INFO`, `CONFIG GET` and `HELLO`, never on the way of a read.
+pub trait NodeInfo: Send + Sync {
+    /// The node's own version.
+    fn version(&self) -> String;
+    /// Forty hexadecimal digits that are different for every start.
+    fn run_id(&self) -> String;
+    /// The port it listens on.
+    fn tcp_port(&self) -> u16;
+    /// Its process's number.
+    fn process_id(&self) -> u32;
+    /// Its operating system, as `uname` tells it.
+    fn operating_system(&self) -> String;
+    /// The program's path.
+    fn executable(&self) -> String;
+    /// The configuration file's path; empty when there is none.
+    fn config_file(&self) -> String;
+    /// The directory it serves.
+    fn data_directory(&self) -> String;
+    /// Bytes of memory the process occupies.
+    fn memory_resident_bytes(&self) -> u64;
+    /// The memory budget of the node.
+    fn memory_budget_bytes(&self) -> u64;
+    /// Memory of the machine.
+    fn memory_machine_bytes(&self) -> u64;
+    /// Processor time the process has used, in seconds: in the system and of its own.
+    fn cpu_seconds(&self) -> CpuSeconds;
+    /// Settings of the node beyond those of the protocol, as names and values for `CONFIG GET`.
+    fn settings(&self) -> Vec<(String, String)>;
+}
+
+/// Processor time, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CpuSeconds {
+    /// Spent in the kernel for the process.
+    pub system: f64,
+    /// Spent in the process itself.
+    pub user: f64,
+}

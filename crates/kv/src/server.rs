@@ -1,0 +1,78 @@
+//! The door of one core: a listener's connections, and an orderly end.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use lsm::Reader;
+use reactor::{Class, Core, JoinHandle, Listener, Socket};
+
+use crate::connection::serve;
+use crate::shared::Shared;
+use crate::state::CoreState;
+
+/// How long the accepting task waits when the system cannot give it a connection.
+const RETRY_NS: u64 = 100_000_000;
+
+/// How often a stopping server looks whether its connections have ended.
+const STOP_CHECK_NS: u64 = 5_000_000;
+
+/// One core's server. Every core of the node starts its own, with the same [`Shared`].
+pub struct Server {
+    state: Rc<CoreState>,
+    accepting: JoinHandle<()>,
+    errands: JoinHandle<()>,
+}
+
+impl Server {
+    /// Serves the connections of `listener` from `reader`, both of this core.
+    pub fn start(core: &Core, reader: Reader, shared: &Arc<Shared>, listener: Listener) -> Self {
+        let state = CoreState::new(core, reader, shared.clone());
+        let errands = core.spawn(Class::Control, state.clone().run_errands());
+        let accepting = core.spawn(Class::Foreground, accept(state.clone(), listener));
+        Self { state, accepting, errands }
+    }
+
+    /// How many connections it has.
+    pub fn clients(&self) -> usize {
+        self.state.clients.len()
+    }
+
+    /// Accepts no more, lets connections send the replies that are under way, for at most `grace_ns`, and ends them.
+    pub async fn stop(self, grace_ns: u64) {
+        let core = &self.state.core;
+        self.accepting.cancel();
+        self.state.stopping.set(true);
+        self.state.clients.wake_all();
+        let deadline_ns = core.now_ns().saturating_add(grace_ns);
+        while self.state.clients.len() > 0 && core.now_ns() < deadline_ns {
+            core.sleep_ns(STOP_CHECK_NS).await;
+        }
+        self.state.clients.kill_all();
+        while self.state.clients.len() > 0 {
+            core.sleep_ns(STOP_CHECK_NS).await;
+        }
+        self.errands.cancel();
+    }
+}
+
+async fn accept(state: Rc<CoreState>, listener: Listener) {
+    loop {
+        match listener.accept().await {
+            Ok(socket) if state.clients.len() >= state.shared.settings().clients_max => {
+                state.count(|stats| stats.rejected += 1);
+                state.core.spawn(Class::Foreground, turn_away(socket));
+            }
+            Ok(socket) => {
+                state.core.spawn(Class::Foreground, serve(state.clone(), socket));
+            }
+            // Out of descriptors, most likely: connections wait in the backlog until some are closed.
+            Err(_) => state.core.sleep_ns(RETRY_NS).await,
+        }
+    }
+}
+
+async fn turn_away(socket: Socket) {
+    // A new connection's send buffer has room for a line; if not, closing says the same.
+    let _ = socket.send(b"-ERR max number of clients reached\r\n".to_vec()).await;
+    socket.shutdown();
+}

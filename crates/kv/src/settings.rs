@@ -1,0 +1,63 @@
+//! The limits of the key-value door, all in one place. Per core where they say so.
+
+use resp::Limits;
+
+/// What connections may take. The defaults serve a node of any size; a full limit is a visible state, never a growth.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Connections of one core; the next one is told so and closed.
+    pub clients_max: usize,
+    /// Largest single argument (`proto-max-bulk-len`).
+    pub bulk_bytes_max: usize,
+    /// Largest command as a whole.
+    pub request_bytes_max: usize,
+    /// Bytes of commands that have not arrived whole, of all connections of a core together. Beyond it, a connection
+    /// whose unfinished command is larger than [`Settings::REQUEST_BYTES_SMALL`] is closed.
+    pub requests_bytes_max: usize,
+    /// Reads of one connection under way at once.
+    pub reads_max: usize,
+    /// Unsent bytes at which a connection's commands wait for its reader.
+    pub unsent_bytes_max: usize,
+    /// Unsent bytes of all connections of a core together, beyond which each of them may have only
+    /// [`Settings::UNSENT_BYTES_SMALL`].
+    pub unsent_total_bytes_max: usize,
+    /// Buffers that idle connections of a core keep for the next request; others give theirs back.
+    pub idle_buffer_bytes_max: usize,
+    /// Bytes of values that are sent from the engine's own buffers and keep these from being reused, per core; beyond
+    /// it values are copied.
+    pub pinned_bytes_max: usize,
+}
+
+impl Settings {
+    /// An unfinished command so small is always let be.
+    pub const REQUEST_BYTES_SMALL: usize = 64 * 1024;
+    /// Unsent bytes that a connection may always have.
+    pub const UNSENT_BYTES_SMALL: usize = 64 * 1024;
+    /// A value at least so long is sent from where it lies instead of being copied.
+    pub const REFERENCE_BYTES_MIN: usize = 16 * 1024;
+
+    /// What the parser enforces.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            bulk_bytes_max: self.bulk_bytes_max,
+            request_bytes_max: self.request_bytes_max,
+            ..Limits::default()
+        }
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            clients_max: 10_000,
+            bulk_bytes_max: resp::BULK_BYTES_MAX,
+            request_bytes_max: resp::REQUEST_BYTES_MAX,
+            requests_bytes_max: 64 << 20,
+            reads_max: 128,
+            unsent_bytes_max: 1 << 20,
+            unsent_total_bytes_max: 64 << 20,
+            idle_buffer_bytes_max: 8 << 20,
+            pinned_bytes_max: 32 << 20,
+        }
+    }
+}

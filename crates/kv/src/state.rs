@@ -1,0 +1,155 @@
+//! What one core's connections share: the engine's reader, the list of connections, counters, budgets. It never leaves
+//! its core.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use lsm::{CfId, Reader};
+use reactor::Core;
+
+use crate::client::Clients;
+use crate::scan_table::ScanTable;
+use crate::shared::{Questions, Shared};
+
+/// The column family that the protocol shows: RocksDB's default one.
+pub(crate) const FAMILY: CfId = 0;
+
+/// RocksDB's name for the comparator whose order is the reverse of that of bytes.
+const DESCENDING: &str = "rocksdb.ReverseBytewiseComparator";
+
+/// Counters of one core's connections since the start or `CONFIG RESETSTAT`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct KvStats {
+    pub connections: u64,
+    pub rejected: u64,
+    pub commands: u64,
+    pub errors: u64,
+    pub protocol_errors: u64,
+    pub received_bytes: u64,
+    pub sent_bytes: u64,
+    pub receives: u64,
+    pub sends: u64,
+    pub hits: u64,
+    pub misses: u64,
+    /// Reads answered from memory at once, and reads that had to wait.
+    pub reads_cached: u64,
+    pub reads_waited: u64,
+    /// Times a connection's commands waited for its reader.
+    pub slow_readers: u64,
+}
+
+/// One core's part of the key-value door.
+pub(crate) struct CoreState {
+    pub core: Core,
+    pub reader: Reader,
+    pub shared: Arc<Shared>,
+    pub clients: Clients,
+    pub scans: RefCell<ScanTable>,
+    pub stats: RefCell<KvStats>,
+    pub questions: Questions,
+    /// No new commands: the node is on its way out.
+    pub stopping: Cell<bool>,
+    pub started_ns: u64,
+    /// The keys' order is the reverse of that of bytes.
+    pub descending: bool,
+    pub input_bytes: Gauge,
+    pub unsent_bytes: Gauge,
+    pub pinned_bytes: Gauge,
+    pub idle_buffer_bytes: Gauge,
+}
+
+impl CoreState {
+    pub fn new(core: &Core, reader: Reader, shared: Arc<Shared>) -> Rc<Self> {
+        let families = reader.db().column_families();
+        let descending =
+            families.iter().any(|family| family.id == FAMILY && family.comparator == DESCENDING);
+        Rc::new(Self {
+            core: core.clone(),
+            reader,
+            descending,
+            clients: Clients::new(core.id(), core.cores()),
+            scans: RefCell::new(ScanTable::new(core.id())),
+            stats: RefCell::default(),
+            questions: Questions::default(),
+            stopping: Cell::new(false),
+            started_ns: core.now_ns(),
+            input_bytes: Gauge::default(),
+            unsent_bytes: Gauge::default(),
+            pinned_bytes: Gauge::default(),
+            idle_buffer_bytes: Gauge::default(),
+            shared,
+        })
+    }
+
+    /// Changes the counters.
+    #[inline]
+    pub fn count(&self, change: impl FnOnce(&mut KvStats)) {
+        change(&mut self.stats.borrow_mut());
+    }
+
+    /// Unsent bytes that a connection may have now.
+    pub fn unsent_bytes_max(&self) -> usize {
+        let settings = self.shared.settings();
+        if self.unsent_bytes.get() > settings.unsent_total_bytes_max {
+            settings.unsent_bytes_max.min(crate::settings::Settings::UNSENT_BYTES_SMALL)
+        } else {
+            settings.unsent_bytes_max
+        }
+    }
+}
+
+/// A sum of what connections hold; each keeps it right through a [`Share`].
+#[derive(Debug, Default)]
+pub(crate) struct Gauge(Rc<Cell<usize>>);
+
+impl Gauge {
+    pub fn get(&self) -> usize {
+        self.0.get()
+    }
+
+    /// A part of the sum, 0 at first and taken out when dropped.
+    pub fn share(&self) -> Share {
+        Share { sum: self.0.clone(), part: 0 }
+    }
+}
+
+/// One holder's part of a [`Gauge`].
+#[derive(Debug)]
+pub(crate) struct Share {
+    sum: Rc<Cell<usize>>,
+    part: usize,
+}
+
+impl Share {
+    #[inline]
+    pub fn set(&mut self, part: usize) {
+        if part != self.part {
+            self.sum.set(self.sum.get() - self.part + part);
+            self.part = part;
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gauge_is_the_sum_of_its_living_shares() {
+        let gauge = Gauge::default();
+        let (mut a, mut b) = (gauge.share(), gauge.share());
+        a.set(10);
+        b.set(5);
+        a.set(7);
+        assert_eq!(gauge.get(), 12);
+        drop(a);
+        assert_eq!(gauge.get(), 5);
+    }
+}
