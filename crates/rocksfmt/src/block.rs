@@ -322,10 +322,11 @@ pub fn point_lookup(
     scratch: &mut Vec<u8>,
 ) -> Result<Lookup> {
     match search::first_not_less(data, *layout, comparator, target, scratch) {
-        Some(search::Hit::Entry { entry, packed, equal_user_key: true, .. }) => {
-            Ok(Lookup::Found { packed, start: entry.value.0, end: entry.value.1 })
+        Some(search::Hit::Entry(found)) if found.equal_user_key => {
+            let (start, end) = found.entry.value;
+            Ok(Lookup::Found { packed: found.packed, start, end })
         }
-        Some(search::Hit::Entry { .. }) => Ok(Lookup::Absent),
+        Some(search::Hit::Entry(_)) => Ok(Lookup::Absent),
         Some(search::Hit::PastEnd) => Ok(Lookup::PastEnd),
         None => Err(bad_entry()),
     }

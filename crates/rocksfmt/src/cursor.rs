@@ -116,30 +116,27 @@ impl<F: Entries> Cursor<F> {
     ) -> Result<bool> {
         let layout = format.layout();
         let Some(entries) = layout.entries(data) else { return self.fail() };
-        if entries.is_empty() {
-            self.reset();
-            return Ok(false);
-        }
-        let Some(less) = search::restarts_less(data, entries, format, comparator, target) else {
-            return self.fail();
-        };
-        let first = less.saturating_sub(1);
-        let Some(offset) = layout.restart(data, first) else { return self.fail() };
-        self.enter(first, offset);
-        // What is known: the key at restart `first` is less unless less == 0; the key at `boundary` is not.
-        self.step(data, entries, format)?;
-        if less == 0 {
-            return Ok(true);
-        }
-        loop {
-            let known_not_less = self.next == self.boundary;
-            if self.next >= entries.len() {
+        match search::first_not_less(data, format, comparator, target, &mut self.key) {
+            None => self.fail(),
+            Some(search::Hit::PastEnd) => {
                 self.reset();
-                return Ok(false);
+                Ok(false)
             }
-            self.step(data, entries, format)?;
-            if known_not_less || search::compare(format, comparator, &self.key, target).is_ge() {
-                return Ok(true);
+            Some(search::Hit::Entry(found)) => {
+                let entry = found.entry;
+                if !found.key_in_scratch {
+                    self.key.clear();
+                    self.key.extend_from_slice(&target[..entry.shared]);
+                    self.key.extend_from_slice(&entries[entry.suffix..entry.suffix_end]);
+                }
+                self.at = found.at;
+                self.next = entry.next;
+                self.value = entry.value;
+                self.restart = found.restart;
+                self.boundary = layout.restart(data, found.restart + 1).unwrap_or(usize::MAX);
+                self.trail_at = NO_TRAIL;
+                self.valid = true;
+                Ok(true)
             }
         }
     }

@@ -71,8 +71,8 @@ pub struct IndexLayout {
 /// What stands behind an index key.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct IndexValue {
-    handle: BlockHandle,
-    first_key: (u32, u32),
+    pub handle: BlockHandle,
+    pub first_key: (u32, u32),
 }
 
 impl IndexLayout {
@@ -97,7 +97,7 @@ impl IndexLayout {
 
     /// The part of an internal key that this index is ordered by.
     #[inline(always)]
-    fn target<'t>(&self, internal: &'t [u8]) -> &'t [u8] {
+    pub(crate) fn target<'t>(&self, internal: &'t [u8]) -> &'t [u8] {
         if self.format.user_keys {
             &internal[..internal.len().saturating_sub(KEY_TRAILER_BYTES)]
         } else {
@@ -198,7 +198,7 @@ pub fn index_lookup(
     scratch: &mut Vec<u8>,
 ) -> Result<Option<BlockHandle>> {
     match search::first_not_less(data, *layout, comparator, layout.target(target), scratch) {
-        Some(search::Hit::Entry { entry, .. }) => Ok(Some(entry.value.handle)),
+        Some(search::Hit::Entry(found)) => Ok(Some(found.entry.value.handle)),
         Some(search::Hit::PastEnd) => Ok(None),
         None => Err(bad_entry().at("index")),
     }

@@ -20,14 +20,24 @@ use crate::key::{Comparator, compare_with_prefix, split_lenient};
 /// Where a search ended.
 pub(crate) enum Hit<V> {
     /// The first entry not less than the target.
-    Entry {
-        entry: Entry<V>,
-        /// Sequence and type; 0 in blocks of user keys.
-        packed: u64,
-        equal_user_key: bool,
-    },
+    Entry(Found<V>),
     /// All entries are less.
     PastEnd,
+}
+
+/// The entry a search ended at.
+pub(crate) struct Found<V> {
+    pub entry: Entry<V>,
+    /// Its offset.
+    pub at: usize,
+    /// The restart interval it is in.
+    pub restart: u32,
+    /// Sequence and type; 0 in blocks of user keys.
+    pub packed: u64,
+    pub equal_user_key: bool,
+    /// The key is in the scratch buffer. Otherwise it is the first `entry.shared` bytes of the target and the
+    /// entry's suffix.
+    pub key_in_scratch: bool,
 }
 
 /// Compares two keys of blocks with this format's kind of key.
@@ -45,7 +55,7 @@ pub(crate) fn compare<F: Entries>(
     }
 }
 
-/// Number of restart points whose key is less than `target`. `None`: the block is corrupt.
+/// Number of restart points whose key is less than `target`, known to be in `low..=high`. `None`: corrupt.
 #[inline(always)]
 pub(crate) fn restarts_less<F: Entries>(
     data: &[u8],
@@ -53,8 +63,10 @@ pub(crate) fn restarts_less<F: Entries>(
     format: F,
     comparator: Comparator,
     target: &[u8],
+    mut low: u32,
+    high: u32,
 ) -> Option<u32> {
-    let (mut low, mut high) = (0, format.layout().restart_count());
+    let mut high = high.min(format.layout().restart_count());
     while low < high {
         let middle = low + (high - low) / 2;
         let key = format.restart_key(entries, format.layout().restart(data, middle)?)?;
@@ -77,25 +89,41 @@ pub(crate) fn first_not_less<F: Entries>(
     target: &[u8],
     scratch: &mut Vec<u8>,
 ) -> Option<Hit<F::Value>> {
-    let layout = format.layout();
-    let entries = layout.entries(data)?;
+    let entries = format.layout().entries(data)?;
     if entries.is_empty() {
         return Some(Hit::PastEnd);
     }
-    let less = restarts_less(data, entries, format, comparator, target)?;
+    let less = restarts_less(data, entries, format, comparator, target, 0, u32::MAX)?;
+    first_not_less_behind(data, entries, format, comparator, target, scratch, less)
+}
+
+/// The second half of [`first_not_less`]: `less` restart points have keys less than the target.
+#[inline(always)]
+pub(crate) fn first_not_less_behind<F: Entries>(
+    data: &[u8],
+    entries: &[u8],
+    format: F,
+    comparator: Comparator,
+    target: &[u8],
+    scratch: &mut Vec<u8>,
+    less: u32,
+) -> Option<Hit<F::Value>> {
+    let layout = format.layout();
     // The key at restart `less` (if there is one) is not less; entries before restart `less - 1` are less.
     let limit = layout.restart(data, less).unwrap_or(entries.len());
     if less > 0 {
         let start = layout.restart(data, less - 1)?;
         match scan(entries, format, comparator, target, start, limit) {
-            Scan::Hit(hit) => return Some(hit),
+            Scan::Hit(found) => {
+                return Some(Hit::Entry(Found { restart: less - 1, ..found }));
+            }
             Scan::End => {}
             Scan::Corrupt => return None,
             Scan::SharedTrailer => {
-                if let Some(hit) =
-                    scan_whole_keys(entries, format, comparator, target, start, limit, scratch)?
-                {
-                    return Some(hit);
+                let found =
+                    scan_whole_keys(entries, format, comparator, target, start, limit, scratch)?;
+                if let Some(found) = found {
+                    return Some(Hit::Entry(Found { restart: less - 1, ..found }));
                 }
             }
         }
@@ -109,11 +137,18 @@ pub(crate) fn first_not_less<F: Entries>(
     }
     let (user, packed) = split(format, entries.get(entry.suffix..entry.suffix_end)?);
     let equal_user_key = user == split(format, target).0;
-    Some(Hit::Entry { entry, packed, equal_user_key })
+    Some(Hit::Entry(Found {
+        entry,
+        at: limit,
+        restart: less,
+        packed,
+        equal_user_key,
+        key_in_scratch: false,
+    }))
 }
 
 enum Scan<V> {
-    Hit(Hit<V>),
+    Hit(Found<V>),
     /// Every entry up to the limit is less.
     End,
     /// A trailer is not within its suffix; this scan cannot go on.
@@ -139,6 +174,9 @@ fn scan<F: Entries>(
     if first.next >= limit {
         // The usual case in an index: one entry per restart point.
         return if first.next == limit { Scan::End } else { Scan::Corrupt };
+    }
+    if first.shared != 0 {
+        return Scan::Corrupt;
     }
     let mut key_len = first.suffix_end - first.suffix;
     let Some(user_len) = key_len.checked_sub(trailer) else { return Scan::Corrupt };
@@ -167,7 +205,16 @@ fn scan<F: Entries>(
                 Comparator::ReverseBytewise => order.reverse(),
             };
             if order.is_gt() || (order.is_eq() && packed <= target_packed) {
-                return Scan::Hit(Hit::Entry { entry, packed, equal_user_key: order.is_eq() });
+                let equal_user_key = order.is_eq();
+                let key_in_scratch = false;
+                return Scan::Hit(Found {
+                    entry,
+                    at,
+                    restart: 0,
+                    packed,
+                    equal_user_key,
+                    key_in_scratch,
+                });
             }
             matched = shared + common;
         }
@@ -189,7 +236,7 @@ fn scan_whole_keys<F: Entries>(
     start: usize,
     limit: usize,
     key: &mut Vec<u8>,
-) -> Option<Option<Hit<F::Value>>> {
+) -> Option<Option<Found<F::Value>>> {
     let target_user = split(format, target).0;
     key.clear();
     let mut value = F::Value::default();
@@ -203,7 +250,16 @@ fn scan_whole_keys<F: Entries>(
         key.extend_from_slice(entries.get(entry.suffix..entry.suffix_end)?);
         if compare(format, comparator, key, target).is_ge() {
             let (user, packed) = split(format, key);
-            return Some(Some(Hit::Entry { entry, packed, equal_user_key: user == target_user }));
+            let equal_user_key = user == target_user;
+            let key_in_scratch = true;
+            return Some(Some(Found {
+                entry,
+                at,
+                restart: 0,
+                packed,
+                equal_user_key,
+                key_in_scratch,
+            }));
         }
         value = entry.value;
         at = entry.next;
