@@ -35,7 +35,8 @@ pub(crate) async fn read(
             } else {
                 format!("blob file {:06}.blob, which is not there", reference.file_number)
             };
-            let kind = if reference.file_number == 0 { Kind::Unsupported } else { Kind::Corruption };
+            let kind =
+                if reference.file_number == 0 { Kind::Unsupported } else { Kind::Corruption };
             Error::new(kind, format!("column family {}: an entry refers to {what}", family.name))
         })?;
     let file = &inner.view.blobs[family_at][at];

@@ -83,11 +83,8 @@ impl Iter {
         let view = reader.0.view.clone();
         let version = &view.version;
         let found = version.family(family)?;
-        let family_at = version
-            .families
-            .iter()
-            .position(|f| std::ptr::eq(f, found))
-            .unwrap_or_default();
+        let family_at =
+            version.families.iter().position(|f| std::ptr::eq(f, found)).unwrap_or_default();
         let mut bounds = Bounds { lower: options.lower, upper: options.upper };
         if let Some(prefix) = options.prefix {
             if found.comparator != Comparator::Bytewise {
@@ -122,11 +119,7 @@ impl Iter {
                 sources.push(level_source(Rc::from(&level.slots[..])));
             }
             tombstone_slots.extend(
-                level
-                    .slots
-                    .iter()
-                    .copied()
-                    .filter(|&slot| version.tombstones(slot).is_some()),
+                level.slots.iter().copied().filter(|&slot| version.tombstones(slot).is_some()),
             );
         }
         let memory_tombstones = found.memtable.as_ref().is_some_and(|m| !m.tombstones().is_empty());
@@ -346,11 +339,9 @@ impl Iter {
         match &self.sources[at] {
             Source::Level(level) => level.value(),
             Source::Memory(cursor) => match self.memtable() {
-                Some(memtable) => Value::memory(
-                    &self.reader.0.view,
-                    self.family_at,
-                    cursor.value_range(memtable),
-                ),
+                Some(memtable) => {
+                    Value::memory(&self.reader.0.view, self.family_at, cursor.value_range(memtable))
+                }
                 None => Value::empty(),
             },
         }

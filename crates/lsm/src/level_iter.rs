@@ -110,9 +110,7 @@ impl LevelIter {
     /// The largest sequence number of the table stood in.
     pub fn largest_sequence(&self) -> u64 {
         match self.slots.get(self.at) {
-            Some(&slot) => {
-                self.reader.0.view.version.meta(slot).largest_sequence
-            }
+            Some(&slot) => self.reader.0.view.version.meta(slot).largest_sequence,
             None => 0,
         }
     }
@@ -149,12 +147,14 @@ impl LevelIter {
             match position {
                 Position::First => 0,
                 Position::Last => self.slots.len().wrapping_sub(1),
-                Position::AtOrBehind(key) => self
-                    .slots
-                    .partition_point(|slot| self.comparator.cmp_internal(largest(slot), key).is_lt()),
+                Position::AtOrBehind(key) => self.slots.partition_point(|slot| {
+                    self.comparator.cmp_internal(largest(slot), key).is_lt()
+                }),
                 Position::AtOrBefore(key) => self
                     .slots
-                    .partition_point(|slot| self.comparator.cmp_internal(smallest(slot), key).is_le())
+                    .partition_point(|slot| {
+                        self.comparator.cmp_internal(smallest(slot), key).is_le()
+                    })
                     .wrapping_sub(1),
             }
         };

@@ -7,7 +7,7 @@
 //! 3. [`Memtable::get`] and [`MemtableCursor`] search the array. Neither allocates.
 //!
 //! Order: user keys by the comparator, versions of a key newest first, as in a table. Range tombstones are
-//! kept apart; whoever reads asks [`Memtable::covering`] as well.
+//! kept apart; whoever reads asks [`Memtable::tombstones`] as well.
 //!
 //! ```text
 //! arena    varint32 user key length | varint32 value length | user key | fixed64 packed | value    per entry
@@ -183,15 +183,6 @@ impl Memtable {
     /// The range tombstones.
     pub fn tombstones(&self) -> &RangeTombstones {
         &self.tombstones
-    }
-
-    /// The sequence of the newest range tombstone over a user key that is visible at a sequence.
-    #[inline]
-    pub fn covering(&self, user_key: &[u8], sequence: u64) -> Option<u64> {
-        match self.tombstones.max_sequence(user_key, sequence) {
-            0 => None,
-            found => Some(found),
-        }
     }
 
     /// The newest entry of a user key visible at a sequence: sequence and type, and where its value is.
@@ -417,9 +408,9 @@ mod tests {
         for (key, kind, bytes) in want {
             assert_eq!(value(&t, key, 99), Some((kind, bytes)));
         }
-        assert_eq!(t.covering(b"i", 99), Some(17));
-        assert_eq!(t.covering(b"i", 16), None);
-        assert_eq!(t.covering(b"k", 99), None);
+        assert_eq!(t.tombstones().max_sequence(b"i", 99), 17);
+        assert_eq!(t.tombstones().max_sequence(b"i", 16), 0);
+        assert_eq!(t.tombstones().max_sequence(b"k", 99), 0);
         assert_eq!(t.tombstones().len(), 1);
     }
 
@@ -445,7 +436,7 @@ mod tests {
         assert!(b.is_empty());
         let t = b.freeze();
         let mut c = MemtableCursor::new();
-        assert_eq!((t.len(), t.get(b"", 9), t.covering(b"", 9)), (0, None, None));
+        assert_eq!((t.len(), t.get(b"", 9), t.tombstones().len()), (0, None, 0));
         assert!(!c.seek_to_first(&t) && !c.seek_to_last(&t) && !c.seek(&t, &internal(b"a", 0)));
         assert!(!c.seek_for_prev(&t, &internal(b"a", 0)) && !c.next(&t) && !c.prev(&t));
         assert_eq!((c.key(&t), c.value_range(&t)), (&b""[..], 0..0));

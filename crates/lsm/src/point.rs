@@ -83,12 +83,8 @@ struct Lookup<'a> {
 impl<'a> Lookup<'a> {
     fn new(view: &'a Rc<View>, family: CfId, key: &'a [u8], sequence: u64) -> Result<Lookup<'a>> {
         let found = view.version.family(family)?;
-        let family_at = view
-            .version
-            .families
-            .iter()
-            .position(|f| std::ptr::eq(f, found))
-            .unwrap_or_default();
+        let family_at =
+            view.version.families.iter().position(|f| std::ptr::eq(f, found)).unwrap_or_default();
         Ok(Lookup {
             family: found,
             family_at,
@@ -167,7 +163,8 @@ impl<'a> Lookup<'a> {
                 }
             }
             Stage::IndexPartition => {
-                let found = self.index_lookup(&block.data, block.index(), table, table_base(table))?;
+                let found =
+                    self.index_lookup(&block.data, block.index(), table, table_base(table))?;
                 if let Some(handle) = found {
                     self.partition = Some(block);
                     return Ok(self.need(handle, Stage::Data));
@@ -280,12 +277,8 @@ impl<'a> Lookup<'a> {
     }
 
     fn look_in_index(&mut self, table: &'a Table) -> Result<Option<Step>> {
-        let found = self.index_lookup(
-            &table.index.data,
-            &table.index.layout,
-            table,
-            table_base(table),
-        )?;
+        let found =
+            self.index_lookup(&table.index.data, &table.index.layout, table, table_base(table))?;
         let stage = if table.two_level { Stage::IndexPartition } else { Stage::Data };
         Ok(found.map(|handle| self.need(handle, stage)))
     }
@@ -332,12 +325,7 @@ impl<'a> Lookup<'a> {
     }
 
     /// What an entry means. `None`: not visible, look further.
-    fn resolve(
-        &self,
-        packed: u64,
-        global: Option<u64>,
-        value: Value,
-    ) -> Result<Option<Step>> {
+    fn resolve(&self, packed: u64, global: Option<u64>, value: Value) -> Result<Option<Step>> {
         let (stored, kind) = unpack(packed);
         let sequence = global.unwrap_or(stored);
         if sequence > self.sequence {
@@ -356,9 +344,8 @@ fn table_base(table: &Table) -> u64 {
 
 /// What a visible entry says: a value, a reference to a blob, or that the key is gone.
 fn meaning(family: &Family, packed: u64, value: Value) -> Result<Option<Answer>> {
-    let format = |e: rocksfmt::Error| {
-        Error::format(format_args!("column family {}", family.name), &e)
-    };
+    let format =
+        |e: rocksfmt::Error| Error::format(format_args!("column family {}", family.name), &e);
     Ok(match rocksfmt::value_type(packed).map_err(format)? {
         ValueType::Value => Some(Answer::Value(value)),
         kind if kind.is_tombstone() => None,
@@ -500,22 +487,20 @@ pub(crate) async fn multi_get(
     // Lookups that wait for a block, in the order in which the blocks were asked for.
     let mut waiting: VecDeque<(usize, Fetch<'_>)> = VecDeque::with_capacity(keys.len());
     let mut blobs = Vec::new();
-    let mut settle = |at: usize,
-                      step: Result<Step>,
-                      results: &mut Vec<Result<Option<Value>>>|
-     -> Option<Need> {
-        match step {
-            Ok(Step::Need(need)) => return Some(need),
-            Ok(Step::Done(None)) => results[at] = Ok(None),
-            Ok(Step::Done(Some(Answer::Value(value)))) => {
-                finish(reader, true);
-                results[at] = Ok(Some(value));
+    let mut settle =
+        |at: usize, step: Result<Step>, results: &mut Vec<Result<Option<Value>>>| -> Option<Need> {
+            match step {
+                Ok(Step::Need(need)) => return Some(need),
+                Ok(Step::Done(None)) => results[at] = Ok(None),
+                Ok(Step::Done(Some(Answer::Value(value)))) => {
+                    finish(reader, true);
+                    results[at] = Ok(Some(value));
+                }
+                Ok(Step::Done(Some(Answer::Blob(index)))) => blobs.push((at, index)),
+                Err(error) => results[at] = Err(error),
             }
-            Ok(Step::Done(Some(Answer::Blob(index)))) => blobs.push((at, index)),
-            Err(error) => results[at] = Err(error),
-        }
-        None
-    };
+            None
+        };
     for (at, key) in keys.iter().enumerate() {
         results.push(Ok(None));
         let mut lookup = match Lookup::new(&view, family, key, sequence) {

@@ -45,9 +45,11 @@ impl View {
     pub fn file(&self, slot: u32) -> Result<&File> {
         match &self.files[slot as usize] {
             Some(file) => Ok(file),
-            None => Err(self.version.table(slot).err().unwrap_or_else(|| {
-                Error::new(Kind::Corruption, "a table without a file")
-            })),
+            None => Err(self
+                .version
+                .table(slot)
+                .err()
+                .unwrap_or_else(|| Error::new(Kind::Corruption, "a table without a file"))),
         }
     }
 }
@@ -95,8 +97,17 @@ macro_rules! counters {
     };
 }
 counters!(
-    gets, found, seeks, steps, skipped, cache_hits, cache_misses, shared_reads, read_ahead_bytes,
-    filter_negative, rereads
+    gets,
+    found,
+    seeks,
+    steps,
+    skipped,
+    cache_hits,
+    cache_misses,
+    shared_reads,
+    read_ahead_bytes,
+    filter_negative,
+    rereads
 );
 
 /// Adds to a counter.

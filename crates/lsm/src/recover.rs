@@ -7,8 +7,8 @@
 use fs::Dir;
 use reactor::Core;
 use rocksfmt::{
-    DamageScan, FileName, LOG_BLOCK_BYTES, LaterRecord, LogEnd, LogKind, LogReader,
-    ManifestReplay, ManifestState, parse_current,
+    DamageScan, FileName, LOG_BLOCK_BYTES, LaterRecord, LogEnd, LogKind, LogReader, ManifestReplay,
+    ManifestState, parse_current,
 };
 
 use crate::db::OpenOptions;
@@ -50,7 +50,7 @@ async fn feed(
     let size = shared.size();
     let mut offset = 0;
     if size == 0 {
-        return reader.feed(&[], true, |record| each(record));
+        return reader.feed(&[], true, &mut each);
     }
     let mut ahead: Option<fs::Reading> = None;
     while offset < size && reader.end().is_none() {
@@ -66,7 +66,7 @@ async fn feed(
             let len = (size - next).min(PIECE as u64) as usize;
             ahead = fs::start_read(&file, next, len).map_err(|e| place(&e))?;
         }
-        reader.feed(&piece, next == size, |record| each(record))?;
+        reader.feed(&piece, next == size, &mut each)?;
         offset = next;
     }
     Ok(())
@@ -83,14 +83,12 @@ pub(crate) async fn manifest(core: &Core, dir: &Dir, name: &str) -> Result<Manif
     })
     .await?;
     match reader.end() {
-        Some(LogEnd::Damage { offset, what }) => Err(Error::new(
-            Kind::Corruption,
-            format!("{name} at offset {offset}: {what}"),
-        )),
-        Some(LogEnd::Unsupported { offset, what }) => Err(Error::new(
-            Kind::Unsupported,
-            format!("{name} at offset {offset}: {what}"),
-        )),
+        Some(LogEnd::Damage { offset, what }) => {
+            Err(Error::new(Kind::Corruption, format!("{name} at offset {offset}: {what}")))
+        }
+        Some(LogEnd::Unsupported { offset, what }) => {
+            Err(Error::new(Kind::Unsupported, format!("{name} at offset {offset}: {what}")))
+        }
         _ => replay.finish().map_err(|e| Error::format(name, &e)),
     }
 }
@@ -131,6 +129,11 @@ pub(crate) async fn logs(
         }
     }
     let replayed = replay.finish();
+    tracing::debug!(
+        "replayed {} operations from {} bytes of log",
+        replayed.operations,
+        plan.log_bytes()
+    );
     for (number, end) in &replayed.tails {
         tracing::info!("{}: ends early, as after a crash: {end:?}", FileName::Wal(*number));
     }

@@ -54,11 +54,12 @@ impl RecoveryPlan {
         let mut logs_there = BTreeMap::new();
         for file in files {
             match FileName::parse(&file.name) {
+                // Where both extensions exist the one RocksDB writes wins.
+                Some(FileName::Sst(number)) if file.name.ends_with(".sst") => {
+                    tables_there.insert(number, file);
+                }
                 Some(FileName::Sst(number)) => {
-                    // Where both extensions exist the one RocksDB writes wins.
-                    if file.name.ends_with(".sst") || !tables_there.contains_key(&number) {
-                        tables_there.insert(number, file);
-                    }
+                    tables_there.entry(number).or_insert(file);
                 }
                 Some(FileName::Blob(number)) => {
                     blobs_there.insert(number, file);

@@ -33,6 +33,24 @@ pub(crate) enum Filter {
     Partitioned(IndexBlock),
 }
 
+impl Filter {
+    /// A short name for people.
+    pub fn describe(&self) -> String {
+        match self {
+            Filter::None => "none".to_owned(),
+            Filter::Partitioned(_) => "partitioned".to_owned(),
+            Filter::Full { layout, .. } => match layout {
+                FilterLayout::Empty => "empty".to_owned(),
+                FilterLayout::Bloom { probes, .. } => format!("Bloom, {probes} probes"),
+                FilterLayout::LegacyBloom { probes, .. } => {
+                    format!("legacy Bloom, {probes} probes")
+                }
+                FilterLayout::AlwaysMatch(why) => format!("not used ({why:?})"),
+            },
+        }
+    }
+}
+
 /// See the module text.
 pub(crate) struct Table {
     pub meta: FileMeta,
@@ -82,9 +100,9 @@ impl Tail {
                 let start = start as usize;
                 Ok(self.bytes.slice(start..start + len))
             }
-            None => fs::read(&self.file, handle.offset, len)
-                .await
-                .map_err(|e| Error::io(place(), &e)),
+            None => {
+                fs::read(&self.file, handle.offset, len).await.map_err(|e| Error::io(place(), &e))
+            }
         }
     }
 
@@ -149,13 +167,8 @@ impl Table {
             .await
             .map_err(|e| Error::io(format_args!("{name} at offset {}", size - len), &e))?;
         let footer = Footer::parse(&bytes, size).map_err(format)?;
-        let tail = Tail {
-            file,
-            bytes,
-            offset: size - len,
-            check: footer.check,
-            limit: footer.offset,
-        };
+        let tail =
+            Tail { file, bytes, offset: size - len, check: footer.check, limit: footer.offset };
 
         let metaindex =
             Metaindex::parse(&tail.contents(core, footer.metaindex).await?).map_err(format)?;
@@ -164,16 +177,13 @@ impl Table {
             None => Properties::default(),
         };
         if properties.timestamps_stripped {
-            return Err(Error::new(
-                Kind::Unsupported,
-                format!("{name}: user-defined timestamps"),
-            ));
+            return Err(Error::new(Kind::Unsupported, format!("{name}: user-defined timestamps")));
         }
-        let global_sequence =
-            properties.global_sequence(meta.largest_sequence).map_err(format)?;
-        let index_handle = footer.index.or(metaindex.index).ok_or_else(|| {
-            Error::new(Kind::Corruption, format!("{name}: no index block"))
-        })?;
+        let global_sequence = properties.global_sequence(meta.largest_sequence).map_err(format)?;
+        let index_handle = footer
+            .index
+            .or(metaindex.index)
+            .ok_or_else(|| Error::new(Kind::Corruption, format!("{name}: no index block")))?;
         let index = index_block(&tail, core, name, index_handle, &properties).await?;
         let filter = match metaindex.filter {
             _ if !properties.whole_key_filtering => Filter::None,

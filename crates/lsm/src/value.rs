@@ -15,7 +15,11 @@ pub struct Value(Repr);
 enum Repr {
     Block(Slice),
     /// A part of the recovered writes of the family at this place.
-    Memory { view: Rc<View>, family: usize, range: Range<usize> },
+    Memory {
+        view: Rc<View>,
+        family: usize,
+        range: Range<usize>,
+    },
     Empty,
 }
 

@@ -68,7 +68,10 @@ pub(crate) struct Family {
 pub(crate) enum Slot {
     Open(Arc<Table>),
     /// It could not be opened: whoever needs it gets this error, the rest stays readable.
-    Broken { meta: FileMeta, error: Error },
+    Broken {
+        meta: FileMeta,
+        error: Error,
+    },
 }
 
 /// See the module text.

@@ -60,11 +60,7 @@ impl Walk {
             Some((_, cursor)) => cursor.key(),
             None => self.top.key(),
         };
-        if self.user_keys {
-            key
-        } else {
-            &key[..key.len().saturating_sub(KEY_TRAILER_BYTES)]
-        }
+        if self.user_keys { key } else { &key[..key.len().saturating_sub(KEY_TRAILER_BYTES)] }
     }
 
     /// Goes somewhere; false when there is no such block. Suspends for an index partition.

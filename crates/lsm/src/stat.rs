@@ -1,0 +1,154 @@
+//! What a database looks like from outside, for `kv stat`, INFO and people.
+
+use std::collections::BTreeMap;
+
+use crate::db::Db;
+use crate::version::Slot;
+
+/// A database's shape.
+#[derive(Clone, Debug)]
+pub struct Stat {
+    /// Its id, if it has one.
+    pub db_id: Option<String>,
+    /// Name of the MANIFEST.
+    pub manifest: String,
+    /// The newest sequence number.
+    pub last_sequence: u64,
+    /// The next file number, by the MANIFEST.
+    pub next_file_number: u64,
+    /// RocksDB's version in the newest OPTIONS file.
+    pub rocksdb_version: Option<String>,
+    /// Bytes of memory that indexes, filters and recovered writes take.
+    pub memory_bytes: usize,
+    /// Its column families.
+    pub column_families: Vec<FamilyStat>,
+    /// What was wrong at the opening.
+    pub warnings: Vec<String>,
+}
+
+/// A column family's shape.
+#[derive(Clone, Debug)]
+pub struct FamilyStat {
+    /// Its id.
+    pub id: u32,
+    /// Its name.
+    pub name: String,
+    /// Its comparator.
+    pub comparator: String,
+    /// Why it cannot be read, if it cannot.
+    pub refused: Option<String>,
+    /// About how many live keys.
+    pub estimated_keys: u64,
+    /// Entries recovered from the log that are in no file.
+    pub memtable_entries: usize,
+    /// Its levels, down to the last that has files.
+    pub levels: Vec<LevelStat>,
+    /// Its live blob files.
+    pub blob_files: usize,
+    /// Their bytes.
+    pub blob_bytes: u64,
+    /// Bytes of values in them that nothing refers to any more, by the MANIFEST.
+    pub blob_garbage_bytes: u64,
+    /// Table options and others found, by name: format versions, compressions, filters and
+    /// index types of the files, with the number of files that have each.
+    pub features: BTreeMap<String, u64>,
+    /// What the newest OPTIONS file says of it.
+    pub options: BTreeMap<String, String>,
+}
+
+/// A level's shape.
+#[derive(Clone, Debug, Default)]
+pub struct LevelStat {
+    /// Files.
+    pub files: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Their entries, older versions and tombstones included.
+    pub entries: u64,
+    /// Tombstones among them.
+    pub deletions: u64,
+    /// Files that could not be opened.
+    pub damaged: usize,
+}
+
+impl Db {
+    /// Describes the database, from what was read at the opening.
+    pub fn stat(&self) -> Stat {
+        let shared = &*self.0;
+        let version = &shared.version;
+        let families = version
+            .families
+            .iter()
+            .map(|family| {
+                let mut features = BTreeMap::new();
+                let mut note = |feature: String| *features.entry(feature).or_insert(0) += 1;
+                let mut levels = Vec::new();
+                for level in &family.levels {
+                    let mut stat = LevelStat::default();
+                    for &slot in &level.slots {
+                        stat.files += 1;
+                        stat.bytes += version.meta(slot).size_bytes;
+                        let Slot::Open(table) = &version.slots[slot as usize] else {
+                            stat.damaged += 1;
+                            continue;
+                        };
+                        let properties = &table.properties;
+                        stat.entries += properties.num_entries;
+                        stat.deletions += properties.num_deletions;
+                        note(format!("format version {}", table.footer.format_version));
+                        note(format!("checksum {:?}", table.check.kind));
+                        note(format!("index {:?}", properties.index_type));
+                        note(format!("filter {}", table.filter.describe()));
+                        let compression = String::from_utf8_lossy(&properties.compression);
+                        note(format!("compression {compression}"));
+                        if table.range_tombstones.is_some() {
+                            note("range tombstones".to_owned());
+                        }
+                        if table.dictionary.is_some() {
+                            note("compression dictionary".to_owned());
+                        }
+                        if table.global_sequence.is_some() {
+                            note("ingested".to_owned());
+                        }
+                    }
+                    levels.push(stat);
+                }
+                let listed = shared.manifest.column_families.get(&family.id);
+                let blobs = listed.into_iter().flat_map(|listed| listed.live_blob_files());
+                let garbage = blobs.map(|blob| blob.garbage_bytes).sum();
+                let options = shared
+                    .options_file
+                    .as_ref()
+                    .and_then(|file| file.section("CFOptions", &family.name))
+                    .cloned()
+                    .unwrap_or_default();
+                FamilyStat {
+                    id: family.id,
+                    name: family.name.clone(),
+                    comparator: family.comparator_name.clone(),
+                    refused: family.refused.as_ref().map(ToString::to_string),
+                    estimated_keys: family.estimated_keys(version),
+                    memtable_entries: family.memtable.as_ref().map_or(0, |m| m.len()),
+                    levels,
+                    blob_files: family.blobs.len(),
+                    blob_bytes: family.blobs.iter().map(|(_, blob)| blob.file.size()).sum(),
+                    blob_garbage_bytes: garbage,
+                    features,
+                    options,
+                }
+            })
+            .collect();
+        let rocksdb_version =
+            shared.options_file.as_ref().and_then(|file| file.rocksdb_version()).map(str::to_owned);
+        Stat {
+            db_id: shared.manifest.db_id.clone(),
+            manifest: shared.manifest_name.clone(),
+            last_sequence: version.last_sequence,
+            next_file_number: shared.manifest.next_file_number,
+            rocksdb_version,
+            memory_bytes: shared.memory,
+            column_families: families,
+            warnings: shared.warnings.clone(),
+        }
+    }
+}
