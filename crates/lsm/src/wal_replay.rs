@@ -6,7 +6,8 @@
 //! What must hold, or replay is refused with file and offset:
 //! - A log may be cut short or end in stale bytes, but nothing valid and newer may stand behind that.
 //! - Sequences never go back. They may jump (a writer may skip the log for some writes), but not over a zeroed
-//!   stretch, and not from a log that was cut short to the next one.
+//!   stretch, and not from a log that was cut short or has a stale tail to the next one (RocksDB drops the
+//!   next one then).
 //! - Batches are whole: a record whose checksum holds and whose batch does not parse is damage anywhere.
 //!
 //! Operations for column families that are dropped, that have flushed this log, or that cannot be read anyway
@@ -51,7 +52,7 @@ pub(crate) struct WalReplay {
     expected: Option<u64>,
     number: u64,
     previous: Option<u64>,
-    /// The log before ended with a record cut short, at this offset.
+    /// The log before ended in something else than a whole record, at this offset.
     cut: Option<(u64, u64)>,
     first_number: u64,
     first_in_log: bool,
@@ -156,7 +157,7 @@ impl WalReplay {
             && self.first_in_log
         {
             return corrupt(format!(
-                "{} is cut short at {offset} before sequence {expected}, and {} goes on with {found}",
+                "{} ends at {offset} before sequence {expected}, and {} goes on with {found}",
                 FileName::Wal(number),
                 self.name()
             ));
@@ -205,11 +206,11 @@ impl WalReplay {
                 return Err(Error::new(Kind::Unsupported, format!("{name} at {offset}: {what}")));
             }
             LogEnd::Clean => None,
-            LogEnd::Truncated { offset } => Some((*offset, "a record cut short", true)),
-            LogEnd::StaleTail { offset } => Some((*offset, "a damaged record", false)),
-            LogEnd::Damage { offset, what } => Some((*offset, what.as_str(), true)),
+            LogEnd::Truncated { offset } => Some((*offset, "a record cut short")),
+            LogEnd::StaleTail { offset } => Some((*offset, "a damaged record")),
+            LogEnd::Damage { offset, what } => Some((*offset, what.as_str())),
         };
-        if let (Some((offset, what, _)), Some(later)) = (cut, later) {
+        if let (Some((offset, what)), Some(later)) = (cut, later) {
             return Err(Error::new(
                 Kind::Corruption,
                 format!(
@@ -219,10 +220,8 @@ impl WalReplay {
                 ),
             ));
         }
-        // A recycled file says nothing about whether anything is missing at its end.
         self.cut = match cut {
-            Some((offset, _, true)) => Some((self.number, offset)),
-            Some(_) => None,
+            Some((offset, _)) => Some((self.number, offset)),
             // A log without any record does not close the gap behind the one before.
             None if self.first_in_log => self.cut,
             None => None,
@@ -420,8 +419,9 @@ mod tests {
         file[..new.len()].copy_from_slice(&new);
         let replayed = replay(&[(4, file.clone()), (5, log(110..112))]).unwrap();
         assert_eq!(replayed.last_sequence, 111);
-        // With recycling, sequences may jump between logs: it is the writer that skipped the log.
-        assert_eq!(replay(&[(4, file), (5, log(120..122))]).unwrap().last_sequence, 121);
+        // Stale bytes look like a torn record, so nothing may be missing behind them.
+        let text = "before sequence 110, and 000005.log goes on with 120";
+        refused(&[(4, file), (5, log(120..122))], Kind::Corruption, text);
     }
 
     #[test]

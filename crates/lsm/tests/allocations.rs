@@ -1,0 +1,87 @@
+//! Steady-state gets allocate nothing on the heap, with and without a cache: a counting
+//! allocator looks on.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::process::Command;
+
+use lsm::{Db, OpenOptions};
+use reactor::RuntimeConfig;
+
+thread_local! {
+    /// Allocations of this thread; the one core of the test is one thread.
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged; counting touches a
+// const-initialised thread-local that needs no allocation and no destructor.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.set(COUNT.get() + 1);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        COUNT.set(COUNT.get() + 1);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn steady_state_gets_allocate_nothing() {
+    let dir = std::env::temp_dir().join(format!("millrace-alloc-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&dir);
+    let made = Command::new("db_bench")
+        .args(["--benchmarks=fillseq,compact", "--num=20000", "--value_size=1000"])
+        .args(["--compression_type=none", "--bloom_bits=10"])
+        .arg(format!("--db={}", dir.display()))
+        .output()
+        .expect("db_bench runs: install Debian's rocksdb-tools (./test does)");
+    assert!(made.status.success(), "{made:?}");
+    let path = dir.clone();
+    let config = RuntimeConfig {
+        processors: reactor::processors()[..1].to_vec(),
+        memory: 64 << 20,
+        ..RuntimeConfig::default()
+    };
+    reactor::run(&config, move |core| {
+        let path = path.clone();
+        async move {
+            for cache_bytes in [0, 8 << 20] {
+                let options = OpenOptions { cache_bytes, ..OpenOptions::default() };
+                let db = Db::open(&core, &path, options).await.expect("the database opens");
+                let reader = db.attach(&core);
+                let mut before = 0;
+                // The first rounds fill the pool, the cache and the tables of the core.
+                for round in 0..30_000u64 {
+                    if round == 20_000 {
+                        before = COUNT.get();
+                    }
+                    let mut key = [b'0'; 16];
+                    key[..8].copy_from_slice(&(core.random_u64() % 20_000).to_be_bytes());
+                    let value = match reader.get_cached(0, &key) {
+                        Some(found) => found,
+                        None => reader.get(0, &key, None).await,
+                    };
+                    assert_eq!(value.unwrap().expect("every key is there").len(), 1000);
+                }
+                let allocated = COUNT.get() - before;
+                let misses = reader.stats().cache_misses;
+                assert!(misses > 10_000, "the device was read: {misses}");
+                assert_eq!(allocated, 0, "in 10,000 gets with {cache_bytes} bytes of cache");
+            }
+        }
+    })
+    .expect("the runtime starts");
+    let _ = std::fs::remove_dir_all(&dir);
+}
