@@ -195,7 +195,7 @@ pub(crate) trait Entries: Copy {
         previous: &Self::Value,
     ) -> Option<Entry<Self::Value>>;
     /// The key at a restart point, without looking at its value.
-    fn restart_key<'d>(self, entries: &'d [u8], at: usize) -> Option<&'d [u8]>;
+    fn restart_key(self, entries: &[u8], at: usize) -> Option<&[u8]>;
 }
 
 /// Where a value is in its block.
@@ -253,7 +253,7 @@ impl Entries for BlockLayout {
     }
 
     #[inline(always)]
-    fn restart_key<'d>(self, entries: &'d [u8], at: usize) -> Option<&'d [u8]> {
+    fn restart_key(self, entries: &[u8], at: usize) -> Option<&[u8]> {
         let (shared, non_shared, _, mut suffix) = header3(entries, at)?;
         if self.values != NOT_SEPARATED {
             suffix = varint32_at(entries, suffix)?.1;

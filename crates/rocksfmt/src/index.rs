@@ -174,7 +174,7 @@ impl Entries for IndexLayout {
     }
 
     #[inline(always)]
-    fn restart_key<'d>(self, entries: &'d [u8], at: usize) -> Option<&'d [u8]> {
+    fn restart_key(self, entries: &[u8], at: usize) -> Option<&[u8]> {
         let (shared, at) = varint32_at(entries, at)?;
         let (non_shared, mut at) = varint32_at(entries, at)?;
         if !self.format.delta_values {

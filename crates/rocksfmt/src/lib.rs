@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod blob;
 mod block;
 mod checksum;
 mod coding;
@@ -21,6 +22,7 @@ mod compress;
 mod crc;
 mod cursor;
 mod edit;
+mod entity;
 mod error;
 mod file_meta;
 mod filter;
@@ -37,44 +39,52 @@ mod manifest;
 mod metaindex;
 mod names;
 mod options_file;
-#[cfg(any(test, feature = "testing"))]
-pub mod testing;
 mod properties;
-mod blob;
-mod entity;
 mod rangedel;
 mod search;
-#[cfg(test)]
-mod test_block;
 mod xxph3;
 
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod fuzz;
+#[cfg(any(test, feature = "testing"))]
+mod test_block;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
+pub use batch::{BATCH_HEADER_BYTES, BatchOps, Marker, Op, WriteBatch};
+pub use blob::{
+    BLOB_FOOTER_BYTES, BLOB_HEADER_BYTES, BLOB_RECORD_HEADER_BYTES, BlobFooter, BlobHeader,
+    BlobIndex,
+};
+pub use block::{BlockCursor, BlockLayout, Lookup, point_lookup};
+pub use checksum::{BLOCK_TRAILER_BYTES, BlockCheck, ChecksumType, compression_byte};
 pub use coding::{
     Decoder, fixed32_at, fixed64_at, hash32, put_lps, put_svarint, put_varint, unzigzag,
     varint32_at, varint64_at,
 };
+pub use compress::{Compression, Decompressor, Dictionary};
 pub use crc::{crc32c, crc32c_append, mask_crc, unmask_crc};
-pub use error::{Error, Kind, Result};
-pub use batch::{BATCH_HEADER_BYTES, BatchOps, Marker, Op, WriteBatch};
 pub use edit::{BlobGarbage, EditKind, LEVELS_MAX, VersionEdit, WalAddition};
+pub use entity::{default_column, timed_put_value};
+pub use error::{Error, Kind, Result};
 pub use file_meta::{BlobFileMeta, FileMeta};
+pub use filter::{AlwaysMatch, BloomBuilder, FilterKey, FilterLayout};
+pub use footer::{BlockHandle, FOOTER_BYTES, Footer};
+pub use index::{IndexCursor, IndexFormat, IndexLayout, IndexType, index_lookup};
+pub use index_search::IndexSearch;
+pub use key::{
+    Comparator, InternalKey, KEY_TRAILER_BYTES, SEEK_TYPE, SENTINEL_PACKED, SEQUENCE_MAX,
+    ValueType, compare_bytes, pack, put_internal_key, set_seek_key, unpack, value_type,
+};
 pub use log::{
     LOG_BLOCK_BYTES, LOG_RECORD_BYTES_MAX, LogEnd, LogKind, LogReader, LogRecord, PredecessorWal,
 };
 pub use log_scan::{DamageScan, LaterRecord};
 pub use manifest::{ColumnFamily, ManifestReplay, ManifestState};
+pub use metaindex::{FilterHandle, Metaindex};
 pub use names::{FileName, parse_current};
 pub use options_file::{OPTIONS_BYTES_MAX, OptionsFile};
-pub use block::{BlockCursor, BlockLayout, Lookup, point_lookup};
-pub use checksum::{BLOCK_TRAILER_BYTES, BlockCheck, ChecksumType, compression_byte};
-pub use compress::{Compression, Decompressor, Dictionary};
-pub use filter::{AlwaysMatch, BloomBuilder, FilterKey, FilterLayout};
-pub use footer::{BlockHandle, FOOTER_BYTES, Footer};
-pub use index::{IndexCursor, IndexFormat, IndexLayout, IndexType, index_lookup};
-pub use index_search::IndexSearch;
-pub use key::{Comparator, InternalKey, KEY_TRAILER_BYTES, SEEK_TYPE, SENTINEL_PACKED, SEQUENCE_MAX, ValueType, compare_bytes, pack, put_internal_key, set_seek_key, unpack, value_type};
-pub use metaindex::{FilterHandle, Metaindex};
 pub use properties::Properties;
-pub use xxph3::xxph3;
-pub use blob::{BLOB_FOOTER_BYTES, BLOB_HEADER_BYTES, BLOB_RECORD_HEADER_BYTES, BlobFooter, BlobHeader, BlobIndex};
-pub use entity::{default_column, timed_put_value};
 pub use rangedel::{Cover, RangeTombstones, RangeTombstonesBuilder};
+pub use xxph3::xxph3;

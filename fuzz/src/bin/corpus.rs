@@ -1,0 +1,16 @@
+//! Writes the seeds of every target to `corpus/<target>/`, so that no binary file needs to be kept here.
+//!
+//! `cargo run --bin corpus`, then `cargo +nightly fuzz run <target>`.
+
+use std::{fs, io, path::Path};
+
+fn main() -> io::Result<()> {
+    for (name, _, seeds) in rocksfmt::fuzz::TARGETS {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
+        fs::create_dir_all(&dir)?;
+        for (i, seed) in seeds().iter().enumerate() {
+            fs::write(dir.join(format!("seed{i}")), seed)?;
+        }
+    }
+    Ok(())
+}
