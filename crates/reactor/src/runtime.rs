@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::core::{Core, CoreConfig};
+use crate::driver::epoll::EpollDriver;
 use crate::driver::host::Helpers;
 use crate::driver::{Driver, UringDriver};
 use crate::idle::PollMode;
@@ -141,7 +142,7 @@ where
                 let notice = notice;
                 pin(cpu);
                 let driver: Box<dyn Driver> = match driver_kind {
-                    DriverKind::Epoll => return Err(io::ErrorKind::Unsupported.into()),
+                    DriverKind::Epoll => Box::new(EpollDriver::new(&shared, &helpers)?),
                     _ => Box::new(UringDriver::new(&shared, &helpers)?),
                 };
                 let core_config = CoreConfig {
@@ -189,13 +190,23 @@ pub(crate) fn block_on<T: 'static>(core: &Core, future: impl Future<Output = T> 
     }
 }
 
+/// Makes tests of whatever runs on the reactor use one driver: `auto`, `io_uring` or `epoll`.
+/// It stands in for `DriverKind::Auto` only.
+const DRIVER_VARIABLE: &str = "MILLRACE_DRIVER";
+
 /// Finds out which driver works here.
 fn choose(kind: DriverKind) -> io::Result<DriverKind> {
+    let kind = match std::env::var(DRIVER_VARIABLE) {
+        Ok(text) if kind == DriverKind::Auto => text.parse().map_err(|error| {
+            io::Error::new(io::ErrorKind::InvalidInput, format!("{DRIVER_VARIABLE}: {error}"))
+        })?,
+        _ => kind,
+    };
     if kind == DriverKind::Epoll {
         return Ok(kind);
     }
-    match io_uring::IoUring::new(4) {
-        Ok(_) => Ok(DriverKind::Uring),
+    match UringDriver::probe() {
+        Ok(()) => Ok(DriverKind::Uring),
         Err(e) if kind == DriverKind::Uring => {
             Err(io::Error::new(e.kind(), format!("io_uring is not available: {e}")))
         }

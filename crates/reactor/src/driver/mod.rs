@@ -16,8 +16,9 @@ use std::sync::Arc;
 use crate::file::{Fd, SharedFile};
 use crate::remote::Shared;
 
-// mod epoll;
+pub(crate) mod epoll;
 pub(crate) mod host;
+mod readers;
 pub(crate) mod sim;
 pub(crate) mod uring;
 

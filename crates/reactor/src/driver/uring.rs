@@ -40,48 +40,24 @@ impl UringDriver {
     /// # Errors
     /// `EPERM`, `ENOSYS` and the like where io_uring is forbidden or missing.
     pub(crate) fn new(shared: &Arc<Shared>, helpers: &Arc<Helpers>) -> io::Result<UringDriver> {
-        let mut last = None;
-        for level in 0..3 {
-            let mut builder = IoUring::builder();
-            builder.setup_clamp().setup_cqsize(CQ_ENTRIES);
-            let name = match level {
-                0 => {
-                    builder
-                        .setup_single_issuer()
-                        .setup_defer_taskrun()
-                        .setup_taskrun_flag()
-                        .setup_submit_all();
-                    "io_uring (defer_taskrun)"
-                }
-                1 => {
-                    builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
-                    "io_uring (coop_taskrun)"
-                }
-                _ => "io_uring (plain)",
-            };
-            match builder.build(SQ_ENTRIES) {
-                Ok(ring) => {
-                    if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
-                        return Err(io::Error::new(
-                            io::ErrorKind::Unsupported,
-                            "io_uring of this kernel is too old",
-                        ));
-                    }
-                    return Ok(UringDriver {
-                        ring,
-                        name,
-                        helpers: helpers.clone(),
-                        shared: shared.clone(),
-                        staged: 0,
-                        event_armed: false,
-                        cancels: Vec::new(),
-                    });
-                }
-                Err(e) if e.raw_os_error() == Some(libc::EINVAL) => last = Some(e),
-                Err(e) => return Err(e),
-            }
-        }
-        Err(last.unwrap_or_else(|| io::ErrorKind::Unsupported.into()))
+        let (ring, name) = build()?;
+        Ok(UringDriver {
+            ring,
+            name,
+            helpers: helpers.clone(),
+            shared: shared.clone(),
+            staged: 0,
+            event_armed: false,
+            cancels: Vec::new(),
+        })
+    }
+
+    /// Whether this system lets us have a ring that does for us.
+    ///
+    /// # Errors
+    /// As for [`UringDriver::new`].
+    pub(crate) fn probe() -> io::Result<()> {
+        build().map(drop)
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
@@ -139,6 +115,44 @@ impl UringDriver {
             self.event_armed = false;
         }
     }
+}
+
+/// Makes a ring, with the best set of flags that this kernel knows, and names it.
+fn build() -> io::Result<(IoUring, &'static str)> {
+    let mut last = None;
+    for level in 0..3 {
+        let mut builder = IoUring::builder();
+        builder.setup_clamp().setup_cqsize(CQ_ENTRIES);
+        let name = match level {
+            0 => {
+                builder
+                    .setup_single_issuer()
+                    .setup_defer_taskrun()
+                    .setup_taskrun_flag()
+                    .setup_submit_all();
+                "io_uring (defer_taskrun)"
+            }
+            1 => {
+                builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+                "io_uring (coop_taskrun)"
+            }
+            _ => "io_uring (plain)",
+        };
+        match builder.build(SQ_ENTRIES) {
+            Ok(ring) => {
+                if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
+                    return Err(io::Error::new(
+                        io::ErrorKind::Unsupported,
+                        "io_uring of this kernel is too old",
+                    ));
+                }
+                return Ok((ring, name));
+            }
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => last = Some(e),
+            Err(e) => return Err(e),
+        }
+    }
+    Err(last.unwrap_or_else(|| io::ErrorKind::Unsupported.into()))
 }
 
 /// Errors of `enter` after which reaping and trying again is right.
