@@ -424,7 +424,10 @@ impl LogReader {
             });
         }
         self.pending.extend_from_slice(payload);
-        Ok((part == kind::LAST).then_some(from))
+        Ok(match part {
+            kind::FIRST | kind::MIDDLE => None,
+            _ => Some(from),
+        })
     }
 
     /// Hands out the logical record that began at `first` and ends with `payload`.
