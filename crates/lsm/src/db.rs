@@ -256,7 +256,7 @@ impl Version {
     }
 }
 
-async fn lock(dir: &Dir) -> Result<LockGuard> {
+pub(crate) async fn lock(dir: &Dir) -> Result<LockGuard> {
     dir.lock_shared("LOCK").await.map_err(|e| match e.kind() {
         std::io::ErrorKind::WouldBlock => Error::new(
             Kind::Locked,

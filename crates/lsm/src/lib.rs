@@ -16,6 +16,7 @@ mod ahead;
 mod blob;
 mod block;
 mod cache;
+mod check;
 mod db;
 mod error;
 mod flight;
@@ -35,6 +36,7 @@ mod version;
 mod wal_replay;
 mod walk;
 
+pub use check::{CheckReport, Damage, check};
 pub use db::{ColumnFamilyInfo, Db, OpenOptions};
 pub use error::{Error, Kind, Result};
 pub use iter::{Iter, IterOptions};

@@ -1,6 +1,8 @@
 //! RocksDB writes (with its own tool `ldb`), we read: every key by get and multi-get, and
 //! iterators that seek, turn around and respect bounds, against a sorted map.
 
+#![expect(clippy::disallowed_methods, reason = "a test makes, damages and deletes directories")]
+
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
@@ -281,6 +283,41 @@ async fn walk_at_random(reader: &Reader, model: &Model, seed: u64) {
     }
 }
 
+fn checked(db: &Path) -> lsm::CheckReport {
+    let db = db.to_owned();
+    let config = RuntimeConfig {
+        processors: reactor::processors()[..1].to_vec(),
+        memory: 64 << 20,
+        ..RuntimeConfig::default()
+    };
+    let mut reports = reactor::run(&config, move |core| {
+        let db = db.clone();
+        async move {
+            let (mut last, mut total) = (0, 0);
+            let report = lsm::check(&core, &db, &OpenOptions::default(), |done, of| {
+                assert!(done <= of, "{done} of {of}");
+                assert!(done >= last, "progress never goes back");
+                (last, total) = (done, of);
+            })
+            .await
+            .expect("the directory can be looked at");
+            assert_eq!(last, total);
+            report
+        }
+    })
+    .expect("the runtime starts");
+    reports.remove(0)
+}
+
+#[test]
+fn a_check_of_an_undamaged_database_finds_nothing() {
+    let dir = Scratch::new("check");
+    messy(&dir.0, 11);
+    let report = checked(&dir.0);
+    assert_eq!(report.damages, [], "{report:?}");
+    assert!(report.entries > 1000 && report.files > 5);
+}
+
 #[test]
 fn a_directory_without_a_database_and_a_damaged_table_say_so() {
     let dir = Scratch::new("damage");
@@ -310,6 +347,10 @@ fn a_directory_without_a_database_and_a_damaged_table_say_so() {
     bytes[100] ^= 4;
     std::fs::write(&victim, bytes).unwrap();
     let name = victim.file_name().unwrap().to_string_lossy().into_owned();
+    let report = checked(&dir.0);
+    assert!(report.entries > 1000 && report.blocks > 10);
+    assert_eq!(report.damages.len(), 1, "{report:?}");
+    assert_eq!((&report.damages[0].file, report.damages[0].offset), (&name, Some(0)));
     with_reader(&dir.0, OpenOptions::default(), move |_, reader| {
         let (model, name) = (model.clone(), name.clone());
         async move {

@@ -151,30 +151,65 @@ impl BlobIndex {
     }
 
     fn verify_inner<'d>(&self, record: &'d [u8], user_key: &[u8]) -> Result<&'d [u8]> {
-        let mut d = Decoder::new(record);
+        let header = BlobRecord::parse(record)?;
+        if header.key_len != user_key.len() as u64 || header.value_len != self.size {
+            return Err(Error::corruption(format!(
+                "record has a key of {} and a value of {} bytes, the index says {} and {}",
+                header.key_len,
+                header.value_len,
+                user_key.len(),
+                self.size
+            )));
+        }
+        let (key, value) = header.verify(record)?;
+        if key != user_key {
+            return Err(Error::corruption("record belongs to another key"));
+        }
+        Ok(value)
+    }
+}
+
+/// The header of one record of a blob file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlobRecord {
+    /// Bytes of the key.
+    pub key_len: u64,
+    /// Stored bytes of the value.
+    pub value_len: u64,
+    blob_crc: u32,
+}
+
+impl BlobRecord {
+    /// Parses and verifies the first [`BLOB_RECORD_HEADER_BYTES`] of a record.
+    pub fn parse(data: &[u8]) -> Result<BlobRecord> {
+        let mut d = Decoder::new(data);
         let key_len = d.fixed64("key length")?;
         let value_len = d.fixed64("value length")?;
         let expiration = d.fixed64("expiration")?;
         let header_crc = d.fixed32("header checksum")?;
         let blob_crc = d.fixed32("blob checksum")?;
-        check_crc("record header", mask_crc(crc32c(&record[..24])), header_crc)?;
-        if key_len != user_key.len() as u64 || value_len != self.size {
-            return Err(Error::corruption(format!(
-                "record has a key of {key_len} and a value of {value_len} bytes, the index says {} and {}",
-                user_key.len(),
-                self.size
-            )));
-        }
+        check_crc("record header", mask_crc(crc32c(&data[..24])), header_crc)?;
         if expiration != 0 {
             return Err(Error::unsupported("value that expires (stacked BlobDB)"));
         }
-        let key = d.bytes(user_key.len(), "key")?;
-        let value = d.bytes(usize::try_from(value_len).unwrap_or(usize::MAX), "value")?;
-        if key != user_key {
-            return Err(Error::corruption("record belongs to another key"));
-        }
-        check_crc("value", mask_crc(crc32c_append(crc32c(key), value)), blob_crc)?;
-        Ok(value)
+        Ok(BlobRecord { key_len, value_len, blob_crc })
+    }
+
+    /// Bytes of the whole record: header, key and value.
+    pub fn record_len(&self) -> u64 {
+        (BLOB_RECORD_HEADER_BYTES as u64)
+            .saturating_add(self.key_len)
+            .saturating_add(self.value_len)
+    }
+
+    /// Checks key and value, which follow the header in `record`, and returns them.
+    pub fn verify<'d>(&self, record: &'d [u8]) -> Result<(&'d [u8], &'d [u8])> {
+        let mut d = Decoder::new(record);
+        d.bytes(BLOB_RECORD_HEADER_BYTES, "header")?;
+        let key = d.bytes(usize::try_from(self.key_len).unwrap_or(usize::MAX), "key")?;
+        let value = d.bytes(usize::try_from(self.value_len).unwrap_or(usize::MAX), "value")?;
+        check_crc("value", mask_crc(crc32c_append(crc32c(key), value)), self.blob_crc)?;
+        Ok((key, value))
     }
 }
 

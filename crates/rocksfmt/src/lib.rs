@@ -55,7 +55,7 @@ pub mod testing;
 pub use batch::{BATCH_HEADER_BYTES, BatchOps, Marker, Op, WriteBatch};
 pub use blob::{
     BLOB_FOOTER_BYTES, BLOB_HEADER_BYTES, BLOB_RECORD_HEADER_BYTES, BlobFooter, BlobHeader,
-    BlobIndex,
+    BlobIndex, BlobRecord,
 };
 pub use block::{BlockCursor, BlockLayout, Lookup, point_lookup};
 pub use checksum::{BLOCK_TRAILER_BYTES, BlockCheck, ChecksumType, compression_byte};
