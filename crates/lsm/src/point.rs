@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use rocksfmt::{
     BlockHandle, FileMeta, FilterKey, IndexCursor, IndexFormat, IndexLayout, KEY_TRAILER_BYTES,
@@ -467,7 +467,21 @@ pub(crate) fn get_cached(
     }
 }
 
-type Fetch<'a> = Pin<Box<dyn Future<Output = Result<Block>> + 'a>>;
+/// A block on its way to a multi-get.
+enum Fetch<'a> {
+    Running(Pin<Box<dyn Future<Output = Result<Block>> + 'a>>),
+    Done(Result<Block>),
+}
+
+impl Fetch<'_> {
+    fn poll(&mut self, cx: &mut Context<'_>) {
+        if let Fetch::Running(fetch) = self
+            && let Poll::Ready(result) = fetch.as_mut().poll(cx)
+        {
+            *self = Fetch::Done(result);
+        }
+    }
+}
 
 pub(crate) async fn multi_get(
     reader: &Reader,
@@ -514,19 +528,21 @@ pub(crate) async fn multi_get(
         let step = lookup.step(reader);
         lookups.push(Some(lookup));
         if let Some(Need { slot, handle, kind }) = settle(at, step, &mut results) {
-            waiting.push_back((at, Box::pin(inner.block(&view, slot, handle, kind, true))));
+            let fetch = Box::pin(inner.block(&view, slot, handle, kind, true));
+            waiting.push_back((at, Fetch::Running(fetch)));
         }
     }
-    start_all(&mut waiting).await;
-    while let Some((at, fetch)) = waiting.pop_front() {
+    poll_all(&mut waiting).await;
+    while let Some((at, result)) = next(&mut waiting).await {
         let Some(lookup) = lookups[at].as_mut() else { continue };
-        let step = match fetch.await {
+        let step = match result {
             Ok(block) => lookup.feed(reader, block),
             Err(error) => Err(error),
         };
         if let Some(Need { slot, handle, kind }) = settle(at, step, &mut results) {
-            waiting.push_back((at, Box::pin(inner.block(&view, slot, handle, kind, true))));
-            start_last(&mut waiting).await;
+            let fetch = Box::pin(inner.block(&view, slot, handle, kind, true));
+            waiting.push_back((at, Fetch::Running(fetch)));
+            poll_last(&mut waiting).await;
         }
     }
     let family_at = lookups.iter().flatten().next().map_or(0, |lookup| lookup.family_at);
@@ -538,24 +554,40 @@ pub(crate) async fn multi_get(
 }
 
 /// Polls every fetch once, so that all reads are under way; a finished one keeps its result.
-async fn start_all(waiting: &mut VecDeque<(usize, Fetch<'_>)>) {
-    for (_, fetch) in waiting.iter_mut() {
-        start(fetch).await;
-    }
-}
-
-async fn start_last(waiting: &mut VecDeque<(usize, Fetch<'_>)>) {
-    if let Some((_, fetch)) = waiting.back_mut() {
-        start(fetch).await;
-    }
-}
-
-async fn start(fetch: &mut Fetch<'_>) {
+async fn poll_all(waiting: &mut VecDeque<(usize, Fetch<'_>)>) {
     std::future::poll_fn(|cx| {
-        if let Poll::Ready(result) = fetch.as_mut().poll(cx) {
-            *fetch = Box::pin(std::future::ready(result));
-        }
+        waiting.iter_mut().for_each(|(_, fetch)| fetch.poll(cx));
         Poll::Ready(())
     })
     .await;
+}
+
+async fn poll_last(waiting: &mut VecDeque<(usize, Fetch<'_>)>) {
+    std::future::poll_fn(|cx| {
+        waiting.iter_mut().next_back().into_iter().for_each(|(_, fetch)| fetch.poll(cx));
+        Poll::Ready(())
+    })
+    .await;
+}
+
+/// The block that was asked for first. While it is not there all others are polled too: one of
+/// them may be a read that somebody else waits for (see [`crate::flight`]), perhaps the very one
+/// whose read the first block is, and two that wait for each other would never end.
+async fn next(waiting: &mut VecDeque<(usize, Fetch<'_>)>) -> Option<(usize, Result<Block>)> {
+    std::future::poll_fn(|cx| {
+        match waiting.front_mut() {
+            None => return Poll::Ready(None),
+            Some((_, first)) => first.poll(cx),
+        }
+        match waiting.pop_front() {
+            Some((at, Fetch::Done(result))) => Poll::Ready(Some((at, result))),
+            Some(running) => {
+                waiting.push_front(running);
+                waiting.iter_mut().skip(1).for_each(|(_, fetch)| fetch.poll(cx));
+                Poll::Pending
+            }
+            None => Poll::Ready(None),
+        }
+    })
+    .await
 }

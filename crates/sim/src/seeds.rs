@@ -1,0 +1,42 @@
+//! Which seeds to run, and what to say when one fails.
+
+/// Seeds of a run without `MILLRACE_SEEDS`.
+const FEW: u64 = 24;
+
+/// A number from the environment.
+///
+/// # Panics
+/// When the variable is set to something else: a typing error must not pass for a success.
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text} is not a number")))
+}
+
+/// The one seed that `MILLRACE_SEED` asks for.
+pub fn one() -> Option<u64> {
+    number("MILLRACE_SEED")
+}
+
+/// Runs a scenario with as many seeds as `MILLRACE_SEEDS` says, or a few. A failing one prints
+/// how to replay it: `test` is the name of a test that runs [`one`] seed.
+pub fn each(test: &str, run: impl Fn(u64)) {
+    for seed in 0..number("MILLRACE_SEEDS").unwrap_or(FEW) {
+        let _say = SayOnPanic { seed, test };
+        run(seed);
+    }
+}
+
+struct SayOnPanic<'a> {
+    seed: u64,
+    test: &'a str,
+}
+
+impl Drop for SayOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let SayOnPanic { seed, test } = self;
+            eprintln!("seed {seed} failed; to replay it alone:");
+            eprintln!("MILLRACE_SEED={seed} cargo test -p millrace-sim {test} -- --nocapture");
+        }
+    }
+}
