@@ -7,10 +7,12 @@
 use crate::test_block::{BlockBuilder, Form};
 use crate::*;
 
+pub use crate::fuzz_logs::{TARGETS as LOG_TARGETS, batch, edit, log, manifest, names};
+
 /// A fuzz target: its name, what to run, and inputs to start from.
 pub type Target = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);
 
-/// Every target.
+/// Every target; those of the log half are in [`LOG_TARGETS`].
 pub const TARGETS: &[Target] = &[
     ("footer", footer, footer_seeds),
     ("block", block, block_seeds),
@@ -371,7 +373,7 @@ mod tests {
 
     #[test]
     fn mutated_seeds_make_no_parser_panic() {
-        for (name, run, seeds) in TARGETS {
+        for (name, run, seeds) in TARGETS.iter().chain(LOG_TARGETS) {
             let mut random = Random(name.len() as u64);
             let seeds = seeds();
             assert!(!seeds.is_empty(), "{name}");

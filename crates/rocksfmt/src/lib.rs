@@ -48,6 +48,8 @@ mod xxph3;
 #[doc(hidden)]
 pub mod fuzz;
 #[cfg(any(test, feature = "testing"))]
+mod fuzz_logs;
+#[cfg(any(test, feature = "testing"))]
 mod test_block;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -13,7 +13,7 @@
 use crate::coding::fixed64_at;
 use crate::key::SEQUENCE_MAX;
 use crate::log::{LOG_BLOCK_BYTES, LogKind, LogReader};
-use crate::log_physical::{Physical, kind, physical};
+use crate::log_physical::{HEADER_BYTES, Physical, kind, physical};
 use crate::log_zstd::RecordDecompressor;
 
 /// A valid record behind a log's first damage.
@@ -89,10 +89,29 @@ impl DamageScan {
         None
     }
 
-    /// Tries every byte behind the damage.
+    /// Tries every byte behind the damage. Only a type that can be proof is worth a checksum: that keeps the
+    /// work on bytes made to be slow at some milliseconds.
     fn search(&mut self, block: &[u8], offset: u64) -> Option<LaterRecord> {
         let from = (self.damage_offset - offset) as usize + 1;
-        (from..block.len()).find_map(|at| self.record_at(&block[at..], offset + at as u64)?.1)
+        let types = block.get(from + HEADER_BYTES - 1..)?;
+        types.iter().enumerate().find_map(|(i, &kind)| {
+            self.proving_form(kind)?;
+            self.record_at(&block[from + i..], offset + (from + i) as u64)?.1
+        })
+    }
+
+    /// Whether records of a type begin a batch, in the form the log has.
+    fn proving_form(&self, kind: u8) -> Option<()> {
+        let recyclable = match kind {
+            kind::FULL | kind::FIRST => false,
+            kind::RECYCLABLE_FULL | kind::RECYCLABLE_FIRST => true,
+            _ => return None,
+        };
+        let possible = match self.log {
+            LogKind::Manifest => !recyclable,
+            LogKind::Wal { .. } => self.recycled.is_none_or(|recycled| recycled == recyclable),
+        };
+        possible.then_some(())
     }
 
     /// The valid record at the start of `rest`, and whether it is proof.
@@ -104,17 +123,11 @@ impl DamageScan {
         let Physical::Record { kind, payload, bytes } = physical(rest, number_low) else {
             return None;
         };
-        let recyclable = match kind {
-            kind::FULL | kind::FIRST => false,
-            kind::RECYCLABLE_FULL | kind::RECYCLABLE_FIRST => true,
-            _ => return Some((bytes, None)),
-        };
-        if self.recycled.is_some_and(|recycled| recycled != recyclable) {
+        if self.proving_form(kind).is_none() {
             return Some((bytes, None));
         }
         if self.log == LogKind::Manifest {
-            let found = LaterRecord { offset, sequence: None };
-            return Some((bytes, (!recyclable).then_some(found)));
+            return Some((bytes, Some(LaterRecord { offset, sequence: None })));
         }
         let head = match &mut self.decompressor {
             None => payload,
