@@ -1,2 +1,71 @@
-//! placeholder
-fn main() {}
+//! The `millrace` program: flags in, text or JSON out.
+//!
+//! `args` defines the command line; each command has a module of its own. Exit codes: 0 all is
+//! well, 1 the key is not there or damage was found, 2 wrong usage or a failure. A closed pipe is
+//! not a failure.
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod failure;
+mod kv;
+mod output;
+mod remote;
+mod serve;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use args::{Cli, Command};
+use failure::Failure;
+use kv::Verdict;
+use node::LogStyle;
+
+fn main() -> ExitCode {
+    // Exits with 2 on wrong usage, and with 0 after --help and --version.
+    let cli = Cli::parse();
+    match run(cli.command) {
+        Ok(Verdict::Good) => ExitCode::SUCCESS,
+        Ok(Verdict::Bad) => ExitCode::from(1),
+        Err(failure) if failure.is_quiet() => ExitCode::SUCCESS,
+        Err(failure) => {
+            // Where standard error is closed too, there is nobody left to tell.
+            let _ = writeln!(std::io::stderr(), "millrace: {failure}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(command: Command) -> Result<Verdict, Failure> {
+    let style = match command {
+        Command::Serve(_) => LogStyle::Service,
+        _ => LogStyle::Tool,
+    };
+    node::start_log(style);
+    match command {
+        Command::Serve(args) => serve::run(args)?,
+        Command::Kv { command } => return kv::run(command),
+        Command::Bench(args) => bench::run(args)?,
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "millrace", &mut script);
+            print(&script)?;
+        }
+        Command::Man => {
+            let mut page = Vec::new();
+            clap_mangen::Man::new(Cli::command())
+                .render(&mut page)
+                .map_err(|error| Failure::new(format!("writing the manual page: {error}")))?;
+            print(&page)?;
+        }
+    }
+    Ok(Verdict::Good)
+}
+
+fn print(bytes: &[u8]) -> Result<(), Failure> {
+    let mut out = output::Out::new();
+    out.bytes(bytes)?;
+    Ok(out.flush()?)
+}

@@ -110,6 +110,8 @@ pub struct Config {
     pub driver: DriverKind,
     /// Open although another process has the database open for writing.
     pub secondary: bool,
+    /// The configuration file, if there was one.
+    pub file: Option<PathBuf>,
 }
 
 /// Least memory a core can work with: what two of the largest reads take, and some connections.
@@ -159,6 +161,7 @@ impl Config {
             poll: settings.poll.unwrap_or_default(),
             driver: settings.io.unwrap_or_default(),
             secondary: settings.secondary.unwrap_or(false),
+            file: None,
         })
     }
 }

@@ -5,18 +5,26 @@
 //! may ask for and what the machine has.
 #![forbid(unsafe_code)]
 
+mod budget;
 mod config;
 mod cores;
 mod error;
+mod info;
 mod log;
 mod machine;
+mod open;
 mod phases;
+mod process;
+mod serve;
 mod size;
 
+pub use budget::Budget;
 pub use config::{CORE_MEMORY_MIN, Config, LISTEN_DEFAULT, Settings};
 pub use cores::{Allowed, CoreChoice, place, write_list};
 pub use error::{Error, Kind};
 pub use log::{LogStyle, start_log};
 pub use machine::Machine;
-pub use phases::{Phase, Phases};
+pub use open::{explain, open};
+pub use process::{CpuTime, resident_bytes};
+pub use serve::{Ready, serve};
 pub use size::Size;

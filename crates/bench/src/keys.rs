@@ -1,0 +1,36 @@
+//! `db_bench`'s keys.
+
+/// Length of a key in bytes.
+pub const KEY_LEN: usize = 16;
+
+/// The key of number `n`: eight bytes, highest first, then eight times the character `0`.
+#[inline]
+pub fn key(n: u64) -> [u8; KEY_LEN] {
+    let mut key = [b'0'; KEY_LEN];
+    key[..8].copy_from_slice(&n.to_be_bytes());
+    key
+}
+
+/// Maps a random number evenly to one below `bound`.
+#[inline]
+pub fn below(random: u64, bound: u64) -> u64 {
+    ((u128::from(random) * u128::from(bound)) >> 64) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_the_number_highest_byte_first_and_then_zeros_as_text() {
+        assert_eq!(&key(0x1388), b"\0\0\0\0\0\0\x13\x8800000000");
+        assert!(key(255) < key(256), "keys are in the order of their numbers");
+    }
+
+    #[test]
+    fn random_numbers_reach_both_ends_and_nothing_beyond() {
+        assert_eq!(below(0, 10), 0);
+        assert_eq!(below(u64::MAX, 10), 9);
+        assert_eq!(below(u64::MAX / 2, 10), 4);
+    }
+}

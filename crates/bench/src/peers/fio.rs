@@ -1,0 +1,88 @@
+//! fio: what the device can do, and what asking it costs.
+
+use serde_json::Value;
+
+use super::Setup;
+use super::sample::Sample;
+use super::tool::{Tool, files_ending};
+
+/// Random direct reads of the database's own files, by one job with 64 in flight.
+pub fn run(setup: &Setup, block: u64, align: u64) -> Result<Sample, String> {
+    let files = files_ending(&setup.data, ".sst")?;
+    if files.is_empty() {
+        return Err("the database has no SST file".to_owned());
+    }
+    // A colon separates names for fio.
+    let names: Vec<String> =
+        files.iter().map(|file| file.to_string_lossy().replace(':', "\\:")).collect();
+    let tool = Tool::new("fio")
+        .args([
+            "--name=peer",
+            "--readonly",
+            "--rw=randread",
+            "--direct=1",
+            "--ioengine=io_uring",
+            "--iodepth=64",
+            "--numjobs=1",
+            "--norandommap",
+            "--randrepeat=0",
+            "--file_service_type=random",
+            "--time_based",
+            "--output-format=json",
+        ])
+        .arg(format!("--bs={block}"))
+        .arg(format!("--blockalign={align}"))
+        .arg(format!("--runtime={}", setup.seconds.ceil()))
+        .arg(format!("--cpus_allowed={}", setup.processor));
+    let command = format!("{} --filename=(the SST files)", tool.line());
+    let text = tool.arg(format!("--filename={}", names.join(":"))).output()?;
+    parse(&text, command)
+}
+
+fn parse(text: &str, command: String) -> Result<Sample, String> {
+    // Warnings may come before the report.
+    let json = text.find('{').map_or(text, |at| &text[at..]);
+    let report: Value =
+        serde_json::from_str(json).map_err(|error| format!("fio's report is no JSON: {error}"))?;
+    let job = &report["jobs"][0];
+    let read = &job["read"];
+    let number = |value: &Value| value.as_f64().filter(|number| *number > 0.0);
+    let ops_per_second =
+        number(&read["iops"]).ok_or_else(|| "fio's report has no reads".to_owned())?;
+    // Per cent of the job's run time, which is in milliseconds.
+    let busy = job["usr_cpu"].as_f64().zip(job["sys_cpu"].as_f64()).map(|(usr, sys)| usr + sys);
+    let cpu_us_per_op = busy
+        .zip(number(&job["job_runtime"]))
+        .zip(number(&read["total_ios"]))
+        .map(|((busy, ms), ios)| busy / 100.0 * ms * 1000.0 / ios);
+    let percentile =
+        |name: &str| read["clat_ns"]["percentile"][name].as_f64().map(|ns| ns / 1000.0);
+    Ok(Sample {
+        ops_per_second,
+        cpu_us_per_op,
+        p50_us: percentile("50.000000"),
+        p99_us: percentile("99.000000"),
+        bytes_per_io: None,
+        open_seconds: None,
+        command,
+        report: read.clone(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_processor_time_and_latency_are_found_in_fios_report() {
+        let text = r#"note: both iodepth >= 1
+            { "jobs": [ { "usr_cpu": 5.0, "sys_cpu": 15.0, "job_runtime": 2000,
+              "read": { "iops": 100000.0, "total_ios": 200000, "runtime": 2000,
+                        "clat_ns": { "percentile": { "50.000000": 500000, "99.000000": 900000 } } } } ] }"#;
+        let sample = parse(text, String::new()).unwrap();
+        assert_eq!(sample.ops_per_second, 100_000.0);
+        assert_eq!(sample.cpu_us_per_op, Some(2.0));
+        assert_eq!(sample.p99_us, Some(900.0));
+        assert!(parse("{}", String::new()).is_err());
+    }
+}

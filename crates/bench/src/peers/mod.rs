@@ -1,0 +1,144 @@
+//! Millrace beside its peers, on the same data in the same run: the table of the README.
+//!
+//! 1. [`tool`] runs outside programs; [`ours`], [`fio`], [`release`], [`debian`] and [`redis`]
+//!    each know one of them. Millrace runs as an outside program too, so that all start alike.
+//! 2. [`rows`] says what is to be measured and what it is compared with. All measurements are
+//!    made once per round, ours and the peers' in turn, because the machine drifts: a ratio is
+//!    taken within a round, and the median of the rounds counts.
+//! 3. [`table`] prints it, rows we lose included; [`conditions`] says on what it was measured.
+//!
+//! A peer that is not installed leaves its rows unmeasured, and the table says so. This module
+//! starts processes and reads the clock: it is a program around programs, no part of a node.
+
+mod conditions;
+mod debian;
+mod fio;
+mod ours;
+mod redis;
+mod release;
+mod rows;
+mod sample;
+mod table;
+mod tool;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use rows::{Round, Work};
+
+/// What to do.
+#[derive(Clone, Debug)]
+pub struct PeersPlan {
+    /// The database, or `None` to make one in the directory for temporary files.
+    pub data: Option<PathBuf>,
+    /// Seconds of each measurement.
+    pub seconds: f64,
+    /// Rounds.
+    pub rounds: u32,
+    /// The program of bench/peers, where it was named.
+    pub release: Option<PathBuf>,
+    /// Where to put the raw samples.
+    pub out: Option<PathBuf>,
+    /// Only rows whose name contains this.
+    pub only: Option<String>,
+}
+
+/// What everything is measured on and with.
+pub(crate) struct Setup {
+    pub millrace: PathBuf,
+    pub release: Option<PathBuf>,
+    pub data: PathBuf,
+    pub scratch: PathBuf,
+    pub keys: u64,
+    pub seconds: f64,
+    /// The processor of everything that runs on one.
+    pub processor: usize,
+    /// Another one, if there is another.
+    pub other: Option<usize>,
+}
+
+/// Keys of the database that the peers' table is about.
+pub const KEYS: u64 = 4_000_000;
+
+/// Measures everything and gives the table as markdown. `say` hears what is being done.
+///
+/// # Errors
+/// When the database cannot be made or read, or nothing at all could be measured.
+pub fn run_peers(plan: &PeersPlan, say: &mut dyn FnMut(&str)) -> Result<String, String> {
+    let millrace = std::env::current_exe().map_err(|e| format!("finding this program: {e}"))?;
+    let scratch = std::env::temp_dir().join("millrace-bench");
+    tool::make_dir(&scratch)?;
+    let data = match &plan.data {
+        Some(data) => data.clone(),
+        None => {
+            let data = scratch.join("fillseq-4m");
+            if !data.join("CURRENT").exists() {
+                say("making the database with db_bench: 4 million keys, 4 GB, about a minute");
+                debian::make_database(&data, KEYS)?;
+            }
+            data
+        }
+    };
+    let processors = reactor::processors();
+    let mut setup = Setup {
+        release: release::find(plan.release.as_deref())?,
+        millrace,
+        data,
+        scratch,
+        keys: 0,
+        seconds: plan.seconds,
+        processor: processors.first().copied().unwrap_or(0),
+        other: processors.get(1).copied(),
+    };
+    setup.keys = ours::count_keys(&setup)?;
+    let chosen = rows::rows(plan.only.as_deref());
+    let works = rows::works(&chosen, &setup);
+    if works.is_empty() {
+        return Err("no row has such a name".to_owned());
+    }
+    let mut rounds: Vec<Round> = Vec::new();
+    for number in 1..=plan.rounds {
+        let mut round = Round::default();
+        for work in &works {
+            say(&measure(work, &setup, &mut round, (number, plan.rounds)));
+        }
+        rounds.push(round);
+    }
+    let conditions = conditions::describe(&setup, &rounds, plan.rounds);
+    let table = table::markdown(&chosen, &rounds, &conditions);
+    if let Some(dir) = &plan.out {
+        let path = write_samples(dir, &conditions, &rounds, &table)?;
+        say(&format!("raw samples are in {}", path.display()));
+    }
+    Ok(table)
+}
+
+/// Makes one measurement, and says in a line what came of it.
+fn measure(work: &Work, setup: &Setup, round: &mut Round, (number, of): (u32, u32)) -> String {
+    let name = work.name();
+    match work.run(setup, round) {
+        Ok(sample) => {
+            let line = format!("round {number} of {of}: {name}: {sample}");
+            round.put(name, sample);
+            line
+        }
+        Err(error) => format!("round {number} of {of}: {name}: not measured: {error}"),
+    }
+}
+
+fn write_samples(
+    dir: &Path,
+    conditions: &[(String, String)],
+    rounds: &[Round],
+    table: &str,
+) -> Result<PathBuf, String> {
+    tool::make_dir(dir)?;
+    let path = dir.join(format!("{}.json", conditions::date().replace(':', "")));
+    let conditions: serde_json::Map<_, _> =
+        conditions.iter().map(|(name, text)| (name.clone(), json!(text))).collect();
+    let rounds: Vec<_> = rounds.iter().map(Round::json).collect();
+    let all = json!({ "conditions": conditions, "rounds": rounds, "table": table });
+    tool::write_file(&path, format!("{all:#}\n").as_bytes())?;
+    Ok(path)
+}

@@ -1,0 +1,76 @@
+//! Millrace as one of the programs.
+
+use std::ffi::OsString;
+
+use serde_json::Value;
+
+use super::Setup;
+use super::sample::Sample;
+use super::tool::Tool;
+
+/// How a case of ours is run.
+#[derive(Clone, Debug, Default)]
+pub struct Ours {
+    /// The case and its own flags.
+    pub flags: &'static [&'static str],
+    /// Read with so much memory, everything cached, drawing from this many keys.
+    pub cached_keys: Option<u64>,
+    /// On two cores instead of one.
+    pub two_cores: bool,
+}
+
+/// Runs a case.
+pub fn run(setup: &Setup, ours: &Ours) -> Result<Sample, String> {
+    let mut tool = Tool::new(&setup.millrace).arg("bench").args(ours.flags.iter().copied());
+    tool = tool.arg("--data").arg(&setup.data).arg("--json");
+    tool = tool.arg("--seconds").arg(setup.seconds.to_string());
+    let cores = match (ours.two_cores, setup.other) {
+        (false, _) => format!("{0}-{0}", setup.processor),
+        (true, Some(other)) => format!("{},{other}", setup.processor),
+        (true, None) => return Err("there is only one processor here".to_owned()),
+    };
+    tool = tool.arg("--cores").arg(cores);
+    if let Some(keys) = ours.cached_keys {
+        let keys = keys.min(setup.keys);
+        // A key takes about 1 KiB, its block's head and tail not counted; each core has its own
+        // cache of all of them.
+        let memory = (keys * 3072 + (1 << 30)) * if ours.two_cores { 2 } else { 1 };
+        tool =
+            tool.args(["--cached".into(), "--memory".into(), OsString::from(memory.to_string())]);
+        tool = tool.arg("--keys").arg(keys.to_string());
+    }
+    let command = tool.line();
+    let report: Value = serde_json::from_str(tool.output()?.trim())
+        .map_err(|error| format!("millrace's report is no JSON: {error}"))?;
+    sample(command, report)
+}
+
+/// Keys in the database.
+pub fn count_keys(setup: &Setup) -> Result<u64, String> {
+    let report = Tool::new(&setup.millrace)
+        .args(["bench", "readrandom", "--seconds", "0.1", "--json", "--data"])
+        .arg(&setup.data)
+        .output()?;
+    let report: Value = serde_json::from_str(report.trim()).unwrap_or_default();
+    report["keys"].as_u64().ok_or_else(|| "millrace does not tell the number of keys".to_owned())
+}
+
+/// A report with our names in it, which are also those of bench/peers.
+pub fn sample(command: String, report: Value) -> Result<Sample, String> {
+    let ops_per_second =
+        report["ops_per_second"].as_f64().ok_or_else(|| format!("strange report: {report}"))?;
+    let (operations, found) = (report["operations"].as_u64(), report["found"].as_u64());
+    if operations != found {
+        return Err(format!("found {found:?} of {operations:?}: is this db_bench's database?"));
+    }
+    Ok(Sample {
+        ops_per_second,
+        cpu_us_per_op: report["cpu_us_per_op"].as_f64(),
+        p50_us: report["p50_us"].as_f64(),
+        p99_us: report["p99_us"].as_f64(),
+        bytes_per_io: report["bytes_per_io"].as_f64(),
+        open_seconds: report["open_seconds"].as_f64(),
+        command,
+        report,
+    })
+}

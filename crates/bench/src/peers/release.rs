@@ -1,0 +1,48 @@
+//! RocksDB's newest release: the program of bench/peers, built by hand because that takes long.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::Setup;
+use super::ours::sample;
+use super::sample::Sample;
+use super::tool::Tool;
+
+/// How to build it.
+pub const BUILD: &str = "cd bench/peers && cargo build --release (about 11 minutes on two cores)";
+
+/// The program's place: as named, or where its build leaves it, seen from here, from the
+/// directories above and from this program.
+pub fn find(named: Option<&Path>) -> Result<Option<PathBuf>, String> {
+    if let Some(named) = named {
+        return match named.is_file() {
+            true => Ok(Some(named.to_owned())),
+            false => Err(format!("there is no program {}; build it: {BUILD}", named.display())),
+        };
+    }
+    let here = std::env::current_dir().unwrap_or_default();
+    let exe = std::env::current_exe().unwrap_or_default();
+    Ok(here
+        .ancestors()
+        .chain(exe.ancestors())
+        .map(|dir| dir.join("bench/peers/target/release/millrace-peers"))
+        .find(|path| path.is_file()))
+}
+
+/// Runs a case with these flags.
+pub fn run(setup: &Setup, flags: &[String]) -> Result<Sample, String> {
+    let Some(program) = &setup.release else {
+        return Err(format!("RocksDB's release is not built: {BUILD}"));
+    };
+    let tool = Tool::new(program)
+        .args(flags.iter().cloned())
+        .arg("--data")
+        .arg(&setup.data)
+        .arg("--seconds")
+        .arg(setup.seconds.to_string());
+    let command = tool.line();
+    let report: Value = serde_json::from_str(tool.output()?.trim())
+        .map_err(|error| format!("its report is no JSON: {error}"))?;
+    sample(command, report)
+}

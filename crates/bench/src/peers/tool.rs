@@ -1,0 +1,241 @@
+//! Running outside programs, and the few things on the host that go with it.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Whether a program can be found.
+pub fn have(program: &str) -> bool {
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+}
+
+/// A command line to run.
+pub struct Tool {
+    program: PathBuf,
+    args: Vec<OsString>,
+    input: Option<Vec<u8>>,
+}
+
+impl Tool {
+    /// A program without arguments.
+    pub fn new(program: impl Into<PathBuf>) -> Tool {
+        Tool { program: program.into(), args: Vec::new(), input: None }
+    }
+
+    /// A program that runs on one processor only.
+    pub fn pinned(processor: usize, program: impl Into<PathBuf>) -> Tool {
+        let program: PathBuf = program.into();
+        if !have("taskset") {
+            return Tool::new(program);
+        }
+        Tool::new("taskset").arg("-c").arg(processor.to_string()).arg(program)
+    }
+
+    /// Adds an argument.
+    pub fn arg(mut self, arg: impl Into<OsString>) -> Tool {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// Adds arguments.
+    pub fn args<A: Into<OsString>>(mut self, args: impl IntoIterator<Item = A>) -> Tool {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Gives the program something to read.
+    pub fn input(mut self, input: Vec<u8>) -> Tool {
+        self.input = Some(input);
+        self
+    }
+
+    /// The command line as a shell would take it, nearly.
+    pub fn line(&self) -> String {
+        let mut line = self.program.display().to_string();
+        for arg in &self.args {
+            line.push(' ');
+            line.push_str(&arg.to_string_lossy());
+        }
+        line
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args);
+        command
+    }
+
+    fn missing(&self, error: &io::Error) -> String {
+        match error.kind() {
+            io::ErrorKind::NotFound => format!("{} is not installed", self.program.display()),
+            _ => format!("starting {}: {error}", self.program.display()),
+        }
+    }
+
+    /// Runs it to its end and gives what it printed.
+    ///
+    /// # Errors
+    /// When it cannot be started or fails; with its last words.
+    pub fn output(self) -> Result<String, String> {
+        let mut child = self
+            .command()
+            .stdin(if self.input.is_some() { Stdio::piped() } else { Stdio::null() })
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|e| self.missing(&e))?;
+        if let (Some(input), Some(mut stdin)) = (&self.input, child.stdin.take()) {
+            // A program that ends without reading everything says why by its exit code.
+            let _ = stdin.write_all(input);
+        }
+        let output = child.wait_with_output().map_err(|e| self.missing(&e))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if output.status.success() {
+            return Ok(text);
+        }
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        let last = [complaint.trim(), text.trim()]
+            .into_iter()
+            .find_map(|text| text.lines().last())
+            .unwrap_or("it said nothing")
+            .to_owned();
+        Err(format!("{} failed ({}): {last}", self.program.display(), output.status))
+    }
+
+    /// Starts it in the background, silent.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(self) -> Result<Background, String> {
+        let child = self
+            .command()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|e| self.missing(&e))?;
+        Ok(Background { child, line: self.line() })
+    }
+}
+
+/// A program in the background; it is ended with this handle.
+pub struct Background {
+    child: Child,
+    line: String,
+}
+
+impl Background {
+    /// Its command line.
+    pub fn line(&self) -> &str {
+        &self.line
+    }
+
+    /// User and system time it has used so far, in microseconds.
+    pub fn cpu_us(&self) -> Option<f64> {
+        let text = read_file(Path::new(&format!("/proc/{}/stat", self.child.id()))).ok()?;
+        // The program's name comes second, in parentheses, and may contain anything.
+        let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+        let ticks: u64 =
+            fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+        // The kernel tells ticks of 10 ms to user space on every architecture this runs on.
+        Some(ticks as f64 * 10_000.0)
+    }
+
+    /// Waits until it listens on a port of this machine.
+    ///
+    /// # Errors
+    /// When it ends or does not listen within half a minute.
+    #[expect(clippy::disallowed_methods, reason = "waits for another program, on no core")]
+    pub fn wait_for_port(&mut self, port: u16) -> Result<(), String> {
+        let addr = SocketAddr::from(([127, 0, 0, 1], port));
+        for _ in 0..300 {
+            if TcpStream::connect(addr).is_ok() {
+                return Ok(());
+            }
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(format!("{} ended ({status})", self.line));
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Err(format!("{} does not listen on port {port}", self.line))
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A port of this machine that nobody listens on now.
+#[expect(clippy::disallowed_methods, reason = "asks the system for a free port, on no core")]
+pub fn free_port() -> Result<u16, String> {
+    std::net::TcpListener::bind(("127.0.0.1", 0))
+        .and_then(|listener| listener.local_addr())
+        .map(|addr| addr.port())
+        .map_err(|error| format!("finding a free port: {error}"))
+}
+
+/// Makes a directory and those above it.
+pub fn make_dir(dir: &Path) -> Result<(), String> {
+    std::fs::create_dir_all(dir).map_err(|error| format!("making {}: {error}", dir.display()))
+}
+
+/// Writes a file.
+#[expect(clippy::disallowed_methods, reason = "results of a benchmark, written on no core")]
+pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), String> {
+    std::fs::write(path, bytes).map_err(|error| format!("writing {}: {error}", path.display()))
+}
+
+/// Reads a small file.
+#[expect(clippy::disallowed_methods, reason = "the kernel's texts, read on no core")]
+pub fn read_file(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("reading {}: {error}", path.display()))
+}
+
+/// Files in a directory whose names end so, in order.
+#[expect(clippy::disallowed_methods, reason = "names files for fio, on no core")]
+pub fn files_ending(dir: &Path, end: &str) -> Result<Vec<PathBuf>, String> {
+    let list = || -> io::Result<Vec<PathBuf>> {
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(dir)? {
+            let path = entry?.path();
+            if path.to_string_lossy().ends_with(end) {
+                files.push(path);
+            }
+        }
+        files.sort();
+        Ok(files)
+    };
+    list().map_err(|error| format!("listing {}: {error}", dir.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_programs_output_and_its_last_words_come_back() {
+        assert_eq!(Tool::new("cat").input(b"abc".to_vec()).output(), Ok("abc".to_owned()));
+        let error = Tool::new("sh").args(["-c", "echo one; echo two >&2; exit 3"]).output();
+        assert!(error.unwrap_err().ends_with("(exit status: 3): two"));
+        let error = Tool::new("no-such-program").output();
+        assert_eq!(error, Err("no-such-program is not installed".to_owned()));
+    }
+
+    #[test]
+    fn a_program_in_the_background_uses_time_and_ends_with_its_handle() {
+        let busy = Tool::new("sh").args(["-c", "while :; do :; done"]).start().unwrap();
+        while busy.cpu_us().unwrap() == 0.0 {
+            std::hint::spin_loop();
+        }
+        let id = busy.child.id();
+        drop(busy);
+        assert!(read_file(Path::new(&format!("/proc/{id}/stat"))).is_err());
+    }
+}

@@ -1,0 +1,377 @@
+//! The command line, defined once: parser, help, completions and the man page come from here.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use bench::Case;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand, ValueHint};
+use node::{CoreChoice, Size};
+use reactor::{DriverKind, PollMode};
+
+/// Serves and reads RocksDB databases at the disk's speed.
+#[derive(Debug, Parser)]
+#[command(
+    name = "millrace",
+    version,
+    arg_required_else_help = true,
+    after_help = "Start with:\n  \
+        millrace serve --data DIR --read-only    serve the RocksDB database in DIR to Redis clients\n  \
+        millrace kv get KEY --data DIR           read one key\n  \
+        millrace kv check --data DIR             verify every byte of it",
+    after_long_help = "Start with:\n  \
+        millrace serve --data DIR --read-only    serve the RocksDB database in DIR to Redis clients\n  \
+        millrace kv get KEY --data DIR           read one key\n  \
+        millrace kv check --data DIR             verify every byte of it\n\n\
+        Exit codes: 0 all is well; 1 the key is not there (kv get), damage was \
+        found (kv check); 2 wrong usage, or something could not be done.\n\n\
+        Sizes are bytes, or a number with K, M, G or T (powers of 1024)."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a database to Redis clients
+    Serve(ServeArgs),
+    /// Read, list, describe or verify a database
+    #[command(subcommand_required = true, arg_required_else_help = true)]
+    Kv {
+        /// What to do with the database.
+        #[command(subcommand)]
+        command: KvCommand,
+    },
+    /// Measure how fast a database is read
+    Bench(BenchArgs),
+    /// Print a shell's completion script
+    #[command(after_help = "Example:\n  \
+        millrace completions bash > /etc/bash_completion.d/millrace")]
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page
+    #[command(after_help = "Example:\n  millrace man | man -l -")]
+    Man,
+}
+
+/// `millrace serve`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  \
+        millrace serve --data /var/lib/app/rocksdb --read-only\n  \
+        millrace serve --data DIR --read-only --cores 2 --memory 4G --listen 127.0.0.1:7000\n\n\
+        Then, in another terminal:\n  \
+        redis-cli GET some-key\n  \
+        redis-cli MR.RANGE - + LIMIT 10",
+    after_long_help = "Examples:\n  \
+        millrace serve --data /var/lib/app/rocksdb --read-only\n  \
+        millrace serve --data DIR --read-only --cores 2 --memory 4G --listen 127.0.0.1:7000\n  \
+        millrace serve --config /etc/millrace.toml\n\n\
+        A configuration file is TOML with the flags' names as keys:\n  \
+        data = \"/var/lib/app/rocksdb\"\n  \
+        read-only = true\n  \
+        memory = \"4G\"\n\n\
+        Then, in another terminal:\n  \
+        redis-cli GET some-key\n  \
+        redis-cli MR.RANGE - + LIMIT 10\n  \
+        redis-cli INFO\n\n\
+        SIGTERM and SIGINT end it in good order: it answers what it has received and exits with \
+        0. A second one ends it at once."
+)]
+pub struct ServeArgs {
+    /// The RocksDB directory to serve
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub data: Option<PathBuf>,
+    /// Take no writes and change nothing in the directory (needed: this version only reads)
+    #[arg(long)]
+    pub read_only: bool,
+    /// Where to listen: IP:PORT [default: 127.0.0.1:6379]
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<String>,
+    /// Listen on an address that other machines can reach, although there are no passwords yet
+    #[arg(long)]
+    pub allow_remote: bool,
+    /// How many cores to use, or which: 2, or 0,2-3 [default: all this process may use]
+    ///
+    /// One thread is pinned to each. A single number is a count; processor 1 alone is 1-1. The
+    /// default is the process's affinity mask, and no more than the quota of its control group.
+    #[arg(long, value_name = "N|LIST")]
+    pub cores: Option<CoreChoice>,
+    /// Memory for everything: cache, indexes, filters, requests [default: a quarter of the RAM]
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<Size>,
+    /// How a core waits: spin always, where it pays, or never [default: adaptive]
+    #[arg(long, value_name = "MODE", value_parser = poll_mode())]
+    pub poll: Option<PollMode>,
+    /// How to reach disk and network [default: auto, which is io_uring if the system allows it]
+    #[arg(long, value_name = "DRIVER", value_parser = driver())]
+    pub io: Option<DriverKind>,
+    /// Serve although another process has the database open for writing
+    ///
+    /// Serves the state at the start; files that the other process deletes later stay readable
+    /// here as long as they are open.
+    #[arg(long)]
+    pub secondary: bool,
+    /// A TOML file with any of these settings; flags win over it
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+}
+
+/// `millrace kv`.
+#[derive(Debug, Subcommand)]
+pub enum KvCommand {
+    /// Print the value of a key
+    #[command(after_help = "Examples:\n  \
+        millrace kv get user:42 --data DIR\n  \
+        millrace kv get 00000000000013883030303030303030 --hex --data DIR\n  \
+        millrace kv get user:42 --connect 127.0.0.1:6379 --json\n\n\
+        On a terminal, bytes that are no text are shown as \\x1f; into a pipe or file the value \
+        goes as it is. Exits with 1 if there is no such key.")]
+    Get {
+        /// The key (in hexadecimal with --hex).
+        key: OsString,
+        /// Where the database is.
+        #[command(flatten)]
+        source: Source,
+    },
+    /// List keys and values in order
+    #[command(after_help = "Examples:\n  \
+        millrace kv scan --data DIR --limit 10\n  \
+        millrace kv scan --data DIR --from user: --to 'user;' --reverse\n  \
+        millrace kv scan --data DIR --hex > dump.txt\n\n\
+        A line is KEY, a tab, VALUE; bytes that are no text, tabs and backslashes are escaped \
+        (\\x1f, \\t, \\\\). With --hex it is KEYHEX, a space, VALUEHEX; with --json an object.")]
+    Scan {
+        /// From the last key to the first
+        #[arg(long)]
+        reverse: bool,
+        /// The lowest key to list, if it is there
+        #[arg(long, value_name = "KEY")]
+        from: Option<OsString>,
+        /// The first key beyond: it is not listed any more
+        #[arg(long, value_name = "KEY")]
+        to: Option<OsString>,
+        /// How many keys to list at most
+        #[arg(long, value_name = "N")]
+        limit: Option<u64>,
+        /// Where the database is.
+        #[command(flatten)]
+        source: Source,
+    },
+    /// Describe a database: levels, files, sizes, column families, options
+    #[command(after_help = "Examples:\n  \
+        millrace kv stat --data DIR\n  \
+        millrace kv stat --connect 127.0.0.1:6379")]
+    Stat {
+        /// Where the database is.
+        #[command(flatten)]
+        source: Source,
+    },
+    /// Read and verify every byte of a database
+    #[command(after_help = "Examples:\n  \
+        millrace kv check --data DIR\n\n\
+        Reads every block of every file, the write-ahead logs and the MANIFEST, and compares \
+        checksums, order and counts. Names file and offset of what is damaged; exits with 1 if \
+        there is any.")]
+    Check {
+        /// Where the database is.
+        #[command(flatten)]
+        source: Source,
+    },
+}
+
+/// Where a `kv` command finds its data, and how it prints.
+#[derive(Clone, Debug, Args)]
+pub struct Source {
+    /// The database's place: a directory or a node.
+    #[command(flatten)]
+    pub place: Place,
+    /// The column family to read
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    pub column_family: String,
+    /// Keys and values are hexadecimal, both in arguments and in what is printed
+    #[arg(long)]
+    pub hex: bool,
+    /// Print JSON; its shape is described in docs/CLI.md
+    #[arg(long)]
+    pub json: bool,
+    /// Read the directory although another process has it open for writing
+    #[arg(long, conflicts_with = "connect")]
+    pub secondary: bool,
+    /// How to reach the disk
+    #[arg(long, value_name = "DRIVER", value_parser = driver(), default_value = "auto")]
+    #[arg(conflicts_with = "connect", hide_short_help = true)]
+    pub io: DriverKind,
+}
+
+/// Exactly one of a directory and a node.
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct Place {
+    /// A RocksDB directory that no process is writing to
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub data: Option<PathBuf>,
+    /// A running node: HOST, HOST:PORT or :PORT
+    #[arg(long, value_name = "ADDR")]
+    pub connect: Option<String>,
+}
+
+/// `millrace bench`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  \
+        millrace bench readrandom --data DIR --cores 1 --depth 64 --seconds 10\n  \
+        millrace bench seekrandom --data DIR --nexts 50 --reverse\n  \
+        millrace bench readrandom --data DIR --memory 8G --cached --keys 500000\n  \
+        millrace bench --peers --data DIR --out results",
+    after_long_help = "Examples:\n  \
+        millrace bench readrandom --data DIR --cores 1 --depth 64 --seconds 10\n  \
+        millrace bench multireadrandom --data DIR --batch 64\n  \
+        millrace bench seekrandom --data DIR --nexts 50 --reverse\n  \
+        millrace bench readrandom --data DIR --memory 8G --cached --keys 500000\n  \
+        millrace bench --peers --data DIR --out results\n\n\
+        The database must have db_bench's keys, numbered from 0:\n  \
+        db_bench --db=DIR --benchmarks=fillseq,compact --num=4000000 --value_size=1000 \\\n    \
+        --block_size=4096 --bloom_bits=10 --compression_type=none\n\n\
+        --peers runs fio, Debian's db_bench, the program of bench/peers (RocksDB's newest \
+        release) and redis-server in turn with Millrace on the same data, and prints the table \
+        of the README. What is not installed is left out, and said."
+)]
+pub struct BenchArgs {
+    /// What to measure; the names mean what db_bench means by them
+    #[arg(value_name = "CASE", value_parser = case(), required_unless_present = "peers")]
+    pub case: Option<Case>,
+    /// The RocksDB directory to read
+    #[arg(long, value_name = "DIR", required_unless_present = "peers")]
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub data: Option<PathBuf>,
+    /// How many cores to use, or which: 2, or 0,2-3
+    #[arg(long, value_name = "N|LIST", default_value = "1")]
+    pub cores: CoreChoice,
+    /// Calls in flight on each core [default: 64 for readrandom, 1 for the others]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub depth: Option<u32>,
+    /// How long to measure
+    #[arg(long, value_name = "S", default_value = "10", value_parser = seconds)]
+    pub seconds: f64,
+    /// Memory budget, most of it block cache; without this there is no block cache
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<Size>,
+    /// Read every key once before measuring, so that what fits into --memory is cached
+    #[arg(long, requires = "memory")]
+    pub cached: bool,
+    /// Keys in one call of multireadrandom
+    #[arg(long, value_name = "N", default_value = "64")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub batch: u32,
+    /// Steps after each seek of seekrandom
+    #[arg(long, value_name = "N", default_value = "50")]
+    pub nexts: u32,
+    /// Step backwards in seekrandom
+    #[arg(long)]
+    pub reverse: bool,
+    /// Use only the first N keys [default: as many as the database has]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub keys: Option<u64>,
+    /// How a core waits: spin always, where it pays, or never
+    #[arg(long, value_name = "MODE", value_parser = poll_mode(), default_value = "adaptive")]
+    pub poll: PollMode,
+    /// How to reach the disk
+    #[arg(long, value_name = "DRIVER", value_parser = driver(), default_value = "auto")]
+    pub io: DriverKind,
+    /// Read although another process has the database open for writing
+    #[arg(long)]
+    pub secondary: bool,
+    /// Print JSON; its shape is described in docs/CLI.md
+    #[arg(long)]
+    pub json: bool,
+    /// Measure the peers too, in turn with Millrace, and print the table of the README
+    #[arg(long, conflicts_with_all = ["case", "depth", "cached", "batch", "nexts", "reverse"])]
+    pub peers: bool,
+    /// Rounds of --peers, of which the median counts
+    #[arg(long, value_name = "N", default_value = "3", requires = "peers")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=99))]
+    pub rounds: u32,
+    /// Where to write the raw samples of --peers, as a dated JSON file
+    #[arg(long, value_name = "DIR", requires = "peers", value_hint = ValueHint::DirPath)]
+    pub out: Option<PathBuf>,
+    /// The program of bench/peers [default: where its build leaves it]
+    #[arg(long, value_name = "FILE", requires = "peers", value_hint = ValueHint::FilePath)]
+    pub peers_bin: Option<PathBuf>,
+    /// Only the rows of --peers whose name contains this
+    #[arg(long, value_name = "TEXT", requires = "peers")]
+    pub only: Option<String>,
+}
+
+fn case() -> impl TypedValueParser<Value = Case> {
+    let names = Case::ALL.map(|case| PossibleValue::new(case.name()).help(case.describe()));
+    PossibleValuesParser::new(names).try_map(|text| text.parse())
+}
+
+fn poll_mode() -> impl TypedValueParser<Value = PollMode> {
+    PossibleValuesParser::new(["always", "adaptive", "never"]).try_map(|text| text.parse())
+}
+
+fn driver() -> impl TypedValueParser<Value = DriverKind> {
+    PossibleValuesParser::new(["auto", "io_uring", "epoll"]).try_map(|text| text.parse())
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 86_400.0 => Ok(seconds),
+        _ => Err("seconds are a number above 0 and at most 86400".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, String> {
+        Cli::try_parse_from(line.split(' ')).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_kv_command_wants_exactly_one_place() {
+        assert!(parse("millrace kv get k --data d").is_ok());
+        assert!(parse("millrace kv get k --connect :6379").is_ok());
+        assert!(parse("millrace kv get k").is_err());
+        assert!(parse("millrace kv get k --data d --connect :6379").is_err());
+        assert!(parse("millrace kv scan --connect :6379 --secondary").is_err());
+    }
+
+    #[test]
+    fn bench_wants_a_case_or_peers() {
+        assert!(parse("millrace bench readrandom --data d --cores 0,1").is_ok());
+        assert!(parse("millrace bench --peers").is_ok());
+        assert!(parse("millrace bench --data d").is_err());
+        assert!(parse("millrace bench readseq").is_err());
+        assert!(parse("millrace bench readseq --data d --cached").is_err());
+        assert!(parse("millrace bench readseq --data d --seconds 0").is_err());
+        assert!(parse("millrace bench --peers --reverse").is_err());
+    }
+
+    #[test]
+    fn values_are_parsed_where_they_are_given() {
+        let line = "millrace serve --data d --memory 1G --cores 0,1 --poll never --io epoll";
+        let Command::Serve(serve) = parse(line).unwrap().command else { panic!("not serve") };
+        assert_eq!(serve.memory, Some(Size(1 << 30)));
+        assert_eq!(serve.cores, Some(CoreChoice::List(vec![0, 1])));
+        assert_eq!(serve.poll, Some(PollMode::Never));
+        assert_eq!(serve.io, Some(DriverKind::Epoll));
+        assert!(parse("millrace serve --memory lots").unwrap_err().contains("no size"));
+        assert!(parse("millrace serve --poll often").is_err());
+    }
+}

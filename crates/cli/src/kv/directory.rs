@@ -1,0 +1,189 @@
+//! The `kv` commands on a directory: one core of our own reads it.
+
+use std::path::PathBuf;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use lsm::{CfId, Db, IterOptions, OpenOptions};
+use reactor::{Core, RuntimeConfig};
+
+use super::print::{Lines, Style, value};
+use super::{Range, Verdict};
+use crate::args::Source;
+use crate::failure::Failure;
+use crate::output::Out;
+
+/// Memory of the core: nothing is cached for long here.
+const POOL_BYTES: usize = 256 << 20;
+/// Entries between two looks at whether others want to run.
+const RUN: u64 = 256;
+
+/// A database that a command has opened, on its core.
+struct Opened {
+    core: Core,
+    db: Db,
+    path: PathBuf,
+}
+
+impl Opened {
+    fn explain(&self, error: &lsm::Error) -> Failure {
+        node::explain(&self.path, error).into()
+    }
+
+    /// The column family of that name.
+    fn family(&self, name: &str) -> Result<CfId, Failure> {
+        let families = self.db.column_families();
+        if let Some(family) = families.iter().find(|family| family.name == name) {
+            return Ok(family.id);
+        }
+        let names: Vec<&str> = families.iter().map(|family| family.name.as_str()).collect();
+        Err(Failure::new(format!("there is no column family '{name}'"))
+            .hint(format!("there are: {}", names.join(", "))))
+    }
+}
+
+/// Runs a command on one core.
+fn on_core<F, T>(source: &Source, command: F) -> Result<T, Failure>
+where
+    F: AsyncFnOnce(Core) -> Result<T, Failure> + Clone + Send + 'static,
+    T: Send + 'static,
+{
+    let config = RuntimeConfig {
+        processors: reactor::processors().into_iter().take(1).collect(),
+        memory: POOL_BYTES,
+        driver: source.io,
+        ..RuntimeConfig::default()
+    };
+    reactor::run(&config, move |core| {
+        let command = command.clone();
+        async move { command(core).await }
+    })
+    .map_err(|error| Failure::new(format!("starting a core: {error}")))?
+    .pop()
+    .expect("one core gives one result")
+}
+
+async fn open(core: Core, source: &Source) -> Result<Opened, Failure> {
+    let path = source.place.data.clone().expect("the parser asks for a place");
+    let options = OpenOptions {
+        secondary: source.secondary,
+        cache_bytes: POOL_BYTES / 4,
+        ..OpenOptions::default()
+    };
+    let db = node::open(&core, &path, options).await?;
+    Ok(Opened { core, db, path })
+}
+
+/// `kv get --data`.
+pub fn get(key: Vec<u8>, source: Source) -> Result<Verdict, Failure> {
+    let shared = source.clone();
+    on_core(&shared, async move |core| {
+        let opened = open(core, &source).await?;
+        let family = opened.family(&source.column_family)?;
+        let reader = opened.db.attach(&opened.core);
+        let found = reader.get(family, &key, None).await.map_err(|error| opened.explain(&error))?;
+        let mut out = Out::new();
+        value(&mut out, Style::new(source.json, source.hex), &key, found.as_deref())?;
+        out.flush()?;
+        Ok(if found.is_some() { Verdict::Good } else { Verdict::Bad })
+    })
+}
+
+/// `kv scan --data`.
+pub fn scan(range: Range, source: Source) -> Result<Verdict, Failure> {
+    let shared = source.clone();
+    on_core(&shared, async move |core| {
+        let opened = open(core, &source).await?;
+        let family = opened.family(&source.column_family)?;
+        let reader = opened.db.attach(&opened.core);
+        let mut out = Out::new();
+        let mut lines = Lines::new(Style::new(source.json, source.hex));
+        let options = IterOptions {
+            lower: range.from,
+            upper: range.to,
+            expected: range.limit.and_then(|limit| usize::try_from(limit).ok()),
+            ..IterOptions::default()
+        };
+        let walk = async {
+            let mut iter = reader.iter(family, options)?;
+            if range.reverse {
+                iter.seek_to_last().await?;
+            } else {
+                iter.seek_to_first().await?;
+            }
+            let mut read = 0;
+            while iter.valid() && range.limit.is_none_or(|limit| read < limit) {
+                if let Err(stop) = lines.entry(&mut out, iter.key(), iter.value()) {
+                    return Ok(Err(stop));
+                }
+                read += 1;
+                if read % RUN == 0 {
+                    opened.core.checkpoint().await;
+                }
+                if range.reverse {
+                    iter.prev().await?;
+                } else {
+                    iter.next().await?;
+                }
+            }
+            Ok(Ok(()))
+        };
+        let walked = walk.await;
+        // What was read before the damage is shown before the error.
+        if !matches!(walked, Ok(Err(_))) {
+            out.flush()?;
+        }
+        walked.map_err(|error: lsm::Error| opened.explain(&error))??;
+        Ok(Verdict::Good)
+    })
+}
+
+/// `kv stat --data`.
+pub fn stat(source: Source) -> Result<Verdict, Failure> {
+    let shared = source.clone();
+    on_core(&shared, async move |core| {
+        let opened = open(core, &source).await?;
+        let stat = opened.db.stat();
+        let mut out = Out::new();
+        if source.json {
+            out.json(&super::stat::json(&opened.path, &stat))?;
+        } else {
+            out.bytes(super::stat::text(&opened.path, &stat).as_bytes())?;
+        }
+        out.flush()?;
+        Ok(Verdict::Good)
+    })
+}
+
+/// `kv check --data`.
+pub fn check(source: Source) -> Result<Verdict, Failure> {
+    let shared = source.clone();
+    on_core(&shared, async move |core| {
+        let path = source.place.data.clone().expect("the parser asks for a place");
+        let options = OpenOptions { secondary: source.secondary, ..OpenOptions::default() };
+        let bar = progress_bar();
+        let report = lsm::check(&core, &path, &options, |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        })
+        .await;
+        bar.finish_and_clear();
+        let report = report.map_err(|error| node::explain(&path, &error))?;
+        let mut out = Out::new();
+        if source.json {
+            out.json(&super::report::json(&report))?;
+        } else {
+            out.bytes(super::report::text(&path, &report).as_bytes())?;
+        }
+        out.flush()?;
+        Ok(if report.damages.is_empty() { Verdict::Good } else { Verdict::Bad })
+    })
+}
+
+/// A bar on standard error, seen only on a terminal.
+fn progress_bar() -> ProgressBar {
+    let style = ProgressStyle::with_template(
+        "checking {bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
+    )
+    .expect("the template is right");
+    ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(5)).with_style(style)
+}

@@ -1,0 +1,107 @@
+//! How one memory budget is divided.
+//!
+//! A quarter is kept for what all cores share: indexes, filters and recovered writes (the
+//! memtable). They are loaded at the opening, so too small a quarter is an error there and not a
+//! surprise later. The rest is split evenly among the cores. Of its part each core gives an eighth
+//! to what its connections have sent and not yet received, and the other seven to its pool: block
+//! cache and reads in flight. The cache leaves room for the reads; when they need more, it gives
+//! way.
+//!
+//! Each core touches its pool first from its own pinned thread, so on a machine with several
+//! memory nodes the kernel places it on that core's node.
+
+use reactor::RuntimeConfig;
+
+use crate::config::Config;
+
+/// The parts of a node's memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// For indexes, filters and recovered writes, shared by all cores.
+    pub shared: usize,
+    /// Each core's buffers of connections.
+    pub connections: usize,
+    /// Each core's pool: block cache and reads in flight.
+    pub pool: usize,
+    /// What the block cache may take of the pool.
+    pub cache: usize,
+}
+
+/// The most that connections of one core are given.
+const CONNECTIONS_MAX: u64 = 128 << 20;
+/// The most that a pool keeps free of the cache.
+const IN_FLIGHT_MAX: u64 = 128 << 20;
+
+impl Budget {
+    /// Divides `total` among so many cores.
+    pub fn split(total: u64, cores: usize) -> Budget {
+        let shared = total / 4;
+        let core = (total - shared) / cores.max(1) as u64;
+        let connections = (core / 8).min(CONNECTIONS_MAX);
+        let pool = core - connections;
+        let in_flight = (pool / 4).min(IN_FLIGHT_MAX);
+        let bytes = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+        Budget {
+            shared: bytes(shared),
+            connections: bytes(connections),
+            pool: bytes(pool),
+            cache: bytes(pool - in_flight),
+        }
+    }
+
+    /// The limits of a core's connections that follow from it.
+    pub fn door(&self) -> kv::Settings {
+        let usual = kv::Settings::default();
+        kv::Settings {
+            requests_bytes_max: usual.requests_bytes_max.min(self.connections / 2),
+            unsent_total_bytes_max: usual.unsent_total_bytes_max.min(self.connections / 2),
+            idle_buffer_bytes_max: usual.idle_buffer_bytes_max.min(self.connections / 8),
+            pinned_bytes_max: usual.pinned_bytes_max.min(self.pool / 8),
+            ..usual
+        }
+    }
+}
+
+impl Config {
+    /// How this node divides its memory.
+    pub fn budget(&self) -> Budget {
+        Budget::split(self.memory_bytes, self.processors.len())
+    }
+
+    /// What the cores are started with.
+    pub fn runtime(&self) -> RuntimeConfig {
+        RuntimeConfig {
+            processors: self.processors.clone(),
+            memory: self.budget().pool,
+            poll: self.poll,
+            driver: self.driver,
+            ..RuntimeConfig::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_never_exceed_the_whole() {
+        for total in [16 << 20, 64 << 20, 1 << 30, 512 << 30] {
+            for cores in [1, 2, 7, 64] {
+                let budget = Budget::split(total, cores);
+                let core = budget.connections + budget.pool;
+                assert!(budget.shared + core * cores <= total as usize);
+                assert!(budget.cache < budget.pool, "reads in flight have room");
+                assert!(budget.pool - budget.cache <= IN_FLIGHT_MAX as usize);
+            }
+        }
+    }
+
+    #[test]
+    fn a_small_node_gives_its_connections_little() {
+        let small = Budget::split(16 << 20, 1).door();
+        let large = Budget::split(16 << 30, 1).door();
+        assert!(small.requests_bytes_max + small.unsent_total_bytes_max <= 2 << 20);
+        assert_eq!(large.requests_bytes_max, kv::Settings::default().requests_bytes_max);
+    }
+}

@@ -1,0 +1,97 @@
+//! What the node tells the key-value door about itself, for `INFO`, `CONFIG GET` and `HELLO`.
+
+use kv::{CpuSeconds, NodeInfo};
+
+use crate::config::Config;
+use crate::cores::write_list;
+use crate::machine::Machine;
+use crate::process::{CpuTime, resident_bytes};
+
+/// A node's description of itself.
+pub struct Description {
+    /// Its configuration.
+    pub config: Config,
+    /// The machine.
+    pub machine: Machine,
+    /// The port it listens on in the end.
+    pub port: u16,
+    /// The driver in use.
+    pub driver: &'static str,
+    /// Different for every start.
+    pub run_id: String,
+    /// What indexes, filters and recovered writes take.
+    pub database_bytes: usize,
+}
+
+impl NodeInfo for Description {
+    fn version(&self) -> String {
+        env!("CARGO_PKG_VERSION").to_owned()
+    }
+
+    fn run_id(&self) -> String {
+        self.run_id.clone()
+    }
+
+    fn tcp_port(&self) -> u16 {
+        self.port
+    }
+
+    fn process_id(&self) -> u32 {
+        std::process::id()
+    }
+
+    fn operating_system(&self) -> String {
+        format!("Linux {} {}", self.machine.kernel, std::env::consts::ARCH)
+    }
+
+    fn executable(&self) -> String {
+        std::env::current_exe().map_or_else(|_| String::new(), |path| path.display().to_string())
+    }
+
+    fn config_file(&self) -> String {
+        let file = self.config.file.as_deref();
+        file.map_or_else(String::new, |path| path.display().to_string())
+    }
+
+    fn data_directory(&self) -> String {
+        self.config.data.display().to_string()
+    }
+
+    fn memory_resident_bytes(&self) -> u64 {
+        resident_bytes()
+    }
+
+    fn memory_budget_bytes(&self) -> u64 {
+        self.config.memory_bytes
+    }
+
+    fn memory_machine_bytes(&self) -> u64 {
+        self.machine.memory_bytes
+    }
+
+    fn cpu_seconds(&self) -> CpuSeconds {
+        let used = CpuTime::now();
+        CpuSeconds { system: used.system.as_secs_f64(), user: used.user.as_secs_f64() }
+    }
+
+    fn settings(&self) -> Vec<(String, String)> {
+        let config = &self.config;
+        let budget = config.budget();
+        let pair = |name: &str, value: String| (name.to_owned(), value);
+        vec![
+            pair("data", self.data_directory()),
+            pair("read-only", "yes".to_owned()),
+            pair("secondary", if config.secondary { "yes" } else { "no" }.to_owned()),
+            pair("listen", config.listen.to_string()),
+            pair("cores", write_list(&config.processors)),
+            pair("io", self.driver.to_owned()),
+            pair("poll", config.poll.to_string()),
+            pair("memory", config.memory_bytes.to_string()),
+            pair("memory-shared", budget.shared.to_string()),
+            pair("memory-shared-used", self.database_bytes.to_string()),
+            pair("memory-connections-per-core", budget.connections.to_string()),
+            pair("memory-pool-per-core", budget.pool.to_string()),
+            pair("memory-cache-per-core", budget.cache.to_string()),
+        ]
+    }
+}

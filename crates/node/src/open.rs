@@ -1,0 +1,117 @@
+//! Opening a database with errors that help.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use lsm::{Db, OpenOptions};
+use reactor::Core;
+
+use crate::error::{Error, Kind};
+use crate::machine::pseudo_file;
+
+/// Opens the database in a directory. Suspends for all its reads.
+///
+/// # Errors
+/// What [`Db::open`] gives, with advice.
+pub async fn open(core: &Core, path: &Path, options: OpenOptions) -> Result<Db, Error> {
+    Db::open(core, path, options).await.map_err(|error| explain(path, &error))
+}
+
+/// An error of the engine, with advice.
+pub fn explain(path: &Path, error: &lsm::Error) -> Error {
+    let what = error.to_string();
+    match error.kind() {
+        lsm::Kind::NoDatabase => Error::new(Kind::NoDatabase, what).hint(no_database(path)),
+        lsm::Kind::Locked => {
+            let holder = lock_holder(path).unwrap_or_else(|| "a process of another host".into());
+            Error::new(
+                Kind::Locked,
+                format!("{}: {holder} has this database open for writing", path.display()),
+            )
+            .hint("close it there, or read its state as of now with --secondary")
+        }
+        lsm::Kind::Corruption => Error::new(Kind::Damaged, what).hint(format!(
+            "millrace kv check --data {} lists all that is damaged; RocksDB's own \
+             `ldb repair` salvages what it can (copy the directory first)",
+            path.display()
+        )),
+        lsm::Kind::Unsupported => Error::new(Kind::Unsupported, what),
+        lsm::Kind::UnknownColumnFamily => Error::new(Kind::Usage, what)
+            .hint("millrace kv stat lists the column families there are"),
+        lsm::Kind::Memory | lsm::Kind::Io | lsm::Kind::Expired => Error::new(Kind::System, what),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "looks around after the start has failed")]
+fn no_database(path: &Path) -> String {
+    match std::fs::metadata(path) {
+        Err(_) => format!("there is no directory {}", path.display()),
+        Ok(meta) if !meta.is_dir() => {
+            "name the directory that holds the files CURRENT and MANIFEST-...".to_owned()
+        }
+        Ok(_) => {
+            let subdirectory = std::fs::read_dir(path).ok().and_then(|entries| {
+                entries
+                    .filter_map(|entry| Some(entry.ok()?.path()))
+                    .filter(|entry| entry.join("CURRENT").is_file())
+                    .min()
+            });
+            match subdirectory {
+                Some(dir) => format!("did you mean {}?", dir.display()),
+                None => "a RocksDB directory has a file named CURRENT; this one has none. \
+                         `./run` makes a sample database"
+                    .to_owned(),
+            }
+        }
+    }
+}
+
+/// Who holds the lock of a database, as far as the kernel tells.
+#[expect(clippy::disallowed_methods, reason = "looks around after the start has failed")]
+fn lock_holder(path: &Path) -> Option<String> {
+    let meta = std::fs::metadata(path.join("LOCK")).ok()?;
+    let locks = pseudo_file(Path::new("/proc/locks"))?;
+    let pid = holder_of(&locks, meta.dev(), meta.ino())?;
+    let name = pseudo_file(Path::new(&format!("/proc/{pid}/comm")))?;
+    Some(format!("process {pid} ({})", name.trim()))
+}
+
+/// The process that holds a write lock on an inode, in a text such as
+/// `1: POSIX  ADVISORY  WRITE 1234 fe:01:12345 0 EOF`.
+fn holder_of(locks: &str, dev: u64, inode: u64) -> Option<u32> {
+    // As the kernel packs a device's two numbers.
+    let major = ((dev >> 8) & 0xfff) | ((dev >> 32) & !0xfff);
+    let minor = (dev & 0xff) | ((dev >> 12) & !0xff);
+    let place = format!("{major:02x}:{minor:02x}:{inode}");
+    locks.lines().find_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let at = words.iter().position(|word| *word == "WRITE")?;
+        (words.get(at + 2) == Some(&place.as_str())).then(|| words[at + 1].parse().ok())?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_holder_of_a_lock_is_found_by_device_and_inode() {
+        let locks = "1: POSIX  ADVISORY  WRITE 1234 fe:01:555 0 EOF\n\
+                     2: POSIX  ADVISORY  READ  99 fe:01:777 0 EOF\n\
+                     3: FLOCK  ADVISORY  WRITE 4321 fe:01:777 0 EOF\n\
+                     3: -> FLOCK  ADVISORY  WRITE 8 fe:01:778 0 EOF\n";
+        assert_eq!(holder_of(locks, 0xfe01, 555), Some(1234));
+        assert_eq!(holder_of(locks, 0xfe01, 777), Some(4321));
+        assert_eq!(holder_of(locks, 0xfe01, 1), None);
+    }
+
+    #[test]
+    fn engine_errors_get_advice() {
+        let path = Path::new("/nowhere/at/all");
+        let error = |kind| explain(path, &lsm::Error::new(kind, "what"));
+        assert!(error(lsm::Kind::NoDatabase).advice().unwrap().contains("no directory"));
+        assert!(error(lsm::Kind::Locked).advice().unwrap().contains("--secondary"));
+        assert!(error(lsm::Kind::Corruption).advice().unwrap().contains("kv check"));
+        assert_eq!(error(lsm::Kind::Unsupported).kind(), Kind::Unsupported);
+    }
+}
