@@ -13,6 +13,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::task::{Context, Poll, Waker};
 use std::thread;
@@ -185,6 +186,32 @@ on_every_driver! {
                     let buf = core.alloc(4096).unwrap();
                     let (result, _) = file.read_at(u64::MAX - 4095, buf).await;
                     assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+                }
+            }
+        });
+    }
+
+    /// The page cache holds the first page of what is read and not the second: a driver that asks
+    /// the cache first gets half, and must not take that for the end of the file.
+    fn a_read_of_what_is_half_cached_is_whole(kind: DriverKind) {
+        use std::os::fd::AsRawFd;
+        use std::os::unix::fs::FileExt;
+        let path = data_file(&format!("half-{kind:?}"));
+        let outside = Arc::new(std::fs::File::open(&path).unwrap());
+        outside.sync_all().unwrap();
+        for advice in [libc::POSIX_FADV_DONTNEED, libc::POSIX_FADV_RANDOM] {
+            // SAFETY: takes no pointers.
+            assert_eq!(unsafe { libc::posix_fadvise(outside.as_raw_fd(), 0, 0, advice) }, 0);
+        }
+        on_one_core(&config(kind), move |core| {
+            let (path, outside) = (path.clone(), outside.clone());
+            async move {
+                let file = core.attach(&core.open(&path, true).await.unwrap());
+                for first in (0..BLOCKS).step_by(512) {
+                    outside.read_exact_at(&mut [0; 4096], first * 512).unwrap();
+                    let (result, buf) = file.read_at(first * 512, core.alloc(8192).unwrap()).await;
+                    assert_eq!(result.unwrap(), 8192);
+                    assert_blocks(&buf, first);
                 }
             }
         });
