@@ -72,11 +72,13 @@ def free_port():
 class Server:
     """A process that listens on 127.0.0.1:`port`; used with `with`, and ended by its pid."""
 
-    def __init__(self, arguments, port, log):
+    def __init__(self, arguments, port, log, **kwargs):
         self.port = port
         self.log = pathlib.Path(log)
         with open(self.log, "wb") as out:
-            self.process = subprocess.Popen([str(a) for a in arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            self.process = subprocess.Popen(
+                [str(a) for a in arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=out, **kwargs
+            )
 
     def __enter__(self):
         deadline = time.monotonic() + 20
@@ -128,7 +130,7 @@ class Server:
         return self.process.returncode
 
 
-def node(data, log, *arguments):
+def node(data, log, *arguments, **kwargs):
     """`millrace serve` over `data` on a free port."""
     port = free_port()
     flags = list(arguments)
@@ -136,7 +138,7 @@ def node(data, log, *arguments):
         flags += ["--cores", "1"]
     if "--memory" not in flags:
         flags += ["--memory", "256M"]
-    return Server([BINARY, "serve", "--data", data, "--read-only", "--listen", f"127.0.0.1:{port}", *flags], port, log)
+    return Server([BINARY, "serve", "--data", data, "--read-only", "--listen", f"127.0.0.1:{port}", *flags], port, log, **kwargs)
 
 
 def redis_server(directory, log):

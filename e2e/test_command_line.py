@@ -9,6 +9,7 @@ import subprocess
 import databases
 import millrace
 import pytest
+import sandbox
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +157,7 @@ def test_a_configuration_file_is_read_and_its_mistakes_are_named(data, tmp_path)
         assert client.call("GET", "hello") == b"world"
 
 
-@pytest.mark.parametrize("flags", [["--cores", "1", "--poll", "always"], ["--cores", "1", "--poll", "never"], ["--cores", "2"], ["--cores", "0-1", "--memory", "128M"], ["--cores", "1"]], ids=" ".join)
+@pytest.mark.parametrize("flags", [["--cores", "1", "--poll", "always"], ["--cores", "1", "--poll", "never"], ["--cores", "2"], ["--cores", "0-1", "--memory", "128M"], ["--cores", "1"], ["--io", "epoll"], ["--io", "epoll", "--cores", "2"]], ids=" ".join)
 def test_ways_to_serve(flags, data, tmp_path):
     with millrace.node(data, tmp_path / "log", *flags) as node:
         clients = [node.connect() for _ in range(8)]
@@ -164,6 +165,18 @@ def test_ways_to_serve(flags, data, tmp_path):
             assert client.call("GET", "hello") == b"world"
             client.socket.close()
     assert node.process.returncode == 0, node.said()
+
+
+def test_without_io_uring_it_serves_and_says_so_once(workshop, tmp_path):
+    directory = workshop.directory("rocksdict-layers")
+    with millrace.node(directory / "db", tmp_path / "log", "--cores", "2", preexec_fn=sandbox.without_io_uring) as node:
+        with node.connect() as client:
+            flat = client.call("MR.RANGE", "-", "+")
+            assert list(zip(flat[::2], flat[1::2])) == databases.expected(directory)
+        assert len(re.findall("(?i)io_uring", node.said())) == 1, node.said()
+    with pytest.raises(AssertionError, match="it ended with"):
+        with millrace.node(directory / "db", tmp_path / "log", "--io", "io_uring", preexec_fn=sandbox.without_io_uring):
+            pass
 
 
 def test_sigint_ends_it_too(data, tmp_path):
