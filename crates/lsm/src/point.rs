@@ -27,7 +27,7 @@ use crate::error::{Error, Kind, Result};
 use crate::reader::{CfId, Reader, View, count};
 use crate::seek::SeekKey;
 use crate::snapshot::Snapshot;
-use crate::table::{Filter, Table};
+use crate::table::{Filter, IndexBlock, Table};
 use crate::value::Value;
 use crate::version::{Family, user_key};
 
@@ -135,12 +135,10 @@ impl<'a> Lookup<'a> {
                         continue;
                     }
                 }
-                Filter::Partitioned(top) => {
-                    match self.index_lookup(&top.data, &top.layout, table, 0)? {
-                        Some(handle) => return Ok(self.need(handle, Stage::Filter)),
-                        None => continue,
-                    }
-                }
+                Filter::Partitioned(top) => match self.top_lookup(top, table)? {
+                    Some(handle) => return Ok(self.need(handle, Stage::Filter)),
+                    None => continue,
+                },
             }
             if let Some(step) = self.look_in_index(table)? {
                 return Ok(step);
@@ -163,8 +161,7 @@ impl<'a> Lookup<'a> {
                 }
             }
             Stage::IndexPartition => {
-                let found =
-                    self.index_lookup(&block.data, block.index(), table, table_base(table))?;
+                let found = self.partition_lookup(&block, table)?;
                 if let Some(handle) = found {
                     self.partition = Some(block);
                     return Ok(self.need(handle, Stage::Data));
@@ -264,21 +261,20 @@ impl<'a> Lookup<'a> {
             && comparator.cmp_internal(&meta.largest, self.seek.as_slice()).is_ge()
     }
 
-    fn index_lookup(
-        &mut self,
-        data: &[u8],
-        layout: &IndexLayout,
-        table: &Table,
-        base: u64,
-    ) -> Result<Option<BlockHandle>> {
+    fn partition_lookup(&mut self, block: &Block, table: &Table) -> Result<Option<BlockHandle>> {
         let comparator = self.family.comparator;
-        index_lookup(data, layout, comparator, self.seek.as_slice(), &mut self.scratch)
-            .map_err(|e| Error::format(table.place(base), &e))
+        let (data, target) = (&block.data, self.seek.as_slice());
+        index_lookup(data, block.index(), comparator, target, &mut self.scratch)
+            .map_err(|e| Error::format(table.place(table_base(table)), &e))
+    }
+
+    fn top_lookup(&mut self, top: &IndexBlock, table: &Table) -> Result<Option<BlockHandle>> {
+        top.lookup(self.family.comparator, self.seek.as_slice(), &mut self.scratch)
+            .map_err(|e| Error::format(table.place(table_base(table)), &e))
     }
 
     fn look_in_index(&mut self, table: &'a Table) -> Result<Option<Step>> {
-        let found =
-            self.index_lookup(&table.index.data, &table.index.layout, table, table_base(table))?;
+        let found = self.top_lookup(&table.index, table)?;
         let stage = if table.two_level { Stage::IndexPartition } else { Stage::Data };
         Ok(found.map(|handle| self.need(handle, stage)))
     }

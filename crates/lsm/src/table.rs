@@ -10,17 +10,39 @@ use fs::{Dir, File, SharedFile, Slice};
 use reactor::Core;
 use rocksfmt::{
     BlockCheck, BlockHandle, Comparator, Decompressor, Dictionary, FOOTER_BYTES, FileMeta,
-    FilterHandle, FilterLayout, Footer, IndexLayout, IndexType, Metaindex, Properties,
-    RangeTombstones,
+    FilterHandle, FilterLayout, Footer, IndexLayout, IndexSearch, IndexType, Metaindex, Properties,
+    RangeTombstones, index_lookup,
 };
 
 use crate::block;
 use crate::error::{Error, Kind, Result};
 
-/// An index block in memory.
+/// An index block in memory, with what makes searching it touch few lines of memory.
 pub(crate) struct IndexBlock {
     pub data: Box<[u8]>,
     pub layout: IndexLayout,
+    search: Option<IndexSearch>,
+}
+
+impl IndexBlock {
+    /// The block that may hold the first entry at or behind the internal key `target`.
+    #[inline]
+    pub fn lookup(
+        &self,
+        comparator: Comparator,
+        target: &[u8],
+        scratch: &mut Vec<u8>,
+    ) -> rocksfmt::Result<Option<BlockHandle>> {
+        match &self.search {
+            Some(search) => search.lookup(&self.data, &self.layout, target, scratch),
+            None => index_lookup(&self.data, &self.layout, comparator, target, scratch),
+        }
+    }
+
+    /// Bytes of memory held.
+    fn memory(&self) -> usize {
+        self.data.len() + self.search.as_ref().map_or(0, IndexSearch::memory)
+    }
 }
 
 /// A file's filter.
@@ -184,7 +206,7 @@ impl Table {
             .index
             .or(metaindex.index)
             .ok_or_else(|| Error::new(Kind::Corruption, format!("{name}: no index block")))?;
-        let index = index_block(&tail, core, name, index_handle, &properties).await?;
+        let index = index_block(&tail, core, name, index_handle, &properties, comparator).await?;
         let filter = match metaindex.filter {
             _ if !properties.whole_key_filtering => Filter::None,
             None => Filter::None,
@@ -199,7 +221,7 @@ impl Table {
                 // Filter partitions carry no first keys, whatever the index does.
                 let mut plain = properties.clone();
                 plain.index_format.first_keys = false;
-                match index_block(&tail, core, name, handle, &plain).await {
+                match index_block(&tail, core, name, handle, &plain, comparator).await {
                     Ok(top) => Filter::Partitioned(top),
                     Err(e) if e.kind() == Kind::Corruption => Filter::None,
                     Err(e) => return Err(e),
@@ -249,9 +271,9 @@ impl Table {
         let filter = match &self.filter {
             Filter::None => 0,
             Filter::Full { data, .. } => data.len(),
-            Filter::Partitioned(top) => top.data.len(),
+            Filter::Partitioned(top) => top.memory(),
         };
-        self.index.data.len() + filter + self.dictionary.as_ref().map_or(0, Dictionary::len)
+        self.index.memory() + filter + self.dictionary.as_ref().map_or(0, Dictionary::len)
     }
 
     /// The stored length of a data block with its trailer, if the file can hold it.
@@ -275,11 +297,13 @@ async fn index_block(
     name: &str,
     handle: BlockHandle,
     properties: &Properties,
+    comparator: Comparator,
 ) -> Result<IndexBlock> {
     let data = tail.contents(core, handle).await?;
     let layout = IndexLayout::parse(&data, properties.index_format)
         .map_err(|e| Error::format(format_args!("{name} at offset {}", handle.offset), &e))?;
-    Ok(IndexBlock { data, layout })
+    let search = IndexSearch::build(&data, &layout, comparator);
+    Ok(IndexBlock { data, layout, search })
 }
 
 /// The properties; the sequence number of an ingested file may have been patched in later, so
