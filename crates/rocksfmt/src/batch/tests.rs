@@ -10,6 +10,10 @@ fn ops(data: &[u8]) -> Result<Vec<(u64, Op<'_>)>> {
     WriteBatch::parse(data)?.ops().collect()
 }
 
+fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    proptest::collection::vec(any::<u8>(), 0..200)
+}
+
 fn everything(cf: u32) -> BatchBuilder {
     BatchBuilder::new(100)
         .put(cf, b"a", b"1")
@@ -141,6 +145,43 @@ fn every_cut_is_refused() {
 }
 
 proptest! {
+    #[test]
+    fn random_batches_come_back(
+        sequence in 0..SEQUENCE_MAX - 100,
+        steps in proptest::collection::vec((0u8..9, 0u32..1000, bytes(), bytes()), 0..40),
+    ) {
+        let mut builder = BatchBuilder::new(sequence);
+        let mut want = Vec::new();
+        let mut next = sequence;
+        for (kind, cf, key, value) in &steps {
+            let (cf, key, value) = (*cf, &key[..], &value[..]);
+            let (built, op) = match kind {
+                0 => (builder.put(cf, key, value), Op::Put { cf, key, value }),
+                1 => (builder.delete(cf, key), Op::Delete { cf, key }),
+                2 => (builder.single_delete(cf, key), Op::SingleDelete { cf, key }),
+                3 => (builder.merge(cf, key, value), Op::Merge { cf, key, operand: value }),
+                4 => {
+                    let op = Op::DeleteRange { cf, begin: key, end: value };
+                    (builder.delete_range(cf, key, value), op)
+                }
+                5 => (builder.blob_index(cf, key, value), Op::BlobIndex { cf, key, index: value }),
+                6 => (builder.entity(cf, key, value), Op::Entity { cf, key, columns: value }),
+                7 => {
+                    let write_time = sequence;
+                    let op = Op::TimedPut { cf, key, value, write_time };
+                    (builder.timed_put(cf, key, value, write_time), op)
+                }
+                _ => (builder.log_data(value), Op::LogData(value)),
+            };
+            builder = built;
+            want.push((next, op));
+            next += u64::from(*kind != 8);
+        }
+        let data = builder.finish();
+        prop_assert_eq!(ops(&data).unwrap(), want);
+        prop_assert_eq!(WriteBatch::parse(&data).unwrap().next_sequence(), next);
+    }
+
     #[test]
     fn any_bytes_end(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         if let Ok(batch) = WriteBatch::parse(&bytes) {

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::coding::{put_lps, put_varint};
 use crate::error::Kind;
+use crate::key::SEQUENCE_MAX;
 use crate::testing::{EditBuilder, file_meta};
 
 fn lps_of(numbers: &[u64]) -> Vec<u8> {
@@ -17,6 +18,25 @@ fn lps_of(numbers: &[u64]) -> Vec<u8> {
 
 fn decode(edit: EditBuilder) -> Result<VersionEdit> {
     VersionEdit::decode(&edit.finish())
+}
+
+fn arbitrary_file() -> impl Strategy<Value = FileMeta> {
+    let key = || proptest::collection::vec(any::<u8>(), 0..40);
+    let small = (0u32..4, any::<bool>(), 0..SEQUENCE_MAX, 0..SEQUENCE_MAX);
+    let numbers: [std::ops::RangeInclusive<u64>; 9] = std::array::from_fn(|_| 0..=u64::MAX);
+    (numbers, key(), key(), small).prop_map(|(n, smallest, largest, small)| {
+        let mut file = file_meta(n[0], &smallest, &largest, (small.2, small.3));
+        file.size_bytes = n[1];
+        file.epoch = n[2];
+        file.oldest_blob_file = n[3];
+        file.oldest_ancestor_time = n[4];
+        file.creation_time = n[5];
+        file.unique_id = [n[6], n[7]];
+        file.tail_bytes = n[8];
+        file.path_id = small.0;
+        file.timestamps_persisted = small.1;
+        file
+    })
 }
 
 /// All the fields a record may have, for the tests that cut and flip.
@@ -245,6 +265,33 @@ fn every_cut_is_a_shorter_edit_or_refused() {
 }
 
 proptest! {
+    #[test]
+    fn random_edits_come_back(
+        numbers in any::<(u64, u64, u64)>(),
+        cf in any::<u32>(),
+        files in proptest::collection::vec((0..LEVELS_MAX, arbitrary_file()), 0..8),
+        deleted in proptest::collection::vec((0..LEVELS_MAX, any::<u64>()), 0..8),
+    ) {
+        let mut builder =
+            EditBuilder::new().required(numbers.0, numbers.1, numbers.2).column_family(cf);
+        for &(level, number) in &deleted {
+            builder = builder.delete_file(level, number);
+        }
+        for (level, file) in &files {
+            builder = builder.add_file(*level, file);
+        }
+        let want = VersionEdit {
+            column_family: cf,
+            log_number: Some(numbers.0),
+            next_file_number: Some(numbers.1),
+            last_sequence: Some(numbers.2),
+            deleted_files: deleted,
+            new_files: files,
+            ..VersionEdit::default()
+        };
+        prop_assert_eq!(decode(builder).unwrap(), want);
+    }
+
     #[test]
     fn mutated_edits_never_panic(flips in proptest::collection::vec((any::<proptest::sample::Index>(), 1u8..), 1..5)) {
         let mut bytes = everything().finish();
