@@ -84,8 +84,9 @@ class TestReading:
         keys = [key for key, _ in made.expected]
         rng = random.Random(3)
         with made.node.connect() as client:
-            for _ in range(20 if keys else 0):
-                low, high = sorted(rng.randrange(len(keys)) for _ in range(2))
+            for _ in range(15 if keys else 0):
+                low = rng.randrange(len(keys))
+                high = min(len(keys) - 1, low + rng.choice((0, 1, 2, 20, 150)))
                 for reverse in (False, True):
                     ours = client.call("MR.RANGE", b"[" + keys[low], b"(" + keys[high], *(["REVERSE"] if reverse else []))
                     theirs = made.expected[low:high]
@@ -101,6 +102,20 @@ class TestReading:
 
     def test_nothing_is_damaged(self, made):
         millrace.succeed("kv", "check", "--data", made.data)
+
+
+@pytest.mark.parametrize("name", ["rocksdict-layers", "db_bench-many-levels", "rocksdict-blobs-kZSTD", "rocksdict-odd-keys-two-level"])
+@pytest.mark.parametrize("io", ["io_uring", "epoll"])
+def test_two_cores_and_either_driver_read_the_same(io, name, workshop, tmp_path):
+    directory = workshop.directory(name)
+    expected = databases.expected(directory)
+    with millrace.node(directory / "db", tmp_path / "log", "--cores", "2", "--io", io) as node:
+        for _ in range(4):
+            with node.connect() as client:
+                values = client.pipeline([("GET", key) for key, _ in expected])
+                same([(key, value) for (key, _), value in zip(expected, values)], expected, "GET")
+        for direction in ([], ["REVERSE"]):
+            same(in_pages(node, direction, 500), expected[::-1] if direction else expected, f"MR.RANGE {direction}")
 
 
 def in_pages(node, direction, limit):
