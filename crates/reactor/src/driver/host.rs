@@ -1,7 +1,6 @@
 //! What may block on the host: names, locks, small whole files. A few helper threads do it, so
 //! that a core never waits (law 2); answers go to the asking core's inbox.
 
-use std::collections::VecDeque;
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,66 +8,46 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::queue::Queue;
 use super::{DirEntry, MetaOp, MetaOut};
 use crate::file::{Fd, SharedFile};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-#[expect(clippy::disallowed_types, reason = "helper threads wait; no core ever does")]
-struct Queue {
-    jobs: std::sync::Mutex<(VecDeque<Job>, bool)>,
-    wake: std::sync::Condvar,
-}
-
 /// A few threads that run blocking jobs. Shared by the cores of a runtime.
 pub(crate) struct Helpers {
-    queue: Arc<Queue>,
+    queue: Arc<Queue<Job>>,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
 impl Helpers {
-    #[expect(clippy::disallowed_types, reason = "as above")]
     #[expect(clippy::disallowed_methods, reason = "the reactor is where threads are started")]
     pub fn start(threads: usize) -> io::Result<Helpers> {
-        let queue = Arc::new(Queue {
-            jobs: std::sync::Mutex::new((VecDeque::new(), false)),
-            wake: std::sync::Condvar::new(),
-        });
-        let threads = (0..threads)
-            .map(|n| {
-                let queue = queue.clone();
-                std::thread::Builder::new().name(format!("millrace-help{n}")).spawn(move || {
-                    loop {
-                        let mut jobs = queue.jobs.lock().unwrap_or_else(|e| e.into_inner());
-                        let job = loop {
-                            if let Some(job) = jobs.0.pop_front() {
-                                break job;
-                            }
-                            if jobs.1 {
-                                return;
-                            }
-                            jobs = queue.wake.wait(jobs).unwrap_or_else(|e| e.into_inner());
-                        };
-                        drop(jobs);
-                        job();
-                    }
-                })
-            })
-            .collect::<io::Result<Vec<_>>>()?;
-        Ok(Helpers { queue, threads })
+        let mut helpers =
+            Helpers { queue: Arc::new(Queue::new()), threads: Vec::with_capacity(threads) };
+        for n in 0..threads {
+            let queue = helpers.queue.clone();
+            let thread = std::thread::Builder::new().name(format!("millrace-help{n}"));
+            let thread = thread.spawn(move || {
+                while let Some(job) = queue.pop() {
+                    job();
+                }
+            })?;
+            // If a later one fails, dropping `helpers` stops those that run.
+            helpers.threads.push(thread);
+        }
+        Ok(helpers)
     }
 
     /// Queues a job. The queue is as long as the cores' operation tables allow.
     pub fn run(&self, job: Job) {
-        self.queue.jobs.lock().unwrap_or_else(|e| e.into_inner()).0.push_back(job);
-        self.queue.wake.notify_one();
+        self.queue.push(std::iter::once(job));
     }
 }
 
 impl Drop for Helpers {
     fn drop(&mut self) {
-        self.queue.jobs.lock().unwrap_or_else(|e| e.into_inner()).1 = true;
-        self.queue.wake.notify_all();
+        self.queue.stop();
         for thread in self.threads.drain(..) {
             // A job that panicked took only its own thread; its core panics on the lost answer.
             let _ = thread.join();

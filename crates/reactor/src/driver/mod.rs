@@ -18,6 +18,7 @@ use crate::remote::Shared;
 
 pub(crate) mod epoll;
 pub(crate) mod host;
+mod queue;
 mod readers;
 pub(crate) mod sim;
 pub(crate) mod uring;
@@ -155,6 +156,11 @@ pub struct Completion {
 pub trait Driver {
     /// Short name for `INFO` and logs.
     fn name(&self) -> &'static str;
+
+    /// The simulated driver, if this is it: its sockets are no descriptors of the host.
+    fn sim(&mut self) -> Option<&mut sim::SimDriver> {
+        None
+    }
 
     /// Takes an operation for the next `enter`. Never called with more operations unfinished
     /// than `capacity()`.

@@ -7,18 +7,17 @@
 //!    results; if the core sleeps, it is woken through its eventfd, once.
 //! 3. The core takes the results in its next `enter`.
 //!
-//! This is the one place where a core takes a lock. The threads hold it for a few instructions,
-//! and they run on the core's own processor (they inherit its pinning), so the core meets it
-//! held only when it has preempted its holder.
+//! The threads run on the core's own processor (they inherit its pinning), so the core meets the
+//! queue's lock held only when it has preempted its holder.
 //!
 //! What always holds: a buffer is touched by the kernel only between the taking of its read and
 //! the posting of its result; so when all results are in, all buffers are the core's again.
 //! Dropping the pool waits for the reads that threads are in, and forgets those that wait.
 
-use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
+use super::queue::Queue;
 use super::{Completion, Token};
 use crate::mailbox::{Mailbox, Owner, mailbox};
 use crate::remote::Shared;
@@ -57,23 +56,9 @@ impl Job {
     }
 }
 
-#[derive(Default)]
-struct Jobs {
-    waiting: VecDeque<Job>,
-    idle: usize,
-    stop: bool,
-}
-
-#[expect(clippy::disallowed_types, reason = "reading threads wait; see the module text")]
-#[derive(Default)]
-struct Queue {
-    jobs: std::sync::Mutex<Jobs>,
-    wake: std::sync::Condvar,
-}
-
 /// See the module text.
 pub(super) struct Readers {
-    queue: Arc<Queue>,
+    queue: Arc<Queue<Job>>,
     threads: Vec<std::thread::JoinHandle<()>>,
     results: Owner<Completion>,
 }
@@ -86,15 +71,18 @@ impl Readers {
     #[expect(clippy::disallowed_methods, reason = "the reactor is where threads are started")]
     pub fn start(threads: usize, capacity: usize, core: &Arc<Shared>) -> io::Result<Readers> {
         let (post, results) = mailbox(capacity);
-        let mut readers =
-            Readers { queue: Arc::default(), threads: Vec::with_capacity(threads), results };
+        let mut readers = Readers {
+            queue: Arc::new(Queue::new()),
+            threads: Vec::with_capacity(threads),
+            results,
+        };
         for n in 0..threads {
             let (queue, post, core) = (readers.queue.clone(), post.clone(), core.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("millrace-read{n}"))
                 // A read needs next to no stack.
                 .stack_size(64 << 10)
-                .spawn(move || queue.serve(&post, &core))?;
+                .spawn(move || serve(&queue, &post, &core))?;
             // If a later one fails, dropping `readers` stops those that run.
             readers.threads.push(thread);
         }
@@ -103,15 +91,7 @@ impl Readers {
 
     /// Hands `jobs` over and leaves it empty.
     pub fn submit(&self, jobs: &mut Vec<Job>) {
-        let n = jobs.len();
-        let idle = {
-            let mut queue = self.queue.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-            queue.waiting.extend(jobs.drain(..));
-            queue.idle
-        };
-        for _ in 0..n.min(idle) {
-            self.queue.wake.notify_one();
-        }
+        self.queue.push(jobs.drain(..));
     }
 
     /// Appends the results that are in.
@@ -128,12 +108,7 @@ impl Readers {
 
 impl Drop for Readers {
     fn drop(&mut self) {
-        {
-            let mut queue = self.queue.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-            queue.stop = true;
-            queue.waiting.clear();
-        }
-        self.queue.wake.notify_all();
+        self.queue.stop();
         for thread in self.threads.drain(..) {
             // The threads do not panic; if one did, there is nothing left to save.
             let _ = thread.join();
@@ -141,30 +116,14 @@ impl Drop for Readers {
     }
 }
 
-impl Queue {
-    /// What a thread does until the pool is dropped.
-    fn serve(&self, post: &Mailbox<Completion>, core: &Shared) {
-        loop {
-            let job = {
-                let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-                loop {
-                    if jobs.stop {
-                        return;
-                    }
-                    if let Some(job) = jobs.waiting.pop_front() {
-                        break job;
-                    }
-                    jobs.idle += 1;
-                    jobs = self.wake.wait(jobs).unwrap_or_else(PoisonError::into_inner);
-                    jobs.idle -= 1;
-                }
-            };
-            let result = Completion { token: job.token, result: job.run() };
-            // Never full: it has room for as many as the core may have unfinished. Closed: the
-            // pool is being dropped.
-            if post.post(result).is_ok() {
-                core.wake_if_asleep();
-            }
+/// What a thread does until the pool is dropped.
+fn serve(queue: &Queue<Job>, post: &Mailbox<Completion>, core: &Shared) {
+    while let Some(job) = queue.pop() {
+        let result = Completion { token: job.token, result: job.run() };
+        // Never full: it has room for as many as the core may have unfinished. Closed: the pool
+        // is being dropped.
+        if post.post(result).is_ok() {
+            core.wake_if_asleep();
         }
     }
 }

@@ -10,10 +10,13 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::{Completion, Driver, IoOp, MetaOp, Token, Wait};
+use crate::file::Fd;
+use crate::mailbox::Mailbox;
 use crate::remote::Shared;
 use crate::sim::{Outcome, State};
 
@@ -35,23 +38,94 @@ const GARBAGE: u8 = 0xDB;
 
 /// Brings what an operation received into its memory.
 fn deliver(outcome: &Outcome) {
-    if let IoOp::Read { ptr, len, .. } = outcome.op {
-        let n = outcome.bytes.len();
-        assert!(n <= len as usize, "the simulated disk brought more than was asked for");
-        // SAFETY: the operation was staged by the core's loop with `ptr` valid for writes of
-        // `len` bytes (a `Buf`, whose bytes are initialised and which only its operation slot
-        // owns), and the slot keeps it until the completion that `enter` is about to hand out
-        // has been reaped; `n <= len` by the assertion. The source is a vector of our own.
-        unsafe {
-            std::ptr::copy_nonoverlapping(outcome.bytes.as_ptr(), ptr, n);
-            std::ptr::write_bytes(ptr.add(n), GARBAGE, len as usize - n);
+    let (ptr, len, whole) = match outcome.op {
+        IoOp::Read { ptr, len, .. } => (ptr, len as usize, true),
+        IoOp::Recv { ptr, len, .. } => (ptr, len as usize, false),
+        _ => return,
+    };
+    let n = outcome.bytes.len();
+    assert!(n <= len, "the simulated device brought more than was asked for");
+    // SAFETY: the operation was staged by the core's loop with `ptr` valid for writes of `len`
+    // bytes (a `Buf`, or the spare capacity of a vector, which only its operation slot owns),
+    // and the slot keeps it until the completion that `enter` is about to hand out has been
+    // reaped; `n <= len` by the assertion. The source is a vector of our own.
+    unsafe {
+        std::ptr::copy_nonoverlapping(outcome.bytes.as_ptr(), ptr, n);
+        if whole {
+            std::ptr::write_bytes(ptr.add(n), GARBAGE, len - n);
         }
+    }
+}
+
+/// How many bytes an operation wants to send.
+fn send_len(op: &IoOp) -> usize {
+    match *op {
+        IoOp::Send { len, .. } => len as usize,
+        IoOp::SendMsg { msg, .. } => pieces(msg).iter().map(|piece| piece.iov_len).sum(),
+        _ => 0,
+    }
+}
+
+/// The pieces of a vectored send that has not completed.
+fn pieces<'a>(msg: *const libc::msghdr) -> &'a [libc::iovec] {
+    // SAFETY: `msg` points into the `Message` that the operation's slot owns until the
+    // completion is reaped, and this is only called from `enter` before it hands that out; the
+    // header's vector is the message's own `iov`, of the length given. Nobody changes either
+    // meanwhile. The result is used up before `enter` returns.
+    unsafe {
+        let header = &*msg;
+        std::slice::from_raw_parts(header.msg_iov, header.msg_iovlen)
+    }
+}
+
+/// The first `n` bytes of what an operation sends.
+fn fetch(op: &IoOp, n: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(n);
+    let mut take = |ptr: *const u8, len: usize| {
+        let len = len.min(n - bytes.len());
+        // SAFETY: `ptr` is valid for reads of `len` initialised bytes: it is what the operation
+        // sends, which its slot owns until the completion is reaped, and `enter` has not handed
+        // that out yet. Nobody writes to it meanwhile.
+        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(ptr, len) });
+    };
+    match *op {
+        IoOp::Send { ptr, len, .. } => take(ptr, len as usize),
+        IoOp::SendMsg { msg, .. } => {
+            for piece in pieces(msg) {
+                take(piece.iov_base.cast(), piece.iov_len);
+            }
+        }
+        _ => {}
+    }
+    bytes
+}
+
+impl SimDriver {
+    pub fn listen(&mut self, addr: SocketAddr, alone: bool) -> io::Result<Fd> {
+        self.state.borrow_mut().listen(addr, alone)
+    }
+
+    pub fn address(&mut self, fd: i32, remote: bool) -> io::Result<SocketAddr> {
+        self.state.borrow_mut().address(fd, remote)
+    }
+
+    pub fn shut_down(&mut self, fd: i32) {
+        self.state.borrow_mut().shut_down(fd);
+    }
+
+    /// Where dropped descriptors announce themselves.
+    pub fn closing(&self) -> Mailbox<i32> {
+        self.state.borrow().closing()
     }
 }
 
 impl Driver for SimDriver {
     fn name(&self) -> &'static str {
         "sim"
+    }
+
+    fn sim(&mut self) -> Option<&mut SimDriver> {
+        Some(self)
     }
 
     fn stage(&mut self, token: Token, op: IoOp) {
@@ -78,7 +152,7 @@ impl Driver for SimDriver {
         let mut state = self.state.borrow_mut();
         state.submit(self.core);
         self.shared.clear_event();
-        while let Some(outcome) = state.reap(self.core) {
+        while let Some(outcome) = state.reap(self.core, send_len, fetch) {
             deliver(&outcome);
             done.push(Completion { token: outcome.token, result: outcome.result });
         }

@@ -1,0 +1,114 @@
+//! The queue between cores and threads that may block: name operations go through one to the
+//! helpers (`host`), file reads of the epoll driver through another to the readers (`readers`).
+//!
+//! This is the one place where a core takes a lock. It is held for a few instructions, and never
+//! by a thread that blocks.
+//!
+//! The queue has no bound of its own: each job stands for an operation in its core's operation
+//! table, which has one.
+
+use std::collections::VecDeque;
+use std::sync::PoisonError;
+
+struct Jobs<J> {
+    waiting: VecDeque<J>,
+    /// Threads in `pop` that found nothing.
+    idle: usize,
+    stopped: bool,
+}
+
+/// See the module text.
+#[expect(clippy::disallowed_types, reason = "the threads behind it wait; see the module text")]
+pub(super) struct Queue<J> {
+    jobs: std::sync::Mutex<Jobs<J>>,
+    wake: std::sync::Condvar,
+    edge: Edge,
+}
+
+impl<J> Queue<J> {
+    #[expect(clippy::disallowed_types, reason = "as above")]
+    pub fn new() -> Queue<J> {
+        let jobs = Jobs { waiting: VecDeque::new(), idle: 0, stopped: false };
+        Queue {
+            jobs: std::sync::Mutex::new(jobs),
+            wake: std::sync::Condvar::new(),
+            edge: Edge::default(),
+        }
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut Jobs<J>) -> R) -> R {
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        self.edge.taken();
+        let result = f(&mut jobs);
+        self.edge.given();
+        result
+    }
+
+    /// Appends `jobs` and wakes as many idle threads as there are jobs.
+    pub fn push(&self, jobs: impl ExactSizeIterator<Item = J>) {
+        let n = jobs.len();
+        let idle = self.with(|queue| {
+            queue.waiting.extend(jobs);
+            queue.idle
+        });
+        for _ in 0..n.min(idle) {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Waits for a job and takes the oldest; `None` once the queue has been stopped.
+    pub fn pop(&self) -> Option<J> {
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        self.edge.taken();
+        let job = loop {
+            if jobs.stopped {
+                break None;
+            }
+            if let Some(job) = jobs.waiting.pop_front() {
+                break Some(job);
+            }
+            jobs.idle += 1;
+            self.edge.given();
+            jobs = self.wake.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+            self.edge.taken();
+            jobs.idle -= 1;
+        };
+        self.edge.given();
+        job
+    }
+
+    /// Drops the jobs that wait and lets every `pop` return `None`.
+    pub fn stop(&self) {
+        let waiting = self.with(|queue| {
+            queue.stopped = true;
+            std::mem::take(&mut queue.waiting)
+        });
+        self.wake.notify_all();
+        drop(waiting);
+    }
+}
+
+/// Shows the lock's ordering to ThreadSanitizer, which does not see into the standard library as
+/// it is shipped: part of taking a lock (after a wait, or when it is contended) happens there.
+/// Nothing, except under `scripts/sanitize.sh thread`.
+#[derive(Default)]
+struct Edge {
+    #[cfg(tsan)]
+    order: std::sync::atomic::AtomicBool,
+}
+
+impl Edge {
+    /// The lock has been taken.
+    #[inline]
+    fn taken(&self) {
+        #[cfg(tsan)]
+        self.order.load(std::sync::atomic::Ordering::Acquire);
+    }
+
+    /// The lock is about to be given back.
+    #[inline]
+    fn given(&self) {
+        #[cfg(tsan)]
+        self.order.store(true, std::sync::atomic::Ordering::Release);
+    }
+}
