@@ -117,6 +117,9 @@ pub struct ServeArgs {
     /// here as long as they are open.
     #[arg(long)]
     pub secondary: bool,
+    /// Serve what lies before a damaged place in the write-ahead log, instead of refusing
+    #[arg(long)]
+    pub salvage: bool,
     /// A TOML file with any of these settings; flags win over it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
@@ -203,6 +206,9 @@ pub struct Source {
     /// Read the directory although another process has it open for writing
     #[arg(long, conflicts_with = "connect")]
     pub secondary: bool,
+    /// Read what lies before a damaged place in the write-ahead log, instead of refusing
+    #[arg(long, conflicts_with = "connect", hide_short_help = true)]
+    pub salvage: bool,
     /// How to reach the disk
     #[arg(long, value_name = "DRIVER", value_parser = driver(), default_value = "auto")]
     #[arg(conflicts_with = "connect", hide_short_help = true)]
@@ -251,6 +257,9 @@ pub struct BenchArgs {
     #[arg(value_hint = ValueHint::DirPath)]
     pub data: Option<PathBuf>,
     /// How many cores to use, or which: 2, or 0,2-3
+    ///
+    /// With --peers, a list of two: the processor of everything that runs on one, and the one
+    /// that is added where two are measured.
     #[arg(long, value_name = "N|LIST", default_value = "1")]
     pub cores: CoreChoice,
     /// Calls in flight on each core [default: 64 for readrandom, 1 for the others]

@@ -46,6 +46,7 @@ pub fn run(args: BenchArgs) -> Result<(), Failure> {
 fn peers(args: BenchArgs) -> Result<(), Failure> {
     let plan = PeersPlan {
         data: args.data,
+        processors: place(Some(&args.cores), &Machine::look().allowed).map_err(Failure::new)?,
         seconds: args.seconds,
         rounds: args.rounds,
         release: args.peers_bin,

@@ -20,6 +20,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         poll: args.poll,
         io: args.io,
         secondary: yes(args.secondary),
+        salvage: yes(args.salvage),
         allow_remote: yes(args.allow_remote),
     };
     let settings = match &args.config {

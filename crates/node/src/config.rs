@@ -40,6 +40,8 @@ pub struct Settings {
     pub io: Option<DriverKind>,
     /// Open although another process has the database open for writing.
     pub secondary: Option<bool>,
+    /// Serve what lies before a damaged place in the write-ahead log, instead of refusing.
+    pub salvage: Option<bool>,
     /// Listen on an address that other machines can reach.
     pub allow_remote: Option<bool>,
 }
@@ -88,6 +90,7 @@ impl Settings {
             poll: self.poll.or(other.poll),
             io: self.io.or(other.io),
             secondary: self.secondary.or(other.secondary),
+            salvage: self.salvage.or(other.salvage),
             allow_remote: self.allow_remote.or(other.allow_remote),
         }
     }
@@ -110,6 +113,8 @@ pub struct Config {
     pub driver: DriverKind,
     /// Open although another process has the database open for writing.
     pub secondary: bool,
+    /// Serve what lies before a damaged place in the write-ahead log.
+    pub salvage: bool,
     /// The configuration file, if there was one.
     pub file: Option<PathBuf>,
 }
@@ -161,6 +166,7 @@ impl Config {
             poll: settings.poll.unwrap_or_default(),
             driver: settings.io.unwrap_or_default(),
             secondary: settings.secondary.unwrap_or(false),
+            salvage: settings.salvage.unwrap_or(false),
             file: None,
         })
     }

@@ -82,6 +82,7 @@ impl NodeInfo for Description {
             pair("data", self.data_directory()),
             pair("read-only", "yes".to_owned()),
             pair("secondary", if config.secondary { "yes" } else { "no" }.to_owned()),
+            pair("salvage", if config.salvage { "yes" } else { "no" }.to_owned()),
             pair("listen", config.listen.to_string()),
             pair("cores", write_list(&config.processors)),
             pair("io", self.driver.to_owned()),

@@ -153,6 +153,7 @@ async fn prepare(core: &Core, node: &Node) -> Result<Opened, Error> {
     let budget = config.budget();
     let options = OpenOptions {
         secondary: config.secondary,
+        salvage: config.salvage,
         cache_bytes: budget.cache,
         memory_bytes: budget.shared,
         ..OpenOptions::default()

@@ -32,6 +32,9 @@ use rows::{Round, Work};
 pub struct PeersPlan {
     /// The database, or `None` to make one in the directory for temporary files.
     pub data: Option<PathBuf>,
+    /// Processors: the first is that of everything that runs on one, the second is added where
+    /// two are measured; any other if only one is named.
+    pub processors: Vec<usize>,
     /// Seconds of each measurement.
     pub seconds: f64,
     /// Rounds.
@@ -80,7 +83,9 @@ pub fn run_peers(plan: &PeersPlan, say: &mut dyn FnMut(&str)) -> Result<String, 
             data
         }
     };
-    let processors = reactor::processors();
+    let all = reactor::processors();
+    let processor = plan.processors.first().or(all.first()).copied().unwrap_or(0);
+    let other = plan.processors.get(1).or(all.iter().find(|cpu| **cpu != processor)).copied();
     let mut setup = Setup {
         release: release::find(plan.release.as_deref())?,
         millrace,
@@ -88,8 +93,8 @@ pub fn run_peers(plan: &PeersPlan, say: &mut dyn FnMut(&str)) -> Result<String, 
         scratch,
         keys: 0,
         seconds: plan.seconds,
-        processor: processors.first().copied().unwrap_or(0),
-        other: processors.get(1).copied(),
+        processor,
+        other,
     };
     setup.keys = ours::count_keys(&setup)?;
     let chosen = rows::rows(plan.only.as_deref());

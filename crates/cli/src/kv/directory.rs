@@ -66,6 +66,7 @@ async fn open(core: Core, source: &Source) -> Result<Opened, Failure> {
     let path = source.place.data.clone().expect("the parser asks for a place");
     let options = OpenOptions {
         secondary: source.secondary,
+        salvage: source.salvage,
         cache_bytes: POOL_BYTES / 4,
         ..OpenOptions::default()
     };

@@ -1,5 +1,7 @@
 //! How keys, values and entries are printed.
 
+use std::io::Write;
+
 use serde_json::{Map, Value, json};
 
 use crate::output::{Out, Stop, escape_into, hex_into, put_bytes};
@@ -77,7 +79,11 @@ pub fn value(out: &mut Out, style: Style, key: &[u8], value: Option<&[u8]>) -> R
         }
         return out.json(&Value::Object(object));
     }
-    let Some(value) = value else { return Ok(()) };
+    let Some(value) = value else {
+        // Standard output stays empty, so that a script sees the difference to an empty value.
+        let _ = writeln!(std::io::stderr(), "millrace: there is no such key");
+        return Ok(());
+    };
     let mut line = String::new();
     match style {
         Style::Hex => hex_into(&mut line, value),

@@ -30,14 +30,14 @@ pub fn json(report: &CheckReport) -> Value {
 pub fn text(path: &Path, report: &CheckReport) -> String {
     let mut out = String::new();
     for damage in &report.damages {
-        let place = match damage.offset {
-            Some(offset) => format!("{} at offset {offset}", damage.file),
-            None => damage.file.clone(),
-        };
         // Most errors begin with their place themselves.
-        let what = damage.what.strip_prefix(&place).unwrap_or(&damage.what);
-        let what = what.strip_prefix(&format!("{}: ", damage.file)).unwrap_or(what);
-        let _ = writeln!(out, "damaged: {place}: {}", what.trim_start_matches(": "));
+        let _ = match damage.offset {
+            _ if damage.what.starts_with(&damage.file) => writeln!(out, "damaged: {}", damage.what),
+            Some(offset) => {
+                writeln!(out, "damaged: {} at offset {offset}: {}", damage.file, damage.what)
+            }
+            None => writeln!(out, "damaged: {}: {}", damage.file, damage.what),
+        };
     }
     let verdict = match report.damages.len() {
         0 => "nothing is damaged".to_owned(),

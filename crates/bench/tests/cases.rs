@@ -1,0 +1,101 @@
+//! Each case on a small database that db_bench makes, for a moment: so that benchmarks never rot,
+//! and what they count is what is there.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use bench::{Case, Outcome, Plan};
+use reactor::{DriverKind, PollMode};
+
+const KEYS: u64 = 5000;
+
+/// A database, removed at the end.
+struct Database(PathBuf);
+
+impl Database {
+    fn make(name: &str) -> Database {
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let _ = std::fs::remove_dir_all(&dir);
+        let output = Command::new("db_bench")
+            .arg(format!("--db={}", dir.display()))
+            .arg(format!("--num={KEYS}"))
+            .args(["--benchmarks=fillseq,compact", "--value_size=1000", "--bloom_bits=10"])
+            .args(["--compression_type=none", "--block_size=4096"])
+            .output()
+            .expect("db_bench runs: apt-get install rocksdb-tools");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Database(dir)
+    }
+
+    fn plan(&self, case: Case) -> Plan {
+        Plan {
+            case,
+            data: self.0.clone(),
+            processors: reactor::processors().into_iter().take(1).collect(),
+            depth: case.depth_default(),
+            seconds: 0.1,
+            memory_bytes: None,
+            cached: false,
+            batch: 64,
+            nexts: 50,
+            reverse: false,
+            keys: None,
+            poll: PollMode::Adaptive,
+            driver: DriverKind::Auto,
+            secondary: false,
+        }
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn check(outcome: &Outcome) {
+    assert!(outcome.operations > 0, "{outcome:?}");
+    assert_eq!(outcome.found, outcome.operations, "all keys are there: {outcome:?}");
+    assert_eq!(outcome.keys, KEYS);
+    assert!(outcome.p50_us > 0.0 && outcome.p50_us <= outcome.p999_us, "{outcome:?}");
+    assert!(outcome.cpu_us_per_op > 0.0, "{outcome:?}");
+}
+
+#[test]
+fn every_case_finds_every_key_it_asks_for() {
+    let database = Database::make("bench-cases");
+    for case in Case::ALL {
+        let outcome = bench::run(&database.plan(case)).expect("the database can be read");
+        check(&outcome);
+        assert!(outcome.bytes_per_io.is_some_and(|bytes| bytes >= 512.0), "{outcome:?}");
+        assert_eq!(outcome.entries_per_second.is_some(), case.scans());
+    }
+    let backwards = Plan { reverse: true, ..database.plan(Case::SeekRandom) };
+    check(&bench::run(&backwards).expect("the database can be read"));
+}
+
+#[test]
+fn what_is_cached_is_not_read_again_on_any_core() {
+    let database = Database::make("bench-cached");
+    let cached = Plan {
+        processors: reactor::processors().into_iter().take(2).collect(),
+        memory_bytes: Some(256 << 20),
+        cached: true,
+        ..database.plan(Case::ReadRandom)
+    };
+    let outcome = bench::run(&cached).expect("the database can be read");
+    check(&outcome);
+    assert_eq!(outcome.bytes_per_io, None, "nothing was read from the disk: {outcome:?}");
+}
+
+#[test]
+fn a_directory_without_a_database_is_an_error_on_all_cores() {
+    let database = Database::make("bench-nothing");
+    let nowhere = Plan {
+        data: database.0.join("nowhere"),
+        processors: reactor::processors().into_iter().take(2).collect(),
+        ..database.plan(Case::ReadRandom)
+    };
+    let error = bench::run(&nowhere).expect_err("there is nothing to read");
+    assert_eq!(error.kind(), node::Kind::NoDatabase);
+}
