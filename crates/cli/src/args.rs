@@ -54,9 +54,14 @@ pub enum Command {
         /// The shell.
         shell: clap_complete::Shell,
     },
-    /// Print the manual page
-    #[command(after_help = "Example:\n  millrace man | man -l -")]
-    Man,
+    /// Print the manual page, or that of a command
+    #[command(after_help = "Examples:\n  \
+        millrace man | man -l -\n  \
+        millrace man kv scan | man -l -")]
+    Man {
+        /// The command, such as: kv scan
+        command: Vec<String>,
+    },
 }
 
 /// `millrace serve`.

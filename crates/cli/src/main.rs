@@ -53,19 +53,48 @@ fn run(command: Command) -> Result<Verdict, Failure> {
             clap_complete::generate(shell, &mut Cli::command(), "millrace", &mut script);
             print(&script)?;
         }
-        Command::Man => {
-            let mut page = Vec::new();
-            clap_mangen::Man::new(Cli::command())
-                .render(&mut page)
-                .map_err(|error| Failure::new(format!("writing the manual page: {error}")))?;
-            print(&page)?;
-        }
+        Command::Man { command } => print(&manual(&command)?)?,
     }
     Ok(Verdict::Good)
+}
+
+/// The manual page of a command; of the whole program when none is named.
+fn manual(names: &[String]) -> Result<Vec<u8>, Failure> {
+    let mut all = Cli::command();
+    // Builds the commands' full names: a page says `millrace kv scan`, not `scan`.
+    all.build();
+    let mut command = &all;
+    for name in names {
+        command = command
+            .find_subcommand(name)
+            .ok_or_else(|| Failure::new(format!("there is no command '{}'", names.join(" "))))?;
+    }
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command.clone())
+        .render(&mut page)
+        .map_err(|error| Failure::new(format!("writing the manual page: {error}")))?;
+    Ok(page)
 }
 
 fn print(bytes: &[u8]) -> Result<(), Failure> {
     let mut out = output::Out::new();
     out.bytes(bytes)?;
     Ok(out.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_a_manual_page_under_its_full_name() {
+        let page = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+            manual(&names).map(|page| String::from_utf8(page).unwrap())
+        };
+        assert!(page(&[]).unwrap().contains("millrace \\- Serves"));
+        let scan = page(&["kv", "scan"]).unwrap();
+        assert!(scan.contains("millrace\\-kv\\-scan \\- List keys"), "{scan}");
+        assert!(page(&["kv", "drop"]).is_err());
+    }
 }
