@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use crate::buf::{Buf, Pool};
+use crate::driver::sim::SimDriver;
 use crate::driver::{Completion, DirEntry, Driver, IoOp, MetaOp, MetaOut, Token, Wait};
 use crate::file::{Fd, File, SharedFile};
 use crate::idle::{Idle, PollMode};
@@ -144,6 +145,7 @@ impl Core {
         let uid = remote::register(&shared);
         let mut driver = driver;
         let now = driver.now_ns();
+        let simulated = driver.sim().map(|sim| sim.closing());
         Core(Rc::new(Inner {
             uid,
             id: config.id,
@@ -151,7 +153,7 @@ impl Core {
             shared,
             inbox: RefCell::new(inbox),
             driver: RefCell::new(driver),
-            ops: RefCell::default(),
+            ops: RefCell::new(Ops::new(simulated)),
             backlog: RefCell::default(),
             tasks: RefCell::default(),
             timers: RefCell::default(),
@@ -635,6 +637,16 @@ impl Core {
 }
 
 impl Inner {
+    /// Calls the simulated driver, if it is that.
+    pub(crate) fn sim<T>(&self, f: impl FnOnce(&mut SimDriver) -> T) -> Option<T> {
+        self.driver.borrow_mut().sim().map(f)
+    }
+
+    /// Takes over the descriptor that a successful accept brought.
+    pub(crate) fn adopt(&self, accepted: i32) -> Fd {
+        self.ops.borrow().adopt(accepted)
+    }
+
     fn poll_task(&self, id: TaskId, mut future: BoxFuture) {
         self.stats.polls.add(1);
         let waker = task::waker(self.uid, id);

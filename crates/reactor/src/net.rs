@@ -14,12 +14,24 @@ use std::task::{Context, Poll};
 
 use crate::core::Core;
 use crate::driver::IoOp;
-use crate::file::io_result;
+use crate::file::{Fd, io_result};
 use crate::op::{Hold, Message, OpId, Part, Payload};
 
 pub(crate) struct SocketInner {
-    fd: OwnedFd,
+    fd: Fd,
     core: Core,
+}
+
+impl SocketInner {
+    fn address(&self, remote: bool) -> io::Result<SocketAddr> {
+        match &self.fd {
+            Fd::Host(fd) => address(fd, if remote { libc::getpeername } else { libc::getsockname }),
+            Fd::Sim(_) => {
+                let answer = self.core.inner().sim(|sim| sim.address(self.fd.number(), remote));
+                answer.unwrap_or_else(|| Err(io::ErrorKind::NotConnected.into()))
+            }
+        }
+    }
 }
 
 /// A connection of one core. Clones are the same connection, so that one task can read while
@@ -39,6 +51,9 @@ impl Listener {
     /// # Errors
     /// `AddrInUse` when another process listens there; other errors as the system gives them.
     pub(crate) fn bind(core: &Core, addr: SocketAddr, shared_port: bool) -> io::Result<Listener> {
+        if let Some(fd) = core.inner().sim(|sim| sim.listen(addr, !shared_port)) {
+            return Ok(Listener { socket: Rc::new(SocketInner { fd: fd?, core: core.clone() }) });
+        }
         let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         // SAFETY: takes no pointers.
         let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
@@ -60,6 +75,7 @@ impl Listener {
         if unsafe { libc::listen(fd.as_raw_fd(), 1024) } != 0 {
             return Err(io::Error::last_os_error());
         }
+        let fd = Fd::Host(fd);
         Ok(Listener { socket: Rc::new(SocketInner { fd, core: core.clone() }) })
     }
 
@@ -68,7 +84,7 @@ impl Listener {
     /// # Errors
     /// As the system gives them.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        address(&self.socket.fd, libc::getsockname)
+        self.socket.address(false)
     }
 
     /// Waits for a connection.
@@ -77,20 +93,21 @@ impl Listener {
     /// `EMFILE` and the like: the caller waits a little and tries again.
     pub async fn accept(&self) -> io::Result<Socket> {
         let core = self.socket.core.clone();
-        let op = IoOp::Accept { fd: self.socket.fd.as_raw_fd() };
+        let op = IoOp::Accept { fd: self.socket.fd.number() };
         let hold = Hold::Socket { _socket: self.socket.clone() };
         let (result, _) = SocketOp::start(&core, op, Payload::None, hold).await;
         let fd = io_result(result)? as i32;
-        // SAFETY: a successful accept returned a new descriptor that nobody else owns.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        set_option(&fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1).ok();
+        let fd = core.inner().adopt(fd);
+        if let Fd::Host(fd) = &fd {
+            set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1).ok();
+        }
         Ok(Socket(Rc::new(SocketInner { fd, core })))
     }
 }
 
 impl Socket {
     /// Wraps a connected stream socket.
-    pub(crate) fn from_fd(core: &Core, fd: OwnedFd) -> Socket {
+    pub(crate) fn new(core: &Core, fd: Fd) -> Socket {
         Socket(Rc::new(SocketInner { fd, core: core.clone() }))
     }
 
@@ -99,7 +116,7 @@ impl Socket {
     /// # Errors
     /// As the system gives them, once the connection is gone.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        address(&self.0.fd, libc::getpeername)
+        self.0.address(true)
     }
 
     /// This side's address.
@@ -107,12 +124,12 @@ impl Socket {
     /// # Errors
     /// As the system gives them.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        address(&self.0.fd, libc::getsockname)
+        self.0.address(false)
     }
 
     /// The descriptor's number, for lists and logs.
     pub fn number(&self) -> i32 {
-        self.0.fd.as_raw_fd()
+        self.0.fd.number()
     }
 
     fn op(&self, op: IoOp, payload: Payload) -> SocketOp {
@@ -223,8 +240,15 @@ impl Socket {
 
     /// Ends both directions now; operations under way complete with what they have.
     pub fn shutdown(&self) {
-        // SAFETY: takes no pointers; the descriptor is owned by `self`.
-        unsafe { libc::shutdown(self.number(), libc::SHUT_RDWR) };
+        match &self.0.fd {
+            // SAFETY: takes no pointers; the descriptor is owned by `self`.
+            Fd::Host(fd) => unsafe {
+                libc::shutdown(fd.as_raw_fd(), libc::SHUT_RDWR);
+            },
+            Fd::Sim(_) => {
+                self.0.core.inner().sim(|sim| sim.shut_down(self.number()));
+            }
+        }
     }
 }
 
@@ -262,7 +286,7 @@ impl Drop for SocketOp {
 
 /// Waits until a descriptor of the caller's is readable; used for signals.
 pub(crate) async fn readable(core: &Core, fd: &Rc<OwnedFd>) -> io::Result<()> {
-    let socket = Socket::from_fd(core, fd.try_clone()?);
+    let socket = Socket::new(core, Fd::Host(fd.try_clone()?));
     socket.readable().await
 }
 

@@ -13,7 +13,8 @@ use std::io;
 
 use crate::buf::{Buf, SharedBuf, Slice};
 use crate::driver::{MetaOut, Token};
-use crate::file::FileInner;
+use crate::file::{Fd, FileInner, SimFd};
+use crate::mailbox::Mailbox;
 use crate::net::SocketInner;
 
 /// What an operation owns while it runs.
@@ -110,9 +111,17 @@ pub(crate) struct Ops {
     pub running: usize,
     /// Those of them that go to a disk.
     pub disk_running: usize,
+    /// In a simulated world: where its descriptors announce that they are closed.
+    simulated: Option<Mailbox<i32>>,
 }
 
 impl Ops {
+    /// An empty table; `simulated` is where the descriptors of a simulated world announce that
+    /// they are closed.
+    pub fn new(simulated: Option<Mailbox<i32>>) -> Ops {
+        Ops { simulated, ..Ops::default() }
+    }
+
     pub fn insert(&mut self, payload: Payload, hold: Hold, accepts: bool) -> OpId {
         let token = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot {
@@ -151,13 +160,12 @@ impl Ops {
                 slot.waker.take()
             }
             State::Orphan => {
-                if slot.accepts && result >= 0 {
-                    // SAFETY: a successful accept returned a new descriptor; the future that
-                    // would have owned it is gone, so this is its only owner.
-                    drop(unsafe { OwnedFd::from_raw_fd(result) });
+                let (accepts, disk) = (slot.accepts, slot.disk);
+                if accepts && result >= 0 {
+                    drop(self.adopt(result));
                 }
                 self.running -= 1;
-                self.disk_running -= usize::from(slot.disk);
+                self.disk_running -= usize::from(disk);
                 self.release(token);
                 None
             }
@@ -205,13 +213,24 @@ impl Ops {
             }
             State::Done => {
                 if slot.accepts && slot.result >= 0 {
-                    // SAFETY: as in `complete`.
-                    drop(unsafe { OwnedFd::from_raw_fd(slot.result) });
+                    let accepted = slot.result;
+                    drop(self.adopt(accepted));
                 }
                 self.release(id.token);
                 false
             }
             State::Free | State::Orphan => false,
+        }
+    }
+
+    /// Takes over the descriptor that a successful accept brought.
+    pub fn adopt(&self, accepted: i32) -> Fd {
+        match &self.simulated {
+            Some(closing) => Fd::Sim(SimFd::new(accepted, closing.clone())),
+            // SAFETY: a successful accept of the host returned a new descriptor. Callers pass
+            // the result of an operation once: the future that took it from its slot, or, where
+            // that is gone, the slot when it is released. So this is its only owner.
+            None => Fd::Host(unsafe { OwnedFd::from_raw_fd(accepted) }),
         }
     }
 

@@ -5,7 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::path::Path;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::Poll;
 
@@ -39,10 +39,11 @@ async fn open(core: &Core) -> File {
 }
 
 /// Polls a future until it is done or so much time has passed, then drops it.
-async fn for_at_most<F: Future + Unpin>(core: &Core, ns: u64, mut future: F) -> Option<F::Output> {
+async fn for_at_most<T>(core: &Core, ns: u64, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
     let mut limit = core.sleep_ns(ns);
     std::future::poll_fn(move |cx| {
-        if let Poll::Ready(output) = Pin::new(&mut future).poll(cx) {
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
             return Poll::Ready(Some(output));
         }
         Pin::new(&mut limit).poll(cx).map(|()| None)
@@ -403,7 +404,7 @@ fn memory_that_is_used_up_holds_tasks_back_and_loses_none() {
                             let len = 512 * (1 + c.random_u64() as usize % 40);
                             // Some lose patience while they wait for memory.
                             let buf = if n.is_multiple_of(5) {
-                                let wait = std::pin::pin!(c.alloc_wait(len));
+                                let wait = c.alloc_wait(len);
                                 match for_at_most(&c, c.random_u64() % 200_000, wait).await {
                                     None => return,
                                     Some(buf) => buf.unwrap(),
@@ -447,7 +448,6 @@ fn calls_through_full_rings_are_all_answered_with_their_own_answer() {
                                 if n.is_multiple_of(5) {
                                     // The answer to a call that was given up goes to nobody,
                                     // also when the next call has its place.
-                                    let call = std::pin::pin!(call);
                                     let some_ns = c.random_u64() % 100_000;
                                     if let Some(answer) = for_at_most(&c, some_ns, call).await {
                                         assert_eq!(answer, (to, from, n, round));

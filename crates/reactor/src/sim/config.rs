@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::net::NetConfig;
 use crate::idle::PollMode;
 
 /// How long a read takes: a base, something for its length, and a random part whose mean is
@@ -33,6 +34,8 @@ pub struct SimConfig {
     pub read: Latency,
     /// How long operations on names take.
     pub names: Latency,
+    /// What the network is like.
+    pub net: NetConfig,
     /// How far the clock moves each time it is looked at: the pace of the simulated processors.
     pub tick_ns: Range<u64>,
     /// How long a sleeping core takes from a wake-up to its next turn.
@@ -53,6 +56,7 @@ impl Default for SimConfig {
             block: 512,
             read: Latency { base_ns: 40_000, spread_ns: 30_000, per_kib_ns: 500 },
             names: Latency { base_ns: 20_000, spread_ns: 100_000, per_kib_ns: 1_000 },
+            net: NetConfig::default(),
             tick_ns: 20..200,
             wake_ns: 5_000..40_000,
             turns_max: 50_000_000,

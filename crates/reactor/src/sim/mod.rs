@@ -1,4 +1,5 @@
-//! A simulated world: cores, clock, chance and disks, all from one seed and on one thread.
+//! A simulated world: cores, clock, chance, disks and a network, all from one seed and on one
+//! thread.
 //!
 //! ```
 //! use reactor::sim::{SimConfig, World};
@@ -45,6 +46,7 @@
 //! | medium | fail wherever a range is touched; hold rotten bits that every read finds | change while it is not written |
 //! | time | take any time: a random latency, a stall of seconds, for ever (stuck) | delay other reads behind a stuck one |
 //! | order | complete in any order | complete an operation twice |
+//! | network | cut what is sent into pieces anywhere, delay it, hold a sender whose window is full, reset a connection, refuse an accept | lose, double or reorder bytes of a connection that stands |
 //! | cancel | complete as if it had not been cancelled; be ignored by what is stuck | lose a completion of what is not stuck |
 //!
 //! Not modelled yet: writes and what a power loss does to them (nothing writes), and misdirected
@@ -53,13 +55,16 @@
 mod config;
 mod disk;
 mod fault;
+mod net;
 mod rng;
+mod sockets;
 mod state;
 mod trace;
 mod world;
 
 pub use config::{Latency, SimConfig};
 pub use fault::{Fault, FaultCounts, FaultKind};
+pub use net::NetConfig;
 pub use rng::Rng;
 pub(crate) use state::{Outcome, State};
 pub use world::{Failure, FailureKind, World};

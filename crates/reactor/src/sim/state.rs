@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use super::config::{Latency, SimConfig};
 use super::disk::{Disk, InodeRef, Plan};
+use super::net::{Addresses, Listening, Stream};
 use super::rng::Rng;
+use super::sockets::{Arrival, Performed};
 use super::trace::{Event, Trace, What};
 use crate::driver::{IoOp, MetaOp, MetaOut, Token};
 use crate::file::{Fd, SharedFile, SimFd};
@@ -21,7 +23,12 @@ pub(crate) type When = (u64, u64);
 pub(crate) enum Descriptor {
     File { inode: InodeRef, block: u32 },
     Lock { path: std::path::PathBuf },
+    Listening(Listening),
+    Stream(Stream),
 }
+
+/// The time of what waits for another party, or is stuck.
+pub(super) const WAITING: u64 = u64::MAX;
 
 /// An operation between being handed over and being reaped.
 pub(crate) struct Running {
@@ -43,15 +50,15 @@ pub(crate) struct Port {
 impl Port {
     /// When the `n`-th completion (from 1) is there.
     pub fn due(&self, n: usize) -> Option<u64> {
-        self.running.keys().nth(n.max(1) - 1).map(|when| when.0).filter(|&at| at != u64::MAX)
+        self.running.keys().nth(n.max(1) - 1).map(|when| when.0).filter(|&at| at != WAITING)
     }
 
-    fn take(&mut self, token: Token) -> Option<(When, Running)> {
+    pub fn take(&mut self, token: Token) -> Option<(When, Running)> {
         let when = self.by_token.remove(&token)?;
         self.running.remove(&when).map(|running| (when, running))
     }
 
-    fn put(&mut self, when: When, running: Running) {
+    pub fn put(&mut self, when: When, running: Running) {
         self.by_token.insert(running.token, when);
         self.running.insert(when, running);
     }
@@ -79,7 +86,7 @@ pub(crate) struct State {
     pub config: SimConfig,
     pub now: u64,
     pub schedule: Rng,
-    device: Rng,
+    pub(super) device: Rng,
     ticks: Rng,
     pub disk: Disk,
     pub trace: Trace,
@@ -87,6 +94,10 @@ pub(crate) struct State {
     names: BTreeMap<When, Name>,
     order: u64,
     descriptors: Vec<Option<Descriptor>>,
+    pub(super) addresses: Addresses,
+    pub(super) arrivals: BTreeMap<When, Arrival>,
+    /// Socket operations that wait, by descriptor.
+    pub(super) waiting: BTreeMap<i32, Vec<(usize, Token)>>,
     closing: Mailbox<i32>,
     closed: Owner<i32>,
 }
@@ -112,6 +123,9 @@ impl State {
             names: BTreeMap::new(),
             order: 0,
             descriptors: Vec::new(),
+            addresses: Addresses::default(),
+            arrivals: BTreeMap::new(),
+            waiting: BTreeMap::new(),
             closing,
             closed,
         }
@@ -130,7 +144,7 @@ impl State {
         EPOCH_MS + self.now / 1_000_000
     }
 
-    fn after(&mut self, ns: u64) -> When {
+    pub(super) fn after(&mut self, ns: u64) -> When {
         self.order += 1;
         (self.now.saturating_add(ns).min(u64::MAX - 1), self.order)
     }
@@ -145,22 +159,60 @@ impl State {
 
     // Descriptors.
 
-    fn open(&mut self, descriptor: Descriptor) -> Fd {
-        let number = self.descriptors.len() as i32;
+    /// The number that the next descriptor will get. Numbers are not used again, so that a use
+    /// after the close shows.
+    pub(super) fn next_descriptor(&self) -> i32 {
+        self.descriptors.len() as i32
+    }
+
+    pub(super) fn insert(&mut self, descriptor: Descriptor) -> i32 {
+        let number = self.next_descriptor();
         self.descriptors.push(Some(descriptor));
+        number
+    }
+
+    pub(super) fn open(&mut self, descriptor: Descriptor) -> Fd {
+        let number = self.insert(descriptor);
         Fd::Sim(SimFd::new(number, self.closing.clone()))
+    }
+
+    /// Where dropped descriptors announce themselves.
+    pub fn closing(&self) -> Mailbox<i32> {
+        self.closing.clone()
+    }
+
+    pub(super) fn descriptor(&mut self, fd: i32) -> Option<&mut Descriptor> {
+        self.descriptors.get_mut(usize::try_from(fd).ok()?)?.as_mut()
+    }
+
+    pub(super) fn remove(&mut self, fd: i32) -> Option<Descriptor> {
+        self.descriptors.get_mut(usize::try_from(fd).ok()?)?.take()
+    }
+
+    /// All open descriptors with their numbers.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = (i32, &Descriptor)> {
+        let numbered = self.descriptors.iter().enumerate();
+        numbered.filter_map(|(fd, d)| d.as_ref().map(|d| (fd as i32, d)))
     }
 
     /// Notes what was closed since.
     pub fn close_dropped(&mut self) {
-        let descriptors = &mut self.descriptors;
+        let mut closed = Vec::new();
         while self.closed.pure_check() {
-            let _ = self.closed.take(64, &mut |number: i32| {
-                if let Some(slot) = descriptors.get_mut(number as usize) {
-                    *slot = None;
-                }
-            });
+            let _ = self.closed.take(64, &mut |number: i32| closed.push(number));
         }
+        for number in closed {
+            if let Some(descriptor) = self.remove(number) {
+                self.closed_socket(number, descriptor);
+            }
+        }
+    }
+
+    pub fn open_sockets(&mut self) -> usize {
+        self.close_dropped();
+        self.descriptors()
+            .filter(|(_, d)| matches!(d, Descriptor::Stream(_) | Descriptor::Listening(_)))
+            .count()
     }
 
     pub fn open_files(&mut self) -> usize {
@@ -180,7 +232,7 @@ impl State {
     fn file(&self, fd: i32) -> Option<(InodeRef, u32)> {
         match self.descriptors.get(usize::try_from(fd).ok()?)?.as_ref()? {
             Descriptor::File { inode, block } => Some((inode.clone(), *block)),
-            Descriptor::Lock { .. } => None,
+            _ => None,
         }
     }
 
@@ -202,13 +254,13 @@ impl State {
                 IoOp::Read { fd, ptr, len, offset } => {
                     self.submit_read(core, token, op, fd, ptr.addr(), len, offset)
                 }
-                _ => self.refuse(token, op, libc::ENOTSOCK),
+                _ => self.submit_socket(core, token, op),
             };
             self.ports[core].put(when, running);
         }
     }
 
-    fn refuse(&mut self, token: Token, op: IoOp, errno: i32) -> (When, Running) {
+    pub(super) fn refuse(&mut self, token: Token, op: IoOp, errno: i32) -> (When, Running) {
         let when = self.after(0);
         (when, Running { token, op, plan: Plan::default(), result: Some(-errno) })
     }
@@ -245,7 +297,7 @@ impl State {
         let ns = self.latency(false, u64::from(len)) + plan.extra_ns;
         let mut when = self.after(ns);
         if plan.stuck {
-            when.0 = u64::MAX;
+            when.0 = WAITING;
         }
         (when, Running { token, op, plan, result: None })
     }
@@ -274,11 +326,12 @@ impl State {
             self.ports[core].put(when, running);
             return;
         }
-        // A device may have begun already, and then it ends as it would have. What is stuck
-        // stays stuck: that is what makes it different from slow.
+        // What waits for another party hears a cancel. A device may have begun already, and then
+        // it ends as it would have. What is stuck stays stuck: that is what makes it different
+        // from slow.
         let Some((when, mut running)) = port.take(token) else { return };
-        let hears = running.op_is_cancellable() || self.device.coin();
-        if when.0 == u64::MAX || !hears {
+        let hears = when.0 == WAITING || self.device.coin();
+        if running.plan.stuck || !hears {
             self.ports[core].put(when, running);
         } else {
             running.result = Some(-libc::ECANCELED);
@@ -295,7 +348,7 @@ impl State {
             let stuck: Vec<Token> = self.ports[core]
                 .running
                 .iter()
-                .filter(|(when, running)| when.0 == u64::MAX && running.plan.stuck)
+                .filter(|(when, running)| when.0 == WAITING && running.plan.stuck)
                 .map(|(_, running)| running.token)
                 .collect();
             for token in stuck {
@@ -309,30 +362,43 @@ impl State {
         }
     }
 
-    /// Takes the next completion that is due.
-    pub fn reap(&mut self, core: usize) -> Option<Outcome> {
-        let entry = self.ports[core].running.first_entry()?;
-        if entry.key().0 > self.now {
-            return None;
-        }
-        let running = entry.remove();
-        let token = running.token;
-        self.ports[core].by_token.remove(&token);
-        let (result, bytes) = match (running.result, running.op) {
-            (Some(result), _) => (result, Vec::new()),
-            (None, IoOp::Read { fd, len, offset, .. }) => match self.file(fd) {
-                None => panic!("descriptor {fd} was closed while operation {token} read from it"),
-                Some((inode, _)) => {
+    /// Takes the next completion that is due. `fetch` reads from what an operation sends.
+    pub fn reap(
+        &mut self,
+        core: usize,
+        send_len: impl Fn(&IoOp) -> usize,
+        mut fetch: impl FnMut(&IoOp, usize) -> Vec<u8>,
+    ) -> Option<Outcome> {
+        loop {
+            let entry = self.ports[core].running.first_entry()?;
+            if entry.key().0 > self.now {
+                return None;
+            }
+            let running = entry.remove();
+            let (token, op) = (running.token, running.op);
+            self.ports[core].by_token.remove(&token);
+            let outcome = match (running.result, op) {
+                (Some(result), _) => Outcome::plain(token, op, result),
+                (None, IoOp::Read { fd, len, offset, .. }) => {
+                    let Some((inode, _)) = self.file(fd) else {
+                        panic!("descriptor {fd} was closed while operation {token} read from it")
+                    };
                     match self.disk.read(&inode, offset, len as usize, &running.plan) {
-                        Ok(bytes) => (bytes.len() as i32, bytes),
-                        Err(errno) => (-errno, Vec::new()),
+                        Ok(bytes) => Outcome { token, op, result: bytes.len() as i32, bytes },
+                        Err(errno) => Outcome::plain(token, op, -errno),
                     }
                 }
-            },
-            (None, _) => (-libc::ENOTSOCK, Vec::new()),
-        };
-        self.note(core, token, What::Done { result: result.into() });
-        Some(Outcome { token, op: running.op, result, bytes })
+                (None, _) => match self.perform_socket(&op, &mut fetch, send_len(&op)) {
+                    Performed::Done(result, bytes) => Outcome { token, op, result, bytes },
+                    Performed::Wait => {
+                        self.wait_again(core, running);
+                        continue;
+                    }
+                },
+            };
+            self.note(core, token, What::Done { result: outcome.result.into() });
+            return Some(outcome);
+        }
     }
 
     pub fn due_now(&self, core: usize, n: usize) -> bool {
@@ -342,8 +408,8 @@ impl State {
     pub fn stuck(&self, core: usize) -> usize {
         let port = &self.ports[core];
         let names = self.names.iter().filter(|(_, name)| name.core as usize == core);
-        port.running.keys().filter(|when| when.0 == u64::MAX).count()
-            + names.filter(|(when, _)| when.0 == u64::MAX).count()
+        port.running.values().filter(|running| running.plan.stuck).count()
+            + names.filter(|(when, _)| when.0 == WAITING).count()
     }
 
     // Operations on names.
@@ -373,7 +439,7 @@ impl State {
         let ns = self.latency(true, len) + plan.extra_ns;
         let mut when = self.after(ns);
         if plan.stuck {
-            when.0 = u64::MAX;
+            when.0 = WAITING;
         }
         let shared = shared.clone();
         self.names.insert(when, Name { core: core as u32, token, op, shared, plan, name_error });
@@ -399,7 +465,7 @@ impl State {
     }
 
     pub fn next_name(&self) -> Option<u64> {
-        self.names.keys().next().map(|when| when.0).filter(|&at| at != u64::MAX)
+        self.names.keys().next().map(|when| when.0).filter(|&at| at != WAITING)
     }
 
     fn perform(&mut self, op: MetaOp, plan: &Plan) -> io::Result<MetaOut> {
@@ -443,12 +509,5 @@ impl State {
     pub fn forget(&mut self, core: usize) {
         self.ports[core] = Port::default();
         self.names.retain(|_, name| name.core as usize != core);
-    }
-}
-
-impl Running {
-    /// Waiting for another party, so that a cancel always finds it waiting.
-    fn op_is_cancellable(&self) -> bool {
-        matches!(self.op, IoOp::Recv { .. } | IoOp::Accept { .. } | IoOp::PollIn { .. })
     }
 }

@@ -15,6 +15,8 @@ pub(crate) enum What {
     Read { file: u32, offset: u64, len: u32 },
     /// A name operation was asked for.
     Name { kind: u8 },
+    /// An operation on a simulated socket was handed over: socket and kind.
+    Socket { fd: i32, kind: u8 },
     /// An operation was asked to end.
     Cancel,
     /// A fault was injected, by its kind.
@@ -57,6 +59,7 @@ impl Trace {
             What::Turn => (0u64, 0, 0),
             What::Read { file, offset, len } => (1, offset, u64::from(file) << 32 | u64::from(len)),
             What::Name { kind } => (2, u64::from(kind), 0),
+            What::Socket { fd, kind } => (3, fd as u64, u64::from(kind)),
             What::Cancel => (4, 0, 0),
             What::Fault { kind } => (5, u64::from(kind), 0),
             What::Done { result } => (6, result as u64, 0),

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -18,6 +19,7 @@ use super::trace::What;
 use crate::core::{Core, CoreConfig, DRAIN_NS, JoinHandle};
 use crate::driver::{Wait, sim::SimDriver};
 use crate::mesh::Mesh;
+use crate::net::Socket;
 use crate::remote::{EndNotice, Shared};
 use crate::runtime::PATIENCE_NS;
 use crate::task::Class;
@@ -230,6 +232,28 @@ impl World {
         }
     }
 
+    // Network.
+
+    /// Connects to a simulated listener; the connection belongs to `core`. The other side learns
+    /// of it after a while.
+    ///
+    /// # Errors
+    /// `ConnectionRefused` when nobody listens there.
+    pub fn connect(&self, core: &Core, addr: SocketAddr) -> io::Result<Socket> {
+        let fd = self.0.state.borrow_mut().connect(addr)?;
+        Ok(Socket::new(core, fd))
+    }
+
+    /// Sockets that are open now, listeners and those not yet accepted included.
+    pub fn open_sockets(&self) -> usize {
+        self.0.state.borrow_mut().open_sockets()
+    }
+
+    /// Resets all connections. Returns how many sides that were.
+    pub fn reset_connections(&self) -> usize {
+        self.0.state.borrow_mut().reset_connections()
+    }
+
     // Faults.
 
     /// Adds a fault for whatever is started from now on.
@@ -366,6 +390,7 @@ impl World {
             {
                 let mut state = self.0.state.borrow_mut();
                 state.close_dropped();
+                state.arrive();
                 state.answer_names();
                 if turns.is_multiple_of(WEIGHTS_LAST) {
                     for seat in seats.iter_mut() {
@@ -383,7 +408,8 @@ impl World {
                     if seats.iter().all(|seat| matches!(seat.status, Status::Ended)) {
                         return Ok(());
                     }
-                    let next = next.into_iter().chain(state.next_name()).min();
+                    let others = [state.next_name(), state.next_arrival()];
+                    let next = next.into_iter().chain(others.into_iter().flatten()).min();
                     if let Some(next) = next {
                         state.now = state.now.max(next);
                         if next <= time_max {
