@@ -9,7 +9,7 @@ use resp::{Protocol, parse_i64};
 use crate::args::Args;
 use crate::range::{RangeBound, RangeQuery};
 use crate::refusal::Refusal;
-use crate::spec::Id;
+use crate::spec::CommandId;
 use crate::table::{self, Known};
 
 /// A command ready to be executed.
@@ -283,65 +283,69 @@ pub fn parse(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
     let client = |command| Ok(Command::Client(command));
     let describe = |command| Ok(Command::Describe(command));
     match spec.id {
-        Id::Auth => auth(args),
+        CommandId::Auth => auth(args),
         // A container alone has too few arguments, so only its subcommands arrive here.
-        Id::Client | Id::Config => Err(Refusal::WrongCount(spec.name)),
-        Id::ClientGetname => client(ClientCommand::GetName),
-        Id::ClientGetredir => client(ClientCommand::GetRedir),
-        Id::ClientHelp => client(ClientCommand::Help),
-        Id::ClientId => client(ClientCommand::Id),
-        Id::ClientInfo => client(ClientCommand::Info),
-        Id::ClientKill => client(ClientCommand::Kill(client_kill(args)?)),
-        Id::ClientList => client(ClientCommand::List(client_list(args)?)),
-        Id::ClientNoEvict if args.is(2, "on") || args.is(2, "off") => {
+        CommandId::Client | CommandId::Config => Err(Refusal::WrongCount(spec.name)),
+        CommandId::ClientGetname => client(ClientCommand::GetName),
+        CommandId::ClientGetredir => client(ClientCommand::GetRedir),
+        CommandId::ClientHelp => client(ClientCommand::Help),
+        CommandId::ClientId => client(ClientCommand::Id),
+        CommandId::ClientInfo => client(ClientCommand::Info),
+        CommandId::ClientKill => client(ClientCommand::Kill(client_kill(args)?)),
+        CommandId::ClientList => client(ClientCommand::List(client_list(args)?)),
+        CommandId::ClientNoEvict if args.is(2, "on") || args.is(2, "off") => {
             client(ClientCommand::NoEvict)
         }
-        Id::ClientNoEvict => Err(Refusal::SYNTAX),
-        Id::ClientPause => client(client_pause(args)?),
-        Id::ClientReply if args.is(2, "on") => client(ClientCommand::Reply(ReplyMode::On)),
-        Id::ClientReply if args.is(2, "off") => client(ClientCommand::Reply(ReplyMode::Off)),
-        Id::ClientReply if args.is(2, "skip") => client(ClientCommand::Reply(ReplyMode::Skip)),
-        Id::ClientReply => Err(Refusal::SYNTAX),
-        Id::ClientSetname => client(ClientCommand::SetName(client_name(args.get(2))?)),
-        Id::ClientTrackinginfo => client(ClientCommand::TrackingInfo),
-        Id::ClientUnblock => client(client_unblock(args)?),
-        Id::ClientUnpause => client(ClientCommand::Unpause),
-        Id::Command => describe(Describe::Info(args.from(1))),
-        Id::CommandCount => describe(Describe::Count),
-        Id::CommandDocs => describe(Describe::Docs(args.from(2))),
-        Id::CommandGetkeys => describe(Describe::GetKeys { command: args.from(2), flags: false }),
-        Id::CommandGetkeysandflags => {
+        CommandId::ClientNoEvict => Err(Refusal::SYNTAX),
+        CommandId::ClientPause => client(client_pause(args)?),
+        CommandId::ClientReply if args.is(2, "on") => client(ClientCommand::Reply(ReplyMode::On)),
+        CommandId::ClientReply if args.is(2, "off") => client(ClientCommand::Reply(ReplyMode::Off)),
+        CommandId::ClientReply if args.is(2, "skip") => {
+            client(ClientCommand::Reply(ReplyMode::Skip))
+        }
+        CommandId::ClientReply => Err(Refusal::SYNTAX),
+        CommandId::ClientSetname => client(ClientCommand::SetName(client_name(args.get(2))?)),
+        CommandId::ClientTrackinginfo => client(ClientCommand::TrackingInfo),
+        CommandId::ClientUnblock => client(client_unblock(args)?),
+        CommandId::ClientUnpause => client(ClientCommand::Unpause),
+        CommandId::Command => describe(Describe::Info(args.from(1))),
+        CommandId::CommandCount => describe(Describe::Count),
+        CommandId::CommandDocs => describe(Describe::Docs(args.from(2))),
+        CommandId::CommandGetkeys => {
+            describe(Describe::GetKeys { command: args.from(2), flags: false })
+        }
+        CommandId::CommandGetkeysandflags => {
             describe(Describe::GetKeys { command: args.from(2), flags: true })
         }
-        Id::CommandHelp => describe(Describe::Help),
-        Id::CommandInfo => describe(Describe::Info(args.from(2))),
-        Id::CommandList => describe(Describe::List(command_list(args)?)),
-        Id::ConfigGet => Ok(Command::ConfigGet(args.from(2))),
-        Id::ConfigHelp => Ok(Command::ConfigHelp),
-        Id::ConfigResetstat => Ok(Command::ConfigResetStat),
-        Id::Dbsize => Ok(Command::DbSize),
-        Id::Echo => Ok(Command::Echo(args.get(1))),
-        Id::Exists => Ok(Command::Exists(args.from(1))),
-        Id::Get => Ok(Command::One(args.get(1), Ask::Value)),
-        Id::Getrange | Id::Substr => {
+        CommandId::CommandHelp => describe(Describe::Help),
+        CommandId::CommandInfo => describe(Describe::Info(args.from(2))),
+        CommandId::CommandList => describe(Describe::List(command_list(args)?)),
+        CommandId::ConfigGet => Ok(Command::ConfigGet(args.from(2))),
+        CommandId::ConfigHelp => Ok(Command::ConfigHelp),
+        CommandId::ConfigResetstat => Ok(Command::ConfigResetStat),
+        CommandId::Dbsize => Ok(Command::DbSize),
+        CommandId::Echo => Ok(Command::Echo(args.get(1))),
+        CommandId::Exists => Ok(Command::Exists(args.from(1))),
+        CommandId::Get => Ok(Command::One(args.get(1), Ask::Value)),
+        CommandId::Getrange | CommandId::Substr => {
             let (start, end) = (integer(args.get(2))?, integer(args.get(3))?);
             Ok(Command::One(args.get(1), Ask::Part { start, end }))
         }
-        Id::Hello => hello(args),
-        Id::Info => Ok(Command::Info(args.from(1))),
-        Id::Keys => Ok(Command::Keys(args.get(1))),
-        Id::Mget => Ok(Command::MGet(args.from(1))),
-        Id::MrRange => Ok(Command::Range(range(args)?)),
-        Id::Ping if args.len() > 2 => Err(Refusal::WrongCount(spec.name)),
-        Id::Ping => Ok(Command::Ping(second)),
-        Id::Pttl | Id::Ttl => Ok(Command::One(args.get(1), Ask::TimeToLive)),
-        Id::Quit => Ok(Command::Quit),
-        Id::Randomkey => Ok(Command::RandomKey),
-        Id::Reset => Ok(Command::Reset),
-        Id::Scan => Ok(Command::Scan(scan(args)?)),
-        Id::Select => select(args),
-        Id::Strlen => Ok(Command::One(args.get(1), Ask::Length)),
-        Id::Type => Ok(Command::One(args.get(1), Ask::Type)),
+        CommandId::Hello => hello(args),
+        CommandId::Info => Ok(Command::Info(args.from(1))),
+        CommandId::Keys => Ok(Command::Keys(args.get(1))),
+        CommandId::Mget => Ok(Command::MGet(args.from(1))),
+        CommandId::MrRange => Ok(Command::Range(range(args)?)),
+        CommandId::Ping if args.len() > 2 => Err(Refusal::WrongCount(spec.name)),
+        CommandId::Ping => Ok(Command::Ping(second)),
+        CommandId::Pttl | CommandId::Ttl => Ok(Command::One(args.get(1), Ask::TimeToLive)),
+        CommandId::Quit => Ok(Command::Quit),
+        CommandId::Randomkey => Ok(Command::RandomKey),
+        CommandId::Reset => Ok(Command::Reset),
+        CommandId::Scan => Ok(Command::Scan(scan(args)?)),
+        CommandId::Select => select(args),
+        CommandId::Strlen => Ok(Command::One(args.get(1), Ask::Length)),
+        CommandId::Type => Ok(Command::One(args.get(1), Ask::Type)),
     }
 }
 

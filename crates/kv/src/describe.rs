@@ -200,7 +200,7 @@ fn list(filter: NameFilter<'_>, writer: &mut Writer<'_>) {
         NameFilter::All => true,
         NameFilter::Module => false,
         NameFilter::Category(category) => {
-            spec.categories.iter().any(|of| of[1..].as_bytes().eq_ignore_ascii_case(category))
+            spec.categories.iter().any(|of| of.as_bytes()[1..].eq_ignore_ascii_case(category))
         }
         NameFilter::Pattern(pattern) => {
             glob::matches(&pattern.to_ascii_lowercase(), spec.name.as_bytes())

@@ -54,8 +54,11 @@ impl CoreReport {
     }
 }
 
+/// Writes the lines of one section.
+type Section = fn(&Report<'_>, &mut String);
+
 /// The sections in the order they are written.
-const SECTIONS: &[(&str, fn(&Report<'_>, &mut String))] = &[
+const SECTIONS: &[(&str, Section)] = &[
     ("Server", server),
     ("Clients", clients),
     ("Memory", memory),

@@ -9,6 +9,7 @@
 //! Nothing is taken from the input while the output is full, while a reply of unbounded size is being made (there is
 //! at most one), or while the node pauses or stops.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
@@ -42,15 +43,58 @@ enum Later {
     /// Ready, behind others that are not.
     Ready(Output),
     /// A question about one key.
-    One { task: JoinHandle<lsm::Result<Option<Value>>>, ask: Ask, protocol: Protocol },
+    One { task: JoinHandle<Read>, ask: Ask, protocol: Protocol },
     /// The values of some keys.
-    Some { task: JoinHandle<Vec<lsm::Result<Option<Value>>>>, protocol: Protocol, keys: usize },
+    Some { task: JoinHandle<ReadSome>, protocol: Protocol, keys: usize },
     /// A reply of bounded size.
     Small(JoinHandle<SmallReply>),
     /// The next piece of a reply of any size.
     Piece(JoinHandle<Piece>),
     /// Such a reply, waiting for its reader.
     Parked(Box<Stream>),
+}
+
+type Answer = lsm::Result<Option<Value>>;
+
+/// How a read ended that was started ahead of its turn.
+enum Read {
+    /// With the place it takes in the window.
+    Answer(Answer, usize),
+    /// What it found would not fit beside what the others found; it is read again when its turn has come.
+    Again(Vec<u8>),
+}
+
+/// The same for several keys at once.
+enum ReadSome {
+    Answers(Vec<Answer>, usize),
+    Again(Vec<Vec<u8>>),
+}
+
+/// The bytes of values that one connection's reads have found and that wait for their turn. Nobody knows before a
+/// read how much it will find, so what does not fit is dropped and read again later.
+#[derive(Clone, Default)]
+struct Window(Rc<Cell<usize>>);
+
+impl Window {
+    /// Keeps a place for these answers; not if they do not fit, or if memory was short for one of them.
+    fn admit(&self, answers: &[Answer], bytes_max: usize) -> Option<usize> {
+        let short = answers
+            .iter()
+            .any(|answer| matches!(answer, Err(error) if error.kind() == lsm::Kind::Memory));
+        let size = answers.iter().flatten().flatten().map(|value| value.len()).sum();
+        let held = self.0.get();
+        let alone = held == 0 && answers.len() == 1;
+        if short || (!alone && held + size > bytes_max) {
+            return None;
+        }
+        self.0.set(held + size);
+        Some(size)
+    }
+
+    /// Gives a place back.
+    fn leave(&self, size: usize) {
+        self.0.set(self.0.get() - size);
+    }
 }
 
 struct SmallReply {
@@ -86,6 +130,7 @@ pub(crate) struct Session {
     reads: usize,
     /// The largest value read lately, which decides how many reads may be under way.
     value_bytes: usize,
+    window: Window,
     streaming: bool,
     pub closing: Closing,
     unsent: Share,
@@ -124,6 +169,7 @@ impl Session {
             later_bytes: 0,
             reads: 0,
             value_bytes: 0,
+            window: Window::default(),
             streaming: false,
             closing: Closing::No,
             unsent: state.unsent_bytes.share(),
@@ -137,6 +183,11 @@ impl Session {
     /// Bytes of replies that are made and not yet sent.
     pub fn unsent_bytes(&self) -> usize {
         self.sending_bytes + self.output.len() + self.later_bytes
+    }
+
+    /// Of these, those that nothing but the client's reading holds up.
+    fn sendable_bytes(&self) -> usize {
+        self.sending_bytes + self.output.len()
     }
 
     /// Whether replies are still being made.
@@ -365,11 +416,16 @@ impl Session {
             }
             None => {
                 self.state.count(|stats| stats.reads_waited += 1);
-                let (reader, key) = (self.state.reader.clone(), key.to_vec());
-                let task = self
-                    .state
-                    .core
-                    .spawn(Class::Foreground, async move { reader.get(FAMILY, &key, None).await });
+                let (state, key) = (self.state.clone(), key.to_vec());
+                let window = self.window.clone();
+                let task = self.state.core.spawn(Class::Foreground, async move {
+                    let answer = state.reader.get(FAMILY, &key, None).await;
+                    let bytes_max = state.shared.settings().unsent_bytes_max;
+                    match window.admit(std::slice::from_ref(&answer), bytes_max) {
+                        Some(held) => Read::Answer(answer, held),
+                        None => Read::Again(key),
+                    }
+                });
                 self.reads += 1;
                 self.later.push_back(Later::One { task, ask, protocol });
             }
@@ -380,15 +436,22 @@ impl Session {
         if self.is_silent() {
             return;
         }
-        if keys.len() > KEYS_PER_LOOKUP {
-            let stream = LookupStream::new(&self.state, owned(keys), self.protocol);
+        let (keys, protocol) = (owned(keys), self.protocol);
+        let bytes_max = self.state.shared.settings().unsent_bytes_max;
+        if keys.len() > KEYS_PER_LOOKUP || keys.len() * self.value_bytes > bytes_max {
+            let stream = LookupStream::new(&self.state, keys, protocol);
             return self.stream(Stream::Lookup(stream));
         }
-        let (reader, keys, protocol) = (self.state.reader.clone(), owned(keys), self.protocol);
-        let count = keys.len();
+        let (state, window, count) = (self.state.clone(), self.window.clone(), keys.len());
         let task = self.state.core.spawn(Class::Foreground, async move {
-            let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-            reader.multi_get(FAMILY, &keys, None).await
+            let answers = {
+                let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+                state.reader.multi_get(FAMILY, &keys, None).await
+            };
+            match window.admit(&answers, bytes_max) {
+                Some(held) => ReadSome::Answers(answers, held),
+                None => ReadSome::Again(keys),
+            }
         });
         self.reads += count;
         self.later.push_back(Later::Some { task, protocol, keys: count });
@@ -421,6 +484,12 @@ impl Session {
     pub fn collect(&mut self, cx: &mut Context<'_>) -> bool {
         let mut moved = false;
         while let Some(front) = self.later.front_mut() {
+            // What is ready moves; what has just been found waits for room, where it counts as little as it can.
+            let ready = matches!(front, Later::Ready(_) | Later::Parked(_));
+            let sendable = self.sending_bytes + self.output.len();
+            if !ready && sendable > self.state.unsent_bytes_max() {
+                break;
+            }
             match front {
                 Later::Ready(_) => {
                     if let Some(Later::Ready(output)) = self.later.pop_front() {
@@ -429,24 +498,47 @@ impl Session {
                     }
                 }
                 Later::One { task, ask, protocol } => {
-                    let Poll::Ready(answer) = Pin::new(task).poll(cx) else { break };
-                    let (ask, protocol) = (*ask, *protocol);
-                    self.later.pop_front();
-                    self.reads -= 1;
-                    self.state.count(|stats| hit_or_miss(&answer, stats));
-                    self.saw(std::slice::from_ref(&answer));
-                    write_one(&self.state, &mut self.output, &answer, ask, protocol);
+                    match Pin::new(&mut *task).poll(cx) {
+                        Poll::Pending => break,
+                        Poll::Ready(Read::Again(key)) => {
+                            let reader = self.state.reader.clone();
+                            // Now it is its turn: whatever it finds goes out.
+                            *task = self.state.core.spawn(Class::Foreground, async move {
+                                Read::Answer(reader.get(FAMILY, &key, None).await, 0)
+                            });
+                        }
+                        Poll::Ready(Read::Answer(answer, held)) => {
+                            self.window.leave(held);
+                            let (ask, protocol) = (*ask, *protocol);
+                            self.later.pop_front();
+                            self.reads -= 1;
+                            self.state.count(|stats| hit_or_miss(&answer, stats));
+                            self.saw(std::slice::from_ref(&answer));
+                            write_one(&self.state, &mut self.output, &answer, ask, protocol);
+                        }
+                    }
                 }
                 Later::Some { task, protocol, keys } => {
-                    let Poll::Ready(answers) = Pin::new(task).poll(cx) else { break };
+                    let Poll::Ready(found) = Pin::new(task).poll(cx) else { break };
                     let (protocol, keys) = (*protocol, *keys);
                     self.later.pop_front();
                     self.reads -= keys;
-                    self.state.count(|stats| {
-                        answers.iter().for_each(|answer| hit_or_miss(answer, stats));
-                    });
-                    self.saw(&answers);
-                    reads::write_values(&answers, &mut Writer::new(self.output.tail(), protocol));
+                    match found {
+                        ReadSome::Again(keys) => {
+                            let stream = LookupStream::of_large(&self.state, keys, protocol);
+                            let task = self.next_piece(Box::new(Stream::Lookup(stream)));
+                            self.later.push_front(task);
+                        }
+                        ReadSome::Answers(answers, held) => {
+                            self.window.leave(held);
+                            self.state.count(|stats| {
+                                answers.iter().for_each(|answer| hit_or_miss(answer, stats));
+                            });
+                            self.saw(&answers);
+                            let mut writer = Writer::new(self.output.tail(), protocol);
+                            reads::write_values(&answers, &mut writer);
+                        }
+                    }
                 }
                 Later::Small(task) => {
                     let Poll::Ready(reply) = Pin::new(task).poll(cx) else { break };
@@ -464,14 +556,14 @@ impl Session {
                     match piece.rest {
                         Rest::Done => {
                             self.later.pop_front();
-                            self.streaming = false;
+                            self.streaming = self.later.iter().any(is_stream);
                         }
                         Rest::Broken => {
                             self.later.pop_front();
                             self.closing = Closing::Now;
                         }
                         Rest::More(mut stream) => {
-                            if self.unsent_bytes() <= self.state.unsent_bytes_max() {
+                            if self.sendable_bytes() <= self.state.unsent_bytes_max() {
                                 let next = self.next_piece(stream);
                                 self.later[0] = next;
                             } else {
@@ -484,7 +576,7 @@ impl Session {
                 }
                 Later::Parked(_) => {
                     // Half empty before it goes on, so that it does not stop and go with every piece.
-                    if self.unsent_bytes() > self.state.unsent_bytes_max() / 2 {
+                    if self.sendable_bytes() > self.state.unsent_bytes_max() / 2 {
                         break;
                     }
                     if let Some(Later::Parked(stream)) = self.later.pop_front() {
@@ -499,7 +591,7 @@ impl Session {
     }
 
     /// Remembers how large values are; forgets slowly.
-    fn saw(&mut self, answers: &[lsm::Result<Option<Value>>]) {
+    fn saw(&mut self, answers: &[Answer]) {
         for answer in answers {
             if let Ok(Some(value)) = answer {
                 self.value_bytes = value.len().max(self.value_bytes - self.value_bytes / 16);
@@ -678,6 +770,10 @@ impl Session {
     }
 }
 
+fn is_stream(later: &Later) -> bool {
+    matches!(later, Later::Piece(_) | Later::Parked(_))
+}
+
 const WRONG_PASSWORD: Refusal<'static> =
     Refusal::Text("WRONGPASS invalid username-password pair or user is disabled.");
 
@@ -691,7 +787,7 @@ fn owned(args: Args<'_>) -> Vec<Vec<u8>> {
     args.iter().map(<[u8]>::to_vec).collect()
 }
 
-fn hit_or_miss(answer: &lsm::Result<Option<Value>>, stats: &mut KvStats) {
+fn hit_or_miss(answer: &Answer, stats: &mut KvStats) {
     match answer {
         Ok(Some(_)) => stats.hits += 1,
         Ok(None) => stats.misses += 1,
@@ -704,7 +800,7 @@ fn hit_or_miss(answer: &lsm::Result<Option<Value>>, stats: &mut KvStats) {
 fn write_one(
     state: &CoreState,
     output: &mut Output,
-    answer: &lsm::Result<Option<Value>>,
+    answer: &Answer,
     ask: Ask,
     protocol: Protocol,
 ) {

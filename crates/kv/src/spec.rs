@@ -2,7 +2,7 @@
 
 /// A command that the node executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Id {
+pub enum CommandId {
     Auth,
     Client,
     ClientGetname,
@@ -114,7 +114,7 @@ impl Argument {
 #[derive(Clone, Copy, Debug)]
 pub struct Spec {
     /// The command.
-    pub id: Id,
+    pub id: CommandId,
     /// Its name in small letters, `container|name` for a subcommand.
     pub name: &'static str,
     /// How many arguments, the name counted: exactly so many, or at least so many when negative.
@@ -148,7 +148,7 @@ const NO_KEYS: KeyPositions = KeyPositions { first: 0, last: 0, step: 0, flags: 
 impl Spec {
     /// A command without keys, arguments and subcommands.
     pub const fn new(
-        id: Id,
+        id: CommandId,
         name: &'static str,
         arity: i64,
         group: &'static str,

@@ -22,7 +22,11 @@ const PIECE_BYTES: usize = 128 * 1024;
 /// Keys that are looked up together.
 pub(crate) const KEYS_PER_LOOKUP: usize = 64;
 
+/// Keys that are looked up first, before it is known how large the values are.
+const LOOKUP_FIRST: usize = 8;
+
 /// A reply in the making.
+#[expect(clippy::large_enum_variant, reason = "always boxed while it waits")]
 pub(crate) enum Stream {
     /// `KEYS` and `MR.RANGE`.
     Range(RangeStream),
@@ -156,13 +160,27 @@ pub(crate) struct LookupStream {
     state: Rc<CoreState>,
     keys: Vec<Vec<u8>>,
     given: usize,
+    /// Keys to look up next; fewer where values are large.
+    together: usize,
     snapshot: Option<lsm::Snapshot>,
     protocol: Protocol,
 }
 
 impl LookupStream {
     pub fn new(state: &Rc<CoreState>, keys: Vec<Vec<u8>>, protocol: Protocol) -> Self {
-        Self { state: state.clone(), keys, given: 0, snapshot: None, protocol }
+        Self {
+            state: state.clone(),
+            keys,
+            given: 0,
+            together: LOOKUP_FIRST,
+            snapshot: None,
+            protocol,
+        }
+    }
+
+    /// For keys whose values are known to be large: they are looked up one by one at first.
+    pub fn of_large(state: &Rc<CoreState>, keys: Vec<Vec<u8>>, protocol: Protocol) -> Self {
+        Self { together: 1, ..Self::new(state, keys, protocol) }
     }
 
     async fn next(mut self) -> Piece {
@@ -178,7 +196,8 @@ impl LookupStream {
             Writer::new(&mut bytes, self.protocol).array(self.keys.len());
         }
         while self.given < self.keys.len() && bytes.len() < PIECE_BYTES {
-            let end = (self.given + KEYS_PER_LOOKUP).min(self.keys.len());
+            let end = (self.given + self.together).min(self.keys.len());
+            let before = bytes.len();
             let keys: Vec<&[u8]> = self.keys[self.given..end].iter().map(Vec::as_slice).collect();
             let answers = self.state.reader.multi_get(FAMILY, &keys, self.snapshot.as_ref()).await;
             let mut writer = Writer::new(&mut bytes, self.protocol);
@@ -190,6 +209,8 @@ impl LookupStream {
                     Err(error) => write_error(&error, &mut writer),
                 }
             }
+            let fitting = PIECE_BYTES / ((bytes.len() - before) / (end - self.given)).max(1);
+            self.together = fitting.clamp(1, KEYS_PER_LOOKUP);
             self.given = end;
         }
         let rest = if self.given == self.keys.len() {

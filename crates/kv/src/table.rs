@@ -4,7 +4,7 @@
 //! Names, arities, flags, categories and key positions are those of Redis 7.0, since clients route by them;
 //! `MR.RANGE` is ours.
 
-use crate::spec::{Argument, Id, Spec};
+use crate::spec::{Argument, CommandId, Spec};
 
 const FAST_CONNECTION: &[&str] = &["@fast", "@connection"];
 const SLOW_CONNECTION: &[&str] = &["@slow", "@connection"];
@@ -38,11 +38,17 @@ const CLIENT_TYPE: Argument = Argument::one_of(
 .flagged(OPTIONAL);
 
 const CLIENT: &[Spec] = &[
-    Spec::new(Id::ClientGetname, "client|getname", 2, "connection", "Tells this connection's name")
-        .since("2.6.9")
-        .flags(PER_CLIENT, SLOW_CONNECTION),
     Spec::new(
-        Id::ClientGetredir,
+        CommandId::ClientGetname,
+        "client|getname",
+        2,
+        "connection",
+        "Tells this connection's name",
+    )
+    .since("2.6.9")
+    .flags(PER_CLIENT, SLOW_CONNECTION),
+    Spec::new(
+        CommandId::ClientGetredir,
         "client|getredir",
         2,
         "connection",
@@ -50,17 +56,17 @@ const CLIENT: &[Spec] = &[
     )
     .since("6.0.0")
     .flags(PER_CLIENT, SLOW_CONNECTION),
-    Spec::new(Id::ClientHelp, "client|help", 2, "connection", "Lists the subcommands")
+    Spec::new(CommandId::ClientHelp, "client|help", 2, "connection", "Lists the subcommands")
         .since("5.0.0")
         .flags(LOADING, SLOW_CONNECTION),
-    Spec::new(Id::ClientId, "client|id", 2, "connection", "Tells this connection's number")
+    Spec::new(CommandId::ClientId, "client|id", 2, "connection", "Tells this connection's number")
         .since("5.0.0")
         .flags(PER_CLIENT, SLOW_CONNECTION),
-    Spec::new(Id::ClientInfo, "client|info", 2, "connection", "Describes this connection")
+    Spec::new(CommandId::ClientInfo, "client|info", 2, "connection", "Describes this connection")
         .since("6.2.0")
         .flags(PER_CLIENT, SLOW_CONNECTION)
         .tips(&["nondeterministic_output"]),
-    Spec::new(Id::ClientKill, "client|kill", -3, "connection", "Closes connections")
+    Spec::new(CommandId::ClientKill, "client|kill", -3, "connection", "Closes connections")
         .since("2.4.0")
         .costs("O(N) with N connections")
         .flags(PER_SERVER, ADMIN_CONNECTION)
@@ -84,7 +90,7 @@ const CLIENT: &[Spec] = &[
                 },
             ],
         )]),
-    Spec::new(Id::ClientList, "client|list", -2, "connection", "Describes all connections")
+    Spec::new(CommandId::ClientList, "client|list", -2, "connection", "Describes all connections")
         .since("2.4.0")
         .costs("O(N) with N connections")
         .flags(PER_SERVER, ADMIN_CONNECTION)
@@ -94,7 +100,7 @@ const CLIENT: &[Spec] = &[
             Argument::new("client-id", "integer").after("ID").flagged(ANY_NUMBER),
         ]),
     Spec::new(
-        Id::ClientNoEvict,
+        CommandId::ClientNoEvict,
         "client|no-evict",
         3,
         "connection",
@@ -104,7 +110,7 @@ const CLIENT: &[Spec] = &[
     .flags(PER_SERVER, ADMIN_CONNECTION)
     .takes(&[Argument::one_of("enabled", ON_OFF)]),
     Spec::new(
-        Id::ClientPause,
+        CommandId::ClientPause,
         "client|pause",
         -3,
         "connection",
@@ -118,7 +124,7 @@ const CLIENT: &[Spec] = &[
             .flagged(OPTIONAL),
     ]),
     Spec::new(
-        Id::ClientReply,
+        CommandId::ClientReply,
         "client|reply",
         3,
         "connection",
@@ -130,12 +136,12 @@ const CLIENT: &[Spec] = &[
         "on_off_skip",
         &[Argument::word("on", "ON"), Argument::word("off", "OFF"), Argument::word("skip", "SKIP")],
     )]),
-    Spec::new(Id::ClientSetname, "client|setname", 3, "connection", "Names this connection")
+    Spec::new(CommandId::ClientSetname, "client|setname", 3, "connection", "Names this connection")
         .since("2.6.9")
         .flags(PER_CLIENT, SLOW_CONNECTION)
         .takes(&[Argument::new("connection-name", "string")]),
     Spec::new(
-        Id::ClientTrackinginfo,
+        CommandId::ClientTrackinginfo,
         "client|trackinginfo",
         2,
         "connection",
@@ -144,7 +150,7 @@ const CLIENT: &[Spec] = &[
     .since("6.2.0")
     .flags(PER_CLIENT, SLOW_CONNECTION),
     Spec::new(
-        Id::ClientUnblock,
+        CommandId::ClientUnblock,
         "client|unblock",
         -3,
         "connection",
@@ -160,7 +166,7 @@ const CLIENT: &[Spec] = &[
         )
         .flagged(OPTIONAL),
     ]),
-    Spec::new(Id::ClientUnpause, "client|unpause", 2, "connection", "Ends a pause")
+    Spec::new(CommandId::ClientUnpause, "client|unpause", 2, "connection", "Ends a pause")
         .since("6.2.0")
         .flags(PER_SERVER, ADMIN_CONNECTION),
 ];
@@ -168,21 +174,33 @@ const CLIENT: &[Spec] = &[
 const NAMES: &[Argument] = &[Argument::new("command-name", "string").flagged(ANY_NUMBER)];
 
 const COMMAND: &[Spec] = &[
-    Spec::new(Id::CommandCount, "command|count", 2, "server", "Tells how many commands there are")
-        .since("2.8.13")
-        .flags(LOADING, SLOW_CONNECTION),
-    Spec::new(Id::CommandDocs, "command|docs", -2, "server", "Documents commands")
+    Spec::new(
+        CommandId::CommandCount,
+        "command|count",
+        2,
+        "server",
+        "Tells how many commands there are",
+    )
+    .since("2.8.13")
+    .flags(LOADING, SLOW_CONNECTION),
+    Spec::new(CommandId::CommandDocs, "command|docs", -2, "server", "Documents commands")
         .since("7.0.0")
         .costs("O(N) with N names")
         .flags(LOADING, SLOW_CONNECTION)
         .tips(&["nondeterministic_output_order"])
         .takes(NAMES),
-    Spec::new(Id::CommandGetkeys, "command|getkeys", -4, "server", "Finds the keys in a command")
-        .since("2.8.13")
-        .costs("O(N) with N arguments")
-        .flags(LOADING, SLOW_CONNECTION),
     Spec::new(
-        Id::CommandGetkeysandflags,
+        CommandId::CommandGetkeys,
+        "command|getkeys",
+        -4,
+        "server",
+        "Finds the keys in a command",
+    )
+    .since("2.8.13")
+    .costs("O(N) with N arguments")
+    .flags(LOADING, SLOW_CONNECTION),
+    Spec::new(
+        CommandId::CommandGetkeysandflags,
         "command|getkeysandflags",
         -4,
         "server",
@@ -191,16 +209,16 @@ const COMMAND: &[Spec] = &[
     .since("7.0.0")
     .costs("O(N) with N arguments")
     .flags(LOADING, SLOW_CONNECTION),
-    Spec::new(Id::CommandHelp, "command|help", 2, "server", "Lists the subcommands")
+    Spec::new(CommandId::CommandHelp, "command|help", 2, "server", "Lists the subcommands")
         .since("5.0.0")
         .flags(LOADING, SLOW_CONNECTION),
-    Spec::new(Id::CommandInfo, "command|info", -2, "server", "Describes commands")
+    Spec::new(CommandId::CommandInfo, "command|info", -2, "server", "Describes commands")
         .since("2.8.13")
         .costs("O(N) with N names")
         .flags(LOADING, SLOW_CONNECTION)
         .tips(&["nondeterministic_output_order"])
         .takes(NAMES),
-    Spec::new(Id::CommandList, "command|list", -2, "server", "Lists the names of commands")
+    Spec::new(CommandId::CommandList, "command|list", -2, "server", "Lists the names of commands")
         .since("7.0.0")
         .costs("O(N) with N commands")
         .flags(LOADING, SLOW_CONNECTION)
@@ -218,16 +236,16 @@ const COMMAND: &[Spec] = &[
 ];
 
 const CONFIG: &[Spec] = &[
-    Spec::new(Id::ConfigGet, "config|get", -3, "server", "Tells settings by their names")
+    Spec::new(CommandId::ConfigGet, "config|get", -3, "server", "Tells settings by their names")
         .since("2.0.0")
         .costs("O(N) with N patterns")
         .flags(PER_SERVER, ADMIN)
         .takes(&[Argument::new("parameter", "pattern").flagged(MULTIPLE)]),
-    Spec::new(Id::ConfigHelp, "config|help", 2, "server", "Lists the subcommands")
+    Spec::new(CommandId::ConfigHelp, "config|help", 2, "server", "Lists the subcommands")
         .since("5.0.0")
         .flags(LOADING, &["@slow"]),
     Spec::new(
-        Id::ConfigResetstat,
+        CommandId::ConfigResetstat,
         "config|resetstat",
         2,
         "server",
@@ -242,51 +260,57 @@ const EXISTENCE: &[&str] = &["RO"];
 
 /// Every command, sorted by name.
 pub static TABLE: &[Spec] = &[
-    Spec::new(Id::Auth, "auth", -2, "connection", "Logs in; there is no password to give yet")
-        .flags(HANDSHAKE, FAST_CONNECTION)
-        .takes(&[
-            Argument::new("username", "string").flagged(OPTIONAL),
-            Argument::new("password", "string"),
-        ]),
-    Spec::new(Id::Client, "client", -2, "connection", "Contains commands about connections")
+    Spec::new(
+        CommandId::Auth,
+        "auth",
+        -2,
+        "connection",
+        "Logs in; there is no password to give yet",
+    )
+    .flags(HANDSHAKE, FAST_CONNECTION)
+    .takes(&[
+        Argument::new("username", "string").flagged(OPTIONAL),
+        Argument::new("password", "string"),
+    ]),
+    Spec::new(CommandId::Client, "client", -2, "connection", "Contains commands about connections")
         .since("2.4.0")
         .flags(&[], &["@slow"])
         .costs("Depends on the subcommand")
         .contains(CLIENT),
-    Spec::new(Id::Command, "command", -1, "server", "Describes all commands")
+    Spec::new(CommandId::Command, "command", -1, "server", "Describes all commands")
         .since("2.8.13")
         .flags(LOADING, SLOW_CONNECTION)
         .costs("O(N) with N commands")
         .tips(&["nondeterministic_output_order"])
         .contains(COMMAND),
-    Spec::new(Id::Config, "config", -2, "server", "Contains commands about settings")
+    Spec::new(CommandId::Config, "config", -2, "server", "Contains commands about settings")
         .since("2.0.0")
         .flags(&[], &["@slow"])
         .costs("Depends on the subcommand")
         .contains(CONFIG),
-    Spec::new(Id::Dbsize, "dbsize", 1, "server", "Estimates the number of keys")
+    Spec::new(CommandId::Dbsize, "dbsize", 1, "server", "Estimates the number of keys")
         .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
         .tips(&["request_policy:all_shards", "response_policy:agg_sum"]),
-    Spec::new(Id::Echo, "echo", 2, "connection", "Gives its argument back")
+    Spec::new(CommandId::Echo, "echo", 2, "connection", "Gives its argument back")
         .flags(&["loading", "stale", "fast"], FAST_CONNECTION)
         .takes(&[Argument::new("message", "string")]),
-    Spec::new(Id::Exists, "exists", -2, "generic", "Counts how many of its keys exist")
+    Spec::new(CommandId::Exists, "exists", -2, "generic", "Counts how many of its keys exist")
         .costs("O(N) with N keys")
         .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
         .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
         .many_keys(EXISTENCE)
         .takes(&[KEYS]),
-    Spec::new(Id::Get, "get", 2, "string", "Reads a value")
+    Spec::new(CommandId::Get, "get", 2, "string", "Reads a value")
         .flags(READ_FAST, &["@read", "@string", "@fast"])
         .one_key(ACCESS)
         .takes(&[KEY]),
-    Spec::new(Id::Getrange, "getrange", 4, "string", "Reads a part of a value")
+    Spec::new(CommandId::Getrange, "getrange", 4, "string", "Reads a part of a value")
         .since("2.4.0")
         .costs("O(N) with N bytes of the value")
         .flags(READ, &["@read", "@string", "@slow"])
         .one_key(ACCESS)
         .takes(&[KEY, Argument::new("start", "integer"), Argument::new("end", "integer")]),
-    Spec::new(Id::Hello, "hello", -1, "connection", "Chooses the protocol")
+    Spec::new(CommandId::Hello, "hello", -1, "connection", "Chooses the protocol")
         .since("6.0.0")
         .flags(HANDSHAKE, FAST_CONNECTION)
         .takes(&[Argument {
@@ -309,23 +333,29 @@ pub static TABLE: &[Spec] = &[
                 Argument::new("clientname", "string").after("SETNAME").flagged(OPTIONAL),
             ],
         }]),
-    Spec::new(Id::Info, "info", -1, "server", "Reports on the node")
+    Spec::new(CommandId::Info, "info", -1, "server", "Reports on the node")
         .flags(LOADING, &["@slow", "@dangerous"])
         .tips(&["nondeterministic_output", "request_policy:all_shards", "response_policy:special"])
         .takes(&[Argument::new("section", "string").flagged(ANY_NUMBER)]),
-    Spec::new(Id::Keys, "keys", 2, "generic", "Lists the keys that match a pattern, in order")
-        .costs("O(N) with N keys that begin like the pattern")
-        .flags(READ, &["@keyspace", "@read", "@slow", "@dangerous"])
-        .tips(&["request_policy:all_shards"])
-        .takes(&[Argument::new("pattern", "pattern")]),
-    Spec::new(Id::Mget, "mget", -2, "string", "Reads several values")
+    Spec::new(
+        CommandId::Keys,
+        "keys",
+        2,
+        "generic",
+        "Lists the keys that match a pattern, in order",
+    )
+    .costs("O(N) with N keys that begin like the pattern")
+    .flags(READ, &["@keyspace", "@read", "@slow", "@dangerous"])
+    .tips(&["request_policy:all_shards"])
+    .takes(&[Argument::new("pattern", "pattern")]),
+    Spec::new(CommandId::Mget, "mget", -2, "string", "Reads several values")
         .costs("O(N) with N keys")
         .flags(READ_FAST, &["@read", "@string", "@fast"])
         .tips(&["request_policy:multi_shard"])
         .many_keys(ACCESS)
         .takes(&[KEYS]),
     Spec::new(
-        Id::MrRange,
+        CommandId::MrRange,
         "mr.range",
         -3,
         "generic",
@@ -341,25 +371,31 @@ pub static TABLE: &[Spec] = &[
         Argument::new("limit", "integer").after("LIMIT").flagged(OPTIONAL),
         Argument::word("novalues", "NOVALUES").flagged(OPTIONAL),
     ]),
-    Spec::new(Id::Ping, "ping", -1, "connection", "Answers")
+    Spec::new(CommandId::Ping, "ping", -1, "connection", "Answers")
         .flags(&["fast"], FAST_CONNECTION)
         .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
         .takes(&[Argument::new("message", "string").flagged(OPTIONAL)]),
-    Spec::new(Id::Pttl, "pttl", 2, "generic", "Tells a key's time to live in milliseconds")
+    Spec::new(CommandId::Pttl, "pttl", 2, "generic", "Tells a key's time to live in milliseconds")
         .since("2.6.0")
         .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
         .tips(&["nondeterministic_output"])
         .one_key(ACCESS)
         .takes(&[KEY]),
-    Spec::new(Id::Quit, "quit", -1, "connection", "Closes the connection")
+    Spec::new(CommandId::Quit, "quit", -1, "connection", "Closes the connection")
         .flags(HANDSHAKE, FAST_CONNECTION),
-    Spec::new(Id::Randomkey, "randomkey", 1, "generic", "Gives some key")
+    Spec::new(CommandId::Randomkey, "randomkey", 1, "generic", "Gives some key")
         .flags(READ, &["@keyspace", "@read", "@slow"])
         .tips(&["request_policy:all_shards", "nondeterministic_output"]),
-    Spec::new(Id::Reset, "reset", 1, "connection", "Sets the connection back to its beginning")
-        .since("6.2.0")
-        .flags(HANDSHAKE, FAST_CONNECTION),
-    Spec::new(Id::Scan, "scan", -2, "generic", "Lists keys piece by piece, in order")
+    Spec::new(
+        CommandId::Reset,
+        "reset",
+        1,
+        "connection",
+        "Sets the connection back to its beginning",
+    )
+    .since("6.2.0")
+    .flags(HANDSHAKE, FAST_CONNECTION),
+    Spec::new(CommandId::Scan, "scan", -2, "generic", "Lists keys piece by piece, in order")
         .since("2.8.0")
         .costs("O(COUNT) for every call")
         .flags(READ, &["@keyspace", "@read", "@slow"])
@@ -370,27 +406,33 @@ pub static TABLE: &[Spec] = &[
             Argument::new("count", "integer").after("COUNT").flagged(OPTIONAL),
             Argument::new("type", "string").after("TYPE").flagged(OPTIONAL),
         ]),
-    Spec::new(Id::Select, "select", 2, "connection", "Chooses the database; there is only 0")
-        .flags(&["loading", "stale", "fast"], FAST_CONNECTION)
-        .takes(&[Argument::new("index", "integer")]),
-    Spec::new(Id::Strlen, "strlen", 2, "string", "Tells the length of a value")
+    Spec::new(
+        CommandId::Select,
+        "select",
+        2,
+        "connection",
+        "Chooses the database; there is only 0",
+    )
+    .flags(&["loading", "stale", "fast"], FAST_CONNECTION)
+    .takes(&[Argument::new("index", "integer")]),
+    Spec::new(CommandId::Strlen, "strlen", 2, "string", "Tells the length of a value")
         .since("2.2.0")
         .flags(READ_FAST, &["@read", "@string", "@fast"])
         .one_key(EXISTENCE)
         .takes(&[KEY]),
-    Spec::new(Id::Substr, "substr", 4, "string", "Reads a part of a value")
+    Spec::new(CommandId::Substr, "substr", 4, "string", "Reads a part of a value")
         .costs("O(N) with N bytes of the value")
         .flags(READ, &["@read", "@string", "@slow"])
         .deprecated("2.0.0", "`GETRANGE`")
         .one_key(ACCESS)
         .takes(&[KEY, Argument::new("start", "integer"), Argument::new("end", "integer")]),
-    Spec::new(Id::Ttl, "ttl", 2, "generic", "Tells a key's time to live in seconds")
+    Spec::new(CommandId::Ttl, "ttl", 2, "generic", "Tells a key's time to live in seconds")
         .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
         .tips(&["nondeterministic_output"])
         .one_key(ACCESS)
         .takes(&[KEY]),
     Spec::new(
-        Id::Type,
+        CommandId::Type,
         "type",
         2,
         "generic",
