@@ -1,7 +1,7 @@
 //! Read-ahead of one table's blocks, the same in both directions.
 //!
-//! 1. A seek fetches one block through the cache, and, if the iterator's past says how much is
-//!    usually read after a seek, the rest of that in a second read at the same time.
+//! 1. A seek fetches one block through the cache; or, if the iterator's past says how much is
+//!    usually read after a seek, just that much at once, and no more until it is used up.
 //! 2. Whenever the consumer has used a chunk up, the window doubles, up to [`WINDOW_MAX`]; blocks
 //!    that lie one behind the other are fetched as one chunk, several chunks at a time.
 //! 3. Blocks that are in the cache already are taken from there.
@@ -59,6 +59,8 @@ pub(crate) struct ReadAhead {
     chunks: VecDeque<Chunk>,
     scheduled: usize,
     window: usize,
+    /// Bytes that a seek asked for at once: until they are used up nothing more is fetched.
+    quota: usize,
     /// Bytes consumed since the last seek.
     consumed: usize,
     keep: bool,
@@ -76,6 +78,7 @@ impl ReadAhead {
             chunks: VecDeque::new(),
             scheduled: 0,
             window: 0,
+            quota: 0,
             consumed: 0,
             keep,
         }
@@ -105,15 +108,17 @@ impl ReadAhead {
         self.consumed = 0;
         self.direction = direction;
         self.window = window.min(WINDOW_MAX);
+        self.quota = if self.window < WINDOW_MAX { self.window } else { 0 };
         self.more = self.walk.go(position).await?;
         if !self.more {
             return Ok(false);
         }
-        let handle = self.walk.handle();
-        self.schedule_single(handle)?;
-        self.advance(bound).await?;
         if self.window > 0 {
             self.top_up(bound).await?;
+        } else {
+            let handle = self.walk.handle();
+            self.schedule_single(handle)?;
+            self.advance(bound).await?;
         }
         Ok(true)
     }
@@ -177,7 +182,9 @@ impl ReadAhead {
 
     /// Schedules chunks until the window is full.
     async fn top_up(&mut self, bound: Option<&[u8]>) -> Result<()> {
-        let chunk_max = (self.window / 2).clamp(1, CHUNK_MAX);
+        // What a seek asks for is one read; a stream is several, so that one is always under way.
+        let chunks = if self.consumed < self.quota { 1 } else { 2 };
+        let chunk_max = (self.window / chunks).clamp(1, CHUNK_MAX);
         while self.more && self.scheduled < self.window {
             let first = self.walk.handle();
             let key = BlockKey { table: self.slot, offset: first.offset };
@@ -246,7 +253,11 @@ impl ReadAhead {
                 self.scheduled -= chunk.bytes;
                 self.chunks.pop_front();
                 // Keep the device busy while what is left is consumed.
-                if !self.chunks.is_empty() && self.more && self.scheduled < self.window / 2 {
+                if self.consumed >= self.quota
+                    && !self.chunks.is_empty()
+                    && self.more
+                    && self.scheduled < self.window / 2
+                {
                     self.widen();
                     self.top_up(bound).await?;
                 }

@@ -777,6 +777,10 @@ impl Inner {
             backlog.other.push_back((id.token, op));
         } else {
             driver.stage(id.token, op);
+            // One task may start many reads: the device should not idle until the last of them.
+            if driver.staged() >= STAGED_MAX {
+                driver.submit();
+            }
         }
         id
     }

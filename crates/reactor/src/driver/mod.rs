@@ -173,6 +173,10 @@ pub trait Driver {
     /// Asks for an operation to end early; its completion still comes.
     fn cancel(&mut self, token: Token);
 
+    /// Hands what is staged to the device now, without looking for completions. A driver for
+    /// which that makes no difference does nothing.
+    fn submit(&mut self) {}
+
     /// Operations staged and not yet submitted.
     fn staged(&self) -> usize;
 

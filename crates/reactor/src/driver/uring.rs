@@ -199,6 +199,10 @@ impl Driver for UringDriver {
         self.cancels.push(token);
     }
 
+    fn submit(&mut self) {
+        self.submit_staged();
+    }
+
     fn staged(&self) -> usize {
         self.staged + self.cancels.len()
     }
