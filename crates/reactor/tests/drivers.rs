@@ -751,3 +751,89 @@ fn the_driver_that_was_asked_for_serves() {
     // Auto finds something everywhere.
     name(DriverKind::Auto);
 }
+
+/// What a container's filter does: io_uring is forbidden for this thread and those it starts.
+fn forbid_io_uring() {
+    const fn step(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+        libc::sock_filter { code: code as u16, jt, jf, k }
+    }
+    // The number of the system call is the first word of what the filter sees.
+    let mut filter = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_io_uring_setup as u32, 0, 1),
+        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: takes numbers only.
+    let done = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    assert_eq!(done, 0, "{}", io::Error::last_os_error());
+    // SAFETY: `program` and the filter it names are live; the kernel copies them.
+    let done =
+        unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
+    assert_eq!(done, 0, "{}", io::Error::last_os_error());
+}
+
+/// Collects the text of warnings.
+#[derive(Clone, Default)]
+struct Warnings(Arc<std::sync::atomic::AtomicUsize>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, about: &tracing::Metadata<'_>) -> bool {
+        *about.level() == tracing::Level::WARN
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Text<'a>(&'a Warnings);
+        impl tracing::field::Visit for Text<'_> {
+            fn record_debug(&mut self, field: &tracing::field::Field, text: &dyn std::fmt::Debug) {
+                if field.name() == "message" && format!("{text:?}").contains("io_uring is not") {
+                    self.0.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                }
+            }
+        }
+        event.record(&mut Text(self));
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn where_io_uring_is_forbidden_epoll_serves_and_it_is_said_once() {
+    let warnings = Warnings::default();
+    let path = data_file("forbidden");
+    let collector = warnings.clone();
+    // On a thread of its own, as the filter stays.
+    thread::spawn(move || {
+        forbid_io_uring();
+        let error = run(&config(DriverKind::Uring), |_| async {}).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        assert!(error.to_string().contains("io_uring"), "{error}");
+        tracing::subscriber::with_default(collector, || {
+            let all = processors();
+            let config = RuntimeConfig {
+                processors: vec![all[0], all[all.len() - 1]],
+                ..config(DriverKind::Auto)
+            };
+            let names = run(&config, move |core| {
+                let path = path.clone();
+                async move {
+                    let file = core.attach(&core.open(&path, false).await.unwrap());
+                    read_many(&core, &file, 10, 100).await;
+                    core.driver_name()
+                }
+            });
+            assert_eq!(names.unwrap(), ["epoll", "epoll"]);
+        });
+    })
+    .join()
+    .unwrap();
+    assert_eq!(warnings.0.load(std::sync::atomic::Ordering::Relaxed), 1, "said once, not per core");
+}
