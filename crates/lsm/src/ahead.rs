@@ -133,6 +133,7 @@ impl ReadAhead {
     ) -> Result<()> {
         self.chunks.clear();
         self.scheduled = 0;
+        self.quota = 0;
         self.direction = direction;
         self.more = self.walk.go(Position::AtOrBehind(at)).await?;
         if self.more {

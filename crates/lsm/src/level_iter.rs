@@ -43,6 +43,9 @@ pub(crate) struct LevelIter {
     global: Option<u64>,
     /// Bytes that were read after a seek lately; what the next seek reads at once.
     learned: usize,
+    /// Which way the iterator went after its seeks lately: RocksDB's users seek and then go back
+    /// as readily as on.
+    habit: Direction,
     /// Bytes consumed since the last seek in tables left behind.
     passed: usize,
     positioned: bool,
@@ -70,6 +73,7 @@ impl LevelIter {
             direction: Direction::Forward,
             global: None,
             learned: expected_bytes,
+            habit: Direction::Forward,
             passed: 0,
             positioned: false,
         }
@@ -125,11 +129,14 @@ impl LevelIter {
         }
     }
 
-    /// Learns how much is read after a seek, before the next one.
-    fn learn(&mut self) {
+    /// Learns how much is read after a seek and in which direction, before the next one.
+    fn learn(&mut self, direction: Direction) {
         if self.positioned {
             let consumed = self.passed + self.ahead.as_ref().map_or(0, ReadAhead::consumed);
             self.learned = self.learned / 2 + consumed / 2;
+            self.habit = self.direction;
+        } else {
+            self.habit = direction;
         }
         self.passed = 0;
         self.positioned = true;
@@ -137,7 +144,7 @@ impl LevelIter {
 
     /// Goes to the first entry in a direction from a position. Suspends for blocks.
     pub async fn seek(&mut self, position: Position<'_>, direction: Direction) -> Result<()> {
-        self.learn();
+        self.learn(direction);
         self.cursor.reset();
         self.block = None;
         let found = {
@@ -159,8 +166,23 @@ impl LevelIter {
             }
         };
         // A bit less than was learned would cost another read at the end; a bit more, little.
-        let window = if self.learned > 0 { self.learned + self.learned / 8 } else { 0 };
-        self.enter(found, position, direction, window).await?;
+        let window = self.learned + self.learned / 8;
+        let habit = if window > 0 { self.habit } else { direction };
+        self.enter(found, position, habit, window).await?;
+        if habit != direction
+            && let Position::AtOrBehind(key) | Position::AtOrBefore(key) = position
+        {
+            // What lies the usual way is being read; the entry itself is in the first block, or
+            // the first one of its neighbour on the other side.
+            if self.take_block(habit, position).await? || self.at >= self.slots.len() {
+                return Ok(());
+            }
+            let bounds = self.bounds.clone();
+            if let Some(ahead) = &mut self.ahead {
+                ahead.turn(key, direction, bounds.ahead(direction)).await?;
+            }
+            self.direction = direction;
+        }
         self.settle(direction, position).await
     }
 
@@ -194,31 +216,36 @@ impl LevelIter {
     /// Takes blocks until the cursor stands on the first entry from a position.
     async fn settle(&mut self, direction: Direction, position: Position<'_>) -> Result<()> {
         while self.at < self.slots.len() {
-            let bounds = self.bounds.clone();
-            let Some(ahead) = &mut self.ahead else { return Ok(()) };
-            let Some(block) = ahead.next(bounds.ahead(direction)).await? else {
-                // The table has no more; unless it ended at the bound, the next one may.
-                if !self.next_table(direction).await? {
-                    return Ok(());
-                }
-                continue;
-            };
-            let (data, layout) = (&block.data, block.entries());
-            let found = match position {
-                Position::First => self.cursor.seek_to_first(data, layout),
-                Position::Last => self.cursor.seek_to_last(data, layout),
-                Position::AtOrBehind(key) => self.cursor.seek(data, layout, self.comparator, key),
-                Position::AtOrBefore(key) => {
-                    self.cursor.seek_for_prev(data, layout, self.comparator, key)
-                }
-            };
-            let found = found.map_err(|e| self.format(&e))?;
-            self.block = Some(block);
-            if found {
+            if self.take_block(direction, position).await? {
+                return Ok(());
+            }
+            // The table has no more; unless it ended at the bound, the next one may.
+            if self.block.is_none() && !self.next_table(direction).await? {
                 return Ok(());
             }
         }
         Ok(())
+    }
+
+    /// Takes the next block and looks for the position in it; true when the cursor stands there.
+    /// No block is held afterwards if there was none.
+    async fn take_block(&mut self, direction: Direction, position: Position<'_>) -> Result<bool> {
+        self.block = None;
+        let bounds = self.bounds.clone();
+        let Some(ahead) = &mut self.ahead else { return Ok(false) };
+        let Some(block) = ahead.next(bounds.ahead(direction)).await? else { return Ok(false) };
+        let (data, layout) = (&block.data, block.entries());
+        let found = match position {
+            Position::First => self.cursor.seek_to_first(data, layout),
+            Position::Last => self.cursor.seek_to_last(data, layout),
+            Position::AtOrBehind(key) => self.cursor.seek(data, layout, self.comparator, key),
+            Position::AtOrBefore(key) => {
+                self.cursor.seek_for_prev(data, layout, self.comparator, key)
+            }
+        };
+        let found = found.map_err(|e| self.format(&e))?;
+        self.block = Some(block);
+        Ok(found)
     }
 
     /// Leaves the table for its neighbour, keeping the pace of the read-ahead.

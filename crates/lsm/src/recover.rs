@@ -89,6 +89,21 @@ pub(crate) async fn manifest(core: &Core, dir: &Dir, name: &str) -> Result<Manif
         Some(LogEnd::Unsupported { offset, what }) => {
             Err(Error::new(Kind::Unsupported, format!("{name} at offset {offset}: {what}")))
         }
+        Some(LogEnd::Truncated { offset } | LogEnd::StaleTail { offset }) => {
+            // A torn last record is what a killed writer leaves, unless more comes behind it.
+            let scan = DamageScan::new(&reader, *offset, 0);
+            if let Some(later) = look_behind(core, dir, name, scan).await? {
+                return Err(Error::new(
+                    Kind::Corruption,
+                    format!(
+                        "{name} at offset {offset}: a record cut short, and a valid one behind \
+                         it at {}",
+                        later.offset
+                    ),
+                ));
+            }
+            replay.finish().map_err(|e| Error::format(name, &e))
+        }
         _ => replay.finish().map_err(|e| Error::format(name, &e)),
     }
 }
