@@ -107,6 +107,7 @@ impl Worker {
                 IterOptions {
                     fill_cache: true,
                     expected: Some(self.nexts as usize + 1),
+                    expected_backward: self.reverse,
                     ..IterOptions::default()
                 },
             )?;

@@ -38,6 +38,8 @@ pub struct IterOptions<'a> {
     pub fill_cache: bool,
     /// About how many entries will be read after each seek, if known: read at once.
     pub expected: Option<usize>,
+    /// Whether these entries lie before what is sought rather than behind it.
+    pub expected_backward: bool,
 }
 
 enum Source {
@@ -109,6 +111,7 @@ impl Iter {
                 &bounds,
                 options.fill_cache,
                 expected,
+                options.expected_backward,
             )))
         };
         let mut tombstone_slots = Vec::new();

@@ -44,8 +44,8 @@ pub(crate) struct LevelIter {
     /// Bytes that were read after a seek lately; what the next seek reads at once.
     learned: usize,
     /// Which way the iterator went after its seeks lately: RocksDB's users seek and then go back
-    /// as readily as on.
-    habit: Direction,
+    /// as readily as on. Nothing known: the way of the seek.
+    habit: Option<Direction>,
     /// Bytes consumed since the last seek in tables left behind.
     passed: usize,
     positioned: bool,
@@ -59,6 +59,7 @@ impl LevelIter {
         bounds: &Rc<Bounds>,
         keep: bool,
         expected_bytes: usize,
+        expected_backward: bool,
     ) -> LevelIter {
         LevelIter {
             reader: reader.clone(),
@@ -73,7 +74,7 @@ impl LevelIter {
             direction: Direction::Forward,
             global: None,
             learned: expected_bytes,
-            habit: Direction::Forward,
+            habit: expected_backward.then_some(Direction::Backward),
             passed: 0,
             positioned: false,
         }
@@ -130,13 +131,11 @@ impl LevelIter {
     }
 
     /// Learns how much is read after a seek and in which direction, before the next one.
-    fn learn(&mut self, direction: Direction) {
+    fn learn(&mut self) {
         if self.positioned {
             let consumed = self.passed + self.ahead.as_ref().map_or(0, ReadAhead::consumed);
             self.learned = self.learned / 2 + consumed / 2;
-            self.habit = self.direction;
-        } else {
-            self.habit = direction;
+            self.habit = Some(self.direction);
         }
         self.passed = 0;
         self.positioned = true;
@@ -144,7 +143,7 @@ impl LevelIter {
 
     /// Goes to the first entry in a direction from a position. Suspends for blocks.
     pub async fn seek(&mut self, position: Position<'_>, direction: Direction) -> Result<()> {
-        self.learn(direction);
+        self.learn();
         self.cursor.reset();
         self.block = None;
         let found = {
@@ -167,7 +166,7 @@ impl LevelIter {
         };
         // A bit less than was learned would cost another read at the end; a bit more, little.
         let window = self.learned + self.learned / 8;
-        let habit = if window > 0 { self.habit } else { direction };
+        let habit = self.habit.filter(|_| window > 0).unwrap_or(direction);
         self.enter(found, position, habit, window).await?;
         if habit != direction
             && let Position::AtOrBehind(key) | Position::AtOrBefore(key) = position

@@ -238,6 +238,7 @@ async fn walk_at_random(reader: &Reader, model: &Model, seed: u64) {
             prefix,
             fill_cache: walk % 2 == 0,
             expected: (walk % 3 == 0).then_some(40),
+            expected_backward: walk % 5 == 0,
             ..IterOptions::default()
         };
         let mut iter = reader.iter(0, options).unwrap();
