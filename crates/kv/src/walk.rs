@@ -177,6 +177,7 @@ impl Walk {
             snapshot: self.snapshot.as_ref(),
             fill_cache: false,
             expected: self.expected,
+            expected_backward: self.reverse,
         };
         let mut iter = self.state.reader.iter(FAMILY, options)?;
         match (self.last.take(), self.reverse) {
