@@ -606,7 +606,7 @@ on_every_driver! {
                                 });
                             }
                             let socket = listener.accept().await.unwrap();
-                            for _ in 0..100 {
+                            for _ in 0..30 {
                                 let (result, bytes) = socket.recv(Vec::new(), 1).await;
                                 assert_eq!(result.unwrap(), 1);
                                 read_many(&core, &file, 1, 1).await;
@@ -617,7 +617,7 @@ on_every_driver! {
                     |addr| {
                         let mut stream = TcpStream::connect(addr).unwrap();
                         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-                        for n in 0..100 {
+                        for n in 0..30 {
                             stream.write_all(&[n]).unwrap();
                             let mut back = [0];
                             stream.read_exact(&mut back).unwrap();

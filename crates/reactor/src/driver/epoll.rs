@@ -20,7 +20,9 @@
 //! which is the second look that `sleep` asks for.
 //!
 //! Compared with io_uring: two system calls more per blocking socket operation, and two thread
-//! switches per disk read. As many reads are in flight as there are threads ([`READERS`]).
+//! switches per disk read. As many reads are in flight as there are threads ([`READERS`]). They
+//! share the core's processor, so a core that spins (`PollMode::Always`) competes with its own
+//! reads: here that mode gains nothing.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
