@@ -109,6 +109,8 @@ impl ReadAhead {
         self.direction = direction;
         self.window = window.min(WINDOW_MAX);
         self.quota = if self.window < WINDOW_MAX { self.window } else { 0 };
+        // Should this be dropped or fail on its way, there is nothing to go on with.
+        self.more = false;
         self.more = self.walk.go(position).await?;
         if !self.more {
             return Ok(false);
@@ -135,6 +137,7 @@ impl ReadAhead {
         self.scheduled = 0;
         self.quota = 0;
         self.direction = direction;
+        self.more = false;
         self.more = self.walk.go(Position::AtOrBehind(at)).await?;
         if self.more {
             self.advance(bound).await?;

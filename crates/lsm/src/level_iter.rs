@@ -168,6 +168,10 @@ impl LevelIter {
         let window = self.learned + self.learned / 8;
         let habit = self.habit.filter(|_| window > 0).unwrap_or(direction);
         self.enter(found, position, habit, window).await?;
+        if self.at >= self.slots.len() {
+            // Nowhere: what the read-ahead holds belongs to the table left.
+            return Ok(());
+        }
         if habit != direction
             && let Position::AtOrBehind(key) | Position::AtOrBefore(key) = position
         {
