@@ -316,7 +316,7 @@ fn a_check_of_an_undamaged_database_finds_nothing() {
     messy(&dir.0, 11);
     let report = checked(&dir.0);
     assert_eq!(report.damages, [], "{report:?}");
-    assert!(report.entries > 1000 && report.files > 5);
+    assert!(report.entries > 500 && report.files > 3, "{report:?}");
 }
 
 #[test]
@@ -349,7 +349,7 @@ fn a_directory_without_a_database_and_a_damaged_table_say_so() {
     std::fs::write(&victim, bytes).unwrap();
     let name = victim.file_name().unwrap().to_string_lossy().into_owned();
     let report = checked(&dir.0);
-    assert!(report.entries > 1000 && report.blocks > 10);
+    assert!(report.entries > 500 && report.blocks > 10, "{report:?}");
     assert_eq!(report.damages.len(), 1, "{report:?}");
     assert_eq!((&report.damages[0].file, report.damages[0].offset), (&name, Some(0)));
     with_reader(&dir.0, OpenOptions::default(), move |_, reader| {
