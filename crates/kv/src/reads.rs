@@ -157,7 +157,11 @@ async fn scan_piece(
     Ok(Some(piece))
 }
 
-/// `RANDOMKEY`: the first key behind a random point between the first and the last.
+/// Up to so many keys `RANDOMKEY` counts its way to one of them, each as likely as another.
+const RANDOM_WALK_KEYS: u64 = 1024;
+
+/// `RANDOMKEY`: of few keys any; of many the first behind a random point between the first and
+/// the last.
 pub(crate) async fn random_key(state: &Rc<CoreState>, protocol: Protocol) -> Vec<u8> {
     let mut reply = Vec::new();
     let mut writer = Writer::new(&mut reply, protocol);
@@ -171,6 +175,20 @@ pub(crate) async fn random_key(state: &Rc<CoreState>, protocol: Protocol) -> Vec
 
 async fn find_random_key(state: &Rc<CoreState>) -> lsm::Result<Option<Vec<u8>>> {
     let mut iter = state.reader.iter(FAMILY, IterOptions::default())?;
+    let keys = state.reader.approximate_keys(FAMILY)?;
+    if keys <= RANDOM_WALK_KEYS {
+        // The count is an estimate: what lies beyond the end counts as the last key.
+        let mut key = None;
+        iter.seek_to_first().await?;
+        for _ in 0..=state.core.random_u64() % keys.max(1) {
+            if !iter.valid() {
+                break;
+            }
+            key = Some(iter.key().to_vec());
+            iter.next().await?;
+        }
+        return Ok(key);
+    }
     iter.seek_to_last().await?;
     let last = iter.key().to_vec();
     iter.seek_to_first().await?;

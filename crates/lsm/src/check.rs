@@ -160,12 +160,14 @@ impl CheckReport {
     }
 }
 
-/// The offset that an error's text names, if it does.
+/// The offset that an error's text names first, if it does: "at offset 5", "at 5".
 fn offset_in(error: &Error) -> Option<u64> {
     let text = error.to_string();
-    let rest = &text[text.find(" at offset ")? + " at offset ".len()..];
-    let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-    rest[..digits].parse().ok()
+    text.split(" at ").skip(1).find_map(|rest| {
+        let rest = rest.strip_prefix("offset ").unwrap_or(rest);
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        rest[..digits].parse().ok()
+    })
 }
 
 /// The file that an error's text begins with, if it does.

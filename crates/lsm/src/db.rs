@@ -22,7 +22,7 @@ use crate::blob::BlobFile;
 use crate::error::{Error, Kind, Result};
 use crate::reader::Reader;
 use crate::recover;
-use crate::recovery_plan::{Listed, RecoveryPlan};
+use crate::recovery_plan::{Listed, RecoveryPlan, first_log};
 use crate::table::Table;
 use crate::version::{Family, Level, Slot, Version};
 
@@ -124,6 +124,19 @@ impl Db {
         let plan = RecoveryPlan::new(&manifest, &listed)?;
         for blob in &plan.blobs_missing {
             warnings.push(format!("{} is missing", FileName::Blob(*blob)));
+        }
+        if plan.logs.is_empty()
+            && let Some(elsewhere) =
+                logs_elsewhere(core, dir, options_file.as_ref(), &manifest).await
+        {
+            return Err(Error::new(
+                Kind::Unsupported,
+                format!(
+                    "{}: its logs are in another directory, {elsewhere} (wal_dir): open and close \
+                     it with RocksDB, or copy the logs here",
+                    dir.path().display()
+                ),
+            ));
         }
         let mut recovered =
             recover::logs(core, dir, &plan, &manifest, options, &mut warnings).await?;
@@ -268,6 +281,26 @@ pub(crate) async fn lock(dir: &Dir) -> Result<LockGuard> {
         ),
         _ => Error::io(dir.path().join("LOCK").display(), &e),
     })
+}
+
+/// The log directory that the options name, if it is another one and holds logs that count.
+async fn logs_elsewhere(
+    core: &Core,
+    dir: &Dir,
+    options_file: Option<&OptionsFile>,
+    manifest: &ManifestState,
+) -> Option<String> {
+    let named = options_file?.db("wal_dir").filter(|named| !named.is_empty())?;
+    if Path::new(named) == dir.path() {
+        return None;
+    }
+    let first = first_log(manifest);
+    let entries = core.list(Path::new(named)).await.ok()?;
+    let counts = |entry: &DirEntry| {
+        matches!(FileName::parse(&entry.name), Some(FileName::Wal(n)) if n >= first)
+            && entry.size > 0
+    };
+    entries.iter().any(counts).then(|| named.to_owned())
 }
 
 async fn newest_options(dir: &Dir, entries: &[DirEntry]) -> Option<OptionsFile> {

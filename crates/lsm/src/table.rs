@@ -188,7 +188,10 @@ impl Table {
         let bytes = fs::read(&file, size - len, len as usize)
             .await
             .map_err(|e| Error::io(format_args!("{name} at offset {}", size - len), &e))?;
-        let footer = Footer::parse(&bytes, size).map_err(format)?;
+        let footer = Footer::parse(&bytes, size).map_err(|e| {
+            let offset = size.saturating_sub(FOOTER_BYTES as u64);
+            Error::format(format_args!("{name} at offset {offset}"), &e)
+        })?;
         let tail =
             Tail { file, bytes, offset: size - len, check: footer.check, limit: footer.offset };
 
