@@ -288,7 +288,7 @@ fn cached(setup: &Setup, name: &'static str) -> Vec<Work> {
     works
 }
 
-/// We tell our iterator how many entries will be read. RocksDB's has no such option but a size to
+/// We tell our iterator how many entries will be read, and which way. RocksDB's has no such option but a size to
 /// read ahead, which few set; so it is measured with its default, and beside it with that.
 fn seeks(setup: &Setup) -> Vec<Work> {
     let flags = ["seekrandom", "--nexts", "50", "--readahead"];

@@ -102,6 +102,7 @@ pub fn scan(range: Range, source: Source) -> Result<Verdict, Failure> {
             lower: range.from,
             upper: range.to,
             expected: range.limit.and_then(|limit| usize::try_from(limit).ok()),
+            expected_backward: range.reverse,
             ..IterOptions::default()
         };
         let walk = async {
