@@ -30,7 +30,6 @@ use crate::info::{CoreReport, Report};
 use crate::output::Output;
 use crate::reads::{self, ScanOrder};
 use crate::refusal::Refusal;
-use crate::settings::Settings;
 use crate::state::{CoreState, FAMILY, KvStats, Share};
 use crate::stream::{KEYS_PER_LOOKUP, LookupStream, Piece, RangeStream, Rest, Stream};
 use crate::walk::Walk;
@@ -254,7 +253,7 @@ impl Session {
                 }
                 Ok(Progress::Incomplete(missing)) => break Some(missing),
                 Err(error) => {
-                    error.write_to(self.tail());
+                    self.append(|output| error.write_to(output.tail()));
                     self.closing = Closing::AfterReplies;
                     self.state.count(|stats| stats.protocol_errors += 1);
                     break None;
@@ -265,22 +264,20 @@ impl Session {
         missing
     }
 
-    /// Where the next reply belongs.
-    fn place(&mut self) -> &mut Output {
+    /// Appends a reply that is ready, behind those that are not.
+    #[inline]
+    fn append(&mut self, write: impl FnOnce(&mut Output)) {
         if self.later.is_empty() {
-            return &mut self.output;
+            return write(&mut self.output);
         }
         if !matches!(self.later.back(), Some(Later::Ready(_))) {
             self.later.push_back(Later::Ready(Output::default()));
         }
-        match self.later.back_mut() {
-            Some(Later::Ready(output)) => output,
-            _ => &mut self.output,
+        if let Some(Later::Ready(output)) = self.later.back_mut() {
+            let before = output.len();
+            write(output);
+            self.later_bytes += output.len() - before;
         }
-    }
-
-    fn tail(&mut self) -> &mut Vec<u8> {
-        self.place().tail()
     }
 
     /// Writes a reply that is ready, unless the client wants none.
@@ -291,14 +288,13 @@ impl Session {
             return;
         }
         let protocol = self.protocol;
-        let queued = !self.later.is_empty();
-        let tail = self.tail();
-        let before = tail.len();
-        write(&mut Writer::new(tail, protocol));
-        let (error, added) = (tail.get(before) == Some(&b'-'), tail.len() - before);
-        if queued {
-            self.later_bytes += added;
-        }
+        let mut error = false;
+        self.append(|output| {
+            let tail = output.tail();
+            let before = tail.len();
+            write(&mut Writer::new(tail, protocol));
+            error = tail.get(before) == Some(&b'-');
+        });
         if error {
             self.state.count(|stats| stats.errors += 1);
         }
@@ -404,15 +400,8 @@ impl Session {
                     stats.reads_cached += 1;
                     hit_or_miss(&answer, stats);
                 });
-                let queued = !self.later.is_empty();
                 let state = self.state.clone();
-                let output = self.place();
-                let before = output.len();
-                write_one(&state, output, &answer, ask, protocol);
-                let added = output.len() - before;
-                if queued {
-                    self.later_bytes += added;
-                }
+                self.append(|output| write_one(&state, output, &answer, ask, protocol));
             }
             None => {
                 self.state.count(|stats| stats.reads_waited += 1);
@@ -547,6 +536,7 @@ impl Session {
                     self.output.tail().extend_from_slice(&reply.bytes);
                     if reply.close {
                         self.later.clear();
+                        self.later_bytes = 0;
                         self.closing = Closing::AfterReplies;
                     }
                 }
@@ -812,7 +802,7 @@ fn write_one(
     };
     if let Some(value) = value
         && ask == Ask::Value
-        && value.len() >= Settings::REFERENCE_BYTES_MIN
+        && value.len() >= state.shared.settings().reference_bytes_min
         && let Some(slice) = value.as_slice()
         && state.pinned_bytes.get() + output.pinned_bytes() + slice.footprint()
             <= state.shared.settings().pinned_bytes_max

@@ -26,6 +26,8 @@ pub struct Settings {
     /// Bytes of values that are sent from the engine's own buffers and keep these from being reused, per core; beyond
     /// it values are copied.
     pub pinned_bytes_max: usize,
+    /// A value at least so long is sent from where it lies instead of being copied.
+    pub reference_bytes_min: usize,
 }
 
 impl Settings {
@@ -33,8 +35,6 @@ impl Settings {
     pub const REQUEST_BYTES_SMALL: usize = 64 * 1024;
     /// Unsent bytes that a connection may always have.
     pub const UNSENT_BYTES_SMALL: usize = 64 * 1024;
-    /// A value at least so long is sent from where it lies instead of being copied.
-    pub const REFERENCE_BYTES_MIN: usize = 16 * 1024;
 
     /// What the parser enforces.
     pub fn limits(&self) -> Limits {
@@ -58,6 +58,7 @@ impl Default for Settings {
             unsent_total_bytes_max: 64 << 20,
             idle_buffer_bytes_max: 8 << 20,
             pinned_bytes_max: 32 << 20,
+            reference_bytes_min: 16 << 10,
         }
     }
 }
