@@ -38,8 +38,10 @@ class Workshop:
 
     def directory(self, name):
         """The directory of a finished database: `db` and `expected` are in it."""
-        if name not in self.jobs:
-            self.jobs[name] = self.pool.submit(databases.build, name, self.root / name)
+        # One that is still waiting its turn is made here and now.
+        if name not in self.jobs or self.jobs[name].cancel():
+            self.jobs[name] = concurrent.futures.Future()
+            self.jobs[name].set_result(databases.build(name, self.root / name))
         self.jobs[name].result()
         return self.root / name
 

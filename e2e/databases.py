@@ -310,7 +310,9 @@ def rocks(name, finish="compact", error=None, may_refuse=None, **edits):
         elif finish == "flush":
             db.close()
         else:
-            assert finish == "leave", finish
+            if finish == "flush and leave":
+                db.flush()
+                fill(db, 200, start=3000)
             os._exit(0)
 
 
@@ -388,7 +390,7 @@ rocks("blobs-several-files", enable_blob_files=True, blob_file_size=65536, min_b
 rocks("blobs-from-level-1", "flush", enable_blob_files=True, blob_file_starting_level=1, write_buffer_size=65536)
 rocks("wal-only", "leave")
 rocks("wal-compressed", "leave", wal_compression="kZSTD")
-rocks("wal-recycled", "leave", recycle_log_file_num=4, write_buffer_size=65536, wal_recovery_mode="kPointInTimeRecovery")
+rocks("wal-recycled", "flush and leave", recycle_log_file_num=4, write_buffer_size=65536, wal_recovery_mode="kPointInTimeRecovery")
 rocks("wal-recycled-any-mode", "leave", recycle_log_file_num=2, write_buffer_size=65536, wal_recovery_mode="kSkipAnyCorruptedRecords")
 rocks("wal-tracked", "leave", track_and_verify_wals_in_manifest=True, write_buffer_size=65536)
 rocks("wal-pipelined", "leave", enable_pipelined_write=True, write_buffer_size=65536)

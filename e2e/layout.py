@@ -82,8 +82,9 @@ def table(path):
 
 
 def log(path):
-    """The records of a WAL or a MANIFEST, fragments counted one by one."""
+    """The records of a WAL or a MANIFEST, fragments counted one by one, without those of a recycled file's earlier life."""
     data = path.read_bytes()
+    number = int("".join(c for c in path.name if c.isdigit()))
     at, parts = 0, []
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:
@@ -93,6 +94,8 @@ def log(path):
         if kind == 0:
             break
         header = 7 if kind < 5 or kind == 9 else 11
+        if header == 11 and struct.unpack_from("<I", data, at + 7)[0] != number:
+            break
         parts.append(Part("record", at, at + header + length))
         at += header + length
     return parts

@@ -117,8 +117,9 @@ def test_a_bit_in_a_blob_file(kind, own_copy, workshop, tmp_path):
 @pytest.mark.parametrize("name", ["rocksdict-wal-only", "db_bench-wal-only", "rocksdict-wal-recycled"])
 def test_a_bit_in_a_wal(name, own_copy):
     data = own_copy(name)
-    file = max(data.glob("*.log"), key=lambda path: len(layout.log(path)))
+    file = max(data.glob("*.log"))
     records = layout.log(file)
+    assert len(records) > 100
     part = records[len(records) // 2]
     layout.flip(file, part.end - 1)
     checked(data, file, part)
