@@ -1,7 +1,7 @@
 """The databases that RocksDB writes and Millrace reads.
 
 Each entry of DATABASES is one small database with one option, or one history, that changes bytes on disk. Three writers
-make them: db_bench and ldb (Debian's RocksDB 7.8.3) and rocksdict (RocksDB 9.8). What is expected is what *they* read
+make them: db_bench and ldb (Debian's RocksDB 7.8.3) and rocksdict (RocksDB 9.8); a few by RocksDB 11 come from an archive. What is expected is what *they* read
 back: `ldb scan --hex`, or an iterator of rocksdict, over the finished directory.
 
 By hand, to look at one:
@@ -20,6 +20,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from dataclasses import dataclass, field
 from typing import Callable
 
@@ -32,7 +33,7 @@ class Database:
 
     name: str
     make: Callable[[pathlib.Path], None]
-    reader: str = "rocksdict"  # who says what is in it: "ldb" or "rocksdict"
+    reader: str = "rocksdict"  # who says what is in it: "ldb", "rocksdict" or "archive"
     error: str | None = None  # reading must fail with a text that matches this
     # Reading must fail with a text that matches this, or be right: for what RocksDB reads and Millrace may refuse.
     may_refuse: str | None = None
@@ -674,11 +675,34 @@ def _(path):
     os._exit(0)
 
 
+# -------------------------------------------------------------------------------------------------------------- RocksDB 11
+
+# Written by RocksDB 11.8 with bench/peers/examples/fixtures.rs: format version 7, which no packaged RocksDB has yet.
+ARCHIVE = pathlib.Path(__file__).with_name("rocksdb-11.tar.xz")
+
+
+def unpack(name, target):
+    """Takes one directory out of the archive."""
+    with tarfile.open(ARCHIVE) as archive:
+        for member in archive.getmembers():
+            if member.isfile() and member.name.startswith(f"./{name}/"):
+                file = target / member.name.removeprefix(f"./{name}/")
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(archive.extractfile(member).read())
+
+
+for part in ("plain", "hash", "partitioned", "ribbon", "blobs", "wal", "wal-recycled"):
+    database(f"rocksdb-11-{part}", "archive")(lambda path, part=part: unpack(f"{part}/db", path))
+
+
 # ---------------------------------------------------------------------------------------------------------- what they read
 
 
 def their_scan(db: Database, path: pathlib.Path, family: str):
     """(key, value) in the database's own order, as its writer's RocksDB reads them."""
+    if db.reader == "archive":
+        unpack(db.name.removeprefix("rocksdb-11-") + "/expected", path.with_name("archived"))
+        return read_pairs(path.with_name("archived") / family)
     if db.reader == "ldb":
         pairs = []
         for line in ldb(path, "scan", "--hex", f"--column_family={family}").splitlines():
@@ -709,8 +733,13 @@ def build(name: str, directory: pathlib.Path):
 
 def expected(directory: pathlib.Path, family: str = "default"):
     """What `build` found in `directory`: (key, value) in order."""
+    return read_pairs(directory / "expected" / family)
+
+
+def read_pairs(file):
+    """(key, value) of lines KEYHEX VALUEHEX."""
     pairs = []
-    for line in (directory / "expected" / family).read_text().splitlines():
+    for line in file.read_text().splitlines():
         key, value = line.split(" ")
         pairs.append((bytes.fromhex(key), bytes.fromhex(value)))
     return pairs
