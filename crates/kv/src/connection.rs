@@ -16,8 +16,9 @@ use std::task::{Context, Poll};
 use reactor::Socket;
 use resp::Parser;
 
-use crate::output::{Batch, send};
-use crate::session::{Closing, Session};
+use crate::output::send;
+use crate::replies::Closing;
+use crate::session::Session;
 use crate::settings::Settings;
 use crate::state::CoreState;
 
@@ -124,21 +125,21 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
         }
         if input.buffer.len() > Settings::REQUEST_BYTES_SMALL
             && state.input_bytes.get() > state.shared.settings().requests_bytes_max
-            && session.closing == Closing::No
+            && session.replies.closing == Closing::No
         {
             session
                 .refuse("ERR Protocol error: too many bytes of unfinished requests on this node");
         }
         if sending.is_none()
-            && let Some(Batch { sending: what, bytes, pinned_bytes }) = session.output.take()
+            && let Some(batch) = session.replies.take()
         {
-            (session.sending_bytes, session.sending_pinned_bytes) = (bytes, pinned_bytes);
-            sending.set(Some(send(socket.clone(), what)));
+            sending.set(Some(send(socket.clone(), batch)));
         }
-        session.account();
-        let quiet = sending.is_none() && !session.is_busy();
-        let last = session.closing != Closing::No || input.ended && input.missing.is_some();
-        if session.closing == Closing::Now || quiet && (last || state.stopping.get()) {
+        session.replies.account();
+        client.unsent_bytes.set(session.replies.unsent_bytes());
+        let quiet = sending.is_none() && !session.replies.is_busy();
+        let last = session.replies.closing != Closing::No || input.ended && input.missing.is_some();
+        if session.replies.closing == Closing::Now || quiet && (last || state.stopping.get()) {
             break;
         }
         if receiving.is_none()
@@ -148,7 +149,7 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             && session.may_take()
         {
             let empty = input.buffer.is_empty();
-            let room = input.buffer.capacity().max(RECEIVE_BYTES) + session.output.room_bytes();
+            let room = input.buffer.capacity().max(RECEIVE_BYTES) + session.replies.room_bytes();
             idle_share.set(0);
             let crowded = empty
                 && state.idle_buffer_bytes.get() + room
@@ -156,7 +157,7 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             if crowded {
                 input.buffer = Vec::new();
                 input.parser.release();
-                session.output.release();
+                session.replies.release();
             } else {
                 idle_share.set(room);
             }
@@ -174,12 +175,10 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             if client.is_killed() {
                 return Poll::Ready(false);
             }
-            let mut moved = session.collect(cx);
+            let mut moved = session.replies.collect(cx);
             if let Some((result, sent)) = finish(&mut sending, cx) {
                 let result: io::Result<()> = result;
-                let bytes = std::mem::take(&mut session.sending_bytes) as u64;
-                session.sending_pinned_bytes = 0;
-                session.output.reuse(sent);
+                let bytes = session.replies.sent(sent) as u64;
                 if result.is_err() {
                     return Poll::Ready(false);
                 }

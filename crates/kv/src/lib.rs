@@ -3,8 +3,8 @@
 //! 1. Every core of a node starts a [`Server`] with a listener and a reader of its own. A connection stays on the core
 //!    that accepted it.
 //! 2. `connection` receives into the connection's buffer and hands it to its `session`.
-//! 3. `session` parses command by command (`resp`, then `command`), answers at once what memory can answer, starts a
-//!    task for what has to read, and keeps replies in the order of their commands.
+//! 3. `session` takes command by command (`resp`, then `command`); `replies` answers at once what memory can answer,
+//!    starts a task for what has to read, and keeps replies in the order of their commands.
 //! 4. `connection` sends what is ready, everything of one turn at once.
 //!
 //! State belongs to one core ([`state`], reached by its connections through an `Rc`). What another core has to be
@@ -18,6 +18,7 @@
 //! subscriptions, scripts, passwords.
 #![forbid(unsafe_code)]
 
+mod administration;
 mod args;
 mod client;
 mod command;
@@ -32,6 +33,7 @@ mod output;
 mod range;
 mod reads;
 mod refusal;
+mod replies;
 mod scan_table;
 mod server;
 mod session;

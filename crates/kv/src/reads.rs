@@ -16,7 +16,7 @@ use crate::walk::Walk;
 const SCAN_KEYS_MAX: u64 = 10_000;
 
 /// A `SCAN`'s reply ends with the key that makes it so long.
-const SCAN_BYTES_MAX: usize = 256 * 1024;
+const SCAN_BYTES_MAX: usize = 128 * 1024;
 
 /// What the engine's failure says to a client.
 pub(crate) fn write_error(error: &lsm::Error, writer: &mut Writer<'_>) {

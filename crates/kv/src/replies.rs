@@ -1,0 +1,500 @@
+//! One connection's replies, in the order of its commands, also when they are not made in that order.
+//!
+//! What needs no disk is written at once. Everything else becomes a task, and takes its place in a queue; replies
+//! behind it queue up too. [`Replies::collect`] moves what is ready from the queue's front to the output.
+//!
+//! What it holds is bounded: no command is taken while the output is full or a reply of unbounded size is being made;
+//! reads started ahead of their turn give back what does not fit (see [`Window`]) and are fewer where values are large;
+//! a task whose reply may be long counts as many reads.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use lsm::Value;
+use reactor::{Class, JoinHandle};
+use resp::{Protocol, Writer};
+
+use crate::command::Ask;
+use crate::output::{Batch, Output, Sending};
+use crate::reads;
+use crate::state::{CoreState, FAMILY, KvStats, Share};
+use crate::stream::{KEYS_PER_LOOKUP, LookupStream, Piece, Rest, Stream};
+
+/// Reads that may be under way at once however large the values are.
+const READS_MIN: usize = 4;
+
+/// Tasks with long replies that may be under way at once.
+const LONG_REPLIES_MAX: usize = 2;
+
+/// A reply that is not yet in the output.
+enum Later {
+    /// Ready, behind others that are not.
+    Ready(Output),
+    /// A question about one key.
+    One { task: JoinHandle<Read>, ask: Ask, protocol: Protocol },
+    /// The values of some keys.
+    Some { task: JoinHandle<ReadSome>, protocol: Protocol, keys: usize },
+    /// A reply of bounded size.
+    Small { task: JoinHandle<SmallReply>, weight: usize },
+    /// The next piece of a reply of any size.
+    Piece(JoinHandle<Piece>),
+    /// Such a reply, waiting for its reader.
+    Parked(Box<Stream>),
+}
+
+type Answer = lsm::Result<Option<Value>>;
+
+/// How a read ended that was started ahead of its turn.
+enum Read {
+    /// With the place it takes in the window.
+    Answer(Answer, usize),
+    /// What it found would not fit beside what the others found; it is read again when its turn has come.
+    Again(Vec<u8>),
+}
+
+/// The same for several keys at once.
+enum ReadSome {
+    Answers(Vec<Answer>, usize),
+    Again(Vec<Vec<u8>>),
+}
+
+/// The bytes of values that one connection's reads have found and that wait for their turn. Nobody knows before a
+/// read how much it will find, so what does not fit is dropped and read again later.
+#[derive(Clone, Default)]
+struct Window(Rc<Cell<usize>>);
+
+impl Window {
+    /// Keeps a place for these answers; not if they do not fit, or if memory was short for one of them.
+    fn admit(&self, answers: &[Answer], bytes_max: usize) -> Option<usize> {
+        let short = answers
+            .iter()
+            .any(|answer| matches!(answer, Err(error) if error.kind() == lsm::Kind::Memory));
+        let size = answers.iter().flatten().flatten().map(|value| value.len()).sum();
+        let held = self.0.get();
+        let alone = held == 0 && answers.len() == 1;
+        if short || (!alone && held + size > bytes_max) {
+            return None;
+        }
+        self.0.set(held + size);
+        Some(size)
+    }
+
+    /// Gives a place back.
+    fn leave(&self, size: usize) {
+        self.0.set(self.0.get() - size);
+    }
+}
+
+/// The reply of a task, written out.
+pub(crate) struct SmallReply {
+    pub bytes: Vec<u8>,
+    /// The connection has ended itself.
+    pub close: bool,
+}
+
+impl From<Vec<u8>> for SmallReply {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self { bytes, close: false }
+    }
+}
+
+/// How long a task's reply may be, which decides how many of them may be under way at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Length {
+    /// Some bytes.
+    Short,
+    /// Up to a few hundred kilobytes.
+    Long,
+}
+
+/// Why no more commands are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closing {
+    /// Not at all.
+    No,
+    /// The replies under way are still to be sent.
+    AfterReplies,
+    /// At once: what would be sent is not true.
+    Now,
+}
+
+/// See the module text.
+pub(crate) struct Replies {
+    state: Rc<CoreState>,
+    output: Output,
+    later: VecDeque<Later>,
+    /// Bytes that are ready in the queue, and bytes of the engine's buffers that these pin.
+    later_bytes: usize,
+    later_pinned_bytes: usize,
+    /// Reads under way.
+    reads: usize,
+    /// The largest value read lately, which decides how many reads may be under way.
+    value_bytes: usize,
+    window: Window,
+    streaming: bool,
+    pub closing: Closing,
+    sending_bytes: usize,
+    sending_pinned_bytes: usize,
+    unsent: Share,
+    pinned: Share,
+    slow: bool,
+}
+
+impl Drop for Replies {
+    fn drop(&mut self) {
+        for later in self.later.drain(..) {
+            match later {
+                Later::One { task, .. } => task.cancel(),
+                Later::Some { task, .. } => task.cancel(),
+                Later::Small { task, .. } => task.cancel(),
+                Later::Piece(task) => task.cancel(),
+                Later::Ready(_) | Later::Parked(_) => {}
+            }
+        }
+    }
+}
+
+impl Replies {
+    pub fn new(state: &Rc<CoreState>) -> Self {
+        Self {
+            state: state.clone(),
+            output: Output::default(),
+            later: VecDeque::new(),
+            later_bytes: 0,
+            later_pinned_bytes: 0,
+            reads: 0,
+            value_bytes: 0,
+            window: Window::default(),
+            streaming: false,
+            closing: Closing::No,
+            sending_bytes: 0,
+            sending_pinned_bytes: 0,
+            unsent: state.unsent_bytes.share(),
+            pinned: state.pinned_bytes.share(),
+            slow: false,
+        }
+    }
+
+    /// Bytes of replies that are made and not yet sent.
+    pub fn unsent_bytes(&self) -> usize {
+        self.sendable_bytes() + self.later_bytes
+    }
+
+    /// Of these, those that nothing but the client's reading holds up.
+    fn sendable_bytes(&self) -> usize {
+        self.sending_bytes + self.output.len()
+    }
+
+    /// Bytes of memory kept for replies to come.
+    pub fn room_bytes(&self) -> usize {
+        self.output.room_bytes()
+    }
+
+    /// Gives back memory that holds nothing.
+    pub fn release(&mut self) {
+        self.output.release();
+    }
+
+    /// Whether replies are still being made.
+    pub fn is_busy(&self) -> bool {
+        !self.later.is_empty()
+    }
+
+    /// Whether another command may be taken.
+    pub fn have_room(&mut self) -> bool {
+        let slow = self.unsent_bytes() > self.state.unsent_bytes_max();
+        if slow && !self.slow {
+            self.state.count(|stats| stats.slow_readers += 1);
+        }
+        self.slow = slow;
+        !slow && !self.streaming && self.closing == Closing::No && self.reads < self.reads_max()
+    }
+
+    /// Fewer reads at once where values are large, so that what they bring stays about as large as the output may be.
+    fn reads_max(&self) -> usize {
+        let settings = self.state.shared.settings();
+        let fitting = settings.unsent_bytes_max / self.value_bytes.max(1);
+        settings.reads_max.min(fitting.max(READS_MIN))
+    }
+
+    /// Tells the core what this connection holds.
+    pub fn account(&mut self) {
+        self.unsent.set(self.unsent_bytes());
+        let waiting = self.output.pinned_bytes() + self.later_pinned_bytes;
+        self.pinned.set(waiting + self.sending_pinned_bytes);
+    }
+
+    /// Takes what is ready out to be sent. There is one such batch at a time; [`Replies::sent`] ends it.
+    pub fn take(&mut self) -> Option<Sending> {
+        let Batch { sending, bytes, pinned_bytes } = self.output.take()?;
+        (self.sending_bytes, self.sending_pinned_bytes) = (bytes, pinned_bytes);
+        Some(sending)
+    }
+
+    /// A batch has been sent, or not; its buffer may serve again. Returns how many bytes it had.
+    pub fn sent(&mut self, batch: Sending) -> usize {
+        self.output.reuse(batch);
+        self.sending_pinned_bytes = 0;
+        std::mem::take(&mut self.sending_bytes)
+    }
+
+    /// Appends a reply that is ready, behind those that are not.
+    #[inline]
+    pub fn append(&mut self, write: impl FnOnce(&mut Output)) {
+        if self.later.is_empty() {
+            return write(&mut self.output);
+        }
+        if !matches!(self.later.back(), Some(Later::Ready(_))) {
+            self.later.push_back(Later::Ready(Output::default()));
+        }
+        if let Some(Later::Ready(output)) = self.later.back_mut() {
+            let (bytes, pinned_bytes) = (output.len(), output.pinned_bytes());
+            write(output);
+            self.later_bytes += output.len() - bytes;
+            self.later_pinned_bytes += output.pinned_bytes() - pinned_bytes;
+        }
+    }
+
+    /// Answers a question about one key: at once from memory, without allocating anything, or by a task.
+    pub fn read_one(&mut self, key: &[u8], ask: Ask, protocol: Protocol) {
+        match self.state.reader.get_cached(FAMILY, key) {
+            Some(answer) => {
+                self.state.count(|stats| {
+                    stats.reads_cached += 1;
+                    hit_or_miss(&answer, stats);
+                });
+                let state = self.state.clone();
+                self.append(|output| write_one(&state, output, &answer, ask, protocol));
+            }
+            None => {
+                self.state.count(|stats| stats.reads_waited += 1);
+                let (state, key) = (self.state.clone(), key.to_vec());
+                let window = self.window.clone();
+                let task = self.state.core.spawn(Class::Foreground, async move {
+                    let answer = state.reader.get(FAMILY, &key, None).await;
+                    let bytes_max = state.shared.settings().unsent_bytes_max;
+                    match window.admit(std::slice::from_ref(&answer), bytes_max) {
+                        Some(held) => Read::Answer(answer, held),
+                        None => Read::Again(key),
+                    }
+                });
+                self.reads += 1;
+                self.later.push_back(Later::One { task, ask, protocol });
+            }
+        }
+    }
+
+    /// Gives the values of several keys: read together if they may fit, piece by piece if not.
+    pub fn read_some(&mut self, keys: Vec<Vec<u8>>, protocol: Protocol) {
+        let bytes_max = self.state.shared.settings().unsent_bytes_max;
+        if keys.len() > KEYS_PER_LOOKUP || keys.len() * self.value_bytes > bytes_max {
+            let stream = LookupStream::new(&self.state, keys, protocol);
+            return self.stream(Stream::Lookup(stream));
+        }
+        let (state, window, count) = (self.state.clone(), self.window.clone(), keys.len());
+        let task = self.state.core.spawn(Class::Foreground, async move {
+            let answers = {
+                let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+                state.reader.multi_get(FAMILY, &keys, None).await
+            };
+            match window.admit(&answers, bytes_max) {
+                Some(held) => ReadSome::Answers(answers, held),
+                None => ReadSome::Again(keys),
+            }
+        });
+        self.reads += count;
+        self.later.push_back(Later::Some { task, protocol, keys: count });
+    }
+
+    /// Gives what a task replies.
+    pub fn small(&mut self, task: JoinHandle<SmallReply>, length: Length) {
+        let weight = match length {
+            Length::Short => 1,
+            Length::Long => (self.state.shared.settings().reads_max / LONG_REPLIES_MAX).max(1),
+        };
+        self.reads += weight;
+        self.later.push_back(Later::Small { task, weight });
+    }
+
+    /// Gives a reply of any size.
+    pub fn stream(&mut self, stream: Stream) {
+        self.streaming = true;
+        let task = self.next_piece(Box::new(stream));
+        self.later.push_back(task);
+    }
+
+    fn next_piece(&self, stream: Box<Stream>) -> Later {
+        Later::Piece(self.state.core.spawn(Class::Background, async move { stream.next().await }))
+    }
+
+    /// Moves what is ready from the front of the queue to the output; true when anything moved.
+    pub fn collect(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut moved = false;
+        while let Some(front) = self.later.front_mut() {
+            // What is ready moves; what has just been found waits for room, where it counts as little as it can.
+            let ready = matches!(front, Later::Ready(_) | Later::Parked(_));
+            let sendable = self.sending_bytes + self.output.len();
+            if !ready && sendable > self.state.unsent_bytes_max() {
+                break;
+            }
+            match front {
+                Later::Ready(_) => {
+                    if let Some(Later::Ready(output)) = self.later.pop_front() {
+                        self.later_bytes -= output.len();
+                        self.later_pinned_bytes -= output.pinned_bytes();
+                        self.output.append(output);
+                    }
+                }
+                Later::One { task, ask, protocol } => {
+                    match Pin::new(&mut *task).poll(cx) {
+                        Poll::Pending => break,
+                        Poll::Ready(Read::Again(key)) => {
+                            let reader = self.state.reader.clone();
+                            // Now it is its turn: whatever it finds goes out.
+                            *task = self.state.core.spawn(Class::Foreground, async move {
+                                Read::Answer(reader.get(FAMILY, &key, None).await, 0)
+                            });
+                        }
+                        Poll::Ready(Read::Answer(answer, held)) => {
+                            self.window.leave(held);
+                            let (ask, protocol) = (*ask, *protocol);
+                            self.later.pop_front();
+                            self.reads -= 1;
+                            self.state.count(|stats| hit_or_miss(&answer, stats));
+                            self.saw(std::slice::from_ref(&answer));
+                            write_one(&self.state, &mut self.output, &answer, ask, protocol);
+                        }
+                    }
+                }
+                Later::Some { task, protocol, keys } => {
+                    let Poll::Ready(found) = Pin::new(task).poll(cx) else { break };
+                    let (protocol, keys) = (*protocol, *keys);
+                    self.later.pop_front();
+                    self.reads -= keys;
+                    match found {
+                        ReadSome::Again(keys) => {
+                            let stream = LookupStream::of_large(&self.state, keys, protocol);
+                            let task = self.next_piece(Box::new(Stream::Lookup(stream)));
+                            self.later.push_front(task);
+                        }
+                        ReadSome::Answers(answers, held) => {
+                            self.window.leave(held);
+                            self.state.count(|stats| {
+                                answers.iter().for_each(|answer| hit_or_miss(answer, stats));
+                            });
+                            self.saw(&answers);
+                            let mut writer = Writer::new(self.output.tail(), protocol);
+                            reads::write_values(&answers, &mut writer);
+                        }
+                    }
+                }
+                Later::Small { task, weight } => {
+                    let Poll::Ready(reply) = Pin::new(task).poll(cx) else { break };
+                    self.reads -= *weight;
+                    self.later.pop_front();
+                    self.output.tail().extend_from_slice(&reply.bytes);
+                    if reply.close {
+                        self.later.clear();
+                        (self.later_bytes, self.later_pinned_bytes) = (0, 0);
+                        self.closing = Closing::AfterReplies;
+                    }
+                }
+                Later::Piece(task) => {
+                    let Poll::Ready(piece) = Pin::new(task).poll(cx) else { break };
+                    self.output.tail().extend_from_slice(&piece.bytes);
+                    match piece.rest {
+                        Rest::Done => {
+                            self.later.pop_front();
+                            self.streaming = self.later.iter().any(is_stream);
+                        }
+                        Rest::Broken => {
+                            self.later.pop_front();
+                            self.closing = Closing::Now;
+                        }
+                        Rest::More(mut stream) => {
+                            if self.sendable_bytes() <= self.state.unsent_bytes_max() {
+                                let next = self.next_piece(stream);
+                                self.later[0] = next;
+                            } else {
+                                stream.park();
+                                self.state.count(|stats| stats.slow_readers += 1);
+                                self.later[0] = Later::Parked(stream);
+                            }
+                        }
+                    }
+                }
+                Later::Parked(_) => {
+                    // Half empty before it goes on, so that it does not stop and go with every piece.
+                    if self.sendable_bytes() > self.state.unsent_bytes_max() / 2 {
+                        break;
+                    }
+                    if let Some(Later::Parked(stream)) = self.later.pop_front() {
+                        let next = self.next_piece(stream);
+                        self.later.push_front(next);
+                    }
+                }
+            }
+            moved = true;
+        }
+        moved
+    }
+
+    /// Remembers how large values are; forgets slowly.
+    fn saw(&mut self, answers: &[Answer]) {
+        for answer in answers {
+            if let Ok(Some(value)) = answer {
+                self.value_bytes = value.len().max(self.value_bytes - self.value_bytes / 16);
+            }
+        }
+    }
+}
+
+fn is_stream(later: &Later) -> bool {
+    matches!(later, Later::Piece(_) | Later::Parked(_))
+}
+
+fn hit_or_miss(answer: &Answer, stats: &mut KvStats) {
+    match answer {
+        Ok(Some(_)) => stats.hits += 1,
+        Ok(None) => stats.misses += 1,
+        Err(_) => stats.errors += 1,
+    }
+}
+
+/// Writes the reply to a question about one key. A long value is sent from where it lies.
+#[inline]
+fn write_one(
+    state: &CoreState,
+    output: &mut Output,
+    answer: &Answer,
+    ask: Ask,
+    protocol: Protocol,
+) {
+    let value = match answer {
+        Ok(value) => value.as_ref(),
+        Err(error) => {
+            return reads::write_error(error, &mut Writer::new(output.tail(), protocol));
+        }
+    };
+    if let Some(value) = value
+        && ask == Ask::Value
+        && value.len() >= state.shared.settings().reference_bytes_min
+        && let Some(slice) = value.as_slice()
+        && state.pinned_bytes.get() + output.pinned_bytes() + slice.footprint()
+            <= state.shared.settings().pinned_bytes_max
+    {
+        Writer::new(output.tail(), protocol).bulk_header(value.len());
+        output.push_slice(slice.clone());
+        output.tail().extend_from_slice(b"\r\n");
+        return;
+    }
+    reads::write_answer(
+        value.map(|value| &**value),
+        ask,
+        &mut Writer::new(output.tail(), protocol),
+    );
+}
