@@ -46,6 +46,8 @@ const TASKS_PER_TURN: usize = 512;
 const BUDGET_NS: u64 = 100_000;
 /// Staged operations that are submitted without waiting for the end of the turn.
 const STAGED_MAX: usize = 16;
+/// The same for disk reads, the first time after a wait: the device may have run dry.
+const STAGED_FIRST: usize = 2;
 /// Messages taken from one other core, or from foreign threads, in one turn.
 const MESSAGES_PER_TURN: usize = 32;
 /// Disk reads in flight beyond which background work waits.
@@ -80,6 +82,8 @@ pub(crate) struct Inner {
     pool: Pool,
     now: Cell<u64>,
     class: Cell<Class>,
+    /// Staged disk reads that are submitted at once: few after a wait, then twice as many each time.
+    lump: Cell<usize>,
     deadline: Cell<u64>,
     random: Cell<u64>,
     /// Cores of the runtime whose main task has ended.
@@ -165,6 +169,7 @@ impl Core {
             pool: Pool::new(config.memory),
             now: Cell::new(now),
             class: Cell::new(Class::Control),
+            lump: Cell::new(STAGED_FIRST),
             deadline: Cell::new(u64::MAX),
             random: Cell::new(config.seed),
             ended: Cell::new(0),
@@ -478,6 +483,7 @@ impl Core {
         }
         if wait != Wait::No {
             inner.shared.sleep().awake();
+            inner.lump.set(STAGED_FIRST);
             Pollers::disarm(&inner.pollers);
         }
         inner.now.set(inner.driver.borrow_mut().now_ns());
@@ -689,10 +695,8 @@ impl Inner {
     /// are in flight, because each return to user space costs more than the reads wait.
     pub(crate) fn gather(&self, wait: Wait) -> usize {
         let ops = self.ops.borrow();
-        match wait {
-            Wait::Ns(ns) if ns <= GATHER_NS && ops.disk_running > 32 => 8,
-            _ => 1,
-        }
+        let only_disk = ops.disk_running > 2 * STAGED_MAX && ops.disk_running == ops.running;
+        if wait != Wait::No && only_disk { STAGED_MAX } else { 1 }
     }
 
     /// Something to do that needs no completion.
@@ -733,12 +737,8 @@ impl Inner {
             Pollers::disarm(&self.pollers);
             return Wait::No;
         }
-        let ops = self.ops.borrow();
         let next = self.timers.borrow_mut().next();
         let until_timer = next.map(|at| at.saturating_sub(self.now.get()).max(1));
-        if ops.disk_running > 32 && ops.disk_running == ops.running {
-            return Wait::Ns(until_timer.unwrap_or(GATHER_NS).min(GATHER_NS));
-        }
         until_timer.map_or(Wait::Forever, Wait::Ns)
     }
 
@@ -777,9 +777,11 @@ impl Inner {
             backlog.other.push_back((id.token, op));
         } else {
             driver.stage(id.token, op);
-            // One task may start many reads: the device should not idle until the last of them.
-            if driver.staged() >= STAGED_MAX {
+            // The device should not idle until the last task of a turn has started its reads.
+            let lump = if is_disk { self.lump.get() } else { STAGED_MAX };
+            if driver.staged() >= lump {
                 driver.submit();
+                self.lump.set((2 * lump).min(STAGED_MAX));
             }
         }
         id
@@ -853,9 +855,6 @@ impl Inner {
 
 /// Longest wait of a stopping core before it looks around.
 pub(crate) const DRAIN_NS: u64 = 10_000_000;
-
-/// Longest wait for several completions at once.
-const GATHER_NS: u64 = 200_000;
 
 struct CallGuard<'a> {
     core: &'a Core,

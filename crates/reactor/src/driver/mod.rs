@@ -184,7 +184,8 @@ pub trait Driver {
     fn capacity(&self) -> usize;
 
     /// Submits what is staged, waits as told, and appends what has completed. A wait should
-    /// gather `at_least` completions where that is cheap, and may return with fewer.
+    /// gather `at_least` completions for [`GATHER_NS`] where that is cheap; after that, and
+    /// always elsewhere, one is enough.
     ///
     /// # Errors
     /// Only what makes the driver unusable.
@@ -199,6 +200,9 @@ pub trait Driver {
     /// Milliseconds since 1970.
     fn unix_time_ms(&mut self) -> u64;
 }
+
+/// Longest wait for more than one completion in nanoseconds.
+pub(crate) const GATHER_NS: u64 = 200_000;
 
 /// The host's monotonic clock.
 #[expect(clippy::disallowed_methods, reason = "the drivers are where the clock is read")]

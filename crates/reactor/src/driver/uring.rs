@@ -7,17 +7,22 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use io_uring::{IoUring, opcode, squeue, types};
 
 use super::host::{self, Helpers};
-use super::{Completion, Driver, IoOp, MetaOp, Token, Wait};
+use super::{Completion, Driver, GATHER_NS, IoOp, MetaOp, Token, Wait};
 use crate::remote::{Remote, Shared};
 
 const SQ_ENTRIES: u32 = 256;
 const CQ_ENTRIES: u32 = 8192;
 /// Unfinished operations, below `CQ_ENTRIES` with room for cancels and wake-ups.
 const CAPACITY: usize = 6144;
+
+/// How long a wait without an end lasts: the kernel takes a wait for several completions without
+/// a limit for one that ends when it no longer waits for several.
+const FOREVER_NS: u64 = 3_600_000_000_000;
 
 const EVENT: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
@@ -228,13 +233,16 @@ impl Driver for UringDriver {
                     )
                 }
             }
-            Wait::Forever => self.ring.submitter().submit_and_wait(at_least),
-            Wait::Ns(ns) => {
-                let timeout = types::Timespec::new()
-                    .sec(ns / 1_000_000_000)
-                    .nsec((ns % 1_000_000_000) as u32);
-                let args = types::SubmitArgs::new().timespec(&timeout);
-                self.ring.submitter().submit_with_args(at_least, &args)
+            Wait::Forever | Wait::Ns(_) => {
+                let ns = if let Wait::Ns(ns) = wait { ns } else { FOREVER_NS };
+                let timeout = types::Timespec::from(Duration::from_nanos(ns));
+                let mut args = types::SubmitArgs::new().timespec(&timeout);
+                // Kernels from 6.12 on can wait for several for a while and then for one.
+                let gather = at_least > 1 && self.ring.params().is_feature_min_timeout();
+                if gather {
+                    args = args.min_wait_usec((GATHER_NS / 1000) as u32);
+                }
+                self.ring.submitter().submit_with_args(if gather { at_least } else { 1 }, &args)
             }
         };
         match result {

@@ -17,7 +17,7 @@ use super::rng::Rng;
 use super::state::State;
 use super::trace::What;
 use crate::core::{Core, CoreConfig, DRAIN_NS, JoinHandle};
-use crate::driver::{Wait, sim::SimDriver};
+use crate::driver::{GATHER_NS, Wait, sim::SimDriver};
 use crate::mesh::Mesh;
 use crate::net::Socket;
 use crate::remote::{EndNotice, Shared};
@@ -88,6 +88,8 @@ enum Status {
         wait: Wait,
         until: Option<u64>,
         at_least: usize,
+        /// When one completion is enough.
+        gather_until: u64,
         woken: Option<u64>,
     },
     /// Waits for its operations, at its end.
@@ -467,7 +469,9 @@ impl World {
                     };
                     let due = state.due_now(id, 1);
                     let at_least = if due { 1 } else { seat.core.inner().gather(wait) };
-                    seat.status = Status::Asleep { wait, until, at_least, woken: None };
+                    let gather_until = state.now.saturating_add(GATHER_NS);
+                    seat.status =
+                        Status::Asleep { wait, until, at_least, gather_until, woken: None };
                     return;
                 }
             }
@@ -549,13 +553,14 @@ impl<T> Seat<T> {
     fn wakes(&mut self, id: usize, state: &mut State) -> Option<u64> {
         match &mut self.status {
             Status::Ready => Some(0),
-            Status::Asleep { until, at_least, woken, .. } => {
+            Status::Asleep { until, at_least, gather_until, woken, .. } => {
                 if woken.is_none() && !self.shared.sleep().is_asleep() {
                     // Somebody took the flag and signals; that takes its time to arrive.
                     *woken = Some(state.now + state.schedule.within(state.config.wake_ns.clone()));
                 }
-                let done = state.ports[id].due(*at_least);
-                [*until, *woken, done].into_iter().flatten().min()
+                let all = state.ports[id].due(*at_least);
+                let one = state.ports[id].due(1).map(|at| at.max(*gather_until));
+                [*until, *woken, all, one].into_iter().flatten().min()
             }
             Status::Draining { until, .. } => {
                 Some(state.ports[id].due(1).map_or(*until, |at| at.min(*until)))
