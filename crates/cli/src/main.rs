@@ -3,8 +3,9 @@
 //! `args` defines the command line; each command has a module of its own. Exit codes: 0 all is
 //! well, 1 the key is not there or damage was found, 2 wrong usage or a failure. A closed pipe is
 //! not a failure.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod allocator;
 mod args;
 mod bench;
 mod failure;

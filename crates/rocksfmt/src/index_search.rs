@@ -5,14 +5,12 @@
 //! key behind the prefix that all keys share, as a number: the steps of the search then stay in one dense array,
 //! and only the few restart points with equal numbers are compared in the block.
 //!
-//! It costs eight bytes per restart point and one walk over them when a file is opened. It changes no answer: keys
+//! It costs some nine bytes per restart point and one walk over them when a file is opened. It changes no answer: keys
 //! that do not ascend, or an order other than bytewise, give no helper and plain searches.
 //!
 //! Why padding short keys with zero bytes is right: if `a < b` bytewise, the padded number of `a` is at most that
 //! of `b`. So keys with a smaller number than the target's are less, those with a larger one are greater, and only
 //! equal numbers leave something to compare.
-
-use std::hint::select_unpredictable;
 
 use crate::block::{Entries, bad_entry};
 use crate::error::Result;
@@ -28,7 +26,7 @@ const RESTARTS_MIN: u32 = 16;
 #[derive(Clone, Debug)]
 pub struct IndexSearch {
     prefix: Box<[u8]>,
-    heads: Box<[u64]>,
+    heads: Heads,
 }
 
 impl IndexSearch {
@@ -57,12 +55,12 @@ impl IndexSearch {
             heads.push(head);
             previous = head;
         }
-        Some(IndexSearch { prefix: prefix.into(), heads: heads.into() })
+        Some(IndexSearch { prefix: prefix.into(), heads: Heads::new(&heads) })
     }
 
     /// Bytes of memory held.
     pub fn memory(&self) -> usize {
-        self.prefix.len() + self.heads.len() * 8
+        self.prefix.len() + self.heads.memory()
     }
 
     /// As [`crate::index_lookup`] in the block this was built from.
@@ -94,15 +92,11 @@ impl IndexSearch {
         let (low, high) = match user.strip_prefix(&*self.prefix) {
             Some(rest) => {
                 let wanted = head(rest);
-                let low = lower_bound(&self.heads, wanted);
-                let equal = match self.heads.get(low..low + 2) {
-                    Some(&[a, b]) if b != wanted => usize::from(a == wanted),
-                    _ => self.heads[low..].partition_point(|&h| h == wanted),
-                };
-                (low, low + equal)
+                let low = self.heads.below(wanted);
+                (low, low + self.heads.equal(low, wanted))
             }
             None if compare_bytes(user, &self.prefix).is_lt() => (0, 0),
-            None => (self.heads.len(), self.heads.len()),
+            None => (self.heads.len, self.heads.len),
         };
         let less = search::restarts_less(
             data,
@@ -125,17 +119,91 @@ impl IndexSearch {
     }
 }
 
-/// Number of elements below `wanted` in an ascending slice. Written without branches on the data: a mispredicted
-/// branch at each second step would cost more than the loads.
-#[inline(always)]
-fn lower_bound(heads: &[u64], wanted: u64) -> usize {
-    let (mut base, mut size) = (0, heads.len());
-    while size > 1 {
-        let half = size / 2;
-        base = select_unpredictable(heads[base + half - 1] < wanted, base + half, base);
-        size -= half;
+/// Numbers in ascending order, searched through a static tree of cache lines: each line of a level holds the
+/// largest numbers of eight lines of the level below. A search of 16 000 numbers then touches five lines, of which
+/// the upper ones stay in the processor's caches; a binary search touches eleven, each waiting for the one before.
+#[derive(Clone, Debug)]
+struct Heads {
+    /// All levels, the top first and the numbers themselves last, each padded with the largest number.
+    lines: Box<[Line]>,
+    /// Where each level starts in `lines`, from the top; `levels` of them are used.
+    starts: [u32; LEVELS_MAX],
+    levels: usize,
+    len: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Line([u64; 8]);
+
+/// 8^11 is more restart points than a block's 32-bit count can tell.
+const LEVELS_MAX: usize = 11;
+
+impl Heads {
+    fn new(sorted: &[u64]) -> Heads {
+        let lines_of = |numbers: &[u64]| -> Vec<Line> {
+            let (whole, rest) = numbers.as_chunks::<8>();
+            let mut lines: Vec<Line> = whole.iter().map(|&line| Line(line)).collect();
+            if !rest.is_empty() {
+                let mut last = [u64::MAX; 8];
+                last[..rest.len()].copy_from_slice(rest);
+                lines.push(Line(last));
+            }
+            lines
+        };
+        let mut levels = vec![lines_of(sorted)];
+        while let Some(top) = levels.last()
+            && top.len() > 1
+        {
+            let largest: Vec<u64> = top.iter().map(|line| line.0[7]).collect();
+            levels.push(lines_of(&largest));
+        }
+        let mut starts = [0; LEVELS_MAX];
+        let mut lines = Vec::with_capacity(levels.iter().map(Vec::len).sum());
+        for (start, level) in starts.iter_mut().zip(levels.iter().rev()) {
+            *start = lines.len() as u32;
+            lines.extend_from_slice(level);
+        }
+        Heads { lines: lines.into(), starts, levels: levels.len(), len: sorted.len() }
     }
-    base + usize::from(size == 1 && heads[base] < wanted)
+
+    /// How many numbers are below `wanted`. No branch depends on the numbers but the one at the end.
+    #[inline(always)]
+    fn below(&self, wanted: u64) -> usize {
+        let mut at = 0;
+        for &start in &self.starts[..self.levels] {
+            // Where all numbers are below, this runs behind a level's lines, into those of the next or behind all:
+            // what it then counts only adds to an index that is too large already.
+            let Some(line) = self.lines.get(start as usize + at) else { return self.len };
+            at = at * 8 + line.0.iter().map(|&head| usize::from(head < wanted)).sum::<usize>();
+        }
+        at.min(self.len)
+    }
+
+    #[inline(always)]
+    fn get(&self, at: usize) -> Option<u64> {
+        if at >= self.len {
+            return None;
+        }
+        let leaves = self.starts[self.levels - 1] as usize;
+        Some(self.lines[leaves + at / 8].0[at % 8])
+    }
+
+    /// How many numbers, from the `low`th on, are `wanted`.
+    #[inline(always)]
+    fn equal(&self, low: usize, wanted: u64) -> usize {
+        if self.get(low) != Some(wanted) {
+            0
+        } else if self.get(low + 1) != Some(wanted) {
+            1
+        } else {
+            wanted.checked_add(1).map_or(self.len, |next| self.below(next)) - low
+        }
+    }
+
+    fn memory(&self) -> usize {
+        std::mem::size_of_val(&*self.lines)
+    }
 }
 
 /// The first eight bytes as a number that sorts like them; missing bytes are zero.
@@ -196,6 +264,24 @@ mod tests {
         let data = build(&keys, format, 1);
         let layout = IndexLayout::parse(&data, format).unwrap();
         assert!(IndexSearch::build(&data, &layout, Comparator::Bytewise).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn the_tree_counts_what_is_below_and_equal(
+            mut numbers in proptest::collection::vec(
+                prop_oneof![0u64..40, Just(u64::MAX), Just(u64::MAX - 1), any::<u64>()], 1..700),
+            wanted in proptest::collection::vec(
+                prop_oneof![0u64..42, Just(u64::MAX), Just(u64::MAX - 1), any::<u64>()], 20),
+        ) {
+            numbers.sort_unstable();
+            let heads = Heads::new(&numbers);
+            for wanted in wanted.into_iter().chain(numbers.clone()) {
+                let low = numbers.partition_point(|&n| n < wanted);
+                prop_assert_eq!(heads.below(wanted), low);
+                prop_assert_eq!(heads.equal(low, wanted), numbers.partition_point(|&n| n <= wanted) - low);
+            }
+        }
     }
 
     proptest! {
