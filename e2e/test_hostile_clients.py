@@ -65,17 +65,23 @@ def test_garbage_hurts_only_its_sender(node, long):
     still_serves(node)
 
 
-def test_a_client_that_asks_for_everything_and_does_not_read_holds_bounded_memory(node):
+@pytest.mark.parametrize(
+    "clients, requests",
+    [
+        (8, [resp.encode("MGET", *(key(n) for n in range(64))), resp.encode("MR.RANGE", "-", "+")]),
+        (50, [resp.encode("SCAN", "0", "COUNT", "10000")]),
+    ],
+    ids=["values", "scans"],
+)
+def test_clients_that_ask_for_everything_and_do_not_read_hold_bounded_memory(node, clients, requests):
     still_serves(node)
     before = node.rss()
-    greedy = [socket.create_connection(("127.0.0.1", node.port), 20) for _ in range(8)]
-    mget = resp.encode("MGET", *(key(n) for n in range(64))) * 50
-    whole = resp.encode("MR.RANGE", "-", "+") * 50
+    greedy = [socket.create_connection(("127.0.0.1", node.port), 20) for _ in range(clients)]
     try:
         for number, client in enumerate(greedy):
             client.setblocking(False)
-            request = whole if number % 2 else mget
-            deadline = time.monotonic() + 1.5
+            request = requests[number % len(requests)] * 50
+            deadline = time.monotonic() + 12 / clients
             while time.monotonic() < deadline:
                 try:
                     client.send(request)
