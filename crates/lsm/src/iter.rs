@@ -8,6 +8,7 @@
 //! Range tombstones hide older entries under them; where a source has nothing younger, it skips
 //! to the range's end at once.
 
+use std::cmp::Ordering;
 use std::rc::Rc;
 
 use rocksfmt::{Comparator, SEQUENCE_MAX, pack, unpack};
@@ -226,7 +227,7 @@ impl Iter {
         count(&self.reader.0.counters.steps, 1);
         self.valid = false;
         if self.direction == Direction::Backward {
-            self.turn_forward().await?;
+            self.turn(Direction::Forward).await?;
             return self.find_forward(false).await;
         }
         self.step_current().await?;
@@ -245,7 +246,7 @@ impl Iter {
         count(&self.reader.0.counters.steps, 1);
         self.valid = false;
         if self.direction == Direction::Forward {
-            self.turn_backward().await?;
+            self.turn(Direction::Backward).await?;
         }
         self.find_backward().await
     }
@@ -529,7 +530,7 @@ impl Iter {
         let beyond = self.comparator.cmp_user(&cover.end, key).is_gt();
         let current = self.current;
         for at in 0..self.sources.len() {
-            let older = match &self.sources[at] {
+            let older = match &mut self.sources[at] {
                 Source::Level(level) => level.valid() && level.largest_sequence() < cover.sequence,
                 Source::Memory(_) => false,
             };
@@ -544,53 +545,32 @@ impl Iter {
         Ok(())
     }
 
-    /// From backward to forward: every source to its first entry behind all versions of the key.
-    async fn turn_forward(&mut self) -> Result<()> {
-        self.direction = Direction::Forward;
-        let target = SeekKey::with_packed(&self.key, 0);
+    /// The other way from here on: every source to its first entry that way which is not a
+    /// version of the key.
+    async fn turn(&mut self, direction: Direction) -> Result<()> {
+        self.direction = direction;
+        let (target, passed): (_, fn(Ordering) -> bool) = match direction {
+            Direction::Forward => (SeekKey::with_packed(&self.key, 0), Ordering::is_gt),
+            Direction::Backward => (SeekKey::with_packed(&self.key, u64::MAX), Ordering::is_lt),
+        };
+        let position = match direction {
+            Direction::Forward => Position::AtOrBehind(target.as_slice()),
+            Direction::Backward => Position::AtOrBefore(target.as_slice()),
+        };
         for at in 0..self.sources.len() {
-            let mut steps = 0;
-            if !self.sources[at].valid() {
-                steps = TURN_STEPS;
-            }
+            let mut steps = if self.sources[at].valid() { 0 } else { TURN_STEPS };
             while steps < TURN_STEPS
                 && self.sources[at].valid()
-                && self.comparator.cmp_user(self.user_key(at), &self.key).is_le()
+                && !passed(self.comparator.cmp_user(self.user_key(at), &self.key))
             {
                 steps += 1;
-                self.step_source(at, Direction::Forward).await?;
+                self.step_source(at, direction).await?;
             }
             if steps == TURN_STEPS {
-                let position = Position::AtOrBehind(target.as_slice());
-                self.seek_source(at, position, Direction::Forward).await?;
+                self.seek_source(at, position, direction).await?;
                 while self.sources[at].valid() && self.user_key(at) == &self.key[..] {
-                    self.step_source(at, Direction::Forward).await?;
+                    self.step_source(at, direction).await?;
                 }
-            }
-        }
-        self.pick();
-        Ok(())
-    }
-
-    /// From forward to backward: every source to its last entry before all versions of the key.
-    async fn turn_backward(&mut self) -> Result<()> {
-        self.direction = Direction::Backward;
-        let target = SeekKey::with_packed(&self.key, u64::MAX);
-        for at in 0..self.sources.len() {
-            let mut steps = 0;
-            if !self.sources[at].valid() {
-                steps = TURN_STEPS;
-            }
-            while steps < TURN_STEPS
-                && self.sources[at].valid()
-                && self.comparator.cmp_user(self.user_key(at), &self.key).is_ge()
-            {
-                steps += 1;
-                self.step_source(at, Direction::Backward).await?;
-            }
-            if steps == TURN_STEPS {
-                let position = Position::AtOrBefore(target.as_slice());
-                self.seek_source(at, position, Direction::Backward).await?;
             }
         }
         self.pick();

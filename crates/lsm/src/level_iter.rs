@@ -34,6 +34,8 @@ pub(crate) struct LevelIter {
     bounds: Rc<Bounds>,
     keep: bool,
     slots: Rc<[u32]>,
+    /// What [`LevelIter::largest_sequence`] found, once it was asked for.
+    largest_sequence: Option<u64>,
     /// The table stood in; `slots.len()` when nowhere.
     at: usize,
     ahead: Option<ReadAhead>,
@@ -68,6 +70,7 @@ impl LevelIter {
             keep,
             at: slots.len(),
             slots,
+            largest_sequence: None,
             ahead: None,
             block: None,
             cursor: BlockCursor::new(),
@@ -112,12 +115,11 @@ impl LevelIter {
         }
     }
 
-    /// The largest sequence number of the table stood in.
-    pub fn largest_sequence(&self) -> u64 {
-        match self.slots.get(self.at) {
-            Some(&slot) => self.reader.0.view.version.meta(slot).largest_sequence,
-            None => 0,
-        }
+    /// The largest sequence number of all tables.
+    pub fn largest_sequence(&mut self) -> u64 {
+        let version = &self.reader.0.view.version;
+        let largest = || self.slots.iter().map(|&slot| version.meta(slot).largest_sequence).max();
+        *self.largest_sequence.get_or_insert_with(|| largest().unwrap_or(0))
     }
 
     fn format(&self, e: &rocksfmt::Error) -> Error {
