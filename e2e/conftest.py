@@ -3,11 +3,17 @@
 import concurrent.futures
 import pathlib
 import shutil
+import subprocess
 import tempfile
 
 import databases
 import millrace
 import pytest
+
+
+# Databases are made by several threads at once. A program that is started by vfork while another thread does the same
+# was seen to end in EFAULT, once in some thousand times.
+subprocess._USE_VFORK = False
 
 
 def pytest_addoption(parser):
