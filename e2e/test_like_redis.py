@@ -92,6 +92,65 @@ def test_the_same_reply(words, both):
     assert type(ours) is type(theirs) and ours == theirs
 
 
+@pytest.fixture(scope="module")
+def replica(tmp_path_factory):
+    """A Redis that only reads, and a node: neither has these commands' keys."""
+    root = tmp_path_factory.mktemp("replica")
+    db = databases.open_rocks(root / "db", **databases.SMALL_BLOCKS)
+    db.close()
+    with millrace.redis_server(root, root / "redis.log") as theirs, millrace.node(root / "db", root / "log") as ours:
+        with theirs.connect() as client:
+            # Of a master that is not there: it serves what it has, and refuses writes.
+            assert client.call("REPLICAOF", "127.0.0.1", "1") == resp.Simple(b"OK")
+        yield theirs, ours
+
+
+# What a script or a hand may well get wrong.
+WORDS = ["", "0", "-1", "1", "x", "1.5", " 1", "+1", "01", "-0", "0x1", "9223372036854775808", "-9223372036854775809", "9" * 30, "help", "a\0b", "é", "*"]
+OPTIONS = ["COUNT", "match", "Type", "SETNAME", "auth", "ON", "off", "ID", "skipme", "PATTERN", "ASYNC", "all", "WRITE"]
+COMMANDS = [[word] for word in "PING ECHO RESET HELLO AUTH SELECT DBSIZE GET MGET EXISTS STRLEN GETRANGE SUBSTR SCAN KEYS TYPE TTL PTTL RANDOMKEY".split()]
+COMMANDS += [["CLIENT", word] for word in "GETREDIR KILL NO-EVICT SETNAME TRACKINGINFO UNBLOCK UNPAUSE NONSENSE".split()]
+COMMANDS += [["COMMAND", word] for word in "LIST NONSENSE".split()] + [["CONFIG", word] for word in "GET NONSENSE".split()]
+COMMANDS += [[word] for word in "FLUSHALL FLUSHDB SET DEL APPEND INCR SORT XGROUP SWAPDB RENAME NONSENSE".split()] + [["XGROUP", "create"]]
+
+
+def excepted(words):
+    """Whether the difference is one that the documents name."""
+    match [*words, "", ""]:
+        case ["SCAN" | "scan", cursor, *_]:
+            return re.fullmatch(r"[+0]?1|2|-?[1-9]\d{18}", cursor)
+        case ["SELECT" | "select", index, *_]:
+            return index == "1"
+        case ["COMMAND" | "command", "LIST" | "list", more, *_]:
+            return not more
+        case ["CONFIG" | "config", "GET" | "get", *patterns]:
+            return "*" in patterns
+        case ["XGROUP" | "xgroup", word, *_]:
+            return word == "help"
+    return False
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_odd_arguments_get_the_same_reply(command, replica):
+    requests = [command, [word.lower() for word in command]]
+    for a in WORDS + OPTIONS:
+        requests += [[*command, a], [*command, "x", a, "y", "z"], [*command, "2", a, "x", "y"]]
+        requests += [[*command, a, b] for b in WORDS + OPTIONS]
+        requests += [[*command, "0", a, b] for b in WORDS]
+    requests = [words for words in requests if not excepted(words)]
+    different = []
+    theirs, ours = (server.connect() for server in replica)
+    with theirs, ours:
+        for words in requests:
+            replies = [client.call(*words) for client in (theirs, ours)]
+            if type(replies[0]) is not type(replies[1]) or replies[0] != replies[1]:
+                if command != ["HELLO"] or isinstance(replies[0], resp.Error) or isinstance(replies[1], resp.Error):
+                    different.append((words, *replies))
+            if command == ["HELLO"]:
+                assert [type(client.call("HELLO", 2)) for client in (theirs, ours)] == [list, list]
+    assert not different, f"{len(different)}: {different[:5]}"
+
+
 @pytest.mark.parametrize("pattern", ["*", "user:*", "user:?", "user:[12]", "user:[^1]*", "user:[1-2]", "\\[x\\]", "st\\*r", "h?llo", "nothing*", "", "*0*9", "key:00[0-4][5-9]", "[", "a\\", "gr*", "**e", "[^k]*", "key:[0-"])
 def test_keys_that_match(pattern, both):
     theirs, ours = (sorted(client.call("KEYS", pattern)) for client in both)

@@ -270,6 +270,9 @@ pub fn parse(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
                 word: args.get(1),
             });
         }
+        Some(Known::NoWrite(container)) => {
+            return Err(Refusal::UnknownSubcommand { container, word: args.get(1) });
+        }
         Some(Known::Write(name, arity)) => {
             let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
             let fits = if arity >= 0 { count == arity } else { count >= -arity };
@@ -490,17 +493,22 @@ fn client_list(args: Args<'_>) -> Result<ListFilter<'_>, Refusal<'_>> {
     if args.len() == 2 { Ok(ListFilter::All) } else { Err(Refusal::SYNTAX) }
 }
 
+/// A subcommand that finds more words than it can have; said in the client's own spelling.
+fn too_many(args: Args<'_>) -> Refusal<'_> {
+    Refusal::Quoting {
+        before: "ERR unknown subcommand or wrong number of arguments for '",
+        word: args.get(1),
+        after: "'. Try CLIENT HELP.",
+    }
+}
+
 fn client_pause(args: Args<'_>) -> Result<ClientCommand<'_>, Refusal<'_>> {
     let all = match args.len() {
         3 => true,
         4 if args.is(3, "all") => true,
         4 if args.is(3, "write") => false,
         4 => return Err(Refusal::Text("ERR CLIENT PAUSE mode must be WRITE or ALL")),
-        _ => {
-            return Err(Refusal::Text(
-                "ERR unknown subcommand or wrong number of arguments for 'pause'. Try CLIENT HELP.",
-            ));
-        }
+        _ => return Err(too_many(args)),
     };
     let timeout_ms = parse_i64(args.get(2))
         .ok_or(Refusal::Text("ERR timeout is not an integer or out of range"))?;
@@ -512,9 +520,7 @@ fn client_pause(args: Args<'_>) -> Result<ClientCommand<'_>, Refusal<'_>> {
 
 fn client_unblock(args: Args<'_>) -> Result<ClientCommand<'_>, Refusal<'_>> {
     if args.len() > 4 {
-        return Err(Refusal::Text(
-            "ERR unknown subcommand or wrong number of arguments for 'unblock'. Try CLIENT HELP.",
-        ));
+        return Err(too_many(args));
     }
     if args.len() == 4 && !args.is(3, "timeout") && !args.is(3, "error") {
         return Err(Refusal::Text("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR"));
@@ -755,8 +761,8 @@ mod tests {
             "-ERR unknown subcommand or wrong number of arguments for 'pause'. Try CLIENT HELP.",
         ),
         (
-            "client unblock 1 timeout x",
-            "-ERR unknown subcommand or wrong number of arguments for 'unblock'. Try CLIENT HELP.",
+            "client UnBlock 1 timeout x",
+            "-ERR unknown subcommand or wrong number of arguments for 'UnBlock'. Try CLIENT HELP.",
         ),
         ("client kill id 1 x", "-ERR syntax error"),
         ("client list id 1 2 x", "-ERR Invalid client ID"),
@@ -774,6 +780,15 @@ mod tests {
         assert_eq!(outcome("set a b"), "-READONLY You can't write against a read only replica.");
         assert_eq!(outcome("flushall"), "-READONLY You can't write against a read only replica.");
         assert_eq!(outcome("set a"), "-ERR wrong number of arguments for 'set' command");
+        assert_eq!(
+            outcome("xgroup create k g $"),
+            "-READONLY You can't write against a read only replica."
+        );
+        assert_eq!(
+            outcome("xgroup create k"),
+            "-ERR wrong number of arguments for 'xgroup|create' command"
+        );
+        assert_eq!(outcome("xgroup x"), "-ERR unknown subcommand 'x'. Try XGROUP HELP.");
     }
 
     #[test]

@@ -18,6 +18,9 @@ const SCAN_KEYS_MAX: u64 = 10_000;
 /// A `SCAN`'s reply ends with the key that makes it so long.
 const SCAN_BYTES_MAX: usize = 128 * 1024;
 
+/// The cursor behind all others, also written -1: in Redis, too, nothing but the end comes behind it.
+const CURSOR_END: u64 = u64::MAX;
+
 /// What the engine's failure says to a client.
 pub(crate) fn write_error(error: &lsm::Error, writer: &mut Writer<'_>) {
     let code = match error.kind() {
@@ -126,6 +129,9 @@ async fn scan_piece(
 ) -> lsm::Result<Option<ScanPiece>> {
     let mut piece = ScanPiece::default();
     let mut walk = Walk::matching(state, order.pattern.as_deref());
+    if order.cursor == CURSOR_END {
+        return Ok(Some(piece));
+    }
     if order.cursor != 0 {
         let cursor = order.cursor;
         let found = state

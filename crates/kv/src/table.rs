@@ -530,6 +530,11 @@ static WRITES: &[(&str, i64)] = &[
     ("xclaim", -6),
     ("xdel", -3),
     ("xgroup", -2),
+    ("xgroup|create", -5),
+    ("xgroup|createconsumer", 5),
+    ("xgroup|delconsumer", 5),
+    ("xgroup|destroy", 4),
+    ("xgroup|setid", -5),
     ("xreadgroup", -7),
     ("xsetid", -3),
     ("xtrim", -4),
@@ -560,6 +565,8 @@ pub enum Known {
     NoSubcommand(&'static Spec),
     /// A command of Redis that writes, with its name and arity.
     Write(&'static str, i64),
+    /// A container of such commands, by its name, with a second word that it does not contain.
+    NoWrite(&'static str),
 }
 
 /// Finds a command by its name, and by its second word when the first is a container.
@@ -580,7 +587,27 @@ pub fn find(name: &[u8], second: Option<&[u8]>) -> Option<Known> {
         });
     }
     let at = WRITES.binary_search_by(|(name, _)| name.as_bytes().cmp(small)).ok()?;
-    Some(Known::Write(WRITES[at].0, WRITES[at].1))
+    let (name, arity) = WRITES[at];
+    match (name.contains('|'), second) {
+        // A full name is no word of the protocol.
+        (true, _) => None,
+        (false, Some(second)) if name == WRITES_CONTAINER => Some(write_subcommand(second)),
+        (false, _) => Some(Known::Write(name, arity)),
+    }
+}
+
+/// The one container among the commands that write.
+const WRITES_CONTAINER: &str = "xgroup";
+
+fn write_subcommand(word: &[u8]) -> Known {
+    let found = WRITES.iter().find(|(name, _)| {
+        let (container, short) = name.split_once('|').unwrap_or_default();
+        container == WRITES_CONTAINER && short.as_bytes().eq_ignore_ascii_case(word)
+    });
+    match found {
+        Some(&(name, arity)) => Known::Write(name, arity),
+        None => Known::NoWrite(WRITES_CONTAINER),
+    }
 }
 
 /// Finds a command or, as `container|name`, a subcommand by its full name.
@@ -592,7 +619,7 @@ pub fn find_full(name: &[u8]) -> Option<&'static Spec> {
         // A second word after a command that contains nothing names nothing.
         Known::Ours(spec) if second.is_some() && !spec.name.contains('|') => None,
         Known::Ours(spec) => Some(spec),
-        Known::NoSubcommand(_) | Known::Write(..) => None,
+        Known::NoSubcommand(_) | Known::Write(..) | Known::NoWrite(_) => None,
     }
 }
 
