@@ -2,11 +2,17 @@
 //!
 //! The task waits for whatever comes first: bytes to arrive, bytes to be taken, a read to finish, an order to end. One
 //! send and one receive are under way at a time; the replies of one turn go out in one send. While commands may not be
-//! taken nothing is received, so a client that does not read is not read either, and TCP tells it.
+//! taken nothing is received, so a client that does not read is not read either, and TCP tells it. Only while a long
+//! reply is being made a little is received all the same: that is how it is noticed that nobody waits for the reply
+//! any more.
+//!
+//! A connection that is closed behind an error takes in for a moment what its client is still sending: bytes that
+//! nobody has received when a socket is closed make TCP throw away what was sent, the error with it.
 //!
 //! An idle connection keeps its buffers as long as those of all idle connections of the core fit a budget; beyond that
 //! it waits without any, and receives only when something has arrived.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
@@ -16,6 +22,7 @@ use std::task::{Context, Poll};
 use reactor::Socket;
 use resp::Parser;
 
+use crate::client::Client;
 use crate::output::send;
 use crate::replies::Closing;
 use crate::session::Session;
@@ -30,6 +37,17 @@ const RECEIVE_LONG_BYTES: usize = 1024 * 1024;
 
 /// How often a paused connection looks whether the pause has ended early.
 const PAUSE_CHECK_NS: u64 = 20_000_000;
+
+/// How long a client that has closed its side waits for a long reply to begin. It may be gone altogether: only
+/// sending to it would tell.
+const HALF_CLOSED_NS: u64 = 1_000_000_000;
+
+/// While the node stops, a client that takes nothing for so long is not waited for.
+const STOP_STALL_NS: u64 = 1_000_000_000;
+
+/// Behind an error a connection is closed when nothing has arrived for so long, or after so long at the latest.
+const LINGER_QUIET_NS: u64 = 250_000_000;
+const LINGER_NS: u64 = 5_000_000_000;
 
 /// Commands that have arrived and were not yet taken.
 struct Input {
@@ -111,29 +129,40 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
     let mut sending = pin!(None);
     let mut receiving = pin!(None);
     let mut pause = pin!(None);
+    let mut half_closed = pin!(None);
+    let mut stalled = pin!(None);
+    // What is being received goes into a buffer of its own, and behind the input when it has come.
+    let mut apart = false;
+    // Sends that have taken something: all, those when the client closed its side, those when the node's end began.
+    let sends = Rc::new(Cell::new(0u64));
+    let (mut sends_at_half_close, mut sends_at_stall) = (0, 0);
+    let mut alive = true;
     loop {
         let paused_until_ns = state.shared.paused_until_ns();
         let paused = paused_until_ns > state.core.now_ns();
-        if !paused && receiving.is_none() && !input.buffer.is_empty() {
+        if !paused && !input.buffer.is_empty() {
             let Input { buffer, consumed, parser, missing, .. } = &mut input;
             *missing = session.work(parser, buffer, consumed);
             input.compact();
             client.input_bytes.set(input.buffer.len());
         }
-        if receiving.is_none() {
+        if receiving.is_none() || apart {
             input_share.set(input.buffer.len());
         }
         if input.buffer.len() > Settings::REQUEST_BYTES_SMALL
             && state.input_bytes.get() > state.shared.settings().requests_bytes_max
             && session.replies.closing == Closing::No
         {
-            session
-                .refuse("ERR Protocol error: too many bytes of unfinished requests on this node");
+            session.refuse(&format!(
+                "ERR Protocol error: unfinished requests of this core are larger than {} bytes; more memory for the \
+                 node (--memory) raises this limit",
+                state.shared.settings().requests_bytes_max
+            ));
         }
         if sending.is_none()
             && let Some(batch) = session.replies.take()
         {
-            sending.set(Some(send(socket.clone(), batch)));
+            sending.set(Some(send(socket.clone(), batch, sends.clone())));
         }
         session.replies.account();
         client.unsent_bytes.set(session.replies.unsent_bytes());
@@ -142,12 +171,15 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
         if session.replies.closing == Closing::Now || quiet && (last || state.stopping.get()) {
             break;
         }
-        if receiving.is_none()
-            && !input.ended
-            && input.missing.is_some()
-            && !paused
-            && session.may_take()
-        {
+        let streaming = session.replies.is_streaming();
+        let may_receive = receiving.is_none() && !input.ended && !paused;
+        if may_receive && streaming && !input.buffer.is_empty() {
+            if input.buffer.len() < RECEIVE_BYTES {
+                apart = true;
+                receiving.set(Some(receive(socket.clone(), Vec::new(), RECEIVE_BYTES, true)));
+            }
+        } else if may_receive && input.missing.is_some() && (streaming || session.may_take()) {
+            apart = false;
             let empty = input.buffer.is_empty();
             let room = input.buffer.capacity().max(RECEIVE_BYTES) + session.replies.room_bytes();
             idle_share.set(0);
@@ -170,7 +202,16 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             let wait_ns = (paused_until_ns - state.core.now_ns()).min(PAUSE_CHECK_NS);
             pause.set(Some(state.core.sleep_ns(wait_ns)));
         }
-        let alive = std::future::poll_fn(|cx| {
+        if !(input.ended && streaming && sends.get() == sends_at_half_close) {
+            half_closed.set(None);
+        } else if half_closed.is_none() {
+            half_closed.set(Some(state.core.sleep_ns(HALF_CLOSED_NS)));
+        }
+        if state.stopping.get() && sending.is_some() && stalled.is_none() {
+            sends_at_stall = sends.get();
+            stalled.set(Some(state.core.sleep_ns(STOP_STALL_NS)));
+        }
+        alive = std::future::poll_fn(|cx| {
             client.listen(cx.waker());
             if client.is_killed() {
                 return Poll::Ready(false);
@@ -189,9 +230,16 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
                 moved = true;
             }
             if let Some((result, buffer)) = finish(&mut receiving, cx) {
-                input.buffer = buffer;
+                if apart {
+                    input.buffer.extend_from_slice(&buffer);
+                } else {
+                    input.buffer = buffer;
+                }
                 match result {
-                    Ok(0) => input.ended = true,
+                    Ok(0) => {
+                        input.ended = true;
+                        sends_at_half_close = sends.get();
+                    }
                     Ok(bytes) => {
                         input.missing = None;
                         client.active_ns.set(state.core.now_ns());
@@ -207,6 +255,15 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             if finish(&mut pause, cx).is_some() {
                 moved = true;
             }
+            if finish(&mut half_closed, cx).is_some() {
+                return Poll::Ready(false);
+            }
+            if finish(&mut stalled, cx).is_some() {
+                if sending.is_some() && sends.get() == sends_at_stall {
+                    return Poll::Ready(false);
+                }
+                moved = true;
+            }
             if state.stopping.get() && !told_to_stop {
                 told_to_stop = true;
                 moved = true;
@@ -218,6 +275,40 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             break;
         }
     }
+    let unread = session.unread && !input.ended;
+    receiving.set(None);
+    drop((session, input, input_share, idle_share));
+    if alive && unread {
+        linger(&state, &client, &socket).await;
+    }
     state.clients.remove(client.id);
     socket.shutdown();
+}
+
+/// Takes in what the client is still sending.
+async fn linger(state: &CoreState, client: &Client, socket: &Socket) {
+    let core = &state.core;
+    let deadline_ns = core.now_ns().saturating_add(LINGER_NS);
+    let mut buffer = Vec::new();
+    while core.now_ns() < deadline_ns && !state.stopping.get() {
+        buffer.clear();
+        let mut receiving = pin!(socket.recv(std::mem::take(&mut buffer), RECEIVE_BYTES));
+        let mut quiet = pin!(core.sleep_ns(LINGER_QUIET_NS));
+        let received = std::future::poll_fn(|cx| {
+            client.listen(cx.waker());
+            if client.is_killed() || state.stopping.get() {
+                return Poll::Ready(None);
+            }
+            match receiving.as_mut().poll(cx) {
+                Poll::Ready((Ok(1..), buffer)) => Poll::Ready(Some(buffer)),
+                Poll::Ready(_) => Poll::Ready(None),
+                Poll::Pending => quiet.as_mut().poll(cx).map(|_| None),
+            }
+        })
+        .await;
+        match received {
+            Some(received) => buffer = received,
+            None => return,
+        }
+    }
 }

@@ -1,6 +1,8 @@
 //! Bytes on their way to a client, in order: most of them copied into one buffer, long values by reference.
 
+use std::cell::Cell;
 use std::io;
+use std::rc::Rc;
 
 use reactor::{Part, Slice, Socket};
 
@@ -123,15 +125,32 @@ impl Output {
     }
 }
 
-/// Sends all of it.
-pub(crate) async fn send(socket: Socket, what: Sending) -> (io::Result<()>, Sending) {
+/// Sends all of it. `sends` counts how often the socket has taken something.
+pub(crate) async fn send(
+    socket: Socket,
+    what: Sending,
+    sends: Rc<Cell<u64>>,
+) -> (io::Result<()>, Sending) {
     match what {
-        Sending::Bytes(bytes) => {
-            let (result, bytes) = socket.send(bytes).await;
-            (result, Sending::Bytes(bytes))
+        Sending::Bytes(mut bytes) => {
+            let mut sent = 0;
+            while sent < bytes.len() {
+                let (result, back) = socket.send_some(bytes, sent).await;
+                bytes = back;
+                match result {
+                    Ok(0) => {
+                        return (Err(io::ErrorKind::WriteZero.into()), Sending::Bytes(bytes));
+                    }
+                    Ok(taken) => sent += taken,
+                    Err(error) => return (Err(error), Sending::Bytes(bytes)),
+                }
+                sends.set(sends.get() + 1);
+            }
+            (Ok(()), Sending::Bytes(bytes))
         }
         Sending::Parts(parts) => {
             let (result, parts) = socket.send_parts(parts).await;
+            sends.set(sends.get() + 1);
             (result, Sending::Parts(parts))
         }
     }

@@ -204,6 +204,11 @@ impl Replies {
         !self.later.is_empty()
     }
 
+    /// Whether a reply of any size is being made.
+    pub fn is_streaming(&self) -> bool {
+        self.streaming
+    }
+
     /// Whether another command may be taken.
     pub fn have_room(&mut self) -> bool {
         let slow = self.unsent_bytes() > self.state.unsent_bytes_max();

@@ -33,6 +33,8 @@ pub(crate) struct Session {
     /// `CLIENT REPLY SKIP`: the next command, and the one being executed.
     pub(crate) skip_next: bool,
     pub(crate) skip_this: bool,
+    /// The connection ends while its client may still be sending.
+    pub(crate) unread: bool,
     pub(crate) replies: Replies,
 }
 
@@ -45,6 +47,7 @@ impl Session {
             silent: false,
             skip_next: false,
             skip_this: false,
+            unread: false,
             replies: Replies::new(state),
         }
     }
@@ -58,6 +61,8 @@ impl Session {
     pub fn refuse(&mut self, text: &str) {
         self.reply(|writer| writer.error(text));
         self.replies.closing = Closing::AfterReplies;
+        self.unread = true;
+        self.state.count(|stats| stats.protocol_errors += 1);
     }
 
     /// Takes commands from `input`, from `*consumed` on, until it may not or there is no whole one. Returns how many
@@ -87,6 +92,7 @@ impl Session {
                 Err(error) => {
                     self.replies.append(|output| error.write_to(output.tail()));
                     self.replies.closing = Closing::AfterReplies;
+                    self.unread = true;
                     self.state.count(|stats| stats.protocol_errors += 1);
                     break None;
                 }
