@@ -77,6 +77,13 @@ def test_check_says_how_much_it_read(data):
     assert done.returncode == 0 and done.stdout + done.stderr
 
 
+def test_check_counts_what_is_in_the_logs(tmp_path):
+    databases.ldb(tmp_path / "db", "batchput", "a", "1", "b", "2", "c", "3", "--create_if_missing")
+    logs = sum(file.stat().st_size for file in (tmp_path / "db").glob("*.log"))
+    said = millrace.said_json("kv", "check", "--data", tmp_path / "db")
+    assert logs > 0 and said["bytes"] == logs and said["entries"] == 3, said
+
+
 def test_an_unknown_column_family_is_named(data):
     said = millrace.fail("kv", "scan", "--data", data, "--column-family", "nonesuch")
     assert "nonesuch" in said

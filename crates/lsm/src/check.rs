@@ -45,7 +45,7 @@ pub struct CheckReport {
     pub bytes: u64,
     /// Blocks verified.
     pub blocks: u64,
-    /// Entries and blob records seen.
+    /// Entries of tables and logs, and blob records, seen.
     pub entries: u64,
     /// What is damaged.
     pub damages: Vec<Damage>,
@@ -96,12 +96,20 @@ pub async fn check(
     work.total = total_bytes(&state, &listed);
     match RecoveryPlan::new(&state, &listed) {
         Ok(plan) => {
+            work.total += plan.log_bytes();
+            progress(work.done, work.total);
             let mut warnings = Vec::new();
             let strict = OpenOptions { salvage: false, ..options.clone() };
             match recover::logs(core, &dir, &plan, &state, &strict, &mut warnings).await {
-                Ok(_) => report.files += plan.logs.len() as u64,
+                Ok(replayed) => {
+                    report.files += plan.logs.len() as u64;
+                    report.bytes += plan.log_bytes();
+                    report.entries += replayed.operations;
+                }
                 Err(error) => report.note(&file_in(&error), offset_in(&error), &error),
             }
+            work.done += plan.log_bytes();
+            progress(work.done, work.total);
         }
         Err(error) => report.note(&file_in(&error), None, &error),
     }
