@@ -65,7 +65,7 @@ fn keys() -> impl Iterator<Item = String> {
     numbered.chain(["key:__rand_int__".to_owned()])
 }
 
-/// A RocksDB database with those keys, made once.
+/// A RocksDB database with those keys, all of them in tables, made once.
 fn database(setup: &Setup) -> Result<PathBuf, String> {
     let dir = setup.scratch.join("redis-keys");
     if dir.join("CURRENT").exists() {
@@ -79,7 +79,7 @@ fn database(setup: &Setup) -> Result<PathBuf, String> {
     Tool::new("ldb")
         .arg(format!("--db={}", dir.display()))
         .args(["--create_if_missing", "--block_size=4096", "--bloom_bits=10"])
-        .args(["--compression_type=no", "load"])
+        .args(["--compression_type=no", "load", "--compact"])
         .input(load.into_bytes())
         .output()?;
     Ok(dir)
