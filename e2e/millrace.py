@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import time
@@ -70,14 +71,14 @@ def free_port():
 
 
 class Server:
-    """A process that listens on 127.0.0.1:`port`; used with `with`, and ended by its pid."""
+    """A process that listens on 127.0.0.1:`port`; used with `with`, and ended with what it has started."""
 
     def __init__(self, arguments, port, log, **kwargs):
         self.port = port
         self.log = pathlib.Path(log)
         with open(self.log, "wb") as out:
             self.process = subprocess.Popen(
-                [str(a) for a in arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=out, **kwargs
+                [str(a) for a in arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, **kwargs
             )
 
     def __enter__(self):
@@ -118,16 +119,21 @@ class Server:
         raise AssertionError(f"no VmRSS: {self.said()}")
 
     def stop(self):
-        """SIGTERM, and SIGKILL if that is not enough."""
+        """SIGTERM, and SIGKILL if that is not enough; and SIGKILL to what it leaves behind."""
+        killed = False
         if self.process.poll() is None:
             self.process.terminate()
             try:
                 self.process.wait(10)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.wait()
-                return "killed"
-        return self.process.returncode
+                killed = True
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+        return "killed" if killed else self.process.returncode
 
 
 def node(data, log, *arguments, **kwargs):

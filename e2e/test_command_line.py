@@ -1,7 +1,9 @@
 """The `millrace` command: its outputs, its exit codes, and errors that help."""
 
 import json
+import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -198,10 +200,55 @@ def test_writable_serving_is_not_there_yet_and_says_so(data):
     assert "--read-only" in said, said
 
 
-def test_the_sample_of_the_read_me_is_served_by_run(tmp_path):
+@pytest.fixture
+def checkout(tmp_path):
+    """A directory with `./run` in it, and an environment in which cargo has nothing to build: the binary under test is there."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "cargo").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "bin" / "cargo").chmod(0o755)
+    (tmp_path / "target" / "release").mkdir(parents=True)
+    (tmp_path / "target" / "release" / "millrace").symlink_to(millrace.BINARY.resolve())
+    shutil.copy(millrace.ROOT / "run", tmp_path / "run")
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    return tmp_path / "run", {**os.environ, "PATH": path, "CARGO_TARGET_DIR": str(tmp_path / "target")}
+
+
+def test_run_serves_a_directory(tmp_path, checkout):
     """`./run DIR ARGS`: what a newcomer pastes."""
     databases.ldb(tmp_path / "db", "put", "hello", "world", "--create_if_missing")
+    run, env = checkout
     port = millrace.free_port()
-    with millrace.Server([millrace.ROOT / "run", tmp_path / "db", "--listen", f"127.0.0.1:{port}", "--cores", "1"], port, tmp_path / "log") as node:
+    with millrace.Server([run, tmp_path / "db", "--listen", f"127.0.0.1:{port}", "--cores", "1"], port, tmp_path / "log", env=env) as node:
         with node.connect() as client:
             assert client.call("GET", "hello") == b"world"
+
+
+def test_run_makes_a_sample_and_says_what_to_try(tmp_path, checkout):
+    """`./run` alone, and what it says to try, pasted; then once more, where the sample is there."""
+    run, env = checkout
+    port = millrace.free_port()
+    for _ in range(2):
+        with millrace.Server([run, "--listen", f"127.0.0.1:{port}", "--cores", "1"], port, tmp_path / "log", env=env) as node:
+            tries = re.findall(r"(?m)^  ((?:redis-cli|\S+/millrace) .*)", node.said())
+            answers = [subprocess.run(line, shell=True, text=True, capture_output=True, timeout=20, env=env) for line in tries]
+            assert len(answers) == 6 and not any(answer.returncode for answer in answers), answers
+            assert [answers[0].stdout, answers[1].stdout, answers[5].stdout] == ["world\n", "red\nblue\n", "world\n"], answers
+        assert node.process.returncode == 0
+
+
+def test_run_says_what_is_wrong(tmp_path, checkout):
+    run, env = checkout
+
+    def fails(*arguments):
+        done = subprocess.run([run, *arguments], stdin=subprocess.DEVNULL, text=True, capture_output=True, timeout=60, env=env)
+        assert done.returncode in (1, 2), done
+        return done.stderr
+
+    (tmp_path / "empty").mkdir()
+    assert "no directory" in fails(tmp_path / "nothing")
+    assert "no RocksDB database here" in fails(tmp_path / "empty")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        said = fails("--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+        assert "in use" in said and "Try, in a second terminal" not in said, said
