@@ -1,12 +1,16 @@
 """The `millrace` command: its outputs, its exit codes, and errors that help."""
 
+import fcntl
 import json
 import os
+import pty
 import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
+import termios
 
 import databases
 import millrace
@@ -86,6 +90,25 @@ def test_check_counts_what_is_in_the_logs(tmp_path):
     assert logs > 0 and said["bytes"] == logs and said["entries"] == 3, said
 
 
+def test_check_has_a_progress_bar_on_a_terminal_and_none_elsewhere(data):
+    terminal, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    arguments = [millrace.BINARY, "kv", "check", "--data", data]
+    done = subprocess.run(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=side, timeout=20, env={**os.environ, "TERM": "xterm"})
+    os.close(side)
+    shown = b""
+    try:
+        while part := os.read(terminal, 4096):
+            shown += part
+    except OSError:
+        pass
+    os.close(terminal)
+    assert done.returncode == 0 and b"nothing is damaged" in done.stdout
+    assert b"checking" in shown and shown.rstrip(b" \r\n").endswith(b"\x1b[2K"), "shown, and cleared away"
+    done = millrace.command("kv", "check", "--data", data)
+    assert done.returncode == 0 and done.stderr == ""
+
+
 def test_an_unknown_column_family_is_named(data):
     said = millrace.fail("kv", "scan", "--data", data, "--column-family", "nonesuch")
     assert "nonesuch" in said
@@ -141,6 +164,27 @@ def test_help_and_version(arguments):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shell_completion(shell):
     assert "millrace" in millrace.succeed("completions", shell)
+
+
+def test_completion_in_bash_knows_commands_flags_and_their_values(tmp_path):
+    (tmp_path / "script").write_text(millrace.succeed("completions", "bash"))
+
+    def complete(*words):
+        ask = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _millrace "$1" "${!#}" "${COMP_WORDS[COMP_CWORD-1]}"; echo "${COMPREPLY[@]}"'
+        return subprocess.run(["bash", "-c", ask, "bash", tmp_path / "script", *words], text=True, capture_output=True, timeout=20, check=True).stdout.split()
+
+    assert {"serve", "kv", "bench"} <= set(complete("millrace", ""))
+    assert complete("millrace", "kv", "sc") == ["scan"]
+    assert {"--reverse", "--column-family"} <= set(complete("millrace", "kv", "scan", "--"))
+    assert "--column-family" not in complete("millrace", "kv", "check", "--")
+    assert complete("millrace", "serve", "--poll", "a") == ["always", "adaptive"]
+
+
+@pytest.mark.parametrize("command", ["", "serve", "bench", "kv", "kv get", "kv scan", "kv stat", "kv check", "completions", "man"])
+def test_a_manual_page_says_what_the_help_says(command):
+    page = millrace.succeed("man", *command.split()).replace("\\", "")
+    for flag in re.findall(r"(?m)^ +(?:-\w, )?(--[a-z-]+)(?=$|  | <)", millrace.succeed(*command.split(), "--help")):
+        assert re.search(rf"fB{flag}fR.*\n(?!\.)\S", page), f"{flag} is not described"
 
 
 def test_a_closed_pipe_is_no_error(workshop):

@@ -146,6 +146,9 @@ pub enum KvCommand {
         /// Where the database is.
         #[command(flatten)]
         source: Source,
+        /// What of it.
+        #[command(flatten)]
+        entries: Entries,
     },
     /// List keys and values in order
     #[command(after_help = "Examples:\n  \
@@ -170,6 +173,9 @@ pub enum KvCommand {
         /// Where the database is.
         #[command(flatten)]
         source: Source,
+        /// What of it.
+        #[command(flatten)]
+        entries: Entries,
     },
     /// Describe a database: levels, files, sizes, column families, options
     #[command(after_help = "Examples:\n  \
@@ -185,7 +191,7 @@ pub enum KvCommand {
         millrace kv check --data DIR\n\n\
         Reads every block of every file, the write-ahead logs and the MANIFEST, and compares \
         checksums, order and counts. Names file and offset of what is damaged; exits with 1 if \
-        there is any.")]
+        there is any. It needs the directory, and works beside a node that serves it.")]
     Check {
         /// Where the database is.
         #[command(flatten)]
@@ -199,12 +205,6 @@ pub struct Source {
     /// The database's place: a directory or a node.
     #[command(flatten)]
     pub place: Place,
-    /// The column family to read
-    #[arg(long, value_name = "NAME", default_value = "default")]
-    pub column_family: String,
-    /// Keys and values are hexadecimal, both in arguments and in what is printed
-    #[arg(long)]
-    pub hex: bool,
     /// Print JSON; its shape is described in docs/CLI.md
     #[arg(long)]
     pub json: bool,
@@ -218,6 +218,17 @@ pub struct Source {
     #[arg(long, value_name = "DRIVER", value_parser = driver(), default_value = "auto")]
     #[arg(conflicts_with = "connect", hide_short_help = true)]
     pub io: DriverKind,
+}
+
+/// Which keys and values `get` and `scan` are about, and how they are written.
+#[derive(Clone, Debug, Args)]
+pub struct Entries {
+    /// The column family to read
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    pub column_family: String,
+    /// Keys and values are hexadecimal, both in arguments and in what is printed
+    #[arg(long)]
+    pub hex: bool,
 }
 
 /// Exactly one of a directory and a node.
@@ -364,6 +375,18 @@ mod tests {
         assert!(parse("millrace kv get k").is_err());
         assert!(parse("millrace kv get k --data d --connect :6379").is_err());
         assert!(parse("millrace kv scan --connect :6379 --secondary").is_err());
+    }
+
+    #[test]
+    fn a_kv_command_takes_only_what_it_heeds() {
+        for flags in ["--hex", "--column-family one"] {
+            for (command, fits) in
+                [("get k", true), ("scan", true), ("stat", false), ("check", false)]
+            {
+                let line = format!("millrace kv {command} --data d {flags}");
+                assert_eq!(parse(&line).is_ok(), fits, "{line}");
+            }
+        }
     }
 
     #[test]

@@ -64,6 +64,7 @@ fn manual(names: &[String]) -> Result<Vec<u8>, Failure> {
     let mut all = Cli::command();
     // Builds the commands' full names: a page says `millrace kv scan`, not `scan`.
     all.build();
+    let all = all.mut_subcommands(in_full);
     let mut command = &all;
     for name in names {
         command = command
@@ -75,6 +76,11 @@ fn manual(names: &[String]) -> Result<Vec<u8>, Failure> {
         .render(&mut page)
         .map_err(|error| Failure::new(format!("writing the manual page: {error}")))?;
     Ok(page)
+}
+
+/// A page has room for what the short help leaves out.
+fn in_full(command: clap::Command) -> clap::Command {
+    command.mut_args(|arg| arg.hide_short_help(false)).mut_subcommands(in_full)
 }
 
 fn print(bytes: &[u8]) -> Result<(), Failure> {
@@ -96,6 +102,7 @@ mod tests {
         assert!(page(&[]).unwrap().contains("millrace \\- Serves"));
         let scan = page(&["kv", "scan"]).unwrap();
         assert!(scan.contains("millrace\\-kv\\-scan \\- List keys"), "{scan}");
+        assert!(scan.contains("\nRead what lies before a damaged place"), "{scan}");
         assert!(page(&["kv", "drop"]).is_err());
     }
 }

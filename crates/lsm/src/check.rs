@@ -106,12 +106,14 @@ pub async fn check(
                     report.bytes += plan.log_bytes();
                     report.entries += replayed.operations;
                 }
-                Err(error) => report.note(&file_in(&error), offset_in(&error), &error),
+                Err(error) => {
+                    report.note(&file_in(&error, &manifest_name), offset_in(&error), &error);
+                }
             }
             work.done += plan.log_bytes();
             progress(work.done, work.total);
         }
-        Err(error) => report.note(&file_in(&error), None, &error),
+        Err(error) => report.note(&file_in(&error, &manifest_name), None, &error),
     }
     for family in state.column_families.values() {
         let comparator = match family.comparator() {
@@ -178,13 +180,13 @@ fn offset_in(error: &Error) -> Option<u64> {
     })
 }
 
-/// The file that an error's text begins with, if it does.
-fn file_in(error: &Error) -> String {
+/// The file that an error's text begins with; `otherwise` if with none.
+fn file_in(error: &Error, otherwise: &str) -> String {
     let text = error.to_string();
     let end = text.find([' ', ':']).unwrap_or(text.len());
     match FileName::parse(&text[..end]) {
         Some(_) => text[..end].to_owned(),
-        None => "MANIFEST".to_owned(),
+        None => otherwise.to_owned(),
     }
 }
 

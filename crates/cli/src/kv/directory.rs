@@ -8,7 +8,7 @@ use reactor::{Core, RuntimeConfig};
 
 use super::print::{Lines, Style, value};
 use super::{Range, Verdict};
-use crate::args::Source;
+use crate::args::{Entries, Source};
 use crate::failure::Failure;
 use crate::output::Out;
 
@@ -75,29 +75,29 @@ async fn open(core: Core, source: &Source) -> Result<Opened, Failure> {
 }
 
 /// `kv get --data`.
-pub fn get(key: Vec<u8>, source: Source) -> Result<Verdict, Failure> {
+pub fn get(key: Vec<u8>, source: Source, entries: Entries) -> Result<Verdict, Failure> {
     let shared = source.clone();
     on_core(&shared, async move |core| {
         let opened = open(core, &source).await?;
-        let family = opened.family(&source.column_family)?;
+        let family = opened.family(&entries.column_family)?;
         let reader = opened.db.attach(&opened.core);
         let found = reader.get(family, &key, None).await.map_err(|error| opened.explain(&error))?;
         let mut out = Out::new();
-        value(&mut out, Style::new(source.json, source.hex), &key, found.as_deref())?;
+        value(&mut out, Style::new(source.json, entries.hex), &key, found.as_deref())?;
         out.flush()?;
         Ok(if found.is_some() { Verdict::Good } else { Verdict::Bad })
     })
 }
 
 /// `kv scan --data`.
-pub fn scan(range: Range, source: Source) -> Result<Verdict, Failure> {
+pub fn scan(range: Range, source: Source, entries: Entries) -> Result<Verdict, Failure> {
     let shared = source.clone();
     on_core(&shared, async move |core| {
         let opened = open(core, &source).await?;
-        let family = opened.family(&source.column_family)?;
+        let family = opened.family(&entries.column_family)?;
         let reader = opened.db.attach(&opened.core);
         let mut out = Out::new();
-        let mut lines = Lines::new(Style::new(source.json, source.hex));
+        let mut lines = Lines::new(Style::new(source.json, entries.hex));
         let options = IterOptions {
             lower: range.from,
             upper: range.to,

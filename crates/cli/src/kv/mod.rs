@@ -41,22 +41,22 @@ pub struct Range {
 /// Runs a command.
 pub fn run(command: KvCommand) -> Result<Verdict, Failure> {
     match command {
-        KvCommand::Get { key, source } => {
-            let key = key_argument(key, "KEY", source.hex)?;
+        KvCommand::Get { key, source, entries } => {
+            let key = key_argument(key, "KEY", entries.hex)?;
             match &source.place.connect {
-                Some(address) => node::get(address, &key, &source),
-                None => directory::get(key, source),
+                Some(address) => node::get(address, &key, &source, &entries),
+                None => directory::get(key, source, entries),
             }
         }
-        KvCommand::Scan { reverse, from, to, limit, source } => {
+        KvCommand::Scan { reverse, from, to, limit, source, entries } => {
             let bound = |key: Option<OsString>, name| {
-                key.map(|key| key_argument(key, name, source.hex)).transpose()
+                key.map(|key| key_argument(key, name, entries.hex)).transpose()
             };
             let (from, to) = (bound(from, "--from")?, bound(to, "--to")?);
             let range = Range { from, to, reverse, limit };
             match &source.place.connect {
-                Some(address) => node::scan(address, range, &source),
-                None => directory::scan(range, source),
+                Some(address) => node::scan(address, range, &source, &entries),
+                None => directory::scan(range, source, entries),
             }
         }
         KvCommand::Stat { source } => match &source.place.connect {

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::print::{Lines, Style, value};
 use super::{Range, Verdict};
-use crate::args::Source;
+use crate::args::{Entries, Source};
 use crate::failure::Failure;
 use crate::output::{Out, thousands};
 use crate::remote::Remote;
@@ -13,8 +13,8 @@ use crate::remote::Remote;
 /// Entries asked for at once by a scan.
 const PAGE: u64 = 1000;
 
-fn connect(address: &str, source: &Source) -> Result<Remote, Failure> {
-    if source.column_family != "default" {
+fn connect(address: &str, entries: &Entries) -> Result<Remote, Failure> {
+    if entries.column_family != "default" {
         return Err(Failure::new("a node serves the column family 'default' only")
             .hint("other column families are read from the directory, with --data DIR"));
     }
@@ -22,8 +22,13 @@ fn connect(address: &str, source: &Source) -> Result<Remote, Failure> {
 }
 
 /// `kv get --connect`.
-pub fn get(address: &str, key: &[u8], source: &Source) -> Result<Verdict, Failure> {
-    let mut remote = connect(address, source)?;
+pub fn get(
+    address: &str,
+    key: &[u8],
+    source: &Source,
+    entries: &Entries,
+) -> Result<Verdict, Failure> {
+    let mut remote = connect(address, entries)?;
     let reply = remote.call(&[b"GET", key])?;
     let found = match &reply {
         Reply::Null => None,
@@ -31,16 +36,21 @@ pub fn get(address: &str, key: &[u8], source: &Source) -> Result<Verdict, Failur
         other => return Err(remote.unexpected("GET", other)),
     };
     let mut out = Out::new();
-    value(&mut out, Style::new(source.json, source.hex), key, found)?;
+    value(&mut out, Style::new(source.json, entries.hex), key, found)?;
     out.flush()?;
     Ok(if found.is_some() { Verdict::Good } else { Verdict::Bad })
 }
 
 /// `kv scan --connect`: pages, each beginning behind the last key of the one before.
-pub fn scan(address: &str, range: Range, source: &Source) -> Result<Verdict, Failure> {
-    let mut remote = connect(address, source)?;
+pub fn scan(
+    address: &str,
+    range: Range,
+    source: &Source,
+    entries: &Entries,
+) -> Result<Verdict, Failure> {
+    let mut remote = connect(address, entries)?;
     let mut out = Out::new();
-    let mut lines = Lines::new(Style::new(source.json, source.hex));
+    let mut lines = Lines::new(Style::new(source.json, entries.hex));
     let bound = |mark: u8, key: &[u8]| [&[mark], key].concat();
     let mut start = range.from.map_or_else(|| b"-".to_vec(), |key| bound(b'[', &key));
     let mut end = range.to.map_or_else(|| b"+".to_vec(), |key| bound(b'(', &key));
@@ -82,7 +92,7 @@ pub fn scan(address: &str, range: Range, source: &Source) -> Result<Verdict, Fai
 
 /// `kv stat --connect`: what the node says about itself.
 pub fn stat(address: &str, source: &Source) -> Result<Verdict, Failure> {
-    let mut remote = connect(address, source)?;
+    let mut remote = Remote::connect(address)?;
     let reply = remote.call(&[b"INFO"])?;
     let Some(info) = reply.as_bytes() else { return Err(remote.unexpected("INFO", &reply)) };
     let info = String::from_utf8_lossy(info);
