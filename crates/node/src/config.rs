@@ -151,12 +151,23 @@ impl Config {
         let memory_bytes = settings.memory.map_or(machine.memory_bytes / 4, |size| size.0);
         let least = CORE_MEMORY_MIN * processors.len() as u64;
         if memory_bytes < least {
+            let cores = match processors.len() {
+                1 => "1 core".to_owned(),
+                cores => format!("{cores} cores"),
+            };
             return Err(usage(format!(
-                "{} of memory are too little for {} cores",
-                Size(memory_bytes),
-                processors.len()
+                "{} of memory are too little for {cores}",
+                Size(memory_bytes)
             ))
             .hint(format!("use fewer --cores, or at least --memory {}M", least >> 20)));
+        }
+        if memory_bytes > machine.memory_bytes {
+            return Err(usage(format!(
+                "{} of memory are more than this process may have: {}",
+                Size(memory_bytes),
+                Size(machine.memory_bytes)
+            ))
+            .hint("leave --memory out to use a quarter of it"));
         }
         Ok(Config {
             data,
@@ -256,6 +267,8 @@ mod tests {
         assert!(Config::new(forced, &machine()).is_ok());
         let small = Settings { memory: Some(Size(1 << 20)), ..minimal() };
         assert!(refused(small).to_string().contains("too little"));
+        let large = Settings { memory: Some(Size(9 << 30)), ..minimal() };
+        assert!(refused(large).to_string().contains("more than this process may have: 8 GiB"));
         let nowhere = Settings { data: None, ..minimal() };
         assert!(refused(nowhere).advice().unwrap().contains("--data"));
         let strange = Settings { listen: Some("somewhere".into()), ..minimal() };
