@@ -154,9 +154,10 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             && session.replies.closing == Closing::No
         {
             session.refuse(&format!(
-                "ERR Protocol error: unfinished requests of this core are larger than {} bytes; more memory for the \
-                 node (--memory) raises this limit",
-                state.shared.settings().requests_bytes_max
+                "ERR Protocol error: unfinished requests are larger than the {} bytes that a core keeps for them (a \
+                 part of its --memory, {} at most)",
+                state.shared.settings().requests_bytes_max,
+                Settings::default().requests_bytes_max
             ));
         }
         if sending.is_none()
