@@ -691,7 +691,10 @@ def unpack(name, target):
                 file.write_bytes(archive.extractfile(member).read())
 
 
-for part in ("plain", "hash", "partitioned", "ribbon", "blobs", "wal", "wal-recycled"):
+for part in (
+    *("plain", "hash", "partitioned", "ribbon", "lz4", "zstd-dictionary", "blobs", "blobs-zstd"),
+    *("wal", "wal-recycled", "wal-compressed-and-tracked"),
+):
     database(f"rocksdb-11-{part}", "archive")(lambda path, part=part: unpack(f"{part}/db", path))
 
 

@@ -1,7 +1,7 @@
 //! Writes small databases with RocksDB 11, which no package of a distribution has yet, for the black-box tests.
 //!
 //! ```text
-//! cargo run --release --example fixtures -- DIR
+//! cargo run --release --features codecs --example fixtures -- DIR
 //! tar -C DIR --sort=name --owner=0 --group=0 --mtime=@0 -cJf ../../e2e/rocksdb-11.tar.xz .
 //! ```
 //!
