@@ -81,6 +81,7 @@ struct Lookup<'a> {
 }
 
 impl<'a> Lookup<'a> {
+    #[inline(always)]
     fn new(view: &'a Rc<View>, family: CfId, key: &'a [u8], sequence: u64) -> Result<Lookup<'a>> {
         let found = view.version.family(family)?;
         let family_at =
