@@ -1,5 +1,6 @@
 #!/bin/sh
-# Proves the lock-free parts of the reactor with loom, and that each proof can fail (its mutants are found).
+# Proves the lock-free parts of the reactor and the memtable with loom, and that each proof can fail (its mutants are
+# found).
 #   scripts/loom.sh [TEST-NAME-FILTER]
 # Exit code 0: all proved, all mutants found. Takes 15 s after the first build; MILLRACE_LONG=1 looks one preemption
 # deeper, which takes minutes.
@@ -11,7 +12,8 @@ export CARGO_TARGET_DIR RUSTFLAGS
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
-cargo test --release -p millrace-reactor --test loom -- --nocapture --test-threads 1 "$@" >"$log" 2>&1 || status=$?
+cargo test --release -p millrace-reactor -p millrace-memtable --test loom \
+  -- --nocapture --test-threads 1 "$@" >"$log" 2>&1 || status=$?
 if [ "$status" -ne 0 ]; then cat "$log"; fi
 echo "--- loom ---"
 grep -hoE '^(test .* \.\.\. )?(proved|mutants?) .*' "$log" | sed -E 's/^test .* \.\.\. //' || true

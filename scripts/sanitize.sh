@@ -15,7 +15,7 @@
 #    an alarm because nothing but atomics is on both sides of that fence.
 set -eu
 cd "$(dirname "$0")/.."
-crates="-p millrace-reactor"
+crates="-p millrace-reactor -p millrace-memtable"
 target=$(rustc +nightly -vV 2>/dev/null | sed -n 's/^host: //p') || true
 if [ -z "$target" ]; then
   echo "sanitize: missing: rustup toolchain install nightly"

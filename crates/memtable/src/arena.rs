@@ -1,0 +1,197 @@
+//! Where nodes live: chunks of memory, handed out from front to back and freed all at once.
+//!
+//! [`Space`] decides, by arithmetic alone, where the next node goes, so that the question "would these fit?" is
+//! answered by the same code that places them. [`Arena`] does what it says.
+//!
+//! A node that is larger than a quarter of a chunk gets a chunk of its own, of exactly its size, and the chunk in use
+//! stays in use; so at most a quarter of a chunk is lost where a chunk ends. The last chunks shrink to what the limit
+//! leaves.
+
+use std::alloc::{Layout, handle_alloc_error};
+use std::ptr::NonNull;
+
+use crate::node::ALIGN;
+use crate::sync::{alloc, dealloc};
+
+/// The chunk size for a limit: a sixteenth of it, so that a small memtable is not one chunk that is half empty, and no
+/// more than brings the cost of an allocation down to nothing.
+pub(crate) fn chunk_bytes(limit: usize) -> usize {
+    (limit / 16).clamp(4 << 10, 1 << 20)
+}
+
+/// How much is reserved, how much of it is free, and what the next node would need.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Space {
+    limit: usize,
+    chunk: usize,
+    reserved: usize,
+    /// Free bytes at the end of the chunk in use.
+    room: usize,
+}
+
+/// Where a node goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Behind the one before.
+    Here,
+    /// At the beginning of a new chunk of that many bytes, which is the chunk in use from then on.
+    NewChunk(usize),
+    /// In a chunk of its own.
+    OwnChunk,
+}
+
+impl Space {
+    /// Nothing is free yet, and `reserved` bytes were reserved by others on the same account.
+    pub fn new(limit: usize, chunk: usize, reserved: usize) -> Space {
+        Space { limit, chunk: chunk.next_multiple_of(ALIGN), reserved, room: 0 }
+    }
+
+    pub fn reserved(&self) -> usize {
+        self.reserved
+    }
+
+    /// Sets aside `bytes`, a multiple of [`ALIGN`]; `None`, and nothing has changed, if the limit forbids.
+    pub fn take(&mut self, bytes: usize) -> Option<Place> {
+        if bytes <= self.room {
+            self.room -= bytes;
+            return Some(Place::Here);
+        }
+        let left = self.limit.saturating_sub(self.reserved) & !(ALIGN - 1);
+        if bytes > left {
+            return None;
+        }
+        if bytes > self.chunk / 4 {
+            self.reserved += bytes;
+            return Some(Place::OwnChunk);
+        }
+        let chunk = self.chunk.min(left);
+        self.reserved += chunk;
+        self.room = chunk - bytes;
+        Some(Place::NewChunk(chunk))
+    }
+}
+
+/// One allocation; frees itself.
+pub(crate) struct Chunk {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: a chunk owns its allocation and touches nothing but in `drop`, which takes `&mut self`; the global
+// allocator takes memory back on any thread.
+unsafe impl Send for Chunk {}
+
+impl Chunk {
+    /// That many bytes, aligned to [`ALIGN`].
+    pub fn new(bytes: usize) -> Chunk {
+        assert!(bytes > 0, "a chunk holds at least a node");
+        let layout = Layout::from_size_align(bytes, ALIGN)
+            .expect("a chunk is either under a megabyte or one node, whose lengths are 32 bits");
+        // SAFETY: the layout's size is not zero, as asserted above.
+        let start = unsafe { alloc(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        Chunk { start, layout }
+    }
+
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        // SAFETY: `new` got `start` from `alloc` with this layout, neither has changed since, and `drop` runs once.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+/// The writer's side: where the next node goes. The chunks themselves belong to the list, which outlives the writer.
+pub(crate) struct Arena {
+    space: Space,
+    /// The first free byte of the chunk in use; `space.room` bytes follow.
+    free: NonNull<u8>,
+}
+
+// SAFETY: `free` points at bytes that nobody uses until this arena hands them out, so it may do that on any thread.
+unsafe impl Send for Arena {}
+
+impl Arena {
+    pub fn new(space: Space) -> Arena {
+        Arena { space, free: NonNull::dangling() }
+    }
+
+    /// What is left, for asking what would fit.
+    pub fn space(&self) -> Space {
+        self.space
+    }
+
+    /// Hands out `bytes`, a multiple of [`ALIGN`] and not 0: uninitialized memory, aligned to `ALIGN`, that nobody
+    /// else has and that stays as long as `chunks`. `None`, and nothing has changed, if the limit forbids.
+    pub fn allocate(&mut self, chunks: &mut Vec<Chunk>, bytes: usize) -> Option<NonNull<u8>> {
+        assert!(bytes != 0 && bytes.is_multiple_of(ALIGN), "{bytes} bytes for a node");
+        let mut new_chunk = |bytes| {
+            let chunk = Chunk::new(bytes);
+            let start = chunk.start;
+            chunks.push(chunk);
+            start
+        };
+        let start = match self.space.take(bytes)? {
+            Place::OwnChunk => return Some(new_chunk(bytes)),
+            Place::NewChunk(bytes) => new_chunk(bytes),
+            Place::Here => self.free,
+        };
+        // SAFETY: `start` is followed by at least `bytes` bytes of the same allocation: for a new chunk because `take`
+        // made it no smaller, and otherwise because `take` found `room >= bytes` and `room` is what follows `free`.
+        // So the sum stays within the allocation or at its end.
+        self.free = unsafe { start.add(bytes) };
+        Some(start)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_fill_a_chunk_then_the_next_and_the_last_is_smaller() {
+        let mut space = Space::new(240, 96, 0);
+        let places: Vec<_> = (0..11).map(|_| space.take(24)).collect();
+        let here = Some(Place::Here);
+        let new = |bytes| Some(Place::NewChunk(bytes));
+        assert_eq!(
+            places,
+            [new(96), here, here, here, new(96), here, here, here, new(48), here, None]
+        );
+        assert_eq!(space.reserved(), 240);
+    }
+
+    #[test]
+    fn a_large_node_has_a_chunk_of_its_own_and_the_chunk_in_use_stays() {
+        let mut space = Space::new(1000, 96, 0);
+        assert_eq!(space.take(16), Some(Place::NewChunk(96)));
+        assert_eq!(space.take(800), Some(Place::OwnChunk));
+        assert_eq!((space.take(80), space.reserved()), (Some(Place::Here), 896));
+        assert_eq!(space.take(112), None);
+        assert_eq!((space.take(104), space.reserved()), (Some(Place::OwnChunk), 1000));
+    }
+
+    #[test]
+    fn handed_out_memory_is_aligned_and_disjoint() {
+        let mut arena = Arena::new(Space::new(1 << 16, 256, 0));
+        let mut chunks = Vec::new();
+        let mut taken: Vec<(usize, usize)> = Vec::new();
+        for i in 0.. {
+            let bytes = ALIGN * (1 + i % 13);
+            let Some(start) = arena.allocate(&mut chunks, bytes) else { break };
+            // SAFETY: `allocate` gave us these bytes for writing.
+            unsafe { start.write_bytes(0xAA, bytes) };
+            assert!(start.addr().get().is_multiple_of(ALIGN));
+            taken.push((start.addr().get(), bytes));
+        }
+        taken.sort_unstable();
+        assert!(taken.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+        let reserved: usize = chunks.iter().map(|chunk| chunk.layout.size()).sum();
+        assert_eq!(reserved, arena.space().reserved());
+        assert!(taken.len() > 1000 && reserved <= 1 << 16);
+    }
+}

@@ -1,0 +1,156 @@
+//! What readers hold: the shared handle, an entry that was found, and the address of one.
+
+use rocksfmt::{Comparator, SEEK_TYPE, SEQUENCE_MAX, pack};
+
+use crate::list::{List, Target};
+use crate::node::{NodePtr, NodeRef};
+use crate::sync::{Arc, Ordering};
+use crate::writer::Writer;
+
+/// A handle to a memtable, for reading it on any core while its [`Writer`] goes on inserting.
+///
+/// Reading writes to no memory that others touch. Cloning and dropping a handle does count, so give each core one
+/// and pass references. The memory is freed with the last handle; the writer has one too.
+#[derive(Clone)]
+pub struct Memtable {
+    pub(crate) list: Arc<List>,
+}
+
+impl Memtable {
+    /// Makes an empty memtable that reserves no more than `limit_bytes` of memory, some hundred bytes that every
+    /// memtable has included. `seed` decides the shape of the list, and nothing that is ever returned: the same seed
+    /// and the same calls give the same shape.
+    pub fn new(comparator: Comparator, limit_bytes: usize, seed: u64) -> (Writer, Memtable) {
+        let writer =
+            Writer::new(comparator, limit_bytes, crate::arena::chunk_bytes(limit_bytes), seed);
+        let memtable = writer.memtable().clone();
+        (writer, memtable)
+    }
+
+    /// The order of the user keys.
+    pub fn comparator(&self) -> Comparator {
+        self.list.comparator
+    }
+
+    /// The newest entry of a user key with a sequence of at most `sequence`.
+    ///
+    /// It says nothing of other types than it finds: a tombstone is an entry.
+    #[inline]
+    pub fn get(&self, user_key: &[u8], sequence: u64) -> Option<Entry<'_>> {
+        let packed = pack(sequence.min(SEQUENCE_MAX), SEEK_TYPE);
+        let target = Target::new(self.list.comparator, user_key, packed);
+        let (_, found) = self.list.search(|node| target.order_of(node).is_lt());
+        let node = found.filter(|node| node.user_key() == user_key)?;
+        Some(Entry { node, table: self.list.id })
+    }
+
+    /// The value that `value` was taken from: no search, one look at the node.
+    ///
+    /// # Panics
+    ///
+    /// If `value` is of another memtable: a mistake in the caller that must not become a wrong answer.
+    #[inline]
+    pub fn value(&self, value: ValueRef) -> &[u8] {
+        self.node(value.node, value.table).value()
+    }
+
+    /// The node at an address that was kept together with its list's number.
+    #[inline(always)]
+    pub(crate) fn node(&self, node: NodePtr, table: u64) -> NodeRef<'_> {
+        assert!(table == self.list.id, "a position in another memtable");
+        // SAFETY: whoever keeps an address with a list's number had a `NodeRef` of that list, so the node's `write`
+        // happened before that, and it was handed here by safe means, which order. Numbers are not used twice, so the
+        // list is this one, and it stays, with all its nodes, while `self` is borrowed.
+        unsafe { node.get() }
+    }
+
+    /// How many entries it has; while the writer is at work, about.
+    pub fn len(&self) -> usize {
+        self.list.written.len.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing has been inserted.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of user keys, packed numbers and values; while the writer is at work, about.
+    pub fn bytes(&self) -> usize {
+        self.list.written.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory reserved: never more than the limit, except that the head of the list is always there.
+    pub fn memory(&self) -> usize {
+        self.list.written.memory.load(Ordering::Relaxed)
+    }
+}
+
+impl std::fmt::Debug for Memtable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Memtable")
+            .field("len", &self.len())
+            .field("bytes", &self.bytes())
+            .field("memory", &self.memory())
+            .finish_non_exhaustive()
+    }
+}
+
+/// An entry that was found. It stays readable as long as the handle that it was found through is borrowed.
+#[derive(Clone, Copy)]
+pub struct Entry<'a> {
+    node: NodeRef<'a>,
+    table: u64,
+}
+
+impl<'a> Entry<'a> {
+    pub(crate) fn new(node: NodeRef<'a>, table: u64) -> Entry<'a> {
+        Entry { node, table }
+    }
+
+    /// The user's key.
+    #[inline]
+    pub fn user_key(&self) -> &'a [u8] {
+        self.node.user_key()
+    }
+
+    /// User key and packed number, as tables have them.
+    #[inline]
+    pub fn internal_key(&self) -> &'a [u8] {
+        self.node.internal_key()
+    }
+
+    /// Sequence and type, packed.
+    #[inline]
+    pub fn packed(&self) -> u64 {
+        self.node.packed()
+    }
+
+    /// The value.
+    #[inline]
+    pub fn value(&self) -> &'a [u8] {
+        self.node.value()
+    }
+
+    /// Where the value is, for keeping; see [`Memtable::value`].
+    #[inline]
+    pub fn value_ref(&self) -> ValueRef {
+        ValueRef { node: self.node.ptr(), table: self.table }
+    }
+}
+
+impl std::fmt::Debug for Entry<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Entry")
+            .field("user_key", &self.user_key())
+            .field("packed", &self.packed())
+            .field("value_bytes", &self.value().len())
+            .finish()
+    }
+}
+
+/// Where a value is. It borrows nothing; [`Memtable::value`] of any handle to its memtable gives the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ValueRef {
+    node: NodePtr,
+    table: u64,
+}

@@ -1,0 +1,300 @@
+//! The proofs of the list: loom plays every interleaving, and every stale value the memory model permits, of the small
+//! scenarios below.
+//!
+//! Run by `scripts/loom.sh`; empty in a normal build. The modules are included by path, as in the reactor's
+//! `tests/loom.rs`, which says more about how these proofs are arranged. The list has two levels here, so heights are
+//! given: 1, or 2 for a node that is also in the upper level.
+//!
+//! What loom watches: the header of each node is a cell of its, so that reading a node which the reader does not know
+//! to be written is an error; links are its atomics; chunks are its allocations, so that one that is never freed, or
+//! freed twice, is an error too.
+#![cfg(loom)]
+#![allow(dead_code, reason = "the modules are included whole")]
+
+use std::sync::atomic::{AtomicUsize as Plain, Ordering::Relaxed};
+
+use loom::thread;
+use rocksfmt::{Comparator, SEEK_TYPE, SEQUENCE_MAX, pack};
+
+#[path = "../src/arena.rs"]
+mod arena;
+#[path = "../src/cursor.rs"]
+mod cursor;
+#[path = "../src/list.rs"]
+mod list;
+#[path = "../src/memtable.rs"]
+mod memtable;
+#[path = "../src/node.rs"]
+mod node;
+#[path = "../src/sync.rs"]
+mod sync;
+#[path = "../src/writer.rs"]
+mod writer;
+
+use cursor::Cursor;
+use memtable::Memtable;
+use writer::Writer;
+
+/// Each mutation site, and the scenario that finds it.
+const MUTANTS: &[(&str, &str)] = &[
+    ("memtable.publish_relaxed", "a_reader_sees_nothing_or_a_whole_node"),
+    ("memtable.load_relaxed", "a_reader_sees_nothing_or_a_whole_node"),
+    ("memtable.publish_upper_relaxed", "a_node_met_on_the_upper_level_is_whole"),
+    ("memtable.upper_first", "what_is_in_the_list_is_found_during_an_insertion"),
+    ("memtable.link_before_next", "what_is_in_the_list_is_found_during_an_insertion"),
+];
+
+/// Plays `scenario` through, all of it, and says how many executions that took.
+fn prove(name: &str, scenario: impl Fn() + Sync + Send + 'static) {
+    let executions = std::sync::Arc::new(Plain::new(0));
+    let mut loom = loom::model::Builder::new();
+    loom.max_branches = 10_000;
+    let count = executions.clone();
+    loom.check(move || {
+        count.fetch_add(1, Relaxed);
+        scenario();
+    });
+    println!("proved {name}: {} executions, complete", executions.load(Relaxed));
+}
+
+/// A memtable that has those keys, each given with its height.
+fn memtable(keys: &[(&str, usize)]) -> (Writer, Memtable) {
+    let (mut writer, memtable) = Memtable::new(Comparator::Bytewise, 1 << 16, 0);
+    for &(key, height) in keys {
+        insert(&mut writer, key, height);
+    }
+    (writer, memtable)
+}
+
+/// An entry's value is its key, twice: enough to see that a node is whole.
+fn insert(writer: &mut Writer, key: &str, height: usize) {
+    writer.insert_at_height(height, key.as_bytes(), pack(1, 1), key.repeat(2).as_bytes()).unwrap();
+}
+
+fn has(memtable: &Memtable, key: &str) -> bool {
+    let found = memtable.get(key.as_bytes(), SEQUENCE_MAX);
+    if let Some(entry) = found {
+        assert_eq!((entry.user_key(), entry.packed()), (key.as_bytes(), pack(1, 1)));
+        assert_eq!(entry.value(), key.repeat(2).as_bytes());
+    }
+    found.is_some()
+}
+
+/// Where a cursor stands, as text; the node must be whole.
+fn standing_on(cursor: &Cursor, memtable: &Memtable) -> String {
+    let key = std::str::from_utf8(cursor.user_key(memtable)).unwrap();
+    assert_eq!(cursor.value(memtable), key.repeat(2).as_bytes());
+    key.to_owned()
+}
+
+fn forward(memtable: &Memtable) -> String {
+    let (mut cursor, mut keys) = (Cursor::new(), String::new());
+    let mut more = cursor.first(memtable);
+    while more {
+        keys += &standing_on(&cursor, memtable);
+        more = cursor.next(memtable);
+    }
+    keys
+}
+
+fn backward(memtable: &Memtable) -> String {
+    let (mut cursor, mut keys) = (Cursor::new(), String::new());
+    let mut more = cursor.last(memtable);
+    while more {
+        keys.insert_str(0, &standing_on(&cursor, memtable));
+        more = cursor.prev(memtable);
+    }
+    keys
+}
+
+/// The first node of the list, at level 0 alone: its only way to the reader is one link.
+#[test]
+fn a_reader_sees_nothing_or_a_whole_node() {
+    prove("a_reader_sees_nothing_or_a_whole_node", || {
+        let (mut writer, table) = memtable(&[]);
+        let reader = thread::spawn(move || {
+            let before = has(&table, "b");
+            assert!(has(&table, "b") || !before, "what was seen stays");
+        });
+        insert(&mut writer, "b", 1);
+        assert!(has(writer.memtable(), "b"));
+        reader.join().unwrap();
+    });
+}
+
+/// On the upper level a node is met before its link on level 0 was ever looked at.
+#[test]
+fn a_node_met_on_the_upper_level_is_whole() {
+    prove("a_node_met_on_the_upper_level_is_whole", || {
+        let (mut writer, table) = memtable(&[]);
+        let reader = thread::spawn(move || {
+            let mut cursor = Cursor::new();
+            if cursor.seek_for_prev(&table, b"c", 0) {
+                assert_eq!(standing_on(&cursor, &table), "b");
+            }
+        });
+        insert(&mut writer, "b", 2);
+        reader.join().unwrap();
+    });
+}
+
+/// A search on its way to a node that was always there passes the place where one is being linked in, on both levels.
+#[test]
+fn what_is_in_the_list_is_found_during_an_insertion() {
+    prove("what_is_in_the_list_is_found_during_an_insertion", || {
+        let (mut writer, table) = memtable(&[("a", 1), ("c", 1)]);
+        let reader = thread::spawn(move || {
+            assert!(has(&table, "c"));
+            let seen = has(&table, "b");
+            assert!(has(&table, "a") && has(&table, "c"));
+            assert!(has(&table, "b") || !seen, "what was seen stays");
+        });
+        insert(&mut writer, "b", 2);
+        reader.join().unwrap();
+    });
+}
+
+/// Two nodes, one behind the other: who sees the second sees the first, on whichever level he comes.
+#[test]
+fn insertions_become_visible_in_their_order() {
+    prove("insertions_become_visible_in_their_order", || {
+        let (mut writer, table) = memtable(&[("d", 2)]);
+        let reader = thread::spawn(move || {
+            let second = has(&table, "b");
+            assert!(has(&table, "c") || !second);
+        });
+        insert(&mut writer, "c", 1);
+        insert(&mut writer, "b", 2);
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn a_cursor_goes_forward_during_insertions() {
+    prove("a_cursor_goes_forward_during_insertions", || {
+        let (mut writer, table) = memtable(&[("b", 1), ("d", 2)]);
+        let reader = thread::spawn(move || {
+            let keys = forward(&table);
+            let possible = ["bd", "bcd", "bde", "bcde"];
+            assert!(possible.contains(&&*keys), "{keys}");
+        });
+        insert(&mut writer, "c", 2);
+        insert(&mut writer, "e", 1);
+        reader.join().unwrap();
+        assert_eq!(forward(writer.memtable()), "bcde");
+    });
+}
+
+/// Each step back is a search, on a list that is another one every time.
+#[test]
+fn a_cursor_goes_backward_during_insertions() {
+    prove("a_cursor_goes_backward_during_insertions", || {
+        let (mut writer, table) = memtable(&[("b", 1), ("d", 2)]);
+        let reader = thread::spawn(move || {
+            let keys = backward(&table);
+            // "e" is in the list before "c" is.
+            let possible = ["bd", "bcd", "bde", "bcde"];
+            assert!(possible.contains(&&*keys), "{keys}");
+        });
+        insert(&mut writer, "e", 2);
+        insert(&mut writer, "c", 2);
+        reader.join().unwrap();
+        assert_eq!(backward(writer.memtable()), "bcde");
+    });
+}
+
+/// A seek that lands in front of the place where a node is being linked in, then both ways from there.
+#[test]
+fn a_cursor_turns_around_at_an_insertion() {
+    prove("a_cursor_turns_around_at_an_insertion", || {
+        let (mut writer, table) = memtable(&[("a", 2), ("c", 1)]);
+        let reader = thread::spawn(move || {
+            let mut cursor = Cursor::new();
+            assert!(cursor.seek(&table, b"b", pack(SEQUENCE_MAX, SEEK_TYPE)));
+            let there = standing_on(&cursor, &table);
+            assert!(there == "b" || there == "c");
+            assert!(cursor.prev(&table));
+            let before = standing_on(&cursor, &table);
+            assert!(before == "a" || (before == "b" && there == "c"));
+            assert!(cursor.next(&table));
+            let again = standing_on(&cursor, &table);
+            assert!(again == there || (again == "b" && before == "a") || before == "b");
+        });
+        insert(&mut writer, "b", 2);
+        reader.join().unwrap();
+    });
+}
+
+/// Writer and reader let go at the same time, one of them frees the memory, and a value is read until then.
+#[test]
+fn the_last_handle_frees_the_memory() {
+    prove("the_last_handle_frees_the_memory", || {
+        let (mut writer, table) = memtable(&[("a", 1)]);
+        let reader = thread::spawn(move || {
+            let value = table.get(b"a", SEQUENCE_MAX).unwrap().value_ref();
+            let seen = has(&table, "b");
+            assert_eq!(table.value(value), b"aa");
+            drop(table);
+            seen
+        });
+        insert(&mut writer, "b", 1);
+        drop(writer);
+        reader.join().unwrap();
+    });
+}
+
+// ---- mutants ----
+
+/// Each proof must be able to fail: with one site made wrong, the scenario named for it must report it.
+#[test]
+fn every_mutant_is_found() {
+    let program = std::env::current_exe().unwrap();
+    let mut missed = Vec::new();
+    for &(mutant, scenario) in MUTANTS {
+        let output = std::process::Command::new(&program)
+            .args(["--exact", scenario, "--nocapture"])
+            .env("MILLRACE_MUTANT", mutant)
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        // The scenario must have been there, and must have failed by a finding.
+        let found = !output.status.success()
+            && text.contains("running 1 test")
+            && text.contains("panicked at");
+        println!(
+            "mutant {mutant}: {} by {scenario}: {}",
+            if found { "found" } else { "MISSED" },
+            finding(&text)
+        );
+        if !found {
+            missed.push(mutant);
+        }
+    }
+    println!("mutants: {} of {} found", MUTANTS.len() - missed.len(), MUTANTS.len());
+    assert!(missed.is_empty(), "mutants survive: {missed:?}");
+}
+
+/// The first line of what the first panic said.
+fn finding(text: &str) -> &str {
+    let mut lines = text.lines().skip_while(|line| !line.contains("panicked at"));
+    lines.next();
+    lines.map(str::trim).find(|line| !line.is_empty()).unwrap_or("")
+}
+
+/// No site is without a mutant in the list, and the list names no site that is gone.
+#[test]
+fn the_list_of_mutants_is_complete() {
+    let mut sites = std::collections::BTreeSet::new();
+    for source in [include_str!("../src/node.rs"), include_str!("../src/writer.rs")] {
+        for call in ["mutant(\"", "weaken("] {
+            for (at, _) in source.match_indices(call) {
+                let line = source[at..].lines().next().unwrap();
+                sites.extend(line.split('"').nth(1));
+            }
+        }
+    }
+    let listed: std::collections::BTreeSet<&str> =
+        MUTANTS.iter().map(|(mutant, _)| *mutant).collect();
+    assert_eq!(sites, listed);
+}

@@ -1,0 +1,146 @@
+//! One writer, several readers on threads of their own: what they may rely on while it inserts. This is what
+//! ThreadSanitizer looks at (`scripts/sanitize.sh`).
+#![cfg(not(loom))]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memtable::{Cursor, Memtable, Writer};
+use rocksfmt::{Comparator, SEEK_TYPE, pack, unpack};
+
+const READERS: u64 = 3;
+
+/// SplitMix64.
+fn mix(mut z: u64) -> u64 {
+    z = z.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// The key that is written with a sequence: each some four times, in no order but for runs of ascending ones.
+fn key(sequence: u64, entries: u64) -> [u8; 16] {
+    let number = mix(sequence / 8) % (entries / 4) + sequence % 8;
+    let mut key = [b'k'; 16];
+    key[8..].copy_from_slice(&number.to_be_bytes());
+    key
+}
+
+/// The value of that entry: any torn or foreign byte shows.
+fn value(sequence: u64) -> Vec<u8> {
+    let len = if sequence.is_multiple_of(500) { 9000 } else { sequence % 90 };
+    (0..len).map(|i| (mix(sequence) >> (i % 8 * 8)) as u8).collect()
+}
+
+/// Writes everything, and says after each entry up to which sequence all is there. Waits for the readers now and then,
+/// who would otherwise see nothing but the end.
+fn write(mut writer: Writer, visible: &AtomicU64, rounds: &AtomicU64, entries: u64) {
+    for sequence in 1..=entries {
+        let (key, value) = (key(sequence, entries), value(sequence));
+        assert!(writer.room_for([key.len() + value.len()]));
+        writer.insert(&key, pack(sequence, 1), &value).unwrap();
+        visible.store(sequence, Ordering::Release);
+        // Relaxed, and not for ever: it shall neither order anything nor wait for readers that have failed.
+        for _ in 0..10_000 {
+            if rounds.load(Ordering::Relaxed) >= sequence / 100 {
+                break;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Every entry is whole.
+fn check(user_key: &[u8], packed: u64, bytes: &[u8], entries: u64) {
+    let (sequence, kind) = unpack(packed);
+    assert_eq!((user_key, kind), (&key(sequence, entries)[..], 1));
+    assert_eq!(bytes, value(sequence));
+}
+
+/// Walks up to `steps` entries from a cursor, checking their order; how many have a sequence of at most `visible`.
+fn walk(t: &Memtable, c: &mut Cursor, backward: bool, steps: u64, seen: u64, entries: u64) -> u64 {
+    let (mut count, mut last) = (0, None);
+    for _ in 0..steps {
+        if !c.valid() {
+            break;
+        }
+        let entry = c.entry(t).unwrap();
+        check(entry.user_key(), entry.packed(), entry.value(), entries);
+        if let Some((user_key, packed)) = last {
+            let order = t.comparator().cmp_user(user_key, entry.user_key());
+            let order = order.then_with(|| entry.packed().cmp(&packed));
+            assert!(if backward { order.is_gt() } else { order.is_lt() }, "out of order");
+        }
+        last = Some((entry.user_key(), entry.packed()));
+        count += u64::from(unpack(entry.packed()).0 <= seen);
+        if backward {
+            c.prev(t)
+        } else {
+            c.next(t)
+        };
+    }
+    count
+}
+
+fn read(t: &Memtable, visible: &AtomicU64, rounds: &AtomicU64, entries: u64, reader: u64) {
+    let (mut random, mut c) = (reader, Cursor::new());
+    loop {
+        let seen = visible.load(Ordering::Acquire);
+        for _ in 0..50 {
+            random = mix(random);
+            // A version that must be there, found as the newest at its sequence and as itself.
+            let sequence = 1 + random % seen.max(1);
+            if sequence > seen {
+                continue;
+            }
+            let key = key(sequence, entries);
+            let entry = t.get(&key, sequence).expect("it was inserted before it was visible");
+            assert_eq!(entry.packed(), pack(sequence, 1));
+            check(entry.user_key(), entry.packed(), entry.value(), entries);
+            let newest = t.get(&key, u64::MAX).expect("there is one").packed();
+            assert!(newest >= entry.packed());
+            assert_eq!(t.value(entry.value_ref()), value(sequence));
+
+            assert!(c.seek(t, &key, pack(sequence, SEEK_TYPE)) && c.packed(t) == pack(sequence, 1));
+            walk(t, &mut c, random & 1 == 0, 20, seen, entries);
+            assert!(c.seek_for_prev(t, &key, pack(sequence, 1)));
+            assert_eq!((c.user_key(t), c.packed(t)), (&key[..], pack(sequence, 1)));
+        }
+        // All that was visible before is met by a walk through everything, either way.
+        if random % 16 < 2 {
+            let backward = random % 16 == 0;
+            if backward {
+                c.last(t)
+            } else {
+                c.first(t)
+            };
+            assert_eq!(walk(t, &mut c, backward, u64::MAX, seen, entries), seen);
+        }
+        rounds.fetch_add(1, Ordering::Relaxed);
+        if seen == entries {
+            return;
+        }
+    }
+}
+
+fn stress(comparator: Comparator, entries: u64) {
+    let (writer, table) = Memtable::new(comparator, 64 << 20, 42);
+    let (visible, rounds) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|threads| {
+        let (table, visible, rounds) = (&table, &visible, &rounds);
+        for reader in 0..READERS {
+            threads.spawn(move || read(table, visible, rounds, entries, reader));
+        }
+        threads.spawn(move || write(writer, visible, rounds, entries));
+    });
+    assert_eq!(table.len() as u64, entries);
+}
+
+#[test]
+fn readers_see_whole_entries_in_order_while_one_writes() {
+    stress(Comparator::Bytewise, 60_000);
+}
+
+#[test]
+fn readers_see_whole_entries_in_reverse_order_too() {
+    stress(Comparator::ReverseBytewise, 20_000);
+}
