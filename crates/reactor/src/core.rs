@@ -29,11 +29,11 @@ use std::task::{Context, Poll, Waker};
 use crate::buf::{Buf, Pool};
 use crate::driver::sim::SimDriver;
 use crate::driver::{Completion, DirEntry, Driver, IoOp, MetaOp, MetaOut, Token, Wait};
-use crate::file::{Fd, File, SharedFile};
+use crate::file::{Fd, File, Mode, Opening, SharedFile};
 use crate::idle::{Idle, PollMode};
 use crate::mesh::{Envelope, Mesh};
 use crate::net::Listener;
-use crate::op::{Hold, OpId, Ops, Payload};
+use crate::op::{Hold, Nature, OpId, Ops, Payload};
 use crate::poller::{PollerSlot, Pollers};
 use crate::remote::{self, Inbox, Remote, Shared};
 use crate::stats::CoreStats;
@@ -46,11 +46,11 @@ const TASKS_PER_TURN: usize = 512;
 const BUDGET_NS: u64 = 100_000;
 /// Staged operations that are submitted without waiting for the end of the turn.
 const STAGED_MAX: usize = 16;
-/// The same for disk reads, the first time after a wait: the device may have run dry.
+/// The same for disk operations, the first time after a wait: the device may have run dry.
 const STAGED_FIRST: usize = 2;
 /// Messages taken from one other core, or from foreign threads, in one turn.
 const MESSAGES_PER_TURN: usize = 32;
-/// Disk reads in flight beyond which background work waits.
+/// Disk operations in flight beyond which background work waits.
 const BACKGROUND_DEPTH: usize = 32;
 
 /// What a core is made of; see [`crate::runtime`].
@@ -82,7 +82,7 @@ pub(crate) struct Inner {
     pool: Pool,
     now: Cell<u64>,
     class: Cell<Class>,
-    /// Staged disk reads that are submitted at once: few after a wait, then twice as many each time.
+    /// Staged disk operations that are submitted at once: few after a wait, then twice as many each time.
     lump: Cell<usize>,
     deadline: Cell<u64>,
     random: Cell<u64>,
@@ -92,7 +92,7 @@ pub(crate) struct Inner {
     stats: CoreStats,
 }
 
-/// Operations that wait for room, in the order they came: disk reads by class, and the rest.
+/// Operations that wait for room, in the order they came: those of disks by class, and the rest.
 #[derive(Default)]
 struct Backlog {
     disk: [VecDeque<(Token, IoOp)>; CLASSES],
@@ -363,10 +363,75 @@ impl Core {
         }
     }
 
+    /// Opens or makes a file for reading and writing; `Mode::Direct` where the file system can,
+    /// which [`SharedFile::alignment`] tells. The file's name is durable after a
+    /// [`Core::sync_dir`] of its directory.
+    ///
+    /// # Errors
+    /// As `opening` says; others as the system gives them.
+    pub async fn open_for_writing(
+        &self,
+        path: &Path,
+        opening: Opening,
+        mode: Mode,
+    ) -> io::Result<Arc<SharedFile>> {
+        let path = path.to_owned();
+        match self.meta(MetaOp::OpenForWriting { path, opening, mode }).await? {
+            MetaOut::File(file) => Ok(file),
+            other => unreachable!("an open answered {other:?}"),
+        }
+    }
+
+    /// A name operation that brings nothing back.
+    pub(crate) async fn meta_done(&self, op: MetaOp) -> io::Result<()> {
+        match self.meta(op).await? {
+            MetaOut::Done => Ok(()),
+            other => unreachable!("nothing was to come back, but {other:?} did"),
+        }
+    }
+
+    /// Gives a file another name, in one step for everybody who looks, also where that name is
+    /// another file's. Durable after a [`Core::sync_dir`].
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub async fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.meta_done(MetaOp::Rename { from: from.to_owned(), to: to.to_owned() }).await
+    }
+
+    /// Removes a file's name; who has it open keeps it. Durable after a [`Core::sync_dir`].
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub async fn remove(&self, path: &Path) -> io::Result<()> {
+        self.meta_done(MetaOp::Remove { path: path.to_owned() }).await
+    }
+
+    /// Makes the names of a directory durable: what was made, renamed and removed before. Says
+    /// nothing of what the files hold.
+    ///
+    /// # Errors
+    /// As the system gives them; then nothing is known of the names that were not yet durable.
+    pub async fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.meta_done(MetaOp::SyncDir { path: path.to_owned() }).await
+    }
+
+    /// An exclusive lock on a file, which is made if it is missing; held as long as the guard.
+    /// It excludes RocksDB's, and every other lock of this process.
+    ///
+    /// # Errors
+    /// `WouldBlock` when somebody holds any lock on it.
+    pub async fn lock_exclusive(&self, path: &Path) -> io::Result<LockGuard> {
+        match self.meta(MetaOp::LockExclusive { path: path.to_owned() }).await? {
+            MetaOut::Lock(fd) => Ok(LockGuard { _fd: fd }),
+            other => unreachable!("a lock answered {other:?}"),
+        }
+    }
+
     /// A shared lock on a file, held as long as the guard; no lock where there is no file.
     ///
     /// # Errors
-    /// `WouldBlock` when another process holds it exclusively.
+    /// `WouldBlock` when somebody holds it exclusively.
     pub async fn lock_shared(&self, path: &Path) -> io::Result<LockGuard> {
         match self.meta(MetaOp::LockShared { path: path.to_owned() }).await? {
             MetaOut::Lock(fd) => Ok(LockGuard { _fd: fd }),
@@ -583,7 +648,7 @@ impl Core {
         true
     }
 
-    /// Ends every task and asks every operation to end. Returns when patience is over.
+    /// Ends every task and asks every operation to end that may be asked. Returns when patience is over.
     pub(crate) fn stop(&self, patience_ns: u64) -> u64 {
         let inner = &*self.0;
         self.end_tasks();
@@ -593,7 +658,7 @@ impl Core {
         for token in unfinished {
             if inner.backlog.borrow_mut().remove(token) {
                 inner.ops.borrow_mut().complete(token, -libc::ECANCELED);
-            } else {
+            } else if inner.ops.borrow().may_cancel(token) {
                 inner.driver.borrow_mut().cancel(token);
             }
         }
@@ -755,15 +820,23 @@ impl Inner {
 
     /// Starts an operation: staged now, or kept until there is room.
     pub(crate) fn start(&self, op: IoOp, payload: Payload, hold: Hold) -> OpId {
-        let accepts = matches!(op, IoOp::Accept { .. });
-        let is_disk = matches!(op, IoOp::Read { .. });
-        if let IoOp::Read { len, .. } = op {
-            self.stats.disk_reads.add(1);
-            self.stats.disk_bytes.add(u64::from(len));
+        let nature = Nature::of(&op);
+        let is_disk = nature.is_disk();
+        match op {
+            IoOp::Read { len, .. } => {
+                self.stats.disk_reads.add(1);
+                self.stats.disk_bytes.add(u64::from(len));
+            }
+            IoOp::Write { len, .. } => {
+                self.stats.disk_writes.add(1);
+                self.stats.disk_write_bytes.add(u64::from(len));
+            }
+            IoOp::SyncData { .. } => self.stats.disk_syncs.add(1),
+            _ => {}
         }
         self.stats.operations.add(1);
         let mut ops = self.ops.borrow_mut();
-        let id = ops.insert(payload, hold, accepts);
+        let id = ops.insert(payload, hold, nature);
         let mut backlog = self.backlog.borrow_mut();
         let mut driver = self.driver.borrow_mut();
         let class = self.class.get();
@@ -777,7 +850,7 @@ impl Inner {
             backlog.other.push_back((id.token, op));
         } else {
             driver.stage(id.token, op);
-            // The device should not idle until the last task of a turn has started its reads.
+            // The device should not idle until the last task of a turn has started its share.
             let lump = if is_disk { self.lump.get() } else { STAGED_MAX };
             if driver.staged() >= lump {
                 driver.submit();
@@ -812,7 +885,7 @@ impl Inner {
 
     fn start_meta(&self, op: MetaOp) -> OpId {
         self.stats.operations.add(1);
-        let id = self.ops.borrow_mut().insert(Payload::None, Hold::None, false);
+        let id = self.ops.borrow_mut().insert(Payload::None, Hold::None, Nature::Plain);
         self.driver.borrow_mut().meta(id.token, op, &self.shared);
         id
     }

@@ -2,6 +2,10 @@
 //!
 //! An operation holds the core's handle, so a descriptor stays open until the last operation on
 //! it is done, and no count that two cores write is touched on the way of a read.
+//!
+//! A file opened for writing (`write`) is read through the same handle. What its writers change
+//! of the shared part (the size, and whether a flush failed) lies on cache lines of its own, and
+//! a read looks there only when it came short.
 
 use std::future::Future;
 use std::io;
@@ -10,13 +14,16 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use crate::buf::Buf;
 use crate::core::Core;
-use crate::driver::IoOp;
+use crate::driver::{IoOp, MetaOp};
 use crate::mailbox::Mailbox;
 use crate::op::{Hold, OpId, Payload};
+use crate::sync::CachePadded;
+use crate::write::{SyncData, WriteAt};
 
 /// A descriptor of the host, or a number of the simulator's.
 #[derive(Debug)]
@@ -56,26 +63,79 @@ impl Fd {
     }
 }
 
+/// What must, or must not, be under the name of a file that is opened for writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opening {
+    /// Nothing: the file is made, or `AlreadyExists`.
+    New,
+    /// Anything: a file that is there loses what it holds.
+    NewOrEmptied,
+    /// A file, or `NotFound`. It keeps what it holds.
+    Existing,
+}
+
+/// How a file is written, and read through the same handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Past the page cache, where the file system can: offsets and lengths are multiples of
+    /// [`SharedFile::alignment`].
+    Direct,
+    /// Through the page cache.
+    Buffered,
+}
+
 /// An open file, shared between cores.
 #[derive(Debug)]
 pub struct SharedFile {
     fd: Fd,
     path: PathBuf,
-    size: u64,
     alignment: u32,
+    written: CachePadded<Written>,
+}
+
+/// What writing changes.
+#[derive(Debug)]
+struct Written {
+    size: AtomicU64,
+    flush_failed: AtomicBool,
 }
 
 impl SharedFile {
     /// `size` in bytes as found when opened; `alignment` in bytes of offsets and lengths, 1 when
-    /// the file is read through the page cache.
+    /// the file is read and written through the page cache.
     pub fn new(fd: Fd, path: PathBuf, size: u64, alignment: u32) -> SharedFile {
         debug_assert!(alignment.is_power_of_two());
-        SharedFile { fd, path, size, alignment }
+        let written = Written { size: size.into(), flush_failed: false.into() };
+        SharedFile { fd, path, alignment, written: CachePadded(written) }
     }
 
-    /// Size in bytes when it was opened.
+    /// Size in bytes when it was opened, and with what has been written through it since.
     pub fn size(&self) -> u64 {
-        self.size
+        self.written.size.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn fd(&self) -> &Fd {
+        &self.fd
+    }
+
+    /// The file is at least so long now.
+    pub(crate) fn grow_size(&self, size: u64) {
+        if self.size() < size {
+            self.written.size.fetch_max(size, Ordering::Relaxed);
+        }
+    }
+
+    /// The file is so long now.
+    pub(crate) fn set_size(&self, size: u64) {
+        self.written.size.store(size, Ordering::Relaxed);
+    }
+
+    pub(crate) fn flush_failed(&self) -> bool {
+        self.written.flush_failed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_flush_failed(&self) {
+        self.written.flush_failed.store(true, Ordering::Relaxed);
     }
 
     /// Where it was opened.
@@ -83,7 +143,7 @@ impl SharedFile {
         &self.path
     }
 
-    /// What offsets and lengths of reads must be multiples of, in bytes.
+    /// What offsets and lengths of reads and writes must be multiples of, in bytes.
     pub fn alignment(&self) -> usize {
         self.alignment as usize
     }
@@ -92,6 +152,12 @@ impl SharedFile {
 pub(crate) struct FileInner {
     shared: Arc<SharedFile>,
     core: Core,
+}
+
+impl FileInner {
+    pub fn shared(&self) -> &SharedFile {
+        &self.shared
+    }
 }
 
 /// One core's handle on an open file. Clones are local and cheap.
@@ -103,12 +169,13 @@ impl File {
         File(Rc::new(FileInner { shared, core }))
     }
 
-    /// Size in bytes when it was opened.
+    /// Size in bytes when it was opened, and with what has been written through it since, by any
+    /// core.
     pub fn size(&self) -> u64 {
-        self.0.shared.size
+        self.0.shared.size()
     }
 
-    /// What offsets and lengths of reads must be multiples of, in bytes.
+    /// What offsets and lengths of reads and writes must be multiples of, in bytes.
     pub fn alignment(&self) -> usize {
         self.0.shared.alignment()
     }
@@ -131,6 +198,70 @@ impl File {
     /// [`File::alignment`]. Errors are the device's or the kernel's.
     pub fn read_at(&self, offset: u64, buf: Buf) -> ReadAt {
         ReadAt { file: self.clone(), state: ReadState::New(buf, offset) }
+    }
+
+    /// Writes the first `len` bytes of `buf` at `offset`: all of them, or an error. Suspends
+    /// until the device has them, which is not yet durable: see [`File::sync_data`].
+    ///
+    /// The write is started when the future is first polled or by [`WriteAt::start`]. It is not
+    /// cancelled: what the device has been given when the future is dropped, it writes, and the
+    /// buffer returns to the pool when that is done; how much of the range then holds the new
+    /// bytes is not known. The same holds after an error.
+    ///
+    /// # Errors
+    /// `EINVAL` when offset or length is no multiple of [`File::alignment`]; an error that says so
+    /// after a failed flush; `WriteZero` when the device takes nothing; others (`StorageFull`, …)
+    /// as the device or the kernel gives them.
+    ///
+    /// # Panics
+    /// When `buf` is shorter than `len`.
+    pub fn write_at(&self, offset: u64, buf: Buf, len: usize) -> WriteAt {
+        WriteAt::new(self.clone(), offset, buf, len)
+    }
+
+    /// Makes durable what was written before: all bytes of writes that had completed when this
+    /// was started, and the file's length. Suspends until the device says so. Says nothing of the
+    /// file's name ([`Core::sync_dir`]), nor of writes that were still under way.
+    ///
+    /// # Errors
+    /// As the device or the kernel gives them. Then the kernel may have dropped what was written
+    /// and forget the error, so that another flush would succeed and mean nothing: this open file
+    /// is poisoned, on all cores, and every later write and flush says so. What is durable shows
+    /// when it is opened again and read.
+    pub fn sync_data(&self) -> SyncData {
+        SyncData::new(self.clone())
+    }
+
+    /// Cuts the file to `len` bytes, or fills it up to that with zeroes; suspends. Durable after
+    /// [`File::sync_data`].
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub async fn set_len(&self, len: u64) -> io::Result<()> {
+        let file = self.0.shared.clone();
+        self.0.core.meta_done(MetaOp::SetLen { file, len }).await
+    }
+
+    /// Gives the first `len` bytes of the file room on the disk; a shorter file grows to `len`
+    /// with zeroes. Where the file system cannot, only the length is set. Suspends. Durable after
+    /// [`File::sync_data`].
+    ///
+    /// # Errors
+    /// `StorageFull` when there is no room, and then the file may have some of it; others as the
+    /// system gives them.
+    pub async fn allocate(&self, len: u64) -> io::Result<()> {
+        let file = self.0.shared.clone();
+        self.0.core.meta_done(MetaOp::Allocate { file, len }).await
+    }
+
+    pub(crate) fn shared(&self) -> &SharedFile {
+        &self.0.shared
+    }
+
+    /// Starts an operation on this file, which keeps it open.
+    pub(crate) fn start(&self, op: IoOp, payload: Payload) -> OpId {
+        let hold = Hold::File { file: self.0.clone() };
+        self.0.core.inner().start(op, payload, hold)
     }
 }
 
@@ -161,8 +292,7 @@ impl ReadAt {
                 len: buf.len() as u32,
                 offset,
             };
-            let hold = Hold::File { _file: self.file.0.clone() };
-            let id = self.file.0.core.inner().start(op, Payload::Buf(buf), hold);
+            let id = self.file.start(op, Payload::Buf(buf));
             self.state = ReadState::Running(id);
         }
     }

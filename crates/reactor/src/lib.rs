@@ -31,11 +31,12 @@ mod stats;
 mod sync;
 mod task;
 mod timer;
+mod write;
 
 pub use buf::{BUF_ALIGN, BUF_MAX, Buf, Pool, SharedBuf, Slice};
 pub use core::{Core, JoinHandle, LockGuard, Sleep};
 pub use driver::DirEntry;
-pub use file::{File, ReadAt, SharedFile};
+pub use file::{File, Mode, Opening, ReadAt, SharedFile};
 pub use idle::PollMode;
 pub use net::{Listener, Socket};
 pub use op::Part;
@@ -43,3 +44,4 @@ pub use poller::{Poller, PollerSlot};
 pub use runtime::{DriverKind, RuntimeConfig, block_signals, processors, run, stop_signal};
 pub use stats::{CoreStats, Counter};
 pub use task::Class;
+pub use write::{SyncData, WriteAt};

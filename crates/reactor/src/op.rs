@@ -12,7 +12,7 @@ use std::task::Waker;
 use std::io;
 
 use crate::buf::{Buf, SharedBuf, Slice};
-use crate::driver::{MetaOut, Token};
+use crate::driver::{IoOp, MetaOut, Token};
 use crate::file::{Fd, FileInner, SimFd};
 use crate::mailbox::Mailbox;
 use crate::net::SocketInner;
@@ -22,7 +22,7 @@ use crate::net::SocketInner;
 pub(crate) enum Payload {
     #[default]
     None,
-    /// A file read's destination.
+    /// A file read's destination, or a write's source.
     Buf(Buf),
     /// A receive's destination, or a send's source.
     Bytes(Vec<u8>),
@@ -73,7 +73,7 @@ pub(crate) struct Message {
 /// What must stay open while an operation runs.
 pub(crate) enum Hold {
     None,
-    File { _file: Rc<FileInner> },
+    File { file: Rc<FileInner> },
     Socket { _socket: Rc<SocketInner> },
 }
 
@@ -85,15 +85,62 @@ enum State {
     Done,
 }
 
+/// What the table must know of an operation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Nature {
+    /// Nothing.
+    Plain,
+    /// It brings a descriptor.
+    Accept,
+    /// It goes to a disk.
+    Read,
+    /// It goes to a disk, and is not cancelled.
+    Write,
+    /// The same; and when it fails, its file is poisoned.
+    Sync,
+}
+
+impl Nature {
+    pub fn of(op: &IoOp) -> Nature {
+        match op {
+            IoOp::Read { .. } => Nature::Read,
+            IoOp::Write { .. } => Nature::Write,
+            IoOp::SyncData { .. } => Nature::Sync,
+            IoOp::Accept { .. } => Nature::Accept,
+            IoOp::Recv { .. } | IoOp::Send { .. } | IoOp::SendMsg { .. } | IoOp::PollIn { .. } => {
+                Nature::Plain
+            }
+        }
+    }
+
+    /// Whether it goes to a disk.
+    pub fn is_disk(self) -> bool {
+        matches!(self, Nature::Read | Nature::Write | Nature::Sync)
+    }
+}
+
 struct Slot {
     generation: u32,
     state: State,
-    accepts: bool,
-    disk: bool,
+    nature: Nature,
     result: i32,
     waker: Option<Waker>,
     payload: Payload,
     hold: Hold,
+}
+
+impl Slot {
+    /// A sync failed, whether or not somebody still waits for it. One that was forgotten before
+    /// it was started, or interrupted, has flushed nothing and lost nothing.
+    #[cold]
+    fn failed(&self, result: i32) {
+        if self.nature == Nature::Sync
+            && let Hold::File { file } = &self.hold
+            && ![-libc::ECANCELED, -libc::EINTR].contains(&result)
+        {
+            file.shared().set_flush_failed();
+        }
+    }
 }
 
 /// An operation's slot and generation.
@@ -122,13 +169,12 @@ impl Ops {
         Ops { simulated, ..Ops::default() }
     }
 
-    pub fn insert(&mut self, payload: Payload, hold: Hold, accepts: bool) -> OpId {
+    pub fn insert(&mut self, payload: Payload, hold: Hold, nature: Nature) -> OpId {
         let token = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot {
                 generation: 0,
                 state: State::Free,
-                accepts: false,
-                disk: false,
+                nature: Nature::Plain,
                 result: 0,
                 waker: None,
                 payload: Payload::None,
@@ -138,34 +184,36 @@ impl Ops {
         });
         let slot = &mut self.slots[token as usize];
         slot.state = State::Running;
-        slot.accepts = accepts;
-        slot.disk = matches!(hold, Hold::File { .. });
+        slot.nature = nature;
         slot.payload = payload;
         slot.hold = hold;
         self.running += 1;
-        self.disk_running += usize::from(slot.disk);
+        self.disk_running += usize::from(nature.is_disk());
         OpId { token, generation: slot.generation }
     }
 
     /// Notes a completion and returns the waker to call. A token nobody waits for is ignored.
     pub fn complete(&mut self, token: Token, result: i32) -> Option<Waker> {
         let slot = self.slots.get_mut(token as usize)?;
+        if result < 0 {
+            slot.failed(result);
+        }
         match slot.state {
             State::Running => {
                 slot.state = State::Done;
                 slot.result = result;
                 slot.hold = Hold::None;
                 self.running -= 1;
-                self.disk_running -= usize::from(slot.disk);
+                self.disk_running -= usize::from(slot.nature.is_disk());
                 slot.waker.take()
             }
             State::Orphan => {
-                let (accepts, disk) = (slot.accepts, slot.disk);
-                if accepts && result >= 0 {
+                let nature = slot.nature;
+                if nature == Nature::Accept && result >= 0 {
                     drop(self.adopt(result));
                 }
                 self.running -= 1;
-                self.disk_running -= usize::from(disk);
+                self.disk_running -= usize::from(nature.is_disk());
                 self.release(token);
                 None
             }
@@ -212,7 +260,7 @@ impl Ops {
                 true
             }
             State::Done => {
-                if slot.accepts && slot.result >= 0 {
+                if slot.nature == Nature::Accept && slot.result >= 0 {
                     let accepted = slot.result;
                     drop(self.adopt(accepted));
                 }
@@ -239,6 +287,11 @@ impl Ops {
         (0..self.slots.len() as Token)
             .filter(|&t| matches!(self.slots[t as usize].state, State::Running | State::Orphan))
             .collect()
+    }
+
+    /// Whether an unfinished operation may be asked to end early.
+    pub fn may_cancel(&self, token: Token) -> bool {
+        !matches!(self.slots[token as usize].nature, Nature::Write | Nature::Sync)
     }
 
     fn release(&mut self, token: Token) {

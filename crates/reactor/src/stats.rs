@@ -54,6 +54,12 @@ counters! {
     disk_reads,
     /// Bytes they asked for.
     disk_bytes,
+    /// Writes sent to files.
+    disk_writes,
+    /// Bytes they brought.
+    disk_write_bytes,
+    /// Syncs of files.
+    disk_syncs,
     /// Times a task waited for the memory budget.
     memory_waits,
 }

@@ -1,12 +1,12 @@
 //! The driver for places without io_uring (containers forbid it by default): epoll for sockets
-//! and wake-ups, threads for file reads.
+//! and wake-ups, threads for files.
 //!
 //! One `enter`:
 //!
-//! 1. staged operations: a file read that the page cache can answer is answered at once, others
-//!    go to the reading threads (`readers`) in one batch; a socket operation is tried at once,
+//! 1. staged operations: a file read that the page cache can answer is answered at once, other
+//!    reads, writes and syncs go to the file threads (`file_threads`) in one batch; a socket operation is tried at once,
 //!    without waiting, and remembered with its descriptor when it would block;
-//! 2. results of the reading threads;
+//! 2. results of the file threads;
 //! 3. `epoll_wait`, if told to wait, or if sockets have not been looked at for a while; what has
 //!    become ready is tried again.
 //!
@@ -15,30 +15,30 @@
 //! closed and whose number came back: a left-over event finds no operation, or makes one be tried
 //! that would still block and is armed again. It costs an `epoll_ctl` per operation that blocks.
 //!
-//! Waking: the reading threads and other cores write the core's eventfd only if the core has set
+//! Waking: the file threads and other cores write the core's eventfd only if the core has set
 //! its sleep flag. The results are looked at after that (the flag is set before `enter` waits),
 //! which is the second look that `sleep` asks for.
 //!
 //! Compared with io_uring: two system calls more per blocking socket operation, and two thread
-//! switches per disk read. As many reads are in flight as there are threads ([`READERS`]). They
-//! share the core's processor, so a core that spins (`PollMode::Always`) competes with its own
-//! reads: here that mode gains nothing.
+//! switches per disk operation. As many of them are in flight as there are threads ([`THREADS`]).
+//! They share the core's processor, so a core that spins (`PollMode::Always`) competes with its own
+//! disk: here that mode gains nothing.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
+use super::file_threads::{FileThreads, Job};
 use super::host::{self, Helpers};
-use super::readers::{Job, Readers};
 use super::{Completion, Driver, IoOp, MetaOp, Token, Wait};
 use crate::remote::{Remote, Shared};
 
-/// Reading threads of a core, which is also the depth its disk sees. Measured with 4 KiB direct
+/// File threads of a core, which is also the depth its disk sees. Measured with 4 KiB direct
 /// reads on a virtual disk, all threads on one processor: 16 reach 106 k reads/s, 32 reach 126 k
 /// at the least processor time per read, 64 reach 132 k at twice the latency.
-const READERS: usize = 32;
+const THREADS: usize = 32;
 /// Operations unfinished at once. Waiting for a socket costs a few words, so this is no limit in
-/// practice; it bounds the readers' mailbox.
+/// practice; it bounds the threads' mailbox.
 const CAPACITY: usize = 1 << 20;
 /// Events taken by one `epoll_wait`.
 const EVENTS: usize = 256;
@@ -63,10 +63,10 @@ pub(crate) struct EpollDriver {
     epoll: OwnedFd,
     shared: Arc<Shared>,
     helpers: Arc<Helpers>,
-    readers: Readers,
+    threads: FileThreads,
     staged: Vec<(Token, IoOp)>,
-    /// Reads on their way to the threads; empty between calls.
-    reads: Vec<Job>,
+    /// On their way to the threads; empty between calls.
+    jobs: Vec<Job>,
     /// By descriptor number.
     waiting: Vec<Waiting>,
     /// By token: the descriptor it waits for.
@@ -82,7 +82,7 @@ pub(crate) struct EpollDriver {
 }
 
 impl EpollDriver {
-    /// Makes the epoll instance and starts the reading threads, which inherit the calling
+    /// Makes the epoll instance and starts the file threads, which inherit the calling
     /// thread's pinning.
     ///
     /// # Errors
@@ -100,9 +100,9 @@ impl EpollDriver {
             epoll,
             shared: shared.clone(),
             helpers: helpers.clone(),
-            readers: Readers::start(READERS, CAPACITY, shared)?,
+            threads: FileThreads::start(THREADS, CAPACITY, shared)?,
             staged: Vec::new(),
-            reads: Vec::new(),
+            jobs: Vec::new(),
             waiting: Vec::new(),
             place: Vec::new(),
             blocked: 0,
@@ -120,8 +120,12 @@ impl EpollDriver {
             if let IoOp::Read { fd, ptr, len, offset } = op {
                 match read_cached(fd, ptr, len, offset) {
                     Some(result) => done.push(Completion { token, result }),
-                    None => self.reads.push(Job { token, fd, ptr, len, offset }),
+                    None => self.jobs.push(Job { token, op }),
                 }
+                continue;
+            }
+            if let IoOp::Write { .. } | IoOp::SyncData { .. } = op {
+                self.jobs.push(Job { token, op });
                 continue;
             }
             let behind = self.waiting.get(descriptor(&op) as usize).is_some_and(|waiting| {
@@ -136,8 +140,8 @@ impl EpollDriver {
             }
         }
         self.staged.clear();
-        if !self.reads.is_empty() {
-            self.readers.submit(&mut self.reads);
+        if !self.jobs.is_empty() {
+            self.threads.submit(&mut self.jobs);
         }
     }
 
@@ -329,18 +333,18 @@ impl Driver for EpollDriver {
     fn enter(&mut self, wait: Wait, _: usize, done: &mut Vec<Completion>) -> io::Result<()> {
         done.append(&mut self.ended);
         self.submit(done);
-        self.readers.take(done);
+        self.threads.take(done);
         if done.is_empty() && wait != Wait::No {
             self.look(wait, done)?;
         } else if self.blocked > 0 && self.look_is_due() {
             self.look(Wait::No, done)?;
         }
-        self.readers.take(done);
+        self.threads.take(done);
         Ok(())
     }
 
     fn ready(&mut self) -> bool {
-        self.readers.pure_check() || (self.blocked > 0 && self.look_is_due())
+        self.threads.pure_check() || (self.blocked > 0 && self.look_is_due())
     }
 
     fn now_ns(&mut self) -> u64 {
@@ -374,6 +378,8 @@ pub(super) fn outcome(n: isize) -> Option<i32> {
 fn descriptor(op: &IoOp) -> i32 {
     match *op {
         IoOp::Read { fd, .. }
+        | IoOp::Write { fd, .. }
+        | IoOp::SyncData { fd }
         | IoOp::Recv { fd, .. }
         | IoOp::Send { fd, .. }
         | IoOp::SendMsg { fd, .. }
@@ -413,7 +419,10 @@ fn attempt(op: &IoOp) -> Option<i32> {
                 // SAFETY: null pointers say that the address is not wanted.
                 unsafe { libc::accept4(fd, addr, len, libc::SOCK_CLOEXEC) as isize }
             }
-            IoOp::Read { .. } | IoOp::PollIn { .. } => return None,
+            IoOp::Read { .. }
+            | IoOp::Write { .. }
+            | IoOp::SyncData { .. }
+            | IoOp::PollIn { .. } => return None,
         };
         match outcome(n) {
             Some(error) if error == -libc::EINTR => {}

@@ -1,5 +1,5 @@
-//! What may block on the host: names, locks, small whole files. A few helper threads do it, so
-//! that a core never waits (law 2); answers go to the asking core's inbox.
+//! What may block on the host: names, lengths, locks, small whole files. A few helper threads do
+//! it, so that a core never waits (law 2); answers go to the asking core's inbox.
 
 use std::fs;
 use std::io::{self, Read};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::queue::Queue;
 use super::{DirEntry, MetaOp, MetaOut};
-use crate::file::{Fd, SharedFile};
+use crate::file::{Fd, Mode, Opening, SharedFile};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -62,6 +62,133 @@ pub(crate) fn perform(op: MetaOp) -> io::Result<MetaOut> {
         MetaOp::List { path } => list(&path).map(MetaOut::List),
         MetaOp::ReadSmall { path, max } => read_small(&path, max).map(MetaOut::Bytes),
         MetaOp::LockShared { path } => lock_shared(&path).map(|fd| MetaOut::Lock(fd.map(Fd::Host))),
+        MetaOp::OpenForWriting { path, opening, mode } => {
+            open_for_writing(&path, opening, mode).map(MetaOut::File)
+        }
+        MetaOp::Rename { from, to } => rename(&from, &to).map(|()| MetaOut::Done),
+        MetaOp::Remove { path } => remove(&path).map(|()| MetaOut::Done),
+        MetaOp::SyncDir { path } => sync_dir(&path).map(|()| MetaOut::Done),
+        MetaOp::SetLen { file, len } => {
+            set_len(host_fd(&file)?, len)?;
+            file.set_size(len);
+            Ok(MetaOut::Done)
+        }
+        MetaOp::Allocate { file, len } => {
+            allocate(host_fd(&file)?, len)?;
+            file.grow_size(len);
+            Ok(MetaOut::Done)
+        }
+        MetaOp::LockExclusive { path } => {
+            lock_exclusive(&path).map(|fd| MetaOut::Lock(Some(Fd::Host(fd))))
+        }
+    }
+}
+
+/// The mode of files we make, before the process's mask: as RocksDB makes them.
+const FILE_MODE: u32 = 0o644;
+
+/// Direct I/O is switched on afterwards: an open that makes a file and asks for it at once leaves
+/// the file behind where it is refused.
+#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
+fn open_for_writing(path: &Path, opening: Opening, mode: Mode) -> io::Result<Arc<SharedFile>> {
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(true).mode(FILE_MODE).custom_flags(libc::O_CLOEXEC);
+    match opening {
+        Opening::New => options.create_new(true),
+        Opening::NewOrEmptied => options.create(true).truncate(true),
+        Opening::Existing => &mut options,
+    };
+    let file = options.open(path)?;
+    let meta = file.metadata()?;
+    if !meta.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let fd = OwnedFd::from(file);
+    let alignment = match mode {
+        Mode::Direct if make_direct(&fd)? => direct_alignment(&fd),
+        Mode::Direct | Mode::Buffered => 1,
+    };
+    Ok(Arc::new(SharedFile::new(Fd::Host(fd), path.to_owned(), meta.len(), alignment)))
+}
+
+/// False where the file system has no direct I/O.
+fn make_direct(fd: &OwnedFd) -> io::Result<bool> {
+    // SAFETY: takes no pointers.
+    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: takes no pointers.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_DIRECT) } == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::EINVAL) { Ok(false) } else { Err(error) }
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
+fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
+fn remove(path: &Path) -> io::Result<()> {
+    fs::remove_file(path)
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
+fn sync_dir(path: &Path) -> io::Result<()> {
+    let mut options = fs::OpenOptions::new();
+    options.read(true).custom_flags(libc::O_CLOEXEC | libc::O_DIRECTORY);
+    options.open(path)?.sync_all()
+}
+
+fn host_fd(file: &SharedFile) -> io::Result<i32> {
+    match file.fd() {
+        Fd::Host(fd) => Ok(fd.as_raw_fd()),
+        Fd::Sim(_) => Err(io::Error::from_raw_os_error(libc::EBADF)),
+    }
+}
+
+fn file_len(len: u64) -> io::Result<libc::off64_t> {
+    libc::off64_t::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
+}
+
+/// Calls until no signal interrupts; the call returns 0 when it is done.
+fn uninterrupted(mut call: impl FnMut() -> i32) -> io::Result<()> {
+    loop {
+        if call() == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+fn set_len(fd: i32, len: u64) -> io::Result<()> {
+    let len = file_len(len)?;
+    // SAFETY: takes no pointers.
+    uninterrupted(|| unsafe { libc::ftruncate64(fd, len) })
+}
+
+/// Where the file system cannot allocate, the file gets its length and no promise of room.
+fn allocate(fd: i32, len: u64) -> io::Result<()> {
+    if len == 0 {
+        return Ok(());
+    }
+    let end = file_len(len)?;
+    // SAFETY: takes no pointers.
+    match uninterrupted(|| unsafe { libc::fallocate64(fd, 0, 0, end) }) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {
+            // SAFETY: a plain C struct for which all zeroes is a valid value.
+            let mut stat: libc::stat64 = unsafe { std::mem::zeroed() };
+            // SAFETY: `stat` is live.
+            uninterrupted(|| unsafe { libc::fstat64(fd, &raw mut stat) })?;
+            if stat.st_size < end { set_len(fd, len) } else { Ok(()) }
+        }
+        result => result,
     }
 }
 
@@ -147,19 +274,35 @@ fn read_small(path: &Path, max: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A shared lock of the open file description, so that no other part of this process can lose
-/// it by closing the file. It excludes the exclusive fcntl lock that RocksDB takes for writing.
-/// A file that is not there needs no lock: nobody can hold it.
+/// A shared lock. A file that is not there needs none: nobody can hold it.
 #[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
 fn lock_shared(path: &Path) -> io::Result<Option<OwnedFd>> {
-    let file = match fs::File::open(path) {
-        Ok(file) => OwnedFd::from(file),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(e),
-    };
+    match fs::File::open(path) {
+        Ok(file) => lock(file, libc::F_RDLCK).map(Some),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// An exclusive lock, on a file that is made if it is missing.
+#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
+fn lock_exclusive(path: &Path) -> io::Result<OwnedFd> {
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
+    lock(options.open(path)?, libc::F_WRLCK)
+}
+
+/// Locks a file as a whole, or says `WouldBlock`.
+///
+/// The lock belongs to the open file description, not to the process, as RocksDB's does
+/// (`F_SETLK`, with a table of the process's own locks beside it). The two exclude each other all
+/// the same, in one process too. What ours does better: a second open in this process is refused
+/// by the kernel, however the path is spelled, and closing another descriptor of the file, which
+/// ends a process's locks on it without a word, ends no lock of ours.
+fn lock(file: fs::File, kind: i32) -> io::Result<OwnedFd> {
     // SAFETY: a plain C struct for which all zeroes is a valid value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::F_RDLCK as i16;
+    lock.l_type = kind as i16;
     lock.l_whence = libc::SEEK_SET as i16;
     // SAFETY: `lock` is live and the command takes a pointer to it.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } != 0 {
@@ -169,5 +312,5 @@ fn lock_shared(path: &Path) -> io::Result<Option<OwnedFd>> {
             _ => error,
         });
     }
-    Ok(Some(file))
+    Ok(OwnedFd::from(file))
 }

@@ -1,8 +1,8 @@
 //! The seam between a core's loop and the outside world.
 //!
 //! A [`Driver`] takes staged operations, submits them in one go, and hands back completions; it
-//! also owns the clock. Three exist: `uring` (io_uring), `epoll` (epoll and a few reading
-//! threads, for places that forbid io_uring) and `sim` (everything simulated, from one seed).
+//! also owns the clock. Three exist: `uring` (io_uring), `epoll` (epoll and threads for
+//! files, for places that forbid io_uring) and `sim` (everything simulated, from one seed).
 //! A driver belongs to one core and is only called by it, never re-entered.
 //!
 //! Operations carry raw pointers. The loop's operation table owns what they point to until the
@@ -13,13 +13,13 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::file::{Fd, SharedFile};
+use crate::file::{Fd, Mode, Opening, SharedFile};
 use crate::remote::Shared;
 
 pub(crate) mod epoll;
+mod file_threads;
 pub(crate) mod host;
 mod queue;
-mod readers;
 pub(crate) mod sim;
 pub(crate) mod uring;
 
@@ -41,6 +41,22 @@ pub enum IoOp {
         len: u32,
         /// From where in the file.
         offset: u64,
+    },
+    /// Write to a file at an offset; completes with the bytes written.
+    Write {
+        /// Descriptor.
+        fd: i32,
+        /// From where.
+        ptr: *const u8,
+        /// How many at most.
+        len: u32,
+        /// To where in the file.
+        offset: u64,
+    },
+    /// Make durable what has been written to a file, and its length; completes with 0.
+    SyncData {
+        /// Descriptor.
+        fd: i32,
     },
     /// Receive from a stream socket; completes with the bytes received, 0 at its end.
     Recv {
@@ -101,8 +117,54 @@ pub enum MetaOp {
         /// A longer file is an error.
         max: usize,
     },
-    /// A shared lock on a file, refused when another process holds it exclusively.
+    /// A shared lock on a file, refused when somebody holds it exclusively.
     LockShared {
+        /// Which.
+        path: PathBuf,
+    },
+    /// Open a file for reading and writing, or make one.
+    OpenForWriting {
+        /// Which.
+        path: PathBuf,
+        /// What must, or must not, be there.
+        opening: Opening,
+        /// Direct or through the page cache.
+        mode: Mode,
+    },
+    /// Give a file another name in the place of whatever has that name.
+    Rename {
+        /// Its name.
+        from: PathBuf,
+        /// Its new name.
+        to: PathBuf,
+    },
+    /// Remove a file's name.
+    Remove {
+        /// Which.
+        path: PathBuf,
+    },
+    /// Make a directory's names durable.
+    SyncDir {
+        /// Which.
+        path: PathBuf,
+    },
+    /// Cut a file to a length, or fill it up to that with zeroes.
+    SetLen {
+        /// Which.
+        file: Arc<SharedFile>,
+        /// In bytes.
+        len: u64,
+    },
+    /// Give a file room up to a length, which it grows to if it is shorter.
+    Allocate {
+        /// Which.
+        file: Arc<SharedFile>,
+        /// In bytes.
+        len: u64,
+    },
+    /// An exclusive lock on a file, which is made if it is missing; refused when somebody holds
+    /// any lock on it.
+    LockExclusive {
         /// Which.
         path: PathBuf,
     },
@@ -111,13 +173,15 @@ pub enum MetaOp {
 /// What a [`MetaOp`] answers.
 #[derive(Debug)]
 pub enum MetaOut {
-    /// To `Open`.
+    /// To what brings nothing back.
+    Done,
+    /// To `Open` and `OpenForWriting`.
     File(Arc<SharedFile>),
     /// To `List`.
     List(Vec<DirEntry>),
     /// To `ReadSmall`.
     Bytes(Vec<u8>),
-    /// To `LockShared`: held while the descriptor lives; `None` where nothing needs holding.
+    /// To `LockShared` and `LockExclusive`: held while the descriptor lives; `None` where nothing needs holding.
     Lock(Option<Fd>),
 }
 
@@ -170,7 +234,8 @@ pub trait Driver {
     /// delivered there by a later `enter`.
     fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<Shared>);
 
-    /// Asks for an operation to end early; its completion still comes.
+    /// Asks for an operation to end early; its completion still comes. Never called for a write
+    /// or a sync, which end as the device decides.
     fn cancel(&mut self, token: Token);
 
     /// Hands what is staged to the device now, without looking for completions. A driver for

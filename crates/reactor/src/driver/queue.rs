@@ -1,5 +1,6 @@
 //! The queue between cores and threads that may block: name operations go through one to the
-//! helpers (`host`), file reads of the epoll driver through another to the readers (`readers`).
+//! helpers (`host`), operations on files of the epoll driver through another to its threads
+//! (`file_threads`).
 //!
 //! This is the one place where a core takes a lock. It is held for a few instructions, and never
 //! by a thread that blocks.

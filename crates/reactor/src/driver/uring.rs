@@ -178,6 +178,12 @@ impl Driver for UringDriver {
             IoOp::Read { fd, ptr, len, offset } => {
                 opcode::Read::new(types::Fd(fd), ptr, len).offset(offset).build()
             }
+            IoOp::Write { fd, ptr, len, offset } => {
+                opcode::Write::new(types::Fd(fd), ptr, len).offset(offset).build()
+            }
+            IoOp::SyncData { fd } => {
+                opcode::Fsync::new(types::Fd(fd)).flags(types::FsyncFlags::DATASYNC).build()
+            }
             IoOp::Recv { fd, ptr, len } => opcode::Recv::new(types::Fd(fd), ptr, len).build(),
             IoOp::Send { fd, ptr, len } => {
                 opcode::Send::new(types::Fd(fd), ptr, len).flags(libc::MSG_NOSIGNAL).build()

@@ -30,7 +30,7 @@ fn parts(op: &IoOp) -> Option<(i32, u8)> {
         IoOp::SendMsg { fd, .. } => Some((fd, 2)),
         IoOp::Accept { fd } => Some((fd, 3)),
         IoOp::PollIn { fd } => Some((fd, 4)),
-        IoOp::Read { .. } => None,
+        IoOp::Read { .. } | IoOp::Write { .. } | IoOp::SyncData { .. } => None,
     }
 }
 
@@ -255,7 +255,7 @@ impl State {
                     _ => false,
                 }
             }
-            IoOp::Read { .. } => false,
+            IoOp::Read { .. } | IoOp::Write { .. } | IoOp::SyncData { .. } => false,
         }
     }
 
@@ -334,7 +334,9 @@ impl State {
                     }
                 }
             }
-            IoOp::Read { .. } => Performed::Done(-libc::EINVAL, Vec::new()),
+            IoOp::Read { .. } | IoOp::Write { .. } | IoOp::SyncData { .. } => {
+                Performed::Done(-libc::EINVAL, Vec::new())
+            }
         }
     }
 

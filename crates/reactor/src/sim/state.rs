@@ -254,6 +254,7 @@ impl State {
                 IoOp::Read { fd, ptr, len, offset } => {
                     self.submit_read(core, token, op, fd, ptr.addr(), len, offset)
                 }
+                IoOp::Write { .. } | IoOp::SyncData { .. } => self.refuse(token, op, libc::EROFS),
                 _ => self.submit_socket(core, token, op),
             };
             self.ports[core].put(when, running);
@@ -420,6 +421,12 @@ impl State {
             MetaOp::List { path } => (1, path),
             MetaOp::ReadSmall { path, .. } => (2, path),
             MetaOp::LockShared { path } => (3, path),
+            MetaOp::OpenForWriting { path, .. } => (4, path),
+            MetaOp::Rename { to, .. } => (5, to),
+            MetaOp::Remove { path } => (6, path),
+            MetaOp::SyncDir { path } => (7, path),
+            MetaOp::SetLen { .. } | MetaOp::Allocate { .. } => (8, &Default::default()),
+            MetaOp::LockExclusive { path } => (10, path),
         };
         let path = path.clone();
         self.note(core, token, What::Name { kind });
@@ -502,6 +509,7 @@ impl State {
                 }
                 Ok(MetaOut::Lock(Some(self.open(Descriptor::Lock { path }))))
             }
+            _ => Err(io::Error::from_raw_os_error(libc::EROFS)),
         }
     }
 

@@ -1,0 +1,148 @@
+//! The threads that read, write and sync files for the epoll driver: `epoll` cannot wait for a
+//! disk, so somebody has to block in `pread`, `pwrite` and `fdatasync`.
+//!
+//! 1. The core hands over what a turn has gathered, under one lock, and wakes as many threads as
+//!    there are operations, if that many are idle.
+//! 2. A thread takes one operation, blocks in it, and posts its result to the core's mailbox of
+//!    results; if the core sleeps, it is woken through its eventfd, once.
+//! 3. The core takes the results in its next `enter`.
+//!
+//! The threads run on the core's own processor (they inherit its pinning), so the core meets the
+//! queue's lock held only when it has preempted its holder.
+//!
+//! What always holds: a buffer is touched by the kernel only between the taking of its operation
+//! and the posting of its result; so when all results are in, all buffers are the core's again.
+//! Dropping the pool waits for the operations that threads are in, and forgets those that wait.
+
+use std::io;
+use std::sync::Arc;
+
+use super::queue::Queue;
+use super::{Completion, IoOp, Token};
+use crate::mailbox::{Mailbox, Owner, mailbox};
+use crate::remote::Shared;
+
+/// An operation on a file on its way to a thread.
+pub(super) struct Job {
+    pub token: Token,
+    pub op: IoOp,
+}
+
+// SAFETY: a job's operation is a read, a write or a sync (`run` does nothing for others), so the
+// only parts that are not plain data are a read's and a write's `ptr`. That points into a buffer
+// that the core's operation table owns and leaves alone until this job's result has been posted
+// (see `driver`), and exactly one thread has the job. So the pointer may be used on that thread.
+unsafe impl Send for Job {}
+
+impl Job {
+    /// Does it, blocking: the count, or the negated error number.
+    fn run(&self) -> i32 {
+        loop {
+            match self.attempt().map(super::epoll::outcome) {
+                Ok(Some(error)) if error == -libc::EINTR => {}
+                Ok(Some(result)) => return result,
+                // A file that would block in spite of its kind; poll would say the same.
+                Ok(None) => return -libc::EAGAIN,
+                Err(errno) => return -errno,
+            }
+        }
+    }
+
+    /// What the system call returns, or an error number without one.
+    fn attempt(&self) -> Result<isize, i32> {
+        let place = |offset| libc::off64_t::try_from(offset).map_err(|_| libc::EINVAL);
+        match self.op {
+            IoOp::Read { fd, ptr, len, offset } => {
+                let offset = place(offset)?;
+                // SAFETY: `ptr` is valid for writes of `len` bytes and nobody else uses them
+                // until the result is posted: see `Send` above.
+                Ok(unsafe { libc::pread64(fd, ptr.cast(), len as usize, offset) })
+            }
+            IoOp::Write { fd, ptr, len, offset } => {
+                let offset = place(offset)?;
+                // SAFETY: `ptr` is valid for reads of `len` initialised bytes and nobody writes
+                // to them until the result is posted: see `Send` above.
+                Ok(unsafe { libc::pwrite64(fd, ptr.cast(), len as usize, offset) })
+            }
+            // SAFETY: takes no pointers.
+            IoOp::SyncData { fd } => Ok(unsafe { libc::fdatasync(fd) } as isize),
+            IoOp::Recv { .. }
+            | IoOp::Send { .. }
+            | IoOp::SendMsg { .. }
+            | IoOp::Accept { .. }
+            | IoOp::PollIn { .. } => Err(libc::EINVAL),
+        }
+    }
+}
+
+/// See the module text.
+pub(super) struct FileThreads {
+    queue: Arc<Queue<Job>>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+    results: Owner<Completion>,
+}
+
+impl FileThreads {
+    /// Starts `threads` threads for a core that has at most `capacity` operations unfinished.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    #[expect(clippy::disallowed_methods, reason = "the reactor is where threads are started")]
+    pub fn start(threads: usize, capacity: usize, core: &Arc<Shared>) -> io::Result<FileThreads> {
+        let (post, results) = mailbox(capacity);
+        let mut pool = FileThreads {
+            queue: Arc::new(Queue::new()),
+            threads: Vec::with_capacity(threads),
+            results,
+        };
+        for n in 0..threads {
+            let (queue, post, core) = (pool.queue.clone(), post.clone(), core.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("millrace-file{n}"))
+                // A system call needs next to no stack of ours.
+                .stack_size(64 << 10)
+                .spawn(move || serve(&queue, &post, &core))?;
+            // If a later one fails, dropping `pool` stops those that run.
+            pool.threads.push(thread);
+        }
+        Ok(pool)
+    }
+
+    /// Hands `jobs` over and leaves it empty.
+    pub fn submit(&self, jobs: &mut Vec<Job>) {
+        self.queue.push(jobs.drain(..));
+    }
+
+    /// Appends the results that are in.
+    pub fn take(&mut self, done: &mut Vec<Completion>) {
+        // Scheduled or not: the core looks here in every `enter`, and before it waits.
+        let _ = self.results.take(usize::MAX, &mut |result| done.push(result));
+    }
+
+    /// Whether there are any.
+    pub fn pure_check(&self) -> bool {
+        self.results.pure_check()
+    }
+}
+
+impl Drop for FileThreads {
+    fn drop(&mut self) {
+        self.queue.stop();
+        for thread in self.threads.drain(..) {
+            // The threads do not panic; if one did, there is nothing left to save.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a thread does until the pool is dropped.
+fn serve(queue: &Queue<Job>, post: &Mailbox<Completion>, core: &Shared) {
+    while let Some(job) = queue.pop() {
+        let result = Completion { token: job.token, result: job.run() };
+        // Never full: it has room for as many as the core may have unfinished. Closed: the pool
+        // is being dropped.
+        if post.post(result).is_ok() {
+            core.wake_if_asleep();
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Writing to open files: [`WriteAt`] and [`SyncData`], the futures behind
+//! [`File::write_at`](crate::File::write_at) and [`File::sync_data`](crate::File::sync_data).
+//!
+//! 1. A write takes its buffer. What the disk would refuse (a misaligned direct write) or what
+//!    can no longer mean anything (a write after a failed flush) ends before it is started.
+//! 2. The operation owns the buffer until its completion has been reaped, like a read's. It
+//!    waits in the core behind the device's limit, by class, like a read; so background writes
+//!    leave room for foreground reads and the other way round.
+//! 3. A device that took part of it is given the rest.
+//!
+//! Nobody cancels a write or a sync: not a dropped future, and not a core that stops, which waits
+//! for them. Only what still waits inside the core for room is forgotten when its future goes.
+//!
+//! A sync covers the writes that had completed when it was started. A failed one poisons the
+//! [`SharedFile`](crate::SharedFile): no later one pretends (law 4).
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use crate::buf::Buf;
+use crate::driver::IoOp;
+use crate::file::{File, io_result};
+use crate::op::{OpId, Payload};
+
+enum State<T> {
+    New(T),
+    Running(OpId),
+    /// Refused before it was started.
+    Refused(T, io::Error),
+    Done,
+}
+
+/// A write under way; see [`File::write_at`]. Resolves to success or the error, and the buffer.
+pub struct WriteAt {
+    file: File,
+    offset: u64,
+    len: usize,
+    /// Bytes that the device has taken.
+    done: usize,
+    state: State<Buf>,
+}
+
+impl WriteAt {
+    pub(crate) fn new(file: File, offset: u64, buf: Buf, len: usize) -> WriteAt {
+        assert!(len <= buf.len(), "a write of more than its buffer holds");
+        WriteAt { file, offset, len, done: 0, state: State::New(buf) }
+    }
+
+    /// Starts the write now, so that several can run at once before the first is awaited.
+    pub fn start(&mut self) {
+        match std::mem::replace(&mut self.state, State::Done) {
+            State::New(buf) => {
+                self.state = match self.refusal() {
+                    Some(error) => State::Refused(buf, error),
+                    None => self.go_on(buf),
+                };
+            }
+            state => self.state = state,
+        }
+    }
+
+    /// Why it cannot be done.
+    fn refusal(&self) -> Option<io::Error> {
+        let mask = self.file.alignment() as u64 - 1;
+        let end = self.offset.checked_add(self.len as u64).filter(|&end| end <= i64::MAX as u64);
+        if (self.offset | self.len as u64) & mask != 0 || end.is_none() {
+            return Some(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        self.file.shared().flush_failed().then(poisoned)
+    }
+
+    /// Hands what is left to the device.
+    fn go_on(&self, buf: Buf) -> State<Buf> {
+        let left = &buf[self.done..self.len];
+        let op = IoOp::Write {
+            fd: self.file.shared().fd().number(),
+            ptr: left.as_ptr(),
+            len: left.len() as u32,
+            offset: self.offset + self.done as u64,
+        };
+        State::Running(self.file.start(op, Payload::Buf(buf)))
+    }
+
+    /// Notes what the device took. `None` when there is more to write.
+    fn taken(&mut self, result: io::Result<usize>) -> Option<io::Result<()>> {
+        match result {
+            Ok(0) if self.len > 0 => return Some(Err(io::ErrorKind::WriteZero.into())),
+            Ok(n) => self.done += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => return None,
+            Err(e) => return Some(Err(e)),
+        }
+        self.file.shared().grow_size(self.offset + self.done as u64);
+        if self.done < self.len {
+            // The rest of a direct write that ended inside a block cannot be asked for.
+            let aligned = self.done.is_multiple_of(self.file.alignment());
+            return (!aligned).then(|| Err(io::ErrorKind::WriteZero.into()));
+        }
+        Some(Ok(()))
+    }
+}
+
+impl Future for WriteAt {
+    type Output = (io::Result<()>, Buf);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.start();
+        loop {
+            let id = match std::mem::replace(&mut self.state, State::Done) {
+                State::Running(id) => id,
+                State::Refused(buf, error) => return Poll::Ready((Err(error), buf)),
+                State::New(_) | State::Done => panic!("a finished write polled again"),
+            };
+            let Poll::Ready((result, payload)) = self.file.core().inner().poll_op(id, cx) else {
+                self.state = State::Running(id);
+                return Poll::Pending;
+            };
+            let Payload::Buf(buf) = payload else { unreachable!("a write owns a buffer") };
+            match self.taken(io_result(result)) {
+                Some(result) => return Poll::Ready((result, buf)),
+                None => self.state = self.go_on(buf),
+            }
+        }
+    }
+}
+
+impl Drop for WriteAt {
+    fn drop(&mut self) {
+        if let State::Running(id) = self.state {
+            self.file.core().inner().drop_op(id, false);
+        }
+    }
+}
+
+/// A sync under way; see [`File::sync_data`].
+pub struct SyncData {
+    file: File,
+    state: State<()>,
+}
+
+impl SyncData {
+    pub(crate) fn new(file: File) -> SyncData {
+        SyncData { file, state: State::New(()) }
+    }
+
+    /// Starts the sync now.
+    pub fn start(&mut self) {
+        if let State::New(()) = self.state {
+            self.state = if self.file.shared().flush_failed() {
+                State::Refused((), poisoned())
+            } else {
+                let op = IoOp::SyncData { fd: self.file.shared().fd().number() };
+                State::Running(self.file.start(op, Payload::None))
+            };
+        }
+    }
+}
+
+impl Future for SyncData {
+    type Output = io::Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.start();
+        loop {
+            let id = match std::mem::replace(&mut self.state, State::Done) {
+                State::Running(id) => id,
+                State::Refused((), error) => return Poll::Ready(Err(error)),
+                State::New(()) | State::Done => panic!("a finished sync polled again"),
+            };
+            let Poll::Ready((result, _)) = self.file.core().inner().poll_op(id, cx) else {
+                self.state = State::Running(id);
+                return Poll::Pending;
+            };
+            return Poll::Ready(match io_result(result) {
+                // A signal, before anything was flushed.
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {
+                    self.state = State::New(());
+                    self.start();
+                    continue;
+                }
+                // The operation table has poisoned the file (see `op`).
+                Err(e) => Err(e),
+                // One that was under way with it failed: whose bytes were dropped, nobody knows.
+                Ok(_) if self.file.shared().flush_failed() => Err(poisoned()),
+                Ok(_) => Ok(()),
+            });
+        }
+    }
+}
+
+impl Drop for SyncData {
+    fn drop(&mut self) {
+        if let State::Running(id) = self.state {
+            self.file.core().inner().drop_op(id, false);
+        }
+    }
+}
+
+/// What every use of a file says after a failed flush.
+fn poisoned() -> io::Error {
+    io::Error::other("an earlier flush of this file failed")
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::file::{Fd, SharedFile};
+    use crate::{Core, DriverKind, RuntimeConfig, processors, run};
+
+    /// Runs `test` on one core with every driver that this system has.
+    fn on_every_driver<Fut: Future<Output = ()> + 'static>(test: fn(Core) -> Fut) {
+        for driver in [DriverKind::Uring, DriverKind::Epoll] {
+            let processors = processors()[..1].to_vec();
+            let config = RuntimeConfig { processors, driver, ..RuntimeConfig::default() };
+            match run(&config, test) {
+                Ok(_) => {}
+                Err(error) if driver == DriverKind::Uring => eprintln!("not tested: {error}"),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn file(core: &Core, fd: OwnedFd) -> File {
+        core.attach(&Arc::new(SharedFile::new(Fd::Host(fd), "test".into(), 0, 1)))
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a device of the host that takes nothing")]
+    fn a_full_disk_is_an_error_and_gives_the_buffer_back() {
+        on_every_driver(|core| async move {
+            let device = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+            let file = file(&core, device.into());
+            let (result, buf) = file.write_at(0, core.alloc(512).unwrap(), 512).await;
+            assert_eq!(result.unwrap_err().kind(), io::ErrorKind::StorageFull);
+            assert_eq!((buf.len(), file.size()), (512, 0));
+        });
+    }
+
+    /// What a flush that failed leaves behind is unknown, and a second one would not say so.
+    #[test]
+    fn a_failed_flush_poisons_the_file_also_when_nobody_waits_for_it() {
+        on_every_driver(|core| async move {
+            for waits in [true, false] {
+                // A pipe cannot be flushed.
+                let (_reader, writer) = io::pipe().unwrap();
+                let file = file(&core, writer.into());
+                if waits {
+                    let error = file.sync_data().await.unwrap_err();
+                    assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+                } else {
+                    file.sync_data().start();
+                    while core.operations_in_flight() > 0 {
+                        core.sleep_ns(100_000).await;
+                    }
+                }
+                let (written, _) = file.write_at(0, core.alloc(512).unwrap(), 512).await;
+                for error in [file.sync_data().await.unwrap_err(), written.unwrap_err()] {
+                    assert!(error.to_string().contains("earlier flush"), "{error}");
+                }
+            }
+        });
+    }
+
+    /// A regular file takes all or nothing, so the rest is asked for here by hand.
+    #[test]
+    fn what_the_device_left_is_asked_for_and_a_direct_write_that_ends_in_a_block_is_not() {
+        on_every_driver(|core| async move {
+            let (_reader, writer) = io::pipe().unwrap();
+            let fd = writer.try_clone().unwrap();
+            let whole = file(&core, writer.into());
+            let mut write = WriteAt::new(whole, 1000, core.alloc(4096).unwrap(), 4096);
+            assert!(write.taken(Ok(100)).is_none());
+            assert!(write.taken(Err(io::ErrorKind::Interrupted.into())).is_none());
+            assert_eq!((write.done, write.file.size()), (100, 1100));
+            assert!(write.taken(Ok(0)).unwrap().is_err(), "no progress");
+            assert!(write.taken(Ok(3996)).unwrap().is_ok());
+            assert_eq!(write.file.size(), 1000 + 4096);
+
+            let shared = SharedFile::new(Fd::Host(fd.into()), "test".into(), 0, 512);
+            let direct = core.attach(&Arc::new(shared));
+            let mut write = WriteAt::new(direct, 512, core.alloc(4096).unwrap(), 4096);
+            assert!(write.taken(Ok(1024)).is_none());
+            assert!(write.taken(Ok(100)).unwrap().is_err());
+        });
+    }
+}
