@@ -57,6 +57,14 @@ fn deliver(outcome: &Outcome) {
     }
 }
 
+/// What an operation that has just been staged writes to a file.
+fn written(op: &IoOp) -> Vec<u8> {
+    let IoOp::Write { ptr, len, .. } = *op else { return Vec::new() };
+    // SAFETY: the core's loop stages a write with `ptr` valid for reads of `len` initialised bytes
+    // of a `Buf`, which the operation's slot owns until the completion; nobody writes to them.
+    unsafe { std::slice::from_raw_parts(ptr, len as usize) }.to_vec()
+}
+
 /// How many bytes an operation wants to send.
 fn send_len(op: &IoOp) -> usize {
     match *op {
@@ -129,7 +137,8 @@ impl Driver for SimDriver {
     }
 
     fn stage(&mut self, token: Token, op: IoOp) {
-        self.state.borrow_mut().stage(self.core, token, op);
+        let data = written(&op);
+        self.state.borrow_mut().stage(self.core, token, op, data);
     }
 
     fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<Shared>) {

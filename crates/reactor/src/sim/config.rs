@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::net::NetConfig;
 use crate::idle::PollMode;
 
-/// How long a read takes: a base, something for its length, and a random part whose mean is
+/// How long an operation takes: a base, something for its length, and a random part whose mean is
 /// `spread_ns` and that is, now and then, several times that.
 #[derive(Clone, Debug)]
 pub struct Latency {
@@ -22,16 +22,20 @@ pub struct Latency {
 pub struct SimConfig {
     /// Buffer memory of each core in bytes.
     pub memory: usize,
-    /// Disk reads in flight per core; more wait in the core.
+    /// Disk operations in flight per core; more wait in the core.
     pub disk_depth: usize,
     /// Unfinished operations per core that the driver takes; more wait in the core.
     pub capacity: usize,
     /// How cores wait. Spinning costs turns of the simulator and shows little.
     pub poll: PollMode,
-    /// Block of direct reads in bytes: what offsets and lengths must be multiples of.
+    /// Block of direct I/O in bytes: what offsets and lengths must be multiples of.
     pub block: u32,
     /// How long reads of files take.
     pub read: Latency,
+    /// How long writes of files take.
+    pub write: Latency,
+    /// How long syncs of files take.
+    pub sync: Latency,
     /// How long operations on names take.
     pub names: Latency,
     /// What the network is like.
@@ -55,6 +59,8 @@ impl Default for SimConfig {
             poll: PollMode::Never,
             block: 512,
             read: Latency { base_ns: 40_000, spread_ns: 30_000, per_kib_ns: 500 },
+            write: Latency { base_ns: 20_000, spread_ns: 20_000, per_kib_ns: 500 },
+            sync: Latency { base_ns: 100_000, spread_ns: 200_000, per_kib_ns: 0 },
             names: Latency { base_ns: 20_000, spread_ns: 100_000, per_kib_ns: 1_000 },
             net: NetConfig::default(),
             tick_ns: 20..200,

@@ -1,28 +1,19 @@
-//! Simulated files: names, bytes, rotten bits, and what a read of them brings.
+//! The simulated disk: names, files, the faults that are set, and what a read or a write does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
 
-use super::fault::{Fault, FaultCounts, FaultKind};
+use super::fault::{Access, Fault, FaultCounts, FaultKind};
+use super::inode::{Inode, InodeRef};
+use super::names::Names;
 use super::rng::Rng;
 use crate::driver::DirEntry;
+use crate::file::Opening;
 
-/// A file's bytes. It outlives its name while somebody has it open.
-pub(crate) struct Inode {
-    pub number: u32,
-    pub path: PathBuf,
-    pub bytes: Arc<[u8]>,
-    /// Bits that are wrong on the medium, by position: found by every read until healed.
-    pub rot: BTreeMap<u64, u8>,
-}
-
-pub(crate) type InodeRef = Rc<std::cell::RefCell<Inode>>;
-
-/// What the device will do with one read, decided when it is handed over.
+/// What the device will do with one read, write or sync, decided when it is handed over.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
     pub errno: Option<i32>,
@@ -37,7 +28,7 @@ pub(crate) struct Plan {
 /// Names and bytes of all files, and the faults that are set.
 #[derive(Default)]
 pub(crate) struct Disk {
-    names: BTreeMap<PathBuf, InodeRef>,
+    pub names: Names,
     next_inode: u32,
     /// Files that some other process holds an exclusive lock on.
     pub locked: BTreeSet<PathBuf>,
@@ -46,43 +37,118 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    pub fn add(&mut self, path: &Path, bytes: Arc<[u8]>) {
+    fn inode(&mut self, path: &Path, bytes: Vec<u8>) -> InodeRef {
         let number = self.next_inode;
         self.next_inode += 1;
-        let inode = Inode { number, path: path.to_owned(), bytes, rot: BTreeMap::new() };
-        self.names.insert(path.to_owned(), Rc::new(inode.into()));
+        Rc::new(Inode::new(number, path.to_owned(), bytes).into())
     }
 
+    /// A file that has always been there.
+    pub fn add(&mut self, path: &Path, bytes: Vec<u8>) {
+        let inode = self.inode(path, bytes);
+        self.names.settle(path, Some(inode));
+    }
+
+    /// Takes a file away as if it had never been there.
     pub fn remove(&mut self, path: &Path) -> bool {
-        self.names.remove(path).is_some()
+        self.names.settle(path, None)
     }
 
     pub fn find(&self, path: &Path) -> io::Result<InodeRef> {
-        if let Some(inode) = self.names.get(path) {
+        if let Some(inode) = self.names.now().get(path) {
             return Ok(inode.clone());
         }
-        let errno = if self.is_dir(path) { libc::EISDIR } else { libc::ENOENT };
-        Err(io::Error::from_raw_os_error(errno))
+        Err(io::Error::from_raw_os_error(if self.is_dir(path) {
+            libc::EISDIR
+        } else {
+            libc::ENOENT
+        }))
     }
 
     pub fn paths(&self) -> Vec<PathBuf> {
-        self.names.keys().cloned().collect()
+        self.names.now().keys().cloned().collect()
     }
 
-    /// A directory is whatever files lie below.
-    fn is_dir(&self, path: &Path) -> bool {
-        self.below(path).next().is_some()
+    pub fn is_dir(&self, path: &Path) -> bool {
+        self.names.is_dir(path) || self.below(path).next().is_some()
+    }
+
+    /// Opens or makes a file for writing.
+    pub fn open_for_writing(&mut self, path: &Path, opening: Opening) -> io::Result<InodeRef> {
+        match (self.find(path), opening) {
+            (Ok(_), Opening::New) => Err(io::Error::from_raw_os_error(libc::EEXIST)),
+            (Ok(inode), Opening::NewOrEmptied) => {
+                if inode.borrow().len() > 0 {
+                    inode.borrow_mut().set_len(0);
+                }
+                Ok(inode)
+            }
+            (Ok(inode), Opening::Existing) => Ok(inode),
+            (Err(error), opening) => {
+                let missing = error.raw_os_error() == Some(libc::ENOENT);
+                let place = path.parent().is_some_and(|dir| self.is_dir(dir));
+                if !missing || !place || opening == Opening::Existing {
+                    return Err(error);
+                }
+                let inode = self.inode(path, Vec::new());
+                self.names.link(path, inode.clone());
+                Ok(inode)
+            }
+        }
+    }
+
+    /// Gives a file another name in the same directory.
+    pub fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        self.find(from)?;
+        let errno = match () {
+            () if self.is_dir(to) => libc::EISDIR,
+            () if self.names.rename(from, to) => return Ok(()),
+            // Renames between directories are not modelled.
+            () => libc::EXDEV,
+        };
+        Err(io::Error::from_raw_os_error(errno))
+    }
+
+    /// Removes a file's name.
+    pub fn unlink(&mut self, path: &Path) -> io::Result<()> {
+        self.find(path)?;
+        self.names.unlink(path);
+        Ok(())
+    }
+
+    /// Decides what is left of everything that nobody has made durable.
+    pub fn lose_power(&mut self, rng: &mut Rng) {
+        for inode in self.names.inodes() {
+            inode.borrow_mut().lose_power(rng, &mut self.counts);
+        }
+        self.names.lose_power(rng, &mut self.counts);
+    }
+
+    /// A number that depends on all names and bytes.
+    pub fn hash(&self) -> u64 {
+        let mut hash = 0xCBF2_9CE4_8422_2325_u64;
+        for (path, inode) in self.names.now() {
+            let inode = inode.borrow();
+            for part in [path.as_os_str().as_encoded_bytes(), inode.bytes()] {
+                for &byte in part {
+                    hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
+                }
+                hash = (hash ^ part.len() as u64).wrapping_mul(0x0000_0100_0000_01B3);
+            }
+        }
+        hash
     }
 
     fn below<'a>(&'a self, dir: &'a Path) -> impl Iterator<Item = (&'a PathBuf, &'a InodeRef)> {
         self.names
+            .now()
             .range(dir.to_path_buf()..)
             .take_while(move |(path, _)| path.starts_with(dir))
             .filter(move |(path, _)| path.as_path() != dir)
     }
 
     pub fn list(&self, dir: &Path) -> io::Result<Vec<DirEntry>> {
-        if self.names.contains_key(dir) {
+        if self.names.now().contains_key(dir) {
             return Err(io::Error::from_raw_os_error(libc::ENOTDIR));
         }
         let mut entries: BTreeMap<String, DirEntry> = BTreeMap::new();
@@ -92,19 +158,20 @@ impl Disk {
             let Some(first) = parts.next() else { continue };
             let Some(name) = first.as_os_str().to_str() else { continue };
             let is_dir = parts.next().is_some();
-            let size = if is_dir { 4096 } else { inode.borrow().bytes.len() as u64 };
+            let size = if is_dir { 4096 } else { inode.borrow().len() };
             entries.insert(name.to_owned(), DirEntry { name: name.to_owned(), size, is_dir });
         }
-        if entries.is_empty() {
+        if entries.is_empty() && !self.names.is_dir(dir) {
             return Err(io::Error::from_raw_os_error(libc::ENOENT));
         }
         Ok(entries.into_values().collect())
     }
 
-    /// Decides what goes wrong with a read of `range`; the faults that strike are told to `note`.
-    pub fn plan_read(
+    /// Decides what goes wrong with an access to `range`; the faults that strike are told to `note`.
+    pub fn plan(
         &mut self,
         rng: &mut Rng,
+        access: Access,
         path: &Path,
         range: &Range<u64>,
         block: u32,
@@ -112,24 +179,25 @@ impl Disk {
     ) -> Plan {
         let mut plan = Plan::default();
         for fault in &mut self.faults {
-            if !fault.strikes(rng, false, path, range) {
+            if !fault.strikes(rng, Some(access), path, range) {
                 continue;
             }
             let len = (range.end - range.start) as u32;
             match fault.kind() {
                 FaultKind::Error(errno) => plan.errno = Some(*errno),
-                FaultKind::Short if len > block => {
+                FaultKind::Short if len > block && access != Access::Sync => {
                     let blocks = len.div_ceil(block);
                     plan.short = Some(block * (1 + rng.below(u64::from(blocks) - 1) as u32));
                 }
                 // A transfer of one block is whole or fails.
                 FaultKind::Short => continue,
+                FaultKind::Flip if access != Access::Read => continue,
                 FaultKind::Flip => plan.flip = Some(rng.next_u64()),
                 FaultKind::Stall(ns) => plan.extra_ns += rng.within(ns.clone()),
                 FaultKind::Stuck => plan.stuck = true,
                 FaultKind::NameError(_) => continue,
             }
-            self.counts.add(fault.kind());
+            self.counts.add(fault.kind(), access);
             note(fault.kind());
         }
         plan
@@ -143,10 +211,10 @@ impl Disk {
         mut note: impl FnMut(&FaultKind),
     ) -> Option<i32> {
         for fault in &mut self.faults {
-            if fault.strikes(rng, true, path, &(0..u64::MAX))
+            if fault.strikes(rng, None, path, &(0..u64::MAX))
                 && let FaultKind::NameError(errno) = *fault.kind()
             {
-                self.counts.add(fault.kind());
+                self.counts.names += 1;
                 note(fault.kind());
                 return Some(errno);
             }
@@ -166,10 +234,10 @@ impl Disk {
             return Err(errno);
         }
         let inode = inode.borrow();
-        let size = inode.bytes.len() as u64;
+        let size = inode.len();
         let end = offset.saturating_add(len as u64).min(size);
         let start = offset.min(end);
-        let mut bytes = inode.bytes[start as usize..end as usize].to_vec();
+        let mut bytes = inode.bytes()[start as usize..end as usize].to_vec();
         if let Some(short) = plan.short {
             bytes.truncate(short as usize);
         }
@@ -188,6 +256,47 @@ impl Disk {
         }
         Ok(bytes)
     }
+
+    /// Does a write as planned: the bytes taken, or an error number. A write that fails may have
+    /// done some of it.
+    pub fn write(
+        &mut self,
+        rng: &mut Rng,
+        inode: &InodeRef,
+        offset: u64,
+        bytes: &[u8],
+        plan: &Plan,
+    ) -> Result<usize, i32> {
+        let mut inode = inode.borrow_mut();
+        if let Some(errno) = plan.errno {
+            inode.write_prefix(rng, offset, bytes);
+            return Err(errno);
+        }
+        let len = plan.short.map_or(bytes.len(), |short| bytes.len().min(short as usize));
+        inode.write(offset, &bytes[..len]);
+        Ok(len)
+    }
+
+    /// Does a sync as planned, one that was started when the file had had so many changes.
+    pub fn sync(
+        &mut self,
+        rng: &mut Rng,
+        inode: &InodeRef,
+        changes: u64,
+        plan: &Plan,
+    ) -> Result<usize, i32> {
+        let mut inode = inode.borrow_mut();
+        match plan.errno {
+            Some(errno) => {
+                inode.fail_flush(rng, changes, &mut self.counts);
+                Err(errno)
+            }
+            None => {
+                inode.flush(changes);
+                Ok(0)
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -197,7 +306,7 @@ mod tests {
     fn disk() -> Disk {
         let mut disk = Disk::default();
         for path in ["/db/000001.sst", "/db/CURRENT", "/db/sub/x", "/dbx"] {
-            disk.add(Path::new(path), Arc::from(vec![7u8; 1000]));
+            disk.add(Path::new(path), vec![7u8; 1000]);
         }
         disk
     }

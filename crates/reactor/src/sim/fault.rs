@@ -5,22 +5,35 @@ use std::path::Path;
 
 use super::rng::Rng;
 
-/// A kind of fault.
+/// What a fault of the medium strikes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Syncs of files.
+    Sync,
+}
+
+/// A kind of fault. Each but the last strikes reads, or what [`Fault::of`] says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// The read fails with this error number, and its buffer holds anything.
+    /// It fails with this error number. The buffer of a read then holds anything; a write has
+    /// written some of its sectors; what a sync was to cover may be forgotten.
     Error(i32),
-    /// The device transfers fewer bytes than asked for, at least one block.
+    /// The device transfers fewer bytes than asked for, at least one block. Not for syncs.
     Short,
-    /// One bit of what this read brings is wrong; the next read is right again.
+    /// One bit of what this read brings is wrong; the next read is right again. For reads only.
     Flip,
-    /// The read takes this many nanoseconds longer.
+    /// It takes this many nanoseconds longer.
     Stall(Range<u64>),
-    /// The read never completes, not even when it is cancelled, until [`heal`] lets it go on.
+    /// It never completes, not even when it is cancelled, until [`heal`] lets it go on.
     ///
     /// [`heal`]: super::World::heal
     Stuck,
-    /// Opening, listing or locking fails with this error number.
+    /// An operation on a name, a length or a directory fails with this error number, and changes
+    /// nothing.
     NameError(i32),
 }
 
@@ -40,13 +53,17 @@ impl FaultKind {
 /// A fault: what goes wrong, where, and how often. Without more, every read of every file.
 ///
 /// ```
-/// use reactor::sim::{Fault, FaultKind};
+/// use reactor::sim::{Access, Fault, FaultKind};
 /// // One read in a hundred of what lies in the first megabyte of table files fails.
 /// Fault::new(FaultKind::Error(5)).on(".sst").range(0..1 << 20).chance(10_000);
+/// // The third write of a log and all later ones find the disk full (28 is ENOSPC).
+/// Fault::new(FaultKind::Error(28)).of(Access::Write).on(".log").after(2);
 /// ```
 #[derive(Clone, Debug)]
 pub struct Fault {
     kind: FaultKind,
+    access: Access,
+    spared: u64,
     path_end: Option<String>,
     range: Option<Range<u64>>,
     per_million: u32,
@@ -56,7 +73,29 @@ pub struct Fault {
 impl Fault {
     /// A fault of every operation its kind applies to.
     pub fn new(kind: FaultKind) -> Fault {
-        Fault { kind, path_end: None, range: None, per_million: 1_000_000, times: u64::MAX }
+        Fault {
+            kind,
+            access: Access::Read,
+            spared: 0,
+            path_end: None,
+            range: None,
+            per_million: 1_000_000,
+            times: u64::MAX,
+        }
+    }
+
+    /// Of writes or syncs instead of reads.
+    #[must_use]
+    pub fn of(mut self, access: Access) -> Fault {
+        self.access = access;
+        self
+    }
+
+    /// Not the first so many times.
+    #[must_use]
+    pub fn after(mut self, spared: u64) -> Fault {
+        self.spared = spared;
+        self
     }
 
     /// Only on paths that end with this text.
@@ -66,7 +105,7 @@ impl Fault {
         self
     }
 
-    /// Only for reads that touch this range of bytes.
+    /// Only for reads and writes that touch this range of bytes.
     #[must_use]
     pub fn range(mut self, range: Range<u64>) -> Fault {
         self.range = Some(range);
@@ -87,15 +126,19 @@ impl Fault {
         self
     }
 
-    /// Whether it strikes here and now.
+    /// Whether it strikes here and now; without an access, an operation on names.
     pub(super) fn strikes(
         &mut self,
         rng: &mut Rng,
-        names: bool,
+        access: Option<Access>,
         path: &Path,
         range: &Range<u64>,
     ) -> bool {
-        if self.times == 0 || names != matches!(self.kind, FaultKind::NameError(_)) {
+        let own = match self.kind {
+            FaultKind::NameError(_) => None,
+            _ => Some(self.access),
+        };
+        if self.times == 0 || access != own {
             return false;
         }
         if let Some(end) = &self.path_end
@@ -109,6 +152,10 @@ impl Fault {
             return false;
         }
         if !rng.chance(self.per_million) {
+            return false;
+        }
+        if self.spared > 0 {
+            self.spared -= 1;
             return false;
         }
         self.times -= 1;
@@ -131,18 +178,40 @@ pub struct FaultCounts {
     pub flips: u64,
     /// Reads that covered a rotten byte and brought it.
     pub rotten: u64,
-    /// Delayed reads.
+    /// Delayed reads, writes and syncs.
     pub stalls: u64,
-    /// Reads that got stuck.
+    /// Reads, writes and syncs that got stuck.
     pub stuck: u64,
     /// Name operations that failed.
     pub names: u64,
+    /// Writes that failed.
+    pub write_errors: u64,
+    /// Syncs that failed.
+    pub sync_errors: u64,
+    /// Changes of files that a failed sync has forgotten.
+    pub dropped: u64,
+    /// Unflushed changes of files that a power cut has kept.
+    pub kept: u64,
+    /// Unflushed changes of files that a power cut has lost.
+    pub lost: u64,
+    /// Unflushed writes of which a power cut has kept some sectors.
+    pub torn: u64,
+    /// Unflushed changes of names that a power cut has kept.
+    pub names_kept: u64,
+    /// Unflushed changes of names that a power cut has lost.
+    pub names_lost: u64,
+    /// Writes that had done some of their sectors when their process was killed.
+    pub cut_short: u64,
 }
 
 impl FaultCounts {
-    pub(super) fn add(&mut self, kind: &FaultKind) {
+    pub(super) fn add(&mut self, kind: &FaultKind, access: Access) {
         *match kind {
-            FaultKind::Error(_) => &mut self.errors,
+            FaultKind::Error(_) => match access {
+                Access::Read => &mut self.errors,
+                Access::Write => &mut self.write_errors,
+                Access::Sync => &mut self.sync_errors,
+            },
             FaultKind::Short => &mut self.shorts,
             FaultKind::Flip => &mut self.flips,
             FaultKind::Stall(_) => &mut self.stalls,
@@ -158,15 +227,20 @@ mod tests {
 
     #[test]
     fn a_fault_strikes_where_and_as_often_as_it_says() {
-        let mut rng = Rng::new(1);
+        let (mut rng, read) = (Rng::new(1), Some(Access::Read));
         let mut fault = Fault::new(FaultKind::Error(5)).on(".sst").range(100..200).times(2);
         let sst = Path::new("/db/000001.sst");
-        assert!(!fault.strikes(&mut rng, false, Path::new("/db/CURRENT"), &(100..200)));
-        assert!(!fault.strikes(&mut rng, false, sst, &(0..100)));
-        assert!(!fault.strikes(&mut rng, false, sst, &(200..300)));
-        assert!(!fault.strikes(&mut rng, true, sst, &(100..200)), "names are another layer");
-        assert!(fault.strikes(&mut rng, false, sst, &(199..300)));
-        assert!(fault.strikes(&mut rng, false, sst, &(0..101)));
-        assert!(!fault.strikes(&mut rng, false, sst, &(0..101)), "only twice");
+        assert!(!fault.strikes(&mut rng, read, Path::new("/db/CURRENT"), &(100..200)));
+        assert!(!fault.strikes(&mut rng, read, sst, &(0..100)));
+        assert!(!fault.strikes(&mut rng, read, sst, &(200..300)));
+        assert!(!fault.strikes(&mut rng, None, sst, &(100..200)), "names are another layer");
+        assert!(!fault.strikes(&mut rng, Some(Access::Write), sst, &(100..200)));
+        assert!(fault.strikes(&mut rng, read, sst, &(199..300)));
+        assert!(fault.strikes(&mut rng, read, sst, &(0..101)));
+        assert!(!fault.strikes(&mut rng, read, sst, &(0..101)), "only twice");
+
+        let mut fault = Fault::new(FaultKind::Error(5)).of(Access::Sync).after(2).times(1);
+        let mut struck = || fault.strikes(&mut rng, Some(Access::Sync), sst, &(0..u64::MAX));
+        assert_eq!([struck(), struck(), struck(), struck()], [false, false, true, false]);
     }
 }

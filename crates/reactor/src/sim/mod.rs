@@ -36,25 +36,64 @@
 //!
 //! # Faults
 //!
-//! What each layer may do to a reader, and what a reader may rely on:
+//! What each layer may do to whoever uses it, and what one may rely on:
 //!
 //! | layer | may | does not |
 //! |---|---|---|
 //! | names | fail once or always; answer late; be locked by another process | answer for a wrong name |
-//! | alignment | refuse with `EINVAL` what the kernel refuses | read what the kernel would not |
+//! | alignment | refuse with `EINVAL` what the kernel refuses | read or write what the kernel would not |
 //! | transfer | end early at a block's edge; at the end of the file; fail and leave garbage in the buffer; flip a bit once | write behind the buffer's end, or after the completion |
-//! | medium | fail wherever a range is touched; hold rotten bits that every read finds | change while it is not written |
-//! | time | take any time: a random latency, a stall of seconds, for ever (stuck) | delay other reads behind a stuck one |
+//! | medium | fail wherever a range is touched; hold rotten bits that every read finds | change while it is not written; stay rotten where it is written over |
+//! | write | take part of what it is given; fail (a bad sector, a full disk) and have written any number of its sectors from the first on | write elsewhere, or after its completion |
+//! | sync | fail, and forget for good any of what it was to cover, so that the next one succeeds and covers nothing | report success for what is not durable |
+//! | time | take any time: a random latency, a stall of seconds, for ever (stuck) | delay others behind a stuck one |
 //! | order | complete in any order | complete an operation twice |
 //! | network | cut what is sent into pieces anywhere, delay it, hold a sender whose window is full, reset a connection, refuse an accept | lose, double or reorder bytes of a connection that stands |
 //! | cancel | complete as if it had not been cancelled; be ignored by what is stuck | lose a completion of what is not stuck |
 //!
-//! Not modelled yet: writes and what a power loss does to them (nothing writes), and misdirected
-//! reads (RocksDB's block checksums below format version 6 do not cover a block's place).
+//! # Crashes
+//!
+//! [`World::crash`] and [`World::crash_at`] end the process at any completion; [`World::run`] then
+//! returns [`FailureKind::Crash`], and the next run is the process after it. What it finds:
+//!
+//! | what | when it completes | survives a kill | survives a power cut |
+//! |---|---|---|---|
+//! | a write, a new length, an allocation | every later read sees it | yes | after a sync of the file that was started when it had completed |
+//! | a file made, renamed or removed | everybody sees it | yes | after a sync of its directory that was started when it had completed |
+//! | a write under way | | any number of its sectors, from the first on | as one that completed and was not synced |
+//! | an operation on names under way | | it is done, or not | it is done, or not, and then not synced |
+//! | a lock, a descriptor | | no | no |
+//!
+//! *Sectors* are 512 bytes at a multiple of 512 in the file. They are kept or lost as a whole,
+//! also when a write covers a part of one only.
+//!
+//! *Unsynced writes*: chance decides for each file whether a power cut loses all of them, keeps
+//! all, keeps the oldest and tears the next, or treats each by itself. Treated by itself a write is
+//! kept, lost, or torn: any of its sectors, whichever, is kept. So a newer write may be there
+//! without an older one; of two that are kept the newer wins. A file that a lost sector should
+//! have made longer may have the length without it, and zeroes in its place.
+//!
+//! *Unsynced names*: likewise for each directory: all lost, all kept, the oldest kept, or any of
+//! them by itself. Linux's journalling file systems keep them in order; POSIX promises no more
+//! than the sync does, and what is right with any subset is right everywhere. A rename is one
+//! change: its new name is either the old file or the new one, because all file systems that our
+//! peers run on promise that and RocksDB's `CURRENT` rests on it. A name says nothing of its
+//! file's bytes: one that survives may name a file whose writes did not.
+//!
+//! Syncing a file does not make its name durable, although ext4 would. Syncing a directory makes
+//! durable nothing of another directory. Tests that add files themselves add durable ones.
+//!
+//! Not modelled: misdirected reads and writes (RocksDB's block checksums below format version 6
+//! do not cover a block's place); a read that meets a write under way and sees half of it; another
+//! file's old bytes where a file grew; a device that loses what it has reported as synced; a full
+//! disk other than as a fault; renames between directories.
 
 mod config;
+mod crash;
 mod disk;
 mod fault;
+mod inode;
+mod names;
 mod net;
 mod rng;
 mod sockets;
@@ -63,7 +102,8 @@ mod trace;
 mod world;
 
 pub use config::{Latency, SimConfig};
-pub use fault::{Fault, FaultCounts, FaultKind};
+pub use crash::Crash;
+pub use fault::{Access, Fault, FaultCounts, FaultKind};
 pub use net::NetConfig;
 pub use rng::Rng;
 pub(crate) use state::{Outcome, State};

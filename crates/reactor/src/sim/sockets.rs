@@ -150,7 +150,7 @@ impl State {
                     self.refuse_connection(stream);
                 }
             }
-            Descriptor::File { .. } | Descriptor::Lock { .. } => {}
+            Descriptor::File(_) | Descriptor::Lock { .. } => {}
         }
     }
 
@@ -209,7 +209,7 @@ impl State {
         if !fits {
             return self.refuse(token, op, libc::ENOTSOCK);
         }
-        let running = Running { token, op, plan: Plan::default(), result: None };
+        let running = Running::new(token, op, Plan::default());
         if self.would_wait(&op) {
             self.waiting.entry(fd).or_default().push((core, token));
             let order = self.after(0).1;

@@ -2,17 +2,20 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::config::{Latency, SimConfig};
-use super::disk::{Disk, InodeRef, Plan};
+use super::crash::Crash;
+use super::disk::{Disk, Plan};
+use super::fault::Access;
+use super::inode::InodeRef;
 use super::net::{Addresses, Listening, Stream};
 use super::rng::Rng;
 use super::sockets::{Arrival, Performed};
 use super::trace::{Event, Trace, What};
 use crate::driver::{IoOp, MetaOp, MetaOut, Token};
-use crate::file::{Fd, SharedFile, SimFd};
+use crate::file::{Fd, Mode, Opening, SharedFile, SimFd};
 use crate::mailbox::{Mailbox, Owner, mailbox};
 use crate::remote::{Remote, Shared};
 
@@ -21,10 +24,18 @@ pub(crate) type When = (u64, u64);
 
 /// What a simulated descriptor stands for.
 pub(crate) enum Descriptor {
-    File { inode: InodeRef, block: u32 },
-    Lock { path: std::path::PathBuf },
+    File(OpenFile),
+    Lock { path: PathBuf, exclusive: bool },
     Listening(Listening),
     Stream(Stream),
+}
+
+/// What a descriptor knows of its file.
+#[derive(Clone)]
+pub(crate) struct OpenFile {
+    pub inode: InodeRef,
+    block: u32,
+    writable: bool,
 }
 
 /// The time of what waits for another party, or is stuck.
@@ -37,12 +48,23 @@ pub(crate) struct Running {
     pub plan: Plan,
     /// The result, if it is decided already and needs no memory of the operation's.
     pub result: Option<i32>,
+    /// What a write brings. The memory it comes from does not change while the write is under
+    /// way, so it is looked at once, when the operation is staged.
+    pub data: Vec<u8>,
+    /// How many changes its file had had when a sync was started.
+    changes: u64,
+}
+
+impl Running {
+    pub fn new(token: Token, op: IoOp, plan: Plan) -> Running {
+        Running { token, op, plan, result: None, data: Vec::new(), changes: 0 }
+    }
 }
 
 /// What one core has handed over.
 #[derive(Default)]
 pub(crate) struct Port {
-    pub staged: VecDeque<(Token, IoOp)>,
+    pub staged: VecDeque<(Token, IoOp, Vec<u8>)>,
     pub running: BTreeMap<When, Running>,
     pub by_token: BTreeMap<Token, When>,
 }
@@ -64,13 +86,16 @@ impl Port {
     }
 }
 
-struct Name {
+/// An operation on names under way.
+pub(super) struct Name {
     core: u32,
     token: Token,
     op: MetaOp,
     shared: Arc<Shared>,
     plan: Plan,
-    name_error: Option<i32>,
+    pub name_error: Option<i32>,
+    /// How many changes of names there had been when it was started.
+    changes: u64,
 }
 
 /// What a completed operation brings: its result and what is to be written into its memory.
@@ -88,6 +113,8 @@ pub(crate) struct State {
     pub schedule: Rng,
     pub(super) device: Rng,
     ticks: Rng,
+    /// What a crash leaves.
+    pub(super) crashes: Rng,
     pub disk: Disk,
     pub trace: Trace,
     pub(super) ports: Vec<Port>,
@@ -100,8 +127,22 @@ pub(crate) struct State {
     pub(super) waiting: BTreeMap<i32, Vec<(usize, Token)>>,
     closing: Mailbox<i32>,
     closed: Owner<i32>,
+    /// A crash to come, and before which completion from now.
+    pub(super) armed: Option<(u64, Crash)>,
+    /// The process that runs now has met its end.
+    pub(super) crashed: Option<Crash>,
 }
 
+/// Whether the kernel would do this for a file with such blocks.
+fn aligned(block: u32, address: usize, offset: u64, len: u64) -> bool {
+    let block_mask = u64::from(block) - 1;
+    // Direct I/O asks the memory, too, to be aligned to the disk's logical block.
+    let memory_mask = if block > 1 { 511 } else { 0 };
+    (offset | len) & block_mask == 0 && address & memory_mask == 0 && offset <= i64::MAX as u64
+}
+
+/// The longest file: its bytes are in memory.
+const LEN_MAX: u64 = 1 << 32;
 /// Descriptors that may be open at once.
 const DESCRIPTORS: usize = 1 << 20;
 /// Milliseconds since 1970 when a world begins.
@@ -117,6 +158,7 @@ impl State {
             schedule: rng.fork(),
             device: rng.fork(),
             ticks: rng.fork(),
+            crashes: rng.fork(),
             disk: Disk::default(),
             trace: Trace::new(),
             ports: (0..cores).map(|_| Port::default()).collect(),
@@ -128,6 +170,8 @@ impl State {
             waiting: BTreeMap::new(),
             closing,
             closed,
+            armed: None,
+            crashed: None,
         }
     }
 
@@ -149,8 +193,8 @@ impl State {
         (self.now.saturating_add(ns).min(u64::MAX - 1), self.order)
     }
 
-    fn latency(&mut self, names: bool, len: u64) -> u64 {
-        let of: &Latency = if names { &self.config.names } else { &self.config.read };
+    fn latency(&mut self, of: fn(&SimConfig) -> &Latency, len: u64) -> u64 {
+        let of = of(&self.config);
         // Doublings come half as often each: a long, thin tail.
         let times = u64::from(self.device.next_u64().trailing_zeros());
         let random = of.spread_ns * times + self.device.below(of.spread_ns);
@@ -217,7 +261,7 @@ impl State {
 
     pub fn open_files(&mut self) -> usize {
         self.close_dropped();
-        self.descriptors.iter().flatten().filter(|d| matches!(d, Descriptor::File { .. })).count()
+        self.descriptors.iter().flatten().filter(|d| matches!(d, Descriptor::File(_))).count()
     }
 
     pub fn locks_held(&mut self, path: &Path) -> usize {
@@ -225,21 +269,22 @@ impl State {
         self.descriptors
             .iter()
             .flatten()
-            .filter(|d| matches!(d, Descriptor::Lock { path: held } if held == path))
+            .filter(|d| matches!(d, Descriptor::Lock { path: held, .. } if held == path))
             .count()
     }
 
-    fn file(&self, fd: i32) -> Option<(InodeRef, u32)> {
+    pub(super) fn file(&self, fd: i32) -> Option<OpenFile> {
         match self.descriptors.get(usize::try_from(fd).ok()?)?.as_ref()? {
-            Descriptor::File { inode, block } => Some((inode.clone(), *block)),
+            Descriptor::File(file) => Some(file.clone()),
             _ => None,
         }
     }
 
     // Operations on descriptors.
 
-    pub fn stage(&mut self, core: usize, token: Token, op: IoOp) {
-        self.ports[core].staged.push_back((token, op));
+    /// Takes an operation; `data` is what it writes to a file.
+    pub fn stage(&mut self, core: usize, token: Token, op: IoOp, data: Vec<u8>) {
+        self.ports[core].staged.push_back((token, op, data));
     }
 
     pub fn staged(&self, core: usize) -> usize {
@@ -249,12 +294,18 @@ impl State {
     /// Hands everything staged to the devices.
     pub fn submit(&mut self, core: usize) {
         self.close_dropped();
-        while let Some((token, op)) = self.ports[core].staged.pop_front() {
+        if self.crashed.is_some() {
+            self.ports[core].staged.clear();
+        }
+        while let Some((token, op, data)) = self.ports[core].staged.pop_front() {
             let (when, running) = match op {
                 IoOp::Read { fd, ptr, len, offset } => {
                     self.submit_read(core, token, op, fd, ptr.addr(), len, offset)
                 }
-                IoOp::Write { .. } | IoOp::SyncData { .. } => self.refuse(token, op, libc::EROFS),
+                IoOp::Write { fd, ptr, offset, .. } => {
+                    self.submit_write(core, token, op, fd, ptr.addr(), offset, data)
+                }
+                IoOp::SyncData { fd } => self.submit_sync(core, token, op, fd),
                 _ => self.submit_socket(core, token, op),
             };
             self.ports[core].put(when, running);
@@ -263,7 +314,7 @@ impl State {
 
     pub(super) fn refuse(&mut self, token: Token, op: IoOp, errno: i32) -> (When, Running) {
         let when = self.after(0);
-        (when, Running { token, op, plan: Plan::default(), result: Some(-errno) })
+        (when, Running { result: Some(-errno), ..Running::new(token, op, Plan::default()) })
     }
 
     #[expect(clippy::too_many_arguments, reason = "the parts of one read")]
@@ -277,42 +328,79 @@ impl State {
         len: u32,
         offset: u64,
     ) -> (When, Running) {
-        let Some((inode, block)) = self.file(fd) else {
+        let Some(OpenFile { inode, block, .. }) = self.file(fd) else {
             return self.refuse(token, op, libc::EBADF);
         };
         let number = inode.borrow().number;
         self.note(core, token, What::Read { file: number, offset, len });
-        let block_mask = u64::from(block) - 1;
-        // A direct read asks the memory, too, to be aligned to the disk's logical block.
-        let memory_mask = if block > 1 { 511 } else { 0 };
-        if offset & block_mask != 0
-            || u64::from(len) & block_mask != 0
-            || address & memory_mask != 0
-            || offset > i64::MAX as u64
-        {
+        if !aligned(block, address, offset, len.into()) {
             return self.refuse(token, op, libc::EINVAL);
         }
         let path = inode.borrow().path.clone();
         let range = offset..offset.saturating_add(u64::from(len));
-        let plan = self.plan_read(core, token, &path, &range, block.max(512));
-        let ns = self.latency(false, u64::from(len)) + plan.extra_ns;
-        let mut when = self.after(ns);
-        if plan.stuck {
-            when.0 = WAITING;
-        }
-        (when, Running { token, op, plan, result: None })
+        let plan = self.plan(core, token, Access::Read, &path, &range, block.max(512));
+        let ns = self.latency(|config| &config.read, u64::from(len));
+        self.at_the_device(ns, Running::new(token, op, plan))
     }
 
-    fn plan_read(
+    #[expect(clippy::too_many_arguments, reason = "the parts of one write")]
+    fn submit_write(
         &mut self,
         core: usize,
         token: Token,
+        op: IoOp,
+        fd: i32,
+        address: usize,
+        offset: u64,
+        data: Vec<u8>,
+    ) -> (When, Running) {
+        let Some(OpenFile { inode, block, .. }) = self.file(fd).filter(|file| file.writable) else {
+            return self.refuse(token, op, libc::EBADF);
+        };
+        let (number, len) = (inode.borrow().number, data.len() as u64);
+        self.note(core, token, What::Write { file: number, offset, len: len as u32 });
+        if !aligned(block, address, offset, len) || offset.saturating_add(len) > LEN_MAX {
+            return self.refuse(token, op, libc::EINVAL);
+        }
+        let path = inode.borrow().path.clone();
+        let range = offset..offset + len;
+        let plan = self.plan(core, token, Access::Write, &path, &range, block.max(512));
+        let ns = self.latency(|config| &config.write, len);
+        self.at_the_device(ns, Running { data, ..Running::new(token, op, plan) })
+    }
+
+    fn submit_sync(&mut self, core: usize, token: Token, op: IoOp, fd: i32) -> (When, Running) {
+        let Some(OpenFile { inode, .. }) = self.file(fd) else {
+            return self.refuse(token, op, libc::EBADF);
+        };
+        let (number, changes) = (inode.borrow().number, inode.borrow().changes());
+        self.note(core, token, What::Sync { file: number });
+        let path = inode.borrow().path.clone();
+        let plan = self.plan(core, token, Access::Sync, &path, &(0..u64::MAX), 512);
+        let ns = self.latency(|config| &config.sync, 0);
+        self.at_the_device(ns, Running { changes, ..Running::new(token, op, plan) })
+    }
+
+    /// When an operation with this plan completes that takes so long without it.
+    fn at_the_device(&mut self, ns: u64, running: Running) -> (When, Running) {
+        let mut when = self.after(ns + running.plan.extra_ns);
+        if running.plan.stuck {
+            when.0 = WAITING;
+        }
+        (when, running)
+    }
+
+    fn plan(
+        &mut self,
+        core: usize,
+        token: Token,
+        access: Access,
         path: &Path,
         range: &std::ops::Range<u64>,
         block: u32,
     ) -> Plan {
         let (trace, now) = (&mut self.trace, self.now);
-        self.disk.plan_read(&mut self.device, path, range, block, |kind| {
+        self.disk.plan(&mut self.device, access, path, range, block, |kind| {
             let what = What::Fault { kind: kind.number() };
             trace.note(Event { at: now, core: core as u32, token, what });
         })
@@ -321,8 +409,8 @@ impl State {
     pub fn cancel(&mut self, core: usize, token: Token) {
         self.note(core, token, What::Cancel);
         let port = &mut self.ports[core];
-        if let Some(at) = port.staged.iter().position(|(t, _)| *t == token) {
-            let Some((token, op)) = port.staged.remove(at) else { return };
+        if let Some(at) = port.staged.iter().position(|(t, ..)| *t == token) {
+            let Some((token, op, _)) = port.staged.remove(at) else { return };
             let (when, running) = self.refuse(token, op, libc::ECANCELED);
             self.ports[core].put(when, running);
             return;
@@ -353,7 +441,7 @@ impl State {
                 .map(|(_, running)| running.token)
                 .collect();
             for token in stuck {
-                let ns = self.latency(false, 4096);
+                let ns = self.latency(|config| &config.read, 4096);
                 let when = self.after(ns);
                 if let Some((_, mut running)) = self.ports[core].take(token) {
                     running.plan.stuck = false;
@@ -371,23 +459,33 @@ impl State {
         mut fetch: impl FnMut(&IoOp, usize) -> Vec<u8>,
     ) -> Option<Outcome> {
         loop {
-            let entry = self.ports[core].running.first_entry()?;
-            if entry.key().0 > self.now {
+            let entry = self.ports[core].running.first_key_value()?;
+            if entry.0.0 > self.now || !self.completes() {
                 return None;
             }
-            let running = entry.remove();
+            let (_, running) = self.ports[core].running.pop_first()?;
             let (token, op) = (running.token, running.op);
             self.ports[core].by_token.remove(&token);
             let outcome = match (running.result, op) {
                 (Some(result), _) => Outcome::plain(token, op, result),
                 (None, IoOp::Read { fd, len, offset, .. }) => {
-                    let Some((inode, _)) = self.file(fd) else {
-                        panic!("descriptor {fd} was closed while operation {token} read from it")
-                    };
+                    let inode = self.file_in_use(fd, token);
                     match self.disk.read(&inode, offset, len as usize, &running.plan) {
                         Ok(bytes) => Outcome { token, op, result: bytes.len() as i32, bytes },
                         Err(errno) => Outcome::plain(token, op, -errno),
                     }
+                }
+                (None, IoOp::Write { fd, offset, .. }) => {
+                    let inode = self.file_in_use(fd, token);
+                    let Running { data, plan, .. } = &running;
+                    let done = self.disk.write(&mut self.device, &inode, offset, data, plan);
+                    Outcome::plain(token, op, done.map_or_else(|errno| -errno, |n| n as i32))
+                }
+                (None, IoOp::SyncData { fd }) => {
+                    let inode = self.file_in_use(fd, token);
+                    let Running { changes, plan, .. } = &running;
+                    let done = self.disk.sync(&mut self.device, &inode, *changes, plan);
+                    Outcome::plain(token, op, done.map_or_else(|errno| -errno, |n| n as i32))
                 }
                 (None, _) => match self.perform_socket(&op, &mut fetch, send_len(&op)) {
                     Performed::Done(result, bytes) => Outcome { token, op, result, bytes },
@@ -399,6 +497,14 @@ impl State {
             };
             self.note(core, token, What::Done { result: outcome.result.into() });
             return Some(outcome);
+        }
+    }
+
+    /// The file of an operation that completes, which has kept it open.
+    fn file_in_use(&self, fd: i32, token: Token) -> InodeRef {
+        match self.file(fd) {
+            Some(file) => file.inode,
+            None => panic!("descriptor {fd} was closed while operation {token} used it"),
         }
     }
 
@@ -416,6 +522,10 @@ impl State {
     // Operations on names.
 
     pub fn meta(&mut self, core: usize, token: Token, op: MetaOp, shared: &Arc<Shared>) {
+        if self.crashed.is_some() {
+            return;
+        }
+        let changed;
         let (kind, path) = match &op {
             MetaOp::Open { path, .. } => (0, path),
             MetaOp::List { path } => (1, path),
@@ -425,7 +535,12 @@ impl State {
             MetaOp::Rename { to, .. } => (5, to),
             MetaOp::Remove { path } => (6, path),
             MetaOp::SyncDir { path } => (7, path),
-            MetaOp::SetLen { .. } | MetaOp::Allocate { .. } => (8, &Default::default()),
+            MetaOp::SetLen { file, .. } | MetaOp::Allocate { file, .. } => {
+                // Under its newest name, if it is this world's and open.
+                let own = self.file(file.fd().number());
+                changed = own.map_or_else(Default::default, |own| own.inode.borrow().path.clone());
+                (if matches!(op, MetaOp::SetLen { .. }) { 8 } else { 9 }, &changed)
+            }
             MetaOp::LockExclusive { path } => (10, path),
         };
         let path = path.clone();
@@ -437,37 +552,37 @@ impl State {
         });
         let (plan, len) = match &op {
             MetaOp::ReadSmall { max, .. } => {
-                let size = self.disk.find(&path).map_or(0, |i| i.borrow().bytes.len() as u64);
+                let size = self.disk.find(&path).map_or(0, |i| i.borrow().len());
                 let len = size.min(*max as u64);
-                (self.plan_read(core, token, &path, &(0..len), 512), len)
+                (self.plan(core, token, Access::Read, &path, &(0..len), 512), len)
             }
             _ => (Plan::default(), 0),
         };
-        let ns = self.latency(true, len) + plan.extra_ns;
+        let ns = self.latency(|config| &config.names, len) + plan.extra_ns;
         let mut when = self.after(ns);
         if plan.stuck {
             when.0 = WAITING;
         }
-        let shared = shared.clone();
-        self.names.insert(when, Name { core: core as u32, token, op, shared, plan, name_error });
+        let (shared, changes) = (shared.clone(), self.disk.names.changes());
+        let core = core as u32;
+        self.names.insert(when, Name { core, token, op, shared, plan, name_error, changes });
     }
 
     /// Answers the name operations that are due.
     pub fn answer_names(&mut self) {
-        while let Some(entry) = self.names.first_entry()
-            && entry.key().0 <= self.now
+        while let Some((when, _)) = self.names.first_key_value()
+            && when.0 <= self.now
+            && self.completes()
+            && let Some((_, name)) = self.names.pop_first()
         {
-            let name = entry.remove();
-            let answer = match name.name_error {
-                Some(errno) => Err(io::Error::from_raw_os_error(errno)),
-                None => self.perform(name.op, &name.plan),
-            };
+            let (core, token, shared) = (name.core as usize, name.token, name.shared.clone());
+            let answer = self.perform(name);
             let result = match &answer {
                 Ok(_) => 0,
                 Err(e) => -i64::from(e.raw_os_error().unwrap_or(i32::MAX)),
             };
-            self.note(name.core as usize, name.token, What::Done { result });
-            name.shared.post(Remote::Meta(name.token, answer));
+            self.note(core, token, What::Done { result });
+            shared.post(Remote::Meta(token, answer));
         }
     }
 
@@ -475,21 +590,22 @@ impl State {
         self.names.keys().next().map(|when| when.0).filter(|&at| at != WAITING)
     }
 
-    fn perform(&mut self, op: MetaOp, plan: &Plan) -> io::Result<MetaOut> {
-        match op {
+    pub(super) fn perform(&mut self, name: Name) -> io::Result<MetaOut> {
+        if let Some(errno) = name.name_error {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+        match name.op {
             MetaOp::Open { path, buffered } => {
                 let inode = self.disk.find(&path)?;
-                let size = inode.borrow().bytes.len() as u64;
                 let block = if buffered { 1 } else { self.config.block };
-                let fd = self.open(Descriptor::File { inode, block });
-                Ok(MetaOut::File(Arc::new(SharedFile::new(fd, path, size, block))))
+                Ok(self.open_file(path, OpenFile { inode, block, writable: false }))
             }
             MetaOp::List { path } => self.disk.list(&path).map(MetaOut::List),
             MetaOp::ReadSmall { path, max } => {
                 let inode = self.disk.find(&path)?;
-                let size = inode.borrow().bytes.len();
+                let size = inode.borrow().bytes().len();
                 // The helper reads on after a short transfer.
-                let whole = Plan { short: None, ..plan.clone() };
+                let whole = Plan { short: None, ..name.plan };
                 let bytes = self
                     .disk
                     .read(&inode, 0, size.min(max), &whole)
@@ -504,18 +620,92 @@ impl State {
                 if self.disk.find(&path).is_err() {
                     return Ok(MetaOut::Lock(None));
                 }
-                if self.disk.locked.contains(&path) {
-                    return Err(io::ErrorKind::WouldBlock.into());
-                }
-                Ok(MetaOut::Lock(Some(self.open(Descriptor::Lock { path }))))
+                self.lock(path, false)
             }
-            _ => Err(io::Error::from_raw_os_error(libc::EROFS)),
+            MetaOp::OpenForWriting { path, opening, mode } => {
+                let inode = self.disk.open_for_writing(&path, opening)?;
+                let block = if mode == Mode::Buffered { 1 } else { self.config.block };
+                Ok(self.open_file(path, OpenFile { inode, block, writable: true }))
+            }
+            MetaOp::Rename { from, to } => self.disk.rename(&from, &to).map(|()| MetaOut::Done),
+            MetaOp::Remove { path } => self.disk.unlink(&path).map(|()| MetaOut::Done),
+            MetaOp::SyncDir { path } => {
+                if !self.disk.is_dir(&path) {
+                    return Err(io::Error::from_raw_os_error(libc::ENOENT));
+                }
+                self.disk.names.flush(&path, name.changes);
+                Ok(MetaOut::Done)
+            }
+            MetaOp::SetLen { file, len } => {
+                self.writable(&file, len)?.borrow_mut().set_len(len);
+                file.set_size(len);
+                Ok(MetaOut::Done)
+            }
+            MetaOp::Allocate { file, len } => {
+                let inode = self.writable(&file, len)?;
+                if inode.borrow().len() < len {
+                    inode.borrow_mut().set_len(len);
+                }
+                file.grow_size(len);
+                Ok(MetaOut::Done)
+            }
+            MetaOp::LockExclusive { path } => {
+                if self.disk.find(&path).is_err() {
+                    self.disk.open_for_writing(&path, Opening::New)?;
+                }
+                self.lock(path, true)
+            }
         }
     }
 
-    /// Forgets what a core has under way: it is gone.
+    fn open_file(&mut self, path: PathBuf, file: OpenFile) -> MetaOut {
+        let (size, block) = (file.inode.borrow().len(), file.block);
+        let fd = self.open(Descriptor::File(file));
+        MetaOut::File(Arc::new(SharedFile::new(fd, path, size, block)))
+    }
+
+    /// The file of an open file whose length is to change.
+    fn writable(&self, file: &SharedFile, len: u64) -> io::Result<InodeRef> {
+        let own = self.file(file.fd().number()).filter(|file| file.writable);
+        match own {
+            Some(own) if len <= LEN_MAX => Ok(own.inode),
+            Some(_) => Err(io::Error::from_raw_os_error(libc::EFBIG)),
+            None => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+        }
+    }
+
+    fn lock(&mut self, path: PathBuf, exclusive: bool) -> io::Result<MetaOut> {
+        self.close_dropped();
+        let taken = self.descriptors.iter().flatten().any(|descriptor| match descriptor {
+            Descriptor::Lock { path: held, exclusive: other } => {
+                *held == path && (exclusive || *other)
+            }
+            _ => false,
+        });
+        if taken || self.disk.locked.contains(&path) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(MetaOut::Lock(Some(self.open(Descriptor::Lock { path, exclusive }))))
+    }
+
+    /// Takes the operations on names that a core has under way.
+    pub(super) fn names_of(&mut self, core: usize) -> Vec<Name> {
+        let mut own = Vec::new();
+        for (when, name) in std::mem::take(&mut self.names) {
+            if name.core as usize == core {
+                own.push(name);
+            } else {
+                self.names.insert(when, name);
+            }
+        }
+        own
+    }
+
+    /// A core is gone, perhaps with operations under way.
     pub fn forget(&mut self, core: usize) {
+        if self.crashed.is_none() {
+            self.cut_short(core);
+        }
         self.ports[core] = Port::default();
-        self.names.retain(|_, name| name.core as usize != core);
     }
 }

@@ -13,6 +13,12 @@ pub(crate) enum What {
     Turn,
     /// A read was handed to the device: file, offset, length.
     Read { file: u32, offset: u64, len: u32 },
+    /// A write was handed to the device: file, offset, length.
+    Write { file: u32, offset: u64, len: u32 },
+    /// A sync was handed to the device.
+    Sync { file: u32 },
+    /// The process was killed, or power cut, and this is left on the disk.
+    Crash { kind: u8, disk: u64 },
     /// A name operation was asked for.
     Name { kind: u8 },
     /// An operation on a simulated socket was handed over: socket and kind.
@@ -66,6 +72,11 @@ impl Trace {
             What::MainEnded => (7, 0, 0),
             What::GaveUp { left } => (8, left, 0),
             What::Ended => (9, 0, 0),
+            What::Write { file, offset, len } => {
+                (10, offset, u64::from(file) << 32 | u64::from(len))
+            }
+            What::Sync { file } => (11, u64::from(file), 0),
+            What::Crash { kind, disk } => (12, u64::from(kind), disk),
         };
         let place = u64::from(event.core) << 32 | u64::from(event.token);
         for word in [event.at, place, kind, a, b] {

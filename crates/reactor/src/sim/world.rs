@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use super::config::SimConfig;
+use super::crash::Crash;
 use super::fault::{Fault, FaultCounts};
 use super::rng::Rng;
 use super::state::State;
@@ -48,6 +49,8 @@ pub enum FailureKind {
     Time,
     /// The process has no descriptor left for a core.
     Host,
+    /// The process was killed or power was cut, as the test wanted.
+    Crash(Crash),
 }
 
 /// A run that did not come to its end; the text names the seed.
@@ -66,6 +69,8 @@ impl fmt::Display for Failure {
             FailureKind::Turns => "no end after the most turns allowed",
             FailureKind::Time => "no end after the longest time allowed",
             FailureKind::Host => "the host cannot make a core",
+            FailureKind::Crash(Crash::Kill) => "the process was killed",
+            FailureKind::Crash(Crash::PowerCut) => "power was cut",
         };
         write!(f, "simulation with seed {}: {why}\n{}", self.seed, self.detail)
     }
@@ -170,12 +175,18 @@ impl World {
 
     // Files.
 
-    /// Adds a file, or replaces one; who has the old one open keeps it.
+    /// Adds a file, or replaces one, durably; who has the old one open keeps it.
     pub fn add_file(&self, path: impl AsRef<Path>, bytes: impl Into<Arc<[u8]>>) {
-        self.0.state.borrow_mut().disk.add(path.as_ref(), bytes.into());
+        let bytes: Arc<[u8]> = bytes.into();
+        self.0.state.borrow_mut().disk.add(path.as_ref(), bytes.to_vec());
     }
 
-    /// Removes a file's name. False when there is none.
+    /// Adds a directory. Those of files that are added are there too.
+    pub fn add_dir(&self, path: impl AsRef<Path>) {
+        self.0.state.borrow_mut().disk.names.add_dir(path.as_ref());
+    }
+
+    /// Removes a file's name as if it had never been there. False when there is none.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> bool {
         self.0.state.borrow_mut().disk.remove(path.as_ref())
     }
@@ -206,12 +217,12 @@ impl World {
         self.0.state.borrow().disk.paths()
     }
 
-    /// The bytes of a file as they were added.
+    /// The bytes of a file as a reader would find them now, without rot.
     ///
     /// # Errors
     /// When there is none.
     pub fn bytes(&self, path: impl AsRef<Path>) -> io::Result<Arc<[u8]>> {
-        Ok(self.0.state.borrow().disk.find(path.as_ref())?.borrow().bytes.clone())
+        Ok(self.0.state.borrow().disk.find(path.as_ref())?.borrow().bytes().into())
     }
 
     /// Files that are open now.
@@ -271,7 +282,7 @@ impl World {
         let state = self.0.state.borrow();
         let inode = state.disk.find(path.as_ref())?;
         let mut inode = inode.borrow_mut();
-        if offset >= inode.bytes.len() as u64 {
+        if offset >= inode.len() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         *inode.rot.entry(offset).or_insert(0) ^= 1 << (bit % 8);
@@ -307,13 +318,31 @@ impl World {
         self.0.abandoned.get()
     }
 
+    // Crashes.
+
+    /// Ends the process as a kill or a power cut does, now: what it has not been told has not
+    /// happened for it, and what it does until the run ends, which is soon, reaches nobody. The
+    /// run fails with [`FailureKind::Crash`]; the next one is the process after it, on the disk
+    /// that is left. Between two runs, what the last one left unflushed is lost in the same way.
+    pub fn crash(&self, crash: Crash) {
+        self.0.state.borrow_mut().crash(crash);
+    }
+
+    /// Lets the crash come instead of one of the next completions, of whatever kind and core:
+    /// chance takes the number from the range, where 1 is the next. It comes in this run or not
+    /// at all.
+    pub fn crash_at(&self, crash: Crash, completions: std::ops::Range<u64>) {
+        self.0.state.borrow_mut().arm(crash, completions);
+    }
+
     // Running.
 
     /// Runs `main` on every core until all have ended and shut down; returns what each returned,
-    /// by core. A world can run several times, one after the other.
+    /// by core. A world can run several times, one after the other: a process, and the one after
+    /// it on the same disk.
     ///
     /// # Errors
-    /// See [`FailureKind`].
+    /// See [`FailureKind`]; a crash that was asked for is one.
     ///
     /// # Panics
     /// When a task panics, or when called from a task of this world.
@@ -325,6 +354,7 @@ impl World {
     {
         assert!(!self.0.running.replace(true), "a world runs its cores once at a time");
         let _say = SayOnPanic(self.0.seed);
+        self.0.state.borrow_mut().restart();
         let mut seats = match self.seats(main) {
             Ok(seats) => seats,
             Err(error) => {
@@ -336,6 +366,7 @@ impl World {
         for seat in &seats {
             self.clean_up(&seat.core);
         }
+        self.0.state.borrow_mut().armed = None;
         self.0.running.set(false);
         end?;
         Ok(seats.into_iter().filter_map(|seat| seat.result).collect())
@@ -406,7 +437,7 @@ impl World {
                         None => {}
                     }
                 }
-                if ready.is_empty() {
+                if ready.is_empty() && state.crashed().is_none() {
                     if seats.iter().all(|seat| matches!(seat.status, Status::Ended)) {
                         return Ok(());
                     }
@@ -420,12 +451,13 @@ impl World {
                     }
                 }
             }
-            let now = self.now_ns();
-            let failed = match () {
-                () if now > time_max => FailureKind::Time,
-                () if turns >= turns_max => FailureKind::Turns,
-                () if ready.is_empty() => FailureKind::Deadlock,
-                () => {
+            let (now, crashed) = (self.now_ns(), self.0.state.borrow().crashed());
+            let failed = match crashed {
+                Some(crash) => FailureKind::Crash(crash),
+                None if now > time_max => FailureKind::Time,
+                None if turns >= turns_max => FailureKind::Turns,
+                None if ready.is_empty() => FailureKind::Deadlock,
+                None => {
                     let id = self.pick(&ready);
                     turns += 1;
                     self.step(id, &mut seats[id]);

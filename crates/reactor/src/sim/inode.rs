@@ -1,0 +1,340 @@
+//! A simulated file: what reads see of it, and what a power cut leaves of it.
+//!
+//! A file is three things: the bytes that reads see, the bytes that are surely on the medium, and
+//! the changes between the two that no flush has covered yet, in their order. A flush moves
+//! changes to the medium; a power cut decides about each of those that are left, and then the
+//! medium is all there is. See the fault model in `sim`.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::fault::FaultCounts;
+use super::rng::Rng;
+
+/// What the medium writes as a whole or not at all, in bytes.
+const SECTOR: u64 = 512;
+
+/// A change of a file's bytes.
+#[derive(Clone)]
+enum Change {
+    Write {
+        offset: u64,
+        bytes: Vec<u8>,
+    },
+    /// Cut to a length, or filled up to it with zeroes.
+    Len(u64),
+}
+
+impl Change {
+    fn apply(&self, to: &mut Vec<u8>) {
+        match self {
+            Change::Write { offset, bytes } => {
+                let (start, end) = (*offset as usize, *offset as usize + bytes.len());
+                if to.len() < end {
+                    to.resize(end, 0);
+                }
+                to[start..end].copy_from_slice(bytes);
+            }
+            Change::Len(len) => to.resize(*len as usize, 0),
+        }
+    }
+}
+
+/// The parts of a write that lie in different sectors, in order: offsets and bytes.
+fn sectors(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let from = offset + at as u64;
+        let len = ((SECTOR - from % SECTOR) as usize).min(bytes.len() - at);
+        at += len;
+        (len > 0).then(|| (from, &bytes[at - len..at]))
+    })
+}
+
+/// How a power cut treats what no flush has covered: in one file's writes, in one directory's
+/// names. Drawn for each, so that the extremes come up as often as the mixtures.
+#[derive(Clone, Copy)]
+pub(super) enum Mood {
+    LosesAll,
+    KeepsAll,
+    /// The oldest changes are kept and the newest lost.
+    InOrder,
+    Anything,
+}
+
+impl Mood {
+    pub fn draw(rng: &mut Rng) -> Mood {
+        [Mood::LosesAll, Mood::KeepsAll, Mood::InOrder, Mood::Anything, Mood::Anything]
+            [rng.index(5)]
+    }
+}
+
+/// What becomes of one change.
+enum Fate {
+    Kept,
+    Lost,
+    Torn,
+}
+
+/// A file's bytes. It outlives its name while somebody has it open.
+pub(crate) struct Inode {
+    pub number: u32,
+    /// Its newest name.
+    pub path: PathBuf,
+    /// What reads see.
+    bytes: Arc<Vec<u8>>,
+    /// What is on the medium for good. The same allocation, until somebody writes.
+    stable: Arc<Vec<u8>>,
+    /// Changes of `bytes` that `stable` lacks, with their numbers.
+    unflushed: VecDeque<(u64, Change)>,
+    /// Number of the next change.
+    changes: u64,
+    /// Bits that are wrong on the medium, by position: found by every read until healed.
+    pub rot: BTreeMap<u64, u8>,
+}
+
+pub(crate) type InodeRef = Rc<std::cell::RefCell<Inode>>;
+
+impl Inode {
+    /// A file with these bytes on the medium.
+    pub fn new(number: u32, path: PathBuf, bytes: Vec<u8>) -> Inode {
+        let bytes = Arc::new(bytes);
+        let stable = bytes.clone();
+        let (unflushed, rot) = Default::default();
+        Inode { number, path, bytes, stable, unflushed, changes: 0, rot }
+    }
+
+    /// What reads see.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub fn len(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// How many changes there have been: a flush that starts now covers those below.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    fn change(&mut self, change: Change) {
+        change.apply(Arc::make_mut(&mut self.bytes));
+        if let Change::Write { offset, bytes } = &change {
+            let covered: Vec<u64> =
+                self.rot.range(*offset..offset + bytes.len() as u64).map(|(&at, _)| at).collect();
+            for at in covered {
+                self.rot.remove(&at);
+            }
+        }
+        self.unflushed.push_back((self.changes, change));
+        self.changes += 1;
+    }
+
+    /// A write is done. What was rotten there is right again.
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.change(Change::Write { offset, bytes: bytes.to_vec() });
+        }
+    }
+
+    /// A write ended before its end: it has done any number of its sectors, from the first on.
+    /// True when that is neither none nor all.
+    pub fn write_prefix(&mut self, rng: &mut Rng, offset: u64, bytes: &[u8]) -> bool {
+        let all = sectors(offset, bytes).count();
+        let some = rng.index(all + 1);
+        let len = sectors(offset, bytes).take(some).map(|(_, part)| part.len()).sum();
+        self.write(offset, &bytes[..len]);
+        0 < some && some < all
+    }
+
+    /// The file has another length.
+    pub fn set_len(&mut self, len: u64) {
+        self.change(Change::Len(len));
+        self.rot.split_off(&len);
+    }
+
+    /// A flush is done that was started when there had been so many changes.
+    pub fn flush(&mut self, changes: u64) {
+        while let Some((number, _)) = self.unflushed.front()
+            && *number < changes
+            && let Some((_, change)) = self.unflushed.pop_front()
+        {
+            change.apply(Arc::make_mut(&mut self.stable));
+        }
+    }
+
+    /// A flush has failed that was started then: of what it was to cover, anything may be
+    /// forgotten. Reads still see it, no later flush covers it.
+    pub fn fail_flush(&mut self, rng: &mut Rng, changes: u64, counts: &mut FaultCounts) {
+        let all = rng.coin();
+        self.unflushed.retain(|(number, _)| {
+            let dropped = *number < changes && (all || rng.coin());
+            counts.dropped += u64::from(dropped);
+            !dropped
+        });
+    }
+
+    /// Power is gone: decides about each change that no flush has covered.
+    pub fn lose_power(&mut self, rng: &mut Rng, counts: &mut FaultCounts) {
+        if self.unflushed.is_empty() && Arc::ptr_eq(&self.bytes, &self.stable) {
+            return;
+        }
+        let mood = Mood::draw(rng);
+        let kept_in_order = rng.index(self.unflushed.len() + 1);
+        let mut left = std::mem::take(&mut self.stable);
+        let bytes = Arc::make_mut(&mut left);
+        for (n, (_, change)) in std::mem::take(&mut self.unflushed).into_iter().enumerate() {
+            let fate = match mood {
+                Mood::LosesAll => Fate::Lost,
+                Mood::KeepsAll => Fate::Kept,
+                Mood::InOrder if n < kept_in_order => Fate::Kept,
+                Mood::InOrder if n == kept_in_order => Fate::Torn,
+                Mood::InOrder => Fate::Lost,
+                Mood::Anything => [Fate::Kept, Fate::Lost, Fate::Torn]
+                    .into_iter()
+                    .nth(rng.index(3))
+                    .unwrap_or(Fate::Lost),
+            };
+            leave(rng, bytes, &change, &fate, counts);
+        }
+        self.stable = left;
+        self.bytes = self.stable.clone();
+        let len = self.len();
+        self.rot.split_off(&len);
+    }
+}
+
+/// Leaves of a change what its fate says.
+fn leave(
+    rng: &mut Rng,
+    bytes: &mut Vec<u8>,
+    change: &Change,
+    fate: &Fate,
+    counts: &mut FaultCounts,
+) {
+    let torn = matches!(fate, Fate::Torn);
+    match change {
+        Change::Write { offset, bytes: written }
+            if torn && sectors(*offset, written).count() > 1 =>
+        {
+            // In any order, and some of them only.
+            let (mut kept, mut all) = (0, 0);
+            for (at, part) in sectors(*offset, written) {
+                all += 1;
+                if rng.coin() {
+                    kept += 1;
+                    Change::Write { offset: at, bytes: part.to_vec() }.apply(bytes);
+                }
+            }
+            // The length is kept elsewhere, and may be there without the bytes.
+            let end = *offset as usize + written.len();
+            if rng.coin() && bytes.len() < end {
+                bytes.resize(end, 0);
+            }
+            *match kept {
+                0 => &mut counts.lost,
+                _ if kept == all => &mut counts.kept,
+                _ => &mut counts.torn,
+            } += 1;
+        }
+        change => {
+            let kept = matches!(fate, Fate::Kept) || (torn && rng.coin());
+            if kept {
+                change.apply(bytes);
+            }
+            *if kept { &mut counts.kept } else { &mut counts.lost } += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(seed: u64, make: impl Fn(&mut Inode)) -> (Vec<u8>, FaultCounts) {
+        let mut inode = Inode::new(0, PathBuf::new(), vec![1; 4096]);
+        make(&mut inode);
+        let mut counts = FaultCounts::default();
+        inode.lose_power(&mut Rng::new(seed), &mut counts);
+        assert_eq!(inode.bytes(), &inode.stable[..]);
+        (inode.bytes().to_vec(), counts)
+    }
+
+    #[test]
+    fn a_sector_is_where_the_file_says_not_where_the_write_begins() {
+        let parts: Vec<_> = sectors(500, &[0; 1000]).map(|(at, part)| (at, part.len())).collect();
+        assert_eq!(parts, [(500, 12), (512, 512), (1024, 476)]);
+        assert_eq!(sectors(0, &[]).count(), 0);
+    }
+
+    #[test]
+    fn what_a_flush_has_covered_stays_whatever_comes_after() {
+        for seed in 0..500 {
+            let (bytes, _) = cut(seed, |inode| {
+                inode.write(0, &[2; 2048]);
+                inode.set_len(8192);
+                let changes = inode.changes();
+                inode.write(2048, &[3; 1024]);
+                inode.flush(changes);
+            });
+            assert_eq!(bytes.len(), 8192);
+            assert_eq!(bytes[..2048], [2; 2048]);
+            assert!(bytes[2048..3072].chunks(512).all(|s| s == [1; 512] || s == [3; 512]));
+            assert!(bytes[3072..4096] == [1; 1024] && bytes[4096..] == [0; 4096]);
+        }
+    }
+
+    #[test]
+    fn an_unflushed_write_is_kept_lost_or_torn_between_sectors_and_grows_the_file_by_zeroes() {
+        let mut seen = FaultCounts::default();
+        let (mut reordered, mut zeroes) = (0, 0);
+        for seed in 0..500 {
+            let (bytes, counts) = cut(seed, |inode| {
+                inode.write(4096, &[2; 1536]);
+                inode.write(100, &[3; 100]);
+            });
+            assert!(bytes[..100] == [1; 100] && bytes[200..4096].iter().all(|&b| b == 1));
+            let second = bytes[100] == 3;
+            assert_eq!(bytes[100..200], if second { [3; 100] } else { [1; 100] });
+            let tail = &bytes[4096..];
+            assert!(tail.chunks(512).all(|s| s.len() == 512 && (s == [0; 512] || s == [2; 512])));
+            reordered += u32::from(second && tail.is_empty());
+            zeroes += u32::from(tail.ends_with(&[0]));
+            (seen.kept, seen.lost) = (seen.kept + counts.kept, seen.lost + counts.lost);
+            seen.torn += counts.torn;
+            assert_eq!(counts.kept + counts.lost + counts.torn, 2);
+        }
+        assert!(seen.kept > 100 && seen.lost > 100 && seen.torn > 20, "{seen:?}");
+        assert!(reordered > 10 && zeroes > 10, "{reordered} {zeroes}");
+    }
+
+    #[test]
+    fn what_a_failed_flush_forgot_is_seen_and_never_durable() {
+        let mut forgotten = 0;
+        for seed in 0..100 {
+            let (bytes, _) = cut(seed, |inode| {
+                inode.write(0, &[2; 512]);
+                let changes = inode.changes();
+                inode.write(512, &[3; 512]);
+                inode.fail_flush(&mut Rng::new(seed), changes, &mut FaultCounts::default());
+                assert_eq!(inode.bytes()[..1024], [[2; 512], [3; 512]].concat());
+                inode.flush(inode.changes());
+            });
+            assert_eq!(bytes[512..1024], [3; 512], "it was written after the flush was started");
+            forgotten += u32::from(bytes[0] == 1);
+        }
+        assert!((20..100).contains(&forgotten), "{forgotten}");
+    }
+
+    #[test]
+    fn what_is_written_over_rots_no_more() {
+        let mut inode = Inode::new(0, PathBuf::new(), vec![1; 4096]);
+        inode.rot = [(10, 1), (600, 1), (4000, 1)].into();
+        inode.write(512, &[2; 512]);
+        inode.set_len(2048);
+        assert_eq!(inode.rot.keys().collect::<Vec<_>>(), [&10]);
+    }
+}

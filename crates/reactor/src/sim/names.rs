@@ -1,0 +1,239 @@
+//! The names of simulated files: what everybody sees, and what a power cut leaves.
+//!
+//! As with a file's bytes there is what is seen, what is surely on the medium, and the changes
+//! between the two. A sync of a directory makes its changes durable, and no other directory's. A
+//! rename is one change: it is kept or lost as a whole.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::fault::FaultCounts;
+use super::inode::{InodeRef, Mood};
+use super::rng::Rng;
+
+enum Change {
+    Link { path: PathBuf, inode: InodeRef },
+    Unlink { path: PathBuf },
+    Rename { from: PathBuf, to: PathBuf, inode: InodeRef },
+}
+
+type Map = BTreeMap<PathBuf, InodeRef>;
+
+impl Change {
+    fn apply(&self, to: &mut Map) {
+        match self {
+            Change::Link { path, inode } => drop(to.insert(path.clone(), inode.clone())),
+            Change::Unlink { path } => drop(to.remove(path)),
+            Change::Rename { from, to: path, inode } => {
+                to.remove(from);
+                to.insert(path.clone(), inode.clone());
+            }
+        }
+    }
+
+    /// The directory it changes.
+    fn dir(&self) -> &Path {
+        let (Change::Link { path, .. } | Change::Unlink { path } | Change::Rename { to: path, .. }) =
+            self;
+        parent(path)
+    }
+
+    fn concerns(&self, other: &Path) -> bool {
+        match self {
+            Change::Link { path, .. } | Change::Unlink { path } => path == other,
+            Change::Rename { from, to, .. } => from == other || to == other,
+        }
+    }
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
+}
+
+/// See the module text.
+#[derive(Default)]
+pub(crate) struct Names {
+    now: Map,
+    stable: Map,
+    /// Changes of `now` that `stable` lacks, with their numbers, oldest first.
+    unflushed: Vec<(u64, Change)>,
+    /// Number of the next change.
+    changes: u64,
+    /// Directories stay; others are whatever files lie below.
+    dirs: BTreeSet<PathBuf>,
+}
+
+impl Names {
+    /// What everybody sees.
+    pub fn now(&self) -> &Map {
+        &self.now
+    }
+
+    pub fn is_dir(&self, path: &Path) -> bool {
+        self.dirs.contains(path)
+    }
+
+    pub fn add_dir(&mut self, path: &Path) {
+        self.dirs.extend(path.ancestors().map(Path::to_owned));
+    }
+
+    /// Puts a name there, or takes it away, as if it had always been so.
+    pub fn settle(&mut self, path: &Path, inode: Option<InodeRef>) -> bool {
+        self.unflushed.retain(|(_, change)| !change.concerns(path));
+        let was = match inode {
+            Some(inode) => {
+                self.add_dir(parent(path));
+                self.stable.insert(path.to_owned(), inode.clone());
+                self.now.insert(path.to_owned(), inode)
+            }
+            None => {
+                self.stable.remove(path);
+                self.now.remove(path)
+            }
+        };
+        was.is_some()
+    }
+
+    /// How many changes there have been: a sync that starts now covers those below.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    fn change(&mut self, change: Change) {
+        change.apply(&mut self.now);
+        self.unflushed.push((self.changes, change));
+        self.changes += 1;
+    }
+
+    pub fn link(&mut self, path: &Path, inode: InodeRef) {
+        self.change(Change::Link { path: path.to_owned(), inode });
+    }
+
+    /// The name must be there.
+    pub fn unlink(&mut self, path: &Path) {
+        self.change(Change::Unlink { path: path.to_owned() });
+    }
+
+    /// False when there is no such name, or the other is in another directory.
+    pub fn rename(&mut self, from: &Path, to: &Path) -> bool {
+        let Some(inode) = self.now.get(from).filter(|_| parent(from) == parent(to)).cloned() else {
+            return false;
+        };
+        inode.borrow_mut().path = to.to_owned();
+        if from != to {
+            self.change(Change::Rename { from: from.to_owned(), to: to.to_owned(), inode });
+        }
+        true
+    }
+
+    /// A sync of a directory is done that was started when there had been so many changes.
+    pub fn flush(&mut self, dir: &Path, changes: u64) {
+        let stable = &mut self.stable;
+        self.unflushed.retain(|(number, change)| {
+            let flushed = *number < changes && change.dir() == dir;
+            if flushed {
+                change.apply(stable);
+            }
+            !flushed
+        });
+    }
+
+    /// All files that have a name, or may have one after a power cut, in the order in which they
+    /// were made.
+    pub fn inodes(&self) -> Vec<InodeRef> {
+        let unflushed = self.unflushed.iter().filter_map(|(_, change)| match change {
+            Change::Link { inode, .. } | Change::Rename { inode, .. } => Some(inode),
+            Change::Unlink { .. } => None,
+        });
+        let all = self.now.values().chain(self.stable.values()).chain(unflushed);
+        let by_number: BTreeMap<u32, &InodeRef> =
+            all.map(|inode| (inode.borrow().number, inode)).collect();
+        by_number.into_values().cloned().collect()
+    }
+
+    /// Power is gone: decides about each change that no sync has covered.
+    pub fn lose_power(&mut self, rng: &mut Rng, counts: &mut FaultCounts) {
+        let mut dirs: BTreeMap<PathBuf, Vec<Change>> = BTreeMap::new();
+        for (_, change) in self.unflushed.drain(..) {
+            dirs.entry(change.dir().to_owned()).or_default().push(change);
+        }
+        for changes in dirs.into_values() {
+            let mood = Mood::draw(rng);
+            let kept_in_order = rng.index(changes.len() + 1);
+            for (n, change) in changes.into_iter().enumerate() {
+                let kept = match mood {
+                    Mood::LosesAll => false,
+                    Mood::KeepsAll => true,
+                    Mood::InOrder => n < kept_in_order,
+                    Mood::Anything => rng.coin(),
+                };
+                if kept {
+                    change.apply(&mut self.stable);
+                }
+                *if kept { &mut counts.names_kept } else { &mut counts.names_lost } += 1;
+            }
+        }
+        self.now = self.stable.clone();
+        for (path, inode) in &self.now {
+            inode.borrow_mut().path = path.clone();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::inode::Inode;
+    use super::*;
+
+    fn inode(number: u32) -> InodeRef {
+        std::rc::Rc::new(Inode::new(number, PathBuf::new(), Vec::new()).into())
+    }
+
+    /// The names after a power cut, each with the number of its file.
+    fn left(seed: u64, names: &mut Names) -> Vec<(String, u32)> {
+        names.lose_power(&mut Rng::new(seed), &mut FaultCounts::default());
+        let text = |path: &PathBuf| path.to_str().unwrap().to_owned();
+        names.now().iter().map(|(path, inode)| (text(path), inode.borrow().number)).collect()
+    }
+
+    #[test]
+    fn a_sync_makes_its_directory_durable_as_it_was_when_the_sync_was_started_and_no_other() {
+        let mut others = BTreeSet::new();
+        for seed in 0..200 {
+            let mut names = Names::default();
+            names.settle(Path::new("/a/old"), Some(inode(0)));
+            names.link(Path::new("/a/1"), inode(1));
+            names.rename(Path::new("/a/1"), Path::new("/a/one"));
+            names.unlink(Path::new("/a/old"));
+            names.link(Path::new("/b/2"), inode(2));
+            let changes = names.changes();
+            names.link(Path::new("/a/3"), inode(3));
+            names.flush(Path::new("/a"), changes);
+            let mut left = left(seed, &mut names);
+            left.retain(|name| *name != ("/a/one".to_owned(), 1));
+            assert!(left.iter().all(|(name, _)| name == "/b/2" || name == "/a/3"), "{left:?}");
+            others.insert(left);
+        }
+        assert_eq!(others.len(), 4, "each of the two is kept or lost by itself");
+    }
+
+    #[test]
+    fn any_of_the_unsynced_changes_may_be_kept_and_a_rename_is_whole() {
+        let mut all = BTreeSet::new();
+        for seed in 0..300 {
+            let mut names = Names::default();
+            names.settle(Path::new("/CURRENT"), Some(inode(0)));
+            names.link(Path::new("/draft"), inode(1));
+            names.rename(Path::new("/draft"), Path::new("/CURRENT"));
+            names.link(Path::new("/x"), inode(2));
+            let left = left(seed, &mut names);
+            let current = left.iter().find(|(name, _)| name == "/CURRENT").unwrap().1;
+            assert!(current < 2, "the one or the other");
+            all.insert(left);
+        }
+        // The draft is there or not, the rename is done or not (and then there is no draft).
+        assert_eq!(all.len(), 6, "{all:?}");
+    }
+}
