@@ -6,12 +6,15 @@
 //!
 //! - [`database`] makes a RocksDB directory and its model from a seed ([`table`] makes the SST
 //!   files); RocksDB's own tools judge it in `tests/judge.rs`;
+//! - [`journal`] is the smallest log that loses nothing it has acknowledged, killed and without
+//!   power at any moment, and wrong ones that are caught;
 //! - [`reads`] lets several cores read it while the disk fails, and then demands that everything
 //!   is readable once the disk is well again.
 
 #![forbid(unsafe_code)]
 
 pub mod database;
+pub mod journal;
 pub mod reads;
 pub mod seeds;
 pub mod table;

@@ -20,7 +20,12 @@ pub fn one() -> Option<u64> {
 /// Runs a scenario with as many seeds as `MILLRACE_SEEDS` says, or a few. A failing one prints
 /// how to replay it: `test` is the name of a test that runs [`one`] seed.
 pub fn each(test: &str, run: impl Fn(u64)) {
-    for seed in 0..number("MILLRACE_SEEDS").unwrap_or(FEW) {
+    many(test, 1, run);
+}
+
+/// The same with so many times as many seeds: for scenarios that take next to no time.
+pub fn many(test: &str, times: u64, run: impl Fn(u64)) {
+    for seed in 0..times * number("MILLRACE_SEEDS").unwrap_or(FEW) {
         let _say = SayOnPanic { seed, test };
         run(seed);
     }
