@@ -30,7 +30,7 @@ pub enum DriverKind {
     Auto,
     /// io_uring or an error.
     Uring,
-    /// epoll and reading threads.
+    /// epoll and threads for files.
     Epoll,
 }
 
@@ -53,7 +53,7 @@ pub struct RuntimeConfig {
     pub processors: Vec<usize>,
     /// Buffer memory of each core in bytes.
     pub memory: usize,
-    /// Disk reads in flight per core; more wait in the core.
+    /// Disk operations in flight per core; more wait in the core.
     pub disk_depth: usize,
     /// How cores wait.
     pub poll: PollMode,
@@ -212,7 +212,7 @@ fn choose(kind: DriverKind) -> io::Result<DriverKind> {
         }
         Err(e) => {
             tracing::warn!(
-                "io_uring is not available here ({e}); serving through epoll and reading threads, \
+                "io_uring is not available here ({e}); serving through epoll and threads for files, \
                  which costs more processor time per read"
             );
             Ok(DriverKind::Epoll)

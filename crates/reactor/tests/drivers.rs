@@ -153,7 +153,7 @@ async fn poll_once<F: Future + Unpin>(mut future: F) -> (Option<F::Output>, F) {
 }
 
 on_every_driver! {
-    /// More readers than reading threads, ring entries, and the core's own disk depth.
+    /// More readers than file threads, ring entries, and the core's own disk depth.
     fn reads_bring_the_bytes_that_are_there(kind: DriverKind) {
         for (buffered, depth) in [(false, 1), (false, 7), (false, 300), (true, 1), (true, 100)] {
             let path = data_file(&format!("reads-{kind:?}"));

@@ -512,3 +512,60 @@ fn a_process_that_crashed_reaches_nobody_any_more_and_leaves_nothing_behind() {
     world.run(main).unwrap();
     assert_eq!(kept.take().len(), 1);
 }
+
+/// A rename that nobody has answered yet.
+#[test]
+fn an_operation_on_names_under_way_is_done_or_not() {
+    for crash in [Crash::Kill, Crash::PowerCut] {
+        let (mut done, mut not) = (0, 0);
+        for seed in 0..60 {
+            let world = world(seed, 1);
+            world.add_file("/db/a", *b"a");
+            world.crash_at(crash, 1..2);
+            crashes(&world, |core| async move {
+                core.rename("/db/a".as_ref(), "/db/b".as_ref()).await.unwrap();
+                panic!("the crash came first");
+            });
+            assert_eq!(world.paths().len(), 1, "never both, never none");
+            *if world.bytes("/db/b").is_ok() { &mut done } else { &mut not } += 1;
+        }
+        assert!(done > 5 && not > 5, "{crash:?}: {done} {not}");
+    }
+}
+
+/// Background writes and syncs fill the device no further than background reads do, and a
+/// foreground write passes those that wait.
+#[test]
+fn background_writes_keep_to_their_depth_and_foreground_goes_first() {
+    let world = world(1, 1);
+    let inside = world.clone();
+    world
+        .run(move |core| {
+            let world = inside.clone();
+            async move {
+                let file = make(&core, "/db/f", Mode::Direct).await;
+                let tasks: Vec<_> = (0..200)
+                    .map(|n| {
+                        let file = file.clone();
+                        core.spawn(Class::Background, async move {
+                            write(&file, n * 512, 512, 1).await.unwrap();
+                            file.sync_data().await.unwrap();
+                        })
+                    })
+                    .collect();
+                let mut most = 0;
+                for n in 0..20 {
+                    core.sleep_ns(10_000).await;
+                    most = most.max(world.at_the_device(0));
+                    write(&file, n * 512, 512, 2).await.unwrap();
+                    let waiting = tasks.iter().filter(|task| task.try_take().is_none()).count();
+                    assert!(waiting > 0, "foreground writes wait for no background");
+                }
+                assert!((16..=33).contains(&most), "{most} at the device");
+                for task in tasks {
+                    task.cancel();
+                }
+            }
+        })
+        .unwrap();
+}
