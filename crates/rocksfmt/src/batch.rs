@@ -1,4 +1,4 @@
-//! Reads write batches, the payload of a write-ahead log's records.
+//! Write batches, the payload of a write-ahead log's records.
 //!
 //! ```text
 //! fixed64 sequence of the first operation | fixed32 number of operations | records: u8 tag, fields
@@ -10,7 +10,7 @@
 //! RocksDB refuses to open a database over a wrong count or an unknown tag, and so should the caller, whatever
 //! its policy for torn tails, because the record's checksum held.
 
-use crate::coding::{Decoder, fixed64_at};
+use crate::coding::{Decoder, fixed64_at, put_lps, put_varint};
 use crate::error::{Error, Result};
 use crate::key::SEQUENCE_MAX;
 
@@ -44,6 +44,83 @@ pub(crate) mod tag {
     pub const CF_ENTITY: u8 = 0x17;
     pub const TIMED_PUT: u8 = 0x18;
     pub const CF_TIMED_PUT: u8 = 0x19;
+}
+
+/// Puts a write batch together, in a buffer that is used again for the next.
+#[derive(Clone, Debug)]
+pub struct BatchWriter {
+    bytes: Vec<u8>,
+    count: u32,
+}
+
+impl Default for BatchWriter {
+    fn default() -> BatchWriter {
+        BatchWriter { bytes: vec![0; BATCH_HEADER_BYTES], count: 0 }
+    }
+}
+
+impl BatchWriter {
+    /// An empty batch.
+    pub fn new() -> BatchWriter {
+        BatchWriter::default()
+    }
+
+    /// Sets a key.
+    pub fn put(&mut self, cf: u32, key: &[u8], value: &[u8]) {
+        self.operation(tag::PUT, tag::CF_PUT, cf, key);
+        put_lps(&mut self.bytes, value);
+    }
+
+    /// Deletes a key.
+    pub fn delete(&mut self, cf: u32, key: &[u8]) {
+        self.operation(tag::DELETE, tag::CF_DELETE, cf, key);
+    }
+
+    /// Deletes the keys from `start` up to `end`.
+    pub fn delete_range(&mut self, cf: u32, start: &[u8], end: &[u8]) {
+        self.operation(tag::DELETE_RANGE, tag::CF_DELETE_RANGE, cf, start);
+        put_lps(&mut self.bytes, end);
+    }
+
+    /// Operations so far; each takes a sequence number.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Whether there is no operation.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Bytes of the batch so far.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The batch, with the sequence number of its first operation.
+    pub fn finish(&mut self, sequence: u64) -> &[u8] {
+        self.bytes[..8].copy_from_slice(&sequence.to_le_bytes());
+        self.bytes[8..12].copy_from_slice(&self.count.to_le_bytes());
+        &self.bytes
+    }
+
+    /// Starts the next batch.
+    pub fn clear(&mut self) {
+        self.bytes.truncate(BATCH_HEADER_BYTES);
+        self.count = 0;
+    }
+
+    /// Column family 0 has tags of its own.
+    fn operation(&mut self, tag: u8, cf_tag: u8, cf: u32, key: &[u8]) {
+        self.count += 1;
+        if cf == 0 {
+            self.bytes.push(tag);
+        } else {
+            self.bytes.push(cf_tag);
+            put_varint(&mut self.bytes, u64::from(cf));
+        }
+        put_lps(&mut self.bytes, key);
+    }
 }
 
 /// One operation of a batch, borrowed from its bytes. `cf` is a column family's id.

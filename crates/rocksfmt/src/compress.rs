@@ -45,6 +45,30 @@ impl Compression {
         })
     }
 
+    /// The type byte of a block trailer.
+    pub fn to_byte(self) -> u8 {
+        match self {
+            Compression::None => 0,
+            Compression::Snappy => 1,
+            Compression::Zlib => 2,
+            Compression::Bzip2 => 3,
+            Compression::Lz4 => 4,
+            Compression::Zstd => 7,
+        }
+    }
+
+    /// The name in a file's properties.
+    pub fn name(self) -> &'static str {
+        match self {
+            Compression::None => "NoCompression",
+            Compression::Snappy => "Snappy",
+            Compression::Zlib => "Zlib",
+            Compression::Bzip2 => "BZip2",
+            Compression::Lz4 => "LZ4",
+            Compression::Zstd => "ZSTD",
+        }
+    }
+
     /// Size of the block behind `payload` (the stored block without its trailer); more than `max` is refused.
     pub fn decompressed_len(self, payload: &[u8], max: usize) -> Result<usize> {
         let len = match self {

@@ -1,4 +1,4 @@
-//! Reads version edits, the records of a MANIFEST.
+//! Version edits, the records of a MANIFEST.
 //!
 //! An edit is a sequence of `varint32 tag, payload` to the end of the record. It must be read completely before
 //! it is applied: the tag that names the column family usually comes last. [`VersionEdit::decode`] keeps what
@@ -7,7 +7,7 @@
 //! An unknown tag with bit 13 set carries a length and is skipped; any other unknown tag is refused by number.
 //! The same rule holds, with bit 6 the other way round, for the custom fields of a file.
 
-use crate::coding::Decoder;
+use crate::coding::{Decoder, put_lps, put_varint};
 use crate::error::{Error, Result};
 use crate::file_meta::{BlobFileMeta, FileMeta};
 
@@ -130,7 +130,84 @@ pub struct VersionEdit {
     pub last_compacted_manifest_bytes: Option<u64>,
 }
 
+impl BlobGarbage {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        for number in [u64::from(tag::BLOB_FILE_GARBAGE), self.number, self.count, self.bytes] {
+            put_varint(out, number);
+        }
+        out.push(0);
+    }
+}
+
 impl VersionEdit {
+    /// The record. Tags stand in RocksDB's order; what it says of logs is not written, because logs that are
+    /// recycled cannot be told by size.
+    ///
+    /// # Panics
+    /// When the edit adds or drops a column family and changes files too: RocksDB ignores the files of such a
+    /// record without a word.
+    pub fn encode(&self) -> Vec<u8> {
+        let changes_files = !(self.new_files.is_empty()
+            && self.deleted_files.is_empty()
+            && self.new_blob_files.is_empty()
+            && self.blob_garbage.is_empty());
+        assert!(
+            !changes_files || self.kind() == EditKind::Normal,
+            "a record that is about a column family changes no files"
+        );
+        let mut out = Vec::new();
+        let mut string = |tag: u32, text: &Option<String>| {
+            if let Some(text) = text {
+                put_varint(&mut out, u64::from(tag));
+                put_lps(&mut out, text.as_bytes());
+            }
+        };
+        string(tag::DB_ID, &self.db_id);
+        string(tag::COMPARATOR, &self.comparator);
+        let mut number = |tag: u32, value: Option<u64>| {
+            if let Some(value) = value {
+                put_varint(&mut out, u64::from(tag));
+                put_varint(&mut out, value);
+            }
+        };
+        number(tag::LOG_NUMBER, self.log_number);
+        number(tag::PREV_LOG_NUMBER, self.log_number.map(|_| 0));
+        number(tag::NEXT_FILE_NUMBER, self.next_file_number);
+        number(tag::MAX_COLUMN_FAMILY, self.max_column_family.map(u64::from));
+        number(tag::MIN_LOG_NUMBER_TO_KEEP, self.min_log_number_to_keep);
+        number(tag::LAST_SEQUENCE, self.last_sequence);
+        for &(level, file) in &self.deleted_files {
+            for number in [u64::from(tag::DELETED_FILE), u64::from(level), file] {
+                put_varint(&mut out, number);
+            }
+        }
+        for (level, file) in &self.new_files {
+            file.encode(*level, &mut out);
+        }
+        for file in &self.new_blob_files {
+            file.encode(&mut out);
+        }
+        for garbage in &self.blob_garbage {
+            garbage.encode(&mut out);
+        }
+        if self.column_family != 0 {
+            put_varint(&mut out, u64::from(tag::COLUMN_FAMILY));
+            put_varint(&mut out, u64::from(self.column_family));
+        }
+        if let Some(name) = &self.column_family_add {
+            put_varint(&mut out, u64::from(tag::COLUMN_FAMILY_ADD));
+            put_lps(&mut out, name.as_bytes());
+        }
+        if self.column_family_drop {
+            put_varint(&mut out, u64::from(tag::COLUMN_FAMILY_DROP));
+        }
+        if let Some(remaining) = self.atomic_group_remaining {
+            put_varint(&mut out, u64::from(tag::IN_ATOMIC_GROUP));
+            put_varint(&mut out, u64::from(remaining));
+        }
+        out
+    }
+
     /// Reads a whole record.
     pub fn decode(record: &[u8]) -> Result<VersionEdit> {
         let mut edit = VersionEdit::default();

@@ -1,7 +1,7 @@
 //! What a MANIFEST says about one SST file or one blob file.
 
-use crate::coding::{Decoder, fixed64_at};
-use crate::edit::tag;
+use crate::coding::{Decoder, fixed64_at, put_lps, put_varint};
+use crate::edit::{BlobGarbage, tag};
 use crate::error::{Error, Result};
 use crate::key::{InternalKey, SEQUENCE_MAX};
 
@@ -120,6 +120,45 @@ impl FileMeta {
         Ok((file, min_log))
     }
 
+    /// Appends a new-file record of the form of today, tag and level first.
+    pub(crate) fn encode(&self, level: u32, out: &mut Vec<u8>) {
+        put_varint(out, u64::from(tag::NEW_FILE4));
+        put_varint(out, u64::from(level));
+        put_varint(out, self.number);
+        put_varint(out, self.size_bytes);
+        put_lps(out, &self.smallest);
+        put_lps(out, &self.largest);
+        put_varint(out, self.smallest_sequence);
+        put_varint(out, self.largest_sequence);
+        for (field, value) in [
+            (custom::OLDEST_BLOB_FILE, self.oldest_blob_file),
+            (custom::OLDEST_ANCESTOR_TIME, self.oldest_ancestor_time),
+            (custom::CREATION_TIME, self.creation_time),
+            (custom::EPOCH, self.epoch),
+            (custom::TAIL_BYTES, self.tail_bytes),
+        ] {
+            if value != 0 {
+                let mut varint = Vec::new();
+                put_varint(&mut varint, value);
+                put_varint(out, u64::from(field));
+                put_lps(out, &varint);
+            }
+        }
+        if self.unique_id != [0; 2] {
+            put_varint(out, u64::from(custom::UNIQUE_ID));
+            put_lps(out, &self.unique_id.map(u64::to_le_bytes).concat());
+        }
+        if self.path_id != 0 {
+            put_varint(out, u64::from(custom::PATH_ID));
+            put_lps(out, &[self.path_id as u8]);
+        }
+        if !self.timestamps_persisted {
+            put_varint(out, u64::from(custom::TIMESTAMPS_PERSISTED));
+            put_lps(out, &[0]);
+        }
+        put_varint(out, u64::from(custom::END));
+    }
+
     fn custom(&mut self, field: u32, value: &[u8], min_log: &mut Option<u64>) -> Result<()> {
         let number = |name| Decoder::new(value).varint64(name);
         let byte = |name: &str| match value {
@@ -204,6 +243,21 @@ impl BlobFileMeta {
         d.lps("blob checksum")?;
         BlobFileMeta::skip_custom_fields(d)?;
         Ok(file)
+    }
+
+    /// Appends a blob file addition, tag first, and its garbage if it has any.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        for number in
+            [u64::from(tag::BLOB_FILE_ADDITION), self.number, self.total_count, self.total_bytes]
+        {
+            put_varint(out, number);
+        }
+        // No checksum method, no checksum, no custom fields.
+        out.extend_from_slice(&[0, 0, 0]);
+        if self.garbage_count > 0 {
+            let (number, count) = (self.number, self.garbage_count);
+            BlobGarbage { number, count, bytes: self.garbage_bytes }.encode(out);
+        }
     }
 
     pub(crate) fn skip_custom_fields(d: &mut Decoder<'_>) -> Result<()> {

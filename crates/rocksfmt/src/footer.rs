@@ -6,7 +6,7 @@
 //! `rocksdb.index`.
 
 use crate::checksum::{BLOCK_TRAILER_BYTES, BlockCheck, ChecksumType, context_modifier};
-use crate::coding::{Decoder, fixed32_at, fixed64_at, varint64_at};
+use crate::coding::{Decoder, fixed32_at, fixed64_at, put_varint, varint64_at};
 use crate::error::{Error, Result};
 
 /// Bytes of the footer of every supported format version.
@@ -74,6 +74,24 @@ pub struct Footer {
 }
 
 impl Footer {
+    /// The footer of format version 5.
+    pub(crate) fn encode(
+        kind: ChecksumType,
+        metaindex: BlockHandle,
+        index: BlockHandle,
+    ) -> [u8; FOOTER_BYTES] {
+        let mut handles = Vec::with_capacity(40);
+        for number in [metaindex.offset, metaindex.size, index.offset, index.size] {
+            put_varint(&mut handles, number);
+        }
+        let mut out = [0; FOOTER_BYTES];
+        out[0] = kind.to_byte();
+        out[1..1 + handles.len()].copy_from_slice(&handles);
+        out[41..45].copy_from_slice(&5u32.to_le_bytes());
+        out[45..].copy_from_slice(&MAGIC.to_le_bytes());
+        out
+    }
+
     /// Parses the footer of a file of `file_size` bytes. `tail` is the end of that file: at least
     /// [`FOOTER_BYTES`] long when the file is.
     pub fn parse(tail: &[u8], file_size: u64) -> Result<Footer> {

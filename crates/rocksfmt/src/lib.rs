@@ -16,9 +16,11 @@
 mod batch;
 mod blob;
 mod block;
+mod block_builder;
 mod checksum;
 mod coding;
 mod compress;
+mod compressor;
 mod crc;
 mod cursor;
 mod edit;
@@ -34,6 +36,7 @@ mod levels;
 mod log;
 mod log_physical;
 mod log_scan;
+mod log_writer;
 mod log_zstd;
 mod manifest;
 mod metaindex;
@@ -42,6 +45,7 @@ mod options_file;
 mod properties;
 mod rangedel;
 mod search;
+mod sst_builder;
 mod xxph3;
 
 #[cfg(any(test, feature = "testing"))]
@@ -54,7 +58,7 @@ mod test_block;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use batch::{BATCH_HEADER_BYTES, BatchOps, Marker, Op, WriteBatch};
+pub use batch::{BATCH_HEADER_BYTES, BatchOps, BatchWriter, Marker, Op, WriteBatch};
 pub use blob::{
     BLOB_FOOTER_BYTES, BLOB_HEADER_BYTES, BLOB_RECORD_HEADER_BYTES, BlobFooter, BlobHeader,
     BlobIndex, BlobRecord,
@@ -83,10 +87,12 @@ pub use log::{
     LOG_BLOCK_BYTES, LOG_RECORD_BYTES_MAX, LogEnd, LogKind, LogReader, LogRecord, PredecessorWal,
 };
 pub use log_scan::{DamageScan, LaterRecord};
+pub use log_writer::LogWriter;
 pub use manifest::{ColumnFamily, ManifestReplay, ManifestState};
 pub use metaindex::{FilterHandle, Metaindex};
 pub use names::{FileName, parse_current};
 pub use options_file::{OPTIONS_BYTES_MAX, OptionsFile};
 pub use properties::Properties;
 pub use rangedel::{Cover, RangeTombstones, RangeTombstonesBuilder};
+pub use sst_builder::{SstBuilder, SstOptions};
 pub use xxph3::xxph3;

@@ -6,10 +6,11 @@ use crate::batch::tag as batch_tag;
 use crate::coding::{put_lps, put_varint};
 use crate::crc::{crc32c, mask_crc};
 use crate::edit::tag;
-use crate::file_meta::{FileMeta, custom};
+use crate::file_meta::FileMeta;
 use crate::key::{pack, put_internal_key};
 use crate::log::LOG_BLOCK_BYTES;
 use crate::log_physical::{HEADER_BYTES, RECYCLABLE_HEADER_BYTES, kind};
+use crate::log_writer::LogWriter;
 
 /// Builds the bytes of a log.
 #[derive(Clone, Debug, Default)]
@@ -77,31 +78,14 @@ impl LogBuilder {
     /// Appends a logical record, split over blocks as needed.
     pub fn append(&mut self, data: &[u8]) -> &mut LogBuilder {
         let compressed;
-        let mut rest = data;
+        let mut record = data;
         if self.compressed {
             compressed = zstd::stream::encode_all(data, 3).expect("compressing into memory");
-            rest = &compressed;
+            record = &compressed;
         }
-        let shift = self.recyclable.map_or(0, |_| kind::RECYCLABLE_FULL - kind::FULL);
-        let number = self.recyclable;
-        let mut first = true;
-        loop {
-            self.pad(0);
-            let room = LOG_BLOCK_BYTES - self.bytes.len() % LOG_BLOCK_BYTES - self.header_bytes();
-            let (part, tail) = rest.split_at(rest.len().min(room));
-            let kind = match (first, tail.is_empty()) {
-                (true, true) => kind::FULL,
-                (true, false) => kind::FIRST,
-                (false, true) => kind::LAST,
-                (false, false) => kind::MIDDLE,
-            };
-            self.physical(kind + shift, number, part);
-            if tail.is_empty() {
-                return self;
-            }
-            rest = tail;
-            first = false;
-        }
+        let mut writer = LogWriter::new(self.recyclable, self.bytes.len() as u64);
+        writer.append(record, &mut self.bytes);
+        self
     }
 
     fn header_bytes(&self) -> usize {
@@ -284,42 +268,7 @@ impl EditBuilder {
 
     /// Puts a file into a level, in the form of today.
     pub fn add_file(mut self, level: u32, file: &FileMeta) -> EditBuilder {
-        put_varint(&mut self.bytes, u64::from(tag::NEW_FILE4));
-        put_varint(&mut self.bytes, u64::from(level));
-        put_varint(&mut self.bytes, file.number);
-        put_varint(&mut self.bytes, file.size_bytes);
-        put_lps(&mut self.bytes, &file.smallest);
-        put_lps(&mut self.bytes, &file.largest);
-        put_varint(&mut self.bytes, file.smallest_sequence);
-        put_varint(&mut self.bytes, file.largest_sequence);
-        for (field, value) in [
-            (custom::EPOCH, file.epoch),
-            (custom::OLDEST_BLOB_FILE, file.oldest_blob_file),
-            (custom::OLDEST_ANCESTOR_TIME, file.oldest_ancestor_time),
-            (custom::CREATION_TIME, file.creation_time),
-            (custom::TAIL_BYTES, file.tail_bytes),
-        ] {
-            if value != 0 {
-                let mut varint = Vec::new();
-                put_varint(&mut varint, value);
-                put_varint(&mut self.bytes, u64::from(field));
-                put_lps(&mut self.bytes, &varint);
-            }
-        }
-        if file.unique_id != [0; 2] {
-            put_varint(&mut self.bytes, u64::from(custom::UNIQUE_ID));
-            let id = file.unique_id.map(u64::to_le_bytes).concat();
-            put_lps(&mut self.bytes, &id);
-        }
-        if file.path_id != 0 {
-            put_varint(&mut self.bytes, u64::from(custom::PATH_ID));
-            put_lps(&mut self.bytes, &[file.path_id as u8]);
-        }
-        if !file.timestamps_persisted {
-            put_varint(&mut self.bytes, u64::from(custom::TIMESTAMPS_PERSISTED));
-            put_lps(&mut self.bytes, &[0]);
-        }
-        put_varint(&mut self.bytes, u64::from(custom::END));
+        file.encode(level, &mut self.bytes);
         self
     }
 }
