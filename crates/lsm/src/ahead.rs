@@ -17,7 +17,7 @@ use rocksfmt::{BLOCK_TRAILER_BYTES, BlockHandle, Comparator};
 use crate::block::{Block, BlockKind};
 use crate::cache::BlockKey;
 use crate::error::{Error, Kind, Result};
-use crate::reader::{Reader, count};
+use crate::reader::{At, count};
 use crate::walk::{Direction, Position, Walk};
 
 /// Bytes scheduled or read and not yet consumed, at most.
@@ -49,7 +49,7 @@ enum Data {
 
 /// See the module text.
 pub(crate) struct ReadAhead {
-    reader: Reader,
+    reader: At,
     slot: u32,
     comparator: Comparator,
     walk: Walk,
@@ -67,7 +67,7 @@ pub(crate) struct ReadAhead {
 }
 
 impl ReadAhead {
-    pub fn new(reader: &Reader, slot: u32, comparator: Comparator, keep: bool) -> ReadAhead {
+    pub fn new(reader: &At, slot: u32, comparator: Comparator, keep: bool) -> ReadAhead {
         ReadAhead {
             reader: reader.clone(),
             slot,
@@ -146,7 +146,7 @@ impl ReadAhead {
     }
 
     fn stored_len(&self, handle: BlockHandle) -> Result<usize> {
-        self.reader.0.view.version.table(self.slot)?.stored_len(handle)
+        self.reader.view.version.table(self.slot)?.stored_len(handle)
     }
 
     fn schedule_single(&mut self, handle: BlockHandle) -> Result<()> {
@@ -192,7 +192,7 @@ impl ReadAhead {
         while self.more && self.scheduled < self.window {
             let first = self.walk.handle();
             let key = BlockKey { table: self.slot, offset: first.offset };
-            if let Some(block) = self.reader.0.cached(key) {
+            if let Some(block) = self.reader.inner.cached(key) {
                 let bytes = self.stored_len(first)?;
                 self.scheduled += bytes;
                 self.chunks.push_back(Chunk {
@@ -224,10 +224,10 @@ impl ReadAhead {
                 self.advance(bound).await?;
             }
             let bytes = (to - from) as usize;
-            let file = self.reader.0.view.file(self.slot)?;
-            match self.reader.0.read_ahead(file, from, bytes) {
+            let file = self.reader.view.file(self.slot)?;
+            match self.reader.inner.read_ahead(file, from, bytes) {
                 Some(reading) => {
-                    count(&self.reader.0.counters.read_ahead_bytes, bytes as u64);
+                    count(&self.reader.inner.counters.read_ahead_bytes, bytes as u64);
                     self.scheduled += bytes;
                     let data = Data::Reading(reading);
                     self.chunks.push_back(Chunk { handles, offset: from, bytes, data });
@@ -280,8 +280,8 @@ impl ReadAhead {
     }
 
     async fn take(&mut self, handle: BlockHandle, len: usize) -> Result<Block> {
-        let inner = &*self.reader.0;
-        let view = &*inner.view;
+        let inner = &*self.reader.inner;
+        let view = &*self.reader.view;
         let table = view.version.table(self.slot)?;
         let Some(chunk) = self.chunks.front_mut() else {
             unreachable!("a handle was just taken from the first chunk")

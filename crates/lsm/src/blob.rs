@@ -6,7 +6,7 @@ use fs::SharedFile;
 use rocksfmt::{BLOB_RECORD_HEADER_BYTES, BlobIndex, Compression};
 
 use crate::error::{Error, Kind, Result};
-use crate::reader::Reader;
+use crate::reader::At;
 use crate::value::Value;
 
 /// An open blob file.
@@ -15,14 +15,9 @@ pub(crate) struct BlobFile {
 }
 
 /// Reads the value that `index` refers to: checked against both checksums and its key, unpacked.
-pub(crate) async fn read(
-    reader: &Reader,
-    family_at: usize,
-    key: &[u8],
-    index: &[u8],
-) -> Result<Value> {
-    let inner = &*reader.0;
-    let family = &inner.view.version.families[family_at];
+pub(crate) async fn read(reader: &At, family_at: usize, key: &[u8], index: &[u8]) -> Result<Value> {
+    let inner = &*reader.inner;
+    let family = &reader.view.version.families[family_at];
     let reference = BlobIndex::parse(index).map_err(|e| {
         Error::format(format_args!("column family {}: a blob reference", family.name), &e)
     })?;
@@ -39,7 +34,7 @@ pub(crate) async fn read(
                 if reference.file_number == 0 { Kind::Unsupported } else { Kind::Corruption };
             Error::new(kind, format!("column family {}: an entry refers to {what}", family.name))
         })?;
-    let file = &inner.view.blobs[family_at][at];
+    let file = &reader.view.blobs[family_at][at];
     let place = |e: rocksfmt::Error| {
         Error::format(
             format_args!("{:06}.blob at offset {}", reference.file_number, reference.offset),

@@ -5,26 +5,31 @@
 //! 3. Tables are opened, many at a time; one that cannot be opened is noted, not fatal: who
 //!    needs it gets the error, the rest stays readable.
 //!
-//! Nothing is written: not a log, not a lock file, not an access time that we could help. The
-//! lock file, where there is one, is locked shared, so that no RocksDB opens the directory for
+//! Opening for reading writes nothing: not a log, not a lock file, not an access time that we could
+//! help. The lock file, where there is one, is locked shared, so that no RocksDB opens the directory for
 //! writing meanwhile; with `secondary` it is not, and what is served is the state at the opening.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use arc_swap::ArcSwap;
 use fs::{Dir, DirEntry, LockGuard};
 use reactor::{Class, Core};
 use rocksfmt::{FileMeta, FileName, ManifestState, OptionsFile};
 
 use crate::blob::BlobFile;
+use crate::create;
 use crate::error::{Error, Kind, Result};
+use crate::mem::Mem;
 use crate::reader::Reader;
 use crate::recover;
 use crate::recovery_plan::{Listed, RecoveryPlan, first_log};
 use crate::table::Table;
 use crate::version::{Family, Level, Slot, Version};
+use crate::writer::{WriteOptions, Writer};
 
 /// How to open a database.
 #[derive(Clone, Debug)]
@@ -67,7 +72,14 @@ pub struct ColumnFamilyInfo {
 }
 
 pub(crate) struct Shared {
-    pub version: Arc<Version>,
+    /// The newest version. Readers hold the one they began with.
+    pub current: ArcSwap<Version>,
+    /// [`Version::epoch`] of the newest, which tells readers whether theirs still is.
+    pub epoch: AtomicU64,
+    /// The largest sequence number that is visible.
+    pub sequence: AtomicU64,
+    /// What each core's snapshots still need: the oldest sequence, or [`NO_SNAPSHOT`].
+    pub snapshots: ArcSwap<Vec<Arc<AtomicU64>>>,
     pub options: OpenOptions,
     pub path: PathBuf,
     pub manifest: ManifestState,
@@ -85,6 +97,8 @@ pub struct Db(pub(crate) Arc<Shared>);
 
 /// Tables that are opened at the same time.
 const OPENING: usize = 32;
+/// In the place of a sequence number: there is no snapshot.
+pub(crate) const NO_SNAPSHOT: u64 = u64::MAX;
 /// How often a directory that another process changes is looked at again.
 const SECONDARY_TRIES: u32 = 5;
 
@@ -109,9 +123,45 @@ impl Db {
         }
     }
 
+    /// Opens the database in a directory for writing, with the one writer it may have. Suspends
+    /// for all its reads, and for a new MANIFEST and a new log.
+    ///
+    /// Writes found in the log stay in memory and are written to tables in the background. Files
+    /// that a crash left behind and nobody refers to are removed.
+    ///
+    /// # Errors
+    /// As for [`Db::open`]; [`Kind::Locked`] also while somebody reads the directory, and
+    /// [`Kind::NoDatabase`] only where none is to be made.
+    pub async fn open_for_writing(
+        core: &Core,
+        path: &Path,
+        options: OpenOptions,
+        write: WriteOptions,
+    ) -> Result<(Db, Writer)> {
+        let dir = Dir::new(core, path);
+        let lock = create::lock(&dir).await?;
+        if write.create {
+            create::unless_there(core, &dir).await?;
+        }
+        let db = Db::open_locked(core, &dir, &options, Some(lock)).await?;
+        let (manifest, next_file) = create::take_over(core, &dir, &db, write.durability).await?;
+        let writer = Writer::start(core, &dir, &db, write, manifest, next_file).await?;
+        Ok((db, writer))
+    }
+
     async fn open_once(core: &Core, dir: &Dir, options: &OpenOptions) -> Result<Db> {
-        let current = recover::current(dir).await?;
+        recover::current(dir).await?;
         let lock = if options.secondary { None } else { Some(lock(dir).await?) };
+        Db::open_locked(core, dir, options, lock).await
+    }
+
+    async fn open_locked(
+        core: &Core,
+        dir: &Dir,
+        options: &OpenOptions,
+        lock: Option<LockGuard>,
+    ) -> Result<Db> {
+        let current = recover::current(dir).await?;
         let entries = dir.list().await.map_err(|e| Error::io(dir.path().display(), &e))?;
         let manifest_name = FileName::Manifest(current).to_string();
         let manifest = recover::manifest(core, dir, &manifest_name).await?;
@@ -143,7 +193,7 @@ impl Db {
         let mut families = Vec::new();
         let mut wanted = Vec::new();
         for family in manifest.column_families.values() {
-            let memtable = recovered.memtables.remove(&family.id);
+            let mems = recovered.memtables.remove(&family.id);
             let comparator = family.comparator();
             let refused = comparator
                 .as_ref()
@@ -171,18 +221,15 @@ impl Db {
                 comparator_name: family.comparator_name.clone(),
                 comparator,
                 refused,
-                memtable,
+                mems: mems.map(|mem| Arc::new(Mem::Recovered(mem))).into_iter().collect(),
                 levels,
                 blobs: open_blobs(dir, family, &plan, &mut warnings).await,
                 merge_operator: merge_operator.to_owned(),
             });
         }
         let slots = open_tables(core, dir, &plan, wanted, &mut warnings).await?;
-        let version = Version {
-            families,
-            slots,
-            last_sequence: manifest.last_sequence.max(recovered.last_sequence),
-        };
+        let last_sequence = manifest.last_sequence.max(recovered.last_sequence);
+        let version = Version { families, slots, epoch: 0 };
         let memory = version.memory();
         if memory > options.memory_bytes {
             return Err(Error::new(
@@ -197,7 +244,10 @@ impl Db {
             ));
         }
         Ok(Db(Arc::new(Shared {
-            version: Arc::new(version),
+            epoch: AtomicU64::new(version.epoch),
+            current: ArcSwap::from_pointee(version),
+            sequence: AtomicU64::new(last_sequence),
+            snapshots: ArcSwap::default(),
             options: options.clone(),
             path: dir.path().to_owned(),
             manifest,
@@ -221,8 +271,7 @@ impl Db {
 
     /// Its column families, by id.
     pub fn column_families(&self) -> Vec<ColumnFamilyInfo> {
-        self.0
-            .version
+        self.version()
             .families
             .iter()
             .map(|family| ColumnFamilyInfo {
@@ -244,8 +293,25 @@ impl Db {
         self.0.memory
     }
 
-    pub(crate) fn version(&self) -> &Arc<Version> {
-        &self.0.version
+    pub(crate) fn version(&self) -> Arc<Version> {
+        self.0.current.load_full()
+    }
+
+    /// The sequence number that the oldest snapshot of any core reads at, or what is visible: of
+    /// two versions that are not newer, nobody sees the older one.
+    pub(crate) fn oldest_seen(&self) -> u64 {
+        // In this order: a snapshot that is not registered yet will read at this or later.
+        let visible = self.0.sequence.load(Ordering::SeqCst);
+        let snapshots = self.0.snapshots.load();
+        let oldest = snapshots.iter().map(|held| held.load(Ordering::SeqCst)).min();
+        oldest.unwrap_or(NO_SNAPSHOT).min(visible)
+    }
+
+    /// The largest sequence number that is visible now. Whoever reads at it must take the version
+    /// afterwards: what is visible is in the version that is newest then.
+    #[inline]
+    pub(crate) fn visible(&self) -> u64 {
+        self.0.sequence.load(Ordering::Acquire)
     }
 
     pub(crate) fn options(&self) -> &OpenOptions {
@@ -253,7 +319,7 @@ impl Db {
     }
 
     fn has_missing(&self) -> bool {
-        self.0.version.slots.iter().any(|slot| matches!(slot, Slot::Broken { .. }))
+        self.version().slots.iter().any(|slot| matches!(slot, Slot::Broken { .. }))
     }
 }
 
@@ -263,9 +329,8 @@ impl Version {
             Slot::Open(table) => table.memory(),
             Slot::Broken { .. } => 0,
         });
-        let memtables =
-            self.families.iter().filter_map(|f| f.memtable.as_ref()).map(|m| m.memory());
-        tables.chain(memtables).sum()
+        let mems = self.families.iter().flat_map(|family| &family.mems).map(|mem| mem.memory());
+        tables.chain(mems).sum()
     }
 }
 

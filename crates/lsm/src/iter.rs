@@ -15,9 +15,9 @@ use rocksfmt::{Comparator, SEQUENCE_MAX, pack, unpack};
 
 use crate::error::{Error, Kind, Result};
 use crate::level_iter::{Bounds, LevelIter};
-use crate::memtable::MemtableCursor;
+use crate::mem::{Mem, MemCursor};
 use crate::point::entry_value;
-use crate::reader::{CfId, Reader, count};
+use crate::reader::{At, CfId, Reader, count};
 use crate::seek::SeekKey;
 use crate::snapshot::Snapshot;
 use crate::value::Value;
@@ -44,7 +44,8 @@ pub struct IterOptions<'a> {
 }
 
 enum Source {
-    Memory(MemtableCursor),
+    /// A memtable of the view, by its place.
+    Memory(usize, MemCursor),
     Level(Box<LevelIter>),
 }
 
@@ -52,7 +53,7 @@ impl Source {
     #[inline]
     fn valid(&self) -> bool {
         match self {
-            Source::Memory(cursor) => cursor.valid(),
+            Source::Memory(_, cursor) => cursor.valid(),
             Source::Level(level) => level.valid(),
         }
     }
@@ -63,7 +64,7 @@ const TURN_STEPS: usize = 64;
 
 /// See the module text. An iterator that returned an error stands nowhere until the next seek.
 pub struct Iter {
-    reader: Reader,
+    reader: At,
     family_at: usize,
     comparator: Comparator,
     sequence: u64,
@@ -83,7 +84,8 @@ pub struct Iter {
 impl Iter {
     pub(crate) fn new(reader: &Reader, family: CfId, options: IterOptions<'_>) -> Result<Iter> {
         let sequence = reader.sequence(options.snapshot)?;
-        let view = reader.0.view.clone();
+        let reader = reader.at();
+        let view = reader.view.clone();
         let version = &view.version;
         let found = version.family(family)?;
         let family_at =
@@ -99,14 +101,14 @@ impl Iter {
             bounds.narrow_to(&prefix);
         }
         let bounds = Rc::new(bounds);
-        let expected = expected_bytes(reader, family_at, options.expected);
+        let expected = expected_bytes(&reader, family_at, options.expected);
         let mut sources = Vec::new();
-        if found.memtable.is_some() {
-            sources.push(Source::Memory(MemtableCursor::new()));
+        for (at, mem) in found.mems.iter().enumerate() {
+            sources.push(Source::Memory(at, MemCursor::new(mem)));
         }
         let level_source = |slots: Rc<[u32]>| {
             Source::Level(Box::new(LevelIter::new(
-                reader,
+                &reader,
                 found.comparator,
                 slots,
                 &bounds,
@@ -126,7 +128,7 @@ impl Iter {
                 level.slots.iter().copied().filter(|&slot| version.tombstones(slot).is_some()),
             );
         }
-        let memory_tombstones = found.memtable.as_ref().is_some_and(|m| !m.tombstones().is_empty());
+        let memory_tombstones = found.mems.iter().any(|mem| mem.tombstones().is_some());
         Ok(Iter {
             reader: reader.clone(),
             family_at,
@@ -224,7 +226,7 @@ impl Iter {
         if !self.valid {
             return Ok(());
         }
-        count(&self.reader.0.counters.steps, 1);
+        count(&self.reader.inner.counters.steps, 1);
         self.valid = false;
         if self.direction == Direction::Backward {
             self.turn(Direction::Forward).await?;
@@ -243,7 +245,7 @@ impl Iter {
         if !self.valid {
             return Ok(());
         }
-        count(&self.reader.0.counters.steps, 1);
+        count(&self.reader.inner.counters.steps, 1);
         self.valid = false;
         if self.direction == Direction::Forward {
             self.turn(Direction::Backward).await?;
@@ -253,7 +255,7 @@ impl Iter {
 
     async fn seek_forward(&mut self, key: Option<&[u8]>) -> Result<()> {
         self.valid = false;
-        count(&self.reader.0.counters.seeks, 1);
+        count(&self.reader.inner.counters.seeks, 1);
         let target = key.map(|key| SeekKey::new(key, self.sequence));
         let position = match &target {
             Some(target) => Position::AtOrBehind(target.as_slice()),
@@ -265,7 +267,7 @@ impl Iter {
 
     async fn seek_backward(&mut self, key: Option<&[u8]>) -> Result<()> {
         self.valid = false;
-        count(&self.reader.0.counters.seeks, 1);
+        count(&self.reader.inner.counters.seeks, 1);
         let bounds = self.bounds.clone();
         // Behind all versions of the key; or before all versions of the upper bound.
         let target = match (key, &bounds.upper) {
@@ -298,16 +300,14 @@ impl Iter {
     ) -> Result<()> {
         match &mut self.sources[at] {
             Source::Level(level) => level.seek(position, direction).await,
-            Source::Memory(cursor) => {
-                let family = &self.reader.0.view.version.families[self.family_at];
-                if let Some(memtable) = &family.memtable {
-                    match position {
-                        Position::First => cursor.seek_to_first(memtable),
-                        Position::Last => cursor.seek_to_last(memtable),
-                        Position::AtOrBehind(key) => cursor.seek(memtable, key),
-                        Position::AtOrBefore(key) => cursor.seek_for_prev(memtable, key),
-                    };
-                }
+            Source::Memory(mem, cursor) => {
+                let mem = &self.reader.view.version.families[self.family_at].mems[*mem];
+                match position {
+                    Position::First => cursor.seek_to_first(mem),
+                    Position::Last => cursor.seek_to_last(mem),
+                    Position::AtOrBehind(key) => cursor.seek(mem, key),
+                    Position::AtOrBefore(key) => cursor.seek_for_prev(mem, key),
+                };
                 Ok(())
             }
         }
@@ -317,10 +317,7 @@ impl Iter {
     fn user_key(&self, at: usize) -> &[u8] {
         match &self.sources[at] {
             Source::Level(level) => level.user_key(),
-            Source::Memory(cursor) => match self.memtable() {
-                Some(memtable) => user_key(cursor.key(memtable)),
-                None => &[],
-            },
+            Source::Memory(mem, cursor) => user_key(cursor.key(self.mem(*mem))),
         }
     }
 
@@ -328,24 +325,22 @@ impl Iter {
     fn packed(&self, at: usize) -> u64 {
         match &self.sources[at] {
             Source::Level(level) => level.packed(),
-            Source::Memory(cursor) => {
-                let key = self.memtable().map_or(&[][..], |m| cursor.key(m));
+            Source::Memory(mem, cursor) => {
+                let key = cursor.key(self.mem(*mem));
                 key.last_chunk::<8>().map_or(0, |trailer| u64::from_le_bytes(*trailer))
             }
         }
     }
 
-    fn memtable(&self) -> Option<&crate::memtable::Memtable> {
-        self.reader.0.view.version.families[self.family_at].memtable.as_ref()
+    fn mem(&self, at: usize) -> &Mem {
+        &self.reader.view.version.families[self.family_at].mems[at]
     }
 
     fn source_value(&self, at: usize) -> Value {
         match &self.sources[at] {
             Source::Level(level) => level.value(),
-            Source::Memory(cursor) => match self.memtable() {
-                Some(memtable) => {
-                    Value::memory(&self.reader.0.view, self.family_at, cursor.value_range(memtable))
-                }
+            Source::Memory(mem, cursor) => match cursor.value(self.mem(*mem)) {
+                Some(value) => Value::memory(&self.reader.view, self.family_at, *mem, value),
                 None => Value::empty(),
             },
         }
@@ -395,14 +390,12 @@ impl Iter {
     async fn step_source(&mut self, at: usize, direction: Direction) -> Result<()> {
         match &mut self.sources[at] {
             Source::Level(level) => level.step(direction).await,
-            Source::Memory(cursor) => {
-                let family = &self.reader.0.view.version.families[self.family_at];
-                if let Some(memtable) = &family.memtable {
-                    match direction {
-                        Direction::Forward => cursor.next(memtable),
-                        Direction::Backward => cursor.prev(memtable),
-                    };
-                }
+            Source::Memory(mem, cursor) => {
+                let mem = &self.reader.view.version.families[self.family_at].mems[*mem];
+                match direction {
+                    Direction::Forward => cursor.next(mem),
+                    Direction::Backward => cursor.prev(mem),
+                };
                 Ok(())
             }
         }
@@ -422,7 +415,7 @@ impl Iter {
             }
             let (sequence, kind) = unpack(packed);
             if sequence > self.sequence || (skip && user_key == &self.key[..]) {
-                count(&self.reader.0.counters.skipped, 1);
+                count(&self.reader.inner.counters.skipped, 1);
                 self.step_current().await?;
                 continue;
             }
@@ -430,7 +423,7 @@ impl Iter {
                 && let Some(cover) = self.cover(self.user_key(at))
                 && cover.sequence > sequence
             {
-                count(&self.reader.0.counters.skipped, 1);
+                count(&self.reader.inner.counters.skipped, 1);
                 let user_key = self.user_key(at).to_vec();
                 self.skip_range(&user_key, cover).await?;
                 self.key = user_key;
@@ -451,7 +444,7 @@ impl Iter {
                     return Ok(());
                 }
                 None => {
-                    count(&self.reader.0.counters.skipped, 1);
+                    count(&self.reader.inner.counters.skipped, 1);
                     skip = true;
                     self.step_current().await?;
                 }
@@ -483,7 +476,7 @@ impl Iter {
                 if unpack(packed).0 <= self.sequence {
                     newest = Some((packed, self.source_value(at)));
                 } else {
-                    count(&self.reader.0.counters.skipped, 1);
+                    count(&self.reader.inner.counters.skipped, 1);
                 }
                 self.step_current().await?;
             }
@@ -492,7 +485,7 @@ impl Iter {
                 && let Some(cover) = self.cover(&self.key)
                 && cover.sequence > unpack(packed).0
             {
-                count(&self.reader.0.counters.skipped, 1);
+                count(&self.reader.inner.counters.skipped, 1);
                 continue;
             }
             match entry_value(&self.reader, self.family_at, &self.key, packed, value).await? {
@@ -501,7 +494,7 @@ impl Iter {
                     self.valid = true;
                     return Ok(());
                 }
-                None => count(&self.reader.0.counters.skipped, 1),
+                None => count(&self.reader.inner.counters.skipped, 1),
             }
         }
         Ok(())
@@ -513,9 +506,10 @@ impl Iter {
 
     /// The newest visible range tombstone over a key.
     fn cover(&self, key: &[u8]) -> Option<Covered> {
-        let version = &self.reader.0.view.version;
+        let version = &self.reader.view.version;
         let in_tables = self.tombstone_slots.iter().filter_map(|&slot| version.tombstones(slot));
-        let in_memory = self.memtable().map(|m| m.tombstones());
+        let mems = &version.families[self.family_at].mems;
+        let in_memory = mems.iter().filter_map(|mem| mem.tombstones());
         in_tables
             .chain(in_memory)
             .filter_map(|tombstones| tombstones.cover(key, self.sequence))
@@ -532,7 +526,7 @@ impl Iter {
         for at in 0..self.sources.len() {
             let older = match &mut self.sources[at] {
                 Source::Level(level) => level.valid() && level.largest_sequence() < cover.sequence,
-                Source::Memory(_) => false,
+                Source::Memory(..) => false,
             };
             if beyond && older && self.comparator.cmp_user(self.user_key(at), &cover.end).is_lt() {
                 let position = Position::AtOrBehind(target.as_slice());
@@ -608,9 +602,9 @@ impl Bounds {
 }
 
 /// Bytes of data blocks that so many entries take, by the tables' own counts.
-fn expected_bytes(reader: &Reader, family_at: usize, entries: Option<usize>) -> usize {
+fn expected_bytes(reader: &At, family_at: usize, entries: Option<usize>) -> usize {
     let Some(entries) = entries else { return 0 };
-    let version = &reader.0.view.version;
+    let version = &reader.view.version;
     let slots = version.families[family_at].levels.iter().flat_map(|level| &level.slots);
     let (mut bytes, mut count) = (0u64, 0u64);
     for &slot in slots {

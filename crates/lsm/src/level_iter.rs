@@ -7,7 +7,7 @@ use rocksfmt::{BlockCursor, Comparator, KEY_TRAILER_BYTES, pack, unpack};
 use crate::ahead::ReadAhead;
 use crate::block::Block;
 use crate::error::{Error, Result};
-use crate::reader::Reader;
+use crate::reader::At;
 use crate::value::Value;
 use crate::walk::{Direction, Position};
 
@@ -29,7 +29,7 @@ impl Bounds {
 
 /// See the module text.
 pub(crate) struct LevelIter {
-    reader: Reader,
+    reader: At,
     comparator: Comparator,
     bounds: Rc<Bounds>,
     keep: bool,
@@ -55,7 +55,7 @@ pub(crate) struct LevelIter {
 
 impl LevelIter {
     pub fn new(
-        reader: &Reader,
+        reader: &At,
         comparator: Comparator,
         slots: Rc<[u32]>,
         bounds: &Rc<Bounds>,
@@ -117,7 +117,7 @@ impl LevelIter {
 
     /// The largest sequence number of all tables.
     pub fn largest_sequence(&mut self) -> u64 {
-        let version = &self.reader.0.view.version;
+        let version = &self.reader.view.version;
         let largest = || self.slots.iter().map(|&slot| version.meta(slot).largest_sequence).max();
         *self.largest_sequence.get_or_insert_with(|| largest().unwrap_or(0))
     }
@@ -125,7 +125,7 @@ impl LevelIter {
     fn format(&self, e: &rocksfmt::Error) -> Error {
         match self.slots.get(self.at) {
             Some(&slot) => {
-                let number = self.reader.0.view.version.meta(slot).number;
+                let number = self.reader.view.version.meta(slot).number;
                 Error::format(format_args!("{number:06}.sst"), e)
             }
             None => Error::format("a table", e),
@@ -149,7 +149,7 @@ impl LevelIter {
         self.cursor.reset();
         self.block = None;
         let found = {
-            let version = &self.reader.0.view.version;
+            let version = &self.reader.view.version;
             let largest = |slot: &u32| -> &[u8] { &version.meta(*slot).largest };
             let smallest = |slot: &u32| -> &[u8] { &version.meta(*slot).smallest };
             match position {
@@ -209,7 +209,7 @@ impl LevelIter {
         if self.at != at || self.ahead.is_none() {
             self.at = at;
             self.ahead = Some(ReadAhead::new(&self.reader, slot, self.comparator, self.keep));
-            self.global = self.reader.0.view.version.table(slot)?.global_sequence;
+            self.global = self.reader.view.version.table(slot)?.global_sequence;
         }
         let bounds = self.bounds.clone();
         if let Some(ahead) = &mut self.ahead {
@@ -282,7 +282,7 @@ impl LevelIter {
     }
 
     fn beyond_bound(&self, slot: u32, direction: Direction) -> bool {
-        let meta = self.reader.0.view.version.meta(slot);
+        let meta = self.reader.view.version.meta(slot);
         match (direction, self.bounds.ahead(direction)) {
             (_, None) => false,
             (Direction::Forward, Some(upper)) => {

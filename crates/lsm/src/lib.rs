@@ -1,4 +1,4 @@
-//! The engine: reads RocksDB databases as they are, asynchronously, from any core.
+//! The engine: reads RocksDB databases as they are, asynchronously, from any core, and writes them.
 //!
 //! [`Db::open`] recovers a directory without writing to it; [`Db::attach`] gives a core its
 //! [`Reader`], with a channel to every file and a cache of its own. From there:
@@ -7,8 +7,13 @@
 //! - a multi-get sends all the reads it needs at once;
 //! - iterators go both ways with the same read-ahead.
 //!
-//! What cores share never changes: tables with their indexes and filters, and the recovered
-//! writes. So readers share no lock and no line that any of them writes.
+//! [`Db::open_for_writing`] also gives the one [`Writer`]: batches go to the log in groups and then
+//! into memtables, which are written to tables and merged in the background. RocksDB 7.8 and newer
+//! open what is left, at any time.
+//!
+//! What cores share never changes, but for the memtables, which one core fills while all read, and
+//! for what says which version and which sequence are the newest. So readers share no lock and no
+//! line that any of them writes.
 
 #![forbid(unsafe_code)]
 
@@ -17,15 +22,20 @@ mod blob;
 mod block;
 mod cache;
 mod check;
+mod compaction;
+mod create;
 mod db;
 mod error;
 mod flight;
+mod flush;
 mod iter;
 mod level_iter;
-mod memtable;
+mod manifest_writer;
+mod mem;
 mod point;
 mod reader;
 mod recover;
+mod recovered;
 mod recovery_plan;
 mod seek;
 mod snapshot;
@@ -34,13 +44,18 @@ mod table;
 mod value;
 mod version;
 mod wal_replay;
+mod wal_writer;
 mod walk;
+mod writer;
 
 pub use check::{CheckReport, Damage, check};
 pub use db::{ColumnFamilyInfo, Db, OpenOptions};
 pub use error::{Error, Kind, Result};
 pub use iter::{Iter, IterOptions};
 pub use reader::{CfId, Reader, ReaderStats};
+pub use rocksfmt::{BatchWriter, Compression};
 pub use snapshot::Snapshot;
 pub use stat::{FamilyStat, LevelStat, Stat};
 pub use value::Value;
+pub use wal_writer::Durability;
+pub use writer::{WriteOptions, Writer};

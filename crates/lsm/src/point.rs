@@ -24,9 +24,8 @@ use crate::blob;
 use crate::block::{Block, BlockKind, Layout};
 use crate::cache::BlockKey;
 use crate::error::{Error, Kind, Result};
-use crate::reader::{CfId, Reader, View, count};
+use crate::reader::{At, CfId, View, count};
 use crate::seek::SeekKey;
-use crate::snapshot::Snapshot;
 use crate::table::{Filter, IndexBlock, Table};
 use crate::value::Value;
 use crate::version::{Family, user_key};
@@ -111,7 +110,7 @@ impl<'a> Lookup<'a> {
     }
 
     /// Goes on without I/O as far as it can.
-    fn step(&mut self, reader: &Reader) -> Result<Step> {
+    fn step(&mut self, reader: &At) -> Result<Step> {
         if let Stage::Start = self.stage {
             self.stage = Stage::NextTable;
             if let Some(done) = self.look_in_memory()? {
@@ -132,7 +131,7 @@ impl<'a> Lookup<'a> {
                 Filter::None => {}
                 Filter::Full { data, layout } => {
                     if !layout.may_contain(data, &self.filter_key) {
-                        count(&reader.0.counters.filter_negative, 1);
+                        count(&reader.inner.counters.filter_negative, 1);
                         continue;
                     }
                 }
@@ -148,7 +147,7 @@ impl<'a> Lookup<'a> {
     }
 
     /// Takes the block that the last step asked for.
-    fn feed(&mut self, reader: &Reader, block: Block) -> Result<Step> {
+    fn feed(&mut self, reader: &At, block: Block) -> Result<Step> {
         let table = self.table()?;
         match self.stage {
             Stage::Filter => {
@@ -156,7 +155,7 @@ impl<'a> Lookup<'a> {
                     unreachable!("a filter partition was asked for")
                 };
                 if !layout.may_contain(&block.data, &self.filter_key) {
-                    count(&reader.0.counters.filter_negative, 1);
+                    count(&reader.inner.counters.filter_negative, 1);
                 } else if let Some(step) = self.look_in_index(table)? {
                     return Ok(step);
                 }
@@ -212,15 +211,19 @@ impl<'a> Lookup<'a> {
     }
 
     fn look_in_memory(&mut self) -> Result<Option<Step>> {
-        let Some(memtable) = &self.family.memtable else { return Ok(None) };
-        self.tombstone = memtable.tombstones().max_sequence(self.key, self.sequence);
-        match memtable.get(self.key, self.sequence) {
-            Some((packed, range)) => {
-                let value = Value::memory(self.view, self.family_at, range);
-                self.resolve(packed, None, value)
+        for (at, mem) in self.family.mems.iter().enumerate() {
+            if let Some(tombstones) = mem.tombstones() {
+                let over = tombstones.max_sequence(self.key, self.sequence);
+                self.tombstone = self.tombstone.max(over);
             }
-            None => Ok(None),
+            if let Some((packed, value)) = mem.get(self.key, self.sequence) {
+                let value = Value::memory(self.view, self.family_at, at, value);
+                if let Some(done) = self.resolve(packed, None, value)? {
+                    return Ok(Some(done));
+                }
+            }
         }
+        Ok(None)
     }
 
     /// Moves to the next table that may hold the key, newest first.
@@ -376,13 +379,13 @@ fn meaning(family: &Family, packed: u64, value: Value) -> Result<Option<Answer>>
 
 /// The value of an entry that an iterator stands on; `None` when it is a tombstone.
 pub(crate) async fn entry_value(
-    reader: &Reader,
+    reader: &At,
     family_at: usize,
     key: &[u8],
     packed: u64,
     value: Value,
 ) -> Result<Option<Value>> {
-    let family = &reader.0.view.version.families[family_at];
+    let family = &reader.view.version.families[family_at];
     match meaning(family, packed, value)? {
         None => Ok(None),
         Some(Answer::Value(value)) => Ok(Some(value)),
@@ -390,12 +393,12 @@ pub(crate) async fn entry_value(
     }
 }
 
-fn finish(reader: &Reader, found: bool) {
-    count(&reader.0.counters.found, u64::from(found));
+fn finish(reader: &At, found: bool) {
+    count(&reader.inner.counters.found, u64::from(found));
 }
 
 async fn answer(
-    reader: &Reader,
+    reader: &At,
     family_at: usize,
     key: &[u8],
     answer: Option<Answer>,
@@ -409,20 +412,20 @@ async fn answer(
 }
 
 pub(crate) async fn get(
-    reader: &Reader,
+    reader: &At,
     family: CfId,
     key: &[u8],
     sequence: u64,
 ) -> Result<Option<Value>> {
-    let inner = &*reader.0;
+    let inner = &*reader.inner;
     count(&inner.counters.gets, 1);
-    let view = inner.view.clone();
-    let mut lookup = Lookup::new(&view, family, key, sequence)?;
+    let view = &reader.view;
+    let mut lookup = Lookup::new(view, family, key, sequence)?;
     let mut step = lookup.step(reader)?;
     loop {
         match step {
             Step::Need(Need { slot, handle, kind }) => {
-                let block = inner.block(&view, slot, handle, kind, true).await?;
+                let block = inner.block(view, slot, handle, kind, true).await?;
                 step = lookup.feed(reader, block)?;
             }
             Step::Done(found) => {
@@ -434,13 +437,13 @@ pub(crate) async fn get(
 }
 
 pub(crate) fn get_cached(
-    reader: &Reader,
+    reader: &At,
     family: CfId,
     key: &[u8],
+    sequence: u64,
 ) -> Option<Result<Option<Value>>> {
-    let inner = &*reader.0;
-    let sequence = inner.view.version.last_sequence;
-    let mut lookup = match Lookup::new(&inner.view, family, key, sequence) {
+    let inner = &*reader.inner;
+    let mut lookup = match Lookup::new(&reader.view, family, key, sequence) {
         Ok(lookup) => lookup,
         Err(error) => return Some(Err(error)),
     };
@@ -481,18 +484,14 @@ impl Fetch<'_> {
 }
 
 pub(crate) async fn multi_get(
-    reader: &Reader,
+    reader: &At,
     family: CfId,
     keys: &[&[u8]],
-    snapshot: Option<&Snapshot>,
+    sequence: u64,
 ) -> Vec<Result<Option<Value>>> {
-    let inner = &*reader.0;
+    let inner = &*reader.inner;
     count(&inner.counters.gets, keys.len() as u64);
-    let sequence = match reader.sequence(snapshot) {
-        Ok(sequence) => sequence,
-        Err(error) => return keys.iter().map(|_| Err(error.clone())).collect(),
-    };
-    let view = inner.view.clone();
+    let view = &reader.view;
     let mut results: Vec<Result<Option<Value>>> = Vec::with_capacity(keys.len());
     let mut lookups = Vec::with_capacity(keys.len());
     // Lookups that wait for a block, in the order in which the blocks were asked for.
@@ -514,7 +513,7 @@ pub(crate) async fn multi_get(
         };
     for (at, key) in keys.iter().enumerate() {
         results.push(Ok(None));
-        let mut lookup = match Lookup::new(&view, family, key, sequence) {
+        let mut lookup = match Lookup::new(view, family, key, sequence) {
             Ok(lookup) => lookup,
             Err(error) => {
                 results[at] = Err(error);
@@ -525,7 +524,7 @@ pub(crate) async fn multi_get(
         let step = lookup.step(reader);
         lookups.push(Some(lookup));
         if let Some(Need { slot, handle, kind }) = settle(at, step, &mut results) {
-            let fetch = Box::pin(inner.block(&view, slot, handle, kind, true));
+            let fetch = Box::pin(inner.block(view, slot, handle, kind, true));
             waiting.push_back((at, Fetch::Running(fetch)));
         }
     }
@@ -537,7 +536,7 @@ pub(crate) async fn multi_get(
             Err(error) => Err(error),
         };
         if let Some(Need { slot, handle, kind }) = settle(at, step, &mut results) {
-            let fetch = Box::pin(inner.block(&view, slot, handle, kind, true));
+            let fetch = Box::pin(inner.block(view, slot, handle, kind, true));
             waiting.push_back((at, Fetch::Running(fetch)));
             poll_last(&mut waiting).await;
         }

@@ -8,6 +8,8 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use fs::{File, Slice};
@@ -33,13 +35,34 @@ const MEMORY_PATIENCE_NS: u64 = 10_000_000_000;
 
 /// One core's view of a version: its own handle on every file.
 pub(crate) struct View {
-    pub version: std::sync::Arc<Version>,
+    pub version: Arc<Version>,
     files: Vec<Option<File>>,
     /// For each family, its blob files in the order of [`crate::version::Family::blobs`].
     pub blobs: Vec<Vec<File>>,
 }
 
 impl View {
+    /// Attaches this core to a version's files; those of an older view stay as they are.
+    fn new(core: &Core, version: Arc<Version>, older: Option<&View>) -> View {
+        let known = older.map_or(&[][..], |older| &older.files);
+        let files = version
+            .slots
+            .iter()
+            .enumerate()
+            .map(|(at, slot)| match (known.get(at), slot) {
+                (_, Slot::Broken { .. }) => None,
+                (Some(Some(file)), _) => Some(file.clone()),
+                (_, Slot::Open(table)) => Some(core.attach(&table.file)),
+            })
+            .collect();
+        let blobs = version
+            .families
+            .iter()
+            .map(|family| family.blobs.iter().map(|(_, blob)| core.attach(&blob.file)).collect())
+            .collect();
+        View { version, files, blobs }
+    }
+
     /// This core's handle on an open table's file.
     #[inline]
     pub fn file(&self, slot: u32) -> Result<&File> {
@@ -119,7 +142,7 @@ pub(crate) fn count(counter: &Cell<u64>, n: u64) {
 pub(crate) struct Inner {
     pub core: Core,
     pub db: Db,
-    pub view: Rc<View>,
+    view: RefCell<Rc<View>>,
     pub counters: Counters,
     cache: RefCell<BlockCache>,
     flights: RefCell<Flights>,
@@ -128,37 +151,57 @@ pub(crate) struct Inner {
     verify: bool,
 }
 
+/// A reader and the view that a lookup or an iterator works on until it ends.
+#[derive(Clone)]
+pub(crate) struct At {
+    pub inner: Rc<Inner>,
+    pub view: Rc<View>,
+}
+
 /// One core's handle on a database; see the module text. Clones are the same reader.
 #[derive(Clone)]
 pub struct Reader(pub(crate) Rc<Inner>);
 
 impl Reader {
     pub(crate) fn new(db: &Db, core: &Core) -> Reader {
-        let version = db.version().clone();
-        let files = version
-            .slots
-            .iter()
-            .map(|slot| match slot {
-                Slot::Open(table) => Some(core.attach(&table.file)),
-                Slot::Broken { .. } => None,
-            })
-            .collect();
-        let blobs = version
-            .families
-            .iter()
-            .map(|family| family.blobs.iter().map(|(_, blob)| core.attach(&blob.file)).collect())
-            .collect();
+        Reader::with_cache(db, core, db.options().cache_bytes)
+    }
+
+    /// A reader for work in the background, which takes no memory for blocks it has seen.
+    pub(crate) fn uncached(db: &Db, core: &Core) -> Reader {
+        Reader::with_cache(db, core, 0)
+    }
+
+    fn with_cache(db: &Db, core: &Core, cache_bytes: usize) -> Reader {
         Reader(Rc::new(Inner {
             core: core.clone(),
             db: db.clone(),
-            view: Rc::new(View { version, files, blobs }),
+            view: RefCell::new(Rc::new(View::new(core, db.version(), None))),
             counters: Counters::default(),
-            cache: RefCell::new(BlockCache::new(db.options().cache_bytes)),
+            cache: RefCell::new(BlockCache::new(cache_bytes)),
             flights: RefCell::default(),
             decompressor: RefCell::default(),
-            snapshots: Registry::new(core),
+            snapshots: Registry::new(core, db),
             verify: db.options().verify_checksums,
         }))
+    }
+
+    /// The reader at the newest view.
+    #[inline]
+    pub(crate) fn at(&self) -> At {
+        let inner = &*self.0;
+        if inner.view.borrow().version.epoch != inner.db.0.epoch.load(Ordering::Acquire) {
+            self.renew();
+        }
+        At { inner: self.0.clone(), view: inner.view.borrow().clone() }
+    }
+
+    /// Takes the newest version for what begins from now on.
+    #[cold]
+    fn renew(&self) {
+        let inner = &*self.0;
+        let newest = View::new(&inner.core, inner.db.version(), Some(&inner.view.borrow()));
+        inner.view.replace(Rc::new(newest));
     }
 
     /// The core it reads through.
@@ -184,14 +227,14 @@ impl Reader {
     /// # Errors
     /// [`Kind::Expired`] when too many are held.
     pub fn snapshot(&self) -> Result<Snapshot> {
-        Registry::take(&self.0.snapshots, self.0.view.version.last_sequence)
+        Registry::take(&self.0.snapshots)
     }
 
     /// The sequence number to read at.
     pub(crate) fn sequence(&self, snapshot: Option<&Snapshot>) -> Result<u64> {
         match snapshot {
             Some(snapshot) => snapshot.sequence(),
-            None => Ok(self.0.view.version.last_sequence),
+            None => Ok(self.0.db.visible()),
         }
     }
 
@@ -200,7 +243,7 @@ impl Reader {
     /// # Errors
     /// When the family is unknown or cannot be served.
     pub fn approximate_keys(&self, family: CfId) -> Result<u64> {
-        let version = &self.0.view.version;
+        let version = &self.at().view.version;
         Ok(version.family(family)?.estimated_keys(version))
     }
 
@@ -225,12 +268,13 @@ impl Reader {
         snapshot: Option<&Snapshot>,
     ) -> Result<Option<Value>> {
         let sequence = self.sequence(snapshot)?;
-        crate::point::get(self, family, key, sequence).await
+        crate::point::get(&self.at(), family, key, sequence).await
     }
 
     /// Answers from memory alone, or not at all: `None` means that a block must be read.
     pub fn get_cached(&self, family: CfId, key: &[u8]) -> Option<Result<Option<Value>>> {
-        crate::point::get_cached(self, family, key)
+        let sequence = self.0.db.visible();
+        crate::point::get_cached(&self.at(), family, key, sequence)
     }
 
     /// Looks many keys up at once: all filters first, then all blocks that are needed together.
@@ -241,7 +285,10 @@ impl Reader {
         keys: &[&[u8]],
         snapshot: Option<&Snapshot>,
     ) -> Vec<Result<Option<Value>>> {
-        crate::point::multi_get(self, family, keys, snapshot).await
+        match self.sequence(snapshot) {
+            Ok(sequence) => crate::point::multi_get(&self.at(), family, keys, sequence).await,
+            Err(error) => keys.iter().map(|_| Err(error.clone())).collect(),
+        }
     }
 }
 

@@ -1,10 +1,14 @@
 //! Snapshots: registered, capped, and not for ever.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use reactor::Core;
 
+use crate::db::{Db, NO_SNAPSHOT};
 use crate::error::{Error, Kind, Result};
 
 /// Snapshots that one core's reader may hold at once.
@@ -15,25 +19,69 @@ const LIFETIME_NS: u64 = 3_600_000_000_000;
 /// The snapshots of one reader.
 pub(crate) struct Registry {
     core: Core,
-    held: Cell<usize>,
+    db: Db,
+    /// Sequences that are read at, and by how many.
+    held: RefCell<BTreeMap<u64, usize>>,
+    count: Cell<usize>,
+    /// The oldest of them, where the writer looks before it drops older versions.
+    oldest: Arc<AtomicU64>,
 }
 
 impl Registry {
-    pub fn new(core: &Core) -> Rc<Registry> {
-        Rc::new(Registry { core: core.clone(), held: Cell::new(0) })
+    pub fn new(core: &Core, db: &Db) -> Rc<Registry> {
+        let oldest = Arc::new(AtomicU64::new(NO_SNAPSHOT));
+        db.0.snapshots.rcu(|all| {
+            // Those of readers that are gone need nothing.
+            let live = all.iter().filter(|other| Arc::strong_count(other) > 1 || is_held(other));
+            let mut all: Vec<_> = live.cloned().collect();
+            all.push(oldest.clone());
+            all
+        });
+        let (held, count) = (RefCell::default(), Cell::new(0));
+        Rc::new(Registry { core: core.clone(), db: db.clone(), held, count, oldest })
     }
 
-    pub fn take(this: &Rc<Registry>, sequence: u64) -> Result<Snapshot> {
-        if this.held.get() >= SNAPSHOTS_MAX {
+    pub fn take(this: &Rc<Registry>) -> Result<Snapshot> {
+        if this.count.get() >= SNAPSHOTS_MAX {
             return Err(Error::new(
                 Kind::Expired,
                 format!("{SNAPSHOTS_MAX} snapshots are held on this core"),
             ));
         }
-        this.held.set(this.held.get() + 1);
+        // First nothing may be dropped, and only then is what is visible looked at: so the writer
+        // sees either this, or that it is not newer than what it took for the oldest.
+        if this.count.get() == 0 {
+            this.oldest.store(0, Ordering::SeqCst);
+        }
+        let sequence = this.db.0.sequence.load(Ordering::SeqCst);
+        *this.held.borrow_mut().entry(sequence).or_insert(0) += 1;
+        this.count.set(this.count.get() + 1);
+        this.tell();
         let until_ns = this.core.now_ns().saturating_add(LIFETIME_NS);
         Ok(Snapshot { registry: this.clone(), sequence, until_ns })
     }
+
+    fn release(&self, sequence: u64) {
+        let mut held = self.held.borrow_mut();
+        if let Some(count) = held.get_mut(&sequence) {
+            *count -= 1;
+            if *count == 0 {
+                held.remove(&sequence);
+            }
+        }
+        drop(held);
+        self.count.set(self.count.get() - 1);
+        self.tell();
+    }
+
+    fn tell(&self) {
+        let oldest = self.held.borrow().keys().next().copied().unwrap_or(NO_SNAPSHOT);
+        self.oldest.store(oldest, Ordering::SeqCst);
+    }
+}
+
+fn is_held(oldest: &AtomicU64) -> bool {
+    oldest.load(Ordering::SeqCst) != NO_SNAPSHOT
 }
 
 /// What was visible at one moment, for as long as an hour. Dropping it lets it go.
@@ -55,6 +103,6 @@ impl Snapshot {
 
 impl Drop for Snapshot {
     fn drop(&mut self) {
-        self.registry.held.set(self.registry.held.get() - 1);
+        self.registry.release(self.sequence);
     }
 }

@@ -75,7 +75,7 @@ impl Db {
     /// Describes the database, from what was read at the opening.
     pub fn stat(&self) -> Stat {
         let shared = &*self.0;
-        let version = &shared.version;
+        let version = &self.version();
         let families = version
             .families
             .iter()
@@ -128,7 +128,7 @@ impl Db {
                     comparator: family.comparator_name.clone(),
                     refused: family.refused.as_ref().map(ToString::to_string),
                     estimated_keys: family.estimated_keys(version),
-                    memtable_entries: family.memtable.as_ref().map_or(0, |m| m.len()),
+                    memtable_entries: family.mems.iter().map(|mem| mem.len()).sum(),
                     levels,
                     blob_files: family.blobs.len(),
                     blob_bytes: family.blobs.iter().map(|(_, blob)| blob.file.size()).sum(),
@@ -143,7 +143,7 @@ impl Db {
         Stat {
             db_id: shared.manifest.db_id.clone(),
             manifest: shared.manifest_name.clone(),
-            last_sequence: version.last_sequence,
+            last_sequence: self.visible(),
             next_file_number: shared.manifest.next_file_number,
             rocksdb_version,
             memory_bytes: shared.memory,

@@ -1,10 +1,11 @@
-//! What a lookup returns: a part of a block's buffer, or of a recovered write, without a copy.
+//! What a lookup returns: a part of a block's buffer, or of a memtable, without a copy.
 
 use std::ops::{Deref, Range};
 use std::rc::Rc;
 
 use fs::Slice;
 
+use crate::mem::MemValue;
 use crate::reader::View;
 
 /// A value, as bytes. It keeps its block's buffer in memory while it lives, so hold it briefly.
@@ -14,11 +15,12 @@ pub struct Value(Repr);
 #[derive(Clone)]
 enum Repr {
     Block(Slice),
-    /// A part of the recovered writes of the family at this place.
+    /// In the memtable at this place of the family at this place.
     Memory {
         view: Rc<View>,
         family: usize,
-        range: Range<usize>,
+        mem: usize,
+        value: MemValue,
     },
     Empty,
 }
@@ -28,8 +30,8 @@ impl Value {
         Value(Repr::Block(slice))
     }
 
-    pub(crate) fn memory(view: &Rc<View>, family: usize, range: Range<usize>) -> Value {
-        Value(Repr::Memory { view: view.clone(), family, range })
+    pub(crate) fn memory(view: &Rc<View>, family: usize, mem: usize, value: MemValue) -> Value {
+        Value(Repr::Memory { view: view.clone(), family, mem, value })
     }
 
     pub(crate) fn empty() -> Value {
@@ -49,10 +51,11 @@ impl Value {
     pub(crate) fn part(&self, range: Range<usize>) -> Value {
         match &self.0 {
             Repr::Block(slice) => Value(Repr::Block(slice.slice(range))),
-            Repr::Memory { view, family, range: whole } => Value(Repr::Memory {
+            Repr::Memory { view, family, mem, value } => Value(Repr::Memory {
                 view: view.clone(),
                 family: *family,
-                range: whole.start + range.start..whole.start + range.end,
+                mem: *mem,
+                value: value.part(range),
             }),
             Repr::Empty => Value::empty(),
         }
@@ -65,11 +68,9 @@ impl Deref for Value {
     fn deref(&self) -> &[u8] {
         match &self.0 {
             Repr::Block(slice) => slice,
-            Repr::Memory { view, family, range } => view.version.families[*family]
-                .memtable
-                .as_ref()
-                .and_then(|memtable| memtable.bytes().get(range.clone()))
-                .unwrap_or_default(),
+            Repr::Memory { view, family, mem, value } => {
+                view.version.families[*family].mems[*mem].value(value)
+            }
             Repr::Empty => &[],
         }
     }

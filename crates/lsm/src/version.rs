@@ -7,11 +7,11 @@ use rocksfmt::{Comparator, FileMeta, KEY_TRAILER_BYTES, RangeTombstones};
 
 use crate::blob::BlobFile;
 use crate::error::{Error, Kind, Result};
-use crate::memtable::Memtable;
+use crate::mem::Mem;
 use crate::table::Table;
 
 /// One level: tables by their slots, and their bounds side by side for searching.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Level {
     /// Slots into [`Version::tables`]. Level 0: newest first. Others: by smallest key.
     pub slots: Vec<u32>,
@@ -48,6 +48,7 @@ impl Level {
 }
 
 /// A column family in a version.
+#[derive(Clone)]
 pub(crate) struct Family {
     pub id: u32,
     pub name: String,
@@ -55,8 +56,8 @@ pub(crate) struct Family {
     pub comparator: Comparator,
     /// Why it cannot be read, if it cannot.
     pub refused: Option<Error>,
-    /// Writes that were only in the log.
-    pub memtable: Option<Memtable>,
+    /// What is in no table yet, the newest first.
+    pub mems: Vec<Arc<Mem>>,
     pub levels: Vec<Level>,
     /// Open blob files by number, sorted.
     pub blobs: Vec<(u64, Arc<BlobFile>)>,
@@ -65,6 +66,7 @@ pub(crate) struct Family {
 }
 
 /// A file of a version: open, or known to be damaged.
+#[derive(Clone)]
 pub(crate) enum Slot {
     Open(Arc<Table>),
     /// It could not be opened: whoever needs it gets this error, the rest stays readable.
@@ -74,11 +76,24 @@ pub(crate) enum Slot {
     },
 }
 
+impl Slot {
+    /// What the manifest says about the file.
+    #[inline]
+    pub fn meta(&self) -> &FileMeta {
+        match self {
+            Slot::Open(table) => &table.meta,
+            Slot::Broken { meta, .. } => meta,
+        }
+    }
+}
+
 /// See the module text.
+#[derive(Clone)]
 pub(crate) struct Version {
     pub families: Vec<Family>,
     pub slots: Vec<Slot>,
-    pub last_sequence: u64,
+    /// Counts the versions since the opening.
+    pub epoch: u64,
 }
 
 impl Version {
@@ -94,10 +109,7 @@ impl Version {
     /// What the manifest says about a file.
     #[inline]
     pub fn meta(&self, slot: u32) -> &FileMeta {
-        match &self.slots[slot as usize] {
-            Slot::Open(table) => &table.meta,
-            Slot::Broken { meta, .. } => meta,
-        }
+        self.slots[slot as usize].meta()
     }
 
     /// The range tombstones of a file, if it has any and can be read.
@@ -144,9 +156,9 @@ impl Family {
                 properties.num_deletions.saturating_sub(properties.num_range_deletions),
             );
         }
-        let memtable = self.memtable.as_ref().map_or(0, |m| m.len() as u64);
+        let in_memory: usize = self.mems.iter().map(|mem| mem.len()).sum();
         // A tombstone is an entry itself and usually hides another.
-        keys.saturating_sub(gone.saturating_mul(2)).saturating_add(memtable)
+        keys.saturating_sub(gone.saturating_mul(2)).saturating_add(in_memory as u64)
     }
 }
 

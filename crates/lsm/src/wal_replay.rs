@@ -21,13 +21,13 @@ use rocksfmt::{
 };
 
 use crate::error::{Error, Kind, Result};
-use crate::memtable::{Memtable, MemtableBuilder};
+use crate::recovered::{Recovered, RecoveredBuilder};
 use crate::recovery_plan::first_log;
 
 /// What replay leads to.
 pub(crate) struct Replayed {
     /// The column families that have writes in the logs.
-    pub memtables: BTreeMap<u32, Memtable>,
+    pub memtables: BTreeMap<u32, Recovered>,
     /// The largest sequence of the database.
     pub last_sequence: u64,
     /// Logs that end before their file does, and where, for the record.
@@ -39,7 +39,7 @@ pub(crate) struct Replayed {
 struct Family {
     log_number: u64,
     /// `None` for a family whose order of keys is unknown.
-    builder: Option<MemtableBuilder>,
+    builder: Option<RecoveredBuilder>,
 }
 
 /// See the module text.
@@ -65,7 +65,7 @@ impl WalReplay {
     pub fn new(state: &ManifestState, memory_max: u64) -> WalReplay {
         let family = |cf: &rocksfmt::ColumnFamily| Family {
             log_number: cf.log_number,
-            builder: cf.comparator().ok().map(MemtableBuilder::new),
+            builder: cf.comparator().ok().map(RecoveredBuilder::new),
         };
         WalReplay {
             families: state.column_families.iter().map(|(&id, cf)| (id, family(cf))).collect(),
@@ -314,7 +314,7 @@ mod tests {
     }
 
     fn len(replayed: &Replayed, cf: u32) -> usize {
-        replayed.memtables.get(&cf).map_or(0, Memtable::len)
+        replayed.memtables.get(&cf).map_or(0, Recovered::len)
     }
 
     #[test]

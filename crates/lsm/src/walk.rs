@@ -4,7 +4,7 @@ use rocksfmt::{BlockHandle, IndexCursor, KEY_TRAILER_BYTES};
 
 use crate::block::{Block, BlockKind};
 use crate::error::{Error, Result};
-use crate::reader::Reader;
+use crate::reader::At;
 use crate::table::Table;
 
 /// Which way a walk or an iterator goes.
@@ -27,7 +27,7 @@ pub(crate) enum Position<'a> {
 
 /// A position among a table's data blocks.
 pub(crate) struct Walk {
-    reader: Reader,
+    reader: At,
     slot: u32,
     user_keys: bool,
     top: IndexCursor,
@@ -35,9 +35,8 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    pub fn new(reader: &Reader, slot: u32) -> Walk {
+    pub fn new(reader: &At, slot: u32) -> Walk {
         let user_keys = reader
-            .0
             .view
             .version
             .table(slot)
@@ -66,7 +65,7 @@ impl Walk {
     /// Goes somewhere; false when there is no such block. Suspends for an index partition.
     pub async fn go(&mut self, position: Position<'_>) -> Result<bool> {
         let (found, two_level) = {
-            let table = self.reader.0.view.version.table(self.slot)?;
+            let table = self.reader.view.version.table(self.slot)?;
             let (data, layout) = (&table.index.data, &table.index.layout);
             (place(&mut self.top, data, layout, table, position)?, table.two_level)
         };
@@ -85,7 +84,7 @@ impl Walk {
     /// Goes one block on; false at the end. Suspends for an index partition.
     pub async fn step(&mut self, direction: Direction) -> Result<bool> {
         let reader = self.reader.clone();
-        let table = reader.0.view.version.table(self.slot)?;
+        let table = reader.view.version.table(self.slot)?;
         let format = |e: rocksfmt::Error| Error::format(table.place(0), &e);
         if let Some((block, cursor)) = &mut self.partition {
             let moved = match direction {
@@ -108,7 +107,7 @@ impl Walk {
     /// Goes to the next partition that is not empty.
     async fn cross(&mut self, direction: Direction) -> Result<bool> {
         let reader = self.reader.clone();
-        let table = reader.0.view.version.table(self.slot)?;
+        let table = reader.view.version.table(self.slot)?;
         loop {
             let (data, layout) = (&table.index.data, &table.index.layout);
             let (moved, position) = match direction {
@@ -128,11 +127,11 @@ impl Walk {
 
     async fn load_partition(&mut self, position: Position<'_>) -> Result<()> {
         let reader = self.reader.clone();
-        let inner = &*reader.0;
-        let table = inner.view.version.table(self.slot)?;
+        let inner = &*reader.inner;
+        let table = reader.view.version.table(self.slot)?;
         let kind = BlockKind::Index(table.properties.index_format);
         let handle = self.top.handle();
-        let block = inner.block(&inner.view, self.slot, handle, kind, true).await?;
+        let block = inner.block(&reader.view, self.slot, handle, kind, true).await?;
         let mut cursor = IndexCursor::new();
         place(&mut cursor, &block.data, block.index(), table, position)?;
         self.partition = Some((block, cursor));

@@ -1,13 +1,13 @@
 //! The writes of a column family that were found in the write-ahead log, sorted for reading.
 //!
-//! 1. [`MemtableBuilder::apply`] takes the log's operations in any order of keys and copies key and value
+//! 1. [`RecoveredBuilder::apply`] takes the log's operations in any order of keys and copies key and value
 //!    behind one another into one arena.
-//! 2. [`MemtableBuilder::freeze`] sorts an array of offsets, once. From then on nothing changes, so any core
+//! 2. [`RecoveredBuilder::freeze`] sorts an array of offsets, once. From then on nothing changes, so any core
 //!    may read.
-//! 3. [`Memtable::get`] and [`MemtableCursor`] search the array. Neither allocates.
+//! 3. [`Recovered::get`] and [`RecoveredCursor`] search the array. Neither allocates.
 //!
 //! Order: user keys by the comparator, versions of a key newest first, as in a table. Range tombstones are
-//! kept apart; whoever reads asks [`Memtable::tombstones`] as well.
+//! kept apart; whoever reads asks [`Recovered::tombstones`] as well.
 //!
 //! ```text
 //! arena    varint32 user key length | varint32 value length | user key | fixed64 packed | value    per entry
@@ -35,7 +35,7 @@ struct Entry {
 }
 
 /// Collects operations; see the module text.
-pub(crate) struct MemtableBuilder {
+pub(crate) struct RecoveredBuilder {
     comparator: Comparator,
     arena: Vec<u8>,
     entries: Vec<Entry>,
@@ -46,9 +46,9 @@ pub(crate) struct MemtableBuilder {
     tombstone_bytes: usize,
 }
 
-impl MemtableBuilder {
-    pub fn new(comparator: Comparator) -> MemtableBuilder {
-        MemtableBuilder {
+impl RecoveredBuilder {
+    pub fn new(comparator: Comparator) -> RecoveredBuilder {
+        RecoveredBuilder {
             comparator,
             arena: Vec::new(),
             entries: Vec::new(),
@@ -122,9 +122,9 @@ impl MemtableBuilder {
     }
 
     /// Sorts everything for reading.
-    pub fn freeze(self) -> Memtable {
+    pub fn freeze(self) -> Recovered {
         let mut entries = self.entries;
-        let mut table = Memtable {
+        let mut table = Recovered {
             comparator: self.comparator,
             arena: self.arena,
             entries: Vec::new(),
@@ -147,7 +147,7 @@ impl MemtableBuilder {
 }
 
 /// See the module text.
-pub(crate) struct Memtable {
+pub(crate) struct Recovered {
     comparator: Comparator,
     arena: Vec<u8>,
     entries: Vec<Entry>,
@@ -161,7 +161,7 @@ struct Parts {
     value: Range<usize>,
 }
 
-impl Memtable {
+impl Recovered {
     /// Number of entries, range tombstones not counted.
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -259,14 +259,14 @@ impl Memtable {
 
 /// A position in a memtable. It borrows nothing; every call takes the memtable it is for.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct MemtableCursor {
+pub(crate) struct RecoveredCursor {
     /// One more than the index of the entry stood on; 0 for none.
     at: usize,
 }
 
-impl MemtableCursor {
-    pub fn new() -> MemtableCursor {
-        MemtableCursor::default()
+impl RecoveredCursor {
+    pub fn new() -> RecoveredCursor {
+        RecoveredCursor::default()
     }
 
     /// Whether it stands on an entry.
@@ -276,7 +276,7 @@ impl MemtableCursor {
     }
 
     /// Stands on the entry with that index, if there is one.
-    fn stand(&mut self, table: &Memtable, index: Option<usize>) -> bool {
+    fn stand(&mut self, table: &Recovered, index: Option<usize>) -> bool {
         self.at = match index {
             Some(index) if index < table.len() => index + 1,
             _ => 0,
@@ -285,23 +285,23 @@ impl MemtableCursor {
     }
 
     /// Goes to the first entry.
-    pub fn seek_to_first(&mut self, table: &Memtable) -> bool {
+    pub fn seek_to_first(&mut self, table: &Recovered) -> bool {
         self.stand(table, Some(0))
     }
 
     /// Goes to the last entry.
-    pub fn seek_to_last(&mut self, table: &Memtable) -> bool {
+    pub fn seek_to_last(&mut self, table: &Recovered) -> bool {
         self.stand(table, table.len().checked_sub(1))
     }
 
     /// Goes to the first entry at or behind an internal key.
-    pub fn seek(&mut self, table: &Memtable, key: &[u8]) -> bool {
+    pub fn seek(&mut self, table: &Recovered, key: &[u8]) -> bool {
         let index = seek_index(table, key);
         self.stand(table, Some(index))
     }
 
     /// Goes to the last entry at or before an internal key.
-    pub fn seek_for_prev(&mut self, table: &Memtable, key: &[u8]) -> bool {
+    pub fn seek_for_prev(&mut self, table: &Recovered, key: &[u8]) -> bool {
         let mut index = seek_index(table, key);
         let is_key = |entry: &Entry| table.key(entry.offset) == key;
         // Entries that are equal throughout (a log replayed twice) stand side by side.
@@ -313,30 +313,30 @@ impl MemtableCursor {
 
     /// Goes one entry on; false, and nowhere, at the end.
     #[inline]
-    pub fn next(&mut self, table: &Memtable) -> bool {
+    pub fn next(&mut self, table: &Recovered) -> bool {
         let index = self.at;
         self.stand(table, (index != 0).then_some(index))
     }
 
     /// Goes one entry back; false, and nowhere, at the start.
     #[inline]
-    pub fn prev(&mut self, table: &Memtable) -> bool {
+    pub fn prev(&mut self, table: &Recovered) -> bool {
         let index = self.at.checked_sub(2);
         self.stand(table, index)
     }
 
     /// The internal key stood on; empty when nowhere.
     #[inline]
-    pub fn key<'a>(&self, table: &'a Memtable) -> &'a [u8] {
+    pub fn key<'a>(&self, table: &'a Recovered) -> &'a [u8] {
         match self.entry(table) {
             Some(entry) => table.key(entry.offset),
             None => &[],
         }
     }
 
-    /// Where the value stood on is in [`Memtable::bytes`].
+    /// Where the value stood on is in [`Recovered::bytes`].
     #[inline]
-    pub fn value_range(&self, table: &Memtable) -> Range<usize> {
+    pub fn value_range(&self, table: &Recovered) -> Range<usize> {
         match self.entry(table) {
             Some(entry) => table.parts(entry.offset).value,
             None => 0..0,
@@ -344,12 +344,12 @@ impl MemtableCursor {
     }
 
     #[inline]
-    fn entry<'a>(&self, table: &'a Memtable) -> Option<&'a Entry> {
+    fn entry<'a>(&self, table: &'a Recovered) -> Option<&'a Entry> {
         table.entries.get(self.at.checked_sub(1)?)
     }
 }
 
-fn seek_index(table: &Memtable, key: &[u8]) -> usize {
+fn seek_index(table: &Recovered, key: &[u8]) -> usize {
     let (user_key, trailer) = key.split_last_chunk::<8>().unwrap_or((key, &[0; 8]));
     table.lower_bound(user_key, u64::from_le_bytes(*trailer))
 }
@@ -370,14 +370,14 @@ mod tests {
         key
     }
 
-    fn value<'a>(table: &'a Memtable, key: &[u8], sequence: u64) -> Option<(u8, &'a [u8])> {
+    fn value<'a>(table: &'a Recovered, key: &[u8], sequence: u64) -> Option<(u8, &'a [u8])> {
         let (packed, range) = table.get(key, sequence)?;
         Some((unpack(packed).1, &table.bytes()[range]))
     }
 
     #[test]
     fn every_operation_is_kept_with_its_type() {
-        let mut b = MemtableBuilder::new(Comparator::Bytewise);
+        let mut b = RecoveredBuilder::new(Comparator::Bytewise);
         let ops = [
             put(b"a", b"1"),
             Op::Delete { cf: 0, key: b"b" },
@@ -416,7 +416,7 @@ mod tests {
 
     #[test]
     fn the_newest_visible_version_is_found() {
-        let mut b = MemtableBuilder::new(Comparator::Bytewise);
+        let mut b = RecoveredBuilder::new(Comparator::Bytewise);
         for (sequence, bytes) in [(5, b"five"), (9, b"nine"), (7, b"even")] {
             b.apply(sequence, &put(b"key", bytes)).unwrap();
         }
@@ -432,10 +432,10 @@ mod tests {
 
     #[test]
     fn an_empty_memtable_has_nothing() {
-        let b = MemtableBuilder::new(Comparator::Bytewise);
+        let b = RecoveredBuilder::new(Comparator::Bytewise);
         assert!(b.is_empty());
         let t = b.freeze();
-        let mut c = MemtableCursor::new();
+        let mut c = RecoveredCursor::new();
         assert_eq!((t.len(), t.get(b"", 9), t.tombstones().len()), (0, None, 0));
         assert!(!c.seek_to_first(&t) && !c.seek_to_last(&t) && !c.seek(&t, &internal(b"a", 0)));
         assert!(!c.seek_for_prev(&t, &internal(b"a", 0)) && !c.next(&t) && !c.prev(&t));
@@ -444,7 +444,7 @@ mod tests {
 
     #[test]
     fn a_range_tombstone_alone_is_something() {
-        let mut b = MemtableBuilder::new(Comparator::Bytewise);
+        let mut b = RecoveredBuilder::new(Comparator::Bytewise);
         b.apply(3, &Op::DeleteRange { cf: 0, begin: b"a", end: b"b" }).unwrap();
         assert!(!b.is_empty());
     }
@@ -452,8 +452,8 @@ mod tests {
     /// Sorted by hand the way a table is sorted.
     type Model = Vec<(Vec<u8>, Vec<u8>)>;
 
-    fn model_and_table(keys: &[(Vec<u8>, bool)], comparator: Comparator) -> (Model, Memtable) {
-        let mut b = MemtableBuilder::new(comparator);
+    fn model_and_table(keys: &[(Vec<u8>, bool)], comparator: Comparator) -> (Model, Recovered) {
+        let mut b = RecoveredBuilder::new(comparator);
         let mut model = Model::new();
         for (i, (key, delete)) in keys.iter().enumerate() {
             let sequence = i as u64 + 1;
@@ -492,7 +492,7 @@ mod tests {
             let (model, t) = model_and_table(&keys, comparator);
             prop_assert_eq!(t.len(), model.len());
 
-            let mut c = MemtableCursor::new();
+            let mut c = RecoveredCursor::new();
             let mut more = c.seek_to_first(&t);
             for (key, bytes) in &model {
                 prop_assert!(more);

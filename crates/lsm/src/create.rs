@@ -1,0 +1,119 @@
+//! Making a database, and taking one over for writing.
+
+use std::io;
+
+use fs::{Dir, LockGuard, Mode};
+use reactor::Core;
+use rocksfmt::{Comparator, FileName, LogWriter, VersionEdit};
+
+use crate::db::Db;
+use crate::error::{Error, Kind, Result};
+use crate::manifest_writer::ManifestWriter;
+use crate::wal_writer::Durability;
+
+/// Takes the lock that excludes every other user of the directory, RocksDB too.
+pub(crate) async fn lock(dir: &Dir) -> Result<LockGuard> {
+    dir.lock_exclusive("LOCK").await.map_err(|e| match e.kind() {
+        io::ErrorKind::WouldBlock => Error::new(
+            Kind::Locked,
+            format!(
+                "{}: somebody else has this database open; close it there",
+                dir.path().display()
+            ),
+        ),
+        _ => Error::io(dir.path().join("LOCK").display(), &e),
+    })
+}
+
+/// Makes an empty database in a directory that has none.
+pub(crate) async fn unless_there(core: &Core, dir: &Dir) -> Result<()> {
+    let io = |e: io::Error| Error::io(dir.path().display(), &e);
+    let mut others = Vec::new();
+    for entry in dir.list().await.map_err(io)? {
+        match FileName::parse(&entry.name) {
+            Some(FileName::Current) => return Ok(()),
+            Some(FileName::Wal(_) | FileName::Sst(_) | FileName::Blob(_)) => {
+                others.push(entry.name)
+            }
+            _ => {}
+        }
+    }
+    if !others.is_empty() {
+        return Err(Error::new(
+            Kind::Corruption,
+            format!(
+                "{}: there is no CURRENT file, but {} and perhaps more: a damaged database, in whose \
+                 place none is made",
+                dir.path().display(),
+                others[0]
+            ),
+        ));
+    }
+    let identity = format!("{:016x}-{:016x}", core.random_u64(), core.random_u64());
+    dir.write_small_atomically("IDENTITY", identity.as_bytes()).await.map_err(io)?;
+    let edit = VersionEdit {
+        db_id: Some(identity),
+        comparator: Some(Comparator::Bytewise.name().to_owned()),
+        log_number: Some(0),
+        next_file_number: Some(2),
+        last_sequence: Some(0),
+        ..VersionEdit::default()
+    };
+    let name = FileName::Manifest(1).to_string();
+    let mut bytes = Vec::new();
+    LogWriter::new(None, 0).append(&edit.encode(), &mut bytes);
+    dir.write_small_atomically(&name, &bytes).await.map_err(io)?;
+    dir.write_small_atomically("CURRENT", format!("{name}\n").as_bytes()).await.map_err(io)
+}
+
+/// Makes an open directory ours: a new MANIFEST, and no file that nobody refers to. Returns the
+/// MANIFEST and the first number that no file has.
+pub(crate) async fn take_over(
+    core: &Core,
+    dir: &Dir,
+    db: &Db,
+    durability: Durability,
+) -> Result<(ManifestWriter, u64)> {
+    let io = |e: io::Error| Error::io(dir.path().display(), &e);
+    let state = &db.0.manifest;
+    let entries = dir.list().await.map_err(io)?;
+    let mut next = state.next_file_number;
+    for entry in &entries {
+        if let Some(
+            FileName::Wal(number)
+            | FileName::Sst(number)
+            | FileName::Blob(number)
+            | FileName::Manifest(number)
+            | FileName::Options(number)
+            | FileName::Temp(number),
+        ) = FileName::parse(&entry.name)
+        {
+            next = next.max(number.saturating_add(1));
+        }
+    }
+    if durability == Durability::Power {
+        // What was recovered may be in the page cache only. Were a power cut to take its end, what
+        // is written from now on would lie behind a hole, and be lost with it.
+        for entry in &entries {
+            if let Some(FileName::Wal(_)) = FileName::parse(&entry.name) {
+                let file = dir.open_for_writing(&entry.name, Mode::Buffered).await.map_err(io)?;
+                core.attach(&file).sync_data().await.map_err(io)?;
+            }
+        }
+    }
+    let manifest = ManifestWriter::create(core, dir, next, state, next + 1).await?;
+    for entry in &entries {
+        let tables = || state.column_families.values().flat_map(|family| family.files());
+        let blobs = || state.column_families.values().flat_map(|family| family.blob_files.keys());
+        let gone = match FileName::parse(&entry.name) {
+            Some(FileName::Manifest(_) | FileName::Temp(_)) => true,
+            Some(FileName::Sst(number)) => tables().all(|(_, file)| file.number != number),
+            Some(FileName::Blob(number)) => blobs().all(|&blob| blob != number),
+            _ => false,
+        };
+        if gone {
+            dir.remove(&entry.name).await.map_err(io)?;
+        }
+    }
+    Ok((manifest, next + 1))
+}

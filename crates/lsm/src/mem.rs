@@ -1,0 +1,188 @@
+//! What of a column family is in memory: a memtable that is written to, or writes recovered from
+//! the log. Newer than all tables; the newest first in [`crate::version::Family::mems`].
+
+use std::ops::Range;
+
+use memtable::ValueRef;
+use rocksfmt::{KEY_TRAILER_BYTES, RangeTombstones};
+
+use crate::recovered::{Recovered, RecoveredCursor};
+
+/// See the module text.
+pub(crate) enum Mem {
+    /// Writes found in the log, sorted once.
+    Recovered(Recovered),
+    /// A skip list. It has no range tombstones: nothing writes them yet.
+    Live(memtable::Memtable),
+}
+
+/// Where a value is in its [`Mem`].
+#[derive(Clone, Debug)]
+pub(crate) enum MemValue {
+    Recovered(Range<usize>),
+    /// The value, and the part of it that is meant.
+    Live(ValueRef, Range<usize>),
+}
+
+impl MemValue {
+    /// A part of the value.
+    pub fn part(&self, part: Range<usize>) -> MemValue {
+        let within = |whole: &Range<usize>| whole.start + part.start..whole.start + part.end;
+        match self {
+            MemValue::Recovered(range) => MemValue::Recovered(within(range)),
+            MemValue::Live(value, range) => MemValue::Live(*value, within(range)),
+        }
+    }
+}
+
+impl Mem {
+    /// The newest entry of a user key visible at a sequence: sequence and type, and its value.
+    #[inline]
+    pub fn get(&self, user_key: &[u8], sequence: u64) -> Option<(u64, MemValue)> {
+        match self {
+            Mem::Recovered(mem) => mem
+                .get(user_key, sequence)
+                .map(|(packed, range)| (packed, MemValue::Recovered(range))),
+            Mem::Live(mem) => mem.get(user_key, sequence).map(|entry| {
+                let all = 0..entry.value().len();
+                (entry.packed(), MemValue::Live(entry.value_ref(), all))
+            }),
+        }
+    }
+
+    /// The bytes of a value of this one.
+    #[inline]
+    pub fn value(&self, value: &MemValue) -> &[u8] {
+        match (self, value) {
+            (Mem::Recovered(mem), MemValue::Recovered(range)) => {
+                mem.bytes().get(range.clone()).unwrap_or_default()
+            }
+            (Mem::Live(mem), MemValue::Live(value, range)) => {
+                mem.value(*value).get(range.clone()).unwrap_or_default()
+            }
+            _ => unreachable!("a value is looked up in the memtable it was found in"),
+        }
+    }
+
+    /// The range tombstones, if there are any.
+    pub fn tombstones(&self) -> Option<&RangeTombstones> {
+        match self {
+            Mem::Recovered(mem) => Some(mem.tombstones()).filter(|all| !all.is_empty()),
+            Mem::Live(_) => None,
+        }
+    }
+
+    /// Entries, range tombstones not counted.
+    pub fn len(&self) -> usize {
+        match self {
+            Mem::Recovered(mem) => mem.len(),
+            Mem::Live(mem) => mem.len(),
+        }
+    }
+
+    /// Bytes of memory held.
+    pub fn memory(&self) -> usize {
+        match self {
+            Mem::Recovered(mem) => mem.memory(),
+            Mem::Live(mem) => mem.memory(),
+        }
+    }
+}
+
+/// A position in a [`Mem`]. It borrows nothing; every call takes the one it is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum MemCursor {
+    Recovered(RecoveredCursor),
+    Live(memtable::Cursor),
+}
+
+/// Calls the same method of whichever it is.
+macro_rules! either {
+    ($self:ident, $mem:ident, $recovered:ident / $live:ident $(, $key:ident)?) => {
+        match ($self, $mem) {
+            (MemCursor::Recovered(cursor), Mem::Recovered(mem)) => cursor.$recovered(mem $(, $key)?),
+            (MemCursor::Live(cursor), Mem::Live(mem)) => {
+                $(let ($key, packed) = split($key);)?
+                cursor.$live(mem $(, $key, packed)?)
+            }
+            _ => unreachable!("a cursor goes with the memtable it was made for"),
+        }
+    };
+}
+
+impl MemCursor {
+    pub fn new(mem: &Mem) -> MemCursor {
+        match mem {
+            Mem::Recovered(_) => MemCursor::Recovered(RecoveredCursor::new()),
+            Mem::Live(_) => MemCursor::Live(memtable::Cursor::new()),
+        }
+    }
+
+    /// Whether it stands on an entry.
+    #[inline]
+    pub fn valid(&self) -> bool {
+        match self {
+            MemCursor::Recovered(cursor) => cursor.valid(),
+            MemCursor::Live(cursor) => cursor.valid(),
+        }
+    }
+
+    /// Goes to the first entry.
+    pub fn seek_to_first(&mut self, mem: &Mem) -> bool {
+        either!(self, mem, seek_to_first / first)
+    }
+
+    /// Goes to the last entry.
+    pub fn seek_to_last(&mut self, mem: &Mem) -> bool {
+        either!(self, mem, seek_to_last / last)
+    }
+
+    /// Goes to the first entry at or behind an internal key.
+    pub fn seek(&mut self, mem: &Mem, key: &[u8]) -> bool {
+        either!(self, mem, seek / seek, key)
+    }
+
+    /// Goes to the last entry at or before an internal key.
+    pub fn seek_for_prev(&mut self, mem: &Mem, key: &[u8]) -> bool {
+        either!(self, mem, seek_for_prev / seek_for_prev, key)
+    }
+
+    /// Goes one entry on; false, and nowhere, at the end.
+    #[inline]
+    pub fn next(&mut self, mem: &Mem) -> bool {
+        either!(self, mem, next / next)
+    }
+
+    /// Goes one entry back; false, and nowhere, at the start.
+    #[inline]
+    pub fn prev(&mut self, mem: &Mem) -> bool {
+        either!(self, mem, prev / prev)
+    }
+
+    /// The internal key stood on; empty when nowhere.
+    #[inline]
+    pub fn key<'a>(&self, mem: &'a Mem) -> &'a [u8] {
+        either!(self, mem, key / internal_key)
+    }
+
+    /// The value stood on.
+    pub fn value(&self, mem: &Mem) -> Option<MemValue> {
+        match (self, mem) {
+            (MemCursor::Recovered(cursor), Mem::Recovered(mem)) => {
+                Some(MemValue::Recovered(cursor.value_range(mem)))
+            }
+            (MemCursor::Live(cursor), Mem::Live(mem)) => {
+                let all = 0..cursor.value(mem).len();
+                cursor.value_ref(mem).map(|value| MemValue::Live(value, all))
+            }
+            _ => unreachable!("a cursor goes with the memtable it was made for"),
+        }
+    }
+}
+
+/// User key and trailer of an internal key.
+fn split(key: &[u8]) -> (&[u8], u64) {
+    let at = key.len().saturating_sub(KEY_TRAILER_BYTES);
+    let (user, trailer) = key.split_at(at);
+    (user, trailer.try_into().map_or(0, u64::from_le_bytes))
+}
