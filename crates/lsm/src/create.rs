@@ -2,14 +2,13 @@
 
 use std::io;
 
-use fs::{Dir, LockGuard, Mode};
+use fs::{Dir, LockGuard};
 use reactor::Core;
 use rocksfmt::{Comparator, FileName, LogWriter, VersionEdit};
 
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
 use crate::manifest_writer::ManifestWriter;
-use crate::wal_writer::Durability;
 
 /// Takes the lock that excludes every other user of the directory, RocksDB too.
 pub(crate) async fn lock(dir: &Dir) -> Result<LockGuard> {
@@ -68,12 +67,7 @@ pub(crate) async fn unless_there(core: &Core, dir: &Dir) -> Result<()> {
 
 /// Makes an open directory ours: a new MANIFEST, and no file that nobody refers to. Returns the
 /// MANIFEST and the first number that no file has.
-pub(crate) async fn take_over(
-    core: &Core,
-    dir: &Dir,
-    db: &Db,
-    durability: Durability,
-) -> Result<(ManifestWriter, u64)> {
+pub(crate) async fn take_over(core: &Core, dir: &Dir, db: &Db) -> Result<(ManifestWriter, u64)> {
     let io = |e: io::Error| Error::io(dir.path().display(), &e);
     let state = &db.0.manifest;
     let entries = dir.list().await.map_err(io)?;
@@ -89,16 +83,6 @@ pub(crate) async fn take_over(
         ) = FileName::parse(&entry.name)
         {
             next = next.max(number.saturating_add(1));
-        }
-    }
-    if durability == Durability::Power {
-        // What was recovered may be in the page cache only. Were a power cut to take its end, what
-        // is written from now on would lie behind a hole, and be lost with it.
-        for entry in &entries {
-            if let Some(FileName::Wal(_)) = FileName::parse(&entry.name) {
-                let file = dir.open_for_writing(&entry.name, Mode::Buffered).await.map_err(io)?;
-                core.attach(&file).sync_data().await.map_err(io)?;
-            }
         }
     }
     let manifest = ManifestWriter::create(core, dir, next, state, next + 1).await?;

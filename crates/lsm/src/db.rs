@@ -144,7 +144,7 @@ impl Db {
             create::unless_there(core, &dir).await?;
         }
         let db = Db::open_locked(core, &dir, &options, Some(lock)).await?;
-        let (manifest, next_file) = create::take_over(core, &dir, &db, write.durability).await?;
+        let (manifest, next_file) = create::take_over(core, &dir, &db).await?;
         let writer = Writer::start(core, &dir, &db, write, manifest, next_file).await?;
         Ok((db, writer))
     }

@@ -45,7 +45,8 @@ pub(crate) async fn run(inner: &Inner, mut manifest: ManifestWriter) {
                 }
             }
         }
-        if none() || inner.closing.get() || inner.has_failed() {
+        // The first generation is what was recovered: writes may wait for it.
+        if none() || (inner.closing.get() && inner.gone.get() > 0) || inner.has_failed() {
             return;
         }
         let generation = {
@@ -58,6 +59,7 @@ pub(crate) async fn run(inner: &Inner, mut manifest: ManifestWriter) {
             return;
         }
         inner.waiting.borrow_mut().pop_front();
+        inner.gone.set(inner.gone.get() + 1);
         inner.moved.ring();
     }
 }
