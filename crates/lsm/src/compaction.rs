@@ -8,18 +8,14 @@
 
 use std::sync::Arc;
 
-use fs::{FileWriter, Mode};
-use reactor::Core;
-use rocksfmt::{
-    BlobIndex, Comparator, FileMeta, FileName, SstBuilder, ValueType, VersionEdit, unpack,
-};
+use rocksfmt::{Comparator, FileName, ValueType, VersionEdit, unpack};
 
 use crate::error::{Error, Result};
-use crate::flush::table_options;
 use crate::level_iter::{Bounds, LevelIter};
 use crate::manifest_writer::ManifestWriter;
 use crate::reader::{At, Reader};
 use crate::table::Table;
+use crate::table_writer::TableWriter;
 use crate::version::{Family, Level, Slot, Version, user_key};
 use crate::walk::{Direction, Position};
 use crate::writer::Inner;
@@ -157,7 +153,7 @@ fn first(sources: &[LevelIter], comparator: Comparator) -> Option<usize> {
 struct Output<'a> {
     inner: &'a Inner,
     family: &'a Family,
-    file: Option<(u64, FileWriter, SstBuilder)>,
+    file: Option<TableWriter<'a>>,
     epoch: u64,
     tables: Vec<Table>,
 }
@@ -173,46 +169,23 @@ impl<'a> Output<'a> {
     /// A file may end here: the versions of a key stay together.
     async fn key_changes(&mut self) -> Result<()> {
         match &self.file {
-            Some((_, _, builder)) if builder.len() >= FILE_BYTES => self.end_file().await,
+            Some(file) if file.len() >= FILE_BYTES => self.end_file().await,
             _ => Ok(()),
         }
     }
 
     async fn add(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        if self.file.is_none() {
-            let number = self.inner.new_number();
-            let name = FileName::Sst(number).to_string();
-            let io = |e: std::io::Error| Error::io(&name, &e);
-            let file = self.inner.dir.create(&name, Mode::Direct).await.map_err(io)?;
-            let writer = FileWriter::new(&self.inner.core.attach(&file)).await.map_err(io)?;
-            let builder = SstBuilder::new(table_options(self.inner, self.family));
-            self.file = Some((number, writer, builder));
-        }
-        let Some((number, writer, builder)) = &mut self.file else { return Ok(()) };
-        let name = FileName::Sst(*number).to_string();
-        let format = |e: rocksfmt::Error| Error::format(&name, &e);
-        builder.add(key, value).map_err(format)?;
-        let packed = key.last_chunk::<8>().map_or(0, |trailer| u64::from_le_bytes(*trailer));
-        if unpack(packed).1 == ValueType::BlobIndex as u8 {
-            builder.refers_to_blob_file(BlobIndex::parse(value).map_err(format)?.file_number);
-        }
-        if builder.output().len() >= 64 << 10 {
-            writer.append(builder.output()).await.map_err(|e| Error::io(&name, &e))?;
-            builder.output_taken();
-        }
-        Ok(())
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(TableWriter::create(self.inner, self.family).await?),
+        };
+        file.add(key, value).await
     }
 
     async fn end_file(&mut self) -> Result<()> {
-        let Some((number, mut writer, builder)) = self.file.take() else { return Ok(()) };
-        let name = FileName::Sst(number).to_string();
-        let io = |e: std::io::Error| Error::io(&name, &e);
-        let (rest, meta) = builder.finish();
-        writer.append(&rest).await.map_err(io)?;
-        writer.finish().await.map_err(io)?;
-        let meta = FileMeta { number, epoch: self.epoch, ..meta };
-        let (core, dir): (&Core, _) = (&self.inner.core, &self.inner.dir);
-        self.tables.push(Table::open(core, dir, &name, meta, self.family.comparator).await?);
+        if let Some(file) = self.file.take() {
+            self.tables.push(file.finish(self.epoch).await?);
+        }
         Ok(())
     }
 
@@ -241,13 +214,8 @@ fn replace(version: &mut Version, id: u32, inputs: &Inputs, tables: Vec<Table>) 
         comparator
             .cmp_internal(&slots[*a as usize].meta().smallest, &slots[*b as usize].meta().smallest)
     });
-    for (level, rest) in [(0, rest0), (1, rest1)] {
-        let mut sorted = Level::default();
-        for slot in rest {
-            sorted.push(slot, slots[slot as usize].meta());
-        }
-        levels[level] = sorted;
-    }
+    levels[0] = Level::of(rest0, slots);
+    levels[1] = Level::of(rest1, slots);
     for &slot in inputs.level0.iter().chain(&inputs.level1) {
         let meta = version.slots[slot as usize].meta().clone();
         let error = Error::new(crate::error::Kind::Io, "a table that was merged into others");

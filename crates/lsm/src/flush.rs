@@ -7,16 +7,14 @@
 
 use std::sync::Arc;
 
-use fs::{FileWriter, Mode};
-use rocksfmt::{
-    BlobIndex, FileMeta, FileName, InternalKey, SstBuilder, SstOptions, ValueType, VersionEdit,
-};
+use rocksfmt::{FileName, VersionEdit};
 
 use crate::compaction;
 use crate::error::{Error, Result};
 use crate::manifest_writer::ManifestWriter;
 use crate::mem::{Mem, MemCursor};
 use crate::table::Table;
+use crate::table_writer::TableWriter;
 use crate::version::{Family, Level, Slot};
 use crate::writer::{Generation, Inner};
 
@@ -25,39 +23,32 @@ const ENTRIES_AT_ONCE: usize = 32;
 
 /// Turns generations into tables until writing ends.
 pub(crate) async fn run(inner: &Inner, mut manifest: ManifestWriter) {
+    if let Err(error) = all_generations(inner, &mut manifest).await {
+        inner.fail(&error);
+    }
+}
+
+async fn all_generations(inner: &Inner, manifest: &mut ManifestWriter) -> Result<()> {
+    let none = || inner.waiting.borrow().is_empty();
+    let ends = || inner.closing.get() || inner.has_failed();
     loop {
-        let none = || inner.waiting.borrow().is_empty();
-        if none() && !inner.closing.get() && !inner.has_failed() {
-            match compaction::level0(inner, &mut manifest).await {
-                Ok(false) => {
-                    inner
-                        .moved
-                        .until(|| !none() || inner.closing.get() || inner.has_failed())
-                        .await;
-                }
-                Ok(true) => {
-                    inner.moved.ring();
-                    continue;
-                }
-                Err(error) => {
-                    inner.fail(&error);
-                    return;
-                }
+        if none() && !ends() {
+            if compaction::level0(inner, manifest).await? {
+                inner.moved.ring();
+                continue;
             }
+            inner.moved.until(|| !none() || ends()).await;
         }
         // The first generation is what was recovered: writes may wait for it.
         if none() || (inner.closing.get() && inner.gone.get() > 0) || inner.has_failed() {
-            return;
+            return Ok(());
         }
         let generation = {
             let waiting = inner.waiting.borrow();
             let Some(first) = waiting.front() else { continue };
             Generation { mems: first.mems.clone(), next_log: first.next_log }
         };
-        if let Err(error) = generation_to_tables(inner, &mut manifest, &generation).await {
-            inner.fail(&error);
-            return;
-        }
+        generation_to_tables(inner, manifest, &generation).await?;
         inner.waiting.borrow_mut().pop_front();
         inner.gone.set(inner.gone.get() + 1);
         inner.moved.ring();
@@ -106,37 +97,15 @@ async fn generation_to_tables(
                 family.levels.push(Level::default());
             }
             slots.extend_from_slice(&family.levels[0].slots);
-            let mut level = Level::default();
-            for slot in slots {
-                level.push(slot, version.slots[slot as usize].meta());
-            }
-            family.levels[0] = level;
+            family.levels[0] = Level::of(slots, &version.slots);
         });
     }
     remove_logs(inner, generation.next_log).await
 }
 
-/// How a family's tables are written.
-pub(crate) fn table_options(inner: &Inner, family: &Family) -> SstOptions {
-    SstOptions {
-        comparator: family.comparator,
-        column_family: family.id,
-        column_family_name: family.name.clone(),
-        compression: inner.options.compression,
-        creation_time: inner.core.unix_time_ms() / 1000,
-        ..SstOptions::default()
-    }
-}
-
 /// Writes one memtable to a table and opens it.
 async fn table(inner: &Inner, family: &Family, mem: &Mem, nth: u64) -> Result<Table> {
-    let number = inner.new_number();
-    let name = FileName::Sst(number).to_string();
-    let io = |e: std::io::Error| Error::io(&name, &e);
-    let format = |e: rocksfmt::Error| Error::format(&name, &e);
-    let file = inner.core.attach(&inner.dir.create(&name, Mode::Direct).await.map_err(io)?);
-    let mut writer = FileWriter::new(&file).await.map_err(io)?;
-    let mut builder = SstBuilder::new(table_options(inner, family));
+    let mut writer = TableWriter::create(inner, family).await?;
     let mut cursor = MemCursor::new(mem);
     let mut more = cursor.seek_to_first(mem);
     let mut added = 0;
@@ -148,32 +117,20 @@ async fn table(inner: &Inner, family: &Family, mem: &Mem, nth: u64) -> Result<Ta
             last.clear();
             last.extend_from_slice(key);
             let value = cursor.value(mem);
-            let value = value.as_ref().map_or(&b""[..], |value| mem.value(value));
-            builder.add(key, value).map_err(format)?;
-            let kind = InternalKey::parse(key).and_then(|key| key.value_type()).map_err(format)?;
-            if kind == ValueType::BlobIndex {
-                builder.refers_to_blob_file(BlobIndex::parse(value).map_err(format)?.file_number);
-            }
+            writer.add(key, value.as_ref().map_or(&b""[..], |value| mem.value(value))).await?;
         }
         more = cursor.next(mem);
         added += 1;
         if added % ENTRIES_AT_ONCE == 0 {
-            writer.append(builder.output()).await.map_err(io)?;
-            builder.output_taken();
             inner.core.checkpoint().await;
         }
     }
     if let Some(tombstones) = mem.tombstones() {
         for (start, end, sequence) in tombstones.iter() {
-            builder.add_range_tombstone(start, end, sequence);
+            writer.add_range_tombstone(start, end, sequence);
         }
     }
-    let (rest, meta) = builder.finish();
-    writer.append(&rest).await.map_err(io)?;
-    writer.finish().await.map_err(io)?;
-    let epoch = newest_epoch(inner, family) + 1 + nth;
-    let meta = FileMeta { number, epoch, ..meta };
-    Table::open(&inner.core, &inner.dir, &name, meta, family.comparator).await
+    writer.finish(newest_epoch(inner, family) + 1 + nth).await
 }
 
 fn newest_epoch(inner: &Inner, family: &Family) -> u64 {

@@ -41,6 +41,7 @@ mod seek;
 mod snapshot;
 mod stat;
 mod table;
+mod table_writer;
 mod value;
 mod version;
 mod wal_replay;

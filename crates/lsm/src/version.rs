@@ -21,6 +21,15 @@ pub(crate) struct Level {
 }
 
 impl Level {
+    /// Tables in their order.
+    pub fn of(tables: Vec<u32>, slots: &[Slot]) -> Level {
+        let mut level = Level::default();
+        for slot in tables {
+            level.push(slot, slots[slot as usize].meta());
+        }
+        level
+    }
+
     pub fn push(&mut self, slot: u32, meta: &FileMeta) {
         self.slots.push(slot);
         self.largest.extend_from_slice(&meta.largest);

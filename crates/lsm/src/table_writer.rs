@@ -1,0 +1,80 @@
+//! Writing one table from entries in their order, and opening it: what a flush and a merge share.
+
+use fs::{FileWriter, Mode};
+use rocksfmt::{BlobIndex, FileMeta, FileName, SstBuilder, SstOptions, ValueType, unpack};
+
+use crate::error::{Error, Result};
+use crate::table::Table;
+use crate::version::Family;
+use crate::writer::Inner;
+
+/// Bytes that gather before they are handed to the file.
+const PIECE: usize = 64 << 10;
+
+/// See the module text.
+pub(crate) struct TableWriter<'a> {
+    inner: &'a Inner,
+    family: &'a Family,
+    number: u64,
+    name: String,
+    file: FileWriter,
+    builder: SstBuilder,
+}
+
+impl<'a> TableWriter<'a> {
+    /// Makes the file, with a number of its own. Suspends for the disk.
+    pub async fn create(inner: &'a Inner, family: &'a Family) -> Result<TableWriter<'a>> {
+        let number = inner.new_number();
+        let name = FileName::Sst(number).to_string();
+        let io = |e: std::io::Error| Error::io(&name, &e);
+        let file = inner.dir.create(&name, Mode::Direct).await.map_err(io)?;
+        let file = FileWriter::new(&inner.core.attach(&file)).await.map_err(io)?;
+        let builder = SstBuilder::new(SstOptions {
+            comparator: family.comparator,
+            column_family: family.id,
+            column_family_name: family.name.clone(),
+            compression: inner.options.compression,
+            creation_time: inner.core.unix_time_ms() / 1000,
+            ..SstOptions::default()
+        });
+        Ok(TableWriter { inner, family, number, name, file, builder })
+    }
+
+    /// Bytes of the table so far, about.
+    pub fn len(&self) -> u64 {
+        self.builder.len()
+    }
+
+    /// Adds an entry by its internal key. Suspends when the disk is slower.
+    pub async fn add(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        let format = |e: rocksfmt::Error| Error::format(&self.name, &e);
+        self.builder.add(key, value).map_err(format)?;
+        let packed = key.last_chunk::<8>().map_or(0, |trailer| u64::from_le_bytes(*trailer));
+        if unpack(packed).1 == ValueType::BlobIndex as u8 {
+            let blob = BlobIndex::parse(value).map_err(format)?;
+            self.builder.refers_to_blob_file(blob.file_number);
+        }
+        if self.builder.output().len() >= PIECE {
+            let written = self.file.append(self.builder.output()).await;
+            written.map_err(|e| Error::io(&self.name, &e))?;
+            self.builder.output_taken();
+        }
+        Ok(())
+    }
+
+    /// Adds a range tombstone, in any order.
+    pub fn add_range_tombstone(&mut self, start: &[u8], end: &[u8], sequence: u64) {
+        self.builder.add_range_tombstone(start, end, sequence);
+    }
+
+    /// Ends the file, makes it durable (its name is the caller's business) and opens it.
+    pub async fn finish(mut self, epoch: u64) -> Result<Table> {
+        let io = |e: std::io::Error| Error::io(&self.name, &e);
+        let (rest, meta) = self.builder.finish();
+        self.file.append(&rest).await.map_err(io)?;
+        self.file.finish().await.map_err(io)?;
+        let meta = FileMeta { number: self.number, epoch, ..meta };
+        let (core, dir) = (&self.inner.core, &self.inner.dir);
+        Table::open(core, dir, &self.name, meta, self.family.comparator).await
+    }
+}
