@@ -6,6 +6,9 @@
 #![cfg(not(loom))]
 #![expect(clippy::disallowed_methods, reason = "the outside of the reactor: files, clients, clock")]
 
+#[macro_use]
+mod every_driver;
+
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io::{self, Read, Write};
@@ -19,47 +22,10 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use every_driver::{available, config};
 use reactor::{
     Class, Core, DriverKind, File, Listener, Part, PollMode, RuntimeConfig, Slice, processors, run,
 };
-
-macro_rules! on_every_driver {
-    ($($(#[$doc:meta])* fn $name:ident($kind:ident: DriverKind) $body:block)*) => {
-        mod io_uring {
-            use super::*;
-            $($(#[$doc])* #[test] fn $name() {
-                if available() {
-                    super::$name(DriverKind::Uring);
-                }
-            })*
-        }
-        mod epoll {
-            use super::*;
-            $($(#[$doc])* #[test] fn $name() { super::$name(DriverKind::Epoll); })*
-        }
-        $(fn $name($kind: DriverKind) $body)*
-    };
-}
-
-/// Whether there is an io_uring to test.
-fn available() -> bool {
-    match run(&config(DriverKind::Uring), |_| async {}) {
-        Ok(_) => true,
-        Err(error) => {
-            eprintln!("not tested: {error}");
-            false
-        }
-    }
-}
-
-fn config(driver: DriverKind) -> RuntimeConfig {
-    RuntimeConfig {
-        processors: processors()[..1].to_vec(),
-        memory: 64 << 20,
-        driver,
-        ..RuntimeConfig::default()
-    }
-}
 
 /// Runs one core and returns what its main task returned.
 fn on_one_core<T, Fut>(

@@ -2,50 +2,16 @@
 #![cfg(not(loom))]
 #![expect(clippy::disallowed_methods, reason = "the outside of the reactor: files of the host")]
 
+#[macro_use]
+mod every_driver;
+
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use reactor::{Buf, Class, Core, DriverKind, File, Mode, Opening, RuntimeConfig, processors, run};
-
-macro_rules! on_every_driver {
-    ($($(#[$doc:meta])* fn $name:ident($kind:ident: DriverKind) $body:block)*) => {
-        mod io_uring {
-            use super::*;
-            $($(#[$doc])* #[test] fn $name() {
-                if available() {
-                    super::$name(DriverKind::Uring);
-                }
-            })*
-        }
-        mod epoll {
-            use super::*;
-            $($(#[$doc])* #[test] fn $name() { super::$name(DriverKind::Epoll); })*
-        }
-        $(fn $name($kind: DriverKind) $body)*
-    };
-}
-
-/// Whether there is an io_uring to test.
-fn available() -> bool {
-    match run(&config(DriverKind::Uring), |_| async {}) {
-        Ok(_) => true,
-        Err(error) => {
-            eprintln!("not tested: {error}");
-            false
-        }
-    }
-}
-
-fn config(driver: DriverKind) -> RuntimeConfig {
-    RuntimeConfig {
-        processors: processors()[..1].to_vec(),
-        memory: 64 << 20,
-        driver,
-        ..RuntimeConfig::default()
-    }
-}
+use every_driver::{available, config};
+use reactor::{Buf, Class, Core, DriverKind, File, Mode, Opening, run};
 
 /// Runs one core with an empty directory of its own.
 fn in_a_directory<T, Fut>(
