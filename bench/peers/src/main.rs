@@ -1,28 +1,37 @@
 //! `millrace-peers`: RocksDB's newest release, measured on the same database and the same cases as Millrace.
 //!
 //! Debian's `db_bench` is built with assertions on, which is no fair opponent where the processor decides. This
-//! program links the crate `rocksdb` as a release build for this machine and repeats `db_bench`'s read cases.
+//! program links the crate `rocksdb` as a release build for this machine and repeats `db_bench`'s cases.
 //!
 //! Flow: flags ([`Flags`]) -> one read-only [`rocksdb::DB`] ([`database`]) -> warm up when there is a cache ->
-//! one [`cases`] loop per thread inside one measured window ([`measure`]) -> one JSON object on stdout.
+//! one [`cases`] loop per thread inside one measured window ([`measure`]) -> one JSON object on stdout. The cases
+//! that write ([`writes`]) open the database for writing, and also say how long no write came through ([`stalls`]).
 //!
-//! Invariants: the database is opened read-only and without its lock; nothing but the case runs inside the window.
+//! Invariants: to be read, the database is opened read-only and without its lock; nothing but the case runs inside
+//! the window.
 #![forbid(unsafe_code)]
 
 mod cases;
 mod database;
 mod keys;
 mod measure;
+mod stalls;
+mod values;
+mod writes;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, Subcommand};
 use serde_json::json;
 
 use cases::Case;
 use database::CacheKind;
+use keys::Random;
+use stalls::StallMeter;
+use values::Values;
+use writes::Write;
 
 /// The command line.
 #[derive(Parser)]
@@ -101,11 +110,65 @@ enum CaseFlags {
         #[command(flatten)]
         common: Common,
     },
+    /// Set random keys of a new database.
+    Fillrandom {
+        #[command(flatten)]
+        write: WriteFlags,
+    },
+    /// Get random keys while one more thread sets others.
+    Readwhilewriting {
+        #[command(flatten)]
+        write: WriteFlags,
+    },
+}
+
+/// What the cases that write take.
+#[derive(Args, Clone)]
+struct WriteFlags {
+    /// The database's directory; empty for fillrandom.
+    #[arg(long)]
+    data: PathBuf,
+    /// Keys to draw from, numbered from 0 as db_bench does.
+    #[arg(long)]
+    keys: u64,
+    /// How long to measure.
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+    /// End after so many writes instead.
+    #[arg(long)]
+    num: Option<u64>,
+    /// Threads that write in fillrandom, that read in readwhilewriting.
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Flush the log before a write is acknowledged.
+    #[arg(long)]
+    sync: bool,
+    /// Writes per second; as many as possible otherwise.
+    #[arg(long)]
+    rate: Option<f64>,
+    /// Bytes of a value.
+    #[arg(long, default_value_t = 1000)]
+    value_size: usize,
+    /// Size of a memtable at which it is flushed.
+    #[arg(long, default_value_t = 64 << 20)]
+    memtable_bytes: usize,
+    /// Flush and compact with O_DIRECT.
+    #[arg(long)]
+    direct_writes: bool,
+    /// Seed of the first thread's random numbers.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// A case that reads, or one that writes, which reads beside it if `reads`.
+enum Work {
+    Read(&'static str, Case, Common),
+    Write { name: &'static str, reads: bool, flags: WriteFlags },
 }
 
 impl CaseFlags {
-    fn split(self) -> (&'static str, Case, Common) {
-        match self {
+    fn split(self) -> Work {
+        let (name, case, common) = match self {
             CaseFlags::Readrandom { common } => ("readrandom", Case::Get, common),
             CaseFlags::Multireadrandom { common, batch } => {
                 ("multireadrandom", Case::MultiGet { batch }, common)
@@ -117,7 +180,14 @@ impl CaseFlags {
             CaseFlags::Readreverse { common } => {
                 ("readreverse", Case::Scan { reverse: true }, common)
             }
-        }
+            CaseFlags::Fillrandom { write: flags } => {
+                return Work::Write { name: "fillrandom", reads: false, flags };
+            }
+            CaseFlags::Readwhilewriting { write: flags } => {
+                return Work::Write { name: "readwhilewriting", reads: true, flags };
+            }
+        };
+        Work::Read(name, case, common)
     }
 }
 
@@ -131,8 +201,79 @@ fn rocksdb_version() -> &'static str {
         .unwrap_or("unknown")
 }
 
+/// The longest window of a case that a number of writes ends.
+const NO_END: Duration = Duration::from_secs(100_000);
+
+fn run_write(name: &str, reads: bool, flags: &WriteFlags) -> Result<serde_json::Value, String> {
+    if flags.keys == 0 || flags.threads == 0 {
+        return Err("--keys and --threads must be above 0".to_owned());
+    }
+    let began = Instant::now();
+    let db = writes::open(&flags.data, flags.memtable_bytes, !reads, reads, flags.direct_writes)?;
+    let open_seconds = began.elapsed().as_secs_f64();
+    let writers = if reads { 1 } else { flags.threads };
+    let share = |thread: usize| Write {
+        keys: flags.keys,
+        num: flags
+            .num
+            .map(|num| num / writers as u64 + u64::from((thread as u64) < num % writers as u64)),
+        sync: flags.sync,
+        rate: flags.rate.map(|rate| rate / writers as f64),
+    };
+    let values = Values::new(flags.value_size, &mut Random::new(flags.seed));
+    let length = match flags.num {
+        Some(_) if !reads => NO_END,
+        _ => Duration::from_secs_f64(flags.seconds),
+    };
+    let stalls = StallMeter::new();
+    let seed = |thread: usize| flags.seed + thread as u64;
+    let write = || {
+        measure::window(writers, length, |thread, meter| {
+            writes::fill(&db, share(thread), &values, seed(thread), &stalls, meter)
+        })
+    };
+    let (outcome, beside) = if reads {
+        std::thread::scope(|scope| {
+            let writing = scope.spawn(write);
+            let outcome = measure::window(flags.threads, length, |thread, meter| {
+                writes::read(&db, flags.keys, seed(thread) + 1000, meter)
+            });
+            let beside = writing.join().map_err(|_| "the writer panicked".to_owned())?;
+            Ok::<_, String>((outcome?, Some(beside?)))
+        })?
+    } else {
+        (write()?, None)
+    };
+    let latency = &outcome.latency;
+    let us = |quantile| latency.value_at_quantile(quantile) as f64 / 1000.0;
+    Ok(json!({
+        "case": name,
+        "ops_per_second": outcome.operations as f64 / outcome.elapsed.as_secs_f64(),
+        "operations": outcome.operations,
+        "found": reads.then_some(outcome.found),
+        "writes_per_second": beside.map(|writes| writes.operations as f64 / writes.elapsed.as_secs_f64()),
+        "max_stall_ms": stalls.max_ms(),
+        "stalled_ms": stalls.sum_ms(),
+        "p50_us": us(0.5),
+        "p99_us": us(0.99),
+        "p999_us": us(0.999),
+        "cpu_us_per_op": outcome.cpu.as_secs_f64() * 1e6 / outcome.operations.max(1) as f64,
+        "seconds": outcome.elapsed.as_secs_f64(),
+        "open_seconds": open_seconds,
+        "rocksdb": rocksdb_version(),
+        "flags": {
+            "data": flags.data, "keys": flags.keys, "num": flags.num, "threads": flags.threads,
+            "sync": flags.sync, "rate": flags.rate, "value_size": flags.value_size,
+            "memtable_bytes": flags.memtable_bytes, "direct_writes": flags.direct_writes, "seed": flags.seed,
+        },
+    }))
+}
+
 fn run(flags: CaseFlags) -> Result<serde_json::Value, String> {
-    let (name, case, common) = flags.split();
+    let (name, case, common) = match flags.split() {
+        Work::Read(name, case, common) => (name, case, common),
+        Work::Write { name, reads, flags } => return run_write(name, reads, &flags),
+    };
     if common.keys == 0 || common.threads == 0 || common.seconds.is_nan() || common.seconds <= 0.0 {
         return Err("--keys, --threads and --seconds must be above 0".to_owned());
     }

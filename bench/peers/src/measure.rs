@@ -31,6 +31,11 @@ pub struct Meter {
 }
 
 impl Meter {
+    /// The next operation began at `from`.
+    pub fn begin(&mut self, from: Instant) {
+        self.last = from;
+    }
+
     /// Counts one call that did `operations` operations and found `found` keys; false when the time is over.
     pub fn count(&mut self, operations: u64, found: u64) -> bool {
         self.count_run(operations, found, 1)
@@ -39,7 +44,7 @@ impl Meter {
     /// As [`Meter::count`], for a call that was `parts` equal steps: each is given the mean latency.
     pub fn count_run(&mut self, operations: u64, found: u64, parts: u64) -> bool {
         let now = Instant::now();
-        let nanos = (now - self.last).as_nanos() as u64;
+        let nanos = now.saturating_duration_since(self.last).as_nanos() as u64;
         self.latency.saturating_record_n(nanos / parts.max(1), parts.max(1));
         self.last = now;
         self.operations += operations;

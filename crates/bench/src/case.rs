@@ -15,16 +15,31 @@ pub enum Case {
     ReadSeq,
     /// Read everything backwards.
     ReadReverse,
+    /// Load a new database in the order of its keys.
+    FillSeq,
+    /// Set random keys of a new database.
+    FillRandom,
+    /// Set random keys of a database that is there.
+    Overwrite,
+    /// Get random keys while others are set.
+    ReadWhileWriting,
+    /// Hand operations to a shard from many threads; has no database.
+    Locks,
 }
 
 impl Case {
     /// All of them.
-    pub const ALL: [Case; 5] = [
+    pub const ALL: [Case; 10] = [
         Case::ReadRandom,
         Case::MultiReadRandom,
         Case::SeekRandom,
         Case::ReadSeq,
         Case::ReadReverse,
+        Case::FillSeq,
+        Case::FillRandom,
+        Case::Overwrite,
+        Case::ReadWhileWriting,
+        Case::Locks,
     ];
 
     /// The name as db_bench has it.
@@ -35,6 +50,11 @@ impl Case {
             Case::SeekRandom => "seekrandom",
             Case::ReadSeq => "readseq",
             Case::ReadReverse => "readreverse",
+            Case::FillSeq => "fillseq",
+            Case::FillRandom => "fillrandom",
+            Case::Overwrite => "overwrite",
+            Case::ReadWhileWriting => "readwhilewriting",
+            Case::Locks => "locks",
         }
     }
 
@@ -46,13 +66,41 @@ impl Case {
             Case::SeekRandom => "seek to a random key and step; operations are seeks",
             Case::ReadSeq => "read everything forwards; operations are entries",
             Case::ReadReverse => "read everything backwards; operations are entries",
+            Case::FillSeq => "load a new database in order, into its bottom level",
+            Case::FillRandom => "set random keys of a new database, each an operation",
+            Case::Overwrite => "set random keys of a database, each an operation",
+            Case::ReadWhileWriting => "get random keys while others are set; operations are gets",
+            Case::Locks => {
+                "hand operations to a shard, by a mailbox and by a lock; has no database"
+            }
         }
     }
 
     /// Calls in flight per core, where nothing else is said. Point gets of many clients are what
     /// a node sees; batches and scans carry their parallelism inside.
     pub fn depth_default(self) -> u32 {
-        if self == Case::ReadRandom { 64 } else { 1 }
+        if matches!(self, Case::ReadRandom | Case::ReadWhileWriting) { 64 } else { 1 }
+    }
+
+    /// Whether it reads, so that operations are reads.
+    pub fn reads(self) -> bool {
+        !matches!(self, Case::FillSeq | Case::FillRandom | Case::Overwrite | Case::Locks)
+    }
+
+    /// Whether it writes.
+    pub fn writes(self) -> bool {
+        self.fills() || matches!(self, Case::Overwrite | Case::ReadWhileWriting)
+    }
+
+    /// Whether it makes the database.
+    pub fn fills(self) -> bool {
+        matches!(self, Case::FillSeq | Case::FillRandom)
+    }
+
+    /// Tasks that write, where nothing else is said: as many clients as a node sees, or the one
+    /// that disturbs the readers.
+    pub fn writers_default(self) -> u32 {
+        if self == Case::ReadWhileWriting { 1 } else { 16 }
     }
 
     /// Whether it steps through entries, so that entries per second mean something.
@@ -81,6 +129,6 @@ mod tests {
         for case in Case::ALL {
             assert_eq!(case.name().parse(), Ok(case));
         }
-        assert!("fillseq".parse::<Case>().is_err());
+        assert!("fillbatch".parse::<Case>().is_err());
     }
 }

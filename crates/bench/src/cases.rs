@@ -1,4 +1,4 @@
-//! The cases as loops of one task each. A task ends when its meter says that the time is over.
+//! The cases that read, as loops of one task each. A task ends when its meter says that the time is over.
 
 use std::rc::Rc;
 
@@ -40,11 +40,13 @@ impl Worker {
     /// The engine's, as text.
     pub async fn run(self, case: Case) -> Result<(), String> {
         let result = match case {
-            Case::ReadRandom => self.read_random().await,
+            Case::ReadRandom | Case::ReadWhileWriting => self.read_random().await,
             Case::MultiReadRandom => self.multi_read_random().await,
             Case::SeekRandom => self.seek_random().await,
             Case::ReadSeq => self.scan(false).await,
             Case::ReadReverse => self.scan(true).await,
+            // Reads nothing.
+            Case::FillSeq | Case::FillRandom | Case::Overwrite | Case::Locks => Ok(()),
         };
         result.map_err(|error| error.to_string())
     }

@@ -1,4 +1,4 @@
-//! Measuring how fast a database is read, alone and beside peers.
+//! Measuring how fast a database is read and written, alone and beside peers.
 //!
 //! [`run`] measures one [`Case`], named and meant as db_bench does, and gives an [`Outcome`].
 //! [`run_peers`] runs Millrace and other programs in turn on the same data and gives the table of
@@ -8,12 +8,20 @@
 mod case;
 mod cases;
 mod keys;
+mod locks;
 mod measure;
 mod outcome;
 mod peers;
+mod probe;
 mod run;
+mod stalls;
+mod values;
+mod writes;
 
 pub use case::Case;
+pub use locks::{LocksLine, LocksOutcome, LocksPlan, run_locks};
+pub use lsm::{Compression, Durability};
 pub use outcome::Outcome;
 pub use peers::{KEYS, PeersPlan, run_peers};
 pub use run::{Plan, run};
+pub use writes::WritePlan;

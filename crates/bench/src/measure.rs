@@ -70,6 +70,11 @@ impl Meter {
         now_ns < self.deadline_ns
     }
 
+    /// What was counted has come to its end only now.
+    pub fn end(&self, now_ns: u64) {
+        self.end_ns.set(now_ns);
+    }
+
     /// Counts entries that were stepped over.
     #[inline]
     pub fn step(&self, entries: u64) {
@@ -111,7 +116,7 @@ impl Counts {
 }
 
 /// From a nanosecond to a minute, three digits.
-fn histogram() -> Histogram<u64> {
+pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("the bounds are in order")
 }
 

@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use crate::case::Case;
+use crate::keys::KEY_LEN;
 use crate::measure::Counts;
+use crate::stalls::Stalls;
 
 /// The result of one case. As JSON its fields are the keys; names stay, new ones may come.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -16,8 +18,9 @@ pub struct Outcome {
     pub ops_per_second: f64,
     /// Operations done.
     pub operations: u64,
-    /// Keys asked for that were there (for scans: entries; for seeks: exact hits).
-    pub found: u64,
+    /// Keys asked for that were there (for scans: entries; for seeks: exact hits); null when
+    /// nothing is read.
+    pub found: Option<u64>,
     /// Entries per second, in cases that step.
     pub entries_per_second: Option<f64>,
     /// Median latency of a call in microseconds (of a batch, of a seek with its steps).
@@ -32,6 +35,21 @@ pub struct Outcome {
     pub bytes_per_io: Option<f64>,
     /// Disk reads per operation.
     pub ios_per_op: f64,
+    /// Writes per second beside the reads, for readwhilewriting.
+    pub writes_per_second: Option<f64>,
+    /// The longest time in which a write waited and none was acknowledged; null when nothing is
+    /// written.
+    pub max_stall_ms: Option<f64>,
+    /// The sum of those times that were longer than 10 ms.
+    pub stalled_ms: Option<f64>,
+    /// Bytes written to the disk in the window, the log and all background work included, for each
+    /// byte of keys and values; null when nothing is written.
+    pub write_amplification: Option<f64>,
+    /// Flushes of files in the window; null when nothing is written.
+    pub syncs: Option<u64>,
+    /// Median of overwriting 4 KiB directly and flushing that, measured before the window; null
+    /// but for writes that survive a power cut.
+    pub flush_us: Option<f64>,
     /// Seconds measured.
     pub seconds: f64,
     /// Seconds it took to open the database.
@@ -48,6 +66,16 @@ pub struct Outcome {
     pub reverse: Option<bool>,
     /// Keys drawn from.
     pub keys: u64,
+    /// What an acknowledged write survives: process or power.
+    pub durability: Option<&'static str>,
+    /// Tasks that write; null in fillseq, which loads.
+    pub writers: Option<u32>,
+    /// Bytes of a value written.
+    pub value_size: Option<usize>,
+    /// Bytes of memtables at which they are written to tables.
+    pub memtable_bytes: Option<usize>,
+    /// Writes per second that were begun, where that was said.
+    pub rate: Option<f64>,
     /// Memory for cached blocks, over all cores.
     pub cache_bytes: u64,
     /// Whether every key was read once before.
@@ -67,15 +95,59 @@ pub struct DiskCounts {
     pub reads: u64,
     /// Bytes they brought.
     pub bytes: u64,
+    /// Bytes of writes.
+    pub written_bytes: u64,
+    /// Flushes.
+    pub syncs: u64,
+}
+
+impl DiskCounts {
+    /// What came since `before`.
+    pub fn since(self, before: DiskCounts) -> DiskCounts {
+        DiskCounts {
+            reads: self.reads - before.reads,
+            bytes: self.bytes - before.bytes,
+            written_bytes: self.written_bytes - before.written_bytes,
+            syncs: self.syncs - before.syncs,
+        }
+    }
+
+    /// Adds another core's.
+    pub fn add(&mut self, other: DiskCounts) {
+        self.reads += other.reads;
+        self.bytes += other.bytes;
+        self.written_bytes += other.written_bytes;
+        self.syncs += other.syncs;
+    }
+}
+
+/// What was written in the window.
+#[derive(Clone, Debug, Default)]
+pub struct WriteCounts {
+    /// Writes and their latencies.
+    pub counts: Counts,
+    /// When none came through.
+    pub stalls: Stalls,
 }
 
 impl Outcome {
     /// Fills in what follows from the counts.
-    pub fn measure(&mut self, case: Case, counts: &Counts, disk: DiskCounts, cpu_seconds: f64) {
+    pub fn measure(
+        &mut self,
+        case: Case,
+        reads: &Counts,
+        writes: Option<&WriteCounts>,
+        disk: DiskCounts,
+        cpu_seconds: f64,
+    ) {
+        let counts = match writes {
+            Some(writes) if !case.reads() => &writes.counts,
+            _ => reads,
+        };
         self.millrace = env!("CARGO_PKG_VERSION");
         let operations = counts.operations.max(1) as f64;
         self.operations = counts.operations;
-        self.found = counts.found;
+        self.found = case.reads().then_some(counts.found);
         self.ops_per_second = counts.operations as f64 / self.seconds;
         self.entries_per_second = case.scans().then(|| counts.entries as f64 / self.seconds);
         self.p50_us = counts.latency_us(0.5);
@@ -84,6 +156,17 @@ impl Outcome {
         self.cpu_us_per_op = cpu_seconds * 1e6 / operations;
         self.bytes_per_io = (disk.reads > 0).then(|| disk.bytes as f64 / disk.reads as f64);
         self.ios_per_op = disk.reads as f64 / operations;
+        if let Some(WriteCounts { counts, stalls }) = writes {
+            let ms = |ns: u64| ns as f64 / 1e6;
+            // A load is acknowledged once, as a whole.
+            let stalls = Some(stalls).filter(|_| case != Case::FillSeq);
+            self.max_stall_ms = stalls.map(|stalls| ms(stalls.max_ns));
+            self.stalled_ms = stalls.map(|stalls| ms(stalls.sum_ns));
+            self.writes_per_second = case.reads().then(|| counts.operations as f64 / self.seconds);
+            let bytes = counts.operations * (KEY_LEN + self.value_size.unwrap_or(0)) as u64;
+            self.write_amplification = Some(disk.written_bytes as f64 / bytes.max(1) as f64);
+            self.syncs = Some(disk.syncs);
+        }
     }
 
     /// The result in a few lines for people.
@@ -95,8 +178,15 @@ impl Outcome {
         {
             let _ = write!(out, ", {entries:.0} entries a second");
         }
-        let asked = self.operations;
-        let _ = writeln!(out, "; found {} of {asked}", self.found);
+        if let Some(writes) = self.writes_per_second {
+            let _ = write!(out, ", {writes:.0} writes a second");
+        }
+        match self.found {
+            Some(found) => {
+                let _ = writeln!(out, "; found {found} of {}", self.operations);
+            }
+            None => out.push('\n'),
+        }
         let _ = writeln!(
             out,
             "latency: p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us",
@@ -113,13 +203,36 @@ impl Outcome {
             }
             None => out.push_str("disk: not read\n"),
         }
+        if let Some((longest, sum)) = self.max_stall_ms.zip(self.stalled_ms) {
+            let _ = writeln!(
+                out,
+                "stalls of writes: the longest {longest:.1} ms, those of more than 10 ms together \
+                 {sum:.0} ms"
+            );
+        }
+        if let Some((amplification, syncs)) = self.write_amplification.zip(self.syncs) {
+            let _ = write!(out, "written: {amplification:.2} bytes for each, {syncs} flushes");
+            match self.flush_us {
+                Some(flush) => {
+                    let _ = writeln!(out, "; one flush alone takes {flush:.0} us");
+                }
+                None => out.push('\n'),
+            }
+        }
+        let mut parallel = String::new();
+        if self.found.is_some() {
+            let _ = write!(parallel, " at depth {}", self.depth);
+        }
+        if let Some((writers, durability)) = self.writers.zip(self.durability) {
+            let _ = write!(parallel, " with {writers} writers ({durability})");
+        }
         let _ = write!(
             out,
-            "{:.1} s on {} core{} at depth {}, {} keys, {} cache, {}; opened in {:.0} ms",
+            "{:.1} s on {} core{}{}, {} keys, {} cache, {}; opened in {:.0} ms",
             self.seconds,
             self.cores,
             if self.cores == 1 { "" } else { "s" },
-            self.depth,
+            parallel,
             self.keys,
             match self.cache_bytes {
                 0 => "no block".to_owned(),

@@ -1,29 +1,36 @@
 //! One measurement from start to end: cores, database, warm-up, window, sum.
 //!
-//! 1. Core 0 opens the database; the others wait for it. A second pass over the files is not
-//!    needed: tables are shared.
+//! 1. Core 0 opens the database, for writing where the case writes; the others wait for it. A
+//!    second pass over the files is not needed: tables are shared.
 //! 2. Every core attaches a reader and, if asked, warms its cache.
 //! 3. When all are ready, core 0 names the time at which the window begins, a moment ahead, so
 //!    that all begin together.
-//! 4. Each core runs `depth` tasks until the window ends. Processor time and disk reads are taken
-//!    at both ends.
+//! 4. Each core runs `depth` tasks that read, and core 0 those that write, until the window ends.
+//!    Processor time and the disk's counters are taken at both ends. Then the writer is closed;
+//!    what background work it still waits for is not in the window.
 //!
 //! The cores meet over a few shared numbers that they look at every millisecond, before and after
 //! the window only. Inside it they share nothing but the database.
 
+use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use lsm::{Db, OpenOptions, Reader};
+use lsm::{Db, Durability, OpenOptions, Reader, WriteOptions, Writer};
 use node::{Budget, CpuTime, Error, Kind};
 use reactor::{Class, Core, DriverKind, PollMode, RuntimeConfig};
 
 use crate::case::Case;
 use crate::cases::{Worker, warm_up};
 use crate::measure::{Counts, Meter};
-use crate::outcome::{DiskCounts, Outcome};
+use crate::outcome::{DiskCounts, Outcome, WriteCounts};
+use crate::peers::KEYS;
+use crate::probe::flush_ns;
+use crate::stalls::StallMeter;
+use crate::values::Values;
+use crate::writes::{WritePlan, WriteWorker};
 
 /// What to measure, and how.
 #[derive(Clone, Debug)]
@@ -48,8 +55,11 @@ pub struct Plan {
     pub nexts: u32,
     /// Whether they go backwards.
     pub reverse: bool,
-    /// Draw from the first so many keys; as many as there are otherwise.
+    /// Draw from the first so many keys; as many as there are otherwise, or [`KEYS`] in a new
+    /// database.
     pub keys: Option<u64>,
+    /// How to write, where the case does.
+    pub write: WritePlan,
     /// How cores wait.
     pub poll: PollMode,
     /// Which driver.
@@ -79,6 +89,8 @@ struct Meeting {
 /// What one core brings home.
 struct CoreOutcome {
     counts: Counts,
+    writes: Option<WriteCounts>,
+    flush_ns: Option<u64>,
     disk: DiskCounts,
     cpu_seconds: f64,
     from_ns: u64,
@@ -94,13 +106,18 @@ struct CoreOutcome {
 /// When the cores cannot be started, or the database cannot be opened or read.
 pub fn run(plan: &Plan) -> Result<Outcome, Error> {
     let cores = plan.processors.len();
-    let budget = plan.memory_bytes.map(|bytes| Budget::split(bytes, cores));
+    if plan.case.fills() {
+        let said = |error| format!("making {}: {error}", plan.data.display());
+        std::fs::create_dir_all(&plan.data).map_err(|e| Error::new(Kind::System, said(e)))?;
+    }
+    let budget = plan.memory_bytes.map(|bytes| Budget::split(bytes, cores, false));
     let config = RuntimeConfig {
         processors: plan.processors.clone(),
         memory: budget.map_or(POOL_BYTES, |budget| budget.pool),
         disk_depth: (plan.depth as usize).max(RuntimeConfig::default().disk_depth),
         poll: plan.poll,
         driver: plan.driver,
+        ..RuntimeConfig::default()
     };
     let options = OpenOptions {
         secondary: plan.secondary,
@@ -127,14 +144,16 @@ pub fn run(plan: &Plan) -> Result<Outcome, Error> {
     let mut disk = DiskCounts::default();
     for core in &results {
         counts.add(&core.counts);
-        disk.reads += core.disk.reads;
-        disk.bytes += core.disk.bytes;
+        disk.add(core.disk);
     }
     let first = &results[0];
     let case = plan.case;
+    let writes = first.writes.as_ref();
+    let write = writes.map(|_| &plan.write);
+    let end_ns = counts.end_ns.max(writes.map_or(0, |writes| writes.counts.end_ns));
     let mut outcome = Outcome {
         name: case.name(),
-        seconds: counts.end_ns.saturating_sub(first.from_ns).max(1) as f64 / 1e9,
+        seconds: end_ns.saturating_sub(first.from_ns).max(1) as f64 / 1e9,
         open_seconds: first.open_seconds,
         cores,
         depth: plan.depth,
@@ -142,13 +161,22 @@ pub fn run(plan: &Plan) -> Result<Outcome, Error> {
         nexts: (case == Case::SeekRandom).then_some(plan.nexts),
         reverse: (case == Case::SeekRandom).then_some(plan.reverse),
         keys: first.keys,
+        durability: write.map(|write| match write.durability {
+            Durability::Process => "process",
+            Durability::Power => "power",
+        }),
+        writers: write.filter(|_| case != Case::FillSeq).map(|write| write.writers),
+        value_size: write.map(|write| write.value_size),
+        memtable_bytes: write.map(|write| write.memtable_bytes),
+        rate: write.and_then(|write| write.rate),
+        flush_us: first.flush_ns.map(|ns| ns as f64 / 1000.0),
         cache_bytes,
         cached: plan.cached,
         io_alignment: first.io_alignment,
         driver: first.driver,
         ..Outcome::default()
     };
-    outcome.measure(case, &counts, disk, first.cpu_seconds);
+    outcome.measure(case, &counts, writes, disk, first.cpu_seconds);
     Ok(outcome)
 }
 
@@ -158,12 +186,17 @@ async fn core_main(
     meeting: &Meeting,
     options: OpenOptions,
 ) -> Result<CoreOutcome, Error> {
+    let mut writer = None;
     if core.id() == 0 {
         let began = core.now_exact_ns();
-        let opened = node::open(core, &plan.data, options).await;
+        let opened = open(core, plan, options).await;
         let seconds = (core.now_exact_ns() - began) as f64 / 1e9;
+        let opened = opened.map(|(db, writing)| {
+            writer = writing;
+            (db, seconds)
+        });
         // Set once, here.
-        let _ = meeting.db.set(opened.map(|db| (db, seconds)));
+        let _ = meeting.db.set(opened);
     }
     let (db, open_seconds) = loop {
         match meeting.db.get() {
@@ -175,18 +208,27 @@ async fn core_main(
     let reader = db.attach(core);
     let failed = |what: String| Error::new(Kind::Damaged, what);
     let counted = reader.approximate_keys(0).map_err(|error| node::explain(&plan.data, &error))?;
-    let keys = plan.keys.unwrap_or(counted);
+    let default = if plan.case.fills() { KEYS } else { counted };
+    let keys = plan.keys.unwrap_or(default);
     if keys == 0 {
         return Err(Error::new(Kind::Usage, "the database is empty: there is nothing to measure"));
     }
     // Whoever fails must still come to the meeting, or the others would wait for ever.
     let prepared = if plan.cached { warm(core, &reader, keys).await } else { Ok(()) };
+    let flush_ns = match writer {
+        Some(_) if plan.write.durability == Durability::Power => {
+            Some(flush_ns(core, &plan.data).await.map_err(|e| failed(e.to_string())))
+        }
+        _ => None,
+    };
     meeting.ready.fetch_add(1, Ordering::AcqRel);
     let from_ns = begin(core, meeting).await;
     prepared.map_err(failed)?;
+    let flush_ns = flush_ns.transpose()?;
 
     let length_ns = (plan.seconds * 1e9) as u64;
     let meter = Rc::new(Meter::new(from_ns + length_ns));
+    let writing = writer.as_ref().map(|writer| write_worker(core, plan, writer, keys, from_ns));
     let worker = Worker {
         core: core.clone(),
         reader,
@@ -198,9 +240,18 @@ async fn core_main(
     };
     let disk_before = disk_counts(core);
     let cpu_before = CpuTime::now().total();
-    let tasks: Vec<_> = (0..plan.depth)
+    let readers = if plan.case.reads() { plan.depth } else { 0 };
+    let mut tasks: Vec<_> = (0..readers)
         .map(|_| core.spawn(Class::Foreground, worker.clone().run(plan.case)))
         .collect();
+    if let Some(writing) = &writing {
+        if plan.case == Case::FillSeq {
+            tasks.push(core.spawn(Class::Foreground, writing.clone().load()));
+        } else {
+            let run = |_| core.spawn(Class::Foreground, writing.clone().run());
+            tasks.extend((0..plan.write.writers).map(run));
+        }
+    }
     let mut result = Ok(());
     for task in tasks {
         let ended = task.await;
@@ -208,25 +259,87 @@ async fn core_main(
             result = ended;
         }
     }
-    let disk_after = disk_counts(core);
+    // Merges of the writing core's database may run on any core, so each looks at its own disk to
+    // the end.
     meeting.done.fetch_add(1, Ordering::AcqRel);
-    while core.id() == 0 && meeting.done.load(Ordering::Acquire) < core.cores() {
+    while meeting.done.load(Ordering::Acquire) < core.cores() {
         core.sleep_ns(LOOK_NS).await;
     }
+    let disk_after = disk_counts(core);
     let cpu_seconds = (CpuTime::now().total() - cpu_before).as_secs_f64();
+    if let Some(writer) = writer {
+        writer.close().await.map_err(|error| node::explain(&plan.data, &error))?;
+    }
     result.map_err(failed)?;
     Ok(CoreOutcome {
         counts: meter.counts(),
-        disk: DiskCounts {
-            reads: disk_after.reads - disk_before.reads,
-            bytes: disk_after.bytes - disk_before.bytes,
-        },
+        writes: writing.map(|writing| WriteCounts {
+            counts: writing.meter.counts(),
+            stalls: writing.stalls.stalls(),
+        }),
+        flush_ns,
+        disk: disk_after.since(disk_before),
         cpu_seconds,
         from_ns,
         keys,
         open_seconds: *open_seconds,
         io_alignment: alignment(core, plan).await,
         driver: core.driver_name(),
+    })
+}
+
+/// Opens the database as the case needs it.
+async fn open(
+    core: &Core,
+    plan: &Plan,
+    options: OpenOptions,
+) -> Result<(Db, Option<Writer>), Error> {
+    if !plan.case.writes() {
+        return Ok((node::open(core, &plan.data, options).await?, None));
+    }
+    let create = plan.case.fills();
+    let there = core.list(&plan.data).await.unwrap_or_default();
+    if create && there.iter().any(|entry| entry.name == "CURRENT") {
+        let what = format!("{}: a database is to be made, and here is one", plan.data.display());
+        return Err(Error::new(Kind::Usage, what).hint("name an empty directory, or use overwrite"));
+    }
+    let write = WriteOptions {
+        durability: plan.write.durability,
+        create,
+        memtable_bytes: plan.write.memtable_bytes,
+        compression: plan.write.compression,
+        ..WriteOptions::default()
+    };
+    match Db::open_for_writing(core, &plan.data, options, write).await {
+        Ok((db, writer)) => Ok((db, Some(writer))),
+        Err(error) => Err(node::explain(&plan.data, &error)),
+    }
+}
+
+/// What the tasks that write share.
+fn write_worker(
+    core: &Core,
+    plan: &Plan,
+    writer: &Writer,
+    keys: u64,
+    from_ns: u64,
+) -> Rc<WriteWorker> {
+    // A number of writes ends the case instead of the clock.
+    let length_ns = match plan.write.num {
+        Some(_) if !plan.case.reads() => u64::MAX - from_ns,
+        _ => (plan.seconds * 1e9) as u64,
+    };
+    Rc::new(WriteWorker {
+        core: core.clone(),
+        writer: writer.clone(),
+        meter: Rc::new(Meter::new(from_ns + length_ns)),
+        stalls: Rc::new(StallMeter::default()),
+        values: RefCell::new(Values::new(plan.write.value_size, || core.random_u64())),
+        keys,
+        from_ns,
+        interval_ns: plan.write.rate.map(|rate| 1e9 / rate),
+        begun: Cell::new(0),
+        num: plan.write.num.unwrap_or(u64::MAX),
     })
 }
 
@@ -265,7 +378,12 @@ async fn warm(core: &Core, reader: &Reader, keys: u64) -> Result<(), String> {
 
 fn disk_counts(core: &Core) -> DiskCounts {
     let stats = core.stats();
-    DiskCounts { reads: stats.disk_reads.get(), bytes: stats.disk_bytes.get() }
+    DiskCounts {
+        reads: stats.disk_reads.get(),
+        bytes: stats.disk_bytes.get(),
+        written_bytes: stats.disk_write_bytes.get(),
+        syncs: stats.disk_syncs.get(),
+    }
 }
 
 /// What offsets and sizes of our reads are multiples of: asked of one table file.

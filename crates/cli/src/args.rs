@@ -3,11 +3,14 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use bench::Case;
+use bench::{Case, Compression, Durability};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueHint};
 use node::{CoreChoice, Size};
+use reactor::log::{Filter, Format};
 use reactor::{DriverKind, PollMode};
+
+use crate::kv::Style;
 
 /// Serves and reads RocksDB databases at the disk's speed.
 #[derive(Debug, Parser)]
@@ -16,13 +19,13 @@ use reactor::{DriverKind, PollMode};
     version,
     arg_required_else_help = true,
     after_help = "Start with:\n  \
-        millrace serve --data DIR --read-only    serve the RocksDB database in DIR to Redis clients\n  \
-        millrace kv get KEY --data DIR           read one key\n  \
-        millrace kv check --data DIR             verify every byte of it",
+        millrace serve --data DIR         serve the RocksDB database in DIR to Redis clients\n  \
+        millrace kv get KEY --data DIR    read one key\n  \
+        millrace kv check --data DIR      verify every byte of it",
     after_long_help = "Start with:\n  \
-        millrace serve --data DIR --read-only    serve the RocksDB database in DIR to Redis clients\n  \
-        millrace kv get KEY --data DIR           read one key\n  \
-        millrace kv check --data DIR             verify every byte of it\n\n\
+        millrace serve --data DIR         serve the RocksDB database in DIR to Redis clients\n  \
+        millrace kv get KEY --data DIR    read one key\n  \
+        millrace kv check --data DIR      verify every byte of it\n\n\
         Exit codes: 0 all is well; 1 the key is not there (kv get), damage was \
         found (kv check); 2 wrong usage, or something could not be done.\n\n\
         Sizes are bytes, or a number with K, M, G or T (powers of 1024)."
@@ -38,14 +41,14 @@ pub struct Cli {
 pub enum Command {
     /// Serve a database to Redis clients
     Serve(ServeArgs),
-    /// Read, list, describe or verify a database
+    /// Read, write, list, describe or verify a database
     #[command(subcommand_required = true, arg_required_else_help = true)]
     Kv {
         /// What to do with the database.
         #[command(subcommand)]
         command: KvCommand,
     },
-    /// Measure how fast a database is read
+    /// Measure how fast a database is read and written
     Bench(BenchArgs),
     /// Print a shell's completion script
     #[command(after_help = "Example:\n  \
@@ -68,20 +71,24 @@ pub enum Command {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  \
+        millrace serve --data ./data\n  \
         millrace serve --data /var/lib/app/rocksdb --read-only\n  \
-        millrace serve --data DIR --read-only --cores 2 --memory 4G --listen 127.0.0.1:7000\n\n\
+        millrace serve --data DIR --durability process --memory 4G --listen 127.0.0.1:7000\n\n\
         Then, in another terminal:\n  \
+        redis-cli SET some-key 'some value'\n  \
         redis-cli GET some-key\n  \
         redis-cli MR.RANGE - + LIMIT 10",
     after_long_help = "Examples:\n  \
+        millrace serve --data ./data\n  \
         millrace serve --data /var/lib/app/rocksdb --read-only\n  \
-        millrace serve --data DIR --read-only --cores 2 --memory 4G --listen 127.0.0.1:7000\n  \
+        millrace serve --data DIR --durability process --memory 4G --listen 127.0.0.1:7000\n  \
         millrace serve --config /etc/millrace.toml\n\n\
         A configuration file is TOML with the flags' names as keys:\n  \
         data = \"/var/lib/app/rocksdb\"\n  \
-        read-only = true\n  \
+        durability = \"process\"\n  \
         memory = \"4G\"\n\n\
         Then, in another terminal:\n  \
+        redis-cli SET some-key 'some value'\n  \
         redis-cli GET some-key\n  \
         redis-cli MR.RANGE - + LIMIT 10\n  \
         redis-cli INFO\n\n\
@@ -89,16 +96,33 @@ pub enum Command {
         0. A second one ends it at once."
 )]
 pub struct ServeArgs {
-    /// The RocksDB directory to serve
+    /// The RocksDB directory to serve; it is made where there is none
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub data: Option<PathBuf>,
-    /// Take no writes and change nothing in the directory (needed: this version only reads)
+    /// Take no writes and change nothing in the directory
     #[arg(long)]
     pub read_only: bool,
+    /// What an acknowledged write survives: the end of the process, or a power cut [default: power]
+    ///
+    /// power flushes the disk once for all writes that wait, before they are answered; process
+    /// leaves them to the system's page cache, which is quicker and safe from everything but the
+    /// machine's own end. SAVE flushes what was written so far.
+    #[arg(long, value_name = "LEVEL", value_parser = durability())]
+    pub durability: Option<Durability>,
+    /// Write to a database that a RocksDB older than 7.8 wrote last
+    ///
+    /// Afterwards only RocksDB 7.8 and newer read it.
+    #[arg(long)]
+    pub adopt: bool,
     /// Where to listen: IP:PORT [default: 127.0.0.1:6379]
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<String>,
-    /// Listen on an address that other machines can reach, although there are no passwords yet
+    /// Ask clients for the password in the first line of this file (AUTH, HELLO)
+    ///
+    /// In a configuration file it may also be written itself: requirepass = "...".
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub password_file: Option<PathBuf>,
+    /// Listen on an address that other machines can reach, although no password is asked for
     #[arg(long)]
     pub allow_remote: bool,
     /// How many cores to use, or which: 2, or 0,2-3 [default: all this process may use]
@@ -125,6 +149,22 @@ pub struct ServeArgs {
     /// Serve what lies before a damaged place in the write-ahead log, instead of refusing
     #[arg(long)]
     pub salvage: bool,
+    /// Tell metrics in Prometheus's text format: http://ADDR/metrics
+    #[arg(long, value_name = "ADDR")]
+    pub metrics: Option<String>,
+    /// What is logged: off, error, warn, info, debug or trace [default: info]
+    ///
+    /// Modules may have levels of their own: warn,lsm=debug.
+    #[arg(long, value_name = "LEVEL", env = node::LOG_VARIABLE, hide_env_values = true)]
+    pub log_level: Option<Filter>,
+    /// How the log's lines look: text or json [default: text]
+    #[arg(long, value_name = "FORMAT", value_parser = log_format())]
+    pub log_format: Option<Format>,
+    /// Append the log to a file instead of writing it to standard error
+    ///
+    /// When the file is moved away, as log rotation does, one of the same name is begun.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub log_file: Option<PathBuf>,
     /// A TOML file with any of these settings; flags win over it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
@@ -177,6 +217,83 @@ pub enum KvCommand {
         #[command(flatten)]
         entries: Entries,
     },
+    /// Set a key
+    #[command(after_help = "Examples:\n  \
+        millrace kv put user:42 'Ada' --data DIR\n  \
+        millrace kv put picture - --connect :6379 < picture.jpg")]
+    Put {
+        /// The key (in hexadecimal with --hex).
+        key: OsString,
+        /// The value; - takes it from standard input.
+        value: OsString,
+        /// Key and value are hexadecimal
+        #[arg(long)]
+        hex: bool,
+        /// Where the database is.
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Remove keys
+    #[command(after_help = "Examples:\n  \
+        millrace kv del user:42 user:43 --data DIR\n\n\
+        Exits with 1 if none of the keys was there.")]
+    Del {
+        /// The keys (in hexadecimal with --hex).
+        #[arg(required = true)]
+        keys: Vec<OsString>,
+        /// Keys are hexadecimal
+        #[arg(long)]
+        hex: bool,
+        /// Where the database is.
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Set the keys that a file or standard input holds
+    #[command(after_help = "Examples:\n  \
+        millrace kv import dump.txt --data DIR\n  \
+        millrace kv export --data OLD --format resp | millrace kv import --format resp --connect :6379\n\n\
+        FORMAT is what kv export writes; resp also takes MSET, DEL and UNLINK, and commands as \
+        they are typed. With --data all of it survives a power cut when the command ends; a \
+        mistake in the input ends it, and what was before is imported.")]
+    Import {
+        /// The file to read; standard input if left out, or -.
+        #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: Option<PathBuf>,
+        /// How entries are written: text, hex, json or resp
+        #[arg(long, value_name = "FORMAT", value_parser = style(), default_value = "text")]
+        format: Style,
+        /// Where the database is.
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Write all keys and values to a file or standard output
+    #[command(after_help = "Examples:\n  \
+        millrace kv export --data DIR --out dump.txt\n  \
+        millrace kv export --data DIR --format json | gzip > dump.json.gz\n  \
+        millrace kv export --connect :6379 --format resp | redis-cli -p 7000 --pipe\n\n\
+        FORMAT is text (KEY, a tab, VALUE, escaped as kv scan prints them), hex (KEYHEX VALUEHEX), \
+        json (an object per line) or resp (SET commands of Redis's protocol). kv import reads all \
+        of them.")]
+    Export {
+        /// How entries are written: text, hex, json or resp
+        #[arg(long, value_name = "FORMAT", value_parser = style(), default_value = "text")]
+        format: Style,
+        /// The file to write
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        out: Option<PathBuf>,
+        /// The lowest key to export, if it is there (in hexadecimal with --format hex)
+        #[arg(long, value_name = "KEY")]
+        from: Option<OsString>,
+        /// The first key beyond: it is not exported any more
+        #[arg(long, value_name = "KEY")]
+        to: Option<OsString>,
+        /// The column family to export
+        #[arg(long, value_name = "NAME", default_value = "default")]
+        column_family: String,
+        /// Where the database is.
+        #[command(flatten)]
+        source: Source,
+    },
     /// Describe a database: levels, files, sizes, column families, options
     #[command(after_help = "Examples:\n  \
         millrace kv stat --data DIR\n  \
@@ -220,6 +337,24 @@ pub struct Source {
     pub io: DriverKind,
 }
 
+/// Where a `kv` command writes.
+#[derive(Clone, Debug, Args)]
+pub struct Target {
+    /// The database's place: a directory or a node.
+    #[command(flatten)]
+    pub place: Place,
+    /// Print JSON; its shape is described in docs/CLI.md
+    #[arg(long)]
+    pub json: bool,
+    /// Write to a database that a RocksDB older than 7.8 wrote last; afterwards only 7.8 and newer read it
+    #[arg(long, conflicts_with = "connect")]
+    pub adopt: bool,
+    /// How to reach the disk
+    #[arg(long, value_name = "DRIVER", value_parser = driver(), default_value = "auto")]
+    #[arg(conflicts_with = "connect", hide_short_help = true)]
+    pub io: DriverKind,
+}
+
 /// Which keys and values `get` and `scan` are about, and how they are written.
 #[derive(Clone, Debug, Args)]
 pub struct Entries {
@@ -235,7 +370,7 @@ pub struct Entries {
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct Place {
-    /// A RocksDB directory that no process is writing to
+    /// A RocksDB directory that no other process is writing to
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub data: Option<PathBuf>,
     /// A running node: HOST, HOST:PORT or :PORT
@@ -250,13 +385,21 @@ pub struct Place {
         millrace bench readrandom --data DIR --cores 1 --depth 64 --seconds 10\n  \
         millrace bench seekrandom --data DIR --nexts 50 --reverse\n  \
         millrace bench readrandom --data DIR --memory 8G --cached --keys 500000\n  \
+        millrace bench fillrandom --data NEW --durability process --seconds 20\n  \
         millrace bench --peers --data DIR --out results",
     after_long_help = "Examples:\n  \
         millrace bench readrandom --data DIR --cores 1 --depth 64 --seconds 10\n  \
         millrace bench multireadrandom --data DIR --batch 64\n  \
         millrace bench seekrandom --data DIR --nexts 50 --reverse\n  \
         millrace bench readrandom --data DIR --memory 8G --cached --keys 500000\n  \
+        millrace bench fillseq --data NEW --keys 4000000\n  \
+        millrace bench fillrandom --data NEW --durability process --num 4000000\n  \
+        millrace bench overwrite --data DIR --writers 16 --rate 20000\n  \
+        millrace bench readwhilewriting --data DIR --cores 2 --rate 10000\n  \
+        millrace bench locks --seconds 10\n  \
         millrace bench --peers --data DIR --out results\n\n\
+        fillseq and fillrandom want an empty directory; overwrite and readwhilewriting change the \
+        database.\n\n\
         The database must have db_bench's keys, numbered from 0:\n  \
         db_bench --db=DIR --benchmarks=fillseq,compact --num=4000000 --value_size=1000 \\\n    \
         --block_size=4096 --bloom_bits=10 --compression_type=none\n\n\
@@ -268,8 +411,8 @@ pub struct BenchArgs {
     /// What to measure; the names mean what db_bench means by them
     #[arg(value_name = "CASE", value_parser = case(), required_unless_present = "peers")]
     pub case: Option<Case>,
-    /// The RocksDB directory to read
-    #[arg(long, value_name = "DIR", required_unless_present = "peers")]
+    /// The RocksDB directory to read or write
+    #[arg(long, value_name = "DIR", required_if_eq_any = with_database())]
     #[arg(value_hint = ValueHint::DirPath)]
     pub data: Option<PathBuf>,
     /// How many cores to use, or which: 2, or 0,2-3
@@ -303,6 +446,27 @@ pub struct BenchArgs {
     /// Use only the first N keys [default: as many as the database has]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub keys: Option<u64>,
+    /// What an acknowledged write survives: the end of the process, or a power cut
+    #[arg(long, value_name = "LEVEL", value_parser = durability(), default_value = "power")]
+    pub durability: Durability,
+    /// Tasks that write, one entry at a time [default: 16, 1 for readwhilewriting]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub writers: Option<u32>,
+    /// Bytes of each value written; half of them can be compressed away
+    #[arg(long, value_name = "BYTES", default_value = "1000", value_parser = value_size)]
+    pub value_size: usize,
+    /// End after so many writes instead of after --seconds
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub num: Option<u64>,
+    /// Begin so many writes a second, late or not [default: as many as possible]
+    #[arg(long, value_name = "N", value_parser = rate)]
+    pub rate: Option<f64>,
+    /// Size of memtables at which they are written to tables
+    #[arg(long, value_name = "SIZE", default_value = "64M")]
+    pub memtable: Size,
+    /// Compression of the tables written
+    #[arg(long, value_name = "NAME", value_parser = compression(), default_value = "none")]
+    pub compression: Compression,
     /// How a core waits: spin always, where it pays, or never
     #[arg(long, value_name = "MODE", value_parser = poll_mode(), default_value = "adaptive")]
     pub poll: PollMode,
@@ -333,6 +497,12 @@ pub struct BenchArgs {
     pub only: Option<String>,
 }
 
+/// The cases that need a directory.
+fn with_database() -> Vec<(&'static str, &'static str)> {
+    let cases = Case::ALL.into_iter().filter(|case| *case != Case::Locks);
+    cases.map(|case| ("case", case.name())).collect()
+}
+
 fn case() -> impl TypedValueParser<Value = Case> {
     let names = Case::ALL.map(|case| PossibleValue::new(case.name()).help(case.describe()));
     PossibleValuesParser::new(names).try_map(|text| text.parse())
@@ -342,8 +512,43 @@ fn poll_mode() -> impl TypedValueParser<Value = PollMode> {
     PossibleValuesParser::new(["always", "adaptive", "never"]).try_map(|text| text.parse())
 }
 
+fn durability() -> impl TypedValueParser<Value = Durability> {
+    PossibleValuesParser::new(["process", "power"]).try_map(|text| text.parse())
+}
+
 fn driver() -> impl TypedValueParser<Value = DriverKind> {
     PossibleValuesParser::new(["auto", "io_uring", "epoll"]).try_map(|text| text.parse())
+}
+
+fn compression() -> impl TypedValueParser<Value = Compression> {
+    PossibleValuesParser::new(["none", "snappy", "lz4", "zstd"]).map(|text| match text.as_str() {
+        "snappy" => Compression::Snappy,
+        "lz4" => Compression::Lz4,
+        "zstd" => Compression::Zstd,
+        _ => Compression::None,
+    })
+}
+
+fn value_size(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(bytes) if bytes <= 64 << 20 => Ok(bytes),
+        _ => Err("a value has at most 67108864 bytes".to_owned()),
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if rate > 0.0 && rate <= 1e9 => Ok(rate),
+        _ => Err("a rate is a number above 0".to_owned()),
+    }
+}
+
+fn style() -> impl TypedValueParser<Value = Style> {
+    PossibleValuesParser::new(["text", "hex", "json", "resp"]).try_map(|text| text.parse())
+}
+
+fn log_format() -> impl TypedValueParser<Value = Format> {
+    PossibleValuesParser::new(["text", "json"]).try_map(|text| text.parse())
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -395,6 +600,7 @@ mod tests {
         assert!(parse("millrace bench --peers").is_ok());
         assert!(parse("millrace bench --data d").is_err());
         assert!(parse("millrace bench readseq").is_err());
+        assert!(parse("millrace bench locks").is_ok());
         assert!(parse("millrace bench readseq --data d --cached").is_err());
         assert!(parse("millrace bench readseq --data d --seconds 0").is_err());
         assert!(parse("millrace bench --peers --reverse").is_err());

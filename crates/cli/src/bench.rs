@@ -1,6 +1,6 @@
 //! `millrace bench`.
 
-use bench::{PeersPlan, Plan};
+use bench::{Case, LocksPlan, PeersPlan, Plan, WritePlan};
 use node::{Machine, place};
 
 use crate::args::BenchArgs;
@@ -13,6 +13,9 @@ pub fn run(args: BenchArgs) -> Result<(), Failure> {
         return peers(args);
     }
     let case = args.case.expect("the parser asks for a case without --peers");
+    if case == Case::Locks {
+        return locks(&args);
+    }
     let data = args.data.expect("the parser asks for a directory without --peers");
     let processors = place(Some(&args.cores), &Machine::look().allowed).map_err(Failure::new)?;
     let plan = Plan {
@@ -27,18 +30,38 @@ pub fn run(args: BenchArgs) -> Result<(), Failure> {
         nexts: args.nexts,
         reverse: args.reverse,
         keys: args.keys,
+        write: WritePlan {
+            durability: args.durability,
+            writers: args.writers.unwrap_or(case.writers_default()),
+            value_size: args.value_size,
+            num: args.num,
+            rate: args.rate,
+            memtable_bytes: usize::try_from(args.memtable.0).unwrap_or(usize::MAX),
+            compression: args.compression,
+        },
         poll: args.poll,
         driver: args.io,
         secondary: args.secondary,
     };
     let outcome = bench::run(&plan)?;
+    print(args.json.then(|| serde_json::to_value(&outcome)), &outcome.text())
+}
+
+fn locks(args: &BenchArgs) -> Result<(), Failure> {
+    let processors = place(Some(&args.cores), &Machine::look().allowed).map_err(Failure::new)?;
+    let (seconds, poll, driver) = (args.seconds, args.poll, args.io);
+    let outcome = bench::run_locks(&LocksPlan { processors, seconds, poll, driver })?;
+    print(args.json.then(|| serde_json::to_value(&outcome)), &outcome.text())
+}
+
+/// Prints the JSON if there is any, or else the text.
+fn print(json: Option<serde_json::Result<serde_json::Value>>, text: &str) -> Result<(), Failure> {
     let mut out = Out::new();
-    if args.json {
-        let json = serde_json::to_value(&outcome)
-            .map_err(|error| Failure::new(format!("writing the result: {error}")))?;
-        out.json(&json)?;
-    } else {
-        out.line(&outcome.text())?;
+    match json {
+        Some(json) => {
+            out.json(&json.map_err(|e| Failure::new(format!("writing the result: {e}")))?)?;
+        }
+        None => out.line(text)?,
     }
     Ok(out.flush()?)
 }

@@ -19,10 +19,9 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
+use crate::kv::Verdict;
 use args::{Cli, Command};
 use failure::Failure;
-use kv::Verdict;
-use node::LogStyle;
 
 fn main() -> ExitCode {
     // Exits with 2 on wrong usage, and with 0 after --help and --version.
@@ -40,14 +39,12 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<Verdict, Failure> {
-    let style = match command {
-        Command::Serve(_) => LogStyle::Service,
-        _ => LogStyle::Tool,
-    };
-    node::start_log(style);
+    if !matches!(command, Command::Serve(_)) {
+        node::start_tool_log()?;
+    }
     match command {
         Command::Serve(args) => serve::run(args)?,
-        Command::Kv { command } => return kv::run(command),
+        Command::Kv { command } => return crate::kv::run(command),
         Command::Bench(args) => bench::run(args)?,
         Command::Completions { shell } => {
             let mut script = Vec::new();

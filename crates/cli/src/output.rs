@@ -3,7 +3,8 @@
 //! A closed pipe is not an error: whoever read has seen enough. [`Out`] then reports
 //! [`Closed`](Stop::Closed) once, and the command ends with what it had to say so far.
 
-use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
@@ -25,9 +26,9 @@ impl From<io::Error> for Stop {
     }
 }
 
-/// Buffered standard output.
+/// Buffered standard output, or a file.
 pub struct Out {
-    to: BufWriter<StdoutLock<'static>>,
+    to: BufWriter<Box<dyn Write>>,
     terminal: bool,
 }
 
@@ -36,7 +37,17 @@ impl Out {
     pub fn new() -> Out {
         let stdout = io::stdout();
         let terminal = stdout.is_terminal();
-        Out { to: BufWriter::with_capacity(64 << 10, stdout.lock()), terminal }
+        Out { to: BufWriter::with_capacity(64 << 10, Box::new(stdout.lock())), terminal }
+    }
+
+    /// Makes a file, or empties the one there is.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    #[expect(clippy::disallowed_methods, reason = "a tool's output, beside the core's work")]
+    pub fn file(path: &Path) -> io::Result<Out> {
+        let file = std::fs::File::create(path)?;
+        Ok(Out { to: BufWriter::with_capacity(64 << 10, Box::new(file)), terminal: false })
     }
 
     /// Whether somebody looks at it on a screen.
@@ -106,6 +117,37 @@ pub fn hex_into(out: &mut String, bytes: &[u8]) {
     }
 }
 
+/// Reads what [`escape_into`] writes; bytes that need no escape may stand for themselves.
+pub fn unescape(text: &[u8]) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&byte, behind)) = rest.split_first() {
+        rest = behind;
+        if byte != b'\\' {
+            out.push(byte);
+            continue;
+        }
+        let (&kind, behind) = rest.split_first()?;
+        rest = behind;
+        match kind {
+            b'\\' => out.push(b'\\'),
+            b'n' => out.push(b'\n'),
+            b'r' => out.push(b'\r'),
+            b't' => out.push(b'\t'),
+            b'x' => {
+                let (digits, behind) = rest.split_at_checked(2)?;
+                if !digits.iter().all(u8::is_ascii_hexdigit) {
+                    return None;
+                }
+                out.extend(parse_hex(digits)?);
+                rest = behind;
+            }
+            _ => return None,
+        }
+    }
+    Some(out)
+}
+
 /// Bytes in lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     let mut out = String::new();
@@ -162,6 +204,16 @@ mod tests {
         assert_eq!(escaped(b"a\tb\\c\n"), "a\\tb\\\\c\\n");
         assert_eq!(escaped(b"\0\x1f\x7f\xff\xc3"), "\\x00\\x1f\\x7f\\xff\\xc3");
         assert_eq!(escaped("\u{85}".as_bytes()), "\\xc2\\x85");
+    }
+
+    #[test]
+    fn what_was_escaped_is_read_back() {
+        let all: Vec<u8> = (0..=255).rev().chain("größe ✓ \u{85}\\x41".bytes()).collect();
+        assert_eq!(unescape(escaped(&all).as_bytes()), Some(all));
+        assert_eq!(unescape(b"a\xff\"b"), Some(b"a\xff\"b".to_vec()), "no escape is needed");
+        for wrong in [&b"\\"[..], b"\\x", b"\\x1", b"\\xgg", b"\\q", b"\\x0x"] {
+            assert_eq!(unescape(wrong), None, "{wrong:?}");
+        }
     }
 
     #[test]

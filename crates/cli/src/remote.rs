@@ -4,11 +4,15 @@
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use resp::{Decoder, DecoderLimits, Reply, write_command};
 
 use crate::failure::Failure;
+
+/// The environment variable that has the node's password, as for redis-cli.
+const PASSWORD_VARIABLE: &str = "REDISCLI_AUTH";
 
 /// How long to wait for a connection, and for each answer to begin or go on.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -25,9 +29,8 @@ impl Remote {
     pub fn connect(place: &str) -> Result<Remote, Failure> {
         let place = full_place(place);
         let failed = |error: io::Error| {
-            Failure::new(format!("connecting to {place}: {error}")).hint(
-                "is a node running there? start one with: millrace serve --data DIR --read-only",
-            )
+            Failure::new(format!("connecting to {place}: {error}"))
+                .hint("is a node running there? start one with: millrace serve --data DIR")
         };
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for addr in place.to_socket_addrs().map_err(failed)? {
@@ -37,7 +40,11 @@ impl Remote {
                     stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
                     stream.set_nodelay(true).map_err(failed)?;
                     let decoder = Decoder::new(DecoderLimits::default());
-                    return Ok(Remote { stream, decoder, place });
+                    let mut remote = Remote { stream, decoder, place };
+                    if let Some(password) = std::env::var_os(PASSWORD_VARIABLE) {
+                        remote.call(&[b"AUTH", password.as_bytes()])?;
+                    }
+                    return Ok(remote);
                 }
                 Err(error) => last = error,
             }
@@ -49,14 +56,31 @@ impl Remote {
     pub fn call(&mut self, args: &[&[u8]]) -> Result<Reply, Failure> {
         let mut request = Vec::new();
         write_command(&mut request, args);
+        self.send(&request)?;
+        self.reply()
+    }
+
+    /// Sends commands whose replies are to be taken one by one.
+    pub fn send(&mut self, commands: &[u8]) -> Result<(), Failure> {
+        let sent = self.stream.write_all(commands);
+        sent.map_err(|error| Failure::new(format!("{}: {error}", self.place)))
+    }
+
+    /// Waits for the next reply; an error reply is a failure.
+    pub fn reply(&mut self) -> Result<Reply, Failure> {
         let place = self.place.clone();
         let failed = |error: &dyn std::fmt::Display| Failure::new(format!("{place}: {error}"));
-        self.stream.write_all(&request).map_err(|e| failed(&e))?;
         let mut chunk = vec![0; 64 << 10];
         loop {
             match self.decoder.next_reply().map_err(|e| failed(&e))? {
                 Some(Reply::Error(text)) => {
-                    return Err(failed(&String::from_utf8_lossy(&text)));
+                    let failure = failed(&String::from_utf8_lossy(&text));
+                    return Err(match text.starts_with(b"NOAUTH") {
+                        true => failure.hint(format!(
+                            "set the environment variable {PASSWORD_VARIABLE} to its password"
+                        )),
+                        false => failure,
+                    });
                 }
                 Some(reply) => return Ok(reply),
                 None => {}

@@ -14,6 +14,8 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let flags = Settings {
         data: args.data,
         read_only: yes(args.read_only),
+        durability: args.durability,
+        adopt: yes(args.adopt),
         listen: args.listen,
         cores: args.cores,
         memory: args.memory,
@@ -22,6 +24,12 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         secondary: yes(args.secondary),
         salvage: yes(args.salvage),
         allow_remote: yes(args.allow_remote),
+        metrics: args.metrics,
+        log_level: args.log_level,
+        log_format: args.log_format,
+        log_file: args.log_file,
+        requirepass: None,
+        password_file: args.password_file,
     };
     let settings = match &args.config {
         Some(file) => flags.or(Settings::from_file(file)?),
@@ -37,11 +45,11 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
 
 /// One line that says what is served where, and on a terminal how to try it.
 fn say_ready(config: &Config, ready: &Ready) {
-    for warning in &ready.warnings {
-        let _ = writeln!(std::io::stderr(), "millrace: warning: {warning}");
-    }
     let mut out = std::io::stdout().lock();
     let mut text = format!("{}\n", ready_line(config, ready));
+    if let Some(addr) = ready.metrics {
+        text.push_str(&format!("metrics: http://{addr}/metrics\n"));
+    }
     if out.is_terminal() {
         let port = match ready.listen.port() {
             6379 => String::new(),
@@ -58,8 +66,13 @@ fn ready_line(config: &Config, ready: &Ready) -> String {
         1 => "1 core".to_owned(),
         cores => format!("{cores} cores"),
     };
+    let about = if ready.counted { "" } else { "about " };
+    let how = match config.read_only {
+        true => "read-only".to_owned(),
+        false => format!("durability {}", config.durability),
+    };
     format!(
-        "millrace {} serves {} (about {} keys, read-only) on {}: {cores} ({}), {}, {} of memory",
+        "millrace {} serves {} ({about}{} keys, {how}) on {}: {cores} ({}), {}, {} of memory",
         env!("CARGO_PKG_VERSION"),
         config.data.display(),
         thousands(ready.keys),
@@ -87,9 +100,10 @@ mod tests {
         let config = Config::new(settings, &machine).unwrap();
         let ready = Ready {
             listen: config.listen,
+            metrics: None,
             driver: "io_uring",
             keys: 4_000_000,
-            warnings: Vec::new(),
+            counted: false,
         };
         let line = ready_line(&config, &ready);
         let rest = line.split_once(" serves ").unwrap().1;

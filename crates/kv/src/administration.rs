@@ -6,11 +6,13 @@ use resp::Writer;
 use crate::args::Args;
 use crate::client::{KillOrder, ListOrder};
 use crate::command::{ClientCommand, ClientFilter, ReplyMode};
+use crate::config_get::{self, Now};
 use crate::help;
-use crate::info::{CoreReport, Report};
+use crate::info::{CoreReport, Report, ShardReport};
+use crate::password::Password;
 use crate::replies::{Length, SmallReply};
 use crate::session::{Session, owned};
-use crate::state::{FAMILY, KvStats};
+use crate::state::KvStats;
 
 impl Session {
     pub(crate) fn client_command(&mut self, command: ClientCommand<'_>) {
@@ -54,16 +56,13 @@ impl Session {
                 }
             }
             ClientCommand::Pause { timeout_ms, all } => {
-                // Nothing writes here, so there is nothing to hold back when only writes are meant.
-                if all {
-                    let timeout_ns = (timeout_ms as u64).saturating_mul(1_000_000);
-                    let until_ns = self.state.core.now_ns().saturating_add(timeout_ns);
-                    self.state.shared.pause_until_ns(until_ns);
-                }
+                let timeout_ns = (timeout_ms as u64).saturating_mul(1_000_000);
+                let until_ns = self.state.core.now_ns().saturating_add(timeout_ns);
+                self.state.shared.pause_until_ns(until_ns, all);
                 self.reply(|writer| writer.ok());
             }
             ClientCommand::Unpause => {
-                self.state.shared.pause_until_ns(0);
+                self.state.shared.pause_until_ns(0, true);
                 self.reply(|writer| writer.ok());
             }
             ClientCommand::Info => {
@@ -123,6 +122,51 @@ impl Session {
         });
     }
 
+    pub(crate) fn config_rewrite(&mut self) {
+        let has_file = !self.state.shared.node().config_file().is_empty();
+        self.reply(|writer| match has_file {
+            false => writer.error("ERR The server is running without a config file"),
+            true => writer.error("ERR Rewriting config file: it is not written by the node"),
+        });
+    }
+
+    pub(crate) fn config_set(&mut self, pairs: Args<'_>) {
+        let state = self.state.clone();
+        let (settings, node) = (state.shared.settings(), state.shared.node());
+        let now = Now {
+            cores: state.shared.cores(),
+            password: state.password.borrow().clone(),
+            writable: state.shared.is_writable(),
+        };
+        let password = match config_get::check(pairs, &config_get::known(settings, &now, node)) {
+            Ok(Some(password)) => Password::new(password),
+            Ok(None) => return self.reply(|writer| writer.ok()),
+            Err(error) => return self.reply(|writer| writer.error_bytes(&error)),
+        };
+        // Here at once, so that no new connection of this core slips through; elsewhere before the reply.
+        state.password.replace(password.clone());
+        let (asking, protocol) = (state.clone(), self.protocol);
+        self.small(Length::Short, async move {
+            asking.ask_all(move |there| drop(there.password.replace(password.clone()))).await;
+            let mut bytes = Vec::new();
+            Writer::new(&mut bytes, protocol).ok();
+            bytes.into()
+        });
+    }
+
+    pub(crate) fn last_save(&mut self) {
+        let (state, protocol) = (self.state.clone(), self.protocol);
+        self.small(Length::Short, async move {
+            let started_ns = state.core.now_ns() - state.started_ns;
+            let started_ms = state.core.unix_time_ms().saturating_sub(started_ns / 1_000_000);
+            let saved_ms =
+                ShardReport::ask(&state).await.map_or(started_ms, |shard| shard.saved_ms);
+            let mut bytes = Vec::new();
+            Writer::new(&mut bytes, protocol).integer((saved_ms / 1000) as i64);
+            bytes.into()
+        });
+    }
+
     pub(crate) fn info(&mut self, sections: Args<'_>) {
         let (state, protocol, sections) = (self.state.clone(), self.protocol, owned(sections));
         self.small(Length::Long, async move {
@@ -131,7 +175,8 @@ impl Session {
                 node: state.shared.node(),
                 settings: state.shared.settings(),
                 cores: &cores,
-                keys: state.reader.approximate_keys(FAMILY).unwrap_or(0),
+                shard: ShardReport::ask(&state).await,
+                keys: state.keys().unwrap_or(0),
                 unix_time_ms: state.core.unix_time_ms(),
             };
             let text = report.write(&sections);

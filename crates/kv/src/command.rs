@@ -7,19 +7,20 @@
 use resp::{Protocol, parse_i64};
 
 use crate::args::Args;
+use crate::change::{Kind, Only, PutReply};
+use crate::long_double::LongDouble;
 use crate::range::{RangeBound, RangeQuery};
 use crate::refusal::Refusal;
-use crate::spec::CommandId;
+use crate::spec::{CommandId, Spec};
 use crate::table::{self, Known};
 
 /// A command ready to be executed.
 #[derive(Clone, Copy, Debug)]
 pub enum Command<'a> {
-    /// `AUTH`, or the same within `HELLO`: a user's name, if given, and a password.
-    Auth {
-        /// The user; the default user when not given.
-        user: Option<&'a [u8]>,
-    },
+    /// `AUTH`.
+    Auth(Login<'a>),
+    /// `BGSAVE`.
+    BackgroundSave,
     /// `CLIENT ...`.
     Client(ClientCommand<'a>),
     /// `COMMAND ...`.
@@ -30,6 +31,10 @@ pub enum Command<'a> {
     ConfigHelp,
     /// `CONFIG RESETSTAT`.
     ConfigResetStat,
+    /// `CONFIG REWRITE`.
+    ConfigRewrite,
+    /// `CONFIG SET`: names and values by turns.
+    ConfigSet(Args<'a>),
     /// `DBSIZE`.
     DbSize,
     /// `ECHO`.
@@ -40,6 +45,8 @@ pub enum Command<'a> {
     Info(Args<'a>),
     /// `KEYS` with a pattern.
     Keys(&'a [u8]),
+    /// `LASTSAVE`.
+    LastSave,
     /// One key, and what is asked of its value.
     One(&'a [u8], Ask),
     /// `MGET`.
@@ -56,13 +63,67 @@ pub enum Command<'a> {
     RandomKey,
     /// `RESET`.
     Reset,
+    /// `SAVE`.
+    Save,
     /// `SCAN`.
     Scan(Scan<'a>),
     /// `SELECT 0`.
     Select,
+    /// `SHUTDOWN`.
+    ShutDown,
+    /// A command that writes.
+    Write(&'static str, WriteCommand<'a>),
+}
+
+/// What a command writes.
+#[derive(Clone, Copy, Debug)]
+pub enum WriteCommand<'a> {
+    /// `SET` without conditions: a key and its value.
+    Put(&'a [u8], &'a [u8]),
+    /// `MSET`: keys and values by turns.
+    PutAll(Args<'a>),
+    /// `MSETNX`.
+    PutAllIfNone(Args<'a>),
+    /// `DEL`, `UNLINK`.
+    Delete(Args<'a>),
+    /// `GETDEL`.
+    GetDelete(&'a [u8]),
+    /// `FLUSHDB`, `FLUSHALL`.
+    Clear,
+    /// What needs to know the old value: how, the key, and the operand.
+    Modify(Kind, &'a [u8], &'a [u8]),
+}
+
+/// What a command has to do with the keys, which decides what it waits for on its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Nothing.
+    None,
+    /// It sees what was written before it.
+    Read,
+    /// It is not seen by what was asked before it.
+    Write,
 }
 
 impl Command<'_> {
+    /// What it has to do with the keys.
+    pub fn access(&self) -> Access {
+        match self {
+            Self::Write(..) | Self::Save | Self::BackgroundSave => Access::Write,
+            Self::One(..)
+            | Self::MGet(_)
+            | Self::Exists(_)
+            | Self::Range(_)
+            | Self::Keys(_)
+            | Self::Scan(_)
+            | Self::RandomKey
+            | Self::DbSize
+            | Self::LastSave
+            | Self::Info(_) => Access::Read,
+            _ => Access::None,
+        }
+    }
+
     /// The full name, for lists of connections.
     pub fn name(&self) -> &'static str {
         match self {
@@ -71,7 +132,8 @@ impl Command<'_> {
             Self::One(_, Ask::Part { .. }) => "getrange",
             Self::One(_, Ask::Type) => "type",
             Self::One(_, Ask::TimeToLive) => "ttl",
-            Self::Auth { .. } => "auth",
+            Self::Auth(_) => "auth",
+            Self::BackgroundSave => "bgsave",
             Self::Client(command) => match command {
                 ClientCommand::GetName => "client|getname",
                 ClientCommand::GetRedir => "client|getredir",
@@ -100,11 +162,14 @@ impl Command<'_> {
             Self::ConfigGet(_) => "config|get",
             Self::ConfigHelp => "config|help",
             Self::ConfigResetStat => "config|resetstat",
+            Self::ConfigRewrite => "config|rewrite",
+            Self::ConfigSet(_) => "config|set",
             Self::DbSize => "dbsize",
             Self::Echo(_) => "echo",
             Self::Hello(_) => "hello",
             Self::Info(_) => "info",
             Self::Keys(_) => "keys",
+            Self::LastSave => "lastsave",
             Self::MGet(_) => "mget",
             Self::Exists(_) => "exists",
             Self::Range(_) => "mr.range",
@@ -113,7 +178,10 @@ impl Command<'_> {
             Self::RandomKey => "randomkey",
             Self::Reset => "reset",
             Self::Scan(_) => "scan",
+            Self::Save => "save",
             Self::Select => "select",
+            Self::ShutDown => "shutdown",
+            Self::Write(name, _) => name,
         }
     }
 }
@@ -138,13 +206,22 @@ pub enum Ask {
     TimeToLive,
 }
 
+/// A user and a password.
+#[derive(Clone, Copy, Debug)]
+pub struct Login<'a> {
+    /// The user; the default user when not given.
+    pub user: Option<&'a [u8]>,
+    /// The password.
+    pub password: &'a [u8],
+}
+
 /// `HELLO`'s options.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hello<'a> {
     /// The protocol asked for; as it is when not given.
     pub protocol: Option<Protocol>,
-    /// The user to log in.
-    pub user: Option<&'a [u8]>,
+    /// Whom to log in.
+    pub login: Option<Login<'a>>,
     /// The connection's new name.
     pub name: Option<&'a [u8]>,
 }
@@ -255,12 +332,32 @@ pub enum NameFilter<'a> {
 /// How many keys `SCAN` looks at when it is not told.
 const SCAN_COUNT: u64 = 10;
 
+/// What a connection may do.
+#[derive(Clone, Copy, Debug)]
+pub struct May {
+    /// The node takes writes; if not, Redis's commands that write are refused as such.
+    pub write: bool,
+    /// The client has given the password, or need not.
+    pub enter: bool,
+}
+
 /// Reads a command from its words.
-pub fn parse(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
+pub fn parse(args: Args<'_>, may: May) -> Result<Command<'_>, Refusal<'_>> {
+    let writable = may.write;
     // What nearly everybody asks nearly always.
+    if !may.enter {
+        return parse_any(args, may);
+    }
     if args.len() == 2 && args.is(0, "get") {
         return Ok(Command::One(args.get(1), Ask::Value));
     }
+    if args.len() == 3 && args.is(0, "set") && writable {
+        return Ok(Command::Write("set", WriteCommand::Put(args.get(1), args.get(2))));
+    }
+    parse_any(args, may)
+}
+
+fn parse_any(args: Args<'_>, may: May) -> Result<Command<'_>, Refusal<'_>> {
     let second = (args.len() > 1).then(|| args.get(1));
     let spec = match table::find(args.get(0), second) {
         None => return Err(Refusal::UnknownCommand(args)),
@@ -270,23 +367,40 @@ pub fn parse(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
                 word: args.get(1),
             });
         }
+        Some(Known::NoWrite(_) | Known::Write(..)) if may.write => {
+            return Err(Refusal::UnknownCommand(args));
+        }
         Some(Known::NoWrite(container)) => {
             return Err(Refusal::UnknownSubcommand { container, word: args.get(1) });
         }
         Some(Known::Write(name, arity)) => {
             let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
             let fits = if arity >= 0 { count == arity } else { count >= -arity };
-            return Err(if fits { Refusal::ReadOnly } else { Refusal::WrongCount(name) });
+            return Err(match fits {
+                false => Refusal::WrongCount(name),
+                true if !may.enter => Refusal::NO_PASSWORD,
+                true => Refusal::ReadOnly,
+            });
         }
         Some(Known::Ours(spec)) => spec,
     };
     if !spec.takes_count(args.len()) {
         return Err(Refusal::WrongCount(spec.name));
     }
+    if !may.enter && !spec.is_for_all() {
+        return Err(Refusal::NO_PASSWORD);
+    }
+    if spec.writes() {
+        return if may.write { write(args, spec) } else { Err(Refusal::ReadOnly) };
+    }
     let client = |command| Ok(Command::Client(command));
     let describe = |command| Ok(Command::Describe(command));
     match spec.id {
         CommandId::Auth => auth(args),
+        CommandId::Bgsave if args.len() == 1 || args.len() == 2 && args.is(1, "schedule") => {
+            Ok(Command::BackgroundSave)
+        }
+        CommandId::Bgsave => Err(Refusal::SYNTAX),
         // A container alone has too few arguments, so only its subcommands arrive here.
         CommandId::Client | CommandId::Config => Err(Refusal::WrongCount(spec.name)),
         CommandId::ClientGetname => client(ClientCommand::GetName),
@@ -326,6 +440,9 @@ pub fn parse(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
         CommandId::ConfigGet => Ok(Command::ConfigGet(args.from(2))),
         CommandId::ConfigHelp => Ok(Command::ConfigHelp),
         CommandId::ConfigResetstat => Ok(Command::ConfigResetStat),
+        CommandId::ConfigRewrite => Ok(Command::ConfigRewrite),
+        CommandId::ConfigSet if args.len() % 2 == 1 => Err(Refusal::SYNTAX),
+        CommandId::ConfigSet => Ok(Command::ConfigSet(args.from(2))),
         CommandId::Dbsize => Ok(Command::DbSize),
         CommandId::Echo => Ok(Command::Echo(args.get(1))),
         CommandId::Exists => Ok(Command::Exists(args.from(1))),
@@ -337,6 +454,7 @@ pub fn parse(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
         CommandId::Hello => hello(args),
         CommandId::Info => Ok(Command::Info(args.from(1))),
         CommandId::Keys => Ok(Command::Keys(args.get(1))),
+        CommandId::Lastsave => Ok(Command::LastSave),
         CommandId::Mget => Ok(Command::MGet(args.from(1))),
         CommandId::MrRange => Ok(Command::Range(range(args)?)),
         CommandId::Ping if args.len() > 2 => Err(Refusal::WrongCount(spec.name)),
@@ -346,10 +464,120 @@ pub fn parse(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
         CommandId::Randomkey => Ok(Command::RandomKey),
         CommandId::Reset => Ok(Command::Reset),
         CommandId::Scan => Ok(Command::Scan(scan(args)?)),
+        CommandId::Save => Ok(Command::Save),
         CommandId::Select => select(args),
+        CommandId::Shutdown => shutdown(args),
         CommandId::Strlen => Ok(Command::One(args.get(1), Ask::Length)),
         CommandId::Type => Ok(Command::One(args.get(1), Ask::Type)),
+        CommandId::Append
+        | CommandId::Decr
+        | CommandId::Decrby
+        | CommandId::Del
+        | CommandId::Flushall
+        | CommandId::Flushdb
+        | CommandId::Getdel
+        | CommandId::Getset
+        | CommandId::Incr
+        | CommandId::Incrby
+        | CommandId::Incrbyfloat
+        | CommandId::Mset
+        | CommandId::Msetnx
+        | CommandId::Set
+        | CommandId::Setnx
+        | CommandId::Setrange
+        | CommandId::Unlink => write(args, spec),
     }
+}
+
+/// A command that writes, whose arguments are of the right number.
+fn write<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>, Refusal<'a>> {
+    let key = args.get(1);
+    let modify = |kind, operand| Ok(WriteCommand::Modify(kind, key, operand));
+    let command = match spec.id {
+        CommandId::Append => modify(Kind::Append, args.get(2)),
+        CommandId::Decr => modify(Kind::Add(-1), b""),
+        CommandId::Decrby => match integer(args.get(2))?.checked_neg() {
+            Some(by) => modify(Kind::Add(by), b""),
+            None => Err(Refusal::Text("ERR decrement would overflow")),
+        },
+        CommandId::Del | CommandId::Unlink => Ok(WriteCommand::Delete(args.from(1))),
+        CommandId::Flushall | CommandId::Flushdb => match args.len() {
+            1 => Ok(WriteCommand::Clear),
+            2 if args.is(1, "async") || args.is(1, "sync") => Ok(WriteCommand::Clear),
+            _ => Err(Refusal::SYNTAX),
+        },
+        CommandId::Getdel => Ok(WriteCommand::GetDelete(key)),
+        CommandId::Getset => modify(Kind::PutIf { only: None, reply: PutReply::Old }, args.get(2)),
+        CommandId::Incr => modify(Kind::Add(1), b""),
+        CommandId::Incrby => modify(Kind::Add(integer(args.get(2))?), b""),
+        CommandId::Incrbyfloat => {
+            let by = LongDouble::parse(args.get(2))
+                .ok_or(Refusal::Text("ERR value is not a valid float"))?;
+            modify(Kind::AddFloat(by), b"")
+        }
+        CommandId::Mset | CommandId::Msetnx if args.len().is_multiple_of(2) => {
+            Err(Refusal::WrongCount(spec.name))
+        }
+        CommandId::Mset => Ok(WriteCommand::PutAll(args.from(1))),
+        CommandId::Msetnx => Ok(WriteCommand::PutAllIfNone(args.from(1))),
+        CommandId::Set => set(args),
+        CommandId::Setnx => {
+            let only = Some(Only::Missing);
+            modify(Kind::PutIf { only, reply: PutReply::Flag }, args.get(2))
+        }
+        CommandId::Setrange => {
+            let offset = usize::try_from(integer(args.get(2))?)
+                .map_err(|_| Refusal::Text("ERR offset is out of range"))?;
+            modify(Kind::SetRange(offset), args.get(3))
+        }
+        _ => Err(Refusal::SYNTAX),
+    };
+    command.map(|command| Command::Write(spec.name, command))
+}
+
+/// `SET` with its options.
+fn set(args: Args<'_>) -> Result<WriteCommand<'_>, Refusal<'_>> {
+    let (mut only, mut old, mut keeps, mut expiry) = (None, false, false, None);
+    let mut at = 3;
+    while at < args.len() {
+        let word = args.get(at);
+        let is = |name: &str| word.eq_ignore_ascii_case(name.as_bytes());
+        // One of a kind may come twice, another kind beside it may not.
+        let same_expiry = |name| expiry.is_none_or(|(known, _)| known == name);
+        if is("nx") && only != Some(Only::Existing) {
+            only = Some(Only::Missing);
+        } else if is("xx") && only != Some(Only::Missing) {
+            only = Some(Only::Existing);
+        } else if is("get") {
+            old = true;
+        } else if is("keepttl") && expiry.is_none() {
+            keeps = true;
+        } else if let Some(name) = ["ex", "px", "exat", "pxat"].into_iter().find(|name| is(name))
+            && !keeps
+            && same_expiry(name)
+            && at + 1 < args.len()
+        {
+            at += 1;
+            expiry = Some((name, args.get(at)));
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+        at += 1;
+    }
+    if let Some((_, time)) = expiry {
+        return Err(match integer(time)? {
+            ..=0 => Refusal::Text("ERR invalid expire time in 'set' command"),
+            _ => Refusal::Text(
+                "ERR expiry is not there yet in this version of millrace: SET takes no EX, PX, EXAT and PXAT",
+            ),
+        });
+    }
+    let (key, value) = (args.get(1), args.get(2));
+    let reply = if old { PutReply::Old } else { PutReply::Ok };
+    Ok(match (only, reply) {
+        (None, PutReply::Ok) => WriteCommand::Put(key, value),
+        _ => WriteCommand::Modify(Kind::PutIf { only, reply }, key, value),
+    })
 }
 
 fn integer(word: &[u8]) -> Result<i64, Refusal<'_>> {
@@ -358,9 +586,28 @@ fn integer(word: &[u8]) -> Result<i64, Refusal<'_>> {
 
 fn auth(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
     match args.len() {
-        2 => Ok(Command::Auth { user: None }),
-        3 => Ok(Command::Auth { user: Some(args.get(1)) }),
+        2 => Ok(Command::Auth(Login { user: None, password: args.get(1) })),
+        3 => Ok(Command::Auth(Login { user: Some(args.get(1)), password: args.get(2) })),
         _ => Err(Refusal::SYNTAX),
+    }
+}
+
+fn shutdown(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
+    let (mut abort, mut others, mut save) = (false, false, None);
+    for word in args.from(1).iter() {
+        let is = |name: &str| word.eq_ignore_ascii_case(name.as_bytes());
+        match () {
+            () if is("abort") => abort = true,
+            () if is("now") || is("force") => others = true,
+            () if is("save") && save != Some(false) => save = Some(true),
+            () if is("nosave") && save != Some(true) => save = Some(false),
+            () => return Err(Refusal::SYNTAX),
+        }
+    }
+    match abort {
+        false => Ok(Command::ShutDown),
+        true if others || save.is_some() => Err(Refusal::SYNTAX),
+        true => Err(Refusal::Text("ERR No shutdown in progress.")),
     }
 }
 
@@ -379,7 +626,8 @@ fn hello(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
     while at < args.len() {
         let more = args.len() - at - 1;
         if args.is(at, "auth") && more >= 2 {
-            hello.user = Some(args.get(at + 1));
+            let (user, password) = (Some(args.get(at + 1)), args.get(at + 2));
+            hello.login = Some(Login { user, password });
             at += 3;
         } else if args.is(at, "setname") && more >= 1 {
             hello.name = Some(client_name(args.get(at + 1))?);
@@ -643,9 +891,11 @@ mod tests {
     use crate::args::tests::with;
     use resp::Writer;
 
+    const READS: May = May { write: false, enter: true };
+
     /// The error reply to `line`, or what the command looks like.
     fn outcome(line: &str) -> String {
-        with(line, |args| match parse(args) {
+        with(line, |args| match parse(args, READS) {
             Ok(command) => format!("{command:?}"),
             Err(refusal) => {
                 let mut out = Vec::new();
@@ -793,19 +1043,24 @@ mod tests {
 
     #[test]
     fn reads_of_one_key_say_what_they_ask() {
-        with("GeT k", |args| assert!(matches!(parse(args), Ok(Command::One(b"k", Ask::Value)))));
+        with("GeT k", |args| {
+            assert!(matches!(parse(args, READS), Ok(Command::One(b"k", Ask::Value))))
+        });
         with("getrange k -5 7", |args| {
-            assert!(matches!(parse(args), Ok(Command::One(b"k", Ask::Part { start: -5, end: 7 }))));
+            assert!(matches!(
+                parse(args, READS),
+                Ok(Command::One(b"k", Ask::Part { start: -5, end: 7 }))
+            ));
         });
         with("pttl k", |args| {
-            assert!(matches!(parse(args), Ok(Command::One(b"k", Ask::TimeToLive))))
+            assert!(matches!(parse(args, READS), Ok(Command::One(b"k", Ask::TimeToLive))))
         });
     }
 
     #[test]
     fn ranges_take_their_options_in_any_order() {
         with("mr.range (a + novalues limit 5 reverse", |args| {
-            let Ok(Command::Range(query)) = parse(args) else { panic!() };
+            let Ok(Command::Range(query)) = parse(args, READS) else { panic!() };
             assert_eq!(query.start, RangeBound::Exclusive(b"a"));
             assert_eq!(query.end, RangeBound::Open);
             assert_eq!((query.reverse, query.limit, query.values), (true, Some(5), false));
@@ -823,12 +1078,12 @@ mod tests {
     #[test]
     fn scan_reads_its_options() {
         with("scan 17 match a* count 100 type STRING", |args| {
-            let Ok(Command::Scan(scan)) = parse(args) else { panic!() };
+            let Ok(Command::Scan(scan)) = parse(args, READS) else { panic!() };
             assert_eq!((scan.cursor, scan.pattern, scan.count), (17, Some(&b"a*"[..]), 100));
             assert!(scan.of_our_type);
         });
         with("scan 0 match * type list", |args| {
-            let Ok(Command::Scan(scan)) = parse(args) else { panic!() };
+            let Ok(Command::Scan(scan)) = parse(args, READS) else { panic!() };
             assert_eq!((scan.pattern, scan.count, scan.of_our_type), (None, SCAN_COUNT, false));
         });
         for (word, cursor) in

@@ -199,8 +199,12 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             client.input_room_bytes.set(if crowded { 0 } else { buffer.len() + most });
             receiving.set(Some(receive(socket.clone(), buffer, most, crowded)));
         }
-        if paused && pause.is_none() {
-            let wait_ns = (paused_until_ns - state.core.now_ns()).min(PAUSE_CHECK_NS);
+        if (paused || session.waits_for_pause) && pause.is_none() {
+            let until_ns = match paused {
+                true => paused_until_ns,
+                false => state.shared.writes_paused_until_ns(),
+            };
+            let wait_ns = until_ns.saturating_sub(state.core.now_ns()).min(PAUSE_CHECK_NS);
             pause.set(Some(state.core.sleep_ns(wait_ns)));
         }
         if !(input.ended && streaming && sends.get() == sends_at_half_close) {
@@ -218,6 +222,7 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
                 return Poll::Ready(false);
             }
             let mut moved = session.replies.collect(cx);
+            moved |= session.has_got_room();
             if let Some((result, sent)) = finish(&mut sending, cx) {
                 let result: io::Result<()> = result;
                 let bytes = session.replies.sent(sent) as u64;

@@ -222,7 +222,7 @@ mod tests {
 
     fn answer(line: &str, protocol: Protocol) -> Reply {
         let mut out = Vec::new();
-        with(line, |args| match parse(args) {
+        with(line, |args| match parse(args, crate::command::May { write: true, enter: true }) {
             Ok(Command::Describe(question)) => {
                 describe(question, &mut Writer::new(&mut out, protocol))
             }
@@ -237,7 +237,7 @@ mod tests {
 
     fn raw(line: &str, protocol: Protocol) -> String {
         let mut out = Vec::new();
-        with(line, |args| match parse(args) {
+        with(line, |args| match parse(args, crate::command::May { write: true, enter: true }) {
             Ok(Command::Describe(question)) => {
                 describe(question, &mut Writer::new(&mut out, protocol))
             }
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(names("command list filterby pattern MG*"), ["mget"]);
         assert_eq!(
             names("command list filterby pattern config|*"),
-            ["config|get", "config|help", "config|resetstat"]
+            ["config|get", "config|help", "config|resetstat", "config|rewrite", "config|set"]
         );
         assert!(names("command list filterby aclcat STRING").contains(&"get".to_owned()));
         assert!(names("command list filterby module x").is_empty());

@@ -67,6 +67,10 @@ pub const CONFIG: &[&str] = &[
     "    Tell the settings whose names match.",
     "RESETSTAT",
     "    Set the counters of INFO back.",
+    "REWRITE",
+    "    Refused: the configuration file is yours to write.",
+    "SET <name> <value> [<name> <value> ...]",
+    "    Change settings; only requirepass can be changed.",
     "HELP",
     "    Print this help.",
 ];

@@ -3,11 +3,13 @@
 //! Every core tells its own counters when asked; nothing is shared for the sake of this report.
 
 use std::fmt::Write as _;
+use std::rc::Rc;
 
-use lsm::ReaderStats;
+use lsm::{ReaderStats, WriterStats};
 
 use crate::node_info::NodeInfo;
 use crate::settings::Settings;
+use crate::shard::{Shard, ShardStats};
 use crate::state::{CoreState, KvStats};
 
 /// What one core tells.
@@ -25,6 +27,7 @@ pub(crate) struct CoreReport {
     pub input_bytes: usize,
     pub unsent_bytes: usize,
     pub pinned_bytes: usize,
+    pub writes_bytes: usize,
     pub kv: KvStats,
     pub reader: ReaderStats,
     pub uptime_ns: u64,
@@ -47,9 +50,36 @@ impl CoreReport {
             input_bytes: state.input_bytes.get(),
             unsent_bytes: state.unsent_bytes.get(),
             pinned_bytes: state.pinned_bytes.get(),
+            writes_bytes: state.writes.bytes(),
             kv: *state.stats.borrow(),
             reader: state.reader.stats(),
             uptime_ns: core.now_ns().saturating_sub(state.started_ns),
+        }
+    }
+}
+
+/// What the shard tells.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ShardReport {
+    pub shard: ShardStats,
+    pub writer: WriterStats,
+    pub failure: Option<String>,
+    pub saved_ms: u64,
+}
+
+impl ShardReport {
+    /// The shard's report, from the core that owns it; `None` where nothing is written.
+    pub async fn ask(state: &Rc<CoreState>) -> Option<Self> {
+        let core = state.shared.shard_core()?;
+        state.ask(core, |there| there.writes.shard().map(Self::of)).await.flatten()
+    }
+
+    fn of(shard: &Shard) -> Self {
+        Self {
+            shard: shard.stats(),
+            writer: shard.writer_stats(),
+            failure: shard.failure().map(|error| error.to_string()),
+            saved_ms: shard.saved_unix_ms(),
         }
     }
 }
@@ -75,7 +105,9 @@ pub(crate) struct Report<'a> {
     pub node: &'a dyn NodeInfo,
     pub settings: &'a Settings,
     pub cores: &'a [CoreReport],
-    /// Estimated keys of the database.
+    /// Where the node takes writes.
+    pub shard: Option<ShardReport>,
+    /// Keys of the database, counted or estimated.
     pub keys: u64,
     pub unix_time_ms: u64,
 }
@@ -152,6 +184,7 @@ fn clients(report: &Report<'_>, text: &mut String) {
         "clients_input_bytes:{}", report.sum(|core| core.input_bytes as u64);
         "clients_unsent_bytes:{}", report.sum(|core| core.unsent_bytes as u64);
         "clients_pinned_bytes:{}", report.sum(|core| core.pinned_bytes as u64);
+        "clients_writes_bytes:{}", report.sum(|core| core.writes_bytes as u64);
         "clients_slow_readers:{}", report.sum(|core| core.kv.slow_readers);
         "scan_cursors:{}", report.sum(|core| core.scans as u64);
     );
@@ -177,14 +210,41 @@ fn memory(report: &Report<'_>, text: &mut String) {
     );
 }
 
-fn persistence(_: &Report<'_>, text: &mut String) {
+fn persistence(report: &Report<'_>, text: &mut String) {
+    lines!(text, "loading:0"; "async_loading:0";);
+    let Some(ShardReport { shard, writer, failure, saved_ms }) = &report.shard else {
+        lines!(text,
+            "rdb_changes_since_last_save:0";
+            "rdb_bgsave_in_progress:0";
+            "aof_enabled:0";
+            "aof_rewrite_in_progress:0";
+        );
+        return;
+    };
+    // The log is to clients what an append-only file is: every write is in it before it is answered.
     lines!(text,
-        "loading:0";
-        "async_loading:0";
-        "rdb_changes_since_last_save:0";
+        "rdb_changes_since_last_save:{}", shard.unsaved;
         "rdb_bgsave_in_progress:0";
-        "aof_enabled:0";
+        "rdb_last_save_time:{}", saved_ms / 1000;
+        "rdb_last_bgsave_status:ok";
+        "aof_enabled:1";
         "aof_rewrite_in_progress:0";
+        "aof_last_bgrewrite_status:ok";
+        "aof_last_write_status:{}", if failure.is_some() { "err" } else { "ok" };
+        "write_failure:{}", failure.as_deref().unwrap_or("");
+        "wal_groups:{}", writer.groups;
+        "wal_bytes:{}", writer.log_bytes;
+        "wal_files:{}", writer.logs;
+        "memtable_bytes:{}", writer.memtable_bytes;
+        "memtables_waiting:{}", writer.waiting_memtables;
+        "flushed_tables:{}", writer.flushed_tables;
+        "flushed_bytes:{}", writer.flushed_bytes;
+        "merges:{}", writer.merges;
+        "merged_bytes:{}", writer.merged_bytes;
+        "merged_into_bytes:{}", writer.merged_into_bytes;
+        "level0_files:{}", writer.level0_files;
+        "writes_slowed_usec:{}", writer.slowed_ns / 1000;
+        "writes_stopped_usec:{}", writer.stopped_ns / 1000;
     );
 }
 
@@ -207,6 +267,13 @@ fn stats(report: &Report<'_>, text: &mut String) {
         "reads_from_memory:{}", sum(|kv| kv.reads_cached);
         "reads_that_waited:{}", sum(|kv| kv.reads_waited);
     );
+    if let Some(report) = &report.shard {
+        lines!(text,
+            "changes_processed:{}", report.shard.changes;
+            "changes_written:{}", report.shard.written;
+            "changes_that_waited:{}", report.shard.waited;
+        );
+    }
 }
 
 fn replication(_: &Report<'_>, text: &mut String) {
@@ -315,6 +382,7 @@ pub(crate) mod tests {
         fn cpu_seconds(&self) -> CpuSeconds {
             CpuSeconds { system: 0.5, user: 1.25 }
         }
+        fn shut_down(&self) {}
         fn settings(&self) -> Vec<(String, String)> {
             vec![("cores".to_owned(), "0,1".to_owned())]
         }
@@ -333,6 +401,7 @@ pub(crate) mod tests {
             node: &TestNode,
             settings: &Settings::default(),
             cores: &cores,
+            shard: Some(ShardReport::default()),
             keys: 12,
             unix_time_ms: 1,
         };

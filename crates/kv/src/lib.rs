@@ -10,26 +10,38 @@
 //! State belongs to one core ([`state`], reached by its connections through an `Rc`). What another core has to be
 //! asked (a list of connections, a cursor it gave out, its counters) goes there as a message ([`shared`]).
 //!
-//! What always holds: replies come in the order of the commands; no client makes the node hold more than
+//! What commands write goes to the [`Shard`], which one core owns: `outgoing` gathers a connection's writes, `writes`
+//! takes them there and their answers back.
+//!
+//! What always holds: a command sees what those before it on its connection have written; replies come in the order of the commands; no client makes the node hold more than
 //! [`Settings`] allow, whether it sends much, reads slowly, or asks for everything; what is not a request closes only
 //! the connection it came from.
 //!
-//! Deliberately absent: writing, other data types than strings, more than one database, expiry, transactions,
-//! subscriptions, scripts, passwords.
+//! Deliberately absent: other data types than strings, more than one database, expiry, transactions, subscriptions,
+//! scripts, users other than the default one.
 #![forbid(unsafe_code)]
 
 mod administration;
 mod args;
+mod change;
 mod client;
 mod command;
 mod config_get;
 mod connection;
 mod describe;
+mod exposition;
 mod glob;
 mod help;
 mod info;
+mod known;
+mod long_double;
+mod metrics;
+mod modify;
 mod node_info;
+mod outgoing;
 mod output;
+mod overlay;
+mod password;
 mod range;
 mod reads;
 mod refusal;
@@ -38,16 +50,23 @@ mod scan_table;
 mod server;
 mod session;
 mod settings;
+mod shard;
 mod shared;
 mod spec;
 mod state;
 mod stream;
 mod table;
 mod walk;
+mod writes;
 
+pub use change::{Answer, Change};
+pub use exposition::{CONTENT_TYPE, Exposition};
+pub use metrics::Reporter;
 pub use node_info::{CpuSeconds, NodeInfo};
+pub use password::Password;
 pub use server::Server;
 pub use settings::Settings;
+pub use shard::{Shard, ShardStats};
 pub use shared::Shared;
 
 /// The Redis whose commands, replies and error texts are spoken; clients decide by it what they may ask.

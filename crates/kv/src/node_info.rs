@@ -1,6 +1,6 @@
 //! What the key-value door does not know about the node it belongs to, and asks when it reports.
 
-/// Provided by whoever starts the node. Called for `INFO`, `CONFIG GET` and `HELLO`, never on the way of a read.
+/// Provided by whoever starts the node. Called for `INFO`, `CONFIG GET`, `HELLO` and `SHUTDOWN`, never on the way of a read.
 pub trait NodeInfo: Send + Sync {
     /// The node's own version.
     fn version(&self) -> String;
@@ -26,6 +26,8 @@ pub trait NodeInfo: Send + Sync {
     fn memory_machine_bytes(&self) -> u64;
     /// Processor time the process has used, in seconds: in the system and of its own.
     fn cpu_seconds(&self) -> CpuSeconds;
+    /// Ends the node in good order: clients get the replies that are under way.
+    fn shut_down(&self);
     /// Settings of the node beyond those of the protocol, as names and values for `CONFIG GET`.
     fn settings(&self) -> Vec<(String, String)>;
 }

@@ -22,12 +22,16 @@ const SCAN_BYTES_MAX: usize = 128 * 1024;
 const CURSOR_END: u64 = u64::MAX;
 
 /// What the engine's failure says to a client.
-pub(crate) fn write_error(error: &lsm::Error, writer: &mut Writer<'_>) {
+pub(crate) fn error_text(error: &lsm::Error) -> String {
     let code = match error.kind() {
         lsm::Kind::Memory => "OOM",
         _ => "ERR",
     };
-    writer.error(&format!("{code} {error}"));
+    format!("{code} {error}")
+}
+
+pub(crate) fn write_error(error: &lsm::Error, writer: &mut Writer<'_>) {
+    writer.error(&error_text(error));
 }
 
 /// The reply to a question about one key, other than its value.

@@ -39,6 +39,8 @@ pub enum Refusal<'a> {
 impl Refusal<'_> {
     /// The usual text for options that make no sense.
     pub const SYNTAX: Self = Refusal::Text("ERR syntax error");
+    /// The password comes first.
+    pub const NO_PASSWORD: Self = Refusal::Text("NOAUTH Authentication required.");
     /// A number was expected.
     pub const NOT_AN_INTEGER: Self = Refusal::Text("ERR value is not an integer or out of range");
 

@@ -18,11 +18,14 @@ use lsm::Value;
 use reactor::{Class, JoinHandle};
 use resp::{Protocol, Writer};
 
+use crate::change::Answer as WriteAnswer;
 use crate::command::Ask;
 use crate::output::{Batch, Output, Sending};
 use crate::reads;
+use crate::settings::Settings;
 use crate::state::{CoreState, FAMILY, KvStats, Share};
 use crate::stream::{KEYS_PER_LOOKUP, LookupStream, Piece, Rest, Stream};
+use crate::writes::Slot;
 
 /// Reads that may be under way at once however large the values are.
 const READS_MIN: usize = 4;
@@ -44,6 +47,20 @@ enum Later {
     Piece(JoinHandle<Piece>),
     /// Such a reply, waiting for its reader.
     Parked(Box<Stream>),
+    /// What the shard says to a parcel of writes.
+    Written(Written),
+}
+
+/// A parcel of writes on its way.
+pub(crate) struct Written {
+    /// Where its answers arrive.
+    pub slot: Rc<Slot>,
+    pub protocol: Protocol,
+    /// Nobody wants the replies.
+    pub silent: bool,
+    pub bytes: usize,
+    /// How many of the answers may be as long as values.
+    pub values: usize,
 }
 
 type Answer = lsm::Result<Option<Value>>;
@@ -132,6 +149,10 @@ pub(crate) struct Replies {
     later_pinned_bytes: usize,
     /// Reads under way.
     reads: usize,
+    /// Parcels of writes on their way, their bytes, and how many of their answers may be as long as values.
+    writes: usize,
+    writes_bytes: usize,
+    writes_values: usize,
     /// The largest value read lately, which decides how many reads may be under way.
     value_bytes: usize,
     window: Window,
@@ -152,7 +173,7 @@ impl Drop for Replies {
                 Later::Some { task, .. } => task.cancel(),
                 Later::Small { task, .. } => task.cancel(),
                 Later::Piece(task) => task.cancel(),
-                Later::Ready(_) | Later::Parked(_) => {}
+                Later::Ready(_) | Later::Parked(_) | Later::Written(_) => {}
             }
         }
     }
@@ -167,6 +188,9 @@ impl Replies {
             later_bytes: 0,
             later_pinned_bytes: 0,
             reads: 0,
+            writes: 0,
+            writes_bytes: 0,
+            writes_values: 0,
             value_bytes: 0,
             window: Window::default(),
             streaming: false,
@@ -204,6 +228,16 @@ impl Replies {
         !self.later.is_empty()
     }
 
+    /// Whether something is being read.
+    pub fn is_reading(&self) -> bool {
+        self.reads > 0 || self.streaming
+    }
+
+    /// Whether something is being written.
+    pub fn is_writing(&self) -> bool {
+        self.writes > 0
+    }
+
     /// Whether a reply of any size is being made.
     pub fn is_streaming(&self) -> bool {
         self.streaming
@@ -216,7 +250,11 @@ impl Replies {
             self.state.count(|stats| stats.slow_readers += 1);
         }
         self.slow = slow;
-        !slow && !self.streaming && self.closing == Closing::No && self.reads < self.reads_max()
+        !slow
+            && !self.streaming
+            && self.closing == Closing::No
+            && self.reads + self.writes_values < self.reads_max()
+            && self.writes_bytes < Settings::WRITES_BYTES_MAX
     }
 
     /// Fewer reads at once where values are large, so that what they bring stays about as large as the output may be.
@@ -315,6 +353,14 @@ impl Replies {
         self.later.push_back(Later::Some { task, protocol, keys: count });
     }
 
+    /// Gives what the shard answers to a parcel of writes.
+    pub fn write(&mut self, written: Written) {
+        self.writes += 1;
+        self.writes_bytes += written.bytes;
+        self.writes_values += written.values;
+        self.later.push_back(Later::Written(written));
+    }
+
     /// Gives what a task replies.
     pub fn small(&mut self, task: JoinHandle<SmallReply>, length: Length) {
         let weight = match length {
@@ -373,6 +419,17 @@ impl Replies {
                             self.saw(std::slice::from_ref(&answer));
                             write_one(&self.state, &mut self.output, &answer, ask, protocol);
                         }
+                    }
+                }
+                Later::Written(written) => {
+                    let Poll::Ready(answers) = written.slot.poll(cx) else { break };
+                    let (protocol, silent) = (written.protocol, written.silent);
+                    self.writes -= 1;
+                    self.writes_bytes -= written.bytes;
+                    self.writes_values -= written.values;
+                    self.later.pop_front();
+                    if !silent {
+                        self.write_answers(answers, protocol);
                     }
                 }
                 Later::Some { task, protocol, keys } => {
@@ -446,6 +503,26 @@ impl Replies {
             moved = true;
         }
         moved
+    }
+
+    fn write_answers(&mut self, answers: Vec<WriteAnswer>, protocol: Protocol) {
+        for answer in answers {
+            if let WriteAnswer::Bulk(value) = &answer {
+                self.value_bytes = value.len().max(self.value_bytes - self.value_bytes / 16);
+            }
+            if matches!(answer, WriteAnswer::Refused(_) | WriteAnswer::Failed(_)) {
+                self.state.count(|stats| stats.errors += 1);
+            }
+            let mut writer = Writer::new(self.output.tail(), protocol);
+            match answer {
+                WriteAnswer::Ok(commands) => (0..commands).for_each(|_| writer.ok()),
+                WriteAnswer::Null => writer.null(),
+                WriteAnswer::Integer(value) => writer.integer(value),
+                WriteAnswer::Bulk(value) => writer.bulk(&value),
+                WriteAnswer::Refused(text) => writer.error(text),
+                WriteAnswer::Failed(text) => writer.error(&text),
+            }
+        }
     }
 
     /// Remembers how large values are; forgets slowly.

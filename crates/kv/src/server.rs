@@ -7,6 +7,8 @@ use lsm::Reader;
 use reactor::{Class, Core, JoinHandle, Listener, Socket};
 
 use crate::connection::serve;
+use crate::metrics::Reporter;
+use crate::shard::Shard;
 use crate::shared::Shared;
 use crate::state::CoreState;
 
@@ -24,12 +26,24 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves the connections of `listener` from `reader`, both of this core.
-    pub fn start(core: &Core, reader: Reader, shared: &Arc<Shared>, listener: Listener) -> Self {
-        let state = CoreState::new(core, reader, shared.clone());
+    /// Serves the connections of `listener` from `reader`, both of this core. The core that owns the shard gives it
+    /// too, attached to `shared` already; a node without one only reads.
+    pub fn start(
+        core: &Core,
+        reader: Reader,
+        shared: &Arc<Shared>,
+        listener: Listener,
+        shard: Option<Shard>,
+    ) -> Self {
+        let state = CoreState::new(core, reader, shared.clone(), shard);
         let errands = core.spawn(Class::Control, state.clone().run_errands());
         let accepting = core.spawn(Class::Foreground, accept(state.clone(), listener));
         Self { state, accepting, errands }
+    }
+
+    /// Tells the metrics of the whole node; works as long as the server does.
+    pub fn reporter(&self) -> Reporter {
+        Reporter(self.state.clone())
     }
 
     /// How many connections it has.

@@ -12,14 +12,15 @@ use resp::{Parser, Progress, Protocol, Writer};
 
 use crate::args::Args;
 use crate::client::Client;
-use crate::command::{Command, Hello, parse};
-use crate::config_get;
+use crate::command::{Access, Command, Hello, Login, May, parse};
+use crate::config_get::{self, Now};
 use crate::describe::describe;
 use crate::help;
+use crate::outgoing::Outgoing;
 use crate::reads::{self, ScanOrder};
 use crate::refusal::Refusal;
 use crate::replies::{Closing, Length, Replies, SmallReply};
-use crate::state::{CoreState, FAMILY};
+use crate::state::CoreState;
 use crate::stream::{RangeStream, Stream};
 use crate::walk::Walk;
 
@@ -35,7 +36,17 @@ pub(crate) struct Session {
     pub(crate) skip_this: bool,
     /// The connection ends while its client may still be sending.
     pub(crate) unread: bool,
+    /// The client has given the password, or there was none when it came.
+    pub(crate) entered: bool,
     pub(crate) replies: Replies,
+    /// Writes of the commands just taken.
+    pub(crate) outgoing: Outgoing,
+    /// The command at the input's beginning has so many bytes and waits for others before it.
+    held: Option<usize>,
+    /// It waits for room for writes.
+    waits_for_room: bool,
+    /// It waits for the end of a pause of writes.
+    pub(crate) waits_for_pause: bool,
 }
 
 impl Session {
@@ -48,7 +59,12 @@ impl Session {
             skip_next: false,
             skip_this: false,
             unread: false,
+            entered: state.password.borrow().is_none(),
             replies: Replies::new(state),
+            outgoing: Outgoing::default(),
+            held: None,
+            waits_for_room: false,
+            waits_for_pause: false,
         }
     }
 
@@ -59,6 +75,7 @@ impl Session {
 
     /// Ends the connection behind an error that nobody asked for.
     pub fn refuse(&mut self, text: &str) {
+        self.send_writes();
         self.reply(|writer| writer.error(text));
         self.replies.closing = Closing::AfterReplies;
         self.unread = true;
@@ -74,22 +91,31 @@ impl Session {
         consumed: &mut usize,
     ) -> Option<usize> {
         let mut commands = 0;
+        self.waits_for_pause = false;
         let missing = loop {
             if !self.may_take() {
                 break None;
             }
             let rest = &mut input[*consumed..];
-            match parser.parse(rest) {
+            let progress = match self.held.take() {
+                Some(length) => Ok(Progress::Complete(length)),
+                None => parser.parse(rest),
+            };
+            match progress {
                 Ok(Progress::Complete(length)) => {
                     let args = Args::new(&rest[..length], parser.args());
-                    *consumed += length;
                     if !args.is_empty() {
+                        if !self.execute(args) {
+                            self.held = Some(length);
+                            break None;
+                        }
                         commands += 1;
-                        self.execute(args);
                     }
+                    *consumed += length;
                 }
                 Ok(Progress::Incomplete(missing)) => break Some(missing),
                 Err(error) => {
+                    self.send_writes();
                     self.replies.append(|output| error.write_to(output.tail()));
                     self.replies.closing = Closing::AfterReplies;
                     self.unread = true;
@@ -98,8 +124,47 @@ impl Session {
                 }
             }
         };
+        self.send_writes();
         self.state.count(|stats| stats.commands += commands);
         missing
+    }
+
+    /// Whether what it waited for has come: room for writes.
+    pub fn has_got_room(&mut self) -> bool {
+        if !self.waits_for_room {
+            return false;
+        }
+        let got = self.state.writes.has_room(self.state.shared.settings());
+        if !got {
+            // Others were quicker.
+            self.state.writes.wait_for_room(&self.client);
+        }
+        self.waits_for_room = !got;
+        got
+    }
+
+    /// Whether a command may be executed now. One that reads waits until the writes before it are visible, one that
+    /// writes until the reads before it have read, and until there is room.
+    fn is_its_turn(&mut self, access: Access) -> bool {
+        match access {
+            Access::None => true,
+            Access::Read => !self.replies.is_writing(),
+            Access::Write if self.replies.is_reading() => false,
+            Access::Write
+                if self.state.shared.writes_paused_until_ns() > self.state.core.now_ns() =>
+            {
+                self.waits_for_pause = true;
+                false
+            }
+            Access::Write => {
+                let has_room = self.state.writes.has_room(self.state.shared.settings());
+                if !has_room {
+                    self.waits_for_room = true;
+                    self.state.writes.wait_for_room(&self.client);
+                }
+                has_room
+            }
+        }
     }
 
     /// Writes a reply that is ready, unless the client wants none.
@@ -126,14 +191,37 @@ impl Session {
         self.silent || self.skip_this
     }
 
-    fn execute(&mut self, args: Args<'_>) {
+    /// Executes a command; false when it has to wait for others before it.
+    fn execute(&mut self, args: Args<'_>) -> bool {
+        let command = parse(args, self.may());
+        let access = command.as_ref().map_or(Access::None, Command::access);
+        if access != Access::Write {
+            self.send_writes();
+        }
+        if !self.is_its_turn(access) {
+            return false;
+        }
         self.skip_this = std::mem::take(&mut self.skip_next);
-        let command = match parse(args) {
-            Ok(command) => command,
-            Err(refusal) => return self.reply(|writer| refusal.write(writer)),
-        };
-        self.client.command.set(command.name());
         match command {
+            Ok(command) => {
+                self.client.command.set(command.name());
+                self.execute_now(command);
+            }
+            Err(refusal) => self.reply(|writer| refusal.write(writer)),
+        }
+        true
+    }
+
+    fn may(&self) -> May {
+        May {
+            write: self.state.shared.is_writable(),
+            enter: self.entered || self.state.password.borrow().is_none(),
+        }
+    }
+
+    fn execute_now(&mut self, command: Command<'_>) {
+        match command {
+            Command::Write(_, command) => self.write(command),
             Command::One(key, ask) => {
                 if !self.is_silent() {
                     self.replies.read_one(key, ask, self.protocol);
@@ -154,28 +242,43 @@ impl Session {
                 self.replies.closing = Closing::AfterReplies;
             }
             Command::Reset => self.reset(),
-            Command::Auth { user } => self.reply(|writer| match user {
-                None => writer.error(
-                    "ERR AUTH <password> called without any password configured for the default \
-                     user. Are you sure your configuration is correct?",
-                ),
-                Some(b"default") => writer.ok(),
-                Some(_) => WRONG_PASSWORD.write(writer),
-            }),
+            Command::Auth(login) => {
+                let outcome = self.log_in(login);
+                self.reply(|writer| match outcome {
+                    Ok(()) => writer.ok(),
+                    Err(refusal) => refusal.write(writer),
+                });
+            }
+            Command::Save | Command::BackgroundSave if !self.state.shared.is_writable() => {
+                // There is nothing that was written and could be lost.
+                self.reply(|writer| writer.ok());
+            }
+            Command::Save => self.save(true),
+            Command::BackgroundSave => self.save(false),
+            Command::LastSave => self.last_save(),
+            Command::ShutDown => {
+                self.replies.closing = Closing::AfterReplies;
+                self.state.shared.node().shut_down();
+            }
+            Command::ConfigRewrite => self.config_rewrite(),
+            Command::ConfigSet(pairs) => self.config_set(pairs),
             Command::Hello(hello) => self.hello(hello),
             Command::Client(command) => self.client_command(command),
             Command::Describe(question) => self.reply(|writer| describe(question, writer)),
             Command::ConfigGet(patterns) => {
                 let shared = self.state.shared.clone();
+                let (password, writable) =
+                    (self.state.password.borrow().clone(), shared.is_writable());
                 self.reply(|writer| {
                     let (settings, node) = (shared.settings(), shared.node());
-                    config_get::write(patterns, settings, shared.cores(), node, writer);
+                    let now = Now { cores: shared.cores(), password, writable };
+                    config_get::write(patterns, settings, &now, node, writer);
                 });
             }
             Command::ConfigHelp => self.reply(|writer| help::write(help::CONFIG, writer)),
             Command::ConfigResetStat => self.reset_stats(),
             Command::DbSize => {
-                let keys = self.state.reader.approximate_keys(FAMILY);
+                let keys = self.state.keys();
                 self.reply(|writer| match keys {
                     Ok(keys) => writer.integer(i64::try_from(keys).unwrap_or(i64::MAX)),
                     Err(error) => reads::write_error(&error, writer),
@@ -241,6 +344,7 @@ impl Session {
         self.set_protocol(Protocol::V2);
         self.client.name.borrow_mut().clear();
         (self.silent, self.skip_next, self.skip_this) = (false, false, false);
+        self.entered = self.state.password.borrow().is_none();
         self.reply(|writer| writer.simple("RESET"));
     }
 
@@ -250,8 +354,13 @@ impl Session {
     }
 
     fn hello(&mut self, hello: Hello<'_>) {
-        if hello.user.is_some_and(|user| user != b"default") {
-            return self.reply(|writer| WRONG_PASSWORD.write(writer));
+        let entered = match hello.login {
+            Some(login) => self.log_in(login),
+            None if self.may().enter => Ok(()),
+            None => Err(NOT_ENTERED),
+        };
+        if let Err(refusal) = entered {
+            return self.reply(|writer| refusal.write(writer));
         }
         if let Some(name) = hello.name {
             *self.client.name.borrow_mut() = name.to_vec();
@@ -279,6 +388,35 @@ impl Session {
         });
     }
 }
+
+impl Session {
+    /// Checks a password. Without one, the default user may log in with any.
+    fn log_in(&mut self, login: Login<'_>) -> Result<(), Refusal<'static>> {
+        let password = self.state.password.borrow();
+        let passes = match (&*password, login.user) {
+            (None, None) => {
+                return Err(Refusal::Text(
+                    "ERR AUTH <password> called without any password configured for the default \
+                     user. Are you sure your configuration is correct?",
+                ));
+            }
+            (_, Some(user)) if user != b"default" => false,
+            (None, Some(_)) => true,
+            (Some(password), _) => password.is(login.password),
+        };
+        if !passes {
+            return Err(WRONG_PASSWORD);
+        }
+        drop(password);
+        self.entered = true;
+        Ok(())
+    }
+}
+
+const NOT_ENTERED: Refusal<'static> = Refusal::Text(
+    "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO AUTH <user> <pass> \
+     option can be used to authenticate the client and select the RESP protocol version at the same time",
+);
 
 const WRONG_PASSWORD: Refusal<'static> =
     Refusal::Text("WRONGPASS invalid username-password pair or user is disabled.");

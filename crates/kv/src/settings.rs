@@ -2,9 +2,13 @@
 
 use resp::Limits;
 
+use crate::password::Password;
+
 /// What connections may take. The defaults serve a node of any size; a full limit is a visible state, never a growth.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// What clients must give before anything else; `CONFIG SET requirepass` changes it.
+    pub password: Option<Password>,
     /// Connections of one core; the next one is told so and closed.
     pub clients_max: usize,
     /// Largest single argument (`proto-max-bulk-len`).
@@ -21,6 +25,9 @@ pub struct Settings {
     /// Unsent bytes of all connections of a core together, beyond which each of them may have only
     /// [`Settings::UNSENT_BYTES_SMALL`].
     pub unsent_total_bytes_max: usize,
+    /// Bytes of writes of a core's connections that the engine has not acknowledged; beyond it no command that writes
+    /// is taken.
+    pub writes_bytes_max: usize,
     /// Buffers that idle connections of a core keep for the next request; others give theirs back.
     pub idle_buffer_bytes_max: usize,
     /// Bytes of values that are sent from the engine's own buffers and keep these from being reused, per core; beyond
@@ -33,6 +40,8 @@ pub struct Settings {
 impl Settings {
     /// An unfinished command so small is always let be.
     pub const REQUEST_BYTES_SMALL: usize = 64 * 1024;
+    /// Bytes of writes that one connection may have on their way, and one write more.
+    pub const WRITES_BYTES_MAX: usize = 4 << 20;
     /// Unsent bytes that a connection may always have.
     pub const UNSENT_BYTES_SMALL: usize = 64 * 1024;
 
@@ -49,6 +58,7 @@ impl Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            password: None,
             clients_max: 10_000,
             bulk_bytes_max: resp::BULK_BYTES_MAX,
             request_bytes_max: resp::REQUEST_BYTES_MAX,
@@ -56,6 +66,7 @@ impl Default for Settings {
             reads_max: 128,
             unsent_bytes_max: 1 << 20,
             unsent_total_bytes_max: 64 << 20,
+            writes_bytes_max: 32 << 20,
             idle_buffer_bytes_max: 8 << 20,
             pinned_bytes_max: 32 << 20,
             reference_bytes_min: 16 << 10,

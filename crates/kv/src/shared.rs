@@ -19,6 +19,7 @@ use reactor::mailbox::{Mailbox, Owner, Scheduled, mailbox};
 use crate::node_info::NodeInfo;
 use crate::settings::Settings;
 use crate::state::CoreState;
+use crate::writes::{Answered, PARCELS_MAX, Parcel};
 
 /// Something to be done on another core.
 type Errand = Box<dyn FnOnce(&Rc<CoreState>) + Send>;
@@ -27,14 +28,21 @@ type Errand = Box<dyn FnOnce(&Rc<CoreState>) + Send>;
 const QUESTIONS_MAX: usize = 256;
 
 /// Errands a core may have before it. Every core has at most [`QUESTIONS_MAX`] questions out, and each of them stands
-/// in one mailbox at a time, as a question or as an answer.
-const ERRANDS_MAX: usize = 1 << 18;
+/// in one mailbox at a time, as a question or as an answer; and an answer from the shard is for at least one parcel.
+const ERRANDS_MAX: usize = 1 << 19;
 
-const _: () = assert!(QUESTIONS_MAX * 1024 <= ERRANDS_MAX);
+const _: () = assert!(QUESTIONS_MAX * 1024 + PARCELS_MAX <= ERRANDS_MAX);
 
 struct Desk {
     mailbox: Mailbox<Errand>,
     /// Wakes the task that runs the errands.
+    waker: Waker,
+}
+
+/// The way to the shard.
+struct ShardDesk {
+    core: usize,
+    mailbox: Mailbox<Parcel>,
     waker: Waker,
 }
 
@@ -43,8 +51,12 @@ pub struct Shared {
     settings: Settings,
     node: Box<dyn NodeInfo>,
     desks: Vec<OnceLock<Desk>>,
+    /// Empty on a node that only reads.
+    shard: OnceLock<ShardDesk>,
     /// Until when commands are held back, in the cores' monotonic time. Hardly ever written.
     paused_until_ns: AtomicU64,
+    /// The same of those that write.
+    writes_paused_until_ns: AtomicU64,
 }
 
 impl Shared {
@@ -54,7 +66,9 @@ impl Shared {
             settings,
             node: Box::new(node),
             desks: (0..cores).map(|_| OnceLock::new()).collect(),
+            shard: OnceLock::new(),
             paused_until_ns: AtomicU64::new(0),
+            writes_paused_until_ns: AtomicU64::new(0),
         })
     }
 
@@ -75,8 +89,55 @@ impl Shared {
         self.paused_until_ns.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn pause_until_ns(&self, until_ns: u64) {
-        self.paused_until_ns.store(until_ns, Ordering::Relaxed);
+    pub(crate) fn writes_paused_until_ns(&self) -> u64 {
+        self.writes_paused_until_ns.load(Ordering::Relaxed)
+    }
+
+    /// Holds back all commands, or only those that write.
+    pub(crate) fn pause_until_ns(&self, until_ns: u64, all: bool) {
+        if all {
+            self.paused_until_ns.store(until_ns, Ordering::Relaxed);
+        }
+        self.writes_paused_until_ns.store(until_ns, Ordering::Relaxed);
+    }
+
+    /// Whether clients may write.
+    pub fn is_writable(&self) -> bool {
+        self.shard.get().is_some()
+    }
+
+    /// The core that owns the shard.
+    pub(crate) fn shard_core(&self) -> Option<usize> {
+        self.shard.get().map(|desk| desk.core)
+    }
+
+    /// From now on parcels for the shard go into this mailbox, whose owner's task has that waker.
+    pub(crate) fn open_shard(&self, core: usize, mailbox: &Mailbox<Parcel>, waker: &Waker) {
+        self.shard.get_or_init(|| ShardDesk {
+            core,
+            mailbox: mailbox.clone(),
+            waker: waker.clone(),
+        });
+    }
+
+    /// Sends a parcel to the shard; false when it has ended.
+    pub(crate) fn post_parcel(&self, parcel: Parcel) -> bool {
+        let Some(desk) = self.shard.get() else { return false };
+        match desk.mailbox.post(parcel) {
+            Ok(Scheduled::Yes) => {
+                desk.waker.wake_by_ref();
+                true
+            }
+            Ok(Scheduled::No) => true,
+            // It has room for all that the cores' limits let through.
+            Err(_) => false,
+        }
+    }
+
+    /// Sends answers of the shard to a core.
+    pub(crate) fn post_answers(&self, core: usize, answers: Answered) {
+        // Room for it is kept, see ERRANDS_MAX; it fails only when the core has ended.
+        let _ = self.post(core, Box::new(move |there| there.writes.deliver(answers)));
     }
 
     /// Gives the errand back when the core has no desk, or its mailbox is full.

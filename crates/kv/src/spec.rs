@@ -3,7 +3,9 @@
 /// A command that the node executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandId {
+    Append,
     Auth,
+    Bgsave,
     Client,
     ClientGetname,
     ClientGetredir,
@@ -31,27 +33,48 @@ pub enum CommandId {
     ConfigGet,
     ConfigHelp,
     ConfigResetstat,
+    ConfigRewrite,
+    ConfigSet,
     Dbsize,
+    Decr,
+    Decrby,
+    Del,
     Echo,
     Exists,
+    Flushall,
+    Flushdb,
     Get,
+    Getdel,
     Getrange,
+    Getset,
     Hello,
+    Incr,
+    Incrby,
+    Incrbyfloat,
     Info,
     Keys,
+    Lastsave,
     Mget,
     MrRange,
+    Mset,
+    Msetnx,
     Ping,
     Pttl,
     Quit,
     Randomkey,
     Reset,
+    Save,
     Scan,
     Select,
+    Set,
+    Setnx,
+    Setrange,
+    Shutdown,
     Strlen,
     Substr,
     Ttl,
     Type,
+    Unlink,
 }
 
 /// Where a command's keys stand among its arguments. Zero `first` means that it has none; a negative `last` counts
@@ -188,6 +211,11 @@ impl Spec {
         Self { keys: KeyPositions { first: 1, last: -1, step: 1, flags }, ..self }
     }
 
+    /// Keys and values by turns.
+    pub(crate) const fn pairs(self, flags: &'static [&'static str]) -> Self {
+        Self { keys: KeyPositions { first: 1, last: -1, step: 2, flags }, ..self }
+    }
+
     pub(crate) const fn since(self, since: &'static str) -> Self {
         Self { since, ..self }
     }
@@ -210,6 +238,16 @@ impl Spec {
 
     pub(crate) const fn deprecated(self, since: &'static str, by: &'static str) -> Self {
         Self { deprecated: Some((since, by)), ..self }
+    }
+
+    /// Whether a client may send it before it has given the password.
+    pub fn is_for_all(&self) -> bool {
+        self.flags.contains(&"no_auth")
+    }
+
+    /// Whether it changes keys.
+    pub fn writes(&self) -> bool {
+        self.flags.contains(&"write")
     }
 
     /// Whether so many arguments, the name counted, are in order.

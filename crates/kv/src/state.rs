@@ -9,8 +9,11 @@ use lsm::{CfId, Reader};
 use reactor::Core;
 
 use crate::client::Clients;
+use crate::password::Password;
 use crate::scan_table::ScanTable;
+use crate::shard::Shard;
 use crate::shared::{Questions, Shared};
+use crate::writes::Writes;
 
 /// The column family that the protocol shows: RocksDB's default one.
 pub(crate) const FAMILY: CfId = 0;
@@ -48,6 +51,9 @@ pub(crate) struct CoreState {
     pub scans: RefCell<ScanTable>,
     pub stats: RefCell<KvStats>,
     pub questions: Questions,
+    pub writes: Rc<Writes>,
+    /// What clients must give, if anything.
+    pub password: RefCell<Option<Password>>,
     /// No new commands: the node is on its way out.
     pub stopping: Cell<bool>,
     pub started_ns: u64,
@@ -60,7 +66,8 @@ pub(crate) struct CoreState {
 }
 
 impl CoreState {
-    pub fn new(core: &Core, reader: Reader, shared: Arc<Shared>) -> Rc<Self> {
+    /// `shard` is there on the core that owns it.
+    pub fn new(core: &Core, reader: Reader, shared: Arc<Shared>, shard: Option<Shard>) -> Rc<Self> {
         let families = reader.db().column_families();
         let descending =
             families.iter().any(|family| family.id == FAMILY && family.comparator == DESCENDING);
@@ -72,6 +79,8 @@ impl CoreState {
             scans: RefCell::new(ScanTable::new(core.id())),
             stats: RefCell::default(),
             questions: Questions::default(),
+            writes: Writes::new(shard),
+            password: RefCell::new(shared.settings().password.clone()),
             stopping: Cell::new(false),
             started_ns: core.now_ns(),
             input_bytes: Gauge::default(),
@@ -80,6 +89,14 @@ impl CoreState {
             idle_buffer_bytes: Gauge::default(),
             shared,
         })
+    }
+
+    /// The number of keys: exact where they are counted, else estimated.
+    pub fn keys(&self) -> lsm::Result<u64> {
+        match self.reader.db().keys() {
+            Some(keys) => Ok(keys),
+            None => self.reader.approximate_keys(FAMILY),
+        }
     }
 
     /// Changes the counters.

@@ -1,5 +1,5 @@
-//! The command table: every command the node knows, in the order of their names, and the names of Redis's write
-//! commands, which a read-only node refuses by name.
+//! The command table: every command the node knows, in the order of their names, and the names of Redis's other
+//! commands that write, which a read-only node refuses by name.
 //!
 //! Names, arities, flags, categories and key positions are those of Redis 7.0, since clients route by them;
 //! `MR.RANGE` is ours.
@@ -16,12 +16,35 @@ const PER_CLIENT: &[&str] = &["noscript", "loading", "stale"];
 const PER_SERVER: &[&str] = &["admin", "noscript", "loading", "stale"];
 const READ_FAST: &[&str] = &["readonly", "fast"];
 const READ: &[&str] = &["readonly"];
+const WRITE: &[&str] = &["write", "denyoom"];
+const WRITE_FAST: &[&str] = &["write", "denyoom", "fast"];
+const REMOVE: &[&str] = &["write"];
+const REMOVE_FAST: &[&str] = &["write", "fast"];
+const STRING: &[&str] = &["@write", "@string", "@slow"];
+const STRING_FAST: &[&str] = &["@write", "@string", "@fast"];
+const CHANGE_PART: &[&str] = &["RW", "update"];
+const CHANGE: &[&str] = &["RW", "access", "update"];
 const OPTIONAL: &[&str] = &["optional"];
 const MULTIPLE: &[&str] = &["multiple"];
 const ANY_NUMBER: &[&str] = &["optional", "multiple"];
 
 const KEY: Argument = Argument::new("key", "key");
 const KEYS: Argument = KEY.flagged(MULTIPLE);
+
+const VALUE: Argument = Argument::new("value", "string");
+const PAIRS: &[Argument] = &[Argument {
+    name: "key_value",
+    kind: "block",
+    token: None,
+    flags: MULTIPLE,
+    parts: &[KEY, VALUE],
+}];
+
+const FLUSH: &[Argument] = &[Argument::one_of(
+    "async",
+    &[Argument::word("async", "ASYNC"), Argument::word("sync", "SYNC")],
+)
+.flagged(OPTIONAL)];
 
 const ON_OFF: &[Argument] = &[Argument::word("on", "ON"), Argument::word("off", "OFF")];
 
@@ -253,6 +276,27 @@ const CONFIG: &[Spec] = &[
     )
     .since("2.0.0")
     .flags(PER_SERVER, ADMIN),
+    Spec::new(
+        CommandId::ConfigRewrite,
+        "config|rewrite",
+        2,
+        "server",
+        "Refused: a node does not write its configuration file",
+    )
+    .since("2.8.0")
+    .flags(PER_SERVER, ADMIN),
+    Spec::new(CommandId::ConfigSet, "config|set", -4, "server", "Changes settings")
+        .since("2.0.0")
+        .costs("O(N) with N settings")
+        .flags(PER_SERVER, ADMIN)
+        .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"])
+        .takes(&[Argument {
+            name: "parameter_value",
+            kind: "block",
+            token: None,
+            flags: MULTIPLE,
+            parts: &[Argument::new("parameter", "string"), VALUE],
+        }]),
 ];
 
 const ACCESS: &[&str] = &["RO", "access"];
@@ -260,18 +304,21 @@ const EXISTENCE: &[&str] = &["RO"];
 
 /// Every command, sorted by name.
 pub static TABLE: &[Spec] = &[
-    Spec::new(
-        CommandId::Auth,
-        "auth",
-        -2,
-        "connection",
-        "Logs in; there is no password to give yet",
-    )
-    .flags(HANDSHAKE, FAST_CONNECTION)
-    .takes(&[
-        Argument::new("username", "string").flagged(OPTIONAL),
-        Argument::new("password", "string"),
-    ]),
+    Spec::new(CommandId::Append, "append", 3, "string", "Makes a value longer")
+        .since("2.0.0")
+        .costs("O(N) with N bytes of the value")
+        .flags(WRITE_FAST, STRING_FAST)
+        .one_key(&["RW", "insert"])
+        .takes(&[KEY, VALUE]),
+    Spec::new(CommandId::Auth, "auth", -2, "connection", "Logs in with the password")
+        .flags(HANDSHAKE, FAST_CONNECTION)
+        .takes(&[
+            Argument::new("username", "string").flagged(OPTIONAL),
+            Argument::new("password", "string"),
+        ]),
+    Spec::new(CommandId::Bgsave, "bgsave", -1, "server", "Does what SAVE does, and does not wait")
+        .flags(&["admin", "noscript", "no_async_loading"], ADMIN)
+        .takes(&[Argument::word("schedule", "SCHEDULE").flagged(OPTIONAL)]),
     Spec::new(CommandId::Client, "client", -2, "connection", "Contains commands about connections")
         .since("2.4.0")
         .flags(&[], &["@slow"])
@@ -291,6 +338,20 @@ pub static TABLE: &[Spec] = &[
     Spec::new(CommandId::Dbsize, "dbsize", 1, "server", "Estimates the number of keys")
         .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
         .tips(&["request_policy:all_shards", "response_policy:agg_sum"]),
+    Spec::new(CommandId::Decr, "decr", 2, "string", "Subtracts one from a number")
+        .flags(WRITE_FAST, STRING_FAST)
+        .one_key(CHANGE)
+        .takes(&[KEY]),
+    Spec::new(CommandId::Decrby, "decrby", 3, "string", "Subtracts from a number")
+        .flags(WRITE_FAST, STRING_FAST)
+        .one_key(CHANGE)
+        .takes(&[KEY, Argument::new("decrement", "integer")]),
+    Spec::new(CommandId::Del, "del", -2, "generic", "Removes keys")
+        .costs("O(N) with N keys")
+        .flags(REMOVE, &["@keyspace", "@write", "@slow"])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
+        .many_keys(&["RM", "delete"])
+        .takes(&[KEYS]),
     Spec::new(CommandId::Echo, "echo", 2, "connection", "Gives its argument back")
         .flags(&["loading", "stale", "fast"], FAST_CONNECTION)
         .takes(&[Argument::new("message", "string")]),
@@ -300,9 +361,22 @@ pub static TABLE: &[Spec] = &[
         .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
         .many_keys(EXISTENCE)
         .takes(&[KEYS]),
+    Spec::new(CommandId::Flushall, "flushall", -1, "server", "Removes all keys")
+        .flags(REMOVE, &["@keyspace", "@write", "@slow", "@dangerous"])
+        .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
+        .takes(FLUSH),
+    Spec::new(CommandId::Flushdb, "flushdb", -1, "server", "Removes all keys")
+        .flags(REMOVE, &["@keyspace", "@write", "@slow", "@dangerous"])
+        .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
+        .takes(FLUSH),
     Spec::new(CommandId::Get, "get", 2, "string", "Reads a value")
         .flags(READ_FAST, &["@read", "@string", "@fast"])
         .one_key(ACCESS)
+        .takes(&[KEY]),
+    Spec::new(CommandId::Getdel, "getdel", 2, "string", "Reads a value and removes its key")
+        .since("6.2.0")
+        .flags(REMOVE_FAST, STRING_FAST)
+        .one_key(&["RW", "access", "delete"])
         .takes(&[KEY]),
     Spec::new(CommandId::Getrange, "getrange", 4, "string", "Reads a part of a value")
         .since("2.4.0")
@@ -310,6 +384,11 @@ pub static TABLE: &[Spec] = &[
         .flags(READ, &["@read", "@string", "@slow"])
         .one_key(ACCESS)
         .takes(&[KEY, Argument::new("start", "integer"), Argument::new("end", "integer")]),
+    Spec::new(CommandId::Getset, "getset", 3, "string", "Reads a value and sets another")
+        .flags(WRITE_FAST, STRING_FAST)
+        .deprecated("6.2.0", "`SET` with the `!GET` argument")
+        .one_key(CHANGE)
+        .takes(&[KEY, VALUE]),
     Spec::new(CommandId::Hello, "hello", -1, "connection", "Chooses the protocol")
         .since("6.0.0")
         .flags(HANDSHAKE, FAST_CONNECTION)
@@ -333,6 +412,25 @@ pub static TABLE: &[Spec] = &[
                 Argument::new("clientname", "string").after("SETNAME").flagged(OPTIONAL),
             ],
         }]),
+    Spec::new(CommandId::Incr, "incr", 2, "string", "Adds one to a number")
+        .flags(WRITE_FAST, STRING_FAST)
+        .one_key(CHANGE)
+        .takes(&[KEY]),
+    Spec::new(CommandId::Incrby, "incrby", 3, "string", "Adds to a number")
+        .flags(WRITE_FAST, STRING_FAST)
+        .one_key(CHANGE)
+        .takes(&[KEY, Argument::new("increment", "integer")]),
+    Spec::new(
+        CommandId::Incrbyfloat,
+        "incrbyfloat",
+        3,
+        "string",
+        "Adds to a number that may have decimals",
+    )
+    .since("2.6.0")
+    .flags(WRITE_FAST, STRING_FAST)
+    .one_key(CHANGE)
+    .takes(&[KEY, Argument::new("increment", "double")]),
     Spec::new(CommandId::Info, "info", -1, "server", "Reports on the node")
         .flags(LOADING, &["@slow", "@dangerous"])
         .tips(&["nondeterministic_output", "request_policy:all_shards", "response_policy:special"])
@@ -348,6 +446,9 @@ pub static TABLE: &[Spec] = &[
     .flags(READ, &["@keyspace", "@read", "@slow", "@dangerous"])
     .tips(&["request_policy:all_shards"])
     .takes(&[Argument::new("pattern", "pattern")]),
+    Spec::new(CommandId::Lastsave, "lastsave", 1, "server", "Tells when SAVE last was done")
+        .flags(&["loading", "stale", "fast"], &["@admin", "@fast", "@dangerous"])
+        .tips(&["nondeterministic_output"]),
     Spec::new(CommandId::Mget, "mget", -2, "string", "Reads several values")
         .costs("O(N) with N keys")
         .flags(READ_FAST, &["@read", "@string", "@fast"])
@@ -371,6 +472,26 @@ pub static TABLE: &[Spec] = &[
         Argument::new("limit", "integer").after("LIMIT").flagged(OPTIONAL),
         Argument::word("novalues", "NOVALUES").flagged(OPTIONAL),
     ]),
+    Spec::new(CommandId::Mset, "mset", -3, "string", "Sets several values at once")
+        .since("1.0.1")
+        .costs("O(N) with N keys")
+        .flags(WRITE, STRING)
+        .tips(&["request_policy:multi_shard", "response_policy:all_succeeded"])
+        .pairs(&["OW", "update"])
+        .takes(PAIRS),
+    Spec::new(
+        CommandId::Msetnx,
+        "msetnx",
+        -3,
+        "string",
+        "Sets several values at once if none of the keys is there",
+    )
+    .since("1.0.1")
+    .costs("O(N) with N keys")
+    .flags(WRITE, STRING)
+    .tips(&["request_policy:multi_shard", "response_policy:agg_min"])
+    .pairs(&["OW", "insert"])
+    .takes(PAIRS),
     Spec::new(CommandId::Ping, "ping", -1, "connection", "Answers")
         .flags(&["fast"], FAST_CONNECTION)
         .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
@@ -395,6 +516,14 @@ pub static TABLE: &[Spec] = &[
     )
     .since("6.2.0")
     .flags(HANDSHAKE, FAST_CONNECTION),
+    Spec::new(
+        CommandId::Save,
+        "save",
+        1,
+        "server",
+        "Makes all that was written survive a power cut",
+    )
+    .flags(&["admin", "noscript", "no_async_loading", "no_multi"], ADMIN),
     Spec::new(CommandId::Scan, "scan", -2, "generic", "Lists keys piece by piece, in order")
         .since("2.8.0")
         .costs("O(COUNT) for every call")
@@ -415,6 +544,42 @@ pub static TABLE: &[Spec] = &[
     )
     .flags(&["loading", "stale", "fast"], FAST_CONNECTION)
     .takes(&[Argument::new("index", "integer")]),
+    Spec::new(CommandId::Set, "set", -3, "string", "Sets a value")
+        .flags(WRITE, STRING)
+        .one_key(&["RW", "access", "update", "variable_flags"])
+        .takes(&[
+            KEY,
+            VALUE,
+            Argument::one_of(
+                "condition",
+                &[Argument::word("nx", "NX"), Argument::word("xx", "XX")],
+            )
+            .flagged(OPTIONAL),
+            Argument::word("get", "GET").flagged(OPTIONAL),
+            Argument::word("keepttl", "KEEPTTL").flagged(OPTIONAL),
+        ]),
+    Spec::new(CommandId::Setnx, "setnx", 3, "string", "Sets a value if the key is not there")
+        .flags(WRITE_FAST, STRING_FAST)
+        .one_key(&["OW", "insert"])
+        .takes(&[KEY, VALUE]),
+    Spec::new(CommandId::Setrange, "setrange", 4, "string", "Overwrites a part of a value")
+        .since("2.2.0")
+        .costs("O(N) with N bytes of the value")
+        .flags(WRITE, STRING)
+        .one_key(CHANGE_PART)
+        .takes(&[KEY, Argument::new("offset", "integer"), VALUE]),
+    Spec::new(CommandId::Shutdown, "shutdown", -1, "server", "Ends the node in good order")
+        .flags(&["admin", "noscript", "loading", "stale", "no_multi", "allow_busy"], ADMIN)
+        .takes(&[
+            Argument::one_of(
+                "nosave_save",
+                &[Argument::word("nosave", "NOSAVE"), Argument::word("save", "SAVE")],
+            )
+            .flagged(OPTIONAL),
+            Argument::word("now", "NOW").flagged(OPTIONAL),
+            Argument::word("force", "FORCE").flagged(OPTIONAL),
+            Argument::word("abort", "ABORT").flagged(OPTIONAL),
+        ]),
     Spec::new(CommandId::Strlen, "strlen", 2, "string", "Tells the length of a value")
         .since("2.2.0")
         .flags(READ_FAST, &["@read", "@string", "@fast"])
@@ -441,12 +606,18 @@ pub static TABLE: &[Spec] = &[
     .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
     .one_key(EXISTENCE)
     .takes(&[KEY]),
+    Spec::new(CommandId::Unlink, "unlink", -2, "generic", "Removes keys, as DEL does")
+        .since("4.0.0")
+        .costs("O(N) with N keys")
+        .flags(REMOVE_FAST, &["@keyspace", "@write", "@fast"])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
+        .many_keys(&["RM", "delete"])
+        .takes(&[KEYS]),
 ];
 
-/// Redis's commands that write, with their arity, sorted by name. `FUNCTION`, whose subcommands write too, is as
+/// Redis's commands that write and are not ours, with their arity, sorted by name. `FUNCTION`, whose subcommands write too, is as
 /// unknown here as the commands that run functions.
 static WRITES: &[(&str, i64)] = &[
-    ("append", 3),
     ("bitfield", -2),
     ("bitop", -4),
     ("blmove", 6),
@@ -458,29 +629,19 @@ static WRITES: &[(&str, i64)] = &[
     ("bzpopmax", -3),
     ("bzpopmin", -3),
     ("copy", -3),
-    ("decr", 2),
-    ("decrby", 3),
-    ("del", -2),
     ("expire", -3),
     ("expireat", -3),
-    ("flushall", -1),
-    ("flushdb", -1),
     ("geoadd", -5),
     ("georadius", -6),
     ("georadiusbymember", -5),
     ("geosearchstore", -8),
-    ("getdel", 2),
     ("getex", -2),
-    ("getset", 3),
     ("hdel", -3),
     ("hincrby", 4),
     ("hincrbyfloat", 4),
     ("hmset", -4),
     ("hset", -4),
     ("hsetnx", 4),
-    ("incr", 2),
-    ("incrby", 3),
-    ("incrbyfloat", 3),
     ("linsert", 5),
     ("lmove", 5),
     ("lmpop", -4),
@@ -492,8 +653,6 @@ static WRITES: &[(&str, i64)] = &[
     ("ltrim", 4),
     ("migrate", -6),
     ("move", 3),
-    ("mset", -3),
-    ("msetnx", -3),
     ("persist", 2),
     ("pexpire", -3),
     ("pexpireat", -3),
@@ -511,11 +670,8 @@ static WRITES: &[(&str, i64)] = &[
     ("rpushx", -3),
     ("sadd", -3),
     ("sdiffstore", -3),
-    ("set", -3),
     ("setbit", 4),
     ("setex", 4),
-    ("setnx", 3),
-    ("setrange", 4),
     ("sinterstore", -3),
     ("smove", 4),
     ("sort", -2),
@@ -523,7 +679,6 @@ static WRITES: &[(&str, i64)] = &[
     ("srem", -3),
     ("sunionstore", -3),
     ("swapdb", 3),
-    ("unlink", -2),
     ("xack", -4),
     ("xadd", -5),
     ("xautoclaim", -6),
@@ -563,7 +718,7 @@ pub enum Known {
     Ours(&'static Spec),
     /// A container of ours, with a second word that it does not contain.
     NoSubcommand(&'static Spec),
-    /// A command of Redis that writes, with its name and arity.
+    /// A command of Redis that writes and is not ours, with its name and arity.
     Write(&'static str, i64),
     /// A container of such commands, by its name, with a second word that it does not contain.
     NoWrite(&'static str),
@@ -684,10 +839,10 @@ mod tests {
         assert!(
             matches!(find(b"get", Some(b"key")), Some(Known::Ours(spec)) if spec.name == "get")
         );
-        assert!(matches!(find(b"SET", Some(b"key")), Some(Known::Write("set", -3))));
+        assert!(matches!(find(b"HSET", Some(b"key")), Some(Known::Write("hset", -4))));
         assert!(
             find_full(b"get|x").is_none()
-                && find_full(b"set").is_none()
+                && find_full(b"hset").is_none()
                 && find_full(b"client|x").is_none()
         );
     }

@@ -3,70 +3,22 @@
 //!
 //! A failure names its seed; `MILLRACE_SEEDS=300` runs more of them, `MILLRACE_SEED=5` only that one.
 
+mod stage;
+
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::io;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use kv::{CpuSeconds, NodeInfo, Server, Settings, Shared};
+use kv::{Server, Settings, Shared};
 use lsm::{Db, OpenOptions};
 use reactor::sim::{Fault, FaultKind, NetConfig, Rng, SimConfig, World};
-use reactor::{Class, Core, Socket};
-use resp::{Decoder, DecoderLimits, Protocol, Reply, Writer, write_command};
+use reactor::{Class, Core};
+use resp::{Protocol, Reply, Writer, write_command};
 use sim::database::{Database, Model, database};
+use stage::{Client, DIR, Node, address, integer, text};
 
-const DIR: &str = "/db";
 const CORES: usize = 2;
-
-fn address() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], 6379))
-}
-
-struct Node;
-
-impl NodeInfo for Node {
-    fn version(&self) -> String {
-        "0".to_owned()
-    }
-    fn run_id(&self) -> String {
-        "0".repeat(40)
-    }
-    fn tcp_port(&self) -> u16 {
-        6379
-    }
-    fn process_id(&self) -> u32 {
-        1
-    }
-    fn operating_system(&self) -> String {
-        "none".to_owned()
-    }
-    fn executable(&self) -> String {
-        String::new()
-    }
-    fn config_file(&self) -> String {
-        String::new()
-    }
-    fn data_directory(&self) -> String {
-        DIR.to_owned()
-    }
-    fn memory_resident_bytes(&self) -> u64 {
-        0
-    }
-    fn memory_budget_bytes(&self) -> u64 {
-        0
-    }
-    fn memory_machine_bytes(&self) -> u64 {
-        0
-    }
-    fn cpu_seconds(&self) -> CpuSeconds {
-        CpuSeconds::default()
-    }
-    fn settings(&self) -> Vec<(String, String)> {
-        Vec::new()
-    }
-}
 
 /// Limits so small that an ordinary client meets them.
 fn small() -> Settings {
@@ -130,7 +82,7 @@ where
                 let options = OpenOptions { cache_bytes, ..OpenOptions::default() };
                 let db = Db::open(&core, DIR.as_ref(), options).await.expect("it opens");
                 let listener = core.listen(address()).expect("it listens");
-                let server = Server::start(&core, db.attach(&core), &stage.shared, listener);
+                let server = Server::start(&core, db.attach(&core), &stage.shared, listener, None);
                 core.sleep_ns(10_000_000).await;
                 clients(core.clone(), stage.clone()).await;
                 stage.ended.set(stage.ended.get() + 1);
@@ -147,55 +99,6 @@ where
     }
     assert_eq!(world.open_sockets(), 0, "seed {seed}: a socket was left open");
     world.trace()
-}
-
-/// A client that waits for each reply.
-struct Client {
-    socket: Socket,
-    decoder: Decoder,
-}
-
-impl Client {
-    fn connect(core: &Core, stage: &Stage) -> Client {
-        let socket = stage.world.connect(core, address()).expect("somebody listens");
-        Client { socket, decoder: Decoder::new(DecoderLimits::default()) }
-    }
-
-    async fn send(&self, bytes: Vec<u8>) -> io::Result<()> {
-        self.socket.send(bytes).await.0
-    }
-
-    async fn reply(&mut self) -> io::Result<Reply> {
-        loop {
-            if let Some(reply) = self.decoder.next_reply().expect("replies are well formed") {
-                return Ok(reply);
-            }
-            let (n, bytes) = self.socket.recv(Vec::new(), 4000).await;
-            if n? == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            self.decoder.feed(&bytes);
-        }
-    }
-
-    async fn call(&mut self, words: &[&str]) -> Reply {
-        let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-        let mut request = Vec::new();
-        write_command(&mut request, &words);
-        self.send(request).await.expect("the connection stands");
-        self.reply().await.expect("there is a reply")
-    }
-}
-
-fn text(reply: &Reply) -> String {
-    String::from_utf8_lossy(reply.as_bytes().unwrap_or_default()).into_owned()
-}
-
-fn integer(reply: &Reply) -> i64 {
-    match reply {
-        Reply::Integer(value) => *value,
-        other => panic!("no integer: {other:?}"),
-    }
 }
 
 /// A value from a section of `INFO`.
@@ -315,7 +218,7 @@ fn random_request(
 
 /// Sends a pipeline in pieces while it reads the replies, now fast, now slowly.
 async fn pipeline(core: Core, stage: Rc<Stage>, mut rng: Rng) {
-    let mut client = Client::connect(&core, &stage);
+    let mut client = Client::connect(&core, &stage.world);
     let protocol = if rng.coin() { Protocol::V3 } else { Protocol::V2 };
     client.call(&["HELLO", if protocol == Protocol::V3 { "3" } else { "2" }]).await;
     let (mut request, mut expected) = (Vec::new(), Vec::new());
@@ -353,7 +256,7 @@ async fn pipeline(core: Core, stage: Rc<Stage>, mut rng: Rng) {
 
 /// Clients that do what clients should not; nobody checks what they hear.
 async fn nuisance(core: Core, stage: Rc<Stage>, mut rng: Rng) {
-    let client = Client::connect(&core, &stage);
+    let client = Client::connect(&core, &stage.world);
     let (mut request, mut ignored) = (Vec::new(), Vec::new());
     for _ in 0..1 + rng.below(40) {
         random_request(&mut rng, &stage.made, Protocol::V2, &mut request, &mut ignored);
@@ -443,7 +346,7 @@ fn a_client_that_asks_for_everything_and_does_not_read_holds_little_and_delays_n
     stage(3, small(), 8 << 20, |core, stage| async move {
         let mut greedy = Vec::new();
         for number in 0..8 {
-            let client = Client::connect(&core, &stage);
+            let client = Client::connect(&core, &stage.world);
             let one = ["MR.RANGE - +\r\n", "KEYS *\r\n"][number % 2].to_owned();
             let all: Vec<String> = stage
                 .made
@@ -458,7 +361,7 @@ fn a_client_that_asks_for_everything_and_does_not_read_holds_little_and_delays_n
             greedy.push(client);
         }
         core.sleep_ns(500_000_000).await;
-        let mut other = Client::connect(&core, &stage);
+        let mut other = Client::connect(&core, &stage.world);
         let unsent = info(&mut other, "clients", "clients_unsent_bytes").await;
         // Each: its limit, and a piece or a read or two beyond; the values are at most 15 KB here.
         let most = (8 * CORES * (20_000 + 2 * 128 * 1024)) as u64;
@@ -481,7 +384,8 @@ fn a_client_that_asks_for_everything_and_does_not_read_holds_little_and_delays_n
 fn a_scan_gives_every_key_once_although_each_call_comes_over_another_connection() {
     stage(4, small(), 8 << 20, |core, stage| async move {
         let mut rng = Rng::new(core.id() as u64);
-        let mut clients: Vec<Client> = (0..6).map(|_| Client::connect(&core, &stage)).collect();
+        let mut clients: Vec<Client> =
+            (0..6).map(|_| Client::connect(&core, &stage.world)).collect();
         let mut scans = vec![(String::from("0"), Vec::<Vec<u8>>::new()); 10];
         let mut done = 0;
         while done < scans.len() {
@@ -523,7 +427,8 @@ fn connections_of_other_cores_are_listed_and_closed_too() {
         if core.id() != 0 {
             return;
         }
-        let mut clients: Vec<Client> = (0..10).map(|_| Client::connect(&core, &stage)).collect();
+        let mut clients: Vec<Client> =
+            (0..10).map(|_| Client::connect(&core, &stage.world)).collect();
         let mut ids = Vec::new();
         for client in &mut clients {
             ids.push(integer(&client.call(&["CLIENT", "ID"]).await));
@@ -555,7 +460,8 @@ fn a_pause_holds_commands_back_on_every_core_until_it_ends() {
         if core.id() != 0 {
             return;
         }
-        let mut clients: Vec<Client> = (0..8).map(|_| Client::connect(&core, &stage)).collect();
+        let mut clients: Vec<Client> =
+            (0..8).map(|_| Client::connect(&core, &stage.world)).collect();
         for client in &mut clients {
             assert_eq!(client.call(&["PING"]).await, Reply::Simple(b"PONG".to_vec()));
         }
@@ -588,7 +494,7 @@ fn a_damaged_block_is_an_error_reply_and_the_connection_goes_on() {
                 }
             }
             let model: &Model = &stage.made.model;
-            let mut client = Client::connect(&core, &stage);
+            let mut client = Client::connect(&core, &stage.world);
             for key in &stage.made.keys {
                 match client.call(&["GET", std::str::from_utf8(key).unwrap()]).await {
                     Reply::Error(error) => {

@@ -191,7 +191,7 @@ impl ReadAhead {
         let chunk_max = (self.window / chunks).clamp(1, CHUNK_MAX);
         while self.more && self.scheduled < self.window {
             let first = self.walk.handle();
-            let key = BlockKey { table: self.slot, offset: first.offset };
+            let key = BlockKey::of(&self.reader.view.version, self.slot, first);
             if let Some(block) = self.reader.inner.cached(key) {
                 let bytes = self.stored_len(first)?;
                 self.scheduled += bytes;

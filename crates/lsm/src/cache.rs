@@ -6,14 +6,25 @@
 
 use quick_cache::unsync::Cache;
 use quick_cache::{Lifecycle, Weighter};
+use rocksfmt::BlockHandle;
 
 use crate::block::Block;
+use crate::version::Version;
 
-/// Names a block: the table's slot in the view, and the block's offset in its file.
+/// Names a block: the number of the table's file, which no other file ever has, and the block's
+/// offset in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BlockKey {
-    pub table: u32,
+    pub table: u64,
     pub offset: u64,
+}
+
+impl BlockKey {
+    /// The block's name where a version has its table in a slot.
+    #[inline]
+    pub fn of(version: &Version, slot: u32, handle: BlockHandle) -> BlockKey {
+        BlockKey { table: version.meta(slot).number, offset: handle.offset }
+    }
 }
 
 #[derive(Clone)]

@@ -2,69 +2,166 @@
 //!
 //! All files of level 0 and those of level 1 that overlap them become new files of level 1. Of a
 //! key's versions stay those that somebody may still see: the newest, and what a snapshot needs. A
-//! tombstone goes when nothing older can lie below it.
+//! tombstone goes when nothing older can lie below it. Files that overlap nothing are not written
+//! again, they only change their level.
 //!
-//! Not merged, but left as they are: families whose files have range tombstones or are damaged.
+//! A file's range tombstones count within its bounds alone: they are cut to the bounds of the file
+//! they come from, and to those of the files that come out.
+//!
+//! Not merged, but left as they are: families that cannot be read, or have damaged files.
 
+use std::cmp::Ordering::{Equal, Greater, Less};
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use rocksfmt::{Comparator, FileName, ValueType, VersionEdit, unpack};
+use rocksfmt::{
+    Comparator, FileName, InternalKey, KEY_TRAILER_BYTES, SENTINEL_PACKED, ValueType, VersionEdit,
+    unpack,
+};
 
 use crate::error::{Error, Result};
+use crate::job::{self, ENTRIES_AT_ONCE, Job, Place};
 use crate::level_iter::{Bounds, LevelIter};
-use crate::manifest_writer::ManifestWriter;
-use crate::reader::{At, Reader};
+use crate::mutant::mutant;
+use crate::reader::Reader;
 use crate::table::Table;
-use crate::table_writer::TableWriter;
+use crate::table_writer::{FILE_BYTES, TableWriter};
 use crate::version::{Family, Level, Slot, Version, user_key};
 use crate::walk::{Direction, Position};
 use crate::writer::Inner;
 
 /// Files of level 0 that are merged.
-pub(crate) const LEVEL0_FILES: usize = 4;
-/// Size of a file of level 1, about.
-const FILE_BYTES: u64 = 64 << 20;
-/// Entries between two looks at whether others want the core.
-const ENTRIES_AT_ONCE: usize = 32;
+const LEVEL0_FILES: usize = 4;
+/// Files of level 0 that are merged though level 1 is so much larger that little comes of it.
+const LEVEL0_FILES_MANY: usize = 12;
+/// How much larger.
+const MUCH_LARGER: u64 = 4;
+/// What a merge reads ahead of each source, in bytes.
+const READ_AHEAD: usize = 1 << 20;
+
+/// Merges whenever there is something to merge, until writing ends.
+pub(crate) async fn run(inner: &Inner) {
+    let ends = || inner.closing.get() || inner.has_failed();
+    while !ends() {
+        match level0(inner).await {
+            Ok(true) => inner.moved.ring(),
+            Ok(false) => {
+                let wanted = || work(&inner.db.0.current.load()).is_some();
+                inner.moved.until(|| wanted() || ends()).await;
+            }
+            Err(error) => inner.fail(&error),
+        }
+    }
+}
+
+/// How far a merge is, for whoever decides how fast writes may come.
+pub(crate) struct Progress {
+    pub started_ns: u64,
+    /// Bytes to be merged.
+    pub bytes: u64,
+    /// Bytes that were merged, about.
+    pub done: Arc<AtomicU64>,
+}
+
+impl Progress {
+    /// Nanoseconds that the rest will take, as it went so far.
+    pub fn left_ns(&self, now_ns: u64) -> u64 {
+        let done = self.done.load(Ordering::Relaxed).clamp(1, self.bytes.max(1));
+        let ns = now_ns.saturating_sub(self.started_ns);
+        let left = u128::from(ns) * u128::from(self.bytes.saturating_sub(done)) / u128::from(done);
+        u64::try_from(left).unwrap_or(u64::MAX)
+    }
+}
+
+/// The first family that needs it, and what is to be merged of it.
+fn work(version: &Version) -> Option<(u32, Inputs)> {
+    version.families.iter().find_map(|family| Some((family.id, inputs(version, family)?)))
+}
 
 /// Merges level 0 of the first family that needs it; false if none does.
-pub(crate) async fn level0(inner: &Inner, manifest: &mut ManifestWriter) -> Result<bool> {
-    let reader = Reader::uncached(&inner.db, &inner.core);
-    let at = reader.at();
-    let version = &at.view.version;
-    for family in &version.families {
-        let Some(inputs) = inputs(version, family) else { continue };
-        let tables = merge(inner, &at, family, &inputs).await?;
-        inner.dir.sync().await.map_err(|e| Error::io(inner.dir.path().display(), &e))?;
-        let number = |slot: &u32| version.meta(*slot).number;
-        let gone0 = inputs.level0.iter().map(|slot| (0, number(slot)));
-        let gone1 = inputs.level1.iter().map(|slot| (1, number(slot)));
-        let edit = VersionEdit {
-            column_family: family.id,
-            next_file_number: Some(inner.next_file()),
-            last_sequence: Some(inner.db.visible()),
-            deleted_files: gone0.chain(gone1).collect(),
-            new_files: tables.iter().map(|table| (1, table.meta.clone())).collect(),
-            ..VersionEdit::default()
-        };
-        manifest.append(&edit).await?;
-        inner.publish(|newest| replace(newest, family.id, &inputs, tables));
-        // Whoever reads them still has them open.
-        for slot in inputs.level0.iter().chain(&inputs.level1) {
-            let name = FileName::Sst(number(slot)).to_string();
-            inner.dir.remove(&name).await.map_err(|e| Error::io(&name, &e))?;
-        }
+async fn level0(inner: &Inner) -> Result<bool> {
+    let version = inner.db.version();
+    let Some((id, inputs)) = work(&version) else { return Ok(false) };
+    let bytes =
+        |slots: &[u32]| slots.iter().map(|&slot| version.meta(slot).size_bytes).sum::<u64>();
+    let since_ns = inner.core.now_ns();
+    let tables = if inputs.moves {
+        Vec::new()
+    } else {
+        let done = Arc::new(AtomicU64::new(0));
+        inner.progress.replace(Some(Progress {
+            started_ns: since_ns,
+            bytes: bytes(&inputs.level0) + bytes(&inputs.level1),
+            done: done.clone(),
+        }));
+        let (from, inputs) = (version.clone(), inputs.clone());
+        let work = async move |job: Job| merge(&job, &from, id, &inputs, &done).await;
+        let merged =
+            job::run(&inner.core, Place::Merge, &inner.db, inner.options.compression, work).await;
+        inner.progress.take();
+        let tables = merged?;
+        inner.sync_names().await?;
+        tables
+    };
+    let written: u64 = tables.iter().map(|table| table.meta.size_bytes).sum();
+    let turn = inner.manifest_turn().await?;
+    let all =
+        || inputs.level0.iter().map(|slot| (0, slot)).chain(inputs.level1.iter().map(|s| (1, s)));
+    if !all().all(|(level, &slot)| inner.db.version().is_at(&version, id, level, slot)) {
+        // They were cleared away meanwhile.
+        drop(turn);
+        inner.remove_tables(tables.iter().map(|table| &table.meta));
         return Ok(true);
     }
-    Ok(false)
+    let moved = inputs.level0.iter().filter(|_| inputs.moves).map(|&slot| version.meta(slot));
+    let new = tables.iter().map(|table| &table.meta).chain(moved);
+    let edit = VersionEdit {
+        column_family: id,
+        deleted_files: all()
+            .map(|(level, &slot)| (level as u32, version.meta(slot).number))
+            .collect(),
+        new_files: new.map(|meta| (1, meta.clone())).collect(),
+        ..VersionEdit::default()
+    };
+    if mutant("inputs_go_first") && !inputs.moves {
+        let name = FileName::Sst(version.meta(inputs.level0[0]).number).to_string();
+        inner.dir.remove(&name).await.map_err(|e| Error::io(&name, &e))?;
+    }
+    turn.change(edit, |newest| replace(newest, id, &inputs, tables)).await?;
+    if !inputs.moves {
+        tracing::debug!(
+            level0 = inputs.level0.len(),
+            level1 = inputs.level1.len(),
+            bytes = bytes(&inputs.level0) + bytes(&inputs.level1),
+            written,
+            ms = (inner.core.now_ns() - since_ns) / 1_000_000,
+            "merged level 0 into level 1"
+        );
+        inner.stats(|stats| {
+            stats.merges += 1;
+            stats.merged_bytes += bytes(&inputs.level0) + bytes(&inputs.level1);
+            stats.merged_into_bytes += written;
+        });
+        inner.remove_tables(all().map(|(_, &slot)| version.meta(slot)));
+    }
+    Ok(true)
 }
 
 /// What is merged, by slot. Level 1 in order.
+#[derive(Clone)]
 struct Inputs {
     level0: Vec<u32>,
     level1: Vec<u32>,
     /// Whether deeper levels have files.
     deeper: bool,
+    /// Nothing overlaps: the files only change their level.
+    moves: bool,
+}
+
+/// Whether there is a merge for a family whose level 0 is full.
+pub(crate) fn can_merge(version: &Version, family: &Family) -> bool {
+    inputs(version, family).is_some()
 }
 
 fn inputs(version: &Version, family: &Family) -> Option<Inputs> {
@@ -72,104 +169,236 @@ fn inputs(version: &Version, family: &Family) -> Option<Inputs> {
     if level0.len() < LEVEL0_FILES || family.refused.is_some() {
         return None;
     }
+    let bytes =
+        |slots: &[u32]| slots.iter().map(|&slot| version.meta(slot).size_bytes).sum::<u64>();
     let comparator = family.comparator;
-    let meta = |slot: &u32| version.meta(*slot);
+    let smallest = |slot: u32| user_key(&version.meta(slot).smallest);
+    let largest = |slot: u32| user_key(&version.meta(slot).largest);
     let less = |a: &&[u8], b: &&[u8]| comparator.cmp_user(a, b);
-    let smallest = level0.iter().map(|slot| user_key(&meta(slot).smallest)).min_by(less)?;
-    let largest = level0.iter().map(|slot| user_key(&meta(slot).largest)).max_by(less)?;
-    let overlaps = |slot: &&u32| {
-        comparator.cmp_user(user_key(&meta(slot).largest), smallest).is_ge()
-            && comparator.cmp_user(user_key(&meta(slot).smallest), largest).is_le()
+    let first = level0.iter().map(|&slot| smallest(slot)).min_by(less)?;
+    let last = level0.iter().map(|&slot| largest(slot)).max_by(less)?;
+    let overlaps = |slot: &u32| {
+        comparator.cmp_user(largest(*slot), first).is_ge()
+            && comparator.cmp_user(smallest(*slot), last).is_le()
     };
     let level1: Vec<u32> = match family.levels.get(1) {
-        Some(level) => level.slots.iter().filter(overlaps).copied().collect(),
+        Some(level) => level.slots.iter().copied().filter(overlaps).collect(),
         None => Vec::new(),
     };
+    if level0.len() < LEVEL0_FILES_MANY && bytes(&level0) * MUCH_LARGER < bytes(&level1) {
+        return None;
+    }
     let deeper = family.levels.iter().skip(2).any(|level| !level.slots.is_empty());
-    let mergeable = level0
-        .iter()
-        .chain(&level1)
-        .all(|&slot| version.table(slot).is_ok_and(|table| table.range_tombstones.is_none()));
-    mergeable.then_some(Inputs { level0, level1, deeper })
+    let mut sorted = level0.clone();
+    sorted.sort_by(|&a, &b| comparator.cmp_user(smallest(a), smallest(b)));
+    let apart =
+        sorted.windows(2).all(|two| comparator.cmp_user(largest(two[0]), smallest(two[1])).is_lt());
+    let moves = apart && level1.is_empty();
+    let mergeable =
+        |&slot: &u32| version.table(slot).is_ok() && cut(version, slot, comparator).is_some();
+    level0.iter().chain(&level1).all(mergeable).then_some(Inputs { level0, level1, deeper, moves })
 }
 
-async fn merge(inner: &Inner, at: &At, family: &Family, inputs: &Inputs) -> Result<Vec<Table>> {
+impl Version {
+    /// Whether this version has the table of another's slot in the same place.
+    fn is_at(&self, other: &Version, family: u32, level: usize, slot: u32) -> bool {
+        let same = match (self.slots.get(slot as usize), other.slots.get(slot as usize)) {
+            (Some(Slot::Open(a)), Some(Slot::Open(b))) => Arc::ptr_eq(a, b),
+            _ => false,
+        };
+        let family = self.families.iter().find(|f| f.id == family);
+        let level = family.and_then(|family| family.levels.get(level));
+        same && level.is_some_and(|level| level.slots.contains(&slot))
+    }
+}
+
+/// A range of user keys, its end exclusive, and the sequence of its deletion.
+type Tombstone = (Vec<u8>, Vec<u8>, u64);
+
+/// A table's range tombstones, cut to its bounds; `None` where that cannot be said.
+fn cut(version: &Version, slot: u32, comparator: Comparator) -> Option<Vec<Tombstone>> {
+    let Some(tombstones) = version.tombstones(slot) else { return Some(Vec::new()) };
+    let meta = version.meta(slot);
+    let smallest = user_key(&meta.smallest);
+    let largest = InternalKey::parse(&meta.largest).ok()?;
+    let mut cut = Vec::new();
+    for (start, end, sequence) in tombstones.iter() {
+        let start = if comparator.cmp_user(start, smallest).is_lt() { smallest } else { start };
+        let mut end = end.to_vec();
+        if comparator.cmp_user(&end, largest.user_key).is_gt() {
+            end = largest.user_key.to_vec();
+            if largest.packed != SENTINEL_PACKED {
+                // The largest key itself is within. Only this order has a next key for each.
+                if comparator != Comparator::Bytewise {
+                    return None;
+                }
+                end.push(0);
+            }
+        }
+        cut.push((start.to_vec(), end, sequence));
+    }
+    Some(cut)
+}
+
+async fn merge(
+    job: &Job,
+    version: &Arc<Version>,
+    id: u32,
+    inputs: &Inputs,
+    done: &AtomicU64,
+) -> Result<Vec<Table>> {
+    let Some(family) = version.families.iter().find(|family| family.id == id) else {
+        return Ok(Vec::new());
+    };
     let comparator = family.comparator;
+    let at = Reader::uncached(&job.db, &job.core).at_version(version);
     let bounds = std::rc::Rc::new(Bounds::default());
     let mut sources = Vec::new();
     let runs = inputs.level0.iter().map(|&slot| vec![slot]).chain([inputs.level1.clone()]);
     for run in runs.filter(|run| !run.is_empty()) {
-        let mut source = LevelIter::new(at, comparator, run.into(), &bounds, false, 0, false);
+        let mut source =
+            LevelIter::new(&at, comparator, run.into(), &bounds, false, READ_AHEAD, false);
         source.seek(Position::First, Direction::Forward).await?;
         sources.push(source);
     }
+    let slots = || inputs.level0.iter().chain(&inputs.level1).copied();
+    let covering: Vec<u32> = slots().filter(|&slot| version.tombstones(slot).is_some()).collect();
     // What is older than this and hidden, nobody can see.
-    let oldest = inner.db.oldest_seen();
-    let mut output = Output::new(inner, family);
+    let oldest = job.db.oldest_seen();
+    let mut output = Output::new(job, family);
+    output.epoch = inputs.level0.iter().map(|&slot| version.meta(slot).epoch).min().unwrap_or(0);
+    for slot in &covering {
+        let cut = cut(version, *slot, comparator).unwrap_or_default();
+        output.tombstones.extend(cut.into_iter().filter(|t| t.2 > oldest || inputs.deeper));
+    }
+    let mut merged = Merging::new(sources, comparator);
     let mut key: Vec<u8> = Vec::new();
-    let mut user: Option<Vec<u8>> = None;
     // The newest version that everybody sees has been met: older ones are hidden.
     let mut hidden = false;
+    let mut covered = 0;
     let mut steps = 0;
-    while let Some(next) = first(&sources, comparator) {
-        let source = &mut sources[next];
+    while let Some(source) = merged.first() {
         let packed = source.packed();
         let (sequence, kind) = unpack(packed);
-        if user.as_deref() != Some(source.user_key()) {
-            user = Some(source.user_key().to_vec());
+        let user = source.user_key();
+        if key.len() != user.len() + KEY_TRAILER_BYTES || !key.starts_with(user) {
             hidden = false;
-            output.key_changes().await?;
+            output.key_changes(user).await?;
+            let tombstones = covering.iter().filter_map(|&slot| version.tombstones(slot));
+            covered = tombstones.map(|set| set.max_sequence(user, oldest)).max().unwrap_or(0);
         }
+        key.clear();
+        key.extend_from_slice(user);
+        key.extend_from_slice(&packed.to_le_bytes());
         let everybody = sequence <= oldest;
         let tombstone = ValueType::from_byte(kind).is_some_and(ValueType::is_tombstone);
         let nothing_below = everybody && tombstone && !inputs.deeper;
-        if !(hidden || nothing_below) {
-            key.clear();
-            key.extend_from_slice(source.user_key());
-            key.extend_from_slice(&packed.to_le_bytes());
-            output.add(&key, &source.value()).await?;
+        let value = source.value();
+        if !(hidden || nothing_below || sequence < covered) {
+            output.add(&key, &value).await?;
         }
         // A merge operand is nothing without what lies below it.
         hidden |= everybody && kind != ValueType::Merge as u8;
-        source.step(Direction::Forward).await?;
+        done.fetch_add((key.len() + value.len()) as u64, Ordering::Relaxed);
+        merged.step().await?;
         steps += 1;
         if steps % ENTRIES_AT_ONCE == 0 {
-            inner.core.checkpoint().await;
+            job.core.checkpoint().await;
         }
     }
     output.finish().await
 }
 
-/// The source with the smallest internal key. There are few of them.
-fn first(sources: &[LevelIter], comparator: Comparator) -> Option<usize> {
-    let valid = sources.iter().enumerate().filter(|(_, source)| source.valid());
-    let order = |a: &LevelIter, b: &LevelIter| {
-        comparator.cmp_user(a.user_key(), b.user_key()).then_with(|| b.packed().cmp(&a.packed()))
-    };
-    valid.min_by(|(_, a), (_, b)| order(a, b)).map(|(at, _)| at)
+/// Several sources as one, in the order of internal keys: a heap by their next entries.
+struct Merging {
+    sources: Vec<LevelIter>,
+    comparator: Comparator,
+    /// Places of those with an entry left; each is before its two children.
+    heap: Vec<usize>,
+}
+
+impl Merging {
+    fn new(sources: Vec<LevelIter>, comparator: Comparator) -> Merging {
+        let heap: Vec<usize> = (0..sources.len()).filter(|&at| sources[at].valid()).collect();
+        let mut merging = Merging { sources, comparator, heap };
+        for at in (0..merging.heap.len() / 2).rev() {
+            merging.sift_down(at);
+        }
+        merging
+    }
+
+    /// The source that has the next entry.
+    fn first(&self) -> Option<&LevelIter> {
+        self.heap.first().map(|&at| &self.sources[at])
+    }
+
+    async fn step(&mut self) -> Result<()> {
+        let Some(&first) = self.heap.first() else { return Ok(()) };
+        self.sources[first].step(Direction::Forward).await?;
+        if !self.sources[first].valid() {
+            self.heap.swap_remove(0);
+        }
+        self.sift_down(0);
+        Ok(())
+    }
+
+    fn is_before(&self, a: usize, b: usize) -> bool {
+        let (a, b) = (&self.sources[self.heap[a]], &self.sources[self.heap[b]]);
+        match self.comparator.cmp_user(a.user_key(), b.user_key()) {
+            Less => true,
+            Equal => a.packed() > b.packed(),
+            Greater => false,
+        }
+    }
+
+    fn sift_down(&mut self, mut at: usize) {
+        loop {
+            let mut child = 2 * at + 1;
+            if child >= self.heap.len() {
+                return;
+            }
+            if child + 1 < self.heap.len() && self.is_before(child + 1, child) {
+                child += 1;
+            }
+            if !self.is_before(child, at) {
+                return;
+            }
+            self.heap.swap(at, child);
+            at = child;
+        }
+    }
 }
 
 /// The files that come out.
 struct Output<'a> {
-    inner: &'a Inner,
+    job: &'a Job,
     family: &'a Family,
     file: Option<TableWriter<'a>>,
+    /// The range tombstones that stay.
+    tombstones: Vec<Tombstone>,
+    /// Where the keys of the file begin; `None` for the first.
+    start: Option<Vec<u8>>,
     epoch: u64,
     tables: Vec<Table>,
 }
 
 impl<'a> Output<'a> {
-    fn new(inner: &'a Inner, family: &'a Family) -> Output<'a> {
-        let version = inner.db.version();
-        let level0 = family.levels.first().map_or(&[][..], |level| &level.slots);
-        let epoch = level0.iter().map(|&slot| version.meta(slot).epoch).min().unwrap_or(0);
-        Output { inner, family, file: None, epoch, tables: Vec::new() }
+    fn new(job: &'a Job, family: &'a Family) -> Output<'a> {
+        Output {
+            job,
+            family,
+            file: None,
+            tombstones: Vec::new(),
+            start: None,
+            epoch: 0,
+            tables: Vec::new(),
+        }
     }
 
     /// A file may end here: the versions of a key stay together.
-    async fn key_changes(&mut self) -> Result<()> {
+    async fn key_changes(&mut self, next: &[u8]) -> Result<()> {
         match &self.file {
-            Some(file) if file.len() >= FILE_BYTES => self.end_file().await,
+            Some(file) if file.len() >= FILE_BYTES => self.end_file(Some(next)).await,
             _ => Ok(()),
         }
     }
@@ -177,48 +406,70 @@ impl<'a> Output<'a> {
     async fn add(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let file = match &mut self.file {
             Some(file) => file,
-            none => none.insert(TableWriter::create(self.inner, self.family).await?),
+            none => none.insert(TableWriter::create(self.job, self.family).await?),
         };
         file.add(key, value).await
     }
 
-    async fn end_file(&mut self) -> Result<()> {
-        if let Some(file) = self.file.take() {
+    async fn end_file(&mut self, next: Option<&[u8]>) -> Result<()> {
+        let order = self.family.comparator;
+        let mut inside = BTreeSet::new();
+        for (start, end, sequence) in &self.tombstones {
+            let (mut start, mut end) = (&start[..], &end[..]);
+            if let Some(first) = &self.start
+                && order.cmp_user(start, first).is_lt()
+            {
+                start = first;
+            }
+            if let Some(next) = next
+                && order.cmp_user(end, next).is_gt()
+            {
+                end = next;
+            }
+            if order.cmp_user(start, end).is_lt() {
+                inside.insert((start, end, *sequence));
+            }
+        }
+        if !inside.is_empty() && self.file.is_none() {
+            self.file = Some(TableWriter::create(self.job, self.family).await?);
+        }
+        if let Some(mut file) = self.file.take() {
+            for (start, end, sequence) in inside {
+                file.add_range_tombstone(start, end, sequence);
+            }
             self.tables.push(file.finish(self.epoch).await?);
         }
+        self.start = next.map(<[u8]>::to_vec);
         Ok(())
     }
 
     async fn finish(mut self) -> Result<Vec<Table>> {
-        self.end_file().await?;
+        self.end_file(None).await?;
         Ok(self.tables)
     }
 }
 
 /// Puts the new files in the place of the old.
 fn replace(version: &mut Version, id: u32, inputs: &Inputs, tables: Vec<Table>) {
-    let first = version.slots.len() as u32;
-    version.slots.extend(tables.into_iter().map(|table| Slot::Open(Arc::new(table))));
-    let new = first..version.slots.len() as u32;
+    let mut new: Vec<u32> = tables.into_iter().map(|table| version.put(table)).collect();
+    if inputs.moves {
+        new.extend(&inputs.level0);
+    }
     let Some(at) = version.families.iter().position(|family| family.id == id) else { return };
     let comparator = version.families[at].comparator;
     let levels = &mut version.families[at].levels;
     levels.resize_with(levels.len().max(2), Level::default);
-    let rest0: Vec<u32> =
-        levels[0].slots.iter().copied().filter(|slot| !inputs.level0.contains(slot)).collect();
-    let mut rest1: Vec<u32> =
-        levels[1].slots.iter().copied().filter(|slot| !inputs.level1.contains(slot)).collect();
-    rest1.extend(new);
-    let slots = &version.slots;
-    rest1.sort_by(|a, b| {
-        comparator
-            .cmp_internal(&slots[*a as usize].meta().smallest, &slots[*b as usize].meta().smallest)
-    });
-    levels[0] = Level::of(rest0, slots);
-    levels[1] = Level::of(rest1, slots);
-    for &slot in inputs.level0.iter().chain(&inputs.level1) {
-        let meta = version.slots[slot as usize].meta().clone();
-        let error = Error::new(crate::error::Kind::Io, "a table that was merged into others");
-        version.slots[slot as usize] = Slot::Broken { meta, error };
+    let without = |level: &Level, gone: &[u32]| -> Vec<u32> {
+        level.slots.iter().copied().filter(|slot| !gone.contains(slot)).collect()
+    };
+    let rest0 = without(&levels[0], &inputs.level0);
+    let mut level1 = without(&levels[1], &inputs.level1);
+    level1.extend(new);
+    levels[0] = Level::of(rest0, &version.slots);
+    levels[1] = Level::sorted(level1, &version.slots, comparator);
+    if !inputs.moves {
+        for &slot in inputs.level0.iter().chain(&inputs.level1) {
+            version.slots[slot as usize] = Slot::Free;
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Making a database, and taking one over for writing.
 
 use std::io;
+use std::sync::atomic::Ordering;
 
 use fs::{Dir, LockGuard};
 use reactor::Core;
@@ -56,6 +57,7 @@ pub(crate) async fn unless_there(core: &Core, dir: &Dir) -> Result<()> {
         log_number: Some(0),
         next_file_number: Some(2),
         last_sequence: Some(0),
+        keys: Some(0),
         ..VersionEdit::default()
     };
     let name = FileName::Manifest(1).to_string();
@@ -65,9 +67,8 @@ pub(crate) async fn unless_there(core: &Core, dir: &Dir) -> Result<()> {
     dir.write_small_atomically("CURRENT", format!("{name}\n").as_bytes()).await.map_err(io)
 }
 
-/// Makes an open directory ours: a new MANIFEST, and no file that nobody refers to. Returns the
-/// MANIFEST and the first number that no file has.
-pub(crate) async fn take_over(core: &Core, dir: &Dir, db: &Db) -> Result<(ManifestWriter, u64)> {
+/// Makes an open directory ours: a new MANIFEST, and no file that nobody refers to.
+pub(crate) async fn take_over(core: &Core, dir: &Dir, db: &Db) -> Result<ManifestWriter> {
     let io = |e: io::Error| Error::io(dir.path().display(), &e);
     let state = &db.0.manifest;
     let entries = dir.list().await.map_err(io)?;
@@ -85,6 +86,7 @@ pub(crate) async fn take_over(core: &Core, dir: &Dir, db: &Db) -> Result<(Manife
             next = next.max(number.saturating_add(1));
         }
     }
+    db.0.next_file.store(next + 1, Ordering::Relaxed);
     let manifest = ManifestWriter::create(core, dir, next, state, next + 1).await?;
     for entry in &entries {
         let tables = || state.column_families.values().flat_map(|family| family.files());
@@ -99,5 +101,5 @@ pub(crate) async fn take_over(core: &Core, dir: &Dir, db: &Db) -> Result<(Manife
             dir.remove(&entry.name).await.map_err(io)?;
         }
     }
-    Ok((manifest, next + 1))
+    Ok(manifest)
 }

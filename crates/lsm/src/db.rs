@@ -14,12 +14,14 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Waker;
 
 use arc_swap::ArcSwap;
 use fs::{Dir, DirEntry, LockGuard};
 use reactor::{Class, Core};
 use rocksfmt::{FileMeta, FileName, ManifestState, OptionsFile};
 
+use crate::adopt;
 use crate::blob::BlobFile;
 use crate::create;
 use crate::error::{Error, Kind, Result};
@@ -78,10 +80,20 @@ pub(crate) struct Shared {
     pub epoch: AtomicU64,
     /// The largest sequence number that is visible.
     pub sequence: AtomicU64,
+    /// The number of keys of the default column family, or [`NOT_COUNTED`].
+    pub keys: AtomicU64,
+    /// Wakes the tasks that renew the views of cores at rest; see [`Db::attach`].
+    pub renewals: ArcSwap<Vec<Waker>>,
+    /// How often a column family was cleared: snapshots from before have nothing left to show.
+    pub clears: AtomicU64,
+    /// The next file's number.
+    pub next_file: AtomicU64,
     /// What each core's snapshots still need: the oldest sequence, or [`NO_SNAPSHOT`].
     pub snapshots: ArcSwap<Vec<Arc<AtomicU64>>>,
     pub options: OpenOptions,
     pub path: PathBuf,
+    /// The logs held something behind what was recovered: see [`crate::wal_replay::Replayed`].
+    pub leftovers: bool,
     pub manifest: ManifestState,
     pub manifest_name: String,
     pub options_file: Option<OptionsFile>,
@@ -99,6 +111,8 @@ pub struct Db(pub(crate) Arc<Shared>);
 const OPENING: usize = 32;
 /// In the place of a sequence number: there is no snapshot.
 pub(crate) const NO_SNAPSHOT: u64 = u64::MAX;
+/// In the place of a number of keys: nobody has counted them.
+const NOT_COUNTED: u64 = u64::MAX;
 /// How often a directory that another process changes is looked at again.
 const SECONDARY_TRIES: u32 = 5;
 
@@ -131,7 +145,8 @@ impl Db {
     ///
     /// # Errors
     /// As for [`Db::open`]; [`Kind::Locked`] also while somebody reads the directory, and
-    /// [`Kind::NoDatabase`] only where none is to be made.
+    /// [`Kind::NoDatabase`] only where none is to be made. [`Kind::Older`] where an older RocksDB
+    /// than 7.8 wrote the database last, unless it may be adopted.
     pub async fn open_for_writing(
         core: &Core,
         path: &Path,
@@ -144,8 +159,9 @@ impl Db {
             create::unless_there(core, &dir).await?;
         }
         let db = Db::open_locked(core, &dir, &options, Some(lock)).await?;
-        let (manifest, next_file) = create::take_over(core, &dir, &db).await?;
-        let writer = Writer::start(core, &dir, &db, write, manifest, next_file).await?;
+        adopt::check(&dir, &db, write.adopt).await?;
+        let manifest = create::take_over(core, &dir, &db).await?;
+        let writer = Writer::start(core, &dir, &db, write, manifest).await?;
         Ok((db, writer))
     }
 
@@ -230,6 +246,8 @@ impl Db {
         let slots = open_tables(core, dir, &plan, wanted, &mut warnings).await?;
         let last_sequence = manifest.last_sequence.max(recovered.last_sequence);
         let version = Version { families, slots, epoch: 0 };
+        let counted = manifest.keys.zip(recovered.keys);
+        let keys = counted.and_then(|(keys, new)| keys.checked_add_signed(new));
         let memory = version.memory();
         if memory > options.memory_bytes {
             return Err(Error::new(
@@ -247,8 +265,13 @@ impl Db {
             epoch: AtomicU64::new(version.epoch),
             current: ArcSwap::from_pointee(version),
             sequence: AtomicU64::new(last_sequence),
+            keys: AtomicU64::new(keys.unwrap_or(NOT_COUNTED)),
+            renewals: ArcSwap::default(),
+            clears: AtomicU64::new(0),
+            next_file: AtomicU64::new(manifest.next_file_number),
             snapshots: ArcSwap::default(),
             options: options.clone(),
+            leftovers: recovered.leftovers,
             path: dir.path().to_owned(),
             manifest,
             manifest_name,
@@ -259,9 +282,12 @@ impl Db {
         })))
     }
 
-    /// A reader for one core, with a cache of its own.
+    /// A reader for one core, with a cache of its own. A task of the core keeps its view new while
+    /// nobody reads: an old one would hold memtables and deleted files.
     pub fn attach(&self, core: &Core) -> Reader {
-        Reader::new(self, core)
+        let reader = Reader::new(self, core);
+        core.spawn(Class::Background, reader.keep_view_new());
+        reader
     }
 
     /// Where the database is.
@@ -288,6 +314,16 @@ impl Db {
         &self.0.warnings
     }
 
+    /// The exact number of keys of the default column family, where every write since the database
+    /// was made said by how many it changed them; see [`Writer::submit`].
+    pub fn keys(&self) -> Option<u64> {
+        Some(self.0.keys.load(Ordering::Relaxed)).filter(|&keys| keys != NOT_COUNTED)
+    }
+
+    pub(crate) fn set_keys(&self, keys: Option<u64>) {
+        self.0.keys.store(keys.unwrap_or(NOT_COUNTED), Ordering::Relaxed);
+    }
+
     /// Bytes that indexes, filters and recovered writes take.
     pub fn memory(&self) -> usize {
         self.0.memory
@@ -307,8 +343,8 @@ impl Db {
         oldest.unwrap_or(NO_SNAPSHOT).min(visible)
     }
 
-    /// The largest sequence number that is visible now. Whoever reads at it must take the version
-    /// afterwards: what is visible is in the version that is newest then.
+    /// The largest sequence number that is visible now. Whoever reads at it needs a version that
+    /// goes with it: see [`Reader::now`].
     #[inline]
     pub(crate) fn visible(&self) -> u64 {
         self.0.sequence.load(Ordering::Acquire)
@@ -327,7 +363,7 @@ impl Version {
     fn memory(&self) -> usize {
         let tables = self.slots.iter().map(|slot| match slot {
             Slot::Open(table) => table.memory(),
-            Slot::Broken { .. } => 0,
+            Slot::Broken { .. } | Slot::Free => 0,
         });
         let mems = self.families.iter().flat_map(|family| &family.mems).map(|mem| mem.memory());
         tables.chain(mems).sum()
@@ -368,16 +404,19 @@ async fn logs_elsewhere(
     entries.iter().any(counts).then(|| named.to_owned())
 }
 
+/// The name of the newest OPTIONS file.
+pub(crate) fn newest_options_name(entries: &[DirEntry]) -> Option<&str> {
+    let options = entries.iter().filter_map(|entry| match FileName::parse(&entry.name) {
+        Some(FileName::Options(number)) => Some((number, entry.name.as_str())),
+        _ => None,
+    });
+    options.max().map(|(_, name)| name)
+}
+
 async fn newest_options(dir: &Dir, entries: &[DirEntry]) -> Option<OptionsFile> {
-    let newest = entries
-        .iter()
-        .filter_map(|entry| match FileName::parse(&entry.name) {
-            Some(FileName::Options(number)) => Some((number, &entry.name)),
-            _ => None,
-        })
-        .max()?;
+    let newest = newest_options_name(entries)?;
     // Only for what is shown to people and named in errors: its absence changes nothing else.
-    let text = dir.read_small(newest.1, rocksfmt::OPTIONS_BYTES_MAX).await.ok()?;
+    let text = dir.read_small(newest, rocksfmt::OPTIONS_BYTES_MAX).await.ok()?;
     Some(OptionsFile::parse(&text))
 }
 

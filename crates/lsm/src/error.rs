@@ -20,6 +20,8 @@ pub enum Kind {
     Memory,
     /// A snapshot or cursor was held longer than allowed, or too many are held.
     Expired,
+    /// An older RocksDB wrote the database last, which could not read what is written here.
+    Older,
     /// No such column family.
     UnknownColumnFamily,
 }

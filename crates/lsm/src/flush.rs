@@ -1,5 +1,4 @@
-//! Writing memtables to tables of level 0, one generation after the other, in the background; and
-//! when there is nothing of that to do, merging level 0 (`compaction.rs`).
+//! Writing memtables to tables of level 0, one generation after the other, in the background.
 //!
 //! The order makes every crash harmless: tables, their names, then the MANIFEST's record that
 //! has both the table and the log number; only then do readers change over, and only then do
@@ -7,38 +6,29 @@
 
 use std::sync::Arc;
 
-use rocksfmt::{FileName, VersionEdit};
+use rocksfmt::{ValueType, VersionEdit, unpack};
 
-use crate::compaction;
-use crate::error::{Error, Result};
-use crate::manifest_writer::ManifestWriter;
-use crate::mem::{Mem, MemCursor};
+use crate::error::Result;
+use crate::job::{self, ENTRIES_AT_ONCE, Job, Place};
+use crate::mem::{Mem, MemCursor, split};
+use crate::mutant::mutant;
 use crate::table::Table;
 use crate::table_writer::TableWriter;
-use crate::version::{Family, Level, Slot};
+use crate::version::{Family, Level, Version};
 use crate::writer::{Generation, Inner};
 
-/// Entries between two looks at whether others want the core.
-const ENTRIES_AT_ONCE: usize = 32;
-
 /// Turns generations into tables until writing ends.
-pub(crate) async fn run(inner: &Inner, mut manifest: ManifestWriter) {
-    if let Err(error) = all_generations(inner, &mut manifest).await {
+pub(crate) async fn run(inner: &Inner) {
+    if let Err(error) = all_generations(inner).await {
         inner.fail(&error);
     }
 }
 
-async fn all_generations(inner: &Inner, manifest: &mut ManifestWriter) -> Result<()> {
+async fn all_generations(inner: &Inner) -> Result<()> {
     let none = || inner.waiting.borrow().is_empty();
     let ends = || inner.closing.get() || inner.has_failed();
     loop {
-        if none() && !ends() {
-            if compaction::level0(inner, manifest).await? {
-                inner.moved.ring();
-                continue;
-            }
-            inner.moved.until(|| !none() || ends()).await;
-        }
+        inner.moved.until(|| !none() || ends()).await;
         // The first generation is what was recovered: writes may wait for it.
         if none() || (inner.closing.get() && inner.gone.get() > 0) || inner.has_failed() {
             return Ok(());
@@ -46,83 +36,143 @@ async fn all_generations(inner: &Inner, manifest: &mut ManifestWriter) -> Result
         let generation = {
             let waiting = inner.waiting.borrow();
             let Some(first) = waiting.front() else { continue };
-            Generation { mems: first.mems.clone(), next_log: first.next_log }
+            Generation { mems: first.mems.clone(), log: None, ..*first }
         };
-        generation_to_tables(inner, manifest, &generation).await?;
+        generation_to_tables(inner, &generation).await?;
         inner.waiting.borrow_mut().pop_front();
         inner.gone.set(inner.gone.get() + 1);
         inner.moved.ring();
     }
 }
 
-async fn generation_to_tables(
-    inner: &Inner,
-    manifest: &mut ManifestWriter,
-    generation: &Generation,
-) -> Result<()> {
-    let version = inner.db.version();
-    for family in &version.families {
-        let mems: Vec<&Arc<Mem>> =
-            generation.mems.iter().filter(|(id, _)| *id == family.id).map(|(_, mem)| mem).collect();
-        let mut files = Vec::new();
-        // The oldest first: a newer file of level 0 has the larger epoch.
-        for mem in mems.iter().rev() {
-            if mem.len() > 0 || mem.tombstones().is_some() {
-                files.push(table(inner, family, mem, files.len() as u64).await?);
-            }
+async fn generation_to_tables(inner: &Inner, generation: &Generation) -> Result<()> {
+    let families: Vec<u32> = inner.db.version().families.iter().map(|family| family.id).collect();
+    for id in families {
+        let mems: Vec<Arc<Mem>> = generation
+            .mems
+            .iter()
+            .filter(|(family, _)| *family == id)
+            .map(|(_, mem)| mem.clone())
+            .collect();
+        if is_cleared(inner, generation, id) {
+            continue;
         }
-        if !files.is_empty() {
-            inner.dir.sync().await.map_err(|e| Error::io(inner.dir.path().display(), &e))?;
-        }
-        let edit = VersionEdit {
-            column_family: family.id,
-            log_number: Some(generation.next_log),
-            next_file_number: Some(inner.next_file()),
-            last_sequence: Some(inner.db.visible()),
-            new_files: files.iter().map(|table| (0, table.meta.clone())).collect(),
-            ..VersionEdit::default()
+        let tables = {
+            let (mems, version) = (mems.clone(), inner.db.version());
+            let work = async move |job: Job| tables(&job, &version, id, &mems).await;
+            job::run(&inner.core, Place::Flush, &inner.db, inner.options.compression, work).await?
         };
-        manifest.append(&edit).await?;
-        inner.publish(|version| {
-            let mut slots = Vec::new();
-            for table in files {
-                slots.push(version.slots.len() as u32);
-                version.slots.push(Slot::Open(Arc::new(table)));
-            }
-            let Some(at) = version.families.iter().position(|f| f.id == family.id) else { return };
-            let family = &mut version.families[at];
-            family.mems.retain(|mem| !mems.iter().any(|gone| Arc::ptr_eq(gone, mem)));
-            slots.reverse();
-            if family.levels.is_empty() {
-                family.levels.push(Level::default());
-            }
-            slots.extend_from_slice(&family.levels[0].slots);
-            family.levels[0] = Level::of(slots, &version.slots);
-        });
+        if !tables.is_empty() {
+            inner.sync_names().await?;
+        }
+        if mutant("logs_go_first") {
+            inner.log_is_old(generation).await?;
+            // The removal is done by another task.
+            inner.core.sleep_ns(1_000_000).await;
+            return install(inner, id, generation, &mems, tables).await;
+        }
+        install(inner, id, generation, &mems, tables).await?;
     }
-    remove_logs(inner, generation.next_log).await
+    inner.log_is_old(generation).await
 }
 
-/// Writes one memtable to a table and opens it.
-async fn table(inner: &Inner, family: &Family, mem: &Mem, nth: u64) -> Result<Table> {
-    let mut writer = TableWriter::create(inner, family).await?;
+/// Puts the tables in the place of the memtables.
+async fn install(
+    inner: &Inner,
+    id: u32,
+    generation: &Generation,
+    mems: &[Arc<Mem>],
+    mut tables: Vec<Table>,
+) -> Result<()> {
+    let turn = inner.manifest_turn().await?;
+    if is_cleared(inner, generation, id) {
+        drop(turn);
+        inner.remove_tables(tables.iter().map(|table| &table.meta));
+        return Ok(());
+    }
+    for table in &mut tables {
+        table.meta.epoch = inner.new_epoch();
+        inner.stats(|stats| {
+            stats.flushed_tables += 1;
+            stats.flushed_bytes += table.meta.size_bytes;
+        });
+    }
+    if id == 0 {
+        let keys = inner.keys_in_tables.get().zip(generation.keys);
+        inner.keys_in_tables.set(keys.and_then(|(all, new)| all.checked_add_signed(new)));
+    }
+    let edit = VersionEdit {
+        column_family: id,
+        keys: inner.keys_in_tables.get().filter(|_| id == 0),
+        log_number: Some(generation.next_log + u64::from(mutant("log_number_is_newer"))),
+        new_files: tables.iter().map(|table| (0, table.meta.clone())).collect(),
+        ..VersionEdit::default()
+    };
+    turn.change(edit, |version| {
+        let slots: Vec<u32> = tables.into_iter().map(|table| version.put(table)).collect();
+        let Some(at) = version.families.iter().position(|f| f.id == id) else { return };
+        let family = &mut version.families[at];
+        family.mems.retain(|mem| !mems.iter().any(|gone| Arc::ptr_eq(gone, mem)));
+        if family.levels.is_empty() {
+            family.levels.push(Level::default());
+        }
+        let newest_first = slots.into_iter().rev().chain(family.levels[0].slots.iter().copied());
+        family.levels[0] = Level::of(newest_first.collect(), &version.slots);
+    })
+    .await
+}
+
+/// Whether nobody wants the memtables any more. Then the MANIFEST says a later log already.
+fn is_cleared(inner: &Inner, generation: &Generation, id: u32) -> bool {
+    inner.cleared.borrow().get(&id).is_some_and(|&first_log| first_log >= generation.next_log)
+}
+
+/// Writes the memtables of one family to a table each, the oldest first.
+async fn tables(job: &Job, version: &Version, id: u32, mems: &[Arc<Mem>]) -> Result<Vec<Table>> {
+    let mut tables = Vec::new();
+    let Some(family) = version.families.iter().find(|family| family.id == id) else {
+        return Ok(tables);
+    };
+    for mem in mems.iter().rev() {
+        if mem.len() > 0 || mem.tombstones().is_some() {
+            tables.push(table(job, family, mem).await?);
+        }
+    }
+    Ok(tables)
+}
+
+/// Writes one memtable to a table and opens it. Versions that nobody can see are left out.
+async fn table(job: &Job, family: &Family, mem: &Mem) -> Result<Table> {
+    let mut writer = TableWriter::create(job, family).await?;
     let mut cursor = MemCursor::new(mem);
     let mut more = cursor.seek_to_first(mem);
     let mut added = 0;
     let mut last: Vec<u8> = Vec::new();
+    // What is older than this and hidden, nobody can see.
+    let oldest = job.db.oldest_seen();
+    let mut hidden = false;
     while more {
         let key = cursor.key(mem);
+        let (user, packed) = split(key);
+        hidden &= user == split(&last).0;
         // A log that was replayed twice has the same entry twice.
-        if key != &last[..] {
-            last.clear();
-            last.extend_from_slice(key);
+        if !hidden && key != &last[..] {
             let value = cursor.value(mem);
             writer.add(key, value.as_ref().map_or(&b""[..], |value| mem.value(value))).await?;
         }
+        let (sequence, kind) = unpack(packed);
+        // A merge operand is nothing without what lies below it, nor is a deletion of one version.
+        let stands_alone = matches!(
+            ValueType::from_byte(kind),
+            Some(ValueType::Value | ValueType::Deletion | ValueType::BlobIndex)
+        );
+        hidden |= sequence <= oldest && stands_alone;
+        last.clear();
+        last.extend_from_slice(key);
         more = cursor.next(mem);
         added += 1;
         if added % ENTRIES_AT_ONCE == 0 {
-            inner.core.checkpoint().await;
+            job.core.checkpoint().await;
         }
     }
     if let Some(tombstones) = mem.tombstones() {
@@ -130,23 +180,5 @@ async fn table(inner: &Inner, family: &Family, mem: &Mem, nth: u64) -> Result<Ta
             writer.add_range_tombstone(start, end, sequence);
         }
     }
-    writer.finish(newest_epoch(inner, family) + 1 + nth).await
-}
-
-fn newest_epoch(inner: &Inner, family: &Family) -> u64 {
-    let version = inner.db.version();
-    let slots = version.families.iter().filter(|f| f.id == family.id).flat_map(|f| &f.levels);
-    let epochs = slots.flat_map(|level| &level.slots).map(|&slot| version.meta(slot).epoch);
-    epochs.max().unwrap_or(0)
-}
-
-/// Removes the logs that the MANIFEST has made needless.
-async fn remove_logs(inner: &Inner, below: u64) -> Result<()> {
-    let io = |e: std::io::Error| Error::io(inner.dir.path().display(), &e);
-    for entry in inner.dir.list().await.map_err(io)? {
-        if matches!(FileName::parse(&entry.name), Some(FileName::Wal(number)) if number < below) {
-            inner.dir.remove(&entry.name).await.map_err(io)?;
-        }
-    }
-    Ok(())
+    writer.finish(0).await
 }

@@ -83,8 +83,7 @@ pub struct Iter {
 
 impl Iter {
     pub(crate) fn new(reader: &Reader, family: CfId, options: IterOptions<'_>) -> Result<Iter> {
-        let sequence = reader.sequence(options.snapshot)?;
-        let reader = reader.at();
+        let (reader, sequence) = reader.now(options.snapshot)?;
         let view = reader.view.clone();
         let version = &view.version;
         let found = version.family(family)?;

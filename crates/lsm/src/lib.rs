@@ -17,21 +17,27 @@
 
 #![forbid(unsafe_code)]
 
+mod adopt;
 mod ahead;
 mod blob;
 mod block;
+mod bulk_load;
 mod cache;
 mod check;
+mod commit;
 mod compaction;
 mod create;
 mod db;
+mod durability;
 mod error;
 mod flight;
 mod flush;
 mod iter;
+mod job;
 mod level_iter;
 mod manifest_writer;
 mod mem;
+mod mutant;
 mod point;
 mod reader;
 mod recover;
@@ -53,10 +59,12 @@ pub use check::{CheckReport, Damage, check};
 pub use db::{ColumnFamilyInfo, Db, OpenOptions};
 pub use error::{Error, Kind, Result};
 pub use iter::{Iter, IterOptions};
+#[cfg(feature = "mutants")]
+pub use mutant::set_mutant;
 pub use reader::{CfId, Reader, ReaderStats};
-pub use rocksfmt::{BatchWriter, Compression};
+pub use rocksfmt::{BatchWriter, Compression, Op, WriteBatch};
 pub use snapshot::Snapshot;
 pub use stat::{FamilyStat, LevelStat, Stat};
 pub use value::Value;
 pub use wal_writer::Durability;
-pub use writer::{WriteOptions, Writer};
+pub use writer::{WriteOptions, Writer, WriterStats, Written};

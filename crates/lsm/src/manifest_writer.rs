@@ -1,18 +1,33 @@
 //! Appending to the MANIFEST. A directory that is opened for writing gets a new one, which begins
 //! with everything that is known; each later change is one record, durable before it counts.
+//!
+//! A power cut while a record is written must leave it whole or not there at all: RocksDB does not
+//! open a MANIFEST with a record whose header is there and whose checksum does not hold, and nobody
+//! could tell it from damage. A disk writes sectors, each as a whole, in any order. So every record
+//! begins at a sector's start and fills whole sectors (`rocksfmt` lengthens it), and its first
+//! sector, with the header, is written when the others are durable. Before that there are zeros in
+//! its place, which all readers take for the end. One that does not fit into the log's block begins
+//! in the next; only one that is longer than a block, of some hundred tables, is not safe in this way.
 
-use fs::{Dir, FileWriter, Mode};
+use fs::{Dir, File, Mode};
 use reactor::Core;
-use rocksfmt::{FileName, LogWriter, ManifestState, VersionEdit};
+use rocksfmt::{FileName, LOG_BLOCK_BYTES, LogWriter, ManifestState, VersionEdit};
 
 use crate::error::{Error, Kind, Result};
+use crate::mutant::mutant;
+
+/// What a disk writes as a whole, in bytes.
+const SECTOR: usize = 512;
+/// Of a record in front of its bytes.
+const HEADER: usize = 7;
+/// Largest single write in bytes.
+const PIECE: usize = 1 << 20;
 
 /// See the module text.
 pub(crate) struct ManifestWriter {
     name: String,
-    file: FileWriter,
+    file: File,
     log: LogWriter,
-    record: Vec<u8>,
     /// An append failed: nobody knows what the file ends in.
     broken: bool,
 }
@@ -32,20 +47,18 @@ impl ManifestWriter {
     ) -> Result<ManifestWriter> {
         let name = FileName::Manifest(number).to_string();
         let io = |e: std::io::Error| Error::io(&name, &e);
-        // Others may have to read it after a crash: buffered, so that it is never longer than it says.
+        // Buffered, so that it is never longer than it says.
         let file = core.attach(&dir.create_or_empty(&name, Mode::Buffered).await.map_err(io)?);
-        let file = FileWriter::new(&file).await.map_err(io)?;
-        let mut writer = ManifestWriter {
-            name: name.clone(),
-            file,
-            log: LogWriter::new(None, 0),
-            record: Vec::new(),
-            broken: false,
-        };
+        let log = LogWriter::new(None, 0);
+        let mut writer = ManifestWriter { name: name.clone(), file, log, broken: false };
+        let mut bytes = Vec::new();
         for edit in snapshot(state, next_file_number) {
-            writer.put(&edit).await?;
+            writer.log.append(&edit.encode(), &mut bytes);
         }
-        writer.sync().await?;
+        while let Some(filler) = writer.misaligned() {
+            writer.log.append(&filler, &mut bytes);
+        }
+        writer.write(0, &bytes).await?;
         // The MANIFEST's own name must last before CURRENT says it; the replacement syncs both.
         dir.sync().await.map_err(io)?;
         let current = format!("{name}\n");
@@ -60,30 +73,75 @@ impl ManifestWriter {
     /// # Errors
     /// The device's; after one, every later call fails.
     pub async fn append(&mut self, edit: &VersionEdit) -> Result<()> {
-        self.put(edit).await?;
-        self.sync().await
-    }
-
-    async fn put(&mut self, edit: &VersionEdit) -> Result<()> {
         if std::mem::replace(&mut self.broken, true) {
             return Err(Error::new(
                 Kind::Io,
                 format!("{}: an earlier write of it failed: open the database again", self.name),
             ));
         }
-        self.record.clear();
-        self.log.append(&edit.encode(), &mut self.record);
-        self.file.append(&self.record).await.map_err(|e| Error::io(&self.name, &e))?;
+        while let Some(filler) = self.misaligned() {
+            self.put(&filler).await?;
+        }
+        let mut record = edit.encode();
+        let len = filled(record.len(), SECTOR);
+        VersionEdit::fill(&mut record, len);
+        let left = LOG_BLOCK_BYTES - self.log.position() as usize % LOG_BLOCK_BYTES;
+        if len + HEADER > left && len + HEADER <= LOG_BLOCK_BYTES {
+            let mut filler = Vec::new();
+            VersionEdit::fill(&mut filler, left - HEADER);
+            self.put(&filler).await?;
+        }
+        self.put(&record).await?;
         self.broken = false;
         Ok(())
     }
 
-    async fn sync(&mut self) -> Result<()> {
-        self.broken = true;
-        self.file.sync().await.map_err(|e| Error::io(&self.name, &e))?;
-        self.broken = false;
-        Ok(())
+    /// A record that says nothing, if one is needed up to the end of a sector. After one that has two headers,
+    /// because it is longer than a block.
+    fn misaligned(&self) -> Option<Vec<u8>> {
+        let over = self.log.position() as usize % SECTOR;
+        let mut filler = Vec::new();
+        VersionEdit::fill(&mut filler, filled(0, SECTOR - over));
+        (over > 0).then_some(filler)
     }
+
+    /// Makes a record durable.
+    async fn put(&mut self, record: &[u8]) -> Result<()> {
+        let (start, mut bytes) = (self.log.position(), Vec::new());
+        self.log.append(record, &mut bytes);
+        let first = SECTOR - start as usize % SECTOR;
+        let (head, rest) = bytes.split_at(first.min(bytes.len()));
+        if !rest.is_empty() {
+            self.write(start + first as u64, rest).await?;
+        }
+        self.write(start, head).await
+    }
+
+    async fn write(&self, start: u64, bytes: &[u8]) -> Result<()> {
+        let io = |e: std::io::Error| Error::io(&self.name, &e);
+        let mut offset = start;
+        for piece in bytes.chunks(PIECE) {
+            let mut buf = self.file.core().alloc_wait(piece.len()).await.map_err(io)?;
+            buf[..piece.len()].copy_from_slice(piece);
+            self.file.write_at(offset, buf, piece.len()).await.0.map_err(io)?;
+            offset += piece.len() as u64;
+        }
+        if mutant("manifest_is_not_synced") {
+            return Ok(());
+        }
+        self.file.sync_data().await.map_err(io)
+    }
+}
+
+/// The length that a record of `len` bytes is lengthened to, so that with its header it reaches as far as the end of
+/// the first sector, of which `first` bytes are left, or of a later one.
+fn filled(len: usize, first: usize) -> usize {
+    let mut end = first;
+    // The shortest filler takes three bytes.
+    while end < HEADER + len || (1..3).contains(&(end - HEADER - len)) {
+        end += SECTOR;
+    }
+    end - HEADER
 }
 
 /// The records that a new MANIFEST begins with. A record that adds a column family changes no
@@ -109,10 +167,28 @@ fn snapshot(state: &ManifestState, next_file_number: u64) -> Vec<VersionEdit> {
         edits.push(VersionEdit {
             column_family: family.id,
             log_number: Some(family.log_number),
+            keys: state.keys.filter(|_| family.id == 0),
             new_files: family.files().map(|(level, file)| (level as u32, file.clone())).collect(),
             new_blob_files: family.live_blob_files().cloned().collect(),
             ..VersionEdit::default()
         });
     }
     edits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_end_where_sectors_do() {
+        for len in 0..2000 {
+            for first in [SECTOR, 1, 6, 7, 8, 9, 10, 11, 300, 511] {
+                let filled = filled(len, first);
+                let more = filled - len;
+                assert!(more == 0 || more >= 3, "{len} and {more}");
+                assert!(more < 2 * SECTOR && (filled + HEADER) % SECTOR == first % SECTOR);
+            }
+        }
+    }
 }

@@ -181,7 +181,7 @@ impl MemCursor {
 }
 
 /// User key and trailer of an internal key.
-fn split(key: &[u8]) -> (&[u8], u64) {
+pub(crate) fn split(key: &[u8]) -> (&[u8], u64) {
     let at = key.len().saturating_sub(KEY_TRAILER_BYTES);
     let (user, trailer) = key.split_at(at);
     (user, trailer.try_into().map_or(0, u64::from_le_bytes))

@@ -451,7 +451,7 @@ pub(crate) fn get_cached(
     loop {
         match step {
             Ok(Step::Need(Need { slot, handle, .. })) => {
-                let block = inner.cached(BlockKey { table: slot, offset: handle.offset })?;
+                let block = inner.cached(BlockKey::of(&reader.view.version, slot, handle))?;
                 step = lookup.feed(reader, block);
             }
             Ok(Step::Done(Some(Answer::Blob(_)))) => return None,

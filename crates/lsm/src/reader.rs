@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Poll;
+use std::task::{Poll, Waker};
 
 use fs::{File, Slice};
 use reactor::{Buf, Core};
@@ -44,17 +44,15 @@ pub(crate) struct View {
 impl View {
     /// Attaches this core to a version's files; those of an older view stay as they are.
     fn new(core: &Core, version: Arc<Version>, older: Option<&View>) -> View {
-        let known = older.map_or(&[][..], |older| &older.files);
-        let files = version
-            .slots
-            .iter()
-            .enumerate()
-            .map(|(at, slot)| match (known.get(at), slot) {
-                (_, Slot::Broken { .. }) => None,
-                (Some(Some(file)), _) => Some(file.clone()),
-                (_, Slot::Open(table)) => Some(core.attach(&table.file)),
-            })
-            .collect();
+        let known = |at: usize, table: &Arc<Table>| match older?.version.slots.get(at)? {
+            Slot::Open(other) if Arc::ptr_eq(other, table) => older?.files[at].clone(),
+            _ => None,
+        };
+        let attach = |(at, slot): (usize, &Slot)| match slot {
+            Slot::Open(table) => known(at, table).or_else(|| Some(core.attach(&table.file))),
+            Slot::Broken { .. } | Slot::Free => None,
+        };
+        let files = version.slots.iter().enumerate().map(attach).collect();
         let blobs = version
             .families
             .iter()
@@ -196,6 +194,35 @@ impl Reader {
         At { inner: self.0.clone(), view: inner.view.borrow().clone() }
     }
 
+    /// The reader at a version that is not the newest.
+    pub(crate) fn at_version(&self, version: &Arc<Version>) -> At {
+        let view = View::new(&self.0.core, version.clone(), None);
+        At { inner: self.0.clone(), view: Rc::new(view) }
+    }
+
+    /// Renews the view whenever the writer has changed it and nobody reads. Ends with the last
+    /// handle on this reader, at the next change.
+    pub(crate) fn keep_view_new(&self) -> impl Future<Output = ()> + use<> {
+        let (reader, db) = (Rc::downgrade(&self.0), Arc::downgrade(&self.0.db.0));
+        let mut registered = false;
+        std::future::poll_fn(move |cx| {
+            let Some(db) = db.upgrade() else { return Poll::Ready(()) };
+            let mine = cx.waker();
+            let Some(inner) = reader.upgrade() else {
+                let others = |all: &Arc<Vec<Waker>>| -> Vec<Waker> {
+                    all.iter().filter(|other| !other.will_wake(mine)).cloned().collect()
+                };
+                db.renewals.rcu(others);
+                return Poll::Ready(());
+            };
+            drop(Reader(inner).at());
+            if !std::mem::replace(&mut registered, true) {
+                db.renewals.rcu(|all| all.iter().chain([mine]).cloned().collect::<Vec<_>>());
+            }
+            Poll::Pending
+        })
+    }
+
     /// Takes the newest version for what begins from now on.
     #[cold]
     fn renew(&self) {
@@ -230,11 +257,23 @@ impl Reader {
         Registry::take(&self.0.snapshots)
     }
 
-    /// The sequence number to read at.
-    pub(crate) fn sequence(&self, snapshot: Option<&Snapshot>) -> Result<u64> {
-        match snapshot {
-            Some(snapshot) => snapshot.sequence(),
-            None => Ok(self.0.db.visible()),
+    /// The sequence number to read at, and a view that has all that is visible at it.
+    ///
+    /// The view has what was visible before it was taken; and of what a flush or a merge drops later,
+    /// because newer versions hide it, the view keeps what is visible now. So the two belong
+    /// together when no view was published between them.
+    #[inline]
+    pub(crate) fn now(&self, snapshot: Option<&Snapshot>) -> Result<(At, u64)> {
+        loop {
+            let at = self.at();
+            if let Some(snapshot) = snapshot {
+                // Nothing that it sees is dropped while it is held.
+                return Ok((at, snapshot.sequence()?));
+            }
+            let sequence = self.0.db.visible();
+            if at.view.version.epoch == self.0.db.0.epoch.load(Ordering::Acquire) {
+                return Ok((at, sequence));
+            }
         }
     }
 
@@ -267,14 +306,16 @@ impl Reader {
         key: &[u8],
         snapshot: Option<&Snapshot>,
     ) -> Result<Option<Value>> {
-        let sequence = self.sequence(snapshot)?;
-        crate::point::get(&self.at(), family, key, sequence).await
+        let (at, sequence) = self.now(snapshot)?;
+        crate::point::get(&at, family, key, sequence).await
     }
 
     /// Answers from memory alone, or not at all: `None` means that a block must be read.
     pub fn get_cached(&self, family: CfId, key: &[u8]) -> Option<Result<Option<Value>>> {
-        let sequence = self.0.db.visible();
-        crate::point::get_cached(&self.at(), family, key, sequence)
+        match self.now(None) {
+            Ok((at, sequence)) => crate::point::get_cached(&at, family, key, sequence),
+            Err(error) => Some(Err(error)),
+        }
     }
 
     /// Looks many keys up at once: all filters first, then all blocks that are needed together.
@@ -285,8 +326,8 @@ impl Reader {
         keys: &[&[u8]],
         snapshot: Option<&Snapshot>,
     ) -> Vec<Result<Option<Value>>> {
-        match self.sequence(snapshot) {
-            Ok(sequence) => crate::point::multi_get(&self.at(), family, keys, sequence).await,
+        match self.now(snapshot) {
+            Ok((at, sequence)) => crate::point::multi_get(&at, family, keys, sequence).await,
             Err(error) => keys.iter().map(|_| Err(error.clone())).collect(),
         }
     }
@@ -315,7 +356,7 @@ impl Inner {
         kind: BlockKind,
         keep: bool,
     ) -> Result<Block> {
-        let key = BlockKey { table: slot, offset: handle.offset };
+        let key = BlockKey::of(&view.version, slot, handle);
         loop {
             if let Some(block) = self.cached(key) {
                 return Ok(block);

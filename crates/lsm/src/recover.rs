@@ -1,6 +1,7 @@
 //! Reading CURRENT, the MANIFEST and the logs of a directory. Nothing is written.
 //!
-//! A log that ends in a torn record ends there, as for RocksDB. Damage with valid newer records
+//! A log that ends in a torn record ends there, as for RocksDB; one of ours may end in a torn group of
+//! records, of which those behind the first hole are not taken. Damage with valid newer records
 //! behind it is not a torn tail: stock RocksDB would silently drop what follows; we refuse, name
 //! file and offset, and serve what lies before only when told to (`salvage`).
 
@@ -91,8 +92,8 @@ pub(crate) async fn manifest(core: &Core, dir: &Dir, name: &str) -> Result<Manif
         }
         Some(LogEnd::Truncated { offset } | LogEnd::StaleTail { offset }) => {
             // A torn last record is what a killed writer leaves, unless more comes behind it.
-            let scan = DamageScan::new(&reader, *offset, 0);
-            if let Some(later) = look_behind(core, dir, name, scan).await? {
+            let mut scan = DamageScan::new(&reader, *offset, 0);
+            if let Some(later) = look_behind(core, dir, name, &mut scan).await? {
                 return Err(Error::new(
                     Kind::Corruption,
                     format!(
@@ -118,20 +119,24 @@ pub(crate) async fn logs(
     warnings: &mut Vec<String>,
 ) -> Result<Replayed> {
     let mut replay = WalReplay::new(state, options.memory_bytes as u64);
+    replay.expect(plan.log_bytes());
+    let mut salvaged = false;
     for log in &plan.logs {
         let mut reader = replay.begin(log.number);
         let read = async {
             feed(core, dir, &log.name, &mut reader, |record| replay.record(record)).await?;
-            let later = match replay.scan(&reader) {
+            let mut scan = replay.scan(&reader);
+            let later = match &mut scan {
                 Some(scan) => look_behind(core, dir, &log.name, scan).await?,
                 None => None,
             };
-            replay.end(&reader, later)
+            replay.end(&reader, scan.as_ref(), later)
         };
         match read.await {
             Ok(()) => {}
             Err(error) if options.salvage && error.kind() == Kind::Corruption => {
                 warnings.push(format!("{error}; what follows in the logs is not served"));
+                salvaged = true;
                 break;
             }
             Err(error) if error.kind() == Kind::Corruption => {
@@ -143,7 +148,8 @@ pub(crate) async fn logs(
             Err(error) => return Err(error),
         }
     }
-    let replayed = replay.finish();
+    let mut replayed = replay.finish();
+    replayed.leftovers |= salvaged;
     tracing::debug!(
         "replayed {} operations from {} bytes of log",
         replayed.operations,
@@ -160,7 +166,7 @@ async fn look_behind(
     core: &Core,
     dir: &Dir,
     name: &str,
-    mut scan: DamageScan,
+    scan: &mut DamageScan,
 ) -> Result<Option<LaterRecord>> {
     let shared = dir.open(name).await.map_err(|e| Error::io(format_args!("{name}"), &e))?;
     let file = core.attach(&shared);

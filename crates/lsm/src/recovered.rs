@@ -111,6 +111,14 @@ impl RecoveredBuilder {
         }
     }
 
+    /// Sets aside room for keys and values of so many bytes, if there is as much: memory that grows
+    /// by doubling is copied and faulted in anew each time, which for a gigabyte takes longer than
+    /// all the rest. What turns out not to be needed was never touched.
+    pub fn reserve(&mut self, bytes: usize) {
+        // Without the room it grows as it goes, or fails then.
+        let _ = self.arena.try_reserve_exact(bytes);
+    }
+
     /// Bytes of memory in use.
     pub fn memory(&self) -> usize {
         self.arena.len() + self.entries.len() * size_of::<Entry>() + self.tombstone_bytes

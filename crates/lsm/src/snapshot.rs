@@ -58,7 +58,8 @@ impl Registry {
         this.count.set(this.count.get() + 1);
         this.tell();
         let until_ns = this.core.now_ns().saturating_add(LIFETIME_NS);
-        Ok(Snapshot { registry: this.clone(), sequence, until_ns })
+        let clears = this.db.0.clears.load(Ordering::SeqCst);
+        Ok(Snapshot { registry: this.clone(), sequence, until_ns, clears })
     }
 
     fn release(&self, sequence: u64) {
@@ -89,6 +90,7 @@ pub struct Snapshot {
     registry: Rc<Registry>,
     sequence: u64,
     until_ns: u64,
+    clears: u64,
 }
 
 impl Snapshot {
@@ -96,6 +98,9 @@ impl Snapshot {
     pub(crate) fn sequence(&self) -> Result<u64> {
         if self.registry.core.now_ns() > self.until_ns {
             return Err(Error::new(Kind::Expired, "the snapshot is older than an hour"));
+        }
+        if self.clears != self.registry.db.0.clears.load(Ordering::SeqCst) {
+            return Err(Error::new(Kind::Expired, "the database was cleared after the snapshot"));
         }
         Ok(self.sequence)
     }

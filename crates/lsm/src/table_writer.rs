@@ -4,16 +4,18 @@ use fs::{FileWriter, Mode};
 use rocksfmt::{BlobIndex, FileMeta, FileName, SstBuilder, SstOptions, ValueType, unpack};
 
 use crate::error::{Error, Result};
+use crate::job::Job;
 use crate::table::Table;
 use crate::version::Family;
-use crate::writer::Inner;
 
+/// Size of a table below level 0, about.
+pub(crate) const FILE_BYTES: u64 = 64 << 20;
 /// Bytes that gather before they are handed to the file.
-const PIECE: usize = 64 << 10;
+const PIECE: usize = 16 << 10;
 
 /// See the module text.
 pub(crate) struct TableWriter<'a> {
-    inner: &'a Inner,
+    job: &'a Job,
     family: &'a Family,
     number: u64,
     name: String,
@@ -23,21 +25,21 @@ pub(crate) struct TableWriter<'a> {
 
 impl<'a> TableWriter<'a> {
     /// Makes the file, with a number of its own. Suspends for the disk.
-    pub async fn create(inner: &'a Inner, family: &'a Family) -> Result<TableWriter<'a>> {
-        let number = inner.new_number();
+    pub async fn create(job: &'a Job, family: &'a Family) -> Result<TableWriter<'a>> {
+        let number = job.db.new_number();
         let name = FileName::Sst(number).to_string();
         let io = |e: std::io::Error| Error::io(&name, &e);
-        let file = inner.dir.create(&name, Mode::Direct).await.map_err(io)?;
-        let file = FileWriter::new(&inner.core.attach(&file)).await.map_err(io)?;
+        let file = job.dir.create(&name, Mode::Direct).await.map_err(io)?;
+        let file = FileWriter::new(&job.core.attach(&file)).await.map_err(io)?;
         let builder = SstBuilder::new(SstOptions {
             comparator: family.comparator,
             column_family: family.id,
             column_family_name: family.name.clone(),
-            compression: inner.options.compression,
-            creation_time: inner.core.unix_time_ms() / 1000,
+            compression: job.compression,
+            creation_time: job.core.unix_time_ms() / 1000,
             ..SstOptions::default()
         });
-        Ok(TableWriter { inner, family, number, name, file, builder })
+        Ok(TableWriter { job, family, number, name, file, builder })
     }
 
     /// Bytes of the table so far, about.
@@ -74,7 +76,7 @@ impl<'a> TableWriter<'a> {
         self.file.append(&rest).await.map_err(io)?;
         self.file.finish().await.map_err(io)?;
         let meta = FileMeta { number: self.number, epoch, ..meta };
-        let (core, dir) = (&self.inner.core, &self.inner.dir);
+        let (core, dir) = (&self.job.core, &self.job.dir);
         Table::open(core, dir, &self.name, meta, self.family.comparator).await
     }
 }

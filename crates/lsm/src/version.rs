@@ -30,6 +30,13 @@ impl Level {
         level
     }
 
+    /// Tables in any order, of a level in which they do not overlap.
+    pub fn sorted(mut tables: Vec<u32>, slots: &[Slot], comparator: Comparator) -> Level {
+        let smallest = |slot: u32| -> &[u8] { &slots[slot as usize].meta().smallest };
+        tables.sort_by(|&a, &b| comparator.cmp_internal(smallest(a), smallest(b)));
+        Level::of(tables, slots)
+    }
+
     pub fn push(&mut self, slot: u32, meta: &FileMeta) {
         self.slots.push(slot);
         self.largest.extend_from_slice(&meta.largest);
@@ -83,6 +90,8 @@ pub(crate) enum Slot {
         meta: FileMeta,
         error: Error,
     },
+    /// No level names it. Another table may take its place.
+    Free,
 }
 
 impl Slot {
@@ -92,6 +101,7 @@ impl Slot {
         match self {
             Slot::Open(table) => &table.meta,
             Slot::Broken { meta, .. } => meta,
+            Slot::Free => unreachable!("no level names a free slot"),
         }
     }
 }
@@ -112,6 +122,22 @@ impl Version {
         match &self.slots[slot as usize] {
             Slot::Open(table) => Ok(table),
             Slot::Broken { error, .. } => Err(error.clone()),
+            Slot::Free => unreachable!("no level names a free slot"),
+        }
+    }
+
+    /// Gives a table a slot.
+    pub fn put(&mut self, table: Table) -> u32 {
+        let slot = Slot::Open(Arc::new(table));
+        match self.slots.iter().position(|slot| matches!(slot, Slot::Free)) {
+            Some(free) => {
+                self.slots[free] = slot;
+                free as u32
+            }
+            None => {
+                self.slots.push(slot);
+                (self.slots.len() - 1) as u32
+            }
         }
     }
 
@@ -125,7 +151,7 @@ impl Version {
     pub fn tombstones(&self, slot: u32) -> Option<&RangeTombstones> {
         match &self.slots[slot as usize] {
             Slot::Open(table) => table.range_tombstones.as_ref(),
-            Slot::Broken { .. } => None,
+            Slot::Broken { .. } | Slot::Free => None,
         }
     }
 

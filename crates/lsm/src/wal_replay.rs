@@ -8,6 +8,9 @@
 //! - Sequences never go back. They may jump (a writer may skip the log for some writes), but not over a zeroed
 //!   stretch, and not from a log that was cut short or has a stale tail to the next one (RocksDB drops the
 //!   next one then).
+//! - In a log of ours that marks its groups ([`GroupEnd`]) the last group may have holes anywhere: it was
+//!   written at once and never acknowledged. What stands in front of its first hole is taken, what stands
+//!   behind is not. A later group behind the hole makes it damage.
 //! - Batches are whole: a record whose checksum holds and whose batch does not parse is damage anywhere.
 //!
 //! Operations for column families that are dropped, that have flushed this log, or that cannot be read anyway
@@ -16,11 +19,12 @@
 use std::collections::BTreeMap;
 
 use rocksfmt::{
-    DamageScan, FileName, LaterRecord, LogEnd, LogKind, LogReader, LogRecord, ManifestState, Op,
-    WriteBatch,
+    DamageScan, FileName, GroupEnd, LaterRecord, LogEnd, LogKind, LogReader, LogRecord,
+    ManifestState, Op, TornGroup, WriteBatch, keys_noted,
 };
 
 use crate::error::{Error, Kind, Result};
+use crate::mutant::mutant;
 use crate::recovered::{Recovered, RecoveredBuilder};
 use crate::recovery_plan::first_log;
 
@@ -34,6 +38,19 @@ pub(crate) struct Replayed {
     pub tails: Vec<(u64, LogEnd)>,
     /// Operations replayed.
     pub operations: u64,
+    /// By how many the batches change the keys of the default column family, where each says it.
+    pub keys: Option<i64>,
+    /// What is written from now on must not be found together with these logs: something stands in
+    /// them behind what was replayed, or they were cut and it does not go on where they end.
+    pub leftovers: bool,
+}
+
+/// Where a record stands among those before it.
+#[derive(PartialEq, Eq)]
+enum Order {
+    Next,
+    /// Something is missing in front of it that was never acknowledged.
+    BehindHole,
 }
 
 struct Family {
@@ -47,6 +64,8 @@ pub(crate) struct WalReplay {
     families: BTreeMap<u32, Family>,
     memory_max: u64,
     memory: u64,
+    /// Bytes of all logs, as far as that was said.
+    log_bytes: u64,
     last_sequence: u64,
     /// The sequence the next batch normally begins with, once there was a batch.
     expected: Option<u64>,
@@ -58,6 +77,16 @@ pub(crate) struct WalReplay {
     first_in_log: bool,
     tails: Vec<(u64, LogEnd)>,
     operations: u64,
+    keys: Option<i64>,
+    /// Sequences were left out, or may have been: what was counted may be among them.
+    gap: bool,
+    /// This log has had no record yet.
+    empty: bool,
+    leftovers: bool,
+    /// Every group of this log has its end.
+    marked: bool,
+    /// A hole was met in this log, and records are read that stand behind it.
+    torn: Option<TornGroup>,
 }
 
 impl WalReplay {
@@ -71,6 +100,7 @@ impl WalReplay {
             families: state.column_families.iter().map(|(&id, cf)| (id, family(cf))).collect(),
             memory_max,
             memory: 0,
+            log_bytes: 0,
             last_sequence: state.last_sequence,
             expected: None,
             number: 0,
@@ -80,13 +110,29 @@ impl WalReplay {
             first_in_log: true,
             tails: Vec::new(),
             operations: 0,
+            keys: Some(0),
+            gap: false,
+            empty: false,
+            leftovers: false,
+            marked: false,
+            torn: None,
         }
+    }
+
+    /// Says how many bytes all logs together have, before the first: about what is to be held.
+    pub fn expect(&mut self, log_bytes: u64) {
+        self.log_bytes = log_bytes;
     }
 
     /// Begins the next log; numbers ascend.
     pub fn begin(&mut self, number: u64) -> LogReader {
         self.number = number;
         self.first_in_log = true;
+        self.marked = false;
+        self.torn = None;
+        // Nobody can say what should have been in a log without records in front of all others.
+        self.gap |= self.empty && self.expected.is_none();
+        self.empty = true;
         LogReader::new(LogKind::Wal { number })
     }
 
@@ -95,10 +141,36 @@ impl WalReplay {
         let place = |this: &WalReplay| format!("{} at {}", this.name(), record.offset);
         let format = |this: &WalReplay, e: rocksfmt::Error| Error::format(place(this), &e);
         let batch = WriteBatch::parse(record.data).map_err(|e| format(self, e))?;
-        self.check_order(&batch, &record)?;
+        let is_first = std::mem::replace(&mut self.empty, false);
+        if let Some(zeros) = record.zeros_before
+            && is_first
+        {
+            return Err(Error::new(
+                Kind::Corruption,
+                format!(
+                    "{} at {zeros}: zeros, and a valid record with sequence {} behind them at {}",
+                    self.name(),
+                    batch.sequence(),
+                    record.offset
+                ),
+            ));
+        }
+        let end = GroupEnd::parse(record.data);
+        self.marked |= end.is_some() && record.offset == 0 && !mutant("groups_are_not_marked");
+        if self.check_order(&batch, &record, end.is_some())? == Order::BehindHole {
+            return self.behind_hole(&batch, &record, end);
+        }
+        if end.is_some() {
+            self.group_end(&batch);
+            return Ok(());
+        }
         let before = self.operations;
+        let (mut changes_keys, mut noted) = (false, None);
         for op in batch.ops() {
             let (sequence, op) = op.map_err(|e| format(self, e))?;
+            if let Op::LogData(annotation) = op {
+                noted = noted.or(keys_noted(annotation));
+            }
             if let Op::Marker(marker) = op {
                 return Err(format(self, marker.refused()));
             }
@@ -108,6 +180,11 @@ impl WalReplay {
             let Some(builder) = &mut family.builder else { continue };
             if self.number < family.log_number {
                 continue;
+            }
+            changes_keys |= id == 0;
+            if builder.is_empty() {
+                let left = self.log_bytes.min(self.memory_max).saturating_sub(self.memory);
+                builder.reserve(usize::try_from(left).unwrap_or(0));
             }
             let held = builder.memory();
             builder.apply(sequence, &op)?;
@@ -126,15 +203,57 @@ impl WalReplay {
         }
         self.expected = Some(batch.next_sequence());
         self.first_in_log = false;
+        if changes_keys {
+            self.keys = self.keys.zip(noted).and_then(|(all, new)| all.checked_add(new));
+        }
         if self.operations > before {
             self.last_sequence = self.last_sequence.max(batch.next_sequence().saturating_sub(1));
         }
         Ok(())
     }
 
+    /// A group is whole. Its end also says where the sequences were when the log was begun: perhaps further
+    /// than what is left of the log before, if that was never durable. They must not go back.
+    fn group_end(&mut self, batch: &WriteBatch<'_>) {
+        let last = batch.sequence().saturating_sub(1);
+        self.leftovers |= self.expected.is_some_and(|expected| batch.sequence() > expected);
+        self.last_sequence = self.last_sequence.max(last);
+    }
+
+    /// A record that is not taken: may it stand there?
+    fn behind_hole(
+        &mut self,
+        batch: &WriteBatch<'_>,
+        record: &LogRecord<'_>,
+        end: Option<GroupEnd>,
+    ) -> Result<()> {
+        let Some(torn) = &mut self.torn else { return Ok(()) };
+        if !torn.is_outlived_by(end) {
+            return Ok(());
+        }
+        let hole = torn.hole();
+        Err(Error::new(
+            Kind::Corruption,
+            format!(
+                "{} at {hole}: zeros, and a valid record with sequence {} behind them at {}",
+                self.name(),
+                batch.sequence(),
+                record.offset
+            ),
+        ))
+    }
+
     /// Sequences must not go back, nor jump over a place where records may have been.
-    fn check_order(&mut self, batch: &WriteBatch<'_>, record: &LogRecord<'_>) -> Result<()> {
-        let Some(expected) = self.expected else { return Ok(()) };
+    fn check_order(
+        &mut self,
+        batch: &WriteBatch<'_>,
+        record: &LogRecord<'_>,
+        is_end: bool,
+    ) -> Result<Order> {
+        if self.torn.is_some() {
+            return Ok(Order::BehindHole);
+        }
+        let Some(expected) = self.expected else { return Ok(Order::Next) };
         let found = batch.sequence();
         let corrupt = |text: String| Err(Error::new(Kind::Corruption, text));
         if found < expected {
@@ -145,9 +264,13 @@ impl WalReplay {
             ));
         }
         if found == expected {
-            return Ok(());
+            return Ok(Order::Next);
         }
         if let Some(zeros) = record.zeros_before {
+            if self.marked {
+                self.torn = Some(TornGroup::new(zeros));
+                return Ok(Order::BehindHole);
+            }
             return corrupt(format!(
                 "{}: zeros at {zeros}, and sequence {found} behind them where {expected} was expected",
                 self.name()
@@ -155,6 +278,7 @@ impl WalReplay {
         }
         if let Some((number, offset)) = self.cut
             && self.first_in_log
+            && !is_end
         {
             return corrupt(format!(
                 "{} ends at {offset} before sequence {expected}, and {} goes on with {found}",
@@ -162,7 +286,8 @@ impl WalReplay {
                 self.name()
             ));
         }
-        Ok(())
+        self.gap = true;
+        Ok(Order::Next)
     }
 
     /// The search to make in the rest of the file, from [`DamageScan::start`] on, before [`WalReplay::end`].
@@ -173,11 +298,18 @@ impl WalReplay {
             | LogEnd::StaleTail { offset }
             | LogEnd::Damage { offset, .. } => *offset,
         };
-        Some(DamageScan::new(reader, offset, self.expected.unwrap_or_default()))
+        let scan = DamageScan::new(reader, offset, self.expected.unwrap_or_default());
+        let torn = self.torn.unwrap_or(TornGroup::new(reader.good_until()));
+        Some(if self.marked { scan.of_groups(torn) } else { scan })
     }
 
-    /// Judges the end of a log; `later` is what the scan found.
-    pub fn end(&mut self, reader: &LogReader, later: Option<LaterRecord>) -> Result<()> {
+    /// Judges the end of a log; `scan` is the search that was made, and `later` what it found.
+    pub fn end(
+        &mut self,
+        reader: &LogReader,
+        scan: Option<&DamageScan>,
+        later: Option<LaterRecord>,
+    ) -> Result<()> {
         let name = self.name();
         let Some(end) = reader.end() else {
             return Err(Error::new(Kind::Corruption, format!("{name} was not read to its end")));
@@ -220,13 +352,18 @@ impl WalReplay {
                 ),
             ));
         }
+        let torn = scan.and_then(DamageScan::torn).or(self.torn);
+        self.leftovers |= torn.is_some_and(|torn| torn.records() > 0);
         self.cut = match cut {
+            _ if self.torn.is_some() => torn.map(|torn| (self.number, torn.hole())),
             Some((offset, _)) => Some((self.number, offset)),
             // A log without any record does not close the gap behind the one before.
             None if self.first_in_log => self.cut,
             None => None,
         };
-        if *end != LogEnd::Clean {
+        if let Some(torn) = self.torn {
+            self.tails.push((self.number, LogEnd::Truncated { offset: torn.hole() }));
+        } else if *end != LogEnd::Clean {
             self.tails.push((self.number, end.clone()));
         }
         self.previous = Some(self.number);
@@ -241,11 +378,16 @@ impl WalReplay {
                 memtables.insert(id, builder.freeze());
             }
         }
+        // Behind a log that was cut only a log counts that goes on exactly, for RocksDB too.
+        let goes_on = self.expected == Some(self.last_sequence + 1);
+        let leftovers = self.leftovers || (self.cut.is_some() && !goes_on);
         Replayed {
             memtables,
             last_sequence: self.last_sequence,
             tails: self.tails,
             operations: self.operations,
+            keys: self.keys.filter(|_| !self.gap),
+            leftovers,
         }
     }
 
@@ -257,8 +399,8 @@ impl WalReplay {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rocksfmt::ManifestReplay;
     use rocksfmt::testing::{BatchBuilder, EditBuilder, LogBuilder};
+    use rocksfmt::{BatchWriter, LogWriter, ManifestReplay};
 
     fn state() -> ManifestState {
         let mut replay = ManifestReplay::new();
@@ -295,10 +437,11 @@ mod tests {
         for (number, bytes) in logs {
             let mut reader = replay.begin(*number);
             reader.feed(bytes, true, |record| replay.record(record))?;
-            let later = replay
-                .scan(&reader)
-                .and_then(|mut scan| scan.push(scan.start(), &bytes[scan.start() as usize..]));
-            replay.end(&reader, later)?;
+            let mut scan = replay.scan(&reader);
+            let later = scan
+                .as_mut()
+                .and_then(|scan| scan.push(scan.start(), &bytes[scan.start() as usize..]));
+            replay.end(&reader, scan.as_ref(), later)?;
         }
         Ok(replay.finish())
     }
@@ -488,5 +631,187 @@ mod tests {
         };
         assert_eq!(e.kind(), Kind::Memory);
         assert!(e.to_string().contains("10000 bytes"), "{e}");
+    }
+
+    /// A log of ours: its mark, and groups that are padded to 512 bytes. Returns where each begins, too.
+    fn grouped(number: u64, first: u64, groups: &[&[usize]]) -> (Vec<u8>, Vec<usize>) {
+        let (mut bytes, mut starts) = (Vec::new(), Vec::new());
+        let mut writer = LogWriter::new(Some(number), 0);
+        let mut sequence = first;
+        for lengths in [&[][..]].iter().chain(groups) {
+            let start = writer.position();
+            starts.push(start as usize);
+            for &len in *lengths {
+                let mut batch = BatchWriter::new();
+                batch.put(0, &sequence.to_be_bytes(), &vec![7; len]);
+                batch.note_keys(1);
+                writer.append(batch.finish(sequence), &mut bytes);
+                sequence += 1;
+            }
+            writer.end_group(GroupEnd { start }, sequence, 512, &mut bytes);
+        }
+        starts.push(bytes.len());
+        (bytes, starts)
+    }
+
+    /// Keeps any sectors of the last group, on zeros or on an old log, in every way for small groups.
+    #[test]
+    fn a_torn_last_group_is_cut_at_its_first_hole_whatever_is_left_of_it() {
+        let (old, _) = grouped(3, 1, &[&[3000, 700, 50_000, 100, 100, 900][..]; 4]);
+        for lengths in [
+            &[20, 30, 500, 600, 40][..],
+            &[100, 1200, 5, 900, 2000],
+            &[5000],
+            &[31_900, 200, 300, 33_000],
+        ] {
+            let (whole, starts) = grouped(4, 101, &[&[10, 900], &[29_000], lengths]);
+            let last = starts[3];
+            let sectors = (whole.len() - last).div_ceil(512);
+            let whole_group = 104 + lengths.len() as u64 - 1;
+            let mut behind = 0;
+            for n in 0..600u64 {
+                let keep =
+                    if sectors <= 9 { n } else { n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 3 };
+                let mut file = if n % 2 == 0 { vec![0; whole.len() + 4096] } else { old.clone() };
+                file[..last].copy_from_slice(&whole[..last]);
+                for sector in 0..sectors {
+                    let kept = keep >> (sector % 61) & 1 == 1 || n == 1;
+                    let at = last + sector * 512;
+                    if kept {
+                        file[at..at + 512].copy_from_slice(&whole[at..at + 512]);
+                    }
+                }
+                let prefix = file.starts_with(&whole);
+                let replayed = replay(&[(4, file)]).unwrap();
+                assert!((103..=whole_group).contains(&replayed.last_sequence), "{n}");
+                assert!(!prefix || replayed.last_sequence == whole_group);
+                // Nothing behind a hole.
+                assert_eq!(len(&replayed, 0) as u64, replayed.last_sequence - 100);
+                behind += u64::from(replayed.leftovers);
+                assert_eq!(replayed.keys, Some(replayed.last_sequence as i64 - 100));
+            }
+            assert!(behind > 10 || lengths.len() == 1, "{behind}");
+        }
+    }
+
+    /// RocksDB skips a zeroed block without a word, and so does our reader.
+    #[test]
+    fn a_zeroed_block_in_a_torn_group_is_a_hole() {
+        const BLOCK: usize = 32 << 10;
+        let lengths: &[usize] = &[20, 40_000, 100, 32_600, 150_000, 10, 32_000, 900, 70_000, 10];
+        let (whole, starts) = grouped(4, 101, &[&[10], lengths]);
+        let mut behind = 0;
+        for first in starts[2].div_ceil(BLOCK)..whole.len() / BLOCK {
+            for blocks in 1..3 {
+                let mut file = whole.clone();
+                let (at, end) = (first * BLOCK, ((first + blocks) * BLOCK).min(whole.len()));
+                file[at..end].fill(0);
+                let replayed = replay(&[(4, file.clone())]).unwrap();
+                assert_eq!(len(&replayed, 0) as u64, replayed.last_sequence - 100);
+                assert!(replayed.last_sequence < 111);
+                behind += u64::from(replayed.leftovers);
+                // The same with a later group is damage.
+                let mut writer = LogWriter::new(Some(4), whole.len() as u64);
+                let end = GroupEnd { start: whole.len() as u64 };
+                writer.append(&put(112, 0), &mut file);
+                writer.end_group(end, 113, 512, &mut file);
+                refused(&[(4, file)], Kind::Corruption, "000004.log at ");
+            }
+        }
+        assert!(behind > 5);
+    }
+
+    #[test]
+    fn damage_in_a_group_that_is_not_the_last_is_refused() {
+        let groups: &[&[usize]] =
+            &[&[10, 900], &[600], &[40_000], &[100, 200], &[31_000, 300], &[50]];
+        let (whole, starts) = grouped(4, 101, groups);
+        for group in 1..groups.len() {
+            for at in (starts[group]..starts[group + 1]).step_by(97) {
+                for bad in [vec![0xAA; 1], vec![0; 512]] {
+                    let mut file = whole.clone();
+                    let at = if bad.len() > 1 { at - at % 512 } else { at };
+                    if file[at..at + bad.len()] == bad {
+                        continue;
+                    }
+                    file[at..at + bad.len()].copy_from_slice(&bad);
+                    let last = replay(&[(4, file)]).map(|replayed| replayed.last_sequence);
+                    // Only a group's end may be gone without a loss.
+                    match last {
+                        Ok(last) => assert_eq!(last, 109, "byte {at}"),
+                        Err(e) => assert!(e.to_string().contains("000004.log at "), "{e}"),
+                    }
+                }
+            }
+        }
+        let mut file = whole.clone();
+        file[starts[3] + 30_000] ^= 1;
+        let text = format!(
+            "000004.log at {}: a damaged record, and a valid record with sequence 105",
+            starts[3]
+        );
+        refused(&[(4, file)], Kind::Corruption, &text);
+    }
+
+    /// Ends alone do not tell: there may be groups without one.
+    #[test]
+    fn without_a_mark_at_its_start_a_log_has_no_torn_group() {
+        let mut bytes = Vec::new();
+        let mut writer = LogWriter::new(Some(4), 0);
+        let mut last = 0;
+        for sequence in 101..105 {
+            let start = writer.position();
+            last = bytes.len() + 20;
+            writer.append(&put(sequence, 0), &mut bytes);
+            writer.end_group(GroupEnd { start }, sequence + 1, 512, &mut bytes);
+        }
+        bytes[last] ^= 1;
+        refused(&[(4, bytes)], Kind::Corruption, "and a valid record with sequence 105 behind it");
+    }
+
+    #[test]
+    fn sequences_of_marks_do_not_go_back() {
+        let (torn, starts) = grouped(4, 101, &[&[10], &[10, 10, 10]]);
+        let torn = torn[..starts[2]].to_vec();
+        // The log before was longer once; what it lost was never durable.
+        let (empty, _) = grouped(5, 105, &[]);
+        let replayed = replay(&[(4, torn.clone()), (5, empty.clone())]).unwrap();
+        assert_eq!((replayed.last_sequence, len(&replayed, 0)), (104, 1));
+        // Nor is it known how many keys those had changed.
+        assert_eq!((replayed.keys, replayed.leftovers), (None, true));
+        let (next, _) = grouped(6, 105, &[&[10]]);
+        let replayed = replay(&[(4, torn), (5, empty), (6, next)]).unwrap();
+        assert_eq!((replayed.last_sequence, replayed.keys), (105, None));
+    }
+
+    /// As after a power cut of logs that were never flushed.
+    #[test]
+    fn what_is_missing_in_front_of_logs_is_noticed() {
+        let mut zeros = vec![0; 32 << 10];
+        zeros.extend(log([101]));
+        let text =
+            "000004.log at 0: zeros, and a valid record with sequence 101 behind them at 32768";
+        refused(&[(4, zeros)], Kind::Corruption, text);
+        let (counted, _) = grouped(5, 101, &[&[10]]);
+        assert_eq!(replay(&[(5, counted.clone())]).unwrap().keys, Some(1));
+        assert_eq!(replay(&[(4, vec![]), (5, counted)]).unwrap().keys, None);
+        // The MANIFEST knows of later sequences than the log that was cut.
+        let torn = log(90..95);
+        let replayed = replay(&[(4, torn[..torn.len() - 1].to_vec())]).unwrap();
+        assert_eq!((replayed.last_sequence, replayed.leftovers), (100, true));
+        let replayed = replay(&[(4, torn)]).unwrap();
+        assert_eq!((replayed.last_sequence, replayed.leftovers), (100, false));
+    }
+
+    #[test]
+    fn the_number_of_keys_is_known_until_a_batch_comes_that_is_not_counted() {
+        let (mut bytes, _) = grouped(4, 101, &[&[10], &[10, 20]]);
+        assert_eq!(replay(&[(4, bytes.clone())]).unwrap().keys, Some(3));
+        // A log that the default family's files have counts for nothing.
+        let mut writer = LogWriter::new(Some(4), bytes.len() as u64);
+        writer.append(&put(104, 1), &mut bytes);
+        assert_eq!(replay(&[(4, bytes.clone())]).unwrap().keys, Some(3));
+        writer.append(&put(105, 0), &mut bytes);
+        assert_eq!(replay(&[(4, bytes.clone())]).unwrap().keys, None);
     }
 }

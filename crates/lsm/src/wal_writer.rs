@@ -5,11 +5,20 @@
 //!   a power cut. The file has its room from the start, so that a flush need not wait for more
 //!   than the blocks.
 //!
+//! At `power` every group ends in a record that says where it began, also the empty one with which
+//! a log begins: recovery must know which holes a power cut can have torn (`rocksfmt`'s
+//! `group_end.rs`).
+//!
+//! A log that is needed no more gets a new name and is written again from its start. Every record
+//! has its log's number, so what is left of the old one behind its end is not taken for its own. So
+//! no blocks are given back and taken again, and at `power` a flush has no block to enter into the
+//! file system's books.
+//!
 //! A group that failed is not written again: nobody knows what of it is there.
 
 use fs::{Dir, File, Mode};
 use reactor::Core;
-use rocksfmt::{FileName, LogWriter};
+use rocksfmt::{FileName, GroupEnd, LogWriter};
 
 use crate::error::{Error, Kind, Result};
 
@@ -23,8 +32,17 @@ pub enum Durability {
     Power,
 }
 
-/// Room that a new log gets, in bytes.
-const ALLOCATED: u64 = 64 << 20;
+/// What a log is to be like.
+pub(crate) struct NewLog {
+    pub number: u64,
+    /// A log that is needed no more, to be written again.
+    pub spare: Option<u64>,
+    pub durability: Durability,
+    /// Room that it gets at `power`, in bytes.
+    pub room: u64,
+    /// The sequence of its first batch.
+    pub next_sequence: u64,
+}
 
 /// See the module text.
 pub(crate) struct WalWriter {
@@ -39,29 +57,28 @@ pub(crate) struct WalWriter {
 }
 
 impl WalWriter {
-    /// Makes a log; its name is durable when this is done. Suspends for the disk.
+    /// Makes a log, of a spare one where there is one; its name is durable when this is done. Suspends for the
+    /// disk.
     ///
     /// # Errors
     /// The device's.
-    pub async fn create(
-        core: &Core,
-        dir: &Dir,
-        number: u64,
-        durability: Durability,
-    ) -> Result<WalWriter> {
+    pub async fn create(core: &Core, dir: &Dir, new: NewLog) -> Result<WalWriter> {
+        let NewLog { number, spare, durability, room, next_sequence } = new;
         let name = FileName::Wal(number).to_string();
         let io = |e: std::io::Error| Error::io(&name, &e);
         let mode = match durability {
             Durability::Process => Mode::Buffered,
             Durability::Power => Mode::Direct,
         };
-        let file = core.attach(&dir.create_or_empty(&name, mode).await.map_err(io)?);
-        if durability == Durability::Power {
-            file.allocate(ALLOCATED).await.map_err(io)?;
-            file.sync_data().await.map_err(io)?;
-        }
-        dir.sync().await.map_err(io)?;
-        Ok(WalWriter {
+        let file = match spare {
+            Some(spare) => {
+                dir.rename(&FileName::Wal(spare).to_string(), &name).await.map_err(io)?;
+                dir.open_for_writing(&name, mode).await
+            }
+            None => dir.create_or_empty(&name, mode).await,
+        };
+        let file = core.attach(&file.map_err(io)?);
+        let mut writer = WalWriter {
             number,
             name: name.clone(),
             file,
@@ -69,12 +86,30 @@ impl WalWriter {
             durability,
             group: Vec::new(),
             broken: false,
-        })
+        };
+        if durability == Durability::Power {
+            if spare.is_none() {
+                writer.file.allocate(room).await.map_err(io)?;
+            }
+            writer.commit(next_sequence).await?;
+        }
+        dir.sync().await.map_err(io)?;
+        Ok(writer)
     }
 
     /// The number in the file's name.
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The file, of a log that nothing more is added to.
+    pub fn into_file(self) -> File {
+        self.file
     }
 
     /// Adds a batch to the group under way.
@@ -83,11 +118,11 @@ impl WalWriter {
     }
 
     /// Writes the group, and flushes it at `power`. `next_sequence` is that of the next batch.
-    /// Suspends for memory and for the disk.
+    /// Suspends for memory and for the disk. Returns the bytes written.
     ///
     /// # Errors
     /// The device's; after one, every later call fails.
-    pub async fn commit(&mut self, next_sequence: u64) -> Result<()> {
+    pub async fn commit(&mut self, next_sequence: u64) -> Result<u64> {
         if std::mem::replace(&mut self.broken, true) {
             return Err(Error::new(
                 Kind::Io,
@@ -96,7 +131,8 @@ impl WalWriter {
         }
         let start = self.log.position() - self.group.len() as u64;
         if self.durability == Durability::Power {
-            self.log.pad(self.file.alignment().max(512), next_sequence, &mut self.group);
+            let alignment = self.file.alignment().max(512);
+            self.log.end_group(GroupEnd { start }, next_sequence, alignment, &mut self.group);
         }
         let io = |e: std::io::Error| Error::io(format_args!("{} at offset {start}", self.name), &e);
         let mut offset = start;
@@ -111,7 +147,7 @@ impl WalWriter {
         }
         self.group.clear();
         self.broken = false;
-        Ok(())
+        Ok(offset - start)
     }
 }
 

@@ -16,22 +16,24 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 
-use fs::Dir;
-use reactor::{Class, Core};
-use rocksfmt::{BatchWriter, Compression, Op, ValueType, WriteBatch, pack};
+use fs::{Dir, File};
+use reactor::{Class, Core, DirEntry};
+use rocksfmt::{BatchWriter, Compression, FileMeta, FileName, Op, VersionEdit, WriteBatch};
 
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
-use crate::flush;
 use crate::manifest_writer::ManifestWriter;
 use crate::mem::Mem;
+use crate::reader::CfId;
 use crate::version::Version;
-use crate::wal_writer::{Durability, WalWriter};
+use crate::wal_writer::Durability;
+use crate::{commit, compaction, flush};
 
 /// How to write to a database.
 #[derive(Clone, Debug)]
@@ -40,6 +42,8 @@ pub struct WriteOptions {
     pub durability: Durability,
     /// Make the database if there is none.
     pub create: bool,
+    /// Take over what a RocksDB older than 7.8 wrote last; it could not read it afterwards.
+    pub adopt: bool,
     /// Bytes of memtables at which they are written to tables.
     pub memtable_bytes: usize,
     /// For the data blocks of tables.
@@ -51,39 +55,108 @@ impl Default for WriteOptions {
         WriteOptions {
             durability: Durability::default(),
             create: true,
+            adopt: false,
             memtable_bytes: 64 << 20,
             compression: Compression::None,
         }
     }
 }
 
-/// Bytes of batches that go to the log together, as long as there is more than one.
-const GROUP_BYTES: usize = 512 << 10;
+/// Counters of a writer since the opening, and how things stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriterStats {
+    /// Groups written to the log.
+    pub groups: u64,
+    /// Batches in them.
+    pub batches: u64,
+    /// Bytes of these batches.
+    pub batch_bytes: u64,
+    /// Bytes written to logs, what fills blocks included.
+    pub log_bytes: u64,
+    /// Logs begun.
+    pub logs: u64,
+    /// Memtables written to tables, and the bytes of these tables.
+    pub flushed_tables: u64,
+    /// See `flushed_tables`.
+    pub flushed_bytes: u64,
+    /// Merges of level 0 into level 1.
+    pub merges: u64,
+    /// Bytes of the tables merged.
+    pub merged_bytes: u64,
+    /// Bytes of the tables that came out.
+    pub merged_into_bytes: u64,
+    /// Nanoseconds that writes were held back so that merging keeps up.
+    pub slowed_ns: u64,
+    /// Nanoseconds that writes stood still: too many memtables or files of level 0.
+    pub stopped_ns: u64,
+    /// Bytes of memory that memtables hold now.
+    pub memtable_bytes: u64,
+    /// Generations of memtables that wait for their tables.
+    pub waiting_memtables: u64,
+    /// Files of level 0 of the family that has most.
+    pub level0_files: u64,
+}
+
+/// Logs that are kept to be written again.
+const SPARE_LOGS: usize = 2;
+/// After a removal so many times as long is rest.
+const REMOVAL_REST: u64 = 3;
+/// Longest rest, in nanoseconds.
+const REMOVAL_REST_MAX_NS: u64 = 500_000_000;
+/// Files to be removed at which there is none: disks are finite.
+const DOOMED_MANY: usize = 64;
 /// Largest batch in bytes.
 const BATCH_BYTES_MAX: usize = 256 << 20;
-/// Generations of memtables that may wait for their tables.
-const WAITING_MAX: usize = 2;
-/// Files of level 0 at which writes wait.
-const LEVEL0_FILES_MAX: usize = 20;
 
-/// A batch on its way.
-struct Pending {
-    batch: BatchWriter,
-    done: Rc<Done>,
+/// Something to be done in its order.
+pub(crate) enum Request {
+    Batch {
+        batch: BatchWriter,
+        /// By how many it changes the number of keys, if that is known.
+        keys: Option<i64>,
+    },
+    /// Everything of a column family goes.
+    Clear(u32),
+    /// What was written before is to survive a power cut.
+    Sync,
+}
+
+/// A request, and who waits for it.
+pub(crate) struct Pending {
+    pub request: Request,
+    pub done: Rc<Done>,
 }
 
 /// What became of a batch: its last sequence.
 #[derive(Default)]
-struct Done {
+pub(crate) struct Done {
     result: RefCell<Option<Result<u64>>>,
     waker: Cell<Option<Waker>>,
 }
 
 impl Done {
-    fn set(&self, result: Result<u64>) {
+    pub fn set(&self, result: Result<u64>) {
         self.result.replace(Some(result));
         if let Some(waker) = self.waker.take() {
             waker.wake();
+        }
+    }
+}
+
+/// A batch that was handed over: ends when it is as durable as was asked for and visible, with the
+/// sequence number of its last operation, or with what went wrong. It may be dropped.
+pub struct Written(Rc<Done>);
+
+impl Future for Written {
+    type Output = Result<u64>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<u64>> {
+        match self.0.result.take() {
+            Some(result) => Poll::Ready(result),
+            None => {
+                self.0.waker.set(Some(cx.waker().clone()));
+                Poll::Pending
+            }
         }
     }
 }
@@ -112,9 +185,15 @@ impl Signal {
     }
 }
 
-/// Memtables that are to become tables, and the first log that is not theirs.
+/// Memtables that are to become tables, their log, and the first log that is not theirs.
 pub(crate) struct Generation {
     pub mems: Vec<(u32, Arc<Mem>)>,
+    /// `None` for what was recovered: from all logs there were.
+    pub log_number: Option<u64>,
+    /// By how many they change the number of keys, if that is known.
+    pub keys: Option<i64>,
+    /// Where it is not known to be durable.
+    pub log: Option<File>,
     pub next_log: u64,
 }
 
@@ -123,31 +202,149 @@ pub(crate) struct Inner {
     pub dir: Dir,
     pub db: Db,
     pub options: WriteOptions,
-    queue: RefCell<VecDeque<Pending>>,
-    queued: Signal,
+    pub queue: RefCell<VecDeque<Pending>>,
+    /// Rings when something has come into the queue.
+    pub queued: Signal,
     pub waiting: RefCell<VecDeque<Generation>>,
     /// Generations that have become tables.
     pub gone: Cell<u64>,
     /// Rings when a generation has come, and when one has gone.
     pub moved: Signal,
-    next_file: Cell<u64>,
-    failed: RefCell<Option<Error>>,
+    next_epoch: Cell<u64>,
+    /// The first logs of column families that were cleared.
+    pub cleared: RefCell<BTreeMap<u32, u64>>,
+    /// The number of keys of the default column family without what is in memtables.
+    pub keys_in_tables: Cell<Option<u64>>,
+    /// Away while somebody changes it.
+    manifest: RefCell<Option<ManifestWriter>>,
+    manifest_back: Signal,
+    /// How far the merge is that is under way.
+    pub progress: RefCell<Option<compaction::Progress>>,
+    /// Files to be removed.
+    doomed: RefCell<VecDeque<String>>,
+    /// Logs that are needed no more.
+    pub spare_logs: RefCell<Vec<u64>>,
+    stats: Cell<WriterStats>,
+    /// What ended all writing.
+    pub failed: RefCell<Option<Error>>,
     pub closing: Cell<bool>,
     /// Tasks that are still at work.
     working: Cell<usize>,
     ended: Signal,
 }
 
+/// The one who may change the MANIFEST. Nobody else adds or removes tables meanwhile.
+pub(crate) struct ManifestTurn<'a> {
+    inner: &'a Inner,
+    manifest: Option<ManifestWriter>,
+}
+
+impl ManifestTurn<'_> {
+    /// Makes a change durable and shows it to all who begin to read from then on. Suspends for the
+    /// disk.
+    pub async fn change(
+        mut self,
+        mut edit: VersionEdit,
+        apply: impl FnOnce(&mut Version),
+    ) -> Result<()> {
+        edit.next_file_number = Some(self.inner.db.next_file());
+        edit.last_sequence = Some(self.inner.db.visible());
+        match &mut self.manifest {
+            Some(manifest) => manifest.append(&edit).await?,
+            None => unreachable!("a turn has the manifest until it ends"),
+        }
+        self.inner.publish(apply);
+        Ok(())
+    }
+}
+
+impl Drop for ManifestTurn<'_> {
+    fn drop(&mut self) {
+        self.inner.manifest.replace(self.manifest.take());
+        self.inner.manifest_back.ring();
+    }
+}
+
 impl Inner {
-    /// A number that no file has.
-    pub fn new_number(&self) -> u64 {
-        let number = self.next_file.get();
-        self.next_file.set(number + 1);
-        number
+    /// The number of the next flush: a newer file of level 0 has a larger one.
+    pub fn new_epoch(&self) -> u64 {
+        let epoch = self.next_epoch.get();
+        self.next_epoch.set(epoch + 1);
+        epoch
     }
 
-    pub fn next_file(&self) -> u64 {
-        self.next_file.get()
+    /// Counts.
+    pub fn stats(&self, change: impl FnOnce(&mut WriterStats)) {
+        let mut stats = self.stats.get();
+        change(&mut stats);
+        self.stats.set(stats);
+    }
+
+    /// Waits until nobody else changes the MANIFEST.
+    pub async fn manifest_turn(&self) -> Result<ManifestTurn<'_>> {
+        self.manifest_back.until(|| self.manifest.borrow().is_some()).await;
+        if let Some(error) = &*self.failed.borrow() {
+            return Err(error.clone());
+        }
+        Ok(ManifestTurn { inner: self, manifest: self.manifest.take() })
+    }
+
+    /// Makes durable which files there are.
+    pub async fn sync_names(&self) -> Result<()> {
+        self.dir.sync().await.map_err(|e| Error::io(self.dir.path().display(), &e))
+    }
+
+    /// Removes tables that the MANIFEST does not name any more. Whoever reads them still has them
+    /// open.
+    pub fn remove_tables<'a>(&self, metas: impl Iterator<Item = &'a FileMeta>) {
+        let names = metas.map(|meta| FileName::Sst(meta.number).to_string());
+        self.doomed.borrow_mut().extend(names);
+        self.moved.ring();
+    }
+
+    /// Removes files one after the other until writing ends. A device may stand still while it is
+    /// told of the blocks that are free (50 ms for 64 MiB were measured), so it gets time for other
+    /// things in between, unless there is much to remove. What is left lying, in a crash or after an
+    /// error, the next opening removes.
+    async fn remove_doomed(&self) {
+        loop {
+            let ends = || self.closing.get() || self.has_failed();
+            self.moved.until(|| !self.doomed.borrow().is_empty() || ends()).await;
+            let Some(name) = self.doomed.borrow_mut().pop_front() else { return };
+            let since_ns = self.core.now_ns();
+            if let Err(error) = self.dir.remove(&name).await {
+                tracing::warn!("{name} could not be removed: {error}");
+            }
+            if self.doomed.borrow().len() < DOOMED_MANY && !ends() {
+                let ns = self.core.now_ns() - since_ns;
+                self.core.sleep_ns((ns * REMOVAL_REST).min(REMOVAL_REST_MAX_NS)).await;
+            }
+        }
+    }
+
+    /// Keeps a few of the logs that the MANIFEST has made needless, to be written again, and
+    /// removes the others.
+    pub async fn log_is_old(&self, generation: &Generation) -> Result<()> {
+        let io = |e: std::io::Error| Error::io(self.dir.path().display(), &e);
+        match generation.log_number {
+            Some(number) if self.spare_logs.borrow().len() < SPARE_LOGS => {
+                self.spare_logs.borrow_mut().push(number);
+            }
+            Some(number) => {
+                self.doomed.borrow_mut().push_back(FileName::Wal(number).to_string());
+            }
+            None => {
+                let entries = self.dir.list().await.map_err(io)?;
+                let is_old = |entry: &DirEntry| {
+                    matches!(FileName::parse(&entry.name),
+                        Some(FileName::Wal(number)) if number < generation.next_log)
+                };
+                let old = entries.into_iter().filter(is_old).map(|entry| entry.name);
+                self.doomed.borrow_mut().extend(old);
+            }
+        }
+        self.moved.ring();
+        Ok(())
     }
 
     /// Changes the version for all who begin to read from now on.
@@ -159,6 +356,9 @@ impl Inner {
         let epoch = version.epoch;
         shared.current.store(Arc::new(version));
         shared.epoch.store(epoch, Ordering::Release);
+        for renewal in shared.renewals.load().iter() {
+            renewal.wake_by_ref();
+        }
     }
 
     /// Ends all writing.
@@ -180,12 +380,39 @@ impl Inner {
         self.working.set(self.working.get() - 1);
         self.ended.ring();
     }
+
+    /// Whether something may be begun.
+    fn is_open(&self) -> Result<()> {
+        if let Some(error) = &*self.failed.borrow() {
+            return Err(error.clone());
+        }
+        if self.closing.get() {
+            return Err(Error::new(Kind::Io, "the database is being closed"));
+        }
+        Ok(())
+    }
+
+    /// Begins something that the end of writing has to wait for.
+    pub fn work(&self) -> Result<Work<'_>> {
+        self.is_open()?;
+        self.working.set(self.working.get() + 1);
+        Ok(Work(self))
+    }
+}
+
+/// Something that the end of writing waits for, until this is dropped.
+pub(crate) struct Work<'a>(&'a Inner);
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        self.0.ends();
+    }
 }
 
 /// The writing end of a database, on the core that opened it for writing; see the module text.
 /// Clones are the same.
 #[derive(Clone)]
-pub struct Writer(Rc<Inner>);
+pub struct Writer(pub(crate) Rc<Inner>);
 
 impl Writer {
     /// Starts to write: `first_log` is a new log's number, `mems` what was recovered.
@@ -195,8 +422,8 @@ impl Writer {
         db: &Db,
         options: WriteOptions,
         manifest: ManifestWriter,
-        next_file: u64,
     ) -> Result<Writer> {
+        let epochs = db.version().slots.iter().map(|slot| slot.meta().epoch).max();
         let inner = Rc::new(Inner {
             core: core.clone(),
             dir: dir.clone(),
@@ -207,14 +434,21 @@ impl Writer {
             waiting: RefCell::default(),
             gone: Cell::new(0),
             moved: Signal::default(),
-            next_file: Cell::new(next_file),
+            cleared: RefCell::default(),
+            keys_in_tables: Cell::new(db.0.manifest.keys),
+            next_epoch: Cell::new(epochs.unwrap_or(0) + 1),
+            manifest: RefCell::new(Some(manifest)),
+            manifest_back: Signal::default(),
+            progress: RefCell::default(),
+            doomed: RefCell::default(),
+            spare_logs: RefCell::default(),
+            stats: Cell::default(),
             failed: RefCell::new(None),
             closing: Cell::new(false),
-            working: Cell::new(2),
+            working: Cell::new(4),
             ended: Signal::default(),
         });
-        let log =
-            WalWriter::create(core, dir, inner.new_number(), inner.options.durability).await?;
+        let log = commit::new_log(&inner).await?;
         // What was recovered from older logs is the first generation to become tables.
         let mems = db
             .version()
@@ -222,17 +456,34 @@ impl Writer {
             .iter()
             .flat_map(|family| family.mems.iter().map(|mem| (family.id, mem.clone())))
             .collect();
-        inner.waiting.borrow_mut().push_back(Generation { mems, next_log: log.number() });
-        let live = new_memtables(&inner);
+        let keys = db.keys().zip(db.0.manifest.keys);
+        let recovered = Generation {
+            mems,
+            log_number: None,
+            keys: keys.and_then(|(now, before)| now.checked_signed_diff(before)),
+            log: None,
+            next_log: log.number(),
+        };
+        inner.waiting.borrow_mut().push_back(recovered);
         let commit = inner.clone();
         core.spawn(Class::Foreground, async move {
-            commit_all(&commit, log, live).await;
+            commit::run(&commit, log).await;
             commit.ends();
         });
         let flush = inner.clone();
         core.spawn(Class::Background, async move {
-            flush::run(&flush, manifest).await;
+            flush::run(&flush).await;
             flush.ends();
+        });
+        let removal = inner.clone();
+        core.spawn(Class::Background, async move {
+            removal.remove_doomed().await;
+            removal.ends();
+        });
+        let compaction = inner.clone();
+        core.spawn(Class::Background, async move {
+            compaction::run(&compaction).await;
+            compaction.ends();
         });
         Ok(Writer(inner))
     }
@@ -244,33 +495,81 @@ impl Writer {
     /// [`Kind::UnknownColumnFamily`], [`Kind::Unsupported`] for range deletions, [`Kind::Memory`]
     /// for a batch of more than 256 MiB, and [`Kind::Io`] when the log cannot be written: then it
     /// is not known whether the batch will be there after the next opening.
-    pub async fn write(&self, mut batch: BatchWriter) -> Result<u64> {
-        let inner = &*self.0;
-        if let Some(error) = &*inner.failed.borrow() {
-            return Err(error.clone());
-        }
-        if inner.closing.get() {
-            return Err(Error::new(Kind::Io, "the database is being closed"));
-        }
+    pub async fn write(&self, batch: BatchWriter) -> Result<u64> {
+        self.submit(batch, None)?.await
+    }
+
+    /// Puts a batch behind all that were handed over before; the future ends like
+    /// [`Writer::write`], and the batch is written though nobody waits for it.
+    ///
+    /// `keys` is by how many the batch changes the number of keys of the default column family.
+    /// Without it [`Db::keys`] knows no number from then on.
+    ///
+    /// # Errors
+    /// Those of [`Writer::write`] that are known before the log is written: then the batch is not
+    /// written.
+    pub fn submit(&self, mut batch: BatchWriter, keys: Option<i64>) -> Result<Written> {
         if batch.len() > BATCH_BYTES_MAX {
             let text = format!("a batch of {} bytes, at most {BATCH_BYTES_MAX}", batch.len());
             return Err(Error::new(Kind::Memory, text));
         }
         self.check(batch.finish(0))?;
-        if batch.is_empty() {
-            return Ok(inner.db.visible());
+        if let Some(keys) = keys {
+            batch.note_keys(keys);
         }
+        if batch.is_empty() {
+            let done = Rc::new(Done::default());
+            done.set(Ok(self.0.db.visible()));
+            return Ok(Written(done));
+        }
+        self.request(Request::Batch { batch, keys })
+    }
+
+    /// Removes everything that was written to a column family before; what is handed over later
+    /// stays. Takes the space at once, whatever its size. Suspends until it is durable and visible.
+    /// Snapshots that were taken before end.
+    ///
+    /// # Errors
+    /// [`Kind::UnknownColumnFamily`]; else as for [`Writer::write`].
+    pub fn clear(&self, family: CfId) -> Result<Written> {
+        self.0.db.version().family(family)?;
+        self.request(Request::Clear(family))
+    }
+
+    /// Ends when all that was handed over before survives a power cut, whatever the durability.
+    ///
+    /// # Errors
+    /// As for [`Writer::write`].
+    pub fn sync(&self) -> Result<Written> {
+        self.request(Request::Sync)
+    }
+
+    fn request(&self, request: Request) -> Result<Written> {
+        let inner = &*self.0;
+        inner.is_open()?;
         let done = Rc::new(Done::default());
-        inner.queue.borrow_mut().push_back(Pending { batch, done: done.clone() });
+        inner.queue.borrow_mut().push_back(Pending { request, done: done.clone() });
         inner.queued.ring();
-        poll_fn(|cx| match done.result.take() {
-            Some(result) => Poll::Ready(result),
-            None => {
-                done.waker.set(Some(cx.waker().clone()));
-                Poll::Pending
-            }
-        })
-        .await
+        Ok(Written(done))
+    }
+
+    /// Counters since the opening, and how things stand now.
+    pub fn stats(&self) -> WriterStats {
+        let inner = &*self.0;
+        let version = inner.db.version();
+        let level0 = version.families.iter().filter_map(|family| family.levels.first());
+        let mems = version.families.iter().flat_map(|family| &family.mems);
+        WriterStats {
+            memtable_bytes: mems.map(|mem| mem.memory() as u64).sum(),
+            waiting_memtables: inner.waiting.borrow().len() as u64,
+            level0_files: level0.map(|level| level.slots.len() as u64).max().unwrap_or(0),
+            ..inner.stats.get()
+        }
+    }
+
+    /// What ended all writing, if something did.
+    pub fn failure(&self) -> Option<Error> {
+        self.0.failed.borrow().clone()
     }
 
     /// Only what can be applied goes into the log.
@@ -325,142 +624,4 @@ impl Writer {
             None => Ok(()),
         }
     }
-}
-
-/// New memtables for all column families that can be written, in the version that readers take.
-fn new_memtables(inner: &Inner) -> BTreeMap<u32, memtable::Writer> {
-    let mut live = BTreeMap::new();
-    inner.publish(|version| {
-        for family in version.families.iter_mut().filter(|family| family.refused.is_none()) {
-            let (writer, table) =
-                memtable::Memtable::new(family.comparator, usize::MAX, inner.core.random_u64());
-            family.mems.insert(0, Arc::new(Mem::Live(table)));
-            live.insert(family.id, writer);
-        }
-    });
-    live
-}
-
-async fn commit_all(inner: &Inner, mut log: WalWriter, mut live: BTreeMap<u32, memtable::Writer>) {
-    let mut group = Vec::new();
-    if inner.options.durability == Durability::Power {
-        // What was recovered is not known to be durable: after a flush that failed, the page cache
-        // shows what no later flush writes. Were a power cut to take it, what is acknowledged on
-        // top of it would lie behind a hole. So it is written anew first, to a table.
-        inner.moved.until(|| inner.gone.get() > 0 || inner.has_failed()).await;
-    }
-    loop {
-        let idle = || inner.queue.borrow().is_empty();
-        inner.queued.until(|| !idle() || inner.closing.get() || inner.has_failed()).await;
-        if idle() {
-            return;
-        }
-        let result = async {
-            if are_full(inner, &live) {
-                log = switch(inner, &mut live).await?;
-            }
-            take_group(inner, &mut group);
-            let first = inner.db.visible() + 1;
-            let mut next = first;
-            for pending in &mut group {
-                log.add(pending.batch.finish(next));
-                next += u64::from(pending.batch.count());
-            }
-            log.commit(next).await?;
-            let mut sequence = first;
-            for pending in &mut group {
-                apply(pending.batch.finish(sequence), &mut live)?;
-                sequence += u64::from(pending.batch.count());
-            }
-            inner.db.0.sequence.store(next - 1, Ordering::Release);
-            Ok(first)
-        };
-        match result.await {
-            Ok(first) => {
-                let mut sequence = first - 1;
-                for pending in group.drain(..) {
-                    sequence += u64::from(pending.batch.count());
-                    pending.done.set(Ok(sequence));
-                }
-            }
-            Err(error) => {
-                for pending in group.drain(..) {
-                    pending.done.set(Err(Error::clone(&error)));
-                }
-                inner.fail(&error);
-                return;
-            }
-        }
-    }
-}
-
-/// Small entries take much more memory than their bytes; memory is reserved in chunks that are
-/// larger than a small limit.
-fn are_full(inner: &Inner, live: &BTreeMap<u32, memtable::Writer>) -> bool {
-    let sum = |of: fn(&memtable::Memtable) -> usize| -> usize {
-        live.values().map(|writer| of(writer.memtable())).sum()
-    };
-    let limit = inner.options.memtable_bytes;
-    sum(memtable::Memtable::memory) >= limit && sum(memtable::Memtable::bytes) >= limit / 4
-}
-
-fn take_group(inner: &Inner, group: &mut Vec<Pending>) {
-    let mut queue = inner.queue.borrow_mut();
-    let mut bytes = 0;
-    while let Some(next) = queue.front() {
-        bytes += next.batch.len();
-        if !group.is_empty() && bytes > GROUP_BYTES {
-            return;
-        }
-        group.extend(queue.pop_front());
-    }
-}
-
-/// Puts a batch into the memtables. It was checked, and they have no limit of their own.
-fn apply(batch: &[u8], live: &mut BTreeMap<u32, memtable::Writer>) -> Result<()> {
-    let format = |e: rocksfmt::Error| Error::format("a batch", &e);
-    for op in WriteBatch::parse(batch).map_err(format)?.ops() {
-        let (sequence, op) = op.map_err(format)?;
-        let (cf, key, kind, value) = match op {
-            Op::Put { cf, key, value } => (cf, key, ValueType::Value, value),
-            Op::Delete { cf, key } => (cf, key, ValueType::Deletion, &b""[..]),
-            _ => continue,
-        };
-        let Some(writer) = live.get_mut(&cf) else { continue };
-        writer
-            .insert(key, pack(sequence, kind as u8), value)
-            .map_err(|e| Error::new(Kind::Memory, e.to_string()))?;
-    }
-    Ok(())
-}
-
-/// Whether so many files wait to be merged that no more may come: reads ask each of them, and
-/// RocksDB stops its writers at 36.
-fn level0_is_full(inner: &Inner) -> bool {
-    let version = inner.db.0.current.load();
-    version.families.iter().any(|family| {
-        family.levels.first().is_some_and(|level| level.slots.len() >= LEVEL0_FILES_MAX)
-    })
-}
-
-/// Begins a new log and new memtables; the old ones wait to become tables.
-async fn switch(inner: &Inner, live: &mut BTreeMap<u32, memtable::Writer>) -> Result<WalWriter> {
-    let full = || inner.waiting.borrow().len() >= WAITING_MAX || level0_is_full(inner);
-    inner.moved.until(|| !full() || inner.has_failed()).await;
-    if let Some(error) = &*inner.failed.borrow() {
-        return Err(error.clone());
-    }
-    let number = inner.new_number();
-    let log = WalWriter::create(&inner.core, &inner.dir, number, inner.options.durability).await?;
-    let version = inner.db.version();
-    let mems = version
-        .families
-        .iter()
-        .filter(|family| live.contains_key(&family.id))
-        .filter_map(|family| Some((family.id, family.mems.first()?.clone())))
-        .collect();
-    *live = new_memtables(inner);
-    inner.waiting.borrow_mut().push_back(Generation { mems, next_log: number });
-    inner.moved.ring();
-    Ok(log)
 }

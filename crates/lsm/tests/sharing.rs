@@ -369,7 +369,10 @@ async fn batches(reader: &Reader) {
 }
 
 /// Counters of the two cores, side by side.
-static WORDS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+static WORDS: OnOneLine = OnOneLine([const { AtomicU64::new(0) }; 2]);
+
+#[repr(align(128))]
+struct OnOneLine([AtomicU64; 2]);
 
 /// What must be found: [`WORDS`], a count of holders, a write into the other's arena.
 #[derive(Default)]
@@ -381,7 +384,7 @@ struct Mistakes {
 
 impl Mistakes {
     fn make_all(&self, core: usize) {
-        WORDS[core].fetch_add(1, Relaxed);
+        WORDS.0[core].fetch_add(1, Relaxed);
         drop(std::hint::black_box(self.held.clone()));
         let theirs = self.own[1 - core].load(Relaxed) as *const AtomicU64;
         // SAFETY: the window has begun, so both have put the address of a leaked word there.
@@ -392,7 +395,7 @@ impl Mistakes {
     fn lines(&self) -> Vec<usize> {
         let count = Arc::as_ptr(&self.held) as usize - 2 * size_of::<usize>();
         let own = self.own.each_ref().map(|at| at.load(Relaxed));
-        let all = [WORDS.as_ptr() as usize, count, own[0], own[1]];
+        let all = [WORDS.0.as_ptr() as usize, count, own[0], own[1]];
         all.map(|at| at / LINE).to_vec()
     }
 }

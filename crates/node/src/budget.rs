@@ -1,8 +1,10 @@
 //! How one memory budget is divided.
 //!
-//! A quarter is kept for what all cores share: indexes, filters and recovered writes (the
-//! memtable). They are loaded at the opening, so too small a quarter is an error there and not a
-//! surprise later. The rest is split evenly among the cores. Of its part each core gives an eighth
+//! A quarter is kept for what all cores share: indexes, filters and memtables. Where the node
+//! writes, three eighths of it are for memtables: one that is written to and those that become
+//! tables; and a sixteenth for remembering which keys are there, which spares writes from reading
+//! when keys are counted. The rest of it is loaded at the opening, so too small a quarter is an error there and
+//! not a surprise later. The other three quarters are split evenly among the cores. Of its part each core gives an eighth
 //! to what its connections have sent and not yet received, and the other seven to its pool: block
 //! cache and reads in flight. The cache leaves room for the reads; when they need more, it gives
 //! way.
@@ -11,6 +13,7 @@
 //! memory nodes the kernel places it on that core's node.
 
 use reactor::RuntimeConfig;
+use reactor::log::Log;
 
 use crate::config::Config;
 
@@ -19,6 +22,10 @@ use crate::config::Config;
 pub struct Budget {
     /// For indexes, filters and recovered writes, shared by all cores.
     pub shared: usize,
+    /// Size of a memtable, of which there are up to [`MEMTABLES`]; 0 where nothing is written.
+    pub memtable: usize,
+    /// For remembering which keys are there.
+    pub known_keys: usize,
     /// Each core's buffers of connections.
     pub connections: usize,
     /// Each core's pool: block cache and reads in flight.
@@ -29,20 +36,30 @@ pub struct Budget {
 
 /// The most that connections of one core are given.
 const CONNECTIONS_MAX: u64 = 128 << 20;
+/// The largest memtable.
+const MEMTABLE_MAX: u64 = 64 << 20;
+/// The most that is spent on remembering which keys are there: some six million.
+const KNOWN_KEYS_MAX: u64 = 256 << 20;
+/// Memtables that there may be at once.
+const MEMTABLES: u64 = 3;
 /// The most that a pool keeps free of the cache.
 const IN_FLIGHT_MAX: u64 = 128 << 20;
 
 impl Budget {
-    /// Divides `total` among so many cores.
-    pub fn split(total: u64, cores: usize) -> Budget {
+    /// Divides `total` among so many cores, of a node that writes or does not.
+    pub fn split(total: u64, cores: usize, writes: bool) -> Budget {
         let shared = total / 4;
+        let memtable = if writes { (shared / 8).min(MEMTABLE_MAX) } else { 0 };
+        let known_keys = if writes { (shared / 16).min(KNOWN_KEYS_MAX) } else { 0 };
         let core = (total - shared) / cores.max(1) as u64;
         let connections = (core / 8).min(CONNECTIONS_MAX);
         let pool = core - connections;
         let in_flight = (pool / 4).min(IN_FLIGHT_MAX);
         let bytes = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         Budget {
-            shared: bytes(shared),
+            shared: bytes(shared - MEMTABLES * memtable - known_keys),
+            memtable: bytes(memtable),
+            known_keys: bytes(known_keys),
             connections: bytes(connections),
             pool: bytes(pool),
             cache: bytes(pool - in_flight),
@@ -56,6 +73,7 @@ impl Budget {
             requests_bytes_max: usual.requests_bytes_max.min(self.connections / 2),
             unsent_total_bytes_max: usual.unsent_total_bytes_max.min(self.connections / 2),
             idle_buffer_bytes_max: usual.idle_buffer_bytes_max.min(self.connections / 8),
+            writes_bytes_max: usual.writes_bytes_max.min(self.connections / 4),
             pinned_bytes_max: usual.pinned_bytes_max.min(self.pool / 8),
             ..usual
         }
@@ -65,16 +83,17 @@ impl Budget {
 impl Config {
     /// How this node divides its memory.
     pub fn budget(&self) -> Budget {
-        Budget::split(self.memory_bytes, self.processors.len())
+        Budget::split(self.memory_bytes, self.processors.len(), !self.read_only)
     }
 
-    /// What the cores are started with.
-    pub fn runtime(&self) -> RuntimeConfig {
+    /// What the cores are started with, each with a ring of its own in `log`.
+    pub fn runtime(&self, log: Log) -> RuntimeConfig {
         RuntimeConfig {
             processors: self.processors.clone(),
             memory: self.budget().pool,
             poll: self.poll,
             driver: self.driver,
+            log: Some(log),
             ..RuntimeConfig::default()
         }
     }
@@ -88,9 +107,12 @@ mod tests {
     fn the_parts_never_exceed_the_whole() {
         for total in [16 << 20, 64 << 20, 1 << 30, 512 << 30] {
             for cores in [1, 2, 7, 64] {
-                let budget = Budget::split(total, cores);
+                let budget = Budget::split(total, cores, true);
                 let core = budget.connections + budget.pool;
-                assert!(budget.shared + core * cores <= total as usize);
+                let memtables = MEMTABLES as usize * budget.memtable;
+                let shared = budget.shared + memtables + budget.known_keys;
+                assert!(shared + core * cores <= total as usize);
+                assert!(budget.shared > memtables, "what is recovered is no larger");
                 assert!(budget.cache < budget.pool, "reads in flight have room");
                 assert!(budget.pool - budget.cache <= IN_FLIGHT_MAX as usize);
             }
@@ -99,8 +121,8 @@ mod tests {
 
     #[test]
     fn a_small_node_gives_its_connections_little() {
-        let small = Budget::split(16 << 20, 1).door();
-        let large = Budget::split(16 << 30, 1).door();
+        let small = Budget::split(16 << 20, 1, true).door();
+        let large = Budget::split(16 << 30, 1, true).door();
         assert!(small.requests_bytes_max + small.unsent_total_bytes_max <= 2 << 20);
         assert_eq!(large.requests_bytes_max, kv::Settings::default().requests_bytes_max);
     }

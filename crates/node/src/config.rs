@@ -7,11 +7,15 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use kv::Password;
+use lsm::Durability;
+use reactor::log::{Filter, Format};
 use reactor::{DriverKind, PollMode};
 use serde::Deserialize;
 
 use crate::cores::{CoreChoice, place};
 use crate::error::{Error, Kind};
+use crate::log::LogConfig;
 use crate::machine::Machine;
 use crate::size::Size;
 
@@ -26,6 +30,11 @@ pub struct Settings {
     pub data: Option<PathBuf>,
     /// Serve reads only.
     pub read_only: Option<bool>,
+    /// What an acknowledged write survives.
+    #[serde(default, deserialize_with = "from_text")]
+    pub durability: Option<Durability>,
+    /// Take over what a RocksDB older than 7.8 wrote last.
+    pub adopt: Option<bool>,
     /// Address and port to listen on.
     pub listen: Option<String>,
     /// Which processors to run on.
@@ -42,8 +51,22 @@ pub struct Settings {
     pub secondary: Option<bool>,
     /// Serve what lies before a damaged place in the write-ahead log, instead of refusing.
     pub salvage: Option<bool>,
-    /// Listen on an address that other machines can reach.
+    /// Listen on an address that other machines can reach, without a password.
     pub allow_remote: Option<bool>,
+    /// Address and port on which metrics are told.
+    pub metrics: Option<String>,
+    /// What is logged.
+    #[serde(default, deserialize_with = "from_text")]
+    pub log_level: Option<Filter>,
+    /// How the log's lines look.
+    #[serde(default, deserialize_with = "from_text")]
+    pub log_format: Option<Format>,
+    /// Where the log goes instead of standard error.
+    pub log_file: Option<PathBuf>,
+    /// The password that clients must give.
+    pub requirepass: Option<String>,
+    /// A file with that password in its first line.
+    pub password_file: Option<PathBuf>,
 }
 
 fn from_text<'de, T, D>(from: D) -> Result<Option<T>, D::Error>
@@ -84,6 +107,8 @@ impl Settings {
         Settings {
             data: self.data.or(other.data),
             read_only: self.read_only.or(other.read_only),
+            durability: self.durability.or(other.durability),
+            adopt: self.adopt.or(other.adopt),
             listen: self.listen.or(other.listen),
             cores: self.cores.or(other.cores),
             memory: self.memory.or(other.memory),
@@ -92,6 +117,12 @@ impl Settings {
             secondary: self.secondary.or(other.secondary),
             salvage: self.salvage.or(other.salvage),
             allow_remote: self.allow_remote.or(other.allow_remote),
+            metrics: self.metrics.or(other.metrics),
+            log_level: self.log_level.or(other.log_level),
+            log_format: self.log_format.or(other.log_format),
+            log_file: self.log_file.or(other.log_file),
+            requirepass: self.requirepass.or(other.requirepass),
+            password_file: self.password_file.or(other.password_file),
         }
     }
 }
@@ -101,6 +132,12 @@ impl Settings {
 pub struct Config {
     /// The database's directory.
     pub data: PathBuf,
+    /// Serve reads only: asked for, or because of `secondary` or `salvage`.
+    pub read_only: bool,
+    /// What an acknowledged write survives.
+    pub durability: Durability,
+    /// Take over what a RocksDB older than 7.8 wrote last.
+    pub adopt: bool,
     /// Where to listen.
     pub listen: SocketAddr,
     /// Processors to run on, one core each.
@@ -115,6 +152,12 @@ pub struct Config {
     pub secondary: bool,
     /// Serve what lies before a damaged place in the write-ahead log.
     pub salvage: bool,
+    /// Where metrics are told, if anywhere.
+    pub metrics: Option<SocketAddr>,
+    /// The log.
+    pub log: LogConfig,
+    /// What clients must give before anything else.
+    pub password: Option<Password>,
     /// The configuration file, if there was one.
     pub file: Option<PathBuf>,
 }
@@ -130,19 +173,47 @@ impl Config {
     pub fn new(settings: Settings, machine: &Machine) -> Result<Config, Error> {
         let usage = |what: String| Error::new(Kind::Usage, what);
         let data = settings.data.ok_or_else(|| {
-            usage("no database is named".into()).hint("add --data DIR, a RocksDB directory")
+            usage("no database is named".into())
+                .hint("add --data DIR, a RocksDB directory or one to be made")
         })?;
-        if settings.read_only != Some(true) {
-            return Err(usage("this version of millrace only reads".into()).hint(
-                "add --read-only (it takes no write from clients and changes nothing in the \
-                 directory)",
-            ));
+        // What another process writes, or what is damaged, is not written.
+        let read_only = [settings.read_only, settings.secondary, settings.salvage];
+        let read_only = read_only.contains(&Some(true));
+        if read_only && (settings.durability.is_some() || settings.adopt == Some(true)) {
+            return Err(usage(
+                "a node that only reads has no use for --durability and --adopt".into(),
+            )
+            .hint("leave them out, or --read-only, --secondary and --salvage"));
         }
         let listen =
             parse_listen(settings.listen.as_deref().unwrap_or(LISTEN_DEFAULT)).map_err(usage)?;
-        if !listen.ip().is_loopback() && settings.allow_remote != Some(true) {
+        let metrics = match settings.metrics.as_deref().map(parse_listen).transpose() {
+            Ok(metrics) => metrics,
+            Err(what) => return Err(usage(what)),
+        };
+        if metrics == Some(listen) && listen.port() != 0 {
+            return Err(usage(format!("{listen} cannot serve both clients and metrics"))
+                .hint("give --metrics another port"));
+        }
+        let password = match (&settings.password_file, settings.requirepass) {
+            (Some(file), _) => Some(read_password(file).map_err(usage)?),
+            (None, word) => word.and_then(Password::new),
+        };
+        let is_open = password.is_none() && settings.allow_remote != Some(true);
+        if !listen.ip().is_loopback() && is_open {
             return Err(usage(format!(
-                "{listen} can be reached from other machines, and this version has no passwords"
+                "{listen} can be reached from other machines, and no password is set"
+            ))
+            .hint(
+                "set one with --password-file FILE, listen on 127.0.0.1, or add --allow-remote if \
+                 the network is yours alone",
+            ));
+        }
+        if let Some(metrics) = metrics.filter(|metrics| !metrics.ip().is_loopback())
+            && settings.allow_remote != Some(true)
+        {
+            return Err(usage(format!(
+                "metrics on {metrics} can be read from other machines, without a password"
             ))
             .hint("listen on 127.0.0.1, or add --allow-remote if the network is yours alone"));
         }
@@ -171,6 +242,9 @@ impl Config {
         }
         Ok(Config {
             data,
+            read_only,
+            durability: settings.durability.unwrap_or_default(),
+            adopt: settings.adopt.unwrap_or(false),
             listen,
             processors,
             memory_bytes,
@@ -178,9 +252,27 @@ impl Config {
             driver: settings.io.unwrap_or_default(),
             secondary: settings.secondary.unwrap_or(false),
             salvage: settings.salvage.unwrap_or(false),
+            metrics,
+            log: LogConfig {
+                level: settings.log_level.unwrap_or(LogConfig::default().level),
+                format: settings.log_format.unwrap_or_default(),
+                file: settings.log_file,
+            },
+            password,
             file: None,
         })
     }
+}
+
+/// Reads a password: the first line of a file.
+#[expect(clippy::disallowed_methods, reason = "start-up code, before any core runs")]
+fn read_password(file: &Path) -> Result<Password, String> {
+    let text = std::fs::read(file)
+        .map_err(|error| format!("reading the password file {}: {error}", file.display()))?;
+    let line = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    Password::new(line)
+        .ok_or_else(|| format!("the password in the first line of {} is empty", file.display()))
 }
 
 /// Reads an address to listen on: `IP:PORT`, `[IPV6]:PORT`, `localhost:PORT` or `:PORT`.
@@ -217,7 +309,8 @@ mod tests {
     fn a_file_has_the_names_of_the_flags() {
         let settings = Settings::from_toml(
             "data = '/srv/db'\nread-only = true\nlisten = '[::1]:7000'\ncores = '0-1'\n\
-             memory = '4G'\npoll = 'never'\nio = 'epoll'\nsecondary = true\nallow-remote = false\n",
+             memory = '4G'\nadopt = false\npoll = 'never'\nio = 'epoll'\nsecondary = true\nallow-remote = false\n\
+             metrics = ':9121'\nlog-level = 'warn,lsm=debug'\nlog-format = 'json'\nlog-file = '/var/log/m'\n",
         )
         .unwrap();
         let config = Config::new(settings, &machine()).unwrap();
@@ -228,7 +321,26 @@ mod tests {
         assert_eq!(config.poll, PollMode::Never);
         assert_eq!(config.driver, DriverKind::Epoll);
         assert!(config.secondary);
+        assert_eq!(config.log.level.to_string(), "warn,lsm=debug");
+        assert_eq!(config.metrics.unwrap().to_string(), "127.0.0.1:9121");
+        assert_eq!(config.log.format, Format::Json);
+        assert_eq!(config.log.file.as_deref(), Some(Path::new("/var/log/m")));
         assert_eq!(Settings::from_toml("cores = 2").unwrap().cores, Some(CoreChoice::Count(2)));
+    }
+
+    #[test]
+    fn a_node_writes_unless_it_is_told_not_to() {
+        let settings = || Settings { data: Some("/db".into()), ..Settings::default() };
+        let config = Config::new(settings(), &machine()).unwrap();
+        assert_eq!((config.read_only, config.durability), (false, Durability::Power));
+        let process = Settings::from_toml("durability = 'process'").unwrap().or(settings());
+        let config = Config::new(process, &machine()).unwrap();
+        assert_eq!(config.durability, Durability::Process);
+        for reading in ["read-only = true", "secondary = true", "salvage = true"] {
+            let settings = Settings::from_toml(reading).unwrap().or(settings());
+            assert!(Config::new(settings, &machine()).unwrap().read_only, "{reading}");
+        }
+        assert!(Settings::from_toml("durability = 'none'").is_err());
     }
 
     #[test]
@@ -259,10 +371,17 @@ mod tests {
     #[test]
     fn what_cannot_work_is_refused_with_advice() {
         let refused = |settings: Settings| Config::new(settings, &machine()).unwrap_err();
-        let error = refused(Settings { read_only: None, ..minimal() });
-        assert!(error.advice().unwrap().starts_with("add --read-only"));
+        let pointless = Settings { durability: Some(Durability::Process), ..minimal() };
+        assert!(refused(pointless).to_string().contains("no use for --durability"));
         let remote = Settings { listen: Some("0.0.0.0:6379".into()), ..minimal() };
-        assert!(refused(remote.clone()).to_string().contains("no passwords"));
+        let metrics = Settings { metrics: Some("0.0.0.0:9121".into()), ..minimal() };
+        assert!(refused(metrics).to_string().contains("without a password"));
+        let twice = Settings { metrics: Some(LISTEN_DEFAULT.into()), ..minimal() };
+        assert!(refused(twice).advice().unwrap().contains("--metrics"));
+        assert!(refused(remote.clone()).to_string().contains("no password is set"));
+        let secured = Settings { requirepass: Some("secret".into()), ..remote.clone() };
+        let config = Config::new(secured, &machine()).unwrap();
+        assert!(config.password.unwrap().is(b"secret"));
         let forced = Settings { allow_remote: Some(true), ..remote };
         assert!(Config::new(forced, &machine()).is_ok());
         let small = Settings { memory: Some(Size(1 << 20)), ..minimal() };

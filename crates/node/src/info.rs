@@ -9,6 +9,8 @@ use crate::process::{CpuTime, resident_bytes};
 
 /// A node's description of itself.
 pub struct Description {
+    /// Ends the node in good order.
+    pub stop: Box<dyn Fn() + Send + Sync>,
     /// Its configuration.
     pub config: Config,
     /// The machine.
@@ -74,13 +76,18 @@ impl NodeInfo for Description {
         CpuSeconds { system: used.system.as_secs_f64(), user: used.user.as_secs_f64() }
     }
 
+    fn shut_down(&self) {
+        (self.stop)();
+    }
+
     fn settings(&self) -> Vec<(String, String)> {
         let config = &self.config;
         let budget = config.budget();
         let pair = |name: &str, value: String| (name.to_owned(), value);
         vec![
             pair("data", self.data_directory()),
-            pair("read-only", "yes".to_owned()),
+            pair("read-only", if config.read_only { "yes" } else { "no" }.to_owned()),
+            pair("durability", config.durability.to_string()),
             pair("secondary", if config.secondary { "yes" } else { "no" }.to_owned()),
             pair("salvage", if config.salvage { "yes" } else { "no" }.to_owned()),
             pair("listen", config.listen.to_string()),
@@ -89,6 +96,7 @@ impl NodeInfo for Description {
             pair("poll", config.poll.to_string()),
             pair("memory", config.memory_bytes.to_string()),
             pair("memory-shared", budget.shared.to_string()),
+            pair("memory-memtable", budget.memtable.to_string()),
             pair("memory-shared-used", self.database_bytes.to_string()),
             pair("memory-connections-per-core", budget.connections.to_string()),
             pair("memory-pool-per-core", budget.pool.to_string()),

@@ -1,106 +1,124 @@
-//! The log of a process: one plain line per event, on standard error.
+//! Where the log of a process goes.
 //!
-//! A service's lines begin with the time; a tool's look like its other messages. Nothing on the
-//! way of a request logs, so the write may block.
+//! A service has a ring per core and a writer behind them ([`reactor::log`]); a tool's lines go to
+//! standard error at once, where they stand between its other messages. A panic is logged too, and
+//! what is queued then is written before the thread unwinds.
 
-use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
 
-use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
-use tracing_subscriber::registry::LookupSpan;
+use reactor::log::{Filter, Format, Log, LogFile, Sink, Writer, direct};
+use tracing::level_filters::LevelFilter;
 
-/// How lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogStyle {
-    /// `2026-11-21T01:54:00.123456Z warning: text`, from information on.
-    Service,
-    /// `millrace: warning: text`, from warnings on.
-    Tool,
+use crate::error::{Error, Kind};
+
+/// The environment variable that says what is logged where no flag does.
+pub const LOG_VARIABLE: &str = "MILLRACE_LOG";
+
+/// How long a panic waits for the log.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What a service logs, how and where.
+#[derive(Clone, Debug)]
+pub struct LogConfig {
+    /// Which events.
+    pub level: Filter,
+    /// How lines look.
+    pub format: Format,
+    /// The file; standard error where there is none.
+    pub file: Option<PathBuf>,
 }
 
-/// Sends the process's log to standard error. Where a log is set up already, that one stays.
-pub fn start_log(style: LogStyle) {
-    let level = match style {
-        LogStyle::Service => Level::INFO,
-        LogStyle::Tool => Level::WARN,
-    };
-    let _ = tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .with_max_level(level)
-        .event_format(Line(style))
-        .try_init();
-}
-
-struct Line(LogStyle);
-
-impl<S, N> FormatEvent<S, N> for Line
-where
-    S: Subscriber + for<'a> LookupSpan<'a>,
-    N: for<'a> FormatFields<'a> + 'static,
-{
-    fn format_event(
-        &self,
-        ctx: &FmtContext<'_, S, N>,
-        mut writer: Writer<'_>,
-        event: &Event<'_>,
-    ) -> fmt::Result {
-        match self.0 {
-            LogStyle::Service => {
-                SystemTime.format_time(&mut writer)?;
-                writer.write_str(" ")?;
-            }
-            LogStyle::Tool => writer.write_str("millrace: ")?,
-        }
-        writer.write_str(match *event.metadata().level() {
-            Level::ERROR => "error: ",
-            Level::WARN => "warning: ",
-            _ => "",
-        })?;
-        ctx.field_format().format_fields(writer.by_ref(), event)?;
-        writeln!(writer)
+impl Default for LogConfig {
+    fn default() -> LogConfig {
+        LogConfig { level: Filter::level(LevelFilter::INFO), format: Format::Text, file: None }
     }
+}
+
+/// Starts a service's log, for all threads. Dropping the writer writes what is queued.
+///
+/// # Errors
+/// When the file cannot be opened, or the thread not be started.
+pub(crate) fn start(config: &LogConfig) -> Result<(Log, Writer), Error> {
+    let sink: Sink = match &config.file {
+        None => Box::new(std::io::stderr()),
+        Some(path) => Box::new(LogFile::open(path).map_err(|error| {
+            Error::new(Kind::Usage, format!("opening the log file {}: {error}", path.display()))
+                .hint("name another with --log-file, or leave that out to log to standard error")
+        })?),
+    };
+    let (log, writer) = Log::start(config.format, config.level.clone(), sink)
+        .map_err(|error| Error::new(Kind::System, format!("starting the log: {error}")))?;
+    // Where a log is set up already, that one stays.
+    log.install();
+    log_panics(log.clone());
+    Ok((log, writer))
+}
+
+/// Sends a tool's log to standard error: warnings, or what `MILLRACE_LOG` says.
+///
+/// # Errors
+/// When the variable makes no sense.
+pub fn start_tool_log() -> Result<(), Error> {
+    let level = match std::env::var(LOG_VARIABLE) {
+        Ok(text) => text
+            .parse()
+            .map_err(|error| Error::new(Kind::Usage, format!("{LOG_VARIABLE}: {error}")))?,
+        Err(_) => Filter::level(LevelFilter::WARN),
+    };
+    let log = direct(Format::Tool, level, Box::new(std::io::stderr()));
+    let _ = tracing::dispatcher::set_global_default(log);
+    Ok(())
+}
+
+/// Has panics logged, and then told as before.
+fn log_panics(log: Log) {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let thread = std::thread::current();
+        let place = info.location().map(ToString::to_string);
+        tracing::error!(
+            thread = thread.name().unwrap_or("unnamed"),
+            place = place.as_deref().unwrap_or("unknown"),
+            "panic: {}",
+            info.payload_as_str().unwrap_or("no text")
+        );
+        log.flush(PATIENCE);
+        before(info);
+    }));
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a real thread and a real file")]
 mod tests {
-    use std::io::{self, Write};
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use super::*;
 
-    /// Counts bytes and checks that the text is what was expected.
-    #[derive(Clone)]
-    struct Expect(&'static str, Arc<AtomicUsize>);
-
-    impl Write for Expect {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let from = self.1.fetch_add(bytes.len(), Ordering::Relaxed);
-            assert_eq!(&self.0.as_bytes()[from..from + bytes.len()], bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
+    #[test]
+    fn a_panic_is_in_the_log_when_the_thread_is_gone() {
+        let path = std::env::temp_dir().join(format!("millrace-panic-{}", std::process::id()));
+        let config = LogConfig { file: Some(path.clone()), ..LogConfig::default() };
+        let (log, writer) = start(&config).unwrap();
+        let thread = std::thread::Builder::new().name("unlucky".into());
+        let entered = log.clone();
+        let ended = thread.spawn(move || {
+            let _entered = entered.enter(Some(3));
+            tracing::warn!("before");
+            panic!("out of {}", "luck");
+        });
+        assert!(ended.unwrap().join().is_err());
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = text.lines().map(|line| line.split_once("Z ").unwrap().1).collect();
+        assert_eq!(lines[0], "WARN  core=3 node::log::tests: before");
+        let panic = "ERROR core=3 node::log: panic: out of luck thread=\"unlucky\" place=\"";
+        assert!(lines[1].starts_with(panic), "{text}");
+        drop(writer);
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
-    fn a_tools_line_says_who_speaks_and_how_bad_it_is() {
-        let expected =
-            "millrace: warning: io_uring is not available\nmillrace: error: core 1 is gone\n";
-        let seen = Expect(expected, Arc::default());
-        let writer = seen.clone();
-        let log = tracing_subscriber::fmt()
-            .with_writer(move || writer.clone())
-            .event_format(Line(LogStyle::Tool))
-            .finish();
-        tracing::subscriber::with_default(log, || {
-            tracing::warn!("io_uring is not available");
-            tracing::error!("core {} is gone", 1);
-        });
-        assert_eq!(seen.1.load(Ordering::Relaxed), expected.len());
+    fn a_log_file_that_cannot_be_opened_is_an_error_that_names_it() {
+        let config = LogConfig { file: Some("/nowhere/at/all".into()), ..LogConfig::default() };
+        let error = start(&config).err().expect("there is no such directory");
+        assert!(error.to_string().contains("/nowhere/at/all"), "{error}");
     }
 }

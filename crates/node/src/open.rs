@@ -1,9 +1,10 @@
 //! Opening a database with errors that help.
 
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use lsm::{Db, OpenOptions};
+use lsm::{Db, OpenOptions, WriteOptions, Writer};
 use reactor::Core;
 
 use crate::error::{Error, Kind};
@@ -15,6 +16,39 @@ use crate::machine::pseudo_file;
 /// What [`Db::open`] gives, with advice.
 pub async fn open(core: &Core, path: &Path, options: OpenOptions) -> Result<Db, Error> {
     Db::open(core, path, options).await.map_err(|error| explain(path, &error))
+}
+
+/// Opens the database in a directory for writing. Where it may be made (`write.create`), so may its
+/// directory, in one that is there. Suspends for all its reads.
+///
+/// # Errors
+/// What [`Db::open_for_writing`] gives, with advice.
+pub async fn open_for_writing(
+    core: &Core,
+    path: &Path,
+    options: OpenOptions,
+    write: WriteOptions,
+) -> Result<(Db, Writer), Error> {
+    if write.create {
+        make_directory(core, path).await.map_err(|error| {
+            Error::new(Kind::System, format!("making directory {}: {error}", path.display()))
+                .hint("the directory above it must be there, and writable")
+        })?;
+    }
+    Db::open_for_writing(core, path, options, write).await.map_err(|error| explain(path, &error))
+}
+
+/// Makes a directory, durably, unless it is there.
+async fn make_directory(core: &Core, path: &Path) -> io::Result<()> {
+    match core.create_dir(path).await {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => match path.parent() {
+            Some(parent) if parent.as_os_str().is_empty() => core.sync_dir(Path::new(".")).await,
+            Some(parent) => core.sync_dir(parent).await,
+            None => Ok(()),
+        },
+    }
 }
 
 /// An error of the engine, with advice.
@@ -36,6 +70,8 @@ pub fn explain(path: &Path, error: &lsm::Error) -> Error {
             path.display()
         )),
         lsm::Kind::Unsupported => Error::new(Kind::Unsupported, what),
+        lsm::Kind::Older => Error::new(Kind::Unsupported, what)
+            .hint("--adopt takes it over all the same; --read-only changes nothing in it"),
         lsm::Kind::UnknownColumnFamily => Error::new(Kind::Usage, what)
             .hint("millrace kv stat lists the column families there are"),
         lsm::Kind::Memory | lsm::Kind::Io | lsm::Kind::Expired => Error::new(Kind::System, what),
@@ -59,7 +95,7 @@ fn no_database(path: &Path) -> String {
             match subdirectory {
                 Some(dir) => format!("did you mean {}?", dir.display()),
                 None => "a RocksDB directory has a file named CURRENT; this one has none. \
-                         `./run` makes a sample database"
+                         Without --read-only a new database is made in an empty directory"
                     .to_owned(),
             }
         }

@@ -5,10 +5,12 @@
 //! 2. Every core listens for itself on the same address and attaches a reader of its own. When
 //!    all do, the node is ready, and says so.
 //! 3. The first signal raises the phase to draining: every core accepts no more, sends the replies
-//!    that are under way, and ends its connections after a grace at the latest. There is nothing
-//!    to flush, because nothing is written. Then the cores end and are joined; the reactor gives
-//!    operations of the disk a deadline of its own.
-//! 4. A second signal ends the process at once, as does a first one before the node is ready.
+//!    that are under way, and ends its connections after a grace at the latest. When all cores
+//!    have done so, core 0, which owns the shard, lets it finish what it was handed, and closes the
+//!    database. Then the cores end and are joined; the reactor gives operations of the disk a
+//!    deadline of its own. `SHUTDOWN` does the same.
+//! 4. A second signal ends the process at once, as does a first one before the node is ready: what
+//!    was acknowledged is kept anyway.
 //!
 //! A core that cannot serve ends the node: half a node would lose the connections that the kernel
 //! hands to the missing core.
@@ -16,20 +18,25 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use kv::{Server, Shared};
-use lsm::{Db, OpenOptions};
+use kv::{Server, Shard, Shared};
+use lsm::{Db, OpenOptions, WriteOptions};
+use reactor::log::Log;
 use reactor::{Class, Core, Listener};
 
 use crate::config::Config;
 use crate::error::{Error, Kind};
 use crate::info::Description;
 use crate::machine::Machine;
-use crate::open::open;
+use crate::metrics::{self, Sources};
+use crate::open::{open, open_for_writing};
 use crate::phases::{Phase, Phases};
 
 /// How long clients may take to receive what is under way when the node stops.
 const GRACE_NS: u64 = 5_000_000_000;
+/// How long a process that ends at once waits for its log.
+const LOG_PATIENCE: Duration = Duration::from_millis(100);
 /// How often core 0 looks whether all cores listen.
 const LOOK_NS: u64 = 1_000_000;
 
@@ -38,21 +45,26 @@ const LOOK_NS: u64 = 1_000_000;
 pub struct Ready {
     /// Where it listens.
     pub listen: SocketAddr,
+    /// Where it tells metrics, if anywhere.
+    pub metrics: Option<SocketAddr>,
     /// The driver in use.
     pub driver: &'static str,
-    /// About how many keys the database has.
+    /// How many keys the database has: about so many, unless they are counted.
     pub keys: u64,
-    /// What was wrong with the database and did not prevent opening it.
-    pub warnings: Vec<String>,
+    /// Whether that is the exact number.
+    pub counted: bool,
 }
 
 /// What the cores share.
 struct Node {
     config: Config,
     machine: Machine,
+    log: Log,
     phases: Phases,
     opened: OnceLock<Opened>,
     listening: AtomicUsize,
+    /// Cores whose connections have ended.
+    ended: AtomicUsize,
     failed: OnceLock<Error>,
 }
 
@@ -73,14 +85,18 @@ pub fn serve(
     on_ready: impl Fn(&Ready) + Clone + Send + 'static,
 ) -> Result<(), Error> {
     reactor::block_signals();
-    let runtime = config.runtime();
+    // Until the end of this function: then the writer has written what the cores logged.
+    let (log, _writer) = crate::log::start(&config.log)?;
+    let runtime = config.runtime(log.clone());
     let cores = config.processors.len();
     let node = Arc::new(Node {
         config,
         machine,
+        log,
         phases: Phases::new(cores),
         opened: OnceLock::new(),
         listening: AtomicUsize::new(0),
+        ended: AtomicUsize::new(0),
         failed: OnceLock::new(),
     });
     let shared = node.clone();
@@ -106,19 +122,42 @@ async fn serve_core(
     node: &Arc<Node>,
     on_ready: &impl Fn(&Ready),
 ) -> Result<(), Error> {
+    let (mut shard, mut metrics) = (None, None);
     if core.id() == 0 {
         core.spawn(Class::Control, watch_signals(core.clone(), node.clone()));
-        let opened = prepare(core, node).await?;
+        metrics =
+            node.config.metrics.map(|addr| listen_alone(core, addr, "--metrics")).transpose()?;
+        let (opened, owned) = prepare(core, node).await?;
+        shard = owned;
         let _ = node.opened.set(opened);
         node.phases.raise(Phase::Running);
     }
+    let served = serve_clients(core, node, on_ready, shard.clone(), metrics).await;
+    let Some(shard) = shard else { return served };
+    // Others may still wait for what they have sent here.
+    while node.ended.load(Ordering::Acquire) < node.listening.load(Ordering::Acquire) {
+        core.sleep_ns(LOOK_NS).await;
+    }
+    let closed = shard.close().await;
+    served?;
+    closed.map_err(|error| Error::new(Kind::System, format!("closing the database: {error}")))
+}
+
+async fn serve_clients(
+    core: &Core,
+    node: &Node,
+    on_ready: &impl Fn(&Ready),
+    shard: Option<Shard>,
+    metrics: Option<Listener>,
+) -> Result<(), Error> {
     if node.phases.reached(core.id(), Phase::Running).await > Phase::Draining {
         return Ok(());
     }
     let opened = node.opened.get().expect("core 0 has opened the database before it raised");
-    let listener = core.listen(opened.listen).map_err(|error| no_port(opened.listen, &error))?;
+    let listener =
+        core.listen(opened.listen).map_err(|error| no_port(opened.listen, "--listen", &error))?;
     let reader = opened.db.attach(core);
-    let server = Server::start(core, reader.clone(), &opened.door, listener);
+    let server = Server::start(core, reader.clone(), &opened.door, listener, shard);
     node.listening.fetch_add(1, Ordering::AcqRel);
     if core.id() == 0 {
         while node.listening.load(Ordering::Acquire) < core.cores()
@@ -127,29 +166,31 @@ async fn serve_core(
             core.sleep_ns(LOOK_NS).await;
         }
         if node.phases.now() == Phase::Running {
-            on_ready(&Ready {
-                listen: opened.listen,
-                driver: core.driver_name(),
-                keys: reader.approximate_keys(0).unwrap_or(0),
-                warnings: opened.db.warnings().to_vec(),
-            });
+            let (listen, driver) = (opened.listen, core.driver_name());
+            let counted = opened.db.keys();
+            let keys = counted.or(reader.approximate_keys(0).ok()).unwrap_or(0);
+            tracing::info!(%listen, driver, keys, cores = core.cores(), "serving");
+            let metrics = match metrics {
+                Some(metrics) => Some(tell_metrics(core, node, &server, metrics)?),
+                None => None,
+            };
+            on_ready(&Ready { listen, metrics, driver, keys, counted: counted.is_some() });
         }
     }
     drop(reader);
     node.phases.reached(core.id(), Phase::Draining).await;
     server.stop(GRACE_NS).await;
+    node.ended.fetch_add(1, Ordering::AcqRel);
     Ok(())
 }
 
 /// Finds out whether the port is free and opens the database: once, for all cores.
-async fn prepare(core: &Core, node: &Node) -> Result<Opened, Error> {
+async fn prepare(core: &Core, node: &Arc<Node>) -> Result<(Opened, Option<Shard>), Error> {
     let config = &node.config;
-    let listen = {
-        // Cores share their port with each other, so only this listener would notice somebody else.
-        let alone = core.listen_alone(config.listen);
-        alone.and_then(|listener: Listener| listener.local_addr())
-    }
-    .map_err(|error| no_port(config.listen, &error))?;
+    // Cores share their port with each other, so only this listener would notice somebody else.
+    let listen = listen_alone(core, config.listen, "--listen")?
+        .local_addr()
+        .map_err(|error| no_port(config.listen, "--listen", &error))?;
     let budget = config.budget();
     let options = OpenOptions {
         secondary: config.secondary,
@@ -158,10 +199,30 @@ async fn prepare(core: &Core, node: &Node) -> Result<Opened, Error> {
         memory_bytes: budget.shared,
         ..OpenOptions::default()
     };
-    let db = open(core, &config.data, options).await?;
+    let (db, writer) = if config.read_only {
+        (open(core, &config.data, options).await?, None)
+    } else {
+        let write = WriteOptions {
+            durability: config.durability,
+            adopt: config.adopt,
+            memtable_bytes: budget.memtable,
+            ..WriteOptions::default()
+        };
+        let (db, writer) = open_for_writing(core, &config.data, options, write).await?;
+        (db, Some(writer))
+    };
+    for warning in db.warnings() {
+        tracing::warn!("{warning}");
+    }
     let run_id: String =
         (0..3).map(|_| format!("{:016x}", core.random_u64())).collect::<String>()[..40].to_owned();
+    let itself = Arc::downgrade(node);
     let description = Description {
+        stop: Box::new(move || {
+            if let Some(node) = itself.upgrade() {
+                node.phases.raise(Phase::Draining);
+            }
+        }),
         config: config.clone(),
         machine: node.machine.clone(),
         port: listen.port(),
@@ -169,25 +230,51 @@ async fn prepare(core: &Core, node: &Node) -> Result<Opened, Error> {
         run_id,
         database_bytes: db.memory(),
     };
-    let door = Shared::new(core.cores(), budget.door(), description);
-    Ok(Opened { listen, db, door })
+    let settings = kv::Settings { password: config.password.clone(), ..budget.door() };
+    let door = Shared::new(core.cores(), settings, description);
+    let shard =
+        writer.map(|writer| Shard::with_memory(core, db.attach(core), writer, budget.known_keys));
+    if let Some(shard) = &shard {
+        shard.attach(&door).await;
+    }
+    Ok((Opened { listen, db, door }, shard))
 }
 
-fn no_port(addr: SocketAddr, error: &std::io::Error) -> Error {
+/// Starts to tell metrics, and says where.
+fn tell_metrics(
+    core: &Core,
+    node: &Node,
+    server: &Server,
+    listener: Listener,
+) -> Result<SocketAddr, Error> {
+    let addr = listener
+        .local_addr()
+        .map_err(|error| Error::new(Kind::System, format!("listening for metrics: {error}")))?;
+    let sources = Sources { reporter: server.reporter(), log: node.log.clone() };
+    core.spawn(Class::Background, metrics::serve(core.clone(), listener, sources));
+    Ok(addr)
+}
+
+/// Listens where nobody else does. `flag` is what the user would say to listen elsewhere.
+fn listen_alone(core: &Core, addr: SocketAddr, flag: &str) -> Result<Listener, Error> {
+    core.listen_alone(addr).map_err(|error| no_port(addr, flag, &error))
+}
+
+fn no_port(addr: SocketAddr, flag: &str, error: &std::io::Error) -> Error {
     match error.kind() {
-        std::io::ErrorKind::AddrInUse => Error::new(
-            Kind::PortInUse,
-            format!("{addr} is in use by another program"),
-        )
-        .hint(format!(
-            "`ss -ltnp 'sport = :{0}'` names it; or listen elsewhere, with --listen {1}:{2}",
-            addr.port(),
-            addr.ip(),
-            addr.port().checked_add(1).unwrap_or(7000)
-        )),
+        std::io::ErrorKind::AddrInUse => {
+            Error::new(Kind::PortInUse, format!("{addr} is in use by another program")).hint(
+                format!(
+                    "`ss -ltnp 'sport = :{0}'` names it; or listen elsewhere, with {flag} {1}:{2}",
+                    addr.port(),
+                    addr.ip(),
+                    addr.port().checked_add(1).unwrap_or(7000)
+                ),
+            )
+        }
         std::io::ErrorKind::PermissionDenied => {
             Error::new(Kind::System, format!("listening on {addr}: {error}"))
-                .hint("ports below 1024 are for root: choose a higher one with --listen")
+                .hint(format!("ports below 1024 are for root: choose a higher one with {flag}"))
         }
         std::io::ErrorKind::AddrNotAvailable => {
             Error::new(Kind::Usage, format!("{} is no address of this machine", addr.ip()))
@@ -208,7 +295,9 @@ async fn watch_signals(core: Core, node: Arc<Node>) {
             }
         };
         if node.phases.now() != Phase::Running {
-            // Not ready yet, or asked for the second time. Nothing here needs an orderly end.
+            // Not ready yet, or asked for the second time. Nothing here needs an orderly end, as
+            // what was acknowledged is in the write-ahead log; but what was logged is written.
+            node.log.flush(LOG_PATIENCE);
             std::process::exit(128 + signal);
         }
         tracing::info!("stopping: replies under way are sent; a second signal ends it at once");

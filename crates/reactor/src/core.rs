@@ -399,6 +399,14 @@ impl Core {
         self.meta_done(MetaOp::Rename { from: from.to_owned(), to: to.to_owned() }).await
     }
 
+    /// Makes a directory in one that is there. Durable after a [`Core::sync_dir`] of that one.
+    ///
+    /// # Errors
+    /// `AlreadyExists` when the name is taken; others as the system gives them.
+    pub async fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.meta_done(MetaOp::CreateDir { path: path.to_owned() }).await
+    }
+
     /// Removes a file's name; who has it open keeps it. Durable after a [`Core::sync_dir`].
     ///
     /// # Errors
@@ -470,6 +478,33 @@ impl Core {
         if core == self.id() {
             return f(self);
         }
+        self.ask(core, move |there, reply| reply.send(there, f(there))).await
+    }
+
+    /// Runs the task that `f` makes on another core (or this one), and suspends until it has
+    /// ended. It runs to its end also when nobody waits any more.
+    pub async fn spawn_on<R: Send + 'static, Fut: Future<Output = R> + 'static>(
+        &self,
+        core: usize,
+        class: Class,
+        f: impl FnOnce(&Core) -> Fut + Send + 'static,
+    ) -> R {
+        if core == self.id() {
+            return self.spawn(class, f(self)).await;
+        }
+        self.ask(core, move |there, reply: Reply| {
+            let (task, back) = (f(there), there.clone());
+            there.spawn(class, async move { reply.send(&back, task.await) });
+        })
+        .await
+    }
+
+    /// Has `f` run on another core, which must send the reply.
+    async fn ask<R: 'static>(
+        &self,
+        core: usize,
+        f: impl FnOnce(&Core, Reply) + Send + 'static,
+    ) -> R {
         let (slot, generation) = {
             let mut calls = self.0.calls.borrow_mut();
             let slot = calls.free.pop().unwrap_or_else(|| {
@@ -478,14 +513,9 @@ impl Core {
             });
             (slot, calls.slots[slot as usize].generation)
         };
-        let from = self.id();
+        let reply = Reply { to: self.id(), slot, generation };
         let guard = CallGuard { core: self, slot };
-        let mut envelope: Option<Envelope> = Some(Box::new(move |there: &Core| {
-            let answer: Box<dyn Any + Send> = Box::new(f(there));
-            let reply: Envelope =
-                Box::new(move |back: &Core| back.0.answer(slot, generation, answer));
-            there.0.mesh.borrow_mut().send_or_queue(from, reply);
-        }));
+        let mut envelope: Option<Envelope> = Some(Box::new(move |there: &Core| f(there, reply)));
         std::future::poll_fn(|cx| {
             if let Some(message) = envelope.take()
                 && let Err(message) = self.0.mesh.borrow_mut().send(core, message)
@@ -928,6 +958,22 @@ impl Inner {
 
 /// Longest wait of a stopping core before it looks around.
 pub(crate) const DRAIN_NS: u64 = 10_000_000;
+
+/// Where the answer of a call goes.
+struct Reply {
+    to: usize,
+    slot: u32,
+    generation: u32,
+}
+
+impl Reply {
+    fn send<R: Send + 'static>(self, from: &Core, answer: R) {
+        let answer: Box<dyn Any + Send> = Box::new(answer);
+        let envelope: Envelope =
+            Box::new(move |back: &Core| back.0.answer(self.slot, self.generation, answer));
+        from.0.mesh.borrow_mut().send_or_queue(self.to, envelope);
+    }
+}
 
 struct CallGuard<'a> {
     core: &'a Core,

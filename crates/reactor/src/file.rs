@@ -19,6 +19,7 @@ use std::task::{Context, Poll};
 
 use crate::buf::Buf;
 use crate::core::Core;
+use crate::driver::host::Cleaner;
 use crate::driver::{IoOp, MetaOp};
 use crate::mailbox::Mailbox;
 use crate::op::{Hold, OpId, Payload};
@@ -30,8 +31,37 @@ use crate::write::{SyncData, WriteAt};
 pub enum Fd {
     /// Closed when dropped.
     Host(OwnedFd),
+    /// A regular file of the host, closed by another thread when dropped.
+    File(HostFile),
     /// Known to one simulated world only.
     Sim(SimFd),
+}
+
+/// A regular file's descriptor. Closing the last one of a removed file gives its blocks back, which
+/// may take long: another thread does it.
+#[derive(Debug)]
+pub struct HostFile {
+    /// `None` only while this is dropped.
+    fd: Option<OwnedFd>,
+    cleaner: Cleaner,
+}
+
+impl HostFile {
+    pub(crate) fn new(fd: OwnedFd, cleaner: &Cleaner) -> HostFile {
+        HostFile { fd: Some(fd), cleaner: cleaner.clone() }
+    }
+
+    pub(crate) fn number(&self) -> i32 {
+        self.fd.as_ref().map_or(-1, OwnedFd::as_raw_fd)
+    }
+}
+
+impl Drop for HostFile {
+    fn drop(&mut self) {
+        if let Some(fd) = self.fd.take() {
+            self.cleaner.close(fd);
+        }
+    }
 }
 
 /// A descriptor of a simulated world, which learns of it when this is dropped.
@@ -58,6 +88,7 @@ impl Fd {
     pub(crate) fn number(&self) -> i32 {
         match self {
             Fd::Host(fd) => fd.as_raw_fd(),
+            Fd::File(file) => file.number(),
             Fd::Sim(fd) => fd.number,
         }
     }

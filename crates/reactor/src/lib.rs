@@ -17,6 +17,7 @@ mod core;
 mod driver;
 mod file;
 mod idle;
+pub mod log;
 pub mod mailbox;
 mod mesh;
 mod net;

@@ -25,6 +25,7 @@ pub(crate) struct SocketInner {
 impl SocketInner {
     fn address(&self, remote: bool) -> io::Result<SocketAddr> {
         match &self.fd {
+            Fd::File(_) => Err(io::ErrorKind::NotConnected.into()),
             Fd::Host(fd) => address(fd, if remote { libc::getpeername } else { libc::getsockname }),
             Fd::Sim(_) => {
                 let answer = self.core.inner().sim(|sim| sim.address(self.fd.number(), remote));
@@ -241,6 +242,7 @@ impl Socket {
     /// Ends both directions now; operations under way complete with what they have.
     pub fn shutdown(&self) {
         match &self.0.fd {
+            Fd::File(_) => {}
             // SAFETY: takes no pointers; the descriptor is owned by `self`.
             Fd::Host(fd) => unsafe {
                 libc::shutdown(fd.as_raw_fd(), libc::SHUT_RDWR);

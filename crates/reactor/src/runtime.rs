@@ -18,6 +18,7 @@ use crate::driver::epoll::EpollDriver;
 use crate::driver::host::Helpers;
 use crate::driver::{Driver, UringDriver};
 use crate::idle::PollMode;
+use crate::log::Log;
 use crate::mesh::Mesh;
 use crate::remote::{EndNotice, Shared};
 use crate::task::Class;
@@ -59,6 +60,8 @@ pub struct RuntimeConfig {
     pub poll: PollMode,
     /// Which driver.
     pub driver: DriverKind,
+    /// The log in which each core gets a ring of its own, if there is one.
+    pub log: Option<Log>,
 }
 
 impl Default for RuntimeConfig {
@@ -69,6 +72,7 @@ impl Default for RuntimeConfig {
             disk_depth: 256,
             poll: PollMode::default(),
             driver: DriverKind::default(),
+            log: None,
         }
     }
 }
@@ -139,6 +143,7 @@ where
         let notice = EndNotice(everybody.clone());
         let thread = std::thread::Builder::new().name(format!("millrace-core{id}")).spawn(
             move || -> io::Result<T> {
+                let _entered = config.log.as_ref().map(|log| log.enter(Some(id)));
                 let notice = notice;
                 pin(cpu);
                 let driver: Box<dyn Driver> = match driver_kind {

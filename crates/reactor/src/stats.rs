@@ -21,12 +21,16 @@ impl Counter {
 }
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+    ($(#[doc = $doc:literal] $name:ident),* $(,)?) => {
         /// Counters of one core since it started.
         #[derive(Debug, Default)]
-        pub struct CoreStats { $($(#[$doc])* pub $name: Counter),* }
+        pub struct CoreStats { $(#[doc = $doc] pub $name: Counter),* }
 
         impl CoreStats {
+            /// What each counter counts, in the order of [`CoreStats::list`].
+            pub const HELP: &[(&'static str, &'static str)] = &[$((stringify!($name), $doc)),*];
+
+
             /// All counters by name, in a fixed order.
             pub fn list(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name.get())),*]

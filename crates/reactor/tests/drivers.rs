@@ -498,9 +498,10 @@ on_every_driver! {
                     let (result, bytes) = socket.recv(Vec::new(), 1).await;
                     assert_eq!((result.unwrap(), &*bytes), (1, &[round as u8][..]));
                 }
+                // Other tests of this process take and free numbers meanwhile.
                 numbers.sort_unstable();
                 numbers.dedup();
-                assert!(numbers.len() < 20, "the test meant to reuse numbers: {numbers:?}");
+                assert!(numbers.len() < 150, "the test meant to reuse numbers: {numbers:?}");
             },
             |addr| {
                 for round in 0..300 {
@@ -700,6 +701,15 @@ on_every_driver! {
             for n in 0..300_usize {
                 sum += core.call(1 - core.id(), move |there| there.id() * 1000 + n).await;
             }
+            let asleep = |there: &Core| {
+                let there = there.clone();
+                async move {
+                    there.sleep_ns(2_000_000).await;
+                    there.id()
+                }
+            };
+            let other = 1 - core.id();
+            assert_eq!(core.spawn_on(other, Class::Background, asleep).await, other);
             sum
         })
         .unwrap();

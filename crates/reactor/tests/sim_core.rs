@@ -477,6 +477,17 @@ fn a_core_that_has_ended_still_answers_the_others() {
             if core.id() == 1 {
                 core.sleep_ns(1_000_000).await;
                 assert_eq!(core.call(0, |core| core.id()).await, 0);
+                let task = |there: &Core| {
+                    let there = there.clone();
+                    async move {
+                        there.sleep_ns(1_000_000).await;
+                        there.id()
+                    }
+                };
+                for core_id in [0, 1] {
+                    let id = core.spawn_on(core_id, Class::Background, task).await;
+                    assert_eq!(id, core_id);
+                }
             }
         })
         .unwrap();

@@ -140,6 +140,11 @@ fn names_lengths_and_locks_are_as_on_the_host() {
                 assert_eq!(read(&file, 10, 4).await, [5; 4]);
                 assert_eq!(kind(core.sync_dir("/none".as_ref()).await.unwrap_err()), io::ErrorKind::NotFound);
 
+                core.create_dir("/db/deep".as_ref()).await.unwrap();
+                assert!(core.list("/db/deep".as_ref()).await.unwrap().is_empty());
+                assert_eq!(kind(core.create_dir("/db/deep".as_ref()).await.unwrap_err()), io::ErrorKind::AlreadyExists);
+                assert_eq!(kind(core.create_dir("/none/deep".as_ref()).await.unwrap_err()), io::ErrorKind::NotFound);
+
                 let lock = Path::new("/db/LOCK");
                 let guard = core.lock_exclusive(lock).await.unwrap();
                 assert_eq!(kind(core.lock_exclusive(lock).await.unwrap_err()), io::ErrorKind::WouldBlock);

@@ -192,6 +192,14 @@ on_every_driver! {
             assert!(core.list(&dir).await.unwrap().is_empty());
             let (result, buf) = file.read_at(0, core.alloc(512).unwrap()).await;
             assert_eq!((result.unwrap(), buf[0]), (512, 5), "a file outlives its name");
+            let deep = dir.join("deep");
+            core.create_dir(&deep).await.unwrap();
+            core.sync_dir(&dir).await.unwrap();
+            assert!(core.list(&deep).await.unwrap().is_empty());
+            let taken = core.create_dir(&deep).await.unwrap_err();
+            assert_eq!(taken.kind(), io::ErrorKind::AlreadyExists);
+            let nowhere = core.create_dir(&dir.join("none").join("deep")).await.unwrap_err();
+            assert_eq!(nowhere.kind(), io::ErrorKind::NotFound);
             let missing = core.sync_dir(&dir.join("none")).await.unwrap_err();
             assert_eq!(missing.kind(), io::ErrorKind::NotFound);
         });

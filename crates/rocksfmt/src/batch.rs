@@ -46,6 +46,21 @@ pub(crate) mod tag {
     pub const CF_TIMED_PUT: u8 = 0x19;
 }
 
+/// Begins the note that [`BatchWriter::note_keys`] leaves.
+const KEYS_MAGIC: &[u8; 2] = b"mk";
+
+/// What an annotation ([`Op::LogData`]) of a batch says about the number of keys, if it does.
+pub fn keys_noted(annotation: &[u8]) -> Option<i64> {
+    let mut d = Decoder::new(annotation.strip_prefix(KEYS_MAGIC)?);
+    let change = d.varint64("keys").ok()?;
+    d.is_empty().then_some((change >> 1) as i64 ^ -((change & 1) as i64))
+}
+
+/// Small numbers of either sign become small ones without.
+fn zigzag(n: i64) -> u64 {
+    (n << 1 ^ n >> 63) as u64
+}
+
 /// Puts a write batch together, in a buffer that is used again for the next.
 #[derive(Clone, Debug)]
 pub struct BatchWriter {
@@ -65,6 +80,11 @@ impl BatchWriter {
         BatchWriter::default()
     }
 
+    /// Takes room for so many bytes more at once.
+    pub fn reserve(&mut self, bytes: usize) {
+        self.bytes.reserve(bytes);
+    }
+
     /// Sets a key.
     pub fn put(&mut self, cf: u32, key: &[u8], value: &[u8]) {
         self.operation(tag::PUT, tag::CF_PUT, cf, key);
@@ -80,6 +100,15 @@ impl BatchWriter {
     pub fn delete_range(&mut self, cf: u32, start: &[u8], end: &[u8]) {
         self.operation(tag::DELETE_RANGE, tag::CF_DELETE_RANGE, cf, start);
         put_lps(&mut self.bytes, end);
+    }
+
+    /// Notes by how many the batch changes the number of keys of the default column family. To RocksDB it is
+    /// an annotation, which it passes over.
+    pub fn note_keys(&mut self, change: i64) {
+        self.bytes.push(tag::LOG_DATA);
+        let mut note = KEYS_MAGIC.to_vec();
+        put_varint(&mut note, zigzag(change));
+        put_lps(&mut self.bytes, &note);
     }
 
     /// Operations so far; each takes a sequence number.

@@ -48,6 +48,10 @@ pub(crate) mod tag {
     pub const WAL_DELETION: u32 = 8200;
     pub const PERSIST_TIMESTAMPS: u32 = 8201;
     pub const LAST_COMPACTED_MANIFEST_BYTES: u32 = 8203;
+    /// Ours: zeros that lengthen a record.
+    pub const FILLER: u32 = IGNORABLE | 0xF00;
+    /// Ours: the number of keys.
+    pub const KEYS: u32 = IGNORABLE | 0xF01;
 }
 
 /// What a record as a whole does. Only [`EditKind::Normal`] records change files.
@@ -126,6 +130,9 @@ pub struct VersionEdit {
     pub full_history_ts_low: Option<Vec<u8>>,
     /// Whether user timestamps are kept in the files; `None` where the record does not say.
     pub persist_timestamps: Option<bool>,
+    /// The number of keys in the default column family's files, if somebody counts. Ours: RocksDB passes over it,
+    /// and its own MANIFEST does not have it.
+    pub keys: Option<u64>,
     /// Size of the last MANIFEST that held a snapshot only.
     pub last_compacted_manifest_bytes: Option<u64>,
 }
@@ -190,6 +197,12 @@ impl VersionEdit {
         for garbage in &self.blob_garbage {
             garbage.encode(&mut out);
         }
+        if let Some(keys) = self.keys {
+            let mut value = Vec::new();
+            put_varint(&mut value, keys);
+            put_varint(&mut out, u64::from(tag::KEYS));
+            put_lps(&mut out, &value);
+        }
         if self.column_family != 0 {
             put_varint(&mut out, u64::from(tag::COLUMN_FAMILY));
             put_varint(&mut out, u64::from(self.column_family));
@@ -206,6 +219,26 @@ impl VersionEdit {
             put_varint(&mut out, u64::from(remaining));
         }
         out
+    }
+
+    /// Lengthens an encoded record to `len` bytes, which are none or at least three more than it has, by a
+    /// field that every reader passes over.
+    pub fn fill(record: &mut Vec<u8>, len: usize) {
+        let mut room = len.saturating_sub(record.len());
+        if room == 0 {
+            return;
+        }
+        put_varint(record, u64::from(tag::FILLER));
+        room = room.saturating_sub(2);
+        // A length and so many bytes are together just what is left, if need be by a length of more
+        // bytes than it takes.
+        let length_bytes = [129, 16_386].iter().filter(|&&more| room >= more).count() + 1;
+        let zeros = room.saturating_sub(length_bytes);
+        for byte in 0..length_bytes {
+            let more = if byte + 1 < length_bytes { 0x80 } else { 0 };
+            record.push((zeros >> (7 * byte)) as u8 & 0x7F | more);
+        }
+        record.resize(record.len() + zeros, 0);
     }
 
     /// Reads a whole record.
@@ -300,6 +333,10 @@ impl VersionEdit {
                     return Err(Error::corruption("low timestamp is empty"));
                 }
                 self.full_history_ts_low = Some(low.to_vec());
+            }
+            tag::KEYS => {
+                let mut inner = Decoder::new(d.lps("number of keys")?);
+                self.keys = Some(inner.varint64("number of keys")?);
             }
             tag::PERSIST_TIMESTAMPS => match d.lps("timestamp persistence")? {
                 &[flag] => self.persist_timestamps = Some(flag != 0),

@@ -47,10 +47,15 @@ fn read_log(kind: LogKind, bytes: &[u8]) {
         assert!(fed.is_ok());
     }
     assert!(reader.good_until() <= bytes.len() as u64);
-    let mut scan = DamageScan::new(&reader, reader.good_until(), next_sequence);
-    if let Some(later) = scan.push(scan.start(), &bytes[scan.start() as usize..]) {
-        assert!(later.offset > reader.good_until() && later.offset < bytes.len() as u64);
-    }
+    let hole = reader.good_until();
+    let scan = || DamageScan::new(&reader, hole, next_sequence);
+    let find = |mut scan: DamageScan| {
+        scan.push(scan.start(), &bytes[scan.start() as usize..]).map(|later| later.offset)
+    };
+    let later = find(scan());
+    assert!(later.is_none_or(|later| later > hole && later < bytes.len() as u64));
+    let outlives = find(scan().of_groups(TornGroup::new(hole)));
+    assert!(outlives.is_none_or(|record| later.is_some_and(|later| later <= record)));
 }
 
 /// Walks the headers and sets every checksum.
@@ -86,7 +91,19 @@ fn log_seeds() -> Vec<Vec<u8>> {
     let mut old = LogBuilder::recyclable(3);
     old.append(&batch(1));
     stale.raw(old.bytes());
+    let mut groups = Vec::new();
+    let mut writer = LogWriter::new(Some(NUMBER), 0);
+    for (sequence, len) in [(1, 0), (1, 10), (2, 300), (3, 31_400), (4, 50)] {
+        let start = writer.position();
+        if len > 0 {
+            let put = BatchBuilder::new(sequence).put(0, b"k", &vec![1; len]).finish();
+            writer.append(&put, &mut groups);
+        }
+        let end = GroupEnd { start };
+        writer.end_group(end, sequence + 1, 512, &mut groups);
+    }
     vec![
+        groups,
         fill(LogBuilder::legacy()),
         fill(LogBuilder::recyclable(NUMBER)),
         fill(LogBuilder::legacy().compressed()),

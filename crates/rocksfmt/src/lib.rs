@@ -29,6 +29,7 @@ mod error;
 mod file_meta;
 mod filter;
 mod footer;
+mod group_end;
 mod index;
 mod index_search;
 mod key;
@@ -58,7 +59,7 @@ mod test_block;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use batch::{BATCH_HEADER_BYTES, BatchOps, BatchWriter, Marker, Op, WriteBatch};
+pub use batch::{BATCH_HEADER_BYTES, BatchOps, BatchWriter, Marker, Op, WriteBatch, keys_noted};
 pub use blob::{
     BLOB_FOOTER_BYTES, BLOB_HEADER_BYTES, BLOB_RECORD_HEADER_BYTES, BlobFooter, BlobHeader,
     BlobIndex, BlobRecord,
@@ -77,6 +78,7 @@ pub use error::{Error, Kind, Result};
 pub use file_meta::{BlobFileMeta, FileMeta};
 pub use filter::{AlwaysMatch, BloomBuilder, FilterKey, FilterLayout};
 pub use footer::{BlockHandle, FOOTER_BYTES, Footer};
+pub use group_end::{GroupEnd, TornGroup};
 pub use index::{IndexCursor, IndexFormat, IndexLayout, IndexType, index_lookup};
 pub use index_search::IndexSearch;
 pub use key::{

@@ -8,9 +8,10 @@
 //! this file's number, whose batch begins at or behind the next expected sequence. `Middle` and `Last` records
 //! prove nothing: they may belong to the very record that was torn. The block with the damage is searched at
 //! every byte, since the length of the bad record cannot be trusted; in later blocks, which begin with a
-//! record, the chain is followed from the block's start.
+//! record, the chain is followed from the block's start as far as it goes.
 
 use crate::coding::fixed64_at;
+use crate::group_end::{GroupEnd, TornGroup};
 use crate::key::SEQUENCE_MAX;
 use crate::log::{LOG_BLOCK_BYTES, LogKind, LogReader};
 use crate::log_physical::{HEADER_BYTES, Physical, kind, physical};
@@ -33,7 +34,13 @@ pub struct DamageScan {
     damage_offset: u64,
     sequence_min: u64,
     decompressor: Option<RecordDecompressor>,
+    torn: Option<TornGroup>,
+    /// Where a short record began that goes on in the next block, and its bytes so far: a group's end may.
+    begun: Option<(u64, Vec<u8>)>,
 }
+
+/// The most that a group's end may have in the block in which it begins.
+const BEGUN_BYTES_MAX: usize = 64;
 
 impl DamageScan {
     /// A scan behind `damage_offset` for batches that begin at `sequence_min` (the next expected sequence) or
@@ -48,7 +55,20 @@ impl DamageScan {
                 true => RecordDecompressor::new().ok(),
                 false => None,
             },
+            torn: None,
+            begun: None,
         }
+    }
+
+    /// The same in a log in which every group has its end; what `torn` met before counts.
+    pub fn of_groups(mut self, torn: TornGroup) -> DamageScan {
+        self.torn = Some(torn);
+        self
+    }
+
+    /// What has become of the judge that [`DamageScan::of_groups`] was given.
+    pub fn torn(&self) -> Option<TornGroup> {
+        self.torn
     }
 
     /// Where feeding must begin: the start of the block with the damage.
@@ -65,7 +85,7 @@ impl DamageScan {
             let found = if offset > self.damage_offset {
                 self.follow(block, offset)
             } else if end > self.damage_offset {
-                self.search(block, offset)
+                self.search(block, offset, (self.damage_offset - offset) as usize + 1)
             } else {
                 None
             };
@@ -77,7 +97,8 @@ impl DamageScan {
         None
     }
 
-    /// Follows the chain of records from the start of a block.
+    /// Follows the chain of records from the start of a block. Where it breaks the damage goes on, unless
+    /// zeros or the records of a file's former life say that the log ends here.
     fn follow(&mut self, block: &[u8], offset: u64) -> Option<LaterRecord> {
         let mut at = 0;
         while let Some((bytes, found)) = self.record_at(&block[at..], offset + at as u64) {
@@ -86,18 +107,30 @@ impl DamageScan {
             }
             at += bytes;
         }
-        None
+        let rest = &block[at..];
+        let ends = matches!(physical(rest, self.number_low()), Physical::Stale { .. })
+            || rest == &[0; LOG_BLOCK_BYTES][..rest.len()];
+        if ends { None } else { self.search(block, offset, at + 1) }
     }
 
-    /// Tries every byte behind the damage. Only a type that can be proof is worth a checksum: that keeps the
-    /// work on bytes made to be slow at some milliseconds.
-    fn search(&mut self, block: &[u8], offset: u64) -> Option<LaterRecord> {
-        let from = (self.damage_offset - offset) as usize + 1;
-        let types = block.get(from + HEADER_BYTES - 1..)?;
-        types.iter().enumerate().find_map(|(i, &kind)| {
-            self.proving_form(kind)?;
-            self.record_at(&block[from + i..], offset + (from + i) as u64)?.1
-        })
+    /// Tries every byte of a block from `at` on. Only a type that can be proof is worth a checksum: that
+    /// keeps the work on bytes made to be slow at some milliseconds.
+    fn search(&mut self, block: &[u8], offset: u64, mut at: usize) -> Option<LaterRecord> {
+        while let Some(&kind) = block.get(at + HEADER_BYTES - 1) {
+            let mut step = 1;
+            if self.proving_form(kind).is_some()
+                && let Some((bytes, found)) = self.record_at(&block[at..], offset + at as u64)
+            {
+                if found.is_some() {
+                    return found;
+                }
+                if self.torn.is_some() {
+                    step = bytes;
+                }
+            }
+            at += step;
+        }
+        None
     }
 
     /// Whether records of a type begin a batch, in the form the log has.
@@ -114,28 +147,59 @@ impl DamageScan {
         possible.then_some(())
     }
 
-    /// The valid record at the start of `rest`, and whether it is proof.
-    fn record_at(&mut self, rest: &[u8], offset: u64) -> Option<(usize, Option<LaterRecord>)> {
-        let number_low = match self.log {
+    fn number_low(&self) -> Option<u32> {
+        match self.log {
             LogKind::Wal { number } => Some(number as u32),
             LogKind::Manifest => None,
-        };
-        let Physical::Record { kind, payload, bytes } = physical(rest, number_low) else {
+        }
+    }
+
+    /// The valid record at the start of `rest`, and whether it is proof.
+    fn record_at(&mut self, rest: &[u8], offset: u64) -> Option<(usize, Option<LaterRecord>)> {
+        let Physical::Record { kind, payload, bytes } = physical(rest, self.number_low()) else {
             return None;
         };
+        let begun = self.begun.take();
         if self.proving_form(kind).is_none() {
-            return Some((bytes, None));
+            let last = matches!(kind, kind::LAST | kind::RECYCLABLE_LAST);
+            let block = LOG_BLOCK_BYTES as u64;
+            let found = match begun {
+                Some((from, mut record)) if last && offset == from.next_multiple_of(block) => {
+                    record.extend_from_slice(payload);
+                    self.judge(&record, from)
+                }
+                _ => None,
+            };
+            return Some((bytes, found));
         }
         if self.log == LogKind::Manifest {
             return Some((bytes, Some(LaterRecord { offset, sequence: None })));
+        }
+        if self.torn.is_some() {
+            let first = matches!(kind, kind::FIRST | kind::RECYCLABLE_FIRST);
+            if first && payload.len() <= BEGUN_BYTES_MAX {
+                self.begun = Some((offset, payload.to_vec()));
+                return Some((bytes, None));
+            }
+            return Some((bytes, self.judge(payload, offset)));
         }
         let head = match &mut self.decompressor {
             None => payload,
             Some(decompressor) => decompressor.head(payload).unwrap_or_default(),
         };
-        let proof = fixed64_at(head, 0)
-            .filter(|&sequence| head.len() >= 12 && sequence >= self.sequence_min)
-            .filter(|&sequence| sequence <= SEQUENCE_MAX);
-        Some((bytes, proof.map(|sequence| LaterRecord { offset, sequence: Some(sequence) })))
+        Some((bytes, newer(head, self.sequence_min, offset)))
     }
+
+    /// The proof that a record is where it may be of the torn group. `record` may be the first part of one.
+    fn judge(&mut self, record: &[u8], offset: u64) -> Option<LaterRecord> {
+        let later = newer(record, self.sequence_min, offset)?;
+        self.torn.as_mut()?.is_outlived_by(GroupEnd::parse(record)).then_some(later)
+    }
+}
+
+/// A record that begins like this, if its batch is not older than `sequence_min`.
+fn newer(head: &[u8], sequence_min: u64, offset: u64) -> Option<LaterRecord> {
+    let sequence = fixed64_at(head, 0)?;
+    let newer = head.len() >= 12 && (sequence_min..=SEQUENCE_MAX).contains(&sequence);
+    newer.then_some(LaterRecord { offset, sequence: Some(sequence) })
 }

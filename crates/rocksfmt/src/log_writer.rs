@@ -5,6 +5,7 @@
 
 use crate::batch::{BATCH_HEADER_BYTES, tag};
 use crate::crc::{crc32c, mask_crc};
+use crate::group_end::GroupEnd;
 use crate::log::LOG_BLOCK_BYTES;
 use crate::log_physical::{HEADER_BYTES, RECYCLABLE_HEADER_BYTES, kind};
 
@@ -74,43 +75,39 @@ impl LogWriter {
         }
     }
 
-    /// Fills the log up to a multiple of `alignment` bytes, which divides the log's blocks and is at least 64,
-    /// with an empty batch that holds one annotation: RocksDB replays it and does nothing. Zeros would not do,
+    /// Ends a group with the record that says so; `sequence` is that of the next batch. The record fills the log up
+    /// to a multiple of `alignment`, which divides the log's blocks and is at least 64. Zeros would not do for that,
     /// behind them RocksDB reads no further in the block.
-    pub fn pad(&mut self, alignment: usize, sequence: u64, out: &mut Vec<u8>) {
-        let over = self.position as usize % alignment;
-        if over == 0 {
-            return;
-        }
+    pub fn end_group(&mut self, end: GroupEnd, sequence: u64, alignment: usize, out: &mut Vec<u8>) {
+        let mut annotation = end.annotation();
+        let fixed = BATCH_HEADER_BYTES + 1;
+        let mut record = Vec::with_capacity(fixed + annotation.len() + 3);
+        record.extend_from_slice(&sequence.to_le_bytes());
+        record.extend_from_slice(&[0; 4]);
+        record.push(tag::LOG_DATA);
         let left = self.left_in_block();
         if left < self.header_bytes() {
-            // The block's end, which is zeros in any case.
             out.resize(out.len() + left, 0);
             self.position += left as u64;
-            return;
         }
-        let fixed = BATCH_HEADER_BYTES + 1;
-        let mut room = alignment - over;
-        if room < self.header_bytes() + fixed + 1 {
+        let left = self.left_in_block();
+        let mut room = alignment - self.position as usize % alignment;
+        if room < self.header_bytes() + fixed + 1 + annotation.len() {
             room += alignment;
         }
-        // Where the room reaches over the block's end, the filler is two records with a header each.
+        // Where the room reaches over the block's end, the record has two parts with a header each.
         let headers = if room <= left { 1 } else { 2 };
-        let annotation = room - headers * self.header_bytes() - fixed;
-        let mut filler = Vec::with_capacity(room);
-        filler.extend_from_slice(&sequence.to_le_bytes());
-        filler.extend_from_slice(&[0; 4]);
-        filler.push(tag::LOG_DATA);
-        // A length and so many bytes: together just what is left, if need be by a length of two bytes that one
-        // could hold.
-        if annotation <= 128 {
-            filler.push((annotation - 1) as u8);
-        } else {
-            let len = annotation - 2;
-            filler.extend_from_slice(&[len as u8 | 0x80, (len >> 7) as u8]);
+        let with_length = room - headers * self.header_bytes() - fixed;
+        // A length and so many bytes: together just what is left, if need be by a length of more bytes than it
+        // takes.
+        let length_bytes = [129, 16_386].iter().filter(|&&more| with_length >= more).count() + 1;
+        annotation.resize(with_length - length_bytes, 0);
+        for byte in 0..length_bytes {
+            let more = if byte + 1 < length_bytes { 0x80 } else { 0 };
+            record.push((annotation.len() >> (7 * byte)) as u8 & 0x7F | more);
         }
-        filler.resize(fixed + annotation, 0);
-        self.append(&filler, out);
+        record.extend_from_slice(&annotation);
+        self.append(&record, out);
     }
 
     fn physical(&mut self, kind: u8, payload: &[u8], out: &mut Vec<u8>) {
@@ -165,14 +162,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn padded_groups_are_read_back_and_fillers_do_nothing(
+        fn groups_are_read_back_and_their_ends_do_nothing(
             start in prop_oneof![Just(0u64), Just(LOG_BLOCK_BYTES as u64 - 4096)],
             groups in proptest::collection::vec(
                 proptest::collection::vec(
                     prop_oneof![12usize..60, 440usize..520, 4000usize..4200, 32_600usize..32_800, 12usize..100_000],
                     1..4),
                 1..8),
-            alignment in prop_oneof![Just(64usize), Just(512), Just(4096)],
+            alignment in prop_oneof![Just(64usize), Just(512), Just(4096), Just(LOG_BLOCK_BYTES)],
         ) {
             let mut writer = LogWriter::new(Some(7), 0);
             let mut out = Vec::new();
@@ -182,7 +179,10 @@ mod tests {
                 writer.append(&record, &mut out);
                 written.push(record);
             }
+            let mut starts = Vec::new();
             for group in groups {
+                let start = writer.position();
+                starts.push(start);
                 for len in group {
                     let record: Vec<u8> = (0..len).map(|i| (i % 251) as u8 + 1).collect();
                     let (cost, before) = (writer.cost(len), out.len());
@@ -190,18 +190,21 @@ mod tests {
                     prop_assert_eq!(out.len() - before, cost);
                     written.push(record);
                 }
-                writer.pad(alignment, 5, &mut out);
+                writer.end_group(GroupEnd { start }, 5, alignment, &mut out);
                 prop_assert_eq!(out.len() % alignment, 0);
                 prop_assert_eq!(writer.position(), out.len() as u64);
             }
-            let (fillers, records): (Vec<_>, Vec<_>) = read(&out, 7).into_iter()
+            let (ends, records): (Vec<_>, Vec<_>) = read(&out, 7).into_iter()
                 .partition(|record| record[..12] == [5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
             prop_assert_eq!(records, written);
-            for filler in fillers {
-                let batch = WriteBatch::parse(&filler).unwrap();
+            for end in &ends {
+                let batch = WriteBatch::parse(end).unwrap();
                 prop_assert_eq!((batch.sequence(), batch.count()), (5, 0));
                 batch.verify().unwrap();
             }
+            let ends: Vec<_> = ends.iter().map(|end| GroupEnd::parse(end).unwrap()).collect();
+            let expected: Vec<_> = starts.into_iter().map(|start| GroupEnd { start }).collect();
+            prop_assert_eq!(ends, expected);
         }
     }
 }

@@ -87,6 +87,8 @@ pub struct ManifestState {
     pub max_column_family: u32,
     /// Identity of the database, where the MANIFEST has it.
     pub db_id: Option<String>,
+    /// The number of keys in the default column family's files, where the MANIFEST is ours and has it.
+    pub keys: Option<u64>,
     /// The logs the MANIFEST tracks, with their synced size where known (option
     /// `track_and_verify_wals_in_manifest`; empty without it).
     pub wals: BTreeMap<u64, Option<u64>>,
@@ -124,6 +126,7 @@ pub struct ManifestReplay {
     min_log_number_to_keep: u64,
     max_column_family: u32,
     db_id: Option<String>,
+    keys: Option<u64>,
     wals: BTreeMap<u64, Option<u64>>,
 }
 
@@ -148,6 +151,7 @@ impl ManifestReplay {
             min_log_number_to_keep: 0,
             max_column_family: 0,
             db_id: None,
+            keys: None,
             wals: BTreeMap::new(),
         }
     }
@@ -249,6 +253,10 @@ impl ManifestReplay {
         }
         if let Some(id) = edit.max_column_family {
             self.max_column_family = self.max_column_family.max(id);
+        }
+        // Whoever writes a memtable to a file and does not count makes the number unknown.
+        if edit.keys.is_some() || (edit.column_family == 0 && edit.log_number.is_some()) {
+            self.keys = edit.keys;
         }
         if edit.db_id.is_some() {
             self.db_id.clone_from(&edit.db_id);
@@ -374,6 +382,7 @@ impl ManifestReplay {
             min_log_number_to_keep: self.min_log_number_to_keep,
             max_column_family: self.max_column_family,
             db_id: self.db_id,
+            keys: self.keys,
             wals: self.wals,
         })
     }

@@ -10,8 +10,8 @@ use std::path::Path;
 use support::{fresh_dir, run};
 
 use rocksfmt::{
-    BatchWriter, Compression, LogWriter, SstBuilder, SstOptions, ValueType, VersionEdit, pack,
-    put_internal_key,
+    BatchWriter, Compression, GroupEnd, LogWriter, SstBuilder, SstOptions, ValueType, VersionEdit,
+    pack, put_internal_key,
 };
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -188,9 +188,14 @@ fn rocksdb_opens_scans_and_compacts_what_was_written_for_it() {
                     Change::DeleteRange(start, end) => batch.delete_range(0, start, end),
                 }
             }
+            if seed.is_multiple_of(3) {
+                batch.note_keys(-(seed as i64));
+            }
+            let end = GroupEnd { start: writer.position() };
             writer.append(batch.finish(sequence), &mut log);
             sequence += u64::from(batch.count());
-            writer.pad(if seed % 3 == 0 { 4096 } else { 512 }, sequence, &mut log);
+            let alignment = [4096, 512][seed as usize % 2];
+            writer.end_group(end, sequence, alignment, &mut log);
         }
         std::fs::write(dir.join("000009.log"), log).unwrap();
 

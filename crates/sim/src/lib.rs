@@ -6,6 +6,8 @@
 //!
 //! - [`database`] makes a RocksDB directory and its model from a seed ([`table`] makes the SST
 //!   files); RocksDB's own tools judge it in `tests/judge.rs`;
+//! - [`engine`] kills the engine and cuts its power at any moment, and compares what is left with what
+//!   was written; [`history`] asks single keys from all cores meanwhile, and [`linear`] judges that;
 //! - [`journal`] is the smallest log that loses nothing it has acknowledged, killed and without
 //!   power at any moment, and wrong ones that are caught;
 //! - [`reads`] lets several cores read it while the disk fails, and then demands that everything
@@ -14,7 +16,10 @@
 #![forbid(unsafe_code)]
 
 pub mod database;
+pub mod engine;
+pub mod history;
 pub mod journal;
+pub mod linear;
 pub mod reads;
 pub mod seeds;
 pub mod table;

@@ -1,7 +1,8 @@
 //! Which seeds to run, and what to say when one fails.
 
-/// Seeds of a run without `MILLRACE_SEEDS`.
+/// Seeds of a run without `MILLRACE_SEEDS`, and of one with `MILLRACE_LONG`.
 const FEW: u64 = 24;
+const MANY: u64 = 240;
 
 /// A number from the environment.
 ///
@@ -17,7 +18,11 @@ pub fn one() -> Option<u64> {
     number("MILLRACE_SEED")
 }
 
-/// Runs a scenario with as many seeds as `MILLRACE_SEEDS` says, or a few. A failing one prints
+fn usual() -> u64 {
+    if std::env::var_os("MILLRACE_LONG").is_some() { MANY } else { FEW }
+}
+
+/// Runs a scenario with as many seeds as `MILLRACE_SEEDS` says, or a few, or more with `MILLRACE_LONG`. A failing one prints
 /// how to replay it: `test` is the name of a test that runs [`one`] seed.
 pub fn each(test: &str, run: impl Fn(u64)) {
     many(test, 1, run);
@@ -25,7 +30,7 @@ pub fn each(test: &str, run: impl Fn(u64)) {
 
 /// The same with so many times as many seeds: for scenarios that take next to no time.
 pub fn many(test: &str, times: u64, run: impl Fn(u64)) {
-    for seed in 0..times * number("MILLRACE_SEEDS").unwrap_or(FEW) {
+    for seed in 0..times * number("MILLRACE_SEEDS").unwrap_or_else(usual) {
         let _say = SayOnPanic { seed, test };
         run(seed);
     }

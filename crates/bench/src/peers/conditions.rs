@@ -45,13 +45,11 @@ pub fn describe(setup: &Setup, rounds: &[Round], number: u32) -> Vec<(String, St
             setup.seconds, setup.processor
         ),
     );
-    let driver = rounds.iter().find_map(|round| {
-        round.sample("millrace readrandom")?.report["driver"].as_str().map(str::to_owned)
-    });
+    let samples = || rounds.iter().flat_map(Round::samples);
+    let driver = samples().find_map(|sample| sample.report["driver"].as_str().map(str::to_owned));
     let version = env!("CARGO_PKG_VERSION");
     say("Millrace", format!("{version}, {}", driver.unwrap_or_else(|| "driver unknown".into())));
-    let release = rounds.iter().find_map(|round| {
-        let sample = round.sample("rocksdb readrandom 1 thread")?;
+    let release = samples().find_map(|sample| {
         Some(format!("{}, `{}`", sample.report["rocksdb"].as_str()?, sample.command))
     });
     say("RocksDB release", release.unwrap_or_else(|| "not measured".to_owned()));

@@ -52,6 +52,28 @@ pub fn read_seq(setup: &Setup) -> Result<Sample, String> {
     Ok(Sample { ops_per_second, command, report: json!(text), ..Sample::default() })
 }
 
+/// Sets random keys of a new database in `dir`, `num` of them with so many threads.
+pub fn fill_random(dir: &Path, keys: u64, num: u64, threads: u32) -> Result<Sample, String> {
+    let tool = Tool::new("db_bench")
+        .arg(format!("--db={}", dir.display()))
+        .arg(format!("--num={keys}"))
+        .arg(format!("--writes={}", num / u64::from(threads)))
+        .arg(format!("--threads={threads}"))
+        .args([
+            "--benchmarks=fillrandom",
+            "--key_size=16",
+            "--value_size=1000",
+            "--block_size=4096",
+            "--bloom_bits=10",
+            "--compression_type=none",
+            "--write_buffer_size=67108864",
+        ]);
+    let command = tool.line();
+    let text = tool.output()?;
+    let ops_per_second = parse(&text, "fillrandom").ok_or("db_bench's report has no such line")?;
+    Ok(Sample { ops_per_second, command, report: json!(text), ..Sample::default() })
+}
+
 /// The operations per second in a line such as
 /// `readseq      :       1.408 micros/op 710227 ops/sec 5.6 seconds ...`.
 fn parse(text: &str, name: &str) -> Option<f64> {

@@ -62,6 +62,7 @@ fn parse(text: &str, command: String) -> Result<Sample, String> {
         cpu_us_per_op,
         p50_us: percentile("50.000000"),
         p99_us: percentile("99.000000"),
+        p999_us: percentile("99.900000"),
         bytes_per_io: None,
         open_seconds: None,
         command,

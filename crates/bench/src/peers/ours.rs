@@ -58,12 +58,20 @@ pub fn count_keys(setup: &Setup) -> Result<u64, String> {
     report["keys"].as_u64().ok_or_else(|| "millrace does not tell the number of keys".to_owned())
 }
 
+/// A program's one JSON object, with our names in it.
+pub fn report(tool: Tool) -> Result<Sample, String> {
+    let command = tool.line();
+    let report: Value = serde_json::from_str(tool.output()?.trim())
+        .map_err(|error| format!("the report of {command} is no JSON: {error}"))?;
+    sample(command, report)
+}
+
 /// A report with our names in it, which are also those of bench/peers.
 pub fn sample(command: String, report: Value) -> Result<Sample, String> {
     let ops_per_second =
         report["ops_per_second"].as_f64().ok_or_else(|| format!("strange report: {report}"))?;
     let (operations, found) = (report["operations"].as_u64(), report["found"].as_u64());
-    if operations != found {
+    if found.is_some() && operations != found {
         return Err(format!("found {found:?} of {operations:?}: is this db_bench's database?"));
     }
     Ok(Sample {
@@ -71,6 +79,7 @@ pub fn sample(command: String, report: Value) -> Result<Sample, String> {
         cpu_us_per_op: report["cpu_us_per_op"].as_f64(),
         p50_us: report["p50_us"].as_f64(),
         p99_us: report["p99_us"].as_f64(),
+        p999_us: report["p999_us"].as_f64(),
         bytes_per_io: report["bytes_per_io"].as_f64(),
         open_seconds: report["open_seconds"].as_f64(),
         command,

@@ -2,10 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-
 use super::Setup;
-use super::ours::sample;
+use super::ours::report;
 use super::sample::Sample;
 use super::tool::Tool;
 
@@ -30,19 +28,17 @@ pub fn find(named: Option<&Path>) -> Result<Option<PathBuf>, String> {
         .find(|path| path.is_file()))
 }
 
-/// Runs a case with these flags.
-pub fn run(setup: &Setup, flags: &[String]) -> Result<Sample, String> {
+/// Runs a case with these flags on a database.
+pub fn run(setup: &Setup, data: &Path, flags: &[String]) -> Result<Sample, String> {
     let Some(program) = &setup.release else {
         return Err(format!("RocksDB's release is not built: {BUILD}"));
     };
-    let tool = Tool::new(program)
-        .args(flags.iter().cloned())
-        .arg("--data")
-        .arg(&setup.data)
-        .arg("--seconds")
-        .arg(setup.seconds.to_string());
-    let command = tool.line();
-    let report: Value = serde_json::from_str(tool.output()?.trim())
-        .map_err(|error| format!("its report is no JSON: {error}"))?;
-    sample(command, report)
+    report(
+        Tool::new(program)
+            .args(flags.iter().cloned())
+            .arg("--data")
+            .arg(data)
+            .arg("--seconds")
+            .arg(setup.seconds.to_string()),
+    )
 }

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use super::Setup;
 use super::ours::{self, Ours};
 use super::sample::Sample;
-use super::{debian, fio, redis, release};
+use super::writes::Write;
+use super::{debian, fio, redis, release, write_rows};
 
 /// Keys that the cached rows draw from: half a million values, that is 500 MB.
 const CACHED_KEYS: u64 = 500_000;
@@ -33,6 +34,12 @@ pub enum Work {
     Node(bool),
     /// redis-server under redis-benchmark, over many keys or one.
     Redis(bool),
+    /// Our node under redis-benchmark's sets, over many keys or one.
+    NodeSet(bool),
+    /// redis-server under the same.
+    RedisSet(bool),
+    /// What writes.
+    Write(Write),
 }
 
 impl Work {
@@ -48,6 +55,11 @@ impl Work {
             Work::Node(true) => "millrace resp many",
             Work::Redis(false) => "redis resp",
             Work::Redis(true) => "redis resp many",
+            Work::NodeSet(false) => "millrace resp set",
+            Work::NodeSet(true) => "millrace resp set many",
+            Work::RedisSet(false) => "redis resp set",
+            Work::RedisSet(true) => "redis resp set many",
+            Work::Write(write) => write.name(),
         }
     }
 
@@ -55,7 +67,8 @@ impl Work {
     pub fn run(&self, setup: &Setup, round: &Round) -> Result<Sample, String> {
         match self {
             Work::Ours(_, ours) => ours::run(setup, ours),
-            Work::Release(_, flags) => release::run(setup, flags),
+            Work::Release(_, flags) => release::run(setup, &setup.data, flags),
+            Work::Write(write) => write.run(setup, round),
             Work::DebianSeq => debian::read_seq(setup),
             Work::FioSame => {
                 let own = round.sample(GET).ok_or("our own reads were not measured")?;
@@ -68,6 +81,8 @@ impl Work {
             Work::Fio4k => fio::run(setup, 4096, 4096),
             Work::Node(many) => redis::ours(setup, *many),
             Work::Redis(many) => redis::theirs(setup, *many),
+            Work::NodeSet(many) => redis::ours_set(setup, *many),
+            Work::RedisSet(many) => redis::theirs_set(setup, *many),
         }
     }
 }
@@ -126,12 +141,18 @@ impl Round {
         self.0.get(name)
     }
 
+    /// All samples.
+    pub fn samples(&self) -> impl Iterator<Item = &Sample> {
+        self.0.values()
+    }
+
     /// Everything as JSON.
     pub fn json(&self) -> Value {
         json!(self.0)
     }
 
-    fn ops(&self, name: &str) -> Option<f64> {
+    /// Operations per second of a sample.
+    pub fn ops(&self, name: &str) -> Option<f64> {
         self.sample(name).map(|sample| sample.ops_per_second)
     }
 
@@ -140,7 +161,7 @@ impl Round {
     }
 
     /// The fastest of several.
-    fn best(&self, names: impl IntoIterator<Item = String>) -> Option<&Sample> {
+    pub fn best(&self, names: impl IntoIterator<Item = String>) -> Option<&Sample> {
         names
             .into_iter()
             .filter_map(|name| self.sample(&name))
@@ -187,8 +208,8 @@ pub enum Goal {
 pub enum Unit {
     /// Operations per second.
     PerSecond,
-    /// Microseconds of processor time per operation.
-    CpuUs,
+    /// Microseconds.
+    Us,
     /// Seconds.
     Seconds,
 }
@@ -212,7 +233,7 @@ pub struct Row {
     /// What is to be reached.
     pub goal: Goal,
     /// What has to be measured for it, in this order.
-    works: fn(&Setup) -> Vec<Work>,
+    pub works: fn(&Setup) -> Vec<Work>,
 }
 
 impl Row {
@@ -252,6 +273,7 @@ pub fn works(rows: &[Row], setup: &Setup) -> Vec<Work> {
 /// The rows, or those whose name contains `only`.
 pub fn rows(only: Option<&str>) -> Vec<Row> {
     let mut rows = all_rows();
+    rows.extend(write_rows::rows());
     if let Some(only) = only {
         rows.retain(|row| row.name.contains(only) || row.against.contains(only));
     }
@@ -363,7 +385,7 @@ fn all_rows() -> Vec<Row> {
             ours: |r| r.cpu(GET),
             theirs: |r| r.best_threads()?.cpu_us_per_op,
             compare: Compare::Ratio,
-            unit: Unit::CpuUs,
+            unit: Unit::Us,
             goal: Goal::AtMost(1.0 / 3.0),
             works: get_and_threads,
         },
@@ -373,7 +395,7 @@ fn all_rows() -> Vec<Row> {
             ours: |r| r.cpu(GET),
             theirs: |r| r.cpu("fio same size"),
             compare: Compare::Difference,
-            unit: Unit::CpuUs,
+            unit: Unit::Us,
             goal: Goal::AtMost(2.5),
             works: |_| vec![ours(GET), Work::FioSame],
         },
@@ -506,7 +528,7 @@ fn all_rows() -> Vec<Row> {
             ours: |r| r.cpu("millrace resp"),
             theirs: |r| r.cpu("redis resp"),
             compare: Compare::Ratio,
-            unit: Unit::CpuUs,
+            unit: Unit::Us,
             goal: Goal::AtMost(1.0),
             works: |_| vec![Work::Node(false), Work::Redis(false)],
         },

@@ -16,6 +16,8 @@ pub struct Sample {
     pub p50_us: Option<f64>,
     /// 99th percentile of the latency in microseconds, where the program tells.
     pub p99_us: Option<f64>,
+    /// 99.9th percentile of the latency in microseconds, where the program tells.
+    pub p999_us: Option<f64>,
     /// Mean size of a read, where the program tells.
     pub bytes_per_io: Option<f64>,
     /// Seconds to open the database, where the program tells.

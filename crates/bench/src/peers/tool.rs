@@ -134,6 +134,17 @@ impl Background {
         &self.line
     }
 
+    /// Whether it still runs.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn check(&mut self) -> Result<(), String> {
+        match self.child.try_wait() {
+            Ok(Some(status)) => Err(format!("{} ended ({status})", self.line)),
+            _ => Ok(()),
+        }
+    }
+
     /// User and system time it has used so far, in microseconds.
     pub fn cpu_us(&self) -> Option<f64> {
         let text = read_file(Path::new(&format!("/proc/{}/stat", self.child.id()))).ok()?;
@@ -156,9 +167,7 @@ impl Background {
             if TcpStream::connect(addr).is_ok() {
                 return Ok(());
             }
-            if let Ok(Some(status)) = self.child.try_wait() {
-                return Err(format!("{} ended ({status})", self.line));
-            }
+            self.check()?;
             std::thread::sleep(Duration::from_millis(100));
         }
         Err(format!("{} does not listen on port {port}", self.line))

@@ -4,16 +4,17 @@ use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lsm::{CfId, Db, IterOptions, OpenOptions};
-use reactor::{Core, RuntimeConfig};
+use reactor::{Core, DriverKind, RuntimeConfig};
 
-use super::print::{Lines, Style, value};
-use super::{Range, Verdict};
+use super::Verdict;
+use super::listing::{Listed, Listing, Printer};
+use super::print::{Style, value};
 use crate::args::{Entries, Source};
 use crate::failure::Failure;
 use crate::output::Out;
 
 /// Memory of the core: nothing is cached for long here.
-const POOL_BYTES: usize = 256 << 20;
+pub const POOL_BYTES: usize = 256 << 20;
 /// Entries between two looks at whether others want to run.
 const RUN: u64 = 256;
 
@@ -42,7 +43,7 @@ impl Opened {
 }
 
 /// Runs a command on one core.
-fn on_core<F, T>(source: &Source, command: F) -> Result<T, Failure>
+pub fn on_core<F, T>(driver: DriverKind, command: F) -> Result<T, Failure>
 where
     F: AsyncFnOnce(Core) -> Result<T, Failure> + Clone + Send + 'static,
     T: Send + 'static,
@@ -50,7 +51,7 @@ where
     let config = RuntimeConfig {
         processors: reactor::processors().into_iter().take(1).collect(),
         memory: POOL_BYTES,
-        driver: source.io,
+        driver,
         ..RuntimeConfig::default()
     };
     reactor::run(&config, move |core| {
@@ -76,8 +77,8 @@ async fn open(core: Core, source: &Source) -> Result<Opened, Failure> {
 
 /// `kv get --data`.
 pub fn get(key: Vec<u8>, source: Source, entries: Entries) -> Result<Verdict, Failure> {
-    let shared = source.clone();
-    on_core(&shared, async move |core| {
+    let io = source.io;
+    on_core(io, async move |core| {
         let opened = open(core, &source).await?;
         let family = opened.family(&entries.column_family)?;
         let reader = opened.db.attach(&opened.core);
@@ -89,15 +90,16 @@ pub fn get(key: Vec<u8>, source: Source, entries: Entries) -> Result<Verdict, Fa
     })
 }
 
-/// `kv scan --data`.
-pub fn scan(range: Range, source: Source, entries: Entries) -> Result<Verdict, Failure> {
-    let shared = source.clone();
-    on_core(&shared, async move |core| {
+/// `kv scan --data` and `kv export --data`.
+pub fn list(listing: Listing, source: Source) -> Result<Listed, Failure> {
+    let io = source.io;
+    on_core(io, async move |core| {
+        let Listing { range, .. } = listing.clone();
         let opened = open(core, &source).await?;
-        let family = opened.family(&entries.column_family)?;
+        let family = opened.family(&listing.column_family)?;
         let reader = opened.db.attach(&opened.core);
-        let mut out = Out::new();
-        let mut lines = Lines::new(Style::new(source.json, entries.hex));
+        let keys = reader.approximate_keys(family).unwrap_or(0);
+        let mut printer = Printer::new(&listing, keys)?;
         let options = IterOptions {
             lower: range.from,
             upper: range.to,
@@ -112,13 +114,11 @@ pub fn scan(range: Range, source: Source, entries: Entries) -> Result<Verdict, F
             } else {
                 iter.seek_to_first().await?;
             }
-            let mut read = 0;
-            while iter.valid() && range.limit.is_none_or(|limit| read < limit) {
-                if let Err(stop) = lines.entry(&mut out, iter.key(), iter.value()) {
+            while iter.valid() && range.limit.is_none_or(|limit| printer.listed.entries < limit) {
+                if let Err(stop) = printer.entry(iter.key(), iter.value()) {
                     return Ok(Err(stop));
                 }
-                read += 1;
-                if read % RUN == 0 {
+                if printer.listed.entries % RUN == 0 {
                     opened.core.checkpoint().await;
                 }
                 if range.reverse {
@@ -132,17 +132,19 @@ pub fn scan(range: Range, source: Source, entries: Entries) -> Result<Verdict, F
         let walked = walk.await;
         // What was read before the damage is shown before the error.
         if !matches!(walked, Ok(Err(_))) {
-            out.flush()?;
+            printer.flush()?;
         }
-        walked.map_err(|error: lsm::Error| opened.explain(&error))??;
-        Ok(Verdict::Good)
+        walked
+            .map_err(|error: lsm::Error| opened.explain(&error))?
+            .map_err(|stop| listing.stopped(stop))?;
+        Ok(printer.finish())
     })
 }
 
 /// `kv stat --data`.
 pub fn stat(source: Source) -> Result<Verdict, Failure> {
-    let shared = source.clone();
-    on_core(&shared, async move |core| {
+    let io = source.io;
+    on_core(io, async move |core| {
         let opened = open(core, &source).await?;
         let stat = opened.db.stat();
         let mut out = Out::new();
@@ -158,8 +160,8 @@ pub fn stat(source: Source) -> Result<Verdict, Failure> {
 
 /// `kv check --data`.
 pub fn check(source: Source) -> Result<Verdict, Failure> {
-    let shared = source.clone();
-    on_core(&shared, async move |core| {
+    let io = source.io;
+    on_core(io, async move |core| {
         let path = source.place.data.clone().expect("the parser asks for a place");
         let options = OpenOptions { secondary: source.secondary, ..OpenOptions::default() };
         let bar = progress_bar();

@@ -1,20 +1,28 @@
 //! The `kv` commands on a running node, over its Redis protocol.
 
-use resp::Reply;
+use resp::{Reply, write_command};
 use serde_json::{Map, Value, json};
 
-use super::print::{Lines, Style, value};
-use super::{Range, Verdict};
+use super::Verdict;
+use super::import::{Imported, Input};
+use super::listing::{Listed, Listing, Printer};
+use super::print::{Style, value};
+use super::steps::Step;
 use crate::args::{Entries, Source};
 use crate::failure::Failure;
 use crate::output::{Out, thousands};
 use crate::remote::Remote;
 
+/// Commands of an import that are sent before their replies are read: the replies, which are short,
+/// fit into what a connection holds.
+const PIPELINE: usize = 1000;
+/// Bytes of these commands.
+const PIPELINE_BYTES: usize = 1 << 20;
 /// Entries asked for at once by a scan.
 const PAGE: u64 = 1000;
 
-fn connect(address: &str, entries: &Entries) -> Result<Remote, Failure> {
-    if entries.column_family != "default" {
+fn connect(address: &str, column_family: &str) -> Result<Remote, Failure> {
+    if column_family != "default" {
         return Err(Failure::new("a node serves the column family 'default' only")
             .hint("other column families are read from the directory, with --data DIR"));
     }
@@ -28,7 +36,7 @@ pub fn get(
     source: &Source,
     entries: &Entries,
 ) -> Result<Verdict, Failure> {
-    let mut remote = connect(address, entries)?;
+    let mut remote = connect(address, &entries.column_family)?;
     let reply = remote.call(&[b"GET", key])?;
     let found = match &reply {
         Reply::Null => None,
@@ -41,16 +49,16 @@ pub fn get(
     Ok(if found.is_some() { Verdict::Good } else { Verdict::Bad })
 }
 
-/// `kv scan --connect`: pages, each beginning behind the last key of the one before.
-pub fn scan(
-    address: &str,
-    range: Range,
-    source: &Source,
-    entries: &Entries,
-) -> Result<Verdict, Failure> {
-    let mut remote = connect(address, entries)?;
-    let mut out = Out::new();
-    let mut lines = Lines::new(Style::new(source.json, entries.hex));
+/// `kv scan --connect` and `kv export --connect`: pages, each beginning behind the last key of the
+/// one before.
+pub fn list(address: &str, listing: &Listing) -> Result<Listed, Failure> {
+    let mut remote = connect(address, &listing.column_family)?;
+    let keys = match remote.call(&[b"DBSIZE"])? {
+        Reply::Integer(keys) => keys.unsigned_abs(),
+        other => return Err(remote.unexpected("DBSIZE", &other)),
+    };
+    let mut printer = Printer::new(listing, keys)?;
+    let range = listing.range.clone();
     let bound = |mark: u8, key: &[u8]| [&[mark], key].concat();
     let mut start = range.from.map_or_else(|| b"-".to_vec(), |key| bound(b'[', &key));
     let mut end = range.to.map_or_else(|| b"+".to_vec(), |key| bound(b'(', &key));
@@ -75,7 +83,7 @@ pub fn scan(
             let (Reply::Bulk(key), Reply::Bulk(value)) = (key, value) else {
                 return Err(remote.unexpected("MR.RANGE", &reply));
             };
-            lines.entry(&mut out, key, value)?;
+            printer.entry(key, value).map_err(|stop| listing.stopped(stop))?;
         }
         left -= (pairs.len() as u64).min(left);
         let Some([Reply::Bulk(last), _]) = pairs.last() else { break };
@@ -84,10 +92,64 @@ pub fn scan(
         }
         let edge = if range.reverse { &mut end } else { &mut start };
         *edge = bound(b'(', last);
-        out.flush()?;
+        printer.flush()?;
     }
-    out.flush()?;
-    Ok(Verdict::Good)
+    printer.flush()?;
+    Ok(printer.finish())
+}
+
+/// `kv put --connect`.
+pub fn put(address: &str, key: &[u8], value: &[u8]) -> Result<(), Failure> {
+    let mut remote = Remote::connect(address)?;
+    match remote.call(&[b"SET", key, value])? {
+        Reply::Simple(_) => Ok(()),
+        other => Err(remote.unexpected("SET", &other)),
+    }
+}
+
+/// `kv del --connect`: how many of the keys were there.
+pub fn delete(address: &str, keys: &[Vec<u8>]) -> Result<u64, Failure> {
+    let mut remote = Remote::connect(address)?;
+    let command: Vec<&[u8]> =
+        std::iter::once(&b"DEL"[..]).chain(keys.iter().map(Vec::as_slice)).collect();
+    match remote.call(&command)? {
+        Reply::Integer(deleted) => Ok(deleted.unsigned_abs()),
+        other => Err(remote.unexpected("DEL", &other)),
+    }
+}
+
+/// `kv import --connect`: many commands at a time, then their replies.
+pub fn import(address: &str, input: &Input) -> Result<Imported, Failure> {
+    let mut input = input.open()?;
+    let mut remote = Remote::connect(address)?;
+    let mut imported = Imported::default();
+    let mut commands = Vec::new();
+    let mut waiting = 0;
+    loop {
+        let step = input.next();
+        if let Ok(Some(step)) = &step {
+            imported.count(step);
+            match step {
+                Step::Put(key, value) => write_command(&mut commands, &[b"SET", key, value]),
+                Step::Delete(key) => write_command(&mut commands, &[b"DEL", key]),
+            }
+            waiting += 1;
+        }
+        let ended = !matches!(step, Ok(Some(_)));
+        if ended || commands.len() >= PIPELINE_BYTES || waiting >= PIPELINE {
+            // What was before a mistake in the input is imported.
+            remote.send(&commands)?;
+            for _ in 0..waiting {
+                remote.reply()?;
+            }
+            commands.clear();
+            waiting = 0;
+        }
+        if step?.is_none() {
+            input.finish();
+            return Ok(imported);
+        }
+    }
 }
 
 /// `kv stat --connect`: what the node says about itself.

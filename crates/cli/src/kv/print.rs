@@ -1,7 +1,9 @@
 //! How keys, values and entries are printed.
 
 use std::io::Write;
+use std::str::FromStr;
 
+use resp::write_command;
 use serde_json::{Map, Value, json};
 
 use crate::output::{Out, Stop, escape_into, hex_into, put_bytes};
@@ -18,6 +20,8 @@ pub enum Style {
         /// All bytes in hexadecimal.
         hex: bool,
     },
+    /// The command of Redis's protocol that sets the entry.
+    Resp,
 }
 
 impl Style {
@@ -31,40 +35,61 @@ impl Style {
     }
 }
 
-/// Prints entries of a scan; keeps its line between them.
+impl FromStr for Style {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Style, String> {
+        match text {
+            "text" => Ok(Style::Text),
+            "hex" => Ok(Style::Hex),
+            "json" => Ok(Style::Json { hex: false }),
+            "resp" => Ok(Style::Resp),
+            _ => Err(format!("'{text}' is none of text, hex, json, resp")),
+        }
+    }
+}
+
+/// Renders entries; keeps its buffer between them. [`super::steps`] reads what this writes.
 pub struct Lines {
     style: Style,
-    line: String,
+    text: String,
+    command: Vec<u8>,
 }
 
 impl Lines {
     /// A printer.
     pub fn new(style: Style) -> Lines {
-        Lines { style, line: String::new() }
+        Lines { style, text: String::new(), command: Vec::new() }
     }
 
-    /// Prints one entry.
-    pub fn entry(&mut self, out: &mut Out, key: &[u8], value: &[u8]) -> Result<(), Stop> {
-        self.line.clear();
+    /// One entry with its newline, or the command that sets it.
+    pub fn render(&mut self, key: &[u8], value: &[u8]) -> &[u8] {
+        self.text.clear();
         match self.style {
             Style::Text => {
-                escape_into(&mut self.line, key);
-                self.line.push('\t');
-                escape_into(&mut self.line, value);
+                escape_into(&mut self.text, key);
+                self.text.push('\t');
+                escape_into(&mut self.text, value);
             }
             Style::Hex => {
-                hex_into(&mut self.line, key);
-                self.line.push(' ');
-                hex_into(&mut self.line, value);
+                hex_into(&mut self.text, key);
+                self.text.push(' ');
+                hex_into(&mut self.text, value);
             }
             Style::Json { hex } => {
                 let mut object = Map::new();
                 put_bytes(&mut object, "key", key, hex);
                 put_bytes(&mut object, "value", value, hex);
-                return out.json(&Value::Object(object));
+                self.text = Value::Object(object).to_string();
+            }
+            Style::Resp => {
+                self.command.clear();
+                write_command(&mut self.command, &[b"SET", key, value]);
+                return &self.command;
             }
         }
-        out.line(&self.line)
+        self.text.push('\n');
+        self.text.as_bytes()
     }
 }
 

@@ -29,7 +29,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use super::file_threads::{FileThreads, Job};
-use super::host::{self, Helpers};
+use super::host::Helpers;
 use super::{Completion, Driver, IoOp, MetaOp, Token, Wait};
 use crate::remote::{Remote, Shared};
 
@@ -305,7 +305,7 @@ impl Driver for EpollDriver {
 
     fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<Shared>) {
         let shared = shared.clone();
-        self.helpers.run(Box::new(move || shared.post(Remote::Meta(token, host::perform(op)))));
+        self.helpers.run(op, move |answer| shared.post(Remote::Meta(token, answer)));
     }
 
     fn cancel(&mut self, token: Token) {

@@ -1,33 +1,42 @@
 //! What may block on the host: names, lengths, locks, small whole files. A few helper threads do
 //! it, so that a core never waits (law 2); answers go to the asking core's inbox.
+//!
+//! One more thread removes and closes files, and nothing else: the last of the two gives a file's
+//! blocks back, which may take a file system long (where it tells the device of each, 50 ms for
+//! 64 MiB were measured), and no other operation is to wait behind a directory's worth of that.
 
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
 use super::queue::Queue;
 use super::{DirEntry, MetaOp, MetaOut};
-use crate::file::{Fd, Mode, Opening, SharedFile};
+use crate::file::{Fd, HostFile, Mode, Opening, SharedFile};
 
 type Job = Box<dyn FnOnce() + Send>;
 
 /// A few threads that run blocking jobs. Shared by the cores of a runtime.
 pub(crate) struct Helpers {
     queue: Arc<Queue<Job>>,
+    cleaner: Cleaner,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
 impl Helpers {
     #[expect(clippy::disallowed_methods, reason = "the reactor is where threads are started")]
     pub fn start(threads: usize) -> io::Result<Helpers> {
-        let mut helpers =
-            Helpers { queue: Arc::new(Queue::new()), threads: Vec::with_capacity(threads) };
-        for n in 0..threads {
-            let queue = helpers.queue.clone();
-            let thread = std::thread::Builder::new().name(format!("millrace-help{n}"));
+        let mut helpers = Helpers {
+            queue: Arc::new(Queue::new()),
+            cleaner: Cleaner(Arc::new(Queue::new())),
+            threads: Vec::with_capacity(threads + 1),
+        };
+        let names = (0..threads).map(|n| (format!("millrace-help{n}"), &helpers.queue));
+        let all = names.chain([("millrace-clean".to_owned(), &helpers.cleaner.0)]);
+        for (name, queue) in all.map(|(name, queue)| (name, queue.clone())).collect::<Vec<_>>() {
+            let thread = std::thread::Builder::new().name(name);
             let thread = thread.spawn(move || {
                 while let Some(job) = queue.pop() {
                     job();
@@ -39,15 +48,23 @@ impl Helpers {
         Ok(helpers)
     }
 
-    /// Queues a job. The queue is as long as the cores' operation tables allow.
-    pub fn run(&self, job: Job) {
-        self.queue.push(std::iter::once(job));
+    /// Does a name operation, and tells. The queues are as long as the cores' operation tables
+    /// allow, and there are files.
+    pub fn run(&self, op: MetaOp, tell: impl FnOnce(io::Result<MetaOut>) + Send + 'static) {
+        let queue = match op {
+            MetaOp::Remove { .. } => &self.cleaner.0,
+            _ => &self.queue,
+        };
+        let cleaner = self.cleaner.clone();
+        let job: Job = Box::new(move || tell(perform(op, &cleaner)));
+        queue.push(std::iter::once(job));
     }
 }
 
 impl Drop for Helpers {
     fn drop(&mut self) {
         self.queue.stop();
+        self.cleaner.0.stop();
         for thread in self.threads.drain(..) {
             // A job that panicked took only its own thread; its core panics on the lost answer.
             let _ = thread.join();
@@ -55,17 +72,35 @@ impl Drop for Helpers {
     }
 }
 
+/// Closes files elsewhere. Clones are the same.
+#[derive(Clone)]
+pub(crate) struct Cleaner(Arc<Queue<Job>>);
+
+impl Cleaner {
+    pub fn close(&self, fd: OwnedFd) {
+        let job: Job = Box::new(move || drop(fd));
+        self.0.push(std::iter::once(job));
+    }
+}
+
+impl std::fmt::Debug for Cleaner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cleaner").finish_non_exhaustive()
+    }
+}
+
 /// Does a name operation on the host, blocking.
-pub(crate) fn perform(op: MetaOp) -> io::Result<MetaOut> {
+fn perform(op: MetaOp, cleaner: &Cleaner) -> io::Result<MetaOut> {
     match op {
-        MetaOp::Open { path, buffered } => open(&path, buffered).map(MetaOut::File),
+        MetaOp::Open { path, buffered } => open(&path, buffered, cleaner).map(MetaOut::File),
         MetaOp::List { path } => list(&path).map(MetaOut::List),
         MetaOp::ReadSmall { path, max } => read_small(&path, max).map(MetaOut::Bytes),
         MetaOp::LockShared { path } => lock_shared(&path).map(|fd| MetaOut::Lock(fd.map(Fd::Host))),
         MetaOp::OpenForWriting { path, opening, mode } => {
-            open_for_writing(&path, opening, mode).map(MetaOut::File)
+            open_for_writing(&path, opening, mode, cleaner).map(MetaOut::File)
         }
         MetaOp::Rename { from, to } => rename(&from, &to).map(|()| MetaOut::Done),
+        MetaOp::CreateDir { path } => create_dir(&path).map(|()| MetaOut::Done),
         MetaOp::Remove { path } => remove(&path).map(|()| MetaOut::Done),
         MetaOp::SyncDir { path } => sync_dir(&path).map(|()| MetaOut::Done),
         MetaOp::SetLen { file, len } => {
@@ -86,11 +121,18 @@ pub(crate) fn perform(op: MetaOp) -> io::Result<MetaOut> {
 
 /// The mode of files we make, before the process's mask: as RocksDB makes them.
 const FILE_MODE: u32 = 0o644;
+/// The same of directories.
+const DIR_MODE: u32 = 0o755;
 
 /// Direct I/O is switched on afterwards: an open that makes a file and asks for it at once leaves
 /// the file behind where it is refused.
 #[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
-fn open_for_writing(path: &Path, opening: Opening, mode: Mode) -> io::Result<Arc<SharedFile>> {
+fn open_for_writing(
+    path: &Path,
+    opening: Opening,
+    mode: Mode,
+    cleaner: &Cleaner,
+) -> io::Result<Arc<SharedFile>> {
     let mut options = fs::OpenOptions::new();
     options.read(true).write(true).mode(FILE_MODE).custom_flags(libc::O_CLOEXEC);
     match opening {
@@ -108,7 +150,8 @@ fn open_for_writing(path: &Path, opening: Opening, mode: Mode) -> io::Result<Arc
         Mode::Direct if make_direct(&fd)? => direct_alignment(&fd),
         Mode::Direct | Mode::Buffered => 1,
     };
-    Ok(Arc::new(SharedFile::new(Fd::Host(fd), path.to_owned(), meta.len(), alignment)))
+    let fd = Fd::File(HostFile::new(fd, cleaner));
+    Ok(Arc::new(SharedFile::new(fd, path.to_owned(), meta.len(), alignment)))
 }
 
 /// False where the file system has no direct I/O.
@@ -131,6 +174,10 @@ fn rename(from: &Path, to: &Path) -> io::Result<()> {
     fs::rename(from, to)
 }
 
+fn create_dir(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().mode(DIR_MODE).create(path)
+}
+
 #[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
 fn remove(path: &Path) -> io::Result<()> {
     fs::remove_file(path)
@@ -145,8 +192,8 @@ fn sync_dir(path: &Path) -> io::Result<()> {
 
 fn host_fd(file: &SharedFile) -> io::Result<i32> {
     match file.fd() {
-        Fd::Host(fd) => Ok(fd.as_raw_fd()),
-        Fd::Sim(_) => Err(io::Error::from_raw_os_error(libc::EBADF)),
+        Fd::File(file) => Ok(file.number()),
+        Fd::Host(_) | Fd::Sim(_) => Err(io::Error::from_raw_os_error(libc::EBADF)),
     }
 }
 
@@ -193,7 +240,7 @@ fn allocate(fd: i32, len: u64) -> io::Result<()> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
-fn open(path: &Path, buffered: bool) -> io::Result<Arc<SharedFile>> {
+fn open(path: &Path, buffered: bool, cleaner: &Cleaner) -> io::Result<Arc<SharedFile>> {
     let mut options = fs::OpenOptions::new();
     options.read(true).custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK);
     let direct = if buffered {
@@ -218,7 +265,8 @@ fn open(path: &Path, buffered: bool) -> io::Result<Arc<SharedFile>> {
     }
     let fd = OwnedFd::from(file);
     let alignment = if is_direct { direct_alignment(&fd) } else { 1 };
-    Ok(Arc::new(SharedFile::new(Fd::Host(fd), path.to_owned(), meta.len(), alignment)))
+    let fd = Fd::File(HostFile::new(fd, cleaner));
+    Ok(Arc::new(SharedFile::new(fd, path.to_owned(), meta.len(), alignment)))
 }
 
 /// What the file system asks of direct reads, in bytes; 4096 where it does not say.

@@ -138,6 +138,11 @@ pub enum MetaOp {
         /// Its new name.
         to: PathBuf,
     },
+    /// Make a directory.
+    CreateDir {
+        /// Which.
+        path: PathBuf,
+    },
     /// Remove a file's name.
     Remove {
         /// Which.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use io_uring::{IoUring, opcode, squeue, types};
 
-use super::host::{self, Helpers};
+use super::host::Helpers;
 use super::{Completion, Driver, GATHER_NS, IoOp, MetaOp, Token, Wait};
 use crate::remote::{Remote, Shared};
 
@@ -203,7 +203,7 @@ impl Driver for UringDriver {
 
     fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<Shared>) {
         let shared = shared.clone();
-        self.helpers.run(Box::new(move || shared.post(Remote::Meta(token, host::perform(op)))));
+        self.helpers.run(op, move |answer| shared.post(Remote::Meta(token, answer)));
     }
 
     fn cancel(&mut self, token: Token) {

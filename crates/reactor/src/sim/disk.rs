@@ -23,6 +23,8 @@ pub(crate) struct Plan {
     pub flip: Option<u64>,
     pub extra_ns: u64,
     pub stuck: bool,
+    /// A sync covers nothing.
+    pub skip: bool,
 }
 
 /// Names and bytes of all files, and the faults that are set.
@@ -105,6 +107,19 @@ impl Disk {
             () if self.names.rename(from, to) => return Ok(()),
             // Renames between directories are not modelled.
             () => libc::EXDEV,
+        };
+        Err(io::Error::from_raw_os_error(errno))
+    }
+
+    /// Makes a directory, which stays: a power cut takes names of files only.
+    pub fn create_dir(&mut self, path: &Path) -> io::Result<()> {
+        let errno = match path.parent() {
+            _ if self.is_dir(path) || self.find(path).is_ok() => libc::EEXIST,
+            Some(parent) if self.is_dir(parent) => {
+                self.names.add_dir(path);
+                return Ok(());
+            }
+            _ => libc::ENOENT,
         };
         Err(io::Error::from_raw_os_error(errno))
     }
@@ -195,6 +210,7 @@ impl Disk {
                 FaultKind::Flip => plan.flip = Some(rng.next_u64()),
                 FaultKind::Stall(ns) => plan.extra_ns += rng.within(ns.clone()),
                 FaultKind::Stuck => plan.stuck = true,
+                FaultKind::Skip => plan.skip = true,
                 FaultKind::NameError(_) => continue,
             }
             self.counts.add(fault.kind(), access);
@@ -220,6 +236,17 @@ impl Disk {
             }
         }
         None
+    }
+
+    /// Whether a sync of a directory is to be skipped.
+    pub fn plan_skip(&mut self, rng: &mut Rng, dir: &Path) -> bool {
+        let whole = 0..u64::MAX;
+        let skips = |fault: &mut Fault| {
+            *fault.kind() == FaultKind::Skip && fault.strikes(rng, Some(Access::Sync), dir, &whole)
+        };
+        let skip = self.faults.iter_mut().any(skips);
+        self.counts.skipped += u64::from(skip);
+        skip
     }
 
     /// What a read brings: the bytes with all that is wrong with them, or an error number.
@@ -291,6 +318,7 @@ impl Disk {
                 inode.fail_flush(rng, changes, &mut self.counts);
                 Err(errno)
             }
+            None if plan.skip => Ok(0),
             None => {
                 inode.flush(changes);
                 Ok(0)

@@ -16,7 +16,7 @@ pub enum Access {
     Sync,
 }
 
-/// A kind of fault. Each but the last strikes reads, or what [`Fault::of`] says.
+/// A kind of fault. Unless it says otherwise it strikes reads, or what [`Fault::of`] says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FaultKind {
     /// It fails with this error number. The buffer of a read then holds anything; a write has
@@ -35,6 +35,9 @@ pub enum FaultKind {
     /// An operation on a name, a length or a directory fails with this error number, and changes
     /// nothing.
     NameError(i32),
+    /// For syncs, of files and of directories: nothing becomes durable, and success is reported. No
+    /// device of the model does that; it shows what a program would lose that forgot this sync.
+    Skip,
 }
 
 impl FaultKind {
@@ -46,6 +49,7 @@ impl FaultKind {
             FaultKind::Stall(_) => 3,
             FaultKind::Stuck => 4,
             FaultKind::NameError(_) => 5,
+            FaultKind::Skip => 6,
         }
     }
 }
@@ -136,6 +140,7 @@ impl Fault {
     ) -> bool {
         let own = match self.kind {
             FaultKind::NameError(_) => None,
+            FaultKind::Skip => Some(Access::Sync),
             _ => Some(self.access),
         };
         if self.times == 0 || access != own {
@@ -202,6 +207,8 @@ pub struct FaultCounts {
     pub names_lost: u64,
     /// Writes that had done some of their sectors when their process was killed.
     pub cut_short: u64,
+    /// Syncs that were skipped.
+    pub skipped: u64,
 }
 
 impl FaultCounts {
@@ -217,6 +224,7 @@ impl FaultCounts {
             FaultKind::Stall(_) => &mut self.stalls,
             FaultKind::Stuck => &mut self.stuck,
             FaultKind::NameError(_) => &mut self.names,
+            FaultKind::Skip => &mut self.skipped,
         } += 1;
     }
 }

@@ -542,6 +542,7 @@ impl State {
                 (if matches!(op, MetaOp::SetLen { .. }) { 8 } else { 9 }, &changed)
             }
             MetaOp::LockExclusive { path } => (10, path),
+            MetaOp::CreateDir { path } => (11, path),
         };
         let path = path.clone();
         self.note(core, token, What::Name { kind });
@@ -555,6 +556,10 @@ impl State {
                 let size = self.disk.find(&path).map_or(0, |i| i.borrow().len());
                 let len = size.min(*max as u64);
                 (self.plan(core, token, Access::Read, &path, &(0..len), 512), len)
+            }
+            MetaOp::SyncDir { .. } => {
+                let skip = self.disk.plan_skip(&mut self.device, &path);
+                (Plan { skip, ..Plan::default() }, 0)
             }
             _ => (Plan::default(), 0),
         };
@@ -628,12 +633,15 @@ impl State {
                 Ok(self.open_file(path, OpenFile { inode, block, writable: true }))
             }
             MetaOp::Rename { from, to } => self.disk.rename(&from, &to).map(|()| MetaOut::Done),
+            MetaOp::CreateDir { path } => self.disk.create_dir(&path).map(|()| MetaOut::Done),
             MetaOp::Remove { path } => self.disk.unlink(&path).map(|()| MetaOut::Done),
             MetaOp::SyncDir { path } => {
                 if !self.disk.is_dir(&path) {
                     return Err(io::Error::from_raw_os_error(libc::ENOENT));
                 }
-                self.disk.names.flush(&path, name.changes);
+                if !name.plan.skip {
+                    self.disk.names.flush(&path, name.changes);
+                }
                 Ok(MetaOut::Done)
             }
             MetaOp::SetLen { file, len } => {

@@ -311,3 +311,16 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_filled_record_has_the_length_asked_for_and_says_the_same() {
+    for edit in [VersionEdit::default(), VersionEdit::decode(&everything().finish()).unwrap()] {
+        let plain = edit.encode();
+        for more in (3..400).chain(16_300..16_500).chain([0, 40_000]) {
+            let mut record = plain.clone();
+            VersionEdit::fill(&mut record, plain.len() + more);
+            assert_eq!(record.len(), plain.len() + more);
+            assert_eq!(VersionEdit::decode(&record).unwrap(), VersionEdit::decode(&plain).unwrap());
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! `db_bench`'s write cases: RocksDB opened for writing with its defaults but for what is named here.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rocksdb::{BlockBasedOptions, DB, Options, ReadOptions, WriteOptions};
+
+use crate::keys::{Random, key};
+use crate::measure::Meter;
+use crate::stalls::StallMeter;
+use crate::values::Values;
+
+/// What a writing case takes.
+#[derive(Clone, Copy)]
+pub struct Write {
+    /// Keys to draw from.
+    pub keys: u64,
+    /// Writes of this thread, if their number ends it.
+    pub num: Option<u64>,
+    /// Flush the log before a write is acknowledged.
+    pub sync: bool,
+    /// Writes of this thread per second; as many as possible otherwise.
+    pub rate: Option<f64>,
+}
+
+/// Opens `dir` for writing; makes a database if `create`, which must not be there then.
+pub fn open(
+    dir: &Path,
+    memtable_bytes: usize,
+    create: bool,
+    direct_reads: bool,
+    direct_writes: bool,
+) -> Result<DB, String> {
+    let mut table = BlockBasedOptions::default();
+    table.set_bloom_filter(10.0, false);
+    let mut options = Options::default();
+    options.set_block_based_table_factory(&table);
+    options.create_if_missing(create);
+    options.set_error_if_exists(create);
+    options.set_compression_type(rocksdb::DBCompressionType::None);
+    options.set_write_buffer_size(memtable_bytes);
+    options.set_max_open_files(-1);
+    options.set_use_direct_reads(direct_reads);
+    options.set_use_direct_io_for_flush_and_compaction(direct_writes);
+    DB::open(&options, dir).map_err(|error| format!("{}: {error}", dir.display()))
+}
+
+/// Sets random keys until the meter or their number ends it.
+pub fn fill(
+    db: &DB,
+    write: Write,
+    values: &Values,
+    seed: u64,
+    stalls: &StallMeter,
+    meter: &mut Meter,
+) -> Result<(), String> {
+    let mut options = WriteOptions::default();
+    options.set_sync(write.sync);
+    let mut random = Random::new(seed);
+    let mut values = values.clone();
+    let start = Instant::now();
+    for nth in 0..write.num.unwrap_or(u64::MAX) {
+        if let Some(rate) = write.rate {
+            let due = start + Duration::from_secs_f64(nth as f64 / rate);
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            meter.begin(due);
+        }
+        db.put_opt(key(random.below(write.keys)), values.next(), &options)
+            .map_err(|error| error.to_string())?;
+        stalls.acknowledged();
+        if !meter.count(1, 1) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Gets random keys until the meter ends it.
+pub fn read(db: &DB, keys: u64, seed: u64, meter: &mut Meter) -> Result<(), String> {
+    let mut options = ReadOptions::default();
+    options.set_verify_checksums(true);
+    let mut random = Random::new(seed);
+    loop {
+        let value = db
+            .get_pinned_opt(key(random.below(keys)), &options)
+            .map_err(|error| error.to_string())?;
+        if !meter.count(1, u64::from(value.is_some())) {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! What a command writes, in the form in which it travels to the shard that owns its keys, and what it is answered.
+//!
+//! A change carries a batch of the engine: for most commands the very one that is written, put together by the core
+//! that read the command. Where the new value depends on the old one, the batch names the key and the operand, and
+//! the shard puts another together when it knows the old value.
+
+use lsm::{BatchWriter, Op, WriteBatch};
+
+use crate::long_double::LongDouble;
+use crate::state::FAMILY;
+
+/// Largest value that a command may build: Redis's `proto-max-bulk-len`.
+pub(crate) const VALUE_BYTES_MAX: usize = resp::BULK_BYTES_MAX;
+
+/// A change of one or more keys: all of it happens, or none.
+pub struct Change {
+    pub(crate) kind: Kind,
+    pub(crate) batch: BatchWriter,
+}
+
+/// What is to be done with a change's keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Kind {
+    /// Set all keys, whatever was there, for so many commands.
+    Put {
+        commands: u32,
+    },
+    /// Set the key if a condition holds.
+    PutIf {
+        only: Option<Only>,
+        reply: PutReply,
+    },
+    /// Set all keys if none of them is there.
+    PutIfNone,
+    /// Remove the keys and count those that were there.
+    Delete,
+    /// Remove the key and give its value.
+    GetDelete,
+    Append,
+    /// Overwrite a part of the value, from this offset on.
+    SetRange(usize),
+    Add(i64),
+    AddFloat(LongDouble),
+    /// Remove every key.
+    Clear,
+    /// Make what was handed over before survive a power cut.
+    Sync,
+}
+
+/// On which keys `SET` acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Only {
+    /// `NX`.
+    Missing,
+    /// `XX`.
+    Existing,
+}
+
+/// What `SET` in its forms is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PutReply {
+    /// `OK`, or null where nothing was set.
+    Ok,
+    /// The value that was there.
+    Old,
+    /// 1, or 0 where nothing was set.
+    Flag,
+}
+
+/// What must be known of a change's keys before it can be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Need {
+    Nothing,
+    Existence,
+    Value,
+}
+
+/// What a change is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// `OK`, once for each of so many commands.
+    Ok(u32),
+    /// There is no such value, or nothing was set.
+    Null,
+    /// A number.
+    Integer(i64),
+    /// A value.
+    Bulk(Vec<u8>),
+    /// Nothing was changed, in Redis's words.
+    Refused(&'static str),
+    /// The engine cannot do it: its text, with Redis's code in front.
+    Failed(Box<str>),
+}
+
+impl Change {
+    pub(crate) fn new(kind: Kind, batch: BatchWriter) -> Self {
+        Self { kind, batch }
+    }
+
+    /// Sets a key, as `SET` does. Answered by [`Answer::Ok`].
+    pub fn put(key: &[u8], value: &[u8]) -> Self {
+        let mut change = Self::puts();
+        change.also_put(key, value);
+        change
+    }
+
+    /// Sets nothing yet; see [`Change::also_put`].
+    pub fn puts() -> Self {
+        Self::of(Kind::Put { commands: 1 })
+    }
+
+    /// Sets one key more, in the same batch: for a change that was made by [`Change::put`] or [`Change::puts`]. If a
+    /// key comes twice, the last value stays.
+    pub fn also_put(&mut self, key: &[u8], value: &[u8]) {
+        self.batch.put(FAMILY, key, value);
+    }
+
+    /// Removes keys, as `DEL` does. Answered by the number of those that were there.
+    pub fn delete<'a>(keys: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let mut batch = BatchWriter::new();
+        keys.into_iter().for_each(|key| batch.delete(FAMILY, key));
+        Self::new(Kind::Delete, batch)
+    }
+
+    /// Removes every key, as `FLUSHDB` does.
+    pub fn clear() -> Self {
+        Self::of(Kind::Clear)
+    }
+
+    /// Changes nothing, and is answered when everything handed over before survives a power cut, whatever the
+    /// durability: `SAVE`.
+    pub fn sync() -> Self {
+        Self::of(Kind::Sync)
+    }
+
+    /// A change without keys yet.
+    pub(crate) fn of(kind: Kind) -> Self {
+        Self::new(kind, BatchWriter::new())
+    }
+
+    /// Bytes of its batch.
+    pub fn len(&self) -> usize {
+        self.batch.len()
+    }
+
+    /// Whether it has no key.
+    pub fn is_empty(&self) -> bool {
+        self.batch.is_empty()
+    }
+
+    /// What must be known of its keys. A database whose keys are counted has to know what was there.
+    pub(crate) fn need(&self, counted: bool) -> Need {
+        match self.kind {
+            Kind::Put { .. } | Kind::PutIf { only: None, reply: PutReply::Ok } if !counted => {
+                Need::Nothing
+            }
+            Kind::Put { .. } | Kind::PutIfNone | Kind::Delete => Need::Existence,
+            Kind::PutIf { reply: PutReply::Old, .. } => Need::Value,
+            Kind::PutIf { .. } => Need::Existence,
+            Kind::GetDelete
+            | Kind::Append
+            | Kind::SetRange(_)
+            | Kind::Add(_)
+            | Kind::AddFloat(_) => Need::Value,
+            Kind::Clear | Kind::Sync => Need::Nothing,
+        }
+    }
+
+    /// Whether its answer may be as long as a value.
+    pub(crate) fn gives_value(&self) -> bool {
+        matches!(self.kind, Kind::GetDelete | Kind::PutIf { reply: PutReply::Old, .. })
+    }
+
+    /// Its keys in order, with the value or operand of each; a removal has none.
+    pub(crate) fn entries(&mut self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+        entries(&mut self.batch)
+    }
+}
+
+/// The keys of a batch, with the values it sets.
+pub(crate) fn entries(batch: &mut BatchWriter) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+    let batch = WriteBatch::parse(batch.finish(0)).into_iter().flat_map(|batch| batch.ops());
+    batch.filter_map(|op| match op {
+        Ok((_, Op::Put { key, value, .. })) => Some((key, Some(value))),
+        Ok((_, Op::Delete { key, .. })) => Some((key, None)),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_knows_its_keys() {
+        let mut change = Change::put(b"a", b"1");
+        change.also_put(b"b", b"2");
+        let expected = [(&b"a"[..], Some(&b"1"[..])), (b"b", Some(b"2"))];
+        assert_eq!(change.entries().collect::<Vec<_>>(), expected);
+        let mut change = Change::delete([&b"x"[..], b"y"]);
+        assert_eq!(change.entries().map(|(key, _)| key).collect::<Vec<_>>(), [b"x", b"y"]);
+    }
+
+    #[test]
+    fn a_plain_put_needs_to_know_nothing_unless_keys_are_counted() {
+        assert_eq!(Change::put(b"a", b"1").need(false), Need::Nothing);
+        assert_eq!(Change::put(b"a", b"1").need(true), Need::Existence);
+        assert_eq!(Change::delete([&b"a"[..]]).need(false), Need::Existence);
+        assert_eq!(Change::of(Kind::Append).need(false), Need::Value);
+    }
+}

@@ -1,0 +1,80 @@
+//! Prometheus's text format, version 0.0.4: what a scrape of metrics answers.
+//!
+//! A metric is a name with its help and type, once, and behind them a line for each set of labels. Names are in base
+//! units (bytes, seconds); those of counters end in `_total`.
+
+use std::fmt::{Display, Write};
+
+/// The media type of the text.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A text in the making.
+#[derive(Debug, Default)]
+pub struct Exposition(String);
+
+impl Exposition {
+    /// Begins a metric that only grows while the process lives. `name` ends in `_total`.
+    pub fn counter(&mut self, name: &str, help: &str) -> Metric<'_> {
+        self.metric(name, help, "counter")
+    }
+
+    /// Begins a metric that goes up and down.
+    pub fn gauge(&mut self, name: &str, help: &str) -> Metric<'_> {
+        self.metric(name, help, "gauge")
+    }
+
+    fn metric(&mut self, name: &str, help: &str, kind: &str) -> Metric<'_> {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.0, "# HELP millrace_{name} {help}\n# TYPE millrace_{name} {kind}");
+        Metric { text: &mut self.0, name: name.to_owned() }
+    }
+
+    /// The text so far.
+    pub fn finish(self) -> String {
+        self.0
+    }
+}
+
+/// A metric that has been begun.
+pub struct Metric<'a> {
+    text: &'a mut String,
+    name: String,
+}
+
+impl Metric<'_> {
+    /// Adds a value.
+    pub fn value(self, value: impl Display) -> Self {
+        self.labelled(&[], value)
+    }
+
+    /// Adds a value that has labels, given as names and values.
+    pub fn labelled(self, labels: &[(&str, &dyn Display)], value: impl Display) -> Self {
+        let _ = write!(self.text, "millrace_{}", self.name);
+        for (n, (name, what)) in labels.iter().enumerate() {
+            let what = what.to_string();
+            let escaped = what.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = write!(self.text, "{}{name}=\"{escaped}\"", if n == 0 { '{' } else { ',' });
+        }
+        let _ = writeln!(self.text, "{} {value}", if labels.is_empty() { "" } else { "}" });
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_metric_is_said_once_and_its_values_line_by_line() {
+        let mut text = Exposition::default();
+        text.gauge("bytes", "Bytes held").labelled(&[("core", &0), ("of", &"a\\\"\n")], 7).value(8);
+        text.counter("seconds_total", "Seconds").value(0.5);
+        assert_eq!(
+            text.finish(),
+            "# HELP millrace_bytes Bytes held\n# TYPE millrace_bytes gauge\n\
+             millrace_bytes{core=\"0\",of=\"a\\\\\\\"\\n\"} 7\nmillrace_bytes 8\n\
+             # HELP millrace_seconds_total Seconds\n# TYPE millrace_seconds_total counter\n\
+             millrace_seconds_total 0.5\n"
+        );
+    }
+}

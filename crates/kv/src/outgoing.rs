@@ -1,0 +1,125 @@
+//! The writes of a connection's commands, gathered until they are sent to the shard.
+//!
+//! Values set by commands in a row share one batch: they become durable together anyway, and one batch costs the
+//! engine less than many. Everything else is a change of its own. Whatever is not a write sends what has gathered.
+
+use crate::args::Args;
+use crate::change::{Change, Kind};
+use crate::command::WriteCommand;
+use crate::replies::Written;
+use crate::session::Session;
+
+/// Bytes that are sent without waiting for more.
+const PARCEL_BYTES: usize = 128 * 1024;
+/// A batch of several commands ends with the one that makes it so long.
+const BATCH_BYTES: usize = 64 * 1024;
+/// Changes of one parcel.
+const CHANGES_MAX: usize = 64;
+
+/// See the module text.
+#[derive(Default)]
+pub(crate) struct Outgoing {
+    changes: Vec<Change>,
+    /// Bytes of those changes.
+    bytes: usize,
+    /// Whether nobody wants the replies.
+    silent: bool,
+    /// Bytes of the last parcel: the next batch may well become as long.
+    expected_bytes: usize,
+}
+
+impl Outgoing {
+    fn add(&mut self, command: WriteCommand<'_>) {
+        match command {
+            WriteCommand::Put(key, value) => self.put(|change| change.also_put(key, value)),
+            WriteCommand::PutAll(pairs) => self.put(|change| put_pairs(change, pairs)),
+            WriteCommand::PutAllIfNone(pairs) => {
+                let mut change = Change::of(Kind::PutIfNone);
+                put_pairs(&mut change, pairs);
+                self.push(change);
+            }
+            WriteCommand::Clear => self.push(Change::clear()),
+            WriteCommand::Delete(keys) => self.push(Change::delete(keys.iter())),
+            WriteCommand::GetDelete(key) => {
+                let mut change = Change::delete([key]);
+                change.kind = Kind::GetDelete;
+                self.push(change);
+            }
+            WriteCommand::Modify(kind, key, operand) => {
+                let mut change = Change::of(kind);
+                change.also_put(key, operand);
+                self.push(change);
+            }
+        }
+    }
+
+    fn push(&mut self, change: Change) {
+        self.bytes += change.len();
+        self.changes.push(change);
+    }
+
+    /// Sets keys in the batch of the commands before, if these set keys too.
+    fn put(&mut self, put: impl FnOnce(&mut Change)) {
+        if let Some(last) = self.changes.last_mut()
+            && let Kind::Put { commands } = &mut last.kind
+            && last.batch.len() < BATCH_BYTES
+        {
+            *commands += 1;
+            let before = last.len();
+            put(last);
+            self.bytes += last.len() - before;
+        } else {
+            let mut change = Change::puts();
+            change.batch.reserve(self.expected_bytes.min(BATCH_BYTES));
+            put(&mut change);
+            self.push(change);
+        }
+    }
+}
+
+fn put_pairs(change: &mut Change, pairs: Args<'_>) {
+    for at in (0..pairs.len()).step_by(2) {
+        change.also_put(pairs.get(at), pairs.get(at + 1));
+    }
+}
+
+impl Session {
+    /// Takes a command that writes.
+    pub(crate) fn write(&mut self, command: WriteCommand<'_>) {
+        if self.outgoing.silent != self.is_silent() {
+            self.send_writes();
+            self.outgoing.silent = self.is_silent();
+        }
+        self.outgoing.add(command);
+        if self.outgoing.bytes >= PARCEL_BYTES || self.outgoing.changes.len() >= CHANGES_MAX {
+            self.send_writes();
+        }
+    }
+
+    /// `SAVE`, or `BGSAVE`, whose reply does not wait for it.
+    pub(crate) fn save(&mut self, waits: bool) {
+        self.send_writes();
+        self.outgoing.silent = !waits || self.is_silent();
+        self.outgoing.push(Change::sync());
+        self.send_writes();
+        if !waits {
+            self.reply(|writer| writer.simple("Background saving started"));
+        }
+    }
+
+    /// Sends what has gathered to the shard.
+    pub(crate) fn send_writes(&mut self) {
+        let outgoing = &mut self.outgoing;
+        if outgoing.changes.is_empty() {
+            return;
+        }
+        let changes = std::mem::take(&mut outgoing.changes);
+        let bytes = std::mem::take(&mut outgoing.bytes);
+        outgoing.expected_bytes = bytes;
+        let values = changes.iter().filter(|change| change.gives_value()).count();
+        let silent = outgoing.silent;
+        let (state, core) = (&self.state, self.state.core.id());
+        let slot = state.writes.send(&state.shared, core, changes, bytes);
+        self.replies.write(Written { slot, protocol: self.protocol, silent, bytes, values });
+    }
+}

@@ -1,0 +1,824 @@
+//! The writing side of a database: one core owns it, and puts the changes of all cores in order.
+//!
+//! 1. A change arrives, from a connection of this core or through the shard's mailbox (`writes.rs`), with others of
+//!    the same connection. What it has to know of its keys is looked for in the overlay (what has been written and
+//!    readers do not see yet), in what is known of keys that have been changed lately (`known.rs`), and in what the
+//!    engine has in memory.
+//! 2. Known: the change is made at once: its batch goes to the engine in order, small ones of a turn together, and the
+//!    overlay notes what it leaves. So a thousand increments of one key in a row go out in one group.
+//! 3. Not known, or somebody waits for one of the keys: the change queues up at all its keys, reads when it is first
+//!    at each of them, and is then made.
+//! 4. The engine says that a batch is durable and visible: its answer is ready. An answer that needed no write waits
+//!    for all writes before it, as it may tell of them. When all changes of a parcel have theirs, they go back.
+//!
+//! What must hold: changes of one key are made in the order in which they came; what an answer tells is durable; the
+//! engine's count of keys is told by how many each batch changes it, where it counts; after a write has failed every
+//! change is refused. Everything here belongs to the owner's core.
+//!
+//! Not here: bounds on what waits. Who hands changes over holds them back (`writes.rs`); the shard only sees to it
+//! that changes which build long values from short orders do not do so all at once.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, VecDeque};
+use std::future::{Future, poll_fn};
+use std::mem;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use lsm::{BatchWriter, Reader, Writer, Written};
+use reactor::mailbox::{Scheduled, mailbox};
+use reactor::{Class, Core, JoinHandle};
+use twox_hash::XxHash3_128;
+
+use crate::change::{Answer, Change, Kind, Need, entries};
+use crate::known::{Fingerprint, Known};
+use crate::modify::{self, Old, Write};
+use crate::overlay::{Key, Newest, Overlay, Ticket};
+use crate::reads::error_text;
+use crate::shared::Shared;
+use crate::state::FAMILY;
+use crate::writes::{Answered, PARCELS_MAX, Parcel, Slot};
+
+/// Largest batch of the engine.
+const BATCH_BYTES_MAX: usize = 256 << 20;
+/// A change of up to so many bytes goes to the engine together with others.
+const GATHERED_EACH_BYTES: usize = 1024;
+/// Bytes of changes that go to the engine without waiting for more.
+const GATHERED_BYTES: usize = 64 * 1024;
+/// Longest value that the overlay keeps for the next change of its key.
+const KEPT_BYTES_MAX: usize = 1024;
+/// Bytes of values built here and not yet written at which the next long one waits.
+const BUILT_BYTES_MAX: usize = 64 << 20;
+/// Bytes for remembering which keys are there, where nobody says how many.
+const KNOWN_BYTES: usize = 1 << 20;
+/// Parcels taken from the mailbox in one go.
+const PARCELS_PER_TURN: usize = 256;
+
+/// The writing side of a database, on the core that owns it; see the module text. Clones are the same.
+///
+/// A node attaches it to its [`Shared`]; without a node, [`Shard::change`] makes single changes with the same rules
+/// and the same exact count:
+///
+/// ```text
+/// let (db, writer) = Db::open_for_writing(&core, path, options, write_options).await?;
+/// let shard = Shard::new(&core, db.attach(&core), writer);
+/// let answer = shard.change(Change::put(b"key", b"value")).await;
+/// shard.close().await?;
+/// ```
+#[derive(Clone)]
+pub struct Shard(Rc<Inner>);
+
+struct Inner {
+    core: Core,
+    reader: Reader,
+    writer: Writer,
+    overlay: RefCell<Overlay<Job>>,
+    known: RefCell<Known>,
+    /// Of all hashes of keys, so that clients cannot choose keys of the same.
+    seed: u64,
+    /// Small changes made in this turn, which go to the engine as one batch at its end.
+    gathered: RefCell<Gathered>,
+    /// What has been handed to the engine, or waits for what has, in order.
+    flights: RefCell<VecDeque<Flight>>,
+    /// The last ticket given out, and the last whose write has landed.
+    ticket: Cell<Ticket>,
+    landed: Cell<Ticket>,
+    /// Who waits for something to land.
+    watchers: RefCell<Vec<Waker>>,
+    /// Wakes the task that waits for the first flight.
+    lander: RefCell<Option<Waker>>,
+    /// Changes that wait in queues of keys.
+    jobs: Cell<usize>,
+    built_bytes: Cell<usize>,
+    /// Answers for other cores, by core, and the way there.
+    outbox: RefCell<Vec<Answered>>,
+    shared: RefCell<Option<Arc<Shared>>>,
+    /// A change of all keys is being made: those behind it wait here.
+    clearing: Cell<bool>,
+    held: RefCell<VecDeque<(Change, Place)>>,
+    failed: RefCell<Option<Box<str>>>,
+    stats: Cell<ShardStats>,
+    /// Writes landed since the last sync, and when that was.
+    unsaved: Cell<u64>,
+    saved_ms: Cell<u64>,
+    tasks: RefCell<Vec<JoinHandle<()>>>,
+}
+
+/// Counters of a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShardStats {
+    /// Changes made or refused.
+    pub changes: u64,
+    /// Of these, changes that wrote something.
+    pub written: u64,
+    /// Changes that had to wait for a read or for another change.
+    pub waited: u64,
+    /// Of those that wrote something, the ones since everything was last made to survive a power cut.
+    pub unsaved: u64,
+}
+
+/// A change that waits at its keys.
+struct Job {
+    change: RefCell<Option<(Change, Place)>>,
+    /// Each once.
+    keys: Vec<Box<[u8]>>,
+    /// Of the keys, those where another is before it.
+    behind: Cell<usize>,
+}
+
+/// Changes that have been made.
+struct Flight {
+    /// `None`: nothing was to be written.
+    written: Option<(Ticket, Written, Vec<Key>)>,
+    built_bytes: usize,
+    answers: Vec<(Place, Answer)>,
+}
+
+/// Changes that have been made and not yet handed to the engine.
+#[derive(Default)]
+struct Gathered {
+    batch: BatchWriter,
+    /// By how many they change the number of keys.
+    delta: i64,
+    keys: Vec<Key>,
+    built_bytes: usize,
+    answers: Vec<(Place, Answer)>,
+}
+
+/// Where an answer belongs.
+type Place = (Rc<Answers>, u32);
+
+/// The answers to the changes of one parcel.
+struct Answers {
+    to: Origin,
+    left: Cell<usize>,
+    answers: RefCell<Vec<Answer>>,
+}
+
+/// Where a parcel came from.
+pub(crate) enum Origin {
+    Here(Rc<Slot>),
+    Core { core: usize, number: u32 },
+}
+
+/// How far the knowledge of a change's keys has come.
+enum Knowledge {
+    All(Vec<Old>),
+    /// These keys have to be read.
+    Not(Vec<Old>),
+    /// A write must land first.
+    After(Ticket),
+    Failed(lsm::Error),
+}
+
+impl Shard {
+    /// Takes over the writing end of a database. The core is the one that opened it.
+    pub fn new(core: &Core, reader: Reader, writer: Writer) -> Self {
+        Self::with_memory(core, reader, writer, KNOWN_BYTES)
+    }
+
+    /// The same, with so many bytes for remembering which keys are there. A change whose key is remembered reads
+    /// nothing.
+    pub fn with_memory(core: &Core, reader: Reader, writer: Writer, known_bytes: usize) -> Self {
+        let is_empty = reader.db().keys() == Some(0);
+        let inner = Rc::new(Inner {
+            core: core.clone(),
+            reader,
+            writer,
+            overlay: RefCell::default(),
+            known: RefCell::new(Known::new(known_bytes, is_empty)),
+            seed: core.random_u64(),
+            gathered: RefCell::default(),
+            flights: RefCell::default(),
+            ticket: Cell::new(0),
+            landed: Cell::new(0),
+            watchers: RefCell::default(),
+            lander: RefCell::default(),
+            jobs: Cell::new(0),
+            built_bytes: Cell::new(0),
+            outbox: RefCell::new((0..core.cores()).map(|_| Vec::new()).collect()),
+            shared: RefCell::default(),
+            clearing: Cell::new(false),
+            held: RefCell::default(),
+            failed: RefCell::default(),
+            stats: Cell::default(),
+            unsaved: Cell::new(0),
+            saved_ms: Cell::new(core.unix_time_ms()),
+            tasks: RefCell::default(),
+        });
+        let lander = core.spawn(Class::Foreground, land_all(inner.clone()));
+        inner.tasks.borrow_mut().push(lander);
+        Self(inner)
+    }
+
+    /// Opens the shard to the connections of all cores. Suspends for a turn or two.
+    pub async fn attach(&self, shared: &Arc<Shared>) {
+        let inner = self.0.clone();
+        *inner.shared.borrow_mut() = Some(shared.clone());
+        let (posting, mut owner) = mailbox(PARCELS_MAX * shared.cores());
+        let (door, owner_core) = (shared.clone(), self.0.core.id());
+        let task = self.0.core.spawn(Class::Foreground, async move {
+            poll_fn(|cx| {
+                // The same task has the same waker every time, so the first is good for ever.
+                door.open_shard(owner_core, &posting, cx.waker());
+                let more = owner.take(PARCELS_PER_TURN, &mut |parcel: Parcel| {
+                    let origin = Origin::Core { core: parcel.core, number: parcel.number };
+                    inner.accept(parcel.changes, origin);
+                });
+                inner.end_turn();
+                if more == Scheduled::Yes {
+                    cx.waker().wake_by_ref();
+                }
+                Poll::<()>::Pending
+            })
+            .await;
+        });
+        self.0.tasks.borrow_mut().push(task);
+        while !shared.is_writable() {
+            self.0.core.yield_now().await;
+        }
+    }
+
+    /// Makes a change: suspends until it is as durable as the database was opened for, and visible. The change is made
+    /// also when nobody waits for its answer any more; changes are made in the order of the calls.
+    pub fn change(&self, change: Change) -> impl Future<Output = Answer> + use<> {
+        let slot = Rc::new(Slot::default());
+        self.accept(vec![change], &slot);
+        async move {
+            let answers = poll_fn(|cx| slot.poll(cx)).await;
+            answers.into_iter().next().unwrap_or(Answer::Null)
+        }
+    }
+
+    /// The changes of a connection of this core.
+    pub(crate) fn accept(&self, changes: Vec<Change>, slot: &Rc<Slot>) {
+        self.0.accept(changes, Origin::Here(slot.clone()));
+        self.0.end_turn();
+    }
+
+    /// Why nothing can be written any more, if that is so.
+    pub fn failure(&self) -> Option<lsm::Error> {
+        self.0.writer.failure()
+    }
+
+    /// Counters since the start.
+    pub fn stats(&self) -> ShardStats {
+        ShardStats { unsaved: self.0.unsaved.get(), ..self.0.stats.get() }
+    }
+
+    /// When `SAVE` last was done, or the start was, in milliseconds since 1970.
+    pub fn saved_unix_ms(&self) -> u64 {
+        self.0.saved_ms.get()
+    }
+
+    /// Counters of the engine's writer.
+    pub fn writer_stats(&self) -> lsm::WriterStats {
+        self.0.writer.stats()
+    }
+
+    /// Ends: what was handed over is still made and written. Suspends for that.
+    ///
+    /// # Errors
+    /// What ended the writing earlier, if something did.
+    pub async fn close(&self) -> lsm::Result<()> {
+        let inner = &self.0;
+        inner.until(|| inner.is_at_rest() && !inner.clearing.get()).await;
+        for task in inner.tasks.take() {
+            task.cancel();
+        }
+        inner.writer.close().await
+    }
+}
+
+impl Inner {
+    fn accept(self: &Rc<Self>, changes: Vec<Change>, to: Origin) {
+        let count = changes.len();
+        let answers = Rc::new(Answers {
+            to,
+            left: Cell::new(count),
+            answers: RefCell::new(vec![Answer::Null; count]),
+        });
+        for (change, at) in changes.into_iter().zip(0..) {
+            self.begin(change, (answers.clone(), at));
+        }
+    }
+
+    /// Makes a change now, or lets it wait for its turn.
+    fn begin(self: &Rc<Self>, mut change: Change, place: Place) {
+        if self.clearing.get() {
+            self.held.borrow_mut().push_back((change, place));
+            return;
+        }
+        match change.kind {
+            Kind::Clear => return self.clear(place),
+            Kind::Sync => return self.sync(place),
+            _ => {}
+        }
+        let awaited = {
+            let overlay = self.overlay.borrow();
+            self.jobs.get() > 0
+                && change.entries().any(|(key, _)| overlay.is_awaited(key, self.print(key)))
+        };
+        if !awaited && self.has_room(&change) {
+            match self.look(&mut change) {
+                Knowledge::All(old) => return self.make(change, old, place),
+                Knowledge::Failed(error) => {
+                    return self.answer_in_turn(place, engine_answer(&error));
+                }
+                Knowledge::Not(_) | Knowledge::After(_) => {}
+            }
+        }
+        self.queue(change, place);
+    }
+
+    /// Nothing waits and nothing is on its way.
+    fn is_at_rest(&self) -> bool {
+        self.jobs.get() == 0
+            && self.flights.borrow().is_empty()
+            && self.gathered.borrow().batch.is_empty()
+    }
+
+    /// Removes every key: behind all changes before it, before all behind it.
+    fn clear(self: &Rc<Self>, place: Place) {
+        self.clearing.set(true);
+        let inner = self.clone();
+        self.core.spawn(Class::Foreground, async move {
+            inner.until(|| inner.is_at_rest()).await;
+            let cleared = match inner.writer.clear(FAMILY) {
+                Ok(written) => written.await,
+                Err(error) => Err(error),
+            };
+            let answer = match cleared {
+                Ok(_) => {
+                    inner.known.borrow_mut().clear();
+                    Answer::Ok(1)
+                }
+                Err(error) => inner.fail(&error),
+            };
+            inner.answer(&place, answer);
+            inner.clearing.set(false);
+            for (change, place) in inner.held.take() {
+                inner.begin(change, place);
+            }
+            inner.tell_watchers();
+            inner.end_turn();
+        });
+    }
+
+    /// Makes what was handed over before survive a power cut.
+    fn sync(&self, place: Place) {
+        self.submit();
+        match self.writer.sync() {
+            Ok(written) => {
+                let written = Some((self.ticket.get(), written, Vec::new()));
+                let answers = vec![(place, Answer::Ok(1))];
+                self.fly(Flight { written, built_bytes: 0, answers });
+            }
+            Err(error) => {
+                let answer = self.fail(&error);
+                self.answer_in_turn(place, answer);
+            }
+        }
+    }
+
+    /// Whether one more value may be built.
+    fn has_room(&self, change: &Change) -> bool {
+        !matches!(change.kind, Kind::Append | Kind::SetRange(_))
+            || self.built_bytes.get() <= BUILT_BYTES_MAX
+    }
+
+    #[inline]
+    fn print(&self, key: &[u8]) -> Fingerprint {
+        Fingerprint(XxHash3_128::oneshot_with_seed(self.seed, key))
+    }
+
+    fn is_counted(&self) -> bool {
+        self.reader.db().keys().is_some()
+    }
+
+    /// Finds out without waiting what has to be known of a change's keys. `Not` has [`Old::Unknown`] for those that
+    /// have to be read.
+    fn look(&self, change: &mut Change) -> Knowledge {
+        let need = change.need(self.is_counted());
+        let overlay = self.overlay.borrow();
+        let mut all = Vec::with_capacity(change.batch.count() as usize);
+        let mut complete = true;
+        let known = self.known.borrow();
+        for (key, _) in change.entries() {
+            if need == Need::Nothing {
+                all.push(Old::Unknown);
+                continue;
+            }
+            let print = self.print(key);
+            match (known.get(print), need) {
+                (Some(true), Need::Existence) => {
+                    all.push(Old::There);
+                    continue;
+                }
+                (Some(false), _) => {
+                    all.push(Old::Missing);
+                    continue;
+                }
+                _ => {}
+            }
+            let old = match (need, overlay.newest(key, print)) {
+                (_, Some((_, Newest::Missing))) => Old::Missing,
+                (Need::Existence | Need::Nothing, Some(_)) => Old::There,
+                (Need::Value, Some((_, Newest::Value(value)))) => Old::Value(value.to_vec()),
+                (Need::Value, Some((ticket, Newest::There))) => return Knowledge::After(*ticket),
+                (_, None) => match self.reader.get_cached(FAMILY, key) {
+                    Some(Ok(found)) => old_state(found, need),
+                    Some(Err(error)) => return Knowledge::Failed(error),
+                    None => {
+                        complete = false;
+                        Old::Unknown
+                    }
+                },
+            };
+            all.push(old);
+        }
+        if complete { Knowledge::All(all) } else { Knowledge::Not(all) }
+    }
+
+    /// Makes a change whose keys are known.
+    fn make(&self, mut change: Change, mut old: Vec<Old>, place: Place) {
+        if let Some(text) = &*self.failed.borrow() {
+            return self.answer_in_turn(place, Answer::Failed(text.clone()));
+        }
+        let mut built_bytes = 0;
+        let (batch, answer) = match change.kind {
+            Kind::Put { commands } => (Some(change.batch), Answer::Ok(commands)),
+            Kind::PutIfNone if old.iter().any(Old::exists) => (None, Answer::Integer(0)),
+            Kind::PutIfNone => (Some(change.batch), Answer::Integer(1)),
+            Kind::Delete => {
+                let (batch, count) = existing(&mut change.batch, &mut old);
+                ((count > 0).then_some(batch), Answer::Integer(count))
+            }
+            kind => {
+                let Some((key, operand)) = change.entries().next() else {
+                    return self.answer_in_turn(place, Answer::Null);
+                };
+                let before = old[0].exists();
+                let (write, answer) = modify::modify(
+                    kind,
+                    mem::replace(&mut old[0], Old::There),
+                    operand.unwrap_or_default(),
+                );
+                let batch = match write {
+                    Write::Nothing => None,
+                    Write::AsItIs => Some(change.batch),
+                    Write::Value(value) => {
+                        built_bytes = value.len();
+                        Some(modify::put(key, &value))
+                    }
+                };
+                if !before {
+                    old[0] = Old::Missing;
+                }
+                (batch, answer)
+            }
+        };
+        match batch {
+            Some(batch) if batch.len() > BATCH_BYTES_MAX => {
+                let text = format!(
+                    "OOM a write of {} bytes: at most {BATCH_BYTES_MAX} fit into one",
+                    batch.len()
+                );
+                self.answer_in_turn(place, Answer::Failed(text.into()));
+            }
+            Some(batch) => {
+                let alone = batch.len() > GATHERED_EACH_BYTES;
+                if alone || self.gathered.borrow().batch.len() > GATHERED_BYTES {
+                    self.submit();
+                }
+                self.gather(batch, &old, built_bytes, (place, answer));
+                if alone {
+                    self.submit();
+                }
+            }
+            None => self.answer_in_turn(place, answer),
+        }
+    }
+
+    /// Takes a batch that goes to the engine next. `old` says what was there before it, key by key.
+    fn gather(
+        &self,
+        mut batch: BatchWriter,
+        old: &[Old],
+        built_bytes: usize,
+        (place, answer): (Place, Answer),
+    ) {
+        let ticket = self.ticket.get() + 1;
+        let small = matches!(answer, Answer::Integer(_) | Answer::Bulk(_));
+        let gathered = &mut *self.gathered.borrow_mut();
+        let mut overlay = self.overlay.borrow_mut();
+        let mut known = self.known.borrow_mut();
+        for ((key, value), old) in entries(&mut batch).zip(old) {
+            let print = self.print(key);
+            // A key that the batch names a second time is what the first has left.
+            let before = match overlay.newest(key, print) {
+                Some((last, newest)) if *last == ticket => *newest != Newest::Missing,
+                _ => old.exists(),
+            };
+            known.set(print, value.is_some());
+            gathered.delta += i64::from(value.is_some()) - i64::from(before);
+            let newest = match value {
+                None => Newest::Missing,
+                Some(value) if small && value.len() <= KEPT_BYTES_MAX => {
+                    Newest::Value(value.into())
+                }
+                Some(_) => Newest::There,
+            };
+            gathered.keys.push(overlay.write(key, print, ticket, newest));
+        }
+        if gathered.batch.is_empty() {
+            gathered.batch = batch;
+        } else {
+            for (key, value) in entries(&mut batch) {
+                match value {
+                    Some(value) => gathered.batch.put(FAMILY, key, value),
+                    None => gathered.batch.delete(FAMILY, key),
+                }
+            }
+        }
+        gathered.built_bytes += built_bytes;
+        gathered.answers.push((place, answer));
+        self.built_bytes.set(self.built_bytes.get() + built_bytes);
+        self.count(|stats| stats.written += 1);
+    }
+
+    /// Hands what has gathered to the engine.
+    fn submit(&self) {
+        let Gathered { batch, delta, keys, built_bytes, answers } = self.gathered.take();
+        if batch.is_empty() {
+            return;
+        }
+        let ticket = self.ticket.get() + 1;
+        let counted = self.is_counted();
+        match self.writer.submit(batch, counted.then_some(delta)) {
+            Ok(written) => {
+                self.ticket.set(ticket);
+                self.fly(Flight { written: Some((ticket, written, keys)), built_bytes, answers });
+            }
+            Err(error) => {
+                // It is the end of all writing, so what the overlay says matters no more.
+                let answer = self.fail(&error);
+                let mut overlay = self.overlay.borrow_mut();
+                keys.iter().for_each(|key| overlay.landed(key, ticket));
+                drop(overlay);
+                self.built_bytes.set(self.built_bytes.get() - built_bytes);
+                for (place, _) in answers {
+                    self.answer_in_turn(place, answer.clone());
+                }
+            }
+        }
+    }
+
+    /// Gives an answer that needs no write: behind all writes before it.
+    fn answer_in_turn(&self, place: Place, answer: Answer) {
+        let mut gathered = self.gathered.borrow_mut();
+        if gathered.batch.is_empty() {
+            drop(gathered);
+            self.fly(Flight { written: None, built_bytes: 0, answers: vec![(place, answer)] });
+        } else {
+            gathered.answers.push((place, answer));
+        }
+    }
+
+    fn fly(&self, flight: Flight) {
+        let mut flights = self.flights.borrow_mut();
+        if flight.written.is_none() && flights.is_empty() {
+            drop(flights);
+            for (place, answer) in flight.answers {
+                self.answer(&place, answer);
+            }
+            return;
+        }
+        flights.push_back(flight);
+        if flights.len() == 1
+            && let Some(waker) = &*self.lander.borrow()
+        {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Takes what has landed off the front.
+    fn land(&self, cx: &mut Context<'_>) {
+        let mut any = false;
+        loop {
+            let mut flights = self.flights.borrow_mut();
+            let Some(front) = flights.front_mut() else { break };
+            let result = match &mut front.written {
+                None => Ok(0),
+                Some((_, written, _)) => match Pin::new(written).poll(cx) {
+                    Poll::Pending => break,
+                    Poll::Ready(result) => result,
+                },
+            };
+            let Some(flight) = flights.pop_front() else { break };
+            drop(flights);
+            any = true;
+            self.built_bytes.set(self.built_bytes.get() - flight.built_bytes);
+            if let Some((ticket, _, keys)) = &flight.written {
+                let mut overlay = self.overlay.borrow_mut();
+                keys.iter().for_each(|key| overlay.landed(key, *ticket));
+                self.landed.set(*ticket);
+                match result.is_ok() && keys.is_empty() {
+                    true => self.is_saved(),
+                    false => self.unsaved.set(self.unsaved.get() + 1),
+                }
+            }
+            if let Err(error) = &result {
+                self.fail(error);
+            }
+            // What needed no write may have been told by one that failed.
+            let failed = self.failed.borrow().clone();
+            for (place, answer) in flight.answers {
+                let failed = failed.clone().map(Answer::Failed);
+                self.answer(&place, failed.unwrap_or(answer));
+            }
+        }
+        if any {
+            self.tell_watchers();
+            self.end_turn();
+        }
+    }
+
+    fn tell_watchers(&self) {
+        for waker in self.watchers.take() {
+            waker.wake();
+        }
+    }
+
+    async fn until(&self, ready: impl Fn() -> bool) {
+        poll_fn(|cx| {
+            if ready() {
+                return Poll::Ready(());
+            }
+            self.watchers.borrow_mut().push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Nothing can be written from now on; gives what every change is answered.
+    fn fail(&self, error: &lsm::Error) -> Answer {
+        let mut failed = self.failed.borrow_mut();
+        let text = || format!("MISCONF Errors writing to the database: {error}").into();
+        Answer::Failed(failed.get_or_insert_with(text).clone())
+    }
+
+    fn answer(&self, (answers, at): &Place, answer: Answer) {
+        self.count(|stats| stats.changes += 1);
+        answers.answers.borrow_mut()[*at as usize] = answer;
+        answers.left.set(answers.left.get() - 1);
+        if answers.left.get() > 0 {
+            return;
+        }
+        let all = answers.answers.take();
+        match &answers.to {
+            Origin::Here(slot) => slot.fulfil(all),
+            Origin::Core { core, number } => self.outbox.borrow_mut()[*core].push((*number, all)),
+        }
+    }
+
+    /// The end of a turn: hands the changes that have gathered to the engine, and sends the answers that have gathered
+    /// for other cores, one message for each.
+    fn end_turn(&self) {
+        self.submit();
+        let shared = self.shared.borrow();
+        let Some(shared) = &*shared else { return };
+        for (core, answers) in self.outbox.borrow_mut().iter_mut().enumerate() {
+            if !answers.is_empty() {
+                shared.post_answers(core, mem::take(answers));
+            }
+        }
+    }
+
+    /// Everything written so far survives a power cut.
+    fn is_saved(&self) {
+        self.unsaved.set(0);
+        self.saved_ms.set(self.core.unix_time_ms());
+    }
+
+    fn count(&self, change: impl FnOnce(&mut ShardStats)) {
+        let mut stats = self.stats.get();
+        change(&mut stats);
+        self.stats.set(stats);
+    }
+
+    /// Lets a change wait for its turn at all its keys.
+    fn queue(self: &Rc<Self>, mut change: Change, place: Place) {
+        let mut keys: Vec<Box<[u8]>> = change.entries().map(|(key, _)| key.into()).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        self.count(|stats| stats.waited += 1);
+        self.jobs.set(self.jobs.get() + 1);
+        let job = Rc::new(Job {
+            change: RefCell::new(Some((change, place))),
+            keys,
+            behind: Cell::new(0),
+        });
+        let mut overlay = self.overlay.borrow_mut();
+        let behind =
+            job.keys.iter().filter(|key| !overlay.wait(key, self.print(key), &job)).count();
+        drop(overlay);
+        job.behind.set(behind);
+        if behind == 0 {
+            self.start(job);
+        }
+    }
+
+    fn start(self: &Rc<Self>, job: Rc<Job>) {
+        self.core.spawn(Class::Foreground, run(self.clone(), job));
+    }
+
+    /// Reads what is not known yet of a change's keys, whose turn it is.
+    async fn read(&self, change: &mut Change) -> lsm::Result<Vec<Old>> {
+        let need = change.need(self.is_counted());
+        loop {
+            match self.look(change) {
+                Knowledge::All(old) => return Ok(old),
+                Knowledge::Failed(error) => return Err(error),
+                Knowledge::After(ticket) => self.until(|| self.landed.get() >= ticket).await,
+                Knowledge::Not(mut old) => {
+                    let (at, keys): (Vec<usize>, Vec<&[u8]>) = change
+                        .entries()
+                        .map(|(key, _)| key)
+                        .enumerate()
+                        .filter(|(at, _)| old[*at] == Old::Unknown)
+                        .unzip();
+                    let found = self.reader.multi_get(FAMILY, &keys, None).await;
+                    for (at, found) in at.into_iter().zip(found) {
+                        old[at] = old_state(found?, need);
+                    }
+                    return Ok(old);
+                }
+            }
+        }
+    }
+}
+
+/// Makes a change whose turn has come at all its keys.
+async fn run(inner: Rc<Inner>, job: Rc<Job>) {
+    let waiting = job.change.take();
+    if let Some((mut change, place)) = waiting {
+        inner.until(|| inner.has_room(&change)).await;
+        match inner.read(&mut change).await {
+            Ok(old) => inner.make(change, old, place),
+            Err(error) => inner.answer_in_turn(place, engine_answer(&error)),
+        }
+    }
+    inner.jobs.set(inner.jobs.get() - 1);
+    for key in &job.keys {
+        let next = inner.overlay.borrow_mut().next(key, inner.print(key));
+        if let Some(next) = next {
+            next.behind.set(next.behind.get() - 1);
+            if next.behind.get() == 0 {
+                inner.start(next);
+            }
+        }
+    }
+    inner.tell_watchers();
+    inner.end_turn();
+}
+
+/// Waits for the first flight, again and again.
+async fn land_all(inner: Rc<Inner>) {
+    poll_fn(|cx| {
+        inner.lander.borrow_mut().get_or_insert_with(|| cx.waker().clone());
+        inner.land(cx);
+        Poll::<()>::Pending
+    })
+    .await;
+}
+
+fn old_state(found: Option<lsm::Value>, need: Need) -> Old {
+    match (found, need) {
+        (None, _) => Old::Missing,
+        (Some(value), Need::Value) => Old::Value(value.to_vec()),
+        (Some(_), _) => Old::There,
+    }
+}
+
+/// Of the removals of a batch, those of keys that are there, each once, and how many they are. `old` becomes what was
+/// there before these.
+fn existing(batch: &mut BatchWriter, old: &mut Vec<Old>) -> (BatchWriter, i64) {
+    let mut kept = BatchWriter::new();
+    let mut seen = BTreeSet::new();
+    for ((key, _), old) in entries(batch).zip(old.iter()) {
+        if old.exists() && seen.insert(key) {
+            kept.delete(FAMILY, key);
+        }
+    }
+    let count = i64::from(kept.count());
+    *old = vec![Old::There; kept.count() as usize];
+    (kept, count)
+}
+
+/// What the engine's failure says to a client.
+fn engine_answer(error: &lsm::Error) -> Answer {
+    Answer::Failed(error_text(error).into())
+}

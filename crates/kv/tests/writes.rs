@@ -1,0 +1,547 @@
+//! Writing in a simulated world: several cores, connections that pipeline, a network and a disk in a mood. Every
+//! client has keys of its own, and knows from a model what it must hear; some keys belong to all.
+//!
+//! A failure names its seed; `MILLRACE_SEEDS=300` runs more of them, `MILLRACE_SEED=5` only that one.
+
+mod stage;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use kv::{Answer, Change, Server, Settings, Shard, Shared};
+use lsm::{Db, Durability, OpenOptions, WriteOptions};
+use reactor::sim::{Access, Fault, FaultKind, NetConfig, Rng, SimConfig, World};
+use reactor::{Class, Core};
+use resp::{Protocol, Reply, Writer, write_command};
+use stage::{Client, DIR, Node, address, integer, text};
+
+const CORES: usize = 3;
+
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// Limits so small that an ordinary client meets them.
+fn small() -> Settings {
+    Settings {
+        reads_max: 6,
+        unsent_bytes_max: 20_000,
+        writes_bytes_max: 3_000,
+        ..Settings::default()
+    }
+}
+
+struct Stage {
+    world: World,
+    shared: Arc<Shared>,
+    seed: u64,
+    ready: Cell<bool>,
+    ended: Cell<usize>,
+    /// What the clients have left, and what they have added to the shared counter.
+    left: RefCell<Model>,
+    added: Cell<i64>,
+}
+
+/// Serves a new database on every core while `clients` runs on every core; then it is opened again and compared with
+/// what the clients say they have left. They may say nothing.
+fn stage<F, Fut>(seed: u64, durability: Durability, clients: F) -> (u64, u64)
+where
+    F: Fn(Core, Rc<Stage>) -> Fut + 'static,
+    Fut: Future<Output = ()> + 'static,
+{
+    let net = NetConfig { window: 8 << 10, ..NetConfig::default() };
+    let world =
+        World::new(seed, CORES, SimConfig { net, capacity: 100_000, ..SimConfig::default() });
+    world.add_dir(DIR);
+    let stage = Rc::new(Stage {
+        world: world.clone(),
+        shared: Shared::new(CORES, small(), Node),
+        seed,
+        ready: Cell::new(false),
+        ended: Cell::new(0),
+        left: RefCell::default(),
+        added: Cell::new(0),
+    });
+    let clients = Rc::new(clients);
+    let inside = stage.clone();
+    let pools = world
+        .run(move |core| {
+            let (stage, clients) = (inside.clone(), clients.clone());
+            async move {
+                serve(&core, &stage, durability, &*clients).await;
+                core.pool().clone()
+            }
+        })
+        .unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    for pool in pools {
+        assert_eq!(pool.used(), 0, "seed {seed}: a buffer was not given back");
+    }
+    assert_eq!(world.open_sockets(), 0, "seed {seed}: a socket was left open");
+    world.trace()
+}
+
+thread_local! {
+    /// The world runs all cores on this thread, and the database is opened by one of them.
+    static OPENED: RefCell<Option<Db>> = const { RefCell::new(None) };
+}
+
+async fn serve<F, Fut>(core: &Core, stage: &Rc<Stage>, durability: Durability, clients: &F)
+where
+    F: Fn(Core, Rc<Stage>) -> Fut,
+    Fut: Future<Output = ()>,
+{
+    let mut shard = None;
+    if core.id() == 0 {
+        let write = WriteOptions { durability, memtable_bytes: 50_000, ..WriteOptions::default() };
+        let options = OpenOptions { cache_bytes: 20_000, ..OpenOptions::default() };
+        let (db, writer) =
+            Db::open_for_writing(core, DIR.as_ref(), options, write).await.expect("it opens");
+        let owned = Shard::new(core, db.attach(core), writer);
+        owned.attach(&stage.shared).await;
+        shard = Some(owned);
+        OPENED.set(Some(db));
+        stage.ready.set(true);
+    }
+    while !stage.ready.get() {
+        core.sleep_ns(1_000_000).await;
+    }
+    let db = OPENED.with_borrow(|db| db.clone().expect("core 0 has opened it"));
+    let listener = core.listen(address()).expect("it listens");
+    let server = Server::start(core, db.attach(core), &stage.shared, listener, shard.clone());
+    core.sleep_ns(10_000_000).await;
+    clients(core.clone(), stage.clone()).await;
+    stage.ended.set(stage.ended.get() + 1);
+    while stage.ended.get() < CORES {
+        core.sleep_ns(1_000_000).await;
+    }
+    server.stop(1_000_000_000).await;
+    stage.ended.set(stage.ended.get() + 1);
+    let Some(shard) = shard else { return };
+    while stage.ended.get() < 2 * CORES {
+        core.sleep_ns(1_000_000).await;
+    }
+    let closed = shard.close().await;
+    let counted = db.keys();
+    drop((db, shard));
+    OPENED.set(None);
+    if closed.is_ok() && !stage.left.borrow().is_empty() {
+        compare(core, stage, counted).await;
+    }
+}
+
+/// What is in the directory is what the clients have left.
+async fn compare(core: &Core, stage: &Stage, counted: Option<u64>) {
+    let seed = stage.seed;
+    let db = Db::open(core, DIR.as_ref(), OpenOptions::default()).await.expect("it opens again");
+    let reader = db.attach(core);
+    let mut iter = reader.iter(0, Default::default()).unwrap();
+    iter.seek_to_first().await.unwrap();
+    let mut found = Model::new();
+    while iter.valid() {
+        found.insert(iter.key().to_vec(), iter.value().to_vec());
+        iter.next().await.unwrap();
+    }
+    let total = found.remove(&b"total"[..]);
+    let total = total.map_or(0, |total| String::from_utf8(total).unwrap().parse().unwrap());
+    assert_eq!(total, stage.added.get(), "seed {seed}: the sum of all increments");
+    assert!(found == *stage.left.borrow(), "seed {seed}: other keys or values than the model's");
+    let keys = found.len() as u64 + u64::from(total != 0);
+    assert_eq!(counted, Some(keys), "seed {seed}: the count of keys");
+}
+
+fn bulk_or_null(writer: &mut Writer<'_>, value: Option<&Vec<u8>>) {
+    match value {
+        Some(value) => writer.bulk(value),
+        None => writer.null(),
+    }
+}
+
+/// Writes a random command and the reply that the model gives.
+fn random_command(
+    rng: &mut Rng,
+    name: &str,
+    model: &mut Model,
+    protocol: Protocol,
+    request: &mut Vec<u8>,
+    expected: &mut Vec<u8>,
+) {
+    let mut writer = Writer::new(expected, protocol);
+    let key = |rng: &mut Rng| format!("{name}:{}", rng.below(12)).into_bytes();
+    let one = key(rng);
+    let long = rng.chance(50_000);
+    let value = vec![b'a' + rng.below(26) as u8; rng.index(if long { 9000 } else { 40 })];
+    let old = model.get(&one).cloned();
+    match rng.below(20) {
+        0..5 => {
+            write_command(request, &[b"SET", &one, &value]);
+            writer.ok();
+            model.insert(one, value);
+        }
+        5 => {
+            let (option, sets) = [(b"NX", old.is_none()), (b"XX", old.is_some())][rng.index(2)];
+            write_command(request, &[b"SET", &one, &value, option, b"GET"]);
+            bulk_or_null(&mut writer, old.as_ref());
+            if sets {
+                model.insert(one, value);
+            }
+        }
+        6 => {
+            write_command(request, &[b"SETNX", &one, &value]);
+            writer.integer(old.is_none().into());
+            model.entry(one).or_insert(value);
+        }
+        7 => {
+            write_command(request, &[b"APPEND", &one, &value]);
+            let all = [old.unwrap_or_default(), value].concat();
+            writer.integer(all.len() as i64);
+            model.insert(one, all);
+        }
+        8 => {
+            let at = rng.index(50);
+            write_command(request, &[b"SETRANGE", &one, at.to_string().as_bytes(), &value]);
+            let mut all = old.unwrap_or_default();
+            if !value.is_empty() {
+                all.resize(all.len().max(at + value.len()), 0);
+                all[at..at + value.len()].copy_from_slice(&value);
+                model.insert(one, all.clone());
+            }
+            writer.integer(all.len() as i64);
+        }
+        9..12 => {
+            write_command(request, &[b"INCRBY", &one, b"7"]);
+            let number = match &old {
+                None => Some(0),
+                Some(text) => {
+                    std::str::from_utf8(text).ok().and_then(|text| text.parse::<i64>().ok())
+                }
+            };
+            match number {
+                Some(number) => {
+                    writer.integer(number + 7);
+                    model.insert(one, (number + 7).to_string().into_bytes());
+                }
+                None => writer.error("ERR value is not an integer or out of range"),
+            }
+        }
+        12 => {
+            let keys: Vec<Vec<u8>> = (0..1 + rng.below(4)).map(|_| key(rng)).collect();
+            let mut words = vec![&b"DEL"[..]];
+            words.extend(keys.iter().map(Vec::as_slice));
+            write_command(request, &words);
+            writer.integer(keys.iter().filter(|key| model.remove(*key).is_some()).count() as i64);
+        }
+        13 => {
+            write_command(request, &[b"GETDEL", &one]);
+            bulk_or_null(&mut writer, model.remove(&one).as_ref());
+        }
+        14 => {
+            let if_none = rng.coin();
+            let keys: Vec<Vec<u8>> = (0..1 + rng.below(5)).map(|_| key(rng)).collect();
+            let mut words = vec![if if_none { &b"MSETNX"[..] } else { b"MSET" }];
+            keys.iter().for_each(|key| words.extend([&key[..], &value]));
+            write_command(request, &words);
+            let sets = !if_none || keys.iter().all(|key| !model.contains_key(key));
+            if sets {
+                model.extend(keys.into_iter().map(|key| (key, value.clone())));
+            }
+            if if_none { writer.integer(sets.into()) } else { writer.ok() }
+        }
+        15 => {
+            let other = key(rng);
+            write_command(request, &[b"MGET", &one, &other]);
+            writer.array(2);
+            bulk_or_null(&mut writer, old.as_ref());
+            bulk_or_null(&mut writer, model.get(&other));
+        }
+        16 => {
+            write_command(request, &[b"EXISTS", &one, &one]);
+            writer.integer(if old.is_some() { 2 } else { 0 });
+        }
+        _ => {
+            write_command(request, &[b"GET", &one]);
+            bulk_or_null(&mut writer, old.as_ref());
+        }
+    }
+}
+
+/// Pipelines commands on keys of its own, and increments of a key that all share.
+async fn pipeline(core: Core, stage: Rc<Stage>, mut rng: Rng, name: String) {
+    let mut client = Client::connect(&core, &stage.world);
+    let mut model = Model::new();
+    for _ in 0..1 + rng.below(4) {
+        let (mut request, mut expected) = (Vec::new(), Vec::new());
+        for _ in 0..1 + rng.below(80) {
+            random_command(&mut rng, &name, &mut model, Protocol::V2, &mut request, &mut expected);
+        }
+        let socket = client.socket.clone();
+        let mut pieces = rng.fork();
+        let sending = core.spawn(Class::Foreground, async move {
+            let mut rest = &request[..];
+            while !rest.is_empty() {
+                let most = [1, 30, 500, 20_000][pieces.index(4)];
+                let (piece, behind) = rest.split_at(rest.len().min(most));
+                rest = behind;
+                socket.send(piece.to_vec()).await.0.expect("the connection stands");
+            }
+        });
+        let mut received = Vec::new();
+        while received.len() < expected.len() {
+            let (n, bytes) = client.socket.recv(received, 1 + rng.index(10_000)).await;
+            received = bytes;
+            assert_ne!(n.expect("the connection stands"), 0, "seed {}: closed early", stage.seed);
+            let same = received[..] == expected[..received.len().min(expected.len())];
+            assert!(
+                same,
+                "seed {} {name}: another reply than the model's: {} instead of {}",
+                stage.seed,
+                received.escape_ascii(),
+                expected.escape_ascii()
+            );
+        }
+        sending.await;
+        let times = 1 + rng.below(30);
+        let request = "INCR total\r\n".repeat(times as usize);
+        client.send(request.into_bytes()).await.expect("the connection stands");
+        let mut last = 0;
+        for _ in 0..times {
+            let total = integer(&client.reply().await.expect("there is a reply"));
+            assert!(total > last, "seed {}: {total} behind {last}", stage.seed);
+            last = total;
+        }
+        stage.added.set(stage.added.get() + times as i64);
+    }
+    stage.left.borrow_mut().extend(model);
+}
+
+/// Sends writes on keys that nobody else has, and goes away.
+async fn deserter(core: Core, stage: Rc<Stage>, mut rng: Rng) {
+    let client = Client::connect(&core, &stage.world);
+    let key = format!("deserted:{}", rng.next_u64());
+    let request = format!("APPEND {key} x\r\nSET {key} y\r\nGET {key}\r\nDEL {key}\r\n").repeat(30);
+    let socket = client.socket.clone();
+    let sending = core
+        .spawn(Class::Foreground, async move { socket.send(request.into_bytes()).await.0.is_ok() });
+    core.sleep_ns(rng.below(20_000_000)).await;
+    client.socket.shutdown();
+    sending.await;
+}
+
+fn right_replies(seed: u64) -> (u64, u64) {
+    let durability = [Durability::Process, Durability::Power][seed as usize % 2];
+    stage(seed, durability, |core, stage| async move {
+        let mut rng = Rng::new(stage.seed ^ (core.id() as u64) << 32);
+        let stall = FaultKind::Stall(0..20_000_000);
+        stage.world.add_fault(Fault::new(stall.clone()).chance(20_000));
+        stage.world.add_fault(Fault::new(stall).of(Access::Write).chance(20_000));
+        let clients: Vec<_> = (0..5)
+            .map(|number| {
+                let name = format!("{}:{number}", core.id());
+                let client = pipeline(core.clone(), stage.clone(), rng.fork(), name);
+                core.spawn(Class::Foreground, client)
+            })
+            .collect();
+        for client in clients {
+            client.await;
+        }
+    })
+}
+
+fn seeds() -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse().expect("a number"));
+    match number("MILLRACE_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("MILLRACE_SEEDS").unwrap_or(12),
+    }
+}
+
+#[test]
+fn every_reply_and_what_is_left_are_the_models() {
+    for seed in seeds() {
+        right_replies(seed);
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_trace() {
+    assert_eq!(right_replies(7), right_replies(7));
+}
+
+#[test]
+fn connections_that_go_away_leave_nothing_behind_and_disturb_nobody() {
+    for seed in seeds() {
+        stage(seed, Durability::Process, |core, stage| async move {
+            let mut rng = Rng::new(stage.seed ^ (core.id() as u64) << 32);
+            let deserters: Vec<_> = (0..8)
+                .map(|_| {
+                    core.spawn(Class::Foreground, deserter(core.clone(), stage.clone(), rng.fork()))
+                })
+                .collect();
+            let mut client = Client::connect(&core, &stage.world);
+            let key = format!("kept:{}", core.id());
+            for round in 0..20 {
+                assert_eq!(integer(&client.call(&["INCR", &key]).await), round + 1);
+            }
+            for deserter in deserters {
+                deserter.await;
+            }
+        });
+    }
+}
+
+/// A key is read from disk for its first change; the changes behind it must wait for that, also those of other cores.
+#[test]
+fn changes_of_one_key_by_all_cores_are_made_one_after_another() {
+    for seed in seeds() {
+        stage(seed, Durability::Process, |core, stage| async move {
+            let mut client = Client::connect(&core, &stage.world);
+            let filler = "x".repeat(2000);
+            for number in 0..40 {
+                client.call(&["SET", &format!("filler:{}:{number}", core.id()), &filler]).await;
+            }
+            // All of it is in tables now, and most of it in no cache.
+            let mut request = String::new();
+            for number in 0..200 {
+                request += &format!("APPEND shared:{} {}\r\n", number % 10, core.id());
+            }
+            client.send(request.into_bytes()).await.expect("the connection stands");
+            for _ in 0..200 {
+                integer(&client.reply().await.expect("there is a reply"));
+            }
+            stage.added.set(stage.added.get() + 1);
+            while stage.added.get() < CORES as i64 {
+                core.sleep_ns(1_000_000).await;
+            }
+            for number in 0..10 {
+                let all = text(&client.call(&["GET", &format!("shared:{number}")]).await);
+                for core in 0..CORES {
+                    let name = char::from_digit(core as u32, 10).unwrap();
+                    assert_eq!(all.matches(name).count(), 20, "seed {}: {all}", stage.seed);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn clearing_is_behind_what_comes_before_it_and_before_what_comes_behind() {
+    for seed in seeds() {
+        clearing(seed);
+    }
+}
+
+fn clearing(seed: u64) {
+    stage(seed, Durability::Power, |core, stage| async move {
+        if core.id() == 0 {
+            return;
+        }
+        let stall = FaultKind::Stall(0..20_000_000);
+        stage.world.add_fault(Fault::new(stall).of(Access::Write).chance(20_000));
+        let mut client = Client::connect(&core, &stage.world);
+        for _ in 0..10 {
+            let request = "SET a 1\r\nINCR a\r\nFLUSHDB\r\nSET b 1\r\nINCR a\r\nGET b\r\nSAVE\r\n";
+            client.send(request.as_bytes().to_vec()).await.expect("the connection stands");
+            let mut replies = Vec::new();
+            for _ in 0..7 {
+                replies.push(client.reply().await.expect("there is a reply"));
+            }
+            // Another core does the same at the same time, so `a` may have been set or cleared between.
+            let ok = Reply::Simple(b"OK".to_vec());
+            assert_eq!((&replies[0], &replies[2], &replies[3], &replies[6]), (&ok, &ok, &ok, &ok));
+        }
+        stage.added.set(stage.added.get() + 1);
+        while stage.added.get() < CORES as i64 - 1 {
+            core.sleep_ns(1_000_000).await;
+        }
+        if core.id() == 1 {
+            client.call(&["FLUSHALL"]).await;
+            assert_eq!(integer(&client.call(&["DBSIZE"]).await), 0);
+            client.call(&["SET", "c", "1"]).await;
+            assert_eq!(integer(&client.call(&["DBSIZE"]).await), 1);
+        }
+    });
+}
+
+#[test]
+fn when_the_log_cannot_be_written_writes_say_so_and_reads_go_on() {
+    for durability in [Durability::Process, Durability::Power] {
+        stage(5, durability, |core, stage| async move {
+            if core.id() != 1 {
+                return;
+            }
+            let mut client = Client::connect(&core, &stage.world);
+            assert_eq!(client.call(&["SET", "before", "1"]).await, Reply::Simple(b"OK".to_vec()));
+            let full = Fault::new(FaultKind::Error(28)).of(Access::Write).on(".log");
+            stage.world.add_fault(full);
+            for command in [["SET", "k", "v"], ["SETNX", "k", "v"], ["INCRBY", "before", "1"]] {
+                match client.call(&command).await {
+                    Reply::Error(error) => {
+                        assert!(error.starts_with(b"MISCONF "), "{}", error.escape_ascii());
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert_eq!(text(&client.call(&["GET", "before"]).await), "1");
+            let report = text(&client.call(&["INFO", "persistence"]).await);
+            assert!(report.contains("aof_last_write_status:err\r\n"), "{report}");
+            stage.world.heal();
+            let reply = client.call(&["SET", "k", "v"]).await;
+            assert!(matches!(reply, Reply::Error(_)), "nobody knows what is in the log");
+        });
+    }
+}
+
+#[test]
+fn a_pause_of_writes_holds_back_writes_alone() {
+    stage(6, Durability::Process, |core, stage| async move {
+        if core.id() != 0 {
+            return;
+        }
+        let mut client = Client::connect(&core, &stage.world);
+        client.call(&["CLIENT", "PAUSE", "500", "WRITE"]).await;
+        let before = core.now_ns();
+        client.call(&["GET", "k"]).await;
+        assert!(core.now_ns() - before < 100_000_000);
+        client.call(&["SET", "k", "v"]).await;
+        assert!(core.now_ns() - before >= 490_000_000);
+    });
+}
+
+#[test]
+fn a_shard_needs_no_node() {
+    let world = World::new(1, 1, SimConfig::default());
+    world.add_dir(DIR);
+    world
+        .run(|core| async move {
+            let open = || {
+                Db::open_for_writing(
+                    &core,
+                    DIR.as_ref(),
+                    OpenOptions::default(),
+                    WriteOptions::default(),
+                )
+            };
+            let (db, writer) = open().await.unwrap();
+            let shard = Shard::new(&core, db.attach(&core), writer);
+            let mut change = Change::put(b"a", b"1");
+            change.also_put(b"b", b"2");
+            change.also_put(b"a", b"3");
+            let unwatched = shard.change(change);
+            drop(unwatched);
+            assert_eq!(
+                shard.change(Change::delete([&b"a"[..], b"x", b"a"])).await,
+                Answer::Integer(1)
+            );
+            assert_eq!(db.keys(), Some(1));
+            assert_eq!(shard.change(Change::sync()).await, Answer::Ok(1));
+            shard.close().await.unwrap();
+            assert!(matches!(shard.change(Change::put(b"c", b"3")).await, Answer::Failed(_)));
+            drop((db, shard));
+            let (db, writer) = open().await.unwrap();
+            let reader = db.attach(&core);
+            assert_eq!(&*reader.get(0, b"b", None).await.unwrap().unwrap(), b"2");
+            assert!(reader.get(0, b"a", None).await.unwrap().is_none());
+            writer.close().await.unwrap();
+        })
+        .unwrap();
+}

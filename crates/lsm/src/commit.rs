@@ -1,0 +1,385 @@
+//! The commit task: takes what was handed over in its order, writes it to the log in groups and
+//! then to the memtables. The module text of `writer.rs` has the whole.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rocksfmt::{Op, ValueType, VersionEdit, WriteBatch, pack};
+
+use crate::compaction;
+use crate::error::{Error, Kind, Result};
+use crate::mem::Mem;
+use crate::mutant::mutant;
+use crate::version::{Family, Level, Slot};
+use crate::wal_writer::{Durability, NewLog, WalWriter};
+use crate::writer::{Generation, Inner, Pending, Request};
+
+/// Bytes of batches that go to the log together, as long as there is more than one.
+const GROUP_BYTES: usize = 512 << 10;
+/// Room that a log gets beforehand, in bytes: about what fills the memtables, but not more.
+const LOG_ROOM_MAX: u64 = 64 << 20;
+/// Generations of memtables that may wait for their tables.
+const WAITING_MAX: usize = 2;
+/// Files of level 0 from which on writes come no faster than merging gets on.
+const LEVEL0_FILES_SLOW: usize = 16;
+/// Files of level 0 at which writes wait: reads ask each of them, and RocksDB stops its writers at
+/// 36.
+const LEVEL0_FILES_MAX: usize = 24;
+/// Longest that a group is held back, in nanoseconds.
+const SLOWED_MAX_NS: u64 = 100_000_000;
+
+/// Commits until writing ends.
+pub(crate) async fn run(inner: &Inner, log: WalWriter) {
+    let mut commit = Commit { inner, log, keys: Some(0), live: new_memtables(inner) };
+    let mut group = Vec::new();
+    // Nor may what recovery left lying behind a hole be found together with what is written now.
+    if inner.options.durability == Durability::Power || inner.db.0.leftovers {
+        commit.until_recovered_is_durable().await;
+    }
+    loop {
+        let idle = || inner.queue.borrow().is_empty();
+        inner.queued.until(|| !idle() || inner.closing.get() || inner.has_failed()).await;
+        if idle() {
+            return;
+        }
+        match commit.next(&mut group).await {
+            Ok(mut sequence) => {
+                for pending in group.drain(..) {
+                    if let Request::Batch { batch, .. } = &pending.request {
+                        sequence += u64::from(batch.count());
+                    }
+                    pending.done.set(Ok(sequence));
+                }
+            }
+            Err(error) => {
+                for pending in group.drain(..) {
+                    pending.done.set(Err(error.clone()));
+                }
+                inner.fail(&error);
+                return;
+            }
+        }
+    }
+}
+
+pub(crate) async fn new_log(inner: &Inner) -> Result<WalWriter> {
+    let new = NewLog {
+        number: inner.db.new_number(),
+        spare: inner.spare_logs.borrow_mut().pop(),
+        durability: inner.options.durability,
+        room: (inner.options.memtable_bytes as u64).min(LOG_ROOM_MAX),
+        next_sequence: inner.db.visible() + 1,
+    };
+    WalWriter::create(&inner.core, &inner.dir, new).await
+}
+
+struct Commit<'a> {
+    inner: &'a Inner,
+    log: WalWriter,
+    /// By how many what is in the log changes the number of keys, if that is known.
+    keys: Option<i64>,
+    /// The memtables that are written to, by column family.
+    live: BTreeMap<u32, memtable::Writer>,
+}
+
+impl Commit<'_> {
+    /// What was recovered is not known to be durable: after a flush that failed, the page cache
+    /// shows what no later flush writes. Were a power cut to take it, what is acknowledged on
+    /// top of it would lie behind a hole. So it is written anew first, to a table.
+    async fn until_recovered_is_durable(&self) {
+        let inner = self.inner;
+        let durable = mutant("recovered_is_durable") && !inner.db.0.leftovers;
+        let gone = || inner.gone.get() > 0 || durable;
+        inner.moved.until(|| gone() || inner.has_failed()).await;
+    }
+
+    /// Takes what goes together and does it. Returns the sequence number that was visible before.
+    async fn next(&mut self, group: &mut Vec<Pending>) -> Result<u64> {
+        let inner = self.inner;
+        let is_batch = matches!(
+            inner.queue.borrow().front(),
+            Some(Pending { request: Request::Batch { .. }, .. })
+        );
+        if is_batch && self.is_full() {
+            self.until_there_is_room().await?;
+            self.begin_log().await?;
+        }
+        if is_batch {
+            self.slow_down().await;
+        }
+        take_group(inner, group);
+        let visible = inner.db.visible();
+        match group.first().map(|first| &first.request) {
+            Some(Request::Batch { .. }) => self.commit(group).await?,
+            Some(&Request::Clear(family)) => self.clear(family).await?,
+            Some(Request::Sync) => self.sync().await?,
+            None => {}
+        }
+        Ok(visible)
+    }
+
+    /// Writes a group of batches.
+    async fn commit(&mut self, group: &mut [Pending]) -> Result<()> {
+        let inner = self.inner;
+        let first = inner.db.visible() + 1;
+        let mut next = first;
+        let mut bytes = 0;
+        for batch in batches(group) {
+            self.log.add(batch.0.finish(next));
+            next += u64::from(batch.0.count());
+            bytes += batch.0.len() as u64;
+        }
+        if mutant("acknowledge_first") {
+            group.iter().for_each(|pending| pending.done.set(Ok(next - 1)));
+        }
+        let log_bytes = self.log.commit(next).await?;
+        inner.stats(|stats| {
+            stats.groups += 1;
+            stats.batch_bytes += bytes;
+            stats.log_bytes += log_bytes;
+        });
+        let mut sequence = first;
+        let mut change = Some(0i64);
+        for (batch, new) in batches(group) {
+            apply(batch.finish(sequence), &mut self.live)?;
+            sequence += u64::from(batch.count());
+            change = change.zip(new).and_then(|(all, new)| all.checked_add(new));
+            inner.stats(|stats| stats.batches += 1);
+        }
+        self.keys = self.keys.zip(change).and_then(|(all, new)| all.checked_add(new));
+        let keys = inner.db.keys().zip(change);
+        inner.db.set_keys(keys.and_then(|(all, new)| all.checked_add_signed(new)));
+        inner.db.0.sequence.store(next - 1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Small entries take much more memory than their bytes; memory is reserved in chunks that are
+    /// larger than a small limit.
+    fn is_full(&self) -> bool {
+        let sum = |of: fn(&memtable::Memtable) -> usize| -> usize {
+            self.live.values().map(|writer| of(writer.memtable())).sum()
+        };
+        let limit = self.inner.options.memtable_bytes;
+        sum(memtable::Memtable::memory) >= limit && sum(memtable::Memtable::bytes) >= limit / 4
+    }
+
+    async fn until_there_is_room(&self) -> Result<()> {
+        let inner = self.inner;
+        let full = || {
+            inner.waiting.borrow().len() >= WAITING_MAX || level0_files(inner) >= LEVEL0_FILES_MAX
+        };
+        if full() {
+            let since_ns = inner.core.now_ns();
+            let stuck = || inner.progress.borrow().is_none() && stuck(inner).is_some();
+            inner.moved.until(|| !full() || inner.has_failed() || stuck()).await;
+            let ns = inner.core.now_ns() - since_ns;
+            tracing::debug!(
+                level0 = level0_files(inner),
+                ms = ns / 1_000_000,
+                "writes stood still"
+            );
+            inner.stats(|stats| stats.stopped_ns += ns);
+        }
+        let failed = inner.failed.borrow().clone();
+        match failed.or_else(|| stuck(inner).filter(|_| full())) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Holds writes back while merging is behind, so that they are slow for a while rather than
+    /// stand still in the end: as many bytes may come until the merge under way has ended as there
+    /// is room for in level 0.
+    async fn slow_down(&self) {
+        let inner = self.inner;
+        let files = level0_files(inner);
+        if files < LEVEL0_FILES_SLOW {
+            return;
+        }
+        let bytes: usize = {
+            let queue = inner.queue.borrow();
+            let batches = queue.iter().map_while(|pending| match &pending.request {
+                Request::Batch { batch, .. } => Some(batch.len()),
+                _ => None,
+            });
+            batches.take(GROUP_BYTES / 64).sum::<usize>().min(GROUP_BYTES)
+        };
+        let left_ns = match &*inner.progress.borrow() {
+            Some(progress) => progress.left_ns(inner.core.now_ns()),
+            None => return,
+        };
+        let room = LEVEL0_FILES_MAX.saturating_sub(files) * inner.options.memtable_bytes;
+        let ns = u128::from(left_ns) * bytes as u128 / room.max(1) as u128;
+        let ns = u64::try_from(ns).unwrap_or(u64::MAX).min(SLOWED_MAX_NS);
+        inner.core.sleep_ns(ns).await;
+        inner.stats(|stats| stats.slowed_ns += ns);
+    }
+
+    /// Begins a new log and new memtables; the old ones wait to become tables.
+    async fn begin_log(&mut self) -> Result<()> {
+        let inner = self.inner;
+        let durability = inner.options.durability;
+        let log = std::mem::replace(&mut self.log, new_log(inner).await?);
+        inner.stats(|stats| stats.logs += 1);
+        let version = inner.db.version();
+        let mems = version
+            .families
+            .iter()
+            .filter(|family| self.live.contains_key(&family.id))
+            .filter_map(|family| Some((family.id, family.mems.first()?.clone())))
+            .collect();
+        self.live = new_memtables(inner);
+        let log_number = Some(log.number());
+        let keys = self.keys.replace(0);
+        let log = (durability == Durability::Process).then(|| log.into_file());
+        let next_log = self.log.number();
+        inner.waiting.borrow_mut().push_back(Generation { mems, log_number, keys, log, next_log });
+        inner.moved.ring();
+        Ok(())
+    }
+
+    /// Removes all that a column family has. From one record of the MANIFEST on it has no tables,
+    /// and its logs begin with a new one.
+    async fn clear(&mut self, id: u32) -> Result<()> {
+        let inner = self.inner;
+        self.begin_log().await?;
+        let turn = inner.manifest_turn().await?;
+        let version = inner.db.version();
+        let family = version.family(id)?;
+        let levels = family.levels.iter().enumerate();
+        let files = levels.flat_map(|(at, level)| level.slots.iter().map(move |&slot| (at, slot)));
+        let files: Vec<(usize, u32)> = files.collect();
+        let number = |&(level, slot): &(usize, u32)| (level as u32, version.meta(slot).number);
+        let edit = VersionEdit {
+            column_family: id,
+            log_number: Some(self.log.number()),
+            keys: (id == 0).then_some(0),
+            deleted_files: files.iter().map(number).collect(),
+            ..VersionEdit::default()
+        };
+        turn.change(edit, |version| {
+            for &(_, slot) in &files {
+                version.slots[slot as usize] = Slot::Free;
+            }
+            for family in version.families.iter_mut().filter(|family| family.id == id) {
+                family.mems.truncate(1);
+                family.levels.fill_with(Level::default);
+            }
+        })
+        .await?;
+        inner.cleared.borrow_mut().insert(id, self.log.number());
+        inner.db.0.clears.fetch_add(1, Ordering::SeqCst);
+        if id == 0 {
+            inner.keys_in_tables.set(Some(0));
+            inner.db.set_keys(Some(0));
+        }
+        inner.remove_tables(files.iter().map(|&(_, slot)| version.meta(slot)));
+        Ok(())
+    }
+
+    /// Makes durable what is in logs that are flushed at no group's end.
+    async fn sync(&self) -> Result<()> {
+        if self.inner.options.durability == Durability::Power {
+            return Ok(());
+        }
+        self.until_recovered_is_durable().await;
+        if let Some(error) = &*self.inner.failed.borrow() {
+            // What was recovered is in no table, and of its logs nothing is known.
+            return Err(error.clone());
+        }
+        let older: Vec<_> = {
+            let waiting = self.inner.waiting.borrow();
+            waiting.iter().filter_map(|waiting| waiting.log.clone()).collect()
+        };
+        for file in older.iter().chain([self.log.file()]) {
+            let synced = file.sync_data().await;
+            synced.map_err(|e| Error::io(file.path().display(), &e))?;
+        }
+        Ok(())
+    }
+}
+
+/// The batches of a group, and by how many each changes the keys.
+fn batches(
+    group: &mut [Pending],
+) -> impl Iterator<Item = (&mut rocksfmt::BatchWriter, Option<i64>)> {
+    group.iter_mut().filter_map(|pending| match &mut pending.request {
+        Request::Batch { batch, keys } => Some((batch, *keys)),
+        Request::Clear(_) | Request::Sync => None,
+    })
+}
+
+/// Batches that follow each other, or one request of another kind.
+fn take_group(inner: &Inner, group: &mut Vec<Pending>) {
+    let mut queue = inner.queue.borrow_mut();
+    let mut bytes = 0;
+    while let Some(next) = queue.front() {
+        match &next.request {
+            Request::Batch { batch, .. } => bytes += batch.len(),
+            Request::Clear(_) | Request::Sync => bytes = usize::MAX,
+        }
+        if !group.is_empty() && bytes > GROUP_BYTES {
+            return;
+        }
+        group.extend(queue.pop_front());
+        if bytes == usize::MAX {
+            return;
+        }
+    }
+}
+
+/// New memtables for all column families that can be written, in the version that readers take.
+fn new_memtables(inner: &Inner) -> BTreeMap<u32, memtable::Writer> {
+    let mut live = BTreeMap::new();
+    inner.publish(|version| {
+        for family in version.families.iter_mut().filter(|family| family.refused.is_none()) {
+            let (writer, table) =
+                memtable::Memtable::new(family.comparator, usize::MAX, inner.core.random_u64());
+            family.mems.insert(0, Arc::new(Mem::Live(table)));
+            live.insert(family.id, writer);
+        }
+    });
+    live
+}
+
+/// Puts a batch into the memtables. It was checked, and they have no limit of their own.
+fn apply(batch: &[u8], live: &mut BTreeMap<u32, memtable::Writer>) -> Result<()> {
+    let format = |e: rocksfmt::Error| Error::format("a batch", &e);
+    for op in WriteBatch::parse(batch).map_err(format)?.ops() {
+        let (sequence, op) = op.map_err(format)?;
+        let (cf, key, kind, value) = match op {
+            Op::Put { cf, key, value } => (cf, key, ValueType::Value, value),
+            Op::Delete { cf, key } => (cf, key, ValueType::Deletion, &b""[..]),
+            _ => continue,
+        };
+        let Some(writer) = live.get_mut(&cf) else { continue };
+        writer
+            .insert(key, pack(sequence, kind as u8), value)
+            .map_err(|e| Error::new(Kind::Memory, e.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Files of level 0 of the family that has most.
+fn level0_files(inner: &Inner) -> usize {
+    let version = inner.db.0.current.load();
+    let levels = version.families.iter().filter_map(|family| family.levels.first());
+    levels.map(|level| level.slots.len()).max().unwrap_or(0)
+}
+
+/// Why a full level 0 will never be merged, if so.
+fn stuck(inner: &Inner) -> Option<Error> {
+    let version = inner.db.0.current.load();
+    let is_stuck = |family: &&Family| {
+        family.levels.first().is_some_and(|level| level.slots.len() >= LEVEL0_FILES_MAX)
+            && !compaction::can_merge(&version, family)
+    };
+    version.families.iter().find(is_stuck).map(|family| {
+        let slots = family.levels.iter().take(2).flat_map(|level| &level.slots);
+        let broken = slots.copied().find_map(|slot| version.table(slot).err());
+        let what = broken.map_or_else(String::new, |error| format!(": {error}"));
+        let text = format!("level 0 of {} is full and cannot be merged{what}", family.name);
+        Error::new(Kind::Corruption, text)
+    })
+}

@@ -1,0 +1,58 @@
+//! What work in the background needs to write tables. It runs on a core that does not put writes in
+//! order, where there is one.
+
+use std::sync::atomic::Ordering;
+
+use fs::Dir;
+use reactor::{Class, Core};
+use rocksfmt::Compression;
+
+use crate::db::Db;
+
+/// See the module text.
+pub(crate) struct Job {
+    pub core: Core,
+    pub dir: Dir,
+    pub db: Db,
+    pub compression: Compression,
+}
+
+/// Entries between two looks at whether others want the core.
+pub(crate) const ENTRIES_AT_ONCE: usize = 32;
+
+/// Where a job runs, as seen from the core that puts writes in order: merges, which are the most
+/// work, on the next core, flushes on the one behind that. With two cores that is the first again.
+#[derive(Clone, Copy)]
+pub(crate) enum Place {
+    Merge = 1,
+    Flush = 2,
+}
+
+/// Runs a job on its core and waits for its end.
+pub(crate) async fn run<R: Send + 'static, Fut: Future<Output = R> + 'static>(
+    core: &Core,
+    place: Place,
+    db: &Db,
+    compression: Compression,
+    work: impl FnOnce(Job) -> Fut + Send + 'static,
+) -> R {
+    let there = (core.id() + place as usize) % core.cores();
+    let db = db.clone();
+    core.spawn_on(there, Class::Background, move |there| {
+        let (core, dir) = (there.clone(), Dir::new(there, db.path()));
+        work(Job { core, dir, db, compression })
+    })
+    .await
+}
+
+impl Db {
+    /// A number that no file has.
+    pub(crate) fn new_number(&self) -> u64 {
+        self.0.next_file.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Numbers from here on no file has.
+    pub(crate) fn next_file(&self) -> u64 {
+        self.0.next_file.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,24 @@
+//! Places at which the engine can be made wrong, to show that its simulation finds out.
+//!
+//! [`mutant`]`("name")` guards each. It is a constant that folds away, unless the feature `mutants` is
+//! on; then [`set_mutant`] chooses at most one for the whole process.
+
+#[cfg(not(feature = "mutants"))]
+pub(crate) const fn mutant(_name: &str) -> bool {
+    false
+}
+
+#[cfg(feature = "mutants")]
+static CHOSEN: arc_swap::ArcSwapOption<&'static str> = arc_swap::ArcSwapOption::const_empty();
+
+/// Makes the engine wrong at the place with this name; at none, if no place has it.
+#[cfg(feature = "mutants")]
+#[doc(hidden)]
+pub fn set_mutant(name: &'static str) {
+    CHOSEN.store(Some(std::sync::Arc::new(name)));
+}
+
+#[cfg(feature = "mutants")]
+pub(crate) fn mutant(name: &str) -> bool {
+    CHOSEN.load().as_deref().is_some_and(|chosen| *chosen == name)
+}
