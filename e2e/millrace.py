@@ -107,6 +107,17 @@ class Server:
         """What it printed until now."""
         return self.log.read_text(errors="replace")[-3000:]
 
+    def until_ready(self):
+        """Waits for the line in which a node says that all its cores serve, which comes after the first answers; what it printed until then."""
+        while " keys, " not in (said := self.said()):
+            assert self.alive(), said
+            time.sleep(0.001)
+        return said
+
+    def counts_keys(self):
+        """Whether a node knows the exact number of its keys."""
+        return "(about " not in self.until_ready()
+
     def alive(self):
         """Whether the process still runs."""
         return self.process.poll() is None
@@ -136,19 +147,21 @@ class Server:
         return "killed" if killed else self.process.returncode
 
 
-def node(data, log, *arguments, **kwargs):
-    """`millrace serve` over `data` on a free port."""
+def node(data, log, *arguments, writes=False, **kwargs):
+    """`millrace serve` over `data` on a free port, read-only unless it shall write."""
     port = free_port()
     flags = list(arguments)
     if "--cores" not in flags:
         flags += ["--cores", "1"]
     if "--memory" not in flags:
         flags += ["--memory", "256M"]
-    return Server([BINARY, "serve", "--data", data, "--read-only", "--listen", f"127.0.0.1:{port}", *flags], port, log, **kwargs)
+    if not writes:
+        flags += ["--read-only"]
+    return Server([BINARY, "serve", "--data", data, "--listen", f"127.0.0.1:{port}", *flags], port, log, **kwargs)
 
 
-def redis_server(directory, log):
+def redis_server(directory, log, *arguments):
     """Redis itself on a free port, without persistence."""
     port = free_port()
-    flags = ["--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", directory]
+    flags = ["--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", directory, *arguments]
     return Server(["redis-server", *flags], port, log)

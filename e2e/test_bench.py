@@ -24,6 +24,35 @@ def test_a_second_of_it(name, data):
     assert said["found"] > 0 and said["cpu_us_per_op"] > 0
 
 
+WRITE_FIGURES = ["max_stall_ms", "stalled_ms", "write_amplification", "syncs"]
+
+
+def test_a_second_of_writes(tmp_path):
+    written = millrace.said_json(
+        "bench", "fillrandom", "--data", tmp_path / "db", "--durability", "process", "--num", "20000", "--keys", "500"
+    )
+    assert written["operations"] == 20000 and written["found"] is None
+    assert [figure for figure in WRITE_FIGURES if written[figure] is None] == []
+    for name in ["overwrite", "readwhilewriting"]:
+        said = millrace.said_json("bench", name, "--data", tmp_path / "db", "--keys", "500", "--seconds", "0.5")
+        assert said["max_stall_ms"] > 0 and said["flush_us"] > 0 and said["durability"] == "power"
+        assert said["operations"] > 0 and said["found"] in (None, said["operations"])
+
+
+def test_a_load_and_a_read(tmp_path):
+    loaded = millrace.said_json("bench", "fillseq", "--data", tmp_path / "db", "--keys", "20000")
+    assert loaded["operations"] == 20000 and loaded["write_amplification"] < 1.5
+    said = millrace.said_json("bench", "readseq", "--data", tmp_path / "db", "--seconds", "0.5")
+    assert said["keys"] == 20000 and said["found"] > 0
+
+
+def test_locks():
+    said = millrace.said_json("bench", "locks", "--seconds", "0.5")
+    for lines in said["hand_over"], said["log"]:
+        assert [line["threads"] for line in lines] == [1, 2, 4, 8, 16, 32]
+        assert all(line["ns"] > 0 and line["lock_ns"] > 0 for line in lines)
+
+
 def test_in_words(data):
     said = millrace.succeed("bench", "readrandom", "--data", data, "--cores", "1", "--depth", "8", "--seconds", "1")
     assert "readrandom" in said

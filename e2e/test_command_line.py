@@ -238,12 +238,6 @@ def test_sigint_ends_it_too(data, tmp_path):
         assert node.process.wait(5) == 0, node.said()
 
 
-def test_writable_serving_is_not_there_yet_and_says_so(data):
-    port = millrace.free_port()
-    said = millrace.fail("serve", "--data", data, "--listen", f"127.0.0.1:{port}")
-    assert "--read-only" in said, said
-
-
 @pytest.fixture
 def checkout(tmp_path):
     """A directory with `./run` in it, and an environment in which cargo has nothing to build: the binary under test is there."""
@@ -267,16 +261,18 @@ def test_run_serves_a_directory(tmp_path, checkout):
             assert client.call("GET", "hello") == b"world"
 
 
-def test_run_makes_a_sample_and_says_what_to_try(tmp_path, checkout):
-    """`./run` alone, and what it says to try, pasted; then once more, where the sample is there."""
+def test_run_makes_a_database_and_says_what_to_try(tmp_path, checkout):
+    """`./run` alone, and what it says to try, pasted; then once more, where the database is there."""
     run, env = checkout
     port = millrace.free_port()
-    for _ in range(2):
+    for time in range(2):
         with millrace.Server([run, "--listen", f"127.0.0.1:{port}", "--cores", "1"], port, tmp_path / "log", env=env) as node:
             tries = re.findall(r"(?m)^  ((?:redis-cli|\S+/millrace) .*)", node.said())
             answers = [subprocess.run(line, shell=True, text=True, capture_output=True, timeout=20, env=env) for line in tries]
             assert len(answers) == 6 and not any(answer.returncode for answer in answers), answers
-            assert [answers[0].stdout, answers[1].stdout, answers[5].stdout] == ["world\n", "red\nblue\n", "world\n"], answers
+            said = [answer.stdout for answer in answers]
+            assert said[:4] == ["OK\n", "world\n", "OK\n", "fruit:plum\nblue\nfruit:cherry\ndark red\nfruit:apple\nred\n"] and said[5] == "world\n"
+            assert time > 0 or said[4] == "4\n"
         assert node.process.returncode == 0
 
 
@@ -288,9 +284,9 @@ def test_run_says_what_is_wrong(tmp_path, checkout):
         assert done.returncode in (1, 2), done
         return done.stderr
 
-    (tmp_path / "empty").mkdir()
-    assert "no directory" in fails(tmp_path / "nothing")
-    assert "no RocksDB database here" in fails(tmp_path / "empty")
+    (tmp_path / "file").write_text("")
+    assert "nothing/deep" in fails(tmp_path / "nothing" / "deep")
+    assert "file" in fails(tmp_path / "file")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
