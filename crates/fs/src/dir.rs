@@ -92,6 +92,16 @@ impl Dir {
         self.open_as(name, Opening::Existing, mode).await
     }
 
+    /// Opens a file that is there, has no other name and that nobody else has open, to be written
+    /// over. It keeps what it holds.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none, `WouldBlock` when it has another name, is open elsewhere, or
+    /// the system does not tell; others as the system gives them.
+    pub async fn open_unshared(&self, name: &str, mode: Mode) -> io::Result<Arc<SharedFile>> {
+        self.open_as(name, Opening::Unshared, mode).await
+    }
+
     /// Gives a file another name, in the place of a file that has that name. Who looks sees the
     /// one or the other, and so does who looks after a power cut; the new one surely after
     /// [`Dir::sync`].

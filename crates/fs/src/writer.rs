@@ -32,7 +32,8 @@ pub struct FileWriter {
 }
 
 impl FileWriter {
-    /// A writer that begins at the start of an empty file. Suspends for memory.
+    /// A writer that begins at the start of a file, in the place of what that holds. Suspends for
+    /// memory.
     ///
     /// # Errors
     /// `OutOfMemory` when the core's budget could never hold a chunk, `Unsupported` when a direct
@@ -101,15 +102,15 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Writes what is left, cuts a direct file to its length and makes all of it durable. Suspends
-    /// for the disk. Returns the length.
+    /// Writes what is left, cuts the file to its length and makes all of it durable. Suspends for
+    /// the disk. Returns the length.
     ///
     /// # Errors
     /// As for [`FileWriter::append`].
     pub async fn finish(mut self) -> io::Result<u64> {
         self.begin()?;
         self.flush().await?;
-        if !self.len().is_multiple_of(self.file.alignment() as u64) {
+        if self.file.size() > self.len() {
             self.file.set_len(self.len()).await?;
         }
         self.file.sync_data().await?;

@@ -99,7 +99,7 @@ impl<'a> Load<'a> {
             }
             let file = match &mut self.file {
                 Some(file) => file,
-                none => none.insert(TableWriter::create(self.job, self.family).await?),
+                none => none.insert(TableWriter::create(self.job, self.family, FILE_BYTES).await?),
             };
             file.add(&key, &value).await?;
             std::mem::swap(&mut key, &mut last);

@@ -406,7 +406,7 @@ impl<'a> Output<'a> {
     async fn add(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let file = match &mut self.file {
             Some(file) => file,
-            none => none.insert(TableWriter::create(self.job, self.family).await?),
+            none => none.insert(TableWriter::create(self.job, self.family, FILE_BYTES).await?),
         };
         file.add(key, value).await
     }
@@ -431,7 +431,7 @@ impl<'a> Output<'a> {
             }
         }
         if !inside.is_empty() && self.file.is_none() {
-            self.file = Some(TableWriter::create(self.job, self.family).await?);
+            self.file = Some(TableWriter::create(self.job, self.family, FILE_BYTES).await?);
         }
         if let Some(mut file) = self.file.take() {
             for (start, end, sequence) in inside {

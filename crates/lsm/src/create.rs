@@ -10,6 +10,7 @@ use rocksfmt::{Comparator, FileName, LogWriter, VersionEdit};
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
 use crate::manifest_writer::ManifestWriter;
+use crate::spares::spares_max;
 
 /// Takes the lock that excludes every other user of the directory, RocksDB too.
 pub(crate) async fn lock(dir: &Dir) -> Result<LockGuard> {
@@ -67,7 +68,8 @@ pub(crate) async fn unless_there(core: &Core, dir: &Dir) -> Result<()> {
     dir.write_small_atomically("CURRENT", format!("{name}\n").as_bytes()).await.map_err(io)
 }
 
-/// Makes an open directory ours: a new MANIFEST, and no file that nobody refers to.
+/// Makes an open directory ours: a new MANIFEST, and no file that nobody refers to, but for tables
+/// that may be written again.
 pub(crate) async fn take_over(core: &Core, dir: &Dir, db: &Db) -> Result<ManifestWriter> {
     let io = |e: io::Error| Error::io(dir.path().display(), &e);
     let state = &db.0.manifest;
@@ -97,8 +99,20 @@ pub(crate) async fn take_over(core: &Core, dir: &Dir, db: &Db) -> Result<Manifes
             Some(FileName::Blob(number)) => blobs().all(|&blob| blob != number),
             _ => false,
         };
-        if gone {
-            dir.remove(&entry.name).await.map_err(io)?;
+        let number = match FileName::parse(&entry.name) {
+            Some(FileName::Sst(number) | FileName::Temp(number)) => Some(number),
+            _ => None,
+        };
+        match number {
+            Some(number)
+                if gone && db.0.spares.have_room(entry.size, spares_max(&db.version())) =>
+            {
+                let spare = FileName::Temp(number).to_string();
+                dir.rename(&entry.name, &spare).await.map_err(io)?;
+                db.0.spares.put(number, entry.size);
+            }
+            _ if gone => dir.remove(&entry.name).await.map_err(io)?,
+            _ => {}
         }
     }
     Ok(manifest)

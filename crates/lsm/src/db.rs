@@ -29,6 +29,7 @@ use crate::mem::Mem;
 use crate::reader::Reader;
 use crate::recover;
 use crate::recovery_plan::{Listed, RecoveryPlan, first_log};
+use crate::spares::Spares;
 use crate::table::Table;
 use crate::version::{Family, Level, Slot, Version};
 use crate::writer::{WriteOptions, Writer};
@@ -88,6 +89,8 @@ pub(crate) struct Shared {
     pub clears: AtomicU64,
     /// The next file's number.
     pub next_file: AtomicU64,
+    /// Files that tables may be written to.
+    pub spares: Spares,
     /// What each core's snapshots still need: the oldest sequence, or [`NO_SNAPSHOT`].
     pub snapshots: ArcSwap<Vec<Arc<AtomicU64>>>,
     pub options: OpenOptions,
@@ -269,6 +272,7 @@ impl Db {
             renewals: ArcSwap::default(),
             clears: AtomicU64::new(0),
             next_file: AtomicU64::new(manifest.next_file_number),
+            spares: Spares::default(),
             snapshots: ArcSwap::default(),
             options: options.clone(),
             leftovers: recovered.leftovers,

@@ -143,7 +143,7 @@ async fn tables(job: &Job, version: &Version, id: u32, mems: &[Arc<Mem>]) -> Res
 
 /// Writes one memtable to a table and opens it. Versions that nobody can see are left out.
 async fn table(job: &Job, family: &Family, mem: &Mem) -> Result<Table> {
-    let mut writer = TableWriter::create(job, family).await?;
+    let mut writer = TableWriter::create(job, family, mem.memory() as u64).await?;
     let mut cursor = MemCursor::new(mem);
     let mut more = cursor.seek_to_first(mem);
     let mut added = 0;

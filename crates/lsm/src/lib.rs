@@ -45,6 +45,7 @@ mod recovered;
 mod recovery_plan;
 mod seek;
 mod snapshot;
+mod spares;
 mod stat;
 mod table;
 mod table_writer;

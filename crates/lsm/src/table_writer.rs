@@ -1,6 +1,6 @@
 //! Writing one table from entries in their order, and opening it: what a flush and a merge share.
 
-use fs::{FileWriter, Mode};
+use fs::FileWriter;
 use rocksfmt::{BlobIndex, FileMeta, FileName, SstBuilder, SstOptions, ValueType, unpack};
 
 use crate::error::{Error, Result};
@@ -24,12 +24,13 @@ pub(crate) struct TableWriter<'a> {
 }
 
 impl<'a> TableWriter<'a> {
-    /// Makes the file, with a number of its own. Suspends for the disk.
-    pub async fn create(job: &'a Job, family: &'a Family) -> Result<TableWriter<'a>> {
+    /// Makes the file, with a number of its own, for a table of about so many bytes. Suspends for
+    /// the disk.
+    pub async fn create(job: &'a Job, family: &'a Family, bytes: u64) -> Result<TableWriter<'a>> {
         let number = job.db.new_number();
         let name = FileName::Sst(number).to_string();
         let io = |e: std::io::Error| Error::io(&name, &e);
-        let file = job.dir.create(&name, Mode::Direct).await.map_err(io)?;
+        let file = job.db.0.spares.open(&job.dir, &name, bytes).await.map_err(io)?;
         let file = FileWriter::new(&job.core.attach(&file)).await.map_err(io)?;
         let builder = SstBuilder::new(SstOptions {
             comparator: family.comparator,

@@ -31,6 +31,7 @@ use crate::error::{Error, Kind, Result};
 use crate::manifest_writer::ManifestWriter;
 use crate::mem::Mem;
 use crate::reader::CfId;
+use crate::spares::spares_max;
 use crate::version::Version;
 use crate::wal_writer::Durability;
 use crate::{commit, compaction, flush};
@@ -107,6 +108,12 @@ const REMOVAL_REST_MAX_NS: u64 = 500_000_000;
 const DOOMED_MANY: usize = 64;
 /// Largest batch in bytes.
 const BATCH_BYTES_MAX: usize = 256 << 20;
+
+/// A file that is to go, and its length where it may be kept as a spare.
+struct Doomed {
+    file: FileName,
+    keep_bytes: Option<u64>,
+}
 
 /// Something to be done in its order.
 pub(crate) enum Request {
@@ -220,8 +227,8 @@ pub(crate) struct Inner {
     manifest_back: Signal,
     /// How far the merge is that is under way.
     pub progress: RefCell<Option<compaction::Progress>>,
-    /// Files to be removed.
-    doomed: RefCell<VecDeque<String>>,
+    /// Files that are needed no more.
+    doomed: RefCell<VecDeque<Doomed>>,
     /// Logs that are needed no more.
     pub spare_logs: RefCell<Vec<u64>>,
     stats: Cell<WriterStats>,
@@ -294,31 +301,55 @@ impl Inner {
         self.dir.sync().await.map_err(|e| Error::io(self.dir.path().display(), &e))
     }
 
-    /// Removes tables that the MANIFEST does not name any more. Whoever reads them still has them
-    /// open.
+    /// Removes tables that the MANIFEST does not name any more, or keeps them to be written again.
+    /// Whoever reads them still has them open.
     pub fn remove_tables<'a>(&self, metas: impl Iterator<Item = &'a FileMeta>) {
-        let names = metas.map(|meta| FileName::Sst(meta.number).to_string());
-        self.doomed.borrow_mut().extend(names);
+        let doomed = metas.map(|meta| Doomed {
+            file: FileName::Sst(meta.number),
+            keep_bytes: Some(meta.size_bytes),
+        });
+        self.doomed.borrow_mut().extend(doomed);
         self.moved.ring();
     }
 
-    /// Removes files one after the other until writing ends. A device may stand still while it is
-    /// told of the blocks that are free (50 ms for 64 MiB were measured), so it gets time for other
-    /// things in between, unless there is much to remove. What is left lying, in a crash or after an
-    /// error, the next opening removes.
+    /// Makes spares of files, or removes them, one after the other until writing ends. A device may
+    /// stand still while it is told of the blocks that are free (50 ms for 64 MiB were measured), so
+    /// it gets time for other things in between, unless there is much to remove. What is left
+    /// lying, in a crash or after an error, the next opening takes care of.
     async fn remove_doomed(&self) {
+        let spares = &self.db.0.spares;
         loop {
             let ends = || self.closing.get() || self.has_failed();
             self.moved.until(|| !self.doomed.borrow().is_empty() || ends()).await;
-            let Some(name) = self.doomed.borrow_mut().pop_front() else { return };
-            let since_ns = self.core.now_ns();
-            if let Err(error) = self.dir.remove(&name).await {
-                tracing::warn!("{name} could not be removed: {error}");
+            let Some(doomed) = self.doomed.borrow_mut().pop_front() else { return };
+            let limit = spares_max(&self.db.0.current.load());
+            let mut name = Some(doomed.file.to_string());
+            if let FileName::Sst(number) = doomed.file
+                && let Some(bytes) = doomed.keep_bytes
+                && spares.have_room(bytes, limit)
+                && let Some(table) = &name
+            {
+                match self.dir.rename(table, &FileName::Temp(number).to_string()).await {
+                    Ok(()) => spares.put(number, bytes),
+                    Err(error) => tracing::warn!("{table} could not be renamed: {error}"),
+                }
+                name = None;
             }
-            if self.doomed.borrow().len() < DOOMED_MANY && !ends() {
-                let ns = self.core.now_ns() - since_ns;
-                self.core.sleep_ns((ns * REMOVAL_REST).min(REMOVAL_REST_MAX_NS)).await;
+            while let Some(name) = name.take().or_else(|| spares.take_beyond(limit)) {
+                self.remove_and_rest(&name).await;
             }
+        }
+    }
+
+    async fn remove_and_rest(&self, name: &str) {
+        let since_ns = self.core.now_ns();
+        if let Err(error) = self.dir.remove(name).await {
+            tracing::warn!("{name} could not be removed: {error}");
+        }
+        let ends = self.closing.get() || self.has_failed();
+        if self.doomed.borrow().len() < DOOMED_MANY && !ends {
+            let ns = self.core.now_ns() - since_ns;
+            self.core.sleep_ns((ns * REMOVAL_REST).min(REMOVAL_REST_MAX_NS)).await;
         }
     }
 
@@ -331,16 +362,18 @@ impl Inner {
                 self.spare_logs.borrow_mut().push(number);
             }
             Some(number) => {
-                self.doomed.borrow_mut().push_back(FileName::Wal(number).to_string());
+                let file = FileName::Wal(number);
+                self.doomed.borrow_mut().push_back(Doomed { file, keep_bytes: None });
             }
             None => {
                 let entries = self.dir.list().await.map_err(io)?;
-                let is_old = |entry: &DirEntry| {
-                    matches!(FileName::parse(&entry.name),
-                        Some(FileName::Wal(number)) if number < generation.next_log)
+                let old = |entry: DirEntry| match FileName::parse(&entry.name) {
+                    Some(file @ FileName::Wal(number)) if number < generation.next_log => {
+                        Some(Doomed { file, keep_bytes: None })
+                    }
+                    _ => None,
                 };
-                let old = entries.into_iter().filter(is_old).map(|entry| entry.name);
-                self.doomed.borrow_mut().extend(old);
+                self.doomed.borrow_mut().extend(entries.into_iter().filter_map(old));
             }
         }
         self.moved.ring();

@@ -103,6 +103,10 @@ pub enum Opening {
     NewOrEmptied,
     /// A file, or `NotFound`. It keeps what it holds.
     Existing,
+    /// A file, or `NotFound`, that has no other name and that nobody else has open, in this process
+    /// or another; `WouldBlock` where it has, or where the system does not tell. It keeps what it
+    /// holds, and whoever gives it to nobody may write over it.
+    Unshared,
 }
 
 /// How a file is written, and read through the same handle.

@@ -121,6 +121,12 @@ fn names_lengths_and_locks_are_as_on_the_host() {
                 assert_eq!(kind(open("/none/f", Opening::New).await.unwrap_err()), io::ErrorKind::NotFound);
                 assert_eq!(open("/db/old", Opening::Existing).await.unwrap().size(), 3);
 
+                assert_eq!(kind(open("/db/f", Opening::Unshared).await.unwrap_err()), io::ErrorKind::NotFound);
+                let alone = open("/db/old", Opening::Unshared).await.unwrap();
+                assert_eq!(kind(open("/db/old", Opening::Unshared).await.unwrap_err()), io::ErrorKind::WouldBlock);
+                drop(alone);
+                assert_eq!(open("/db/old", Opening::Unshared).await.unwrap().size(), 3);
+
                 let file = core.attach(&open("/db/old", Opening::NewOrEmptied).await.unwrap());
                 assert_eq!((file.size(), world.bytes("/db/old").unwrap().len()), (0, 0));
                 write(&file, 10, 100, 5).await.unwrap();

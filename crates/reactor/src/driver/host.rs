@@ -8,7 +8,7 @@
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -138,7 +138,7 @@ fn open_for_writing(
     match opening {
         Opening::New => options.create_new(true),
         Opening::NewOrEmptied => options.create(true).truncate(true),
-        Opening::Existing => &mut options,
+        Opening::Existing | Opening::Unshared => &mut options,
     };
     let file = options.open(path)?;
     let meta = file.metadata()?;
@@ -146,12 +146,35 @@ fn open_for_writing(
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
     let fd = OwnedFd::from(file);
+    if opening == Opening::Unshared && (meta.nlink() != 1 || !is_open_once(&fd)) {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
     let alignment = match mode {
         Mode::Direct if make_direct(&fd)? => direct_alignment(&fd),
         Mode::Direct | Mode::Buffered => 1,
     };
     let fd = Fd::File(HostFile::new(fd, cleaner));
     Ok(Arc::new(SharedFile::new(fd, path.to_owned(), meta.len(), alignment)))
+}
+
+/// Which signal tells of a lease's end; the C library's headers have it, `libc` has not.
+const F_SETSIG: libc::c_int = 10;
+
+/// Whether this is the only open file of its kind, which the kernel says by granting a lease for
+/// writing. Descriptors and mappings of other processes count, too. False also where the file is
+/// another user's, or on a file system without leases.
+fn is_open_once(fd: &OwnedFd) -> bool {
+    let fd = fd.as_raw_fd();
+    // Whoever opens the file between the two calls has us told of it: by a signal that nobody
+    // minds, and not by the usual one, which ends a process.
+    // SAFETY: takes no pointers.
+    if unsafe { libc::fcntl(fd, F_SETSIG, libc::SIGURG) } != 0 {
+        return false;
+    }
+    // SAFETY: takes no pointers.
+    let alone = unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_WRLCK) } == 0;
+    // SAFETY: takes no pointers.
+    alone && unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) } == 0
 }
 
 /// False where the file system has no direct I/O.

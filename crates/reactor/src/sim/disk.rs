@@ -86,10 +86,12 @@ impl Disk {
                 Ok(inode)
             }
             (Ok(inode), Opening::Existing) => Ok(inode),
+            (Ok(inode), Opening::Unshared) if self.names.count(&inode) == 1 => Ok(inode),
+            (Ok(_), Opening::Unshared) => Err(io::ErrorKind::WouldBlock.into()),
             (Err(error), opening) => {
                 let missing = error.raw_os_error() == Some(libc::ENOENT);
                 let place = path.parent().is_some_and(|dir| self.is_dir(dir));
-                if !missing || !place || opening == Opening::Existing {
+                if !missing || !place || matches!(opening, Opening::Existing | Opening::Unshared) {
                     return Err(error);
                 }
                 let inode = self.inode(path, Vec::new());

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use super::fault::FaultCounts;
 use super::inode::{InodeRef, Mood};
@@ -67,6 +68,11 @@ impl Names {
     /// What everybody sees.
     pub fn now(&self) -> &Map {
         &self.now
+    }
+
+    /// How many names a file has.
+    pub fn count(&self, inode: &InodeRef) -> usize {
+        self.now.values().filter(|other| Rc::ptr_eq(other, inode)).count()
     }
 
     pub fn is_dir(&self, path: &Path) -> bool {

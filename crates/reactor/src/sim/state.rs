@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use super::config::{Latency, SimConfig};
@@ -629,6 +630,9 @@ impl State {
             }
             MetaOp::OpenForWriting { path, opening, mode } => {
                 let inode = self.disk.open_for_writing(&path, opening)?;
+                if opening == Opening::Unshared && self.is_open(&inode) {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
                 let block = if mode == Mode::Buffered { 1 } else { self.config.block };
                 Ok(self.open_file(path, OpenFile { inode, block, writable: true }))
             }
@@ -664,6 +668,14 @@ impl State {
                 self.lock(path, true)
             }
         }
+    }
+
+    /// Whether anybody has a file open.
+    fn is_open(&mut self, inode: &InodeRef) -> bool {
+        self.close_dropped();
+        self.descriptors.iter().flatten().any(
+            |descriptor| matches!(descriptor, Descriptor::File(file) if Rc::ptr_eq(&file.inode, inode)),
+        )
     }
 
     fn open_file(&mut self, path: PathBuf, file: OpenFile) -> MetaOut {
