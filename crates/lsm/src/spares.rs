@@ -22,6 +22,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use fs::{Dir, Mode, SharedFile};
@@ -48,7 +49,11 @@ struct Spare {
 
 /// See the module text. Any core may put or take.
 #[derive(Default)]
-pub(crate) struct Spares(ArcSwap<Vec<Spare>>);
+pub(crate) struct Spares {
+    spares: ArcSwap<Vec<Spare>>,
+    /// Tables that were written over spares.
+    pub rewritten: AtomicU64,
+}
 
 /// Bytes of spares that there may be.
 pub(crate) fn spares_max(version: &Version) -> u64 {
@@ -59,7 +64,7 @@ pub(crate) fn spares_max(version: &Version) -> u64 {
 impl Spares {
     /// Whether there is room for a file of so many bytes, where `limit` bytes of spares may be.
     pub fn have_room(&self, bytes: u64, limit: u64) -> bool {
-        let spares = self.0.load();
+        let spares = self.spares.load();
         let sum: u64 = spares.iter().map(|spare| spare.bytes).sum();
         spares.len() < SPARES_MAX && sum.saturating_add(bytes) <= limit
     }
@@ -70,13 +75,13 @@ impl Spares {
     }
 
     fn put_back(&self, spare: Spare) {
-        self.0.rcu(|spares| spares.iter().copied().chain([spare]).collect::<Vec<_>>());
+        self.spares.rcu(|spares| spares.iter().copied().chain([spare]).collect::<Vec<_>>());
     }
 
     /// Takes the one of which least is left over when `bytes` are written, or the largest.
     fn take(&self, bytes: u64) -> Option<Spare> {
         let mut taken = None;
-        self.0.rcu(|spares| {
+        self.spares.rcu(|spares| {
             let enough = spares.iter().filter(|spare| spare.bytes >= bytes);
             let all = || spares.iter().max_by_key(|spare| spare.bytes);
             taken = enough.min_by_key(|spare| spare.bytes).or_else(all).copied();
@@ -113,6 +118,7 @@ impl Spares {
             match opened {
                 Ok(opened) => {
                     dir.rename(&old, name).await?;
+                    self.rewritten.fetch_add(1, Ordering::Relaxed);
                     file = Some(opened);
                     break;
                 }

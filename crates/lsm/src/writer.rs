@@ -86,6 +86,8 @@ pub struct WriterStats {
     pub merged_bytes: u64,
     /// Bytes of the tables that came out.
     pub merged_into_bytes: u64,
+    /// Tables written over old ones that nobody needed any more.
+    pub rewritten_tables: u64,
     /// Nanoseconds that writes were held back so that merging keeps up.
     pub slowed_ns: u64,
     /// Nanoseconds that writes stood still: too many memtables or files of level 0.
@@ -595,6 +597,7 @@ impl Writer {
         WriterStats {
             memtable_bytes: mems.map(|mem| mem.memory() as u64).sum(),
             waiting_memtables: inner.waiting.borrow().len() as u64,
+            rewritten_tables: inner.db.0.spares.rewritten.load(Ordering::Relaxed),
             level0_files: level0.map(|level| level.slots.len() as u64).max().unwrap_or(0),
             ..inner.stats.get()
         }

@@ -414,6 +414,71 @@ fn clearing_removes_what_was_there_and_nothing_that_comes_after() {
 }
 
 /// Writes with their changes of the number of keys; the database is opened anew each time.
+/// Names in a directory that end like this.
+fn names(dir: &Path, end: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.ends_with(end)).collect()
+}
+
+#[test]
+fn old_tables_are_written_again_but_none_that_somebody_may_still_read() {
+    let dir = fresh_dir("writing-again");
+    let checkpoint = fresh_dir("writing-again-checkpoint");
+    let mut models = vec![Model::new()];
+    for round in 0..3 {
+        let (path, before) = (dir.clone(), models[round].clone());
+        let model = on_one_core(move |core| {
+            let (path, mut model) = (path.clone(), before.clone());
+            async move {
+                let options = WriteOptions {
+                    durability: Durability::Process,
+                    memtable_bytes: 200_000,
+                    ..WriteOptions::default()
+                };
+                let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options);
+                let (db, writer) = open.await.unwrap();
+                write_some(&core, &writer, &mut model, 500).await;
+                let reader = db.attach(&core);
+                let mut iter = reader.iter(0, IterOptions::default()).unwrap();
+                iter.seek_to_first().await.unwrap();
+                let seen = model.clone();
+                write_some(&core, &writer, &mut model, 3000).await;
+                compare(&core, &db, &model).await;
+                for (key, value) in &seen {
+                    assert_eq!((iter.key(), iter.value()), (&key[..], &value[..]));
+                    iter.next().await.unwrap();
+                }
+                assert!(!iter.valid());
+                writer.close().await.unwrap();
+                let stats = writer.stats();
+                assert!(stats.merges > 2 && stats.rewritten_tables > 5, "{stats:?}");
+                model
+            }
+        });
+        models.push(model);
+        if round == 0 {
+            // Tables by hard links, the rest as copies.
+            for entry in std::fs::read_dir(&dir).unwrap() {
+                let entry = entry.unwrap();
+                let to = checkpoint.join(entry.file_name());
+                if entry.path().extension().is_some_and(|extension| extension == "sst") {
+                    std::fs::hard_link(entry.path(), to).unwrap();
+                } else if entry.file_name() != "LOCK" {
+                    std::fs::copy(entry.path(), to).unwrap();
+                }
+            }
+        }
+    }
+    assert!(rocksdb_scan(&checkpoint) == models[1], "the checkpoint was written over");
+    assert!(!names(&dir, ".dbtmp").is_empty());
+    assert!(rocksdb_scan(&dir) == models[3]);
+    ldb(&dir, &["put", "key000001", "of RocksDB"]);
+    assert_eq!(names(&dir, ".dbtmp"), [""; 0], "to RocksDB they are garbage");
+    models[3].insert(b"key000001".to_vec(), b"of RocksDB".to_vec());
+    assert!(rocksdb_scan(&dir) == models[3]);
+}
+
 #[test]
 fn the_number_of_keys_is_kept() {
     for durability in [Durability::Process, Durability::Power] {

@@ -99,6 +99,8 @@ pub struct Report {
     pub flushes: u64,
     /// See [`Report::flushes`].
     pub merges: u64,
+    /// Tables that they wrote over old ones.
+    pub rewritten: u64,
     /// Faults that struck.
     pub faults: FaultCounts,
     /// The trace's hash and number of events.
@@ -560,6 +562,7 @@ impl Process {
         let report = &mut self.model.borrow_mut().report;
         report.flushes += stats.flushed_tables;
         report.merges += stats.merges;
+        report.rewritten += stats.rewritten_tables;
         result
     }
 

@@ -17,7 +17,8 @@ fn the_engine_loses_nothing_by_a_crash_anywhere() {
     let sum = |of: fn(&Report) -> u64| all.iter().map(of).sum::<u64>();
     println!(
         "{} worlds: {} openings, {} crashed, {} salvaged; {} acknowledged, {} found unacknowledged, \
-         {} scans, {} gets; {} kills, {} power cuts, {} closes, {} failures; keys counted {} times; {} flushes, {} merges",
+         {} scans, {} gets; {} kills, {} power cuts, {} closes, {} failures; keys counted {} times; {} flushes, {} merges, \
+         {} tables written over old ones",
         all.len(),
         sum(|r| r.openings),
         sum(|r| r.crashed_openings),
@@ -33,6 +34,7 @@ fn the_engine_loses_nothing_by_a_crash_anywhere() {
         sum(|r| r.counted),
         sum(|r| r.flushes),
         sum(|r| r.merges),
+        sum(|r| r.rewritten),
     );
     if all.len() >= 400 {
         assert!(sum(|r| r.acknowledged) > 20_000 && sum(|r| r.unacknowledged_found) > 100);
@@ -42,6 +44,7 @@ fn the_engine_loses_nothing_by_a_crash_anywhere() {
         assert!(sum(|r| r.closes) > 100 && sum(|r| r.failures) > 50 && sum(|r| r.syncs) > 300);
         assert!(sum(|r| r.loads) > 40 && sum(|r| r.counted) > 500);
         assert!(sum(|r| r.flushes) > 1_000 && sum(|r| r.merges) > 100);
+        assert!(sum(|r| r.rewritten) > 100);
         assert!(sum(|r| r.faults.torn) > 50 && sum(|r| r.faults.lost) > 300);
         assert!(sum(|r| r.faults.names_lost) > 300 && sum(|r| r.faults.cut_short) > 20);
         assert!(sum(|r| r.faults.dropped) > 20 && sum(|r| r.faults.write_errors) > 20);

@@ -6,7 +6,7 @@ use sim::history::history;
 use sim::linear::violation;
 
 /// Syncs that it may forget, and mutants that are built into it.
-const FLAWS: [Flaw; 11] = [
+const FLAWS: [Flaw; 12] = [
     Flaw::NoSync(".log"),
     Flaw::NoSync(".sst"),
     Flaw::NoSync("CURRENT.dbtmp"),
@@ -18,6 +18,7 @@ const FLAWS: [Flaw; 11] = [
     Flaw::Mutant("inputs_go_first"),
     Flaw::Mutant("recovered_is_durable"),
     Flaw::Mutant("groups_are_not_marked"),
+    Flaw::Mutant("spares_are_shared"),
 ];
 
 #[test]
