@@ -2,18 +2,20 @@
 //! then to the memtables. The module text of `writer.rs` has the whole.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use memtable::Reserve;
 use rocksfmt::{Op, ValueType, VersionEdit, WriteBatch, pack};
 
-use crate::compaction;
 use crate::error::{Error, Kind, Result};
 use crate::mem::Mem;
 use crate::mutant::mutant;
 use crate::version::{Family, Level, Slot};
 use crate::wal_writer::{Durability, NewLog, WalWriter};
 use crate::writer::{Generation, Inner, Pending, Request};
+use crate::{compaction, job};
 
 /// Bytes of batches that go to the log together, as long as there is more than one.
 const GROUP_BYTES: usize = 512 << 10;
@@ -30,7 +32,7 @@ const LEVEL0_FILES_MAX: usize = 24;
 const SLOWED_MAX_NS: u64 = 100_000_000;
 
 /// Commits until writing ends.
-pub(crate) async fn run(inner: &Inner, log: WalWriter) {
+pub(crate) async fn run(inner: &Rc<Inner>, log: WalWriter) {
     let mut commit = Commit { inner, log, keys: Some(0), live: new_memtables(inner) };
     let mut group = Vec::new();
     // Nor may what recovery left lying behind a hole be found together with what is written now.
@@ -45,11 +47,18 @@ pub(crate) async fn run(inner: &Inner, log: WalWriter) {
         }
         match commit.next(&mut group).await {
             Ok(mut sequence) => {
+                job::fill_reserve(inner);
                 for pending in group.drain(..) {
                     if let Request::Batch { batch, .. } = &pending.request {
                         sequence += u64::from(batch.count());
                     }
                     pending.done.set(Ok(sequence));
+                }
+                // Who has waited for this group may have more to write at once. If the next group,
+                // which costs a flush, did not wait for that, it would have half the writers, and all
+                // would wait for two groups.
+                if inner.options.durability == Durability::Power {
+                    inner.core.yield_now().await;
                 }
             }
             Err(error) => {
@@ -139,10 +148,11 @@ impl Commit<'_> {
             stats.batch_bytes += bytes;
             stats.log_bytes += log_bytes;
         });
+        let reserve = &mut *inner.reserve.borrow_mut();
         let mut sequence = first;
         let mut change = Some(0i64);
         for (batch, new) in batches(group) {
-            apply(batch.finish(sequence), &mut self.live)?;
+            apply(batch.finish(sequence), &mut self.live, reserve)?;
             sequence += u64::from(batch.count());
             change = change.zip(new).and_then(|(all, new)| all.checked_add(new));
             inner.stats(|stats| stats.batches += 1);
@@ -235,6 +245,9 @@ impl Commit<'_> {
         let log = (durability == Durability::Process).then(|| log.into_file());
         let next_log = self.log.number();
         inner.waiting.borrow_mut().push_back(Generation { mems, log_number, keys, log, next_log });
+        let now_ns = inner.core.now_ns();
+        inner.fill_ns.set(now_ns.saturating_sub(inner.filled_at_ns.replace(now_ns)));
+        inner.set_paces();
         inner.moved.ring();
         Ok(())
     }
@@ -344,7 +357,11 @@ fn new_memtables(inner: &Inner) -> BTreeMap<u32, memtable::Writer> {
 }
 
 /// Puts a batch into the memtables. It was checked, and they have no limit of their own.
-fn apply(batch: &[u8], live: &mut BTreeMap<u32, memtable::Writer>) -> Result<()> {
+fn apply(
+    batch: &[u8],
+    live: &mut BTreeMap<u32, memtable::Writer>,
+    reserve: &mut Reserve,
+) -> Result<()> {
     let format = |e: rocksfmt::Error| Error::format("a batch", &e);
     for op in WriteBatch::parse(batch).map_err(format)?.ops() {
         let (sequence, op) = op.map_err(format)?;
@@ -355,14 +372,14 @@ fn apply(batch: &[u8], live: &mut BTreeMap<u32, memtable::Writer>) -> Result<()>
         };
         let Some(writer) = live.get_mut(&cf) else { continue };
         writer
-            .insert(key, pack(sequence, kind as u8), value)
+            .insert_from(reserve, key, pack(sequence, kind as u8), value)
             .map_err(|e| Error::new(Kind::Memory, e.to_string()))?;
     }
     Ok(())
 }
 
 /// Files of level 0 of the family that has most.
-fn level0_files(inner: &Inner) -> usize {
+pub(crate) fn level0_files(inner: &Inner) -> usize {
     let version = inner.db.0.current.load();
     let levels = version.families.iter().filter_map(|family| family.levels.first());
     levels.map(|level| level.slots.len()).max().unwrap_or(0)

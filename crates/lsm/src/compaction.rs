@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::job::{self, ENTRIES_AT_ONCE, Job, Place};
 use crate::level_iter::{Bounds, LevelIter};
 use crate::mutant::mutant;
+use crate::pace::{Pace, Paced};
 use crate::reader::Reader;
 use crate::table::Table;
 use crate::table_writer::{FILE_BYTES, TableWriter};
@@ -62,13 +63,22 @@ pub(crate) struct Progress {
     pub bytes: u64,
     /// Bytes that were merged, about.
     pub done: Arc<AtomicU64>,
+    pace: Arc<Pace>,
+    /// What it had slept when the merge began.
+    slept_ns: u64,
 }
 
 impl Progress {
-    /// Nanoseconds that the rest will take, as it went so far.
+    /// Bytes that are left to be merged, about.
+    pub fn left(&self) -> u64 {
+        self.bytes.saturating_sub(self.done.load(Ordering::Relaxed))
+    }
+
+    /// Nanoseconds that the rest will take, as it went so far while it did not sleep.
     pub fn left_ns(&self, now_ns: u64) -> u64 {
         let done = self.done.load(Ordering::Relaxed).clamp(1, self.bytes.max(1));
-        let ns = now_ns.saturating_sub(self.started_ns);
+        let slept_ns = self.pace.slept_ns() - self.slept_ns;
+        let ns = now_ns.saturating_sub(self.started_ns).saturating_sub(slept_ns);
         let left = u128::from(ns) * u128::from(self.bytes.saturating_sub(done)) / u128::from(done);
         u64::try_from(left).unwrap_or(u64::MAX)
     }
@@ -90,13 +100,17 @@ async fn level0(inner: &Inner) -> Result<bool> {
         Vec::new()
     } else {
         let done = Arc::new(AtomicU64::new(0));
+        let pace = inner.merge_pace.clone();
         inner.progress.replace(Some(Progress {
             started_ns: since_ns,
             bytes: bytes(&inputs.level0) + bytes(&inputs.level1),
             done: done.clone(),
+            slept_ns: pace.slept_ns(),
+            pace: pace.clone(),
         }));
+        inner.set_paces();
         let (from, inputs) = (version.clone(), inputs.clone());
-        let work = async move |job: Job| merge(&job, &from, id, &inputs, &done).await;
+        let work = async move |job: Job| merge(&job, &from, id, &inputs, &done, &pace).await;
         let merged =
             job::run(&inner.core, Place::Merge, &inner.db, inner.options.compression, work).await;
         inner.progress.take();
@@ -246,6 +260,7 @@ async fn merge(
     id: u32,
     inputs: &Inputs,
     done: &AtomicU64,
+    pace: &Pace,
 ) -> Result<Vec<Table>> {
     let Some(family) = version.families.iter().find(|family| family.id == id) else {
         return Ok(Vec::new());
@@ -271,6 +286,7 @@ async fn merge(
         let cut = cut(version, *slot, comparator).unwrap_or_default();
         output.tombstones.extend(cut.into_iter().filter(|t| t.2 > oldest || inputs.deeper));
     }
+    let mut paced = Paced::new(pace);
     let mut merged = Merging::new(sources, comparator);
     let mut key: Vec<u8> = Vec::new();
     // The newest version that everybody sees has been met: older ones are hidden.
@@ -299,8 +315,10 @@ async fn merge(
         }
         // A merge operand is nothing without what lies below it.
         hidden |= everybody && kind != ValueType::Merge as u8;
-        done.fetch_add((key.len() + value.len()) as u64, Ordering::Relaxed);
+        let bytes = (key.len() + value.len()) as u64;
+        done.fetch_add(bytes, Ordering::Relaxed);
         merged.step().await?;
+        paced.done(&job.core, bytes).await;
         steps += 1;
         if steps % ENTRIES_AT_ONCE == 0 {
             job.core.checkpoint().await;

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::job::{self, ENTRIES_AT_ONCE, Job, Place};
 use crate::mem::{Mem, MemCursor, split};
 use crate::mutant::mutant;
+use crate::pace::{Pace, Paced};
 use crate::table::Table;
 use crate::table_writer::TableWriter;
 use crate::version::{Family, Level, Version};
@@ -40,6 +41,7 @@ async fn all_generations(inner: &Inner) -> Result<()> {
         };
         generation_to_tables(inner, &generation).await?;
         inner.waiting.borrow_mut().pop_front();
+        inner.set_paces();
         inner.gone.set(inner.gone.get() + 1);
         inner.moved.ring();
     }
@@ -59,7 +61,8 @@ async fn generation_to_tables(inner: &Inner, generation: &Generation) -> Result<
         }
         let tables = {
             let (mems, version) = (mems.clone(), inner.db.version());
-            let work = async move |job: Job| tables(&job, &version, id, &mems).await;
+            let pace = inner.flush_pace.clone();
+            let work = async move |job: Job| tables(&job, &version, id, &mems, &pace).await;
             job::run(&inner.core, Place::Flush, &inner.db, inner.options.compression, work).await?
         };
         if !tables.is_empty() {
@@ -128,21 +131,28 @@ fn is_cleared(inner: &Inner, generation: &Generation, id: u32) -> bool {
 }
 
 /// Writes the memtables of one family to a table each, the oldest first.
-async fn tables(job: &Job, version: &Version, id: u32, mems: &[Arc<Mem>]) -> Result<Vec<Table>> {
+async fn tables(
+    job: &Job,
+    version: &Version,
+    id: u32,
+    mems: &[Arc<Mem>],
+    pace: &Pace,
+) -> Result<Vec<Table>> {
     let mut tables = Vec::new();
     let Some(family) = version.families.iter().find(|family| family.id == id) else {
         return Ok(tables);
     };
     for mem in mems.iter().rev() {
         if mem.len() > 0 || mem.tombstones().is_some() {
-            tables.push(table(job, family, mem).await?);
+            tables.push(table(job, family, mem, pace).await?);
         }
     }
     Ok(tables)
 }
 
 /// Writes one memtable to a table and opens it. Versions that nobody can see are left out.
-async fn table(job: &Job, family: &Family, mem: &Mem) -> Result<Table> {
+async fn table(job: &Job, family: &Family, mem: &Mem, pace: &Pace) -> Result<Table> {
+    let mut paced = Paced::new(pace);
     let mut writer = TableWriter::create(job, family, mem.memory() as u64).await?;
     let mut cursor = MemCursor::new(mem);
     let mut more = cursor.seek_to_first(mem);
@@ -158,7 +168,9 @@ async fn table(job: &Job, family: &Family, mem: &Mem) -> Result<Table> {
         // A log that was replayed twice has the same entry twice.
         if !hidden && key != &last[..] {
             let value = cursor.value(mem);
-            writer.add(key, value.as_ref().map_or(&b""[..], |value| mem.value(value))).await?;
+            let value = value.as_ref().map_or(&b""[..], |value| mem.value(value));
+            writer.add(key, value).await?;
+            paced.done(&job.core, (key.len() + value.len()) as u64).await;
         }
         let (sequence, kind) = unpack(packed);
         // A merge operand is nothing without what lies below it, nor is a deletion of one version.

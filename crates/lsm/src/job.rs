@@ -1,13 +1,16 @@
 //! What work in the background needs to write tables. It runs on a core that does not put writes in
 //! order, where there is one.
 
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use fs::Dir;
+use memtable::Reserve;
 use reactor::{Class, Core};
 use rocksfmt::Compression;
 
 use crate::db::Db;
+use crate::writer::Inner;
 
 /// See the module text.
 pub(crate) struct Job {
@@ -19,6 +22,9 @@ pub(crate) struct Job {
 
 /// Entries between two looks at whether others want the core.
 pub(crate) const ENTRIES_AT_ONCE: usize = 32;
+
+/// Chunks of memory, of a megabyte each, that are kept touched for the memtables.
+const RESERVE: usize = 6;
 
 /// Where a job runs, as seen from the core that puts writes in order: merges, which are the most
 /// work, on the next core, flushes on the one behind that. With two cores that is the first again.
@@ -43,6 +49,24 @@ pub(crate) async fn run<R: Send + 'static, Fut: Future<Output = R> + 'static>(
         work(Job { core, dir, db, compression })
     })
     .await
+}
+
+/// Sees to it that there is memory for memtables that another core has touched. Called after every
+/// group, so that nothing is kept where nothing is written.
+pub(crate) fn fill_reserve(inner: &Rc<Inner>) {
+    let core = &inner.core;
+    if inner.reserve.borrow().len() >= RESERVE || core.cores() == 1 || inner.reserving.replace(true)
+    {
+        return;
+    }
+    let there = (core.id() + Place::Merge as usize) % core.cores();
+    let inner = inner.clone();
+    core.spawn(Class::Background, async move {
+        let touched = inner.core.spawn_on(there, Class::Background, |_| async { Reserve::chunk() });
+        let touched = touched.await;
+        inner.reserve.borrow_mut().append(touched);
+        inner.reserving.set(false);
+    });
 }
 
 impl Db {

@@ -38,6 +38,7 @@ mod level_iter;
 mod manifest_writer;
 mod mem;
 mod mutant;
+mod pace;
 mod point;
 mod reader;
 mod recover;

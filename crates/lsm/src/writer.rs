@@ -23,6 +23,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
 use fs::{Dir, File};
+use memtable::Reserve;
 use reactor::{Class, Core, DirEntry};
 use rocksfmt::{BatchWriter, Compression, FileMeta, FileName, Op, VersionEdit, WriteBatch};
 
@@ -30,6 +31,7 @@ use crate::db::Db;
 use crate::error::{Error, Kind, Result};
 use crate::manifest_writer::ManifestWriter;
 use crate::mem::Mem;
+use crate::pace::Pace;
 use crate::reader::CfId;
 use crate::spares::spares_max;
 use crate::version::Version;
@@ -108,6 +110,9 @@ const REMOVAL_REST: u64 = 3;
 const REMOVAL_REST_MAX_NS: u64 = 500_000_000;
 /// Files to be removed at which there is none: disks are finite.
 const DOOMED_MANY: usize = 64;
+/// Files of level 0 at which flushes and merges go as fast as they can; at 16 writes are slowed
+/// down.
+const LEVEL0_FILES_HURRY: usize = 14;
 /// Largest batch in bytes.
 const BATCH_BYTES_MAX: usize = 256 << 20;
 
@@ -227,6 +232,16 @@ pub(crate) struct Inner {
     /// Away while somebody changes it.
     manifest: RefCell<Option<ManifestWriter>>,
     manifest_back: Signal,
+    /// How long the memtables took to fill that were filled last, and when that was, in
+    /// nanoseconds.
+    pub fill_ns: Cell<u64>,
+    pub filled_at_ns: Cell<u64>,
+    /// Memory for memtables that was touched by another core.
+    pub reserve: RefCell<Reserve>,
+    /// More of it is on its way.
+    pub reserving: Cell<bool>,
+    pub flush_pace: Arc<Pace>,
+    pub merge_pace: Arc<Pace>,
     /// How far the merge is that is under way.
     pub progress: RefCell<Option<compaction::Progress>>,
     /// Files that are needed no more.
@@ -396,6 +411,28 @@ impl Inner {
         }
     }
 
+    /// Says how fast the flush and the merge are to go that are under way, as things stand now;
+    /// see `pace.rs`.
+    pub fn set_paces(&self) {
+        let fill_ns = self.fill_ns.get();
+        let files = commit::level0_files(self);
+        let hurry = fill_ns == 0
+            || files >= LEVEL0_FILES_HURRY
+            || self.waiting.borrow().len() > 1
+            || self.closing.get()
+            || self.has_failed();
+        if hurry {
+            self.flush_pace.hurry();
+            self.merge_pace.hurry();
+            return;
+        }
+        self.flush_pace.set(self.options.memtable_bytes as u64, fill_ns / 2);
+        if let Some(progress) = &*self.progress.borrow() {
+            let fills = (LEVEL0_FILES_HURRY - files) as u64;
+            self.merge_pace.set(progress.left(), fill_ns.saturating_mul(fills));
+        }
+    }
+
     /// Ends all writing.
     pub fn fail(&self, error: &Error) {
         tracing::error!("{}: writing ends: {error}", self.dir.path().display());
@@ -403,6 +440,7 @@ impl Inner {
         for pending in self.queue.take() {
             pending.done.set(Err(error.clone()));
         }
+        self.set_paces();
         self.queued.ring();
         self.moved.ring();
     }
@@ -474,6 +512,12 @@ impl Writer {
             next_epoch: Cell::new(epochs.unwrap_or(0) + 1),
             manifest: RefCell::new(Some(manifest)),
             manifest_back: Signal::default(),
+            fill_ns: Cell::new(0),
+            filled_at_ns: Cell::new(core.now_ns()),
+            reserve: RefCell::default(),
+            reserving: Cell::new(false),
+            flush_pace: Arc::default(),
+            merge_pace: Arc::default(),
             progress: RefCell::default(),
             doomed: RefCell::default(),
             spare_logs: RefCell::default(),
@@ -652,6 +696,7 @@ impl Writer {
     pub async fn close(&self) -> Result<()> {
         let inner = &*self.0;
         inner.closing.set(true);
+        inner.set_paces();
         inner.queued.ring();
         inner.moved.ring();
         inner.ended.until(|| inner.working.get() == 0).await;

@@ -27,6 +27,7 @@ mod sync;
 mod tests;
 mod writer;
 
+pub use arena::Reserve;
 pub use cursor::Cursor;
 pub use memtable::{Entry, Memtable, ValueRef};
 pub use writer::{Full, Writer};

@@ -13,7 +13,7 @@
 
 use rocksfmt::{Comparator, KEY_TRAILER_BYTES};
 
-use crate::arena::{Arena, Space};
+use crate::arena::{Arena, Reserve, Space};
 use crate::list::{List, Target, go_right};
 use crate::memtable::Memtable;
 use crate::node::{HEIGHT_MAX, NodePtr, node_bytes, prefix_of};
@@ -64,8 +64,19 @@ impl Writer {
     /// all are kept, in the order in which they came, and [`Memtable::get`] finds the first. So what was once returned
     /// for a sequence is never replaced.
     pub fn insert(&mut self, user_key: &[u8], packed: u64, value: &[u8]) -> Result<(), Full> {
+        self.insert_from(&mut Reserve::default(), user_key, packed, value)
+    }
+
+    /// The same, with memory that was touched before, while there is some.
+    pub fn insert_from(
+        &mut self,
+        reserve: &mut Reserve,
+        user_key: &[u8],
+        packed: u64,
+        value: &[u8],
+    ) -> Result<(), Full> {
         let mut heights = self.heights;
-        self.insert_at_height(heights.draw(), user_key, packed, value)?;
+        self.insert_at_height(heights.draw(), reserve, user_key, packed, value)?;
         self.heights = heights;
         Ok(())
     }
@@ -82,6 +93,7 @@ impl Writer {
     pub(crate) fn insert_at_height(
         &mut self,
         height: usize,
+        reserve: &mut Reserve,
         user_key: &[u8],
         packed: u64,
         value: &[u8],
@@ -95,7 +107,7 @@ impl Writer {
         let memory = list.written.chunks.with_mut(|chunks| {
             // SAFETY: the list's chunks are touched only here and when it is dropped. There is one writer, borrowed
             // exclusively, and it keeps the list from being dropped.
-            arena.allocate(unsafe { &mut *chunks }, bytes)
+            arena.allocate(unsafe { &mut *chunks }, reserve, bytes)
         });
         let memory = memory.ok_or(Full)?;
         let prefix = prefix_of(comparator, user_key);

@@ -31,6 +31,7 @@ mod sync;
 #[path = "../src/writer.rs"]
 mod writer;
 
+use arena::Reserve;
 use cursor::Cursor;
 use memtable::Memtable;
 use writer::Writer;
@@ -68,7 +69,15 @@ fn memtable(keys: &[(&str, usize)]) -> (Writer, Memtable) {
 
 /// An entry's value is its key, twice: enough to see that a node is whole.
 fn insert(writer: &mut Writer, key: &str, height: usize) {
-    writer.insert_at_height(height, key.as_bytes(), pack(1, 1), key.repeat(2).as_bytes()).unwrap();
+    writer
+        .insert_at_height(
+            height,
+            &mut Reserve::default(),
+            key.as_bytes(),
+            pack(1, 1),
+            key.repeat(2).as_bytes(),
+        )
+        .unwrap();
 }
 
 fn has(memtable: &Memtable, key: &str) -> bool {
