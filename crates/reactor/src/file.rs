@@ -286,7 +286,16 @@ impl File {
     /// system gives them.
     pub async fn allocate(&self, len: u64) -> io::Result<()> {
         let file = self.0.shared.clone();
-        self.0.core.meta_done(MetaOp::Allocate { file, len }).await
+        self.0.core.meta_done(MetaOp::Allocate { file, len, keeps_len: false }).await
+    }
+
+    /// The same for a file that keeps its length: what is written there later finds its room.
+    ///
+    /// # Errors
+    /// As for [`File::allocate`].
+    pub async fn reserve(&self, len: u64) -> io::Result<()> {
+        let file = self.0.shared.clone();
+        self.0.core.meta_done(MetaOp::Allocate { file, len, keeps_len: true }).await
     }
 
     pub(crate) fn shared(&self) -> &SharedFile {

@@ -259,6 +259,46 @@ fn a_stopping_core_waits_for_its_writes() {
     }
 }
 
+#[test]
+fn a_full_disk_takes_nothing_more_until_something_goes() {
+    let full = |error: std::io::Error| error.kind() == std::io::ErrorKind::StorageFull;
+    for seed in 0..20 {
+        let world = world(seed, 1);
+        let inside = world.clone();
+        world
+            .run(move |core| {
+                let world = inside.clone();
+                async move {
+                    let before = world.used();
+                    let file = make(&core, "/db/f", Mode::Direct).await;
+                    world.set_capacity(Some(world.used() + 8192));
+                    file.reserve(4096).await.unwrap();
+                    assert_eq!((file.size(), world.used()), (0, before + 512 + 4096));
+                    let other = make(&core, "/db/g", Mode::Direct).await;
+                    assert!(full(write(&other, 0, 4096, 1).await.unwrap_err()));
+                    assert!(full(other.allocate(4096).await.unwrap_err()));
+                    write(&file, 0, 4096, 2).await.unwrap();
+                    write(&other, 0, 3584, 1).await.unwrap();
+                    write(&other, 512, 512, 3).await.unwrap();
+                    let path = std::path::Path::new("/db/h");
+                    let made = core.open_for_writing(path, Opening::New, Mode::Direct).await;
+                    assert!(full(made.err().unwrap()));
+                    // It is gone when nobody has it open.
+                    core.remove("/db/f".as_ref()).await.unwrap();
+                    assert!(full(write(&other, 3584, 512, 1).await.unwrap_err()));
+                    drop(file);
+                    core.sleep_ns(1_000_000).await;
+                    write(&other, 3584, 4096, 1).await.unwrap();
+                    other.set_len(512).await.unwrap();
+                    make(&core, "/db/h", Mode::Direct).await;
+                    assert_eq!(world.used(), before + 3 * 512);
+                }
+            })
+            .unwrap();
+        assert!(world.faults().full > 1);
+    }
+}
+
 /// A file with synced bytes, and then every kind of change without a sync.
 fn unsynced(seed: u64) -> (World, bool) {
     let world = world(seed, 1);

@@ -108,9 +108,11 @@ fn perform(op: MetaOp, cleaner: &Cleaner) -> io::Result<MetaOut> {
             file.set_size(len);
             Ok(MetaOut::Done)
         }
-        MetaOp::Allocate { file, len } => {
-            allocate(host_fd(&file)?, len)?;
-            file.grow_size(len);
+        MetaOp::Allocate { file, len, keeps_len } => {
+            allocate(host_fd(&file)?, len, keeps_len)?;
+            if !keeps_len {
+                file.grow_size(len);
+            }
             Ok(MetaOut::Done)
         }
         MetaOp::LockExclusive { path } => {
@@ -244,14 +246,18 @@ fn set_len(fd: i32, len: u64) -> io::Result<()> {
 }
 
 /// Where the file system cannot allocate, the file gets its length and no promise of room.
-fn allocate(fd: i32, len: u64) -> io::Result<()> {
+fn allocate(fd: i32, len: u64, keeps_len: bool) -> io::Result<()> {
     if len == 0 {
         return Ok(());
     }
     let end = file_len(len)?;
+    let how = if keeps_len { libc::FALLOC_FL_KEEP_SIZE } else { 0 };
     // SAFETY: takes no pointers.
-    match uninterrupted(|| unsafe { libc::fallocate64(fd, 0, 0, end) }) {
+    match uninterrupted(|| unsafe { libc::fallocate64(fd, how, 0, end) }) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {
+            if keeps_len {
+                return Ok(());
+            }
             // SAFETY: a plain C struct for which all zeroes is a valid value.
             let mut stat: libc::stat64 = unsafe { std::mem::zeroed() };
             // SAFETY: `stat` is live.

@@ -166,6 +166,8 @@ pub enum MetaOp {
         file: Arc<SharedFile>,
         /// In bytes.
         len: u64,
+        /// It keeps the length that it has.
+        keeps_len: bool,
     },
     /// An exclusive lock on a file, which is made if it is missing; refused when somebody holds
     /// any lock on it.

@@ -35,6 +35,8 @@ pub(crate) struct Disk {
     /// Files that some other process holds an exclusive lock on.
     pub locked: BTreeSet<PathBuf>,
     pub faults: Vec<Fault>,
+    /// Bytes that all files together may take.
+    pub capacity: Option<u64>,
     pub counts: FaultCounts,
 }
 
@@ -80,8 +82,8 @@ impl Disk {
         match (self.find(path), opening) {
             (Ok(_), Opening::New) => Err(io::Error::from_raw_os_error(libc::EEXIST)),
             (Ok(inode), Opening::NewOrEmptied) => {
-                if inode.borrow().len() > 0 {
-                    inode.borrow_mut().set_len(0);
+                if inode.borrow().room() > 0 {
+                    inode.borrow_mut().cut(0);
                 }
                 Ok(inode)
             }

@@ -209,6 +209,8 @@ pub struct FaultCounts {
     pub cut_short: u64,
     /// Syncs that were skipped.
     pub skipped: u64,
+    /// Writes that found the disk full.
+    pub full: u64,
 }
 
 impl FaultCounts {

@@ -91,6 +91,8 @@ pub(crate) struct Inode {
     unflushed: VecDeque<(u64, Change)>,
     /// Number of the next change.
     changes: u64,
+    /// Bytes of room that it has, perhaps beyond its end.
+    reserved: u64,
     /// Bits that are wrong on the medium, by position: found by every read until healed.
     pub rot: BTreeMap<u64, u8>,
 }
@@ -103,7 +105,7 @@ impl Inode {
         let bytes = Arc::new(bytes);
         let stable = bytes.clone();
         let (unflushed, rot) = Default::default();
-        Inode { number, path, bytes, stable, unflushed, changes: 0, rot }
+        Inode { number, path, bytes, stable, unflushed, changes: 0, reserved: 0, rot }
     }
 
     /// What reads see.
@@ -113,6 +115,30 @@ impl Inode {
 
     pub fn len(&self) -> u64 {
         self.bytes.len() as u64
+    }
+
+    /// Bytes that it takes of the disk.
+    pub fn room(&self) -> u64 {
+        self.len().max(self.reserved)
+    }
+
+    /// It takes so many bytes at least.
+    pub fn reserve(&mut self, len: u64) {
+        self.reserved = self.reserved.max(len);
+    }
+
+    /// It is cut to a length, or filled up to it, and has no room beyond it.
+    pub fn cut(&mut self, len: u64) {
+        self.reserved = 0;
+        self.set_len(len);
+    }
+
+    /// A write for which there is no room: what lies within the room that the file has is written, or some of it.
+    /// Returns the error number.
+    pub fn write_within(&mut self, rng: &mut Rng, offset: u64, bytes: &[u8]) -> i32 {
+        let len = self.room().saturating_sub(offset).min(bytes.len() as u64);
+        self.write_prefix(rng, offset, &bytes[..len as usize]);
+        libc::ENOSPC
     }
 
     /// How many changes there have been: a flush that starts now covers those below.
@@ -203,6 +229,8 @@ impl Inode {
         self.stable = left;
         self.bytes = self.stable.clone();
         let len = self.len();
+        // What was reserved beyond the end may be lost, too.
+        self.reserved = 0;
         self.rot.split_off(&len);
     }
 }

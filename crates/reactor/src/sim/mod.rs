@@ -85,8 +85,8 @@
 //!
 //! Not modelled: misdirected reads and writes (RocksDB's block checksums below format version 6
 //! do not cover a block's place); a read that meets a write under way and sees half of it; another
-//! file's old bytes where a file grew; a device that loses what it has reported as synced; a full
-//! disk other than as a fault; renames between directories.
+//! file's old bytes where a file grew; a device that loses what it has reported as synced; room
+//! for names and for what a write replaces; renames between directories.
 
 mod config;
 mod crash;

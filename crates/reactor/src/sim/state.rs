@@ -144,6 +144,8 @@ fn aligned(block: u32, address: usize, offset: u64, len: u64) -> bool {
 
 /// The longest file: its bytes are in memory.
 const LEN_MAX: u64 = 1 << 32;
+/// What a file takes beside its bytes.
+const FILE_ROOM: u64 = 512;
 /// Descriptors that may be open at once.
 const DESCRIPTORS: usize = 1 << 20;
 /// Milliseconds since 1970 when a world begins.
@@ -479,7 +481,14 @@ impl State {
                 (None, IoOp::Write { fd, offset, .. }) => {
                     let inode = self.file_in_use(fd, token);
                     let Running { data, plan, .. } = &running;
-                    let done = self.disk.write(&mut self.device, &inode, offset, data, plan);
+                    let end = offset + data.len() as u64;
+                    let full = plan.errno.is_none() && self.room_for(&inode, end).is_err();
+                    let done = if full {
+                        self.disk.counts.full += 1;
+                        Err(inode.borrow_mut().write_within(&mut self.device, offset, data))
+                    } else {
+                        self.disk.write(&mut self.device, &inode, offset, data, plan)
+                    };
                     Outcome::plain(token, op, done.map_or_else(|errno| -errno, |n| n as i32))
                 }
                 (None, IoOp::SyncData { fd }) => {
@@ -629,6 +638,7 @@ impl State {
                 self.lock(path, false)
             }
             MetaOp::OpenForWriting { path, opening, mode } => {
+                self.room_for_name(&path, opening)?;
                 let inode = self.disk.open_for_writing(&path, opening)?;
                 if opening == Opening::Unshared && self.is_open(&inode) {
                     return Err(io::ErrorKind::WouldBlock.into());
@@ -649,20 +659,27 @@ impl State {
                 Ok(MetaOut::Done)
             }
             MetaOp::SetLen { file, len } => {
-                self.writable(&file, len)?.borrow_mut().set_len(len);
+                let inode = self.writable(&file, len)?;
+                self.room_for(&inode, len)?;
+                inode.borrow_mut().cut(len);
                 file.set_size(len);
                 Ok(MetaOut::Done)
             }
-            MetaOp::Allocate { file, len } => {
+            MetaOp::Allocate { file, len, keeps_len } => {
                 let inode = self.writable(&file, len)?;
-                if inode.borrow().len() < len {
-                    inode.borrow_mut().set_len(len);
+                self.room_for(&inode, len)?;
+                inode.borrow_mut().reserve(len);
+                if !keeps_len {
+                    if inode.borrow().len() < len {
+                        inode.borrow_mut().set_len(len);
+                    }
+                    file.grow_size(len);
                 }
-                file.grow_size(len);
                 Ok(MetaOut::Done)
             }
             MetaOp::LockExclusive { path } => {
                 if self.disk.find(&path).is_err() {
+                    self.room_for_name(&path, Opening::New)?;
                     self.disk.open_for_writing(&path, Opening::New)?;
                 }
                 self.lock(path, true)
@@ -682,6 +699,41 @@ impl State {
         let (size, block) = (file.inode.borrow().len(), file.block);
         let fd = self.open(Descriptor::File(file));
         MetaOut::File(Arc::new(SharedFile::new(fd, path, size, block)))
+    }
+
+    /// Bytes that files take: those with a name and those that are open.
+    pub fn used(&self) -> u64 {
+        let open = self.descriptors.iter().flatten().filter_map(|descriptor| match descriptor {
+            Descriptor::File(file) => Some(&file.inode),
+            _ => None,
+        });
+        let all: BTreeMap<u32, u64> = open
+            .chain(self.disk.names.now().values())
+            .map(|inode| (inode.borrow().number, inode.borrow().room()))
+            .collect();
+        all.values().map(|room| room + FILE_ROOM).sum()
+    }
+
+    /// Whether there is room for a file's first `len` bytes.
+    fn room_for(&self, inode: &InodeRef, len: u64) -> io::Result<()> {
+        let more = len.saturating_sub(inode.borrow().room());
+        match self.disk.capacity {
+            Some(capacity) if more > 0 && self.used() + more > capacity => {
+                Err(io::Error::from_raw_os_error(libc::ENOSPC))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether there is room for a file that may have to be made.
+    fn room_for_name(&self, path: &Path, opening: Opening) -> io::Result<()> {
+        let makes = opening != Opening::Existing && self.disk.find(path).is_err();
+        match self.disk.capacity {
+            Some(capacity) if makes && self.used() + FILE_ROOM > capacity => {
+                Err(io::Error::from_raw_os_error(libc::ENOSPC))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The file of an open file whose length is to change.

@@ -225,6 +225,18 @@ impl World {
         Ok(self.0.state.borrow().disk.find(path.as_ref())?.borrow().bytes().into())
     }
 
+    /// Lets all files together take so many bytes from now on: writes, allocations and new files
+    /// beyond it fail with ENOSPC; what is removed or cut gives its room back.
+    pub fn set_capacity(&self, bytes: Option<u64>) {
+        self.0.state.borrow_mut().disk.capacity = bytes;
+    }
+
+    /// Bytes that all files take, with room that they have beyond their ends, and 512 for each.
+    pub fn used(&self) -> u64 {
+        self.0.state.borrow_mut().close_dropped();
+        self.0.state.borrow().used()
+    }
+
     /// Files that are open now.
     pub fn open_files(&self) -> usize {
         self.0.state.borrow_mut().open_files()
