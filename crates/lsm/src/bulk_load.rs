@@ -16,7 +16,7 @@
 use rocksfmt::{Comparator, LEVELS_MAX, SEEK_TYPE, SEQUENCE_MAX, ValueType, VersionEdit, pack};
 
 use crate::error::{Error, Kind, Result};
-use crate::job::{ENTRIES_AT_ONCE, Job};
+use crate::job::{ENTRIES_AT_ONCE, Job, Made};
 use crate::mem::{Mem, MemCursor};
 use crate::reader::CfId;
 use crate::table::Table;
@@ -36,7 +36,8 @@ impl Writer {
     /// # Errors
     /// Those of `next`; [`Kind::UnknownColumnFamily`]; [`Kind::Unsupported`] when keys do not rise,
     /// or something is there already between the first and the last: then nothing was loaded.
-    /// [`Kind::Io`] when the disk refuses; if that was the MANIFEST, writing has ended.
+    /// [`Kind::Full`] when the disk is full: then nothing is left of it. [`Kind::Io`] when the disk
+    /// refuses; if that was the MANIFEST, writing has ended.
     pub async fn bulk_load(
         &self,
         family: CfId,
@@ -50,6 +51,7 @@ impl Writer {
             dir: inner.dir.clone(),
             db: inner.db.clone(),
             compression: inner.options.compression,
+            made: Made::default(),
         };
         let mut load = Load::new(&job, version.family(family)?);
         let loaded = async {
@@ -57,8 +59,10 @@ impl Writer {
             install(inner, family, &mut load.tables).await
         };
         let result = loaded.await;
-        // Where they were not taken over.
-        inner.remove_tables(load.tables.iter().map(|table| &table.meta));
+        // Of a change of the MANIFEST that failed nobody knows whether it has them.
+        if result.is_err() && !inner.has_failed() {
+            inner.remove_numbers(job.made.take());
+        }
         result.map(|()| load.entries)
     }
 }
@@ -148,7 +152,9 @@ async fn install(inner: &Inner, id: CfId, tables: &mut Vec<Table>) -> Result<()>
         ..VersionEdit::default()
     };
     let changed = turn.change(edit, |version| put(version, id, level, tables)).await;
-    if let Err(error) = &changed {
+    if let Err(error) = &changed
+        && error.kind() != Kind::Full
+    {
         inner.fail(error);
     }
     changed?;

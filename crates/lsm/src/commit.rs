@@ -12,6 +12,7 @@ use rocksfmt::{Op, ValueType, VersionEdit, WriteBatch, pack};
 use crate::error::{Error, Kind, Result};
 use crate::mem::Mem;
 use crate::mutant::mutant;
+use crate::space::Task;
 use crate::version::{Family, Level, Slot};
 use crate::wal_writer::{Durability, NewLog, WalWriter};
 use crate::writer::{Generation, Inner, Pending, Request};
@@ -36,16 +37,22 @@ pub(crate) async fn run(inner: &Rc<Inner>, log: WalWriter) {
     let mut commit = Commit { inner, log, keys: Some(0), live: new_memtables(inner) };
     let mut group = Vec::new();
     // Nor may what recovery left lying behind a hole be found together with what is written now.
-    if inner.options.durability == Durability::Power || inner.db.0.leftovers {
-        commit.until_recovered_is_durable().await;
-    }
+    let mut waits = inner.options.durability == Durability::Power || inner.db.0.leftovers;
     loop {
         let idle = || inner.queue.borrow().is_empty();
         inner.queued.until(|| !idle() || inner.closing.get() || inner.has_failed()).await;
         if idle() {
             return;
         }
-        match commit.next(&mut group).await {
+        let done = if waits { commit.until_recovered_is_durable().await } else { Ok(()) };
+        let done = match done {
+            Ok(()) => {
+                waits = false;
+                commit.next(&mut group).await
+            }
+            Err(error) => Err(error),
+        };
+        match done {
             Ok(mut sequence) => {
                 job::fill_reserve(inner);
                 for pending in group.drain(..) {
@@ -61,6 +68,7 @@ pub(crate) async fn run(inner: &Rc<Inner>, log: WalWriter) {
                     inner.core.yield_now().await;
                 }
             }
+            Err(error) if error.kind() == Kind::Full => inner.refuse(&mut group, &error),
             Err(error) => {
                 for pending in group.drain(..) {
                     pending.done.set(Err(error.clone()));
@@ -72,12 +80,17 @@ pub(crate) async fn run(inner: &Rc<Inner>, log: WalWriter) {
     }
 }
 
-pub(crate) async fn new_log(inner: &Inner) -> Result<WalWriter> {
+/// Makes a log. `kept` spare ones are left alone.
+pub(crate) async fn new_log(inner: &Inner, kept: usize) -> Result<WalWriter> {
     let new = NewLog {
         number: inner.db.new_number(),
-        spare: inner.spare_logs.borrow_mut().pop(),
+        spare: {
+            let mut spares = inner.spare_logs.borrow_mut();
+            if spares.len() > kept { spares.pop() } else { None }
+        },
         durability: inner.options.durability,
-        room: (inner.options.memtable_bytes as u64).min(LOG_ROOM_MAX),
+        // And for the end of what is just not too much.
+        room: (inner.options.memtable_bytes as u64).min(LOG_ROOM_MAX) + (64 << 10),
         next_sequence: inner.db.visible() + 1,
     };
     WalWriter::create(&inner.core, &inner.dir, new).await
@@ -96,11 +109,16 @@ impl Commit<'_> {
     /// What was recovered is not known to be durable: after a flush that failed, the page cache
     /// shows what no later flush writes. Were a power cut to take it, what is acknowledged on
     /// top of it would lie behind a hole. So it is written anew first, to a table.
-    async fn until_recovered_is_durable(&self) {
+    ///
+    /// # Errors
+    /// When there is no room for it.
+    async fn until_recovered_is_durable(&self) -> Result<()> {
         let inner = self.inner;
         let durable = mutant("recovered_is_durable") && !inner.db.0.leftovers;
         let gone = || inner.gone.get() > 0 || durable;
-        inner.moved.until(|| gone() || inner.has_failed()).await;
+        let full = || inner.space.why(Task::Flush).is_some();
+        inner.moved.until(|| gone() || inner.has_failed() || full()).await;
+        if !gone() && !inner.has_failed() { Err(inner.refusal()) } else { Ok(()) }
     }
 
     /// Takes what goes together and does it. Returns the sequence number that was visible before.
@@ -112,7 +130,8 @@ impl Commit<'_> {
         );
         if is_batch && self.is_full() {
             self.until_there_is_room().await?;
-            self.begin_log().await?;
+            // The last one is for whoever clears the database, which must work on a full disk.
+            self.begin_log(1).await?;
         }
         if is_batch {
             self.slow_down().await;
@@ -133,7 +152,9 @@ impl Commit<'_> {
         let inner = self.inner;
         let first = inner.db.visible() + 1;
         let mut next = first;
-        let mut bytes = 0;
+        let mut bytes: u64 = batches(group).map(|batch| batch.0.len() as u64).sum();
+        self.reserve(group.len() as u64, bytes).await?;
+        bytes = 0;
         for batch in batches(group) {
             self.log.add(batch.0.finish(next));
             next += u64::from(batch.0.count());
@@ -174,15 +195,50 @@ impl Commit<'_> {
         sum(memtable::Memtable::memory) >= limit && sum(memtable::Memtable::bytes) >= limit / 4
     }
 
+    /// Makes sure that the log has room for a group.
+    async fn reserve(&mut self, batches: u64, bytes: u64) -> Result<()> {
+        let inner = self.inner;
+        if self.log.has_room(batches, bytes) {
+            // Not at once: large and small groups may take turns.
+            if inner.space.why(Task::Log).is_some() && inner.no_log_now().is_none() {
+                inner.has_room(Task::Log);
+            }
+            return Ok(());
+        }
+        if inner.no_log_now().is_some() {
+            return Err(inner.refusal());
+        }
+        let reserved = self.log.reserve(batches, bytes).await;
+        self.tried(reserved)
+    }
+
+    /// Notes whether there was room for a log.
+    fn tried<T>(&self, result: Result<T>) -> Result<T> {
+        let inner = self.inner;
+        match result {
+            Err(error) if error.kind() == Kind::Full => {
+                inner.is_full(Task::Log, &error);
+                Err(inner.refusal())
+            }
+            result => {
+                inner.has_room(Task::Log);
+                result
+            }
+        }
+    }
+
     async fn until_there_is_room(&self) -> Result<()> {
         let inner = self.inner;
-        let full = || {
-            inner.waiting.borrow().len() >= WAITING_MAX || level0_files(inner) >= LEVEL0_FILES_MAX
+        let many = || inner.waiting.borrow().len() >= WAITING_MAX;
+        let full = || many() || level0_files(inner) >= LEVEL0_FILES_MAX;
+        let in_vain = || {
+            (many() && inner.space.why(Task::Flush).is_some())
+                || (full() && !many() && inner.space.why(Task::Merge).is_some())
         };
         if full() {
             let since_ns = inner.core.now_ns();
             let stuck = || inner.progress.borrow().is_none() && stuck(inner).is_some();
-            inner.moved.until(|| !full() || inner.has_failed() || stuck()).await;
+            inner.moved.until(|| !full() || inner.has_failed() || stuck() || in_vain()).await;
             let ns = inner.core.now_ns() - since_ns;
             tracing::debug!(
                 level0 = level0_files(inner),
@@ -192,6 +248,9 @@ impl Commit<'_> {
             inner.stats(|stats| stats.stopped_ns += ns);
         }
         let failed = inner.failed.borrow().clone();
+        if failed.is_none() && in_vain() {
+            return Err(inner.refusal());
+        }
         match failed.or_else(|| stuck(inner).filter(|_| full())) {
             Some(error) => Err(error),
             None => Ok(()),
@@ -227,10 +286,14 @@ impl Commit<'_> {
     }
 
     /// Begins a new log and new memtables; the old ones wait to become tables.
-    async fn begin_log(&mut self) -> Result<()> {
+    async fn begin_log(&mut self, kept_spares: usize) -> Result<()> {
         let inner = self.inner;
         let durability = inner.options.durability;
-        let log = std::mem::replace(&mut self.log, new_log(inner).await?);
+        if kept_spares > 0 && inner.no_log_now().is_some() {
+            return Err(inner.refusal());
+        }
+        let new = self.tried(new_log(inner, kept_spares).await)?;
+        let log = std::mem::replace(&mut self.log, new);
         inner.stats(|stats| stats.logs += 1);
         let version = inner.db.version();
         let mems = version
@@ -256,7 +319,7 @@ impl Commit<'_> {
     /// and its logs begin with a new one.
     async fn clear(&mut self, id: u32) -> Result<()> {
         let inner = self.inner;
-        self.begin_log().await?;
+        self.begin_log(0).await?;
         let turn = inner.manifest_turn().await?;
         let version = inner.db.version();
         let family = version.family(id)?;
@@ -296,7 +359,7 @@ impl Commit<'_> {
         if self.inner.options.durability == Durability::Power {
             return Ok(());
         }
-        self.until_recovered_is_durable().await;
+        self.until_recovered_is_durable().await?;
         if let Some(error) = &*self.inner.failed.borrow() {
             // What was recovered is in no table, and of its logs nothing is known.
             return Err(error.clone());
@@ -307,7 +370,7 @@ impl Commit<'_> {
         };
         for file in older.iter().chain([self.log.file()]) {
             let synced = file.sync_data().await;
-            synced.map_err(|e| Error::io(file.path().display(), &e))?;
+            synced.map_err(|e| Error::io(file.path().display(), &e).for_good())?;
         }
         Ok(())
     }

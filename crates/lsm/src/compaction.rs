@@ -20,12 +20,13 @@ use rocksfmt::{
     unpack,
 };
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::job::{self, ENTRIES_AT_ONCE, Job, Place};
 use crate::level_iter::{Bounds, LevelIter};
 use crate::mutant::mutant;
 use crate::pace::{Pace, Paced};
 use crate::reader::Reader;
+use crate::space::Task;
 use crate::table::Table;
 use crate::table_writer::{FILE_BYTES, TableWriter};
 use crate::version::{Family, Level, Slot, Version, user_key};
@@ -45,9 +46,18 @@ const READ_AHEAD: usize = 1 << 20;
 pub(crate) async fn run(inner: &Inner) {
     let ends = || inner.closing.get() || inner.has_failed();
     while !ends() {
+        let since_ns = inner.core.now_ns();
         match level0(inner).await {
-            Ok(true) => inner.moved.ring(),
+            Ok(true) => {
+                inner.has_room(Task::Merge);
+                inner.moved.ring();
+            }
+            Err(error) if error.kind() == Kind::Full => {
+                inner.is_full(Task::Merge, &error);
+                inner.until_space(since_ns).await;
+            }
             Ok(false) => {
+                inner.has_room(Task::Merge);
                 let wanted = || work(&inner.db.0.current.load()).is_some();
                 inner.moved.until(|| wanted() || ends()).await;
             }
@@ -142,7 +152,14 @@ async fn level0(inner: &Inner) -> Result<bool> {
         let name = FileName::Sst(version.meta(inputs.level0[0]).number).to_string();
         inner.dir.remove(&name).await.map_err(|e| Error::io(&name, &e))?;
     }
-    turn.change(edit, |newest| replace(newest, id, &inputs, tables)).await?;
+    let made: Vec<u64> = tables.iter().map(|table| table.meta.number).collect();
+    let changed = turn.change(edit, |newest| replace(newest, id, &inputs, tables)).await;
+    if let Err(error) = &changed
+        && error.kind() == Kind::Full
+    {
+        job::unmake(&inner.dir, made.into_iter()).await;
+    }
+    changed?;
     if !inputs.moves {
         tracing::debug!(
             level0 = inputs.level0.len(),

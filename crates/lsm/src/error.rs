@@ -16,6 +16,8 @@ pub enum Kind {
     Unsupported,
     /// The device or the system refused.
     Io,
+    /// The disk is full. Nothing was written; it may be tried again.
+    Full,
     /// More memory is needed than the budget allows.
     Memory,
     /// A snapshot or cursor was held longer than allowed, or too many are held.
@@ -50,6 +52,7 @@ impl Error {
             // A file that ends early contradicts what the database says about it.
             io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound => Kind::Corruption,
             io::ErrorKind::OutOfMemory => Kind::Memory,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Kind::Full,
             _ => Kind::Io,
         };
         Error::new(kind, format!("{place}: {error}"))
@@ -64,6 +67,14 @@ impl Error {
             rocksfmt::Kind::Corruption | rocksfmt::Kind::TooLarge => Kind::Corruption,
         };
         Error::new(kind, format!("{place}: {error}"))
+    }
+
+    /// The same of something that must not be tried again, whatever the reason.
+    pub(crate) fn for_good(mut self) -> Error {
+        if self.0.0 == Kind::Full {
+            self.0.0 = Kind::Io;
+        }
+        self
     }
 
     /// What to do about it.

@@ -6,13 +6,14 @@
 
 use std::sync::Arc;
 
-use rocksfmt::{ValueType, VersionEdit, unpack};
+use rocksfmt::{FileMeta, ValueType, VersionEdit, unpack};
 
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::job::{self, ENTRIES_AT_ONCE, Job, Place};
 use crate::mem::{Mem, MemCursor, split};
 use crate::mutant::mutant;
 use crate::pace::{Pace, Paced};
+use crate::space::Task;
 use crate::table::Table;
 use crate::table_writer::TableWriter;
 use crate::version::{Family, Level, Version};
@@ -28,6 +29,8 @@ pub(crate) async fn run(inner: &Inner) {
 async fn all_generations(inner: &Inner) -> Result<()> {
     let none = || inner.waiting.borrow().is_empty();
     let ends = || inner.closing.get() || inner.has_failed();
+    // The families of the first generation that have their tables.
+    let mut done = Vec::new();
     loop {
         inner.moved.until(|| !none() || ends()).await;
         // The first generation is what was recovered: writes may wait for it.
@@ -39,7 +42,20 @@ async fn all_generations(inner: &Inner) -> Result<()> {
             let Some(first) = waiting.front() else { continue };
             Generation { mems: first.mems.clone(), log: None, ..*first }
         };
-        generation_to_tables(inner, &generation).await?;
+        let since_ns = inner.core.now_ns();
+        match generation_to_tables(inner, &generation, &mut done).await {
+            Err(error) if error.kind() == Kind::Full => {
+                inner.is_full(Task::Flush, &error);
+                inner.until_space(since_ns).await;
+                if inner.closing.get() {
+                    return Ok(());
+                }
+                continue;
+            }
+            result => result?,
+        }
+        inner.has_room(Task::Flush);
+        done.clear();
         inner.waiting.borrow_mut().pop_front();
         inner.set_paces();
         inner.gone.set(inner.gone.get() + 1);
@@ -47,7 +63,11 @@ async fn all_generations(inner: &Inner) -> Result<()> {
     }
 }
 
-async fn generation_to_tables(inner: &Inner, generation: &Generation) -> Result<()> {
+async fn generation_to_tables(
+    inner: &Inner,
+    generation: &Generation,
+    done: &mut Vec<u32>,
+) -> Result<()> {
     let families: Vec<u32> = inner.db.version().families.iter().map(|family| family.id).collect();
     for id in families {
         let mems: Vec<Arc<Mem>> = generation
@@ -56,7 +76,7 @@ async fn generation_to_tables(inner: &Inner, generation: &Generation) -> Result<
             .filter(|(family, _)| *family == id)
             .map(|(_, mem)| mem.clone())
             .collect();
-        if is_cleared(inner, generation, id) {
+        if is_cleared(inner, generation, id) || done.contains(&id) {
             continue;
         }
         let tables = {
@@ -75,6 +95,7 @@ async fn generation_to_tables(inner: &Inner, generation: &Generation) -> Result<
             return install(inner, id, generation, &mems, tables).await;
         }
         install(inner, id, generation, &mems, tables).await?;
+        done.push(id);
     }
     inner.log_is_old(generation).await
 }
@@ -95,23 +116,18 @@ async fn install(
     }
     for table in &mut tables {
         table.meta.epoch = inner.new_epoch();
-        inner.stats(|stats| {
-            stats.flushed_tables += 1;
-            stats.flushed_bytes += table.meta.size_bytes;
-        });
     }
-    if id == 0 {
-        let keys = inner.keys_in_tables.get().zip(generation.keys);
-        inner.keys_in_tables.set(keys.and_then(|(all, new)| all.checked_add_signed(new)));
-    }
+    let metas: Vec<FileMeta> = tables.iter().map(|table| table.meta.clone()).collect();
+    let keys = inner.keys_in_tables.get().zip(generation.keys);
+    let keys = keys.and_then(|(all, new)| all.checked_add_signed(new));
     let edit = VersionEdit {
         column_family: id,
-        keys: inner.keys_in_tables.get().filter(|_| id == 0),
+        keys: keys.filter(|_| id == 0),
         log_number: Some(generation.next_log + u64::from(mutant("log_number_is_newer"))),
-        new_files: tables.iter().map(|table| (0, table.meta.clone())).collect(),
+        new_files: metas.iter().map(|meta| (0, meta.clone())).collect(),
         ..VersionEdit::default()
     };
-    turn.change(edit, |version| {
+    let changed = turn.change(edit, |version| {
         let slots: Vec<u32> = tables.into_iter().map(|table| version.put(table)).collect();
         let Some(at) = version.families.iter().position(|f| f.id == id) else { return };
         let family = &mut version.families[at];
@@ -121,8 +137,21 @@ async fn install(
         }
         let newest_first = slots.into_iter().rev().chain(family.levels[0].slots.iter().copied());
         family.levels[0] = Level::of(newest_first.collect(), &version.slots);
-    })
-    .await
+    });
+    if let Err(error) = changed.await {
+        if error.kind() == Kind::Full {
+            job::unmake(&inner.dir, metas.iter().map(|meta| meta.number)).await;
+        }
+        return Err(error);
+    }
+    if id == 0 {
+        inner.keys_in_tables.set(keys);
+    }
+    inner.stats(|stats| {
+        stats.flushed_tables += metas.len() as u64;
+        stats.flushed_bytes += metas.iter().map(|meta| meta.size_bytes).sum::<u64>();
+    });
+    Ok(())
 }
 
 /// Whether nobody wants the memtables any more. Then the MANIFEST says a later log already.

@@ -1,15 +1,17 @@
 //! What work in the background needs to write tables. It runs on a core that does not put writes in
 //! order, where there is one.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use fs::Dir;
 use memtable::Reserve;
 use reactor::{Class, Core};
-use rocksfmt::Compression;
+use rocksfmt::{Compression, FileName};
 
 use crate::db::Db;
+use crate::error::Result;
 use crate::writer::Inner;
 
 /// See the module text.
@@ -18,6 +20,21 @@ pub(crate) struct Job {
     pub dir: Dir,
     pub db: Db,
     pub compression: Compression,
+    /// The tables it has made.
+    pub made: Made,
+}
+
+/// Numbers of tables.
+pub(crate) type Made = Rc<RefCell<Vec<u64>>>;
+
+/// Removes tables that have come to nothing. What cannot be removed, the next opening removes.
+pub(crate) async fn unmake(dir: &Dir, made: impl Iterator<Item = u64>) {
+    for number in made {
+        let name = FileName::Sst(number).to_string();
+        if let Err(error) = dir.remove(&name).await {
+            tracing::debug!("{name} could not be removed: {error}");
+        }
+    }
 }
 
 /// Entries between two looks at whether others want the core.
@@ -34,19 +51,28 @@ pub(crate) enum Place {
     Flush = 2,
 }
 
-/// Runs a job on its core and waits for its end.
-pub(crate) async fn run<R: Send + 'static, Fut: Future<Output = R> + 'static>(
+/// Runs a job on its core and waits for its end. The tables of one that fails are removed.
+pub(crate) async fn run<R: Send + 'static, Fut: Future<Output = Result<R>> + 'static>(
     core: &Core,
     place: Place,
     db: &Db,
     compression: Compression,
     work: impl FnOnce(Job) -> Fut + Send + 'static,
-) -> R {
+) -> Result<R> {
     let there = (core.id() + place as usize) % core.cores();
     let db = db.clone();
     core.spawn_on(there, Class::Background, move |there| {
         let (core, dir) = (there.clone(), Dir::new(there, db.path()));
-        work(Job { core, dir, db, compression })
+        let made = Made::default();
+        let (own, mine) = (dir.clone(), made.clone());
+        let done = work(Job { core, dir, db, compression, made });
+        async move {
+            let result = done.await;
+            if result.is_err() {
+                unmake(&own, mine.take().into_iter()).await;
+            }
+            result
+        }
     })
     .await
 }

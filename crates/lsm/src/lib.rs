@@ -46,6 +46,7 @@ mod recovered;
 mod recovery_plan;
 mod seek;
 mod snapshot;
+mod space;
 mod spares;
 mod stat;
 mod table;

@@ -8,6 +8,8 @@
 //! sector, with the header, is written when the others are durable. Before that there are zeros in
 //! its place, which all readers take for the end. One that does not fit into the log's block begins
 //! in the next; only one that is longer than a block, of some hundred tables, is not safe in this way.
+//!
+//! It has its room on the disk before a record is written: a full disk leaves it as it was.
 
 use fs::{Dir, File, Mode};
 use reactor::Core;
@@ -20,6 +22,8 @@ use crate::mutant::mutant;
 const SECTOR: usize = 512;
 /// Of a record in front of its bytes.
 const HEADER: usize = 7;
+/// Room that it gets at a time, in bytes.
+const ROOM: u64 = 64 << 10;
 /// Largest single write in bytes.
 const PIECE: usize = 1 << 20;
 
@@ -28,6 +32,8 @@ pub(crate) struct ManifestWriter {
     name: String,
     file: File,
     log: LogWriter,
+    /// Bytes of the disk that it has, from its start on.
+    room: u64,
     /// An append failed: nobody knows what the file ends in.
     broken: bool,
 }
@@ -50,7 +56,7 @@ impl ManifestWriter {
         // Buffered, so that it is never longer than it says.
         let file = core.attach(&dir.create_or_empty(&name, Mode::Buffered).await.map_err(io)?);
         let log = LogWriter::new(None, 0);
-        let mut writer = ManifestWriter { name: name.clone(), file, log, broken: false };
+        let mut writer = ManifestWriter { name: name.clone(), file, log, room: 0, broken: false };
         let mut bytes = Vec::new();
         for edit in snapshot(state, next_file_number) {
             writer.log.append(&edit.encode(), &mut bytes);
@@ -71,8 +77,12 @@ impl ManifestWriter {
     /// Adds a record and makes it durable; suspends for the disk.
     ///
     /// # Errors
-    /// The device's; after one, every later call fails.
+    /// The device's; after one, every later call fails. Only [`Kind::Full`] changes nothing.
     pub async fn append(&mut self, edit: &VersionEdit) -> Result<()> {
+        let mut record = edit.encode();
+        if !self.broken {
+            self.reserve(record.len() as u64).await?;
+        }
         if std::mem::replace(&mut self.broken, true) {
             return Err(Error::new(
                 Kind::Io,
@@ -82,7 +92,6 @@ impl ManifestWriter {
         while let Some(filler) = self.misaligned() {
             self.put(&filler).await?;
         }
-        let mut record = edit.encode();
         let len = filled(record.len(), SECTOR);
         VersionEdit::fill(&mut record, len);
         let left = LOG_BLOCK_BYTES - self.log.position() as usize % LOG_BLOCK_BYTES;
@@ -93,6 +102,23 @@ impl ManifestWriter {
         }
         self.put(&record).await?;
         self.broken = false;
+        Ok(())
+    }
+
+    /// Gets room for a record of so many bytes.
+    async fn reserve(&mut self, bytes: u64) -> Result<()> {
+        // What fills blocks and sectors, and headers.
+        let end = self.log.position() + bytes + bytes / 512 + 2 * LOG_BLOCK_BYTES as u64;
+        if end > self.room {
+            self.room = match self.file.reserve(end + ROOM).await {
+                Ok(()) => end + ROOM,
+                Err(_) => {
+                    let reserved = self.file.reserve(end).await;
+                    reserved.map_err(|e| Error::io(&self.name, &e))?;
+                    end
+                }
+            };
+        }
         Ok(())
     }
 
@@ -118,7 +144,7 @@ impl ManifestWriter {
     }
 
     async fn write(&self, start: u64, bytes: &[u8]) -> Result<()> {
-        let io = |e: std::io::Error| Error::io(&self.name, &e);
+        let io = |e: std::io::Error| Error::io(&self.name, &e).for_good();
         let mut offset = start;
         for piece in bytes.chunks(PIECE) {
             let mut buf = self.file.core().alloc_wait(piece.len()).await.map_err(io)?;

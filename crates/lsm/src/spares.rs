@@ -14,7 +14,7 @@
 //!   made of hard links): [`fs::Dir::open_unshared`] asks the system. One that stays in use is
 //!   removed after a while.
 //! - There are as many bytes of spares as of tables in levels 0 and 1, at most: what the largest
-//!   merge would need beside what it merges.
+//!   merge would need beside what it merges. On a full disk there are none.
 //!
 //! A power cut may bring back a name from before any renaming that was not synced yet, or leave a
 //! file with two names. None of these is in the MANIFEST: the names are synced before a record
@@ -67,6 +67,11 @@ impl Spares {
         let spares = self.spares.load();
         let sum: u64 = spares.iter().map(|spare| spare.bytes).sum();
         spares.len() < SPARES_MAX && sum.saturating_add(bytes) <= limit
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.spares.load().is_empty()
     }
 
     /// Adds the file that is named as a temporary one with this number.

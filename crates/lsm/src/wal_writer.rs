@@ -2,8 +2,10 @@
 //!
 //! - `process`: a group is one buffered write. It survives the end of the process.
 //! - `power`: a group is padded to the device's block, written directly and flushed. It survives
-//!   a power cut. The file has its room from the start, so that a flush need not wait for more
-//!   than the blocks.
+//!   a power cut.
+//!
+//! The file has its room on the disk from the start, and gets more before it needs it: so a write does not find
+//! the disk full, and at `power` a flush need not wait for more than the blocks.
 //!
 //! At `power` every group ends in a record that says where it began, also the empty one with which
 //! a log begins: recovery must know which holes a power cut can have torn (`rocksfmt`'s
@@ -18,7 +20,7 @@
 
 use fs::{Dir, File, Mode};
 use reactor::Core;
-use rocksfmt::{FileName, GroupEnd, LogWriter};
+use rocksfmt::{FileName, GroupEnd, LOG_BLOCK_BYTES, LogWriter};
 
 use crate::error::{Error, Kind, Result};
 
@@ -38,7 +40,7 @@ pub(crate) struct NewLog {
     /// A log that is needed no more, to be written again.
     pub spare: Option<u64>,
     pub durability: Durability,
-    /// Room that it gets at `power`, in bytes.
+    /// Room that it gets on the disk, in bytes.
     pub room: u64,
     /// The sequence of its first batch.
     pub next_sequence: u64,
@@ -51,6 +53,8 @@ pub(crate) struct WalWriter {
     file: File,
     log: LogWriter,
     durability: Durability,
+    /// Room that it gets at a time.
+    room: u64,
     /// The bytes of the group under way.
     group: Vec<u8>,
     broken: bool,
@@ -70,31 +74,81 @@ impl WalWriter {
             Durability::Process => Mode::Buffered,
             Durability::Power => Mode::Direct,
         };
-        let file = match spare {
-            Some(spare) => {
-                dir.rename(&FileName::Wal(spare).to_string(), &name).await.map_err(io)?;
-                dir.open_for_writing(&name, mode).await
+        let old = spare.map(|spare| FileName::Wal(spare).to_string());
+        let made = WalWriter::make_file(core, dir, &name, old.as_deref(), mode, room).await;
+        let file = match made {
+            Ok(file) => file,
+            Err(error) => {
+                // Nothing is in it. What cannot be removed is an empty log to whoever recovers.
+                for name in old.iter().chain([&name]) {
+                    let _ = dir.remove(name).await;
+                }
+                return Err(io(error));
             }
-            None => dir.create_or_empty(&name, mode).await,
         };
-        let file = core.attach(&file.map_err(io)?);
         let mut writer = WalWriter {
             number,
             name: name.clone(),
             file,
             log: LogWriter::new(Some(number), 0),
             durability,
+            room,
             group: Vec::new(),
             broken: false,
         };
         if durability == Durability::Power {
-            if spare.is_none() {
-                writer.file.allocate(room).await.map_err(io)?;
-            }
             writer.commit(next_sequence).await?;
         }
-        dir.sync().await.map_err(io)?;
+        dir.sync().await.map_err(|e| io(e).for_good())?;
         Ok(writer)
+    }
+
+    /// A file for a log, with room on the disk.
+    async fn make_file(
+        core: &Core,
+        dir: &Dir,
+        name: &str,
+        spare: Option<&str>,
+        mode: Mode,
+        room: u64,
+    ) -> std::io::Result<File> {
+        if let Some(spare) = spare {
+            dir.rename(spare, name).await?;
+            return Ok(core.attach(&dir.open_for_writing(name, mode).await?));
+        }
+        let file = core.attach(&dir.create_or_empty(name, mode).await?);
+        if let Err(error) = file.allocate(room).await {
+            // Less is better than nothing: it grows when it must.
+            file.set_len(0).await?;
+            file.allocate(room / 16).await.map_err(|_| error)?;
+        }
+        Ok(file)
+    }
+
+    /// The most that the log is long with a group of so many batches, of together so many bytes.
+    fn end_with(&self, batches: u64, bytes: u64) -> u64 {
+        let headers = batches * 32 + bytes / 512;
+        // What ends a group, and what fills blocks.
+        let rest = 2 * LOG_BLOCK_BYTES as u64;
+        self.log.position() + bytes + headers + rest
+    }
+
+    /// Whether a group fits into the room that the log has.
+    pub fn has_room(&self, batches: u64, bytes: u64) -> bool {
+        self.end_with(batches, bytes) <= self.file.size()
+    }
+
+    /// Gets room for a group. Suspends for the disk.
+    ///
+    /// # Errors
+    /// The device's; [`Kind::Full`] changes nothing.
+    pub async fn reserve(&mut self, batches: u64, bytes: u64) -> Result<()> {
+        let end = self.end_with(batches, bytes);
+        let reserved = match self.file.allocate(end + self.room).await {
+            Err(_) => self.file.allocate(end).await,
+            done => done,
+        };
+        reserved.map_err(|e| Error::io(&self.name, &e))
     }
 
     /// The number in the file's name.
@@ -134,7 +188,9 @@ impl WalWriter {
             let alignment = self.file.alignment().max(512);
             self.log.end_group(GroupEnd { start }, next_sequence, alignment, &mut self.group);
         }
-        let io = |e: std::io::Error| Error::io(format_args!("{} at offset {start}", self.name), &e);
+        let io = |e: std::io::Error| {
+            Error::io(format_args!("{} at offset {start}", self.name), &e).for_good()
+        };
         let mut offset = start;
         for piece in self.group.chunks(PIECE) {
             let mut buf = self.file.core().alloc_wait(piece.len()).await.map_err(io)?;

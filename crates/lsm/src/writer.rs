@@ -11,7 +11,8 @@
 //!
 //! What must hold: a batch is acknowledged after its group is in the log as promised; the MANIFEST
 //! is durable before a log that it makes needless is removed; a failed write to log or MANIFEST
-//! ends all writing until the database is opened again, because nobody knows what is there.
+//! ends all writing until the database is opened again, because nobody knows what is there. Both
+//! get their room on the disk before they are written, so a full disk is met earlier (`space.rs`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -33,6 +34,7 @@ use crate::manifest_writer::ManifestWriter;
 use crate::mem::Mem;
 use crate::pace::Pace;
 use crate::reader::CfId;
+use crate::space::{Space, Untold};
 use crate::spares::spares_max;
 use crate::version::Version;
 use crate::wal_writer::Durability;
@@ -100,10 +102,16 @@ pub struct WriterStats {
     pub waiting_memtables: u64,
     /// Files of level 0 of the family that has most.
     pub level0_files: u64,
+    /// 1 while something waits for space on the disk.
+    pub disk_full: u64,
+    /// Times that this began.
+    pub disk_full_times: u64,
+    /// Requests refused meanwhile.
+    pub refused: u64,
 }
 
-/// Logs that are kept to be written again.
-const SPARE_LOGS: usize = 2;
+/// Logs that are kept to be written again, with the one that only a clearing may take.
+const SPARE_LOGS: usize = 3;
 /// After a removal so many times as long is rest.
 const REMOVAL_REST: u64 = 3;
 /// Longest rest, in nanoseconds.
@@ -146,9 +154,16 @@ pub(crate) struct Pending {
 pub(crate) struct Done {
     result: RefCell<Option<Result<u64>>>,
     waker: Cell<Option<Waker>>,
+    /// There is no room for it.
+    untold: Cell<Option<Untold>>,
 }
 
 impl Done {
+    pub fn refuse(&self, error: Error, untold: Untold) {
+        self.untold.set(Some(untold));
+        self.set(Err(error));
+    }
+
     pub fn set(&self, result: Result<u64>) {
         self.result.replace(Some(result));
         if let Some(waker) = self.waker.take() {
@@ -166,7 +181,10 @@ impl Future for Written {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<u64>> {
         match self.0.result.take() {
-            Some(result) => Poll::Ready(result),
+            Some(result) => {
+                drop(self.0.untold.take());
+                Poll::Ready(result)
+            }
             None => {
                 self.0.waker.set(Some(cx.waker().clone()));
                 Poll::Pending
@@ -249,6 +267,7 @@ pub(crate) struct Inner {
     /// Logs that are needed no more.
     pub spare_logs: RefCell<Vec<u64>>,
     stats: Cell<WriterStats>,
+    pub space: Space,
     /// What ended all writing.
     pub failed: RefCell<Option<Error>>,
     pub closing: Cell<bool>,
@@ -315,7 +334,9 @@ impl Inner {
 
     /// Makes durable which files there are.
     pub async fn sync_names(&self) -> Result<()> {
-        self.dir.sync().await.map_err(|e| Error::io(self.dir.path().display(), &e))
+        let synced = self.dir.sync().await;
+        // Of names whose flush has failed nobody knows whether a second one would cover them.
+        synced.map_err(|e| Error::io(self.dir.path().display(), &e).for_good())
     }
 
     /// Removes tables that the MANIFEST does not name any more, or keeps them to be written again.
@@ -329,6 +350,13 @@ impl Inner {
         self.moved.ring();
     }
 
+    /// Removes tables that no MANIFEST has named, by their numbers.
+    pub fn remove_numbers(&self, numbers: Vec<u64>) {
+        let doomed = |number| Doomed { file: FileName::Sst(number), keep_bytes: None };
+        self.doomed.borrow_mut().extend(numbers.into_iter().map(doomed));
+        self.moved.ring();
+    }
+
     /// Makes spares of files, or removes them, one after the other until writing ends. A device may
     /// stand still while it is told of the blocks that are free (50 ms for 64 MiB were measured), so
     /// it gets time for other things in between, unless there is much to remove. What is left
@@ -337,12 +365,19 @@ impl Inner {
         let spares = &self.db.0.spares;
         loop {
             let ends = || self.closing.get() || self.has_failed();
-            self.moved.until(|| !self.doomed.borrow().is_empty() || ends()).await;
-            let Some(doomed) = self.doomed.borrow_mut().pop_front() else { return };
-            let limit = spares_max(&self.db.0.current.load());
-            let mut name = Some(doomed.file.to_string());
-            if let FileName::Sst(number) = doomed.file
-                && let Some(bytes) = doomed.keep_bytes
+            // On a full disk nothing is kept that is not needed.
+            let gives_up = || self.space.is_short() && !spares.is_empty();
+            self.moved.until(|| !self.doomed.borrow().is_empty() || gives_up() || ends()).await;
+            let limit = match self.space.is_short() {
+                true => 0,
+                false => spares_max(&self.db.0.current.load()),
+            };
+            let doomed = self.doomed.borrow_mut().pop_front();
+            if doomed.is_none() && !gives_up() {
+                return;
+            }
+            let mut name = doomed.as_ref().map(|doomed| doomed.file.to_string());
+            if let Some(Doomed { file: FileName::Sst(number), keep_bytes: Some(bytes) }) = doomed
                 && spares.have_room(bytes, limit)
                 && let Some(table) = &name
             {
@@ -363,6 +398,7 @@ impl Inner {
         if let Err(error) = self.dir.remove(name).await {
             tracing::warn!("{name} could not be removed: {error}");
         }
+        self.space.has_grown();
         let ends = self.closing.get() || self.has_failed();
         if self.doomed.borrow().len() < DOOMED_MANY && !ends {
             let ns = self.core.now_ns() - since_ns;
@@ -433,8 +469,17 @@ impl Inner {
         }
     }
 
+    /// Refuses what there is no room for, and all that was handed over behind it.
+    pub fn refuse(&self, first: &mut Vec<Pending>, error: &Error) {
+        let all: Vec<Pending> = first.drain(..).chain(self.queue.take()).collect();
+        for pending in all {
+            pending.done.refuse(error.clone(), self.space.refuse());
+        }
+    }
+
     /// Ends all writing.
     pub fn fail(&self, error: &Error) {
+        let error = &error.clone().for_good();
         tracing::error!("{}: writing ends: {error}", self.dir.path().display());
         self.failed.borrow_mut().get_or_insert_with(|| error.clone());
         for pending in self.queue.take() {
@@ -458,6 +503,9 @@ impl Inner {
     fn is_open(&self) -> Result<()> {
         if let Some(error) = &*self.failed.borrow() {
             return Err(error.clone());
+        }
+        if self.space.has_untold() {
+            return Err(self.refusal());
         }
         if self.closing.get() {
             return Err(Error::new(Kind::Io, "the database is being closed"));
@@ -522,12 +570,13 @@ impl Writer {
             doomed: RefCell::default(),
             spare_logs: RefCell::default(),
             stats: Cell::default(),
+            space: Space::default(),
             failed: RefCell::new(None),
             closing: Cell::new(false),
             working: Cell::new(4),
             ended: Signal::default(),
         });
-        let log = commit::new_log(&inner).await?;
+        let log = commit::new_log(&inner, 0).await?;
         // What was recovered from older logs is the first generation to become tables.
         let mems = db
             .version()
@@ -572,8 +621,10 @@ impl Writer {
     ///
     /// # Errors
     /// [`Kind::UnknownColumnFamily`], [`Kind::Unsupported`] for range deletions, [`Kind::Memory`]
-    /// for a batch of more than 256 MiB, and [`Kind::Io`] when the log cannot be written: then it
-    /// is not known whether the batch will be there after the next opening.
+    /// for a batch of more than 256 MiB, [`Kind::Full`] when there is no room for it on the disk: then
+    /// it is not written, nor is any that was handed over behind it before everybody who was refused
+    /// has been told; and [`Kind::Io`] when the log cannot be written: then it is not known whether
+    /// the batch will be there after the next opening.
     pub async fn write(&self, batch: BatchWriter) -> Result<u64> {
         self.submit(batch, None)?.await
     }
@@ -643,6 +694,9 @@ impl Writer {
             waiting_memtables: inner.waiting.borrow().len() as u64,
             rewritten_tables: inner.db.0.spares.rewritten.load(Ordering::Relaxed),
             level0_files: level0.map(|level| level.slots.len() as u64).max().unwrap_or(0),
+            disk_full: inner.space.is_short().into(),
+            disk_full_times: inner.space.times(),
+            refused: inner.space.refused(),
             ..inner.stats.get()
         }
     }
