@@ -230,8 +230,11 @@ fn persistence(report: &Report<'_>, text: &mut String) {
         "aof_enabled:1";
         "aof_rewrite_in_progress:0";
         "aof_last_bgrewrite_status:ok";
-        "aof_last_write_status:{}", if failure.is_some() { "err" } else { "ok" };
+        "aof_last_write_status:{}", if failure.is_some() || writer.disk_full > 0 { "err" } else { "ok" };
         "write_failure:{}", failure.as_deref().unwrap_or("");
+        "disk_full:{}", writer.disk_full;
+        "disk_full_times:{}", writer.disk_full_times;
+        "writes_refused:{}", writer.refused;
         "wal_groups:{}", writer.groups;
         "wal_bytes:{}", writer.log_bytes;
         "wal_files:{}", writer.logs;

@@ -73,6 +73,12 @@ impl Known {
         }
     }
 
+    /// What was told was not so.
+    pub fn forget(&mut self) {
+        self.clear();
+        self.complete = false;
+    }
+
     /// There is no key any more.
     pub fn clear(&mut self) {
         self.young.clear();
@@ -106,6 +112,8 @@ mod tests {
         assert_eq!(known.get(key(2 * keys)), Some(true));
         known.clear();
         assert_eq!(known.get(key(2 * keys)), Some(false));
+        known.forget();
+        assert_eq!(known.get(key(2 * keys)), None);
     }
 
     #[test]

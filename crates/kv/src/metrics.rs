@@ -126,6 +126,12 @@ const SHARD_COUNTERS: &[(&str, &str, Written)] = &[
     ("compaction_read_bytes_total", "Bytes of the tables merged", |shard| {
         shard.writer.merged_bytes
     }),
+    ("disk_full_times_total", "Times that the disk was found full", |shard| {
+        shard.writer.disk_full_times
+    }),
+    ("writes_refused_total", "Batches refused because the disk was full", |shard| {
+        shard.writer.refused
+    }),
     ("compaction_written_bytes_total", "Bytes of the tables that merges made", |shard| {
         shard.writer.merged_into_bytes
     }),
@@ -134,6 +140,9 @@ const SHARD_COUNTERS: &[(&str, &str, Written)] = &[
 const SHARD_GAUGES: &[(&str, &str, Written)] = &[
     ("writing_failed", "1 when writing has ended because a write failed", |shard| {
         u64::from(shard.failure.is_some())
+    }),
+    ("disk_full", "1 while writes, flushes or merges wait for space on the disk", |shard| {
+        shard.writer.disk_full
     }),
     ("unsaved_changes", "Changes since everything was last made to survive a power cut", |shard| {
         shard.shard.unsaved

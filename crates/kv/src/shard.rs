@@ -13,7 +13,7 @@
 //!
 //! What must hold: changes of one key are made in the order in which they came; what an answer tells is durable; the
 //! engine's count of keys is told by how many each batch changes it, where it counts; after a write has failed every
-//! change is refused. Everything here belongs to the owner's core.
+//! change is refused; one that is refused for want of space takes with it all that was built on it. Everything here belongs to the owner's core.
 //!
 //! Not here: bounds on what waits. Who hands changes over holds them back (`writes.rs`); the shard only sees to it
 //! that changes which build long values from short orders do not do so all at once.
@@ -99,6 +99,8 @@ struct Inner {
     clearing: Cell<bool>,
     held: RefCell<VecDeque<(Change, Place)>>,
     failed: RefCell<Option<Box<str>>>,
+    /// Times that something was not written which the overlay had told of.
+    refusals: Cell<u64>,
     stats: Cell<ShardStats>,
     /// Writes landed since the last sync, and when that was.
     unsaved: Cell<u64>,
@@ -203,6 +205,7 @@ impl Shard {
             clearing: Cell::new(false),
             held: RefCell::default(),
             failed: RefCell::default(),
+            refusals: Cell::new(0),
             stats: Cell::default(),
             unsaved: Cell::new(0),
             saved_ms: Cell::new(core.unix_time_ms()),
@@ -563,7 +566,6 @@ impl Inner {
                 self.fly(Flight { written: Some((ticket, written, keys)), built_bytes, answers });
             }
             Err(error) => {
-                // It is the end of all writing, so what the overlay says matters no more.
                 let answer = self.fail(&error);
                 let mut overlay = self.overlay.borrow_mut();
                 keys.iter().for_each(|key| overlay.landed(key, ticket));
@@ -607,6 +609,7 @@ impl Inner {
     /// Takes what has landed off the front.
     fn land(&self, cx: &mut Context<'_>) {
         let mut any = false;
+        let mut failed = self.failed.borrow().clone().map(Answer::Failed);
         loop {
             let mut flights = self.flights.borrow_mut();
             let Some(front) = flights.front_mut() else { break };
@@ -631,13 +634,12 @@ impl Inner {
                 }
             }
             if let Err(error) = &result {
-                self.fail(error);
+                failed = Some(self.fail(error));
             }
-            // What needed no write may have been told by one that failed.
-            let failed = self.failed.borrow().clone();
+            // What needed no write may have been told by one that failed. The engine has refused all writes
+            // behind it, too, and takes none before each has landed here.
             for (place, answer) in flight.answers {
-                let failed = failed.clone().map(Answer::Failed);
-                self.answer(&place, failed.unwrap_or(answer));
+                self.answer(&place, failed.clone().unwrap_or(answer));
             }
         }
         if any {
@@ -663,11 +665,16 @@ impl Inner {
         .await;
     }
 
-    /// Nothing can be written from now on; gives what every change is answered.
+    /// Something was not written, and what was built on it will not be: for want of space, or because nothing can be
+    /// written from now on. Gives what a change is answered.
     fn fail(&self, error: &lsm::Error) -> Answer {
-        let mut failed = self.failed.borrow_mut();
-        let text = || format!("MISCONF Errors writing to the database: {error}").into();
-        Answer::Failed(failed.get_or_insert_with(text).clone())
+        let text = || Box::from(format!("MISCONF Errors writing to the database: {error}"));
+        self.known.borrow_mut().forget();
+        self.refusals.set(self.refusals.get() + 1);
+        if error.kind() == lsm::Kind::Full {
+            return Answer::Failed(text());
+        }
+        Answer::Failed(self.failed.borrow_mut().get_or_insert_with(text).clone())
     }
 
     fn answer(&self, (answers, at): &Place, answer: Answer) {
@@ -739,6 +746,7 @@ impl Inner {
     async fn read(&self, change: &mut Change) -> lsm::Result<Vec<Old>> {
         let need = change.need(self.is_counted());
         loop {
+            let refusals = self.refusals.get();
             match self.look(change) {
                 Knowledge::All(old) => return Ok(old),
                 Knowledge::Failed(error) => return Err(error),
@@ -754,7 +762,10 @@ impl Inner {
                     for (at, found) in at.into_iter().zip(found) {
                         old[at] = old_state(found?, need);
                     }
-                    return Ok(old);
+                    // Else what was known may have been refused meanwhile.
+                    if self.refusals.get() == refusals {
+                        return Ok(old);
+                    }
                 }
             }
         }

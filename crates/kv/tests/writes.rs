@@ -491,6 +491,75 @@ fn when_the_log_cannot_be_written_writes_say_so_and_reads_go_on() {
     }
 }
 
+/// Every increment that is not refused counts once, also behind others that were refused; and clearing makes space.
+#[test]
+fn a_full_disk_refuses_writes_and_what_was_built_on_them_until_there_is_space() {
+    for seed in seeds() {
+        let durability = [Durability::Process, Durability::Power][seed as usize % 2];
+        let (counts, refused) = (Rc::new(RefCell::new(Vec::new())), Rc::new(Cell::new(0)));
+        let (seen, refusals) = (counts.clone(), refused.clone());
+        stage(seed, durability, move |core, stage| {
+            let (counts, refused) = (seen.clone(), refusals.clone());
+            async move {
+                let mut client = Client::connect(&core, &stage.world);
+                for round in 0..40 {
+                    if core.id() == 0 && round == 5 {
+                        stage.world.set_capacity(Some(stage.world.used()));
+                    }
+                    if core.id() == 0 && round == 25 {
+                        stage.world.set_capacity(None);
+                    }
+                    let mut request = String::new();
+                    for number in 0..10 {
+                        let filler = "x".repeat(1000 + number * 150);
+                        request += &format!(
+                            "INCR shared\r\nSET filler:{}:{number} {filler}\r\n",
+                            core.id()
+                        );
+                    }
+                    client.send(request.into_bytes()).await.expect("the connection stands");
+                    for _ in 0..20 {
+                        match client.reply().await.expect("there is a reply") {
+                            Reply::Integer(count) => counts.borrow_mut().push(count),
+                            Reply::Error(error) => {
+                                let text = String::from_utf8_lossy(&error);
+                                assert!(text.starts_with("MISCONF "), "{text}");
+                                assert!(text.contains("the disk is full"), "{text}");
+                                refused.set(refused.get() + 1);
+                            }
+                            _ => {}
+                        }
+                    }
+                    core.sleep_ns(50_000_000).await;
+                }
+                stage.added.set(stage.added.get() + 1);
+                if core.id() > 0 {
+                    return;
+                }
+                while stage.added.get() < CORES as i64 {
+                    core.sleep_ns(1_000_000).await;
+                }
+                // Writing goes on without more ado.
+                while let Reply::Error(_) = client.call(&["SET", "filler", "again"]).await {
+                    core.sleep_ns(100_000_000).await;
+                }
+                let mut counts = counts.take();
+                counts.sort_unstable();
+                assert!(
+                    counts.iter().copied().eq(1..=counts.len() as i64),
+                    "seed {seed}: {counts:?}"
+                );
+                let last = text(&client.call(&["GET", "shared"]).await);
+                assert_eq!(last, counts.len().to_string(), "seed {seed}");
+                assert_eq!(integer(&client.call(&["DBSIZE"]).await), 2 + 10 * CORES as i64);
+                let report = text(&client.call(&["INFO", "persistence"]).await);
+                assert!(report.contains("write_failure:\r\n"), "{report}");
+            }
+        });
+        assert!(refused.get() > 0, "seed {seed}: nothing was refused");
+    }
+}
+
 #[test]
 fn a_pause_of_writes_holds_back_writes_alone() {
     stage(6, Durability::Process, |core, stage| async move {
