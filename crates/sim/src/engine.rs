@@ -12,7 +12,8 @@
 //! 2. Writers write, readers compare what they see with the list, all in one moment or key by key.
 //! 3. Somewhere the process is killed or power is cut, also while it opens the database; or it
 //!    closes the database; or an operation on the disk fails, the writing ends, and reading goes
-//!    on.
+//!    on. Or the disk is full for a while: writes are refused and leave nothing, reading goes on, and
+//!    so does writing when there is space again, in the same process.
 //!
 //! A power cut leaves less to be promised of what was acknowledged at `process`: then the opening
 //! may be refused with damage in a log, with salvage it must succeed, and every key must have one
@@ -95,6 +96,11 @@ pub struct Report {
     pub closes: u64,
     /// Processes whose writing ended with an error.
     pub failures: u64,
+    /// Batches refused because the disk was full, and times that it was found full, by processes that came to
+    /// their end.
+    pub refused: u64,
+    /// See [`Report::refused`].
+    pub full: u64,
     /// Memtables written to tables, and merges, by processes that came to their end.
     pub flushes: u64,
     /// See [`Report::flushes`].
@@ -188,6 +194,13 @@ impl Model {
         self.acknowledged = self.acknowledged.min(number);
     }
 
+    /// A batch was refused, and all behind it will be.
+    fn refuse(&mut self, number: u64) {
+        if number <= self.batches {
+            self.truncate(number - 1);
+        }
+    }
+
     /// How many batches there are, from what [`LAST`] says.
     fn number_in(&self, found: &Pairs) -> u64 {
         let last = found.iter().find(|(key, _)| key == LAST);
@@ -262,6 +275,11 @@ struct Process {
     rng: RefCell<Rng>,
     /// The owner is done: the others end, too.
     ended: Cell<bool>,
+    /// The disk is full for a while.
+    scarce: bool,
+    /// And nothing else is wrong with it.
+    sound: bool,
+    world: World,
     /// How many keys there may be.
     keys: u64,
     batches_max: u64,
@@ -358,7 +376,13 @@ impl Process {
             value.extend_from_slice(&content.bytes());
             Ok(true)
         });
-        load.await?;
+        if let Err(error) = load.await {
+            if error.kind() == Kind::Full && self.scarce {
+                self.model.borrow_mut().truncate(0);
+                return Ok(());
+            }
+            return Err(error);
+        }
         let mut model = self.model.borrow_mut();
         (model.acknowledged, model.durable) = (1, 1);
         model.report.loads += 1;
@@ -368,7 +392,14 @@ impl Process {
     /// What was handed over before is durable after this.
     async fn sync(&self, writer: &Writer) -> Result<(), Error> {
         let number = self.model.borrow().batches;
-        writer.sync()?.await?;
+        let synced = match writer.sync() {
+            Ok(synced) => synced.await,
+            Err(error) => Err(error),
+        };
+        match synced {
+            Err(error) if error.kind() == Kind::Full && self.scarce => return Ok(()),
+            synced => synced?,
+        };
         let mut model = self.model.borrow_mut();
         model.durable = model.durable.max(number);
         model.report.syncs += 1;
@@ -394,27 +425,73 @@ impl Process {
         let mut waiting: VecDeque<(u64, Written)> = VecDeque::new();
         for _ in 0..self.below(self.batches_max) {
             if waiting.len() >= at_once
-                && let Some((number, written)) = waiting.pop_front()
+                && let Some(first) = waiting.pop_front()
+                && !self.is_done(first).await?
             {
-                written.await?;
-                self.acknowledge(number);
+                // All behind it are refused, too.
+                for next in waiting.drain(..) {
+                    assert!(!self.is_done(next).await?, "a batch behind one that was refused");
+                }
+                core.sleep_ns(self.below(200_000_000)).await;
             }
             if self.below(8) == 0 {
                 core.sleep_ns(self.below(400_000)).await;
             }
-            waiting.push_back(match self.below(300) {
-                0 => self.clear(writer)?,
-                _ => self.submit(writer)?,
-            });
+            let submitted = match self.below(300) {
+                0 => self.clear(writer),
+                _ => self.submit(writer),
+            };
+            match submitted {
+                Ok(written) => waiting.push_back(written),
+                // Somebody has not heard yet that he was refused.
+                Err(error) if error.kind() == Kind::Full && self.scarce => {}
+                Err(error) => return Err(error),
+            }
             if self.below(100) == 0 {
                 self.sync(writer).await?;
             }
         }
-        for (number, written) in waiting {
-            written.await?;
-            self.acknowledge(number);
+        for next in waiting {
+            self.is_done(next).await?;
         }
         Ok(())
+    }
+
+    /// Waits for a batch. False when it was refused.
+    async fn is_done(&self, (number, written): (u64, Written)) -> Result<bool, Error> {
+        match written.await {
+            Ok(_) => self.acknowledge(number),
+            Err(error) if error.kind() == Kind::Full && self.scarce => {
+                self.model.borrow_mut().refuse(number);
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+
+    /// Fills the disk for a while, some times.
+    async fn fill(&self, core: &Core) {
+        for _ in 0..1 + self.below(4) {
+            core.sleep_ns(self.below(20_000_000)).await;
+            let left = self.below([500, 10_000, 60_000, 200_000][self.below(4) as usize]);
+            self.world.set_capacity(Some(self.world.used() + left));
+            core.sleep_ns(self.below(2_000_000_000)).await;
+            self.world.set_capacity(None);
+        }
+    }
+
+    /// There is space again: writing must go on.
+    async fn goes_on(&self, core: &Core, writer: &Writer) -> Result<(), Error> {
+        for _ in 0..200 {
+            if let Ok(written) = self.submit(writer)
+                && self.is_done(written).await?
+            {
+                return Ok(());
+            }
+            core.sleep_ns(500_000_000).await;
+        }
+        panic!("writing does not go on: {:?}, {:?}", writer.failure(), writer.stats());
     }
 
     /// All that is there in one moment, forward or backward.
@@ -474,7 +551,9 @@ impl Process {
         let reader = db.attach(core);
         let mut seen = 0;
         while !self.ended.get() {
-            core.sleep_ns(self.below(600_000)).await;
+            // The disk is full for seconds.
+            let most = if self.scarce { 60_000_000 } else { 600_000 };
+            core.sleep_ns(self.below(most)).await;
             if self.below(4) == 0 {
                 let least = self.model.borrow().acknowledged.max(seen);
                 match self.look(&reader, least).await {
@@ -547,9 +626,20 @@ impl Process {
         }
         let (this, handle, own) = (self.clone(), core.clone(), db.clone());
         core.spawn(Class::Foreground, async move { this.read(&handle, &own).await });
+        let (this, handle) = (self.clone(), core.clone());
+        let fill = self
+            .scarce
+            .then(|| core.spawn(Class::Foreground, async move { this.fill(&handle).await }));
         let mut result = Ok(());
         for task in writers {
             result = result.and(task.await);
+        }
+        if let Some(fill) = fill {
+            fill.await;
+            if self.sound {
+                assert!(result.is_ok(), "a full disk ends nothing: {result:?}");
+                self.goes_on(core, &writer).await?;
+            }
         }
         if result.is_ok() && self.below(2) == 0 {
             result = writer.close().await;
@@ -560,6 +650,8 @@ impl Process {
         self.look(&db.attach(core), least).await.expect("no read fails");
         let stats = writer.stats();
         let report = &mut self.model.borrow_mut().report;
+        report.refused += stats.refused;
+        report.full += stats.disk_full_times;
         report.flushes += stats.flushed_tables;
         report.merges += stats.merges;
         report.rewritten += stats.rewritten_tables;
@@ -622,11 +714,16 @@ pub fn engine_judged(
     world.add_dir(DIR);
     let model: Rc<RefCell<Model>> = Rc::default();
     let failing = rng.below(3) == 0;
+    let scarce = seed % 4 == 1;
     // Worlds of one durability, and worlds in which it changes.
     let durability = [None, Some(Durability::Power), Some(Durability::Process)][rng.index(3)];
     let keys = [8, 60, 400][rng.index(3)];
     for _ in 0..5 {
         world.heal();
+        // The process may find the disk as full as the last one did.
+        if !scarce || rng.coin() {
+            world.set_capacity(None);
+        }
         flaw.begin(&world);
         if rng.below(4) == 0 {
             // Tables take long, and writes go on meanwhile.
@@ -649,12 +746,16 @@ pub fn engine_judged(
             reading: OpenOptions { cache_bytes: rng.index(2) * 100_000, ..OpenOptions::default() },
             rng: RefCell::new(rng.fork()),
             ended: Cell::new(false),
+            scarce,
+            sound: !fails,
+            world: world.clone(),
             keys,
-            batches_max: [80, 80, 80, 400][rng.index(4)],
+            batches_max: [80, if scarce { 400 } else { 80 }, 80, 400][rng.index(4)],
         });
         let crash = if rng.coin() { Crash::Kill } else { Crash::PowerCut };
         // Early ones meet the opening.
-        world.crash_at(crash, 1..[30, 150, 600, 3_000][rng.index(4)]);
+        let latest = [30, 150, 600, 3_000][rng.index(4)];
+        world.crash_at(crash, 1..if scarce { 4 * latest } else { latest });
         let openings = model.borrow().report.openings;
         let result = world.run(|core| process.clone().run(core));
         let opened = model.borrow().report.openings > openings;
@@ -663,7 +764,7 @@ pub fn engine_judged(
         match result.map_err(|failure| failure.kind) {
             Ok(results) => {
                 if let Err(error) = &results[0] {
-                    assert!(fails, "on a sound disk: {error}");
+                    assert!(fails || (scarce && !opened), "on a sound disk: {error}");
                     model.report.failures += 1;
                 }
                 // Power may be cut while nobody has it open, too.

@@ -18,7 +18,7 @@ fn the_engine_loses_nothing_by_a_crash_anywhere() {
     println!(
         "{} worlds: {} openings, {} crashed, {} salvaged; {} acknowledged, {} found unacknowledged, \
          {} scans, {} gets; {} kills, {} power cuts, {} closes, {} failures; keys counted {} times; {} flushes, {} merges, \
-         {} tables written over old ones",
+         {} tables written over old ones; found full {} times, {} refused",
         all.len(),
         sum(|r| r.openings),
         sum(|r| r.crashed_openings),
@@ -35,6 +35,8 @@ fn the_engine_loses_nothing_by_a_crash_anywhere() {
         sum(|r| r.flushes),
         sum(|r| r.merges),
         sum(|r| r.rewritten),
+        sum(|r| r.full),
+        sum(|r| r.refused),
     );
     if all.len() >= 400 {
         assert!(sum(|r| r.acknowledged) > 20_000 && sum(|r| r.unacknowledged_found) > 100);
@@ -45,6 +47,7 @@ fn the_engine_loses_nothing_by_a_crash_anywhere() {
         assert!(sum(|r| r.loads) > 40 && sum(|r| r.counted) > 500);
         assert!(sum(|r| r.flushes) > 1_000 && sum(|r| r.merges) > 100);
         assert!(sum(|r| r.rewritten) > 100);
+        assert!(sum(|r| r.full) > 50 && sum(|r| r.refused) > 500);
         assert!(sum(|r| r.faults.torn) > 50 && sum(|r| r.faults.lost) > 300);
         assert!(sum(|r| r.faults.names_lost) > 300 && sum(|r| r.faults.cut_short) > 20);
         assert!(sum(|r| r.faults.dropped) > 20 && sum(|r| r.faults.write_errors) > 20);
