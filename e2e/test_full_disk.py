@@ -1,0 +1,134 @@
+"""A disk without space: a small file system of its own, mounted where only the node sees it."""
+
+import errno
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import millrace
+import pytest
+import resp
+
+SIZE_MIB = 160
+OK = resp.Simple(b"OK")
+
+
+class SmallDisk:
+    """A mount namespace with a tmpfs in it, held by a process."""
+
+    def __init__(self, mount):
+        self.mount = mount
+        script = f"mount -t tmpfs -o size={SIZE_MIB}m none '{mount}' && echo mounted && exec sleep 1000"
+        # As root, else as root of a user namespace.
+        for flags in (["-m"], ["-r", "-m"]):
+            self.holder = subprocess.Popen(["unshare", *flags, "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            if self.holder.stdout.readline() == b"mounted\n":
+                self.enter = ["nsenter", "-t", str(self.holder.pid), "-m", *(["-U", "--preserve-credentials"] if "-r" in flags else [])]
+                return
+            said = self.holder.communicate()[1].decode()
+        pytest.skip(f"no small file system can be mounted here: {said}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.holder.kill()
+        self.holder.communicate()
+
+    def inside(self):
+        """The mounted directory as seen from here."""
+        return pathlib.Path(f"/proc/{self.holder.pid}/root{self.mount}")
+
+    def node(self, log, durability):
+        port = millrace.free_port()
+        flags = ["--cores", "2", "--memory", "128M", "--durability", durability]
+        serve = [millrace.BINARY, "serve", "--data", self.mount / "db", "--listen", f"127.0.0.1:{port}", *flags]
+        return millrace.Server([*self.enter, *serve], port, log)
+
+    def fill(self, left_mib):
+        """Fills the disk until so much is left."""
+        with open(self.inside() / f"filler{time.monotonic_ns()}", "wb", buffering=0) as file:
+            try:
+                while shutil.disk_usage(self.inside()).free > left_mib << 20:
+                    file.write(bytes(64 << 10))
+            except OSError as error:
+                assert error.errno == errno.ENOSPC, error
+
+    def make_space(self):
+        for filler in self.inside().glob("filler*"):
+            filler.unlink()
+
+
+def value(number):
+    return random.Random(number).randbytes(20_000)
+
+
+def write_until_refused(client, first):
+    """The first key that was refused, and the refusal."""
+    for number in range(first, first + 20_000):
+        reply = client.call("SET", f"key:{number}", value(number))
+        if reply != OK:
+            assert isinstance(reply, resp.Error), reply
+            return number, str(reply)
+    raise AssertionError("the disk takes everything")
+
+
+def write_again(client, number):
+    """Writes a key as soon as there is space."""
+    deadline = time.monotonic() + 30
+    while (reply := client.call("SET", f"key:{number}", value(number))) != OK:
+        assert isinstance(reply, resp.Error) and time.monotonic() < deadline, reply
+        time.sleep(0.05)
+
+
+def persistence(client):
+    return dict(line.split(":", 1) for line in client.call("INFO", "persistence").decode().splitlines() if ":" in line)
+
+
+def all_there(client, keys):
+    for number in range(keys):
+        assert client.call("GET", f"key:{number}") == value(number), number
+    assert client.call("GET", f"key:{keys}") is None
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_writes_are_refused_reads_go_on_and_writing_too_when_there_is_space(durability, tmp_path):
+    mount = tmp_path / "small"
+    mount.mkdir()
+    with SmallDisk(mount) as disk:
+        with disk.node(tmp_path / "log", durability) as node, node.connect() as client:
+            node.until_ready()
+            keys = 0
+            for _ in range(2):
+                disk.fill(4)
+                keys, refusal = write_until_refused(client, keys)
+                assert "MISCONF" in refusal and "the disk is full" in refusal, refusal
+                time.sleep(2)
+                all_there(client, keys)
+                said = persistence(client)
+                assert (said["disk_full"], said["write_failure"], said["aof_last_write_status"]) == ("1", "", "err"), said
+                disk.make_space()
+                write_again(client, keys)
+                keys += 1
+            assert persistence(client)["disk_full_times"] >= "2"
+            assert node.said().count("the disk is full") == int(persistence(client)["disk_full_times"]), node.said()
+            all_there(client, keys)
+            # Killed on a full disk, and started again when there is space.
+            disk.fill(1)
+            keys, _ = write_until_refused(client, keys)
+            node.process.send_signal(signal.SIGKILL)
+            node.process.wait()
+        disk.make_space()
+        with disk.node(tmp_path / "log2", durability) as node, node.connect() as client:
+            all_there(client, keys)
+            write_again(client, keys)
+            # What is cleared makes space, though there is none for anything else.
+            disk.fill(4)
+            write_until_refused(client, keys + 1)
+            disk.fill(0)
+            assert client.call("FLUSHALL") == OK
+            write_again(client, 0)
+            assert client.call("DBSIZE") == 1
