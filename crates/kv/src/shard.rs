@@ -13,7 +13,8 @@
 //!
 //! What must hold: changes of one key are made in the order in which they came; what an answer tells is durable; the
 //! engine's count of keys is told by how many each batch changes it, where it counts; after a write has failed every
-//! change is refused; one that is refused for want of space takes with it all that was built on it. Everything here belongs to the owner's core.
+//! change is refused; one that is refused for want of space takes with it all that was built on it. Everything here
+//! belongs to the owner's core.
 //!
 //! Not here: bounds on what waits. Who hands changes over holds them back (`writes.rs`); the shard only sees to it
 //! that changes which build long values from short orders do not do so all at once.
