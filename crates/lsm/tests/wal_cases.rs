@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use lsm::{Db, IterOptions, Kind, OpenOptions, WriteOptions};
+use lsm::{Db, IterOptions, Kind, OpenOptions, WriteOptions, Writer};
 use reactor::{Core, RuntimeConfig};
 use rocksfmt::testing::{BatchBuilder, LogBuilder};
 use rocksfmt::{GroupEnd, LogWriter};
@@ -138,6 +138,24 @@ fn ours(dir: &Path, salvage: bool) -> lsm::Result<Model> {
     Ok(found)
 }
 
+/// Other tests start programs meanwhile: until such a child executes its program it has our
+/// descriptors too, and with them the lock of a database that we have just closed.
+async fn open(
+    core: &Core,
+    path: &Path,
+    reading: &OpenOptions,
+    writing: &WriteOptions,
+) -> lsm::Result<(Db, Writer)> {
+    let mut looks = 0;
+    loop {
+        match Db::open_for_writing(core, path, reading.clone(), writing.clone()).await {
+            Err(error) if error.kind() == Kind::Locked && looks < 500 => looks += 1,
+            opened => return opened,
+        }
+        core.sleep_ns(10_000_000).await;
+    }
+}
+
 fn open_and_write(dir: &Path, salvage: bool, round: u8) -> lsm::Result<Model> {
     let path = dir.to_owned();
     on_one_core(move |core| {
@@ -145,7 +163,7 @@ fn open_and_write(dir: &Path, salvage: bool, round: u8) -> lsm::Result<Model> {
         async move {
             let reading = OpenOptions { salvage, ..OpenOptions::default() };
             let writing = WriteOptions { create: false, ..WriteOptions::default() };
-            let (db, writer) = Db::open_for_writing(&core, &path, reading, writing).await?;
+            let (db, writer) = open(&core, &path, &reading, &writing).await?;
             let mut iter = db.attach(&core).iter(0, IterOptions::default())?;
             let mut model = Model::new();
             iter.seek_to_first().await?;
