@@ -32,6 +32,7 @@ mod stats;
 mod sync;
 mod task;
 mod timer;
+mod unix;
 mod write;
 
 pub use buf::{BUF_ALIGN, BUF_MAX, Buf, Pool, SharedBuf, Slice};
@@ -45,4 +46,5 @@ pub use poller::{Poller, PollerSlot};
 pub use runtime::{DriverKind, RuntimeConfig, block_signals, processors, run, stop_signal};
 pub use stats::{CoreStats, Counter};
 pub use task::Class;
+pub use unix::{EventFd, EventWatch, FDS_MAX, UnixListener, UnixSocket};
 pub use write::{SyncData, WriteAt};

@@ -23,6 +23,14 @@ pub(crate) struct SocketInner {
 }
 
 impl SocketInner {
+    pub(crate) fn fd(&self) -> &Fd {
+        &self.fd
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
     fn address(&self, remote: bool) -> io::Result<SocketAddr> {
         match &self.fd {
             Fd::File(_) => Err(io::ErrorKind::NotConnected.into()),
@@ -110,6 +118,10 @@ impl Socket {
     /// Wraps a connected stream socket.
     pub(crate) fn new(core: &Core, fd: Fd) -> Socket {
         Socket(Rc::new(SocketInner { fd, core: core.clone() }))
+    }
+
+    pub(crate) fn inner(&self) -> &SocketInner {
+        &self.0
     }
 
     /// The other side's address.

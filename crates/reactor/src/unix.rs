@@ -1,0 +1,444 @@
+//! What a virtual machine's disk is reached through: Unix stream sockets that carry descriptors
+//! beside bytes, and the counters (eventfds) by which both sides wake each other.
+//!
+//! Messages here are few and small (the set-up of a disk, its stop), so a receive waits until the
+//! socket is readable, holding nothing, and then takes what is there with one system call. Simulated
+//! worlds have none of this: what is behind it (rings, requests, recovery) is simulated in memory.
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::rc::Rc;
+
+use crate::core::Core;
+use crate::file::Fd;
+use crate::net::{Socket, SocketInner};
+
+/// Most descriptors that one message may carry (the kernel's limit).
+pub const FDS_MAX: usize = 253;
+/// How often a send looks whether a full socket has room again, in nanoseconds.
+const ROOM_NS: u64 = 1_000_000;
+/// Looks until a send gives up: ten seconds.
+const ROOM_LOOKS: u32 = 10_000;
+
+/// A descriptor that a core waits on until it is readable.
+struct Watched(Socket);
+
+impl Watched {
+    fn new(core: &Core, fd: OwnedFd) -> Watched {
+        Watched(Socket::new(core, Fd::Host(fd)))
+    }
+
+    fn inner(&self) -> &SocketInner {
+        self.0.inner()
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self.inner().fd() {
+            Fd::Host(fd) => fd.as_fd(),
+            Fd::File(_) | Fd::Sim(_) => unreachable!("made of a descriptor of the host"),
+        }
+    }
+
+    async fn readable(&self) -> io::Result<()> {
+        self.0.readable().await
+    }
+}
+
+fn refuse_simulated(core: &Core) -> io::Result<()> {
+    match core.inner().sim(|_| ()) {
+        Some(()) => Err(io::ErrorKind::Unsupported.into()),
+        None => Ok(()),
+    }
+}
+
+/// A result of a system call that returns a count or -1.
+fn outcome(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// A listening Unix socket of one core.
+pub struct UnixListener(Watched);
+
+impl UnixListener {
+    /// Listens under a name, which only the owner's processes may connect to. A socket that an
+    /// earlier process left there, and on which nobody listens, is replaced.
+    ///
+    /// # Errors
+    /// `AddrInUse` when somebody listens there, or something that is no socket has the name; others
+    /// as the system gives them.
+    pub fn bind(core: &Core, path: &Path) -> io::Result<UnixListener> {
+        refuse_simulated(core)?;
+        let (address, len) = address(path)?;
+        let fd = socket()?;
+        if connects(&fd, &address, len) || exists_otherwise(path) {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        // A socket that a connection was tried on cannot listen any more.
+        let fd = socket()?;
+        remove(path)?;
+        // Nobody must be able to connect before the rights are set, so they are right at once.
+        // SAFETY: takes no pointers.
+        unsafe { libc::fchmod(fd.as_raw_fd(), 0o600) };
+        // SAFETY: `address` is a live, initialised `sockaddr_un` of at least `len` bytes.
+        outcome(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) } as isize)?;
+        // SAFETY: takes no pointers.
+        outcome(unsafe { libc::listen(fd.as_raw_fd(), 128) } as isize)?;
+        UnixListener::from_fd(core, fd)
+    }
+
+    /// A socket that listens already, for example one that another process handed over.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub fn from_fd(core: &Core, fd: OwnedFd) -> io::Result<UnixListener> {
+        refuse_simulated(core)?;
+        set_nonblocking(&fd)?;
+        Ok(UnixListener(Watched::new(core, fd)))
+    }
+
+    /// Waits for a connection.
+    ///
+    /// # Errors
+    /// `EMFILE` and the like: the caller waits a little and tries again.
+    pub async fn accept(&self) -> io::Result<UnixSocket> {
+        loop {
+            self.0.readable().await?;
+            let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+            let (none, no_len) = (std::ptr::null_mut(), std::ptr::null_mut());
+            // SAFETY: the kernel takes null pointers for an address that is not wanted.
+            let fd = unsafe { libc::accept4(self.0.fd().as_raw_fd(), none, no_len, flags) };
+            if fd >= 0 {
+                // SAFETY: a new descriptor that nobody else owns.
+                let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+                return Ok(UnixSocket(Rc::new(Watched::new(self.0.inner().core(), fd))));
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::WouldBlock {
+                return Err(error);
+            }
+        }
+    }
+}
+
+impl AsFd for UnixListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+}
+
+/// A connected Unix stream socket of one core. Clones are the same connection.
+#[derive(Clone)]
+pub struct UnixSocket(Rc<Watched>);
+
+impl UnixSocket {
+    /// A connected socket, for example one that another process handed over.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub fn from_fd(core: &Core, fd: OwnedFd) -> io::Result<UnixSocket> {
+        refuse_simulated(core)?;
+        set_nonblocking(&fd)?;
+        Ok(UnixSocket(Rc::new(Watched::new(core, fd))))
+    }
+
+    /// Connects to whoever listens under a name.
+    ///
+    /// # Errors
+    /// `ConnectionRefused` and `NotFound` when nobody does; others as the system gives them.
+    pub fn connect(core: &Core, path: &Path) -> io::Result<UnixSocket> {
+        refuse_simulated(core)?;
+        let (address, len) = address(path)?;
+        let fd = socket()?;
+        // A connection to a Unix socket waits for nothing unless the listener's queue is full.
+        // SAFETY: `address` is a live, initialised `sockaddr_un` of at least `len` bytes.
+        let done = unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), len) };
+        outcome(done as isize)?;
+        UnixSocket::from_fd(core, fd)
+    }
+
+    /// Receives up to `most` bytes, behind what `buf` holds, and the descriptors that came with
+    /// them; suspends until something arrives. No bytes: the other side has ended.
+    ///
+    /// # Errors
+    /// `InvalidData` when more than [`FDS_MAX`] descriptors came; others as the system gives them.
+    pub async fn recv(&self, buf: &mut Vec<u8>, most: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
+        loop {
+            self.0.readable().await?;
+            match receive(self.0.fd(), buf, most) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// Sends all of `bytes`, and with the first of them the descriptors. Suspends while the socket
+    /// is full.
+    ///
+    /// # Errors
+    /// `TimedOut` when the other side takes nothing for ten seconds; others as the system gives
+    /// them.
+    pub async fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let (mut sent, mut looks) = (0, 0);
+        while sent < bytes.len() {
+            let fds = if sent == 0 { fds } else { &[] };
+            match send(self.0.fd(), &bytes[sent..], fds) {
+                Ok(n) => sent += n,
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                Err(_) if looks == ROOM_LOOKS => return Err(io::ErrorKind::TimedOut.into()),
+                Err(_) => {
+                    looks += 1;
+                    self.0.inner().core().sleep_ns(ROOM_NS).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The process on the other side, as it was when it connected: its id.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub fn peer_pid(&self) -> io::Result<u32> {
+        let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        let fd = self.0.fd().as_raw_fd();
+        let (to, level) = ((&raw mut peer).cast(), libc::SOL_SOCKET);
+        // SAFETY: both pointers are to live variables, `len` tells the room.
+        let done = unsafe { libc::getsockopt(fd, level, libc::SO_PEERCRED, to, &raw mut len) };
+        outcome(done as isize)?;
+        Ok(peer.pid as u32)
+    }
+}
+
+impl AsFd for UnixSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+}
+
+/// An eventfd: a counter that one side raises and the other waits for.
+pub struct EventFd(OwnedFd);
+
+impl EventFd {
+    /// A new one, at 0.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub fn new() -> io::Result<EventFd> {
+        // SAFETY: takes no pointers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        outcome(fd as isize)?;
+        // SAFETY: a new descriptor that nobody else owns.
+        Ok(EventFd(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// One that another process gave us. Never blocks afterwards, for either side.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<EventFd> {
+        set_nonblocking(&fd)?;
+        Ok(EventFd(fd))
+    }
+
+    /// Raises the counter: wakes who waits. One that is full wakes them anyway.
+    pub fn signal(&self) {
+        let one = 1u64;
+        // SAFETY: a pointer to eight live bytes, and their number.
+        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+    }
+
+    /// Puts the counter back to 0.
+    pub fn clear(&self) {
+        let mut count = 0u64;
+        // SAFETY: a pointer to eight live bytes, and their number.
+        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+    }
+
+    /// A core's way to wait for it.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub fn watch(&self, core: &Core) -> io::Result<EventWatch> {
+        refuse_simulated(core)?;
+        Ok(EventWatch(Watched::new(core, self.0.try_clone()?)))
+    }
+}
+
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// See [`EventFd::watch`].
+pub struct EventWatch(Watched);
+
+impl EventWatch {
+    /// Waits until the counter is above 0.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub async fn raised(&self) -> io::Result<()> {
+        self.0.readable().await
+    }
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    outcome(fd as isize)?;
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
+    // SAFETY: a plain C struct for which all zeroes is a valid value.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as u16;
+    let bytes = path.as_os_str().as_bytes();
+    // One byte stays 0 and ends the name.
+    if bytes.is_empty() || bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
+        let most = address.sun_path.len() - 1;
+        let what = format!("the name of a socket has from 1 to {most} bytes: {}", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = *from as libc::c_char;
+    }
+    Ok((address, size_of::<libc::sockaddr_un>() as libc::socklen_t))
+}
+
+/// Whether somebody listens there.
+fn connects(fd: &OwnedFd, address: &libc::sockaddr_un, len: libc::socklen_t) -> bool {
+    let address = std::ptr::from_ref(address).cast();
+    // SAFETY: a live, initialised `sockaddr_un` of at least `len` bytes.
+    unsafe { libc::connect(fd.as_raw_fd(), address, len) == 0 }
+}
+
+/// Whether the name is that of something else than a socket.
+fn exists_otherwise(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    path.symlink_metadata().is_ok_and(|found| !found.file_type().is_socket())
+}
+
+#[expect(clippy::disallowed_methods, reason = "the name of a socket, before it is made")]
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn set_nonblocking(fd: &OwnedFd) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+    outcome(flags as isize)?;
+    // SAFETY: takes no pointers.
+    let done = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) };
+    outcome(done as isize).map(drop)
+}
+
+/// Room for the control message of [`FDS_MAX`] descriptors, aligned as its header asks.
+#[repr(C)]
+struct Control {
+    _align: [libc::cmsghdr; 0],
+    bytes: [u8; CONTROL_BYTES],
+}
+
+// SAFETY: computes a size from numbers only.
+const CONTROL_BYTES: usize =
+    unsafe { libc::CMSG_SPACE((FDS_MAX * size_of::<libc::c_int>()) as u32) } as usize;
+
+fn receive(
+    fd: BorrowedFd<'_>,
+    buf: &mut Vec<u8>,
+    most: usize,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
+    buf.reserve(most);
+    let spare = buf.spare_capacity_mut();
+    let mut iov = libc::iovec { iov_base: spare.as_mut_ptr().cast(), iov_len: most };
+    let mut control = Control { _align: [], bytes: [0; CONTROL_BYTES] };
+    // SAFETY: a plain C struct for which all zeroes is a valid value.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = &raw mut iov;
+    header.msg_iovlen = 1;
+    header.msg_control = control.bytes.as_mut_ptr().cast();
+    header.msg_controllen = CONTROL_BYTES;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the header points to `iov`, which points to `most` bytes of reserved room, and to
+    // `control` with its size; all live until the call returns.
+    let received = outcome(unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, flags) })?;
+    // SAFETY: the kernel wrote `received <= most` bytes behind `buf.len()`, inside the capacity.
+    unsafe { buf.set_len(buf.len() + received) };
+    let fds = descriptors(&header);
+    if header.msg_flags & libc::MSG_CTRUNC != 0 {
+        let what = format!("more than {FDS_MAX} descriptors with one message");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
+    Ok((received, fds))
+}
+
+/// The descriptors that a received header's control messages brought.
+fn descriptors(header: &libc::msghdr) -> Vec<OwnedFd> {
+    let mut fds = Vec::new();
+    // SAFETY: `header` is as `recvmsg` left it: control points to `msg_controllen` live bytes.
+    let mut message = unsafe { libc::CMSG_FIRSTHDR(header) };
+    while !message.is_null() {
+        // SAFETY: not null, so it points to a whole header inside the control bytes.
+        let cmsg = unsafe { message.read_unaligned() };
+        if cmsg.cmsg_level == libc::SOL_SOCKET && cmsg.cmsg_type == libc::SCM_RIGHTS {
+            // SAFETY: computes from numbers only.
+            let head = unsafe { libc::CMSG_LEN(0) } as usize;
+            let count = (cmsg.cmsg_len as usize - head) / size_of::<libc::c_int>();
+            // SAFETY: points behind the header that `message` points to.
+            let first = unsafe { libc::CMSG_DATA(message) }.cast::<libc::c_int>();
+            for at in 0..count {
+                // SAFETY: `at` is below the number of descriptors that the kernel wrote there.
+                let number = unsafe { first.add(at).read_unaligned() };
+                // SAFETY: the kernel made it for this message, so nobody else owns it.
+                fds.push(unsafe { OwnedFd::from_raw_fd(number) });
+            }
+        }
+        // SAFETY: `header` and `message` are those of above.
+        message = unsafe { libc::CMSG_NXTHDR(header, message) };
+    }
+    fds
+}
+
+fn send(fd: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    if fds.len() > FDS_MAX {
+        let what = format!("{} descriptors with one message: at most {FDS_MAX}", fds.len());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut control = Control { _align: [], bytes: [0; CONTROL_BYTES] };
+    // SAFETY: a plain C struct for which all zeroes is a valid value.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = &raw mut iov;
+    header.msg_iovlen = 1;
+    if !fds.is_empty() {
+        let data = (fds.len() * size_of::<libc::c_int>()) as u32;
+        header.msg_control = control.bytes.as_mut_ptr().cast();
+        // SAFETY: computes from numbers only.
+        header.msg_controllen = unsafe { libc::CMSG_SPACE(data) } as usize;
+        // SAFETY: control points to `msg_controllen` live bytes, aligned for a header, and has
+        // room for one and `data` bytes behind it.
+        unsafe {
+            let message = libc::CMSG_FIRSTHDR(&raw const header);
+            (*message).cmsg_level = libc::SOL_SOCKET;
+            (*message).cmsg_type = libc::SCM_RIGHTS;
+            (*message).cmsg_len = libc::CMSG_LEN(data) as usize;
+            let first = libc::CMSG_DATA(message).cast::<libc::c_int>();
+            for (at, fd) in fds.iter().enumerate() {
+                first.add(at).write_unaligned(fd.as_raw_fd());
+            }
+        }
+    }
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the header points to `iov`, which points to the live `bytes`, and to `control`.
+    outcome(unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const header, flags) })
+}
