@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use bench::{Case, Compression, Durability};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueHint};
-use node::{CoreChoice, Size};
+use node::{CoreChoice, DiskSpec, Size};
 use reactor::log::{Filter, Format};
 use reactor::{DriverKind, PollMode};
 
@@ -102,6 +102,13 @@ pub struct ServeArgs {
     /// Take no writes and change nothing in the directory
     #[arg(long)]
     pub read_only: bool,
+    /// Give a virtual machine a disk: name=NAME uri=URI socket=PATH [queues=N] [serial=TEXT]
+    ///
+    /// The machine's process connects to the socket (vhost-user-blk). May be given several times,
+    /// beside --data or without it. A space in a value is %20, a percent sign %25. URIs:
+    /// file:PATH[?engine=uring|aio|mmap|sync], mem:SIZE, null:SIZE.
+    #[arg(long, value_name = "SPEC")]
+    pub disk: Vec<DiskSpec>,
     /// What an acknowledged write survives: the end of the process, or a power cut [default: power]
     ///
     /// power flushes the disk once for all writes that wait, before they are answered; process

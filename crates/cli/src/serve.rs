@@ -30,6 +30,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         log_file: args.log_file,
         requirepass: None,
         password_file: args.password_file,
+        disk: args.disk,
     };
     let settings = match &args.config {
         Some(file) => flags.or(Settings::from_file(file)?),
@@ -47,11 +48,14 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
 fn say_ready(config: &Config, ready: &Ready) {
     let mut out = std::io::stdout().lock();
     let mut text = format!("{}\n", ready_line(config, ready));
+    for disk in &config.disks {
+        text.push_str(&format!("disk {}: {}\n", disk.name, disk.socket.display()));
+    }
     if let Some(addr) = ready.metrics {
         text.push_str(&format!("metrics: http://{addr}/metrics\n"));
     }
-    if out.is_terminal() {
-        let port = match ready.listen.port() {
+    if let Some(database) = ready.database.as_ref().filter(|_| out.is_terminal()) {
+        let port = match database.listen.port() {
             6379 => String::new(),
             port => format!("-p {port} "),
         };
@@ -66,17 +70,25 @@ fn ready_line(config: &Config, ready: &Ready) -> String {
         1 => "1 core".to_owned(),
         cores => format!("{cores} cores"),
     };
-    let about = if ready.counted { "" } else { "about " };
-    let how = match config.read_only {
-        true => "read-only".to_owned(),
-        false => format!("durability {}", config.durability),
+    let disks = match config.disks.len() {
+        0 => None,
+        1 => Some("1 disk".to_owned()),
+        disks => Some(format!("{disks} disks")),
     };
+    let database = config.data.as_deref().zip(ready.database.as_ref()).map(|(data, database)| {
+        let about = if database.counted { "" } else { "about " };
+        let how = match config.read_only {
+            true => "read-only".to_owned(),
+            false => format!("durability {}", config.durability),
+        };
+        let (data, keys) = (data.display(), thousands(database.keys));
+        format!("{data} ({about}{keys} keys, {how}) on {}", database.listen)
+    });
+    let what: Vec<String> = database.into_iter().chain(disks).collect();
     format!(
-        "millrace {} serves {} ({about}{} keys, {how}) on {}: {cores} ({}), {}, {} of memory",
+        "millrace {} serves {}: {cores} ({}), {}, {} of memory",
         env!("CARGO_PKG_VERSION"),
-        config.data.display(),
-        thousands(ready.keys),
-        ready.listen,
+        what.join(" and "),
         write_list(&config.processors),
         ready.driver,
         Size(config.memory_bytes),
@@ -85,6 +97,8 @@ fn ready_line(config: &Config, ready: &Ready) -> String {
 
 #[cfg(test)]
 mod tests {
+    use node::{Database, DiskSpec};
+
     use super::*;
 
     #[test]
@@ -97,14 +111,9 @@ mod tests {
             memory: Some(Size(1 << 30)),
             ..Settings::default()
         };
-        let config = Config::new(settings, &machine).unwrap();
-        let ready = Ready {
-            listen: config.listen,
-            metrics: None,
-            driver: "io_uring",
-            keys: 4_000_000,
-            counted: false,
-        };
+        let mut config = Config::new(settings, &machine).unwrap();
+        let database = Database { listen: config.listen, keys: 4_000_000, counted: false };
+        let mut ready = Ready { database: Some(database), metrics: None, driver: "io_uring" };
         let line = ready_line(&config, &ready);
         let rest = line.split_once(" serves ").unwrap().1;
         let cpu = config.processors[0];
@@ -115,5 +124,9 @@ mod tests {
                  io_uring, 1 GiB of memory"
             )
         );
+        let disk: DiskSpec = "name=a uri=null:1G socket=a.sock".parse().unwrap();
+        (config.data, config.disks, ready.database) = (None, vec![disk], None);
+        let line = ready_line(&config, &ready);
+        assert!(line.contains("serves 1 disk: 1 core"), "{line}");
     }
 }

@@ -14,6 +14,7 @@ use reactor::{DriverKind, PollMode};
 use serde::Deserialize;
 
 use crate::cores::{CoreChoice, place};
+use crate::disk_spec::{self, DiskSpec};
 use crate::error::{Error, Kind};
 use crate::log::LogConfig;
 use crate::machine::Machine;
@@ -67,6 +68,9 @@ pub struct Settings {
     pub requirepass: Option<String>,
     /// A file with that password in its first line.
     pub password_file: Option<PathBuf>,
+    /// Disks for virtual machines.
+    #[serde(default)]
+    pub disk: Vec<DiskSpec>,
 }
 
 fn from_text<'de, T, D>(from: D) -> Result<Option<T>, D::Error>
@@ -123,6 +127,7 @@ impl Settings {
             log_file: self.log_file.or(other.log_file),
             requirepass: self.requirepass.or(other.requirepass),
             password_file: self.password_file.or(other.password_file),
+            disk: if self.disk.is_empty() { other.disk } else { self.disk },
         }
     }
 }
@@ -130,8 +135,10 @@ impl Settings {
 /// A node's configuration: complete, and checked against the machine.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The database's directory.
-    pub data: PathBuf,
+    /// The database's directory, if one is served.
+    pub data: Option<PathBuf>,
+    /// Disks for virtual machines.
+    pub disks: Vec<DiskSpec>,
     /// Serve reads only: asked for, or because of `secondary` or `salvage`.
     pub read_only: bool,
     /// What an acknowledged write survives.
@@ -172,10 +179,13 @@ impl Config {
     /// [`Kind::Usage`], with a text that says which setting to change.
     pub fn new(settings: Settings, machine: &Machine) -> Result<Config, Error> {
         let usage = |what: String| Error::new(Kind::Usage, what);
-        let data = settings.data.ok_or_else(|| {
-            usage("no database is named".into())
-                .hint("add --data DIR, a RocksDB directory or one to be made")
-        })?;
+        if settings.data.is_none() && settings.disk.is_empty() {
+            return Err(usage("neither a database nor a disk is named".into()).hint(
+                "add --data DIR, a RocksDB directory or one to be made, or --disk 'name=... \
+                 uri=... socket=...'",
+            ));
+        }
+        disk_spec::check_all(&settings.disk).map_err(usage)?;
         // What another process writes, or what is damaged, is not written.
         let read_only = [settings.read_only, settings.secondary, settings.salvage];
         let read_only = read_only.contains(&Some(true));
@@ -241,7 +251,8 @@ impl Config {
             .hint("leave --memory out to use a quarter of it"));
         }
         Ok(Config {
-            data,
+            data: settings.data,
+            disks: settings.disk,
             read_only,
             durability: settings.durability.unwrap_or_default(),
             adopt: settings.adopt.unwrap_or(false),
@@ -314,7 +325,7 @@ mod tests {
         )
         .unwrap();
         let config = Config::new(settings, &machine()).unwrap();
-        assert_eq!(config.data, Path::new("/srv/db"));
+        assert_eq!(config.data.as_deref(), Some(Path::new("/srv/db")));
         assert_eq!(config.listen.port(), 7000);
         assert_eq!(config.processors, [0, 1]);
         assert_eq!(config.memory_bytes, 4 << 30);
@@ -354,6 +365,18 @@ mod tests {
     }
 
     #[test]
+    fn disks_are_tables_of_the_file_and_need_no_database() {
+        let text = "[[disk]]\nname = 'vm1'\nuri = 'null:1G'\nsocket = 'vm1.sock'\nqueues = 2\n\
+                    [[disk]]\nname = 'vm2'\nuri = 'file:b c.img'\nsocket = 'vm 2.sock'\n";
+        let config = Config::new(Settings::from_toml(text).unwrap(), &machine()).unwrap();
+        assert_eq!((config.data, config.disks.len()), (None, 2));
+        assert_eq!((config.disks[0].queues, &*config.disks[1].name), (2, "vm2"));
+        let twice = Settings::from_toml(&text.replace("vm2", "vm1")).unwrap();
+        assert!(Config::new(twice, &machine()).unwrap_err().to_string().contains("the name vm1"));
+        assert!(Settings::from_toml(&text.replace("queues", "rings")).is_err());
+    }
+
+    #[test]
     fn flags_win_over_the_file() {
         let flags = Settings { listen: Some(":1".into()), ..Settings::default() };
         let file = Settings { listen: Some(":2".into()), ..minimal() };
@@ -388,8 +411,8 @@ mod tests {
         assert!(refused(small).to_string().contains("too little"));
         let large = Settings { memory: Some(Size(9 << 30)), ..minimal() };
         assert!(refused(large).to_string().contains("more than this process may have: 8 GiB"));
-        let nowhere = Settings { data: None, ..minimal() };
-        assert!(refused(nowhere).advice().unwrap().contains("--data"));
+        let nothing = Settings { data: None, ..minimal() };
+        assert!(refused(nothing).advice().unwrap().contains("--data"));
         let strange = Settings { listen: Some("somewhere".into()), ..minimal() };
         assert!(refused(strange).to_string().contains("no address"));
     }

@@ -56,7 +56,8 @@ impl NodeInfo for Description {
     }
 
     fn data_directory(&self) -> String {
-        self.config.data.display().to_string()
+        let data = self.config.data.as_deref();
+        data.map_or_else(String::new, |data| data.display().to_string())
     }
 
     fn memory_resident_bytes(&self) -> u64 {

@@ -34,8 +34,8 @@ const RETRY_NS: u64 = 100_000_000;
 
 /// Whom to ask.
 pub(crate) struct Sources {
-    /// The cores.
-    pub reporter: Reporter,
+    /// The cores that serve a database.
+    pub reporter: Option<Reporter>,
     /// The log.
     pub log: Log,
 }
@@ -206,7 +206,9 @@ async fn metrics(core: &Core, sources: &Sources) -> String {
         .labelled(&[("version", &env!("CARGO_PKG_VERSION")), ("driver", &core.driver_name())], 1);
     text.counter("log_dropped_lines_total", "Lines of the log that were dropped or not written")
         .value(sources.log.dropped());
-    sources.reporter.write(&mut text).await;
+    if let Some(reporter) = &sources.reporter {
+        reporter.write(&mut text).await;
+    }
     text.finish()
 }
 

@@ -16,11 +16,12 @@
 //! hands to the missing core.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use kv::{Server, Shard, Shared};
+use kv::{Reporter, Server, Shard, Shared};
 use lsm::{Db, OpenOptions, WriteOptions};
 use reactor::log::Log;
 use reactor::{Class, Core, Listener};
@@ -43,12 +44,19 @@ const LOOK_NS: u64 = 1_000_000;
 /// What a node says when it is ready.
 #[derive(Clone, Debug)]
 pub struct Ready {
-    /// Where it listens.
-    pub listen: SocketAddr,
+    /// The database that is served, if one is.
+    pub database: Option<Database>,
     /// Where it tells metrics, if anywhere.
     pub metrics: Option<SocketAddr>,
     /// The driver in use.
     pub driver: &'static str,
+}
+
+/// A database that is served.
+#[derive(Clone, Debug)]
+pub struct Database {
+    /// Where clients connect.
+    pub listen: SocketAddr,
     /// How many keys the database has: about so many, unless they are counted.
     pub keys: u64,
     /// Whether that is the exact number.
@@ -61,14 +69,14 @@ struct Node {
     machine: Machine,
     log: Log,
     phases: Phases,
-    opened: OnceLock<Opened>,
+    opened: OnceLock<Option<Opened>>,
     listening: AtomicUsize,
     /// Cores whose connections have ended.
     ended: AtomicUsize,
     failed: OnceLock<Error>,
 }
 
-/// What core 0 has prepared for all.
+/// What core 0 has prepared for all, if a database is served.
 struct Opened {
     listen: SocketAddr,
     db: Db,
@@ -127,8 +135,11 @@ async fn serve_core(
         core.spawn(Class::Control, watch_signals(core.clone(), node.clone()));
         metrics =
             node.config.metrics.map(|addr| listen_alone(core, addr, "--metrics")).transpose()?;
-        let (opened, owned) = prepare(core, node).await?;
-        shard = owned;
+        let mut opened = None;
+        if let Some(data) = &node.config.data {
+            let (database, owned) = prepare(core, node, data).await?;
+            (opened, shard) = (Some(database), owned);
+        }
         let _ = node.opened.set(opened);
         node.phases.raise(Phase::Running);
     }
@@ -154,10 +165,14 @@ async fn serve_clients(
         return Ok(());
     }
     let opened = node.opened.get().expect("core 0 has opened the database before it raised");
-    let listener =
-        core.listen(opened.listen).map_err(|error| no_port(opened.listen, "--listen", &error))?;
-    let reader = opened.db.attach(core);
-    let server = Server::start(core, reader.clone(), &opened.door, listener, shard);
+    let mut clients = None;
+    if let Some(opened) = opened {
+        let listener = core.listen(opened.listen);
+        let listener = listener.map_err(|error| no_port(opened.listen, "--listen", &error))?;
+        let reader = opened.db.attach(core);
+        let server = Server::start(core, reader.clone(), &opened.door, listener, shard);
+        clients = Some((opened, server, reader));
+    }
     node.listening.fetch_add(1, Ordering::AcqRel);
     if core.id() == 0 {
         while node.listening.load(Ordering::Acquire) < core.cores()
@@ -166,26 +181,43 @@ async fn serve_clients(
             core.sleep_ns(LOOK_NS).await;
         }
         if node.phases.now() == Phase::Running {
-            let (listen, driver) = (opened.listen, core.driver_name());
-            let counted = opened.db.keys();
-            let keys = counted.or(reader.approximate_keys(0).ok()).unwrap_or(0);
-            tracing::info!(%listen, driver, keys, cores = core.cores(), "serving");
             let metrics = match metrics {
-                Some(metrics) => Some(tell_metrics(core, node, &server, metrics)?),
+                Some(metrics) => {
+                    let reporter = clients.as_ref().map(|(_, server, _)| server.reporter());
+                    Some(tell_metrics(core, node, reporter, metrics)?)
+                }
                 None => None,
             };
-            on_ready(&Ready { listen, metrics, driver, keys, counted: counted.is_some() });
+            let database = clients.as_ref().map(|(opened, _, reader)| {
+                let counted = opened.db.keys();
+                let keys = counted.or(reader.approximate_keys(0).ok()).unwrap_or(0);
+                Database { listen: opened.listen, keys, counted: counted.is_some() }
+            });
+            let (driver, cores) = (core.driver_name(), core.cores());
+            match &database {
+                Some(Database { listen, keys, .. }) => {
+                    tracing::info!(%listen, driver, keys, cores, "serving");
+                }
+                None => tracing::info!(driver, cores, "serving"),
+            }
+            on_ready(&Ready { database, metrics, driver });
         }
     }
-    drop(reader);
+    let server = clients.map(|(_, server, _)| server);
     node.phases.reached(core.id(), Phase::Draining).await;
-    server.stop(GRACE_NS).await;
+    if let Some(server) = server {
+        server.stop(GRACE_NS).await;
+    }
     node.ended.fetch_add(1, Ordering::AcqRel);
     Ok(())
 }
 
 /// Finds out whether the port is free and opens the database: once, for all cores.
-async fn prepare(core: &Core, node: &Arc<Node>) -> Result<(Opened, Option<Shard>), Error> {
+async fn prepare(
+    core: &Core,
+    node: &Arc<Node>,
+    data: &Path,
+) -> Result<(Opened, Option<Shard>), Error> {
     let config = &node.config;
     // Cores share their port with each other, so only this listener would notice somebody else.
     let listen = listen_alone(core, config.listen, "--listen")?
@@ -200,7 +232,7 @@ async fn prepare(core: &Core, node: &Arc<Node>) -> Result<(Opened, Option<Shard>
         ..OpenOptions::default()
     };
     let (db, writer) = if config.read_only {
-        (open(core, &config.data, options).await?, None)
+        (open(core, data, options).await?, None)
     } else {
         let write = WriteOptions {
             durability: config.durability,
@@ -208,7 +240,7 @@ async fn prepare(core: &Core, node: &Arc<Node>) -> Result<(Opened, Option<Shard>
             memtable_bytes: budget.memtable,
             ..WriteOptions::default()
         };
-        let (db, writer) = open_for_writing(core, &config.data, options, write).await?;
+        let (db, writer) = open_for_writing(core, data, options, write).await?;
         (db, Some(writer))
     };
     for warning in db.warnings() {
@@ -244,13 +276,13 @@ async fn prepare(core: &Core, node: &Arc<Node>) -> Result<(Opened, Option<Shard>
 fn tell_metrics(
     core: &Core,
     node: &Node,
-    server: &Server,
+    reporter: Option<Reporter>,
     listener: Listener,
 ) -> Result<SocketAddr, Error> {
     let addr = listener
         .local_addr()
         .map_err(|error| Error::new(Kind::System, format!("listening for metrics: {error}")))?;
-    let sources = Sources { reporter: server.reporter(), log: node.log.clone() };
+    let sources = Sources { reporter, log: node.log.clone() };
     core.spawn(Class::Background, metrics::serve(core.clone(), listener, sources));
     Ok(addr)
 }

@@ -1,0 +1,187 @@
+//! How a user names a disk: `name=vm1 uri=file:vm1.img?engine=uring socket=vm1.sock queues=2` on the
+//! command line, the same keys in a `[[disk]]` table of the configuration file.
+//!
+//! On the command line spaces separate the keys, and the first `=` ends a key. There is one quoting
+//! rule: `%` and two hexadecimal digits stand for a byte, so a space in a value is `%20` and a
+//! percent sign `%25`. A URI is written in the same way by itself, so it is the same there: what is
+//! behind `uri=` is the URI, up to the next space.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::Deserialize;
+
+/// Most queues of a disk.
+pub const QUEUES_MAX: u16 = 64;
+/// Queues that a disk offers when nothing is said.
+const QUEUES_DEFAULT: u16 = 16;
+/// Longest name of a disk in bytes; the guest sees 20 of them as its serial number.
+const NAME_MAX: usize = 64;
+
+/// A disk for a virtual machine, as it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct DiskSpec {
+    /// Unique in the node; also what the guest reads as the serial number, unless one is given.
+    pub name: String,
+    /// The block device behind it.
+    pub uri: String,
+    /// Where the virtual machine's process connects.
+    pub socket: PathBuf,
+    /// Most queues that the virtual machine may use.
+    #[serde(default = "queues_default")]
+    pub queues: u16,
+    /// What the guest reads as the serial number instead of the name.
+    pub serial: Option<String>,
+}
+
+fn queues_default() -> u16 {
+    QUEUES_DEFAULT
+}
+
+impl FromStr for DiskSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DiskSpec, String> {
+        let (mut name, mut uri, mut socket) = (None, None, None);
+        let (mut queues, mut serial) = (None, None);
+        for word in text.split_ascii_whitespace() {
+            let (key, value) = word
+                .split_once('=')
+                .ok_or_else(|| format!("'{word}' is not KEY=VALUE; a space in a value is %20"))?;
+            let slot = match key {
+                "name" => &mut name,
+                "uri" => &mut uri,
+                "socket" => &mut socket,
+                "queues" => &mut queues,
+                "serial" => &mut serial,
+                _ => {
+                    return Err(format!(
+                        "'{key}' is no key of a disk: name, uri, socket, queues or serial"
+                    ));
+                }
+            };
+            if slot.replace(value).is_some() {
+                return Err(format!("{key} is given twice"));
+            }
+        }
+        let needed = |value: Option<&str>, key: &str| match value {
+            None | Some("") => Err(format!("a disk needs {key}=...")),
+            Some(value) => Ok(value.to_owned()),
+        };
+        let spec = DiskSpec {
+            name: unquote(&needed(name, "name")?)?,
+            uri: needed(uri, "uri")?,
+            socket: unquote(&needed(socket, "socket")?)?.into(),
+            queues: match queues {
+                None => QUEUES_DEFAULT,
+                Some(text) => text.parse().map_err(|_| format!("queues={text} is no number"))?,
+            },
+            serial: serial.map(unquote).transpose()?,
+        };
+        spec.check()?;
+        Ok(spec)
+    }
+}
+
+impl DiskSpec {
+    /// Refuses what cannot be served.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if self.name.is_empty() || self.name.len() > NAME_MAX {
+            return Err(format!("the name of a disk has from 1 to {NAME_MAX} bytes"));
+        }
+        if self.name.chars().any(|c| c.is_control() || c.is_whitespace()) {
+            return Err(format!("the name of a disk has no white space: '{}'", self.name));
+        }
+        if !(1..=QUEUES_MAX).contains(&self.queues) {
+            return Err(format!("a disk has from 1 to {QUEUES_MAX} queues, not {}", self.queues));
+        }
+        Ok(())
+    }
+
+    /// What the guest reads as the serial number.
+    pub fn serial(&self) -> &str {
+        self.serial.as_deref().unwrap_or(&self.name)
+    }
+}
+
+/// Refuses disks that cannot be served together.
+pub(crate) fn check_all(disks: &[DiskSpec]) -> Result<(), String> {
+    let (mut names, mut sockets) = (BTreeSet::new(), BTreeSet::new());
+    for disk in disks {
+        disk.check().map_err(|what| format!("disk {}: {what}", disk.name))?;
+        if !names.insert(&disk.name) {
+            return Err(format!("two disks have the name {}", disk.name));
+        }
+        if !sockets.insert(&disk.socket) {
+            return Err(format!("two disks have the socket {}", disk.socket.display()));
+        }
+    }
+    Ok(())
+}
+
+/// Undoes the quoting: see the module text.
+fn unquote(text: &str) -> Result<String, String> {
+    let wrong = || format!("'{text}': % stands before two hexadecimal digits; % itself is %25");
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let mut digit = || rest.next().and_then(|digit| (digit as char).to_digit(16));
+        match (digit(), digit()) {
+            (Some(high), Some(low)) => bytes.push((high * 16 + low) as u8),
+            _ => return Err(wrong()),
+        }
+    }
+    String::from_utf8(bytes).map_err(|_| wrong())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_written_as_keys_and_values() {
+        let text = "name=vm1 uri=file:vm%201.img?engine=uring&write=cached  socket=/run/a%20b.sock queues=2";
+        let disk: DiskSpec = text.parse().unwrap();
+        assert_eq!(disk.name, "vm1");
+        assert_eq!(disk.uri, "file:vm%201.img?engine=uring&write=cached");
+        assert_eq!(disk.socket, PathBuf::from("/run/a b.sock"));
+        assert_eq!((disk.queues, disk.serial()), (2, "vm1"));
+        let disk: DiskSpec = "name=a uri=null:1G socket=s serial=x%25y".parse().unwrap();
+        assert_eq!((disk.queues, disk.serial()), (QUEUES_DEFAULT, "x%y"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (text, expected) in [
+            ("", "needs name="),
+            ("name=a socket=s", "needs uri="),
+            ("name=a uri=null:1G", "needs socket="),
+            ("name=a uri=null:1G socket=s name=b", "name is given twice"),
+            ("name=a uri=null:1G socket=s size=4", "'size' is no key"),
+            ("name=a uri=my file socket=s", "'file' is not KEY=VALUE"),
+            ("name=a uri=null:1G socket=s queues=0", "from 1 to 64 queues"),
+            ("name=a uri=null:1G socket=s queues=many", "queues=many is no number"),
+            ("name=a uri=null:1G socket=s%2", "two hexadecimal digits"),
+            ("name=%20 uri=null:1G socket=s", "no white space"),
+        ] {
+            let error = text.parse::<DiskSpec>().unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        let disk = |name: &str, socket: &str| DiskSpec {
+            name: name.into(),
+            uri: "null:1G".into(),
+            socket: socket.into(),
+            queues: 1,
+            serial: None,
+        };
+        assert!(check_all(&[disk("a", "s"), disk("b", "t")]).is_ok());
+        assert!(check_all(&[disk("a", "s"), disk("a", "t")]).unwrap_err().contains("name a"));
+        assert!(check_all(&[disk("a", "s"), disk("b", "s")]).unwrap_err().contains("socket s"));
+    }
+}
