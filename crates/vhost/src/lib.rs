@@ -1,0 +1,2 @@
+//! Disks for virtual machines through vhost-user-blk: the protocol's messages and session, the
+//! rings in the guest's memory, requests, and the in-flight region that survives a crash.
