@@ -2,5 +2,7 @@
 //! rings in the guest's memory, requests, and the in-flight region that survives a crash.
 
 pub mod config;
+pub mod fuzz_message;
+pub mod handover;
 pub mod message;
 pub mod session;

@@ -322,7 +322,7 @@ impl Framer {
 
 /// A piece of the guest's memory, in numbers; its descriptor travels beside it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Region {
+pub struct RegionInfo {
     /// Guest physical address of the first byte.
     pub guest_addr: u64,
     /// Bytes.
@@ -346,7 +346,7 @@ pub struct RingAddresses {
 
 /// Where a region of shared memory for requests in flight is inside its descriptor's file, and its shape.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InflightArea {
+pub struct InflightInfo {
     /// Bytes to map.
     pub mmap_size: u64,
     /// Where in the file, bytes.
@@ -357,13 +357,30 @@ pub struct InflightArea {
     pub queue_size: u16,
 }
 
+impl InflightInfo {
+    /// Whether such a region can be, as far as its numbers say. How large it must be depends on the rings' form.
+    pub(crate) fn is_possible(&self) -> bool {
+        self.mmap_size != 0
+            && self.mmap_size.checked_add(self.mmap_offset).is_some()
+            && (1..=RINGS_MAX).contains(&self.queues)
+            && (1..=RING_SIZE_MAX).contains(&self.queue_size)
+    }
+}
+
 /// Where the dirty log is inside its descriptor's file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LogArea {
+pub struct LogInfo {
     /// Bytes to map; one bit for each page of 4096 bytes of guest memory.
     pub mmap_size: u64,
     /// Where in the file, bytes.
     pub mmap_offset: u64,
+}
+
+impl LogInfo {
+    /// Whether such a log can be, as far as its numbers say.
+    pub(crate) fn is_possible(&self) -> bool {
+        self.mmap_size != 0 && self.mmap_size.checked_add(self.mmap_offset).is_some()
+    }
 }
 
 /// A request with its payload checked for size, and its number of descriptors known to fit.
@@ -374,9 +391,9 @@ pub enum Request {
     SetFeatures(u64),
     SetOwner,
     ResetOwner,
-    SetMemTable(Vec<Region>),
+    SetMemTable(Vec<RegionInfo>),
     /// `None`: the old form, an address in the front end's memory and no descriptor.
-    SetLogBase(Option<LogArea>),
+    SetLogBase(Option<LogInfo>),
     SetLogFd,
     SetVringNum {
         ring: u32,
@@ -423,12 +440,12 @@ pub enum Request {
         flags: u32,
         bytes: Vec<u8>,
     },
-    GetInflightFd(InflightArea),
-    SetInflightFd(InflightArea),
+    GetInflightFd(InflightInfo),
+    SetInflightFd(InflightInfo),
     ResetDevice,
     GetMaxMemSlots,
-    AddMemReg(Region),
-    RemMemReg(Region),
+    AddMemReg(RegionInfo),
+    RemMemReg(RegionInfo),
     Unknown,
 }
 
@@ -490,7 +507,7 @@ impl Request {
                 fields.u64()?;
                 Self::SetLogBase(None)
             }
-            id::SET_LOG_BASE => Self::SetLogBase(Some(LogArea {
+            id::SET_LOG_BASE => Self::SetLogBase(Some(LogInfo {
                 mmap_size: fields.u64()?,
                 mmap_offset: fields.u64()?,
             })),
@@ -573,8 +590,8 @@ impl<'a> Fields<'a> {
         Some((self.u64()? & VRING_INDEX_MASK) as u32)
     }
 
-    fn region(&mut self) -> Option<Region> {
-        Some(Region {
+    fn region(&mut self) -> Option<RegionInfo> {
+        Some(RegionInfo {
             guest_addr: self.u64()?,
             size: self.u64()?,
             user_addr: self.u64()?,
@@ -583,8 +600,8 @@ impl<'a> Fields<'a> {
     }
 
     /// 20 bytes by the specification; 24 in C, whose structure ends with padding.
-    fn inflight(&mut self) -> Option<InflightArea> {
-        let area = InflightArea {
+    fn inflight(&mut self) -> Option<InflightInfo> {
+        let area = InflightInfo {
             mmap_size: self.u64()?,
             mmap_offset: self.u64()?,
             queues: self.u16()?,
@@ -622,7 +639,7 @@ pub fn reply_config(offset: u32, flags: u32, bytes: &[u8]) -> Vec<u8> {
 }
 
 /// The reply to GET_INFLIGHT_FD, in the form of a request whose payload had `payload_bytes`.
-pub fn reply_inflight(area: &InflightArea, payload_bytes: usize) -> Vec<u8> {
+pub fn reply_inflight(area: &InflightInfo, payload_bytes: usize) -> Vec<u8> {
     let mut payload = Vec::with_capacity(24);
     payload.extend_from_slice(&area.mmap_size.to_le_bytes());
     payload.extend_from_slice(&area.mmap_offset.to_le_bytes());

@@ -50,9 +50,10 @@
 use std::os::fd::OwnedFd;
 
 use crate::config::{Config, WRITE_CACHE_OFFSET, feature};
+use crate::handover::{HandoverError, RingProgress, Role, SessionState};
 use crate::message::{
-    self, InflightArea, LogArea, Message, RING_SIZE_MAX, RINGS_MAX, Region, Request, RingAddresses,
-    Violation, id,
+    self, InflightInfo, LogInfo, Message, RING_SIZE_MAX, RINGS_MAX, RegionInfo, Request,
+    RingAddresses, Violation, id,
 };
 
 /// Bits of the protocol features.
@@ -153,13 +154,13 @@ pub enum Action {
     /// Writes may be left in volatile caches until the guest flushes (`true`), or must be durable when they complete.
     WriteCache(bool),
     /// These are all the regions there are. Rings that are not idle go on in the new memory.
-    ReplaceMemory(Vec<(Region, OwnedFd)>),
+    ReplaceMemory(Vec<(RegionInfo, OwnedFd)>),
     /// One region more. If it cannot be mapped: [`Session::forget_region`].
-    AddRegion(Region, OwnedFd),
+    AddRegion(RegionInfo, OwnedFd),
     /// One region less. Its memory stays mapped for requests in flight.
-    RemoveRegion(Region),
+    RemoveRegion(RegionInfo),
     /// Rings that start from now on note their requests in this region, and recover from what is in it.
-    Inflight(InflightArea, OwnedFd),
+    Inflight(InflightInfo, OwnedFd),
     /// Rings that start from now on note their requests nowhere.
     DropInflight,
     /// Make a new, zeroed region for this many rings with this many entries each, packed or split as
@@ -171,7 +172,7 @@ pub enum Action {
         queue_size: u16,
     },
     /// The dirty log is here from now on. Writes that complete after the reply are logged here.
-    Log(LogArea, OwnedFd),
+    Log(LogInfo, OwnedFd),
     /// Written to after the dirty log has changed.
     LogSignal(OwnedFd),
     /// The channel on which the target may send [`Session::set_capacity`]'s message.
@@ -240,6 +241,27 @@ pub struct Ring {
     pub state: RingState,
 }
 
+impl Ring {
+    /// Whether it may be popped, once it is at work.
+    fn is_enabled(&self, features: u64) -> bool {
+        self.enabled || features & feature::PROTOCOL_FEATURES == 0
+    }
+
+    /// Whether everything that a ring needs is known.
+    fn is_complete(&self) -> bool {
+        self.size != 0 && self.addresses.is_some() && self.kick != Kick::Unset
+    }
+
+    /// The states in which such a ring can be while nothing is waited for.
+    pub(crate) fn possible_states(&self, features: u64) -> &'static [RingState] {
+        match (self.is_complete(), self.is_enabled(features)) {
+            (false, _) => &[RingState::Idle],
+            (true, false) => &[RingState::Idle, RingState::Paused],
+            (true, true) => &[RingState::Running],
+        }
+    }
+}
+
 /// Requests by what became of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -280,9 +302,9 @@ pub struct Session {
     protocol_features: u64,
     owned: bool,
     write_cache: bool,
-    regions: Vec<Region>,
-    inflight: Option<InflightArea>,
-    log: Option<LogArea>,
+    regions: Vec<RegionInfo>,
+    inflight: Option<InflightInfo>,
+    log: Option<LogInfo>,
     log_signal: bool,
     backend_channel: bool,
     rings: Vec<Ring>,
@@ -354,12 +376,12 @@ impl Session {
     }
 
     /// The guest's memory, in the order in which it was given.
-    pub fn regions(&self) -> &[Region] {
+    pub fn regions(&self) -> &[RegionInfo] {
         &self.regions
     }
 
     /// The in-flight region that rings use.
-    pub fn inflight(&self) -> Option<&InflightArea> {
+    pub fn inflight(&self) -> Option<&InflightInfo> {
         self.inflight.as_ref()
     }
 
@@ -386,7 +408,7 @@ impl Session {
     }
 
     /// Takes the region of an [`Action::AddRegion`] that failed out again.
-    pub fn forget_region(&mut self, region: &Region) {
+    pub fn forget_region(&mut self, region: &RegionInfo) {
         self.regions.retain(|known| known != region);
     }
 
@@ -469,12 +491,109 @@ impl Session {
     ///
     /// # Panics
     /// If none was asked for.
-    pub fn inflight_created(&mut self, area: &InflightArea, fd: OwnedFd) -> Vec<Action> {
+    pub fn inflight_created(&mut self, area: &InflightInfo, fd: OwnedFd) -> Vec<Action> {
         let Some(Waiting::Inflight { payload_bytes }) = self.waiting.take() else {
             panic!("no in-flight region was asked for");
         };
         let bytes = message::reply_inflight(area, payload_bytes);
         vec![Action::Reply(Reply { bytes, fd: Some(fd), acknowledges: None })]
+    }
+
+    /// The state in numbers, to be carried to another process; its descriptors are the target's. `progress` says where
+    /// each ring at work stands. `None` while an answer is due: that has to be given first.
+    pub fn export(&self, mut progress: impl FnMut(u16) -> RingProgress) -> Option<SessionState> {
+        if self.is_waiting() {
+            return None;
+        }
+        let rings = (0u16..)
+            .zip(&self.rings)
+            .map(|(i, ring)| (*ring, (ring.state != RingState::Idle).then(|| progress(i))));
+        Some(SessionState {
+            features: self.features,
+            protocol_features: self.protocol_features,
+            owned: self.owned,
+            write_cache: self.write_cache,
+            regions: self.regions.clone(),
+            inflight: self.inflight,
+            log: self.log,
+            log_signal: self.log_signal,
+            backend_channel: self.backend_channel,
+            rings: rings.collect(),
+        })
+    }
+
+    /// A session that goes on where another one was exported, and what the target must do to be where it was: the same
+    /// as if the front end had said everything anew. `fds` are in the order of [`SessionState::roles`]. A ring at work
+    /// starts from its [`RingProgress`], which the target has in `state`.
+    ///
+    /// # Errors
+    /// If this disk is not offered as what the front end knows, or if descriptors are missing. All are closed.
+    pub fn import(
+        offer: Offer,
+        state: &SessionState,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(Self, Vec<Action>), HandoverError> {
+        let mut session = Self::new(offer);
+        for (acknowledged, offered) in [
+            (state.features.unwrap_or(0), session.offer.features),
+            (state.protocol_features, session.offer.protocol_features),
+        ] {
+            if acknowledged & !offered != 0 {
+                return Err(HandoverError::NotOffered { bits: acknowledged & !offered });
+            }
+        }
+        let (expected, found) = (session.rings.len(), state.rings.len());
+        if expected != found {
+            return Err(HandoverError::Rings { expected, found });
+        }
+        if state.regions.len() > usize::from(offer.memory_regions_max) {
+            return Err(HandoverError::Regions);
+        }
+        let roles = state.roles();
+        if roles.len() != fds.len() {
+            return Err(HandoverError::Descriptors { expected: roles.len(), found: fds.len() });
+        }
+
+        let mut actions = Vec::new();
+        session.write_cache = state.write_cache;
+        session.set_features(state.features, &mut actions);
+        session.protocol_features = state.protocol_features;
+        session.owned = state.owned;
+        session.regions.clone_from(&state.regions);
+        session.inflight = state.inflight;
+        session.log = state.log;
+        session.log_signal = state.log_signal;
+        session.backend_channel = state.backend_channel;
+        session.rings = state.rings.iter().map(|(ring, _)| *ring).collect();
+
+        let mut regions = Vec::new();
+        let mut descriptors = Vec::new();
+        for (role, fd) in roles.into_iter().zip(fds) {
+            match (role, state.inflight, state.log) {
+                (Role::Memory(i), ..) => regions.push((state.regions[usize::from(i)], fd)),
+                (Role::Inflight, Some(area), _) => descriptors.push(Action::Inflight(area, fd)),
+                (Role::Log, _, Some(area)) => descriptors.push(Action::Log(area, fd)),
+                (Role::LogSignal, ..) => descriptors.push(Action::LogSignal(fd)),
+                (Role::BackendChannel, ..) => descriptors.push(Action::BackendChannel(fd)),
+                (Role::Kick(i), ..) => descriptors.push(Action::Kick(i, Some(fd))),
+                (Role::Call(i), ..) => descriptors.push(Action::Call(i, Some(fd))),
+                (Role::Err(i), ..) => descriptors.push(Action::Err(i, Some(fd))),
+                (role, ..) => unreachable!("a session has no {role:?}"),
+            }
+        }
+        if !regions.is_empty() {
+            actions.push(Action::ReplaceMemory(regions));
+        }
+        actions.append(&mut descriptors);
+        for (i, ring) in (0u16..).zip(&session.rings) {
+            if ring.state != RingState::Idle {
+                actions.push(Action::StartRing(i));
+            }
+            if ring.state == RingState::Paused {
+                actions.push(Action::EnableRing(i, false));
+            }
+        }
+        Ok((session, actions))
     }
 
     /// Obeys a request, or changes nothing and says why.
@@ -512,7 +631,7 @@ impl Session {
                 reply(message::reply_config(offset, flags, &bytes.unwrap_or_default()));
                 return Ok(Answer::Own);
             }
-            Request::GetInflightFd(InflightArea { queues, queue_size, .. }) => {
+            Request::GetInflightFd(InflightInfo { queues, queue_size, .. }) => {
                 if !(1..=self.rings()).contains(&queues)
                     || !(1..=RING_SIZE_MAX).contains(&queue_size)
                 {
@@ -583,8 +702,9 @@ impl Session {
                 actions.extend(fds.pop().map(|fd| Action::AddRegion(region, fd)));
             }
             Request::RemMemReg(region) => {
-                let same = |known: &Region| {
-                    Region { mmap_offset: 0, ..*known } == Region { mmap_offset: 0, ..region }
+                let same = |known: &RegionInfo| {
+                    RegionInfo { mmap_offset: 0, ..*known }
+                        == RegionInfo { mmap_offset: 0, ..region }
                 };
                 let Some(at) = self.regions.iter().position(same) else {
                     return refused("no such memory region");
@@ -597,7 +717,7 @@ impl Session {
                 if self.protocol_features & protocol_feature::LOG_SHMFD == 0 {
                     return refused("a dirty log in shared memory, which was not negotiated");
                 }
-                if area.mmap_size == 0 || area.mmap_size.checked_add(area.mmap_offset).is_none() {
+                if !area.is_possible() {
                     return refused("a dirty log of no possible size");
                 }
                 self.log = Some(area);
@@ -614,11 +734,7 @@ impl Session {
                 if self.rings_at_work() {
                     return refused("another in-flight region while a ring is at work");
                 }
-                if area.mmap_size == 0
-                    || area.mmap_size.checked_add(area.mmap_offset).is_none()
-                    || !(1..=RINGS_MAX).contains(&area.queues)
-                    || !(1..=RING_SIZE_MAX).contains(&area.queue_size)
-                {
+                if !area.is_possible() {
                     return refused("an in-flight region of no possible size");
                 }
                 self.inflight = Some(area);
@@ -765,8 +881,7 @@ impl Session {
             return;
         };
         let known = &mut self.rings[usize::from(ring)];
-        let enabled = known.enabled || features & feature::PROTOCOL_FEATURES == 0;
-        let complete = known.size != 0 && known.addresses.is_some() && known.kick != Kick::Unset;
+        let (enabled, complete) = (known.is_enabled(features), known.is_complete());
         known.state = match known.state {
             RingState::Idle if enabled && complete => {
                 actions.push(Action::StartRing(ring));
@@ -841,7 +956,7 @@ fn has_own_reply(request: u32) -> bool {
 }
 
 /// Whether a region is possible beside the others.
-fn check_region(region: &Region, others: &[Region]) -> Result<(), &'static str> {
+pub(crate) fn check_region(region: &RegionInfo, others: &[RegionInfo]) -> Result<(), &'static str> {
     if region.size == 0 {
         return Err("an empty memory region");
     }

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use vhost::config::{Config, RangeLimits};
-use vhost::message::{Framer, InflightArea, Region, Violation};
+use vhost::message::{Framer, InflightInfo, RegionInfo, Violation};
 use vhost::session::{Action, Offer, Reply, RingState, Session};
 
 const FEATURES: u64 = 0x1_7400_7e44;
@@ -229,7 +229,7 @@ impl Peer {
             [format!("create inflight 2x{queue_size}")]
         );
         assert!(self.session.is_waiting());
-        let area = InflightArea { mmap_size: 4224, mmap_offset: 0, queues: 2, queue_size };
+        let area = InflightInfo { mmap_size: 4224, mmap_offset: 0, queues: 2, queue_size };
         let fd = self.descriptor();
         let actions = self.session.inflight_created(&area, fd);
         let name = format!("fd{}", self.watches.len());
@@ -361,9 +361,9 @@ const SET_STATUS: u32 = 39;
 const GET_STATUS: u32 = 40;
 
 /// 256 MiB as QEMU gives them: below and above the BIOS's hole.
-const MEMORY: [Region; 2] = [
-    Region { guest_addr: 0, size: 0xa_0000, user_addr: 0x7f00_0000_0000, mmap_offset: 0 },
-    Region {
+const MEMORY: [RegionInfo; 2] = [
+    RegionInfo { guest_addr: 0, size: 0xa_0000, user_addr: 0x7f00_0000_0000, mmap_offset: 0 },
+    RegionInfo {
         guest_addr: 0xc_0000,
         size: 0xff4_0000,
         user_addr: 0x7f00_000c_0000,
@@ -394,7 +394,7 @@ fn address(ring: u32, flags: u32) -> Vec<u8> {
     bytes
 }
 
-fn table(regions: &[Region]) -> Vec<u8> {
+fn table(regions: &[RegionInfo]) -> Vec<u8> {
     let mut bytes = u32s(&[regions.len() as u32, 0]);
     for region in regions {
         bytes.extend(u64s(&[region.guest_addr, region.size, region.user_addr, region.mmap_offset]));
@@ -520,21 +520,21 @@ fn a_cancelled_migration_stops_logging_without_touching_rings() {
 #[test]
 fn memory_comes_and_goes_under_running_rings() {
     let mut peer = running();
-    let extra = Region {
+    let extra = RegionInfo {
         guest_addr: 0x1000_0000,
         size: 0x1000,
         user_addr: 0x7e00_0000_0000,
         mmap_offset: 0,
     };
-    let words = |r: Region| u64s(&[0, r.guest_addr, r.size, r.user_addr, r.mmap_offset]);
+    let words = |r: RegionInfo| u64s(&[0, r.guest_addr, r.size, r.user_addr, r.mmap_offset]);
     let fd = peer.next_name();
     assert_eq!(peer.send(ADD_MEM_REG, &words(extra), 1), [format!("add 0x10000000={fd}")]);
     // Removed with a descriptor, as older QEMUs do, and without the offset.
-    let named = Region { mmap_offset: 17, ..extra };
+    let named = RegionInfo { mmap_offset: 17, ..extra };
     assert_eq!(peer.send(REM_MEM_REG, &words(named), 1), ["remove 0x10000000"]);
     assert_eq!(peer.ack().send(REM_MEM_REG, &words(extra), 0), [reply(38, &u64s(&[1]))]);
     // One that overlaps is refused, and closed.
-    let over = Region { guest_addr: 0xf_f000, ..extra };
+    let over = RegionInfo { guest_addr: 0xf_f000, ..extra };
     assert_eq!(peer.ack().send(ADD_MEM_REG, &words(over), 1), [reply(37, &u64s(&[1]))]);
     assert_eq!(peer.session.regions(), MEMORY);
 
@@ -558,8 +558,13 @@ fn memory_comes_and_goes_under_running_rings() {
 
 #[test]
 fn a_table_has_at_most_eight_regions_each_with_a_descriptor() {
-    let regions: Vec<Region> = (0..9)
-        .map(|i| Region { guest_addr: i << 20, size: 1 << 20, user_addr: i << 20, mmap_offset: 0 })
+    let regions: Vec<RegionInfo> = (0..9)
+        .map(|i| RegionInfo {
+            guest_addr: i << 20,
+            size: 1 << 20,
+            user_addr: i << 20,
+            mmap_offset: 0,
+        })
         .collect();
     let mut peer = Peer::new();
     assert_eq!(peer.send(SET_MEM_TABLE, &table(&regions[..8]), 8).len(), 1);
@@ -854,7 +859,7 @@ fn in_flight_regions_of_impossible_shape_close_the_connection() {
     // The specification's form, without the padding of a C structure, is answered in kind.
     let mut peer = Peer::new();
     peer.send(GET_INFLIGHT_FD, &inflight(0, 0, 1, 64)[..20], 0);
-    let area = InflightArea { mmap_size: 1088, mmap_offset: 0, queues: 1, queue_size: 64 };
+    let area = InflightInfo { mmap_size: 1088, mmap_offset: 0, queues: 1, queue_size: 64 };
     let fd = peer.descriptor();
     let actions = peer.session.inflight_created(&area, fd);
     assert_eq!(peer.show(actions), [format!("{} fd1", reply(31, &inflight(1088, 0, 1, 64)[..20]))]);

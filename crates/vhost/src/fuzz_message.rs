@@ -1,0 +1,490 @@
+//! Bodies of the fuzz targets of messages, session and hand-over, callable from tests as well. Each panics when a promise
+//! of this crate is broken.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use crate::config::{Config, RangeLimits, feature};
+use crate::handover::{DiskState, HandoverError, RingProgress, Role, SessionState};
+use crate::message::{DESCRIPTORS_MAX, Framer, HEADER_BYTES, InflightInfo, PAYLOAD_BYTES_MAX};
+use crate::session::{Action, Offer, RingState, Session};
+
+/// Few rings and regions, so that the limits are met.
+fn offer(queues: u16) -> Offer {
+    let limits = RangeLimits { sectors_max: 1024, segments_max: 1 };
+    let config = Config {
+        capacity_sectors: 4096,
+        segments_max: 126,
+        block_size: 512,
+        physical_block_size: 4096,
+        min_io_bytes: 4096,
+        opt_io_bytes: 0,
+        write_cache: true,
+        read_only: false,
+        queues,
+        discard: Some(limits),
+        discard_alignment_sectors: 8,
+        write_zeroes: Some(limits),
+        write_zeroes_may_unmap: true,
+    };
+    let features = config.features() | feature::RING_PACKED;
+    Offer { features, memory_regions_max: 10, ..Offer::new(config) }
+}
+
+/// Descriptors that are all the same, and the end that reads the end of file when all are closed.
+struct Descriptors {
+    sent: UnixStream,
+    watch: UnixStream,
+}
+
+impl Descriptors {
+    fn new() -> Self {
+        let (sent, watch) = UnixStream::pair().expect("a pair of sockets");
+        watch.set_nonblocking(true).expect("a socket can be non-blocking");
+        Self { sent, watch }
+    }
+
+    fn take(&self, count: usize) -> Vec<OwnedFd> {
+        (0..count).map(|_| self.sent.try_clone().expect("a descriptor").into()).collect()
+    }
+
+    fn assert_all_closed(self) {
+        drop(self.sent);
+        let mut watch = self.watch;
+        assert!(matches!(watch.read(&mut [0]), Ok(0)), "a descriptor is still open");
+    }
+}
+
+/// A target that believes every action, and checks that each makes sense after the ones before.
+#[derive(Default)]
+struct Target {
+    held: BTreeMap<[u16; 2], OwnedFd>,
+    rings: BTreeMap<u16, RingState>,
+    features: Option<u64>,
+    write_cache: bool,
+    /// Rings to stop, and whether a region is to be made.
+    due: (Vec<u16>, Option<(u16, u16)>),
+    replies: usize,
+}
+
+impl Target {
+    fn hold(&mut self, role: Role, fd: Option<OwnedFd>) {
+        match fd {
+            Some(fd) => self.held.insert(role.numbers(), fd),
+            None => self.held.remove(&role.numbers()),
+        };
+    }
+
+    fn regions(&self) -> u16 {
+        (0..).take_while(|i| self.held.contains_key(&Role::Memory(*i).numbers())).count() as u16
+    }
+
+    fn move_ring(&mut self, ring: u16, from: &[RingState], to: RingState) {
+        let state = self.rings.entry(ring).or_default();
+        assert!(from.contains(state), "ring {ring} from {state:?} to {to:?}");
+        *state = to;
+    }
+
+    fn perform(&mut self, session: &Session, actions: Vec<Action>) {
+        use RingState::*;
+        for action in actions {
+            assert_eq!(self.replies, 0, "nothing is done after the reply");
+            match action {
+                Action::Reply(_) => self.replies += 1,
+                Action::FeaturesChanged => self.features = Some(session.features()),
+                Action::WriteCache(on) => {
+                    assert_ne!(self.write_cache, on);
+                    self.write_cache = on;
+                }
+                Action::ReplaceMemory(regions) => {
+                    for i in 0..self.regions() {
+                        self.hold(Role::Memory(i), None);
+                    }
+                    for (i, (_, fd)) in (0..).zip(regions) {
+                        self.hold(Role::Memory(i), Some(fd));
+                    }
+                }
+                Action::AddRegion(_, fd) => self.hold(Role::Memory(self.regions()), Some(fd)),
+                Action::RemoveRegion(_) => self.hold(Role::Memory(self.regions() - 1), None),
+                Action::Inflight(_, fd) => self.hold(Role::Inflight, Some(fd)),
+                Action::DropInflight => {
+                    assert!(self.held.contains_key(&Role::Inflight.numbers()));
+                    self.hold(Role::Inflight, None);
+                }
+                Action::CreateInflight { queues, queue_size } => {
+                    self.due.1 = Some((queues, queue_size));
+                }
+                Action::Log(_, fd) => self.hold(Role::Log, Some(fd)),
+                Action::LogSignal(fd) => self.hold(Role::LogSignal, Some(fd)),
+                Action::BackendChannel(fd) => self.hold(Role::BackendChannel, Some(fd)),
+                Action::Kick(ring, fd) => self.hold(Role::Kick(ring), fd),
+                Action::Call(ring, fd) => self.hold(Role::Call(ring), fd),
+                Action::Err(ring, fd) => self.hold(Role::Err(ring), fd),
+                Action::StartRing(ring) => {
+                    let known = session.ring(ring);
+                    assert!(known.size > 0 && known.addresses.is_some());
+                    self.move_ring(ring, &[Idle], Running);
+                }
+                Action::EnableRing(ring, true) => self.move_ring(ring, &[Paused], Running),
+                Action::EnableRing(ring, false) => self.move_ring(ring, &[Running], Paused),
+                Action::RingLog(ring) => {
+                    assert_ne!(self.rings.get(&ring).copied().unwrap_or_default(), Idle);
+                }
+                Action::StopRing(ring) => {
+                    self.move_ring(ring, &[Running, Paused], Stopping);
+                    self.due.0.push(ring);
+                }
+            }
+        }
+        self.replies = 0;
+    }
+
+    /// Gives the answers that are due.
+    fn answer(&mut self, session: &mut Session, fds: &Descriptors, base: u32) {
+        while let Some(ring) = self.due.0.pop() {
+            assert!(session.is_waiting());
+            assert!(session.export(|_| RingProgress::default()).is_none());
+            self.move_ring(ring, &[RingState::Stopping], RingState::Idle);
+            let actions = session.ring_stopped(ring, base);
+            self.perform(session, actions);
+        }
+        if let Some((queues, queue_size)) = self.due.1.take() {
+            assert!(session.is_waiting());
+            let area = InflightInfo { mmap_size: 64, mmap_offset: 0, queues, queue_size };
+            let fd = fds.take(1).remove(0);
+            let actions = session.inflight_created(&area, fd);
+            self.perform(session, actions);
+        }
+        assert!(!session.is_waiting());
+    }
+
+    /// Whether it believes what the session says.
+    fn check(&self, session: &Session, state: &SessionState) {
+        let known: Vec<[u16; 2]> = state.roles().into_iter().map(Role::numbers).collect();
+        let held: Vec<[u16; 2]> = self.held.keys().copied().collect();
+        let mut sorted = known.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, held, "the descriptors that are there");
+        for ring in 0..session.rings() {
+            let believed = self.rings.get(&ring).copied().unwrap_or_default();
+            assert_eq!(session.ring(ring).state, believed);
+        }
+        assert_eq!(self.features.unwrap_or(0), session.features());
+        assert_eq!(self.write_cache, session.write_cache());
+    }
+}
+
+/// Whatever a front end sends, in whatever pieces, with whatever descriptors: the session survives or closes, every
+/// descriptor has one place or is closed, a target that obeys is never told nonsense, and the state can be handed over
+/// at every moment of rest.
+///
+/// The first byte says in which pieces the rest arrives; then each message has a byte before it, its number of
+/// descriptors.
+pub fn session(data: &[u8]) {
+    run(data, |_| {});
+}
+
+fn run(data: &[u8], mut observe: impl FnMut(&Action)) {
+    let Some((&step, mut stream)) = data.split_first() else {
+        return;
+    };
+    let fds = Descriptors::new();
+    let offer = offer(3);
+    let (mut session, mut target) = (Session::new(offer), Target::default());
+    while let Some((&count, rest)) = stream.split_first() {
+        stream = rest;
+        let mut descriptors = fds.take(usize::from(count) % (DESCRIPTORS_MAX + 2));
+        let mut framer = Framer::new();
+        let received = loop {
+            let wanted = framer.wanted();
+            assert!((1..=HEADER_BYTES + PAYLOAD_BYTES_MAX).contains(&wanted));
+            let piece = &stream[..wanted.min(1 + usize::from(step)).min(stream.len())];
+            stream = &stream[piece.len()..];
+            match framer.push(piece, std::mem::take(&mut descriptors)) {
+                Ok(None) if piece.is_empty() => return,
+                Ok(None) => {}
+                Ok(Some((message, descriptors))) => break session.handle(&message, descriptors),
+                Err(violation) => break Err(violation),
+            }
+        };
+        match received {
+            Ok(actions) => {
+                assert!(actions.len() <= 16);
+                actions.iter().for_each(&mut observe);
+                target.perform(&session, actions);
+                target.answer(&mut session, &fds, count.into());
+                let state = check_export(&session, &offer, &fds);
+                target.check(&session, &state);
+            }
+            // The front end connects again.
+            Err(violation) => {
+                assert!(!violation.to_string().is_empty());
+                (session, target) = (Session::new(offer), Target::default());
+            }
+        }
+    }
+    drop((session, target));
+    fds.assert_all_closed();
+}
+
+/// A session that is carried elsewhere is the same there, and its target as well.
+fn check_export(session: &Session, offer: &Offer, fds: &Descriptors) -> SessionState {
+    let progress = |ring| RingProgress { next_avail: ring, ..RingProgress::default() };
+    let state = session.export(progress).expect("nothing is due");
+    let connection =
+        crate::handover::ConnectionState { session: state.clone(), ..Default::default() };
+    let disk = DiskState { connection: Some(connection), ..DiskState::default() };
+    assert_eq!(DiskState::decode(&disk.encode()).as_ref(), Ok(&disk));
+
+    let descriptors = fds.take(state.roles().len());
+    let (there, actions) = Session::import(*offer, &state, descriptors).expect("the same offer");
+    let mut target = Target::default();
+    target.perform(&there, actions);
+    target.check(&there, &state);
+    assert_eq!(there.export(progress).as_ref(), Some(&state));
+    state
+}
+
+/// A document is refused, or it is exactly what would have been written, and its session can go on.
+///
+/// The first byte says whether the rest is the document or only the fields in it.
+pub fn handover(data: &[u8]) {
+    let Some((&whole, data)) = data.split_first() else {
+        return;
+    };
+    let document = if whole & 1 == 1 { data.to_vec() } else { crate::handover::document(data) };
+    let state = match DiskState::decode(&document) {
+        Ok(state) => state,
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            return;
+        }
+    };
+    assert_eq!(state.encode(), document);
+    let fds = Descriptors::new();
+    let roles = state.roles().len();
+    let too_many = state.assign(fds.take(roles + 1)).expect_err("one descriptor too many");
+    assert_eq!(too_many, HandoverError::Descriptors { expected: roles, found: roles + 1 });
+    let assigned = state.assign(fds.take(roles)).expect("as many as there are roles");
+    if let Some(connection) = &state.connection {
+        let queues = connection.session.rings.len() as u16;
+        let imported = Session::import(offer(queues), &connection.session, assigned.session);
+        if let Ok((session, actions)) = imported {
+            let mut target = Target::default();
+            target.perform(&session, actions);
+            target.check(&session, &connection.session);
+        }
+        let _ = Framer::from_parts(connection.partial.clone(), assigned.partial);
+    }
+    drop((assigned.listener, assigned.connection, assigned.mirror));
+    fds.assert_all_closed();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    /// Numbers that mean something here or there.
+    fn number() -> impl Strategy<Value = u64> {
+        prop_oneof![
+            0u64..4,
+            Just(128),
+            Just(0x1000),
+            (0u64..12).prop_map(|i| i << 20),
+            (0u32..64).prop_map(|bit| 1 << bit),
+            Just(0x1_7400_7e44),
+            Just(0x1_7000_7e44),
+            Just(0x5_7000_7e44),
+            Just(0xb22b),
+            any::<u64>(),
+        ]
+    }
+
+    fn words(count: usize) -> impl Strategy<Value = Vec<u8>> {
+        vec(number(), count)
+            .prop_map(|words| words.iter().flat_map(|word| (*word as u32).to_le_bytes()).collect())
+    }
+
+    fn longs(count: usize) -> impl Strategy<Value = Vec<u8>> {
+        vec(number(), count)
+            .prop_map(|longs| longs.iter().flat_map(|long| long.to_le_bytes()).collect())
+    }
+
+    fn ring() -> impl Strategy<Value = u32> {
+        prop_oneof![20 => 0u32..3, 1 => any::<u32>()]
+    }
+
+    fn ring_and(rest: impl Strategy<Value = u32>) -> impl Strategy<Value = Vec<u8>> {
+        (ring(), rest).prop_map(|(ring, rest)| [ring, rest].map(u32::to_le_bytes).concat())
+    }
+
+    fn vring() -> impl Strategy<Value = (Vec<u8>, u8)> {
+        (ring(), any::<bool>()).prop_map(|(ring, none)| {
+            ((u64::from(ring) | u64::from(none) << 8).to_le_bytes().to_vec(), u8::from(!none))
+        })
+    }
+
+    fn region() -> impl Strategy<Value = [u64; 4]> {
+        (0u64..12).prop_map(|i| [i << 20, 1 << 20, i << 20, 0])
+    }
+
+    fn table() -> impl Strategy<Value = (Vec<u8>, u8)> {
+        vec(region(), 0..9).prop_map(|regions| {
+            let mut bytes = [regions.len() as u32, 0].map(u32::to_le_bytes).concat();
+            bytes.extend(regions.concat().into_iter().flat_map(u64::to_le_bytes));
+            (bytes, regions.len() as u8)
+        })
+    }
+
+    fn with(fds: u8) -> impl Fn(Vec<u8>) -> (Vec<u8>, u8) {
+        move |payload| (payload, fds)
+    }
+
+    fn wire(request: u32, flags: u32, payload: &[u8], fds: u8) -> Vec<u8> {
+        let header = [request, flags, payload.len() as u32].map(u32::to_le_bytes).concat();
+        [&[fds][..], &header, payload].concat()
+    }
+
+    /// Negotiates acknowledgements, so that refusals do not close the connection.
+    fn acknowledge() -> Vec<u8> {
+        wire(16, 1, &0xb22bu64.to_le_bytes(), 0)
+    }
+
+    /// Everything that starts a ring.
+    fn start() -> impl Strategy<Value = Vec<u8>> {
+        (0u32..3).prop_map(|ring| {
+            let address = [1u64 << 20, 1 << 20, 1 << 20, 9].map(u64::to_le_bytes).concat();
+            [
+                wire(2, 9, &0x1_7000_7e44u64.to_le_bytes(), 0),
+                wire(8, 9, &[ring, 128].map(u32::to_le_bytes).concat(), 0),
+                wire(9, 9, &[[ring, 0].map(u32::to_le_bytes).concat(), address].concat(), 0),
+                wire(12, 9, &u64::from(ring).to_le_bytes(), 1),
+                wire(18, 9, &[ring, 1].map(u32::to_le_bytes).concat(), 0),
+            ]
+            .concat()
+        })
+    }
+
+    fn message() -> impl Strategy<Value = Vec<u8>> {
+        prop_oneof![1 => start(), 9 => single()]
+    }
+
+    /// A message as [`session`] reads it, mostly one that makes sense.
+    fn single() -> impl Strategy<Value = Vec<u8>> {
+        let inflight = (1u16..5, 1u16..300).prop_map(|(queues, size)| {
+            let mut bytes = [4096u64, 0].map(u64::to_le_bytes).concat();
+            bytes.extend([queues, size, 0, 0].map(u16::to_le_bytes).concat());
+            bytes
+        });
+        let one_region = || {
+            region().prop_map(|region| {
+                [0].iter().chain(&region).flat_map(|long| long.to_le_bytes()).collect::<Vec<u8>>()
+            })
+        };
+        let acknowledged =
+            prop_oneof![Just(0x1_7000_7e44u64), Just(0x5_7400_7e44), Just(0x1_4000_0044), Just(0)];
+        let features = acknowledged.prop_map(|bits| bits.to_le_bytes().to_vec());
+        let protocol = Just(0xb22bu64.to_le_bytes().to_vec());
+        let address = (ring(), 0u32..2, longs(4)).prop_map(|(ring, flags, rest)| {
+            [[ring, flags].map(u32::to_le_bytes).concat(), rest].concat()
+        });
+        let fixed_address = (ring(), 0u32..2).prop_map(|(ring, flags)| {
+            let mut bytes = [ring, flags].map(u32::to_le_bytes).concat();
+            bytes.extend([1u64 << 20, 1 << 20, 1 << 20, 9].map(u64::to_le_bytes).concat());
+            bytes
+        });
+        let config = (words(3), 0u8..2).prop_map(|(words, value)| [words, vec![value]].concat());
+        let cache = (0u8..2)
+            .prop_map(|on| [[32u32, 1, 0].map(u32::to_le_bytes).concat(), vec![on]].concat());
+        let id = |id: u32| move |(payload, fds): (Vec<u8>, u8)| (id, payload, fds);
+        let none = || Just((Vec::new(), 0u8));
+        let sensible = prop_oneof![
+            4 => features.prop_map(with(0)).prop_map(id(2)),
+            2 => protocol.prop_map(with(0)).prop_map(id(16)),
+            1 => table().prop_map(id(5)),
+            1 => longs(2).prop_map(with(1)).prop_map(id(6)),
+            1 => none().prop_map(|_| (7, Vec::new(), 1)),
+            6 => ring_and(1u32..300).prop_map(with(0)).prop_map(id(8)),
+            2 => address.prop_map(with(0)).prop_map(id(9)),
+            8 => fixed_address.prop_map(with(0)).prop_map(id(9)),
+            2 => ring_and(0u32..66000).prop_map(with(0)).prop_map(id(10)),
+            3 => ring_and(Just(0)).prop_map(with(0)).prop_map(id(11)),
+            8 => vring().prop_map(id(12)),
+            2 => vring().prop_map(id(13)),
+            2 => vring().prop_map(id(14)),
+            8 => ring_and(0u32..2).prop_map(with(0)).prop_map(id(18)),
+            1 => none().prop_map(|_| (21, Vec::new(), 1)),
+            1 => words(3).prop_map(with(0)).prop_map(id(24)),
+            1 => config.prop_map(with(0)).prop_map(id(25)),
+            1 => cache.prop_map(with(0)).prop_map(id(25)),
+            1 => inflight.clone().prop_map(with(0)).prop_map(id(31)),
+            1 => inflight.prop_map(with(1)).prop_map(id(32)),
+            1 => none().prop_map(id(34)),
+            3 => one_region().prop_map(with(1)).prop_map(id(37)),
+            2 => one_region().prop_map(with(0)).prop_map(id(38)),
+            1 => (30u32..50, vec(any::<u8>(), 0..40), 0u8..40),
+        ];
+        (sensible, prop_oneof![60 => Just(9u32), 8 => Just(1), 1 => any::<u32>()])
+            .prop_map(|((request, payload, fds), flags)| wire(request, flags, &payload, fds))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn sessions_survive_messages_in_any_order(
+            step: u8,
+            messages in vec(message(), 0..60),
+        ) {
+            session(&[vec![step], acknowledge(), messages.concat()].concat());
+        }
+
+        #[test]
+        fn sessions_survive_noise(noise in vec(any::<u8>(), 0..300)) {
+            session(&noise);
+            handover(&noise);
+        }
+    }
+
+    #[test]
+    fn the_strategy_reaches_every_action() {
+        use proptest::strategy::ValueTree;
+        use proptest::test_runner::TestRunner;
+        let mut runner = TestRunner::deterministic();
+        let mut reached = std::collections::BTreeSet::new();
+        for _ in 0..200 {
+            let messages = vec(message(), 40).new_tree(&mut runner).expect("a value").current();
+            run(&[vec![255], acknowledge(), messages.concat()].concat(), |action| {
+                let name = format!("{action:?}");
+                let end = name.find(|c: char| !c.is_alphanumeric()).unwrap_or(name.len());
+                reached.insert(name[..end].to_owned());
+            });
+        }
+        let expected = [
+            "AddRegion",
+            "BackendChannel",
+            "Call",
+            "CreateInflight",
+            "DropInflight",
+            "EnableRing",
+            "Err",
+            "FeaturesChanged",
+            "Inflight",
+            "Kick",
+            "Log",
+            "LogSignal",
+            "RemoveRegion",
+            "ReplaceMemory",
+            "Reply",
+            "RingLog",
+            "StartRing",
+            "StopRing",
+            "WriteCache",
+        ];
+        assert_eq!(reached.into_iter().collect::<Vec<_>>(), expected);
+    }
+}
