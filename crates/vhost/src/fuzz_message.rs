@@ -8,8 +8,17 @@ use std::os::unix::net::UnixStream;
 
 use crate::config::{Config, RangeLimits, feature};
 use crate::handover::{DiskState, HandoverError, RingProgress, Role, SessionState};
-use crate::message::{DESCRIPTORS_MAX, Framer, HEADER_BYTES, InflightInfo, PAYLOAD_BYTES_MAX};
-use crate::session::{Action, Offer, RingState, Session};
+use crate::message::{
+    DESCRIPTORS_MAX, Framer, HEADER_BYTES, InflightInfo, Message, PAYLOAD_BYTES_MAX, id,
+};
+use crate::session::{Action, Offer, RingState, Session, protocol_feature};
+
+/// A fuzz target: its name, what to run, and inputs to start from.
+pub type FuzzTarget = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);
+
+/// Every target of this module.
+pub const TARGETS: &[FuzzTarget] =
+    &[("vhost_message", session, message_seeds), ("vhost_handover", handover, handover_seeds)];
 
 /// Few rings and regions, so that the limits are met.
 fn offer(queues: u16) -> Offer {
@@ -183,10 +192,11 @@ impl Target {
 /// The first byte says in which pieces the rest arrives; then each message has a byte before it, its number of
 /// descriptors.
 pub fn session(data: &[u8]) {
-    run(data, |_| {});
+    run(data, |_, _| {});
 }
 
-fn run(data: &[u8], mut observe: impl FnMut(&Action)) {
+/// Shows what each message led to: the disk that could be handed over, and the names of the actions.
+fn run(data: &[u8], mut observe: impl FnMut(&DiskState, &[String])) {
     let Some((&step, mut stream)) = data.split_first() else {
         return;
     };
@@ -212,11 +222,14 @@ fn run(data: &[u8], mut observe: impl FnMut(&Action)) {
         match received {
             Ok(actions) => {
                 assert!(actions.len() <= 16);
-                actions.iter().for_each(&mut observe);
+                let names: Vec<String> = actions.iter().map(name).collect();
                 target.perform(&session, actions);
                 target.answer(&mut session, &fds, count.into());
-                let state = check_export(&session, &offer, &fds);
-                target.check(&session, &state);
+                let disk = check_export(&session, &offer, &fds);
+                if let Some(connection) = &disk.connection {
+                    target.check(&session, &connection.session);
+                }
+                observe(&disk, &names);
             }
             // The front end connects again.
             Err(violation) => {
@@ -229,8 +242,14 @@ fn run(data: &[u8], mut observe: impl FnMut(&Action)) {
     fds.assert_all_closed();
 }
 
+/// The action's own name.
+fn name(action: &Action) -> String {
+    let text = format!("{action:?}");
+    text.chars().take_while(|c| c.is_alphanumeric()).collect()
+}
+
 /// A session that is carried elsewhere is the same there, and its target as well.
-fn check_export(session: &Session, offer: &Offer, fds: &Descriptors) -> SessionState {
+fn check_export(session: &Session, offer: &Offer, fds: &Descriptors) -> DiskState {
     let progress = |ring| RingProgress { next_avail: ring, ..RingProgress::default() };
     let state = session.export(progress).expect("nothing is due");
     let connection =
@@ -243,8 +262,8 @@ fn check_export(session: &Session, offer: &Offer, fds: &Descriptors) -> SessionS
     let mut target = Target::default();
     target.perform(&there, actions);
     target.check(&there, &state);
-    assert_eq!(there.export(progress).as_ref(), Some(&state));
-    state
+    assert_eq!(there.export(progress), Some(state));
+    disk
 }
 
 /// A document is refused, or it is exactly what would have been written, and its session can go on.
@@ -280,6 +299,64 @@ pub fn handover(data: &[u8]) {
     }
     drop((assigned.listener, assigned.connection, assigned.mirror));
     fds.assert_all_closed();
+}
+
+/// A message in the form of [`session`]'s input.
+fn wire(request: u32, need_reply: bool, payload: &[u8], fds: u8) -> Vec<u8> {
+    let message = Message::request(request, need_reply, payload.to_vec());
+    [vec![fds], message.encode()].concat()
+}
+
+/// Negotiates acknowledgements, so that refusals do not close the connection.
+fn acknowledge() -> Vec<u8> {
+    wire(id::SET_PROTOCOL_FEATURES, false, &protocol_feature::IMPLEMENTED.to_le_bytes(), 0)
+}
+
+/// Everything that starts a ring.
+fn start_ring(ring: u32) -> Vec<u8> {
+    let with = |word: u32| [ring, word].map(u32::to_le_bytes).concat();
+    let address = [1u64 << 20, 1 << 20, 1 << 20, 9].map(u64::to_le_bytes).concat();
+    [
+        wire(id::SET_FEATURES, true, &0x1_7000_7e44u64.to_le_bytes(), 0),
+        wire(id::SET_VRING_NUM, true, &with(128), 0),
+        wire(id::SET_VRING_ADDR, true, &[with(0), address].concat(), 0),
+        wire(id::SET_VRING_KICK, true, &u64::from(ring).to_le_bytes(), 1),
+        wire(id::SET_VRING_ENABLE, true, &with(1), 0),
+    ]
+    .concat()
+}
+
+/// Two rings that start; one stops again; then a reset.
+fn message_seeds() -> Vec<Vec<u8>> {
+    let region = [0u64, 0, 1 << 20, 1 << 20, 0].map(u64::to_le_bytes).concat();
+    let inflight = [&[0; 16][..], &[3u16, 128, 0, 0].map(u16::to_le_bytes).concat()].concat();
+    let table = [&[1u32, 0].map(u32::to_le_bytes).concat(), &region[8..]].concat();
+    let whole = [
+        acknowledge(),
+        wire(id::GET_INFLIGHT_FD, false, &inflight, 0),
+        wire(id::ADD_MEM_REG, true, &region, 1),
+        wire(id::SET_BACKEND_REQ_FD, true, &[], 1),
+        start_ring(0),
+        start_ring(1),
+        wire(id::SET_LOG_BASE, false, &[4096u64, 0].map(u64::to_le_bytes).concat(), 1),
+        wire(id::SET_MEM_TABLE, true, &table, 1),
+        wire(id::GET_VRING_BASE, false, &[0; 8], 0),
+        wire(id::RESET_DEVICE, true, &[], 0),
+    ];
+    vec![[vec![255], whole.concat()].concat(), [vec![3], whole.concat()].concat()]
+}
+
+/// A session after each message of the other seeds, as fields and as a whole document.
+fn handover_seeds() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    run(&message_seeds()[0], |state, _| {
+        let document = state.encode();
+        let fields = &document[16..document.len() - 4];
+        seeds.push([&[0], fields].concat());
+        seeds.push([&[1], &document[..]].concat());
+    });
+    seeds.dedup();
+    seeds
 }
 
 #[cfg(test)]
@@ -344,36 +421,16 @@ mod tests {
         move |payload| (payload, fds)
     }
 
-    fn wire(request: u32, flags: u32, payload: &[u8], fds: u8) -> Vec<u8> {
-        let header = [request, flags, payload.len() as u32].map(u32::to_le_bytes).concat();
-        [&[fds][..], &header, payload].concat()
-    }
-
-    /// Negotiates acknowledgements, so that refusals do not close the connection.
-    fn acknowledge() -> Vec<u8> {
-        wire(16, 1, &0xb22bu64.to_le_bytes(), 0)
-    }
-
     /// Everything that starts a ring.
     fn start() -> impl Strategy<Value = Vec<u8>> {
-        (0u32..3).prop_map(|ring| {
-            let address = [1u64 << 20, 1 << 20, 1 << 20, 9].map(u64::to_le_bytes).concat();
-            [
-                wire(2, 9, &0x1_7000_7e44u64.to_le_bytes(), 0),
-                wire(8, 9, &[ring, 128].map(u32::to_le_bytes).concat(), 0),
-                wire(9, 9, &[[ring, 0].map(u32::to_le_bytes).concat(), address].concat(), 0),
-                wire(12, 9, &u64::from(ring).to_le_bytes(), 1),
-                wire(18, 9, &[ring, 1].map(u32::to_le_bytes).concat(), 0),
-            ]
-            .concat()
-        })
+        (0u32..3).prop_map(start_ring)
     }
 
+    /// A message as [`session`] reads it, mostly one that makes sense; or the five that start a ring.
     fn message() -> impl Strategy<Value = Vec<u8>> {
         prop_oneof![1 => start(), 9 => single()]
     }
 
-    /// A message as [`session`] reads it, mostly one that makes sense.
     fn single() -> impl Strategy<Value = Vec<u8>> {
         let inflight = (1u16..5, 1u16..300).prop_map(|(queues, size)| {
             let mut bytes = [4096u64, 0].map(u64::to_le_bytes).concat();
@@ -428,8 +485,11 @@ mod tests {
             2 => one_region().prop_map(with(0)).prop_map(id(38)),
             1 => (30u32..50, vec(any::<u8>(), 0..40), 0u8..40),
         ];
-        (sensible, prop_oneof![60 => Just(9u32), 8 => Just(1), 1 => any::<u32>()])
-            .prop_map(|((request, payload, fds), flags)| wire(request, flags, &payload, fds))
+        (sensible, prop_oneof![60 => Just(9u32), 8 => Just(1), 1 => any::<u32>()]).prop_map(
+            |((request, payload, fds), flags)| {
+                [vec![fds], Message { request, flags, payload }.encode()].concat()
+            },
+        )
     }
 
     proptest! {
@@ -458,10 +518,8 @@ mod tests {
         let mut reached = std::collections::BTreeSet::new();
         for _ in 0..200 {
             let messages = vec(message(), 40).new_tree(&mut runner).expect("a value").current();
-            run(&[vec![255], acknowledge(), messages.concat()].concat(), |action| {
-                let name = format!("{action:?}");
-                let end = name.find(|c: char| !c.is_alphanumeric()).unwrap_or(name.len());
-                reached.insert(name[..end].to_owned());
+            run(&[vec![255], acknowledge(), messages.concat()].concat(), |_, names| {
+                reached.extend(names.iter().cloned());
             });
         }
         let expected = [
@@ -486,5 +544,22 @@ mod tests {
             "WriteCache",
         ];
         assert_eq!(reached.into_iter().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn mutated_seeds_break_no_promise() {
+        for (name, run, seeds) in TARGETS {
+            let seeds = seeds();
+            assert!(!seeds.is_empty(), "{name}");
+            for seed in &seeds {
+                run(seed);
+                for at in 0..seed.len() {
+                    run(&seed[..at]);
+                    let mut mutated = seed.clone();
+                    mutated[at] ^= 1 << (at % 8);
+                    run(&mutated);
+                }
+            }
+        }
     }
 }
