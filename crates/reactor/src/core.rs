@@ -76,6 +76,10 @@ pub(crate) struct Inner {
     timers: RefCell<Timers>,
     mesh: RefCell<Mesh>,
     pollers: RefCell<Pollers>,
+    /// Something has come that a poller waits for: none may pass over the next turn.
+    look: Cell<bool>,
+    /// When the core is to take a turn for its pollers.
+    turn_at: Cell<u64>,
     calls: RefCell<Calls>,
     idle: RefCell<Idle>,
     done: RefCell<Vec<Completion>>,
@@ -163,6 +167,8 @@ impl Core {
             timers: RefCell::default(),
             mesh: RefCell::new(mesh),
             pollers: RefCell::default(),
+            look: Cell::new(false),
+            turn_at: Cell::new(u64::MAX),
             calls: RefCell::default(),
             idle: RefCell::new(Idle::new(config.poll)),
             done: RefCell::new(Vec::with_capacity(1024)),
@@ -221,6 +227,17 @@ impl Core {
     /// The name of the driver in use.
     pub fn driver_name(&self) -> &'static str {
         self.0.driver.borrow().name()
+    }
+
+    /// Whether the core's files are those of a simulated world.
+    pub fn is_simulated(&self) -> bool {
+        self.0.driver.borrow_mut().sim().is_some()
+    }
+
+    /// The descriptor of an eventfd that ends the core's sleep when it is signalled: for a kernel
+    /// interface that can signal one. A signal means "look": it says nothing of who sent it.
+    pub fn wake_descriptor(&self) -> i32 {
+        self.0.shared.event_fd()
     }
 
     /// Counters of this core.
@@ -320,7 +337,7 @@ impl Core {
         }
     }
 
-    async fn meta(&self, op: MetaOp) -> io::Result<MetaOut> {
+    pub(crate) async fn meta(&self, op: MetaOp) -> io::Result<MetaOut> {
         let id = self.0.start_meta(op);
         MetaWait { core: self.clone(), id: Some(id) }.await
     }
@@ -464,6 +481,13 @@ impl Core {
         Listener::bind(self, addr, false)
     }
 
+    /// Takes a turn at `at_ns` of [`Core::now_ns`]'s clock at the latest, in which all pollers run.
+    /// Of several such calls only the earliest is remembered: who has nothing to do yet in that
+    /// turn asks again.
+    pub fn turn_at(&self, at_ns: u64) {
+        self.0.turn_at.set(self.0.turn_at.get().min(at_ns));
+    }
+
     /// Adds a poller that runs in every turn until its handle is dropped.
     pub fn add_poller(&self, poller: impl crate::poller::Poller + 'static) -> PollerSlot {
         Pollers::add(&self.0.pollers, Box::new(poller))
@@ -557,7 +581,11 @@ impl Core {
         let mut worked = self.take_messages();
         let inner = &*self.0;
         inner.now.set(inner.driver.borrow_mut().now_ns());
-        worked |= Pollers::run(&inner.pollers);
+        if inner.turn_at.get() <= inner.now.get() {
+            inner.turn_at.set(u64::MAX);
+            inner.look.set(true);
+        }
+        worked |= Pollers::run(&inner.pollers, inner.look.take());
         worked |= self.run_ready();
         inner.mesh.borrow_mut().publish();
         inner.drain_backlog();
@@ -610,10 +638,8 @@ impl Core {
                 Remote::Wake(id) => inner.tasks.borrow_mut().wake(id),
                 Remote::Ended => inner.ended.set(inner.ended.get() + 1),
                 Remote::Meta(token, answer) => {
-                    let waker = inner.ops.borrow_mut().complete_meta(token, answer);
-                    if let Some(waker) = waker {
-                        waker.wake();
-                    }
+                    let ended = inner.ops.borrow_mut().complete_meta(token, answer);
+                    ended.tell();
                 }
             }
         }
@@ -684,10 +710,13 @@ impl Core {
         self.end_tasks();
         let _entered = task::enter(inner);
         drop(inner.pollers.take());
+        // Pollers may leave tasks behind, too.
+        self.end_tasks();
         let unfinished = inner.ops.borrow().unfinished();
         for token in unfinished {
             if inner.backlog.borrow_mut().remove(token) {
-                inner.ops.borrow_mut().complete(token, -libc::ECANCELED);
+                let ended = inner.ops.borrow_mut().complete(token, -libc::ECANCELED);
+                ended.tell();
             } else if inner.ops.borrow().may_cancel(token) {
                 inner.driver.borrow_mut().cancel(token);
             }
@@ -720,7 +749,8 @@ impl Core {
     pub(crate) fn abandon(&self) {
         let unfinished = self.0.ops.borrow().unfinished();
         for token in unfinished {
-            self.0.ops.borrow_mut().complete(token, -libc::ECANCELED);
+            let ended = self.0.ops.borrow_mut().complete(token, -libc::ECANCELED);
+            ended.tell();
         }
     }
 
@@ -775,10 +805,8 @@ impl Inner {
         }
         self.stats.completions.add(done.len() as u64);
         for completion in done.drain(..) {
-            let waker = self.ops.borrow_mut().complete(completion.token, completion.result);
-            if let Some(waker) = waker {
-                waker.wake();
-            }
+            let ended = self.ops.borrow_mut().complete(completion.token, completion.result);
+            ended.tell();
         }
         self.done.replace(done);
         if self.backlog.borrow().len() > 0 {
@@ -799,7 +827,8 @@ impl Inner {
         self.tasks.borrow().any_ready()
             || self.inbox.borrow().pure_check()
             || self.mesh.borrow().pending()
-            || self.timers.borrow_mut().next().is_some_and(|at| at <= self.now.get())
+            || self.look.get()
+            || self.next_timer().is_some_and(|at| at <= self.now.get())
     }
 
     /// Decides how to wait, spinning first where that pays, and sets the sleep flag for a wait.
@@ -832,9 +861,14 @@ impl Inner {
             Pollers::disarm(&self.pollers);
             return Wait::No;
         }
-        let next = self.timers.borrow_mut().next();
-        let until_timer = next.map(|at| at.saturating_sub(self.now.get()).max(1));
+        let until_timer = self.next_timer().map(|at| at.saturating_sub(self.now.get()).max(1));
         until_timer.map_or(Wait::Forever, Wait::Ns)
+    }
+
+    /// When something is to happen by itself.
+    fn next_timer(&self) -> Option<u64> {
+        let turn_at = Some(self.turn_at.get()).filter(|&at| at != u64::MAX);
+        self.timers.borrow_mut().next().into_iter().chain(turn_at).min()
     }
 
     fn fire_timers(&self) {
@@ -853,14 +887,8 @@ impl Inner {
         let nature = Nature::of(&op);
         let is_disk = nature.is_disk();
         match op {
-            IoOp::Read { len, .. } => {
-                self.stats.disk_reads.add(1);
-                self.stats.disk_bytes.add(u64::from(len));
-            }
-            IoOp::Write { len, .. } => {
-                self.stats.disk_writes.add(1);
-                self.stats.disk_write_bytes.add(u64::from(len));
-            }
+            IoOp::Read { len, .. } => self.count_bytes(&op, u64::from(len)),
+            IoOp::Write { len, .. } => self.count_bytes(&op, u64::from(len)),
             IoOp::SyncData { .. } => self.stats.disk_syncs.add(1),
             _ => {}
         }
@@ -888,6 +916,26 @@ impl Inner {
             }
         }
         id
+    }
+
+    /// Counts a read or a write of so many bytes.
+    pub(crate) fn count_bytes(&self, op: &IoOp, len: u64) {
+        match op {
+            IoOp::Read { .. } | IoOp::ReadV { .. } => {
+                self.stats.disk_reads.add(1);
+                self.stats.disk_bytes.add(len);
+            }
+            IoOp::Write { .. } | IoOp::WriteV { .. } => {
+                self.stats.disk_writes.add(1);
+                self.stats.disk_write_bytes.add(len);
+            }
+            _ => {}
+        }
+    }
+
+    /// All pollers run in the next turn, whatever they were to pass over.
+    pub(crate) fn look_at_pollers(&self) {
+        self.look.set(true);
     }
 
     fn drain_backlog(&self) {
@@ -934,7 +982,8 @@ impl Inner {
             return;
         }
         if self.backlog.borrow_mut().remove(id.token) {
-            self.ops.borrow_mut().complete(id.token, -libc::ECANCELED);
+            let ended = self.ops.borrow_mut().complete(id.token, -libc::ECANCELED);
+            ended.tell();
         } else if cancel {
             self.driver.borrow_mut().cancel(id.token);
         }
@@ -994,7 +1043,7 @@ impl Drop for CallGuard<'_> {
 /// A lock on a file, released when dropped.
 #[derive(Debug)]
 pub struct LockGuard {
-    _fd: Option<Fd>,
+    pub(crate) _fd: Option<Fd>,
 }
 
 struct MetaWait {

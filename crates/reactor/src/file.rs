@@ -9,7 +9,7 @@
 
 use std::future::Future;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
-use crate::buf::Buf;
+use crate::buf::{BUF_ALIGN, Buf};
 use crate::core::Core;
 use crate::driver::host::Cleaner;
 use crate::driver::{IoOp, MetaOp};
@@ -125,6 +125,7 @@ pub struct SharedFile {
     fd: Fd,
     path: PathBuf,
     alignment: u32,
+    memory_alignment: u32,
     written: CachePadded<Written>,
 }
 
@@ -141,12 +142,29 @@ impl SharedFile {
     pub fn new(fd: Fd, path: PathBuf, size: u64, alignment: u32) -> SharedFile {
         debug_assert!(alignment.is_power_of_two());
         let written = Written { size: size.into(), flush_failed: false.into() };
-        SharedFile { fd, path, alignment, written: CachePadded(written) }
+        let memory_alignment = if alignment == 1 { 1 } else { BUF_ALIGN as u32 };
+        SharedFile { fd, path, alignment, memory_alignment, written: CachePadded(written) }
+    }
+
+    /// For a file whose direct I/O asks less, or more, of the memory than a [`Buf`] gives.
+    pub(crate) fn with_memory_alignment(self, memory_alignment: u32) -> SharedFile {
+        debug_assert!(memory_alignment.is_power_of_two());
+        SharedFile { memory_alignment, ..self }
     }
 
     /// Size in bytes when it was opened, and with what has been written through it since.
     pub fn size(&self) -> u64 {
         self.written.size.load(Ordering::Relaxed)
+    }
+
+    /// The host's descriptor, for a kernel interface that the reactor has no operation for; `None`
+    /// in a simulated world.
+    pub fn host_fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.fd {
+            Fd::Host(fd) => Some(fd.as_fd()),
+            Fd::File(file) => file.fd.as_ref().map(OwnedFd::as_fd),
+            Fd::Sim(_) => None,
+        }
     }
 
     pub(crate) fn fd(&self) -> &Fd {
@@ -181,6 +199,12 @@ impl SharedFile {
     /// What offsets and lengths of reads and writes must be multiples of, in bytes.
     pub fn alignment(&self) -> usize {
         self.alignment as usize
+    }
+
+    /// What the places of a [`FileQueue`](crate::FileQueue)'s segments in memory must be multiples
+    /// of, in bytes. Their lengths are multiples of [`SharedFile::alignment`].
+    pub fn memory_alignment(&self) -> usize {
+        self.memory_alignment as usize
     }
 }
 

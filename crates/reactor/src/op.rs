@@ -14,6 +14,7 @@ use std::io;
 use crate::buf::{Buf, SharedBuf, Slice};
 use crate::driver::{IoOp, MetaOut, Token};
 use crate::file::{Fd, FileInner, SimFd};
+use crate::file_queue::QueueInner;
 use crate::mailbox::Mailbox;
 use crate::net::SocketInner;
 
@@ -71,10 +72,42 @@ pub(crate) struct Message {
 }
 
 /// What must stay open while an operation runs.
+#[derive(Default)]
 pub(crate) enum Hold {
+    #[default]
     None,
-    File { file: Rc<FileInner> },
-    Socket { _socket: Rc<SocketInner> },
+    File {
+        file: Rc<FileInner>,
+    },
+    Socket {
+        _socket: Rc<SocketInner>,
+    },
+    /// The slot of a queue, which holds the file and more.
+    Queue {
+        queue: Rc<QueueInner>,
+        slot: u32,
+    },
+}
+
+/// Who is to hear of a completion. To be told when nothing is borrowed any more.
+#[must_use]
+pub(crate) enum Ended {
+    /// Nobody waits.
+    Unseen,
+    /// A task.
+    Task(Waker),
+    /// A queue's slot, and the result.
+    Queue(Rc<QueueInner>, u32, i32),
+}
+
+impl Ended {
+    pub fn tell(self) {
+        match self {
+            Ended::Unseen => {}
+            Ended::Task(waker) => waker.wake(),
+            Ended::Queue(queue, slot, result) => queue.reaped(slot, result),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -103,8 +136,8 @@ pub(crate) enum Nature {
 impl Nature {
     pub fn of(op: &IoOp) -> Nature {
         match op {
-            IoOp::Read { .. } => Nature::Read,
-            IoOp::Write { .. } => Nature::Write,
+            IoOp::Read { .. } | IoOp::ReadV { .. } => Nature::Read,
+            IoOp::Write { .. } | IoOp::WriteV { .. } | IoOp::Fallocate { .. } => Nature::Write,
             IoOp::SyncData { .. } => Nature::Sync,
             IoOp::Accept { .. } => Nature::Accept,
             IoOp::Recv { .. } | IoOp::Send { .. } | IoOp::SendMsg { .. } | IoOp::PollIn { .. } => {
@@ -192,20 +225,23 @@ impl Ops {
         OpId { token, generation: slot.generation }
     }
 
-    /// Notes a completion and returns the waker to call. A token nobody waits for is ignored.
-    pub fn complete(&mut self, token: Token, result: i32) -> Option<Waker> {
-        let slot = self.slots.get_mut(token as usize)?;
+    /// Notes a completion. A token nobody waits for is ignored.
+    pub fn complete(&mut self, token: Token, result: i32) -> Ended {
+        let Some(slot) = self.slots.get_mut(token as usize) else { return Ended::Unseen };
         if result < 0 {
             slot.failed(result);
         }
         match slot.state {
             State::Running => {
-                slot.state = State::Done;
-                slot.result = result;
-                slot.hold = Hold::None;
                 self.running -= 1;
                 self.disk_running -= usize::from(slot.nature.is_disk());
-                slot.waker.take()
+                if let Hold::Queue { queue, slot } = std::mem::take(&mut slot.hold) {
+                    self.release(token);
+                    return Ended::Queue(queue, slot, result);
+                }
+                slot.state = State::Done;
+                slot.result = result;
+                slot.waker.take().map_or(Ended::Unseen, Ended::Task)
             }
             State::Orphan => {
                 let nature = slot.nature;
@@ -215,13 +251,13 @@ impl Ops {
                 self.running -= 1;
                 self.disk_running -= usize::from(nature.is_disk());
                 self.release(token);
-                None
+                Ended::Unseen
             }
-            State::Free | State::Done => None,
+            State::Free | State::Done => Ended::Unseen,
         }
     }
 
-    pub fn complete_meta(&mut self, token: Token, answer: io::Result<MetaOut>) -> Option<Waker> {
+    pub fn complete_meta(&mut self, token: Token, answer: io::Result<MetaOut>) -> Ended {
         if let Some(slot) = self.slots.get_mut(token as usize)
             && slot.state == State::Running
         {

@@ -65,8 +65,9 @@ impl Pollers {
         !self.entries.is_empty()
     }
 
-    /// Runs each poller once, the first of this turn the second of the next.
-    pub fn run(cell: &RefCell<Pollers>) -> bool {
+    /// Runs each poller once, the first of this turn the second of the next. Those that found
+    /// nothing lately are passed over now and then, but not with `all`.
+    pub fn run(cell: &RefCell<Pollers>, all: bool) -> bool {
         if cell.borrow().entries.is_empty() {
             return false;
         }
@@ -81,7 +82,7 @@ impl Pollers {
             let taken = {
                 let mut pollers = cell.borrow_mut();
                 let entry = &mut pollers.entries[at];
-                if entry.skip > 0 {
+                if entry.skip > 0 && !all {
                     entry.skip -= 1;
                     None
                 } else {
@@ -167,13 +168,13 @@ mod tests {
         let slot =
             Pollers::add(&cell, Box::new(Counter { work: work.clone(), armed: armed.clone() }));
         assert!(!Pollers::arm(&cell));
-        assert!(Pollers::run(&cell) && Pollers::run(&cell));
+        assert!(Pollers::run(&cell, false) && Pollers::run(&cell, false));
         assert!(Pollers::arm(&cell) && armed.get());
         Pollers::disarm(&cell);
         assert!(!armed.get());
         work.set(1);
         drop(slot);
-        Pollers::run(&cell);
+        Pollers::run(&cell, false);
         assert!(!Pollers::pure_check(&cell) && !cell.borrow().any());
     }
 }

@@ -118,13 +118,26 @@ impl EpollDriver {
         for at in 0..self.staged.len() {
             let (token, op) = self.staged[at];
             if let IoOp::Read { fd, ptr, len, offset } = op {
-                match read_cached(fd, ptr, len, offset) {
+                let piece = libc::iovec { iov_base: ptr.cast(), iov_len: len as usize };
+                match read_cached(fd, &raw const piece, 1, offset) {
                     Some(result) => done.push(Completion { token, result }),
                     None => self.jobs.push(Job { token, op }),
                 }
                 continue;
             }
-            if let IoOp::Write { .. } | IoOp::SyncData { .. } = op {
+            if let IoOp::ReadV { fd, iov, n, threads: false, offset } = op {
+                match read_cached(fd, iov, n.into(), offset) {
+                    Some(result) => done.push(Completion { token, result }),
+                    None => self.jobs.push(Job { token, op }),
+                }
+                continue;
+            }
+            if let IoOp::Write { .. }
+            | IoOp::SyncData { .. }
+            | IoOp::ReadV { .. }
+            | IoOp::WriteV { .. }
+            | IoOp::Fallocate { .. } = op
+            {
                 self.jobs.push(Job { token, op });
                 continue;
             }
@@ -379,6 +392,9 @@ fn descriptor(op: &IoOp) -> i32 {
     match *op {
         IoOp::Read { fd, .. }
         | IoOp::Write { fd, .. }
+        | IoOp::ReadV { fd, .. }
+        | IoOp::WriteV { fd, .. }
+        | IoOp::Fallocate { fd, .. }
         | IoOp::SyncData { fd }
         | IoOp::Recv { fd, .. }
         | IoOp::Send { fd, .. }
@@ -421,6 +437,9 @@ fn attempt(op: &IoOp) -> Option<i32> {
             }
             IoOp::Read { .. }
             | IoOp::Write { .. }
+            | IoOp::ReadV { .. }
+            | IoOp::WriteV { .. }
+            | IoOp::Fallocate { .. }
             | IoOp::SyncData { .. }
             | IoOp::PollIn { .. } => return None,
         };
@@ -434,7 +453,7 @@ fn attempt(op: &IoOp) -> Option<i32> {
 }
 
 /// Reads from the page cache if everything is there; `None` where a thread has to do it.
-fn read_cached(fd: i32, ptr: *mut u8, len: u32, offset: u64) -> Option<i32> {
+fn read_cached(fd: i32, iov: *const libc::iovec, n: i32, offset: u64) -> Option<i32> {
     // A direct read would go to the disk, and wait for it here.
     // SAFETY: takes no pointers.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
@@ -442,9 +461,13 @@ fn read_cached(fd: i32, ptr: *mut u8, len: u32, offset: u64) -> Option<i32> {
         return None;
     }
     let offset = libc::off64_t::try_from(offset).ok()?;
-    let part = libc::iovec { iov_base: ptr.cast(), iov_len: len as usize };
-    // SAFETY: one piece; the operation table owns its bytes until the completion (see `driver`).
-    let n = unsafe { libc::preadv2(fd, &raw const part, 1, offset, libc::RWF_NOWAIT) };
+    // SAFETY: `n` pieces, valid for writes until the completion: the operation table owns them or
+    // its submitter keeps them (see `driver`).
+    let (len, n) = unsafe {
+        let pieces = std::slice::from_raw_parts(iov, n as usize);
+        let len: usize = pieces.iter().map(|piece| piece.iov_len).sum();
+        (len, libc::preadv2(fd, iov, n, offset, libc::RWF_NOWAIT))
+    };
     // A short count is the end of the file or the end of what is cached, and one cannot tell
     // which. Errors are for the thread to meet again.
     (n == len as isize || n == 0).then_some(n as i32)

@@ -28,10 +28,11 @@ pub(super) struct Job {
     pub op: IoOp,
 }
 
-// SAFETY: a job's operation is a read, a write or a sync (`run` does nothing for others), so the
-// only parts that are not plain data are a read's and a write's `ptr`. That points into a buffer
-// that the core's operation table owns and leaves alone until this job's result has been posted
-// (see `driver`), and exactly one thread has the job. So the pointer may be used on that thread.
+// SAFETY: a job's operation is on a file (`run` does nothing for others), so the only parts that
+// are not plain data are a read's and a write's `ptr` or `iov`. They point into a buffer that the
+// core's operation table owns, or to the pieces that a queue's slot keeps, whose memory its
+// submitter keeps valid; all that stays until this job's result has been posted (see `driver`),
+// and exactly one thread has the job. So the pointers may be used on that thread.
 unsafe impl Send for Job {}
 
 impl Job {
@@ -63,6 +64,23 @@ impl Job {
                 // SAFETY: `ptr` is valid for reads of `len` initialised bytes and nobody writes
                 // to them until the result is posted: see `Send` above.
                 Ok(unsafe { libc::pwrite64(fd, ptr.cast(), len as usize, offset) })
+            }
+            IoOp::ReadV { fd, iov, n, offset, .. } => {
+                let offset = place(offset)?;
+                // SAFETY: `iov` points to `n` pieces that are valid for writes until the result
+                // is posted: see `Send` above.
+                Ok(unsafe { libc::preadv64(fd, iov, n.into(), offset) })
+            }
+            IoOp::WriteV { fd, iov, n, durable, offset, .. } => {
+                let offset = place(offset)?;
+                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                // SAFETY: as above, valid for reads.
+                Ok(unsafe { libc::pwritev2(fd, iov, n.into(), offset, flags) })
+            }
+            IoOp::Fallocate { fd, mode, offset, len } => {
+                let (offset, len) = (place(offset)?, place(len)?);
+                // SAFETY: takes no pointers.
+                Ok(unsafe { libc::fallocate64(fd, mode, offset, len) } as isize)
             }
             // SAFETY: takes no pointers.
             IoOp::SyncData { fd } => Ok(unsafe { libc::fdatasync(fd) } as isize),

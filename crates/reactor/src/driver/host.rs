@@ -8,13 +8,14 @@
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
 use super::queue::Queue;
 use super::{DirEntry, MetaOp, MetaOut};
 use crate::file::{Fd, HostFile, Mode, Opening, SharedFile};
+use crate::image::{Image, ImageInfo, ImageOpening};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -113,6 +114,12 @@ fn perform(op: MetaOp, cleaner: &Cleaner) -> io::Result<MetaOut> {
             if !keeps_len {
                 file.grow_size(len);
             }
+            Ok(MetaOut::Done)
+        }
+        MetaOp::OpenImage { path, how } => open_image(&path, how, cleaner).map(MetaOut::Image),
+        MetaOp::Measure { file } => {
+            let len = measure(host_fd(&file)?)?;
+            file.set_size(len);
             Ok(MetaOut::Done)
         }
         MetaOp::LockExclusive { path } => {
@@ -258,14 +265,130 @@ fn allocate(fd: i32, len: u64, keeps_len: bool) -> io::Result<()> {
             if keeps_len {
                 return Ok(());
             }
-            // SAFETY: a plain C struct for which all zeroes is a valid value.
-            let mut stat: libc::stat64 = unsafe { std::mem::zeroed() };
-            // SAFETY: `stat` is live.
-            uninterrupted(|| unsafe { libc::fstat64(fd, &raw mut stat) })?;
-            if stat.st_size < end { set_len(fd, len) } else { Ok(()) }
+            if stat(fd)?.st_size < end {
+                set_len(fd, len)
+            } else {
+                Ok(())
+            }
         }
         result => result,
     }
+}
+
+fn stat(fd: i32) -> io::Result<libc::stat64> {
+    // SAFETY: a plain C struct for which all zeroes is a valid value.
+    let mut stat: libc::stat64 = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` is live.
+    uninterrupted(|| unsafe { libc::fstat64(fd, &raw mut stat) })?;
+    Ok(stat)
+}
+
+/// The length of a file, or the size of a block device.
+fn measure(fd: i32) -> io::Result<u64> {
+    let stat = stat(fd)?;
+    if stat.st_mode & libc::S_IFMT != libc::S_IFBLK {
+        return Ok(stat.st_size as u64);
+    }
+    let mut size = 0_u64;
+    // SAFETY: the request writes a 64-bit number to a live place.
+    uninterrupted(|| unsafe { libc::ioctl(fd, BLKGETSIZE64, &raw mut size) })?;
+    Ok(size)
+}
+
+/// `BLKGETSIZE64`, `BLKSSZGET`, `BLKPBSZGET` and `BLKIOOPT` of linux/fs.h.
+const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
+const BLKSSZGET: libc::c_ulong = 0x1268;
+const BLKPBSZGET: libc::c_ulong = 0x127B;
+const BLKIOOPT: libc::c_ulong = 0x1279;
+
+/// A number that a block device tells.
+fn block_number(fd: i32, request: libc::c_ulong) -> io::Result<u32> {
+    let mut number = 0_u32;
+    // SAFETY: these requests write a 32-bit number to a live place.
+    uninterrupted(|| unsafe { libc::ioctl(fd, request, &raw mut number) })?;
+    Ok(number)
+}
+
+/// The lock, direct I/O and what the image can do, in this order: nothing is tried on a file that
+/// is somebody else's.
+#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
+fn open_image(path: &Path, how: ImageOpening, cleaner: &Cleaner) -> io::Result<Image> {
+    let kind = fs::metadata(path)?.file_type();
+    let block_device = kind.is_block_device();
+    if !block_device && !kind.is_file() {
+        let what = if kind.is_dir() { "a directory" } else { "no regular file or block device" };
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(!how.read_only);
+    // Of a block device this excludes mounts, and who else asks for it.
+    let exclusive = block_device && how.lock && !how.read_only;
+    options.custom_flags(libc::O_CLOEXEC | if exclusive { libc::O_EXCL } else { 0 });
+    let file = options.open(path).map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => io::ErrorKind::WouldBlock.into(),
+        _ => error,
+    })?;
+    // The name may have been given to something else meanwhile.
+    let meta = file.metadata()?;
+    if meta.file_type() != kind {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it changes while it is opened"));
+    }
+    let file = OwnedFd::from(file);
+    if how.lock {
+        lock(&file, if how.read_only { libc::F_RDLCK } else { libc::F_WRLCK })?;
+    }
+    let (alignment, memory_alignment) = match how.mode {
+        Mode::Direct if make_direct(&file)? => direct_alignments(&file),
+        Mode::Direct | Mode::Buffered => (1, 1),
+    };
+    let (fd, size) = (file.as_raw_fd(), measure(file.as_raw_fd())?);
+    let info = if block_device {
+        let queue = |name: &str| sysfs_number(meta.rdev(), name).unwrap_or(0);
+        ImageInfo {
+            block_device,
+            block_size: block_number(fd, BLKSSZGET)?,
+            physical_block_size: block_number(fd, BLKPBSZGET)?,
+            optimal_io: block_number(fd, BLKIOOPT)?,
+            punch_hole: queue("discard_max_bytes") > 0 && queue("write_zeroes_max_bytes") > 0,
+            zero_range: true,
+        }
+    } else {
+        // Behind the end of the file both do nothing, if the file system has them.
+        let behind = size.next_multiple_of(1 << 20) as libc::off64_t;
+        let has = |mode: i32| {
+            let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
+            // SAFETY: takes no pointers.
+            !how.read_only && unsafe { libc::fallocate64(fd, mode, behind, 4096) } == 0
+        };
+        let punch_hole = has(libc::FALLOC_FL_PUNCH_HOLE);
+        // This one may reserve room there, which the other takes back.
+        let zero_range = punch_hole && has(libc::FALLOC_FL_ZERO_RANGE);
+        has(libc::FALLOC_FL_PUNCH_HOLE);
+        let block_size = alignment.max(512);
+        let physical_block_size = (meta.blksize() as u32).clamp(block_size, 1 << 16);
+        ImageInfo {
+            block_device,
+            block_size,
+            physical_block_size,
+            optimal_io: 0,
+            punch_hole,
+            zero_range,
+        }
+    };
+    let fd = Fd::File(HostFile::new(file, cleaner));
+    let file = SharedFile::new(fd, path.to_owned(), size, alignment)
+        .with_memory_alignment(memory_alignment);
+    Ok(Image { file: Arc::new(file), info, _lock: None })
+}
+
+/// What sysfs says of a block device's queue; for a partition its whole device says it.
+fn sysfs_number(device: u64, name: &str) -> Option<u64> {
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let base = format!("/sys/dev/block/{major}:{minor}");
+    [format!("{base}/queue/{name}"), format!("{base}/../queue/{name}")]
+        .iter()
+        .find_map(|path| read_small(Path::new(path), 64).ok())
+        .and_then(|text| String::from_utf8(text).ok()?.trim().parse().ok())
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
@@ -300,6 +423,11 @@ fn open(path: &Path, buffered: bool, cleaner: &Cleaner) -> io::Result<Arc<Shared
 
 /// What the file system asks of direct reads, in bytes; 4096 where it does not say.
 fn direct_alignment(fd: &OwnedFd) -> u32 {
+    direct_alignments(fd).0
+}
+
+/// The same, and what it asks of the memory.
+fn direct_alignments(fd: &OwnedFd) -> (u32, u32) {
     // SAFETY: a plain C struct for which all zeroes is a valid value.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
     // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor itself; `stat` is live.
@@ -312,11 +440,12 @@ fn direct_alignment(fd: &OwnedFd) -> u32 {
             &raw mut stat,
         )
     };
-    let align = stat.stx_dio_offset_align;
+    let (align, memory) = (stat.stx_dio_offset_align, stat.stx_dio_mem_align);
     if done == 0 && stat.stx_mask & libc::STATX_DIOALIGN != 0 && align.is_power_of_two() {
-        align.clamp(512, 1 << 20)
+        let memory = if memory.is_power_of_two() { memory.min(1 << 20) } else { 512 };
+        (align.clamp(512, 1 << 20), memory)
     } else {
-        4096
+        (4096, 512)
     }
 }
 
@@ -355,7 +484,10 @@ fn read_small(path: &Path, max: usize) -> io::Result<Vec<u8>> {
 #[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
 fn lock_shared(path: &Path) -> io::Result<Option<OwnedFd>> {
     match fs::File::open(path) {
-        Ok(file) => lock(file, libc::F_RDLCK).map(Some),
+        Ok(file) => {
+            let fd = OwnedFd::from(file);
+            lock(&fd, libc::F_RDLCK).map(|()| Some(fd))
+        }
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
     }
@@ -366,7 +498,8 @@ fn lock_shared(path: &Path) -> io::Result<Option<OwnedFd>> {
 fn lock_exclusive(path: &Path) -> io::Result<OwnedFd> {
     let mut options = fs::OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
-    lock(options.open(path)?, libc::F_WRLCK)
+    let fd = OwnedFd::from(options.open(path)?);
+    lock(&fd, libc::F_WRLCK).map(|()| fd)
 }
 
 /// Locks a file as a whole, or says `WouldBlock`.
@@ -376,7 +509,7 @@ fn lock_exclusive(path: &Path) -> io::Result<OwnedFd> {
 /// the same, in one process too. What ours does better: a second open in this process is refused
 /// by the kernel, however the path is spelled, and closing another descriptor of the file, which
 /// ends a process's locks on it without a word, ends no lock of ours.
-fn lock(file: fs::File, kind: i32) -> io::Result<OwnedFd> {
+fn lock(file: &OwnedFd, kind: i32) -> io::Result<()> {
     // SAFETY: a plain C struct for which all zeroes is a valid value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as i16;
@@ -389,5 +522,5 @@ fn lock(file: fs::File, kind: i32) -> io::Result<OwnedFd> {
             _ => error,
         });
     }
-    Ok(OwnedFd::from(file))
+    Ok(())
 }

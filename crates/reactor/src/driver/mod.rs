@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::file::{Fd, Mode, Opening, SharedFile};
+use crate::image::{Image, ImageOpening};
 use crate::remote::Shared;
 
 pub(crate) mod epoll;
@@ -52,6 +53,45 @@ pub enum IoOp {
         len: u32,
         /// To where in the file.
         offset: u64,
+    },
+    /// Read from a file at an offset into several pieces of memory; completes with the bytes read.
+    ReadV {
+        /// Descriptor.
+        fd: i32,
+        /// Where to: `n` pieces, as a queue's slot keeps them.
+        iov: *const libc::iovec,
+        /// How many pieces.
+        n: u16,
+        /// By a thread that blocks.
+        threads: bool,
+        /// From where in the file.
+        offset: u64,
+    },
+    /// Write several pieces of memory to a file at an offset; completes with the bytes written.
+    WriteV {
+        /// Descriptor.
+        fd: i32,
+        /// From where: `n` pieces, as a queue's slot keeps them.
+        iov: *const libc::iovec,
+        /// How many pieces.
+        n: u16,
+        /// By a thread that blocks.
+        threads: bool,
+        /// The bytes are durable at the completion (`RWF_DSYNC`).
+        durable: bool,
+        /// To where in the file.
+        offset: u64,
+    },
+    /// Give a range's room back or zero it, as `fallocate` does; completes with 0.
+    Fallocate {
+        /// Descriptor.
+        fd: i32,
+        /// `FALLOC_FL_*`: punch a hole or zero a range, both of them keeping the size.
+        mode: i32,
+        /// From where in the file.
+        offset: u64,
+        /// How much.
+        len: u64,
     },
     /// Make durable what has been written to a file, and its length; completes with 0.
     SyncData {
@@ -169,6 +209,18 @@ pub enum MetaOp {
         /// It keeps the length that it has.
         keeps_len: bool,
     },
+    /// Open a disk image.
+    OpenImage {
+        /// Which.
+        path: PathBuf,
+        /// How.
+        how: ImageOpening,
+    },
+    /// Look how long an open file is, and note it.
+    Measure {
+        /// Which.
+        file: Arc<SharedFile>,
+    },
     /// An exclusive lock on a file, which is made if it is missing; refused when somebody holds
     /// any lock on it.
     LockExclusive {
@@ -184,6 +236,8 @@ pub enum MetaOut {
     Done,
     /// To `Open` and `OpenForWriting`.
     File(Arc<SharedFile>),
+    /// To `OpenImage`.
+    Image(Image),
     /// To `List`.
     List(Vec<DirEntry>),
     /// To `ReadSmall`.

@@ -18,7 +18,7 @@ use super::{Completion, Driver, IoOp, MetaOp, Token, Wait};
 use crate::file::Fd;
 use crate::mailbox::Mailbox;
 use crate::remote::Shared;
-use crate::sim::{Outcome, State};
+use crate::sim::{Outcome, Place, State};
 
 /// See the module text.
 pub(crate) struct SimDriver {
@@ -38,6 +38,9 @@ const GARBAGE: u8 = 0xDB;
 
 /// Brings what an operation received into its memory.
 fn deliver(outcome: &Outcome) {
+    if let IoOp::ReadV { iov, n, .. } = outcome.op {
+        return scatter(&outcome.bytes, vector(iov, n));
+    }
     let (ptr, len, whole) = match outcome.op {
         IoOp::Read { ptr, len, .. } => (ptr, len as usize, true),
         IoOp::Recv { ptr, len, .. } => (ptr, len as usize, false),
@@ -57,12 +60,71 @@ fn deliver(outcome: &Outcome) {
     }
 }
 
+/// Brings what a read received into its pieces.
+fn scatter(mut bytes: &[u8], pieces: &[libc::iovec]) {
+    for piece in pieces {
+        let n = bytes.len().min(piece.iov_len);
+        // SAFETY: each piece is valid for writes until the completion that `enter` is about to hand
+        // out, by the contract of `FileQueue::submit`; `n` is at most its length. The source is
+        // memory of our own.
+        unsafe {
+            let to = piece.iov_base.cast::<u8>();
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, n);
+            std::ptr::write_bytes(to.add(n), GARBAGE, piece.iov_len - n);
+        }
+        bytes = &bytes[n..];
+    }
+    assert!(bytes.is_empty(), "the simulated device brought more than was asked for");
+}
+
 /// What an operation that has just been staged writes to a file.
 fn written(op: &IoOp) -> Vec<u8> {
-    let IoOp::Write { ptr, len, .. } = *op else { return Vec::new() };
-    // SAFETY: the core's loop stages a write with `ptr` valid for reads of `len` initialised bytes
-    // of a `Buf`, which the operation's slot owns until the completion; nobody writes to them.
-    unsafe { std::slice::from_raw_parts(ptr, len as usize) }.to_vec()
+    let mut bytes = Vec::new();
+    match *op {
+        IoOp::Write { ptr, len, .. } => {
+            // SAFETY: the core's loop stages a write with `ptr` valid for reads of `len`
+            // initialised bytes of a `Buf`, which the operation's slot owns until the completion;
+            // nobody writes to them.
+            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(ptr, len as usize) });
+        }
+        IoOp::WriteV { iov, n, .. } => {
+            for piece in vector(iov, n) {
+                let at = bytes.len();
+                bytes.resize(at + piece.iov_len, 0);
+                // SAFETY: each piece is valid for reads until the completion, by the contract of
+                // `FileQueue::submit`; the destination has just been made so long.
+                unsafe {
+                    let to = bytes.as_mut_ptr().add(at);
+                    std::ptr::copy_nonoverlapping(piece.iov_base.cast(), to, piece.iov_len);
+                }
+            }
+        }
+        _ => {}
+    }
+    bytes
+}
+
+/// The pieces of an operation of a queue.
+fn vector<'a>(iov: *const libc::iovec, n: u16) -> &'a [libc::iovec] {
+    // SAFETY: `iov` points to `n` pieces in the slot of a queue, which keeps them as they are until
+    // the completion has been reaped. Callers use the result up before that.
+    unsafe { std::slice::from_raw_parts(iov, n.into()) }
+}
+
+/// Where the memory of a file's operation lies, all places and lengths of its pieces or-ed, and how
+/// many bytes it has.
+fn place(op: &IoOp) -> Place {
+    match *op {
+        IoOp::Read { ptr, len, .. } => Place { address: ptr.addr(), len: len.into() },
+        IoOp::Write { ptr, len, .. } => Place { address: ptr.addr(), len: len.into() },
+        IoOp::ReadV { iov, n, .. } | IoOp::WriteV { iov, n, .. } => {
+            vector(iov, n).iter().fold(Place::default(), |all, piece| Place {
+                address: all.address | piece.iov_base.addr() | piece.iov_len,
+                len: all.len + piece.iov_len as u64,
+            })
+        }
+        _ => Place::default(),
+    }
 }
 
 /// How many bytes an operation wants to send.
@@ -137,8 +199,8 @@ impl Driver for SimDriver {
     }
 
     fn stage(&mut self, token: Token, op: IoOp) {
-        let data = written(&op);
-        self.state.borrow_mut().stage(self.core, token, op, data);
+        let (place, data) = (place(&op), written(&op));
+        self.state.borrow_mut().stage(self.core, token, op, place, data);
     }
 
     fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<Shared>) {

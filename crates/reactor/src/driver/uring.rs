@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use io_uring::{IoUring, opcode, squeue, types};
 
+use super::file_threads::{FileThreads, Job};
 use super::host::Helpers;
 use super::{Completion, Driver, GATHER_NS, IoOp, MetaOp, Token, Wait};
 use crate::remote::{Remote, Shared};
@@ -37,7 +38,14 @@ pub struct UringDriver {
     event_armed: bool,
     /// Cancels that found no room; kept until they do.
     cancels: Vec<Token>,
+    /// For operations that ask for a thread; started with the first of them.
+    threads: Option<FileThreads>,
+    /// On their way to the threads.
+    jobs: Vec<Job>,
 }
+
+/// File threads of a core that has a device which asks for them, and its depth.
+const THREADS: usize = 16;
 
 impl UringDriver {
     /// Makes the ring. To be called on the thread that will use it.
@@ -54,6 +62,8 @@ impl UringDriver {
             staged: 0,
             event_armed: false,
             cancels: Vec::new(),
+            threads: None,
+            jobs: Vec::new(),
         })
     }
 
@@ -83,6 +93,34 @@ impl UringDriver {
             Ok(taken) => self.staged -= taken.min(self.staged),
             Err(e) if is_transient(&e) => {}
             Err(e) => panic!("io_uring_enter refused to submit: {e}"),
+        }
+    }
+
+    /// Hands over what asks for a thread.
+    fn submit_jobs(&mut self) {
+        if self.jobs.is_empty() {
+            return;
+        }
+        if self.threads.is_none() {
+            match FileThreads::start(THREADS, CAPACITY, &self.shared) {
+                Ok(threads) => self.threads = Some(threads),
+                Err(error) => tracing::error!("cannot start a file thread: {error}"),
+            }
+        }
+        match &self.threads {
+            Some(threads) => threads.submit(&mut self.jobs),
+            // The ring does the same, if not the same way.
+            None => {
+                for job in std::mem::take(&mut self.jobs) {
+                    self.push(&entry(job.op).user_data(u64::from(job.token)));
+                }
+            }
+        }
+    }
+
+    fn take_jobs(&mut self, done: &mut Vec<Completion>) {
+        if let Some(threads) = &mut self.threads {
+            threads.take(done);
         }
     }
 
@@ -168,39 +206,77 @@ fn is_transient(e: &io::Error) -> bool {
     )
 }
 
+/// An operation as the ring has it.
+fn entry(op: IoOp) -> squeue::Entry {
+    match op {
+        IoOp::Read { fd, ptr, len, offset } => {
+            opcode::Read::new(types::Fd(fd), ptr, len).offset(offset).build()
+        }
+        IoOp::Write { fd, ptr, len, offset } => {
+            opcode::Write::new(types::Fd(fd), ptr, len).offset(offset).build()
+        }
+        IoOp::ReadV { fd, iov, n, offset, .. } => match single(iov, n) {
+            Some((ptr, len)) => opcode::Read::new(types::Fd(fd), ptr, len).offset(offset).build(),
+            None => opcode::Readv::new(types::Fd(fd), iov, n.into()).offset(offset).build(),
+        },
+        IoOp::WriteV { fd, iov, n, durable, offset, .. } => {
+            let flags = if durable { libc::RWF_DSYNC } else { 0 };
+            match single(iov, n) {
+                Some((ptr, len)) => opcode::Write::new(types::Fd(fd), ptr, len)
+                    .offset(offset)
+                    .rw_flags(flags)
+                    .build(),
+                None => opcode::Writev::new(types::Fd(fd), iov, n.into())
+                    .offset(offset)
+                    .rw_flags(flags)
+                    .build(),
+            }
+        }
+        IoOp::Fallocate { fd, mode, offset, len } => {
+            opcode::Fallocate::new(types::Fd(fd), len).offset(offset).mode(mode).build()
+        }
+        IoOp::SyncData { fd } => {
+            opcode::Fsync::new(types::Fd(fd)).flags(types::FsyncFlags::DATASYNC).build()
+        }
+        IoOp::Recv { fd, ptr, len } => opcode::Recv::new(types::Fd(fd), ptr, len).build(),
+        IoOp::Send { fd, ptr, len } => {
+            opcode::Send::new(types::Fd(fd), ptr, len).flags(libc::MSG_NOSIGNAL).build()
+        }
+        IoOp::SendMsg { fd, msg } => {
+            opcode::SendMsg::new(types::Fd(fd), msg).flags(libc::MSG_NOSIGNAL as u32).build()
+        }
+        IoOp::Accept { fd } => {
+            opcode::Accept::new(types::Fd(fd), std::ptr::null_mut(), std::ptr::null_mut())
+                .flags(libc::SOCK_CLOEXEC)
+                .build()
+        }
+        IoOp::PollIn { fd } => opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).build(),
+    }
+}
+
+/// The only piece of a vector of one, which the kernel need not copy.
+fn single(iov: *const libc::iovec, n: u16) -> Option<(*mut u8, u32)> {
+    if n != 1 {
+        return None;
+    }
+    // SAFETY: `iov` points to `n` pieces in a queue's slot, which keeps them until the completion
+    // has been reaped; this operation has not been handed over yet.
+    let piece = unsafe { *iov };
+    Some((piece.iov_base.cast(), u32::try_from(piece.iov_len).ok()?))
+}
+
 impl Driver for UringDriver {
     fn name(&self) -> &'static str {
         self.name
     }
 
     fn stage(&mut self, token: Token, op: IoOp) {
-        let entry = match op {
-            IoOp::Read { fd, ptr, len, offset } => {
-                opcode::Read::new(types::Fd(fd), ptr, len).offset(offset).build()
-            }
-            IoOp::Write { fd, ptr, len, offset } => {
-                opcode::Write::new(types::Fd(fd), ptr, len).offset(offset).build()
-            }
-            IoOp::SyncData { fd } => {
-                opcode::Fsync::new(types::Fd(fd)).flags(types::FsyncFlags::DATASYNC).build()
-            }
-            IoOp::Recv { fd, ptr, len } => opcode::Recv::new(types::Fd(fd), ptr, len).build(),
-            IoOp::Send { fd, ptr, len } => {
-                opcode::Send::new(types::Fd(fd), ptr, len).flags(libc::MSG_NOSIGNAL).build()
-            }
-            IoOp::SendMsg { fd, msg } => {
-                opcode::SendMsg::new(types::Fd(fd), msg).flags(libc::MSG_NOSIGNAL as u32).build()
-            }
-            IoOp::Accept { fd } => {
-                opcode::Accept::new(types::Fd(fd), std::ptr::null_mut(), std::ptr::null_mut())
-                    .flags(libc::SOCK_CLOEXEC)
-                    .build()
-            }
-            IoOp::PollIn { fd } => opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).build(),
-        };
-        self.push(&entry.user_data(u64::from(token)));
+        if let IoOp::ReadV { threads: true, .. } | IoOp::WriteV { threads: true, .. } = op {
+            self.jobs.push(Job { token, op });
+        } else {
+            self.push(&entry(op).user_data(u64::from(token)));
+        }
     }
-
     fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<Shared>) {
         let shared = shared.clone();
         self.helpers.run(op, move |answer| shared.post(Remote::Meta(token, answer)));
@@ -211,11 +287,14 @@ impl Driver for UringDriver {
     }
 
     fn submit(&mut self) {
-        self.submit_staged();
+        self.submit_jobs();
+        if self.staged > 0 {
+            self.submit_staged();
+        }
     }
 
     fn staged(&self) -> usize {
-        self.staged + self.cancels.len()
+        self.staged + self.cancels.len() + self.jobs.len()
     }
 
     fn capacity(&self) -> usize {
@@ -223,8 +302,10 @@ impl Driver for UringDriver {
     }
 
     fn enter(&mut self, wait: Wait, at_least: usize, done: &mut Vec<Completion>) -> io::Result<()> {
+        self.submit_jobs();
         self.arm();
         self.reap(done);
+        self.take_jobs(done);
         let wait = if done.is_empty() { wait } else { Wait::No };
         let result = match wait {
             Wait::No => {
@@ -261,6 +342,7 @@ impl Driver for UringDriver {
             Err(e) => return Err(e),
         }
         self.reap(done);
+        self.take_jobs(done);
         Ok(())
     }
 
@@ -269,7 +351,9 @@ impl Driver for UringDriver {
             let sq = self.ring.submission();
             sq.taskrun() || sq.cq_overflow()
         };
-        flagged || !self.ring.completion().is_empty()
+        flagged
+            || !self.ring.completion().is_empty()
+            || self.threads.as_ref().is_some_and(FileThreads::pure_check)
     }
 
     fn now_ns(&mut self) -> u64 {

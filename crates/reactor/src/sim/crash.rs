@@ -61,7 +61,12 @@ impl State {
     pub(super) fn cut_short(&mut self, core: usize) {
         let port = std::mem::take(&mut self.ports[core]);
         for running in port.running.into_values() {
-            if let (IoOp::Write { fd, offset, .. }, None) = (running.op, running.result)
+            if let (
+                IoOp::Write { fd, offset, .. }
+                | IoOp::WriteV { fd, offset, .. }
+                | IoOp::Fallocate { fd, offset, .. },
+                None,
+            ) = (running.op, running.result)
                 && let Some(file) = self.file(fd)
             {
                 let mut inode = file.inode.borrow_mut();

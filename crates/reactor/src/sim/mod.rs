@@ -44,7 +44,7 @@
 //! | alignment | refuse with `EINVAL` what the kernel refuses | read or write what the kernel would not |
 //! | transfer | end early at a block's edge; at the end of the file; fail and leave garbage in the buffer; flip a bit once | write behind the buffer's end, or after the completion |
 //! | medium | fail wherever a range is touched; hold rotten bits that every read finds | change while it is not written; stay rotten where it is written over |
-//! | write | take part of what it is given; fail (a bad sector, a full disk) and have written any number of its sectors from the first on | write elsewhere, or after its completion |
+//! | write | take part of what it is given; fail (a bad sector, a full disk) and have written any number of its sectors from the first on; zeroing a range and punching a hole are writes of zeroes | write elsewhere, or after its completion |
 //! | sync | fail, and forget for good any of what it was to cover, so that the next one succeeds and covers nothing | report success for what is not durable |
 //! | time | take any time: a random latency, a stall of seconds, for ever (stuck) | delay others behind a stuck one |
 //! | order | complete in any order | complete an operation twice |
@@ -59,6 +59,7 @@
 //! | what | when it completes | survives a kill | survives a power cut |
 //! |---|---|---|---|
 //! | a write, a new length, an allocation | every later read sees it | yes | after a sync of the file that was started when it had completed |
+//! | a write that was asked to be durable | every later read sees it | yes | yes |
 //! | a file made, renamed or removed | everybody sees it | yes | after a sync of its directory that was started when it had completed |
 //! | a write under way | | any number of its sectors, from the first on | as one that completed and was not synced |
 //! | an operation on names under way | | it is done, or not | it is done, or not, and then not synced |
@@ -106,5 +107,5 @@ pub use crash::Crash;
 pub use fault::{Access, Fault, FaultCounts, FaultKind};
 pub use net::NetConfig;
 pub use rng::Rng;
-pub(crate) use state::{Outcome, State};
+pub(crate) use state::{Outcome, Place, State};
 pub use world::{Failure, FailureKind, World};

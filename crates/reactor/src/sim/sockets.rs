@@ -30,7 +30,12 @@ fn parts(op: &IoOp) -> Option<(i32, u8)> {
         IoOp::SendMsg { fd, .. } => Some((fd, 2)),
         IoOp::Accept { fd } => Some((fd, 3)),
         IoOp::PollIn { fd } => Some((fd, 4)),
-        IoOp::Read { .. } | IoOp::Write { .. } | IoOp::SyncData { .. } => None,
+        IoOp::Read { .. }
+        | IoOp::Write { .. }
+        | IoOp::SyncData { .. }
+        | IoOp::ReadV { .. }
+        | IoOp::WriteV { .. }
+        | IoOp::Fallocate { .. } => None,
     }
 }
 
@@ -255,7 +260,12 @@ impl State {
                     _ => false,
                 }
             }
-            IoOp::Read { .. } | IoOp::Write { .. } | IoOp::SyncData { .. } => false,
+            IoOp::Read { .. }
+            | IoOp::Write { .. }
+            | IoOp::SyncData { .. }
+            | IoOp::ReadV { .. }
+            | IoOp::WriteV { .. }
+            | IoOp::Fallocate { .. } => false,
         }
     }
 
@@ -334,9 +344,12 @@ impl State {
                     }
                 }
             }
-            IoOp::Read { .. } | IoOp::Write { .. } | IoOp::SyncData { .. } => {
-                Performed::Done(-libc::EINVAL, Vec::new())
-            }
+            IoOp::Read { .. }
+            | IoOp::Write { .. }
+            | IoOp::SyncData { .. }
+            | IoOp::ReadV { .. }
+            | IoOp::WriteV { .. }
+            | IoOp::Fallocate { .. } => Performed::Done(-libc::EINVAL, Vec::new()),
         }
     }
 

@@ -15,8 +15,10 @@ use super::net::{Addresses, Listening, Stream};
 use super::rng::Rng;
 use super::sockets::{Arrival, Performed};
 use super::trace::{Event, Trace, What};
+use crate::core::LockGuard;
 use crate::driver::{IoOp, MetaOp, MetaOut, Token};
 use crate::file::{Fd, Mode, Opening, SharedFile, SimFd};
+use crate::image::{Image, ImageInfo, ImageOpening};
 use crate::mailbox::{Mailbox, Owner, mailbox};
 use crate::remote::{Remote, Shared};
 
@@ -52,20 +54,30 @@ pub(crate) struct Running {
     /// What a write brings. The memory it comes from does not change while the write is under
     /// way, so it is looked at once, when the operation is staged.
     pub data: Vec<u8>,
+    /// How many bytes a read asks for.
+    len: u64,
     /// How many changes its file had had when a sync was started.
     changes: u64,
 }
 
 impl Running {
     pub fn new(token: Token, op: IoOp, plan: Plan) -> Running {
-        Running { token, op, plan, result: None, data: Vec::new(), changes: 0 }
+        Running { token, op, plan, result: None, data: Vec::new(), len: 0, changes: 0 }
     }
+}
+
+/// The memory of an operation on a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Place {
+    /// The places, and where there are several pieces the lengths, or-ed.
+    pub address: usize,
+    pub len: u64,
 }
 
 /// What one core has handed over.
 #[derive(Default)]
 pub(crate) struct Port {
-    pub staged: VecDeque<(Token, IoOp, Vec<u8>)>,
+    pub staged: VecDeque<(Token, IoOp, Place, Vec<u8>)>,
     pub running: BTreeMap<When, Running>,
     pub by_token: BTreeMap<Token, When>,
 }
@@ -286,8 +298,8 @@ impl State {
     // Operations on descriptors.
 
     /// Takes an operation; `data` is what it writes to a file.
-    pub fn stage(&mut self, core: usize, token: Token, op: IoOp, data: Vec<u8>) {
-        self.ports[core].staged.push_back((token, op, data));
+    pub fn stage(&mut self, core: usize, token: Token, op: IoOp, place: Place, data: Vec<u8>) {
+        self.ports[core].staged.push_back((token, op, place, data));
     }
 
     pub fn staged(&self, core: usize) -> usize {
@@ -300,13 +312,16 @@ impl State {
         if self.crashed.is_some() {
             self.ports[core].staged.clear();
         }
-        while let Some((token, op, data)) = self.ports[core].staged.pop_front() {
+        while let Some((token, op, place, data)) = self.ports[core].staged.pop_front() {
             let (when, running) = match op {
-                IoOp::Read { fd, ptr, len, offset } => {
-                    self.submit_read(core, token, op, fd, ptr.addr(), len, offset)
+                IoOp::Read { fd, offset, .. } | IoOp::ReadV { fd, offset, .. } => {
+                    self.submit_read(core, token, op, fd, place, offset)
                 }
-                IoOp::Write { fd, ptr, offset, .. } => {
-                    self.submit_write(core, token, op, fd, ptr.addr(), offset, data)
+                IoOp::Write { fd, offset, .. } | IoOp::WriteV { fd, offset, .. } => {
+                    self.submit_write(core, token, op, fd, place.address, offset, data)
+                }
+                IoOp::Fallocate { fd, offset, len, .. } => {
+                    self.submit_zeroes(core, token, op, fd, offset..offset.saturating_add(len))
                 }
                 IoOp::SyncData { fd } => self.submit_sync(core, token, op, fd),
                 _ => self.submit_socket(core, token, op),
@@ -320,30 +335,28 @@ impl State {
         (when, Running { result: Some(-errno), ..Running::new(token, op, Plan::default()) })
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the parts of one read")]
     fn submit_read(
         &mut self,
         core: usize,
         token: Token,
         op: IoOp,
         fd: i32,
-        address: usize,
-        len: u32,
+        Place { address, len }: Place,
         offset: u64,
     ) -> (When, Running) {
         let Some(OpenFile { inode, block, .. }) = self.file(fd) else {
             return self.refuse(token, op, libc::EBADF);
         };
         let number = inode.borrow().number;
-        self.note(core, token, What::Read { file: number, offset, len });
-        if !aligned(block, address, offset, len.into()) {
+        self.note(core, token, What::Read { file: number, offset, len: len as u32 });
+        if !aligned(block, address, offset, len) {
             return self.refuse(token, op, libc::EINVAL);
         }
         let path = inode.borrow().path.clone();
-        let range = offset..offset.saturating_add(u64::from(len));
+        let range = offset..offset.saturating_add(len);
         let plan = self.plan(core, token, Access::Read, &path, &range, block.max(512));
-        let ns = self.latency(|config| &config.read, u64::from(len));
-        self.at_the_device(ns, Running::new(token, op, plan))
+        let ns = self.latency(|config| &config.read, len);
+        self.at_the_device(ns, Running { len, ..Running::new(token, op, plan) })
     }
 
     #[expect(clippy::too_many_arguments, reason = "the parts of one write")]
@@ -369,6 +382,31 @@ impl State {
         let range = offset..offset + len;
         let plan = self.plan(core, token, Access::Write, &path, &range, block.max(512));
         let ns = self.latency(|config| &config.write, len);
+        self.at_the_device(ns, Running { data, ..Running::new(token, op, plan) })
+    }
+
+    /// A hole to punch or a range to zero: a write of zeroes as far as the file goes, of which the
+    /// device takes all or none at once.
+    fn submit_zeroes(
+        &mut self,
+        core: usize,
+        token: Token,
+        op: IoOp,
+        fd: i32,
+        range: std::ops::Range<u64>,
+    ) -> (When, Running) {
+        let Some(OpenFile { inode, .. }) = self.file(fd).filter(|file| file.writable) else {
+            return self.refuse(token, op, libc::EBADF);
+        };
+        let (number, size) = (inode.borrow().number, inode.borrow().len());
+        let range = range.start.min(size)..range.end.min(size);
+        let len = range.end - range.start;
+        self.note(core, token, What::Write { file: number, offset: range.start, len: len as u32 });
+        let path = inode.borrow().path.clone();
+        let plan = self.plan(core, token, Access::Write, &path, &range, 512);
+        let plan = Plan { short: None, ..plan };
+        let ns = self.latency(|config| &config.write, 4096);
+        let data = vec![0; len as usize];
         self.at_the_device(ns, Running { data, ..Running::new(token, op, plan) })
     }
 
@@ -413,7 +451,7 @@ impl State {
         self.note(core, token, What::Cancel);
         let port = &mut self.ports[core];
         if let Some(at) = port.staged.iter().position(|(t, ..)| *t == token) {
-            let Some((token, op, _)) = port.staged.remove(at) else { return };
+            let Some((token, op, ..)) = port.staged.remove(at) else { return };
             let (when, running) = self.refuse(token, op, libc::ECANCELED);
             self.ports[core].put(when, running);
             return;
@@ -471,14 +509,20 @@ impl State {
             self.ports[core].by_token.remove(&token);
             let outcome = match (running.result, op) {
                 (Some(result), _) => Outcome::plain(token, op, result),
-                (None, IoOp::Read { fd, len, offset, .. }) => {
+                (None, IoOp::Read { fd, offset, .. } | IoOp::ReadV { fd, offset, .. }) => {
                     let inode = self.file_in_use(fd, token);
-                    match self.disk.read(&inode, offset, len as usize, &running.plan) {
+                    let len = running.len as usize;
+                    match self.disk.read(&inode, offset, len, &running.plan) {
                         Ok(bytes) => Outcome { token, op, result: bytes.len() as i32, bytes },
                         Err(errno) => Outcome::plain(token, op, -errno),
                     }
                 }
-                (None, IoOp::Write { fd, offset, .. }) => {
+                (
+                    None,
+                    IoOp::Write { fd, offset, .. }
+                    | IoOp::WriteV { fd, offset, .. }
+                    | IoOp::Fallocate { fd, offset, .. },
+                ) => {
                     let inode = self.file_in_use(fd, token);
                     let Running { data, plan, .. } = &running;
                     let end = offset + data.len() as u64;
@@ -489,7 +533,12 @@ impl State {
                     } else {
                         self.disk.write(&mut self.device, &inode, offset, data, plan)
                     };
-                    Outcome::plain(token, op, done.map_or_else(|errno| -errno, |n| n as i32))
+                    if let (IoOp::WriteV { durable: true, .. }, Ok(1..)) = (op, done) {
+                        inode.borrow_mut().flush_newest();
+                    }
+                    let taken = if let IoOp::Fallocate { .. } = op { 0 } else { i32::MAX };
+                    let n = done.map(|n| (n as i32).min(taken));
+                    Outcome::plain(token, op, n.unwrap_or_else(|errno| -errno))
                 }
                 (None, IoOp::SyncData { fd }) => {
                     let inode = self.file_in_use(fd, token);
@@ -545,14 +594,22 @@ impl State {
             MetaOp::Rename { to, .. } => (5, to),
             MetaOp::Remove { path } => (6, path),
             MetaOp::SyncDir { path } => (7, path),
-            MetaOp::SetLen { file, .. } | MetaOp::Allocate { file, .. } => {
+            MetaOp::SetLen { file, .. }
+            | MetaOp::Allocate { file, .. }
+            | MetaOp::Measure { file } => {
                 // Under its newest name, if it is this world's and open.
                 let own = self.file(file.fd().number());
                 changed = own.map_or_else(Default::default, |own| own.inode.borrow().path.clone());
-                (if matches!(op, MetaOp::SetLen { .. }) { 8 } else { 9 }, &changed)
+                let kind = match op {
+                    MetaOp::SetLen { .. } => 8,
+                    MetaOp::Allocate { .. } => 9,
+                    _ => 13,
+                };
+                (kind, &changed)
             }
             MetaOp::LockExclusive { path } => (10, path),
             MetaOp::CreateDir { path } => (11, path),
+            MetaOp::OpenImage { path, .. } => (12, path),
         };
         let path = path.clone();
         self.note(core, token, What::Name { kind });
@@ -677,6 +734,13 @@ impl State {
                 }
                 Ok(MetaOut::Done)
             }
+            MetaOp::OpenImage { path, how } => self.open_image(path, how).map(MetaOut::Image),
+            MetaOp::Measure { file } => {
+                let own = self.file(file.fd().number());
+                let own = own.ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+                file.set_size(own.inode.borrow().len());
+                Ok(MetaOut::Done)
+            }
             MetaOp::LockExclusive { path } => {
                 if self.disk.find(&path).is_err() {
                     self.room_for_name(&path, Opening::New)?;
@@ -727,12 +791,35 @@ impl State {
 
     /// Whether there is room for a file that may have to be made.
     fn room_for_name(&self, path: &Path, opening: Opening) -> io::Result<()> {
-        let makes = opening != Opening::Existing && self.disk.find(path).is_err();
+        let may_make = matches!(opening, Opening::New | Opening::NewOrEmptied);
+        let makes = may_make && self.disk.find(path).is_err();
         match self.disk.capacity {
             Some(capacity) if makes && self.used() + FILE_ROOM > capacity => {
                 Err(io::Error::from_raw_os_error(libc::ENOSPC))
             }
             _ => Ok(()),
+        }
+    }
+
+    fn open_image(&mut self, path: PathBuf, how: ImageOpening) -> io::Result<Image> {
+        let inode = self.disk.find(&path)?;
+        let lock = if how.lock { Some(self.lock(path.clone(), !how.read_only)?) } else { None };
+        let block = if how.mode == Mode::Buffered { 1 } else { self.config.block };
+        let open = OpenFile { inode, block, writable: !how.read_only };
+        let info = ImageInfo {
+            block_device: false,
+            block_size: block.max(512),
+            physical_block_size: 4096,
+            optimal_io: 0,
+            punch_hole: !how.read_only,
+            zero_range: !how.read_only,
+        };
+        match (self.open_file(path, open), lock) {
+            (MetaOut::File(file), Some(MetaOut::Lock(fd))) => {
+                Ok(Image { file, info, _lock: Some(LockGuard { _fd: fd }) })
+            }
+            (MetaOut::File(file), _) => Ok(Image { file, info, _lock: None }),
+            (other, _) => unreachable!("a simulated open answered {other:?}"),
         }
     }
 
