@@ -1,0 +1,173 @@
+//! A [`Bdev`]: an open device that cores share, and what it is like.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use reactor::Core;
+
+use crate::channel::Channel;
+use crate::error::{Error, ErrorKind};
+use crate::file::FileDevice;
+use crate::mem::MemDevice;
+use crate::uri::{Base, Spec};
+
+/// What a device is like. Sizes are in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Its size, a multiple of the block.
+    pub size_bytes: u64,
+    /// The logical block: what offsets and lengths are multiples of. A power of two from 512 on.
+    pub block_size: u32,
+    /// What it writes without reading first.
+    pub physical_block_size: u32,
+    /// What reads and writes should be multiples of.
+    pub min_io: u32,
+    /// What they had better be multiples of; 0 where it makes no difference.
+    pub opt_io: u32,
+    /// It takes no writes.
+    pub read_only: bool,
+    /// A write that has completed is durable only after a flush. Where this is false every
+    /// completed write is durable.
+    pub volatile_cache: bool,
+    /// It takes discards.
+    pub discard: bool,
+    /// It takes requests to write zeroes.
+    pub write_zeroes: bool,
+    /// What was discarded reads as zeroes.
+    pub zeroes_after_discard: bool,
+    /// Most segments of one request.
+    pub max_segments: u32,
+    /// What discards had better be multiples of, in offset and length.
+    pub discard_alignment: u32,
+    /// Longest discard that makes sense.
+    pub discard_max: u64,
+    /// Longest range of zeroes that makes sense.
+    pub write_zeroes_max: u64,
+}
+
+/// Most segments of one request: a guest's ring of 256 less header and status.
+pub(crate) const SEGMENTS: u32 = 254;
+
+/// An open block device. Clones are the same device.
+#[derive(Clone)]
+pub struct Bdev(Arc<Shared>);
+
+struct Shared {
+    geometry: Geometry,
+    /// The size changes, the rest of the geometry does not.
+    size_bytes: AtomicU64,
+    device: Device,
+}
+
+/// What kinds there are.
+pub(crate) enum Device {
+    Null(NullDevice),
+    Mem(MemDevice),
+    File(FileDevice),
+}
+
+/// A device that does nothing: a read leaves the memory as it is.
+pub(crate) struct NullDevice;
+
+impl Bdev {
+    /// Opens the device that a URI names: see docs/DISKS.md. Suspends.
+    ///
+    /// # Errors
+    /// When the URI is wrong, the device is in use, or the system refuses; the text says which.
+    pub async fn open(core: &Core, uri: &str) -> Result<Bdev, Error> {
+        let Spec { base, layers } = uri.parse()?;
+        if !layers.is_empty() {
+            return Err(Error::new(ErrorKind::Unsupported, "no layers yet"));
+        }
+        Ok(match base {
+            Base::Null { size, block } => {
+                Bdev::new(null_geometry(size, block), Device::Null(NullDevice))
+            }
+            Base::Mem { size, block } => {
+                let mem = MemDevice::new(size)?;
+                Bdev::new(mem.geometry(size, block), Device::Mem(mem))
+            }
+            Base::File { .. } => {
+                let (file, geometry) = FileDevice::open(core, &base).await?;
+                Bdev::new(geometry, Device::File(file))
+            }
+        })
+    }
+
+    fn new(geometry: Geometry, device: Device) -> Bdev {
+        let size_bytes = geometry.size_bytes.into();
+        Bdev(Arc::new(Shared { geometry, size_bytes, device }))
+    }
+
+    /// What it is like now.
+    pub fn geometry(&self) -> Geometry {
+        Geometry { size_bytes: self.size_bytes(), ..self.0.geometry }
+    }
+
+    /// Its size now, in bytes.
+    #[inline]
+    pub fn size_bytes(&self) -> u64 {
+        self.0.size_bytes.load(Ordering::Relaxed)
+    }
+
+    /// A way to the device for this core. It must be dropped on this core.
+    ///
+    /// # Errors
+    /// When the system has no room for what the device's engine needs.
+    pub fn channel(&self, core: &Core) -> Result<Channel, Error> {
+        Ok(Channel::new(self, core))
+    }
+
+    /// Gives the device another size, in bytes, for all channels; suspends. What is cut off is
+    /// lost; what is added reads as zeroes, unless a write behind the new end of a smaller device was still
+    /// under way. A block device's size is its own: there this only looks whether it has so much.
+    ///
+    /// # Errors
+    /// When the size is no multiple of the block, the device cannot have it, or the system refuses.
+    pub async fn resize(&self, core: &Core, size_bytes: u64) -> Result<(), Error> {
+        let block = u64::from(self.0.geometry.block_size);
+        if size_bytes == 0 || !size_bytes.is_multiple_of(block) {
+            let text = format!("a size of {size_bytes} bytes is no multiple of the block, {block}");
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        // Requests are refused behind the new end before it moves, and let in only afterwards.
+        let old = self.0.size_bytes.fetch_min(size_bytes, Ordering::Relaxed);
+        let changed = match &self.0.device {
+            Device::Null(_) => Ok(()),
+            Device::Mem(mem) => mem.resize(old, size_bytes),
+            Device::File(file) => file.resize(core, size_bytes).await,
+        };
+        let size = if changed.is_ok() { size_bytes } else { old };
+        self.0.size_bytes.store(size, Ordering::Relaxed);
+        changed
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.0.device
+    }
+}
+
+fn null_geometry(size_bytes: u64, block_size: u32) -> Geometry {
+    Geometry {
+        size_bytes,
+        block_size,
+        physical_block_size: block_size,
+        min_io: block_size,
+        opt_io: 0,
+        read_only: false,
+        volatile_cache: false,
+        discard: true,
+        write_zeroes: true,
+        zeroes_after_discard: false,
+        max_segments: SEGMENTS,
+        discard_alignment: block_size,
+        discard_max: 1 << 30,
+        write_zeroes_max: 1 << 30,
+    }
+}
+
+impl std::fmt::Debug for Bdev {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bdev").field("geometry", &self.geometry()).finish_non_exhaustive()
+    }
+}

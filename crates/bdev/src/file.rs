@@ -1,0 +1,465 @@
+//! Files and block devices of the host.
+//!
+//! Most requests are one operation of the reactor on the guest's own memory. The others become a
+//! *job* of several steps:
+//!
+//! - memory that is not aligned as direct I/O wants it goes through a buffer of the core's pool,
+//!   piece by piece ([`PIECE`]). A core whose pool is used up lets such requests wait;
+//! - zeroes: the room is given back, or the range zeroed by one call, or zeroes are written,
+//!   whatever the file can, in this order;
+//! - what must be durable when it completes, and is not by its own call, ends with a sync.
+//!
+//! A write that must be durable (`write=through`, or a guest without a write cache) is one call
+//! with `RWF_DSYNC`: one flush for that write, or none where the disk has FUA.
+//!
+//! A failed flush poisons the file: every later write and flush fails, on all cores, until the
+//! device is opened again, since nobody knows what the kernel has dropped.
+//!
+//! A file whose length is no multiple of the block ends, as a device, with its last whole block.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use reactor::{Core, FileDone, FileIo, FileQueue, Image, ImageOpening, Mode, SEGMENTS_MAX};
+
+use crate::channel::{Done, Io, Kind, QUEUE_DEPTH, Status};
+use crate::device::{Geometry, SEGMENTS};
+use crate::error::{Error, ErrorKind};
+use crate::uri::{Base, Engine};
+
+/// What goes through one buffer at a time, and is written of zeroes at a time, in bytes.
+const PIECE: usize = 256 << 10;
+/// Buffers that one channel uses at once.
+const BUFFERS_MAX: usize = 64;
+/// How long a job waits that found no buffer.
+const RETRY_NS: u64 = 1_000_000;
+/// Longest discard, and longest range of zeroes.
+const DISCARD_MAX: u64 = 256 << 20;
+const ZEROES_MAX: u64 = 64 << 20;
+
+/// The zeroes that are written where the file cannot zero by itself.
+#[repr(align(4096))]
+struct Zeroes([u8; 64 << 10]);
+static ZEROES: Zeroes = Zeroes([0; 64 << 10]);
+
+/// An open file, as all cores share it.
+pub(crate) struct FileDevice {
+    image: Image,
+    engine: Engine,
+    through: bool,
+}
+
+impl FileDevice {
+    pub async fn open(core: &Core, base: &Base) -> Result<(FileDevice, Geometry), Error> {
+        let Base::File { path, engine, through, read_only, direct, lock, block } = base else {
+            unreachable!("only files are opened here")
+        };
+        let name = path.display();
+        let mode = match direct {
+            Some(false) => Mode::Buffered,
+            _ if *engine == Engine::Mmap => Mode::Buffered,
+            _ => Mode::Direct,
+        };
+        let how = ImageOpening { read_only: *read_only, mode, lock: *lock };
+        let image = core
+            .open_image(path, how)
+            .await
+            .map_err(|error| Error::io(format!("cannot open {name}"), error))?;
+        let must_be_direct = *direct == Some(true) || *engine == Engine::Aio;
+        if must_be_direct && image.file.alignment() == 1 {
+            let text = format!("{name}: its file system has no direct I/O");
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        let least = image.info.block_size;
+        let block_size = block.unwrap_or(least);
+        if block_size < least {
+            let text = format!("{name}: block={block_size}, but it reads and writes {least} bytes");
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        let size_bytes = image.file.size() / u64::from(block_size) * u64::from(block_size);
+        let info = image.info;
+        let physical_block_size = info.physical_block_size.max(block_size);
+        let geometry = Geometry {
+            size_bytes,
+            block_size,
+            physical_block_size,
+            min_io: physical_block_size,
+            opt_io: info.optimal_io,
+            read_only: *read_only,
+            volatile_cache: !through,
+            discard: info.punch_hole,
+            write_zeroes: !read_only,
+            zeroes_after_discard: info.punch_hole,
+            max_segments: SEGMENTS,
+            discard_alignment: physical_block_size,
+            discard_max: DISCARD_MAX,
+            write_zeroes_max: ZEROES_MAX,
+        };
+        Ok((FileDevice { image, engine: *engine, through: *through }, geometry))
+    }
+
+    pub async fn resize(&self, core: &Core, size: u64) -> Result<(), Error> {
+        let file = core.attach(&self.image.file);
+        let text = || format!("cannot give {} {size} bytes", self.image.file.path().display());
+        if self.image.info.block_device {
+            let there = core.measure(&self.image.file).await;
+            let there = there.map_err(|error| Error::io(text(), error))?;
+            if there < size {
+                let text = format!("{}: it has {there}", text());
+                return Err(Error::new(ErrorKind::Unsupported, text));
+            }
+            return Ok(());
+        }
+        file.set_len(size).await.map_err(|error| Error::io(text(), error))?;
+        file.sync_data().await.map_err(|error| Error::io(text(), error))
+    }
+}
+
+/// One core's queue to a file.
+pub(crate) struct FileChannel {
+    core: Core,
+    queue: FileQueue,
+    through: bool,
+    punch_hole: bool,
+    zero_range: bool,
+    /// What a segment's place, and what its length, must not have set.
+    place_mask: usize,
+    length_mask: usize,
+    keep: Option<Rc<dyn Any>>,
+    jobs: Vec<Job>,
+    free: Vec<u32>,
+    /// Jobs without a buffer, oldest first.
+    waiting: VecDeque<u32>,
+    buffers: usize,
+    bounced: u64,
+}
+
+/// A request of several steps.
+#[derive(Default)]
+struct Job {
+    tag: u64,
+    step: Step,
+    offset: u64,
+    len: u64,
+    /// How much is done of a request that goes in pieces.
+    at: u64,
+    through: bool,
+    segments: Vec<libc::iovec>,
+    buffer: Option<Bounce>,
+    /// Its step has ended with this error number.
+    ended: Option<i32>,
+}
+
+/// What a job is doing.
+#[derive(Clone, Copy, Default)]
+enum Step {
+    #[default]
+    Free,
+    /// Reading a piece into the buffer.
+    Read,
+    /// Writing a piece from the buffer.
+    Write,
+    /// Giving room back, for a discard.
+    Discard,
+    /// Giving room back that must read as zeroes.
+    Punch,
+    /// Zeroing the range by a call.
+    Zero,
+    /// Writing a piece of zeroes.
+    WriteZeroes,
+    /// Making durable what is done.
+    Sync,
+}
+
+/// A buffer that an operation under way holds as well. Only the kernel and `copy` touch its bytes.
+#[derive(Clone)]
+struct Bounce {
+    ptr: *mut u8,
+    buf: Rc<dyn Any>,
+}
+
+/// A completion of a request that is one operation; a job's is its number and one.
+const WHOLE: u32 = 0;
+
+impl FileChannel {
+    pub fn new(device: &FileDevice, core: &Core) -> FileChannel {
+        let file = core.attach(&device.image.file);
+        let on_threads = device.engine == Engine::Sync;
+        FileChannel {
+            core: core.clone(),
+            queue: file.queue(QUEUE_DEPTH, on_threads),
+            through: device.through,
+            punch_hole: device.image.info.punch_hole,
+            zero_range: device.image.info.zero_range,
+            place_mask: device.image.file.memory_alignment() - 1,
+            length_mask: file.alignment() - 1,
+            keep: None,
+            jobs: Vec::new(),
+            free: Vec::new(),
+            waiting: VecDeque::new(),
+            buffers: 0,
+            bounced: 0,
+        }
+    }
+
+    pub fn hold(&mut self, keep: Rc<dyn Any>) {
+        self.queue.hold(Some(keep.clone()));
+        self.keep = Some(keep);
+    }
+
+    pub fn bounced(&self) -> u64 {
+        self.bounced
+    }
+
+    #[inline]
+    pub fn ready(&self) -> bool {
+        self.queue.ready() > 0
+    }
+
+    /// # Safety
+    /// As [`crate::Channel::submit`]; the range lies in the device.
+    #[inline]
+    pub unsafe fn submit(&mut self, io: &Io<'_>, done: &mut Vec<Done>) {
+        let through = self.through || io.through;
+        let offset = io.offset;
+        let whole = match io.kind {
+            Kind::Read if self.aligned(io.segments) => FileIo::Read { offset },
+            Kind::Write if self.aligned(io.segments) => FileIo::Write { offset, durable: through },
+            // What is durable when it completes leaves nothing to flush.
+            Kind::Flush if self.through => {
+                done.push(Done { tag: io.tag, status: Status::Ok });
+                return;
+            }
+            Kind::Flush => FileIo::SyncData,
+            _ => return self.start(io, through, done),
+        };
+        // SAFETY: the segments are valid by this function's contract.
+        let submitted = unsafe { self.queue.submit(whole, io.segments, io.tag, WHOLE) };
+        if submitted.is_err() {
+            // Cannot be: the queue has room for as many as the channel, each with one operation.
+            done.push(Done { tag: io.tag, status: Status::IoError });
+        }
+    }
+
+    #[inline]
+    fn aligned(&self, segments: &[libc::iovec]) -> bool {
+        let (place, length) = segments.iter().fold((0, 0), |(place, length), segment| {
+            (place | segment.iov_base.addr(), length | segment.iov_len)
+        });
+        place & self.place_mask == 0
+            && length & self.length_mask == 0
+            && segments.len() <= SEGMENTS_MAX
+    }
+
+    /// Starts a request of several steps.
+    #[cold]
+    fn start(&mut self, io: &Io<'_>, through: bool, done: &mut Vec<Done>) {
+        let (step, bounces) = match io.kind {
+            Kind::Read => (Step::Read, true),
+            Kind::Write => (Step::Write, true),
+            Kind::Flush => (Step::Sync, false),
+            Kind::Discard if !self.punch_hole => {
+                done.push(Done { tag: io.tag, status: Status::Unsupported });
+                return;
+            }
+            Kind::Discard => (Step::Discard, false),
+            Kind::WriteZeroes { unmap: true } if self.punch_hole => (Step::Punch, false),
+            Kind::WriteZeroes { .. } if self.zero_range => (Step::Zero, false),
+            Kind::WriteZeroes { .. } => (Step::WriteZeroes, false),
+        };
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.jobs.push(Job::default());
+            (self.jobs.len() - 1) as u32
+        });
+        let job = &mut self.jobs[number as usize];
+        (job.tag, job.step, job.through) = (io.tag, step, through);
+        (job.offset, job.len, job.at) = (io.offset, io.len, 0);
+        job.segments.clear();
+        job.segments.extend_from_slice(io.segments);
+        if bounces {
+            self.bounced += 1;
+            self.waiting.push_back(number);
+            self.find_buffers(done);
+        } else {
+            self.go_on(number, done);
+        }
+    }
+
+    /// Lets jobs go on that wait for a buffer, if there are any.
+    fn find_buffers(&mut self, done: &mut Vec<Done>) {
+        while let Some(&number) = self.waiting.front() {
+            let job = &mut self.jobs[number as usize];
+            let len = (job.len as usize).min(PIECE);
+            if !self.core.pool().could_hold(len) {
+                self.waiting.pop_front();
+                self.finish(number, Status::IoError, done);
+                continue;
+            }
+            if self.buffers >= BUFFERS_MAX {
+                // One of the others' completions comes here again.
+                return;
+            }
+            let Some(mut buf) = self.core.alloc(len) else {
+                self.core.turn_at(self.core.now_ns() + RETRY_NS);
+                return;
+            };
+            job.buffer = Some(Bounce { ptr: buf.as_mut_ptr(), buf: Rc::new(buf) });
+            self.buffers += 1;
+            self.waiting.pop_front();
+            self.go_on(number, done);
+        }
+    }
+
+    /// Submits a job's next step.
+    fn go_on(&mut self, number: u32, done: &mut Vec<Done>) {
+        let job = &self.jobs[number as usize];
+        let (offset, len) = (job.offset + job.at, (job.len - job.at).min(PIECE as u64) as usize);
+        let durable = job.through;
+        let mut pieces = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 4];
+        let (io, segments) = match job.step {
+            Step::Read | Step::Write => {
+                let Some(bounce) = &job.buffer else {
+                    unreachable!("a job that reads or writes has a buffer")
+                };
+                self.queue.hold(Some(bounce.buf.clone()));
+                if let Step::Write = job.step {
+                    // SAFETY: the request is a write, whose tag has not come back, so its segments
+                    // are valid for reads; the buffer holds a piece and nobody else uses it now.
+                    unsafe { copy(&job.segments, job.at, bounce.ptr, len, false) };
+                }
+                pieces[0] = libc::iovec { iov_base: bounce.ptr.cast(), iov_len: len };
+                let io = match job.step {
+                    Step::Read => FileIo::Read { offset },
+                    _ => FileIo::Write { offset, durable },
+                };
+                (io, 1)
+            }
+            Step::WriteZeroes => {
+                let mut left = len;
+                let mut n = 0;
+                for piece in &mut pieces {
+                    let take = left.min(ZEROES.0.len());
+                    let zeroes = ZEROES.0.as_ptr().cast_mut().cast();
+                    *piece = libc::iovec { iov_base: zeroes, iov_len: take };
+                    n += usize::from(take > 0);
+                    left -= take;
+                }
+                (FileIo::Write { offset, durable }, n)
+            }
+            Step::Discard | Step::Punch => {
+                (FileIo::PunchHole { offset: job.offset, len: job.len }, 0)
+            }
+            Step::Zero => (FileIo::ZeroRange { offset: job.offset, len: job.len }, 0),
+            Step::Sync | Step::Free => (FileIo::SyncData, 0),
+        };
+        // SAFETY: the memory is the job's buffer, which the operation holds, or static and only
+        // read. The queue gives this job's earlier operation back before it takes this one.
+        let submitted = unsafe { self.queue.submit(io, &pieces[..segments], 0, number + 1) };
+        self.queue.hold(self.keep.clone());
+        if submitted.is_err() {
+            // Cannot be: see `submit`.
+            self.finish(number, Status::IoError, done);
+        }
+    }
+
+    /// A step of a job has ended.
+    #[cold]
+    fn stepped(&mut self, number: u32, errno: i32, done: &mut Vec<Done>) {
+        let job = &mut self.jobs[number as usize];
+        let status = Status::of(errno);
+        let next = match (job.step, status) {
+            (Step::Read, Status::Ok) => {
+                let len = (job.len - job.at).min(PIECE as u64) as usize;
+                if let Some(bounce) = &job.buffer {
+                    // SAFETY: the request is a read, whose tag has not come back, so its segments
+                    // are valid for writes; the read into the buffer is done.
+                    unsafe { copy(&job.segments, job.at, bounce.ptr, len, true) };
+                }
+                job.at += len as u64;
+                (job.at < job.len).then_some(Step::Read)
+            }
+            (Step::Write | Step::WriteZeroes, Status::Ok) => {
+                job.at += (job.len - job.at).min(PIECE as u64);
+                (job.at < job.len).then_some(job.step)
+            }
+            (Step::Punch, Status::Unsupported) if self.zero_range => Some(Step::Zero),
+            (Step::Punch | Step::Zero, Status::Unsupported) => Some(Step::WriteZeroes),
+            (Step::Punch | Step::Zero | Step::Discard, Status::Ok) if job.through => {
+                Some(Step::Sync)
+            }
+            _ => None,
+        };
+        match next {
+            Some(step) => {
+                job.step = step;
+                self.go_on(number, done);
+            }
+            None => self.finish(number, status, done),
+        }
+    }
+
+    fn finish(&mut self, number: u32, status: Status, done: &mut Vec<Done>) {
+        let job = &mut self.jobs[number as usize];
+        done.push(Done { tag: job.tag, status });
+        job.step = Step::Free;
+        self.buffers -= usize::from(job.buffer.take().is_some());
+        self.free.push(number);
+    }
+
+    #[inline]
+    pub fn poll(&mut self, done: &mut Vec<Done>) {
+        if self.queue.ready() > 0 {
+            self.reap(done);
+        }
+        if !self.waiting.is_empty() {
+            self.find_buffers(done);
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        let mut jobs = false;
+        let all = &mut self.jobs;
+        self.queue.take(|FileDone { tag, context, errno }| {
+            if context == WHOLE {
+                done.push(Done { tag, status: Status::of(errno) });
+            } else {
+                jobs = true;
+                all[context as usize - 1].ended = Some(errno);
+            }
+        });
+        if jobs {
+            self.step_jobs(done);
+        }
+    }
+
+    #[cold]
+    fn step_jobs(&mut self, done: &mut Vec<Done>) {
+        for number in 0..self.jobs.len() {
+            if let Some(errno) = self.jobs[number].ended.take() {
+                self.stepped(number as u32, errno, done);
+            }
+        }
+    }
+}
+
+/// Copies `len` bytes between a buffer and the part of the segments that begins `skip` bytes in.
+///
+/// # Safety
+/// The buffer is valid for `len` bytes, the segments as the direction asks; they do not overlap.
+unsafe fn copy(segments: &[libc::iovec], skip: u64, buffer: *mut u8, len: usize, out: bool) {
+    let (mut skip, mut done) = (skip as usize, 0);
+    for segment in segments {
+        let from = skip.min(segment.iov_len);
+        let n = (segment.iov_len - from).min(len - done);
+        skip -= from;
+        // SAFETY: `from + n` is at most the segment's length and `done + n` at most `len`.
+        unsafe {
+            let memory = segment.iov_base.cast::<u8>().add(from);
+            let piece = buffer.add(done);
+            let (source, target) = if out { (piece, memory) } else { (memory, piece) };
+            std::ptr::copy_nonoverlapping(source, target, n);
+        }
+        done += n;
+    }
+}

@@ -1,0 +1,551 @@
+//! What a device's URI says.
+//!
+//! ```text
+//! uri    = *( layer "|" ) device
+//! device = ( "file:" PATH / "mem:" SIZE / "null:" SIZE ) [ "?" params ]
+//! layer  = ( "error:" / "delay:" / "limit:" ) params
+//! params = KEY "=" VALUE *( "&" KEY "=" VALUE )
+//! ```
+//!
+//! A layer lies over what follows the bar. There is one quoting rule: in a path and in a value `%`
+//! and two hexadecimal digits stand for a byte, and a `%`, a bar, white space and control
+//! characters are always written so; in a path a `?` too, in a value an `&` too. So the first bar,
+//! the first question mark and each ampersand mean what they seem to mean.
+//!
+//! Nothing is guessed: a key that is not known, is there twice or has a value that makes no sense
+//! is an error that names it.
+
+use std::ffi::OsString;
+use std::ops::Range;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+use crate::channel::Status;
+use crate::error::Error;
+
+/// How a file is read and written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Engine {
+    Uring,
+    Aio,
+    Mmap,
+    Sync,
+}
+
+/// A device without anything over it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Base {
+    File {
+        path: PathBuf,
+        engine: Engine,
+        through: bool,
+        read_only: bool,
+        /// `None`: where the file system can.
+        direct: Option<bool>,
+        lock: bool,
+        block: Option<u32>,
+    },
+    Mem {
+        size: u64,
+        block: u32,
+    },
+    Null {
+        size: u64,
+        block: u32,
+    },
+}
+
+/// Which requests a layer concerns: read, write, flush, discard, zeroes.
+pub(crate) const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "zeroes"];
+
+/// What is over a device.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Layer {
+    Error {
+        kinds: [bool; 5],
+        range: Range<u64>,
+        every: u64,
+        per_million: u32,
+        count: u64,
+        status: Status,
+    },
+    /// Nanoseconds from and to, by kind.
+    Delay { ns: [(u64, u64); 5] },
+    Limit {
+        /// Requests per second.
+        iops: Option<u64>,
+        /// Bytes per second.
+        bytes: Option<u64>,
+        /// What may be saved up, as the time it took to save it.
+        burst_ns: u64,
+    },
+}
+
+/// A parsed URI: the device, and what is over it from the innermost layer to the outermost.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Spec {
+    pub base: Base,
+    pub layers: Vec<Layer>,
+}
+
+/// Most layers over one device.
+const LAYERS_MAX: usize = 8;
+/// Longest delay.
+const DELAY_MAX_NS: u64 = 3_600_000_000_000;
+/// The unit of sizes, and the smallest block.
+const SECTOR: u64 = 512;
+
+impl std::str::FromStr for Spec {
+    type Err = Error;
+
+    fn from_str(uri: &str) -> Result<Spec, Error> {
+        if let Some(wrong) = uri.chars().find(|c| c.is_whitespace() || c.is_control()) {
+            return Err(Error::uri(format!(
+                "'{uri}': write the character {wrong:?} as {}",
+                escaped(wrong)
+            )));
+        }
+        let mut parts: Vec<&str> = uri.split('|').collect();
+        let base = base(parts.pop().unwrap_or_default())?;
+        if parts.len() > LAYERS_MAX {
+            return Err(Error::uri(format!("more than {LAYERS_MAX} layers over one device")));
+        }
+        let layers = parts.into_iter().rev().map(layer).collect::<Result<_, _>>()?;
+        Ok(Spec { base, layers })
+    }
+}
+
+fn escaped(c: char) -> String {
+    let mut bytes = [0; 4];
+    c.encode_utf8(&mut bytes).bytes().map(|byte| format!("%{byte:02X}")).collect()
+}
+
+fn scheme(text: &str) -> Result<(&str, &str), Error> {
+    text.split_once(':').ok_or_else(|| {
+        Error::uri(format!("'{text}': a device is file:PATH, mem:SIZE or null:SIZE"))
+    })
+}
+
+fn base(text: &str) -> Result<Base, Error> {
+    let (scheme, rest) = scheme(text)?;
+    let (body, params) = match rest.split_once('?') {
+        Some((body, params)) => (body, Params::parse(params)?),
+        None => (rest, Params::default()),
+    };
+    match scheme {
+        "file" => file(body, params),
+        "mem" | "null" => {
+            let mut params = params;
+            let size = size(&decoded(body)?).map_err(|why| named(scheme, &why))?;
+            let block = params.take("block", block)?.unwrap_or(SECTOR as u32);
+            params.end(scheme, "block")?;
+            if size == 0 || !size.is_multiple_of(u64::from(block)) {
+                let text = format!("{scheme}: the size must be a multiple of the block, {block}");
+                return Err(Error::uri(text));
+            }
+            Ok(match scheme {
+                "mem" => Base::Mem { size, block },
+                _ => Base::Null { size, block },
+            })
+        }
+        "error" | "delay" | "limit" => Err(Error::uri(format!(
+            "'{text}': {scheme} lies over a device, as in {scheme}:...|file:PATH"
+        ))),
+        _ => Err(Error::uri(format!(
+            "'{scheme}:' is no device; there are file:, mem: and null:, and error:, delay: and \
+             limit: to lie over them"
+        ))),
+    }
+}
+
+fn file(body: &str, mut params: Params) -> Result<Base, Error> {
+    let path = PathBuf::from(OsString::from_vec(decoded_bytes(body)?));
+    if path.as_os_str().is_empty() {
+        return Err(Error::uri("file: needs a path"));
+    }
+    let engine = params.take("engine", |text| match text {
+        "uring" => Ok(Engine::Uring),
+        "aio" => Ok(Engine::Aio),
+        "mmap" => Ok(Engine::Mmap),
+        "sync" => Ok(Engine::Sync),
+        _ => Err("is none of uring, aio, mmap, sync".to_owned()),
+    })?;
+    let through = params.take("write", |text| match text {
+        "cached" => Ok(false),
+        "through" => Ok(true),
+        _ => Err("is none of cached, through".to_owned()),
+    })?;
+    let read_only = params.take("readonly", switch)?;
+    let direct = params.take("direct", |text| match text {
+        "auto" => Ok(None),
+        _ => switch(text).map(Some).map_err(|_| "is none of on, off, auto".to_owned()),
+    })?;
+    let lock = params.take("lock", switch)?;
+    let block = params.take("block", block)?;
+    params.end("file", "engine, write, readonly, direct, lock, block")?;
+    let (engine, direct) = (engine.unwrap_or(Engine::Uring), direct.flatten());
+    match (engine, direct) {
+        (Engine::Aio, Some(false)) => {
+            return Err(Error::uri(
+                "file: engine=aio needs direct I/O: through the page cache its calls wait",
+            ));
+        }
+        (Engine::Mmap, Some(true)) => {
+            return Err(Error::uri("file: engine=mmap goes through the page cache, not direct"));
+        }
+        _ => {}
+    }
+    Ok(Base::File {
+        path,
+        engine,
+        through: through.unwrap_or(false),
+        read_only: read_only.unwrap_or(false),
+        direct,
+        lock: lock.unwrap_or(true),
+        block,
+    })
+}
+
+fn layer(text: &str) -> Result<Layer, Error> {
+    let (scheme, rest) = scheme(text)?;
+    let rest = rest.strip_prefix('?').unwrap_or(rest);
+    let known = ["error", "delay", "limit"].contains(&scheme);
+    if !known {
+        return Err(Error::uri(format!(
+            "'{text}': only error:, delay: and limit: lie over a device; a bar in a path is %7C"
+        )));
+    }
+    let mut params = Params::parse(rest)?;
+    match scheme {
+        "error" => error_layer(&mut params),
+        "delay" => delay_layer(&mut params),
+        _ => limit_layer(&mut params),
+    }
+}
+
+fn error_layer(params: &mut Params) -> Result<Layer, Error> {
+    let kinds = params.take("kind", |text| {
+        let mut kinds = [false; 5];
+        for name in text.split(',') {
+            match KINDS.iter().position(|&known| known == name) {
+                Some(at) => kinds[at] = true,
+                None if name == "all" => kinds = [true; 5],
+                None => return Err("is no list of read, write, flush, discard, zeroes, all".into()),
+            }
+        }
+        Ok(kinds)
+    })?;
+    let range = params.take("range", |text| {
+        let (from, to) = text.split_once("..").ok_or("is no FROM..TO in bytes")?;
+        let from = if from.is_empty() { 0 } else { size(from)? };
+        let to = if to.is_empty() { u64::MAX } else { size(to)? };
+        if from < to { Ok(from..to) } else { Err("is an empty range".to_owned()) }
+    })?;
+    let every = params.take("every", count)?;
+    let per_million = params.take("chance", |text| {
+        let chance: f64 = text.parse().map_err(|_| "is no number from 0 to 1".to_owned())?;
+        if (0.0..=1.0).contains(&chance) {
+            Ok((chance * 1e6).round() as u32)
+        } else {
+            Err("is no number from 0 to 1".to_owned())
+        }
+    })?;
+    let times = params.take("count", count)?;
+    let status = params.take("status", |text| match text {
+        "io" => Ok(Status::IoError),
+        "unsupported" => Ok(Status::Unsupported),
+        "nospace" => Ok(Status::NoSpace),
+        _ => Err("is none of io, unsupported, nospace".to_owned()),
+    })?;
+    params.end("error", "kind, range, every, chance, count, status")?;
+    Ok(Layer::Error {
+        kinds: kinds.unwrap_or([true; 5]),
+        range: range.unwrap_or(0..u64::MAX),
+        every: every.unwrap_or(1),
+        per_million: per_million.unwrap_or(1_000_000),
+        count: times.unwrap_or(u64::MAX),
+        status: status.unwrap_or(Status::IoError),
+    })
+}
+
+fn delay_layer(params: &mut Params) -> Result<Layer, Error> {
+    let interval = |text: &str| -> Result<(u64, u64), String> {
+        let (from, to) = match text.split_once("..") {
+            Some((from, to)) => (duration(from)?, duration(to)?),
+            None => (duration(text)?, duration(text)?),
+        };
+        if from > to {
+            return Err("ends before it begins".to_owned());
+        }
+        if to > DELAY_MAX_NS {
+            return Err("is longer than an hour".to_owned());
+        }
+        Ok((from, to))
+    };
+    let all = params.take("all", interval)?;
+    let mut ns = [all.unwrap_or((0, 0)); 5];
+    for (ns, kind) in ns.iter_mut().zip(KINDS) {
+        if let Some(own) = params.take(kind, interval)? {
+            *ns = own;
+        }
+    }
+    params.end("delay", "all, read, write, flush, discard, zeroes")?;
+    Ok(Layer::Delay { ns })
+}
+
+fn limit_layer(params: &mut Params) -> Result<Layer, Error> {
+    let iops = params.take("iops", count)?;
+    let bytes = params.take("bytes", |text| match size(text)? {
+        0 => Err("is 0".to_owned()),
+        bytes => Ok(bytes),
+    })?;
+    let burst_ns = params.take("burst", |text| match duration(text)? {
+        ns if ns <= DELAY_MAX_NS => Ok(ns),
+        _ => Err("is longer than an hour".to_owned()),
+    })?;
+    params.end("limit", "iops, bytes, burst")?;
+    if iops.is_none() && bytes.is_none() {
+        return Err(Error::uri("limit: needs iops=N, bytes=SIZE (each per second) or both"));
+    }
+    Ok(Layer::Limit { iops, bytes, burst_ns: burst_ns.unwrap_or(100_000_000) })
+}
+
+/// Keys and values that have not been taken yet.
+#[derive(Default)]
+struct Params(Vec<(String, String)>);
+
+impl Params {
+    fn parse(text: &str) -> Result<Params, Error> {
+        let mut params: Vec<(String, String)> = Vec::new();
+        for pair in text.split('&').filter(|_| !text.is_empty()) {
+            let (key, value) = pair
+                .split_once('=')
+                .ok_or_else(|| Error::uri(format!("'{pair}' is no KEY=VALUE")))?;
+            if params.iter().any(|(known, _)| known == key) {
+                return Err(Error::uri(format!("'{key}' is there twice")));
+            }
+            params.push((key.to_owned(), decoded(value)?));
+        }
+        Ok(Params(params))
+    }
+
+    fn take<T>(
+        &mut self,
+        key: &str,
+        read: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, Error> {
+        let Some(at) = self.0.iter().position(|(known, _)| known == key) else { return Ok(None) };
+        let (_, value) = self.0.swap_remove(at);
+        read(&value).map(Some).map_err(|why| named(&format!("{key}={value}"), &why))
+    }
+
+    fn end(&self, scheme: &str, known: &str) -> Result<(), Error> {
+        match self.0.first() {
+            None => Ok(()),
+            Some((key, _)) => {
+                Err(Error::uri(format!("{scheme}: does not know '{key}'; it knows {known}")))
+            }
+        }
+    }
+}
+
+fn named(what: &str, why: &str) -> Error {
+    Error::uri(format!("{what}: {why}"))
+}
+
+fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "on" | "true" => Ok(true),
+        "off" | "false" => Ok(false),
+        _ => Err("is none of on, off".to_owned()),
+    }
+}
+
+fn count(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("is no number from 1 on".to_owned()),
+        Ok(n) => Ok(n),
+    }
+}
+
+fn block(text: &str) -> Result<u32, String> {
+    match size(text) {
+        Ok(n) if n.is_power_of_two() && (SECTOR..=65536).contains(&n) => Ok(n as u32),
+        _ => Err("is no power of two from 512 to 64K".to_owned()),
+    }
+}
+
+/// `8G`, `512M`, `4K`, `100`: powers of 1024, in bytes.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    let wrong = || format!("'{text}' is no size, such as 8G, 512M, 4K or a number of bytes");
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
+        Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
+        Some(b'g' | b'G') => (&text[..text.len() - 1], 30),
+        Some(b't' | b'T') => (&text[..text.len() - 1], 40),
+        _ => (text, 0),
+    };
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(wrong());
+    }
+    let n: u64 = digits.parse().map_err(|_| wrong())?;
+    let bytes = n.checked_mul(1 << shift).filter(|&bytes| bytes <= i64::MAX as u64);
+    bytes.ok_or_else(|| format!("'{text}' is more than there can be"))
+}
+
+/// `5ms`, `100us`, `1s`, `250ns`: in nanoseconds.
+fn duration(text: &str) -> Result<u64, String> {
+    let wrong = || format!("'{text}' is no time, such as 5ms, 100us or 1s");
+    let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+    let unit: u64 = match &text[digits..] {
+        "ns" => 1,
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        _ => return Err(wrong()),
+    };
+    let n: u64 = text[..digits].parse().map_err(|_| wrong())?;
+    n.checked_mul(unit).ok_or_else(wrong)
+}
+
+fn decoded(text: &str) -> Result<String, Error> {
+    String::from_utf8(decoded_bytes(text)?)
+        .map_err(|_| Error::uri(format!("'{text}' is no text once its % are read")))
+}
+
+fn decoded_bytes(text: &str) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
+        let pair = (digit(rest.next()), digit(rest.next()));
+        let (Some(high), Some(low)) = pair else {
+            let why = "a % is followed by two hexadecimal digits; the character itself is %25";
+            return Err(Error::uri(format!("'{text}': {why}")));
+        };
+        bytes.push((high * 16 + low) as u8);
+    }
+    if bytes.contains(&0) {
+        return Err(Error::uri(format!("'{text}': a byte of zero")));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(uri: &str) -> Spec {
+        uri.parse().unwrap()
+    }
+
+    fn refusal(uri: &str) -> String {
+        uri.parse::<Spec>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn devices_and_their_defaults() {
+        assert_eq!(parse("mem:8G").base, Base::Mem { size: 8 << 30, block: 512 });
+        assert_eq!(parse("null:1T?block=4K").base, Base::Null { size: 1 << 40, block: 4096 });
+        let expected = Base::File {
+            path: "vm1.img".into(),
+            engine: Engine::Uring,
+            through: false,
+            read_only: false,
+            direct: None,
+            lock: true,
+            block: None,
+        };
+        assert_eq!(parse("file:vm1.img"), Spec { base: expected, layers: Vec::new() });
+        let Base::File { engine, through, read_only, direct, lock, block, .. } =
+            parse("file:a?engine=sync&write=through&readonly=on&direct=off&lock=off&block=4096")
+                .base
+        else {
+            unreachable!()
+        };
+        assert_eq!((engine, through, read_only), (Engine::Sync, true, true));
+        assert_eq!((direct, lock, block), (Some(false), false, Some(4096)));
+    }
+
+    #[test]
+    fn what_a_path_may_hold() {
+        for (uri, expected) in [
+            ("file:/a=b&c,d;e", "/a=b&c,d;e"),
+            ("file:a%20b%7Cc%3Fd%25e", "a b|c?d%e"),
+            ("file:C:x%0A", "C:x\n"),
+            ("file:grün.img", "grün.img"),
+        ] {
+            let Base::File { path, .. } = parse(uri).base else { unreachable!() };
+            assert_eq!(path, PathBuf::from(expected));
+        }
+    }
+
+    #[test]
+    fn layers_lie_over_what_follows_the_bar() {
+        let spec = parse("delay:read=5ms&write=1us..2s|limit:iops=100&bytes=1M&burst=1s|mem:1M");
+        let limit = Layer::Limit { iops: Some(100), bytes: Some(1 << 20), burst_ns: 1_000_000_000 };
+        let (read, write) = ((5_000_000, 5_000_000), (1_000, 2_000_000_000));
+        let delay = Layer::Delay { ns: [read, write, (0, 0), (0, 0), (0, 0)] };
+        assert_eq!(spec.layers, [limit, delay]);
+        let all = parse("error:|null:1M").layers;
+        assert_eq!(all, parse("error:?kind=all|null:1M").layers);
+        let some = "error:kind=read,flush&range=4K..8K&every=3&chance=0.25&count=2&status=nospace";
+        let expected = Layer::Error {
+            kinds: [true, false, true, false, false],
+            range: 4096..8192,
+            every: 3,
+            per_million: 250_000,
+            count: 2,
+            status: Status::NoSpace,
+        };
+        assert_eq!(parse(&format!("{some}|null:1M")).layers, [expected]);
+    }
+
+    #[test]
+    fn each_mistake_is_named() {
+        for (uri, expected) in [
+            ("", "file:PATH"),
+            ("vm1.img", "file:PATH"),
+            ("http://x", "'http:' is no device"),
+            ("file:", "needs a path"),
+            ("file:a b", "%20"),
+            ("file:a%2", "%25"),
+            ("file:a%zz", "%25"),
+            ("file:a%00", "zero"),
+            ("file:a?engine=uring&engine=aio", "'engine' is there twice"),
+            ("file:a?engine=fast", "is none of uring, aio, mmap, sync"),
+            ("file:a?cache=none", "does not know 'cache'"),
+            ("file:a?readonly", "'readonly' is no KEY=VALUE"),
+            ("file:a?readonly=maybe", "is none of on, off"),
+            ("file:a?engine=aio&direct=off", "needs direct I/O"),
+            ("file:a?engine=mmap&direct=on", "page cache"),
+            ("file:a|file:b", "%7C"),
+            ("mem:", "is no size"),
+            ("mem:8Q", "is no size"),
+            ("mem:-1", "is no size"),
+            ("mem:+1", "is no size"),
+            ("mem:99999999T", "more than there can be"),
+            ("mem:1000", "multiple of the block, 512"),
+            ("mem:0", "multiple of the block"),
+            ("null:1M?block=1000", "power of two"),
+            ("delay:read=5ms", "lies over a device"),
+            ("delay:read=5|mem:1M", "is no time"),
+            ("delay:read=2ms..1ms|mem:1M", "ends before it begins"),
+            ("delay:read=2000000s|mem:1M", "longer than an hour"),
+            ("limit:burst=1s|mem:1M", "needs iops"),
+            ("limit:iops=0|mem:1M", "is no number from 1 on"),
+            ("error:chance=2|mem:1M", "from 0 to 1"),
+            ("error:chance=NaN|mem:1M", "from 0 to 1"),
+            ("error:kind=reads|mem:1M", "is no list"),
+            ("error:range=8K..4K|mem:1M", "empty range"),
+            ("error:|error:|error:|error:|error:|error:|error:|error:|error:|mem:1M", "layers"),
+        ] {
+            let text = refusal(uri);
+            assert!(text.contains(expected), "{uri}: {text}");
+        }
+    }
+}
