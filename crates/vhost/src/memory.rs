@@ -1,0 +1,575 @@
+//! The guest's memory as the front end gave it: regions of shared files, mapped once, and the one way to touch them.
+//!
+//! The guest writes its memory while we read it, so there is never a Rust reference to it. Whatever is read is copied
+//! into private memory first and judged there. [`Area`] is a piece that stays for long (a part of a ring, an in-flight
+//! region, the dirty log); [`GuestMemory`] translates the addresses that requests carry. Both check each access
+//! against their bounds; all unsafe code about shared memory is in this file.
+//!
+//! A [`GuestMemory`] is an immutable table: adding or removing a region makes a new one that shares the mappings of
+//! the old one, so that a core may go on with its own table until it takes the new one. A mapping goes when the last
+//! table and the last area that hold it are gone.
+//!
+//! What it does not do: it does not survive a front end that truncates the file below the size it promised (SIGBUS).
+//! The size is checked when the file is mapped; the guest cannot change it, only the front end can.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use libc::iovec;
+
+/// Most regions that a table may have.
+pub const REGIONS_MAX: usize = 512;
+
+/// A region of guest memory, in the words of the vhost-user message that brings it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionInfo {
+    /// First guest-physical address.
+    pub guest_addr: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// First address in the front end's address space, which ring addresses are given in.
+    pub user_addr: u64,
+    /// Where the region begins in its file, in bytes.
+    pub mmap_offset: u64,
+}
+
+/// Why memory was not taken.
+#[derive(Debug)]
+pub enum MemoryError {
+    /// The region is empty, or its end is beyond the address space or the file offset's range.
+    Range(RegionInfo),
+    /// The region shares guest-physical or user addresses with another.
+    Overlap(RegionInfo),
+    /// The table has [`REGIONS_MAX`] regions.
+    TooMany,
+    /// There is no such region to remove.
+    Unknown(RegionInfo),
+    /// The file is shorter than the region needs.
+    Short {
+        /// Bytes that the file must have.
+        needed: u64,
+        /// Bytes that it has.
+        size: u64,
+    },
+    /// The descriptor is not a file that memory can be in.
+    NotAFile,
+    /// The system refused.
+    Io(io::Error),
+}
+
+impl std::fmt::Display for MemoryError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let region = |f: &mut std::fmt::Formatter<'_>, what: &str, r: &RegionInfo| {
+            write!(f, "memory region at {:#x} of {:#x} bytes {what}", r.guest_addr, r.size)
+        };
+        match self {
+            MemoryError::Range(r) => region(f, "is empty or too long", r),
+            MemoryError::Overlap(r) => region(f, "overlaps another", r),
+            MemoryError::Unknown(r) => region(f, "is not in the table", r),
+            MemoryError::TooMany => write!(f, "more than {REGIONS_MAX} memory regions"),
+            MemoryError::Short { needed, size } => {
+                write!(f, "memory file has {size} bytes, {needed} are needed")
+            }
+            MemoryError::NotAFile => write!(f, "memory descriptor is not a regular file"),
+            MemoryError::Io(_) => write!(f, "mapping memory"),
+        }
+    }
+}
+
+impl std::error::Error for MemoryError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            MemoryError::Io(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// A shared mapping of a part of a file.
+#[derive(Debug)]
+struct Mapping {
+    /// What the system mapped; `offset_in_map` bytes in begins what was asked for.
+    map: NonNull<u8>,
+    map_len: usize,
+    offset_in_map: usize,
+    len: usize,
+    /// Device and inode of the file.
+    file: (u64, u64),
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread; it is only unmapped in `drop`, by whoever is the last to
+// hold it, and the memory is only touched through atomic accesses.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; a shared `Mapping` gives out nothing but its address and lengths.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Mapping, MemoryError> {
+        // SAFETY: all-zero bytes are a valid `stat`, a struct of integers.
+        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: `fd` is an open descriptor for as long as it is borrowed, and `stat` is ours to write.
+        if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } != 0 {
+            return Err(MemoryError::Io(io::Error::last_os_error()));
+        }
+        if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+            return Err(MemoryError::NotAFile);
+        }
+        let too_long = || MemoryError::Io(io::Error::from_raw_os_error(libc::EOVERFLOW));
+        let needed = offset.checked_add(len).ok_or_else(too_long)?;
+        let size = stat.st_size as u64;
+        if needed > size {
+            return Err(MemoryError::Short { needed, size });
+        }
+        // Huge pages can only be mapped from a multiple of their size, which is the file's block size.
+        let block = u64::try_from(stat.st_blksize).unwrap_or(0);
+        let align = if block.is_power_of_two() { block.max(4096) } else { 4096 };
+        let offset_in_map = offset & (align - 1);
+        let map_len = len
+            .checked_add(offset_in_map)
+            .and_then(|len| len.checked_next_multiple_of(align))
+            .filter(|&len| len > 0 && len <= isize::MAX as u64)
+            .ok_or_else(too_long)?;
+        let map_offset = i64::try_from(offset - offset_in_map).map_err(|_| too_long())?;
+        // SAFETY: a new mapping at an address of the system's choice replaces nothing.
+        let map = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                map_len as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_NORESERVE,
+                fd.as_raw_fd(),
+                map_offset,
+            )
+        };
+        if map == libc::MAP_FAILED {
+            return Err(MemoryError::Io(io::Error::last_os_error()));
+        }
+        // A guest's memory does not belong into a core dump. That it stays there if this fails harms nobody.
+        // SAFETY: the range was just mapped, and the advice changes no content.
+        unsafe { libc::madvise(map, map_len as usize, libc::MADV_DONTDUMP) };
+        Ok(Mapping {
+            map: NonNull::new(map.cast()).ok_or(MemoryError::NotAFile)?,
+            map_len: map_len as usize,
+            offset_in_map: offset_in_map as usize,
+            len: len as usize,
+            file: (stat.st_dev, stat.st_ino),
+        })
+    }
+
+    /// Where what was asked for begins; `len` bytes from here are mapped.
+    fn base(&self) -> *mut u8 {
+        self.map.as_ptr().wrapping_add(self.offset_in_map)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and whoever could still point into it held it and is gone.
+        unsafe { libc::munmap(self.map.as_ptr().cast(), self.map_len) };
+    }
+}
+
+/// A piece of shared memory that stays for long. Accesses beyond its end or off their alignment panic: offsets come
+/// from our own code, never from the guest.
+#[derive(Clone, Debug)]
+pub struct Area {
+    base: *mut u8,
+    len: usize,
+    _keep: Arc<Mapping>,
+}
+
+// SAFETY: the pointer stays good on any thread while the mapping is held, and is only used for atomic accesses.
+unsafe impl Send for Area {}
+// SAFETY: as above.
+unsafe impl Sync for Area {}
+
+macro_rules! access {
+    ($load:ident, $store:ident, $type:ty, $atomic:ty) => {
+        /// Reads a little-endian number at `offset` bytes.
+        #[inline]
+        pub(crate) fn $load(&self, offset: usize, order: Ordering) -> $type {
+            let at = self.at(offset, size_of::<$type>());
+            // SAFETY: `at` checked that the bytes are within the area, which is mapped while `self` holds the mapping,
+            // and aligned. Others change them through other mappings of the file, and we only through atomics.
+            <$type>::from_le(unsafe { <$atomic>::from_ptr(at.cast()) }.load(order))
+        }
+
+        /// Writes a little-endian number at `offset` bytes.
+        #[inline]
+        pub(crate) fn $store(&self, offset: usize, value: $type, order: Ordering) {
+            let at = self.at(offset, size_of::<$type>());
+            #[cfg(test)]
+            if !crash::store() {
+                return;
+            }
+            // SAFETY: as for the load.
+            unsafe { <$atomic>::from_ptr(at.cast()) }.store(value.to_le(), order);
+        }
+    };
+}
+
+impl Area {
+    /// Maps `len` bytes of a file from `offset` on, as an in-flight region or a dirty log is given.
+    pub fn map(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Area, MemoryError> {
+        let mapping = Arc::new(Mapping::new(fd, offset, len)?);
+        Ok(Area { base: mapping.base(), len: mapping.len, _keep: mapping })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A part of it; none if it does not reach that far.
+    pub fn part(&self, offset: usize, len: usize) -> Option<Area> {
+        (offset <= self.len && len <= self.len - offset).then(|| Area {
+            base: self.base.wrapping_add(offset),
+            len,
+            _keep: self._keep.clone(),
+        })
+    }
+
+    /// Whether it begins at a multiple of `align`, a power of two.
+    pub(crate) fn is_aligned(&self, align: usize) -> bool {
+        self.base.addr() & (align - 1) == 0
+    }
+
+    #[inline]
+    fn at(&self, offset: usize, size: usize) -> *mut u8 {
+        let at = self.base.wrapping_add(offset);
+        assert!(
+            offset < self.len && size <= self.len - offset && at.addr() & (size - 1) == 0,
+            "{size} bytes at {offset} of an area of {}",
+            self.len
+        );
+        at
+    }
+
+    access!(load_u8, store_u8, u8, AtomicU8);
+    access!(load_u16, store_u16, u16, AtomicU16);
+    access!(load_u32, store_u32, u32, AtomicU32);
+    access!(load_u64, store_u64, u64, AtomicU64);
+
+    /// Sets bits of the byte at `offset`.
+    pub(crate) fn set_bits(&self, offset: usize, bits: u8, order: Ordering) {
+        let at = self.at(offset, 1);
+        // SAFETY: as for the loads and stores above.
+        unsafe { AtomicU8::from_ptr(at) }.fetch_or(bits, order);
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Region {
+    guest_addr: u64,
+    size: u64,
+    base: *mut u8,
+    info: RegionInfo,
+    mapping: Arc<Mapping>,
+}
+
+// SAFETY: as for `Area`: the pointer is good while the mapping is held, on any thread.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+/// Which region the last translation found: a caller keeps one and is spared most searches.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hint(usize);
+
+/// The guest's memory: its regions, sorted by guest-physical address.
+#[derive(Clone, Debug, Default)]
+pub struct GuestMemory {
+    regions: Vec<Region>,
+}
+
+impl GuestMemory {
+    /// A table without regions.
+    pub fn new() -> GuestMemory {
+        GuestMemory::default()
+    }
+
+    /// The regions in the order of their guest-physical addresses.
+    pub fn regions(&self) -> impl ExactSizeIterator<Item = &RegionInfo> {
+        self.regions.iter().map(|region| &region.info)
+    }
+
+    /// The table with exactly these regions. Mappings of regions that were there before, of the same file, are kept.
+    pub fn replace(
+        &self,
+        table: &[(RegionInfo, BorrowedFd<'_>)],
+    ) -> Result<GuestMemory, MemoryError> {
+        let mut memory = GuestMemory::new();
+        for &(info, fd) in table {
+            memory.insert(info, fd, &self.regions)?;
+        }
+        Ok(memory)
+    }
+
+    /// The table with one more region.
+    pub fn with_region(
+        &self,
+        info: RegionInfo,
+        fd: BorrowedFd<'_>,
+    ) -> Result<GuestMemory, MemoryError> {
+        let mut memory = self.clone();
+        memory.insert(info, fd, &[])?;
+        Ok(memory)
+    }
+
+    /// The table without a region, which is known by its addresses and its size; the offset is not looked at.
+    pub fn without_region(&self, info: RegionInfo) -> Result<GuestMemory, MemoryError> {
+        let same = |region: &Region| {
+            let i = &region.info;
+            (i.guest_addr, i.size, i.user_addr) == (info.guest_addr, info.size, info.user_addr)
+        };
+        let at = self.regions.iter().position(same).ok_or(MemoryError::Unknown(info))?;
+        let mut memory = self.clone();
+        memory.regions.remove(at);
+        Ok(memory)
+    }
+
+    fn insert(
+        &mut self,
+        info: RegionInfo,
+        fd: BorrowedFd<'_>,
+        old: &[Region],
+    ) -> Result<(), MemoryError> {
+        let overflows = |start: u64| start.checked_add(info.size).is_none();
+        if info.size == 0
+            || [info.guest_addr, info.user_addr, info.mmap_offset].into_iter().any(overflows)
+        {
+            return Err(MemoryError::Range(info));
+        }
+        if self.regions.len() == REGIONS_MAX {
+            return Err(MemoryError::TooMany);
+        }
+        let meet = |a: u64, b: u64, b_size: u64| a < b + b_size && b < a + info.size;
+        let overlaps = |other: &Region| {
+            meet(info.guest_addr, other.guest_addr, other.size)
+                || meet(info.user_addr, other.info.user_addr, other.size)
+        };
+        if self.regions.iter().any(overlaps) {
+            return Err(MemoryError::Overlap(info));
+        }
+        let mut mapping = Arc::new(Mapping::new(fd, info.mmap_offset, info.size)?);
+        // The same part of the same file is the same memory: keep the mapping that requests under way point into.
+        if let Some(same) = old.iter().find(|r| r.info == info && r.mapping.file == mapping.file) {
+            mapping = same.mapping.clone();
+        }
+        let at = self.regions.partition_point(|r| r.guest_addr < info.guest_addr);
+        self.regions.insert(
+            at,
+            Region {
+                guest_addr: info.guest_addr,
+                size: info.size,
+                base: mapping.base(),
+                info,
+                mapping,
+            },
+        );
+        Ok(())
+    }
+
+    /// A piece at a front end's address, as ring addresses are; none unless it is within one region.
+    pub fn user_area(&self, user_addr: u64, len: usize) -> Option<Area> {
+        let (region, offset) = self.user_region(user_addr, len as u64)?;
+        Some(Area {
+            base: region.base.wrapping_add(offset as usize),
+            len,
+            _keep: region.mapping.clone(),
+        })
+    }
+
+    /// The guest-physical address of a piece at a front end's address.
+    pub(crate) fn user_to_guest(&self, user_addr: u64, len: u64) -> Option<u64> {
+        let (region, offset) = self.user_region(user_addr, len)?;
+        Some(region.guest_addr + offset)
+    }
+
+    fn user_region(&self, user_addr: u64, len: u64) -> Option<(&Region, u64)> {
+        self.regions.iter().find_map(|region| {
+            let offset = user_addr.checked_sub(region.info.user_addr)?;
+            (offset <= region.size && len <= region.size - offset).then_some((region, offset))
+        })
+    }
+
+    /// The guest-physical address of a pointer that [`GuestMemory::segments`] gave.
+    pub(crate) fn host_to_guest(&self, host: *mut libc::c_void) -> Option<u64> {
+        self.regions.iter().find_map(|region| {
+            let offset = (host.addr() as u64).checked_sub(region.base.addr() as u64)?;
+            (offset < region.size).then(|| region.guest_addr + offset)
+        })
+    }
+
+    /// The memory at a guest-physical address, and how many bytes of its region follow (at least one).
+    #[inline]
+    fn find(&self, hint: &mut Hint, addr: u64) -> Option<(*mut u8, u64)> {
+        if let Some(region) = self.regions.get(hint.0) {
+            let offset = addr.wrapping_sub(region.guest_addr);
+            if offset < region.size {
+                return Some((region.base.wrapping_add(offset as usize), region.size - offset));
+            }
+        }
+        self.search(hint, addr)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn search(&self, hint: &mut Hint, addr: u64) -> Option<(*mut u8, u64)> {
+        let at = self.regions.partition_point(|r| r.guest_addr <= addr).checked_sub(1)?;
+        let region = &self.regions[at];
+        let offset = addr - region.guest_addr;
+        if offset >= region.size {
+            return None;
+        }
+        *hint = Hint(at);
+        Some((region.base.wrapping_add(offset as usize), region.size - offset))
+    }
+
+    /// Reads 16 bytes as two little-endian numbers, each byte once: a descriptor or a request's header.
+    #[inline]
+    pub(crate) fn read_pair(&self, hint: &mut Hint, addr: u64) -> Option<[u64; 2]> {
+        let (at, left) = self.find(hint, addr)?;
+        if left >= 16 && at.addr() & 7 == 0 {
+            let at: *mut u64 = at.cast();
+            // SAFETY: `find` gave an address in a region that is mapped while `self` holds it, with `left` bytes
+            // behind it; both numbers are within them and aligned, and all accesses of ours are atomic.
+            let (a, b) = unsafe { (AtomicU64::from_ptr(at), AtomicU64::from_ptr(at.add(1))) };
+            return Some([
+                u64::from_le(a.load(Ordering::Relaxed)),
+                u64::from_le(b.load(Ordering::Relaxed)),
+            ]);
+        }
+        let mut bytes = [0; 16];
+        self.read(hint, addr, &mut bytes)?;
+        let [a, b] = bytes.as_chunks::<8>().0 else { return None };
+        Some([u64::from_le_bytes(*a), u64::from_le_bytes(*b)])
+    }
+
+    /// Copies guest memory out, each byte read once; none if some of it is no memory.
+    pub(crate) fn read(&self, hint: &mut Hint, addr: u64, into: &mut [u8]) -> Option<()> {
+        let mut done = 0;
+        while done < into.len() {
+            let (at, left) = self.find(hint, addr.checked_add(done as u64)?)?;
+            let n = left.min((into.len() - done) as u64) as usize;
+            for (i, byte) in into[done..done + n].iter_mut().enumerate() {
+                // SAFETY: `i` is less than `left`, the mapped bytes from `at` on, which `self` holds.
+                *byte = unsafe { AtomicU8::from_ptr(at.add(i)) }.load(Ordering::Relaxed);
+            }
+            done += n;
+        }
+        Some(())
+    }
+
+    /// Copies into guest memory; none, after writing what comes before, if some of it is no memory.
+    pub(crate) fn write(&self, hint: &mut Hint, addr: u64, from: &[u8]) -> Option<()> {
+        for (i, &byte) in from.iter().enumerate() {
+            self.write_u8(hint, addr.checked_add(i as u64)?, byte)?;
+        }
+        Some(())
+    }
+
+    /// Writes one byte.
+    #[inline]
+    pub(crate) fn write_u8(&self, hint: &mut Hint, addr: u64, value: u8) -> Option<()> {
+        let (at, _) = self.find(hint, addr)?;
+        #[cfg(test)]
+        if !crash::store() {
+            return Some(());
+        }
+        // SAFETY: `find` gave an address of a mapped byte, which `self` holds.
+        unsafe { AtomicU8::from_ptr(at) }.store(value, Ordering::Relaxed);
+        Some(())
+    }
+
+    /// Whether there is memory at the address.
+    #[inline]
+    pub(crate) fn has(&self, hint: &mut Hint, addr: u64) -> bool {
+        self.find(hint, addr).is_some()
+    }
+
+    /// Appends the pieces of a range, split where regions meet. None, with nothing of it appended, if some of the
+    /// range is no memory or there would be more than `max` pieces.
+    #[inline]
+    pub(crate) fn segments(
+        &self,
+        hint: &mut Hint,
+        addr: u64,
+        len: u64,
+        max: usize,
+        out: &mut Vec<iovec>,
+    ) -> Option<()> {
+        let before = out.len();
+        let (mut addr, mut len) = (addr, len);
+        while len > 0 {
+            let piece = self.find(hint, addr).filter(|_| out.len() < max);
+            let Some((at, left)) = piece else {
+                out.truncate(before);
+                return None;
+            };
+            let n = left.min(len);
+            out.push(iovec { iov_base: at.cast(), iov_len: n as usize });
+            len -= n;
+            // A region ends below 2^64, so only a range that goes on where nothing is can wrap, to an address that
+            // is then looked up as any other: refuse it.
+            match addr.checked_add(n) {
+                Some(next) => addr = next,
+                None if len == 0 => {}
+                None => {
+                    out.truncate(before);
+                    return None;
+                }
+            }
+        }
+        Some(())
+    }
+}
+
+/// Ends the process between two stores into shared memory, as far as tests can see: all stores after the n-th are left
+/// out.
+#[cfg(test)]
+pub(crate) mod crash {
+    use std::cell::Cell;
+
+    thread_local! {
+        static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
+    }
+
+    /// Counts a store, and says whether it is made.
+    pub(super) fn store() -> bool {
+        let left = LEFT.get();
+        LEFT.set(left.map(|left| left.saturating_sub(1)));
+        left != Some(0)
+    }
+
+    /// Leaves out every store of this thread after the next `n`.
+    pub(crate) fn after(n: u64) {
+        LEFT.set(Some(n));
+    }
+
+    /// Makes all stores again.
+    pub(crate) fn over() {
+        LEFT.set(None);
+    }
+
+    /// The stores of `f` are somebody else's: they are made and not counted.
+    pub(crate) fn not_during<T>(f: impl FnOnce() -> T) -> T {
+        let left = LEFT.take();
+        let result = f();
+        LEFT.set(left);
+        result
+    }
+
+    /// Whether no more stores are made.
+    pub(crate) fn happened() -> bool {
+        LEFT.get() == Some(0)
+    }
+}

@@ -1,0 +1,183 @@
+//! The process ends between any two stores into shared memory, and another takes over: no request is lost, none is
+//! given to the guest twice, and what is done again is done in the guest's order before anything new.
+
+use std::collections::BTreeSet;
+
+use super::guest::*;
+use crate::memory::crash;
+use crate::*;
+
+/// One life of the target: pop, let the device finish some in any order, complete; until a crash or until the guest
+/// has all it asked for.
+struct Case {
+    form: Form,
+    num: u16,
+    start: u16,
+    batch: usize,
+    indirect: bool,
+    requests: u64,
+    /// Whether the guest goes on between the crash and the next start.
+    busy_guest: bool,
+    seed: u64,
+}
+
+struct World {
+    guest: Guest,
+    region: InflightRegion,
+    /// Requests that the device did at least once.
+    executed: BTreeSet<u64>,
+    /// The next number to ask for.
+    next: u64,
+    done: BTreeSet<u64>,
+}
+
+impl World {
+    fn new(case: &Case) -> World {
+        let guest = Guest::new(case.form, case.num, case.start, F_INDIRECT_DESC);
+        let region = InflightRegion::create(1, case.num, case.form).unwrap().0;
+        World { guest, region, executed: BTreeSet::new(), next: 0, done: BTreeSet::new() }
+    }
+
+    fn guest_runs(&mut self, case: &Case) {
+        for (seq, head, len) in self.guest.collect() {
+            assert!(self.executed.contains(&seq), "{seq} was given back before it was done");
+            assert!(self.done.insert(seq), "{seq} was given back twice");
+            assert_eq!(self.guest.status(head), 0, "status of {seq}");
+            assert_eq!(len, if seq & 1 == 0 { 513 } else { 1 });
+        }
+        while self.next < case.requests && self.guest.add(self.next, case.indirect) {
+            self.next += 1;
+        }
+    }
+
+    /// Runs the target until all is done, or it dies. Gives whether it died.
+    fn target_lives(&mut self, case: &Case) -> bool {
+        let mut dice = Dice(case.seed);
+        // What the guest waits for when the target starts, in its order; the guest may have been given some of it
+        // without having looked.
+        let region = self.region.queue(0);
+        let started = Ring::start(&self.guest.memory, &self.guest.setup(), region);
+        if crash::happened() {
+            return true;
+        }
+        let (mut ring, recovered) = started.unwrap();
+        let mut last = None;
+        let mut tags = Vec::new();
+        let mut resubmits = recovered.resubmits;
+        while self.done.len() < case.requests as usize {
+            if crash::happened() {
+                return true;
+            }
+            crash::not_during(|| self.guest_runs(case));
+            let before = tags.len();
+            ring.pop(&self.guest.memory, &disk(), case.batch, &mut tags).unwrap();
+            for &tag in &tags[before..] {
+                let seq = ring.request(tag).offset / 512;
+                assert!(!self.done.contains(&seq), "{seq} is done again after it was given back");
+                assert!(last < Some(seq), "{seq} comes after {last:?}");
+                last = Some(seq);
+                resubmits = resubmits.saturating_sub(1);
+            }
+            if crash::happened() {
+                return true;
+            }
+            let mut finished = Vec::new();
+            let most = tags.len().min(case.batch);
+            let count = if dice.roll(3) == 0 { dice.roll(most + 1) } else { most };
+            for _ in 0..count {
+                let tag = tags.swap_remove(dice.roll(tags.len()));
+                self.executed.insert(ring.request(tag).offset / 512);
+                finished.push(Finished { tag, status: Status::Ok });
+            }
+            ring.complete(&self.guest.memory, None, &finished);
+        }
+        assert_eq!(resubmits, 0);
+        false
+    }
+}
+
+/// Runs a case with crashes after so many stores of each life; gives whether all of them happened.
+fn run(case: &Case, crashes: &[u64]) -> bool {
+    let mut world = World::new(case);
+    world.guest_runs(case);
+    for &stores in crashes {
+        crash::after(stores);
+        let died = world.target_lives(case);
+        crash::over();
+        if !died {
+            return false;
+        }
+        if case.busy_guest {
+            world.guest_runs(case);
+        }
+    }
+    assert!(!world.target_lives(case));
+    assert!(world.guest.pending.is_empty());
+    true
+}
+
+fn cases(batch: usize) -> impl Iterator<Item = Case> {
+    let num = (batch as u16 * 3).next_power_of_two().max(8);
+    let starts = move |form| match form {
+        Form::Split => [0, 65_534_u16.wrapping_sub(batch as u16)],
+        Form::Packed => [0x8000, num - 2],
+    };
+    [Form::Split, Form::Packed].into_iter().flat_map(move |form| {
+        starts(form).into_iter().flat_map(move |start| {
+            [false, true].into_iter().map(move |busy_guest| Case {
+                form,
+                num,
+                start,
+                batch,
+                indirect: batch.is_multiple_of(2) && busy_guest,
+                requests: 3 * batch as u64 + 5,
+                busy_guest,
+                seed: batch as u64,
+            })
+        })
+    })
+}
+
+/// Every number of stores after which a life may end; in larger batches every `step`-th.
+fn crash_everywhere(batches: std::ops::RangeInclusive<usize>, step: u64) {
+    for batch in batches {
+        for case in cases(batch) {
+            let mut stores = 1 + batch as u64 % step;
+            while run(&case, &[stores]) {
+                stores += step;
+            }
+            assert!(stores > 20, "a life has more stores than {stores}");
+        }
+    }
+}
+
+#[test]
+fn any_crash_in_a_small_batch_is_recovered() {
+    crash_everywhere(1..=8, 1);
+}
+
+#[test]
+fn crashes_in_large_batches_are_recovered() {
+    for batch in [12, 16, 24, 31, 32, 33, 48, 63, 64] {
+        crash_everywhere(batch..=batch, 13);
+    }
+}
+
+/// The second process dies too, at any store of its recovery and a while after it; then a third one.
+#[test]
+fn crashes_during_recovery_are_recovered() {
+    for batch in 1..=5 {
+        for case in cases(batch) {
+            let mut first = 1;
+            while run(&case, &[first]) {
+                for second in (1..40).chain((40..400).step_by(29)) {
+                    if !run(&case, &[first, second]) {
+                        break;
+                    }
+                    run(&case, &[first, second, 1 + (first + second) % 23]);
+                }
+                first += 7;
+            }
+        }
+    }
+}
