@@ -13,7 +13,7 @@ mod tests;
 
 pub use dirty::DirtyLog;
 pub use inflight::{Form, InflightArea, InflightInfo, InflightRegion};
-pub use memory::{Area, GuestMemory, Hint, MemoryError, REGIONS_MAX, RegionInfo};
+pub use memory::{Area, GuestMemory, MemoryError, REGIONS_MAX, RegionInfo};
 pub use packed::PackedRing;
 pub use request::{DATA_MAX, Disk, Finished, Kind, Request, SEGMENTS_MAX, SERIAL_LEN, Status};
 pub use ring::{F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, Fault, Recovered, Ring, Setup};

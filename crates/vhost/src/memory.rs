@@ -258,6 +258,16 @@ impl Area {
     access!(load_u32, store_u32, u32, AtomicU32);
     access!(load_u64, store_u64, u64, AtomicU64);
 
+    /// Reads the 16 bytes at `offset` as two little-endian numbers, the second first and with `order`.
+    #[inline]
+    pub(crate) fn load_pair(&self, offset: usize, order: Ordering) -> [u64; 2] {
+        let at: *mut u64 = self.at(offset, 16).cast();
+        // SAFETY: `at` checked that the 16 bytes are within the area and aligned; for the rest see the loads above.
+        let (a, b) = unsafe { (AtomicU64::from_ptr(at), AtomicU64::from_ptr(at.add(1))) };
+        let b = u64::from_le(b.load(order));
+        [u64::from_le(a.load(Ordering::Relaxed)), b]
+    }
+
     /// Sets bits of the byte at `offset`.
     pub(crate) fn set_bits(&self, offset: usize, bits: u8, order: Ordering) {
         let at = self.at(offset, 1);
@@ -279,10 +289,6 @@ struct Region {
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
-
-/// Which region the last translation found: a caller keeps one and is spared most searches.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Hint(usize);
 
 /// The guest's memory: its regions, sorted by guest-physical address.
 #[derive(Clone, Debug, Default)]
@@ -409,59 +415,106 @@ impl GuestMemory {
         })
     }
 
-    /// The memory at a guest-physical address, and how many bytes of its region follow (at least one).
+    /// Begins to translate addresses, with the region that the last ones were in.
     #[inline]
-    fn find(&self, hint: &mut Hint, addr: u64) -> Option<(*mut u8, u64)> {
-        if let Some(region) = self.regions.get(hint.0) {
-            let offset = addr.wrapping_sub(region.guest_addr);
-            if offset < region.size {
-                return Some((region.base.wrapping_add(offset as usize), region.size - offset));
-            }
+    pub(crate) fn lookup(&self, region: usize) -> Lookup<'_> {
+        let mut lookup =
+            Lookup { memory: self, region: 0, guest_addr: 0, size: 0, base: std::ptr::null_mut() };
+        if let Some(found) = self.regions.get(region) {
+            lookup.take(region, found);
         }
-        self.search(hint, addr)
+        lookup
+    }
+}
+
+/// Translates guest-physical addresses; remembers the region of the last one, because most are in the same.
+#[derive(Debug)]
+pub(crate) struct Lookup<'a> {
+    memory: &'a GuestMemory,
+    /// The region's place in the table, and copies of what is needed of it; of size 0 if there is none.
+    region: usize,
+    guest_addr: u64,
+    size: u64,
+    base: *mut u8,
+}
+
+impl<'a> Lookup<'a> {
+    /// The table that it looks in.
+    pub(crate) fn memory(&self) -> &'a GuestMemory {
+        self.memory
+    }
+
+    /// Which region to begin with next time.
+    #[inline]
+    pub(crate) fn region(&self) -> usize {
+        self.region
+    }
+
+    #[inline]
+    fn take(&mut self, at: usize, region: &Region) {
+        self.region = at;
+        self.guest_addr = region.guest_addr;
+        self.size = region.size;
+        self.base = region.base;
+    }
+
+    /// The memory at a guest-physical address, and how many bytes of its region follow (at least one).
+    #[inline(always)]
+    fn find(&mut self, addr: u64) -> Option<(*mut u8, u64)> {
+        let mut offset = addr.wrapping_sub(self.guest_addr);
+        if offset >= self.size {
+            self.search(addr)?;
+            offset = addr - self.guest_addr;
+        }
+        Some((self.base.wrapping_add(offset as usize), self.size - offset))
     }
 
     #[cold]
     #[inline(never)]
-    fn search(&self, hint: &mut Hint, addr: u64) -> Option<(*mut u8, u64)> {
-        let at = self.regions.partition_point(|r| r.guest_addr <= addr).checked_sub(1)?;
-        let region = &self.regions[at];
-        let offset = addr - region.guest_addr;
-        if offset >= region.size {
+    fn search(&mut self, addr: u64) -> Option<()> {
+        let regions = &self.memory.regions;
+        let at = regions.partition_point(|r| r.guest_addr <= addr).checked_sub(1)?;
+        if addr - regions[at].guest_addr >= regions[at].size {
             return None;
         }
-        *hint = Hint(at);
-        Some((region.base.wrapping_add(offset as usize), region.size - offset))
+        self.take(at, &regions[at]);
+        Some(())
     }
 
     /// Reads 16 bytes as two little-endian numbers, each byte once: a descriptor or a request's header.
     #[inline]
-    pub(crate) fn read_pair(&self, hint: &mut Hint, addr: u64) -> Option<[u64; 2]> {
-        let (at, left) = self.find(hint, addr)?;
+    pub(crate) fn read_pair(&mut self, addr: u64) -> Option<[u64; 2]> {
+        let (at, left) = self.find(addr)?;
         if left >= 16 && at.addr() & 7 == 0 {
             let at: *mut u64 = at.cast();
-            // SAFETY: `find` gave an address in a region that is mapped while `self` holds it, with `left` bytes
-            // behind it; both numbers are within them and aligned, and all accesses of ours are atomic.
+            // SAFETY: `find` gave an address in a region that is mapped while the table is borrowed, with `left`
+            // bytes behind it; both numbers are within them and aligned, and all accesses of ours are atomic.
             let (a, b) = unsafe { (AtomicU64::from_ptr(at), AtomicU64::from_ptr(at.add(1))) };
             return Some([
                 u64::from_le(a.load(Ordering::Relaxed)),
                 u64::from_le(b.load(Ordering::Relaxed)),
             ]);
         }
+        self.read_pair_slow(addr)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn read_pair_slow(&mut self, addr: u64) -> Option<[u64; 2]> {
         let mut bytes = [0; 16];
-        self.read(hint, addr, &mut bytes)?;
-        let [a, b] = bytes.as_chunks::<8>().0 else { return None };
-        Some([u64::from_le_bytes(*a), u64::from_le_bytes(*b)])
+        self.read(addr, &mut bytes)?;
+        let half = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        Some([half(0), half(8)])
     }
 
     /// Copies guest memory out, each byte read once; none if some of it is no memory.
-    pub(crate) fn read(&self, hint: &mut Hint, addr: u64, into: &mut [u8]) -> Option<()> {
+    pub(crate) fn read(&mut self, addr: u64, into: &mut [u8]) -> Option<()> {
         let mut done = 0;
         while done < into.len() {
-            let (at, left) = self.find(hint, addr.checked_add(done as u64)?)?;
+            let (at, left) = self.find(addr.checked_add(done as u64)?)?;
             let n = left.min((into.len() - done) as u64) as usize;
             for (i, byte) in into[done..done + n].iter_mut().enumerate() {
-                // SAFETY: `i` is less than `left`, the mapped bytes from `at` on, which `self` holds.
+                // SAFETY: `i` is less than `left`, the mapped bytes from `at` on, and the table is borrowed.
                 *byte = unsafe { AtomicU8::from_ptr(at.add(i)) }.load(Ordering::Relaxed);
             }
             done += n;
@@ -470,64 +523,72 @@ impl GuestMemory {
     }
 
     /// Copies into guest memory; none, after writing what comes before, if some of it is no memory.
-    pub(crate) fn write(&self, hint: &mut Hint, addr: u64, from: &[u8]) -> Option<()> {
+    pub(crate) fn write(&mut self, addr: u64, from: &[u8]) -> Option<()> {
         for (i, &byte) in from.iter().enumerate() {
-            self.write_u8(hint, addr.checked_add(i as u64)?, byte)?;
+            self.write_u8(addr.checked_add(i as u64)?, byte)?;
         }
         Some(())
     }
 
     /// Writes one byte.
     #[inline]
-    pub(crate) fn write_u8(&self, hint: &mut Hint, addr: u64, value: u8) -> Option<()> {
-        let (at, _) = self.find(hint, addr)?;
+    pub(crate) fn write_u8(&mut self, addr: u64, value: u8) -> Option<()> {
+        let (at, _) = self.find(addr)?;
         #[cfg(test)]
         if !crash::store() {
             return Some(());
         }
-        // SAFETY: `find` gave an address of a mapped byte, which `self` holds.
+        // SAFETY: `find` gave an address of a mapped byte, and the table is borrowed.
         unsafe { AtomicU8::from_ptr(at) }.store(value, Ordering::Relaxed);
         Some(())
     }
 
     /// Whether there is memory at the address.
     #[inline]
-    pub(crate) fn has(&self, hint: &mut Hint, addr: u64) -> bool {
-        self.find(hint, addr).is_some()
+    pub(crate) fn has(&mut self, addr: u64) -> bool {
+        self.find(addr).is_some()
     }
 
-    /// Appends the pieces of a range, split where regions meet. None, with nothing of it appended, if some of the
-    /// range is no memory or there would be more than `max` pieces.
-    #[inline]
+    /// Appends the pieces of a range that is not empty, split where regions meet. None, with some of it appended, if
+    /// some of the range is no memory or there would be more than `max` pieces.
+    #[inline(always)]
     pub(crate) fn segments(
-        &self,
-        hint: &mut Hint,
+        &mut self,
         addr: u64,
         len: u64,
         max: usize,
         out: &mut Vec<iovec>,
     ) -> Option<()> {
-        let before = out.len();
-        let (mut addr, mut len) = (addr, len);
+        let (at, left) = self.find(addr)?;
+        if len > left {
+            return self.split_segments(addr, len, max, out);
+        }
+        if out.len() >= max {
+            return None;
+        }
+        out.push(iovec { iov_base: at.cast(), iov_len: len as usize });
+        Some(())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn split_segments(
+        &mut self,
+        mut addr: u64,
+        mut len: u64,
+        max: usize,
+        out: &mut Vec<iovec>,
+    ) -> Option<()> {
         while len > 0 {
-            let piece = self.find(hint, addr).filter(|_| out.len() < max);
-            let Some((at, left)) = piece else {
-                out.truncate(before);
+            let (at, left) = self.find(addr)?;
+            if out.len() >= max {
                 return None;
-            };
+            }
             let n = left.min(len);
             out.push(iovec { iov_base: at.cast(), iov_len: n as usize });
             len -= n;
-            // A region ends below 2^64, so only a range that goes on where nothing is can wrap, to an address that
-            // is then looked up as any other: refuse it.
-            match addr.checked_add(n) {
-                Some(next) => addr = next,
-                None if len == 0 => {}
-                None => {
-                    out.truncate(before);
-                    return None;
-                }
-            }
+            // A region ends below 2^64.
+            addr = addr.checked_add(n)?;
         }
         Some(())
     }

@@ -13,7 +13,7 @@ use std::sync::atomic::fence;
 
 use crate::dirty::DirtyLog;
 use crate::inflight::{InflightArea, PackedChain, PackedInflight, Position};
-use crate::memory::{Area, GuestMemory};
+use crate::memory::{Area, GuestMemory, Lookup};
 use crate::request::{Disk, Finished, SEGMENTS_MAX};
 use crate::ring::*;
 
@@ -136,14 +136,16 @@ impl PackedRing {
     ) -> Result<usize, Fault> {
         self.requests.begin()?;
         let before = tags.len();
-        self.take(memory, disk, max, tags)
-            .map_err(|fault| self.requests.break_ring(fault, tags, before))
+        let mut lookup = memory.lookup(self.requests.region);
+        let taken = self.take(&mut lookup, disk, max, tags);
+        self.requests.region = lookup.region();
+        taken.map_err(|fault| self.requests.break_ring(fault, tags, before))
     }
 
     #[inline]
     fn take(
         &mut self,
-        memory: &GuestMemory,
+        lookup: &mut Lookup<'_>,
         disk: &Disk,
         max: usize,
         tags: &mut Vec<u16>,
@@ -155,16 +157,17 @@ impl PackedRing {
             self.requests.chain.clear();
             let mut id = 0;
             for (i, &desc) in chain.descs.iter().enumerate() {
-                let more = self.read_desc(memory, desc)?;
+                let more = self.read_desc(lookup, desc)?;
                 if more != (i + 1 < chain.descs.len()) {
                     return Err(Fault::Inflight("chain ends elsewhere"));
                 }
                 id = id_of(desc[1]);
             }
+            self.requests.chain.finish()?;
             let slot = self.requests.free_slot(id)?;
             (slot.entry, slot.last) = (chain.entry, chain.last);
             slot.count = chain.descs.len() as u16;
-            self.requests.admit(id, memory, disk, tags);
+            self.requests.admit(id, lookup, disk, tags);
             count += 1;
         }
         if !self.resubmits.is_empty() {
@@ -175,7 +178,7 @@ impl PackedRing {
             if !is_available(flags_of(first), self.next_avail.wrap) {
                 break;
             }
-            let next = self.read_chain(memory, first)?;
+            let next = self.read_chain(lookup, first)?;
             let id = self.descs.last().map_or(0, |desc| id_of(desc[1]));
             let length = self.descs.len() as u16;
             let slot = self.requests.free_slot(id)?;
@@ -186,7 +189,7 @@ impl PackedRing {
             }
             self.next_avail = next;
             self.taken += length;
-            self.requests.admit(id, memory, disk, tags);
+            self.requests.admit(id, lookup, disk, tags);
             count += 1;
         }
         Ok(count)
@@ -194,7 +197,7 @@ impl PackedRing {
 
     /// Copies the chain at the next available position into private memory. Gives the position behind it.
     #[inline]
-    fn read_chain(&mut self, memory: &GuestMemory, first: u64) -> Result<Position, Fault> {
+    fn read_chain(&mut self, lookup: &mut Lookup<'_>, first: u64) -> Result<Position, Fault> {
         self.requests.chain.clear();
         self.descs.clear();
         let mut word = first;
@@ -204,7 +207,8 @@ impl PackedRing {
             let desc = [self.desc.load_u64(usize::from(at.index) * DESC_LEN, Relaxed), word];
             self.descs.push(desc);
             at = at.advance(1, self.num);
-            if !self.read_desc(memory, desc)? {
+            if !self.read_desc(lookup, desc)? {
+                self.requests.chain.finish()?;
                 return Ok(at);
             }
             word = load_word(&self.desc, at.index);
@@ -214,13 +218,17 @@ impl PackedRing {
 
     /// Adds a descriptor of the ring to the chain, and says whether another follows.
     #[inline]
-    fn read_desc(&mut self, memory: &GuestMemory, [addr, word]: [u64; 2]) -> Result<bool, Fault> {
+    fn read_desc(
+        &mut self,
+        lookup: &mut Lookup<'_>,
+        [addr, word]: [u64; 2],
+    ) -> Result<bool, Fault> {
         let flags = flags_of(word);
         if flags & DESC_F_INDIRECT != 0 {
             if !self.indirect || flags & DESC_F_NEXT != 0 || self.requests.chain.len() > 0 {
                 return Err(Fault::IndirectUnexpected);
             }
-            self.requests.read_indirect(memory, addr, word as u32, false)?;
+            self.requests.read_indirect(lookup, addr, word as u32, false)?;
             return Ok(false);
         }
         self.requests.chain.push(addr, word as u32, flags & DESC_F_WRITE != 0)?;
@@ -262,21 +270,21 @@ impl PackedRing {
         let mut at = first;
         let mut commit = 0;
         let mut given = 0;
-        for (i, (finished, &len)) in self.requests.batch.iter().zip(&self.lens).enumerate() {
-            let word = used_word(finished.tag, len, at.wrap);
+        for (i, (&id, &len)) in self.requests.batch.iter().zip(&self.lens).enumerate() {
+            let word = used_word(id, len, at.wrap);
             if i == 0 {
                 commit = word;
             } else {
                 self.give(at, word, log);
             }
-            let length = self.requests.slots[usize::from(finished.tag)].count;
+            let length = self.requests.slots[usize::from(id)].count;
             at = at.advance(length, num);
             given += u32::from(length);
         }
         self.give(first, commit, log);
         if let Some(inflight) = &mut self.inflight {
-            for finished in &self.requests.batch {
-                inflight.clear(self.requests.slots[usize::from(finished.tag)].entry);
+            for &id in &self.requests.batch {
+                inflight.clear(self.requests.slots[usize::from(id)].entry);
             }
             inflight.end_batch(next);
         }

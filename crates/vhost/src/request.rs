@@ -10,7 +10,8 @@
 
 use libc::iovec;
 
-use crate::memory::{GuestMemory, Hint};
+use crate::dirty::DirtyLog;
+use crate::memory::{GuestMemory, Lookup};
 use crate::ring::Fault;
 
 /// Most descriptors of a chain, whether in the ring or in an indirect table, and most segments of a request.
@@ -114,13 +115,13 @@ impl Disk {
     /// The range in bytes, if it is not empty, within the disk, and made of whole blocks.
     #[inline]
     fn range(&self, sector: u64, sectors: u64) -> Option<(u64, u64)> {
-        let in_disk = sector <= self.capacity_sectors && sectors <= self.capacity_sectors - sector;
+        // What could not be said in bytes is beyond any disk.
+        let capacity = self.capacity_sectors.min(u64::MAX >> SECTOR_SHIFT);
+        let in_disk = sector <= capacity && sectors <= capacity - sector;
         let in_block = u64::from((self.block_size >> SECTOR_SHIFT).saturating_sub(1));
         let blocks = (sector | sectors) & in_block == 0;
-        // A disk is shorter than 2^64 bytes, but its number of sectors is only a number here.
-        let offset = sector.checked_mul(1 << SECTOR_SHIFT)?;
-        let len = sectors.checked_mul(1 << SECTOR_SHIFT)?;
-        (in_disk && blocks && sectors > 0).then_some((offset, len))
+        (in_disk && blocks && sectors > 0)
+            .then_some((sector << SECTOR_SHIFT, sectors << SECTOR_SHIFT))
     }
 }
 
@@ -149,12 +150,13 @@ impl Chain {
         self.writable_bytes = 0;
     }
 
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Adds a descriptor's memory.
-    #[inline]
+    /// Adds a descriptor's memory. The sums cannot overflow: no chain has more than 2^32 descriptors.
+    #[inline(always)]
     pub(crate) fn push(&mut self, addr: u64, len: u32, writable: bool) -> Result<(), Fault> {
         if writable {
             self.writable_bytes += u64::from(len);
@@ -165,32 +167,32 @@ impl Chain {
             self.readable += 1;
             self.readable_bytes += u64::from(len);
         }
-        if self.readable_bytes + self.writable_bytes > CHAIN_BYTES_MAX {
-            return Err(Fault::ChainTooLarge);
-        }
         self.pieces.push(Piece { addr, len });
         Ok(())
     }
 
+    /// Checks what can only be said of the whole.
     #[inline]
-    fn header(&self, memory: &GuestMemory, hint: &mut Hint) -> Option<[u64; 2]> {
+    pub(crate) fn finish(&self) -> Result<(), Fault> {
+        if self.readable_bytes + self.writable_bytes > CHAIN_BYTES_MAX {
+            return Err(Fault::ChainTooLarge);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn header(&self, lookup: &mut Lookup<'_>) -> Option<[u64; 2]> {
         let first = self.pieces.first()?;
         if u64::from(first.len) >= HEADER_LEN {
-            return memory.read_pair(hint, first.addr);
+            return lookup.read_pair(first.addr);
         }
         let mut bytes = [0; HEADER_LEN as usize];
-        self.copy_readable(0, &mut bytes, memory, hint)?;
+        self.copy_readable(0, &mut bytes, lookup)?;
         Some(pair(&bytes))
     }
 
     /// Copies readable bytes out, from `skip` on.
-    fn copy_readable(
-        &self,
-        mut skip: u64,
-        into: &mut [u8],
-        memory: &GuestMemory,
-        hint: &mut Hint,
-    ) -> Option<()> {
+    fn copy_readable(&self, mut skip: u64, into: &mut [u8], lookup: &mut Lookup<'_>) -> Option<()> {
         let mut done = 0;
         for piece in &self.pieces[..self.readable] {
             let len = u64::from(piece.len);
@@ -199,7 +201,7 @@ impl Chain {
                 continue;
             }
             let n = (len - skip).min((into.len() - done) as u64) as usize;
-            memory.read(hint, piece.addr.checked_add(skip)?, &mut into[done..done + n])?;
+            lookup.read(piece.addr.checked_add(skip)?, &mut into[done..done + n])?;
             done += n;
             skip = 0;
         }
@@ -207,28 +209,30 @@ impl Chain {
     }
 }
 
-/// Appends the segments of `take` bytes of a stream from `skip` on.
+/// Appends the segments of `take` bytes, not 0, of a stream from `skip` on.
 #[inline]
 fn gather(
     pieces: &[Piece],
     mut skip: u64,
     mut take: u64,
-    memory: &GuestMemory,
-    hint: &mut Hint,
+    lookup: &mut Lookup<'_>,
     out: &mut Vec<iovec>,
 ) -> Option<()> {
     for piece in pieces {
         let len = u64::from(piece.len);
-        if skip >= len {
+        if len <= skip {
             skip -= len;
             continue;
         }
         let n = (len - skip).min(take);
-        memory.segments(hint, piece.addr.checked_add(skip)?, n, SEGMENTS_MAX, out)?;
-        take -= n;
+        lookup.segments(piece.addr.checked_add(skip)?, n, SEGMENTS_MAX, out)?;
         skip = 0;
+        take -= n;
+        if take == 0 {
+            return Some(());
+        }
     }
-    Some(())
+    None
 }
 
 fn pair(bytes: &[u8; 16]) -> [u64; 2] {
@@ -236,20 +240,21 @@ fn pair(bytes: &[u8; 16]) -> [u64; 2] {
     [half(0), half(8)]
 }
 
-/// A request under way; a ring has one for each tag.
+/// A request under way; a ring has one for each tag. One line of the processor's cache.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Slot {
-    pub(crate) busy: bool,
-    kind: Kind,
-    /// Whether the device (or we) may have written to the segments.
-    writes_memory: bool,
-    /// Guest-physical; none if the guest left no place for a status.
-    status_addr: Option<u64>,
-    /// Bytes written if all goes well, with the status.
-    used_len: u32,
     offset: u64,
     len: u64,
+    /// Guest-physical; [`NO_STATUS`] if the guest left no place for a status.
+    status_addr: u64,
     segments: Vec<iovec>,
+    /// Bytes written if all goes well, with the status.
+    used_len: u32,
+    kind: Kind,
+    pub(crate) busy: bool,
+    /// Whether the device (or we) may have written to the segments.
+    writes_memory: bool,
     /// Packed ring: where the in-flight region has the chain's first descriptor.
     pub(crate) entry: u16,
     /// Packed ring: where the in-flight region has its last.
@@ -258,17 +263,21 @@ pub(crate) struct Slot {
     pub(crate) count: u16,
 }
 
+/// No byte has this address, as regions end below it.
+const NO_STATUS: u64 = u64::MAX;
+const _: () = assert!(size_of::<Slot>() == 64);
+
 impl Slot {
     pub(crate) fn new() -> Slot {
         Slot {
-            busy: false,
-            kind: Kind::Flush,
-            writes_memory: false,
-            status_addr: None,
-            used_len: 0,
             offset: 0,
             len: 0,
+            status_addr: NO_STATUS,
             segments: Vec::new(),
+            used_len: 0,
+            kind: Kind::Flush,
+            busy: false,
+            writes_memory: false,
             entry: 0,
             last: 0,
             count: 0,
@@ -287,7 +296,7 @@ impl Slot {
 
     /// Whether the guest left a place for the status.
     pub(crate) fn has_status(&self) -> bool {
-        self.status_addr.is_some()
+        self.status_addr != NO_STATUS
     }
 
     /// Writes the status, marks in the log all that was written for this request, and gives the length for the used
@@ -296,29 +305,41 @@ impl Slot {
     pub(crate) fn answer(
         &mut self,
         status: Status,
-        memory: &GuestMemory,
-        hint: &mut Hint,
-        log: Option<&crate::DirtyLog>,
+        lookup: &mut Lookup<'_>,
+        log: Option<&DirtyLog>,
     ) -> u32 {
-        if let Some(log) = log
-            && self.writes_memory
+        if let Some(log) = log {
+            self.log_data(lookup.memory(), log);
+        }
+        // Memory that has been unplugged since needs no status.
+        if self.status_addr == NO_STATUS
+            || lookup.write_u8(self.status_addr, status as u8).is_none()
         {
+            return 0;
+        }
+        if let Some(log) = log {
+            log.mark(self.status_addr, 1);
+        }
+        if status == Status::Ok { self.used_len } else { 1 }
+    }
+
+    #[cold]
+    fn log_data(&self, memory: &GuestMemory, log: &DirtyLog) {
+        if self.writes_memory {
             for segment in &self.segments {
                 if let Some(addr) = memory.host_to_guest(segment.iov_base) {
                     log.mark(addr, segment.iov_len as u64);
                 }
             }
         }
-        let Some(addr) = self.status_addr else { return 0 };
-        // Memory that has been unplugged since needs no status.
-        if memory.write_u8(hint, addr, status as u8).is_none() {
-            return 0;
-        }
-        if let Some(log) = log {
-            log.mark(addr, 1);
-        }
-        if status == Status::Ok { self.used_len } else { 1 }
     }
+}
+
+/// What a chain asks the device for, but for the segments.
+struct Asked {
+    kind: Kind,
+    offset: u64,
+    len: u64,
 }
 
 /// Makes a request of a chain: fills the slot, and says how to answer if the device is not to be asked.
@@ -326,100 +347,106 @@ impl Slot {
 pub(crate) fn parse(
     slot: &mut Slot,
     chain: &Chain,
-    memory: &GuestMemory,
-    hint: &mut Hint,
+    lookup: &mut Lookup<'_>,
     disk: &Disk,
 ) -> Option<Status> {
     slot.segments.clear();
-    slot.writes_memory = false;
-    slot.status_addr = None;
+    slot.status_addr = NO_STATUS;
     slot.used_len = 1;
-    slot.offset = 0;
-    slot.len = 0;
-    slot.kind = Kind::Flush;
-
-    let (readable, writable) = chain.pieces.split_at(chain.readable);
-    let status_addr = writable
-        .last()
-        .filter(|last| last.len > 0)
-        .and_then(|last| last.addr.checked_add(u64::from(last.len - 1)));
-    if chain.readable_bytes < HEADER_LEN {
-        return Some(Status::IoError);
-    }
-    let Some(status_addr) = status_addr.filter(|&addr| memory.has(hint, addr)) else {
-        return Some(Status::IoError);
-    };
-    slot.status_addr = Some(status_addr);
-    let Some([word, sector]) = chain.header(memory, hint) else { return Some(Status::IoError) };
-
-    match word as u32 {
-        kind @ (TYPE_IN | TYPE_OUT) => {
-            let read = kind == TYPE_IN;
-            let (pieces, skip, len) = if read {
-                (writable, 0, chain.writable_bytes - 1)
-            } else {
-                (readable, HEADER_LEN, chain.readable_bytes - HEADER_LEN)
-            };
-            if len & ((1 << SECTOR_SHIFT) - 1) != 0 || len > DATA_MAX || (disk.read_only && !read) {
-                return Some(Status::IoError);
-            }
-            let Some((offset, len)) = disk.range(sector, len >> SECTOR_SHIFT) else {
-                return Some(Status::IoError);
-            };
-            if gather(pieces, skip, len, memory, hint, &mut slot.segments).is_none() {
-                slot.segments.clear();
-                return Some(Status::IoError);
-            }
-            slot.kind = if read { Kind::Read } else { Kind::Write };
-            slot.offset = offset;
-            slot.len = len;
-            if read {
-                slot.writes_memory = true;
-                slot.used_len = len as u32 + 1;
-            }
+    slot.writes_memory = false;
+    match judge(slot, chain, lookup, disk) {
+        Ok(Asked { kind, offset, len }) => {
+            (slot.kind, slot.offset, slot.len) = (kind, offset, len);
             None
         }
-        TYPE_FLUSH => None,
+        Err(status) => Some(status),
+    }
+}
+
+#[inline]
+fn judge(
+    slot: &mut Slot,
+    chain: &Chain,
+    lookup: &mut Lookup<'_>,
+    disk: &Disk,
+) -> Result<Asked, Status> {
+    let (readable, writable) =
+        chain.pieces.split_at_checked(chain.readable).ok_or(Status::IoError)?;
+    let last = writable.last().filter(|last| last.len > 0).ok_or(Status::IoError)?;
+    if chain.readable_bytes < HEADER_LEN {
+        return Err(Status::IoError);
+    }
+    let status_addr = last.addr.checked_add(u64::from(last.len - 1)).ok_or(Status::IoError)?;
+    if !lookup.has(status_addr) {
+        return Err(Status::IoError);
+    }
+    slot.status_addr = status_addr;
+    let [word, sector] = chain.header(lookup).ok_or(Status::IoError)?;
+    let kind = word as u32;
+    if kind != TYPE_IN && kind != TYPE_OUT {
+        return judge_other(kind, slot, chain, lookup, disk);
+    }
+    let read = kind == TYPE_IN;
+    let (pieces, skip, bytes) = if read {
+        (writable, 0, chain.writable_bytes - 1)
+    } else {
+        (readable, HEADER_LEN, chain.readable_bytes - HEADER_LEN)
+    };
+    let whole = bytes & ((1 << SECTOR_SHIFT) - 1) == 0;
+    if !whole || bytes > DATA_MAX || (disk.read_only && !read) {
+        return Err(Status::IoError);
+    }
+    let (offset, len) = disk.range(sector, bytes >> SECTOR_SHIFT).ok_or(Status::IoError)?;
+    gather(pieces, skip, len, lookup, &mut slot.segments).ok_or(Status::IoError)?;
+    if read {
+        slot.writes_memory = true;
+        slot.used_len = len as u32 + 1;
+    }
+    Ok(Asked { kind: if read { Kind::Read } else { Kind::Write }, offset, len })
+}
+
+/// Whatever is not a read or a write.
+#[inline(never)]
+fn judge_other(
+    kind: u32,
+    slot: &mut Slot,
+    chain: &Chain,
+    lookup: &mut Lookup<'_>,
+    disk: &Disk,
+) -> Result<Asked, Status> {
+    match kind {
+        TYPE_FLUSH => Ok(Asked { kind: Kind::Flush, offset: 0, len: 0 }),
         TYPE_GET_ID => {
             let len = (chain.writable_bytes - 1).min(SERIAL_LEN as u64);
-            let found = gather(writable, 0, len, memory, hint, &mut slot.segments);
+            if len > 0 {
+                let writable = &chain.pieces[chain.readable..];
+                gather(writable, 0, len, lookup, &mut slot.segments).ok_or(Status::IoError)?;
+            }
             slot.writes_memory = true;
-            let mut serial = &disk.serial[..len as usize];
-            let written = found.and_then(|()| {
-                for segment in &slot.segments {
-                    let (now, rest) = serial.split_at_checked(segment.iov_len)?;
-                    memory.write(hint, memory.host_to_guest(segment.iov_base)?, now)?;
-                    serial = rest;
-                }
-                Some(())
-            });
+            let mut serial = &disk.serial[..];
+            for segment in &slot.segments {
+                let (now, rest) =
+                    serial.split_at_checked(segment.iov_len).ok_or(Status::IoError)?;
+                let addr = lookup.memory().host_to_guest(segment.iov_base);
+                addr.and_then(|addr| lookup.write(addr, now)).ok_or(Status::IoError)?;
+                serial = rest;
+            }
             slot.used_len = len as u32 + 1;
-            Some(if written.is_some() { Status::Ok } else { Status::IoError })
+            Err(Status::Ok)
         }
-        kind @ (TYPE_DISCARD | TYPE_WRITE_ZEROES) => {
-            Some(match parse_range(kind, chain, memory, hint, disk) {
-                Ok((kind, offset, len)) => {
-                    slot.kind = kind;
-                    slot.offset = offset;
-                    slot.len = len;
-                    return None;
-                }
-                Err(status) => status,
-            })
-        }
-        _ => Some(Status::Unsupported),
+        TYPE_DISCARD | TYPE_WRITE_ZEROES => judge_range(kind, chain, lookup, disk),
+        _ => Err(Status::Unsupported),
     }
 }
 
 /// The one range of a discard or of a write of zeros: {u64 sector, u32 sectors, u32 flags}. We tell the guest that a
 /// request has one range, so that it is one operation of the device.
-fn parse_range(
+fn judge_range(
     kind: u32,
     chain: &Chain,
-    memory: &GuestMemory,
-    hint: &mut Hint,
+    lookup: &mut Lookup<'_>,
     disk: &Disk,
-) -> Result<(Kind, u64, u64), Status> {
+) -> Result<Asked, Status> {
     let discard = kind == TYPE_DISCARD;
     if !(if discard { disk.discard } else { disk.write_zeroes }) {
         return Err(Status::Unsupported);
@@ -428,7 +455,7 @@ fn parse_range(
     if disk.read_only || chain.readable_bytes != HEADER_LEN + bytes.len() as u64 {
         return Err(Status::IoError);
     }
-    chain.copy_readable(HEADER_LEN, &mut bytes, memory, hint).ok_or(Status::IoError)?;
+    chain.copy_readable(HEADER_LEN, &mut bytes, lookup).ok_or(Status::IoError)?;
     let [sector, word] = pair(&bytes);
     let (sectors, flags) = (word as u32, (word >> 32) as u32);
     let (known, max) = if discard {
@@ -444,5 +471,6 @@ fn parse_range(
     }
     let (offset, len) = disk.range(sector, u64::from(sectors)).ok_or(Status::IoError)?;
     let unmap = flags & FLAG_UNMAP != 0 && disk.write_zeroes_may_unmap;
-    Ok((if discard { Kind::Discard } else { Kind::WriteZeroes { unmap } }, offset, len))
+    let kind = if discard { Kind::Discard } else { Kind::WriteZeroes { unmap } };
+    Ok(Asked { kind, offset, len })
 }

@@ -12,7 +12,7 @@
 
 use crate::dirty::DirtyLog;
 use crate::inflight::InflightArea;
-use crate::memory::{Area, GuestMemory, Hint};
+use crate::memory::{Area, GuestMemory, Lookup};
 use crate::packed::PackedRing;
 use crate::request::{Chain, Disk, Finished, Request, SEGMENTS_MAX, Slot, Status, parse};
 use crate::split::SplitRing;
@@ -266,7 +266,7 @@ impl Ring {
 
     /// Requests answered without the device that wait for the next [`Ring::complete`].
     pub fn answered(&self) -> usize {
-        self.requests().batch.len()
+        self.requests().answered.len()
     }
 
     /// Requests of an earlier process that were not popped yet. They come before all others, so popping no more than
@@ -301,11 +301,14 @@ impl Ring {
 pub(crate) struct Requests {
     /// By tag.
     pub(crate) slots: Box<[Slot]>,
-    /// What the next completion gives back; empty after it.
-    pub(crate) batch: Vec<Finished>,
+    /// What was answered without the device since the last completion.
+    answered: Vec<Finished>,
+    /// What a completion is giving back; empty before and after.
+    pub(crate) batch: Vec<u16>,
     /// The chain being read.
     pub(crate) chain: Chain,
-    pub(crate) hint: Hint,
+    /// The region of guest memory that the last address was in.
+    pub(crate) region: usize,
     /// Descriptors that this pop may still read.
     work: usize,
     pub(crate) broken: Option<Fault>,
@@ -321,9 +324,10 @@ impl Requests {
     pub(crate) fn new(num: usize) -> Requests {
         Requests {
             slots: (0..num).map(|_| Slot::new()).collect(),
+            answered: Vec::with_capacity(num),
             batch: Vec::with_capacity(num),
             chain: Chain::default(),
-            hint: Hint::default(),
+            region: 0,
             work: 0,
             broken: None,
             in_flight: 0,
@@ -372,7 +376,7 @@ impl Requests {
     pub(crate) fn admit(
         &mut self,
         tag: u16,
-        memory: &GuestMemory,
+        lookup: &mut Lookup<'_>,
         disk: &Disk,
         tags: &mut Vec<u16>,
     ) {
@@ -380,11 +384,11 @@ impl Requests {
         let slot = &mut self.slots[usize::from(tag)];
         slot.busy = true;
         self.in_flight += 1;
-        match parse(slot, &self.chain, memory, &mut self.hint, disk) {
+        match parse(slot, &self.chain, lookup, disk) {
             None => tags.push(tag),
             Some(status) => {
                 self.malformed += u64::from(status != Status::Ok || !slot.has_status());
-                self.batch.push(Finished { tag, status });
+                self.answered.push(Finished { tag, status });
             }
         }
     }
@@ -393,7 +397,7 @@ impl Requests {
     /// (split) or simply follow each other (packed).
     pub(crate) fn read_indirect(
         &mut self,
-        memory: &GuestMemory,
+        lookup: &mut Lookup<'_>,
         addr: u64,
         len: u32,
         linked: bool,
@@ -406,7 +410,7 @@ impl Requests {
         for _ in 0..entries {
             let desc = addr
                 .checked_add(u64::from(at) * DESC_LEN as u64)
-                .and_then(|addr| memory.read_pair(&mut self.hint, addr))
+                .and_then(|addr| lookup.read_pair(addr))
                 .ok_or(Fault::IndirectUnmapped(addr))?;
             let flags = (desc[1] >> 32) as u16;
             // The upper half of the word is {flags, next} when split and {id, flags} when packed.
@@ -430,8 +434,8 @@ impl Requests {
         if linked { Err(Fault::ChainTooLong) } else { Ok(()) }
     }
 
-    /// Adds to the batch what the device finished, writes all status bytes and notes each request's used length.
-    /// Drops what is not in flight.
+    /// Makes a batch of what was answered and what the device finished: writes each status byte, and calls `each`
+    /// with the tag and the used length. Drops what is not in flight.
     #[inline]
     pub(crate) fn answer(
         &mut self,
@@ -440,29 +444,33 @@ impl Requests {
         finished: &[Finished],
         mut each: impl FnMut(u16, u32, &Slot),
     ) {
-        self.batch.extend_from_slice(finished);
-        let (slots, hint) = (&mut self.slots, &mut self.hint);
-        self.batch.retain(|&Finished { tag, status }| {
-            let Some(slot) = slots.get_mut(usize::from(tag)).filter(|slot| slot.busy) else {
-                return false;
-            };
-            let len = slot.answer(status, memory, hint, log);
-            slot.busy = false;
-            each(tag, len, slot);
-            true
-        });
+        let mut lookup = memory.lookup(self.region);
+        let (slots, batch) = (&mut self.slots, &mut self.batch);
+        let mut answer = |&Finished { tag, status }: &Finished| {
+            if let Some(slot) = slots.get_mut(usize::from(tag)).filter(|slot| slot.busy) {
+                let len = slot.answer(status, &mut lookup, log);
+                slot.busy = false;
+                each(tag, len, slot);
+                batch.push(tag);
+            }
+        };
+        if !self.answered.is_empty() {
+            self.answered.drain(..).for_each(|finished| answer(&finished));
+        }
+        finished.iter().for_each(answer);
         self.in_flight -= self.batch.len();
+        self.region = lookup.region();
     }
 
     /// Completes nothing, because the ring is broken; the requests are free.
     #[cold]
     pub(crate) fn drop_all(&mut self, finished: &[Finished]) {
-        for &Finished { tag, .. } in self.batch.iter().chain(finished) {
+        for &Finished { tag, .. } in self.answered.iter().chain(finished) {
             if let Some(slot) = self.slots.get_mut(usize::from(tag)).filter(|slot| slot.busy) {
                 slot.busy = false;
-                self.in_flight = self.in_flight.saturating_sub(1);
+                self.in_flight -= 1;
             }
         }
-        self.batch.clear();
+        self.answered.clear();
     }
 }

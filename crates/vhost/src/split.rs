@@ -11,7 +11,7 @@ use std::sync::atomic::fence;
 
 use crate::dirty::DirtyLog;
 use crate::inflight::{InflightArea, SplitInflight};
-use crate::memory::{Area, GuestMemory};
+use crate::memory::{Area, GuestMemory, Lookup};
 use crate::request::{Disk, Finished, SEGMENTS_MAX};
 use crate::ring::*;
 
@@ -113,14 +113,16 @@ impl SplitRing {
     ) -> Result<usize, Fault> {
         self.requests.begin()?;
         let before = tags.len();
-        self.take(memory, disk, max, tags)
-            .map_err(|fault| self.requests.break_ring(fault, tags, before))
+        let mut lookup = memory.lookup(self.requests.region);
+        let taken = self.take(&mut lookup, disk, max, tags);
+        self.requests.region = lookup.region();
+        taken.map_err(|fault| self.requests.break_ring(fault, tags, before))
     }
 
     #[inline]
     fn take(
         &mut self,
-        memory: &GuestMemory,
+        lookup: &mut Lookup<'_>,
         disk: &Disk,
         max: usize,
         tags: &mut Vec<u16>,
@@ -130,8 +132,8 @@ impl SplitRing {
             let Some(head) = self.resubmits.pop() else { break };
             // It is marked, and its place in the available ring is behind us.
             self.requests.free_slot(head)?;
-            self.read_chain(memory, head)?;
-            self.requests.admit(head, memory, disk, tags);
+            self.read_chain(lookup, head)?;
+            self.requests.admit(head, lookup, disk, tags);
             taken += 1;
         }
         if !self.resubmits.is_empty() {
@@ -150,12 +152,12 @@ impl SplitRing {
             let at = AVAIL_RING + 2 * usize::from(self.next_avail & self.mask);
             let head = self.avail.load_u16(at, Relaxed);
             self.requests.free_slot(head)?;
-            self.read_chain(memory, head)?;
+            self.read_chain(lookup, head)?;
             if let Some(inflight) = &mut self.inflight {
                 inflight.mark(head);
             }
             self.next_avail = self.next_avail.wrapping_add(1);
-            self.requests.admit(head, memory, disk, tags);
+            self.requests.admit(head, lookup, disk, tags);
             taken += 1;
         }
         Ok(taken)
@@ -163,24 +165,23 @@ impl SplitRing {
 
     /// Copies a head's chain into private memory.
     #[inline]
-    fn read_chain(&mut self, memory: &GuestMemory, head: u16) -> Result<(), Fault> {
+    fn read_chain(&mut self, lookup: &mut Lookup<'_>, head: u16) -> Result<(), Fault> {
         let requests = &mut self.requests;
         requests.chain.clear();
         let mut at = head;
         for _ in 0..self.num.min(SEGMENTS_MAX as u16) {
-            let offset = usize::from(at) * DESC_LEN;
-            let addr = self.desc.load_u64(offset, Relaxed);
-            let word = self.desc.load_u64(offset + 8, Relaxed);
+            let [addr, word] = self.desc.load_pair(usize::from(at) * DESC_LEN, Relaxed);
             let (len, flags, next) = (word as u32, (word >> 32) as u16, (word >> 48) as u16);
             if flags & DESC_F_INDIRECT != 0 {
                 if !self.indirect || flags & DESC_F_NEXT != 0 {
                     return Err(Fault::IndirectUnexpected);
                 }
-                return requests.read_indirect(memory, addr, len, true);
+                requests.read_indirect(lookup, addr, len, true)?;
+                return requests.chain.finish();
             }
             requests.chain.push(addr, len, flags & DESC_F_WRITE != 0)?;
             if flags & DESC_F_NEXT == 0 {
-                return Ok(());
+                return requests.chain.finish();
             }
             if next >= self.num {
                 return Err(Fault::NextRange(next));
@@ -218,8 +219,8 @@ impl SplitRing {
             self.log_entries(log, first, count);
         }
         if let Some(inflight) = &mut self.inflight {
-            for finished in &self.requests.batch {
-                inflight.link(finished.tag);
+            for &head in &self.requests.batch {
+                inflight.link(head);
             }
         }
         self.next_used = next;
@@ -228,8 +229,8 @@ impl SplitRing {
             log.mark(addr.saturating_add(USED_IDX as u64), 2);
         }
         if let Some(inflight) = &mut self.inflight {
-            for finished in &self.requests.batch {
-                inflight.clear(finished.tag);
+            for &head in &self.requests.batch {
+                inflight.clear(head);
             }
             inflight.end_batch(next);
         }
