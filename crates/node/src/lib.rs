@@ -9,6 +9,7 @@ mod budget;
 mod config;
 mod cores;
 mod disk_spec;
+mod disks;
 mod error;
 mod info;
 mod log;

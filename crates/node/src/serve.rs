@@ -27,6 +27,7 @@ use reactor::log::Log;
 use reactor::{Class, Core, Listener};
 
 use crate::config::Config;
+use crate::disks::Disks;
 use crate::error::{Error, Kind};
 use crate::info::Description;
 use crate::machine::Machine;
@@ -165,6 +166,10 @@ async fn serve_clients(
         return Ok(());
     }
     let opened = node.opened.get().expect("core 0 has opened the database before it raised");
+    let disks = match core.id() {
+        0 => Disks::start(core, &node.config.disks).await?,
+        _ => Disks::default(),
+    };
     let mut clients = None;
     if let Some(opened) = opened {
         let listener = core.listen(opened.listen);
@@ -207,6 +212,13 @@ async fn serve_clients(
     node.phases.reached(core.id(), Phase::Draining).await;
     if let Some(server) = server {
         server.stop(GRACE_NS).await;
+    }
+    disks.stop().await;
+    if core.id() == 0 {
+        node.phases.raise(Phase::Stopped);
+    } else {
+        // Until then core 0 may have rings of its disks here.
+        node.phases.reached(core.id(), Phase::Stopped).await;
     }
     node.ended.fetch_add(1, Ordering::AcqRel);
     Ok(())

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::memory::{Area, MemoryError};
+pub use crate::message::InflightInfo;
 use crate::ring::Fault;
 
 /// The version of the layouts, and the mark of a region in use.
@@ -54,19 +55,6 @@ pub enum Form {
     Split,
     /// Packed rings.
     Packed,
-}
-
-/// Where a region is in its file and what it holds, in the words of the messages about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InflightInfo {
-    /// Length in bytes.
-    pub mmap_size: u64,
-    /// Where it begins in its file, in bytes.
-    pub mmap_offset: u64,
-    /// Number of queues.
-    pub queues: u16,
-    /// Entries of each queue.
-    pub queue_size: u16,
 }
 
 /// A mapped in-flight region.

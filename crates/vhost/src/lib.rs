@@ -1,13 +1,24 @@
 //! Disks for virtual machines through vhost-user-blk: the protocol's messages and session, the
 //! rings in the guest's memory, requests, and the in-flight region that survives a crash.
+//!
+//! A [`Target`] serves one disk. What is below it does no I/O: [`message`] and [`session`] are the
+//! protocol, [`Ring`] and its requests are the guest's memory.
 
+pub mod config;
 mod dirty;
+pub mod fuzz_message;
+pub mod handover;
 mod inflight;
 mod memory;
+pub mod message;
 mod packed;
+mod queue;
 mod request;
 mod ring;
+pub mod session;
 mod split;
+mod stats;
+mod target;
 #[cfg(test)]
 mod tests;
 
@@ -18,3 +29,5 @@ pub use packed::PackedRing;
 pub use request::{DATA_MAX, Disk, Finished, Kind, Request, SEGMENTS_MAX, SERIAL_LEN, Status};
 pub use ring::{F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, Fault, Recovered, Ring, Setup};
 pub use split::SplitRing;
+pub use stats::{Counter, KindStats, QueueStats};
+pub use target::{Target, TargetOptions};

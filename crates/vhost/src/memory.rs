@@ -20,21 +20,10 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use libc::iovec;
 
+pub use crate::message::RegionInfo;
+
 /// Most regions that a table may have.
 pub const REGIONS_MAX: usize = 512;
-
-/// A region of guest memory, in the words of the vhost-user message that brings it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegionInfo {
-    /// First guest-physical address.
-    pub guest_addr: u64,
-    /// Length in bytes.
-    pub size: u64,
-    /// First address in the front end's address space, which ring addresses are given in.
-    pub user_addr: u64,
-    /// Where the region begins in its file, in bytes.
-    pub mmap_offset: u64,
-}
 
 /// Why memory was not taken.
 #[derive(Debug)]

@@ -46,8 +46,10 @@ pub struct PackedRing {
     descs: Vec<[u64; 2]>,
     /// The used lengths of the batch being completed.
     lens: Vec<u32>,
-    /// Guest-physical addresses of the descriptors and of the device event area, if they are logged. Found from the
-    /// ring's own addresses: the one that the front end sends is about a used ring, which there is none of.
+    /// Guest-physical addresses of the descriptors and of the device event area. Found from the ring's own addresses:
+    /// the one that the front end sends for the log is about a used ring, which there is none of.
+    guest_addrs: Option<(u64, u64)>,
+    /// These, if they are logged.
     log_addrs: Option<(u64, u64)>,
 }
 
@@ -61,10 +63,11 @@ impl PackedRing {
         let desc = Setup::area(memory, setup.desc, num * DESC_LEN, 16, "descriptor ring")?;
         let driver = Setup::area(memory, setup.avail, EVENT_LEN, 4, "driver event area")?;
         let device = Setup::area(memory, setup.used, EVENT_LEN, 4, "device event area")?;
-        let log_addrs = setup.log.and_then(|_| {
+        let guest_addrs = || {
             let desc = memory.user_to_guest(setup.desc, (num * DESC_LEN) as u64)?;
             Some((desc, memory.user_to_guest(setup.used, EVENT_LEN as u64)?))
-        });
+        };
+        let guest_addrs = guest_addrs();
         let position = |half: u16| Position { index: half & !WRAP, wrap: half & WRAP != 0 };
         let mut next_avail = position(setup.base as u16);
         let mut next_used = position((setup.base >> 16) as u16);
@@ -121,7 +124,8 @@ impl PackedRing {
             resubmits,
             descs: Vec::new(),
             lens: Vec::with_capacity(num),
-            log_addrs,
+            guest_addrs,
+            log_addrs: guest_addrs.filter(|_| setup.log.is_some()),
         };
         Ok((ring, recovered))
     }
@@ -368,6 +372,10 @@ impl PackedRing {
 
     pub(crate) fn base(&self) -> u32 {
         u32::from(half_of(self.next_avail)) | u32::from(half_of(self.next_used)) << 16
+    }
+
+    pub(crate) fn set_log(&mut self, log: Option<u64>) {
+        self.log_addrs = self.guest_addrs.filter(|_| log.is_some());
     }
 
     pub(crate) fn log_all(&self, log: &DirtyLog) {

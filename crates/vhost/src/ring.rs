@@ -285,6 +285,11 @@ impl Ring {
         self.requests().malformed
     }
 
+    /// Writes to the ring are logged from now on, or no longer: see [`Setup::log`].
+    pub fn set_log(&mut self, log: Option<u64>) {
+        either!(self, ring => ring.set_log(log))
+    }
+
     /// Marks all of the ring that we write in a dirty log. To be called when a ring starts while a log is in force: a
     /// process that was killed may have written without marking.
     pub fn log_all(&self, log: &DirtyLog) {

@@ -318,6 +318,10 @@ impl SplitRing {
         u32::from(self.next_avail)
     }
 
+    pub(crate) fn set_log(&mut self, log: Option<u64>) {
+        self.log_addr = log;
+    }
+
     pub(crate) fn log_all(&self, log: &DirtyLog) {
         if let Some(addr) = self.log_addr {
             log.mark(addr, self.used.len() as u64);

@@ -1,0 +1,444 @@
+//! One ring at work: a poller on the ring's own core that carries requests from the guest's memory
+//! to the device and back.
+//!
+//! 1. A turn takes what the device has completed, pops what the guest has made available, and
+//!    submits it. What completes at once (memory, a device that does nothing) is given back in the
+//!    same turn, all with one publication and at most one signal.
+//! 2. While the ring is looked at the guest is told not to kick. Before the core sleeps the ring is
+//!    armed: the guest's next kick wakes the core, and the device's next completion does anyway.
+//! 3. What the connection wants (another memory table, a stop) arrives as [`Command`]s, through a
+//!    ring of its own, and is done between two turns.
+//!
+//! A ring runs from its start to its stop on one core; [`run`] is that life. A stop pops nothing
+//! more and waits for what is at the device; then nothing here touches the guest's memory again.
+//!
+//! A ring that the guest has made meaningless is broken: its err descriptor says so, it takes
+//! nothing more, and only this ring stands still.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Poll, Waker};
+
+use atomic_waker::AtomicWaker;
+use bdev::{Bdev, Channel, Done, Full, Io};
+use reactor::spsc::{Consumer, Producer};
+use reactor::{Class, Core, EventFd, Poller};
+
+use crate::dirty::DirtyLog;
+use crate::inflight::InflightArea;
+use crate::memory::GuestMemory;
+use crate::request::{Disk, Finished, Kind, Status};
+use crate::ring::{Fault, Ring, Setup};
+use crate::stats::QueueStats;
+
+/// Requests taken in one turn. More would keep the core from its other work for too long.
+const TURN: usize = 128;
+/// Commands under way to one ring.
+const COMMANDS: usize = 256;
+
+/// What a ring is started with.
+pub(crate) struct Start {
+    pub disk_name: Arc<str>,
+    pub index: u16,
+    pub setup: Setup,
+    pub memory: Arc<GuestMemory>,
+    pub disk: Disk,
+    pub inflight: Option<InflightArea>,
+    pub log: Option<Arc<DirtyLog>>,
+    pub kick: Option<EventFd>,
+    pub call: Option<EventFd>,
+    pub err: Option<EventFd>,
+    /// There is no kick: the core never sleeps.
+    pub polled: bool,
+    /// A write must be durable when it completes.
+    pub through: bool,
+    pub enabled: bool,
+    pub device: Bdev,
+    pub stats: Arc<QueueStats>,
+}
+
+/// What the connection wants of a running ring.
+pub(crate) enum Command {
+    Enable(bool),
+    Memory(Arc<GuestMemory>),
+    Log(Option<Arc<DirtyLog>>),
+    RingLog(Option<u64>),
+    Call(Option<EventFd>),
+    Err(Option<EventFd>),
+    Kick(Option<EventFd>),
+    Disk(Disk),
+    Through(bool),
+    Stop,
+}
+
+/// What the two ends of a ring's commands share.
+#[derive(Default)]
+struct Bell {
+    waker: AtomicWaker,
+    /// There was no room for a command.
+    overflowed: AtomicBool,
+}
+
+/// The connection's end.
+pub(crate) struct Remote {
+    commands: Producer<Command>,
+    bell: Arc<Bell>,
+}
+
+impl Remote {
+    /// Has the ring do something, soon. A connection that sends more than a ring can take in has
+    /// its ring stopped.
+    pub fn send(&mut self, command: Command) {
+        if self.commands.push_published(command).is_err() {
+            self.bell.overflowed.store(true, Ordering::Release);
+        }
+        self.bell.waker.wake();
+    }
+}
+
+/// The ring's end.
+pub(crate) struct Orders {
+    commands: Consumer<Command>,
+    bell: Arc<Bell>,
+}
+
+pub(crate) fn remote() -> (Remote, Orders) {
+    let (to, from) = reactor::spsc::ring(COMMANDS);
+    let bell = Arc::new(Bell::default());
+    (Remote { commands: to, bell: bell.clone() }, Orders { commands: from, bell })
+}
+
+/// How a ring came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub index: u16,
+    /// Where another process would go on.
+    pub base: u32,
+}
+
+/// Runs a ring until it is told to stop and what was popped is given back. Suspends until then.
+pub(crate) async fn run(core: Core, start: Start, mut orders: Orders) -> Ended {
+    let (index, base) = (start.index, start.setup.base);
+    let kick = start.kick.as_ref().and_then(|kick| watch(&core, kick));
+    let queue = match Queue::start(&core, start) {
+        Ok(queue) => Rc::new(RefCell::new(queue)),
+        Err(()) => {
+            // It stays, so that it can be stopped like any other.
+            until_stop(&mut orders).await;
+            return Ended { index, base };
+        }
+    };
+    let _slot = core.add_poller(QueuePoller(queue.clone()));
+    let mut kick = kick;
+    poll_fn(|cx| {
+        orders.bell.waker.register(cx.waker());
+        let mut queue = queue.borrow_mut();
+        while let Some(command) = orders.commands.pop() {
+            if let Command::Kick(new) = command {
+                if let Some(old) = kick.take() {
+                    old.cancel();
+                }
+                kick = new.as_ref().and_then(|kick| watch(&core, kick));
+            } else {
+                queue.obey(command);
+            }
+        }
+        if orders.bell.overflowed.load(Ordering::Acquire) {
+            queue.stopping = true;
+        }
+        if queue.is_at_rest() {
+            return Poll::Ready(());
+        }
+        queue.waiting = queue.stopping.then(|| cx.waker().clone());
+        Poll::Pending
+    })
+    .await;
+    if let Some(kick) = kick {
+        kick.cancel();
+    }
+    let base = queue.borrow().ring.base();
+    Ended { index, base }
+}
+
+/// Waits for the guest's kicks: each wakes the core, whose pollers then look.
+fn watch(core: &Core, kick: &EventFd) -> Option<reactor::JoinHandle<()>> {
+    let watch = kick.watch(core).ok()?;
+    let counter =
+        EventFd::from_fd(std::os::fd::AsFd::as_fd(kick).try_clone_to_owned().ok()?).ok()?;
+    Some(core.spawn(Class::Foreground, async move {
+        while watch.raised().await.is_ok() {
+            counter.clear();
+        }
+    }))
+}
+
+async fn until_stop(orders: &mut Orders) {
+    poll_fn(|cx| {
+        orders.bell.waker.register(cx.waker());
+        while let Some(command) = orders.commands.pop() {
+            if let Command::Stop = command {
+                return Poll::Ready(());
+            }
+        }
+        match orders.bell.overflowed.load(Ordering::Acquire) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await;
+}
+
+/// See the module text.
+struct Queue {
+    disk_name: Arc<str>,
+    index: u16,
+    ring: Ring,
+    memory: Arc<GuestMemory>,
+    disk: Disk,
+    channel: Channel,
+    log: Option<Arc<DirtyLog>>,
+    call: Option<EventFd>,
+    err: Option<EventFd>,
+    polled: bool,
+    through: bool,
+    enabled: bool,
+    stopping: bool,
+    /// Who waits for the end.
+    waiting: Option<Waker>,
+    /// Popped, and not yet taken by the device: it is full.
+    deferred: VecDeque<u16>,
+    tags: Vec<u16>,
+    done: Vec<Done>,
+    finished: Vec<Finished>,
+    stats: Arc<QueueStats>,
+}
+
+impl Queue {
+    fn start(core: &Core, start: Start) -> Result<Queue, ()> {
+        let Start { disk_name, index, setup, memory, disk, .. } = start;
+        let failed = |what: &dyn std::fmt::Display| {
+            tracing::warn!(disk = &*disk_name, ring = index, "a ring cannot be started: {what}");
+            if let Some(err) = &start.err {
+                err.signal();
+            }
+        };
+        let (ring, recovered) =
+            Ring::start(&memory, &setup, start.inflight).map_err(|fault| failed(&fault))?;
+        let mut channel = start.device.channel(core).map_err(|error| failed(&error))?;
+        channel.hold(Rc::new(memory.clone()));
+        if let Some(log) = &start.log {
+            ring.log_all(log);
+        }
+        tracing::debug!(
+            disk = &*disk_name,
+            ring = index,
+            base = ring.base(),
+            resubmits = recovered.resubmits,
+            "a ring runs"
+        );
+        start.stats.resubmitted.add(recovered.resubmits as u64);
+        Ok(Queue {
+            disk_name,
+            index,
+            ring,
+            memory,
+            disk,
+            channel,
+            log: start.log,
+            call: start.call,
+            err: start.err,
+            polled: start.polled,
+            through: start.through,
+            enabled: start.enabled,
+            stopping: false,
+            waiting: None,
+            deferred: VecDeque::new(),
+            tags: Vec::with_capacity(TURN),
+            done: Vec::with_capacity(TURN),
+            finished: Vec::with_capacity(TURN),
+            stats: start.stats,
+        })
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Enable(enabled) => self.enabled = enabled,
+            Command::Memory(memory) => {
+                self.channel.hold(Rc::new(memory.clone()));
+                self.memory = memory;
+            }
+            Command::Log(log) => {
+                if let Some(log) = &log {
+                    self.ring.log_all(log);
+                }
+                self.log = log;
+            }
+            Command::RingLog(address) => {
+                self.ring.set_log(address);
+                if let Some(log) = &self.log {
+                    self.ring.log_all(log);
+                }
+            }
+            Command::Call(call) => self.call = call,
+            Command::Err(err) => self.err = err,
+            Command::Disk(disk) => self.disk = disk,
+            Command::Through(through) => self.through = through,
+            Command::Stop => self.stopping = true,
+            Command::Kick(_) => {}
+        }
+    }
+
+    /// Nothing is popped any more, and nothing that was popped is left.
+    fn is_at_rest(&self) -> bool {
+        self.stopping
+            && self.channel.in_flight() == 0
+            && self.deferred.is_empty()
+            && (self.ring.answered() == 0 || self.ring.broken().is_some())
+    }
+
+    fn pops(&self) -> bool {
+        self.enabled && !self.stopping && self.ring.broken().is_none()
+    }
+
+    /// One turn; true when something was done.
+    fn turn(&mut self) -> bool {
+        let mut worked = false;
+        if self.channel.in_flight() > 0 {
+            worked |= self.channel.poll(&mut self.done) > 0;
+        }
+        while let Some(&tag) = self.deferred.front() {
+            if self.submit(tag).is_err() {
+                break;
+            }
+            self.deferred.pop_front();
+            worked = true;
+        }
+        if self.deferred.is_empty() && self.pops() && self.ring.has_work() {
+            worked = true;
+            if let Err(fault) = self.ring.pop(&self.memory, &self.disk, TURN, &mut self.tags) {
+                self.broke(fault);
+            }
+            let tags = std::mem::take(&mut self.tags);
+            for &tag in &tags {
+                if !self.deferred.is_empty() || self.submit(tag).is_err() {
+                    self.deferred.push_back(tag);
+                }
+            }
+            self.tags = tags;
+            self.tags.clear();
+            self.channel.poll(&mut self.done);
+        }
+        if !self.done.is_empty() || self.ring.answered() > 0 {
+            worked = true;
+            self.give_back();
+        }
+        if self.waiting.is_some()
+            && self.is_at_rest()
+            && let Some(waker) = self.waiting.take()
+        {
+            waker.wake();
+        }
+        worked
+    }
+
+    #[inline]
+    fn submit(&mut self, tag: u16) -> Result<(), Full> {
+        let request = self.ring.request(tag);
+        let kind = match request.kind {
+            Kind::Read => bdev::Kind::Read,
+            Kind::Write => bdev::Kind::Write,
+            Kind::Flush => bdev::Kind::Flush,
+            Kind::Discard => bdev::Kind::Discard,
+            Kind::WriteZeroes { unmap } => bdev::Kind::WriteZeroes { unmap },
+        };
+        let io = Io {
+            kind,
+            offset: request.offset,
+            len: request.len,
+            segments: request.segments,
+            tag: u64::from(tag),
+            through: self.through,
+        };
+        // SAFETY: the segments lie in the mappings of the memory table that the request was popped
+        // with, which this queue or, once a later table has taken its place, the channel's
+        // operations hold until they have completed (`Channel::hold`). Nothing has a Rust reference
+        // to guest memory.
+        unsafe { self.channel.submit(&io)? };
+        self.stats.begin(request.kind, request.len);
+        Ok(())
+    }
+
+    fn give_back(&mut self) {
+        for done in self.done.drain(..) {
+            let status = match done.status {
+                bdev::Status::Ok => Status::Ok,
+                bdev::Status::Unsupported => Status::Unsupported,
+                bdev::Status::IoError | bdev::Status::NoSpace => {
+                    self.stats.errors.add(1);
+                    Status::IoError
+                }
+            };
+            // The tag came from a `u16` in `submit`.
+            self.finished.push(Finished { tag: done.tag as u16, status });
+        }
+        let given = self.ring.complete(&self.memory, self.log.as_deref(), &self.finished);
+        self.finished.clear();
+        self.stats.completed(given as u64);
+        if self.ring.should_signal()
+            && let Some(call) = &self.call
+        {
+            self.stats.signals.add(1);
+            call.signal();
+        }
+    }
+
+    #[cold]
+    fn broke(&mut self, fault: Fault) {
+        tracing::warn!(
+            disk = &*self.disk_name,
+            ring = self.index,
+            "the guest broke a ring: {fault}"
+        );
+        self.stats.broken.add(1);
+        if let Some(err) = &self.err {
+            err.signal();
+        }
+    }
+}
+
+struct QueuePoller(Rc<RefCell<Queue>>);
+
+impl Poller for QueuePoller {
+    fn poll(&mut self) -> bool {
+        self.0.borrow_mut().turn()
+    }
+
+    fn pure_check(&mut self) -> bool {
+        let queue = self.0.borrow();
+        (queue.channel.in_flight() > 0 && queue.channel.ready())
+            || (queue.pops() && queue.deferred.is_empty() && queue.ring.has_work())
+    }
+
+    fn arm(&mut self) -> bool {
+        let queue = &mut *self.0.borrow_mut();
+        if queue.channel.in_flight() > 0 && queue.channel.ready() {
+            return false;
+        }
+        if !queue.pops() || !queue.deferred.is_empty() {
+            // A completion of the device wakes the core.
+            return true;
+        }
+        !queue.polled && queue.ring.arm_kick(queue.log.as_deref())
+    }
+
+    fn disarm(&mut self) {
+        let queue = &mut *self.0.borrow_mut();
+        if queue.pops() {
+            queue.ring.disarm_kick(queue.log.as_deref());
+        }
+    }
+}

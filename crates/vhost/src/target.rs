@@ -1,0 +1,556 @@
+//! A disk at its socket: takes connections one after the other, does what the front end's messages
+//! ask for, and spreads the rings over the cores.
+//!
+//! 1. [`Target::serve`] accepts a connection when the disk is ready and not before: QEMU 7.2 never
+//!    comes back after one that was accepted and closed. The next is accepted when this one is over.
+//! 2. Messages go through [`Session`], which says what to do; descriptors are mapped here. Rings
+//!    run on the cores by turns, each with a channel to the device of its own (see `queue.rs`).
+//! 3. When the connection ends, for whatever reason, all rings are stopped: nothing more is popped,
+//!    and what is at the device comes to its end in memory that stays mapped so long. Then only the
+//!    in-flight region, which the front end keeps, knows what was begun.
+//!
+//! All of this is on one core and off the way of requests.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use bdev::{Bdev, Geometry};
+use reactor::{Class, Core, EventFd, UnixListener, UnixSocket};
+
+use crate::config::{Config, RangeLimits, SECTOR_BYTES, feature};
+use crate::dirty::DirtyLog;
+use crate::inflight::{Form, InflightRegion};
+use crate::memory::GuestMemory;
+use crate::message::{Framer, InflightInfo};
+use crate::queue::{self, Command, Ended, Remote, Start};
+use crate::request::{Disk, SERIAL_LEN};
+use crate::ring::Setup;
+use crate::session::{Action, Kick, Offer, RingState, Session};
+use crate::stats::QueueStats;
+
+/// Rest after an accept that failed, in nanoseconds.
+const RETRY_NS: u64 = 100_000_000;
+/// Most ranges in one discard or write of zeroes.
+const RANGES_MAX: u32 = 1;
+
+/// What a disk is to be like.
+#[derive(Clone, Debug)]
+pub struct TargetOptions {
+    /// For the log.
+    pub name: String,
+    /// What the guest reads as the serial number; 20 bytes of it.
+    pub serial: String,
+    /// Most rings.
+    pub queues: u16,
+    /// The core that the first ring runs on; the others follow by turns.
+    pub first_core: usize,
+}
+
+/// A disk that virtual machines are given; see the module text.
+pub struct Target {
+    core: Core,
+    device: Bdev,
+    options: TargetOptions,
+    name: Arc<str>,
+    stats: Vec<Arc<QueueStats>>,
+    stop: Cell<bool>,
+    connected: Cell<bool>,
+    events: Rc<Events>,
+}
+
+/// What wakes a connection beside its socket.
+#[derive(Default)]
+struct Events {
+    ended: RefCell<VecDeque<Ended>>,
+    waker: RefCell<Option<Waker>>,
+}
+
+impl Events {
+    fn ring(&self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+impl Target {
+    /// A disk that nobody is connected to yet.
+    pub fn new(core: &Core, device: Bdev, options: TargetOptions) -> Rc<Target> {
+        Rc::new(Target {
+            core: core.clone(),
+            device,
+            name: options.name.as_str().into(),
+            stats: (0..options.queues).map(|_| Arc::default()).collect(),
+            options,
+            stop: Cell::new(false),
+            connected: Cell::new(false),
+            events: Rc::default(),
+        })
+    }
+
+    /// The counters of its rings.
+    pub fn stats(&self) -> &[Arc<QueueStats>] {
+        &self.stats
+    }
+
+    /// Whether a front end is connected.
+    pub fn is_connected(&self) -> bool {
+        self.connected.get()
+    }
+
+    /// Ends [`Target::serve`] soon.
+    pub fn stop(&self) {
+        self.stop.set(true);
+        self.events.ring();
+    }
+
+    /// Serves connections until [`Target::stop`].
+    pub async fn serve(&self, listener: UnixListener) {
+        while let Some(socket) = self.accept(&listener).await {
+            let name = &*self.name;
+            let pid = socket.peer_pid().unwrap_or(0);
+            tracing::info!(disk = name, pid, "a front end has connected");
+            self.connected.set(true);
+            let mut connection = Connection::new(self, socket);
+            let end = connection.run().await;
+            connection.stop_rings().await;
+            drop(connection);
+            self.connected.set(false);
+            match end {
+                End::Gone => tracing::info!(disk = name, pid, "the front end has gone"),
+                End::Stopped => return,
+                End::Failed(why) => {
+                    tracing::warn!(disk = name, pid, "the connection was closed: {why}");
+                }
+            }
+        }
+    }
+
+    async fn accept(&self, listener: &UnixListener) -> Option<UnixSocket> {
+        loop {
+            let accepted = {
+                let mut accept = pin!(listener.accept());
+                poll_fn(|cx| {
+                    if self.stop.get() {
+                        return Poll::Ready(None);
+                    }
+                    self.events.waker.replace(Some(cx.waker().clone()));
+                    accept.as_mut().poll(cx).map(Some)
+                })
+                .await?
+            };
+            match accepted {
+                Ok(socket) => return Some(socket),
+                Err(error) => {
+                    tracing::warn!(disk = &*self.name, "accepting a connection: {error}");
+                    self.core.sleep_ns(RETRY_NS).await;
+                }
+            }
+        }
+    }
+}
+
+/// The disk in the guest's numbers.
+fn config(geometry: &Geometry, queues: u16) -> Config {
+    let sectors = |bytes: u64| u32::try_from(bytes / SECTOR_BYTES).unwrap_or(u32::MAX);
+    let limits = |bytes: u64| RangeLimits { sectors_max: sectors(bytes), segments_max: RANGES_MAX };
+    Config {
+        capacity_sectors: geometry.size_bytes / SECTOR_BYTES,
+        segments_max: geometry.max_segments,
+        block_size: geometry.block_size,
+        physical_block_size: geometry.physical_block_size,
+        min_io_bytes: geometry.min_io,
+        opt_io_bytes: geometry.opt_io,
+        write_cache: geometry.volatile_cache,
+        read_only: geometry.read_only,
+        queues,
+        discard: geometry.discard.then(|| limits(geometry.discard_max)),
+        discard_alignment_sectors: sectors(geometry.discard_alignment.into()),
+        write_zeroes: geometry.write_zeroes.then(|| limits(geometry.write_zeroes_max)),
+        write_zeroes_may_unmap: geometry.zeroes_after_discard,
+    }
+}
+
+/// Why a connection is over.
+enum End {
+    /// The front end closed it.
+    Gone,
+    /// The disk is to stop.
+    Stopped,
+    /// Something that the front end must not do, or that the system refused.
+    Failed(String),
+}
+
+/// Why an action could not be done.
+struct Refused(String);
+
+impl Refused {
+    fn new(what: &str, why: impl std::fmt::Display) -> Refused {
+        Refused(format!("{what}: {why}"))
+    }
+}
+
+/// The descriptors of a ring, and the way to it while it runs.
+#[derive(Default)]
+struct RingParts {
+    kick: Option<OwnedFd>,
+    call: Option<OwnedFd>,
+    err: Option<OwnedFd>,
+    remote: Option<Remote>,
+}
+
+enum Next {
+    Received(std::io::Result<(usize, Vec<OwnedFd>)>),
+    Ended(Ended),
+    Stop,
+}
+
+struct Connection<'a> {
+    target: &'a Target,
+    socket: UnixSocket,
+    session: Session,
+    framer: Framer,
+    memory: Arc<GuestMemory>,
+    inflight: Option<(InflightInfo, OwnedFd)>,
+    log: Option<Arc<DirtyLog>>,
+    channel: Option<UnixSocket>,
+    rings: Vec<RingParts>,
+}
+
+impl<'a> Connection<'a> {
+    fn new(target: &'a Target, socket: UnixSocket) -> Connection<'a> {
+        let queues = target.options.queues;
+        let offer = Offer::new(config(&target.device.geometry(), queues));
+        Connection {
+            target,
+            socket,
+            session: Session::new(offer),
+            framer: Framer::new(),
+            memory: Arc::default(),
+            inflight: None,
+            log: None,
+            channel: None,
+            rings: (0..queues).map(|_| RingParts::default()).collect(),
+        }
+    }
+
+    async fn run(&mut self) -> End {
+        let mut received = Vec::new();
+        loop {
+            let step = match self.next(&mut received).await {
+                Next::Stop => return End::Stopped,
+                Next::Received(Ok((0, _))) => return End::Gone,
+                Next::Received(Err(error)) => return End::Failed(format!("receiving: {error}")),
+                Next::Ended(ended) => {
+                    self.rings[usize::from(ended.index)].remote = None;
+                    if self.session.ring(ended.index).state != RingState::Stopping {
+                        return End::Failed(format!("ring {} has ended by itself", ended.index));
+                    }
+                    let actions = self.session.ring_stopped(ended.index, ended.base);
+                    self.perform(actions).await
+                }
+                Next::Received(Ok((_, fds))) => {
+                    let step = self.message(&received, fds).await;
+                    received.clear();
+                    step
+                }
+            };
+            if let Err(Refused(why)) = step {
+                return End::Failed(why);
+            }
+        }
+    }
+
+    /// What happens next. A message that was sent before the last one was answered stays unread.
+    async fn next(&self, received: &mut Vec<u8>) -> Next {
+        let events = &self.target.events;
+        let mut receive = pin!(self.socket.recv(received, self.framer.wanted()));
+        poll_fn(|cx| {
+            if let Some(ended) = events.ended.borrow_mut().pop_front() {
+                return Poll::Ready(Next::Ended(ended));
+            }
+            if self.target.stop.get() {
+                return Poll::Ready(Next::Stop);
+            }
+            events.waker.replace(Some(cx.waker().clone()));
+            match self.session.is_waiting() {
+                true => Poll::Pending,
+                false => receive.as_mut().poll(cx).map(Next::Received),
+            }
+        })
+        .await
+    }
+
+    async fn message(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), Refused> {
+        let bad = |violation| Refused::new("the front end's message", violation);
+        let Some((message, fds)) = self.framer.push(bytes, fds).map_err(bad)? else {
+            return Ok(());
+        };
+        let actions = self.session.handle(&message, fds).map_err(bad)?;
+        self.perform(actions).await
+    }
+
+    /// Does what the session says, in its order.
+    async fn perform(&mut self, actions: Vec<Action>) -> Result<(), Refused> {
+        let mut actions = VecDeque::from(actions);
+        while let Some(action) = actions.pop_front() {
+            match action {
+                Action::Reply(reply) => {
+                    let fds: Vec<_> = reply.fd.iter().map(AsFd::as_fd).collect();
+                    let sent = self.socket.send(&reply.bytes, &fds).await;
+                    sent.map_err(|error| Refused::new("sending a reply", error))?;
+                }
+                Action::CreateInflight { queues, queue_size } => {
+                    let (area, fd) = self.create_inflight(queues, queue_size)?;
+                    actions.extend(self.session.inflight_created(&area, fd));
+                }
+                Action::StopRing(ring) => self.stop_ring(ring),
+                action => {
+                    if let Err(Refused(why)) = self.apply(action) {
+                        let Some(Action::Reply(mut reply)) = actions.pop_back() else {
+                            return Err(Refused(why));
+                        };
+                        if !reply.refuse() {
+                            return Err(Refused(why));
+                        }
+                        tracing::warn!(disk = &*self.target.name, "refused: {why}");
+                        let sent = self.socket.send(&reply.bytes, &[]).await;
+                        return sent.map_err(|error| Refused::new("sending a reply", error));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, action: Action) -> Result<(), Refused> {
+        match action {
+            Action::FeaturesChanged => {
+                self.each_ring(|connection| Command::Disk(connection.disk()));
+                self.each_ring(|connection| Command::Log(connection.log()));
+            }
+            Action::WriteCache(_) => {
+                self.each_ring(|connection| Command::Through(!connection.session.write_cache()));
+            }
+            Action::ReplaceMemory(regions) => {
+                let table: Vec<_> =
+                    regions.iter().map(|(region, fd)| (*region, fd.as_fd())).collect();
+                let memory = self.memory.replace(&table);
+                self.set_memory(memory.map_err(|e| Refused::new("the memory table", e))?);
+            }
+            Action::AddRegion(region, fd) => {
+                let memory = self.memory.with_region(region, fd.as_fd()).map_err(|e| {
+                    self.session.forget_region(&region);
+                    Refused::new("a memory region", e)
+                })?;
+                self.set_memory(memory);
+            }
+            Action::RemoveRegion(region) => {
+                let memory = self.memory.without_region(region);
+                self.set_memory(memory.map_err(|e| Refused::new("a memory region", e))?);
+            }
+            Action::Inflight(area, fd) => {
+                // Whether it can be used shows when a ring starts, for its form is known then.
+                self.inflight = Some((area, fd));
+            }
+            Action::DropInflight => self.inflight = None,
+            Action::Log(area, fd) => {
+                let log = DirtyLog::map(fd.as_fd(), area.mmap_size, area.mmap_offset);
+                self.log = Some(Arc::new(log.map_err(|e| Refused::new("the dirty log", e))?));
+                self.each_ring(|connection| Command::Log(connection.log()));
+            }
+            // The front end looks at the log by itself.
+            Action::LogSignal(_) => {}
+            Action::BackendChannel(fd) => {
+                let channel = UnixSocket::from_fd(&self.target.core, fd);
+                self.channel =
+                    Some(channel.map_err(|e| Refused::new("the channel for messages", e))?);
+            }
+            Action::Kick(ring, fd) => {
+                let event = event(fd.as_ref())?;
+                self.part(ring).kick = fd;
+                self.send(ring, Command::Kick(event));
+            }
+            Action::Call(ring, fd) => {
+                let event = event(fd.as_ref())?;
+                self.part(ring).call = fd;
+                self.send(ring, Command::Call(event));
+            }
+            Action::Err(ring, fd) => {
+                let event = event(fd.as_ref())?;
+                self.part(ring).err = fd;
+                self.send(ring, Command::Err(event));
+            }
+            Action::StartRing(ring) => self.start_ring(ring)?,
+            Action::EnableRing(ring, enabled) => self.send(ring, Command::Enable(enabled)),
+            Action::RingLog(ring) => {
+                let log = self.session.ring(ring).log;
+                self.send(ring, Command::RingLog(log));
+            }
+            Action::Reply(_) | Action::CreateInflight { .. } | Action::StopRing(_) => {
+                unreachable!("done by `perform`")
+            }
+        }
+        Ok(())
+    }
+
+    fn part(&mut self, ring: u16) -> &mut RingParts {
+        &mut self.rings[usize::from(ring)]
+    }
+
+    fn send(&mut self, ring: u16, command: Command) {
+        if let Some(remote) = &mut self.part(ring).remote {
+            remote.send(command);
+        }
+    }
+
+    fn each_ring(&mut self, command: impl Fn(&Connection<'_>) -> Command) {
+        for ring in 0..self.session.rings() {
+            if self.part(ring).remote.is_some() {
+                let command = command(self);
+                self.send(ring, command);
+            }
+        }
+    }
+
+    fn set_memory(&mut self, memory: GuestMemory) {
+        self.memory = Arc::new(memory);
+        self.each_ring(|connection| Command::Memory(connection.memory.clone()));
+    }
+
+    /// The dirty log, if it is to be written.
+    fn log(&self) -> Option<Arc<DirtyLog>> {
+        self.log.clone().filter(|_| self.session.logging())
+    }
+
+    fn form(&self) -> Form {
+        if self.session.packed() { Form::Packed } else { Form::Split }
+    }
+
+    fn create_inflight(
+        &self,
+        queues: u16,
+        queue_size: u16,
+    ) -> Result<(InflightInfo, OwnedFd), Refused> {
+        let made = InflightRegion::create(queues, queue_size, self.form());
+        let (region, fd) = made.map_err(|e| Refused::new("making an in-flight region", e))?;
+        Ok((region.info(), fd))
+    }
+
+    /// What requests are checked against.
+    fn disk(&self) -> Disk {
+        let geometry = self.target.device.geometry();
+        let config = config(&geometry, self.session.rings());
+        let has = |bit| self.session.features() & bit != 0;
+        let mut serial = [0; SERIAL_LEN];
+        for (to, from) in serial.iter_mut().zip(self.target.options.serial.bytes()) {
+            *to = from;
+        }
+        let most = |limits: Option<RangeLimits>| limits.map_or(0, |limits| limits.sectors_max);
+        Disk {
+            capacity_sectors: config.capacity_sectors,
+            block_size: config.block_size,
+            read_only: config.read_only,
+            discard: has(feature::DISCARD),
+            write_zeroes: has(feature::WRITE_ZEROES),
+            write_zeroes_may_unmap: config.write_zeroes_may_unmap,
+            max_discard_sectors: most(config.discard),
+            max_write_zeroes_sectors: most(config.write_zeroes),
+            serial,
+        }
+    }
+
+    fn start_ring(&mut self, index: u16) -> Result<(), Refused> {
+        let target = self.target;
+        let inflight = match &self.inflight {
+            None => None,
+            Some((info, fd)) => {
+                let region = InflightRegion::map(fd.as_fd(), *info, self.form());
+                let region = region.map_err(|e| Refused::new("the in-flight region", e))?;
+                region.queue(index)
+            }
+        };
+        let ring = *self.session.ring(index);
+        let addresses = ring.addresses.unwrap_or_default();
+        let parts = &self.rings[usize::from(index)];
+        let start = Start {
+            disk_name: target.name.clone(),
+            index,
+            setup: Setup {
+                num: ring.size,
+                desc: addresses.desc,
+                avail: addresses.avail,
+                used: addresses.used,
+                log: ring.log,
+                base: ring.base,
+                features: self.session.features(),
+            },
+            memory: self.memory.clone(),
+            disk: self.disk(),
+            inflight,
+            log: self.log(),
+            kick: event(parts.kick.as_ref())?,
+            call: event(parts.call.as_ref())?,
+            err: event(parts.err.as_ref())?,
+            polled: ring.kick == Kick::Polling,
+            through: !self.session.write_cache(),
+            enabled: true,
+            device: target.device.clone(),
+            stats: target.stats[usize::from(index)].clone(),
+        };
+        let (remote, orders) = queue::remote();
+        self.part(index).remote = Some(remote);
+        let there = (target.options.first_core + usize::from(index)) % target.core.cores();
+        let (core, events) = (target.core.clone(), target.events.clone());
+        target.core.spawn(Class::Control, async move {
+            let run = move |core: &Core| queue::run(core.clone(), start, orders);
+            let ended = core.spawn_on(there, Class::Control, run).await;
+            events.ended.borrow_mut().push_back(ended);
+            events.ring();
+        });
+        Ok(())
+    }
+
+    fn stop_ring(&mut self, ring: u16) {
+        if self.part(ring).remote.is_some() {
+            self.send(ring, Command::Stop);
+        } else {
+            let base = self.session.ring(ring).base;
+            self.target.events.ended.borrow_mut().push_back(Ended { index: ring, base });
+        }
+    }
+
+    /// Stops all rings and waits for what they have at the device.
+    async fn stop_rings(&mut self) {
+        for parts in &mut self.rings {
+            if let Some(remote) = &mut parts.remote {
+                remote.send(Command::Stop);
+            }
+        }
+        let events = &self.target.events;
+        let rings = &mut self.rings;
+        poll_fn(|cx| {
+            for ended in events.ended.borrow_mut().drain(..) {
+                rings[usize::from(ended.index)].remote = None;
+            }
+            events.waker.replace(Some(cx.waker().clone()));
+            match rings.iter().all(|parts| parts.remote.is_none()) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .await;
+    }
+}
+
+/// A ring's own descriptor of an eventfd; ours stays for whoever takes the disk over.
+fn event(fd: Option<&OwnedFd>) -> Result<Option<EventFd>, Refused> {
+    let event = fd.map(|fd| fd.try_clone().and_then(EventFd::from_fd)).transpose();
+    event.map_err(|error| Refused::new("a ring's descriptor", error))
+}
