@@ -8,8 +8,12 @@ use std::rc::Rc;
 
 use reactor::Core;
 
+use crate::delay::DelayChannel;
 use crate::device::{Bdev, Device};
+use crate::error::Error;
+use crate::failing::FailingChannel;
 use crate::file::FileChannel;
+use crate::limit::LimitChannel;
 
 /// Requests that one channel may have under way.
 pub const QUEUE_DEPTH: usize = 1024;
@@ -105,24 +109,37 @@ enum Way {
     Null,
     Mem,
     File(Box<FileChannel>),
+    Failing(Box<FailingChannel>),
+    Delay(Box<DelayChannel>),
+    Limit(Box<LimitChannel>),
 }
 
 impl Channel {
-    pub(crate) fn new(device: &Bdev, core: &Core) -> Channel {
+    pub(crate) fn new(device: &Bdev, core: &Core) -> Result<Channel, Error> {
         let geometry = device.geometry();
         let way = match device.device() {
             Device::Null(_) => Way::Null,
             Device::Mem(_) => Way::Mem,
-            Device::File(file) => Way::File(Box::new(FileChannel::new(file, core))),
+            Device::File(file) => Way::File(Box::new(FileChannel::new(file, core)?)),
+            Device::Failing { over, failures } => {
+                let over = Channel::new(over, core)?;
+                Way::Failing(Box::new(FailingChannel::new(over, failures, core)))
+            }
+            Device::Delay { over, ns } => {
+                Way::Delay(Box::new(DelayChannel::new(Channel::new(over, core)?, *ns, core)))
+            }
+            Device::Limit { over, .. } => {
+                Way::Limit(Box::new(LimitChannel::new(Channel::new(over, core)?, core)))
+            }
         };
-        Channel {
+        Ok(Channel {
             device: device.clone(),
             block_mask: u64::from(geometry.block_size) - 1,
             read_only: geometry.read_only,
             in_flight: 0,
             done: Vec::with_capacity(QUEUE_DEPTH),
             way,
-        }
+        })
     }
 
     /// Submits a request. Its tag comes back from [`Channel::poll`] exactly once. A range outside
@@ -155,6 +172,14 @@ impl Channel {
             }
             // SAFETY: as above.
             (Way::File(file), _) => unsafe { file.submit(io, &mut self.done) },
+            // SAFETY: as above.
+            (Way::Failing(failing), _) => unsafe { failing.submit(io, &mut self.done) },
+            // SAFETY: as above.
+            (Way::Delay(delay), _) => unsafe { delay.submit(io, &mut self.done) },
+            (Way::Limit(limited), Device::Limit { limit, .. }) => {
+                // SAFETY: as above.
+                unsafe { limited.submit(limit, io, &mut self.done) };
+            }
             // What is written goes nowhere, and memory that is read into stays as it is.
             _ => self.done.push(Done { tag: io.tag, status: Status::Ok }),
         }
@@ -194,6 +219,9 @@ impl Channel {
         let before = done.len();
         match &mut self.way {
             Way::File(file) => file.poll(done),
+            Way::Failing(failing) => drop(failing.over.poll(done)),
+            Way::Delay(delay) => delay.poll(done),
+            Way::Limit(limited) => limited.poll(done),
             Way::Null | Way::Mem => {}
         }
         done.append(&mut self.done);
@@ -209,6 +237,9 @@ impl Channel {
         !self.done.is_empty()
             || match &self.way {
                 Way::File(file) => file.ready(),
+                Way::Failing(failing) => failing.over.ready(),
+                Way::Delay(delay) => delay.ready(),
+                Way::Limit(limited) => limited.ready(),
                 Way::Null | Way::Mem => false,
             }
     }
@@ -224,6 +255,9 @@ impl Channel {
     pub fn hold(&mut self, keep: Rc<dyn Any>) {
         match &mut self.way {
             Way::File(file) => file.hold(keep),
+            Way::Failing(failing) => failing.over.hold(keep),
+            Way::Delay(delay) => delay.over.hold(keep),
+            Way::Limit(limited) => limited.hold(keep),
             // What completes at once holds nothing.
             Way::Null | Way::Mem => {}
         }
@@ -234,6 +268,9 @@ impl Channel {
     pub fn bounced(&self) -> u64 {
         match &self.way {
             Way::File(file) => file.bounced(),
+            Way::Failing(failing) => failing.over.bounced(),
+            Way::Delay(delay) => delay.over.bounced(),
+            Way::Limit(limited) => limited.over.bounced(),
             Way::Null | Way::Mem => 0,
         }
     }

@@ -8,8 +8,9 @@ use reactor::Core;
 use crate::channel::Channel;
 use crate::error::{Error, ErrorKind};
 use crate::file::FileDevice;
+use crate::limit::Limit;
 use crate::mem::MemDevice;
-use crate::uri::{Base, Spec};
+use crate::uri::{Base, Failures, Layer, Spec};
 
 /// What a device is like. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +65,21 @@ pub(crate) enum Device {
     Null(NullDevice),
     Mem(MemDevice),
     File(FileDevice),
+    Failing { over: Bdev, failures: Failures },
+    Delay { over: Bdev, ns: [(u64, u64); 5] },
+    Limit { over: Bdev, limit: Limit },
+}
+
+impl Device {
+    /// What it lies over.
+    fn over(&self) -> Option<&Bdev> {
+        match self {
+            Device::Failing { over, .. }
+            | Device::Delay { over, .. }
+            | Device::Limit { over, .. } => Some(over),
+            Device::Null(_) | Device::Mem(_) | Device::File(_) => None,
+        }
+    }
 }
 
 /// A device that does nothing: a read leaves the memory as it is.
@@ -76,10 +92,7 @@ impl Bdev {
     /// When the URI is wrong, the device is in use, or the system refuses; the text says which.
     pub async fn open(core: &Core, uri: &str) -> Result<Bdev, Error> {
         let Spec { base, layers } = uri.parse()?;
-        if !layers.is_empty() {
-            return Err(Error::new(ErrorKind::Unsupported, "no layers yet"));
-        }
-        Ok(match base {
+        let base = match base {
             Base::Null { size, block } => {
                 Bdev::new(null_geometry(size, block), Device::Null(NullDevice))
             }
@@ -91,7 +104,18 @@ impl Bdev {
                 let (file, geometry) = FileDevice::open(core, &base).await?;
                 Bdev::new(geometry, Device::File(file))
             }
-        })
+        };
+        Ok(layers.into_iter().fold(base, |over, layer| {
+            let geometry = over.geometry();
+            let device = match layer {
+                Layer::Error(failures) => Device::Failing { over, failures },
+                Layer::Delay { ns } => Device::Delay { over, ns },
+                Layer::Limit { iops, bytes, burst_ns } => {
+                    Device::Limit { over, limit: Limit::new(iops, bytes, burst_ns) }
+                }
+            };
+            Bdev::new(geometry, device)
+        }))
     }
 
     fn new(geometry: Geometry, device: Device) -> Bdev {
@@ -115,7 +139,7 @@ impl Bdev {
     /// # Errors
     /// When the system has no room for what the device's engine needs.
     pub fn channel(&self, core: &Core) -> Result<Channel, Error> {
-        Ok(Channel::new(self, core))
+        Channel::new(self, core)
     }
 
     /// Gives the device another size, in bytes, for all channels; suspends. What is cut off is
@@ -130,15 +154,20 @@ impl Bdev {
             let text = format!("a size of {size_bytes} bytes is no multiple of the block, {block}");
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
+        let mut all = vec![self];
+        while let Some(over) = all[all.len() - 1].0.device.over() {
+            all.push(over);
+        }
         // Requests are refused behind the new end before it moves, and let in only afterwards.
-        let old = self.0.size_bytes.fetch_min(size_bytes, Ordering::Relaxed);
-        let changed = match &self.0.device {
-            Device::Null(_) => Ok(()),
+        let old = self.size_bytes();
+        let set = |size| all.iter().for_each(|one| one.0.size_bytes.store(size, Ordering::Relaxed));
+        set(old.min(size_bytes));
+        let changed = match &all[all.len() - 1].0.device {
             Device::Mem(mem) => mem.resize(old, size_bytes),
             Device::File(file) => file.resize(core, size_bytes).await,
+            _ => Ok(()),
         };
-        let size = if changed.is_ok() { size_bytes } else { old };
-        self.0.size_bytes.store(size, Ordering::Relaxed);
+        set(if changed.is_ok() { size_bytes } else { old });
         changed
     }
 

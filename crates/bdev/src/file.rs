@@ -183,10 +183,10 @@ struct Bounce {
 const WHOLE: u32 = 0;
 
 impl FileChannel {
-    pub fn new(device: &FileDevice, core: &Core) -> FileChannel {
+    pub fn new(device: &FileDevice, core: &Core) -> Result<FileChannel, Error> {
         let file = core.attach(&device.image.file);
         let on_threads = device.engine == Engine::Sync;
-        FileChannel {
+        Ok(FileChannel {
             core: core.clone(),
             queue: file.queue(QUEUE_DEPTH, on_threads),
             through: device.through,
@@ -200,7 +200,7 @@ impl FileChannel {
             waiting: VecDeque::new(),
             buffers: 0,
             bounced: 0,
-        }
+        })
     }
 
     pub fn hold(&mut self, keep: Rc<dyn Any>) {

@@ -19,9 +19,12 @@
 //! under way holds the memory ([`Channel::hold`]) until it is done.
 
 mod channel;
+mod delay;
 mod device;
 mod error;
+mod failing;
 mod file;
+mod limit;
 mod mem;
 mod uri;
 

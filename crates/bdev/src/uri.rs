@@ -61,16 +61,11 @@ pub(crate) const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "zeroe
 /// What is over a device.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Layer {
-    Error {
-        kinds: [bool; 5],
-        range: Range<u64>,
-        every: u64,
-        per_million: u32,
-        count: u64,
-        status: Status,
-    },
+    Error(Failures),
     /// Nanoseconds from and to, by kind.
-    Delay { ns: [(u64, u64); 5] },
+    Delay {
+        ns: [(u64, u64); 5],
+    },
     Limit {
         /// Requests per second.
         iops: Option<u64>,
@@ -79,6 +74,21 @@ pub(crate) enum Layer {
         /// What may be saved up, as the time it took to save it.
         burst_ns: u64,
     },
+}
+
+/// Which requests fail, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Failures {
+    pub kinds: [bool; 5],
+    /// Bytes of the device.
+    pub range: Range<u64>,
+    /// One in so many.
+    pub every: u64,
+    /// And of those so many in a million.
+    pub per_million: u32,
+    /// At most so many.
+    pub count: u64,
+    pub status: Status,
 }
 
 /// A parsed URI: the device, and what is over it from the innermost layer to the outermost.
@@ -258,14 +268,14 @@ fn error_layer(params: &mut Params) -> Result<Layer, Error> {
         _ => Err("is none of io, unsupported, nospace".to_owned()),
     })?;
     params.end("error", "kind, range, every, chance, count, status")?;
-    Ok(Layer::Error {
+    Ok(Layer::Error(Failures {
         kinds: kinds.unwrap_or([true; 5]),
         range: range.unwrap_or(0..u64::MAX),
         every: every.unwrap_or(1),
         per_million: per_million.unwrap_or(1_000_000),
         count: times.unwrap_or(u64::MAX),
         status: status.unwrap_or(Status::IoError),
-    })
+    }))
 }
 
 fn delay_layer(params: &mut Params) -> Result<Layer, Error> {
@@ -494,14 +504,14 @@ mod tests {
         let all = parse("error:|null:1M").layers;
         assert_eq!(all, parse("error:?kind=all|null:1M").layers);
         let some = "error:kind=read,flush&range=4K..8K&every=3&chance=0.25&count=2&status=nospace";
-        let expected = Layer::Error {
+        let expected = Layer::Error(Failures {
             kinds: [true, false, true, false, false],
             range: 4096..8192,
             every: 3,
             per_million: 250_000,
             count: 2,
             status: Status::NoSpace,
-        };
+        });
         assert_eq!(parse(&format!("{some}|null:1M")).layers, [expected]);
     }
 

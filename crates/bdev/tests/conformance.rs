@@ -19,7 +19,7 @@ use reactor::Core;
 const SIZE: u64 = 1 << 20;
 
 /// Every device that keeps what is written to it. `FILE` stands for the path.
-const KEEPING: [&str; 10] = [
+const KEEPING: [&str; 12] = [
     "mem:1M",
     "mem:1M?block=4K",
     "file:FILE",
@@ -30,6 +30,8 @@ const KEEPING: [&str; 10] = [
     "file:FILE?engine=aio",
     "file:FILE?engine=mmap",
     "file:FILE?block=4096",
+    "error:count=1&chance=0|delay:all=0us..50us|mem:1M",
+    "limit:iops=1000000&bytes=10G|file:FILE",
 ];
 
 /// Runs a scenario on each of these devices, in each place.

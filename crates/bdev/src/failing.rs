@@ -1,0 +1,65 @@
+//! `error:` lets requests over a device fail: by kind, range, count and chance.
+//!
+//! A request that is to fail never reaches the device, so of a write that fails nothing is done.
+//! Each channel counts for itself.
+
+use reactor::Core;
+
+use crate::channel::{Channel, Done, Io, Kind, Status};
+use crate::uri::Failures;
+
+/// The place of a kind among [`crate::uri::KINDS`].
+pub(crate) fn kind_index(kind: Kind) -> usize {
+    match kind {
+        Kind::Read => 0,
+        Kind::Write => 1,
+        Kind::Flush => 2,
+        Kind::Discard => 3,
+        Kind::WriteZeroes { .. } => 4,
+    }
+}
+
+pub(crate) struct FailingChannel {
+    pub over: Channel,
+    core: Core,
+    failures: Failures,
+    /// Requests of these kinds in this range.
+    seen: u64,
+    failed: u64,
+}
+
+impl FailingChannel {
+    pub fn new(over: Channel, failures: &Failures, core: &Core) -> FailingChannel {
+        let failures = failures.clone();
+        FailingChannel { over, core: core.clone(), failures, seen: 0, failed: 0 }
+    }
+
+    /// # Safety
+    /// As [`Channel::submit`].
+    #[inline]
+    pub unsafe fn submit(&mut self, io: &Io<'_>, done: &mut Vec<Done>) {
+        if self.fails(io) {
+            done.push(Done { tag: io.tag, status: self.failures.status });
+            return;
+        }
+        // SAFETY: by this function's contract.
+        if unsafe { self.over.submit(io) }.is_err() {
+            // Cannot be: it takes as many as the channel above it.
+            done.push(Done { tag: io.tag, status: Status::IoError });
+        }
+    }
+
+    fn fails(&mut self, io: &Io<'_>) -> bool {
+        let of = &self.failures;
+        let touches = io.kind == Kind::Flush
+            || (io.offset < of.range.end && of.range.start < io.offset.saturating_add(io.len));
+        if !of.kinds[kind_index(io.kind)] || !touches || self.failed >= of.count {
+            return false;
+        }
+        self.seen += 1;
+        let fails = self.seen.is_multiple_of(of.every)
+            && self.core.random_u64() % 1_000_000 < u64::from(of.per_million);
+        self.failed += u64::from(fails);
+        fails
+    }
+}

@@ -1,0 +1,222 @@
+//! `limit:` lets so many requests, and so many bytes, per second through to a device.
+//!
+//! A budget is one number: the time at which all that was let through would have been earned at the
+//! rate. A request may begin when that time is not ahead of the clock, and moves it on by what it
+//! costs; so an idle device saves, at most the time it was given for a burst, and a request that
+//! costs more than a burst begins all the same and is paid for afterwards. Channels of all cores
+//! move the same number, which is the only line of memory they share.
+//!
+//! Requests that wait are begun in their order. A flush costs nothing and waits for nobody;
+//! discards and zeroes cost a request and no bytes.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use reactor::Core;
+
+use crate::channel::{Channel, Done, Io, Kind, QUEUE_DEPTH, Status};
+
+/// What all channels of a device may spend together.
+#[derive(Debug)]
+pub(crate) struct Limit {
+    requests: Option<Budget>,
+    bytes: Option<Budget>,
+}
+
+#[derive(Debug)]
+struct Budget {
+    per_second: u64,
+    burst_ns: u64,
+    earned_ns: AtomicU64,
+}
+
+impl Budget {
+    fn new(per_second: u64, burst_ns: u64) -> Budget {
+        Budget { per_second, burst_ns, earned_ns: AtomicU64::new(0) }
+    }
+
+    /// Spends, and says from when on: not before `now`.
+    fn spend(&self, now: u64, amount: u64) -> u64 {
+        let cost = u128::from(amount) * 1_000_000_000 / u128::from(self.per_second);
+        let cost = u64::try_from(cost).unwrap_or(u64::MAX);
+        let saved = now.saturating_sub(self.burst_ns);
+        let mut earned = self.earned_ns.load(Ordering::Relaxed);
+        loop {
+            let from = earned.max(saved);
+            let next = from.saturating_add(cost);
+            match self.earned_ns.compare_exchange_weak(
+                earned,
+                next,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return from.max(now),
+                Err(other) => earned = other,
+            }
+        }
+    }
+}
+
+impl Limit {
+    pub fn new(iops: Option<u64>, bytes: Option<u64>, burst_ns: u64) -> Limit {
+        let budget = |per_second: u64| Budget::new(per_second, burst_ns);
+        Limit { requests: iops.map(budget), bytes: bytes.map(budget) }
+    }
+
+    /// When a request may begin.
+    fn spend(&self, now: u64, io: &Io<'_>) -> u64 {
+        let bytes = if let Kind::Read | Kind::Write = io.kind { io.len } else { 0 };
+        let requests = self.requests.as_ref().map_or(now, |budget| budget.spend(now, 1));
+        let bytes = self.bytes.as_ref().map_or(now, |budget| budget.spend(now, bytes));
+        requests.max(bytes)
+    }
+}
+
+pub(crate) struct LimitChannel {
+    pub over: Channel,
+    core: Core,
+    keep: Option<Rc<dyn Any>>,
+    slots: Vec<Waiting>,
+    free: Vec<u32>,
+    /// Oldest first.
+    waiting: VecDeque<u32>,
+}
+
+/// A request that has not begun.
+struct Waiting {
+    from: u64,
+    kind: Kind,
+    offset: u64,
+    len: u64,
+    tag: u64,
+    through: bool,
+    segments: Vec<libc::iovec>,
+    keep: Option<Rc<dyn Any>>,
+}
+
+impl LimitChannel {
+    pub fn new(over: Channel, core: &Core) -> LimitChannel {
+        LimitChannel {
+            over,
+            core: core.clone(),
+            keep: None,
+            slots: Vec::new(),
+            free: Vec::new(),
+            waiting: VecDeque::with_capacity(QUEUE_DEPTH),
+        }
+    }
+
+    pub fn hold(&mut self, keep: Rc<dyn Any>) {
+        self.keep = Some(keep.clone());
+        self.over.hold(keep);
+    }
+
+    /// # Safety
+    /// As [`Channel::submit`].
+    pub unsafe fn submit(&mut self, limit: &Limit, io: &Io<'_>, done: &mut Vec<Done>) {
+        let now = self.core.now_ns();
+        let from = if io.kind == Kind::Flush { now } else { limit.spend(now, io) };
+        if io.kind == Kind::Flush || (from <= now && self.waiting.is_empty()) {
+            // SAFETY: by this function's contract.
+            if unsafe { self.over.submit(io) }.is_err() {
+                // Cannot be: it takes as many as the channel above it.
+                done.push(Done { tag: io.tag, status: Status::IoError });
+            }
+            return;
+        }
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Waiting {
+                from,
+                kind: Kind::Flush,
+                offset: 0,
+                len: 0,
+                tag: 0,
+                through: false,
+                segments: Vec::new(),
+                keep: None,
+            });
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[at as usize];
+        (slot.from, slot.kind, slot.offset, slot.len) = (from, io.kind, io.offset, io.len);
+        (slot.tag, slot.through) = (io.tag, io.through);
+        slot.segments.clear();
+        slot.segments.extend_from_slice(io.segments);
+        slot.keep.clone_from(&self.keep);
+        self.waiting.push_back(at);
+    }
+
+    pub fn poll(&mut self, done: &mut Vec<Done>) {
+        let mut begun = false;
+        while let Some(&at) = self.waiting.front() {
+            let slot = &mut self.slots[at as usize];
+            if slot.from > self.core.now_ns() {
+                self.core.turn_at(slot.from);
+                break;
+            }
+            if let Some(keep) = slot.keep.take() {
+                self.over.hold(keep);
+                begun = true;
+            }
+            let io = Io {
+                kind: slot.kind,
+                offset: slot.offset,
+                len: slot.len,
+                segments: &slot.segments,
+                tag: slot.tag,
+                through: slot.through,
+            };
+            // SAFETY: the request's tag has not come back, so by the contract of `submit`, under
+            // which it came here, its segments are valid; what holds them was told just now.
+            if unsafe { self.over.submit(&io) }.is_err() {
+                // Cannot be: see `submit`.
+                done.push(Done { tag: slot.tag, status: Status::IoError });
+            }
+            self.waiting.pop_front();
+            self.free.push(at);
+        }
+        if begun && let Some(keep) = &self.keep {
+            self.over.hold(keep.clone());
+        }
+        self.over.poll(done);
+    }
+
+    pub fn ready(&self) -> bool {
+        let next = self.waiting.front().map(|&at| self.slots[at as usize].from);
+        next.is_some_and(|from| from <= self.core.now_ns()) || self.over.ready()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// When each of `n` requests begins that come at once at `now`.
+    fn begins(budget: &Budget, now: u64, n: usize, amount: u64) -> Vec<u64> {
+        (0..n).map(|_| budget.spend(now, amount)).collect()
+    }
+
+    #[test]
+    fn a_budget_saves_a_burst_and_then_lets_through_at_its_rate() {
+        let budget = Budget::new(1000, 3_000_000);
+        let at = 1_000_000_000;
+        let expected = [0, 0, 0, 0, 1, 2, 3].map(|ms: u64| at + ms * 1_000_000);
+        assert_eq!(begins(&budget, at, 7, 1), expected);
+        // Idle for long: no more than a burst is saved.
+        let later = at + 60_000_000_000;
+        let expected = [0, 0, 0, 0, 1].map(|ms: u64| later + ms * 1_000_000);
+        assert_eq!(begins(&budget, later, 5, 1), expected);
+    }
+
+    #[test]
+    fn what_costs_more_than_a_burst_begins_and_is_paid_for_afterwards() {
+        let budget = Budget::new(1 << 20, 1_000_000);
+        let at = 5_000_000_000;
+        assert_eq!(budget.spend(at, 1 << 20), at);
+        let next = budget.spend(at, 1);
+        assert_eq!(next, at + 999_000_000);
+        assert_eq!(budget.spend(at, u64::MAX).max(next), next + 953);
+    }
+}
