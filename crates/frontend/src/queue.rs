@@ -1,0 +1,784 @@
+//! One queue of a disk as an honest driver drives it.
+//!
+//! A queue has as many slots as requests may be in flight. Each has its place for header and status
+//! in one cache line, a buffer for data, and a chain that is laid out once for each shape of
+//! request. To submit again what the slot did before costs the header, the status byte and an entry
+//! of the ring; nothing is allocated or locked.
+//!
+//! 1. [`Queue::take`] gives a free slot, [`Queue::write_data`] fills its buffer.
+//! 2. [`Queue::submit`] stages a request; [`Queue::publish`] shows all that are staged to the
+//!    target, and kicks it if it wants that.
+//! 3. [`Queue::poll`] tells what has completed. The slot, its data included, then belongs to the
+//!    caller, who submits it again or gives it back with [`Queue::give_back`].
+//!
+//! The target is called for no interrupts but during [`Queue::wait`]. What it writes into the used
+//! ring is checked: an id that is not in flight or an index too far is an error of kind
+//! [`Kind::Ring`](crate::Kind::Ring), after which the queue is of no use.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use crate::message::{blk, desc};
+use crate::packed::available;
+use crate::{Desc, Error, Event, Kind, Memory, PackedDesc, PackedRing, Result, SplitRing};
+
+/// How long [`Queue::read`] and its like wait.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Header and status lie in one cache line: both are touched for each request.
+const LINE: u64 = 64;
+const HEADER_BYTES: u32 = 16;
+const STATUS_OFFSET: usize = 16;
+/// What the target has not written yet.
+const NO_STATUS: u8 = 0xff;
+
+/// A request. Offsets and lengths are bytes, in multiples of 512; data is in the slot's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "offset and length say themselves")]
+pub enum Request {
+    /// Into the slot's buffer.
+    Read { offset: u64, len: u32 },
+    /// From the slot's buffer.
+    Write { offset: u64, len: u32 },
+    /// What was written is to survive a power cut.
+    Flush,
+    /// The range is not needed any more.
+    Discard { offset: u64, len: u32 },
+    /// The range is to read as zeroes; it may be unmapped for that.
+    WriteZeroes { offset: u64, len: u32, unmap: bool },
+    /// The serial number, 20 bytes into the slot's buffer.
+    GetId,
+}
+
+/// A place for one request. Its index is the tag that comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot(u16);
+
+impl Slot {
+    /// Below the queue's depth.
+    #[inline]
+    pub fn index(self) -> usize {
+        self.0.into()
+    }
+}
+
+/// The target's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Done.
+    Ok,
+    /// It failed.
+    IoError,
+    /// The target does no such thing.
+    Unsupported,
+    /// None of the answers there are; 255 if it wrote none.
+    Other(u8),
+}
+
+impl From<u8> for Status {
+    #[inline]
+    fn from(byte: u8) -> Status {
+        match byte {
+            0 => Status::Ok,
+            1 => Status::IoError,
+            2 => Status::Unsupported,
+            other => Status::Other(other),
+        }
+    }
+}
+
+/// A request that came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The slot, which is the caller's again.
+    pub slot: Slot,
+    /// The answer.
+    pub status: Status,
+    /// How many bytes the target says it wrote, the status among them.
+    pub written: u32,
+}
+
+/// What a queue is made of; see [`crate::DiskOptions`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub size: u16,
+    pub depth: u16,
+    pub packed: bool,
+    pub indirect: bool,
+    pub event_index: bool,
+    /// Of a slot's buffer.
+    pub slot_bytes: u32,
+    /// Pieces that a full buffer is given in.
+    pub segments: u16,
+}
+
+impl Shape {
+    /// Descriptors of the longest chain.
+    fn stride(&self) -> u16 {
+        self.segments + 2
+    }
+
+    fn segment_bytes(&self) -> u32 {
+        self.slot_bytes / u32::from(self.segments)
+    }
+
+    pub fn ring_bytes(&self) -> u64 {
+        if self.packed { PackedRing::bytes(self.size) } else { SplitRing::bytes(self.size) }
+            .next_multiple_of(4096)
+    }
+
+    fn table_bytes(&self) -> u64 {
+        if !self.indirect {
+            return 0;
+        }
+        (u64::from(self.stride()) * Desc::BYTES as u64).next_multiple_of(LINE)
+    }
+
+    /// Guest memory that a queue needs, the ring first.
+    pub fn bytes(&self) -> u64 {
+        let depth = u64::from(self.depth);
+        self.data_offset() + depth * u64::from(self.slot_bytes)
+    }
+
+    fn data_offset(&self) -> u64 {
+        let depth = u64::from(self.depth);
+        (self.ring_bytes() + depth * (LINE + self.table_bytes())).next_multiple_of(4096)
+    }
+
+    /// Whether it can be.
+    pub fn check(&self) -> Result<()> {
+        let complaint = if !self.size.is_power_of_two() || self.size > 1 << 14 {
+            "the size of a queue is a power of two up to 16384"
+        } else if self.depth == 0 || self.slot_bytes == 0 || self.segments == 0 {
+            "a queue needs a slot, and a slot a byte"
+        } else if !self.slot_bytes.is_multiple_of(512 * u32::from(self.segments)) {
+            "a slot's segments are multiples of 512 bytes"
+        } else if self.segments > 1024 {
+            "a slot has 1024 segments at most"
+        } else if u32::from(self.depth) * u32::from(self.per_request()) > u32::from(self.size) {
+            "the queue has not enough descriptors for its depth"
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(Kind::System, complaint))
+    }
+
+    /// Descriptors in the ring for one request.
+    fn per_request(&self) -> u16 {
+        if self.indirect { 1 } else { self.stride() }
+    }
+}
+
+/// Which data a chain has: how much, and whether the target writes it.
+type Data = (u32, bool);
+
+#[derive(Clone, Copy, Debug)]
+struct SlotState {
+    in_flight: bool,
+    /// What the chain in the table is laid out for.
+    data: Option<Data>,
+    /// Packed rings: how many descriptors of the ring it takes now.
+    taken: u16,
+}
+
+#[derive(Debug)]
+enum Ring {
+    Split(SplitRing),
+    Packed(PackedRing),
+}
+
+/// How far both sides have come. Indexes of a split ring run freely; those of a packed one turn,
+/// and a bool tells odd turns from even ones.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    next: u16,
+    next_wrap: bool,
+    published: u16,
+    used: u16,
+    used_wrap: bool,
+    /// Packed rings: where the first staged chain begins, its flags, and how many descriptors are
+    /// staged. Its flags are written last.
+    staged: Option<(u16, u16)>,
+    added: u16,
+}
+
+/// A driver of one queue.
+#[derive(Debug)]
+pub struct Queue {
+    ring: Ring,
+    memory: Arc<Memory>,
+    kick: Arc<Event>,
+    call: Arc<Event>,
+    shape: Shape,
+    slots: Box<[SlotState]>,
+    free: Vec<Slot>,
+    progress: Progress,
+    in_flight: u16,
+    /// Guest address of the slots' lines, and where that is.
+    lines_addr: u64,
+    lines: *mut u8,
+    tables_addr: u64,
+    data_addr: u64,
+    data: *mut u8,
+    /// For the calls that wait.
+    done: Vec<Completion>,
+}
+
+// SAFETY: the pointers lead into memory that `Queue::memory` keeps mapped, and only the queue's
+// owner on this side follows them.
+unsafe impl Send for Queue {}
+
+impl Queue {
+    /// A new driver with a ring of zeroes at a guest's address.
+    pub(crate) fn new(
+        memory: &Arc<Memory>,
+        addr: u64,
+        shape: Shape,
+        kick: Arc<Event>,
+        call: Arc<Event>,
+    ) -> Queue {
+        let ring = if shape.packed {
+            Ring::Packed(PackedRing::new(memory, addr, shape.size))
+        } else {
+            Ring::Split(SplitRing::new(memory, addr, shape.size))
+        };
+        let depth = u64::from(shape.depth);
+        let lines_addr = addr + shape.ring_bytes();
+        let data_addr = addr + shape.data_offset();
+        let none = SlotState { in_flight: false, data: None, taken: 0 };
+        let mut queue = Queue {
+            ring,
+            memory: memory.clone(),
+            kick,
+            call,
+            shape,
+            slots: vec![none; shape.depth.into()].into(),
+            free: (0..shape.depth).rev().map(Slot).collect(),
+            progress: Progress { next_wrap: true, used_wrap: true, ..Progress::default() },
+            in_flight: 0,
+            lines_addr,
+            lines: memory.pointer(lines_addr, (depth * LINE) as usize),
+            tables_addr: lines_addr + depth * LINE,
+            data_addr,
+            data: memory.pointer(data_addr, (depth * u64::from(shape.slot_bytes)) as usize),
+            done: Vec::with_capacity(shape.depth.into()),
+        };
+        match &queue.ring {
+            Ring::Split(ring) => ring.clear(),
+            Ring::Packed(ring) => ring.clear(),
+        }
+        queue.suppress_calls();
+        queue
+    }
+
+    /// Requests that may be in flight.
+    pub fn depth(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Bytes of a slot's buffer.
+    pub fn slot_bytes(&self) -> u32 {
+        self.shape.slot_bytes
+    }
+
+    /// Requests submitted that have not come back.
+    #[inline]
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.into()
+    }
+
+    /// How the ring is kicked, to kick without a reason.
+    pub fn kick(&self) -> &Event {
+        &self.kick
+    }
+
+    /// A free slot.
+    #[inline]
+    pub fn take(&mut self) -> Option<Slot> {
+        self.free.pop()
+    }
+
+    /// A slot that is free again.
+    #[inline]
+    pub fn give_back(&mut self, slot: Slot) {
+        assert!(!self.slots[slot.index()].in_flight, "the target has it");
+        self.free.push(slot);
+    }
+
+    #[inline]
+    fn data_at(&self, slot: Slot, offset: usize, len: usize) -> *mut u8 {
+        let bytes = self.shape.slot_bytes as usize;
+        assert!(slot.index() < self.slots.len() && offset <= bytes && len <= bytes - offset);
+        // SAFETY: `data` has `slot_bytes` for each slot, and the range lies within this slot's.
+        unsafe { self.data.add(slot.index() * bytes + offset) }
+    }
+
+    /// Copies into a slot's buffer.
+    #[inline]
+    pub fn write_data(&mut self, slot: Slot, offset: usize, bytes: &[u8]) {
+        let to = self.data_at(slot, offset, bytes.len());
+        // SAFETY: `to` has that many bytes, as `data_at` checked; `bytes` is private memory.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
+    }
+
+    /// Copies out of a slot's buffer.
+    #[inline]
+    pub fn read_data(&self, slot: Slot, offset: usize, bytes: &mut [u8]) {
+        let from = self.data_at(slot, offset, bytes.len());
+        // SAFETY: as in `write_data`.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    /// The guest's address of a slot's buffer.
+    pub fn data_addr(&self, slot: Slot) -> u64 {
+        self.data_addr + slot.index() as u64 * u64::from(self.shape.slot_bytes)
+    }
+
+    #[inline]
+    fn line(&self, slot: Slot) -> *mut u8 {
+        debug_assert!(slot.index() < self.slots.len());
+        // SAFETY: `lines` has a line for each slot, and slots come from `take` only.
+        unsafe { self.lines.add(slot.index() * LINE as usize) }
+    }
+
+    /// Stages a request. Its data, if it has any, is in the slot's buffer already.
+    ///
+    /// # Panics
+    /// When the slot is in flight, or its buffer shorter than the request.
+    #[inline]
+    pub fn submit(&mut self, slot: Slot, request: Request) {
+        assert!(!self.slots[slot.index()].in_flight, "the target has it already");
+        let (kind, sector, data) = match request {
+            Request::Read { offset, len } => (blk::IN, offset / blk::SECTOR, (len, true)),
+            Request::Write { offset, len } => (blk::OUT, offset / blk::SECTOR, (len, false)),
+            Request::Flush => (blk::FLUSH, 0, (0, false)),
+            Request::GetId => (blk::GET_ID, 0, (blk::ID_BYTES, true)),
+            Request::Discard { offset, len } => {
+                (blk::DISCARD, 0, self.write_range(slot, offset, len, 0))
+            }
+            Request::WriteZeroes { offset, len, unmap } => {
+                let flags = if unmap { blk::UNMAP } else { 0 };
+                (blk::WRITE_ZEROES, 0, self.write_range(slot, offset, len, flags))
+            }
+        };
+        assert!(data.0 <= self.shape.slot_bytes, "the slot's buffer is shorter");
+        let line = self.line(slot);
+        // SAFETY: the line has 64 bytes and is aligned; the target does not have it now.
+        unsafe {
+            line.cast::<u64>().write_volatile(kind.into());
+            line.cast::<u64>().add(1).write_volatile(sector);
+            line.add(STATUS_OFFSET).write_volatile(NO_STATUS);
+        }
+        let laid_out = self.slots[slot.index()].data == Some(data);
+        match self.ring {
+            Ring::Split(_) => {
+                if !laid_out {
+                    self.lay_out_split(slot, data);
+                }
+                let head = slot.0 * self.shape.per_request();
+                if let Ring::Split(ring) = &self.ring {
+                    ring.set_avail(self.progress.next, head);
+                }
+                self.progress.next = self.progress.next.wrapping_add(1);
+            }
+            Ring::Packed(_) => {
+                if self.shape.indirect && !laid_out {
+                    self.lay_out_table(slot, data);
+                }
+                self.stage_packed(slot, data);
+            }
+        }
+        let state = &mut self.slots[slot.index()];
+        state.data = Some(data);
+        state.in_flight = true;
+        self.in_flight += 1;
+    }
+
+    /// The one segment of a discard or of write zeroes.
+    fn write_range(&mut self, slot: Slot, offset: u64, len: u32, flags: u32) -> Data {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&(offset / blk::SECTOR).to_le_bytes());
+        bytes[8..12].copy_from_slice(&(len / blk::SECTOR as u32).to_le_bytes());
+        bytes[12..].copy_from_slice(&flags.to_le_bytes());
+        self.write_data(slot, 0, &bytes);
+        (16, false)
+    }
+
+    /// The parts of a request in their order: address, length, whether the target writes.
+    fn parts(&self, slot: Slot, (len, write): Data) -> impl Iterator<Item = (u64, u32, bool)> {
+        let line = self.lines_addr + slot.index() as u64 * LINE;
+        let (data, step) = (self.data_addr(slot), self.shape.segment_bytes());
+        let pieces = (0..len.div_ceil(step)).map(move |nth| {
+            let from = nth * step;
+            (data + u64::from(from), step.min(len - from), write)
+        });
+        std::iter::once((line, HEADER_BYTES, false)).chain(pieces).chain(std::iter::once((
+            line + STATUS_OFFSET as u64,
+            1,
+            true,
+        )))
+    }
+
+    fn chain_len(&self, data: Data) -> u16 {
+        2 + data.0.div_ceil(self.shape.segment_bytes()) as u16
+    }
+
+    fn table_addr(&self, slot: Slot) -> u64 {
+        self.tables_addr + slot.index() as u64 * self.shape.table_bytes()
+    }
+
+    fn lay_out_split(&self, slot: Slot, data: Data) {
+        let Ring::Split(ring) = &self.ring else { return };
+        let count = self.chain_len(data);
+        let first = slot.0 * self.shape.per_request();
+        if self.shape.indirect {
+            self.lay_out_table(slot, data);
+            let len = u32::from(count) * Desc::BYTES as u32;
+            let table = self.table_addr(slot);
+            ring.set_desc(first, Desc { addr: table, len, flags: desc::INDIRECT, next: 0 });
+            return;
+        }
+        for (nth, (addr, len, write)) in (0..).zip(self.parts(slot, data)) {
+            let last = nth + 1 == count;
+            let flags = part_flags(write, !last);
+            let next = if last { 0 } else { first + nth + 1 };
+            ring.set_desc(first + nth, Desc { addr, len, flags, next });
+        }
+    }
+
+    fn lay_out_table(&self, slot: Slot, data: Data) {
+        let (table, count) = (self.table_addr(slot), self.chain_len(data));
+        for (nth, (addr, len, write)) in (0..).zip(self.parts(slot, data)) {
+            let at = table + u64::from(nth) * Desc::BYTES as u64;
+            let bytes = if self.shape.packed {
+                // Order alone links them.
+                PackedDesc { addr, len, id: 0, flags: part_flags(write, false) }.encode()
+            } else {
+                let more = nth + 1 < count;
+                let next = if more { nth + 1 } else { 0 };
+                Desc { addr, len, flags: part_flags(write, more), next }.encode()
+            };
+            self.memory.write(at, &bytes);
+        }
+    }
+
+    #[inline]
+    fn stage_packed(&mut self, slot: Slot, data: Data) {
+        let Ring::Packed(ring) = &self.ring else { return };
+        let mut progress = self.progress;
+        let mut put = |addr, len, flags, last: bool, first: bool| {
+            let flags = flags | available(progress.next_wrap);
+            ring.set_body(progress.next, PackedDesc { addr, len, id: slot.0, flags });
+            // The head of the first staged chain shows the target all that is staged, so it is left
+            // for `publish`; that of every other one may come before its chain, for the same reason.
+            if first && progress.staged.is_none() {
+                progress.staged = Some((progress.next, flags));
+            } else {
+                ring.set_flags(progress.next, flags);
+            }
+            debug_assert!(last || flags & desc::NEXT != 0);
+            progress.added += 1;
+            progress.next += 1;
+            if progress.next == ring.size() {
+                progress.next = 0;
+                progress.next_wrap = !progress.next_wrap;
+            }
+        };
+        let count = self.chain_len(data);
+        if self.shape.indirect {
+            let len = u32::from(count) * Desc::BYTES as u32;
+            put(self.table_addr(slot), len, desc::INDIRECT, true, true);
+        } else {
+            for (nth, (addr, len, write)) in (0..).zip(self.parts(slot, data)) {
+                let last = nth + 1 == count;
+                put(addr, len, part_flags(write, !last), last, nth == 0);
+            }
+        }
+        self.progress = progress;
+        self.slots[slot.index()].taken = if self.shape.indirect { 1 } else { count };
+    }
+
+    /// Shows the target what was staged, and kicks it if it wants that. Whether it was kicked.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        let progress = &mut self.progress;
+        let kick = match &self.ring {
+            Ring::Split(ring) => {
+                let (old, new) = (progress.published, progress.next);
+                if old == new {
+                    return false;
+                }
+                ring.publish(new);
+                progress.published = new;
+                ring.wants_kick(old, new, self.shape.event_index)
+            }
+            Ring::Packed(ring) => {
+                let Some((head, flags)) = progress.staged.take() else { return false };
+                ring.set_flags(head, flags);
+                let added = std::mem::take(&mut progress.added);
+                ring.wants_kick(progress.next, progress.next_wrap, added)
+            }
+        };
+        if kick {
+            self.kick.signal();
+        }
+        kick
+    }
+
+    /// Appends what has completed; gives their number.
+    ///
+    /// # Errors
+    /// When the target wrote something into the ring that cannot be.
+    #[inline]
+    pub fn poll(&mut self, done: &mut Vec<Completion>) -> Result<usize> {
+        match self.ring {
+            Ring::Split(_) => self.poll_split(done),
+            Ring::Packed(_) => self.poll_packed(done),
+        }
+    }
+
+    #[inline]
+    fn poll_split(&mut self, done: &mut Vec<Completion>) -> Result<usize> {
+        let Ring::Split(ring) = &self.ring else { return Ok(0) };
+        let index = ring.used_index();
+        let count = index.wrapping_sub(self.progress.used);
+        if count == 0 {
+            return Ok(0);
+        }
+        if count > self.in_flight {
+            return Err(self.broken(format!(
+                "the used index went from {} to {index} with {} in flight",
+                self.progress.used, self.in_flight
+            )));
+        }
+        let per_request = u32::from(self.shape.per_request());
+        for nth in 0..count {
+            let Ring::Split(ring) = &self.ring else { break };
+            let (id, written) = ring.used(self.progress.used.wrapping_add(nth));
+            let (index, rest) = match per_request {
+                1 => (id, 0),
+                many => (id / many, id % many),
+            };
+            let completion = match rest {
+                0 => self.complete(index, written),
+                _ => None,
+            };
+            match completion {
+                Some(completion) => done.push(completion),
+                None => return Err(self.broken(format!("{id} came back and was not in flight"))),
+            }
+        }
+        self.progress.used = index;
+        Ok(count.into())
+    }
+
+    #[inline]
+    fn poll_packed(&mut self, done: &mut Vec<Completion>) -> Result<usize> {
+        let mut count = 0;
+        while self.in_flight > 0 {
+            let Ring::Packed(ring) = &self.ring else { break };
+            let at = self.progress.used;
+            if !ring.is_used(at, self.progress.used_wrap) {
+                break;
+            }
+            let PackedDesc { len, id, .. } = ring.desc(at);
+            let size = ring.size();
+            let Some(completion) = self.complete(id.into(), len) else {
+                return Err(self.broken(format!("{id} came back and was not in flight")));
+            };
+            let next = at + self.slots[usize::from(id)].taken;
+            self.progress.used = next % size;
+            self.progress.used_wrap ^= next >= size;
+            done.push(completion);
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Takes a slot back from the target; `None` if it did not have it.
+    #[inline]
+    fn complete(&mut self, index: u32, written: u32) -> Option<Completion> {
+        let state = self.slots.get_mut(index as usize)?;
+        if !state.in_flight {
+            return None;
+        }
+        state.in_flight = false;
+        self.in_flight -= 1;
+        let slot = Slot(index as u16);
+        // SAFETY: the status byte lies in the slot's line.
+        let status = unsafe { self.line(slot).add(STATUS_OFFSET).read_volatile() };
+        Some(Completion { slot, status: status.into(), written })
+    }
+
+    #[cold]
+    fn broken(&self, what: String) -> Error {
+        Error::new(Kind::Ring, what)
+    }
+
+    /// Waits until something has completed, by the target's call. False when the time was over.
+    #[expect(clippy::disallowed_methods, reason = "waits for a target, on no core")]
+    pub fn wait(&mut self, timeout: Duration) -> bool {
+        match &self.ring {
+            Ring::Split(ring) if self.shape.event_index => ring.set_used_event(self.progress.used),
+            Ring::Split(ring) => ring.set_avail_flags(0),
+            Ring::Packed(ring) => {
+                let flags = if self.shape.event_index { 2 } else { 0 };
+                ring.set_driver_event(self.progress.used, self.progress.used_wrap, flags);
+            }
+        }
+        // What the target completed before it saw that is seen here.
+        fence(Ordering::SeqCst);
+        let end = Instant::now() + timeout;
+        let mut ready = self.is_ready();
+        while !ready {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            self.call.wait(left);
+            ready = self.is_ready();
+        }
+        self.suppress_calls();
+        ready
+    }
+
+    /// Whether [`Queue::poll`] would give something.
+    pub fn is_ready(&self) -> bool {
+        match &self.ring {
+            Ring::Split(ring) => ring.used_index() != self.progress.used,
+            Ring::Packed(ring) => ring.is_used(self.progress.used, self.progress.used_wrap),
+        }
+    }
+
+    /// With event index the event is put half a turn away, which costs a call in 65536 requests.
+    fn suppress_calls(&mut self) {
+        match &self.ring {
+            Ring::Split(ring) if self.shape.event_index => {
+                ring.set_used_event(self.progress.used.wrapping_add(0x8000));
+            }
+            Ring::Split(ring) => ring.set_avail_flags(1),
+            Ring::Packed(ring) => ring.set_driver_event(0, false, 1),
+        }
+    }
+
+    /// Where the target should go on after it has lost its memory: the used index of a split ring,
+    /// both positions of a packed one.
+    pub fn base(&self) -> u32 {
+        match &self.ring {
+            Ring::Split(ring) => ring.used_index().into(),
+            Ring::Packed(_) => {
+                let at = |index: u16, wrap: bool| u32::from(index | u16::from(wrap) << 15);
+                let progress = &self.progress;
+                at(progress.next, progress.next_wrap) | at(progress.used, progress.used_wrap) << 16
+            }
+        }
+    }
+
+    /// Does one request and waits for it, by the target's call. Nothing else may be in flight.
+    ///
+    /// # Errors
+    /// When nothing comes back in a minute; and see [`Queue::poll`].
+    pub fn run(&mut self, slot: Slot, request: Request) -> Result<Completion> {
+        assert_eq!(self.in_flight, 0, "a request that is waited for is alone");
+        self.submit(slot, request);
+        self.publish();
+        let mut done = std::mem::take(&mut self.done);
+        done.clear();
+        let result = if self.wait(PATIENCE) {
+            self.poll(&mut done).map(|_| done[0])
+        } else {
+            Err(Error::new(Kind::Timeout, format!("{request:?} did not come back")))
+        };
+        self.done = done;
+        result
+    }
+
+    fn run_alone(
+        &mut self,
+        request: Request,
+        before: impl FnOnce(&mut Queue, Slot),
+        after: impl FnOnce(&mut Queue, Slot),
+    ) -> Result<Status> {
+        let slot = self.take().expect("nothing is in flight");
+        before(self, slot);
+        let completion = self.run(slot, request)?;
+        after(self, slot);
+        self.give_back(slot);
+        Ok(completion.status)
+    }
+
+    /// Reads, in pieces of the slots' buffers; ends at the first that fails.
+    ///
+    /// # Errors
+    /// See [`Queue::run`]; so all the methods below.
+    pub fn read(&mut self, mut offset: u64, bytes: &mut [u8]) -> Result<Status> {
+        for piece in bytes.chunks_mut(self.shape.slot_bytes as usize) {
+            let len = piece.len() as u32;
+            let read = |queue: &mut Queue, slot| queue.read_data(slot, 0, piece);
+            let status = self.run_alone(Request::Read { offset, len }, |_, _| (), read)?;
+            if status != Status::Ok {
+                return Ok(status);
+            }
+            offset += u64::from(len);
+        }
+        Ok(Status::Ok)
+    }
+
+    /// Writes, in pieces of the slots' buffers; ends at the first that fails.
+    ///
+    /// # Errors
+    /// See [`Queue::run`].
+    pub fn write(&mut self, mut offset: u64, bytes: &[u8]) -> Result<Status> {
+        for piece in bytes.chunks(self.shape.slot_bytes as usize) {
+            let len = piece.len() as u32;
+            let write = |queue: &mut Queue, slot| queue.write_data(slot, 0, piece);
+            let status = self.run_alone(Request::Write { offset, len }, write, |_, _| ())?;
+            if status != Status::Ok {
+                return Ok(status);
+            }
+            offset += u64::from(len);
+        }
+        Ok(Status::Ok)
+    }
+
+    /// Flushes.
+    ///
+    /// # Errors
+    /// See [`Queue::run`].
+    pub fn flush(&mut self) -> Result<Status> {
+        self.run_alone(Request::Flush, |_, _| (), |_, _| ())
+    }
+
+    /// Discards a range.
+    ///
+    /// # Errors
+    /// See [`Queue::run`].
+    pub fn discard(&mut self, offset: u64, len: u32) -> Result<Status> {
+        self.run_alone(Request::Discard { offset, len }, |_, _| (), |_, _| ())
+    }
+
+    /// Makes a range zeroes.
+    ///
+    /// # Errors
+    /// See [`Queue::run`].
+    pub fn write_zeroes(&mut self, offset: u64, len: u32, unmap: bool) -> Result<Status> {
+        self.run_alone(Request::WriteZeroes { offset, len, unmap }, |_, _| (), |_, _| ())
+    }
+
+    /// The serial number.
+    ///
+    /// # Errors
+    /// See [`Queue::run`].
+    pub fn get_id(&mut self) -> Result<(Status, [u8; 20])> {
+        let mut id = [0; 20];
+        let clear = |queue: &mut Queue, slot| queue.write_data(slot, 0, &[0; 20]);
+        let read = |queue: &mut Queue, slot| queue.read_data(slot, 0, &mut id);
+        let status = self.run_alone(Request::GetId, clear, read)?;
+        Ok((status, id))
+    }
+}
+
+#[inline]
+fn part_flags(write: bool, next: bool) -> u16 {
+    (if write { desc::WRITE } else { 0 }) | (if next { desc::NEXT } else { 0 })
+}
