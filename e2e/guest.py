@@ -1,0 +1,235 @@
+"""A virtual machine in software emulation, with a vhost-user-blk disk: started, watched and steered by a test."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import time
+
+import millrace
+
+DIRECTORY = millrace.TARGET / "guest"
+# A guest is up in 4 s on an idle machine; others build and test beside it.
+PATIENCE = 120
+
+
+def need(program, package):
+    """The path of a program that the tests cannot do without."""
+    found = shutil.which(program)
+    assert found, f"{program} is missing: apt-get install {package}"
+    return found
+
+
+def images():
+    """Kernel and initramfs, made by the first who asks."""
+    subprocess.run([millrace.ROOT / "scripts" / "guest.sh", DIRECTORY], check=True, timeout=300)
+    return DIRECTORY / "vmlinuz", DIRECTORY / "initramfs.gz"
+
+
+def wait_for(what, condition, timeout=PATIENCE):
+    """Waits until a condition gives something, and gives that."""
+    end = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < end, f"{what}: not within {timeout} s"
+        time.sleep(0.02)
+
+
+class StorageDaemon:
+    """qemu-storage-daemon with one disk at a socket: the target that is known to be right."""
+
+    def __init__(self, path, image, queues=1, file="aio=threads"):
+        self.socket = pathlib.Path(path)
+        self.socket.unlink(missing_ok=True)
+        self.process = subprocess.Popen([
+            need("qemu-storage-daemon", "qemu-system-common"),
+            "--blockdev", f"driver=file,filename={image},node-name=disk,locking=off,{file}",
+            "--export", f"type=vhost-user-blk,id=export,node-name=disk,writable=on,num-queues={queues},"
+            f"addr.type=unix,addr.path={path}",
+        ])  # fmt: skip
+        wait_for("the daemon's socket", lambda: self.socket.exists() or self.process.poll() is not None)
+        assert self.process.poll() is None, "qemu-storage-daemon ended"
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+
+class Guest:
+    """QEMU with disks at sockets.
+
+    `words` are the guest's orders, see e2e/guest/init: mode="load", secs=10, then="stay"...
+    `incoming` is a socket for a migration to arrive at; the guest then does what it did where it came from.
+    """
+
+    def __init__(self, directory, disks, *, queues=1, processors=1, memory=256, queue_size=128, incoming=None, **words):
+        self.directory = pathlib.Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        kernel, initramfs = images()
+        self.console = self.directory / "console"
+        self.console.unlink(missing_ok=True)
+        control = self.directory / "qmp"
+        control.unlink(missing_ok=True)
+        orders = " ".join(f"{name}={value}" for name, value in words.items())
+        command = [
+            need("qemu-system-x86_64", "qemu-system-x86"),
+            "-M", "q35", "-accel", "tcg", "-m", f"{memory}M", "-smp", str(processors),
+            "-nodefaults", "-no-user-config", "-display", "none", "-serial", f"file:{self.console}",
+            "-object", f"memory-backend-memfd,id=mem,size={memory}M,share=on", "-numa", "node,memdev=mem",
+            "-kernel", str(kernel), "-initrd", str(initramfs),
+            "-append", f"console=ttyS0 quiet panic=1 {orders}",
+            "-qmp", f"unix:{control},server=on,wait=off",
+        ]  # fmt: skip
+        for nth, path in enumerate(disks if isinstance(disks, (list, tuple)) else [disks]):
+            command += [
+                "-chardev", f"socket,id=c{nth},path={path},reconnect=1",
+                "-device", f"vhost-user-blk-pci,chardev=c{nth},num-queues={queues},queue-size={queue_size}",
+            ]  # fmt: skip
+        if incoming:
+            command += ["-incoming", f"unix:{incoming}"]
+        self.said = open(self.directory / "qemu.log", "wb")
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.said, stderr=self.said)
+        self.qmp = None
+        try:
+            self.qmp = wait_for("QEMU's control socket", lambda: self._control(control))
+        except BaseException:
+            self.kill()
+            raise
+
+    def _control(self, path):
+        assert self.process.poll() is None, f"QEMU ended: {self.complaints()}"
+        try:
+            return Control(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+
+    def complaints(self):
+        """What QEMU said to its terminal."""
+        return (self.directory / "qemu.log").read_text(errors="replace")
+
+    def text(self):
+        """What the guest has said so far."""
+        try:
+            return self.console.read_bytes().decode(errors="replace").replace("\r", "")
+        except FileNotFoundError:
+            return ""
+
+    def wait_for(self, pattern, timeout=PATIENCE, times=1):
+        """Waits until the console has lines that match, so many; gives the match of the last of them."""
+
+        def found():
+            text = self.text()
+            wrong = re.search(r"GUEST (FAILED|WRONG).*|I/O error.*|Kernel panic.*", text)
+            assert not wrong or re.search(pattern, wrong[0]), f"{wrong[0]}\n{text[-3000:]}"
+            matches = list(re.finditer(pattern, text))
+            if len(matches) >= times:
+                return matches[times - 1]
+            assert self.process.poll() is None, f"QEMU ended: {self.complaints()}\n{text[-3000:]}"
+            return None
+
+        return wait_for(f"the guest's '{pattern}'", found, timeout)
+
+    def wait_for_end(self, timeout=PATIENCE):
+        """Waits until QEMU has ended by itself."""
+        assert self.process.wait(timeout) == 0, self.complaints()
+
+    def stop(self):
+        """Pauses the guest."""
+        self.qmp.do("stop")
+
+    def cont(self):
+        """Lets it go on."""
+        self.qmp.do("cont")
+
+    def reset(self):
+        """Presses the reset button."""
+        self.qmp.do("system_reset")
+
+    def status(self):
+        """running, paused, postmigrate..."""
+        return self.qmp.do("query-status")["status"]
+
+    def migrate(self, path, downtime_ms=500):
+        """Moves it to the QEMU that waits at a socket; gives QEMU's report when that is done."""
+        limits = {"max-bandwidth": 1_000_000_000, "downtime-limit": downtime_ms}
+        self.qmp.do("migrate-set-parameters", **limits)
+        self.qmp.do("migrate", uri=f"unix:{path}")
+
+        def ended():
+            report = self.qmp.do("query-migrate")
+            assert report.get("status") not in ("failed", "cancelled"), report
+            return report if report.get("status") == "completed" else None
+
+        return wait_for("the migration", ended)
+
+    def quit(self):
+        """Ends QEMU in good order."""
+        if self.process.poll() is None:
+            try:
+                self.qmp.do("quit")
+            except (OSError, EOFError):
+                pass
+            self.process.wait(30)
+
+    def signal(self, number):
+        """Sends QEMU a signal: SIGKILL, SIGSTOP, SIGCONT."""
+        os.kill(self.process.pid, number)
+
+    def kill(self):
+        """Ends QEMU at once."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.said.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+
+class Control:
+    """QEMU's machine protocol: one command, one answer; what happens between is kept in `events`."""
+
+    def __init__(self, path):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(PATIENCE)
+        self.socket.connect(str(path))
+        self.file = self.socket.makefile("rwb")
+        self.events = []
+        self._receive()
+        self.do("qmp_capabilities")
+
+    def _receive(self):
+        line = self.file.readline()
+        if not line:
+            raise EOFError("QEMU closed its control socket")
+        return json.loads(line)
+
+    def do(self, command, **arguments):
+        """Does a command and gives what it returns."""
+        order = {"execute": command}
+        if arguments:
+            order["arguments"] = arguments
+        self.file.write(json.dumps(order).encode() + b"\n")
+        self.file.flush()
+        while True:
+            answer = self._receive()
+            if "event" in answer:
+                self.events.append(answer)
+            elif "error" in answer:
+                raise AssertionError(f"{command}: {answer['error']}")
+            else:
+                return answer["return"]

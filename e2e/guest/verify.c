@@ -1,0 +1,144 @@
+// Reads and writes a disk at random and checks everything that is read.
+//
+//   verify DEVICE SECONDS WORKERS MIB
+//
+// Each worker has every WORKERS-th block of 4 KiB of the first MIB mebibytes to itself, writes and reads with O_DIRECT,
+// and remembers how often it wrote each block. A block carries, in each of its sectors, its number, that count, the
+// sector's number and the run's, so what is old, torn or elsewhere is told from what is right. In the end every block
+// that was written is read once more.
+//
+// Each second a line says how far it is: GUEST TICK ops=N slowest_ms=N (of that second). The last one says
+// GUEST CHECKED ops=N swept=N slowest_ms=N. A failure is said at once, as GUEST WRONG ..., and ends with code 1.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { BLOCK = 4096, SECTOR = 512, WORDS = SECTOR / 8 };
+
+static int device;
+static int workers;
+static uint64_t blocks, run, end_ns;
+static uint32_t *counts;
+static atomic_ulong operations, swept, slowest_ns;
+static atomic_int wrong;
+
+static uint64_t now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + t.tv_nsec;
+}
+
+static uint64_t mix(uint64_t x) {
+  x ^= x >> 31;
+  x *= 0x7fb5d329728ea185u;
+  return x ^ x >> 27;
+}
+
+static void fill(uint64_t *words, uint64_t block, uint64_t count) {
+  for (uint64_t sector = 0; sector < BLOCK / SECTOR; sector++, words += WORDS) {
+    uint64_t head[4] = {block, count, sector, run};
+    uint64_t x = mix(mix(mix(mix(block) ^ count) ^ sector) ^ run);
+    for (int i = 0; i < WORDS; i++) words[i] = i < 4 ? head[i] : (x += 0x9e3779b97f4a7c15u);
+  }
+}
+
+static void complain(const char *what, uint64_t block, const char *why) {
+  if (atomic_fetch_add(&wrong, 1) < 5) printf("GUEST WRONG %s block=%lu %s\n", what, (unsigned long)block, why);
+}
+
+static void timed(uint64_t from) {
+  uint64_t took = now_ns() - from, slowest = slowest_ns;
+  while (took > slowest && !atomic_compare_exchange_weak(&slowest_ns, &slowest, took)) {}
+}
+
+static void write_block(uint64_t *buffer, uint64_t block) {
+  fill(buffer, block, counts[block] + 1);
+  uint64_t from = now_ns();
+  ssize_t n = pwrite(device, buffer, BLOCK, block * BLOCK);
+  timed(from);
+  if (n != BLOCK) complain("write", block, strerror(errno));
+  counts[block]++;
+}
+
+static void read_block(uint64_t *buffer, uint64_t *right, uint64_t block) {
+  if (!counts[block]) return;
+  uint64_t from = now_ns();
+  ssize_t n = pread(device, buffer, BLOCK, block * BLOCK);
+  timed(from);
+  if (n != BLOCK) {
+    complain("read", block, strerror(errno));
+    return;
+  }
+  fill(right, block, counts[block]);
+  for (int s = 0; s < BLOCK / SECTOR; s++) {
+    uint64_t *got = buffer + s * WORDS;
+    if (memcmp(got, right + s * WORDS, SECTOR)) {
+      char why[160];
+      snprintf(why, sizeof why, "sector=%d expected write %u, found block %lx write %lu sector %lu", s, counts[block],
+               (unsigned long)got[0], (unsigned long)got[1], (unsigned long)got[2]);
+      complain("data", block, why);
+      return;
+    }
+  }
+}
+
+static void *work(void *argument) {
+  uint64_t me = (uintptr_t)argument, own = (blocks - me + workers - 1) / workers, x = mix(run + me) | 1;
+  uint64_t *buffers;
+  if (posix_memalign((void **)&buffers, BLOCK, 2 * BLOCK)) abort();
+  uint64_t *right = buffers + BLOCK / 8;
+  while (now_ns() < end_ns && !wrong) {
+    x ^= x >> 12, x ^= x << 25, x ^= x >> 27;
+    uint64_t drawn = x * 0x2545f4914f6cdd1du, block = (drawn >> 16) % own * workers + me;
+    if (!counts[block] || drawn & 1) write_block(buffers, block);
+    else read_block(buffers, right, block);
+    operations++;
+  }
+  for (uint64_t block = me; block < blocks && !wrong; block += workers) {
+    if (counts[block]) swept++;
+    read_block(buffers, right, block);
+  }
+  return NULL;
+}
+
+int main(int argc, char **argv) {
+  if (argc != 5) return 2;
+  setvbuf(stdout, NULL, _IOLBF, 0);
+  device = open(argv[1], O_RDWR | O_DIRECT);
+  if (device < 0) return perror(argv[1]), 2;
+  long seconds = atol(argv[2]);
+  workers = atoi(argv[3]);
+  off_t size = lseek(device, 0, SEEK_END);
+  blocks = (uint64_t)atol(argv[4]) << 20;
+  if (blocks > (uint64_t)size) blocks = size;
+  blocks /= BLOCK;
+  if (workers < 1 || blocks < (uint64_t)workers) return 2;
+  counts = calloc(blocks, sizeof *counts);
+  run = now_ns() ^ (uint64_t)time(NULL) << 32;
+  end_ns = now_ns() + seconds * 1000000000u;
+  pthread_t *threads = calloc(workers, sizeof *threads);
+  printf("GUEST LOAD workers=%d blocks=%lu\n", workers, (unsigned long)blocks);
+  for (uintptr_t i = 0; i < (uintptr_t)workers; i++)
+    if (pthread_create(&threads[i], NULL, work, (void *)i)) return 2;
+  uint64_t slowest = 0;
+  while (now_ns() < end_ns && !wrong) {
+    sleep(1);
+    uint64_t of_second = atomic_exchange(&slowest_ns, 0);
+    if (of_second > slowest) slowest = of_second;
+    printf("GUEST TICK ops=%lu slowest_ms=%lu\n", (unsigned long)operations, (unsigned long)(of_second / 1000000));
+  }
+  for (int i = 0; i < workers; i++) pthread_join(threads[i], NULL);
+  if (slowest_ns > slowest) slowest = slowest_ns;
+  if (fsync(device)) complain("flush", 0, strerror(errno));
+  printf("GUEST CHECKED ops=%lu swept=%lu slowest_ms=%lu\n", (unsigned long)operations, (unsigned long)swept,
+         (unsigned long)(slowest / 1000000));
+  return wrong != 0;
+}
