@@ -1,6 +1,9 @@
 """Each benchmark, for a second, on a tiny database: so that they never rot."""
 
+import os
+
 import databases
+import guest
 import millrace
 import pytest
 
@@ -51,6 +54,25 @@ def test_locks():
     for lines in said["hand_over"], said["log"]:
         assert [line["threads"] for line in lines] == [1, 2, 4, 8, 16, 32]
         assert all(line["ns"] > 0 and line["lock_ns"] > 0 for line in lines)
+
+
+VDISK_FIGURES = ["bytes_per_second", "mean_us", "p50_us", "p99_us", "p999_us", "max_us", "max_pause_ms", "cpu_us_per_op"]
+
+
+def test_a_disk_of_somebody_else(tmp_path):
+    image = tmp_path / "disk.img"
+    image.touch()
+    os.truncate(image, 64 << 20)
+    with guest.StorageDaemon(tmp_path / "disk.sock", image, queues=2) as daemon:
+        flags = ["--socket", daemon.socket, "--depth", "16", "--queues", "2", "--seconds", "0.5"]
+        said = millrace.said_json("bench", "vdisk", *flags, "--rw", "randrw", "--verify")
+        assert said["operations"] > 100 and said["errors"] == 0 and said["reconnects"] == 0
+        assert said["verified"] > 50 and said["size_bytes"] == 64 << 20
+        assert [figure for figure in VDISK_FIGURES if not said[figure] > 0] == []
+        said = millrace.succeed("bench", "vdisk", *flags, "--rw", "read", "--bs", "65536")
+        assert "vdisk read" in said and "longest pause" in said
+    assert "somewhere" in millrace.fail("bench", "vdisk", "--socket", tmp_path / "somewhere")
+    assert "--verify" in millrace.fail("bench", "vdisk", "--socket", tmp_path / "somewhere", "--verify")
 
 
 def test_in_words(data):

@@ -25,11 +25,13 @@ pub enum Case {
     ReadWhileWriting,
     /// Hand operations to a shard from many threads; has no database.
     Locks,
+    /// Drive a virtual machine's disk as its guest would; has no database.
+    Vdisk,
 }
 
 impl Case {
     /// All of them.
-    pub const ALL: [Case; 10] = [
+    pub const ALL: [Case; 11] = [
         Case::ReadRandom,
         Case::MultiReadRandom,
         Case::SeekRandom,
@@ -40,6 +42,7 @@ impl Case {
         Case::Overwrite,
         Case::ReadWhileWriting,
         Case::Locks,
+        Case::Vdisk,
     ];
 
     /// The name as db_bench has it.
@@ -55,6 +58,7 @@ impl Case {
             Case::Overwrite => "overwrite",
             Case::ReadWhileWriting => "readwhilewriting",
             Case::Locks => "locks",
+            Case::Vdisk => "vdisk",
         }
     }
 
@@ -73,18 +77,28 @@ impl Case {
             Case::Locks => {
                 "hand operations to a shard, by a mailbox and by a lock; has no database"
             }
+            Case::Vdisk => "read or write a vhost-user-blk disk as a guest; has no database",
         }
     }
 
     /// Calls in flight per core, where nothing else is said. Point gets of many clients are what
     /// a node sees; batches and scans carry their parallelism inside.
     pub fn depth_default(self) -> u32 {
-        if matches!(self, Case::ReadRandom | Case::ReadWhileWriting) { 64 } else { 1 }
+        match self {
+            Case::ReadRandom | Case::ReadWhileWriting => 64,
+            Case::Vdisk => 32,
+            _ => 1,
+        }
     }
 
-    /// Whether it reads, so that operations are reads.
+    /// Whether it is about a database.
+    pub fn has_database(self) -> bool {
+        !matches!(self, Case::Locks | Case::Vdisk)
+    }
+
+    /// Whether it reads a database, so that operations are reads.
     pub fn reads(self) -> bool {
-        !matches!(self, Case::FillSeq | Case::FillRandom | Case::Overwrite | Case::Locks)
+        self.has_database() && !matches!(self, Case::FillSeq | Case::FillRandom | Case::Overwrite)
     }
 
     /// Whether it writes.

@@ -46,7 +46,7 @@ impl Worker {
             Case::ReadSeq => self.scan(false).await,
             Case::ReadReverse => self.scan(true).await,
             // Reads nothing.
-            Case::FillSeq | Case::FillRandom | Case::Overwrite | Case::Locks => Ok(()),
+            _ => Ok(()),
         };
         result.map_err(|error| error.to_string())
     }

@@ -1,6 +1,7 @@
 //! Measuring how fast a database is read and written, alone and beside peers.
 //!
 //! [`run`] measures one [`Case`], named and meant as db_bench does, and gives an [`Outcome`].
+//! [`run_locks`] and [`run_vdisk`] measure what has no database.
 //! [`run_peers`] runs Millrace and other programs in turn on the same data and gives the table of
 //! the README.
 #![forbid(unsafe_code)]
@@ -16,6 +17,7 @@ mod probe;
 mod run;
 mod stalls;
 mod values;
+mod vdisk;
 mod writes;
 
 pub use case::Case;
@@ -24,4 +26,5 @@ pub use lsm::{Compression, Durability};
 pub use outcome::Outcome;
 pub use peers::{KEYS, PeersPlan, run_peers};
 pub use run::{Plan, run};
+pub use vdisk::{Mix, VdiskOutcome, VdiskPlan, run_vdisk};
 pub use writes::WritePlan;

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use bench::{Case, Compression, Durability};
+use bench::{Case, Compression, Durability, Mix};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueHint};
 use node::{CoreChoice, DiskSpec, Size};
@@ -404,6 +404,7 @@ pub struct Place {
         millrace bench overwrite --data DIR --writers 16 --rate 20000\n  \
         millrace bench readwhilewriting --data DIR --cores 2 --rate 10000\n  \
         millrace bench locks --seconds 10\n  \
+        millrace bench vdisk --socket disk.sock --rw randread --depth 128\n  \
         millrace bench --peers --data DIR --out results\n\n\
         fillseq and fillrandom want an empty directory; overwrite and readwhilewriting change the \
         database.\n\n\
@@ -425,10 +426,10 @@ pub struct BenchArgs {
     /// How many cores to use, or which: 2, or 0,2-3
     ///
     /// With --peers, a list of two: the processor of everything that runs on one, and the one
-    /// that is added where two are measured.
+    /// that is added where two are measured. With vdisk, the target's and the front end's.
     #[arg(long, value_name = "N|LIST", default_value = "1")]
     pub cores: CoreChoice,
-    /// Calls in flight on each core [default: 64 for readrandom, 1 for the others]
+    /// Calls in flight on each core [default: 64 for readrandom, 32 for vdisk, 1 for the others]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub depth: Option<u32>,
     /// How long to measure
@@ -483,6 +484,28 @@ pub struct BenchArgs {
     /// Read although another process has the database open for writing
     #[arg(long)]
     pub secondary: bool,
+    /// The disk that vdisk serves and drives
+    #[arg(long, value_name = "URI", conflicts_with = "socket")]
+    pub disk: Option<String>,
+    /// The socket of another vhost-user-blk target, for vdisk to drive
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub socket: Option<PathBuf>,
+    /// What vdisk does, in fio's words
+    #[arg(long, value_name = "RW", value_parser = mix(), default_value = "randread")]
+    pub rw: Mix,
+    /// Bytes of each request of vdisk, a multiple of 512
+    #[arg(long, value_name = "BYTES", default_value = "4096", value_parser = block_size)]
+    pub bs: u32,
+    /// Queues of vdisk, each with --depth requests in flight
+    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub queues: u16,
+    /// Drive vdisk's queues as packed rings
+    #[arg(long)]
+    pub packed: bool,
+    /// Check all data that vdisk reads, and in the end all that it wrote
+    #[arg(long)]
+    pub verify: bool,
     /// Print JSON; its shape is described in docs/CLI.md
     #[arg(long)]
     pub json: bool,
@@ -506,13 +529,24 @@ pub struct BenchArgs {
 
 /// The cases that need a directory.
 fn with_database() -> Vec<(&'static str, &'static str)> {
-    let cases = Case::ALL.into_iter().filter(|case| *case != Case::Locks);
+    let cases = Case::ALL.into_iter().filter(|case| case.has_database());
     cases.map(|case| ("case", case.name())).collect()
 }
 
 fn case() -> impl TypedValueParser<Value = Case> {
     let names = Case::ALL.map(|case| PossibleValue::new(case.name()).help(case.describe()));
     PossibleValuesParser::new(names).try_map(|text| text.parse())
+}
+
+fn mix() -> impl TypedValueParser<Value = Mix> {
+    PossibleValuesParser::new(Mix::ALL.map(Mix::name)).try_map(|text| text.parse())
+}
+
+fn block_size(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(bytes) if bytes > 0 && bytes % 512 == 0 && bytes <= 1 << 20 => Ok(bytes),
+        _ => Err("a block has a multiple of 512 bytes, at most 1048576".to_owned()),
+    }
 }
 
 fn poll_mode() -> impl TypedValueParser<Value = PollMode> {
@@ -608,6 +642,10 @@ mod tests {
         assert!(parse("millrace bench --data d").is_err());
         assert!(parse("millrace bench readseq").is_err());
         assert!(parse("millrace bench locks").is_ok());
+        assert!(parse("millrace bench vdisk --socket s --rw randrw --verify --cores 0,1").is_ok());
+        assert!(parse("millrace bench vdisk --disk null:1G --depth 128 --queues 2").is_ok());
+        assert!(parse("millrace bench vdisk --socket s --disk null:1G").is_err());
+        assert!(parse("millrace bench vdisk --socket s --bs 1000").is_err());
         assert!(parse("millrace bench readseq --data d --cached").is_err());
         assert!(parse("millrace bench readseq --data d --seconds 0").is_err());
         assert!(parse("millrace bench --peers --reverse").is_err());

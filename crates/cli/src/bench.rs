@@ -1,6 +1,6 @@
 //! `millrace bench`.
 
-use bench::{Case, LocksPlan, PeersPlan, Plan, WritePlan};
+use bench::{Case, LocksPlan, PeersPlan, Plan, VdiskPlan, WritePlan};
 use node::{Machine, place};
 
 use crate::args::BenchArgs;
@@ -13,8 +13,10 @@ pub fn run(args: BenchArgs) -> Result<(), Failure> {
         return peers(args);
     }
     let case = args.case.expect("the parser asks for a case without --peers");
-    if case == Case::Locks {
-        return locks(&args);
+    match case {
+        Case::Locks => return locks(&args),
+        Case::Vdisk => return vdisk(args),
+        _ => {}
     }
     let data = args.data.expect("the parser asks for a directory without --peers");
     let processors = place(Some(&args.cores), &Machine::look().allowed).map_err(Failure::new)?;
@@ -51,6 +53,31 @@ fn locks(args: &BenchArgs) -> Result<(), Failure> {
     let processors = place(Some(&args.cores), &Machine::look().allowed).map_err(Failure::new)?;
     let (seconds, poll, driver) = (args.seconds, args.poll, args.io);
     let outcome = bench::run_locks(&LocksPlan { processors, seconds, poll, driver })?;
+    print(args.json.then(|| serde_json::to_value(&outcome)), &outcome.text())
+}
+
+/// Where two processors are not named, any two that there are.
+fn vdisk(args: BenchArgs) -> Result<(), Failure> {
+    let allowed = Machine::look().allowed;
+    let mut processors = place(Some(&args.cores), &allowed).map_err(Failure::new)?;
+    let others = allowed.processors.iter().copied();
+    processors.extend(others.filter(|cpu| !processors.contains(cpu)).collect::<Vec<_>>());
+    let depth = args.depth.unwrap_or(Case::Vdisk.depth_default());
+    let plan = VdiskPlan {
+        disk: args.disk,
+        socket: args.socket,
+        rw: args.rw,
+        block_size: args.bs,
+        depth: u16::try_from(depth)
+            .map_err(|_| Failure::new("a queue of vdisk has a depth of at most 16384"))?,
+        queues: args.queues,
+        packed: args.packed,
+        seconds: args.seconds,
+        verify: args.verify,
+        target_processor: processors[0],
+        front_processor: *processors.get(1).unwrap_or(&processors[0]),
+    };
+    let outcome = bench::run_vdisk(&plan)?;
     print(args.json.then(|| serde_json::to_value(&outcome)), &outcome.text())
 }
 

@@ -97,6 +97,11 @@ impl DiskOptions {
             | when(self.event_index, feature::EVENT_IDX)
     }
 
+    /// Where an empty ring begins; of a packed one both turns are odd.
+    fn first_base(&self) -> u32 {
+        if self.packed { 0x8000_8000 } else { 0 }
+    }
+
     fn wanted_protocol(&self) -> u64 {
         use protocol::*;
         let all = MQ | LOG_SHMFD | REPLY_ACK | BACKEND_REQ | CONFIG | CONFIGURE_MEM_SLOTS;
@@ -190,7 +195,7 @@ impl Disk {
         let spare = options.spare_bytes.next_multiple_of(4096);
         let size = (spare + each * u64::from(options.queues)).next_multiple_of(MEMORY_STEP);
         let memory = Arc::new(Memory::with_regions(vec![Region::new(0, size, options.pages)?]));
-        let first_base = if options.packed { 0x8000_8000 } else { 0 };
+        let first_base = options.first_base();
         let place = |nth: u16| {
             let addr = spare + each * u64::from(nth);
             let (kick, call) = (Arc::new(Event::new()?), Arc::new(Event::new()?));
@@ -326,6 +331,29 @@ impl Disk {
     /// # Errors
     /// The session's.
     pub fn start(&mut self) -> Result<()> {
+        self.start_device(false)
+    }
+
+    /// Stops the device and begins anew with empty rings and a new in-flight region, as a guest does
+    /// that is reset. The old drivers are given back for that; new ones can be taken.
+    ///
+    /// # Errors
+    /// The session's.
+    ///
+    /// # Panics
+    /// When a driver is missing.
+    pub fn reset(&mut self, queues: Vec<Queue>) -> Result<()> {
+        let kept = self.places.iter().filter(|place| place.queue.is_some()).count();
+        assert_eq!(queues.len() + kept, self.places.len(), "somebody still drives a queue");
+        drop(queues);
+        self.stop()?;
+        self.inflight = None;
+        let (shape, base) = (self.options.shape(), self.options.first_base());
+        for place in &mut self.places {
+            let (kick, call) = (place.kick.clone(), place.call.clone());
+            place.queue = Some(Queue::new(&self.memory, place.addr, shape, kick, call));
+            place.base = base;
+        }
         self.start_device(false)
     }
 

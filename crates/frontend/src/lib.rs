@@ -26,6 +26,7 @@ mod log;
 mod memory;
 pub mod message;
 mod packed;
+mod processor;
 mod queue;
 mod session;
 mod split;
@@ -38,6 +39,7 @@ pub use inflight::{Inflight, PackedEntry, PackedHeader, SplitEntry, SplitHeader}
 pub use log::DirtyLog;
 pub use memory::{Memory, Pages, Region};
 pub use packed::{PackedDesc, PackedRing};
+pub use processor::pin;
 pub use queue::{Completion, Queue, Request, Slot, Status};
 pub use session::Session;
 pub use split::{Desc, SplitRing};

@@ -153,6 +153,20 @@ fn a_disk_that_is_stopped_goes_on_where_it_was() {
 }
 
 #[test]
+fn a_disk_that_is_reset_begins_anew() {
+    let dir = Scratch::new("reset");
+    let daemon = Daemon::file(&dir, 64 * MIB, WRITABLE);
+    let options = DiskOptions { queues: 2, ..DiskOptions::default() };
+    let mut disk = connect(&daemon, options).unwrap();
+    for _ in 0..3 {
+        let mut queue = disk.take_queue(1);
+        exercise(&mut queue, MIB);
+        disk.reset(vec![queue]).unwrap();
+    }
+    exercise(&mut disk.take_queue(0), MIB);
+}
+
+#[test]
 fn a_disk_goes_on_at_the_next_target() {
     let dir = Scratch::new("next");
     let daemon = Daemon::file(&dir, 64 * MIB, WRITABLE);

@@ -55,6 +55,13 @@ pub fn describe(setup: &Setup, rounds: &[Round], number: u32) -> Vec<(String, St
     say("RocksDB release", release.unwrap_or_else(|| "not measured".to_owned()));
     say("db_bench", first_line(Tool::new("db_bench").arg("--version")));
     say("fio", first_line(Tool::new("fio").arg("--version")));
+    say("qemu-storage-daemon", first_line(Tool::new("qemu-storage-daemon").arg("--version")));
+    let exports = rounds.iter().find_map(|round| {
+        round.sample("qemu io_uring randread 32").map(|sample| format!("`{}`", sample.command))
+    });
+    if let Some(exports) = exports {
+        say("its flags", exports);
+    }
     say("redis-server", first_line(Tool::new("redis-server").arg("--version")));
     let fio = rounds.iter().find_map(|round| {
         round.sample("fio same size").map(|sample| format!("`{}`", sample.command))

@@ -1,5 +1,7 @@
 //! fio: what the device can do, and what asking it costs.
 
+use std::path::Path;
+
 use serde_json::Value;
 
 use super::Setup;
@@ -36,27 +38,51 @@ pub fn run(setup: &Setup, block: u64, align: u64) -> Result<Sample, String> {
         .arg(format!("--cpus_allowed={}", setup.processor));
     let command = format!("{} --filename=(the SST files)", tool.line());
     let text = tool.arg(format!("--filename={}", names.join(":"))).output()?;
-    parse(&text, command)
+    parse(&text, command, "read")
 }
 
-fn parse(text: &str, command: String) -> Result<Sample, String> {
+/// Direct requests of 4 KiB to one file, `rw` in fio's words.
+pub fn run_file(setup: &Setup, path: &Path, rw: &str, depth: u16) -> Result<Sample, String> {
+    let side = if rw.ends_with("write") { "write" } else { "read" };
+    let tool = Tool::new("fio")
+        .args([
+            "--name=peer",
+            "--bs=4k",
+            "--direct=1",
+            "--ioengine=io_uring",
+            "--numjobs=1",
+            "--norandommap",
+            "--randrepeat=0",
+            "--time_based",
+            "--output-format=json",
+        ])
+        .args([format!("--rw={rw}"), format!("--iodepth={depth}")])
+        .arg(format!("--runtime={}", setup.seconds.ceil()))
+        .arg(format!("--cpus_allowed={}", setup.processor))
+        .arg(format!("--filename={}", path.to_string_lossy().replace(':', "\\:")));
+    let command = tool.line();
+    parse(&tool.output()?, command, side)
+}
+
+/// `side` is what was done: read or write.
+fn parse(text: &str, command: String, side: &str) -> Result<Sample, String> {
     // Warnings may come before the report.
     let json = text.find('{').map_or(text, |at| &text[at..]);
     let report: Value =
         serde_json::from_str(json).map_err(|error| format!("fio's report is no JSON: {error}"))?;
     let job = &report["jobs"][0];
-    let read = &job["read"];
+    let done = &job[side];
     let number = |value: &Value| value.as_f64().filter(|number| *number > 0.0);
     let ops_per_second =
-        number(&read["iops"]).ok_or_else(|| "fio's report has no reads".to_owned())?;
+        number(&done["iops"]).ok_or_else(|| format!("fio's report has no {side}"))?;
     // Per cent of the job's run time, which is in milliseconds.
     let busy = job["usr_cpu"].as_f64().zip(job["sys_cpu"].as_f64()).map(|(usr, sys)| usr + sys);
     let cpu_us_per_op = busy
         .zip(number(&job["job_runtime"]))
-        .zip(number(&read["total_ios"]))
+        .zip(number(&done["total_ios"]))
         .map(|((busy, ms), ios)| busy / 100.0 * ms * 1000.0 / ios);
     let percentile =
-        |name: &str| read["clat_ns"]["percentile"][name].as_f64().map(|ns| ns / 1000.0);
+        |name: &str| done["clat_ns"]["percentile"][name].as_f64().map(|ns| ns / 1000.0);
     Ok(Sample {
         ops_per_second,
         cpu_us_per_op,
@@ -66,7 +92,7 @@ fn parse(text: &str, command: String) -> Result<Sample, String> {
         bytes_per_io: None,
         open_seconds: None,
         command,
-        report: read.clone(),
+        report: done.clone(),
     })
 }
 
@@ -80,10 +106,10 @@ mod tests {
             { "jobs": [ { "usr_cpu": 5.0, "sys_cpu": 15.0, "job_runtime": 2000,
               "read": { "iops": 100000.0, "total_ios": 200000, "runtime": 2000,
                         "clat_ns": { "percentile": { "50.000000": 500000, "99.000000": 900000 } } } } ] }"#;
-        let sample = parse(text, String::new()).unwrap();
+        let sample = parse(text, String::new(), "read").unwrap();
         assert_eq!(sample.ops_per_second, 100_000.0);
         assert_eq!(sample.cpu_us_per_op, Some(2.0));
         assert_eq!(sample.p99_us, Some(900.0));
-        assert!(parse("{}", String::new()).is_err());
+        assert!(parse("{}", String::new(), "read").is_err());
     }
 }

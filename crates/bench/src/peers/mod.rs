@@ -6,7 +6,8 @@
 //!    made once per round, ours and the peers' in turn, because the machine drifts: a ratio is
 //!    taken within a round, and the median of the rounds counts.
 //!    [`writes`] and [`write_rows`] are the same for what writes: each program in turn in an empty
-//!    directory, or in a copy of the database, on the disk that has it.
+//!    directory, or in a copy of the database, on the disk that has it. [`vdisks`] are disks for
+//!    virtual machines.
 //! 3. [`table`] prints it, rows we lose included; [`conditions`] says on what it was measured.
 //!
 //! A peer that is not installed leaves its rows unmeasured, and the table says so. This module
@@ -22,6 +23,7 @@ mod rows;
 mod sample;
 mod table;
 mod tool;
+mod vdisks;
 mod write_rows;
 mod writes;
 

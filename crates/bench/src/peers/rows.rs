@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 use super::Setup;
 use super::ours::{self, Ours};
 use super::sample::Sample;
+use super::vdisks::Vdisk;
 use super::writes::Write;
-use super::{debian, fio, redis, release, write_rows};
+use super::{debian, fio, redis, release, vdisks, write_rows};
 
 /// Keys that the cached rows draw from: half a million values, that is 500 MB.
 const CACHED_KEYS: u64 = 500_000;
@@ -40,6 +41,8 @@ pub enum Work {
     RedisSet(bool),
     /// What writes.
     Write(Write),
+    /// A virtual machine's disk.
+    Vdisk(Vdisk),
 }
 
 impl Work {
@@ -60,6 +63,7 @@ impl Work {
             Work::RedisSet(false) => "redis resp set",
             Work::RedisSet(true) => "redis resp set many",
             Work::Write(write) => write.name(),
+            Work::Vdisk(vdisk) => vdisk.name(),
         }
     }
 
@@ -69,6 +73,7 @@ impl Work {
             Work::Ours(_, ours) => ours::run(setup, ours),
             Work::Release(_, flags) => release::run(setup, &setup.data, flags),
             Work::Write(write) => write.run(setup, round),
+            Work::Vdisk(vdisk) => vdisk.run(setup),
             Work::DebianSeq => debian::read_seq(setup),
             Work::FioSame => {
                 let own = round.sample(GET).ok_or("our own reads were not measured")?;
@@ -274,6 +279,7 @@ pub fn works(rows: &[Row], setup: &Setup) -> Vec<Work> {
 pub fn rows(only: Option<&str>) -> Vec<Row> {
     let mut rows = all_rows();
     rows.extend(write_rows::rows());
+    rows.extend(vdisks::rows());
     if let Some(only) = only {
         rows.retain(|row| row.name.contains(only) || row.against.contains(only));
     }

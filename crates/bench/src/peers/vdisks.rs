@@ -1,0 +1,335 @@
+//! Disks for virtual machines: Millrace, qemu-storage-daemon and, without a virtual machine's
+//! interface between, fio.
+//!
+//! The target runs on one processor, and the same front end (`millrace bench vdisk`) drives all
+//! targets from the other. The file is fully written beforehand and opened for direct I/O by
+//! everybody.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::Setup;
+use super::fio;
+use super::rows::{Compare, Goal, Row, Unit, Work};
+use super::sample::Sample;
+use super::tool::{Background, Tool};
+
+/// Bytes of the file.
+const FILE_BYTES: u64 = 2 << 30;
+/// Gibibytes of devices that hold nothing.
+const NULL_GIB: u64 = 64;
+
+/// What serves a disk, and which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    /// Ours, by the scheme of its URI; `file` with an engine.
+    Ours(&'static str),
+    /// qemu-storage-daemon's null device.
+    DaemonNull,
+    /// Its file, by this kind of I/O.
+    DaemonFile(&'static str),
+    /// fio on the file.
+    Fio,
+}
+
+/// One measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vdisk {
+    name: &'static str,
+    target: Target,
+    rw: &'static str,
+    depth: u16,
+}
+
+impl Vdisk {
+    /// Its name in rows and results.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Measures.
+    pub fn run(&self, setup: &Setup) -> Result<Sample, String> {
+        match self.target {
+            Target::Fio => fio::run_file(setup, &file(setup)?, self.rw, self.depth),
+            Target::Ours(disk) => {
+                let uri = match disk {
+                    "null" => format!("null:{NULL_GIB}G"),
+                    "mem" => "mem:1G".to_owned(),
+                    engine => format!("file:{}?engine={engine}", quoted(&file(setup)?)),
+                };
+                self.drive(setup, ["--disk".to_owned(), uri])
+            }
+            Target::DaemonNull => {
+                self.drive_daemon(setup, &format!("driver=null-co,size={}", NULL_GIB << 30))
+            }
+            Target::DaemonFile(aio) => {
+                // A comma ends a name for QEMU; two are one.
+                let path = file(setup)?.to_string_lossy().replace(',', ",,");
+                let node = format!("driver=file,filename={path},cache.direct=on,aio={aio}");
+                self.drive_daemon(setup, &node)
+            }
+        }
+    }
+
+    fn drive_daemon(&self, setup: &Setup, node: &str) -> Result<Sample, String> {
+        let socket = setup.scratch.join("vdisk.sock");
+        let mut daemon = start_daemon(setup, node, &socket)?;
+        let socket = socket.to_string_lossy().into_owned();
+        let sample = self.drive(setup, ["--socket".to_owned(), socket])?;
+        daemon.check()?;
+        Ok(Sample { command: daemon.line().to_owned(), ..sample })
+    }
+
+    fn drive(&self, setup: &Setup, target: [String; 2]) -> Result<Sample, String> {
+        let other = setup.other.ok_or("there is only one processor here")?;
+        let tool = Tool::new(&setup.millrace)
+            .args(["bench", "vdisk", "--json", "--rw", self.rw])
+            .args(target)
+            .args(["--depth".to_owned(), self.depth.to_string()])
+            .args(["--seconds".to_owned(), setup.seconds.to_string()])
+            .args(["--cores".to_owned(), format!("{},{other}", setup.processor)]);
+        let command = tool.line();
+        let report: Value = serde_json::from_str(tool.output()?.trim())
+            .map_err(|error| format!("the report of {command} is no JSON: {error}"))?;
+        if report["errors"].as_u64() != Some(0) {
+            return Err(format!("requests failed: {}", report["errors"]));
+        }
+        super::ours::sample(command, report)
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "waits for another program, on no core")]
+fn start_daemon(setup: &Setup, node: &str, socket: &Path) -> Result<Background, String> {
+    let _ = std::fs::remove_file(socket);
+    let export = format!(
+        "type=vhost-user-blk,id=export,node-name=disk,writable=on,addr.type=unix,addr.path={}",
+        socket.display()
+    );
+    let mut daemon = Tool::pinned(setup.processor, "qemu-storage-daemon")
+        .args(["--blockdev".to_owned(), format!("{node},node-name=disk")])
+        .args(["--export".to_owned(), export])
+        .start()?;
+    for _ in 0..1000 {
+        if socket.exists() {
+            return Ok(daemon);
+        }
+        daemon.check()?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Err("qemu-storage-daemon does not listen".to_owned())
+}
+
+/// A path as a URI takes it.
+fn quoted(path: &Path) -> String {
+    use std::os::unix::ffi::OsStrExt;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
+    path.as_os_str()
+        .as_bytes()
+        .iter()
+        .map(|byte| if plain(*byte) { char::from(*byte).into() } else { format!("%{byte:02X}") })
+        .collect()
+}
+
+/// The file, written in full once.
+#[expect(clippy::disallowed_methods, reason = "looks for the file to measure, on no core")]
+fn file(setup: &Setup) -> Result<PathBuf, String> {
+    let path = setup.scratch.join("vdisk.img");
+    if std::fs::metadata(&path).is_ok_and(|meta| meta.len() == FILE_BYTES) {
+        return Ok(path);
+    }
+    let new = setup.scratch.join("vdisk.img.new");
+    let _ = std::fs::remove_file(&new);
+    Tool::new("fio")
+        .args(["--name=fill", "--rw=write", "--bs=1M", "--direct=1", "--end_fsync=1"])
+        .args(["--ioengine=io_uring", "--iodepth=8", "--refill_buffers"])
+        .arg(format!("--size={FILE_BYTES}"))
+        .arg(format!("--filename={}", new.to_string_lossy().replace(':', "\\:")))
+        .output()?;
+    std::fs::rename(&new, &path).map_err(|error| format!("renaming {}: {error}", new.display()))?;
+    Ok(path)
+}
+
+macro_rules! vdisks {
+    ($($constant:ident = $name:literal, $target:expr, $rw:ident, $depth:literal;)*) => {
+        $(const $constant: Vdisk = Vdisk {
+            name: $name, target: $target, rw: stringify!($rw), depth: $depth,
+        };)*
+    };
+}
+
+vdisks! {
+    NULL_1 = "millrace vdisk null randread 1", Target::Ours("null"), randread, 1;
+    NULL_READ = "millrace vdisk null randread 128", Target::Ours("null"), randread, 128;
+    NULL_WRITE = "millrace vdisk null randwrite 128", Target::Ours("null"), randwrite, 128;
+    MEM = "millrace vdisk mem randread 32", Target::Ours("mem"), randread, 32;
+    READ_32 = "millrace vdisk file randread 32", Target::Ours("uring"), randread, 32;
+    WRITE_32 = "millrace vdisk file randwrite 32", Target::Ours("uring"), randwrite, 32;
+    READ_128 = "millrace vdisk file randread 128", Target::Ours("uring"), randread, 128;
+    WRITE_128 = "millrace vdisk file randwrite 128", Target::Ours("uring"), randwrite, 128;
+    AIO_READ = "millrace vdisk file aio randread 32", Target::Ours("aio"), randread, 32;
+    AIO_WRITE = "millrace vdisk file aio randwrite 32", Target::Ours("aio"), randwrite, 32;
+    QSD_1 = "qemu null-co randread 1", Target::DaemonNull, randread, 1;
+    QSD_32 = "qemu null-co randread 32", Target::DaemonNull, randread, 32;
+    QSD_READ = "qemu null-co randread 128", Target::DaemonNull, randread, 128;
+    QSD_WRITE = "qemu null-co randwrite 128", Target::DaemonNull, randwrite, 128;
+    QSD_URING_READ = "qemu io_uring randread 32", Target::DaemonFile("io_uring"), randread, 32;
+    QSD_URING_WRITE = "qemu io_uring randwrite 32", Target::DaemonFile("io_uring"), randwrite, 32;
+    QSD_AIO_READ = "qemu native randread 32", Target::DaemonFile("native"), randread, 32;
+    QSD_AIO_WRITE = "qemu native randwrite 32", Target::DaemonFile("native"), randwrite, 32;
+    QSD_THREADS_READ = "qemu threads randread 32", Target::DaemonFile("threads"), randread, 32;
+    QSD_THREADS_WRITE = "qemu threads randwrite 32", Target::DaemonFile("threads"), randwrite, 32;
+    FIO_READ_32 = "fio file randread 32", Target::Fio, randread, 32;
+    FIO_WRITE_32 = "fio file randwrite 32", Target::Fio, randwrite, 32;
+    FIO_READ_128 = "fio file randread 128", Target::Fio, randread, 128;
+    FIO_WRITE_128 = "fio file randwrite 128", Target::Fio, randwrite, 128;
+}
+
+/// A row of requests per second.
+macro_rules! row {
+    ($name:literal, $against:literal, $ours:ident, $theirs:ident, $goal:expr) => {
+        Row {
+            name: $name,
+            against: $against,
+            ours: |round| round.ops($ours.name),
+            theirs: |round| round.ops($theirs.name),
+            compare: Compare::Ratio,
+            unit: Unit::PerSecond,
+            goal: $goal,
+            works: |_| vec![Work::Vdisk($ours), Work::Vdisk($theirs)],
+        }
+    };
+}
+
+/// These rows.
+pub fn rows() -> Vec<Row> {
+    use Goal::{AtLeast, AtMost, Told};
+    vec![
+        Row {
+            name: "vdisk null, randread 4 KiB, depth 1, mean latency",
+            against: "qemu-storage-daemon, null-co",
+            ours: |round| round.sample(NULL_1.name)?.report["mean_us"].as_f64(),
+            theirs: |round| round.sample(QSD_1.name)?.report["mean_us"].as_f64(),
+            compare: Compare::Ratio,
+            unit: Unit::Us,
+            goal: AtMost(1.0 / 30.0),
+            works: |_| vec![Work::Vdisk(NULL_1), Work::Vdisk(QSD_1)],
+        },
+        row!(
+            "vdisk null, randread 4 KiB, depth 128",
+            "qemu-storage-daemon, null-co",
+            NULL_READ,
+            QSD_READ,
+            AtLeast(3.3)
+        ),
+        row!(
+            "vdisk null, randwrite 4 KiB, depth 128",
+            "qemu-storage-daemon, null-co",
+            NULL_WRITE,
+            QSD_WRITE,
+            AtLeast(2.5)
+        ),
+        row!(
+            "vdisk mem, randread 4 KiB, depth 32",
+            "qemu-storage-daemon, null-co",
+            MEM,
+            QSD_32,
+            AtLeast(0.94)
+        ),
+        row!(
+            "vdisk file, randread 4 KiB, depth 32",
+            "fio io_uring on the file, no virtual machine",
+            READ_32,
+            FIO_READ_32,
+            AtLeast(0.95)
+        ),
+        row!(
+            "vdisk file, randwrite 4 KiB, depth 32",
+            "fio io_uring on the file, no virtual machine",
+            WRITE_32,
+            FIO_WRITE_32,
+            AtLeast(0.95)
+        ),
+        row!(
+            "vdisk file, randread 4 KiB, depth 128",
+            "fio io_uring on the file, no virtual machine",
+            READ_128,
+            FIO_READ_128,
+            AtLeast(0.95)
+        ),
+        row!(
+            "vdisk file, randwrite 4 KiB, depth 128",
+            "fio io_uring on the file, no virtual machine",
+            WRITE_128,
+            FIO_WRITE_128,
+            AtLeast(0.95)
+        ),
+        row!(
+            "vdisk file, randread 4 KiB, depth 32",
+            "qemu-storage-daemon, aio=io_uring",
+            READ_32,
+            QSD_URING_READ,
+            AtLeast(1.5)
+        ),
+        row!(
+            "vdisk file, randwrite 4 KiB, depth 32",
+            "qemu-storage-daemon, aio=io_uring",
+            WRITE_32,
+            QSD_URING_WRITE,
+            AtLeast(1.5)
+        ),
+        row!(
+            "vdisk file, randread 4 KiB, depth 32",
+            "qemu-storage-daemon, aio=native",
+            READ_32,
+            QSD_AIO_READ,
+            AtLeast(1.5)
+        ),
+        row!(
+            "vdisk file, randwrite 4 KiB, depth 32",
+            "qemu-storage-daemon, aio=native",
+            WRITE_32,
+            QSD_AIO_WRITE,
+            AtLeast(1.5)
+        ),
+        row!(
+            "vdisk file, randread 4 KiB, depth 32",
+            "qemu-storage-daemon, aio=threads",
+            READ_32,
+            QSD_THREADS_READ,
+            Told
+        ),
+        row!(
+            "vdisk file, randwrite 4 KiB, depth 32",
+            "qemu-storage-daemon, aio=threads",
+            WRITE_32,
+            QSD_THREADS_WRITE,
+            Told
+        ),
+        row!(
+            "vdisk file, randread 4 KiB, depth 32, engine uring",
+            "our own engine aio",
+            READ_32,
+            AIO_READ,
+            AtLeast(1.0)
+        ),
+        row!(
+            "vdisk file, randwrite 4 KiB, depth 32, engine uring",
+            "our own engine aio",
+            WRITE_32,
+            AIO_WRITE,
+            AtLeast(1.0)
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_quoted_for_a_uri() {
+        assert_eq!(quoted(Path::new("/tmp/a b?c%.img")), "/tmp/a%20b%3Fc%25.img");
+    }
+}
