@@ -6,8 +6,9 @@
 
 pub mod config;
 mod dirty;
-pub mod fuzz_message;
-pub mod handover;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod inflight;
 mod memory;
 pub mod message;

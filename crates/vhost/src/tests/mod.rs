@@ -1,5 +1,8 @@
 //! The rings, judged by a guest that is played in plain memory.
 
+mod arbitrary;
 mod crash;
 mod guest;
+mod hostile;
+mod memory;
 mod ring;
