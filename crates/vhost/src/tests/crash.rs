@@ -29,13 +29,14 @@ struct World {
     /// The next number to ask for.
     next: u64,
     done: BTreeSet<u64>,
+    lives: u64,
 }
 
 impl World {
     fn new(case: &Case) -> World {
         let guest = Guest::new(case.form, case.num, case.start, F_INDIRECT_DESC);
         let region = InflightRegion::create(1, case.num, case.form).unwrap().0;
-        World { guest, region, executed: BTreeSet::new(), next: 0, done: BTreeSet::new() }
+        World { guest, region, executed: BTreeSet::new(), next: 0, done: BTreeSet::new(), lives: 0 }
     }
 
     fn guest_runs(&mut self, case: &Case) {
@@ -52,7 +53,9 @@ impl World {
 
     /// Runs the target until all is done, or it dies. Gives whether it died.
     fn target_lives(&mut self, case: &Case) -> bool {
-        let mut dice = Dice(case.seed);
+        // The device finishes in another order in each life.
+        self.lives += 1;
+        let mut dice = Dice(case.seed.wrapping_mul(0x9e37_79b9) + self.lives);
         // What the guest waits for when the target starts, in its order; the guest may have been given some of it
         // without having looked.
         let region = self.region.queue(0);
@@ -83,7 +86,7 @@ impl World {
             }
             let mut finished = Vec::new();
             let most = tags.len().min(case.batch);
-            let count = if dice.roll(3) == 0 { dice.roll(most + 1) } else { most };
+            let count = if dice.roll(2) == 0 { dice.roll(most + 1) } else { most };
             for _ in 0..count {
                 let tag = tags.swap_remove(dice.roll(tags.len()));
                 self.executed.insert(ring.request(tag).offset / 512);
