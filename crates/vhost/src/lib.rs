@@ -6,6 +6,8 @@
 
 pub mod config;
 mod dirty;
+pub mod fuzz_message;
+pub mod handover;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzz;
