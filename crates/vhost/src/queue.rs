@@ -219,7 +219,7 @@ struct Queue {
 
 impl Queue {
     fn start(core: &Core, start: Start) -> Result<Queue, ()> {
-        let Start { disk_name, index, setup, memory, disk, .. } = start;
+        let Start { disk_name, index, setup, memory, disk: shape, .. } = start;
         let failed = |what: &dyn std::fmt::Display| {
             tracing::warn!(disk = &*disk_name, ring = index, "a ring cannot be started: {what}");
             if let Some(err) = &start.err {
@@ -233,20 +233,20 @@ impl Queue {
         if let Some(log) = &start.log {
             ring.log_all(log);
         }
-        tracing::debug!(
-            disk = &*disk_name,
-            ring = index,
-            base = ring.base(),
-            resubmits = recovered.resubmits,
-            "a ring runs"
-        );
+        let (disk, base) = (&*disk_name, ring.base());
+        match recovered.resubmits {
+            0 => tracing::debug!(disk, ring = index, base, "a ring runs"),
+            resubmits => {
+                tracing::info!(disk, ring = index, base, resubmits, "a ring goes on where it was left");
+            }
+        }
         start.stats.resubmitted.add(recovered.resubmits as u64);
         Ok(Queue {
             disk_name,
             index,
             ring,
             memory,
-            disk,
+            disk: shape,
             channel,
             log: start.log,
             call: start.call,
