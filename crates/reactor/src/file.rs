@@ -183,7 +183,8 @@ impl SharedFile {
         self.written.size.store(size, Ordering::Relaxed);
     }
 
-    pub(crate) fn flush_failed(&self) -> bool {
+    /// Whether a flush of it has failed, so that it takes no more writes.
+    pub fn flush_failed(&self) -> bool {
         self.written.flush_failed.load(Ordering::Relaxed)
     }
 

@@ -25,6 +25,9 @@ use crate::op::{Hold, Payload};
 /// Most segments of one operation, as the kernel has it.
 pub const SEGMENTS_MAX: usize = 1024;
 
+/// Segments of an operation that need no allocation when a slot is first used.
+const SEGMENTS: usize = 4;
+
 /// What to do with a file. Offsets and lengths are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileIo {
@@ -112,7 +115,7 @@ impl File {
             tag: 0,
             context: 0,
             io: FileIo::SyncData,
-            segments: Vec::new(),
+            segments: Vec::with_capacity(SEGMENTS),
             first: 0,
             left: 0,
             keep: None,

@@ -183,6 +183,9 @@ pub(crate) struct OpId {
     generation: u32,
 }
 
+/// Operations for which there is room from the start.
+const SLOTS: usize = 1024;
+
 #[derive(Default)]
 pub(crate) struct Ops {
     slots: Vec<Slot>,
@@ -199,7 +202,8 @@ impl Ops {
     /// An empty table; `simulated` is where the descriptors of a simulated world announce that
     /// they are closed.
     pub fn new(simulated: Option<Mailbox<i32>>) -> Ops {
-        Ops { simulated, ..Ops::default() }
+        let (slots, free) = (Vec::with_capacity(SLOTS), Vec::with_capacity(SLOTS));
+        Ops { slots, free, simulated, ..Ops::default() }
     }
 
     pub fn insert(&mut self, payload: Payload, hold: Hold, nature: Nature) -> OpId {

@@ -138,7 +138,8 @@ impl UringDriver {
         }
     }
 
-    fn reap(&mut self, done: &mut Vec<Completion>) {
+    /// Appends what has completed; true when somebody has signalled.
+    fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
         let mut rung = false;
         let mut lost_event = false;
         for cqe in self.ring.completion() {
@@ -157,6 +158,7 @@ impl UringDriver {
         if lost_event {
             self.event_armed = false;
         }
+        rung
     }
 }
 
@@ -304,9 +306,10 @@ impl Driver for UringDriver {
     fn enter(&mut self, wait: Wait, at_least: usize, done: &mut Vec<Completion>) -> io::Result<()> {
         self.submit_jobs();
         self.arm();
-        self.reap(done);
+        let rung = self.reap(done);
         self.take_jobs(done);
-        let wait = if done.is_empty() { wait } else { Wait::No };
+        // The signal has been taken: what it was about must be looked at before a wait.
+        let wait = if done.is_empty() && !rung { wait } else { Wait::No };
         let result = match wait {
             Wait::No => {
                 // One call submits and runs what completed since: GETEVENTS without waiting.
