@@ -171,7 +171,9 @@ impl Channel {
                 self.done.push(Done { tag: io.tag, status });
             }
             // SAFETY: as above.
-            (Way::File(file), _) => unsafe { file.submit(io, &mut self.done) },
+            (Way::File(file), Device::File(device)) => unsafe {
+                file.submit(device, io, &mut self.done);
+            },
             // SAFETY: as above.
             (Way::Failing(failing), _) => unsafe { failing.submit(io, &mut self.done) },
             // SAFETY: as above.

@@ -23,9 +23,11 @@ use std::rc::Rc;
 
 use reactor::{Core, FileDone, FileIo, FileQueue, Image, ImageOpening, Mode, SEGMENTS_MAX};
 
+use crate::aio::{Aio, Ended};
 use crate::channel::{Done, Io, Kind, QUEUE_DEPTH, Status};
 use crate::device::{Geometry, SEGMENTS};
 use crate::error::{Error, ErrorKind};
+use crate::mapped::Mapping;
 use crate::uri::{Base, Engine};
 
 /// What goes through one buffer at a time, and is written of zeroes at a time, in bytes.
@@ -46,8 +48,10 @@ static ZEROES: Zeroes = Zeroes([0; 64 << 10]);
 /// An open file, as all cores share it.
 pub(crate) struct FileDevice {
     image: Image,
+    /// `Uring` in a simulated world, whatever was asked for.
     engine: Engine,
     through: bool,
+    mapping: Option<Mapping>,
 }
 
 impl FileDevice {
@@ -96,7 +100,12 @@ impl FileDevice {
             discard_max: DISCARD_MAX,
             write_zeroes_max: ZEROES_MAX,
         };
-        Ok((FileDevice { image, engine: *engine, through: *through }, geometry))
+        let engine = if core.is_simulated() { Engine::Uring } else { *engine };
+        let mapping = match engine {
+            Engine::Mmap => image.file.host_fd().and_then(|fd| Mapping::new(fd, size_bytes)),
+            _ => None,
+        };
+        Ok((FileDevice { image, engine, through: *through, mapping }, geometry))
     }
 
     pub async fn resize(&self, core: &Core, size: u64) -> Result<(), Error> {
@@ -120,6 +129,8 @@ impl FileDevice {
 pub(crate) struct FileChannel {
     core: Core,
     queue: FileQueue,
+    /// With `engine=aio`: for reads and writes.
+    aio: Option<Aio>,
     through: bool,
     punch_hole: bool,
     zero_range: bool,
@@ -133,6 +144,8 @@ pub(crate) struct FileChannel {
     waiting: VecDeque<u32>,
     buffers: usize,
     bounced: u64,
+    /// What Linux AIO has left undone: tag and slot. Empty between calls.
+    again: Vec<(u64, u32)>,
 }
 
 /// A request of several steps.
@@ -186,9 +199,19 @@ impl FileChannel {
     pub fn new(device: &FileDevice, core: &Core) -> Result<FileChannel, Error> {
         let file = core.attach(&device.image.file);
         let on_threads = device.engine == Engine::Sync;
+        let aio = match device.engine {
+            Engine::Aio => {
+                Some(Aio::new(core, &device.image.file, QUEUE_DEPTH).map_err(|error| {
+                    let name = device.image.file.path().display();
+                    Error::io(format!("{name}: cannot set up Linux AIO"), error)
+                })?)
+            }
+            _ => None,
+        };
         Ok(FileChannel {
             core: core.clone(),
             queue: file.queue(QUEUE_DEPTH, on_threads),
+            aio,
             through: device.through,
             punch_hole: device.image.info.punch_hole,
             zero_range: device.image.info.zero_range,
@@ -200,6 +223,7 @@ impl FileChannel {
             waiting: VecDeque::new(),
             buffers: 0,
             bounced: 0,
+            again: Vec::new(),
         })
     }
 
@@ -214,13 +238,13 @@ impl FileChannel {
 
     #[inline]
     pub fn ready(&self) -> bool {
-        self.queue.ready() > 0
+        self.queue.ready() > 0 || self.aio.as_ref().is_some_and(Aio::ready)
     }
 
     /// # Safety
     /// As [`crate::Channel::submit`]; the range lies in the device.
     #[inline]
-    pub unsafe fn submit(&mut self, io: &Io<'_>, done: &mut Vec<Done>) {
+    pub unsafe fn submit(&mut self, device: &FileDevice, io: &Io<'_>, done: &mut Vec<Done>) {
         let through = self.through || io.through;
         let offset = io.offset;
         let whole = match io.kind {
@@ -234,12 +258,73 @@ impl FileChannel {
             Kind::Flush => FileIo::SyncData,
             _ => return self.start(io, through, done),
         };
+        if let Some(mapping) = &device.mapping
+            && io.kind == Kind::Read
+            // SAFETY: the segments are valid by this function's contract, and as long as the range.
+            && unsafe { mapping.read(offset, io.len, io.segments) }
+        {
+            done.push(Done { tag: io.tag, status: Status::Ok });
+            return;
+        }
         // SAFETY: the segments are valid by this function's contract.
+        if self.aio.is_some() && unsafe { self.stage_aio(device, whole, io, done) } {
+            return;
+        }
+        // SAFETY: as above.
         let submitted = unsafe { self.queue.submit(whole, io.segments, io.tag, WHOLE) };
         if submitted.is_err() {
             // Cannot be: the queue has room for as many as the channel, each with one operation.
             done.push(Done { tag: io.tag, status: Status::IoError });
         }
+    }
+
+    /// Hands a read or a write to Linux AIO. False when the reactor has to do it.
+    ///
+    /// # Safety
+    /// As `submit`.
+    unsafe fn stage_aio(
+        &mut self,
+        device: &FileDevice,
+        whole: FileIo,
+        io: &Io<'_>,
+        done: &mut Vec<Done>,
+    ) -> bool {
+        let Some(aio) = &mut self.aio else { return false };
+        // The reactor refuses writes to a poisoned file.
+        if io.kind == Kind::Write && device.image.file.flush_failed() {
+            return false;
+        }
+        // SAFETY: by this function's contract.
+        let staged = unsafe { aio.stage(whole, io.segments, io.tag, self.keep.as_ref()) };
+        if staged && aio.is_batch() {
+            aio.submit(|ended| done.extend(finished(&ended)));
+        }
+        staged
+    }
+
+    /// Takes what Linux AIO has completed, and submits what was gathered.
+    fn poll_aio(&mut self, done: &mut Vec<Done>) {
+        let Some(aio) = &mut self.aio else { return };
+        let mut short = None;
+        let again = &mut self.again;
+        aio.take(|ended| match ended {
+            Ended::With(..) => done.extend(finished(&ended)),
+            Ended::Short { tag, slot } => again.push((tag, slot)),
+        });
+        while let Some((tag, slot)) = again.pop() {
+            let (io, segments) = aio.again(slot);
+            self.queue.hold(aio.keep(slot));
+            // SAFETY: the request's tag has not come back, so its segments are valid, and the
+            // operation holds what the first try held.
+            if unsafe { self.queue.submit(io, segments, tag, WHOLE) }.is_err() {
+                short = Some(tag);
+            }
+            self.queue.hold(self.keep.clone());
+            aio.release(slot);
+        }
+        // Cannot be: see `submit`.
+        done.extend(short.map(|tag| Done { tag, status: Status::IoError }));
+        aio.submit(|ended| done.extend(finished(&ended)));
     }
 
     #[inline]
@@ -409,6 +494,9 @@ impl FileChannel {
 
     #[inline]
     pub fn poll(&mut self, done: &mut Vec<Done>) {
+        if self.aio.is_some() {
+            self.poll_aio(done);
+        }
         if self.queue.ready() > 0 {
             self.reap(done);
         }
@@ -439,6 +527,22 @@ impl FileChannel {
             if let Some(errno) = self.jobs[number].ended.take() {
                 self.stepped(number as u32, errno, done);
             }
+        }
+    }
+}
+
+/// What Linux AIO has brought to its end.
+fn finished(ended: &Ended) -> Option<Done> {
+    match *ended {
+        Ended::With(tag, errno) => Some(Done { tag, status: Status::of(errno) }),
+        Ended::Short { .. } => None,
+    }
+}
+
+impl Drop for FileChannel {
+    fn drop(&mut self) {
+        if let Some(aio) = self.aio.take() {
+            aio.leave();
         }
     }
 }

@@ -18,6 +18,7 @@
 //! kernel touches no segment after its tag has come back; and what a dropped channel has left
 //! under way holds the memory ([`Channel::hold`]) until it is done.
 
+mod aio;
 mod channel;
 mod delay;
 mod device;
@@ -25,6 +26,7 @@ mod error;
 mod failing;
 mod file;
 mod limit;
+mod mapped;
 mod mem;
 mod uri;
 

@@ -1,0 +1,336 @@
+//! Linux AIO (`engine=aio`): reads and writes through `io_submit`, for comparison, and for kernels
+//! that forbid io_uring but not this.
+//!
+//! 1. Requests of one poll are gathered and submitted with one call, when the channel is polled or
+//!    [`BATCH`] have come.
+//! 2. The kernel writes completions to a ring that is mapped into the process, and they are taken
+//!    from there without a call. It also signals the core's own eventfd, which ends its sleep.
+//! 3. A transfer that ends early, which a disk's seldom does, is done again as a whole by the
+//!    reactor.
+//!
+//! Everything else of a file (flush, discards, zeroes, memory that is not aligned) goes the way of
+//! `engine=uring`. Only direct I/O is asynchronous here: through the page cache `io_submit` itself
+//! would wait for the disk, and so it may where a file has to find room for a block first.
+//!
+//! What the kernel was given when a channel is dropped, a task of the core holds until it is done.
+//! Only then the context is destroyed, by a thread of its own, since that call waits for all
+//! processors of the machine.
+
+use std::any::Any;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use reactor::{Class, Core, FileIo, SharedFile};
+
+/// Operations in the kernel at once; more wait here. Contexts share 65536 of these, by default.
+const DEPTH: usize = 256;
+/// Gathered operations that are not kept for the end of the poll.
+const BATCH: usize = 32;
+/// How often the owner of a dropped context looks whether it is done.
+const DRAIN_NS: u64 = 1_000_000;
+
+/// Segments of a request that need no allocation when a slot is first used.
+const SEGMENTS: usize = 4;
+
+const IOCB_CMD_PREADV: u16 = 7;
+const IOCB_CMD_PWRITEV: u16 = 8;
+const IOCB_FLAG_RESFD: u32 = 1;
+const RING_MAGIC: u32 = 0xA10A_10A1;
+
+/// `struct iocb` of linux/aio_abi.h, on a little-endian machine.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Iocb {
+    data: u64,
+    key: u32,
+    rw_flags: u32,
+    opcode: u16,
+    priority: i16,
+    fd: u32,
+    buf: u64,
+    nbytes: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    resfd: u32,
+}
+
+/// `struct io_event`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Event {
+    data: u64,
+    obj: u64,
+    res: i64,
+    res2: i64,
+}
+
+/// The head of the kernel's completion ring; its events follow.
+#[repr(C)]
+struct Ring {
+    id: u32,
+    nr: u32,
+    head: AtomicU32,
+    tail: AtomicU32,
+    magic: u32,
+    compat_features: u32,
+    incompat_features: u32,
+    header_length: u32,
+}
+
+const _: () = assert!(size_of::<Iocb>() == 64 && size_of::<Event>() == 32);
+const _: () = assert!(size_of::<Ring>() == 32 && cfg!(target_endian = "little"));
+
+/// An operation.
+struct Slot {
+    iocb: Iocb,
+    io: FileIo,
+    segments: Vec<libc::iovec>,
+    tag: u64,
+    keep: Option<Rc<dyn Any>>,
+}
+
+/// How an operation ended.
+pub(crate) enum Ended {
+    /// With this error number, or 0.
+    With(u64, i32),
+    /// Before its end: it is to be done again.
+    Short { tag: u64, slot: u32 },
+}
+
+/// One core's context.
+pub(crate) struct Aio {
+    core: Core,
+    /// The kernel's name for it, which is where its ring is mapped; 0 once it was handed on.
+    context: u64,
+    file: Arc<SharedFile>,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Not submitted yet, oldest first.
+    staged: Vec<u32>,
+    in_kernel: usize,
+}
+
+impl Aio {
+    /// # Errors
+    /// When the system has no room for another context, or a file has no descriptor.
+    pub fn new(core: &Core, file: &Arc<SharedFile>, depth: usize) -> io::Result<Aio> {
+        let mut context = 0_u64;
+        // SAFETY: the call writes a number to a live place.
+        if unsafe { libc::syscall(libc::SYS_io_setup, DEPTH, &raw mut context) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let slot = |_| Slot {
+            iocb: Iocb::default(),
+            io: FileIo::SyncData,
+            segments: Vec::with_capacity(SEGMENTS),
+            tag: 0,
+            keep: None,
+        };
+        let aio = Aio {
+            core: core.clone(),
+            context,
+            file: file.clone(),
+            slots: (0..depth).map(slot).collect(),
+            free: (0..depth as u32).rev().collect(),
+            staged: Vec::with_capacity(depth),
+            in_kernel: 0,
+        };
+        let ring = aio.ring();
+        if ring.magic != RING_MAGIC || ring.incompat_features != 0 || ring.header_length != 32 {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "its AIO ring is unknown to us",
+            ));
+        }
+        Ok(aio)
+    }
+
+    fn ring(&self) -> &Ring {
+        // SAFETY: the kernel maps the ring where the context's number says, until the context is
+        // destroyed, which only this value does. The kernel writes `tail` only, and the rest of the
+        // head not after `io_setup`; the places that change are atomics.
+        unsafe { &*std::ptr::with_exposed_provenance::<Ring>(self.context as usize) }
+    }
+
+    /// Gathers a read or a write. False when there is no room.
+    ///
+    /// # Safety
+    /// The segments are valid until the tag has come back, or as long as `keep` lives.
+    pub unsafe fn stage(
+        &mut self,
+        io: FileIo,
+        segments: &[libc::iovec],
+        tag: u64,
+        keep: Option<&Rc<dyn Any>>,
+    ) -> bool {
+        let (opcode, offset, flags) = match io {
+            FileIo::Read { offset } => (IOCB_CMD_PREADV, offset, 0),
+            FileIo::Write { offset, durable } => {
+                (IOCB_CMD_PWRITEV, offset, if durable { libc::RWF_DSYNC } else { 0 })
+            }
+            _ => return false,
+        };
+        let (Some(fd), Some(at)) = (self.file.host_fd(), self.free.pop()) else { return false };
+        let slot = &mut self.slots[at as usize];
+        slot.segments.clear();
+        slot.segments.extend_from_slice(segments);
+        (slot.io, slot.tag) = (io, tag);
+        slot.keep = keep.cloned();
+        slot.iocb = Iocb {
+            data: at.into(),
+            rw_flags: flags as u32,
+            opcode,
+            fd: fd.as_raw_fd() as u32,
+            buf: slot.segments.as_ptr().expose_provenance() as u64,
+            nbytes: slot.segments.len() as u64,
+            offset: offset as i64,
+            flags: IOCB_FLAG_RESFD,
+            resfd: self.core.wake_descriptor() as u32,
+            ..Iocb::default()
+        };
+        self.staged.push(at);
+        true
+    }
+
+    pub fn is_batch(&self) -> bool {
+        self.staged.len() >= BATCH && self.in_kernel < DEPTH
+    }
+
+    /// Submits what is gathered, as far as there is room. What the kernel refuses has ended.
+    pub fn submit(&mut self, mut ended: impl FnMut(Ended)) {
+        while !self.staged.is_empty() && self.in_kernel < DEPTH {
+            let mut batch = [std::ptr::null_mut::<Iocb>(); BATCH];
+            let n = self.staged.len().min(BATCH).min(DEPTH - self.in_kernel);
+            for (place, &at) in batch.iter_mut().zip(&self.staged[..n]) {
+                *place = &raw mut self.slots[at as usize].iocb;
+            }
+            // SAFETY: `n` pointers to control blocks, which the kernel copies. What they point to,
+            // the segments' list (in a slot) and the memory (by the contract of `stage`), stays
+            // until the completion has been taken from the ring.
+            let taken =
+                unsafe { libc::syscall(libc::SYS_io_submit, self.context, n, batch.as_mut_ptr()) };
+            if taken > 0 {
+                self.staged.drain(..taken as usize);
+                self.in_kernel += taken as usize;
+                continue;
+            }
+            match io::Error::last_os_error().raw_os_error() {
+                Some(libc::EINTR) => {}
+                // The kernel has no room; when something of ours ends, there may be.
+                Some(libc::EAGAIN) if self.in_kernel > 0 => return,
+                Some(libc::EAGAIN) => {
+                    self.core.turn_at(self.core.now_ns() + DRAIN_NS);
+                    return;
+                }
+                error => {
+                    let at = self.staged.remove(0);
+                    ended(Ended::With(self.release(at), error.unwrap_or(libc::EIO)));
+                }
+            }
+        }
+    }
+
+    /// Whether there is something to take, or to submit.
+    pub fn ready(&self) -> bool {
+        let ring = self.ring();
+        let completed = ring.head.load(Ordering::Relaxed) != ring.tail.load(Ordering::Relaxed);
+        completed || (!self.staged.is_empty() && self.in_kernel < DEPTH)
+    }
+
+    /// Takes completions from the ring.
+    pub fn take(&mut self, mut ended: impl FnMut(Ended)) {
+        let (nr, mut head) = (self.ring().nr, self.ring().head.load(Ordering::Relaxed));
+        // What the kernel wrote before it moved the tail is visible after this.
+        let tail = self.ring().tail.load(Ordering::Acquire);
+        while head != tail {
+            let events = self.context as usize + size_of::<Ring>();
+            let place = events + head as usize % nr as usize * size_of::<Event>();
+            // SAFETY: the ring holds `nr` events behind its head, and this one was written before
+            // the tail was moved behind it. The kernel writes it again only when `head` has moved.
+            let event =
+                unsafe { std::ptr::with_exposed_provenance::<Event>(place).read_volatile() };
+            head = (head + 1) % nr;
+            let at = event.data as u32;
+            let Some(slot) = self.slots.get(at as usize) else { continue };
+            self.in_kernel -= 1;
+            let len: usize = slot.segments.iter().map(|segment| segment.iov_len).sum();
+            ended(match event.res {
+                res if res == len as i64 => Ended::With(self.release(at), 0),
+                res if res >= 0 || res == i64::from(-libc::EINTR) => {
+                    Ended::Short { tag: slot.tag, slot: at }
+                }
+                res => Ended::With(self.release(at), (-res) as i32),
+            });
+        }
+        self.ring().head.store(head, Ordering::Release);
+    }
+
+    /// What an operation was that is to be done again, and its segments.
+    pub fn again(&self, slot: u32) -> (FileIo, &[libc::iovec]) {
+        let slot = &self.slots[slot as usize];
+        (slot.io, &slot.segments)
+    }
+
+    /// What holds the memory of an operation.
+    pub fn keep(&self, slot: u32) -> Option<Rc<dyn Any>> {
+        self.slots[slot as usize].keep.clone()
+    }
+
+    /// A slot is no longer needed; its tag.
+    pub fn release(&mut self, at: u32) -> u64 {
+        let slot = &mut self.slots[at as usize];
+        slot.keep = None;
+        self.free.push(at);
+        slot.tag
+    }
+
+    /// Waits until the kernel is done with everything.
+    async fn drain(mut self) {
+        while self.in_kernel > 0 {
+            self.core.sleep_ns(DRAIN_NS).await;
+            let mut again = Vec::new();
+            self.take(|ended| {
+                if let Ended::Short { slot, .. } = ended {
+                    again.push(slot);
+                }
+            });
+            for slot in again {
+                self.release(slot);
+            }
+        }
+    }
+
+    /// Lets a task wait for what is under way, if there is something.
+    pub fn leave(mut self) {
+        for at in std::mem::take(&mut self.staged) {
+            self.release(at);
+        }
+        if self.in_kernel > 0 {
+            let core = self.core.clone();
+            core.spawn(Class::Background, self.drain());
+        }
+    }
+}
+
+impl Drop for Aio {
+    #[expect(clippy::disallowed_methods, reason = "this call has nobody else to wait in")]
+    fn drop(&mut self) {
+        let context = self.context;
+        // SAFETY: this value's context, which nobody uses any more. The call waits for operations
+        // under way.
+        let destroy = move || unsafe { libc::syscall(libc::SYS_io_destroy, context) };
+        // A core that stops drops the task that waits, and must not leave before the kernel.
+        if self.in_kernel > 0 {
+            destroy();
+            return;
+        }
+        let name = "millrace-aio".to_owned();
+        if std::thread::Builder::new().name(name).spawn(move || _ = destroy()).is_err() {
+            destroy();
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Requests in the steady state allocate nothing on the heap: a counting allocator looks on.
+#![cfg(not(loom))]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::any::Any;
+use std::cell::Cell;
+use std::rc::Rc;
+
+use bdev::{Bdev, Channel, Done, Io, Kind, Status};
+use common::{Guest, PLACES, Place, quoted};
+use reactor::Core;
+
+thread_local! {
+    /// Allocations of this thread; the one core of the test is one thread.
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged; counting touches a
+// const-initialised thread-local that needs no allocation and no destructor.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.set(COUNT.get() + 1);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        COUNT.set(COUNT.get() + 1);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const DEPTH: u64 = 64;
+
+/// Keeps `DEPTH` requests under way until `count` are done, reads and writes and a flush now and
+/// then, in one and in several pieces.
+async fn requests(
+    core: &Core,
+    channel: &mut Channel,
+    guest: &Guest,
+    done: &mut Vec<Done>,
+    count: u64,
+) {
+    let (mut submitted, mut completed) = (0, 0);
+    while completed < count {
+        while submitted < count && submitted - completed < DEPTH {
+            let n = submitted % DEPTH;
+            let at = n as usize * 8192;
+            let pieces = [guest.at(at, 2048), guest.at(at + 4096, 2048)];
+            let whole = [guest.at(at, 4096)];
+            let segments = if n.is_multiple_of(2) { &pieces[..] } else { &whole[..] };
+            let kind = match n {
+                7 => Kind::Flush,
+                n if n % 3 == 0 => Kind::Write,
+                _ => Kind::Read,
+            };
+            let io = Io { kind, offset: n * 4096, len: 4096, segments, tag: n, through: n == 9 };
+            // SAFETY: the segments lie in the guest's memory, which the channel was told to hold.
+            unsafe { channel.submit(&io) }.unwrap();
+            submitted += 1;
+        }
+        done.clear();
+        completed += channel.poll(done) as u64;
+        assert!(done.iter().all(|done| done.status == Status::Ok));
+        core.yield_now().await;
+    }
+}
+
+#[test]
+fn requests_in_the_steady_state_allocate_nothing() {
+    let devices = [
+        "null:1M",
+        "mem:1M",
+        "file:FILE",
+        "file:FILE?write=through",
+        "file:FILE?engine=aio",
+        "file:FILE?engine=sync",
+        "delay:all=1us..9us|file:FILE",
+        "limit:iops=10000000|file:FILE",
+    ];
+    // The simulator allocates by itself; the epoll driver's threads, and its queue to them, too.
+    for place in PLACES.into_iter().filter(|&p| p == Place::Uring && p.available()) {
+        for uri in devices {
+            let counted = place.run("allocations", 1 << 20, move |core, path| async move {
+                let bdev = Bdev::open(&core, &uri.replace("FILE", &quoted(&path))).await.unwrap();
+                let guest = Rc::new(Guest::new(1 << 20));
+                let mut channel = bdev.channel(&core).unwrap();
+                let keep: Rc<dyn Any> = guest.clone();
+                channel.hold(keep);
+                let mut done = Vec::with_capacity(2048);
+                requests(&core, &mut channel, &guest, &mut done, 3000).await;
+                let before = COUNT.get();
+                requests(&core, &mut channel, &guest, &mut done, 3000).await;
+                COUNT.get() - before
+            });
+            assert_eq!(counted, 0, "{uri}");
+        }
+    }
+}
