@@ -410,3 +410,80 @@ fn memory_that_is_not_aligned_goes_through_a_buffer_and_is_counted() {
         assert_eq!((disk.channel().bounced(), core.pool().used()), (502, 0));
     });
 }
+
+/// Nothing frees what the kernel still uses, nor waits for ever.
+#[test]
+fn a_core_stops_with_requests_under_way() {
+    on("stops", &KEEPING, |core, uri| async move {
+        let disk = Disk::open(&core, &uri).await;
+        for n in 0..200 {
+            let kind = if n % 2 == 0 { Kind::Write } else { Kind::Read };
+            let at = n as usize * 8192 + if n % 8 == 0 { 100 } else { 0 };
+            disk.submit(kind, n * 4096, &[disk.guest.at(at, 4096)], 4096, false).unwrap();
+        }
+        disk.channel().poll(&mut Vec::new());
+    });
+}
+
+/// Where the system lets us have one: a loop device over a file.
+#[test]
+fn a_block_device_is_a_device_as_well() {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("block-device-{}.img", std::process::id()));
+    let losetup = |args: &[&str]| {
+        let output = std::process::Command::new("losetup").args(args).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+        output.status.success().then_some(text)
+    };
+    common::write(&path, &vec![0xEE; SIZE as usize]);
+    let made = losetup(&["--find", "--show", path.to_str().unwrap()]);
+    common::remove(&path);
+    let Some(device) = made.filter(|device| device.starts_with("/dev/")) else {
+        eprintln!("not tested: no loop device is to be had here");
+        return;
+    };
+    let uris =
+        ["uring", "sync", "aio", "mmap"].map(|engine| format!("file:{device}?engine={engine}"));
+    for place in [common::Place::Uring, common::Place::Epoll] {
+        for uri in uris.clone() {
+            if !place.available() {
+                continue;
+            }
+            place.run("block-device", 512, move |core, _| {
+                let uri = uri.clone();
+                async move {
+                    let disk = loop {
+                        // The last one's descriptor is closed by another thread.
+                        match Bdev::open(&core, &uri).await {
+                            Ok(bdev) => break Disk::over(&core, &bdev),
+                            Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
+                        }
+                        core.sleep_ns(1_000_000).await;
+                    };
+                    assert_eq!(disk.bdev.geometry().size_bytes, SIZE);
+                    assert_eq!(Bdev::open(&core, &uri).await.unwrap_err().kind(), ErrorKind::Busy);
+                    let bytes: Vec<u8> = (0..16384).map(|n| (n / 64) as u8).collect();
+                    assert_eq!(disk.write(SIZE - 16384, &bytes).await, Status::Ok);
+                    assert_eq!(disk.plain(Kind::Flush, 0, 0).await, Status::Ok);
+                    assert_eq!(disk.read(SIZE - 16384, 16384).await.unwrap(), bytes);
+                    let unmap = Kind::WriteZeroes { unmap: true };
+                    for (kind, at) in [(unmap, 4), (Kind::WriteZeroes { unmap: false }, 3)] {
+                        assert_eq!(disk.plain(kind, SIZE - at * 4096, 4096).await, Status::Ok);
+                        let found = disk.read(SIZE - at * 4096, 4096).await.unwrap();
+                        assert_eq!(found, [0; 4096]);
+                    }
+                    if disk.bdev.geometry().discard {
+                        assert_eq!(disk.plain(Kind::Discard, SIZE - 4096, 4096).await, Status::Ok);
+                        assert_eq!(disk.read(SIZE - 4096, 4096).await.unwrap(), [0; 4096]);
+                    }
+                    disk.bdev.resize(&core, SIZE / 2).await.unwrap();
+                    assert_eq!(disk.read(SIZE / 2, 512).await, Err(Status::IoError));
+                    disk.bdev.resize(&core, SIZE).await.unwrap();
+                    let error = disk.bdev.resize(&core, 2 * SIZE).await.unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+                }
+            });
+        }
+    }
+    losetup(&["--detach", &device]).unwrap();
+}

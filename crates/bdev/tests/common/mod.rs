@@ -79,12 +79,12 @@ impl Place {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a file of the host, for a test")]
-fn write(path: &Path, bytes: &[u8]) {
+pub fn write(path: &Path, bytes: &[u8]) {
     std::fs::write(path, bytes).unwrap();
 }
 
 #[expect(clippy::disallowed_methods, reason = "a file of the host, for a test")]
-fn remove(path: &Path) {
+pub fn remove(path: &Path) {
     let _ = std::fs::remove_file(path);
 }
 
