@@ -191,6 +191,11 @@ macro_rules! access {
         pub(crate) fn $store(&self, offset: usize, value: $type, order: Ordering) {
             let at = self.at(offset, size_of::<$type>());
             #[cfg(test)]
+            if store_buffer::is_on() {
+                let area = self.clone();
+                return store_buffer::hold(Box::new(move || area.$store(offset, value, order)));
+            }
+            #[cfg(test)]
             if !crash::store() {
                 return;
             }
@@ -580,6 +585,52 @@ impl<'a> Lookup<'a> {
             addr = addr.checked_add(n)?;
         }
         Some(())
+    }
+}
+
+/// All stores so far are seen by everybody before any load that follows reads.
+#[inline]
+pub(crate) fn full_fence() {
+    #[cfg(test)]
+    store_buffer::drain();
+    std::sync::atomic::fence(Ordering::SeqCst);
+}
+
+/// A processor that keeps its stores to itself until a fence, which any processor may do for a while: stores into
+/// areas wait here. Nothing that is waiting is forwarded to loads.
+#[cfg(test)]
+pub(crate) mod store_buffer {
+    use std::cell::RefCell;
+
+    type Store = Box<dyn FnOnce()>;
+
+    thread_local! {
+        static WAITING: RefCell<Option<Vec<Store>>> = const { RefCell::new(None) };
+    }
+
+    pub(super) fn is_on() -> bool {
+        WAITING.with_borrow(Option::is_some)
+    }
+
+    pub(super) fn hold(store: Store) {
+        WAITING.with_borrow_mut(|waiting| waiting.as_mut().expect("it is on").push(store));
+    }
+
+    pub(super) fn drain() {
+        if let Some(waiting) = WAITING.take() {
+            waiting.into_iter().for_each(|store| store());
+            WAITING.set(Some(Vec::new()));
+        }
+    }
+
+    /// Runs `f` on such a processor, and then `meanwhile` on another while the first still has its stores.
+    pub(crate) fn with<A, B>(f: impl FnOnce() -> A, meanwhile: impl FnOnce() -> B) -> (A, B) {
+        WAITING.set(Some(Vec::new()));
+        let a = f();
+        let waiting = WAITING.take().expect("it was on");
+        let b = meanwhile();
+        waiting.into_iter().for_each(|store| store());
+        (a, b)
     }
 }
 

@@ -8,12 +8,11 @@
 //!
 //! This file is on the path of every request: no allocation, no division, no system call.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::fence;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::dirty::DirtyLog;
 use crate::inflight::{InflightArea, PackedChain, PackedInflight, Position};
-use crate::memory::{Area, GuestMemory, Lookup};
+use crate::memory::{Area, GuestMemory, Lookup, full_fence};
 use crate::request::{Disk, Finished, SEGMENTS_MAX};
 use crate::ring::*;
 
@@ -318,7 +317,7 @@ impl PackedRing {
             return false;
         }
         // The used descriptors must be out before we look: the guest first asks for an interrupt, then looks at them.
-        fence(SeqCst);
+        full_fence();
         let event = self.driver.load_u32(0, Relaxed);
         match event >> 16 & 3 {
             EVENT_DISABLE => false,
@@ -350,7 +349,7 @@ impl PackedRing {
             if self.event_idx { u32::from(half_of(self.next_avail)) | EVENT_DESC << 16 } else { 0 };
         self.set_event(event, log);
         // As in a split ring: the wish must be out before we look.
-        fence(SeqCst);
+        full_fence();
         !self.has_work()
     }
 

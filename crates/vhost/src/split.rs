@@ -6,12 +6,11 @@
 //!
 //! This file is on the path of every request: no allocation, no division, no system call.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::fence;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::dirty::DirtyLog;
 use crate::inflight::{InflightArea, SplitInflight};
-use crate::memory::{Area, GuestMemory, Lookup};
+use crate::memory::{Area, GuestMemory, Lookup, full_fence};
 use crate::request::{Disk, Finished, SEGMENTS_MAX};
 use crate::ring::*;
 
@@ -259,7 +258,7 @@ impl SplitRing {
             return false;
         }
         // The used index must be out before we look: the guest first asks for an interrupt, then looks at the index.
-        fence(SeqCst);
+        full_fence();
         if self.event_idx {
             let event = self.avail.load_u16(AVAIL_RING + 2 * usize::from(self.num), Relaxed);
             u32::from(self.next_used.wrapping_sub(event).wrapping_sub(1)) < since
@@ -291,7 +290,7 @@ impl SplitRing {
         }
         // The wish must be out before we look: the guest first moves its index, then looks for the wish. Without the
         // fence both could miss the other, and the request would wait for ever.
-        fence(SeqCst);
+        full_fence();
         !self.has_work()
     }
 

@@ -6,4 +6,3 @@ mod guest;
 mod hostile;
 mod memory;
 mod ring;
-mod sleep;

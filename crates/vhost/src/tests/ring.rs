@@ -1,6 +1,7 @@
 //! What a well-behaved guest sees.
 
 use super::guest::*;
+use crate::memory::store_buffer;
 use crate::*;
 
 const BOTH: [Form; 2] = [Form::Split, Form::Packed];
@@ -124,6 +125,58 @@ fn kicks_come_when_armed() {
                 assert!(!guest.must_kick(1));
                 assert_eq!(turn(&mut guest, &mut ring), 2);
             }
+        }
+    }
+}
+
+/// Either the target sees the request before it sleeps, or the guest sees that it is to kick: also when the target's
+/// processor keeps its stores back as long as it may.
+#[test]
+fn a_sleeping_target_is_kicked() {
+    for form in BOTH {
+        for features in [0, F_EVENT_IDX] {
+            let start = if form == Form::Split { 0 } else { 0x8000 };
+            let mut guest = Guest::new(form, 8, start, features | F_INDIRECT_DESC);
+            let mut ring = guest.start(None);
+            ring.disarm_kick(None);
+            let (sleeps, kicks) = store_buffer::with(
+                || ring.arm_kick(None),
+                || {
+                    assert!(guest.add(0, true));
+                    guest.must_kick(1)
+                },
+            );
+            assert!(sleeps && kicks, "{form:?} {features:#x}");
+        }
+    }
+}
+
+/// Either the guest sees what was completed before it waits for an interrupt, or the target sees that it waits.
+#[test]
+fn a_waiting_guest_is_signalled() {
+    for form in BOTH {
+        for features in [0, F_EVENT_IDX] {
+            let start = if form == Form::Split { 0 } else { 0x8000 };
+            let mut guest = Guest::new(form, 8, start, features | F_INDIRECT_DESC);
+            let mut ring = guest.start(None);
+            assert!(ring.should_signal());
+            assert!(guest.add(0, true));
+            guest.want_interrupt(None);
+            let mut tags = Vec::new();
+            ring.pop(&guest.memory, &disk(), 9, &mut tags).unwrap();
+            let memory = guest.memory.clone();
+            let finished = [Finished { tag: tags[0], status: Status::Ok }];
+            let (signals, seen) = store_buffer::with(
+                || {
+                    ring.complete(&memory, None, &finished);
+                    ring.should_signal()
+                },
+                || {
+                    guest.want_interrupt(Some(0));
+                    guest.collect().len()
+                },
+            );
+            assert!(!signals && seen == 1, "{form:?} {features:#x}");
         }
     }
 }
