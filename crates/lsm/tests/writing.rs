@@ -413,8 +413,8 @@ fn clearing_removes_what_was_there_and_nothing_that_comes_after() {
     assert!(rocksdb_scan(&dir) == model);
 }
 
-/// Writes with their changes of the number of keys; the database is opened anew each time.
 /// Names in a directory that end like this.
+#[expect(clippy::disallowed_methods, reason = "the test looks at the directory from outside")]
 fn names(dir: &Path, end: &str) -> Vec<String> {
     let entries = std::fs::read_dir(dir).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -422,6 +422,7 @@ fn names(dir: &Path, end: &str) -> Vec<String> {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "the test looks at the directory from outside")]
 fn old_tables_are_written_again_but_none_that_somebody_may_still_read() {
     let dir = fresh_dir("writing-again");
     let checkpoint = fresh_dir("writing-again-checkpoint");
@@ -479,6 +480,7 @@ fn old_tables_are_written_again_but_none_that_somebody_may_still_read() {
     assert!(rocksdb_scan(&dir) == models[3]);
 }
 
+/// Writes with their changes of the number of keys; the database is opened anew each time.
 #[test]
 fn the_number_of_keys_is_kept() {
     for durability in [Durability::Process, Durability::Power] {

@@ -70,6 +70,8 @@ pub fn explain(path: &Path, error: &lsm::Error) -> Error {
             path.display()
         )),
         lsm::Kind::Unsupported => Error::new(Kind::Unsupported, what),
+        lsm::Kind::Full => Error::new(Kind::System, what)
+            .hint("make space, or open it with --read-only, which needs none"),
         lsm::Kind::Older => Error::new(Kind::Unsupported, what)
             .hint("--adopt takes it over all the same; --read-only changes nothing in it"),
         lsm::Kind::UnknownColumnFamily => Error::new(Kind::Usage, what)

@@ -6,11 +6,11 @@
 
 pub mod config;
 mod dirty;
-pub mod fuzz_message;
-pub mod handover;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzz;
+pub mod fuzz_message;
+pub mod handover;
 mod inflight;
 mod memory;
 pub mod message;

@@ -237,7 +237,13 @@ impl Queue {
         match recovered.resubmits {
             0 => tracing::debug!(disk, ring = index, base, "a ring runs"),
             resubmits => {
-                tracing::info!(disk, ring = index, base, resubmits, "a ring goes on where it was left");
+                tracing::info!(
+                    disk,
+                    ring = index,
+                    base,
+                    resubmits,
+                    "a ring goes on where it was left"
+                );
             }
         }
         start.stats.resubmitted.add(recovered.resubmits as u64);

@@ -265,11 +265,7 @@ fn allocate(fd: i32, len: u64, keeps_len: bool) -> io::Result<()> {
             if keeps_len {
                 return Ok(());
             }
-            if stat(fd)?.st_size < end {
-                set_len(fd, len)
-            } else {
-                Ok(())
-            }
+            if stat(fd)?.st_size < end { set_len(fd, len) } else { Ok(()) }
         }
         result => result,
     }
