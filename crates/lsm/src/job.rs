@@ -86,12 +86,15 @@ pub(crate) fn fill_reserve(inner: &Rc<Inner>) {
         return;
     }
     let there = (core.id() + Place::Merge as usize) % core.cores();
-    let inner = inner.clone();
-    core.spawn(Class::Background, async move {
-        let touched = inner.core.spawn_on(there, Class::Background, |_| async { Reserve::chunk() });
+    // A database that is closed meanwhile is not kept open, nor locked, by this.
+    let (core, inner) = (core.clone(), Rc::downgrade(inner));
+    core.clone().spawn(Class::Background, async move {
+        let touched = core.spawn_on(there, Class::Background, |_| async { Reserve::chunk() });
         let touched = touched.await;
-        inner.reserve.borrow_mut().append(touched);
-        inner.reserving.set(false);
+        if let Some(inner) = inner.upgrade() {
+            inner.reserve.borrow_mut().append(touched);
+            inner.reserving.set(false);
+        }
     });
 }
 
