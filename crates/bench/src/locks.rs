@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 
 use node::{Error, Kind};
 use reactor::log::{Filter, Format, Log, LogFile, direct};
-use reactor::mailbox::{Mailbox, Owner, Scheduled, mailbox};
+use reactor::mailbox::{Mailbox, Owner, Poster, Scheduled, mailbox};
 use reactor::{DriverKind, PollMode, RuntimeConfig};
 use serde::Serialize;
 use tracing::level_filters::LevelFilter;
@@ -182,12 +182,12 @@ impl Done {
 }
 
 /// Bursts of so many threads until the time is over. Each thread keeps what `enter` gives it while
-/// it does `act`; `settle` waits until so many acts altogether have come to their end.
+/// it does `act` with it; `settle` waits until so many acts altogether have come to their end.
 fn bursts<E>(
     threads: usize,
     length: Duration,
     enter: impl Fn() -> E + Sync,
-    act: impl Fn(u64) + Sync,
+    act: impl Fn(&mut E, u64) + Sync,
     settle: impl Fn(u64) + Sync,
 ) -> Sums {
     let (gate, over) = (Barrier::new(threads), AtomicBool::new(false));
@@ -197,13 +197,13 @@ fn bursts<E>(
     let sums = Mutex::new(Sums::default());
     let thread = |nth: usize| {
         let (mut spent, mut wall, mut operations) = (0, 0, 0);
-        let _entered = enter();
+        let mut entered = enter();
         loop {
             gate.wait();
             let from_ns = now_ns();
             first_ns.fetch_min(from_ns, Ordering::Relaxed);
             for operation in 0..BURST {
-                act(operation);
+                act(&mut entered, operation);
             }
             spent += now_ns() - from_ns;
             operations += BURST;
@@ -234,16 +234,16 @@ fn bursts<E>(
     sums.into_inner().unwrap_or_else(|e| e.into_inner())
 }
 
-/// The posting end of the shard, and how its owner is woken.
+/// The way to the shard, and how its owner is woken.
 struct Desk {
     mailbox: Mailbox<u64>,
     waker: Waker,
 }
 
 impl Desk {
-    fn hand_over(&self, operation: u64) {
+    fn hand_over(&self, poster: &mut Poster<u64>, operation: u64) {
         // It has room for every burst, and is open until the end.
-        if let Ok(Scheduled::Yes) = self.mailbox.post(operation) {
+        if let Ok(Scheduled::Yes) = poster.post(operation) {
             self.waker.wake_by_ref();
         }
     }
@@ -270,9 +270,10 @@ fn through_mailbox(plan: &LocksPlan, threads: usize, length: Duration) -> Result
             std::thread::yield_now();
         }
         let sums = desk.get().map(|desk: &Desk| {
-            let act = |operation| desk.hand_over(operation);
-            let sums = bursts(threads, length, || (), act, |all| done.wait_for(all));
-            desk.hand_over(END);
+            let enter = || desk.mailbox.poster();
+            let act = |poster: &mut _, operation| desk.hand_over(poster, operation);
+            let sums = bursts(threads, length, enter, act, |all| done.wait_for(all));
+            desk.hand_over(&mut enter(), END);
             sums
         });
         let ended = core.join().map_err(|_| Error::new(Kind::System, "the core panicked"))?;
@@ -283,8 +284,7 @@ fn through_mailbox(plan: &LocksPlan, threads: usize, length: Duration) -> Result
 
 /// The shard's task; ends with [`END`].
 async fn own_mailbox(desk: &OnceLock<Desk>, done: &Done) {
-    let capacity = THREADS[THREADS.len() - 1] * BURST as usize + 1;
-    let (mailbox, mut owner): (_, Owner<u64>) = mailbox(capacity);
+    let (mailbox, mut owner): (_, Owner<u64>) = mailbox(BURST as usize);
     let mut ended = false;
     poll_fn(|cx| {
         // The same task has the same waker every time, so the first is good for ever.
@@ -343,7 +343,7 @@ fn through_lock(threads: usize, length: Duration) -> Sums {
                 }
             }
         });
-        let act = |operation| queue.hand_over(operation);
+        let act = |(): &mut (), operation| queue.hand_over(operation);
         let sums = bursts(threads, length, || (), act, |all| done.wait_for(all));
         queue.hand_over(END);
         sums
@@ -389,7 +389,7 @@ fn log_through_rings(threads: usize, length: Duration) -> Result<Sums, Error> {
             written.store(false, Ordering::Relaxed);
         }
     };
-    let sums = bursts(threads, length, || log.enter(None), log_a_line, settle);
+    let sums = bursts(threads, length, || log.enter(None), |_, nth| log_a_line(nth), settle);
     match (log.dropped(), written.into_inner()) {
         (0, true) => Ok(sums),
         (dropped, _) => {
@@ -403,7 +403,7 @@ fn log_through_lock(threads: usize, length: Duration) -> Result<Sums, Error> {
     let lines = Lines::new();
     let log = direct(Format::Text, Filter::level(LevelFilter::INFO), lines.open()?);
     let enter = || tracing::dispatcher::set_default(&log);
-    Ok(bursts(threads, length, enter, log_a_line, |_| ()))
+    Ok(bursts(threads, length, enter, |_, nth| log_a_line(nth), |_| ()))
 }
 
 impl LocksOutcome {
@@ -467,7 +467,7 @@ mod tests {
     fn a_burst_ends_when_its_operations_are_done() {
         let done = Done::default();
         let sum = Mutex::new(());
-        let act = |operation| {
+        let act = |(): &mut (), operation| {
             let _one = sum.lock().unwrap();
             done.operation(operation);
         };

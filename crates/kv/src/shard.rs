@@ -19,7 +19,7 @@
 //! Not here: bounds on what waits. Who hands changes over holds them back (`writes.rs`); the shard only sees to it
 //! that changes which build long values from short orders do not do so all at once.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
 use std::future::{Future, poll_fn};
 use std::mem;
@@ -38,7 +38,7 @@ use crate::known::{Fingerprint, Known};
 use crate::modify::{self, Old, Write};
 use crate::overlay::{Key, Newest, Overlay, Ticket};
 use crate::reads::error_text;
-use crate::shared::Shared;
+use crate::shared::{Posters, Shared};
 use crate::state::FAMILY;
 use crate::writes::{Answered, PARCELS_MAX, Parcel, Slot};
 
@@ -95,7 +95,7 @@ struct Inner {
     built_bytes: Cell<usize>,
     /// Answers for other cores, by core, and the way there.
     outbox: RefCell<Vec<Answered>>,
-    shared: RefCell<Option<Arc<Shared>>>,
+    posters: OnceCell<Posters>,
     /// A change of all keys is being made: those behind it wait here.
     clearing: Cell<bool>,
     held: RefCell<VecDeque<(Change, Place)>>,
@@ -202,7 +202,7 @@ impl Shard {
             jobs: Cell::new(0),
             built_bytes: Cell::new(0),
             outbox: RefCell::new((0..core.cores()).map(|_| Vec::new()).collect()),
-            shared: RefCell::default(),
+            posters: OnceCell::new(),
             clearing: Cell::new(false),
             held: RefCell::default(),
             failed: RefCell::default(),
@@ -220,8 +220,8 @@ impl Shard {
     /// Opens the shard to the connections of all cores. Suspends for a turn or two.
     pub async fn attach(&self, shared: &Arc<Shared>) {
         let inner = self.0.clone();
-        *inner.shared.borrow_mut() = Some(shared.clone());
-        let (posting, mut owner) = mailbox(PARCELS_MAX * shared.cores());
+        inner.posters.get_or_init(|| Posters::new(shared));
+        let (posting, mut owner) = mailbox(PARCELS_MAX);
         let (door, owner_core) = (shared.clone(), self.0.core.id());
         let task = self.0.core.spawn(Class::Foreground, async move {
             poll_fn(|cx| {
@@ -696,11 +696,10 @@ impl Inner {
     /// for other cores, one message for each.
     fn end_turn(&self) {
         self.submit();
-        let shared = self.shared.borrow();
-        let Some(shared) = &*shared else { return };
+        let Some(posters) = self.posters.get() else { return };
         for (core, answers) in self.outbox.borrow_mut().iter_mut().enumerate() {
             if !answers.is_empty() {
-                shared.post_answers(core, mem::take(answers));
+                posters.post_answers(core, mem::take(answers));
             }
         }
     }

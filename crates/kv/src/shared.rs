@@ -3,7 +3,8 @@
 //!
 //! A question to another core is a function that runs there: it is posted to that core's mailbox, whose owner task
 //! runs it between requests; its answer comes back the same way, under a ticket. `CLIENT LIST`, `INFO` and a `SCAN`
-//! that has changed cores ask; a read never does.
+//! that has changed cores ask; a read never does. Errands of one core run in their order; those of different cores in
+//! any, unless one was sent after the answer to the other had come.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 
-use reactor::mailbox::{Mailbox, Owner, Scheduled, mailbox};
+use reactor::mailbox::{Mailbox, Owner, Poster, Scheduled, mailbox};
 
 use crate::node_info::NodeInfo;
 use crate::settings::Settings;
@@ -27,11 +28,11 @@ type Errand = Box<dyn FnOnce(&Rc<CoreState>) + Send>;
 /// Most questions of one core that wait for their answers.
 const QUESTIONS_MAX: usize = 256;
 
-/// Errands a core may have before it. Every core has at most [`QUESTIONS_MAX`] questions out, and each of them stands
-/// in one mailbox at a time, as a question or as an answer; and an answer from the shard is for at least one parcel.
-const ERRANDS_MAX: usize = 1 << 19;
+/// Errands of one poster that a core may have before it. From another core these are its questions and its answers to
+/// questions of this one; from the shard answers to parcels, each for at least one.
+const ERRANDS_MAX: usize = PARCELS_MAX;
 
-const _: () = assert!(QUESTIONS_MAX * 1024 + PARCELS_MAX <= ERRANDS_MAX);
+const _: () = assert!(2 * QUESTIONS_MAX <= ERRANDS_MAX);
 
 struct Desk {
     mailbox: Mailbox<Errand>,
@@ -119,19 +120,29 @@ impl Shared {
             waker: waker.clone(),
         });
     }
+}
+
+/// One core's posting ends to the desks of all cores and to the shard, each made when it is first used.
+pub(crate) struct Posters {
+    shared: Arc<Shared>,
+    desks: Vec<RefCell<Option<Poster<Errand>>>>,
+    shard: RefCell<Option<Poster<Parcel>>>,
+}
+
+impl Posters {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        Self {
+            desks: shared.desks.iter().map(|_| RefCell::default()).collect(),
+            shard: RefCell::default(),
+            shared: shared.clone(),
+        }
+    }
 
     /// Sends a parcel to the shard; false when it has ended.
     pub(crate) fn post_parcel(&self, parcel: Parcel) -> bool {
-        let Some(desk) = self.shard.get() else { return false };
-        match desk.mailbox.post(parcel) {
-            Ok(Scheduled::Yes) => {
-                desk.waker.wake_by_ref();
-                true
-            }
-            Ok(Scheduled::No) => true,
-            // It has room for all that the cores' limits let through.
-            Err(_) => false,
-        }
+        let Some(desk) = self.shared.shard.get() else { return false };
+        // It has room for all that this core's limits let through.
+        post(&self.shard, &desk.mailbox, &desk.waker, parcel).is_ok()
     }
 
     /// Sends answers of the shard to a core.
@@ -140,20 +151,27 @@ impl Shared {
         let _ = self.post(core, Box::new(move |there| there.writes.deliver(answers)));
     }
 
-    /// Gives the errand back when the core has no desk, or its mailbox is full.
+    /// Gives the errand back when the core has no desk, or has too much before it.
     fn post(&self, core: usize, errand: Errand) -> Result<(), Errand> {
-        let Some(desk) = self.desks.get(core).and_then(OnceLock::get) else {
-            return Err(errand);
-        };
-        match desk.mailbox.post(errand) {
-            Ok(Scheduled::Yes) => {
-                desk.waker.wake_by_ref();
-                Ok(())
-            }
-            Ok(Scheduled::No) => Ok(()),
-            Err(refused) => Err(refused.into_inner()),
+        match (self.desks.get(core), self.shared.desks.get(core).and_then(OnceLock::get)) {
+            (Some(poster), Some(desk)) => post(poster, &desk.mailbox, &desk.waker, errand),
+            _ => Err(errand),
         }
     }
+}
+
+fn post<T>(
+    poster: &RefCell<Option<Poster<T>>>,
+    mailbox: &Mailbox<T>,
+    waker: &Waker,
+    item: T,
+) -> Result<(), T> {
+    match poster.borrow_mut().get_or_insert_with(|| mailbox.poster()).post(item) {
+        Ok(Scheduled::Yes) => waker.wake_by_ref(),
+        Ok(Scheduled::No) => {}
+        Err(refused) => return Err(refused.into_inner()),
+    }
+    Ok(())
 }
 
 /// Questions of one core that have not been answered yet.
@@ -221,9 +239,9 @@ impl CoreState {
             let answer: Box<dyn Any + Send> = Box::new(question(there));
             let deliver: Errand = Box::new(move |back| back.questions.fulfil(number, answer));
             // Room for it is kept, see ERRANDS_MAX; it fails only when the core that asked has ended.
-            let _ = there.shared.post(from, deliver);
+            let _ = there.posters.post(from, deliver);
         });
-        self.shared.post(core, errand).ok()?;
+        self.posters.post(core, errand).ok()?;
         let answer = poll_fn(|cx| {
             let mut waiting = self.questions.waiting.borrow_mut();
             let Some(entry) = waiting.get_mut(&number) else {

@@ -12,7 +12,7 @@ use crate::client::Clients;
 use crate::password::Password;
 use crate::scan_table::ScanTable;
 use crate::shard::Shard;
-use crate::shared::{Questions, Shared};
+use crate::shared::{Posters, Questions, Shared};
 use crate::writes::Writes;
 
 /// The column family that the protocol shows: RocksDB's default one.
@@ -47,6 +47,7 @@ pub(crate) struct CoreState {
     pub core: Core,
     pub reader: Reader,
     pub shared: Arc<Shared>,
+    pub posters: Posters,
     pub clients: Clients,
     pub scans: RefCell<ScanTable>,
     pub stats: RefCell<KvStats>,
@@ -87,6 +88,7 @@ impl CoreState {
             unsent_bytes: Gauge::default(),
             pinned_bytes: Gauge::default(),
             idle_buffer_bytes: Gauge::default(),
+            posters: Posters::new(&shared),
             shared,
         })
     }

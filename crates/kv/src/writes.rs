@@ -5,6 +5,11 @@
 //! 2. The shard answers all changes of a parcel together. Answers for another core come back with those of other
 //!    parcels in one message, and go into the slot that the connection polls.
 //!
+//! Order: the parcels of one core are made in the order in which they were sent. Across cores nothing but an answer
+//! orders them: a parcel sent after the answer to another has come is made after it. A write that nobody has had an
+//! answer to may thus be made after one that was sent later, elsewhere, even by a client who knew of it: say, who has
+//! killed the connection of the first. That is what a write without an answer always may.
+//!
 //! Bounded: parcels and bytes on their way are counted from the sending to the answer, per core. Beyond a limit the
 //! connections of this core take no command that writes until answers have come. So the mailbox is never full, and
 //! the engine's queue holds no more than the cores' limits allow; one write is let through however large it is.
@@ -17,7 +22,7 @@ use crate::change::{Answer, Change};
 use crate::client::Client;
 use crate::settings::Settings;
 use crate::shard::Shard;
-use crate::shared::Shared;
+use crate::shared::Posters;
 use crate::state::{Gauge, Share};
 
 /// Parcels that one core may have on their way.
@@ -122,7 +127,7 @@ impl Writes {
     /// Sends a parcel of so many bytes.
     pub fn send(
         self: &Rc<Self>,
-        shared: &Shared,
+        posters: &Posters,
         core: usize,
         changes: Vec<Change>,
         bytes: usize,
@@ -138,7 +143,7 @@ impl Writes {
             None => {
                 let number = self.number(&slot);
                 let count = changes.len();
-                if !shared.post_parcel(Parcel { core, number, changes }) {
+                if !posters.post_parcel(Parcel { core, number, changes }) {
                     let gone = Answer::Failed("ERR the node is shutting down".into());
                     self.deliver(vec![(number, vec![gone; count])]);
                 }

@@ -626,13 +626,10 @@ impl Core {
                 worked = true;
             }
         }
-        if !inner.inbox.borrow().pure_check() {
-            return worked;
-        }
-        let mut taken = Vec::new();
-        // Scheduled or not: the loop looks again in its next turn anyway.
-        let _ = inner.inbox.borrow_mut().take(MESSAGES_PER_TURN, &mut |m| taken.push(m));
-        for message in taken {
+        for _ in 0..MESSAGES_PER_TURN {
+            let Some(message) = inner.inbox.borrow_mut().pop() else {
+                break;
+            };
             worked = true;
             match message {
                 Remote::Wake(id) => inner.tasks.borrow_mut().wake(id),

@@ -21,7 +21,7 @@ use crate::buf::{BUF_ALIGN, Buf};
 use crate::core::Core;
 use crate::driver::host::Cleaner;
 use crate::driver::{IoOp, MetaOp};
-use crate::mailbox::Mailbox;
+use crate::inbox::Sender;
 use crate::op::{Hold, OpId, Payload};
 use crate::sync::CachePadded;
 use crate::write::{SyncData, WriteAt};
@@ -68,11 +68,11 @@ impl Drop for HostFile {
 #[derive(Debug)]
 pub struct SimFd {
     number: i32,
-    closing: Mailbox<i32>,
+    closing: Sender<i32>,
 }
 
 impl SimFd {
-    pub(crate) fn new(number: i32, closing: Mailbox<i32>) -> SimFd {
+    pub(crate) fn new(number: i32, closing: Sender<i32>) -> SimFd {
         SimFd { number, closing }
     }
 }
@@ -80,7 +80,7 @@ impl SimFd {
 impl Drop for SimFd {
     fn drop(&mut self) {
         // A world that is gone needs no telling, and it has room for all its descriptors.
-        let _ = self.closing.post(self.number);
+        let _ = self.closing.send(self.number);
     }
 }
 

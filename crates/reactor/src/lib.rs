@@ -19,6 +19,7 @@ mod file;
 mod file_queue;
 mod idle;
 mod image;
+pub mod inbox;
 pub mod log;
 pub mod mailbox;
 mod mesh;

@@ -15,7 +15,7 @@ use crate::buf::{Buf, SharedBuf, Slice};
 use crate::driver::{IoOp, MetaOut, Token};
 use crate::file::{Fd, FileInner, SimFd};
 use crate::file_queue::QueueInner;
-use crate::mailbox::Mailbox;
+use crate::inbox::Sender;
 use crate::net::SocketInner;
 
 /// What an operation owns while it runs.
@@ -195,13 +195,13 @@ pub(crate) struct Ops {
     /// Those of them that go to a disk.
     pub disk_running: usize,
     /// In a simulated world: where its descriptors announce that they are closed.
-    simulated: Option<Mailbox<i32>>,
+    simulated: Option<Sender<i32>>,
 }
 
 impl Ops {
     /// An empty table; `simulated` is where the descriptors of a simulated world announce that
     /// they are closed.
-    pub fn new(simulated: Option<Mailbox<i32>>) -> Ops {
+    pub fn new(simulated: Option<Sender<i32>>) -> Ops {
         let (slots, free) = (Vec::with_capacity(SLOTS), Vec::with_capacity(SLOTS));
         Ops { slots, free, simulated, ..Ops::default() }
     }

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use crate::driver::{MetaOut, Token};
-use crate::mailbox::{Mailbox, Owner, PostError, mailbox};
+use crate::inbox::{self, SendError, Sender};
 use crate::sleep::SleepFlag;
 use crate::task::TaskId;
 
@@ -29,7 +29,7 @@ const INBOX: usize = 1 << 21;
 
 /// The part of a core that other threads hold.
 pub struct Shared {
-    inbox: Mailbox<Remote>,
+    inbox: Sender<Remote>,
     sleep: SleepFlag,
     event: OwnedFd,
 }
@@ -45,19 +45,19 @@ impl Shared {
         }
         // SAFETY: the call above returned a new descriptor that nobody else owns.
         let event = unsafe { OwnedFd::from_raw_fd(fd) };
-        let (inbox, owner) = mailbox(INBOX);
+        let (inbox, owner) = inbox::inbox(INBOX);
         Ok((Arc::new(Shared { inbox, sleep: SleepFlag::new(), event }), owner))
     }
 
     /// Puts a message into the core's inbox and wakes the core if it sleeps.
     pub fn post(&self, message: Remote) {
-        match self.inbox.post(message) {
-            // Scheduled or not, the core looks into its inbox in every turn and before it sleeps.
-            Ok(_) => self.wake_if_asleep(),
+        match self.inbox.send(message) {
+            // The core looks into its inbox in every turn and before it sleeps.
+            Ok(()) => self.wake_if_asleep(),
             // The core has ended; nobody waits for this any more.
-            Err(PostError::Closed(_)) => {}
+            Err(SendError::Closed(_)) => {}
             // Cannot be: see INBOX. Losing a wake-up would hang a task, so stop loudly.
-            Err(PostError::Full(_)) => panic!("a core's inbox is full: {INBOX} messages"),
+            Err(SendError::Full(_)) => panic!("a core's inbox is full: {INBOX} messages"),
         }
     }
 
@@ -101,7 +101,7 @@ impl Drop for EndNotice {
 }
 
 /// The core's own end of its inbox.
-pub(crate) type Inbox = Owner<Remote>;
+pub(crate) type Inbox = inbox::Inbox<Remote>;
 
 /// All living cores of the process by their number, so that a waker, which is only a number,
 /// finds its core from any thread. Off the fast path: a waker used on its own core does not come

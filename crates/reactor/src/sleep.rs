@@ -19,7 +19,7 @@
 //! once, which is harmless. So a signal means "look", never "there is a message".
 //!
 //! The flag knows nothing of eventfd or the ring; the driver does. The flag guards whatever the second look covers:
-//! rings from other cores, the core's mailbox, a guest's ring.
+//! rings from other cores, the core's inbox, a guest's ring.
 
 use crate::sync::{AtomicBool, CachePadded, Ordering, fence_seq_cst, mutant};
 

@@ -152,6 +152,17 @@ impl<T> Producer<T> {
         self.tail.wrapping_sub(self.tail_published)
     }
 
+    /// Whether `n` more items fit. Looks at the other end's line only when it did not seem so.
+    #[inline]
+    pub fn fits(&mut self, n: usize) -> bool {
+        let fits = |tail: usize, seen| tail.wrapping_sub(seen) + n <= self.ring.capacity;
+        fits(self.tail, self.head_seen) || {
+            // Acquire: `push` relies on what is seen here.
+            self.head_seen = self.ring.head.load(Ordering::Acquire);
+            fits(self.tail, self.head_seen)
+        }
+    }
+
     /// How many more items fit, as of now; the consumer can only make it more.
     #[inline]
     pub fn room(&mut self) -> usize {

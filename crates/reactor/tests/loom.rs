@@ -14,14 +14,19 @@
 // Stress tests of the modules are compiled out under loom, and not each of their functions has a scenario.
 #![allow(dead_code, reason = "the modules are included whole")]
 
-use std::sync::atomic::{AtomicUsize as Plain, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicUsize as Plain,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
 
 use loom::{
     cell::UnsafeCell,
-    sync::{Arc, Notify},
+    sync::{Arc, Notify, atomic::AtomicBool},
     thread,
 };
 
+#[path = "../src/inbox.rs"]
+mod inbox;
 #[path = "../src/log/lane.rs"]
 mod lane;
 #[path = "../src/mailbox.rs"]
@@ -34,7 +39,7 @@ mod spsc;
 mod sync;
 
 use lane::Tickets;
-use mailbox::{Owner, PostError, Scheduled};
+use mailbox::{Mailbox, Owner, PostError, Scheduled};
 use sleep::SleepFlag;
 
 /// Each mutation site, and the scenario that finds it.
@@ -52,13 +57,17 @@ const MUTANTS: &[(&str, &str)] = &[
     ("sleep.plain_store", "sleep_two_messages_and_two_sleeps"),
     ("sleep.no_take", "sleep_two_senders_signal_once_per_announcement"),
     ("sleep.stay_flagged", "sleep_two_senders_signal_once_per_announcement"),
-    ("mailbox.drain_until_empty", "mailbox_two_posters_turns_of_two"),
-    ("mailbox.count_before_push", "mailbox_two_posters_turns_of_two"),
-    ("mailbox.count_relaxed", "mailbox_two_posters_turns_of_one"),
-    ("mailbox.subtract_relaxed", "mailbox_two_posters_turns_of_one"),
-    ("mailbox.push_relaxed", "mailbox_two_posters_turns_of_two"),
-    ("mailbox.fetch_relaxed", "mailbox_two_posters_turns_of_two"),
-    ("mailbox.reserve_unchecked", "mailbox_holds_no_more_than_its_capacity"),
+    ("inbox.push_relaxed", "inbox_two_senders"),
+    ("inbox.fetch_relaxed", "inbox_two_senders"),
+    ("inbox.unbounded", "inbox_holds_no_more_than_its_capacity"),
+    ("inbox.close_unmarked", "inbox_closing_frees_what_is_being_sent"),
+    ("mailbox.no_poster_fence", "mailbox_one_poster_and_a_lane_that_grows"),
+    ("mailbox.no_owner_fence", "mailbox_one_poster_and_a_lane_that_grows"),
+    ("mailbox.look_before_rest", "mailbox_one_poster_and_a_lane_that_grows"),
+    ("mailbox.take_untaken", "mailbox_two_posters"),
+    ("mailbox.retake_untaken", "mailbox_two_posters"),
+    ("mailbox.no_closing_fence", "mailbox_closing_frees_what_is_being_posted"),
+    ("mailbox.keep_closed", "mailbox_closing_frees_what_is_being_posted"),
     ("mailbox.close_without_sweep", "mailbox_closing_frees_what_is_being_posted"),
     ("log.no_claim", "log_two_threads_in_one_lane_lose_nothing_uncounted"),
     ("log.claim_relaxed", "log_two_threads_in_one_lane_lose_nothing_uncounted"),
@@ -332,121 +341,193 @@ fn sleep_two_senders_into_one_sleeper() {
     });
 }
 
-// ---- mailbox ----
+// ---- inbox ----
 
-/// An owner without a core: whoever is told to schedule it runs it at once, on his own thread. Nothing but the
-/// mailbox's count keeps two of them apart, and loom watches the cell.
-struct Shard {
-    owner: UnsafeCell<Owner<Message>>,
-    /// What has been run, as `poster * 10 + i`.
-    log: UnsafeCell<Vec<usize>>,
-}
-
-// SAFETY: not proved here but by loom, which watches both cells: that is the test.
-unsafe impl Sync for Shard {}
-// SAFETY: as above.
-unsafe impl Send for Shard {}
-
-impl Shard {
-    fn run(&self, max: usize) {
-        loop {
-            // SAFETY: loom fails the execution if two threads are here without an order.
-            let more = self.owner.with_mut(|owner| unsafe {
-                (*owner)
-                    .take(max, &mut |message| self.log.with_mut(|log| (*log).push(message.read())))
-            });
-            if more == Scheduled::No {
-                return;
-            }
+fn pop_inbox<T>(inbox: &mut inbox::Inbox<T>) -> T {
+    loop {
+        match inbox.pop() {
+            Some(item) => return item,
+            None => thread::yield_now(),
         }
     }
 }
 
-fn two_posters(name: &'static str, max: usize) {
-    prove(name, Some(3), move || {
+/// Two threads send two items each: each thread's arrive once and in order.
+#[test]
+fn inbox_two_senders() {
+    prove("inbox_two_senders", Some(2), || {
         let alive = counter();
-        let (mailbox, owner) = mailbox::mailbox(4);
-        let shard =
-            Arc::new(Shard { owner: UnsafeCell::new(owner), log: UnsafeCell::new(Vec::new()) });
-        let post = |poster: usize| {
-            let (mailbox, shard, alive) = (mailbox.clone(), shard.clone(), alive.clone());
+        let (sender, mut inbox) = inbox::inbox(4);
+        let send = |nth: usize| {
+            let (sender, alive) = (sender.clone(), alive.clone());
             move || {
                 for i in 0..2 {
-                    if mailbox.post(Message::new(poster * 10 + i, &alive)).unwrap()
-                        == Scheduled::Yes
-                    {
-                        shard.run(max);
-                    }
+                    sender.send(Message::new(nth * 10 + i, &alive)).unwrap();
                 }
             }
         };
-        let other = thread::spawn(post(1));
-        post(0)();
-        other.join().unwrap();
-        // Everybody is done, so everything was run, without anybody asking again.
-        // SAFETY: the other thread has ended; loom checks that.
-        let log = shard.log.with(|log| unsafe { (*log).clone() });
-        for poster in 0..2 {
-            let ran: Vec<usize> = log.iter().copied().filter(|item| item / 10 == poster).collect();
-            assert_eq!(ran, [poster * 10, poster * 10 + 1], "all, once, in order: {log:?}");
+        let senders = [thread::spawn(send(0)), thread::spawn(send(1))];
+        let got: Vec<usize> = (0..4).map(|_| pop_inbox(&mut inbox).read()).collect();
+        for sender in senders {
+            sender.join().unwrap();
         }
-        assert_eq!((log.len(), alive.load(Relaxed), mailbox.len()), (4, 0, 0));
+        for nth in 0..2 {
+            let of: Vec<usize> = got.iter().copied().filter(|item| item / 10 == nth).collect();
+            assert_eq!(of, [nth * 10, nth * 10 + 1], "all, once, in order: {got:?}");
+        }
+        assert!(inbox.pop().is_none());
+        assert_eq!(alive.load(Relaxed), 0);
     });
 }
 
+/// Two senders, one place.
 #[test]
-fn mailbox_two_posters_turns_of_one() {
-    two_posters("mailbox_two_posters_turns_of_one", 1);
-}
-
-/// Turns of two are what finds a turn that runs more than was counted; with turns of one that fault stays hidden.
-#[test]
-fn mailbox_two_posters_turns_of_two() {
-    two_posters("mailbox_two_posters_turns_of_two", 2);
-}
-
-/// Two posters, one place.
-#[test]
-fn mailbox_holds_no_more_than_its_capacity() {
-    prove("mailbox_holds_no_more_than_its_capacity", Some(3), || {
-        let (mailbox, mut owner) = mailbox::mailbox(1);
+fn inbox_holds_no_more_than_its_capacity() {
+    prove("inbox_holds_no_more_than_its_capacity", None, || {
+        let (sender, mut inbox) = inbox::inbox(1);
         let other = thread::spawn({
-            let mailbox = mailbox.clone();
-            move || usize::from(mailbox.post(1).is_ok())
+            let sender = sender.clone();
+            move || usize::from(sender.send(1).is_ok())
         });
-        let mine = usize::from(mailbox.post(0).is_ok());
-        let posted = mine + other.join().unwrap();
-        assert_eq!(posted, 1, "one is accepted, one is refused");
-        let mut ran = 0;
-        assert_eq!(owner.take(4, &mut |_| ran += 1), Scheduled::No);
-        assert_eq!(ran, 1);
-        assert_eq!(mailbox.post(2), Ok(Scheduled::Yes), "there is room again");
+        let mine = usize::from(sender.send(0).is_ok());
+        assert_eq!(mine + other.join().unwrap(), 1, "one is accepted, one is refused");
+        assert!(inbox.pop().is_some() && inbox.pop().is_none());
+        assert_eq!(sender.send(2), Ok(()), "there is room again");
     });
 }
 
-/// The owner goes while a poster is half-way: the item is refused, or freed by one of the two, not kept until the
-/// last handle goes.
+/// The owner goes while a sender is half-way: the item is refused, or freed, not kept until the last handle goes.
 #[test]
-fn mailbox_closing_frees_what_is_being_posted() {
-    prove("mailbox_closing_frees_what_is_being_posted", None, || {
+fn inbox_closing_frees_what_is_being_sent() {
+    prove("inbox_closing_frees_what_is_being_sent", None, || {
         let alive = counter();
-        let (mailbox, owner) = mailbox::mailbox(4);
-        let poster = thread::spawn({
-            let (mailbox, alive) = (mailbox.clone(), alive.clone());
+        let (sender, inbox) = inbox::inbox(4);
+        let sending = thread::spawn({
+            let (sender, alive) = (sender.clone(), alive.clone());
             move || {
                 for i in 0..2 {
-                    match mailbox.post(Message::new(i, &alive)) {
+                    let sent = sender.send(Message::new(i, &alive));
+                    assert!(!matches!(sent, Err(inbox::SendError::Full(_))));
+                }
+            }
+        });
+        drop(inbox);
+        sending.join().unwrap();
+        assert_eq!(alive.load(Relaxed), 0, "freed although a handle is left");
+        let late = sender.send(Message::new(2, &alive));
+        assert!(matches!(late, Err(inbox::SendError::Closed(_))));
+    });
+}
+
+// ---- mailbox ----
+
+/// A core's run queue with one place for the mailbox's owner.
+struct Queue {
+    queued: AtomicBool,
+    pushed: Notify,
+}
+
+impl Queue {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { queued: AtomicBool::new(false), pushed: Notify::new() })
+    }
+
+    fn schedule(&self, scheduled: Scheduled) {
+        if scheduled == Scheduled::Yes {
+            assert!(!self.queued.swap(true, AcqRel), "the owner is queued twice");
+            self.pushed.notify();
+        }
+    }
+
+    /// Waits until the owner is queued, and gives it its turn: sleeps otherwise, so what was posted and not scheduled
+    /// is a deadlock, which loom reports.
+    fn turn(&self, owner: &mut Owner<Message>, max: usize, ran: &mut Vec<usize>) {
+        while !self.queued.load(Acquire) {
+            self.pushed.wait();
+        }
+        assert!(self.queued.swap(false, AcqRel));
+        let more = owner.take(max, &mut |message| ran.push(message.read()));
+        self.schedule(more);
+    }
+}
+
+/// Posts so many messages, numbered from `first`, and leaves.
+fn post(
+    mailbox: &Mailbox<Message>,
+    queue: &Arc<Queue>,
+    alive: &std::sync::Arc<Plain>,
+    messages: std::ops::Range<usize>,
+) -> impl FnOnce() + use<> {
+    let (mut poster, queue, alive) = (mailbox.poster(), queue.clone(), alive.clone());
+    move || {
+        for number in messages {
+            queue.schedule(poster.post(Message::new(number, &alive)).unwrap());
+        }
+    }
+}
+
+/// Three posts through rings of 1, 3 and 3 items, while the owner sleeps and wakes as it likes.
+#[test]
+fn mailbox_one_poster_and_a_lane_that_grows() {
+    prove("mailbox_one_poster_and_a_lane_that_grows", Some(2), || {
+        let (alive, queue) = (counter(), Queue::new());
+        let (mailbox, mut owner) = mailbox::mailbox(3);
+        let poster = thread::spawn(post(&mailbox, &queue, &alive, 0..3));
+        let mut ran = Vec::new();
+        while ran.len() < 3 {
+            queue.turn(&mut owner, 2, &mut ran);
+        }
+        poster.join().unwrap();
+        assert_eq!((ran, alive.load(Relaxed)), (vec![0, 1, 2], 0));
+    });
+}
+
+/// Each poster's messages are run once and in order, and nobody schedules an owner that is scheduled.
+#[test]
+fn mailbox_two_posters() {
+    prove("mailbox_two_posters", Some(1), || {
+        let (alive, queue) = (counter(), Queue::new());
+        let (mailbox, mut owner) = mailbox::mailbox(2);
+        let other = thread::spawn(post(&mailbox, &queue, &alive, 10..11));
+        let poster = thread::spawn(post(&mailbox, &queue, &alive, 0..2));
+        let mut ran = Vec::new();
+        while ran.len() < 3 {
+            queue.turn(&mut owner, 2, &mut ran);
+        }
+        poster.join().unwrap();
+        other.join().unwrap();
+        let of_one: Vec<usize> = ran.iter().copied().filter(|number| *number < 10).collect();
+        assert_eq!((of_one, ran.len(), alive.load(Relaxed)), (vec![0, 1], 3, 0));
+    });
+}
+
+/// The owner goes while a poster is half-way, with a lane that it knows or one that it does not: the item is refused,
+/// or freed by one of the two, not kept until the last handle goes.
+#[test]
+fn mailbox_closing_frees_what_is_being_posted() {
+    prove("mailbox_closing_frees_what_is_being_posted", Some(2), || {
+        let alive = counter();
+        let (mailbox, mut owner) = mailbox::mailbox(3);
+        let mut poster = mailbox.poster();
+        let poster = thread::spawn({
+            let alive = alive.clone();
+            move || {
+                for i in 0..2 {
+                    match poster.post(Message::new(i, &alive)) {
                         Ok(_) => {}
                         Err(PostError::Closed(item)) => drop(item),
                         Err(PostError::Full(_)) => panic!("not full"),
                     }
                 }
+                poster
             }
         });
+        let _ = owner.take(1, &mut drop);
         drop(owner);
-        poster.join().unwrap();
+        let mut poster = poster.join().unwrap();
         assert_eq!(alive.load(Relaxed), 0, "freed although a handle is left");
-        assert!(mailbox.is_closed());
+        let late = poster.post(Message::new(2, &alive));
+        assert!(matches!(late, Err(PostError::Closed(_))));
     });
 }
 
@@ -454,24 +535,29 @@ fn mailbox_closing_frees_what_is_being_posted() {
 /// that schedules does the latter.
 #[test]
 fn mailbox_a_sleeping_owner_is_woken() {
-    prove("mailbox_a_sleeping_owner_is_woken", Some(2), || {
-        let (mailbox, mut owner) = mailbox::mailbox(2);
+    prove("mailbox_a_sleeping_owner_is_woken", Some(1), || {
+        let (mailbox, mut owner) = mailbox::mailbox(1);
+        let (sender, mut inbox) = inbox::inbox(2);
         let (flag, eventfd) = (Arc::new(SleepFlag::new()), Arc::new(Notify::new()));
         let post = |item| {
-            let (mailbox, flag, eventfd) = (mailbox.clone(), flag.clone(), eventfd.clone());
+            let (mut poster, sender) = (mailbox.poster(), sender.clone());
+            let (flag, eventfd) = (flag.clone(), eventfd.clone());
             move || {
-                if mailbox.post(item) == Ok(Scheduled::Yes) && flag.must_wake() {
-                    eventfd.notify();
+                if poster.post(item) == Ok(Scheduled::Yes) {
+                    sender.send(()).unwrap();
+                    if flag.must_wake() {
+                        eventfd.notify();
+                    }
                 }
             }
         };
         let posters = [thread::spawn(post(1)), thread::spawn(post(2))];
-        let mut sum = 0;
+        let (mut sum, mut queued) = (0, false);
         while sum < 3 {
-            if owner.take(2, &mut |item| sum += item) == Scheduled::Yes {
-                continue;
-            }
-            if sum < 3 && flag.prepare(|| owner.pure_check()) {
+            queued |= inbox.pop().is_some();
+            if queued {
+                queued = owner.take(2, &mut |item| sum += item) == Scheduled::Yes;
+            } else if flag.prepare(|| inbox.pure_check()) {
                 eventfd.wait();
                 flag.awake();
             }
@@ -607,6 +693,7 @@ fn the_list_of_mutants_is_complete() {
     for source in [
         include_str!("../src/spsc.rs"),
         include_str!("../src/sleep.rs"),
+        include_str!("../src/inbox.rs"),
         include_str!("../src/mailbox.rs"),
         include_str!("../src/log/lane.rs"),
     ] {

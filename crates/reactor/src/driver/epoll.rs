@@ -38,7 +38,7 @@ use crate::remote::{Remote, Shared};
 /// at the least processor time per read, 64 reach 132 k at twice the latency.
 const THREADS: usize = 32;
 /// Operations unfinished at once. Waiting for a socket costs a few words, so this is no limit in
-/// practice; it bounds the threads' mailbox.
+/// practice; it bounds the threads' inbox.
 const CAPACITY: usize = 1 << 20;
 /// Events taken by one `epoll_wait`.
 const EVENTS: usize = 256;

@@ -3,7 +3,7 @@
 //!
 //! 1. The core hands over what a turn has gathered, under one lock, and wakes as many threads as
 //!    there are operations, if that many are idle.
-//! 2. A thread takes one operation, blocks in it, and posts its result to the core's mailbox of
+//! 2. A thread takes one operation, blocks in it, and sends its result to the core's inbox of
 //!    results; if the core sleeps, it is woken through its eventfd, once.
 //! 3. The core takes the results in its next `enter`.
 //!
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use super::queue::Queue;
 use super::{Completion, IoOp, Token};
-use crate::mailbox::{Mailbox, Owner, mailbox};
+use crate::inbox::{Inbox, Sender, inbox};
 use crate::remote::Shared;
 
 /// An operation on a file on its way to a thread.
@@ -97,7 +97,7 @@ impl Job {
 pub(super) struct FileThreads {
     queue: Arc<Queue<Job>>,
     threads: Vec<std::thread::JoinHandle<()>>,
-    results: Owner<Completion>,
+    results: Inbox<Completion>,
 }
 
 impl FileThreads {
@@ -107,19 +107,19 @@ impl FileThreads {
     /// When a thread cannot be started.
     #[expect(clippy::disallowed_methods, reason = "the reactor is where threads are started")]
     pub fn start(threads: usize, capacity: usize, core: &Arc<Shared>) -> io::Result<FileThreads> {
-        let (post, results) = mailbox(capacity);
+        let (sender, results) = inbox(capacity);
         let mut pool = FileThreads {
             queue: Arc::new(Queue::new()),
             threads: Vec::with_capacity(threads),
             results,
         };
         for n in 0..threads {
-            let (queue, post, core) = (pool.queue.clone(), post.clone(), core.clone());
+            let (queue, sender, core) = (pool.queue.clone(), sender.clone(), core.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("millrace-file{n}"))
                 // A system call needs next to no stack of ours.
                 .stack_size(64 << 10)
-                .spawn(move || serve(&queue, &post, &core))?;
+                .spawn(move || serve(&queue, &sender, &core))?;
             // If a later one fails, dropping `pool` stops those that run.
             pool.threads.push(thread);
         }
@@ -133,8 +133,8 @@ impl FileThreads {
 
     /// Appends the results that are in.
     pub fn take(&mut self, done: &mut Vec<Completion>) {
-        // Scheduled or not: the core looks here in every `enter`, and before it waits.
-        let _ = self.results.take(usize::MAX, &mut |result| done.push(result));
+        // The core looks here in every `enter`, and before it waits.
+        done.extend(std::iter::from_fn(|| self.results.pop()));
     }
 
     /// Whether there are any.
@@ -154,12 +154,12 @@ impl Drop for FileThreads {
 }
 
 /// What a thread does until the pool is dropped.
-fn serve(queue: &Queue<Job>, post: &Mailbox<Completion>, core: &Shared) {
+fn serve(queue: &Queue<Job>, sender: &Sender<Completion>, core: &Shared) {
     while let Some(job) = queue.pop() {
         let result = Completion { token: job.token, result: job.run() };
         // Never full: it has room for as many as the core may have unfinished. Closed: the pool
         // is being dropped.
-        if post.post(result).is_ok() {
+        if sender.send(result).is_ok() {
             core.wake_if_asleep();
         }
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use super::{Completion, Driver, IoOp, MetaOp, Token, Wait};
 use crate::file::Fd;
-use crate::mailbox::Mailbox;
+use crate::inbox::Sender;
 use crate::remote::Shared;
 use crate::sim::{Outcome, Place, State};
 
@@ -184,7 +184,7 @@ impl SimDriver {
     }
 
     /// Where dropped descriptors announce themselves.
-    pub fn closing(&self) -> Mailbox<i32> {
+    pub fn closing(&self) -> Sender<i32> {
         self.state.borrow().closing()
     }
 }

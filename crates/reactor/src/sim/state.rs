@@ -19,7 +19,7 @@ use crate::core::LockGuard;
 use crate::driver::{IoOp, MetaOp, MetaOut, Token};
 use crate::file::{Fd, Mode, Opening, SharedFile, SimFd};
 use crate::image::{Image, ImageInfo, ImageOpening};
-use crate::mailbox::{Mailbox, Owner, mailbox};
+use crate::inbox::{Inbox, Sender, inbox};
 use crate::remote::{Remote, Shared};
 
 /// When something happens, and a number that keeps what happens at once in order.
@@ -138,8 +138,8 @@ pub(crate) struct State {
     pub(super) arrivals: BTreeMap<When, Arrival>,
     /// Socket operations that wait, by descriptor.
     pub(super) waiting: BTreeMap<i32, Vec<(usize, Token)>>,
-    closing: Mailbox<i32>,
-    closed: Owner<i32>,
+    closing: Sender<i32>,
+    closed: Inbox<i32>,
     /// A crash to come, and before which completion from now.
     pub(super) armed: Option<(u64, Crash)>,
     /// The process that runs now has met its end.
@@ -166,7 +166,7 @@ const EPOCH_MS: u64 = 1_700_000_000_000;
 impl State {
     pub fn new(seed: u64, cores: usize, config: SimConfig) -> State {
         let mut rng = Rng::new(seed);
-        let (closing, closed) = mailbox(DESCRIPTORS);
+        let (closing, closed) = inbox(DESCRIPTORS);
         State {
             config,
             now: 1,
@@ -236,7 +236,7 @@ impl State {
     }
 
     /// Where dropped descriptors announce themselves.
-    pub fn closing(&self) -> Mailbox<i32> {
+    pub fn closing(&self) -> Sender<i32> {
         self.closing.clone()
     }
 
@@ -257,9 +257,7 @@ impl State {
     /// Notes what was closed since.
     pub fn close_dropped(&mut self) {
         let mut closed = Vec::new();
-        while self.closed.pure_check() {
-            let _ = self.closed.take(64, &mut |number: i32| closed.push(number));
-        }
+        closed.extend(std::iter::from_fn(|| self.closed.pop()));
         for number in closed {
             if let Some(descriptor) = self.remove(number) {
                 self.closed_socket(number, descriptor);
