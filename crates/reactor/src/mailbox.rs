@@ -19,6 +19,10 @@
 //! if the poster's, the owner's second look sees the item; if the owner's, the poster sees *rest*. This is the same
 //! bargain as that of [`sleep`](crate::sleep).
 //!
+//! **Why the owner is scheduled once**: from *rest* the baton is taken by compare-exchange, so of the posters and the
+//! owner one gets it. The owner lays it down by Release and a poster takes it by Acquire: what the poster then does,
+//! and the turn that comes of it, is after all that the owner did in its turn.
+//!
 //! Order: each poster's items are run in the order of its posts. **Across posters there is none**, not even when one
 //! post was the cause of the other: the owner may have looked at the lane of the first before, and at the lane of the
 //! second after both. Who needs such an order waits for the answer to the first: what has been answered was run. All
@@ -31,8 +35,10 @@
 //!
 //! Closing: when the owner is dropped, posting fails, and what is under way is freed without waiting for the last
 //! handle, as somebody may be waiting for the answer that such an item carries. The owner lays the baton down as
-//! *closed*, and then empties the lanes; a poster that comes too late for that sees it after its fence, and lets go of
-//! its ring, which the other end holds no longer.
+//! *closed*, has its fence, empties the lanes and lets go of their rings. By the same bargain an item that this misses
+//! has a poster that sees *closed* after its fence, for nothing replaces that word. It lets go of its end, and a ring
+//! that neither end holds is freed with what is in it: also one that lies in the last slot of another, or whose way
+//! to the owner was cut off (a closed inbox refuses it or frees it).
 //!
 //! Costs: a post writes to its own lane and makes one fence. A turn costs the owner a look at each lane.
 
@@ -40,7 +46,7 @@ use std::fmt;
 
 use crate::inbox::{Inbox, Sender, inbox};
 use crate::spsc::{Consumer, Producer, ring};
-use crate::sync::{Arc, AtomicUsize, CachePadded, Ordering, fence_seq_cst, mutant};
+use crate::sync::{Arc, AtomicUsize, CachePadded, Ordering, fence_seq_cst, mutant, weaken};
 
 pub use crate::inbox::SendError as PostError;
 
@@ -183,7 +189,8 @@ impl<T> Poster<T> {
             baton.store(SCHEDULED, Ordering::Relaxed);
             return Scheduled::Yes;
         }
-        match baton.compare_exchange(REST, SCHEDULED, Ordering::Relaxed, Ordering::Relaxed) {
+        let order = weaken(Ordering::Acquire, "mailbox.schedule_relaxed");
+        match baton.compare_exchange(REST, SCHEDULED, order, Ordering::Relaxed) {
             Ok(_) => Scheduled::Yes,
             Err(CLOSED) => {
                 // The owner may have missed the item. It goes with the ring when both ends have let go.
@@ -279,11 +286,14 @@ impl<T> Owner<T> {
 
     /// Lays the baton down, unless something has come.
     fn rest(&mut self) -> Scheduled {
-        let has_work =
-            |owner: &Self| owner.new.pure_check() || owner.lanes.iter().any(Consumer::pure_check);
+        let has_work = |owner: &Self| {
+            owner.lanes.iter().any(Consumer::pure_check)
+                || (owner.new.pure_check() && !mutant("mailbox.overlook_new_lanes"))
+        };
         let missed = mutant("mailbox.look_before_rest") && has_work(self);
-        // Not a store, as in `sleep`: so it sits behind the value that it replaced, also for loom.
-        self.baton.swap(REST, Ordering::Relaxed);
+        // Not a store, as in `sleep`: so it sits behind the value that it replaced, also for loom. Release: the turn
+        // comes before whatever the poster does who takes the baton, above all before the next turn.
+        self.baton.swap(REST, weaken(Ordering::Release, "mailbox.rest_relaxed"));
         fence_seq_cst("mailbox.no_owner_fence");
         if mutant("mailbox.look_before_rest") {
             return if missed { Scheduled::Yes } else { Scheduled::No };

@@ -1,8 +1,9 @@
 //! The atomics, cells and fences of the lock-free parts, in one place that loom can take over.
 //!
-//! `spsc`, `sleep`, `inbox`, `mailbox` and `log::lane` import these names and nothing else from `std::sync`. In a normal build they are
-//! the standard ones, and [`UnsafeCell`] is a wrapper that costs nothing. Under `--cfg loom` they are loom's, which
-//! plays through the interleavings and the stale values that the memory model permits (`tests/loom.rs`).
+//! `spsc`, `sleep`, `inbox`, `mailbox` and `log::lane` import these names and nothing else from `std::sync`. In a
+//! normal build they are the standard ones, and [`UnsafeCell`] is a wrapper that costs nothing. Under `--cfg loom` they
+//! are loom's, which plays through the interleavings and the stale values that the memory model permits
+//! (`tests/loom.rs`).
 //!
 //! # Mutants
 //!
