@@ -75,6 +75,25 @@ def test_a_disk_of_somebody_else(tmp_path):
     assert "--verify" in millrace.fail("bench", "vdisk", "--socket", tmp_path / "somewhere", "--verify")
 
 
+def test_a_disk_of_our_own(tmp_path):
+    image = tmp_path / "a disk.img"
+    image.touch()
+    os.truncate(image, 64 << 20)
+    flags = ["--depth", "16", "--seconds", "0.3"]
+    uri = f"file:{str(image).replace(' ', '%20')}?engine=uring"
+    said = millrace.said_json("bench", "vdisk", "--disk", uri, *flags, "--queues", "2", "--rw", "randrw", "--verify")
+    assert said["operations"] > 100 and said["errors"] == 0 and said["verified"] > 50 and said["disk"] == uri
+    assert [figure for figure in VDISK_FIGURES if not said[figure] > 0] == []
+    said = millrace.said_json("bench", "vdisk", "--disk", uri, *flags, "--rw", "randwrite", "--sync")
+    assert said["operations"] > 10 and said["errors"] == 0 and said["sync"]
+    said = millrace.said_json("bench", "vdisk", "--disk", "null:1G", "--seconds", "0.3", "--depth", "1", "--think-us", "1000")
+    assert said["operations"] > 10 and said["mean_us"] > 0
+    assert said["ops_per_second"] < 1000, "it rests for a thousandth of a second after each request"
+    said = millrace.said_json("bench", "vdisk", "--disk", "null:1G", "--idle", "3", "--seconds", "0.3")
+    assert said["disks"] == 3 and said["cpu_percent"] >= 0
+    assert "no-such-file" in millrace.fail("bench", "vdisk", "--disk", f"file:{tmp_path}/no-such-file", *flags)
+
+
 def test_in_words(data):
     said = millrace.succeed("bench", "readrandom", "--data", data, "--cores", "1", "--depth", "8", "--seconds", "1")
     assert "readrandom" in said

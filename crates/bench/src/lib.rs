@@ -26,5 +26,5 @@ pub use lsm::{Compression, Durability};
 pub use outcome::Outcome;
 pub use peers::{KEYS, PeersPlan, run_peers};
 pub use run::{Plan, run};
-pub use vdisk::{Mix, VdiskOutcome, VdiskPlan, run_vdisk};
+pub use vdisk::{IdleOutcome, IdlePlan, Mix, VdiskOutcome, VdiskPlan, run_idle, run_vdisk};
 pub use writes::WritePlan;

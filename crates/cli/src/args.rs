@@ -404,6 +404,7 @@ pub struct Place {
         millrace bench overwrite --data DIR --writers 16 --rate 20000\n  \
         millrace bench readwhilewriting --data DIR --cores 2 --rate 10000\n  \
         millrace bench locks --seconds 10\n  \
+        millrace bench vdisk --disk mem:1G --rw randrw --verify --cores 0,1\n  \
         millrace bench vdisk --socket disk.sock --rw randread --depth 128\n  \
         millrace bench --peers --data DIR --out results\n\n\
         fillseq and fillrandom want an empty directory; overwrite and readwhilewriting change the \
@@ -506,6 +507,17 @@ pub struct BenchArgs {
     /// Check all data that vdisk reads, and in the end all that it wrote
     #[arg(long)]
     pub verify: bool,
+    /// Follow each write of vdisk by a flush, and count both as one request
+    #[arg(long)]
+    pub sync: bool,
+    /// How many microseconds vdisk waits after a request before its next in the same place
+    #[arg(long, value_name = "US", default_value = "0")]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub think_us: u32,
+    /// Serve --disk so many times, use none of them, and tell what that costs
+    #[arg(long, value_name = "DISKS", requires = "disk")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub idle: Option<u16>,
     /// Print JSON; its shape is described in docs/CLI.md
     #[arg(long)]
     pub json: bool,
@@ -645,6 +657,8 @@ mod tests {
         assert!(parse("millrace bench vdisk --socket s --rw randrw --verify --cores 0,1").is_ok());
         assert!(parse("millrace bench vdisk --disk null:1G --depth 128 --queues 2").is_ok());
         assert!(parse("millrace bench vdisk --socket s --disk null:1G").is_err());
+        assert!(parse("millrace bench vdisk --disk null:1G --idle 32 --queues 2").is_ok());
+        assert!(parse("millrace bench vdisk --socket s --idle 32").is_err());
         assert!(parse("millrace bench vdisk --socket s --bs 1000").is_err());
         assert!(parse("millrace bench readseq --data d --cached").is_err());
         assert!(parse("millrace bench readseq --data d --seconds 0").is_err());

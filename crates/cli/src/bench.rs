@@ -1,6 +1,6 @@
 //! `millrace bench`.
 
-use bench::{Case, LocksPlan, PeersPlan, Plan, VdiskPlan, WritePlan};
+use bench::{Case, IdlePlan, LocksPlan, PeersPlan, Plan, VdiskPlan, WritePlan};
 use node::{Machine, place};
 
 use crate::args::BenchArgs;
@@ -62,6 +62,17 @@ fn vdisk(args: BenchArgs) -> Result<(), Failure> {
     let mut processors = place(Some(&args.cores), &allowed).map_err(Failure::new)?;
     let others = allowed.processors.iter().copied();
     processors.extend(others.filter(|cpu| !processors.contains(cpu)).collect::<Vec<_>>());
+    if let (Some(disks), Some(disk)) = (args.idle, &args.disk) {
+        let outcome = bench::run_idle(&IdlePlan {
+            disk: disk.clone(),
+            disks,
+            queues: args.queues,
+            packed: args.packed,
+            seconds: args.seconds,
+            target_processor: processors[0],
+        })?;
+        return print(args.json.then(|| serde_json::to_value(&outcome)), &outcome.text());
+    }
     let depth = args.depth.unwrap_or(Case::Vdisk.depth_default());
     let plan = VdiskPlan {
         disk: args.disk,
@@ -74,6 +85,8 @@ fn vdisk(args: BenchArgs) -> Result<(), Failure> {
         packed: args.packed,
         seconds: args.seconds,
         verify: args.verify,
+        sync: args.sync,
+        think_us: args.think_us,
         target_processor: processors[0],
         front_processor: *processors.get(1).unwrap_or(&processors[0]),
     };

@@ -27,15 +27,17 @@ pub fn describe(setup: &Setup, rounds: &[Round], number: u32) -> Vec<(String, St
         ),
     );
     say("disk", disk(&setup.data));
-    say(
-        "database",
-        format!(
-            "{} keys of 16 B, made by `{}`{}",
-            setup.keys,
-            debian::recipe(),
-            if setup.keys == KEYS { "" } else { " (other numbers of keys were counted)" }
-        ),
-    );
+    if setup.keys > 0 {
+        say(
+            "database",
+            format!(
+                "{} keys of 16 B, made by `{}`{}",
+                setup.keys,
+                debian::recipe(),
+                if setup.keys == KEYS { "" } else { " (other numbers of keys were counted)" }
+            ),
+        );
+    }
     say(
         "method",
         format!(

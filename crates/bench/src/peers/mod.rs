@@ -36,7 +36,7 @@ use rows::{Round, Work};
 /// What to do.
 #[derive(Clone, Debug)]
 pub struct PeersPlan {
-    /// The database, or `None` to make one in the directory for temporary files.
+    /// The database, or `None` to make one in the directory for temporary files if a row needs one.
     pub data: Option<PathBuf>,
     /// Processors: the first is that of everything that runs on one, the second is added where
     /// two are measured; any other if only one is named.
@@ -78,36 +78,28 @@ pub fn run_peers(plan: &PeersPlan, say: &mut dyn FnMut(&str)) -> Result<String, 
     let millrace = std::env::current_exe().map_err(|e| format!("finding this program: {e}"))?;
     let scratch = std::env::temp_dir().join("millrace-bench");
     tool::make_dir(&scratch)?;
-    let data = match &plan.data {
-        Some(data) => data.clone(),
-        None => {
-            let data = scratch.join("fillseq-4m");
-            if !data.join("CURRENT").exists() {
-                say("making the database with db_bench: 4 million keys, 4 GB, about a minute");
-                debian::make_database(&data, KEYS)?;
-            }
-            data
-        }
-    };
+    let chosen = rows::rows(plan.only.as_deref());
     let all = reactor::processors();
     let processor = plan.processors.first().or(all.first()).copied().unwrap_or(0);
     let other = plan.processors.get(1).or(all.iter().find(|cpu| **cpu != processor)).copied();
     let mut setup = Setup {
         release: release::find(plan.release.as_deref())?,
         millrace,
-        data,
+        data: scratch.clone(),
         scratch,
         keys: 0,
         seconds: plan.seconds,
         processor,
         other,
     };
-    setup.keys = ours::count_keys(&setup)?;
-    let chosen = rows::rows(plan.only.as_deref());
-    let works = rows::works(&chosen, &setup);
-    if works.is_empty() {
+    if chosen.is_empty() {
         return Err("no row has such a name".to_owned());
     }
+    if rows::works(&chosen, &setup).iter().any(Work::needs_data) {
+        setup.data = database(plan, &setup.scratch, say)?;
+        setup.keys = ours::count_keys(&setup)?;
+    }
+    let works = rows::works(&chosen, &setup);
     let mut rounds: Vec<Round> = Vec::new();
     for number in 1..=plan.rounds {
         let mut round = Round::default();
@@ -123,6 +115,23 @@ pub fn run_peers(plan: &PeersPlan, say: &mut dyn FnMut(&str)) -> Result<String, 
         say(&format!("raw samples are in {}", path.display()));
     }
     Ok(table)
+}
+
+/// The database to measure, made if there is none.
+fn database(
+    plan: &PeersPlan,
+    scratch: &Path,
+    say: &mut dyn FnMut(&str),
+) -> Result<PathBuf, String> {
+    if let Some(data) = &plan.data {
+        return Ok(data.clone());
+    }
+    let data = scratch.join("fillseq-4m");
+    if !data.join("CURRENT").exists() {
+        say("making the database with db_bench: 4 million keys, 4 GB, about a minute");
+        debian::make_database(&data, KEYS)?;
+    }
+    Ok(data)
 }
 
 /// Makes one measurement, and says in a line what came of it.

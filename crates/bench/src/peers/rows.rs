@@ -46,6 +46,11 @@ pub enum Work {
 }
 
 impl Work {
+    /// Whether it reads the database.
+    pub fn needs_data(&self) -> bool {
+        !matches!(self, Work::Vdisk(_))
+    }
+
     /// Its name in rows and results.
     pub fn name(&self) -> &str {
         match self {
@@ -217,6 +222,8 @@ pub enum Unit {
     Us,
     /// Seconds.
     Seconds,
+    /// Hundredths.
+    Percent,
 }
 
 type Figure = fn(&Round) -> Option<f64>;

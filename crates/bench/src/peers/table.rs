@@ -46,7 +46,9 @@ fn number(value: Option<f64>, unit: Unit) -> String {
     match unit {
         Unit::PerSecond if value >= 10_000.0 => format!("{:.1} k/s", value / 1000.0),
         Unit::PerSecond => format!("{value:.0}/s"),
+        Unit::Us if value < 1.0 => format!("{value:.3} us"),
         Unit::Us => format!("{value:.2} us"),
+        Unit::Percent => format!("{value:.2} %"),
         Unit::Seconds => format!("{value:.3} s"),
     }
 }
@@ -54,6 +56,7 @@ fn number(value: Option<f64>, unit: Unit) -> String {
 fn measured(figure: Option<f64>, row: &Row) -> String {
     match (figure, row.compare) {
         (None, _) => "-".to_owned(),
+        (Some(figure), Compare::Ratio) if figure < 0.1 => format!("{figure:.4} ×"),
         (Some(figure), Compare::Ratio) => format!("{figure:.2} ×"),
         (figure, _) => number(figure, row.unit),
     }
@@ -66,7 +69,9 @@ fn goal(row: &Row) -> String {
         Goal::Told => return String::new(),
     };
     match (row.compare, row.unit) {
+        (Compare::Ratio, _) if value < 0.1 => format!("{sign} {value:.4} ×"),
         (Compare::Ratio, _) => format!("{sign} {value:.2} ×"),
+        (_, Unit::Percent) => format!("{sign} {value:.1} %"),
         (_, Unit::Seconds) => format!("{sign} {value:.1} s"),
         (_, Unit::Us) => format!("{sign} {value:.1} us"),
         (_, Unit::PerSecond) => format!("{sign} {value:.0}/s"),

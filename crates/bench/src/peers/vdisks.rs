@@ -12,20 +12,26 @@ use serde_json::Value;
 
 use super::Setup;
 use super::fio;
-use super::rows::{Compare, Goal, Row, Unit, Work};
+use super::rows::{Compare, Goal, Round, Row, Unit, Work};
 use super::sample::Sample;
 use super::tool::{Background, Tool};
+use crate::vdisk::quoted;
 
 /// Bytes of the file.
 const FILE_BYTES: u64 = 2 << 30;
 /// Gibibytes of devices that hold nothing.
 const NULL_GIB: u64 = 64;
 
+/// Disks that nobody uses.
+const IDLE_DISKS: u16 = 32;
+
 /// What serves a disk, and which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
-    /// Ours, by the scheme of its URI; `file` with an engine.
+    /// Ours, by the scheme of its URI, or the parameters of a file's.
     Ours(&'static str),
+    /// Many of ours that hold nothing, and are not used.
+    OursIdle,
     /// qemu-storage-daemon's null device.
     DaemonNull,
     /// Its file, by this kind of I/O.
@@ -41,6 +47,8 @@ pub struct Vdisk {
     target: Target,
     rw: &'static str,
     depth: u16,
+    /// More of the front end's flags.
+    flags: &'static [&'static str],
 }
 
 impl Vdisk {
@@ -57,10 +65,11 @@ impl Vdisk {
                 let uri = match disk {
                     "null" => format!("null:{NULL_GIB}G"),
                     "mem" => "mem:1G".to_owned(),
-                    engine => format!("file:{}?engine={engine}", quoted(&file(setup)?)),
+                    parameters => format!("file:{}?{parameters}", quoted(&file(setup)?)),
                 };
                 self.drive(setup, ["--disk".to_owned(), uri])
             }
+            Target::OursIdle => idle(setup),
             Target::DaemonNull => {
                 self.drive_daemon(setup, &format!("driver=null-co,size={}", NULL_GIB << 30))
             }
@@ -88,6 +97,7 @@ impl Vdisk {
             .args(["bench", "vdisk", "--json", "--rw", self.rw])
             .args(target)
             .args(["--depth".to_owned(), self.depth.to_string()])
+            .args(self.flags.iter().copied())
             .args(["--seconds".to_owned(), setup.seconds.to_string()])
             .args(["--cores".to_owned(), format!("{},{other}", setup.processor)]);
         let command = tool.line();
@@ -121,15 +131,17 @@ fn start_daemon(setup: &Setup, node: &str, socket: &Path) -> Result<Background, 
     Err("qemu-storage-daemon does not listen".to_owned())
 }
 
-/// A path as a URI takes it.
-fn quoted(path: &Path) -> String {
-    use std::os::unix::ffi::OsStrExt;
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
-    path.as_os_str()
-        .as_bytes()
-        .iter()
-        .map(|byte| if plain(*byte) { char::from(*byte).into() } else { format!("%{byte:02X}") })
-        .collect()
+/// Disks that nobody uses; what they take is in the report.
+fn idle(setup: &Setup) -> Result<Sample, String> {
+    let tool = Tool::new(&setup.millrace)
+        .args(["bench", "vdisk", "--json", "--idle", &IDLE_DISKS.to_string()])
+        .args(["--disk", &format!("null:{NULL_GIB}G")])
+        .args(["--seconds", &setup.seconds.to_string()])
+        .args(["--cores", &format!("{0}-{0}", setup.processor)]);
+    let command = tool.line();
+    let report: Value = serde_json::from_str(tool.output()?.trim())
+        .map_err(|error| format!("the report of {command} is no JSON: {error}"))?;
+    Ok(Sample { command, report, ..Sample::default() })
 }
 
 /// The file, written in full once.
@@ -152,25 +164,42 @@ fn file(setup: &Setup) -> Result<PathBuf, String> {
 }
 
 macro_rules! vdisks {
-    ($($constant:ident = $name:literal, $target:expr, $rw:ident, $depth:literal;)*) => {
+    ($($constant:ident = $name:literal, $target:expr, $rw:ident, $depth:literal $(, $flag:literal)*;)*) => {
         $(const $constant: Vdisk = Vdisk {
-            name: $name, target: $target, rw: stringify!($rw), depth: $depth,
+            name: $name, target: $target, rw: stringify!($rw), depth: $depth, flags: &[$($flag),*],
         };)*
     };
 }
 
+const URING: Target = Target::Ours("engine=uring");
+const AIO: Target = Target::Ours("engine=aio");
+const THROUGH: Target = Target::Ours("engine=uring&write=through");
+
 vdisks! {
     NULL_1 = "millrace vdisk null randread 1", Target::Ours("null"), randread, 1;
+    NULL_1_THINK = "millrace vdisk null randread 1 think 20 us",
+        Target::Ours("null"), randread, 1, "--think-us", "20";
     NULL_READ = "millrace vdisk null randread 128", Target::Ours("null"), randread, 128;
     NULL_WRITE = "millrace vdisk null randwrite 128", Target::Ours("null"), randwrite, 128;
+    NULL_PACKED = "millrace vdisk null randread 128 packed",
+        Target::Ours("null"), randread, 128, "--packed";
+    NULL_QUEUES = "millrace vdisk null randread 128 four queues",
+        Target::Ours("null"), randread, 32, "--queues", "4";
+    IDLE = "millrace vdisk idle", Target::OursIdle, randread, 1;
     MEM = "millrace vdisk mem randread 32", Target::Ours("mem"), randread, 32;
-    READ_32 = "millrace vdisk file randread 32", Target::Ours("uring"), randread, 32;
-    WRITE_32 = "millrace vdisk file randwrite 32", Target::Ours("uring"), randwrite, 32;
-    READ_128 = "millrace vdisk file randread 128", Target::Ours("uring"), randread, 128;
-    WRITE_128 = "millrace vdisk file randwrite 128", Target::Ours("uring"), randwrite, 128;
-    AIO_READ = "millrace vdisk file aio randread 32", Target::Ours("aio"), randread, 32;
-    AIO_WRITE = "millrace vdisk file aio randwrite 32", Target::Ours("aio"), randwrite, 32;
+    READ_32 = "millrace vdisk file randread 32", URING, randread, 32;
+    WRITE_32 = "millrace vdisk file randwrite 32", URING, randwrite, 32;
+    READ_128 = "millrace vdisk file randread 128", URING, randread, 128;
+    WRITE_128 = "millrace vdisk file randwrite 128", URING, randwrite, 128;
+    AIO_READ = "millrace vdisk file aio randread 32", AIO, randread, 32;
+    AIO_WRITE = "millrace vdisk file aio randwrite 32", AIO, randwrite, 32;
+    THROUGH_1 = "millrace vdisk file through randwrite 1", THROUGH, randwrite, 1;
+    THROUGH_32 = "millrace vdisk file through randwrite 32", THROUGH, randwrite, 32;
+    FLUSHED_1 = "millrace vdisk file flushed randwrite 1", URING, randwrite, 1, "--sync";
+    FLUSHED_32 = "millrace vdisk file flushed randwrite 32", URING, randwrite, 32, "--sync";
     QSD_1 = "qemu null-co randread 1", Target::DaemonNull, randread, 1;
+    QSD_1_THINK = "qemu null-co randread 1 think 20 us",
+        Target::DaemonNull, randread, 1, "--think-us", "20";
     QSD_32 = "qemu null-co randread 32", Target::DaemonNull, randread, 32;
     QSD_READ = "qemu null-co randread 128", Target::DaemonNull, randread, 128;
     QSD_WRITE = "qemu null-co randwrite 128", Target::DaemonNull, randwrite, 128;
@@ -209,12 +238,43 @@ pub fn rows() -> Vec<Row> {
         Row {
             name: "vdisk null, randread 4 KiB, depth 1, mean latency",
             against: "qemu-storage-daemon, null-co",
-            ours: |round| round.sample(NULL_1.name)?.report["mean_us"].as_f64(),
-            theirs: |round| round.sample(QSD_1.name)?.report["mean_us"].as_f64(),
+            ours: |round| mean_us(round, NULL_1),
+            theirs: |round| mean_us(round, QSD_1),
             compare: Compare::Ratio,
             unit: Unit::Us,
             goal: AtMost(1.0 / 30.0),
             works: |_| vec![Work::Vdisk(NULL_1), Work::Vdisk(QSD_1)],
+        },
+        Row {
+            name: "vdisk null, the same from a guest that thinks for 20 us between requests",
+            against: "qemu-storage-daemon, null-co",
+            ours: |round| mean_us(round, NULL_1_THINK),
+            theirs: |round| mean_us(round, QSD_1_THINK),
+            compare: Compare::Ratio,
+            unit: Unit::Us,
+            goal: AtMost(1.0 / 30.0),
+            works: |_| vec![Work::Vdisk(NULL_1_THINK), Work::Vdisk(QSD_1_THINK)],
+        },
+        Row {
+            name: "vdisk null, randread 4 KiB, four queues of depth 32, processor time per request",
+            against: "-",
+            // One queue leaves the target time to wait for the front end.
+            ours: |round| round.sample(NULL_QUEUES.name)?.cpu_us_per_op,
+            theirs: |_| None,
+            compare: Compare::Alone,
+            unit: Unit::Us,
+            goal: AtMost(0.1),
+            works: |_| vec![Work::Vdisk(NULL_QUEUES)],
+        },
+        Row {
+            name: "vdisk, 32 disks that nobody uses, share of a processor",
+            against: "-",
+            ours: |round| round.sample(IDLE.name)?.report["cpu_percent"].as_f64(),
+            theirs: |_| None,
+            compare: Compare::Alone,
+            unit: Unit::Percent,
+            goal: AtMost(1.0),
+            works: |_| vec![Work::Vdisk(IDLE)],
         },
         row!(
             "vdisk null, randread 4 KiB, depth 128",
@@ -229,6 +289,20 @@ pub fn rows() -> Vec<Row> {
             NULL_WRITE,
             QSD_WRITE,
             AtLeast(2.5)
+        ),
+        row!(
+            "vdisk null, randread 4 KiB, depth 128, packed ring",
+            "our own split ring",
+            NULL_PACKED,
+            NULL_READ,
+            Told
+        ),
+        row!(
+            "vdisk null, randread 4 KiB, four queues of depth 32 on one core",
+            "our own single queue of depth 128",
+            NULL_QUEUES,
+            NULL_READ,
+            Told
         ),
         row!(
             "vdisk mem, randread 4 KiB, depth 32",
@@ -321,15 +395,23 @@ pub fn rows() -> Vec<Row> {
             AIO_WRITE,
             AtLeast(1.0)
         ),
+        row!(
+            "vdisk file, durable randwrite 4 KiB, depth 1: write=through (O_DSYNC)",
+            "a write and then a flush (fdatasync)",
+            THROUGH_1,
+            FLUSHED_1,
+            Told
+        ),
+        row!(
+            "vdisk file, durable randwrite 4 KiB, depth 32: write=through (O_DSYNC)",
+            "a write and then a flush (fdatasync)",
+            THROUGH_32,
+            FLUSHED_32,
+            Told
+        ),
     ]
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_path_is_quoted_for_a_uri() {
-        assert_eq!(quoted(Path::new("/tmp/a b?c%.img")), "/tmp/a%20b%3Fc%25.img");
-    }
+fn mean_us(round: &Round, vdisk: Vdisk) -> Option<f64> {
+    round.sample(vdisk.name)?.report["mean_us"].as_f64()
 }

@@ -8,6 +8,10 @@
 //! 3. After a short run that does not count, the window begins. At its end what is in flight comes
 //!    back; with `verify` everything written is then read once more.
 //!
+//! A guest that thinks (`think_us`) lets each slot rest before it uses it again. With `sync` each
+//! write is followed by a flush in the same slot, and both are one request: what a guest does that
+//! has a write cache and wants every write durable.
+//!
 //! A target that goes away in the window is waited for and connected to again with the same memory
 //! and in-flight region, as QEMU does, only sooner; how long nothing came back is in the result.
 //!
@@ -16,10 +20,12 @@
 
 #![expect(clippy::disallowed_methods, reason = "plays the guest: a thread beside the cores")]
 
+mod idle;
 mod outcome;
 mod pattern;
 mod target;
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
@@ -30,9 +36,11 @@ use node::{Error, Kind};
 
 use crate::keys::below;
 use crate::measure::histogram;
-pub use outcome::VdiskOutcome;
+pub use idle::{IdlePlan, run_idle};
+pub use outcome::{IdleOutcome, VdiskOutcome};
 use pattern::{Ledger, Stamp};
 use target::Target;
+pub(crate) use target::quoted;
 
 /// How long requests run before those that count.
 const WARM_UP_NS: u64 = 200_000_000;
@@ -114,6 +122,10 @@ pub struct VdiskPlan {
     pub seconds: f64,
     /// Check the data.
     pub verify: bool,
+    /// Follow each write by a flush.
+    pub sync: bool,
+    /// How long a slot rests before it is used again.
+    pub think_us: u32,
     /// Processor of our own target.
     pub target_processor: usize,
     /// Processor of the front end.
@@ -132,13 +144,16 @@ pub fn run_vdisk(plan: &VdiskPlan) -> Result<VdiskOutcome, Error> {
     }
     let own = match (&plan.socket, &plan.disk) {
         (Some(_), _) => None,
-        (None, Some(disk)) => Some(Target::start(disk, plan)?),
+        (None, Some(disk)) => {
+            Some(Target::start(std::slice::from_ref(disk), plan.queues, plan.target_processor)?)
+        }
         (None, None) => {
             let what = "there is no disk to drive";
             return Err(Error::new(Kind::Usage, what).hint("name one with --disk or --socket"));
         }
     };
-    let socket = own.as_ref().map(Target::socket).or(plan.socket.as_deref());
+    let own_socket = own.as_ref().and_then(|target| target.sockets().first());
+    let socket = own_socket.or(plan.socket.as_ref());
     let socket = socket.expect("there is one or the other");
     // The front end's thread is not the caller's, which keeps its own processors.
     std::thread::scope(|scope| {
@@ -211,6 +226,8 @@ fn drive(plan: &VdiskPlan, socket: &Path) -> Result<VdiskOutcome, Error> {
         depth: plan.depth,
         block_size: plan.block_size,
         packed: plan.packed,
+        sync: plan.sync,
+        think_us: plan.think_us,
         size_bytes,
         millrace: env!("CARGO_PKG_VERSION"),
     })
@@ -249,6 +266,8 @@ struct Flight {
     from_ns: u64,
     block: u64,
     write: bool,
+    /// Its write is done, and its flush under way.
+    flushing: bool,
 }
 
 /// One queue and what is in flight on it, by slot.
@@ -257,6 +276,8 @@ struct Lane {
     flights: Vec<Flight>,
     /// The next block, where they go in order.
     at: u64,
+    /// Slots that rest, and since when.
+    resting: VecDeque<(u64, Slot)>,
 }
 
 /// The guest's driver.
@@ -314,7 +335,7 @@ impl Source {
                 lane.queue.write_data(slot, 0, &self.buffers[0]);
             }
         }
-        lane.flights[slot.index()] = Flight { from_ns: now_ns, block, write };
+        lane.flights[slot.index()] = Flight { from_ns: now_ns, block, write, flushing: false };
         let (offset, len) = (block * u64::from(self.block_size), self.block_size);
         let request =
             if write { Request::Write { offset, len } } else { Request::Read { offset, len } };
@@ -325,7 +346,8 @@ impl Source {
     #[inline]
     fn check(&mut self, lane: &Lane, completion: Completion) -> Result<(), Error> {
         let Some(ledger) = &mut self.ledger else { return Ok(()) };
-        let Flight { block, write, .. } = lane.flights[completion.slot.index()];
+        let Flight { block, write, flushing: _, from_ns: _ } =
+            lane.flights[completion.slot.index()];
         let known = ledger.stamp(block);
         let sequence = match (write, completion.status) {
             (true, Status::Ok) => known.sequence + 1,
@@ -361,6 +383,7 @@ impl<'a> Front<'a> {
             queue: disk.take_queue(nth),
             flights: vec![Flight::default(); plan.depth.into()],
             at: blocks / u64::from(plan.queues) * u64::from(nth),
+            resting: VecDeque::with_capacity(plan.depth.into()),
         };
         let lanes = (0..plan.queues).map(lane).collect();
         let drawn = seed();
@@ -448,6 +471,10 @@ impl<'a> Front<'a> {
     #[inline]
     fn look(&mut self, nth: usize, again: bool) -> Result<Option<u64>, Error> {
         let lane = &mut self.lanes[nth];
+        if !lane.resting.is_empty() {
+            self.wake(nth, again);
+        }
+        let lane = &mut self.lanes[nth];
         self.done.clear();
         if lane.queue.poll(&mut self.done).map_err(explain)? == 0 {
             return Ok(None);
@@ -456,13 +483,22 @@ impl<'a> Front<'a> {
         let counts = &mut self.counts;
         counts.pause_ns = counts.pause_ns.max(now_ns - self.progress_ns);
         self.progress_ns = now_ns;
-        counts.operations += self.done.len() as u64;
+        let (think, sync) = (self.plan.think_us > 0, self.plan.sync);
         for completion in &self.done {
-            let from_ns = lane.flights[completion.slot.index()].from_ns;
+            let flight = &mut lane.flights[completion.slot.index()];
+            let from_ns = flight.from_ns;
+            if sync && flight.write && !flight.flushing && completion.status == Status::Ok {
+                flight.flushing = true;
+                lane.queue.submit(completion.slot, Request::Flush);
+                continue;
+            }
+            counts.operations += 1;
             counts.latency.saturating_record(now_ns - from_ns);
             counts.errors += u64::from(completion.status != Status::Ok);
             self.source.check(lane, *completion)?;
-            if again {
+            if again && think {
+                lane.resting.push_back((now_ns, completion.slot));
+            } else if again {
                 self.source.submit(lane, completion.slot, now_ns);
             } else {
                 lane.queue.give_back(completion.slot);
@@ -470,6 +506,27 @@ impl<'a> Front<'a> {
         }
         lane.queue.publish();
         Ok(Some(now_ns))
+    }
+
+    /// Uses again what has rested long enough.
+    fn wake(&mut self, nth: usize, again: bool) {
+        let now_ns = self.now_ns();
+        let lane = &mut self.lanes[nth];
+        let rest_ns = u64::from(self.plan.think_us) * 1000;
+        while let Some((since_ns, slot)) = lane.resting.front().copied() {
+            if again && now_ns - since_ns < rest_ns {
+                break;
+            }
+            lane.resting.pop_front();
+            if again {
+                self.source.submit(lane, slot, now_ns);
+            } else {
+                lane.queue.give_back(slot);
+            }
+        }
+        lane.queue.publish();
+        // Nobody owed us anything meanwhile.
+        self.progress_ns = now_ns;
     }
 
     /// Looks after a target that has been silent.

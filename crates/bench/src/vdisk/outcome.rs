@@ -50,6 +50,10 @@ pub struct VdiskOutcome {
     pub block_size: u32,
     /// Whether the rings are packed.
     pub packed: bool,
+    /// Whether each write was followed by a flush, both being one request.
+    pub sync: bool,
+    /// Microseconds that a slot rested before it was used again.
+    pub think_us: u32,
     /// Bytes of the disk.
     pub size_bytes: u64,
     /// This program's version.
@@ -97,5 +101,34 @@ impl VdiskOutcome {
             node::Size(self.size_bytes)
         );
         out
+    }
+}
+
+/// What disks cost that nobody uses. As JSON its fields are the keys; names stay, new ones may come.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct IdleOutcome {
+    /// The case.
+    pub name: &'static str,
+    /// The disk that was served so many times.
+    pub disk: String,
+    /// Disks, each with a front end connected.
+    pub disks: u16,
+    /// Rings of each.
+    pub queues: u16,
+    /// Seconds measured.
+    pub seconds: f64,
+    /// Processor time of the target's process, in per cent of one processor.
+    pub cpu_percent: f64,
+    /// This program's version.
+    pub millrace: &'static str,
+}
+
+impl IdleOutcome {
+    /// The result in a line for people.
+    pub fn text(&self) -> String {
+        format!(
+            "vdisk idle: {} disks that nobody uses take {:.3} % of a processor\n{:.1} s, {} queues each, {}",
+            self.disks, self.cpu_percent, self.seconds, self.queues, self.disk
+        )
     }
 }

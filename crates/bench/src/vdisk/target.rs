@@ -1,33 +1,122 @@
-//! Our own target for a measurement: the one place where the bench and `vhost` meet.
+//! Our own target for a measurement: this program again, serving as a node does, in a process of
+//! its own on the target's processor. What it costs can be told from what the front end costs.
 
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use node::{Error, Kind};
 
-use super::VdiskPlan;
+/// Memory of the node; disks need little of it.
+const MEMORY: &str = "256M";
+/// Where its last words go.
+const LOG: &str = "log";
+/// How long it may take to serve, in looks and the time between two of them.
+const LOOKS: u32 = 3000;
+const LOOK: Duration = Duration::from_millis(10);
 
-/// A target that serves one disk at a socket until this is dropped.
+/// A node that serves disks at sockets until this is dropped.
 #[derive(Debug)]
 pub struct Target {
-    socket: PathBuf,
+    child: Child,
+    /// For the sockets; removed with this.
+    dir: PathBuf,
+    sockets: Vec<PathBuf>,
 }
 
 impl Target {
-    /// Serves a disk with the plan's number of queues on its processor for targets, and comes back
-    /// when the socket takes connections.
+    /// Serves disks with so many queues each on one processor, and comes back when all sockets
+    /// take connections.
     ///
     /// # Errors
-    /// When the disk cannot be opened or served.
-    pub fn start(disk: &str, plan: &VdiskPlan) -> Result<Target, Error> {
-        let what = format!(
-            "serving {disk} with {} queues on processor {}: this version serves no disks",
-            plan.queues, plan.target_processor
-        );
-        Err(Error::new(Kind::Usage, what).hint("name another target's socket with --socket"))
+    /// When a disk cannot be opened or served; with the node's last words.
+    pub fn start(disks: &[String], queues: u16, processor: usize) -> Result<Target, Error> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let system = |what: &str, error: std::io::Error| {
+            Error::new(Kind::System, format!("{what}: {error}"))
+        };
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("millrace-vdisk-{}-{number}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        std::fs::create_dir(&dir).map_err(|error| system("making a directory", error))?;
+        let mut sockets = Vec::new();
+        let program = std::env::current_exe().map_err(|e| system("finding this program", e))?;
+        let mut command = Command::new(program);
+        command.args(["serve", "--memory", MEMORY, "--cores"]);
+        command.arg(format!("{processor}-{processor}"));
+        for (nth, uri) in disks.iter().enumerate() {
+            let socket = dir.join(format!("{nth}.sock"));
+            let path = quoted(&socket);
+            let spec = format!("name=disk{nth} queues={queues} uri={uri} socket={path}");
+            command.arg("--disk").arg(spec);
+            sockets.push(socket);
+        }
+        let log = File::create(dir.join(LOG)).map_err(|error| system("making a file", error))?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .map_err(|error| system("starting a node", error))?;
+        let mut target = Target { child, dir, sockets };
+        target.wait_until_it_listens()?;
+        Ok(target)
     }
 
-    /// Where to connect.
-    pub fn socket(&self) -> &Path {
-        &self.socket
+    fn wait_until_it_listens(&mut self) -> Result<(), Error> {
+        for _ in 0..LOOKS {
+            if self.sockets.iter().all(|socket| socket.exists()) {
+                return Ok(());
+            }
+            if let Ok(Some(status)) = self.child.try_wait() {
+                let said = std::fs::read_to_string(self.dir.join(LOG)).unwrap_or_default();
+                let complaint = |line: &str| {
+                    let said = line.strip_prefix("millrace: ").or(line.strip_prefix("error: "));
+                    said.map(str::to_owned)
+                };
+                let said = said.lines().find_map(complaint);
+                let said = said.unwrap_or_else(|| "it does not say why".to_owned());
+                let what = format!("the node that was to serve the disk ended ({status}): {said}");
+                return Err(Error::new(Kind::Usage, what));
+            }
+            std::thread::sleep(LOOK);
+        }
+        Err(Error::new(Kind::System, "the node that was to serve the disk does not listen"))
+    }
+
+    /// Where to connect, disk by disk.
+    pub fn sockets(&self) -> &[PathBuf] {
+        &self.sockets
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// A path as a disk's description and a URI take it.
+pub(crate) fn quoted(path: &Path) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
+    path.as_os_str()
+        .as_bytes()
+        .iter()
+        .map(|byte| if plain(*byte) { char::from(*byte).into() } else { format!("%{byte:02X}") })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_quoted_for_a_uri() {
+        assert_eq!(quoted(Path::new("/tmp/a b?c%.img")), "/tmp/a%20b%3Fc%25.img");
     }
 }
