@@ -176,7 +176,13 @@ impl PackedRing {
         if !self.resubmits.is_empty() {
             return Ok(count);
         }
+        // As for a split ring: what is likely to be needed is asked for ahead.
+        self.requests.prefetch(self.requests.latest, lookup);
+        for ahead in 0..AHEAD {
+            self.prefetch(ahead, lookup);
+        }
         while count < max && self.requests.may_go_on() {
+            self.prefetch(AHEAD, lookup);
             let first = load_word(&self.desc, self.next_avail.index);
             if !is_available(flags_of(first), self.next_avail.wrap) {
                 break;
@@ -196,6 +202,19 @@ impl PackedRing {
             count += 1;
         }
         Ok(count)
+    }
+
+    /// Prepares for the descriptor that is so many ahead, if it is there. It is read again, and judged, when its turn
+    /// comes.
+    #[inline(always)]
+    fn prefetch(&self, ahead: u16, lookup: &Lookup<'_>) {
+        if ahead < self.num {
+            let at = self.next_avail.advance(ahead, self.num);
+            let word = load_word(&self.desc, at.index);
+            if is_available(flags_of(word), at.wrap) {
+                self.requests.prefetch(id_of(word), lookup);
+            }
+        }
     }
 
     /// Copies the chain at the next available position into private memory. Gives the position behind it.

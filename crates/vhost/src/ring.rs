@@ -31,6 +31,8 @@ pub(crate) const DESC_LEN: usize = 16;
 
 /// Largest ring.
 const NUM_MAX: u16 = 1 << 15;
+/// How many requests ahead of the one being read the processor is told what will be needed.
+pub(crate) const AHEAD: u16 = 6;
 /// A batch ends early once it has read this many descriptors, so that one ring cannot hold a core for long.
 const WORK_MAX: usize = 4096;
 
@@ -312,6 +314,8 @@ pub(crate) struct Requests {
     pub(crate) batch: Vec<u16>,
     /// The chain being read.
     pub(crate) chain: Chain,
+    /// The tag given back last. A guest that has one request at a time uses it for the next.
+    pub(crate) latest: u16,
     /// The region of guest memory that the last address was in.
     pub(crate) region: usize,
     /// Descriptors that this pop may still read.
@@ -332,6 +336,7 @@ impl Requests {
             answered: Vec::with_capacity(num),
             batch: Vec::with_capacity(num),
             chain: Chain::default(),
+            latest: 0,
             region: 0,
             work: 0,
             broken: None,
@@ -364,6 +369,14 @@ impl Requests {
     #[inline]
     pub(crate) fn may_go_on(&self) -> bool {
         self.work > 0
+    }
+
+    /// Has the processor fetch what a request with this tag is likely to need; any tag will do.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, tag: u16, lookup: &Lookup<'_>) {
+        if let Some(slot) = self.slots.get(usize::from(tag)) {
+            slot.prefetch(lookup);
+        }
     }
 
     /// The slot of a tag that the guest chose, if it is one and free.
@@ -464,6 +477,7 @@ impl Requests {
         }
         finished.iter().for_each(answer);
         self.in_flight -= self.batch.len();
+        self.latest = self.batch.last().copied().unwrap_or(self.latest);
         self.region = lookup.region();
     }
 

@@ -144,9 +144,18 @@ impl SplitRing {
             return Err(Fault::AvailableJump { next: self.next_avail, available });
         }
         let count = usize::from(count).min(max - taken);
-        for _ in 0..count {
+        // The way to another processor's memory is long: what is likely to be needed there is asked for at once.
+        self.requests.prefetch(self.requests.latest, lookup);
+        self.used.prefetch(USED_RING + USED_ENTRY_LEN * usize::from(self.next_used & self.mask));
+        for ahead in 0..AHEAD.min(count as u16) {
+            self.prefetch(ahead, lookup);
+        }
+        for nth in 0..count {
             if !self.requests.may_go_on() {
                 break;
+            }
+            if nth + usize::from(AHEAD) < count {
+                self.prefetch(AHEAD, lookup);
             }
             let at = AVAIL_RING + 2 * usize::from(self.next_avail & self.mask);
             let head = self.avail.load_u16(at, Relaxed);
@@ -160,6 +169,14 @@ impl SplitRing {
             taken += 1;
         }
         Ok(taken)
+    }
+
+    /// Prepares for the head that is so many entries ahead. It is read again, and judged, when its turn comes.
+    #[inline(always)]
+    fn prefetch(&self, ahead: u16, lookup: &Lookup<'_>) {
+        let at = usize::from(self.next_avail.wrapping_add(ahead) & self.mask);
+        let head = self.avail.load_u16(AVAIL_RING + 2 * at, Relaxed);
+        self.requests.prefetch(head, lookup);
     }
 
     /// Copies a head's chain into private memory.
