@@ -32,5 +32,5 @@ pub use packed::PackedRing;
 pub use request::{DATA_MAX, Disk, Finished, Kind, Request, SEGMENTS_MAX, SERIAL_LEN, Status};
 pub use ring::{F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, Fault, Recovered, Ring, Setup};
 pub use split::SplitRing;
-pub use stats::{Counter, KindStats, QueueStats};
-pub use target::{Target, TargetOptions};
+pub use stats::{Counter, KindStats, LATENCY_BUCKETS, Latency, QueueStats};
+pub use target::{Keeper, Target, TargetOptions};

@@ -123,7 +123,8 @@ pub(crate) struct Ended {
 /// Runs a ring until it is told to stop and what was popped is given back. Suspends until then.
 pub(crate) async fn run(core: Core, start: Start, mut orders: Orders) -> Ended {
     let (index, base) = (start.index, start.setup.base);
-    let kick = start.kick.as_ref().and_then(|kick| watch(&core, kick));
+    let stats = start.stats.clone();
+    let kick = start.kick.as_ref().and_then(|kick| watch(&core, kick, &stats));
     let queue = match Queue::start(&core, start) {
         Ok(queue) => Rc::new(RefCell::new(queue)),
         Err(()) => {
@@ -142,7 +143,7 @@ pub(crate) async fn run(core: Core, start: Start, mut orders: Orders) -> Ended {
                 if let Some(old) = kick.take() {
                     old.cancel();
                 }
-                kick = new.as_ref().and_then(|kick| watch(&core, kick));
+                kick = new.as_ref().and_then(|kick| watch(&core, kick, &stats));
             } else {
                 queue.obey(command);
             }
@@ -165,13 +166,15 @@ pub(crate) async fn run(core: Core, start: Start, mut orders: Orders) -> Ended {
 }
 
 /// Waits for the guest's kicks: each wakes the core, whose pollers then look.
-fn watch(core: &Core, kick: &EventFd) -> Option<reactor::JoinHandle<()>> {
+fn watch(core: &Core, kick: &EventFd, stats: &Arc<QueueStats>) -> Option<reactor::JoinHandle<()>> {
+    let stats = stats.clone();
     let watch = kick.watch(core).ok()?;
     let counter =
         EventFd::from_fd(std::os::fd::AsFd::as_fd(kick).try_clone_to_owned().ok()?).ok()?;
     Some(core.spawn(Class::Foreground, async move {
         while watch.raised().await.is_ok() {
             counter.clear();
+            stats.kicks.add(1);
         }
     }))
 }
@@ -194,6 +197,7 @@ async fn until_stop(orders: &mut Orders) {
 
 /// See the module text.
 struct Queue {
+    core: Core,
     disk_name: Arc<str>,
     index: u16,
     ring: Ring,
@@ -214,6 +218,8 @@ struct Queue {
     tags: Vec<u16>,
     done: Vec<Done>,
     finished: Vec<Finished>,
+    /// When each tag's request was popped.
+    begun_ns: Box<[u64]>,
     stats: Arc<QueueStats>,
 }
 
@@ -248,6 +254,7 @@ impl Queue {
         }
         start.stats.resubmitted.add(recovered.resubmits as u64);
         Ok(Queue {
+            core: core.clone(),
             disk_name,
             index,
             ring,
@@ -266,6 +273,7 @@ impl Queue {
             tags: Vec::with_capacity(TURN),
             done: Vec::with_capacity(TURN),
             finished: Vec::with_capacity(TURN),
+            begun_ns: vec![0; usize::from(setup.num)].into(),
             stats: start.stats,
         })
     }
@@ -329,7 +337,9 @@ impl Queue {
                 self.broke(fault);
             }
             let tags = std::mem::take(&mut self.tags);
+            let now = self.core.now_ns();
             for &tag in &tags {
+                self.begun_ns[usize::from(tag)] = now;
                 if !self.deferred.is_empty() || self.submit(tag).is_err() {
                     self.deferred.push_back(tag);
                 }
@@ -347,6 +357,11 @@ impl Queue {
             && let Some(waker) = self.waiting.take()
         {
             waker.wake();
+        }
+        self.stats.turns.add(1);
+        if worked {
+            self.stats.worked.add(1);
+            self.stats.depth.set((self.channel.in_flight() + self.deferred.len()) as u64);
         }
         worked
     }
@@ -379,7 +394,14 @@ impl Queue {
     }
 
     fn give_back(&mut self) {
+        let now = match self.done.is_empty() {
+            true => 0,
+            false => self.core.now_exact_ns(),
+        };
         for done in self.done.drain(..) {
+            let kind = self.ring.request(done.tag as u16).kind;
+            let begun = self.begun_ns[done.tag as usize];
+            self.stats.of(kind).latency.add(now.saturating_sub(begun));
             let status = match done.status {
                 bdev::Status::Ok => Status::Ok,
                 bdev::Status::Unsupported => Status::Unsupported,

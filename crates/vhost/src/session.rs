@@ -362,6 +362,16 @@ impl Session {
         self.write_cache && self.features() & feature::FLUSH != 0
     }
 
+    /// The write cache as the configuration space tells it, whatever the guest has acknowledged.
+    pub fn told_write_cache(&self) -> bool {
+        self.write_cache
+    }
+
+    /// From now on writes are durable when they complete: for a guest of which it is not known what it was told.
+    pub fn distrust_write_cache(&mut self) {
+        self.write_cache = false;
+    }
+
     /// How many rings the device has, used or not.
     pub fn rings(&self) -> u16 {
         self.offer.config.queues
@@ -916,7 +926,8 @@ impl Session {
 
     /// The end of RESET_DEVICE, when all rings are idle. What belongs to the connection stays: owner, protocol features,
     /// memory, dirty log, backend channel, and the call and err descriptors, which some front ends send only once. The
-    /// in-flight region goes: its counts are those of rings that begin anew.
+    /// in-flight region goes: its counts are those of rings that begin anew. The write cache stays as well: QEMU does not
+    /// ask for it again, and tells the guest what it was before.
     fn reset(&mut self, actions: &mut Vec<Action>) {
         for (i, ring) in (0u16..).zip(&mut self.rings) {
             if ring.kick == Kick::Descriptor {
@@ -928,7 +939,6 @@ impl Session {
             actions.push(Action::DropInflight);
         }
         self.set_features(None, actions);
-        self.write_cache = self.offer.config.write_cache;
     }
 }
 

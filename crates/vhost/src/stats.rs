@@ -1,4 +1,7 @@
 //! Counters of a disk's rings: written by a ring's core only, read by whoever tells metrics.
+//!
+//! A request's time is that from the turn that took it from the guest to its return. The clock is
+//! read once for all that are returned together.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,12 +14,49 @@ pub struct Counter(AtomicU64);
 impl Counter {
     #[inline]
     pub(crate) fn add(&self, n: u64) {
-        self.0.store(self.0.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
     }
 
     /// Its value now.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// How many buckets a [`Latency`] has.
+pub const LATENCY_BUCKETS: usize = 28;
+/// Exponent of the first bucket's end.
+const FIRST: u32 = 8;
+
+/// How long requests took: a histogram with a bucket for each power of two.
+#[derive(Debug, Default)]
+pub struct Latency {
+    /// Nanoseconds, all together.
+    pub sum_ns: Counter,
+    buckets: [Counter; LATENCY_BUCKETS],
+}
+
+impl Latency {
+    #[inline]
+    pub(crate) fn add(&self, ns: u64) {
+        let bits = u64::BITS - (ns >> FIRST).leading_zeros();
+        self.buckets[(bits as usize).min(LATENCY_BUCKETS - 1)].add(1);
+        self.sum_ns.add(ns);
+    }
+
+    /// How many took less than [`Latency::end_ns`] of their bucket, and not less than that of the one before.
+    pub fn counts(&self) -> [u64; LATENCY_BUCKETS] {
+        std::array::from_fn(|at| self.buckets[at].get())
+    }
+
+    /// Where a bucket ends, in nanoseconds; the last one has no end.
+    pub fn end_ns(bucket: usize) -> Option<u64> {
+        (bucket + 1 < LATENCY_BUCKETS).then(|| 1 << (FIRST as usize + bucket))
     }
 }
 
@@ -27,6 +67,8 @@ pub struct KindStats {
     pub requests: Counter,
     /// Their bytes.
     pub bytes: Counter,
+    /// How long those took that the device has done.
+    pub latency: Latency,
 }
 
 /// Counters of one ring since the disk was attached.
@@ -53,24 +95,60 @@ pub struct QueueStats {
     pub resubmitted: Counter,
     /// Times that the guest made the ring meaningless.
     pub broken: Counter,
+    /// Times that the guest woke the core.
+    pub kicks: Counter,
+    /// Turns in which the ring was looked at.
+    pub turns: Counter,
+    /// Those in which there was something to do.
+    pub worked: Counter,
+    /// Requests that are at the device now, or wait for it.
+    pub depth: Counter,
 }
 
 impl QueueStats {
     #[inline]
     pub(crate) fn begin(&self, kind: Kind, len: u64) {
-        let of = match kind {
+        let of = self.of(kind);
+        of.requests.add(1);
+        of.bytes.add(len);
+    }
+
+    #[inline]
+    pub(crate) fn of(&self, kind: Kind) -> &KindStats {
+        match kind {
             Kind::Read => &self.reads,
             Kind::Write => &self.writes,
             Kind::Flush => &self.flushes,
             Kind::Discard | Kind::WriteZeroes { .. } => &self.discards,
-        };
-        of.requests.add(1);
-        of.bytes.add(len);
+        }
     }
 
     #[inline]
     pub(crate) fn completed(&self, requests: u64) {
         self.completions.add(requests);
         self.batches.add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_in_the_bucket_that_ends_behind_it() {
+        let latency = Latency::default();
+        let times = [0, 1, 255, 256, 511, 512, 1_000_000, u64::from(u32::MAX), 1 << 34, u64::MAX];
+        for ns in times {
+            let before = latency.counts();
+            latency.add(ns);
+            let after = latency.counts();
+            let at = (0..LATENCY_BUCKETS).find(|&at| after[at] != before[at]).unwrap();
+            assert!(Latency::end_ns(at).is_none_or(|end| ns < end), "{ns} in {at}");
+            assert!(
+                at == 0 || Latency::end_ns(at - 1).is_some_and(|end| end <= ns),
+                "{ns} in {at}"
+            );
+        }
+        assert_eq!(latency.counts().iter().sum::<u64>(), times.len() as u64);
     }
 }

@@ -9,13 +9,21 @@
 //!    and what is at the device comes to its end in memory that stays mapped so long. Then only the
 //!    in-flight region, which the front end keeps, knows what was begun.
 //!
+//! # The write cache
+//!
+//! A guest that switched the write cache off holds every completed write for durable, and it is not
+//! asked again: after a crash of ours QEMU goes on without a word about it. So what a front end was
+//! told is remembered ([`Target::remember`]) before a SET_CONFIG is acknowledged, and before a front
+//! end that begins anew gets its in-flight region. Where nothing is known and a front end comes with
+//! a region of an earlier process, the cache is off: slower, and never wrong.
+//!
 //! All of this is on one core and off the way of requests.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::os::fd::{AsFd, OwnedFd};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -62,12 +70,20 @@ pub struct Target {
     stop: Cell<bool>,
     connected: Cell<bool>,
     events: Rc<Events>,
+    /// What front ends were told of the write cache, if that is known.
+    write_cache: Cell<Option<bool>>,
+    keeper: OnceCell<Keeper>,
 }
+
+/// Keeps durably what front ends were told of the write cache: see [`Target::remember`].
+pub type Keeper = Box<dyn Fn(Option<bool>) -> Pin<Box<dyn Future<Output = Result<(), String>>>>>;
 
 /// What wakes a connection beside its socket.
 #[derive(Default)]
 struct Events {
     ended: RefCell<VecDeque<Ended>>,
+    /// The device has another size than the front end knows.
+    resized: Cell<bool>,
     waker: RefCell<Option<Waker>>,
 }
 
@@ -91,7 +107,47 @@ impl Target {
             stop: Cell::new(false),
             connected: Cell::new(false),
             events: Rc::default(),
+            write_cache: Cell::new(None),
+            keeper: OnceCell::new(),
         })
+    }
+
+    /// Has what front ends are told of the write cache kept by `keeper`, which is done when that is
+    /// durable. `known` is what it kept before. To be called once, before [`Target::serve`].
+    pub fn remember(&self, known: Option<bool>, keeper: Keeper) {
+        self.write_cache.set(known);
+        let _ = self.keeper.set(keeper);
+    }
+
+    async fn told_write_cache(&self, told: Option<bool>) -> Result<(), Refused> {
+        self.write_cache.set(told);
+        match self.keeper.get() {
+            Some(keeper) => keeper(told)
+                .await
+                .map_err(|error| Refused::new("remembering the write cache", error)),
+            None => Ok(()),
+        }
+    }
+
+    /// What front ends were told of the write cache, if that is known.
+    pub fn write_cache(&self) -> Option<bool> {
+        self.write_cache.get()
+    }
+
+    /// The device that is served.
+    pub fn device(&self) -> &Bdev {
+        &self.device
+    }
+
+    /// Gives the disk another size, in bytes, and tells the guest. Suspends.
+    ///
+    /// # Errors
+    /// As for [`Bdev::resize`].
+    pub async fn resize(&self, size_bytes: u64) -> Result<(), bdev::Error> {
+        self.device.resize(&self.core, size_bytes).await?;
+        self.events.resized.set(true);
+        self.events.ring();
+        Ok(())
     }
 
     /// The counters of its rings.
@@ -208,6 +264,7 @@ struct RingParts {
 enum Next {
     Received(std::io::Result<(usize, Vec<OwnedFd>)>),
     Ended(Ended),
+    Resized,
     Stop,
 }
 
@@ -226,7 +283,11 @@ struct Connection<'a> {
 impl<'a> Connection<'a> {
     fn new(target: &'a Target, socket: UnixSocket) -> Connection<'a> {
         let queues = target.options.queues;
-        let offer = Offer::new(config(&target.device.geometry(), queues));
+        // What it is from here on is in the geometry.
+        target.events.resized.set(false);
+        let mut config = config(&target.device.geometry(), queues);
+        config.write_cache &= target.write_cache.get() != Some(false);
+        let offer = Offer::new(config);
         Connection {
             target,
             socket,
@@ -245,6 +306,7 @@ impl<'a> Connection<'a> {
         loop {
             let step = match self.next(&mut received).await {
                 Next::Stop => return End::Stopped,
+                Next::Resized => self.resized().await,
                 Next::Received(Ok((0, _))) => return End::Gone,
                 Next::Received(Err(error)) => return End::Failed(format!("receiving: {error}")),
                 Next::Ended(ended) => {
@@ -278,6 +340,9 @@ impl<'a> Connection<'a> {
             if self.target.stop.get() {
                 return Poll::Ready(Next::Stop);
             }
+            if events.resized.take() {
+                return Poll::Ready(Next::Resized);
+            }
             events.waker.replace(Some(cx.waker().clone()));
             match self.session.is_waiting() {
                 true => Poll::Pending,
@@ -292,8 +357,32 @@ impl<'a> Connection<'a> {
         let Some((message, fds)) = self.framer.push(bytes, fds).map_err(bad)? else {
             return Ok(());
         };
-        let actions = self.session.handle(&message, fds).map_err(bad)?;
+        let told = self.session.told_write_cache();
+        let mut actions = self.session.handle(&message, fds).map_err(bad)?;
+        let tells = self.session.told_write_cache();
+        if tells != told
+            && let Err(Refused(why)) = self.target.told_write_cache(Some(tells)).await
+        {
+            // It holds for now: if it is off, that is safe, and if it is on, it is only known to be off.
+            tracing::error!(disk = &*self.target.name, "{why}");
+            if let Some(Action::Reply(reply)) = actions.last_mut() {
+                let _ = reply.refuse();
+            }
+        }
         self.perform(actions).await
+    }
+
+    /// Lets the rings and the guest know how large the device is now.
+    async fn resized(&mut self) -> Result<(), Refused> {
+        let sectors = self.target.device.size_bytes() / SECTOR_BYTES;
+        self.each_ring(|connection| Command::Disk(connection.disk()));
+        match (self.session.set_capacity(sectors), &self.channel) {
+            (Some(message), Some(channel)) => channel
+                .send(&message, &[])
+                .await
+                .map_err(|error| Refused::new("telling the front end of a new size", error)),
+            _ => Ok(()),
+        }
     }
 
     /// Does what the session says, in its order.
@@ -307,6 +396,14 @@ impl<'a> Connection<'a> {
                     sent.map_err(|error| Refused::new("sending a reply", error))?;
                 }
                 Action::CreateInflight { queues, queue_size } => {
+                    // A front end that begins anew: it knows what it was told on this connection.
+                    let volatile = self.target.device.geometry().volatile_cache;
+                    let told = volatile.then_some(self.session.told_write_cache());
+                    if told != self.target.write_cache.get()
+                        && let Err(Refused(why)) = self.target.told_write_cache(told).await
+                    {
+                        tracing::warn!(disk = &*self.target.name, "{why}");
+                    }
                     let (area, fd) = self.create_inflight(queues, queue_size)?;
                     actions.extend(self.session.inflight_created(&area, fd));
                 }
@@ -473,6 +570,14 @@ impl<'a> Connection<'a> {
             Some((info, fd)) => {
                 let region = InflightRegion::map(fd.as_fd(), *info, self.form());
                 let region = region.map_err(|e| Refused::new("the in-flight region", e))?;
+                if target.write_cache.get().is_none() && self.session.told_write_cache() {
+                    self.session.distrust_write_cache();
+                    tracing::info!(
+                        disk = &*target.name,
+                        "writes are made durable at once: it is not known whether the guest was \
+                         told of a write cache"
+                    );
+                }
                 region.queue(index)
             }
         };
