@@ -23,6 +23,11 @@ impl Exposition {
         self.metric(name, help, "gauge")
     }
 
+    /// Begins a metric whose values are distributions.
+    pub fn histogram(&mut self, name: &str, help: &str) -> Metric<'_> {
+        self.metric(name, help, "histogram")
+    }
+
     fn metric(&mut self, name: &str, help: &str, kind: &str) -> Metric<'_> {
         // Writing to a string cannot fail.
         let _ = writeln!(self.0, "# HELP millrace_{name} {help}\n# TYPE millrace_{name} {kind}");
@@ -48,21 +53,65 @@ impl Metric<'_> {
     }
 
     /// Adds a value that has labels, given as names and values.
-    pub fn labelled(self, labels: &[(&str, &dyn Display)], value: impl Display) -> Self {
-        let _ = write!(self.text, "millrace_{}", self.name);
+    pub fn labelled(mut self, labels: &[(&str, &dyn Display)], value: impl Display) -> Self {
+        self.line("", labels, value);
+        self
+    }
+
+    /// Adds a distribution of a histogram. `buckets` are their ends, from the lowest on, and how
+    /// many values lie between two of them; `count` and `sum` are of all values.
+    pub fn distribution(
+        mut self,
+        labels: &[(&str, &dyn Display)],
+        buckets: impl IntoIterator<Item = (f64, u64)>,
+        count: u64,
+        sum: f64,
+    ) -> Self {
+        let mut below = 0;
+        for (end, n) in buckets {
+            below += n;
+            self.line("_bucket", &[labels, &[("le", &end)]].concat(), below);
+        }
+        self.line("_bucket", &[labels, &[("le", &"+Inf")]].concat(), count);
+        self.line("_sum", labels, sum);
+        self.line("_count", labels, count);
+        self
+    }
+
+    fn line(&mut self, suffix: &str, labels: &[(&str, &dyn Display)], value: impl Display) {
+        let _ = write!(self.text, "millrace_{}{suffix}", self.name);
         for (n, (name, what)) in labels.iter().enumerate() {
             let what = what.to_string();
             let escaped = what.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
             let _ = write!(self.text, "{}{name}=\"{escaped}\"", if n == 0 { '{' } else { ',' });
         }
         let _ = writeln!(self.text, "{} {value}", if labels.is_empty() { "" } else { "}" });
-        self
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_distribution_counts_what_lies_below_each_end() {
+        let mut text = Exposition::default();
+        let buckets = [(0.5, 2), (1.0, 3)];
+        text.histogram("seconds", "Seconds").distribution(&[("of", &"a")], buckets, 6, 7.5);
+        let said = text.finish();
+        let lines: Vec<&str> = said.lines().skip(1).collect();
+        assert_eq!(
+            lines,
+            [
+                "# TYPE millrace_seconds histogram",
+                "millrace_seconds_bucket{of=\"a\",le=\"0.5\"} 2",
+                "millrace_seconds_bucket{of=\"a\",le=\"1\"} 5",
+                "millrace_seconds_bucket{of=\"a\",le=\"+Inf\"} 6",
+                "millrace_seconds_sum{of=\"a\"} 7.5",
+                "millrace_seconds_count{of=\"a\"} 6",
+            ]
+        );
+    }
 
     #[test]
     fn a_metric_is_said_once_and_its_values_line_by_line() {
