@@ -48,6 +48,15 @@ pub enum Command {
         #[command(subcommand)]
         command: KvCommand,
     },
+    /// Make disks for virtual machines, and attach, resize and watch them on a running node
+    #[command(subcommand_required = true, arg_required_else_help = true)]
+    Disk {
+        /// What to do with disks.
+        #[command(subcommand)]
+        command: DiskCommand,
+    },
+    /// Show what a running node does, second by second
+    Top(TopArgs),
     /// Measure how fast a database is read and written
     Bench(BenchArgs),
     /// Print a shell's completion script
@@ -109,6 +118,16 @@ pub struct ServeArgs {
     /// file:PATH[?engine=uring|aio|mmap|sync], mem:SIZE, null:SIZE.
     #[arg(long, value_name = "SPEC")]
     pub disk: Vec<DiskSpec>,
+    /// Remember attached disks in this directory, and listen there for `millrace disk` and `top`
+    ///
+    /// [default: $XDG_STATE_HOME/millrace; /var/lib/millrace for root, ~/.local/state/millrace for
+    /// others]. Each node needs one of its own; with it a node starts also with nothing to serve.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    #[arg(env = node::STATE_VARIABLE, hide_env_values = true)]
+    pub state: Option<PathBuf>,
+    /// Listen for `millrace disk` and `top` here instead of in the state directory
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub admin: Option<PathBuf>,
     /// What an acknowledged write survives: the end of the process, or a power cut [default: power]
     ///
     /// power flushes the disk once for all writes that wait, before they are answered; process
@@ -383,6 +402,133 @@ pub struct Place {
     /// A running node: HOST, HOST:PORT or :PORT
     #[arg(long, value_name = "ADDR")]
     pub connect: Option<String>,
+}
+
+/// `millrace disk`.
+#[derive(Debug, Subcommand)]
+pub enum DiskCommand {
+    /// Make an image file
+    #[command(after_help = "Examples:\n  \
+        millrace disk create vm1.img --size 10G\n  \
+        millrace disk create vm1.img --size 10G --preallocate\n\n\
+        The image is sparse: it takes room on the disk as it is written. With --preallocate it has \
+        all its room at once, and no write fails later because the disk is full.")]
+    Create {
+        /// The file; it must not be there yet.
+        #[arg(value_hint = ValueHint::FilePath)]
+        path: PathBuf,
+        /// Its size
+        #[arg(long, value_name = "SIZE")]
+        size: Size,
+        /// Give it all its room on the disk now
+        #[arg(long)]
+        preallocate: bool,
+    },
+    /// List the disks of a running node
+    #[command(after_help = "Examples:\n  \
+        millrace disk list\n  \
+        millrace disk list --json --state /srv/millrace")]
+    List {
+        /// Which node.
+        #[command(flatten)]
+        node: Node,
+    },
+    /// Add a disk to a running node: name=NAME uri=URI socket=PATH [queues=N] [serial=TEXT]
+    #[command(after_help = "Examples:\n  \
+        millrace disk attach 'name=vm1 uri=file:vm1.img socket=vm1.sock queues=2'\n  \
+        millrace disk attach 'name=scratch uri=mem:8G socket=/run/scratch.sock'\n\n\
+        SPEC is what serve --disk takes; relative paths begin in the current directory. The disk \
+        comes back when the node is started again, until it is detached.")]
+    Attach {
+        /// The disk.
+        spec: DiskSpec,
+        /// Which node.
+        #[command(flatten)]
+        node: Node,
+    },
+    /// Take a disk away from a running node and forget it
+    #[command(after_help = "Examples:\n  \
+        millrace disk detach vm1\n\n\
+        Image and data stay as they are. A disk that a virtual machine uses is taken away with \
+        --force only: the guest's requests then wait until a disk is attached at the same socket.")]
+    Detach {
+        /// Its name.
+        name: String,
+        /// Also while a virtual machine is connected
+        #[arg(long)]
+        force: bool,
+        /// Which node.
+        #[command(flatten)]
+        node: Node,
+    },
+    /// Give a disk another size while its guest runs
+    #[command(after_help = "Examples:\n  \
+        millrace disk resize vm1 --size 20G\n  \
+        millrace disk resize vm1 --size 5G --shrink\n\n\
+        The guest is told and sees the new size at once; its partitions and file systems are the \
+        guest's to change. With --shrink the end of the disk is cut off, and what is there is lost: \
+        make the file system smaller first.")]
+    Resize {
+        /// Its name.
+        name: String,
+        /// The new size
+        #[arg(long, value_name = "SIZE")]
+        size: Size,
+        /// It may become smaller, and what is at its end be lost
+        #[arg(long)]
+        shrink: bool,
+        /// Which node.
+        #[command(flatten)]
+        node: Node,
+    },
+    /// Describe what the disks of a running node have done
+    #[command(after_help = "Examples:\n  \
+        millrace disk stat\n  \
+        millrace disk stat vm1 --json\n\n\
+        Counts are since the node was started. p50 and p99 come from a histogram with a bucket for \
+        each power of two.")]
+    Stat {
+        /// Its name; all disks if it is left out.
+        name: Option<String>,
+        /// Which node.
+        #[command(flatten)]
+        node: Node,
+    },
+}
+
+/// A node that runs, and how to print what it says.
+#[derive(Clone, Debug, Args)]
+pub struct Node {
+    /// The node's state directory, if it has not the default one
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    #[arg(env = node::STATE_VARIABLE, hide_env_values = true)]
+    pub state: Option<PathBuf>,
+    /// The node's admin socket, if it is not in the state directory
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub admin: Option<PathBuf>,
+    /// Print JSON; its shape is described in docs/CLI.md
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `millrace top`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    millrace top\n  \
+    millrace top --once\n  \
+    millrace top --json | jq .disks\n\n\
+    CPU is the share of the time in which the core's thread ran, spinning for work included. Into a \
+    pipe or a file the frames go one below the other.")]
+pub struct TopArgs {
+    /// Show one frame and end
+    #[arg(long)]
+    pub once: bool,
+    /// Seconds between two frames
+    #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
+    pub interval: f64,
+    /// Which node.
+    #[command(flatten)]
+    pub node: Node,
 }
 
 /// `millrace bench`.

@@ -5,14 +5,17 @@
 //! not a failure.
 #![deny(unsafe_code)]
 
+mod admin;
 mod allocator;
 mod args;
 mod bench;
+mod disk;
 mod failure;
 mod kv;
 mod output;
 mod remote;
 mod serve;
+mod top;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -45,6 +48,8 @@ fn run(command: Command) -> Result<Verdict, Failure> {
     match command {
         Command::Serve(args) => serve::run(args)?,
         Command::Kv { command } => return crate::kv::run(command),
+        Command::Disk { command } => disk::run(command)?,
+        Command::Top(args) => top::run(&args)?,
         Command::Bench(args) => bench::run(args)?,
         Command::Completions { shell } => {
             let mut script = Vec::new();

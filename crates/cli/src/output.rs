@@ -174,6 +174,29 @@ pub fn put_bytes(object: &mut Map<String, Value>, name: &str, bytes: &[u8], as_h
     };
 }
 
+/// Columns of text, each as wide as it must be, with two spaces between. Those in `right` are aligned
+/// to the right.
+pub fn table<const N: usize>(rows: &[[String; N]], right: &[usize]) -> String {
+    let widths: [usize; N] =
+        std::array::from_fn(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0));
+    let mut out = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (at, (cell, width)) in row.iter().zip(widths).enumerate() {
+            if at > 0 {
+                line.push_str("  ");
+            }
+            match right.contains(&at) {
+                true => line.push_str(&format!("{cell:>width$}")),
+                false => line.push_str(&format!("{cell:<width$}")),
+            }
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
 /// Writes a number with commas between the thousands.
 pub fn thousands(number: u64) -> String {
     let digits = number.to_string();
@@ -237,6 +260,12 @@ mod tests {
         assert_eq!(object(b"abc", false), r#"{"key":"abc"}"#);
         assert_eq!(object(b"abc", true), r#"{"key_hex":"616263"}"#);
         assert_eq!(object(b"\xff", false), r#"{"key_hex":"ff"}"#);
+    }
+
+    #[test]
+    fn tables_are_as_wide_as_they_must_be() {
+        let rows = [["A", "SIZE", "B"], ["µs", "1", "x"]].map(|row| row.map(str::to_owned));
+        assert_eq!(table(&rows, &[1]), "A   SIZE  B\nµs     1  x\n");
     }
 
     #[test]

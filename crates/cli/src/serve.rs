@@ -31,6 +31,8 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         requirepass: None,
         password_file: args.password_file,
         disk: args.disk,
+        state: args.state,
+        admin: args.admin,
     };
     let settings = match &args.config {
         Some(file) => flags.or(Settings::from_file(file)?),
@@ -48,11 +50,14 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
 fn say_ready(config: &Config, ready: &Ready) {
     let mut out = std::io::stdout().lock();
     let mut text = format!("{}\n", ready_line(config, ready));
-    for disk in &config.disks {
+    for disk in &ready.disks {
         text.push_str(&format!("disk {}: {}\n", disk.name, disk.socket.display()));
     }
     if let Some(addr) = ready.metrics {
         text.push_str(&format!("metrics: http://{addr}/metrics\n"));
+    }
+    if let Some(path) = ready.admin.as_ref().filter(|_| config.data.is_none()) {
+        text.push_str(&format!("admin: {}\n", path.display()));
     }
     if let Some(database) = ready.database.as_ref().filter(|_| out.is_terminal()) {
         let port = match database.listen.port() {
@@ -70,7 +75,7 @@ fn ready_line(config: &Config, ready: &Ready) -> String {
         1 => "1 core".to_owned(),
         cores => format!("{cores} cores"),
     };
-    let disks = match config.disks.len() {
+    let disks = match ready.disks.len() {
         0 => None,
         1 => Some("1 disk".to_owned()),
         disks => Some(format!("{disks} disks")),
@@ -84,7 +89,10 @@ fn ready_line(config: &Config, ready: &Ready) -> String {
         let (data, keys) = (data.display(), thousands(database.keys));
         format!("{data} ({about}{keys} keys, {how}) on {}", database.listen)
     });
-    let what: Vec<String> = database.into_iter().chain(disks).collect();
+    let mut what: Vec<String> = database.into_iter().chain(disks).collect();
+    if what.is_empty() {
+        what.push("no disk yet".to_owned());
+    }
     format!(
         "millrace {} serves {}: {cores} ({}), {}, {} of memory",
         env!("CARGO_PKG_VERSION"),
@@ -113,7 +121,13 @@ mod tests {
         };
         let mut config = Config::new(settings, &machine).unwrap();
         let database = Database { listen: config.listen, keys: 4_000_000, counted: false };
-        let mut ready = Ready { database: Some(database), metrics: None, driver: "io_uring" };
+        let mut ready = Ready {
+            database: Some(database),
+            disks: Vec::new(),
+            metrics: None,
+            admin: None,
+            driver: "io_uring",
+        };
         let line = ready_line(&config, &ready);
         let rest = line.split_once(" serves ").unwrap().1;
         let cpu = config.processors[0];
@@ -125,7 +139,10 @@ mod tests {
             )
         );
         let disk: DiskSpec = "name=a uri=null:1G socket=a.sock".parse().unwrap();
-        (config.data, config.disks, ready.database) = (None, vec![disk], None);
+        (config.data, ready.database) = (None, None);
+        let line = ready_line(&config, &ready);
+        assert!(line.contains("serves no disk yet: 1 core"), "{line}");
+        ready.disks.push(disk);
         let line = ready_line(&config, &ready);
         assert!(line.contains("serves 1 disk: 1 core"), "{line}");
     }

@@ -71,6 +71,10 @@ pub struct Settings {
     /// Disks for virtual machines.
     #[serde(default)]
     pub disk: Vec<DiskSpec>,
+    /// What is remembered over a restart.
+    pub state: Option<PathBuf>,
+    /// Where the node is administered.
+    pub admin: Option<PathBuf>,
 }
 
 fn from_text<'de, T, D>(from: D) -> Result<Option<T>, D::Error>
@@ -128,6 +132,8 @@ impl Settings {
             requirepass: self.requirepass.or(other.requirepass),
             password_file: self.password_file.or(other.password_file),
             disk: if self.disk.is_empty() { other.disk } else { self.disk },
+            state: self.state.or(other.state),
+            admin: self.admin.or(other.admin),
         }
     }
 }
@@ -139,6 +145,10 @@ pub struct Config {
     pub data: Option<PathBuf>,
     /// Disks for virtual machines.
     pub disks: Vec<DiskSpec>,
+    /// The state directory, if it was named: see [`crate::default_state`].
+    pub state: Option<PathBuf>,
+    /// The admin socket, if it was named; otherwise it is in the state directory.
+    pub admin: Option<PathBuf>,
     /// Serve reads only: asked for, or because of `secondary` or `salvage`.
     pub read_only: bool,
     /// What an acknowledged write survives.
@@ -179,10 +189,11 @@ impl Config {
     /// [`Kind::Usage`], with a text that says which setting to change.
     pub fn new(settings: Settings, machine: &Machine) -> Result<Config, Error> {
         let usage = |what: String| Error::new(Kind::Usage, what);
-        if settings.data.is_none() && settings.disk.is_empty() {
+        let attaches = settings.state.is_some() || settings.admin.is_some();
+        if settings.data.is_none() && settings.disk.is_empty() && !attaches {
             return Err(usage("neither a database nor a disk is named".into()).hint(
                 "add --data DIR, a RocksDB directory or one to be made, or --disk 'name=... \
-                 uri=... socket=...'",
+                 uri=... socket=...', or --state DIR to attach disks later",
             ));
         }
         disk_spec::check_all(&settings.disk).map_err(usage)?;
@@ -253,6 +264,8 @@ impl Config {
         Ok(Config {
             data: settings.data,
             disks: settings.disk,
+            state: settings.state,
+            admin: settings.admin,
             read_only,
             durability: settings.durability.unwrap_or_default(),
             adopt: settings.adopt.unwrap_or(false),

@@ -7,10 +7,11 @@
 //! behind `uri=` is the URI, up to the next space.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Most queues of a disk.
 pub const QUEUES_MAX: u16 = 64;
@@ -20,7 +21,7 @@ const QUEUES_DEFAULT: u16 = 16;
 const NAME_MAX: usize = 64;
 
 /// A disk for a virtual machine, as it was asked for.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DiskSpec {
     /// Unique in the node; also what the guest reads as the serial number, unless one is given.
@@ -33,6 +34,7 @@ pub struct DiskSpec {
     #[serde(default = "queues_default")]
     pub queues: u16,
     /// What the guest reads as the serial number instead of the name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
 }
 
@@ -100,6 +102,29 @@ impl DiskSpec {
         Ok(())
     }
 
+    /// The same disk for a process that is at work in another directory: relative paths begin at
+    /// `dir`.
+    #[must_use]
+    pub fn under(mut self, dir: &Path) -> DiskSpec {
+        self.socket = dir.join(&self.socket);
+        // Layers end in a bar, which in a path or a value is always quoted.
+        let device = self.uri.rfind('|').map_or(0, |at| at + 1);
+        if self.uri[device..].strip_prefix("file:").is_some_and(|path| !path.starts_with('/')) {
+            let mut quoted = String::from("file:");
+            for &byte in dir.as_os_str().as_bytes() {
+                match byte {
+                    b'%' | b'|' | b'?' | 0..=b' ' | 0x7f.. => {
+                        quoted.push_str(&format!("%{byte:02X}"));
+                    }
+                    byte => quoted.push(char::from(byte)),
+                }
+            }
+            quoted.push('/');
+            self.uri.replace_range(device..device + "file:".len(), &quoted);
+        }
+        self
+    }
+
     /// What the guest reads as the serial number.
     pub fn serial(&self) -> &str {
         self.serial.as_deref().unwrap_or(&self.name)
@@ -154,6 +179,22 @@ mod tests {
         assert_eq!((disk.queues, disk.serial()), (2, "vm1"));
         let disk: DiskSpec = "name=a uri=null:1G socket=s serial=x%25y".parse().unwrap();
         assert_eq!((disk.queues, disk.serial()), (QUEUES_DEFAULT, "x%y"));
+    }
+
+    #[test]
+    fn relative_paths_begin_where_they_were_written() {
+        let under = |text: &str| {
+            let disk = text.parse::<DiskSpec>().unwrap().under(Path::new("/a b/ü"));
+            (disk.uri, disk.socket)
+        };
+        assert_eq!(
+            under("name=a uri=delay:all=1ms|file:vm.img?engine=aio socket=a.sock"),
+            ("delay:all=1ms|file:/a%20b/%C3%BC/vm.img?engine=aio".into(), "/a b/ü/a.sock".into())
+        );
+        let absolute = "limit:iops=1|file:/vm.img";
+        let text = format!("name=a uri={absolute} socket=/a.sock");
+        assert_eq!(under(&text), (absolute.into(), "/a.sock".into()));
+        assert_eq!(under("name=a uri=null:1G socket=/a.sock").0, "null:1G");
     }
 
     #[test]

@@ -1,74 +1,282 @@
-//! The disks that a node gives to virtual machines: opened at the start, ended with the node.
+//! The disks that a node gives to virtual machines: opened at the start, or attached while it runs,
+//! and ended with the node.
+//!
+//! What was asked for when the node was started comes first; what was attached comes back from the
+//! state directory after it. One change is made at a time.
 
-use std::path::PathBuf;
+use std::cell::{Cell, RefCell};
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use bdev::Bdev;
 use reactor::{Class, Core, JoinHandle, UnixListener};
 use vhost::{Target, TargetOptions};
 
-use crate::disk_spec::DiskSpec;
+use crate::disk_spec::{self, DiskSpec};
 use crate::error::{Error, Kind};
+use crate::size::Size;
+use crate::state::State;
+
+/// Disks at a time.
+const DISKS_MAX: usize = 1024;
+/// How often a change looks whether the one before it has ended, in nanoseconds.
+const LOOK_NS: u64 = 1_000_000;
 
 /// One of them.
-struct Disk {
-    target: Rc<Target>,
+pub(crate) struct Disk {
+    pub spec: DiskSpec,
+    /// It was attached, and comes back after a restart.
+    pub attached: bool,
+    pub serving: Result<Serving, String>,
+}
+
+/// A disk that is there; the other case is why it is not.
+pub(crate) struct Serving {
+    pub target: Rc<Target>,
     socket: PathBuf,
     serving: JoinHandle<()>,
 }
 
 /// All of them; belongs to core 0.
 #[derive(Default)]
-pub(crate) struct Disks(Vec<Disk>);
+pub(crate) struct Disks {
+    state: Option<Rc<State>>,
+    all: RefCell<Vec<Disk>>,
+    /// How many there ever were: they begin on the cores by turns.
+    begun: Cell<usize>,
+    changing: Cell<bool>,
+    ended: Cell<bool>,
+}
+
+/// The right to make a change.
+struct Change<'a>(&'a Disks);
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.0.changing.set(false);
+    }
+}
 
 impl Disks {
-    /// Opens the devices and then listens: who connects finds a disk that is ready.
+    /// Opens the devices and then listens: who connects finds a disk that is ready. A disk that was
+    /// attached earlier and cannot be opened any more is left out, and said.
     ///
     /// # Errors
     /// When a device cannot be opened, or somebody listens on a socket already.
-    pub async fn start(core: &Core, specs: &[DiskSpec]) -> Result<Disks, Error> {
-        let mut disks = Vec::with_capacity(specs.len());
-        for (at, spec) in specs.iter().enumerate() {
-            let name = &spec.name;
-            let device = Bdev::open(core, &spec.uri)
-                .await
-                .map_err(|error| Error::new(Kind::System, format!("disk {name}: {error}")))?;
-            let listener = UnixListener::bind(core, &spec.socket).map_err(|error| {
-                let socket = spec.socket.display();
-                Error::new(Kind::System, format!("disk {name}: listening on {socket}: {error}"))
-            })?;
-            let options = TargetOptions {
-                name: name.clone(),
-                serial: spec.serial().to_owned(),
-                queues: spec.queues,
-                first_core: at,
-            };
-            tracing::info!(disk = %name, uri = %spec.uri, socket = %spec.socket.display(), "a disk is there");
-            let target = Target::new(core, device, options);
-            let serving = {
-                let target = target.clone();
-                core.spawn(Class::Control, async move { target.serve(listener).await })
-            };
-            disks.push(Disk { target, socket: spec.socket.clone(), serving });
+    pub async fn start(
+        core: &Core,
+        specs: &[DiskSpec],
+        state: Option<Rc<State>>,
+    ) -> Result<Disks, Error> {
+        let disks = Disks { state, ..Disks::default() };
+        for spec in specs {
+            let serving = Ok(disks.serve(core, spec).await?);
+            disks.all.borrow_mut().push(Disk { spec: spec.clone(), attached: false, serving });
         }
-        Ok(Disks(disks))
+        for spec in disks.state.as_ref().map(|state| state.disks()).unwrap_or_default() {
+            if specs.iter().any(|other| other.name == spec.name) {
+                continue;
+            }
+            let serving = disks.serve(core, &spec).await.map_err(|error| error.to_string());
+            if let Err(why) = &serving {
+                tracing::error!("{why}; it was attached and is kept for the next start");
+            }
+            disks.all.borrow_mut().push(Disk { spec, attached: true, serving });
+        }
+        Ok(disks)
+    }
+
+    async fn serve(&self, core: &Core, spec: &DiskSpec) -> Result<Serving, Error> {
+        let name = &spec.name;
+        let device = Bdev::open(core, &spec.uri)
+            .await
+            .map_err(|error| Error::new(Kind::System, format!("disk {name}: {error}")))?;
+        let listener = UnixListener::bind(core, &spec.socket).map_err(|error| {
+            let socket = spec.socket.display();
+            Error::new(Kind::System, format!("disk {name}: listening on {socket}: {error}"))
+        })?;
+        let options = TargetOptions {
+            name: name.clone(),
+            serial: spec.serial().to_owned(),
+            queues: spec.queues,
+            first_core: self.begun.replace(self.begun.get() + 1),
+        };
+        tracing::info!(disk = %name, uri = %spec.uri, socket = %spec.socket.display(), "a disk is there");
+        let target = Target::new(core, device, options);
+        if let Some(state) = &self.state {
+            let (state, socket) = (state.clone(), spec.socket.clone());
+            let known = state.write_cache(&socket);
+            let keeper = move |told| {
+                let (state, socket) = (state.clone(), socket.clone());
+                Box::pin(async move { state.keep_write_cache(&socket, told).await }) as _
+            };
+            target.remember(known, Box::new(keeper));
+        }
+        let serving = {
+            let target = target.clone();
+            core.spawn(Class::Control, async move { target.serve(listener).await })
+        };
+        Ok(Serving { target, socket: spec.socket.clone(), serving })
+    }
+
+    /// Waits for the change before this one.
+    async fn change(&self, core: &Core) -> Result<Change<'_>, Error> {
+        while self.changing.get() {
+            core.sleep_ns(LOOK_NS).await;
+        }
+        if self.ended.get() {
+            return Err(Error::new(Kind::System, "the node is ending"));
+        }
+        self.changing.set(true);
+        Ok(Change(self))
+    }
+
+    /// Calls `look` with every disk.
+    pub fn each(&self, look: impl FnMut(&Disk)) {
+        self.all.borrow().iter().for_each(look);
+    }
+
+    /// The place of a disk among all.
+    fn find(&self, name: &str) -> Result<usize, Error> {
+        let all = self.all.borrow();
+        all.iter().position(|disk| disk.spec.name == name).ok_or_else(|| {
+            let names: Vec<_> = all.iter().map(|disk| disk.spec.name.as_str()).collect();
+            Error::new(Kind::Usage, format!("there is no disk {name}")).hint(match names.len() {
+                0 => "there are no disks at all".to_owned(),
+                _ => format!("there are: {}", names.join(", ")),
+            })
+        })
+    }
+
+    /// The disk of that name, if it is there and at work.
+    pub fn target(&self, name: &str) -> Result<Rc<Target>, Error> {
+        let at = self.find(name)?;
+        match &self.all.borrow()[at].serving {
+            Ok(serving) => Ok(serving.target.clone()),
+            Err(why) => Err(Error::new(Kind::System, why.clone())),
+        }
+    }
+
+    /// Adds a disk, and remembers it if there is a state directory. Gives whether it does. Suspends.
+    ///
+    /// # Errors
+    /// When there is one of that name or socket, or it cannot be served or remembered.
+    pub async fn attach(&self, core: &Core, spec: DiskSpec) -> Result<bool, Error> {
+        let _change = self.change(core).await?;
+        let usage = |what| Error::new(Kind::Usage, what);
+        let mut specs: Vec<_> = self.all.borrow().iter().map(|disk| disk.spec.clone()).collect();
+        if specs.len() == DISKS_MAX {
+            return Err(usage(format!("a node has {DISKS_MAX} disks at most")));
+        }
+        specs.push(spec.clone());
+        disk_spec::check_all(&specs).map_err(usage)?;
+        let serving = self.serve(core, &spec).await?;
+        if let Some(state) = &self.state
+            && let Err(why) = state.keep_disk(&spec).await
+        {
+            serving.stop().await;
+            return Err(Error::new(Kind::System, why));
+        }
+        self.all.borrow_mut().push(Disk { spec, attached: true, serving: Ok(serving) });
+        Ok(self.state.is_some())
+    }
+
+    /// Takes a disk away and forgets it. Gives whether it was attached: another one comes back when
+    /// the node is started in the same way. Suspends until nothing uses its device any more.
+    ///
+    /// # Errors
+    /// When there is none of that name, a virtual machine has it and `force` is not given, or the
+    /// state directory cannot be written.
+    pub async fn detach(&self, core: &Core, name: &str, force: bool) -> Result<bool, Error> {
+        let _change = self.change(core).await?;
+        let at = self.find(name)?;
+        let socket = {
+            let disk = &self.all.borrow()[at];
+            let connected =
+                disk.serving.as_ref().is_ok_and(|serving| serving.target.is_connected());
+            if connected && !force {
+                return Err(Error::new(
+                    Kind::Usage,
+                    format!("a virtual machine is connected to disk {name}"),
+                )
+                .hint(
+                    "end it, or take the disk out of it; --force takes the disk away: the guest's \
+                     requests then wait until a disk is attached at the same socket again",
+                ));
+            }
+            disk.spec.socket.clone()
+        };
+        if let Some(state) = &self.state {
+            let forgotten = state.forget_disk(name, &socket).await;
+            forgotten.map_err(|why| Error::new(Kind::System, why))?;
+        }
+        let disk = self.all.borrow_mut().remove(at);
+        if let Ok(serving) = disk.serving {
+            serving.stop().await;
+        }
+        tracing::info!(disk = %name, "a disk was detached");
+        Ok(disk.attached)
+    }
+
+    /// Gives a disk another size in bytes, and tells its guest. Gives the size it had. Suspends.
+    ///
+    /// # Errors
+    /// When there is none of that name, it is to become smaller and `shrink` is not given, or the
+    /// device cannot.
+    pub async fn resize(
+        &self,
+        core: &Core,
+        name: &str,
+        size_bytes: u64,
+        shrink: bool,
+    ) -> Result<u64, Error> {
+        let _change = self.change(core).await?;
+        let target = self.target(name)?;
+        let old = target.device().size_bytes();
+        if size_bytes < old && !shrink {
+            let what = format!(
+                "disk {name} has {}: its last {} would be lost, with all that the guest keeps there",
+                Size(old),
+                Size(old - size_bytes)
+            );
+            return Err(Error::new(Kind::Usage, what).hint(
+                "make file system and partitions smaller in the guest first, then add --shrink",
+            ));
+        }
+        let resized = target.resize(size_bytes).await;
+        resized.map_err(|error| Error::new(Kind::System, format!("disk {name}: {error}")))?;
+        tracing::info!(disk = %name, from = old, to = size_bytes, "a disk was resized");
+        Ok(old)
     }
 
     /// Ends all: what is at the devices comes to its end, what is not stays with the guests, which
     /// connect again to whoever listens next.
-    pub async fn stop(self) {
-        for disk in &self.0 {
+    pub async fn stop(&self, core: &Core) {
+        while self.changing.get() {
+            core.sleep_ns(LOOK_NS).await;
+        }
+        self.ended.set(true);
+        let all = self.all.take();
+        let serving: Vec<_> = all.into_iter().filter_map(|disk| disk.serving.ok()).collect();
+        for disk in &serving {
             disk.target.stop();
         }
-        for disk in self.0 {
-            disk.serving.await;
-            remove(&disk.socket);
+        for disk in serving {
+            disk.stop().await;
         }
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "the end of a node")]
-fn remove(socket: &std::path::Path) {
+impl Serving {
+    async fn stop(self) {
+        self.target.stop();
+        self.serving.await;
+        remove(&self.socket);
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the end of a disk")]
+fn remove(socket: &Path) {
     // Who listens next replaces one that is left.
     let _ = std::fs::remove_file(socket);
 }

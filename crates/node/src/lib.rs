@@ -5,9 +5,11 @@
 //! may ask for and what the machine has.
 #![forbid(unsafe_code)]
 
+mod admin;
 mod budget;
 mod config;
 mod cores;
+mod disk_report;
 mod disk_spec;
 mod disks;
 mod error;
@@ -20,7 +22,9 @@ mod phases;
 mod process;
 mod serve;
 mod size;
+mod state;
 
+pub use admin::{Request, VERSION as ADMIN_VERSION};
 pub use budget::Budget;
 pub use config::{CORE_MEMORY_MIN, Config, LISTEN_DEFAULT, Settings};
 pub use cores::{Allowed, CoreChoice, place, write_list};
@@ -32,3 +36,4 @@ pub use open::{explain, open, open_for_writing};
 pub use process::{CpuTime, resident_bytes};
 pub use serve::{Database, Ready, serve};
 pub use size::Size;
+pub use state::{ADMIN_SOCKET, STATE_VARIABLE, default_state};

@@ -19,7 +19,11 @@ use std::task::Poll;
 
 use kv::{CONTENT_TYPE, Exposition, Reporter};
 use reactor::log::Log;
-use reactor::{Class, Core, Listener, Socket};
+use reactor::{Class, Core, CoreStats, Listener, Socket};
+
+use crate::disk_report;
+use crate::disks::Disks;
+use crate::process::{CpuTime, resident_bytes};
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 16;
@@ -36,8 +40,14 @@ const RETRY_NS: u64 = 100_000_000;
 pub(crate) struct Sources {
     /// The cores that serve a database.
     pub reporter: Option<Reporter>,
+    /// The disks.
+    pub disks: Rc<Disks>,
     /// The log.
     pub log: Log,
+    /// When the node began to serve, on the core's clock.
+    pub started_ns: u64,
+    /// What the node may use.
+    pub memory_bytes: u64,
 }
 
 /// Answers the connections of a listener; never ends by itself.
@@ -62,7 +72,7 @@ pub(crate) async fn serve(core: Core, listener: Listener, sources: Sources) {
 }
 
 /// Waits for `future` for so long; dropping it then.
-async fn within<T>(core: &Core, ns: u64, future: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn within<T>(core: &Core, ns: u64, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     let mut limit = pin!(core.sleep_ns(ns));
     poll_fn(|cx| match future.as_mut().poll(cx) {
@@ -206,10 +216,36 @@ async fn metrics(core: &Core, sources: &Sources) -> String {
         .labelled(&[("version", &env!("CARGO_PKG_VERSION")), ("driver", &core.driver_name())], 1);
     text.counter("log_dropped_lines_total", "Lines of the log that were dropped or not written")
         .value(sources.log.dropped());
-    if let Some(reporter) = &sources.reporter {
-        reporter.write(&mut text).await;
+    match &sources.reporter {
+        Some(reporter) => reporter.write(&mut text).await,
+        None => node(core, sources, &mut text).await,
     }
+    disk_report::metrics(&mut text, &sources.disks);
     text.finish()
+}
+
+/// What a database's reporter tells too, of a node that has none.
+async fn node(core: &Core, sources: &Sources, text: &mut Exposition) {
+    let uptime_ns = core.now_ns().saturating_sub(sources.started_ns);
+    text.gauge("uptime_seconds", "Seconds since the node began to serve")
+        .value(uptime_ns as f64 / 1e9);
+    let cpu = CpuTime::now();
+    text.counter("cpu_seconds_total", "Processor time of the process")
+        .labelled(&[("mode", &"user")], cpu.user.as_secs_f64())
+        .labelled(&[("mode", &"system")], cpu.system.as_secs_f64());
+    text.gauge("memory_resident_bytes", "Memory that the process occupies").value(resident_bytes());
+    text.gauge("memory_budget_bytes", "Memory that the node may use").value(sources.memory_bytes);
+    let mut cores = Vec::new();
+    for id in 0..core.cores() {
+        cores.push(core.call(id, |there| there.stats().list()).await);
+    }
+    for (at, (name, help)) in CoreStats::HELP.iter().enumerate() {
+        let mut metric =
+            text.counter(&format!("reactor_{name}_total"), help.trim().trim_end_matches('.'));
+        for (id, counters) in cores.iter().enumerate() {
+            metric = metric.labelled(&[("core", &id)], counters[at].1);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -20,7 +20,16 @@ pub struct CpuTime {
 impl CpuTime {
     /// Of this process, all its threads together.
     pub fn now() -> CpuTime {
-        let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return CpuTime::default() };
+        CpuTime::of(UsageWho::RUSAGE_SELF)
+    }
+
+    /// Of the thread that asks.
+    pub fn of_this_thread() -> CpuTime {
+        CpuTime::of(UsageWho::RUSAGE_THREAD)
+    }
+
+    fn of(who: UsageWho) -> CpuTime {
+        let Ok(usage) = getrusage(who) else { return CpuTime::default() };
         let time = |t: TimeVal| {
             Duration::new(t.tv_sec().unsigned_abs(), t.tv_usec().unsigned_abs() as u32 * 1000)
         };

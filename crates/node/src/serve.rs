@@ -16,7 +16,8 @@
 //! hands to the missing core.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -24,9 +25,11 @@ use std::time::Duration;
 use kv::{Reporter, Server, Shard, Shared};
 use lsm::{Db, OpenOptions, WriteOptions};
 use reactor::log::Log;
-use reactor::{Class, Core, Listener};
+use reactor::{Class, Core, Listener, UnixListener};
 
+use crate::admin::{self, Admin};
 use crate::config::Config;
+use crate::disk_spec::DiskSpec;
 use crate::disks::Disks;
 use crate::error::{Error, Kind};
 use crate::info::Description;
@@ -34,6 +37,7 @@ use crate::machine::Machine;
 use crate::metrics::{self, Sources};
 use crate::open::{open, open_for_writing};
 use crate::phases::{Phase, Phases};
+use crate::state::{State, default_state};
 
 /// How long clients may take to receive what is under way when the node stops.
 const GRACE_NS: u64 = 5_000_000_000;
@@ -47,8 +51,12 @@ const LOOK_NS: u64 = 1_000_000;
 pub struct Ready {
     /// The database that is served, if one is.
     pub database: Option<Database>,
+    /// The disks that it serves, with those that were attached earlier.
+    pub disks: Vec<DiskSpec>,
     /// Where it tells metrics, if anywhere.
     pub metrics: Option<SocketAddr>,
+    /// Where it is administered, if anywhere.
+    pub admin: Option<PathBuf>,
     /// The driver in use.
     pub driver: &'static str,
 }
@@ -166,11 +174,17 @@ async fn serve_clients(
         return Ok(());
     }
     let opened = node.opened.get().expect("core 0 has opened the database before it raised");
-    let disks = match core.id() {
-        0 => Disks::start(core, &node.config.disks).await?,
-        _ => Disks::default(),
-    };
-    let mut clients = None;
+    let (mut disks, mut steering) = (Rc::new(Disks::default()), None);
+    if core.id() == 0 {
+        let state = open_state(core, &node.config).await?;
+        steering = listen_admin(core, &node.config, state.is_some())?;
+        let started = Disks::start(core, &node.config.disks, state.map(Rc::new)).await;
+        if let (Err(_), Some((path, _))) = (&started, &steering) {
+            remove(path);
+        }
+        disks = Rc::new(started?);
+    }
+    let (mut clients, mut admin_at) = (None, None);
     if let Some(opened) = opened {
         let listener = core.listen(opened.listen);
         let listener = listener.map_err(|error| no_port(opened.listen, "--listen", &error))?;
@@ -189,7 +203,7 @@ async fn serve_clients(
             let metrics = match metrics {
                 Some(metrics) => {
                     let reporter = clients.as_ref().map(|(_, server, _)| server.reporter());
-                    Some(tell_metrics(core, node, reporter, metrics)?)
+                    Some(tell_metrics(core, node, reporter, disks.clone(), metrics)?)
                 }
                 None => None,
             };
@@ -198,6 +212,11 @@ async fn serve_clients(
                 let keys = counted.or(reader.approximate_keys(0).ok()).unwrap_or(0);
                 Database { listen: opened.listen, keys, counted: counted.is_some() }
             });
+            let admin = steering.take().map(|(path, listener)| {
+                let admin = Admin { core: core.clone(), disks: disks.clone() };
+                core.spawn(Class::Control, admin::serve(listener, admin));
+                path
+            });
             let (driver, cores) = (core.driver_name(), core.cores());
             match &database {
                 Some(Database { listen, keys, .. }) => {
@@ -205,7 +224,10 @@ async fn serve_clients(
                 }
                 None => tracing::info!(driver, cores, "serving"),
             }
-            on_ready(&Ready { database, metrics, driver });
+            let mut served = Vec::new();
+            disks.each(|disk| served.extend(disk.serving.is_ok().then(|| disk.spec.clone())));
+            admin_at.clone_from(&admin);
+            on_ready(&Ready { database, disks: served, metrics, admin, driver });
         }
     }
     let server = clients.map(|(_, server, _)| server);
@@ -213,7 +235,10 @@ async fn serve_clients(
     if let Some(server) = server {
         server.stop(GRACE_NS).await;
     }
-    disks.stop().await;
+    disks.stop(core).await;
+    if let Some(path) = admin_at {
+        remove(&path);
+    }
     if core.id() == 0 {
         node.phases.raise(Phase::Stopped);
     } else {
@@ -222,6 +247,49 @@ async fn serve_clients(
     }
     node.ended.fetch_add(1, Ordering::AcqRel);
     Ok(())
+}
+
+/// Opens the state directory. One that was not named may be missing or in use: then nothing is
+/// remembered.
+async fn open_state(core: &Core, config: &Config) -> Result<Option<State>, Error> {
+    if let Some(path) = &config.state {
+        return State::open(core, path).await.map(Some);
+    }
+    let Some(path) = default_state() else { return Ok(None) };
+    match State::open(core, &path).await {
+        Ok(state) => Ok(Some(state)),
+        Err(error) if matches!(error.kind(), Kind::Locked | Kind::System) => {
+            let hint = error.advice().unwrap_or_default();
+            tracing::info!("nothing is remembered over a restart: {error}; {hint}");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Listens for who steers the node: where it was told, or in the state directory.
+fn listen_admin(
+    core: &Core,
+    config: &Config,
+    has_state: bool,
+) -> Result<Option<(PathBuf, UnixListener)>, Error> {
+    let state = config.state.clone().or_else(default_state).filter(|_| has_state);
+    let Some(path) = config.admin.clone().or(state.as_deref().map(admin::socket_in)) else {
+        return Ok(None);
+    };
+    match admin::listen(core, &path) {
+        Ok(listener) => Ok(Some((path, listener))),
+        Err(error) if config.admin.is_none() && config.state.is_none() => {
+            tracing::info!("nobody can steer this node: {error}");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the end of a node")]
+fn remove(socket: &Path) {
+    let _ = std::fs::remove_file(socket);
 }
 
 /// Finds out whether the port is free and opens the database: once, for all cores.
@@ -289,12 +357,19 @@ fn tell_metrics(
     core: &Core,
     node: &Node,
     reporter: Option<Reporter>,
+    disks: Rc<Disks>,
     listener: Listener,
 ) -> Result<SocketAddr, Error> {
     let addr = listener
         .local_addr()
         .map_err(|error| Error::new(Kind::System, format!("listening for metrics: {error}")))?;
-    let sources = Sources { reporter, log: node.log.clone() };
+    let sources = Sources {
+        reporter,
+        disks,
+        log: node.log.clone(),
+        started_ns: core.now_ns(),
+        memory_bytes: node.config.memory_bytes,
+    };
     core.spawn(Class::Background, metrics::serve(core.clone(), listener, sources));
     Ok(addr)
 }

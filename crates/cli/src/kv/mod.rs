@@ -20,6 +20,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+pub use directory::on_core;
 use import::Input;
 use listing::{Listed, Listing, Range};
 pub use print::Style;

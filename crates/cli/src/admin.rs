@@ -1,0 +1,74 @@
+//! A small blocking client for a node's admin socket: one request at a time.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use node::{ADMIN_SOCKET, ADMIN_VERSION, Request, default_state};
+use serde_json::Value;
+
+use crate::args::Node;
+use crate::failure::Failure;
+
+/// How long to wait for an answer: a device may have to be opened, or to come to rest.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Most bytes of an answer.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+
+/// A connection to a node that runs.
+pub struct Admin {
+    stream: BufReader<UnixStream>,
+    path: PathBuf,
+}
+
+impl Admin {
+    /// Connects to the node that is named, or to the one in the default place.
+    pub fn connect(node: &Node) -> Result<Admin, Failure> {
+        let state = || node.state.clone().or_else(default_state);
+        let path = node.admin.clone().or_else(|| Some(state()?.join(ADMIN_SOCKET)));
+        let path = path.ok_or_else(|| Failure::new("no node is named").hint("add --admin PATH"))?;
+        let stream = UnixStream::connect(&path).map_err(|error| {
+            Failure::new(format!("connecting to a node at {}: {error}", path.display())).hint(
+                "is a node running? it needs the same --state or --admin; start one with: \
+                 millrace serve --state DIR",
+            )
+        })?;
+        let admin = Admin { stream: BufReader::new(stream), path };
+        let socket = admin.stream.get_ref();
+        socket
+            .set_read_timeout(Some(PATIENCE))
+            .and_then(|()| socket.set_write_timeout(Some(PATIENCE)))
+            .map_err(|error| admin.failed(&error))?;
+        Ok(admin)
+    }
+
+    fn failed(&self, what: &dyn std::fmt::Display) -> Failure {
+        Failure::new(format!("{}: {what}", self.path.display()))
+    }
+
+    /// Sends a request and waits for its result; an error of the node is a failure.
+    pub fn call(&mut self, request: &Request) -> Result<Value, Failure> {
+        let sent = self.stream.get_mut().write_all(request.line().as_bytes());
+        sent.map_err(|error| self.failed(&error))?;
+        let mut line = Vec::new();
+        let received = (&mut self.stream).take(ANSWER_BYTES_MAX).read_until(b'\n', &mut line);
+        received.map_err(|error| self.failed(&error))?;
+        if line.is_empty() {
+            return Err(self.failed(&"the node has closed the connection"));
+        }
+        let mut answer: Value =
+            serde_json::from_slice(&line).map_err(|error| self.failed(&error))?;
+        if answer["version"] != ADMIN_VERSION {
+            return Err(self.failed(&"the node is of another version than this program"));
+        }
+        if let Some(error) = answer["error"].as_str() {
+            let failure = Failure::new(error);
+            return Err(match answer["hint"].as_str() {
+                Some(hint) => failure.hint(hint),
+                None => failure,
+            });
+        }
+        Ok(answer["result"].take())
+    }
+}

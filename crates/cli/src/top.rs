@@ -1,0 +1,156 @@
+//! `millrace top`: what a node does, second by second.
+
+use std::time::Duration;
+
+use node::{Request, Size};
+use serde_json::{Value, json};
+
+use crate::admin::Admin;
+use crate::args::TopArgs;
+use crate::disk::{KINDS, Latency, array, duration, number, text};
+use crate::failure::Failure;
+use crate::output::{Out, table, thousands};
+
+/// Puts the cursor in the corner and clears the screen.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+/// Shows frames until the reader has gone, or one.
+#[expect(clippy::disallowed_methods, reason = "a tool that looks at a node now and then")]
+pub fn run(args: &TopArgs) -> Result<(), Failure> {
+    let mut admin = Admin::connect(&args.node)?;
+    let mut before = admin.call(&Request::Top)?;
+    loop {
+        std::thread::sleep(Duration::from_secs_f64(args.interval));
+        let now = admin.call(&Request::Top)?;
+        let mut out = Out::new();
+        let rates = rates(&before, &now);
+        if args.node.json {
+            out.json(&rates)?;
+        } else {
+            if out.is_terminal() && !args.once {
+                out.bytes(CLEAR.as_bytes())?;
+            }
+            out.bytes(frame(&rates).as_bytes())?;
+        }
+        out.flush()?;
+        if args.once {
+            return Ok(());
+        }
+        before = now;
+    }
+}
+
+/// What happened between two looks, in numbers per second.
+fn rates(before: &Value, now: &Value) -> Value {
+    let ns = number(now, "now_ns").saturating_sub(number(before, "now_ns")).max(1);
+    let seconds = ns as f64 / 1e9;
+    let named = |value: &Value, list: &str, key: &str, what: &Value| {
+        array(value, list).iter().find(|one| one[key] == *what).cloned().unwrap_or_default()
+    };
+    let cores: Vec<Value> = array(now, "cores")
+        .iter()
+        .map(|core| {
+            let then = named(before, "cores", "core", &core["core"]);
+            let grown = |name| number(core, name).saturating_sub(number(&then, name)) as f64;
+            let busy = (grown("cpu_ns") / ns as f64).min(1.0);
+            json!({"core": core["core"], "cpu": busy, "turns": grown("turns") / seconds})
+        })
+        .collect();
+    let disks: Vec<Value> = array(now, "disks")
+        .iter()
+        .map(|disk| {
+            let then = named(before, "disks", "name", &disk["name"]);
+            let mut all = Latency::default();
+            let mut shown = json!({
+                "name": disk["name"],
+                "connected": disk["connected"] == true,
+                "depth": number(disk, "depth"),
+            });
+            for kind in KINDS {
+                let grown = |name| {
+                    let (now, then) = (number(&disk[kind], name), number(&then[kind], name));
+                    now.saturating_sub(then) as f64 / seconds
+                };
+                let latency =
+                    Latency::of(&disk[kind]["latency"]).since(&Latency::of(&then[kind]["latency"]));
+                shown[kind] = json!({"iops": grown("requests"), "bytes_per_s": grown("bytes")});
+                all = all.and(&latency);
+            }
+            shown["mean_ns"] = all.mean_ns().into();
+            shown["p99_ns"] = all.quantile_ns(0.99).into();
+            shown
+        })
+        .collect();
+    json!({
+        "seconds": seconds,
+        "resident_bytes": now["resident_bytes"],
+        "cores": cores,
+        "disks": disks,
+    })
+}
+
+fn frame(rates: &Value) -> String {
+    let float = |value: &Value| value.as_f64().unwrap_or(0.0);
+    let mut said = format!("memory {}\n\n", Size(number(rates, "resident_bytes")));
+    let mut rows = vec![["CORE", "CPU", "TURNS/S"].map(str::to_owned)];
+    for core in array(rates, "cores") {
+        rows.push([
+            number(core, "core").to_string(),
+            format!("{:.0} %", float(&core["cpu"]) * 100.0),
+            thousands(float(&core["turns"]) as u64),
+        ]);
+    }
+    said.push_str(&table(&rows, &[0, 1, 2]));
+    let head = ["DISK", "GUEST", "DEPTH", "READ/S", "READ", "WRITE/S", "WRITE", "MEAN", "P99"];
+    let mut rows = vec![head.map(str::to_owned)];
+    for disk in array(rates, "disks") {
+        let iops = |kind: &str| thousands(float(&disk[kind]["iops"]).round() as u64);
+        let bytes = |kind: &str| format!("{:.1} MB/s", float(&disk[kind]["bytes_per_s"]) / 1e6);
+        rows.push([
+            text(disk, "name"),
+            if disk["connected"] == true { "connected" } else { "-" }.to_owned(),
+            number(disk, "depth").to_string(),
+            iops("read"),
+            bytes("read"),
+            iops("write"),
+            bytes("write"),
+            duration(disk["mean_ns"].as_f64()),
+            duration(disk["p99_ns"].as_f64()),
+        ]);
+    }
+    if rows.len() > 1 {
+        said.push('\n');
+        said.push_str(&table(&rows, &[2, 3, 4, 5, 6, 7, 8]));
+    }
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_differences_in_a_second() {
+        let look = |at: u64, cpu: u64, reads: u64| {
+            let latency = json!({"sum_ns": reads * 1000, "log2_ns": [0, 0, reads]});
+            let read = json!({"requests": reads, "bytes": reads * 4096, "latency": latency});
+            json!({
+                "now_ns": at, "resident_bytes": 1 << 20,
+                "cores": [{"core": 0, "cpu_ns": cpu, "turns": reads}],
+                "disks": [{"name": "a", "connected": true, "depth": 3, "read": read}],
+            })
+        };
+        let (before, now) =
+            (look(1_000_000_000, 500, 100), look(3_000_000_000, 1_000_000_500, 300));
+        let rates = rates(&before, &now);
+        assert_eq!(rates["cores"][0]["cpu"], 0.5);
+        assert_eq!(rates["disks"][0]["read"]["iops"], 100.0);
+        assert_eq!(rates["disks"][0]["mean_ns"], 1000.0);
+        let said = frame(&rates);
+        assert!(said.contains("   0  50 %      100\n"), "{said}");
+        assert!(said.contains("0.4 MB/s"), "{said}");
+        // A disk that was not there before has all it counted.
+        let fresh = super::rates(&json!({"now_ns": 2_000_000_000}), &now);
+        assert_eq!(fresh["disks"][0]["read"]["iops"], 300.0);
+    }
+}

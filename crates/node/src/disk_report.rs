@@ -1,0 +1,182 @@
+//! What is told of the disks: as JSON for the command line, and as metrics.
+//!
+//! The rings of a disk are added up. Their cores go on counting meanwhile, so the numbers belong to
+//! one moment only roughly.
+
+use kv::Exposition;
+use serde_json::{Value, json};
+use vhost::{Counter, KindStats, LATENCY_BUCKETS, Latency, QueueStats};
+
+use crate::disks::{Disk, Disks};
+
+/// Requests of one kind, of all rings.
+#[derive(Clone, Copy, Default)]
+struct KindTotal {
+    requests: u64,
+    bytes: u64,
+    sum_ns: u64,
+    buckets: [u64; LATENCY_BUCKETS],
+}
+
+/// The kinds, with their names.
+const KINDS: [(&str, fn(&QueueStats) -> &KindStats); 4] = [
+    ("read", |ring| &ring.reads),
+    ("write", |ring| &ring.writes),
+    ("flush", |ring| &ring.flushes),
+    ("discard", |ring| &ring.discards),
+];
+
+impl KindTotal {
+    fn of(disk: &Disk, kind: fn(&QueueStats) -> &KindStats) -> KindTotal {
+        let mut total = KindTotal::default();
+        for ring in rings(disk) {
+            let kind = kind(ring);
+            total.requests += kind.requests.get();
+            total.bytes += kind.bytes.get();
+            total.sum_ns = total.sum_ns.wrapping_add(kind.latency.sum_ns.get());
+            for (total, count) in total.buckets.iter_mut().zip(kind.latency.counts()) {
+                *total += count;
+            }
+        }
+        total
+    }
+
+    fn done(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+}
+
+/// Name, help and value of what is counted once for each ring.
+type Count = (&'static str, &'static str, fn(&QueueStats) -> &Counter);
+
+const COUNTS: [Count; 9] = [
+    ("errors", "Requests that failed at the device", |ring| &ring.errors),
+    ("completions", "Requests given back to guests", |ring| &ring.completions),
+    ("batches", "Turns in which requests were given back", |ring| &ring.batches),
+    ("interrupts", "Interrupts of guests", |ring| &ring.signals),
+    ("kicks", "Times that a guest woke a core", |ring| &ring.kicks),
+    ("resubmitted", "Requests that an earlier process had left unfinished", |ring| {
+        &ring.resubmitted
+    }),
+    ("broken_rings", "Times that a guest made a ring meaningless", |ring| &ring.broken),
+    ("polls", "Turns in which a ring was looked at", |ring| &ring.turns),
+    ("polls_with_work", "Turns in which a ring had something to do", |ring| &ring.worked),
+];
+
+fn rings(disk: &Disk) -> impl Iterator<Item = &QueueStats> {
+    let rings = disk.serving.as_ref().map_or(&[][..], |serving| serving.target.stats());
+    rings.iter().map(|ring| &**ring)
+}
+
+fn sum(disk: &Disk, of: fn(&QueueStats) -> &Counter) -> u64 {
+    rings(disk).map(|ring| of(ring).get()).sum()
+}
+
+/// A disk in a line.
+pub(crate) fn short(disk: &Disk) -> Value {
+    let spec = &disk.spec;
+    let mut value = json!({
+        "name": spec.name,
+        "uri": spec.uri,
+        "socket": spec.socket,
+        "queues": spec.queues,
+        "attached": disk.attached,
+    });
+    match &disk.serving {
+        Ok(serving) => {
+            let geometry = serving.target.device().geometry();
+            value["size_bytes"] = geometry.size_bytes.into();
+            value["read_only"] = geometry.read_only.into();
+            value["connected"] = serving.target.is_connected().into();
+        }
+        Err(why) => value["failed"] = why.as_str().into(),
+    }
+    value
+}
+
+/// A disk with all that is counted.
+pub(crate) fn long(disk: &Disk) -> Value {
+    let mut value = short(disk);
+    if let Ok(serving) = &disk.serving {
+        let geometry = serving.target.device().geometry();
+        value["block_bytes"] = geometry.block_size.into();
+        value["write_cache"] = serving.target.write_cache().into();
+        value["depth"] = sum(disk, |ring| &ring.depth).into();
+    }
+    for (name, _, of) in COUNTS {
+        value[name] = sum(disk, of).into();
+    }
+    for (name, kind) in KINDS {
+        let total = KindTotal::of(disk, kind);
+        value[name] = json!({
+            "requests": total.requests,
+            "bytes": total.bytes,
+            "latency": {"sum_ns": total.sum_ns, "log2_ns": total.buckets},
+        });
+    }
+    value
+}
+
+/// Appends the metrics of all disks.
+pub(crate) fn metrics(text: &mut Exposition, disks: &Disks) {
+    let mut names = Vec::new();
+    let (mut counts, mut kinds) = (Vec::new(), Vec::new());
+    disks.each(|disk| {
+        let gauges = disk.serving.as_ref().ok().map(|serving| {
+            let target = &serving.target;
+            (target.device().size_bytes(), target.is_connected())
+        });
+        names.push((disk.spec.name.clone(), gauges, sum(disk, |ring| &ring.depth)));
+        counts.push(COUNTS.map(|(_, _, of)| sum(disk, of)));
+        kinds.push(KINDS.map(|(_, kind)| KindTotal::of(disk, kind)));
+    });
+    if names.is_empty() {
+        return;
+    }
+    let mut metric = text.gauge("disk_up", "1 for a disk that is there, 0 for one that failed");
+    for (name, gauges, _) in &names {
+        metric = metric.labelled(&[("disk", name)], u8::from(gauges.is_some()));
+    }
+    metric = text.gauge("disk_size_bytes", "Size of a disk");
+    for (name, gauges, _) in &names {
+        metric = metric.labelled(&[("disk", name)], gauges.map_or(0, |(size, _)| size));
+    }
+    metric = text.gauge("disk_connected", "1 while a virtual machine is connected to a disk");
+    for (name, gauges, _) in &names {
+        let connected = gauges.is_some_and(|(_, connected)| connected);
+        metric = metric.labelled(&[("disk", name)], u8::from(connected));
+    }
+    metric = text.gauge("disk_depth", "Requests that a disk has at the moment");
+    for (name, _, depth) in &names {
+        metric = metric.labelled(&[("disk", name)], depth);
+    }
+    for (at, (count, help, _)) in COUNTS.iter().enumerate() {
+        metric = text.counter(&format!("disk_{count}_total"), help);
+        for ((name, ..), counts) in names.iter().zip(&counts) {
+            metric = metric.labelled(&[("disk", name)], counts[at]);
+        }
+    }
+    let of_kind = |text: &mut Exposition, name: &str, help: &str, of: fn(&KindTotal) -> u64| {
+        let mut metric = text.counter(name, help);
+        for ((disk, ..), totals) in names.iter().zip(&kinds) {
+            for ((kind, _), total) in KINDS.iter().zip(totals) {
+                metric = metric.labelled(&[("disk", disk), ("kind", kind)], of(total));
+            }
+        }
+    };
+    of_kind(text, "disk_requests_total", "Requests given to a disk", |total| total.requests);
+    of_kind(text, "disk_bytes_total", "Bytes of requests given to a disk", |total| total.bytes);
+    let help = "Time from taking a request to giving it back";
+    let mut metric = text.histogram("disk_latency_seconds", help);
+    for ((disk, ..), totals) in names.iter().zip(&kinds) {
+        for ((kind, _), total) in KINDS.iter().zip(totals) {
+            let buckets = total
+                .buckets
+                .iter()
+                .enumerate()
+                .filter_map(|(at, count)| Some((Latency::end_ns(at)? as f64 / 1e9, *count)));
+            let labels: &[(&str, &dyn std::fmt::Display)] = &[("disk", disk), ("kind", kind)];
+            metric = metric.distribution(labels, buckets, total.done(), total.sum_ns as f64 / 1e9);
+        }
+    }
+}
