@@ -26,6 +26,13 @@ def long(request):
     return request.config.getoption("--long")
 
 
+@pytest.fixture(autouse=True)
+def state_of_its_own(tmp_path_factory, monkeypatch):
+    """Nodes of a test remember nothing of other tests, nor anything on this machine."""
+    monkeypatch.delenv("MILLRACE_STATE", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def binary():
     """The release binary, built before."""

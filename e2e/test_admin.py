@@ -1,0 +1,252 @@
+"""Disks that come and go on a running node, through the admin socket."""
+
+import json
+import os
+import socket
+import urllib.request
+
+import guest
+import millrace
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from test_disks import Disks, image
+
+
+class Node(Disks):
+    """A node with a state directory, to which disks are attached."""
+
+    def __init__(self, tmp_path, *flags, specs=(), name="node"):
+        self.state = tmp_path / f"{name}-state"
+        super().__init__(tmp_path / f"{name}.log", *specs, flags=["--state", self.state, *flags])
+        self.sockets.append(self.state / "admin.sock")
+
+    def start(self):
+        earlier = self.said().count(" serves ") if self.log.exists() else 0
+        super().start()
+        guest.wait_for("the node", lambda: self.said().count(" serves ") > earlier)
+        return self
+
+    def do(self, *words):
+        """What a `disk` command says."""
+        return millrace.succeed("disk", *words, "--state", self.state)
+
+    def refuses(self, *words):
+        return millrace.fail("disk", *words, "--state", self.state)
+
+    def disks(self, command="list"):
+        """{name: disk} as the node tells them."""
+        return {disk["name"]: disk for disk in json.loads(self.do(command, "--json"))["disks"]}
+
+    def ask(self, line):
+        """The answer to a line of the protocol."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(20)
+            client.connect(str(self.state / "admin.sock"))
+            client.sendall(line)
+            return json.loads(client.makefile("rb").readline())
+
+
+@pytest.fixture
+def node(tmp_path):
+    with Node(tmp_path) as node:
+        yield node
+
+
+def spec(tmp_path, name, uri="null:1G"):
+    return f"name={name} uri={uri} socket={tmp_path / name}.sock queues=2"
+
+
+def test_an_image_is_made_sparse_or_with_all_its_room(tmp_path):
+    sparse, full = tmp_path / "sparse.img", tmp_path / "full.img"
+    millrace.succeed("disk", "create", sparse, "--size", "1G")
+    millrace.succeed("disk", "create", full, "--size", "4M", "--preallocate")
+    assert sparse.stat().st_size == 1 << 30 and sparse.stat().st_blocks == 0
+    assert full.stat().st_size == 4 << 20 <= full.stat().st_blocks * 512
+    assert "exists" in millrace.fail("disk", "create", sparse, "--size", "2G")
+    assert sparse.stat().st_size == 1 << 30
+    for size in ("0", "1000", "-1G", "100000000T"):
+        millrace.fail("disk", "create", tmp_path / "wrong.img", "--size", size)
+    millrace.fail("disk", "create", tmp_path / "none" / "a.img", "--size", "1M")
+    assert not (tmp_path / "wrong.img").exists()
+
+
+def test_disks_are_attached_listed_and_detached(node, tmp_path):
+    assert node.disks() == {}
+    here = tmp_path / "a b"
+    here.mkdir()
+    image(here / "a.img", 8)
+    # Relative paths begin where the command is given, not where the node was started.
+    millrace.succeed("disk", "attach", "name=a uri=file:a.img socket=a.sock", "--state", node.state, cwd=here)
+    assert (here / "a.sock").is_socket() and (here / "a.sock").stat().st_mode & 0o777 == 0o600
+    node.do("attach", spec(tmp_path, "b"))
+    table = node.do("list")
+    assert "8 MiB" in table and str(here / "a.sock") in table
+    assert "the name b" in node.refuses("attach", spec(tmp_path, "b"))
+    assert "missing.img" in node.refuses("attach", spec(tmp_path, "c", f"file:{tmp_path}/missing.img"))
+    assert "locked" in node.refuses("attach", spec(tmp_path, "c", f"file:{here}/a.img".replace(" ", "%20")))
+    assert set(node.disks()) == {"a", "b"}
+    assert "there are: a, b" in node.refuses("detach", "c")
+    node.do("detach", "a")
+    assert set(node.disks("stat")) == {"b"} and not (here / "a.sock").exists()
+
+
+def test_attached_disks_come_back_and_detached_ones_do_not(tmp_path):
+    named = spec(tmp_path, "named", "null:1G")
+    with Node(tmp_path, specs=[named]) as node:
+        node.do("attach", spec(tmp_path, "kept"))
+        node.do("attach", spec(tmp_path, "gone"))
+        image(tmp_path / "lost.img", 8)
+        node.do("attach", spec(tmp_path, "lost", f"file:{tmp_path}/lost.img"))
+        assert "after the next start" in node.do("detach", "named")
+        node.do("detach", "gone")
+        node.kill()
+        (tmp_path / "lost.img").unlink()
+        node.start()
+        disks = node.disks()
+        assert {name: disk["attached"] for name, disk in disks.items()} == {"named": False, "kept": True, "lost": True}
+        # One that cannot be opened disturbs no other.
+        assert "lost.img" in disks["lost"]["failed"] and "failed" not in disks["kept"]
+        assert "lost.img" in node.do("stat", "lost")
+        node.do("detach", "lost")
+        assert node.stop() == 0
+    # The command line wins over what is remembered under the same name.
+    with Node(tmp_path, specs=[spec(tmp_path, "kept", "null:2G")]) as node:
+        disks = node.disks()
+        assert {name: disk["uri"] for name, disk in disks.items()} == {"kept": "null:2G"}
+
+
+def test_a_guest_sees_its_disk_grow(node, tmp_path):
+    path = tmp_path / "disk.img"
+    millrace.succeed("disk", "create", path, "--size", "64M")
+    node.do("attach", spec(tmp_path, "a", f"file:{path}"))
+    with guest.Guest(tmp_path / "vm", tmp_path / "a.sock", queues=2, mode="grow") as vm:
+        vm.wait_for(r"GUEST WAITS")
+        assert node.disks()["a"]["connected"]
+        assert "--force" in node.refuses("detach", "a")
+        said = node.refuses("resize", "a", "--size", "32M")
+        assert "last 32 MiB would be lost" in said and "--shrink" in said
+        node.refuses("resize", "a", "--size", "1000")
+        assert path.stat().st_size == 64 << 20
+        assert "instead of 64 MiB" in node.do("resize", "a", "--size", "96M")
+        assert int(vm.wait_for(r"GUEST SIZE (\d+)")[1]) == 96 << 11
+        vm.wait_for_end()
+    assert path.stat().st_size == 96 << 20
+    stat = node.disks("stat")["a"]
+    assert stat["write"]["requests"] >= 1 and stat["write"]["latency"]["p99_ns"] > 0
+    guest.wait_for("the end of the connection", lambda: not node.disks()["a"]["connected"])
+    node.do("resize", "a", "--size", "32M", "--shrink")
+    assert path.stat().st_size == 32 << 20
+
+
+def test_a_disk_taken_by_force_is_waited_for(node, tmp_path):
+    disk = spec(tmp_path, "a", f"file:{image(tmp_path / 'disk.img')}")
+    node.do("attach", disk)
+    with guest.Guest(tmp_path / "vm", tmp_path / "a.sock", queues=2, mode="load", secs=6, mib=8) as vm:
+        vm.wait_for(r"GUEST TICK ops=[1-9]\d*")
+        node.do("detach", "a", "--force")
+        node.do("attach", disk)
+        vm.wait_for(r"GUEST LOAD OK")
+        vm.wait_for_end()
+
+
+def test_a_write_cache_that_a_guest_switched_off_stays_off(node, tmp_path):
+    path = image(tmp_path / "disk.img")
+    node.do("attach", spec(tmp_path, "a", f"file:{path}"))
+    with guest.Guest(tmp_path / "vm", tmp_path / "a.sock", queues=2, mode="through", then="stay") as vm:
+        vm.wait_for(r"GUEST CACHE write through")
+        assert node.disks("stat")["a"]["write_cache"] is False
+        node.restart(0)
+        guest.wait_for("the guest", lambda: node.disks()["a"]["connected"])
+        assert node.disks("stat")["a"]["write_cache"] is False
+        assert "write cache off" in node.do("stat", "a")
+        assert "not known" not in node.said(), node.said()
+
+
+def test_a_node_that_remembers_nothing_trusts_no_write_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/none")
+    disk = spec(tmp_path, "a", f"file:{image(tmp_path / 'disk.img')}")
+    with Disks(tmp_path / "log", disk) as node:
+        with guest.Guest(tmp_path / "vm", node.sockets[0], queues=2, mode="boot", then="stay") as vm:
+            vm.wait_for(r"GUEST BOOTED")
+            assert "not known" not in node.said(), node.said()
+            node.restart(0)
+            guest.wait_for("the guest", lambda: "it is not known whether the guest" in node.said())
+
+
+def test_metrics_and_top_need_no_database(tmp_path):
+    port = millrace.free_port()
+    with Node(tmp_path, "--metrics", f"127.0.0.1:{port}", specs=[spec(tmp_path, "a", "mem:64M")]) as node:
+        with guest.Guest(tmp_path / "vm", tmp_path / "a.sock", queues=2, mode="files") as vm:
+            vm.wait_for(r"GUEST FILES OK")
+            vm.wait_for_end()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+            families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+        value = {}
+        for family in families.values():
+            for sample in family.samples:
+                value[sample.name, sample.labels.get("kind"), sample.labels.get("le")] = sample.value
+        stat = node.disks("stat")["a"]
+        for kind in ("read", "write", "flush", "discard"):
+            assert value["millrace_disk_requests_total", kind, None] == stat[kind]["requests"]
+            assert value["millrace_disk_bytes_total", kind, None] == stat[kind]["bytes"]
+            # All that was given to the device came back.
+            assert value["millrace_disk_latency_seconds_count", kind, None] == stat[kind]["requests"]
+            assert value["millrace_disk_latency_seconds_bucket", kind, "+Inf"] == stat[kind]["requests"]
+        assert stat["write"]["bytes"] >= 4 << 20 and stat["kicks"] > 0 and stat["interrupts"] > 0
+        assert 0 < stat["polls_with_work"] <= stat["polls"] and stat["depth"] == 0 == stat["errors"]
+        assert value["millrace_disk_connected", None, None] == 0 and families["millrace_reactor_turns"].samples
+        said = millrace.succeed("top", "--once", "--interval", "0.2", "--state", node.state)
+        assert "CORE" in said and "DISK" in said and "\x1b" not in said
+        top = millrace.said_json("top", "--once", "--interval", "0.2", "--state", node.state)
+        assert top["cores"][0]["core"] == 0 and top["disks"][0]["name"] == "a"
+
+
+def test_a_node_keeps_others_out_of_its_state(node, tmp_path):
+    assert (node.state / "admin.sock").stat().st_mode & 0o777 == 0o600
+    said = millrace.fail("serve", "--state", node.state)
+    assert "another node" in said and "--state" in said
+    assert node.disks() == {}
+    node.stop()
+    (node.state / "disks.json").write_text('{"version": 7}')
+    assert "version 7" in millrace.fail("serve", "--state", node.state)
+    (node.state / "disks.json").write_text("{")
+    assert "disks.json" in millrace.fail("serve", "--state", node.state)
+    said = millrace.fail("disk", "list", "--state", node.state)
+    assert "is a node running?" in said
+
+
+def test_a_node_is_found_without_being_told_where(tmp_path, monkeypatch):
+    with Disks(tmp_path / "log", spec(tmp_path, "a")) as node:
+        guest.wait_for("the node", lambda: " serves " in node.said())
+        assert "null:1G" in millrace.succeed("disk", "list")
+        # A second one goes without, and says so.
+        with Disks(tmp_path / "second", spec(tmp_path, "b")) as second:
+            guest.wait_for("the second", lambda: " serves " in second.said())
+            assert "another node uses the state directory" in second.said()
+    admin = tmp_path / "admin.sock"
+    with Disks(tmp_path / "third", spec(tmp_path, "c"), flags=["--admin", admin]) as third:
+        guest.wait_for("the third", lambda: " serves " in third.said())
+        assert "null:1G" in millrace.succeed("disk", "list", "--admin", admin)
+
+
+def test_what_is_no_request_gets_an_error_and_the_node_stays(node):
+    for line in (b"\n", b"{}\n", b"[1]\n", b'{"version":2,"command":"top"}\n', b"\xff\n", b'{"version":1,"command":"x"}\n'):
+        assert node.ask(line)["error"]
+    assert "bytes at most" in node.ask(b"x" * (1 << 17))["error"]
+    assert node.ask(b'{"version":1,"command":"disk-list"}\n')["result"] == {"disks": []}
+    # More who say nothing than it takes at a time.
+    idle = []
+    for _ in range(40):
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(str(node.state / "admin.sock"))
+        idle.append(client)
+    for client in idle:
+        client.close()
+    guest.wait_for("the next client", lambda: "result" in answer_or_nothing(node))
+
+
+def answer_or_nothing(node):
+    try:
+        return node.ask(b'{"version":1,"command":"disk-list"}\n')
+    except (OSError, ValueError):
+        return {}
