@@ -18,8 +18,11 @@ struct KindTotal {
     buckets: [u64; LATENCY_BUCKETS],
 }
 
+/// A kind's part of a ring's counters.
+type Of = fn(&QueueStats) -> &KindStats;
+
 /// The kinds, with their names.
-const KINDS: [(&str, fn(&QueueStats) -> &KindStats); 4] = [
+const KINDS: [(&str, Of); 4] = [
     ("read", |ring| &ring.reads),
     ("write", |ring| &ring.writes),
     ("flush", |ring| &ring.flushes),
@@ -27,7 +30,7 @@ const KINDS: [(&str, fn(&QueueStats) -> &KindStats); 4] = [
 ];
 
 impl KindTotal {
-    fn of(disk: &Disk, kind: fn(&QueueStats) -> &KindStats) -> KindTotal {
+    fn of(disk: &Disk, kind: Of) -> KindTotal {
         let mut total = KindTotal::default();
         for ring in rings(disk) {
             let kind = kind(ring);
