@@ -773,6 +773,16 @@ fn a_reset_device_stops_all_rings_before_it_is_acknowledged() {
     peer.begin_start(LINUX, false, &[&format!("features {LINUX:#x}"), "write cache true"]);
     peer.start_both([0, 0]);
 
+    // What the guest chose outlives a reset, for front ends show it the same cache afterwards.
+    let mut off = running();
+    let choice = [u32s(&[32, 1, 0]), vec![0]].concat();
+    assert_eq!(off.send(SET_CONFIG, &choice, 0), ["write cache false"]);
+    off.send(RESET_DEVICE, &[], 0);
+    for ring in [0, 1] {
+        let _ = off.session.ring_stopped(ring, 0);
+    }
+    assert!(!off.session.is_waiting() && !off.session.told_write_cache());
+
     let mut idle = Peer::new();
     idle.realize(true);
     assert_eq!(idle.ack().send(RESET_DEVICE, &[], 0), [reply(34, &u64s(&[0]))]);
