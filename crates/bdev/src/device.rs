@@ -1,5 +1,6 @@
 //! A [`Bdev`]: an open device that cores share, and what it is like.
 
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -91,7 +92,31 @@ impl Bdev {
     /// # Errors
     /// When the URI is wrong, the device is in use, or the system refuses; the text says which.
     pub async fn open(core: &Core, uri: &str) -> Result<Bdev, Error> {
+        Bdev::open_with(core, uri, None).await
+    }
+
+    /// The same of a device that another process has open, from the [`Bdev::descriptors`] that it
+    /// handed over: with its lock, and without looking for a name. Suspends.
+    ///
+    /// # Errors
+    /// As for [`Bdev::open`], and when these are not the descriptors of such a device.
+    pub async fn take(core: &Core, uri: &str, open: Vec<OwnedFd>) -> Result<Bdev, Error> {
+        Bdev::open_with(core, uri, Some(open)).await
+    }
+
+    async fn open_with(core: &Core, uri: &str, taken: Option<Vec<OwnedFd>>) -> Result<Bdev, Error> {
         let Spec { base, layers } = uri.parse()?;
+        if let Some(taken) = &taken {
+            let expected = match base {
+                Base::Mem { .. } => return Err(in_memory()),
+                Base::Null { .. } => 0,
+                Base::File { .. } => 1,
+            };
+            if taken.len() != expected {
+                let text = format!("{} descriptors of a device that has {expected}", taken.len());
+                return Err(Error::new(ErrorKind::Unsupported, text));
+            }
+        }
         let base = match base {
             Base::Null { size, block } => {
                 Bdev::new(null_geometry(size, block), Device::Null(NullDevice))
@@ -101,7 +126,8 @@ impl Bdev {
                 Bdev::new(mem.geometry(size, block), Device::Mem(mem))
             }
             Base::File { .. } => {
-                let (file, geometry) = FileDevice::open(core, &base).await?;
+                let open = taken.and_then(|mut taken| taken.pop());
+                let (file, geometry) = FileDevice::open(core, &base, open).await?;
                 Bdev::new(geometry, Device::File(file))
             }
         };
@@ -171,9 +197,46 @@ impl Bdev {
         changed
     }
 
+    /// What another process needs to [`Bdev::take`] the device while this one has it open.
+    ///
+    /// # Errors
+    /// When it cannot be taken: its contents are in the memory of this process.
+    pub fn descriptors(&self) -> Result<Vec<BorrowedFd<'_>>, Error> {
+        match self.lowest().device() {
+            Device::Mem(_) => Err(in_memory()),
+            Device::File(file) => Ok(file.descriptor().into_iter().collect()),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Whether a flush has failed, so that it takes no more writes: see docs/DISKS.md.
+    pub fn flush_failed(&self) -> bool {
+        matches!(self.lowest().device(), Device::File(file) if file.flush_failed())
+    }
+
+    /// A flush has failed in the process that the device was taken from.
+    pub fn set_flush_failed(&self) {
+        if let Device::File(file) = self.lowest().device() {
+            file.set_flush_failed();
+        }
+    }
+
+    /// What all layers lie over.
+    fn lowest(&self) -> &Bdev {
+        let mut lowest = self;
+        while let Some(over) = lowest.device().over() {
+            lowest = over;
+        }
+        lowest
+    }
+
     pub(crate) fn device(&self) -> &Device {
         &self.0.device
     }
+}
+
+fn in_memory() -> Error {
+    Error::new(ErrorKind::Unsupported, "mem: what it holds is in the memory of its process")
 }
 
 fn null_geometry(size_bytes: u64, block_size: u32) -> Geometry {

@@ -19,6 +19,7 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
 use reactor::{Core, FileDone, FileIo, FileQueue, Image, ImageOpening, Mode, SEGMENTS_MAX};
@@ -55,7 +56,12 @@ pub(crate) struct FileDevice {
 }
 
 impl FileDevice {
-    pub async fn open(core: &Core, base: &Base) -> Result<(FileDevice, Geometry), Error> {
+    /// Opens it, or takes the open file that came from another process.
+    pub async fn open(
+        core: &Core,
+        base: &Base,
+        open: Option<OwnedFd>,
+    ) -> Result<(FileDevice, Geometry), Error> {
         let Base::File { path, engine, through, read_only, direct, lock, block } = base else {
             unreachable!("only files are opened here")
         };
@@ -66,10 +72,11 @@ impl FileDevice {
             _ => Mode::Direct,
         };
         let how = ImageOpening { read_only: *read_only, mode, lock: *lock };
-        let image = core
-            .open_image(path, how)
-            .await
-            .map_err(|error| Error::io(format!("cannot open {name}"), error))?;
+        let image = match open {
+            None => core.open_image(path, how).await,
+            Some(open) => core.take_image(path, how, open).await,
+        };
+        let image = image.map_err(|error| Error::io(format!("cannot open {name}"), error))?;
         let must_be_direct = *direct == Some(true) || *engine == Engine::Aio;
         if must_be_direct && image.file.alignment() == 1 {
             let text = format!("{name}: its file system has no direct I/O");
@@ -106,6 +113,20 @@ impl FileDevice {
             _ => None,
         };
         Ok((FileDevice { image, engine, through: *through, mapping }, geometry))
+    }
+
+    /// The open file, which has the lock.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.image.file.host_fd()
+    }
+
+    /// Whether a flush has failed, so that nothing is written any more.
+    pub fn flush_failed(&self) -> bool {
+        self.image.file.flush_failed()
+    }
+
+    pub fn set_flush_failed(&self) {
+        self.image.file.set_flush_failed();
     }
 
     pub async fn resize(&self, core: &Core, size: u64) -> Result<(), Error> {

@@ -1,5 +1,5 @@
-//! The disks that a node gives to virtual machines: opened at the start, or attached while it runs,
-//! and ended with the node.
+//! The disks that a node gives to virtual machines: opened at the start, attached while it runs, or
+//! taken over from the node before; ended with the node, or handed over to the next.
 //!
 //! What was asked for when the node was started comes first; what was attached comes back from the
 //! state directory after it. One change is made at a time.
@@ -37,6 +37,14 @@ pub(crate) struct Serving {
     serving: JoinHandle<()>,
 }
 
+/// A disk that is served, to be handed over. Clones are the same disk.
+#[derive(Clone)]
+pub(crate) struct Served {
+    pub spec: DiskSpec,
+    pub device: Bdev,
+    pub target: Rc<Target>,
+}
+
 /// All of them; belongs to core 0.
 #[derive(Default)]
 pub(crate) struct Disks {
@@ -46,6 +54,8 @@ pub(crate) struct Disks {
     begun: Cell<usize>,
     changing: Cell<bool>,
     ended: Cell<bool>,
+    /// They are somebody else's now, with their sockets.
+    left: Cell<bool>,
 }
 
 /// The right to make a change.
@@ -67,14 +77,24 @@ impl Disks {
         core: &Core,
         specs: &[DiskSpec],
         state: Option<Rc<State>>,
+        taken: Vec<(Served, JoinHandle<()>)>,
     ) -> Result<Disks, Error> {
-        let disks = Disks { state, ..Disks::default() };
+        let disks = Disks { state, begun: taken.len().into(), ..Disks::default() };
+        for (Served { spec, target, .. }, serving) in taken {
+            disks.remember(&spec.socket, &target);
+            let attached = specs.iter().all(|asked| asked.name != spec.name);
+            let serving = Ok(Serving { target, socket: spec.socket.clone(), serving });
+            disks.all.borrow_mut().push(Disk { spec, attached, serving });
+        }
         for spec in specs {
+            if disks.find(&spec.name).is_ok() {
+                continue;
+            }
             let serving = Ok(disks.serve(core, spec).await?);
             disks.all.borrow_mut().push(Disk { spec: spec.clone(), attached: false, serving });
         }
         for spec in disks.state.as_ref().map(|state| state.disks()).unwrap_or_default() {
-            if specs.iter().any(|other| other.name == spec.name) {
+            if disks.find(&spec.name).is_ok() {
                 continue;
             }
             let serving = disks.serve(core, &spec).await.map_err(|error| error.to_string());
@@ -95,16 +115,21 @@ impl Disks {
             let socket = spec.socket.display();
             Error::new(Kind::System, format!("disk {name}: listening on {socket}: {error}"))
         })?;
-        let options = TargetOptions {
-            name: name.clone(),
-            serial: spec.serial().to_owned(),
-            queues: spec.queues,
-            first_core: self.begun.replace(self.begun.get() + 1),
-        };
+        let options = options(spec, self.begun.replace(self.begun.get() + 1));
         tracing::info!(disk = %name, uri = %spec.uri, socket = %spec.socket.display(), "a disk is there");
         let target = Target::new(core, device, options);
+        self.remember(&spec.socket, &target);
+        let serving = {
+            let target = target.clone();
+            core.spawn(Class::Control, async move { target.serve(listener).await })
+        };
+        Ok(Serving { target, socket: spec.socket.clone(), serving })
+    }
+
+    /// Has what a front end is told of the write cache kept in the state directory.
+    fn remember(&self, socket: &Path, target: &Target) {
         if let Some(state) = &self.state {
-            let (state, socket) = (state.clone(), spec.socket.clone());
+            let (state, socket) = (state.clone(), socket.to_owned());
             let known = state.write_cache(&socket);
             let keeper = move |told| {
                 let (state, socket) = (state.clone(), socket.clone());
@@ -112,11 +137,38 @@ impl Disks {
             };
             target.remember(known, Box::new(keeper));
         }
-        let serving = {
-            let target = target.clone();
-            core.spawn(Class::Control, async move { target.serve(listener).await })
-        };
-        Ok(Serving { target, socket: spec.socket.clone(), serving })
+    }
+
+    /// What is served. No change is made from now on until [`Disks::go_on`].
+    ///
+    /// # Errors
+    /// When a change is being made, or the node is ending.
+    pub fn to_hand_over(&self) -> Result<Vec<Served>, String> {
+        if self.ended.get() || self.changing.replace(true) {
+            return Err("the disks are being changed".to_owned());
+        }
+        let all = self.all.borrow();
+        let served = all.iter().filter_map(|disk| {
+            let target = disk.serving.as_ref().ok()?.target.clone();
+            Some(Served { spec: disk.spec.clone(), device: target.device().clone(), target })
+        });
+        Ok(served.collect())
+    }
+
+    /// Changes may be made again.
+    pub fn go_on(&self) {
+        self.changing.set(false);
+    }
+
+    /// They are somebody else's from now on, with the names of their sockets.
+    pub fn leave(&self) {
+        self.left.set(true);
+        self.changing.set(false);
+    }
+
+    /// Whether [`Disks::leave`] was called.
+    pub fn have_left(&self) -> bool {
+        self.left.get()
     }
 
     /// Waits for the change before this one.
@@ -174,7 +226,7 @@ impl Disks {
         if let Some(state) = &self.state
             && let Err(why) = state.keep_disk(&spec).await
         {
-            serving.stop().await;
+            serving.stop(false).await;
             return Err(Error::new(Kind::System, why));
         }
         self.all.borrow_mut().push(Disk { spec, attached: true, serving: Ok(serving) });
@@ -212,7 +264,7 @@ impl Disks {
         }
         let disk = self.all.borrow_mut().remove(at);
         if let Ok(serving) = disk.serving {
-            serving.stop().await;
+            serving.stop(false).await;
         }
         tracing::info!(disk = %name, "a disk was detached");
         Ok(disk.attached)
@@ -262,16 +314,29 @@ impl Disks {
             disk.target.stop();
         }
         for disk in serving {
-            disk.stop().await;
+            disk.stop(self.left.get()).await;
         }
     }
 }
 
 impl Serving {
-    async fn stop(self) {
+    /// `left`: the socket's name is somebody else's.
+    async fn stop(self, left: bool) {
         self.target.stop();
         self.serving.await;
-        remove(&self.socket);
+        if !left {
+            remove(&self.socket);
+        }
+    }
+}
+
+/// How a disk is served; the `nth` of the node.
+pub(crate) fn options(spec: &DiskSpec, nth: usize) -> TargetOptions {
+    TargetOptions {
+        name: spec.name.clone(),
+        serial: spec.serial().to_owned(),
+        queues: spec.queues,
+        first_core: nth,
     }
 }
 

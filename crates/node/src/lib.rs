@@ -23,6 +23,7 @@ mod process;
 mod serve;
 mod size;
 mod state;
+mod upgrade;
 
 pub use admin::{Request, VERSION as ADMIN_VERSION};
 pub use budget::Budget;

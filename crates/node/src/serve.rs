@@ -11,11 +11,13 @@
 //!    deadline of its own. `SHUTDOWN` does the same.
 //! 4. A second signal ends the process at once, as does a first one before the node is ready: what
 //!    was acknowledged is kept anyway.
+//! 5. `SIGUSR2` hands the node over to a successor (`upgrade`).
 //!
 //! A core that cannot serve ends the node: half a node would lose the connections that the kernel
 //! hands to the missing core.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,12 +27,12 @@ use std::time::Duration;
 use kv::{Reporter, Server, Shard, Shared};
 use lsm::{Db, OpenOptions, WriteOptions};
 use reactor::log::Log;
-use reactor::{Class, Core, Listener, UnixListener};
+use reactor::{Class, Core, JoinHandle, Listener, UnixListener};
 
 use crate::admin::{self, Admin};
 use crate::config::Config;
 use crate::disk_spec::DiskSpec;
-use crate::disks::Disks;
+use crate::disks::{Disks, Served};
 use crate::error::{Error, Kind};
 use crate::info::Description;
 use crate::machine::Machine;
@@ -38,6 +40,7 @@ use crate::metrics::{self, Sources};
 use crate::open::{open, open_for_writing};
 use crate::phases::{Phase, Phases};
 use crate::state::{State, default_state};
+use crate::upgrade::{self, Predecessor, Upgrader};
 
 /// How long clients may take to receive what is under way when the node stops.
 const GRACE_NS: u64 = 5_000_000_000;
@@ -80,6 +83,8 @@ struct Node {
     phases: Phases,
     opened: OnceLock<Option<Opened>>,
     listening: AtomicUsize,
+    /// Each core's listening socket for clients, to be handed over.
+    doors: Vec<OnceLock<OwnedFd>>,
     /// Cores whose connections have ended.
     ended: AtomicUsize,
     failed: OnceLock<Error>,
@@ -90,6 +95,8 @@ struct Opened {
     listen: SocketAddr,
     db: Db,
     door: Arc<Shared>,
+    /// Each core's listening socket, where the node before this one listened already.
+    listeners: Vec<OwnedFd>,
 }
 
 /// Serves until a signal says stop. `on_ready` is called once, when all cores listen.
@@ -113,6 +120,7 @@ pub fn serve(
         phases: Phases::new(cores),
         opened: OnceLock::new(),
         listening: AtomicUsize::new(0),
+        doors: (0..cores).map(|_| OnceLock::new()).collect(),
         ended: AtomicUsize::new(0),
         failed: OnceLock::new(),
     });
@@ -139,20 +147,35 @@ async fn serve_core(
     node: &Arc<Node>,
     on_ready: &impl Fn(&Ready),
 ) -> Result<(), Error> {
-    let (mut shard, mut metrics) = (None, None);
+    let mut shard = None;
+    let mut first = First::default();
     if core.id() == 0 {
-        core.spawn(Class::Control, watch_signals(core.clone(), node.clone()));
-        metrics =
-            node.config.metrics.map(|addr| listen_alone(core, addr, "--metrics")).transpose()?;
+        let leaving = node.clone();
+        let upgrader = Upgrader::new(core, move || leaving.phases.raise(Phase::Draining));
+        core.spawn(Class::Control, watch_signals(core.clone(), node.clone(), upgrader.clone()));
+        let inherited = upgrade::inherit(core, &node.config).await?;
+        let (mut listeners, mut metrics, mut predecessor) = (Vec::new(), None, None);
+        if let Some(inherited) = inherited {
+            first.taken = inherited.disks;
+            (listeners, metrics) = (inherited.clients, inherited.metrics);
+            predecessor = Some(Rc::new(inherited.predecessor));
+        }
+        first.predecessor.clone_from(&predecessor);
+        first.upgrader = Some(upgrader);
+        first.metrics = match (node.config.metrics, metrics) {
+            (None, _) => None,
+            (Some(addr), Some(fd)) => Some(inherited_listener(core, addr, fd)?),
+            (Some(addr), None) => Some(listen_alone(core, addr, "--metrics")?),
+        };
         let mut opened = None;
         if let Some(data) = &node.config.data {
-            let (database, owned) = prepare(core, node, data).await?;
+            let (database, owned) = prepare(core, node, data, listeners, predecessor).await?;
             (opened, shard) = (Some(database), owned);
         }
         let _ = node.opened.set(opened);
         node.phases.raise(Phase::Running);
     }
-    let served = serve_clients(core, node, on_ready, shard.clone(), metrics).await;
+    let served = serve_clients(core, node, on_ready, shard.clone(), first).await;
     let Some(shard) = shard else { return served };
     // Others may still wait for what they have sent here.
     while node.ended.load(Ordering::Acquire) < node.listening.load(Ordering::Acquire) {
@@ -163,12 +186,21 @@ async fn serve_core(
     closed.map_err(|error| Error::new(Kind::System, format!("closing the database: {error}")))
 }
 
+/// What core 0 has to do, beside what all cores do.
+#[derive(Default)]
+struct First {
+    metrics: Option<Listener>,
+    taken: Vec<(Served, JoinHandle<()>)>,
+    upgrader: Option<Rc<Upgrader>>,
+    predecessor: Option<Rc<Predecessor>>,
+}
+
 async fn serve_clients(
     core: &Core,
     node: &Node,
     on_ready: &impl Fn(&Ready),
     shard: Option<Shard>,
-    metrics: Option<Listener>,
+    first: First,
 ) -> Result<(), Error> {
     if node.phases.reached(core.id(), Phase::Running).await > Phase::Draining {
         return Ok(());
@@ -176,9 +208,14 @@ async fn serve_clients(
     let opened = node.opened.get().expect("core 0 has opened the database before it raised");
     let (mut disks, mut steering) = (Rc::new(Disks::default()), None);
     if core.id() == 0 {
+        // The state directory and its socket are the node's before this one until it has ended.
+        while first.predecessor.as_ref().is_some_and(|before| before.may_hold_locks()) {
+            core.sleep_ns(LOOK_NS).await;
+        }
         let state = open_state(core, &node.config).await?;
         steering = listen_admin(core, &node.config, state.is_some())?;
-        let started = Disks::start(core, &node.config.disks, state.map(Rc::new)).await;
+        let started =
+            Disks::start(core, &node.config.disks, state.map(Rc::new), first.taken).await;
         if let (Err(_), Some((path, _))) = (&started, &steering) {
             remove(path);
         }
@@ -186,8 +223,14 @@ async fn serve_clients(
     }
     let (mut clients, mut admin_at) = (None, None);
     if let Some(opened) = opened {
-        let listener = core.listen(opened.listen);
+        let listener = match opened.listeners.get(core.id()).map(OwnedFd::try_clone) {
+            Some(fd) => fd.and_then(|fd| Listener::from_fd(core, fd)),
+            None => core.listen(opened.listen),
+        };
         let listener = listener.map_err(|error| no_port(opened.listen, "--listen", &error))?;
+        if let Some(Ok(fd)) = listener.host_fd().map(|fd| fd.try_clone_to_owned()) {
+            let _ = node.doors[core.id()].set(fd);
+        }
         let reader = opened.db.attach(core);
         let server = Server::start(core, reader.clone(), &opened.door, listener, shard);
         clients = Some((opened, server, reader));
@@ -200,7 +243,14 @@ async fn serve_clients(
             core.sleep_ns(LOOK_NS).await;
         }
         if node.phases.now() == Phase::Running {
-            let metrics = match metrics {
+            if let Some(upgrader) = first.upgrader {
+                let own = |fd: &OwnedFd| fd.try_clone().ok();
+                let doors = node.doors.iter().filter_map(|door| own(door.get()?)).collect();
+                let metrics = first.metrics.as_ref().and_then(Listener::host_fd);
+                let metrics = metrics.and_then(|fd| fd.try_clone_to_owned().ok());
+                upgrader.ready(disks.clone(), doors, metrics);
+            }
+            let metrics = match first.metrics {
                 Some(metrics) => {
                     let reporter = clients.as_ref().map(|(_, server, _)| server.reporter());
                     Some(tell_metrics(core, node, reporter, disks.clone(), metrics)?)
@@ -236,7 +286,7 @@ async fn serve_clients(
         server.stop(GRACE_NS).await;
     }
     disks.stop(core).await;
-    if let Some(path) = admin_at {
+    if let Some(path) = admin_at.filter(|_| !disks.have_left()) {
         remove(&path);
     }
     if core.id() == 0 {
@@ -297,12 +347,18 @@ async fn prepare(
     core: &Core,
     node: &Arc<Node>,
     data: &Path,
+    listeners: Vec<OwnedFd>,
+    predecessor: Option<Rc<Predecessor>>,
 ) -> Result<(Opened, Option<Shard>), Error> {
     let config = &node.config;
-    // Cores share their port with each other, so only this listener would notice somebody else.
-    let listen = listen_alone(core, config.listen, "--listen")?
-        .local_addr()
-        .map_err(|error| no_port(config.listen, "--listen", &error))?;
+    let listener = match listeners.first().map(OwnedFd::try_clone) {
+        Some(Ok(fd)) => inherited_listener(core, config.listen, fd)?,
+        Some(Err(error)) => return Err(no_port(config.listen, "--listen", &error)),
+        // Cores share their port with each other, so only this listener would notice somebody else.
+        None => listen_alone(core, config.listen, "--listen")?,
+    };
+    let listen =
+        listener.local_addr().map_err(|error| no_port(config.listen, "--listen", &error))?;
     let budget = config.budget();
     let options = OpenOptions {
         secondary: config.secondary,
@@ -320,7 +376,16 @@ async fn prepare(
             memtable_bytes: budget.memtable,
             ..WriteOptions::default()
         };
-        let (db, writer) = open_for_writing(core, data, options, write).await?;
+        let (db, writer) = loop {
+            let patient = predecessor.as_ref().is_some_and(|before| before.may_hold_locks());
+            match open_for_writing(core, data, options.clone(), write.clone()).await {
+                // The node before this one has it open until its clients have had their replies.
+                Err(error) if patient && error.kind() == Kind::Locked => {
+                    core.sleep_ns(LOOK_NS).await;
+                }
+                opened => break opened?,
+            }
+        };
         (db, Some(writer))
     };
     for warning in db.warnings() {
@@ -349,7 +414,8 @@ async fn prepare(
     if let Some(shard) = &shard {
         shard.attach(&door).await;
     }
-    Ok((Opened { listen, db, door }, shard))
+    drop(listener);
+    Ok((Opened { listen, db, door, listeners }, shard))
 }
 
 /// Starts to tell metrics, and says where.
@@ -372,6 +438,12 @@ fn tell_metrics(
     };
     core.spawn(Class::Background, metrics::serve(core.clone(), listener, sources));
     Ok(addr)
+}
+
+/// A socket on which the node before this one listened already.
+fn inherited_listener(core: &Core, addr: SocketAddr, fd: OwnedFd) -> Result<Listener, Error> {
+    Listener::from_fd(core, fd)
+        .map_err(|error| Error::new(Kind::System, format!("listening on {addr}: {error}")))
 }
 
 /// Listens where nobody else does. `flag` is what the user would say to listen elsewhere.
@@ -403,16 +475,27 @@ fn no_port(addr: SocketAddr, flag: &str, error: &std::io::Error) -> Error {
     }
 }
 
-/// Ends the node at the first signal, and the process at the second.
-async fn watch_signals(core: Core, node: Arc<Node>) {
+/// Ends the node at the first signal, and the process at the second; or hands the node over.
+async fn watch_signals(core: Core, node: Arc<Node>, upgrader: Rc<Upgrader>) {
     loop {
-        let signal = match reactor::stop_signal(&core).await {
+        let signal = match reactor::signal(&core).await {
             Ok(signal) => signal,
             Err(error) => {
                 tracing::error!("waiting for signals: {error}; only SIGKILL ends this node");
                 return;
             }
         };
+        if signal == reactor::UPGRADE {
+            let upgrader = upgrader.clone();
+            core.spawn(Class::Control, async move {
+                match upgrade::own_program() {
+                    // What comes of it is in the log.
+                    Ok(program) => drop(upgrader.to(&program).await),
+                    Err(error) => tracing::error!("no upgrade: where this program is: {error}"),
+                }
+            });
+            continue;
+        }
         if node.phases.now() != Phase::Running {
             // Not ready yet, or asked for the second time. Nothing here needs an orderly end, as
             // what was acknowledged is in the write-ahead log; but what was logged is written.

@@ -188,7 +188,9 @@ impl SharedFile {
         self.written.flush_failed.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_flush_failed(&self) {
+    /// A flush of it has failed, here or in the process that had it open before: it takes no more
+    /// writes.
+    pub fn set_flush_failed(&self) {
         self.written.flush_failed.store(true, Ordering::Relaxed);
     }
 

@@ -2,6 +2,7 @@
 //! for a disk and, unless told otherwise, locked.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -56,7 +57,31 @@ impl Core {
     /// `WouldBlock` when somebody else has it locked, or a block device is in use; `InvalidInput`
     /// when it is neither a regular file nor a block device; others as the system gives them.
     pub async fn open_image(&self, path: &Path, how: ImageOpening) -> io::Result<Image> {
-        match self.meta(MetaOp::OpenImage { path: path.to_owned(), how }).await? {
+        self.image(path, how, None).await
+    }
+
+    /// The same of an image that is open already, in a process that handed its descriptor over:
+    /// the lock goes along with the open file. `path` is how it was opened there; nothing is looked
+    /// up by it. Suspends.
+    ///
+    /// # Errors
+    /// As for [`Core::open_image`].
+    pub async fn take_image(
+        &self,
+        path: &Path,
+        how: ImageOpening,
+        open: OwnedFd,
+    ) -> io::Result<Image> {
+        self.image(path, how, Some(Arc::new(open))).await
+    }
+
+    async fn image(
+        &self,
+        path: &Path,
+        how: ImageOpening,
+        open: Option<Arc<OwnedFd>>,
+    ) -> io::Result<Image> {
+        match self.meta(MetaOp::OpenImage { path: path.to_owned(), how, open }).await? {
             MetaOut::Image(image) => Ok(image),
             other => unreachable!("the opening of an image answered {other:?}"),
         }

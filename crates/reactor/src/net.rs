@@ -7,7 +7,7 @@ use std::future::Future;
 use std::io;
 use std::mem::size_of;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -86,6 +86,25 @@ impl Listener {
         }
         let fd = Fd::Host(fd);
         Ok(Listener { socket: Rc::new(SocketInner { fd, core: core.clone() }) })
+    }
+
+    /// A socket that listens already, in a process that handed its descriptor over.
+    ///
+    /// # Errors
+    /// `Unsupported` in a simulated world.
+    pub fn from_fd(core: &Core, fd: OwnedFd) -> io::Result<Listener> {
+        if core.is_simulated() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        Ok(Listener { socket: Rc::new(SocketInner { fd: Fd::Host(fd), core: core.clone() }) })
+    }
+
+    /// The host's descriptor, to be handed over; `None` in a simulated world.
+    pub fn host_fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.socket.fd {
+            Fd::Host(fd) => Some(fd.as_fd()),
+            Fd::File(_) | Fd::Sim(_) => None,
+        }
     }
 
     /// The address it listens on.

@@ -232,14 +232,17 @@ fn host_seed(id: usize) -> u64 {
     hasher.finish()
 }
 
-/// Waits for one of the signals that ask a process to stop, and tells which. Blocks them for the
-/// calling thread, so call [`block_signals`] before any thread is started.
+/// The signal that asks a process to hand its work over to a successor.
+pub const UPGRADE: i32 = libc::SIGUSR2;
+
+/// Waits for one of the signals that ask a process to stop, or for [`UPGRADE`], and tells which.
+/// They must be blocked in all threads: call [`block_signals`] before any is started.
 ///
 /// # Errors
 /// When the process has no descriptor left.
-pub async fn stop_signal(core: &Core) -> io::Result<i32> {
+pub async fn signal(core: &Core) -> io::Result<i32> {
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-    let set = stop_signals();
+    let set = signals();
     // SAFETY: `set` is live; -1 asks for a new descriptor.
     let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
     if fd < 0 {
@@ -261,20 +264,21 @@ pub async fn stop_signal(core: &Core) -> io::Result<i32> {
     }
 }
 
-fn stop_signals() -> libc::sigset_t {
+fn signals() -> libc::sigset_t {
     // SAFETY: `sigset_t` is plain data, and sigemptyset initialises it before it is read.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
         libc::sigaddset(&raw mut set, libc::SIGTERM);
         libc::sigaddset(&raw mut set, libc::SIGINT);
+        libc::sigaddset(&raw mut set, UPGRADE);
         set
     }
 }
 
-/// Blocks the signals that [`stop_signal`] waits for, in this thread and those it starts later.
+/// Blocks the signals that [`signal`] waits for, in this thread and those it starts later.
 pub fn block_signals() {
-    let set = stop_signals();
+    let set = signals();
     // SAFETY: `set` is live and initialised; no old mask is asked for.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
 }

@@ -47,6 +47,7 @@ mod tag {
     pub const RINGS: u16 = 9;
     pub const PARTIAL: u16 = 10;
     pub const DESCRIPTORS: u16 = 11;
+    pub const FLUSH_FAILED: u16 = 12;
 }
 
 /// Why a disk was not taken over.
@@ -194,6 +195,19 @@ pub struct RingProgress {
 }
 
 impl RingProgress {
+    /// The opposite of [`RingProgress::base`]. Of a ring with nothing in flight the base says all.
+    pub fn from_base(base: u32, packed: bool, broken: bool) -> Self {
+        if !packed {
+            let next = base as u16;
+            let same =
+                Self { next_avail: next, next_used: next, signalled_used: next, ..Self::default() };
+            return Self { broken, ..same };
+        }
+        let PackedBase { avail, avail_wrap, used, used_wrap } = PackedBase::from_bits(base);
+        let signalled_used = used;
+        Self { next_avail: avail, avail_wrap, next_used: used, used_wrap, signalled_used, broken }
+    }
+
     /// Where the ring goes on, in the form of SET_VRING_BASE.
     pub fn base(&self, packed: bool) -> u32 {
         if !packed {
@@ -294,6 +308,8 @@ pub struct DiskState {
     pub mirror: Option<MirrorState>,
     /// Whether the listening socket comes along.
     pub listening: bool,
+    /// Whether a flush of the device has failed, so that it takes no more writes.
+    pub flush_failed: bool,
     /// The front end's connection, if there is one.
     pub connection: Option<ConnectionState>,
 }
@@ -388,6 +404,9 @@ impl DiskState {
                 w.u16(number);
             }
         });
+        if self.flush_failed {
+            fields.field(tag::FLUSH_FAILED, |_| {});
+        }
 
         document(&fields.0)
     }
@@ -430,7 +449,7 @@ impl DiskState {
             let length = fields.u32().ok_or(cut)? as usize;
             let mut contents = Reader(fields.take(length).ok_or(cut)?);
             let error = |reason| HandoverError::Field { field, reason };
-            if !(tag::DISK..=tag::DESCRIPTORS).contains(&field) {
+            if !(tag::DISK..=tag::FLUSH_FAILED).contains(&field) {
                 return Err(HandoverError::UnknownField(field));
             }
             if seen & 1 << field != 0 {
@@ -449,7 +468,7 @@ impl DiskState {
                     }
                     Some(())
                 }
-                (..=tag::MIRROR, _) => state.decode_own(field, &mut contents),
+                (..=tag::MIRROR | tag::FLUSH_FAILED, _) => state.decode_own(field, &mut contents),
                 (_, Some(connection)) => connection.decode(field, &mut contents),
                 (_, None) => return Err(HandoverError::MissingField(tag::SESSION)),
             };
@@ -479,6 +498,7 @@ impl DiskState {
             }
             tag::STATISTICS => self.statistics = contents.numbers()?,
             tag::LIMITS => self.limits = contents.numbers()?,
+            tag::FLUSH_FAILED => self.flush_failed = true,
             _ => {
                 let (granule_bytes, bits) = (contents.u64()?, contents.u64()?);
                 self.mirror = Some(MirrorState { granule_bytes, bits });

@@ -33,4 +33,4 @@ pub use request::{DATA_MAX, Disk, Finished, Kind, Request, SEGMENTS_MAX, SERIAL_
 pub use ring::{F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, Fault, Recovered, Ring, Setup};
 pub use split::SplitRing;
 pub use stats::{Counter, KindStats, LATENCY_BUCKETS, Latency, QueueStats};
-pub use target::{Keeper, Target, TargetOptions};
+pub use target::{Export, Keeper, Target, TargetOptions};

@@ -265,6 +265,11 @@ impl Framer {
         (self.bytes, self.descriptors)
     }
 
+    /// The same, while the framer goes on.
+    pub fn parts(&self) -> (&[u8], &[OwnedFd]) {
+        (&self.bytes, &self.descriptors)
+    }
+
     /// Whether no part of a message has arrived.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty() && self.descriptors.is_empty()

@@ -57,6 +57,8 @@ pub(crate) struct Start {
     /// A write must be durable when it completes.
     pub through: bool,
     pub enabled: bool,
+    /// It was found broken already, in another process or before a rest: it only waits for its stop.
+    pub broken: bool,
     pub device: Bdev,
     pub stats: Arc<QueueStats>,
 }
@@ -118,20 +120,21 @@ pub(crate) struct Ended {
     pub index: u16,
     /// Where another process would go on.
     pub base: u32,
+    /// It does not go on: the guest made it meaningless, or it could not be started.
+    pub broken: bool,
 }
 
 /// Runs a ring until it is told to stop and what was popped is given back. Suspends until then.
 pub(crate) async fn run(core: Core, start: Start, mut orders: Orders) -> Ended {
-    let (index, base) = (start.index, start.setup.base);
+    let (index, base, broken) = (start.index, start.setup.base, start.broken);
     let stats = start.stats.clone();
-    let kick = start.kick.as_ref().and_then(|kick| watch(&core, kick, &stats));
-    let queue = match Queue::start(&core, start) {
-        Ok(queue) => Rc::new(RefCell::new(queue)),
-        Err(()) => {
-            // It stays, so that it can be stopped like any other.
-            until_stop(&mut orders).await;
-            return Ended { index, base };
-        }
+    let kick = start.kick.as_ref().filter(|_| !broken);
+    let kick = kick.and_then(|kick| watch(&core, kick, &stats));
+    let queue = if broken { Err(()) } else { Queue::start(&core, start) };
+    let Ok(queue) = queue.map(|queue| Rc::new(RefCell::new(queue))) else {
+        // It stays, so that it can be stopped like any other.
+        until_stop(&mut orders).await;
+        return Ended { index, base, broken: true };
     };
     let _slot = core.add_poller(QueuePoller(queue.clone()));
     let mut kick = kick;
@@ -161,8 +164,8 @@ pub(crate) async fn run(core: Core, start: Start, mut orders: Orders) -> Ended {
     if let Some(kick) = kick {
         kick.cancel();
     }
-    let base = queue.borrow().ring.base();
-    Ended { index, base }
+    let ring = &queue.borrow().ring;
+    Ended { index, base: ring.base(), broken: ring.broken().is_some() }
 }
 
 /// Waits for the guest's kicks: each wakes the core, whose pollers then look.

@@ -106,6 +106,26 @@ pub struct QueueStats {
 }
 
 impl QueueStats {
+    /// All, each under the name by which a successor finds it.
+    pub(crate) fn counters(&self) -> [(&'static str, &Counter); 14] {
+        [
+            ("reads", &self.reads.requests),
+            ("read-bytes", &self.reads.bytes),
+            ("writes", &self.writes.requests),
+            ("written-bytes", &self.writes.bytes),
+            ("flushes", &self.flushes.requests),
+            ("flushed-bytes", &self.flushes.bytes),
+            ("discards", &self.discards.requests),
+            ("discarded-bytes", &self.discards.bytes),
+            ("errors", &self.errors),
+            ("completions", &self.completions),
+            ("batches", &self.batches),
+            ("signals", &self.signals),
+            ("resubmitted", &self.resubmitted),
+            ("broken", &self.broken),
+        ]
+    }
+
     #[inline]
     pub(crate) fn begin(&self, kind: Kind, len: u64) {
         let of = self.of(kind);

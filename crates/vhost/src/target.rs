@@ -18,11 +18,30 @@
 //! a region of an earlier process, the cache is off: slower, and never wrong.
 //!
 //! All of this is on one core and off the way of requests.
+//!
+//! # Handing a disk over
+//!
+//! ```text
+//!   here                  Target::rest                       the rings have stopped
+//!     serve --> [serving] -------------> [coming to rest] -----------------.
+//!                   ^                                                      v
+//!                   |                 Target::go_on                  [at rest] --> stop: the end;
+//!                   '--------------------------------------------------'   ^       nothing of what
+//!   in another process, or here                                            |       was exported is
+//!     take_over --> [taking] ----------------------------------------------'       closed for others
+//!                             memory mapped, descriptors checked
+//! ```
+//!
+//! *At rest* nothing of the disk is under way: no request, no answer, nothing is popped or read, and
+//! everything that another process needs has been exported. Two processes may hold the disk at rest
+//! at the same time; which of them goes on, they agree on by themselves. From there a disk goes on in the same way, whether
+//! it was brought to rest here or elsewhere: rings start where they stopped, look for requests at
+//! once, and signal once.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -33,8 +52,9 @@ use reactor::{Class, Core, EventFd, UnixListener, UnixSocket};
 
 use crate::config::{Config, RangeLimits, SECTOR_BYTES, feature};
 use crate::dirty::DirtyLog;
+use crate::handover::{ConnectionState, DiskState, NUMBERS_MAX, RingProgress, Role};
 use crate::inflight::{Form, InflightRegion};
-use crate::memory::GuestMemory;
+use crate::memory::{GuestMemory, RegionInfo};
 use crate::message::{Framer, InflightInfo};
 use crate::queue::{self, Command, Ended, Remote, Start};
 use crate::request::{Disk, SERIAL_LEN};
@@ -67,12 +87,31 @@ pub struct Target {
     options: TargetOptions,
     name: Arc<str>,
     stats: Vec<Arc<QueueStats>>,
-    stop: Cell<bool>,
+    order: Cell<Order>,
     connected: Cell<bool>,
     events: Rc<Events>,
     /// What front ends were told of the write cache, if that is known.
     write_cache: Cell<Option<bool>>,
     keeper: OnceCell<Keeper>,
+    /// The guest's memory, for a successor.
+    regions: RefCell<Vec<(RegionInfo, OwnedFd)>>,
+    /// Memory that was mapped before the front end's connection came.
+    early: RefCell<Arc<GuestMemory>>,
+    /// What `rest` waits for.
+    export: RefCell<Option<Result<Export, String>>>,
+    resting: RefCell<Option<Waker>>,
+}
+
+/// A disk at rest: its state, and the descriptors that go with it, in the order of
+/// [`DiskState::roles`].
+pub type Export = (DiskState, Vec<OwnedFd>);
+
+/// What a target is to do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Serve,
+    Rest,
+    Stop,
 }
 
 /// Keeps durably what front ends were told of the write cache: see [`Target::remember`].
@@ -104,11 +143,15 @@ impl Target {
             name: options.name.as_str().into(),
             stats: (0..options.queues).map(|_| Arc::default()).collect(),
             options,
-            stop: Cell::new(false),
+            order: Cell::new(Order::Serve),
             connected: Cell::new(false),
             events: Rc::default(),
             write_cache: Cell::new(None),
             keeper: OnceCell::new(),
+            regions: RefCell::default(),
+            early: RefCell::default(),
+            export: RefCell::default(),
+            resting: RefCell::default(),
         })
     }
 
@@ -162,25 +205,118 @@ impl Target {
 
     /// Ends [`Target::serve`] soon.
     pub fn stop(&self) {
-        self.stop.set(true);
+        self.give_order(Order::Stop);
+    }
+
+    fn give_order(&self, order: Order) {
+        self.order.set(order);
         self.events.ring();
+    }
+
+    /// Brings the disk to rest, or waits until it is; see the module text. Suspends until what is at
+    /// the device is done. Who gives this up, and whoever does not want it any more, says
+    /// [`Target::go_on`].
+    ///
+    /// # Errors
+    /// Why the disk cannot be handed over, or could not be taken over.
+    pub async fn rest(&self) -> Result<Export, String> {
+        self.give_order(Order::Rest);
+        poll_fn(|cx| {
+            self.resting.replace(Some(cx.waker().clone()));
+            self.export.take().map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+
+    /// Ends the rest.
+    pub fn go_on(&self) {
+        self.give_order(Order::Serve);
+    }
+
+    /// The guest's memory as the front end has given it so far.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn memory(&self) -> std::io::Result<Vec<(RegionInfo, OwnedFd)>> {
+        let regions = self.regions.borrow();
+        regions.iter().map(|(region, fd)| Ok((*region, fd.try_clone()?))).collect()
+    }
+
+    /// Maps memory that [`Target::take_over`] will meet, ahead of it. What cannot be mapped now
+    /// shows then.
+    pub fn map_early(&self, regions: &[(RegionInfo, OwnedFd)]) {
+        let table: Vec<_> = regions.iter().map(|(region, fd)| (*region, fd.as_fd())).collect();
+        if let Ok(memory) = GuestMemory::new().replace(&table) {
+            self.early.replace(Arc::new(memory));
+        }
     }
 
     /// Serves connections until [`Target::stop`].
     pub async fn serve(&self, listener: UnixListener) {
-        while let Some(socket) = self.accept(&listener).await {
-            let name = &*self.name;
-            let pid = socket.peer_pid().unwrap_or(0);
+        self.serve_all(listener, None).await;
+    }
+
+    /// Takes over a disk that is at rest in another process, and is at rest itself then: what
+    /// [`Target::rest`] waits for. After [`Target::go_on`] it serves until [`Target::stop`].
+    pub async fn take_over(&self, state: &DiskState, descriptors: Vec<OwnedFd>) {
+        self.order.set(Order::Rest);
+        let (listener, connection) = match self.adopt(state, descriptors) {
+            Ok(adopted) => adopted,
+            Err(why) => return self.tell(Err(why)),
+        };
+        let export = self.export(&listener, connection.as_ref());
+        let export = export.and_then(|export| {
+            // What would be handed over from here is what came.
+            let same = (export.0.capacity_sectors, &export.0.connection);
+            match same == (state.capacity_sectors, &state.connection) {
+                true => Ok(export),
+                false => Err("the disk is another one here".to_owned()),
+            }
+        });
+        if self.at_rest(export).await {
+            self.serve_all(listener, connection).await;
+        }
+    }
+
+    async fn serve_all(&self, listener: UnixListener, mut taken: Option<Connection<'_>>) {
+        let name = &*self.name;
+        loop {
+            let mut connection = match taken.take() {
+                Some(connection) => connection,
+                None => match self.accept(&listener).await {
+                    Accepted::Socket(socket) => Connection::new(self, socket),
+                    Accepted::Rest => {
+                        let export = self.export(&listener, None);
+                        match self.at_rest(export).await {
+                            true => continue,
+                            false => return,
+                        }
+                    }
+                    Accepted::Stop => return,
+                },
+            };
+            let pid = connection.socket.peer_pid().unwrap_or(0);
             tracing::info!(disk = name, pid, "a front end has connected");
             self.connected.set(true);
-            let mut connection = Connection::new(self, socket);
-            let end = connection.run().await;
+            let end = loop {
+                match connection.run().await {
+                    End::Resting => {
+                        connection.stop_rings().await;
+                        let export = self.export(&listener, Some(&connection));
+                        if !self.at_rest(export).await {
+                            break End::Stopped;
+                        }
+                    }
+                    end => break end,
+                }
+            };
             connection.stop_rings().await;
             drop(connection);
+            self.regions.take();
             self.connected.set(false);
             match end {
                 End::Gone => tracing::info!(disk = name, pid, "the front end has gone"),
-                End::Stopped => return,
+                End::Stopped | End::Resting => return,
                 End::Failed(why) => {
                     tracing::warn!(disk = name, pid, "the connection was closed: {why}");
                 }
@@ -188,28 +324,146 @@ impl Target {
         }
     }
 
-    async fn accept(&self, listener: &UnixListener) -> Option<UnixSocket> {
+    fn tell(&self, export: Result<Export, String>) {
+        self.export.replace(Some(export));
+        if let Some(waker) = self.resting.take() {
+            waker.wake();
+        }
+    }
+
+    /// Says what is at rest, and waits for what comes then: to go on (true), or the end.
+    async fn at_rest(&self, export: Result<Export, String>) -> bool {
+        self.tell(export);
+        let order = poll_fn(|cx| {
+            self.events.waker.replace(Some(cx.waker().clone()));
+            match self.order.get() {
+                Order::Rest => Poll::Pending,
+                order => Poll::Ready(order),
+            }
+        })
+        .await;
+        self.export.take();
+        order == Order::Serve
+    }
+
+    /// Everything that a successor needs of a disk at rest.
+    fn export(
+        &self,
+        listener: &UnixListener,
+        connection: Option<&Connection<'_>>,
+    ) -> Result<Export, String> {
+        let state = DiskState {
+            name: self.options.name.clone(),
+            capacity_sectors: self.device.geometry().size_bytes / SECTOR_BYTES,
+            statistics: self.statistics(),
+            listening: true,
+            flush_failed: self.device.flush_failed(),
+            connection: match connection {
+                None => None,
+                Some(connection) => Some(connection.state().ok_or("an answer is due")?),
+            },
+            ..DiskState::default()
+        };
+        let mut descriptors = Vec::new();
+        let regions = self.regions.borrow();
+        for role in state.roles() {
+            let fd = match role {
+                Role::Listener => Some(listener.as_fd()),
+                Role::Memory(nth) => connection
+                    .and_then(|connection| connection.session.regions().get(usize::from(nth)))
+                    .and_then(|wanted| regions.iter().find(|(region, _)| region == wanted))
+                    .map(|(_, fd)| fd.as_fd()),
+                role => connection.and_then(|connection| connection.descriptor(role)),
+            };
+            let fd = fd.ok_or_else(|| format!("no descriptor for {role:?}"))?;
+            descriptors
+                .push(fd.try_clone_to_owned().map_err(|error| format!("{role:?}: {error}"))?);
+        }
+        Ok((state, descriptors))
+    }
+
+    /// The disk as another process had it, at rest.
+    fn adopt(
+        &self,
+        state: &DiskState,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(UnixListener, Option<Connection<'_>>), String> {
+        let parts = state.assign(descriptors).map_err(|error| error.to_string())?;
+        let listener = parts.listener.ok_or("no listening socket came along")?;
+        let listener = UnixListener::from_fd(&self.core, listener)
+            .map_err(|error| format!("the listening socket: {error}"))?;
+        self.take_statistics(&state.statistics);
+        if state.flush_failed {
+            self.device.set_flush_failed();
+        }
+        let connection = match (&state.connection, parts.connection) {
+            (Some(state), Some(socket)) => {
+                let mut connection = UnixSocket::from_fd(&self.core, socket)
+                    .map(|socket| Connection::new(self, socket))
+                    .map_err(|error| format!("the connection: {error}"))?;
+                let adopted = connection.adopt(state, parts.session, parts.partial);
+                adopted.map_err(|Refused(why)| why)?;
+                Some(connection)
+            }
+            _ => None,
+        };
+        Ok((listener, connection))
+    }
+
+    /// The counters that are not 0, as `RING.NAME`.
+    fn statistics(&self) -> Vec<(String, u64)> {
+        let rings = self.stats.iter().enumerate();
+        let all = rings.flat_map(|(ring, stats)| {
+            stats.counters().map(|(name, counter)| (format!("{ring}.{name}"), counter.get()))
+        });
+        all.filter(|(_, count)| *count > 0).take(NUMBERS_MAX).collect()
+    }
+
+    /// Counters of another version may have no place here.
+    fn take_statistics(&self, statistics: &[(String, u64)]) {
+        for (name, count) in statistics {
+            let Some((ring, name)) = name.split_once('.') else { continue };
+            let stats = ring.parse().ok().and_then(|ring: usize| self.stats.get(ring));
+            let counters = stats.map(|stats| stats.counters());
+            let known = counters.and_then(|all| all.into_iter().find(|(known, _)| *known == name));
+            if let Some((_, counter)) = known {
+                counter.add(*count);
+            }
+        }
+    }
+
+    async fn accept(&self, listener: &UnixListener) -> Accepted {
         loop {
             let accepted = {
                 let mut accept = pin!(listener.accept());
                 poll_fn(|cx| {
-                    if self.stop.get() {
-                        return Poll::Ready(None);
+                    match self.order.get() {
+                        Order::Serve => {}
+                        Order::Rest => return Poll::Ready(Err(Accepted::Rest)),
+                        Order::Stop => return Poll::Ready(Err(Accepted::Stop)),
                     }
                     self.events.waker.replace(Some(cx.waker().clone()));
-                    accept.as_mut().poll(cx).map(Some)
+                    accept.as_mut().poll(cx).map(Ok)
                 })
-                .await?
+                .await
             };
             match accepted {
-                Ok(socket) => return Some(socket),
-                Err(error) => {
+                Ok(Ok(socket)) => return Accepted::Socket(socket),
+                Ok(Err(error)) => {
                     tracing::warn!(disk = &*self.name, "accepting a connection: {error}");
                     self.core.sleep_ns(RETRY_NS).await;
                 }
+                Err(order) => return order,
             }
         }
     }
+}
+
+/// What came instead of, or with, a connection.
+enum Accepted {
+    Socket(UnixSocket),
+    Rest,
+    Stop,
 }
 
 /// The disk in the guest's numbers.
@@ -239,6 +493,8 @@ enum End {
     Gone,
     /// The disk is to stop.
     Stopped,
+    /// It is not over: the disk is to rest.
+    Resting,
     /// Something that the front end must not do, or that the system refused.
     Failed(String),
 }
@@ -259,6 +515,8 @@ struct RingParts {
     call: Option<OwnedFd>,
     err: Option<OwnedFd>,
     remote: Option<Remote>,
+    /// It is at rest, and goes on here.
+    progress: Option<RingProgress>,
 }
 
 enum Next {
@@ -266,6 +524,7 @@ enum Next {
     Ended(Ended),
     Resized,
     Stop,
+    Rest,
 }
 
 struct Connection<'a> {
@@ -275,38 +534,104 @@ struct Connection<'a> {
     framer: Framer,
     memory: Arc<GuestMemory>,
     inflight: Option<(InflightInfo, OwnedFd)>,
-    log: Option<Arc<DirtyLog>>,
+    log: Option<(Arc<DirtyLog>, OwnedFd)>,
+    log_signal: Option<OwnedFd>,
     channel: Option<UnixSocket>,
     rings: Vec<RingParts>,
 }
 
 impl<'a> Connection<'a> {
     fn new(target: &'a Target, socket: UnixSocket) -> Connection<'a> {
-        let queues = target.options.queues;
-        // What it is from here on is in the geometry.
-        target.events.resized.set(false);
-        let mut config = config(&target.device.geometry(), queues);
-        config.write_cache &= target.write_cache.get() != Some(false);
-        let offer = Offer::new(config);
         Connection {
             target,
             socket,
-            session: Session::new(offer),
+            session: Session::new(Connection::offer(target)),
             framer: Framer::new(),
-            memory: Arc::default(),
+            memory: target.early.take(),
             inflight: None,
             log: None,
+            log_signal: None,
             channel: None,
-            rings: (0..queues).map(|_| RingParts::default()).collect(),
+            rings: (0..target.options.queues).map(|_| RingParts::default()).collect(),
         }
     }
 
+    fn offer(target: &Target) -> Offer {
+        // What it is from here on is in the geometry.
+        target.events.resized.set(false);
+        let mut config = config(&target.device.geometry(), target.options.queues);
+        config.write_cache &= target.write_cache.get() != Some(false);
+        Offer::new(config)
+    }
+
+    /// Becomes what it was in another process, with its rings at rest.
+    fn adopt(
+        &mut self,
+        state: &ConnectionState,
+        descriptors: Vec<OwnedFd>,
+        partial: Vec<OwnedFd>,
+    ) -> Result<(), Refused> {
+        let bad = |error: &dyn std::fmt::Display| Refused::new("the connection", error);
+        let offer = Connection::offer(self.target);
+        let imported = Session::import(offer, &state.session, descriptors);
+        let (session, actions) = imported.map_err(|error| bad(&error))?;
+        self.target.write_cache.set(Some(session.told_write_cache()));
+        self.session = session;
+        self.framer =
+            Framer::from_parts(state.partial.clone(), partial).map_err(|error| bad(&error))?;
+        for action in actions {
+            match action {
+                // Not before the rest is over.
+                Action::StartRing(_) | Action::EnableRing(..) => {}
+                action => self.apply(action)?,
+            }
+        }
+        for (parts, (_, progress)) in self.rings.iter_mut().zip(&state.session.rings) {
+            parts.progress = *progress;
+        }
+        Ok(())
+    }
+
+    /// What another process needs to know, once the rings are at rest; nothing while an answer is
+    /// due.
+    fn state(&self) -> Option<ConnectionState> {
+        let progress = |ring: u16| self.rings[usize::from(ring)].progress.unwrap_or_default();
+        let (partial, descriptors) = self.framer.parts();
+        Some(ConnectionState {
+            session: self.session.export(progress)?,
+            partial: partial.to_vec(),
+            partial_descriptors: descriptors.len() as u16,
+        })
+    }
+
+    /// The descriptors that go with [`Connection::state`].
+    fn descriptor(&self, role: Role) -> Option<BorrowedFd<'_>> {
+        let ring = |ring: u16| self.rings.get(usize::from(ring));
+        match role {
+            Role::Connection => Some(self.socket.as_fd()),
+            Role::Inflight => self.inflight.as_ref().map(|(_, fd)| fd.as_fd()),
+            Role::Log => self.log.as_ref().map(|(_, fd)| fd.as_fd()),
+            Role::LogSignal => self.log_signal.as_ref().map(AsFd::as_fd),
+            Role::BackendChannel => self.channel.as_ref().map(AsFd::as_fd),
+            Role::Kick(nth) => ring(nth)?.kick.as_ref().map(AsFd::as_fd),
+            Role::Call(nth) => ring(nth)?.call.as_ref().map(AsFd::as_fd),
+            Role::Err(nth) => ring(nth)?.err.as_ref().map(AsFd::as_fd),
+            Role::Partial(nth) => self.framer.parts().1.get(usize::from(nth)).map(AsFd::as_fd),
+            Role::Listener | Role::Mirror | Role::Memory(_) => None,
+        }
+    }
+
+    /// Runs until the connection is over or the disk is to rest. Rings at rest go on.
     async fn run(&mut self) -> End {
+        if let Err(Refused(why)) = self.wake_rings() {
+            return End::Failed(why);
+        }
         let mut received = Vec::new();
         loop {
             let step = match self.next(&mut received).await {
                 Next::Stop => return End::Stopped,
                 Next::Resized => self.resized().await,
+                Next::Rest => return End::Resting,
                 Next::Received(Ok((0, _))) => return End::Gone,
                 Next::Received(Err(error)) => return End::Failed(format!("receiving: {error}")),
                 Next::Ended(ended) => {
@@ -337,11 +662,14 @@ impl<'a> Connection<'a> {
             if let Some(ended) = events.ended.borrow_mut().pop_front() {
                 return Poll::Ready(Next::Ended(ended));
             }
-            if self.target.stop.get() {
-                return Poll::Ready(Next::Stop);
-            }
             if events.resized.take() {
                 return Poll::Ready(Next::Resized);
+            }
+            match self.target.order.get() {
+                Order::Stop => return Poll::Ready(Next::Stop),
+                // An answer that is due comes first.
+                Order::Rest if !self.session.is_waiting() => return Poll::Ready(Next::Rest),
+                Order::Serve | Order::Rest => {}
             }
             events.waker.replace(Some(cx.waker().clone()));
             match self.session.is_waiting() {
@@ -440,6 +768,7 @@ impl<'a> Connection<'a> {
                     regions.iter().map(|(region, fd)| (*region, fd.as_fd())).collect();
                 let memory = self.memory.replace(&table);
                 self.set_memory(memory.map_err(|e| Refused::new("the memory table", e))?);
+                self.target.regions.replace(regions);
             }
             Action::AddRegion(region, fd) => {
                 let memory = self.memory.with_region(region, fd.as_fd()).map_err(|e| {
@@ -447,10 +776,13 @@ impl<'a> Connection<'a> {
                     Refused::new("a memory region", e)
                 })?;
                 self.set_memory(memory);
+                self.target.regions.borrow_mut().push((region, fd));
             }
             Action::RemoveRegion(region) => {
                 let memory = self.memory.without_region(region);
                 self.set_memory(memory.map_err(|e| Refused::new("a memory region", e))?);
+                let known = self.session.regions();
+                self.target.regions.borrow_mut().retain(|(region, _)| known.contains(region));
             }
             Action::Inflight(area, fd) => {
                 // Whether it can be used shows when a ring starts, for its form is known then.
@@ -459,11 +791,12 @@ impl<'a> Connection<'a> {
             Action::DropInflight => self.inflight = None,
             Action::Log(area, fd) => {
                 let log = DirtyLog::map(fd.as_fd(), area.mmap_size, area.mmap_offset);
-                self.log = Some(Arc::new(log.map_err(|e| Refused::new("the dirty log", e))?));
+                let log = log.map_err(|e| Refused::new("the dirty log", e))?;
+                self.log = Some((Arc::new(log), fd));
                 self.each_ring(|connection| Command::Log(connection.log()));
             }
             // The front end looks at the log by itself.
-            Action::LogSignal(_) => {}
+            Action::LogSignal(fd) => self.log_signal = Some(fd),
             Action::BackendChannel(fd) => {
                 let channel = UnixSocket::from_fd(&self.target.core, fd);
                 self.channel =
@@ -523,7 +856,8 @@ impl<'a> Connection<'a> {
 
     /// The dirty log, if it is to be written.
     fn log(&self) -> Option<Arc<DirtyLog>> {
-        self.log.clone().filter(|_| self.session.logging())
+        let log = self.log.as_ref().filter(|_| self.session.logging());
+        log.map(|(log, _)| log.clone())
     }
 
     fn form(&self) -> Form {
@@ -582,6 +916,7 @@ impl<'a> Connection<'a> {
             }
         };
         let ring = *self.session.ring(index);
+        let progress = self.part(index).progress.take();
         let addresses = ring.addresses.unwrap_or_default();
         let parts = &self.rings[usize::from(index)];
         let start = Start {
@@ -593,7 +928,7 @@ impl<'a> Connection<'a> {
                 avail: addresses.avail,
                 used: addresses.used,
                 log: ring.log,
-                base: ring.base,
+                base: progress.map_or(ring.base, |progress| progress.base(self.session.packed())),
                 features: self.session.features(),
             },
             memory: self.memory.clone(),
@@ -605,7 +940,8 @@ impl<'a> Connection<'a> {
             err: event(parts.err.as_ref())?,
             polled: ring.kick == Kick::Polling,
             through: !self.session.write_cache(),
-            enabled: true,
+            enabled: ring.state != RingState::Paused,
+            broken: progress.is_some_and(|progress| progress.broken),
             device: target.device.clone(),
             stats: target.stats[usize::from(index)].clone(),
         };
@@ -627,11 +963,22 @@ impl<'a> Connection<'a> {
             self.send(ring, Command::Stop);
         } else {
             let base = self.session.ring(ring).base;
-            self.target.events.ended.borrow_mut().push_back(Ended { index: ring, base });
+            let ended = Ended { index: ring, base, broken: false };
+            self.target.events.ended.borrow_mut().push_back(ended);
         }
     }
 
-    /// Stops all rings and waits for what they have at the device.
+    /// Starts the rings that were at work when they came to rest.
+    fn wake_rings(&mut self) -> Result<(), Refused> {
+        for ring in 0..self.session.rings() {
+            if self.part(ring).progress.is_some() {
+                self.start_ring(ring)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings all rings to rest: stops them and waits for what they have at the device.
     async fn stop_rings(&mut self) {
         for parts in &mut self.rings {
             if let Some(remote) = &mut parts.remote {
@@ -639,10 +986,13 @@ impl<'a> Connection<'a> {
             }
         }
         let events = &self.target.events;
+        let packed = self.session.packed();
         let rings = &mut self.rings;
         poll_fn(|cx| {
-            for ended in events.ended.borrow_mut().drain(..) {
-                rings[usize::from(ended.index)].remote = None;
+            for Ended { index, base, broken } in events.ended.borrow_mut().drain(..) {
+                let parts = &mut rings[usize::from(index)];
+                parts.remote = None;
+                parts.progress = Some(RingProgress::from_base(base, packed, broken));
             }
             events.waker.replace(Some(cx.waker().clone()));
             match rings.iter().all(|parts| parts.remote.is_none()) {

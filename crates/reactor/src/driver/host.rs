@@ -116,7 +116,14 @@ fn perform(op: MetaOp, cleaner: &Cleaner) -> io::Result<MetaOut> {
             }
             Ok(MetaOut::Done)
         }
-        MetaOp::OpenImage { path, how } => open_image(&path, how, cleaner).map(MetaOut::Image),
+        MetaOp::OpenImage { path, how, open } => {
+            let file = match open {
+                Some(open) => open.try_clone()?.into(),
+                None => open_device(&path, how)?,
+            };
+            image(&path, file, how, cleaner).map(MetaOut::Image)
+        }
+        MetaOp::StartProcess(program) => program.start().map(MetaOut::Process),
         MetaOp::Measure { file } => {
             let len = measure(host_fd(&file)?)?;
             file.set_size(len);
@@ -305,16 +312,11 @@ fn block_number(fd: i32, request: libc::c_ulong) -> io::Result<u32> {
     Ok(number)
 }
 
-/// The lock, direct I/O and what the image can do, in this order: nothing is tried on a file that
-/// is somebody else's.
+/// Opens a regular file or a block device, and nothing else.
 #[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
-fn open_image(path: &Path, how: ImageOpening, cleaner: &Cleaner) -> io::Result<Image> {
+fn open_device(path: &Path, how: ImageOpening) -> io::Result<fs::File> {
     let kind = fs::metadata(path)?.file_type();
-    let block_device = kind.is_block_device();
-    if !block_device && !kind.is_file() {
-        let what = if kind.is_dir() { "a directory" } else { "no regular file or block device" };
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-    }
+    let block_device = is_block_device(kind)?;
     let mut options = fs::OpenOptions::new();
     options.read(true).write(!how.read_only);
     // Of a block device this excludes mounts, and who else asks for it.
@@ -325,10 +327,26 @@ fn open_image(path: &Path, how: ImageOpening, cleaner: &Cleaner) -> io::Result<I
         _ => error,
     })?;
     // The name may have been given to something else meanwhile.
-    let meta = file.metadata()?;
-    if meta.file_type() != kind {
+    if file.metadata()?.file_type() != kind {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it changes while it is opened"));
     }
+    Ok(file)
+}
+
+/// Whether it is one, rather than a regular file; what is neither is no image.
+fn is_block_device(kind: fs::FileType) -> io::Result<bool> {
+    if kind.is_block_device() || kind.is_file() {
+        return Ok(kind.is_block_device());
+    }
+    let what = if kind.is_dir() { "a directory" } else { "no regular file or block device" };
+    Err(io::Error::new(io::ErrorKind::InvalidInput, what))
+}
+
+/// The lock, direct I/O and what the image can do, in this order: nothing is tried on a file that
+/// is somebody else's. A file that came from another process has its lock already.
+fn image(path: &Path, file: fs::File, how: ImageOpening, cleaner: &Cleaner) -> io::Result<Image> {
+    let meta = file.metadata()?;
+    let block_device = is_block_device(meta.file_type())?;
     let file = OwnedFd::from(file);
     if how.lock {
         lock(&file, if how.read_only { libc::F_RDLCK } else { libc::F_WRLCK })?;

@@ -10,11 +10,14 @@
 //! operation after that, and must report every operation exactly once (`more == false`).
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::process::Child;
 use std::sync::Arc;
 
 use crate::file::{Fd, Mode, Opening, SharedFile};
 use crate::image::{Image, ImageOpening};
+use crate::process::Program;
 use crate::remote::Shared;
 
 pub(crate) mod epoll;
@@ -215,7 +218,11 @@ pub enum MetaOp {
         path: PathBuf,
         /// How.
         how: ImageOpening,
+        /// It is open already, here.
+        open: Option<Arc<OwnedFd>>,
     },
+    /// Start another program.
+    StartProcess(Program),
     /// Look how long an open file is, and note it.
     Measure {
         /// Which.
@@ -238,6 +245,8 @@ pub enum MetaOut {
     File(Arc<SharedFile>),
     /// To `OpenImage`.
     Image(Image),
+    /// To `StartProcess`.
+    Process(Child),
     /// To `List`.
     List(Vec<DirEntry>),
     /// To `ReadSmall`.

@@ -608,6 +608,7 @@ impl State {
             MetaOp::LockExclusive { path } => (10, path),
             MetaOp::CreateDir { path } => (11, path),
             MetaOp::OpenImage { path, .. } => (12, path),
+            MetaOp::StartProcess(program) => (13, &program.path),
         };
         let path = path.clone();
         self.note(core, token, What::Name { kind });
@@ -732,7 +733,13 @@ impl State {
                 }
                 Ok(MetaOut::Done)
             }
-            MetaOp::OpenImage { path, how } => self.open_image(path, how).map(MetaOut::Image),
+            MetaOp::OpenImage { path, how, open: None } => {
+                self.open_image(path, how).map(MetaOut::Image)
+            }
+            // A world has no other processes, neither to start nor to get something from.
+            MetaOp::OpenImage { .. } | MetaOp::StartProcess(_) => {
+                Err(io::ErrorKind::Unsupported.into())
+            }
             MetaOp::Measure { file } => {
                 let own = self.file(file.fd().number());
                 let own = own.ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;

@@ -1,0 +1,339 @@
+//! What two nodes say to each other on their socket: docs/formats/handover.md, "The conversation".
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+
+use reactor::{FDS_MAX, UnixSocket};
+use vhost::RegionInfo;
+
+use crate::disk_spec::DiskSpec;
+
+const MAGIC: [u8; 8] = *b"MRnode\n\0";
+/// Of the conversation; what a disk's state looks like has a version of its own.
+const VERSION: u32 = 1;
+/// Kind, length of the body, descriptors.
+const HEADER_BYTES: usize = 12;
+/// Longest body: a disk's state is the longest.
+const BODY_BYTES_MAX: usize = vhost::handover::DOCUMENT_BYTES_MAX + 4096;
+/// Most descriptors with one message.
+const DESCRIPTORS_MAX: usize = 4096;
+
+/// One message. `Disk`, `Doors` and `State` come with descriptors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    /// The successor runs, on so many cores.
+    Hello { cores: u16 },
+    /// A disk, what its device is opened from (so many descriptors), and its guest's memory so far
+    /// (one descriptor each).
+    Disk { spec: DiskSpec, images: u16, regions: Vec<RegionInfo> },
+    /// Where clients connect, one socket for each core, and where metrics are told, if they are.
+    Doors { clients: u16, metrics: bool },
+    /// That was all there is.
+    Prepare,
+    /// The successor has all of it open.
+    Prepared,
+    /// A disk at rest.
+    State(Vec<u8>),
+    /// Those were all.
+    Take,
+    /// The successor has them, at rest.
+    Taken,
+    /// They are the successor's from now on.
+    Go,
+    /// The successor cannot, and says why.
+    Refused(String),
+}
+
+impl Message {
+    fn kind(&self) -> u32 {
+        match self {
+            Message::Hello { .. } => 1,
+            Message::Disk { .. } => 2,
+            Message::Doors { .. } => 3,
+            Message::Prepare => 4,
+            Message::Prepared => 5,
+            Message::State(_) => 6,
+            Message::Take => 7,
+            Message::Taken => 8,
+            Message::Go => 9,
+            Message::Refused(_) => 10,
+        }
+    }
+
+    fn body(&self) -> Vec<u8> {
+        let mut body = Vec::new();
+        match self {
+            Message::Hello { cores } => {
+                body.extend_from_slice(&MAGIC);
+                body.extend_from_slice(&VERSION.to_le_bytes());
+                body.extend_from_slice(&cores.to_le_bytes());
+            }
+            Message::Disk { spec, images, regions } => {
+                let serial = spec.serial.as_deref().unwrap_or_default().as_bytes();
+                let socket = spec.socket.as_os_str().as_bytes();
+                for text in [spec.name.as_bytes(), spec.uri.as_bytes(), socket, serial] {
+                    // What a user can write on a command line or in a file is never so long.
+                    let len = text.len().min(usize::from(u16::MAX)) as u16;
+                    body.extend_from_slice(&len.to_le_bytes());
+                    body.extend_from_slice(&text[..usize::from(len)]);
+                }
+                body.push(u8::from(spec.serial.is_some()));
+                body.extend_from_slice(&spec.queues.to_le_bytes());
+                body.extend_from_slice(&images.to_le_bytes());
+                for region in regions {
+                    let RegionInfo { guest_addr, size, user_addr, mmap_offset } = *region;
+                    for number in [guest_addr, size, user_addr, mmap_offset] {
+                        body.extend_from_slice(&number.to_le_bytes());
+                    }
+                }
+            }
+            Message::Doors { clients, metrics } => {
+                body.extend_from_slice(&clients.to_le_bytes());
+                body.push(u8::from(*metrics));
+            }
+            Message::State(document) => body.extend_from_slice(document),
+            Message::Refused(why) => body.extend_from_slice(why.as_bytes()),
+            Message::Prepare | Message::Prepared | Message::Take | Message::Taken | Message::Go => {
+            }
+        }
+        body
+    }
+
+    fn decode(kind: u32, body: &[u8]) -> Result<Message, String> {
+        let mut reader = Reader(body);
+        let message = match kind {
+            1 => {
+                if reader.take(MAGIC.len()) != Some(&MAGIC) {
+                    return Err("it speaks another language".to_owned());
+                }
+                match reader.u32() {
+                    Some(VERSION) => {}
+                    Some(other) => {
+                        return Err(format!("it hands over by version {other}, not {VERSION}"));
+                    }
+                    None => return Err(cut(kind)),
+                }
+                reader.u16().map(|cores| Message::Hello { cores })
+            }
+            2 => reader.disk(),
+            3 => reader
+                .u16()
+                .zip(reader.bool())
+                .map(|(clients, metrics)| Message::Doors { clients, metrics }),
+            4 => Some(Message::Prepare),
+            5 => Some(Message::Prepared),
+            6 => Some(Message::State(std::mem::take(&mut reader.0).to_vec())),
+            7 => Some(Message::Take),
+            8 => Some(Message::Taken),
+            9 => Some(Message::Go),
+            10 => {
+                let why = String::from_utf8_lossy(std::mem::take(&mut reader.0));
+                Some(Message::Refused(why.into_owned()))
+            }
+            _ => return Err(format!("a message of unknown kind {kind}")),
+        };
+        message.filter(|_| reader.0.is_empty()).ok_or_else(|| cut(kind))
+    }
+}
+
+fn cut(kind: u32) -> String {
+    format!("a message of kind {kind} has another shape")
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (head, tail) = self.0.split_at_checked(count)?;
+        self.0 = tail;
+        Some(head)
+    }
+
+    fn bool(&mut self) -> Option<bool> {
+        match self.take(1)? {
+            [0] => Some(false),
+            [1] => Some(true),
+            _ => None,
+        }
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        Some(u16::from_le_bytes(self.take(2)?.try_into().ok()?))
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    fn bytes(&mut self) -> Option<&'a [u8]> {
+        let len = self.u16()?;
+        self.take(len.into())
+    }
+
+    fn text(&mut self) -> Option<String> {
+        String::from_utf8(self.bytes()?.to_vec()).ok()
+    }
+
+    fn disk(&mut self) -> Option<Message> {
+        let (name, uri) = (self.text()?, self.text()?);
+        let socket = OsStr::from_bytes(self.bytes()?).into();
+        let serial = self.text()?;
+        let serial = if self.bool()? { Some(serial) } else { None };
+        let spec = DiskSpec { name, uri, socket, queues: self.u16()?, serial };
+        let images = self.u16()?;
+        let mut regions = Vec::new();
+        while !self.0.is_empty() {
+            regions.push(RegionInfo {
+                guest_addr: self.u64()?,
+                size: self.u64()?,
+                user_addr: self.u64()?,
+                mmap_offset: self.u64()?,
+            });
+        }
+        spec.check().ok()?;
+        Some(Message::Disk { spec, images, regions })
+    }
+}
+
+/// One end of the conversation.
+pub(super) struct Line(pub UnixSocket);
+
+impl Line {
+    /// Says something. What is said is in the other's socket as a whole or, after an error, perhaps
+    /// in part; a message without a body is in it or not.
+    pub async fn say(&self, message: &Message, descriptors: &[OwnedFd]) -> Result<(), String> {
+        let failed = |error| format!("sending to the other process: {error}");
+        let body = message.body();
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
+        for number in [message.kind(), body.len() as u32, descriptors.len() as u32] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        bytes.extend_from_slice(&body);
+        let all: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        // Descriptors go with a byte; where there are more than one call takes, with the next byte.
+        let mut chunks = all.chunks(FDS_MAX).peekable();
+        let (mut rest, mut chunk) = (&bytes[..], chunks.next().unwrap_or_default());
+        while chunks.peek().is_some() {
+            let (byte, behind) = rest.split_at(1);
+            self.0.send(byte, chunk).await.map_err(failed)?;
+            (rest, chunk) = (behind, chunks.next().unwrap_or_default());
+        }
+        self.0.send(rest, chunk).await.map_err(failed)
+    }
+
+    /// What the other says next.
+    ///
+    /// # Errors
+    /// Also when it has gone.
+    pub async fn hear(&self) -> Result<(Message, Vec<OwnedFd>), String> {
+        let (mut bytes, mut descriptors) = (Vec::new(), Vec::new());
+        self.fill(&mut bytes, HEADER_BYTES, &mut descriptors).await?;
+        let mut header = Reader(&bytes);
+        let mut number = || header.u32().unwrap_or(u32::MAX);
+        let (kind, length, expected) = (number(), number() as usize, number() as usize);
+        if length > BODY_BYTES_MAX || expected > DESCRIPTORS_MAX {
+            return Err("it says something too long".to_owned());
+        }
+        let mut body = Vec::new();
+        self.fill(&mut body, length, &mut descriptors).await?;
+        let found = descriptors.len();
+        if found != expected {
+            return Err(format!("{found} descriptors came with a message of {expected}"));
+        }
+        Ok((Message::decode(kind, &body)?, descriptors))
+    }
+
+    async fn fill(
+        &self,
+        bytes: &mut Vec<u8>,
+        length: usize,
+        descriptors: &mut Vec<OwnedFd>,
+    ) -> Result<(), String> {
+        while bytes.len() < length {
+            match self.0.recv(bytes, length - bytes.len()).await {
+                Ok((0, _)) => return Err("the other process has gone".to_owned()),
+                Ok((_, fds)) => descriptors.extend(fds),
+                Err(error) => return Err(format!("receiving from the other process: {error}")),
+            }
+            if descriptors.len() > DESCRIPTORS_MAX {
+                return Err("it sends too many descriptors".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// What the other says next, if it is this.
+    pub async fn hear_that(&self, expected: &Message) -> Result<(), String> {
+        match self.hear().await?.0 {
+            message if message == *expected => Ok(()),
+            Message::Refused(why) => Err(why),
+            other => Err(format!("it says {other:?} instead of {expected:?}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages() -> Vec<Message> {
+        let region =
+            RegionInfo { guest_addr: 1 << 32, size: 4096, user_addr: 77, mmap_offset: 1 << 20 };
+        let spec = |serial: Option<&str>| DiskSpec {
+            name: "vm1".into(),
+            uri: "file:a%20b".into(),
+            socket: OsStr::from_bytes(b"/run/\xff").into(),
+            queues: 4,
+            serial: serial.map(str::to_owned),
+        };
+        vec![
+            Message::Hello { cores: 2 },
+            Message::Disk { spec: spec(None), images: 1, regions: vec![region, region] },
+            Message::Disk { spec: spec(Some("")), images: 0, regions: Vec::new() },
+            Message::Doors { clients: 2, metrics: true },
+            Message::Prepare,
+            Message::Prepared,
+            Message::State(vec![1, 2, 3]),
+            Message::Take,
+            Message::Taken,
+            Message::Go,
+            Message::Refused("because".into()),
+        ]
+    }
+
+    #[test]
+    fn what_is_said_is_what_is_heard() {
+        for message in messages() {
+            assert_eq!(Message::decode(message.kind(), &message.body()).unwrap(), message);
+        }
+    }
+
+    #[test]
+    fn what_is_cut_short_or_has_more_behind_it_is_refused() {
+        let fixed = |message: &Message| !matches!(message, Message::State(_) | Message::Refused(_));
+        for message in messages().into_iter().filter(fixed) {
+            let mut body = message.body();
+            body.push(0);
+            assert!(Message::decode(message.kind(), &body).is_err(), "{message:?}");
+            for len in 0..body.len() - 1 {
+                let short = Message::decode(message.kind(), &body[..len]);
+                assert!(short.is_err() || short.unwrap() != message, "{message:?}");
+            }
+        }
+        assert!(Message::decode(11, &[]).unwrap_err().contains("kind 11"));
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let mut body = Message::Hello { cores: 1 }.body();
+        body[MAGIC.len()] = 9;
+        assert!(Message::decode(1, &body).unwrap_err().contains("version 9, not 1"));
+        body[0] = b'X';
+        assert!(Message::decode(1, &body).unwrap_err().contains("another language"));
+    }
+}
