@@ -1,22 +1,58 @@
 """Disks for virtual machines: a real guest under QEMU, which checks what it reads, on a disk of ours."""
 
 import contextlib
+import ctypes
 import os
 import pathlib
+import re
+import shutil
 import signal
 import subprocess
+import threading
 import time
 
 import guest
 import millrace
 import pytest
+import resp
+
+
+class Successor:
+    """A process that our child has started, and that is ours since that ended; what `Disks` wants of a Popen."""
+
+    PR_SET_CHILD_SUBREAPER = 36
+
+    def __init__(self, pid):
+        self.pid = pid
+        self.returncode = None
+
+    @staticmethod
+    def inherit():
+        """Makes the children of our children ours, once these have ended."""
+        assert ctypes.CDLL(None, use_errno=True).prctl(Successor.PR_SET_CHILD_SUBREAPER, 1) == 0
+
+    def poll(self):
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout=guest.PATIENCE):
+        guest.wait_for("the end of a successor", lambda: self.poll() is not None, timeout)
+        return self.returncode
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
 
 
 class Disks:
-    """A node that serves disks and nothing else: started, killed and started again."""
+    """A node that serves disks: started, killed and started again, and upgraded."""
 
-    def __init__(self, log, *specs, flags=()):
-        self.arguments = [millrace.BINARY, "serve", *flags]
+    def __init__(self, log, *specs, flags=(), binary=millrace.BINARY):
+        self.arguments = [binary, "serve", *flags]
         for spec in specs:
             self.arguments += ["--disk", spec]
         self.sockets = [pathlib.Path(word[7:]) for spec in specs for word in spec.split() if word.startswith("socket=")]
@@ -46,6 +82,23 @@ class Disks:
         self.kill()
         time.sleep(rest_s)
         return self.start()
+
+    def upgrade(self):
+        """Has it hand over to whatever is under its name now; waits until the old process has ended."""
+        Successor.inherit()
+        said = len(self.said())
+        self.process.send_signal(signal.SIGUSR2)
+        assert self.process.wait(30) == 0, self.said()
+        successor = re.findall(r"handed over.* successor=(\d+)", self.said()[said:])
+        assert len(successor) == 1, self.said()
+        self.process = Successor(int(successor[0]))
+
+    def refuse_upgrade(self, why):
+        """Has it try the same, which must fail for this reason."""
+        said = len(self.said())
+        self.process.send_signal(signal.SIGUSR2)
+        failed = guest.wait_for("a refusal", lambda: re.search(r"no upgrade.*", self.said()[said:]), 30)
+        assert re.search(why, failed[0]), failed[0]
 
     def stop(self):
         """Ends it in good order; gives its exit code."""
@@ -166,6 +219,158 @@ def test_a_guest_moves_to_another_node_and_back(tmp_path, long):
             nodes[there].restart(0)
             vm.wait_for(r"GUEST TICK ops=[1-9]\d*", times=1)
         vm.wait_for(r"GUEST LOAD OK", timeout=240)
+
+
+def test_upgrades_under_load_are_short_pauses(tmp_path, long):
+    """All in one connection: the guest and QEMU do not learn of it."""
+    times = 50 if long else 3
+    with machine(tmp_path, mode="load", secs=6 + 2 * times, mib=16, workers=16) as (node, vm):
+        for nth in range(times):
+            vm.wait_for(r"GUEST TICK ops=[1-9]\d*", times=2 + nth)
+            node.upgrade()
+        vm.wait_for(r"GUEST LOAD OK", timeout=60 + 5 * times)
+        slowest_ms = int(vm.wait_for(r"GUEST CHECKED .*slowest_ms=(\d+)")[1])
+        vm.wait_for_end()
+        said = node.said()
+    pauses_us = [int(pause) for pause in re.findall(r"pause_us=(\d+)", said)]
+    assert len(pauses_us) == times
+    assert "goes on where it was left" not in said, "a request was in flight when its ring came to rest"
+    print(f"{times} upgrades: longest pause {max(pauses_us)} us; slowest request in the guest {slowest_ms} ms")
+    assert slowest_ms < 2000
+
+
+def test_killed_after_an_upgrade_nothing_is_lost(tmp_path):
+    """The region of what is in flight is the one that the first node made."""
+    uri = f"delay:all=0ms..20ms|file:{image(tmp_path / 'disk.img')}"
+    with machine(tmp_path, uri, mode="load", secs=14, mib=16, workers=16) as (node, vm):
+        for nth in range(2):
+            vm.wait_for(r"GUEST TICK ops=[1-9]\d*", times=2 + 3 * nth)
+            node.upgrade()
+            vm.wait_for(r"GUEST TICK ops=[1-9]\d*", times=3 + 3 * nth)
+            node.restart()
+        vm.wait_for(r"GUEST LOAD OK")
+        vm.wait_for_end()
+        assert "resubmits=" in node.said(), "no request was under way when it was killed"
+
+
+def test_a_guest_moves_between_upgraded_nodes(tmp_path):
+    shared = image(tmp_path / "disk.img")
+    with contextlib.ExitStack() as stack:
+        here, there = (
+            stack.enter_context(
+                Disks(tmp_path / f"{name}.log", f"name={name} uri=file:{shared}?lock=off socket={tmp_path / name}.sock queues=4")
+            )
+            for name in "ab"
+        )
+        words = dict(queues=2, processors=2, mode="load", secs=12, mib=16)
+        vm = stack.enter_context(guest.Guest(tmp_path / "vm-a", here.sockets[0], **words))
+        vm.wait_for(r"GUEST TICK ops=[1-9]\d*")
+        here.upgrade()
+        # The destination waits, connected and with nothing set up.
+        arrives = tmp_path / "arrives"
+        moved = stack.enter_context(guest.Guest(tmp_path / "vm-b", there.sockets[0], incoming=arrives, **words))
+        there.upgrade()
+        vm.wait_for(r"GUEST TICK ops=[1-9]\d*", times=2)
+        vm.migrate(arrives)
+        # Paused for good, with its rings stopped and its dirty log still there.
+        here.upgrade()
+        vm.quit()
+        there.upgrade()
+        there.restart(0)
+        moved.wait_for(r"GUEST LOAD OK", timeout=240)
+
+
+def test_idle_disks_are_handed_over_too(tmp_path):
+    with Disks(tmp_path / "log", f"name=a uri=file:{image(tmp_path / 'disk.img')} socket={tmp_path / 'a.sock'}") as node:
+        for _ in range(2):
+            node.upgrade()
+        assert node.sockets[0].exists()
+        assert "in use" in millrace.fail("serve", "--disk", f"name=b uri=file:{tmp_path / 'disk.img'} socket={tmp_path / 'b.sock'}")
+        with guest.Guest(tmp_path / "vm", node.sockets[0], mode="files") as vm:
+            vm.wait_for(r"GUEST FILES OK")
+            vm.wait_for_end()
+    assert not node.sockets[0].exists(), "its name is removed by who had it last"
+
+
+@contextlib.contextmanager
+def own_program(tmp_path):
+    """A copy of the program under a name where others can be put."""
+    own = tmp_path / "bin" / "millrace"
+    own.parent.mkdir()
+    shutil.copy(millrace.BINARY, own)
+
+    def put(text):
+        new = own.with_suffix(".new")
+        if text is None:
+            shutil.copy(millrace.BINARY, new)
+        else:
+            new.write_text(text)
+        new.chmod(0o755)
+        new.rename(own)
+
+    yield own, put
+
+
+def test_a_failed_upgrade_leaves_the_node_serving(tmp_path):
+    spec = f"name=a uri=file:{image(tmp_path / 'disk.img')} socket={tmp_path / 'a.sock'} queues=4"
+    programs = {
+        "#!/bin/sh\nexit 7\n": "starting.*gone.*exit status: 7",
+        "no program at all": "starting .*millrace",
+        # One that speaks another version, and one that ends when it has all that can be opened ahead.
+        "#!/bin/sh\nprintf '\\1\\0\\0\\0\\14\\0\\0\\0\\0\\0\\0\\0MRnode\\n\\0\\11\\0\\0\\0' >&0; sleep 60\n": "version 9",
+        f"#!/bin/sh\nexec {millrace.BINARY} serve --disk 'name=a uri=null:1G socket=s' --cores 1 --memory 64M\n": "1 core",
+        "#!/bin/sh\nexec sleep 1000\n": "starting: not done within",
+    }
+    with own_program(tmp_path) as (own, put):
+        node = Disks(tmp_path / "log", spec, binary=own)
+        words = dict(queues=2, processors=2, mode="load", secs=25, mib=16)
+        with node, guest.Guest(tmp_path / "vm", node.sockets[0], **words) as vm:
+            vm.wait_for(r"GUEST TICK ops=[1-9]\d*")
+            for text, why in programs.items():
+                put(text)
+                node.refuse_upgrade(why)
+            put(None)
+            node.upgrade()
+            vm.wait_for(r"GUEST LOAD OK")
+            vm.wait_for_end()
+
+
+def test_an_upgrade_refuses_no_client_and_keeps_the_data(tmp_path):
+    port, metrics = millrace.free_port(), millrace.free_port()
+    spec = f"name=a uri=file:{image(tmp_path / 'disk.img')} socket={tmp_path / 'a.sock'} queues=4"
+    flags = ["--data", tmp_path / "db", "--listen", f"127.0.0.1:{port}", "--metrics", f"127.0.0.1:{metrics}", "--memory", "256M"]
+    refused, answered, done = [], [], threading.Event()
+
+    def connect():
+        while not done.is_set():
+            try:
+                with resp.Connection(port, 30) as client:
+                    answered.append(client.call("GET", "key"))
+            except ConnectionRefusedError as error:
+                refused.append(error)
+            except (OSError, EOFError):
+                pass  # A connection that the old node has closed, as it ends.
+
+    node = Disks(tmp_path / "log", spec, flags=flags)
+    words = dict(queues=2, processors=2, mode="load", secs=8, mib=16)
+    with node, guest.Guest(tmp_path / "vm", node.sockets[0], **words) as vm:
+        vm.wait_for(r"GUEST TICK ops=[1-9]\d*")
+        with resp.Connection(port, 20) as client:
+            assert client.call("SET", "key", "0") == b"OK"
+        others = threading.Thread(target=connect)
+        others.start()
+        try:
+            for nth in range(3):
+                guest.wait_for("answers", lambda: answered.count(str(nth).encode()) > 5)
+                node.upgrade()
+                with resp.Connection(port, 20) as client:
+                    assert client.call("INCR", "key") == nth + 1
+        finally:
+            done.set()
+            others.join()
+        assert not refused and None not in answered
+        vm.wait_for(r"GUEST LOAD OK")
+        vm.wait_for_end()
 
 
 def test_a_disk_that_errs_does_not_disturb_its_neighbour(tmp_path):

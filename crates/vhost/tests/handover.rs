@@ -99,6 +99,7 @@ fn disk() -> DiskState {
         limits: vec![("iops".into(), 100)],
         mirror: Some(MirrorState { granule_bytes: 65536, bits: 16 }),
         listening: true,
+        flush_failed: false,
         connection: Some(ConnectionState {
             session,
             partial: vec![12, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 1],
@@ -474,7 +475,7 @@ fn any_disk() -> impl Strategy<Value = DiskState> {
     );
     (
         ".{0,60}",
-        any::<(u64, u64, bool)>(),
+        any::<(u64, u64, bool, bool)>(),
         numbers(),
         numbers(),
         option::of(mirror),
@@ -483,7 +484,7 @@ fn any_disk() -> impl Strategy<Value = DiskState> {
         .prop_map(
             |(
                 name,
-                (capacity_sectors, resize_epoch, listening),
+                (capacity_sectors, resize_epoch, listening, flush_failed),
                 statistics,
                 limits,
                 mirror,
@@ -497,10 +498,20 @@ fn any_disk() -> impl Strategy<Value = DiskState> {
                     limits,
                     mirror,
                     listening,
+                    flush_failed,
                     connection,
                 }
             },
         )
+}
+
+#[test]
+fn the_base_of_a_ring_at_rest_says_where_it_stands() {
+    for (base, packed) in [(7, false), (0xffff, false), (0x8003_0007, true), (0x0003_8001, true)] {
+        let progress = RingProgress::from_base(base, packed, true);
+        assert_eq!(progress.base(packed), base);
+        assert!(progress.broken && progress.signalled_used == progress.next_used);
+    }
 }
 
 proptest! {

@@ -271,3 +271,104 @@ pub(crate) fn own_program() -> std::io::Result<PathBuf> {
     let text = own.to_string_lossy();
     Ok(text.strip_suffix(" (deleted)").map_or(own.clone(), PathBuf::from))
 }
+
+#[cfg(test)]
+mod tests {
+    use bdev::Bdev;
+    use reactor::{RuntimeConfig, UnixListener};
+    use vhost::Target;
+    use vhost::handover::DiskState;
+
+    use super::*;
+    use crate::disks::options;
+
+    /// Plays a successor that ends after so many of its steps; what the old node says of it.
+    async fn with_successor(core: &Core, disk: &Served, steps: usize) -> Result<(), String> {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let line = |end: UnixStream| UnixSocket::from_fd(core, end.into()).map(Line).unwrap();
+        let (ours, theirs) = (line(ours), line(theirs));
+        let upgrader = Upgrader::new(core, || {});
+        upgrader.ready(Rc::default(), Vec::new(), None);
+        let successor = core.spawn(Class::Control, async move {
+            let says = [Message::Hello { cores: 1 }, Message::Prepared, Message::Taken];
+            for (step, say) in says.iter().take(steps).enumerate() {
+                theirs.say(say, &[]).await.unwrap();
+                // What comes before the next step: Disk, Doors, Prepare; State, Take; Go.
+                for _ in 0..[3, 2, 1][step] {
+                    match theirs.hear().await {
+                        Ok((Message::State(document), descriptors)) => {
+                            let state = DiskState::decode(&document).unwrap();
+                            assert_eq!((&*state.name, descriptors.len()), ("a", 1));
+                        }
+                        Ok((Message::Go, _)) => assert_eq!(step, 2, "the token came too early"),
+                        Ok(_) => {}
+                        Err(why) => panic!("{why}"),
+                    }
+                }
+            }
+        });
+        let outcome = upgrader.converse(&ours, std::slice::from_ref(disk)).await;
+        successor.await;
+        outcome
+    }
+
+    #[test]
+    fn until_the_token_is_given_the_disk_can_go_on_where_it_is() {
+        let name = format!("millrace-upgrade-{}.sock", std::process::id());
+        let socket = std::env::temp_dir().join(name);
+        let spec: crate::DiskSpec =
+            format!("name=a uri=null:1M socket={}", socket.display()).parse().unwrap();
+        let config =
+            RuntimeConfig { processors: vec![0], memory: 16 << 20, ..RuntimeConfig::default() };
+        let path = socket.clone();
+        reactor::run(&config, move |core| {
+            let (spec, socket) = (spec.clone(), path.clone());
+            async move {
+                let device = Bdev::open(&core, &spec.uri).await.unwrap();
+                let target = Target::new(&core, device.clone(), options(&spec, 0));
+                let listener = UnixListener::bind(&core, &socket).unwrap();
+                let serving = {
+                    let target = target.clone();
+                    core.spawn(Class::Control, async move { target.serve(listener).await })
+                };
+                let disk = Served { spec, device, target };
+                for (steps, why) in [(0, "starting"), (1, "opening"), (2, "taking")] {
+                    let error = with_successor(&core, &disk, steps).await.unwrap_err();
+                    assert!(error.contains("has gone") && error.contains(why), "{error}");
+                    disk.target.go_on();
+                    let front_end = UnixSocket::connect(&core, &socket).unwrap();
+                    while !disk.target.is_connected() {
+                        core.sleep_ns(100_000).await;
+                    }
+                    drop(front_end);
+                    while disk.target.is_connected() {
+                        core.sleep_ns(100_000).await;
+                    }
+                }
+                with_successor(&core, &disk, 3).await.unwrap();
+                let front_end = UnixSocket::connect(&core, &socket).unwrap();
+                core.sleep_ns(5_000_000).await;
+                assert!(!disk.target.is_connected(), "it is the successor's to accept");
+                drop(front_end);
+                disk.target.stop();
+                serving.await;
+            }
+        })
+        .unwrap();
+        assert!(socket.exists(), "the name is the successor's");
+        #[expect(clippy::disallowed_methods, reason = "a test's own file")]
+        std::fs::remove_file(socket).unwrap();
+    }
+
+    #[test]
+    fn what_takes_too_long_is_given_up() {
+        let config =
+            RuntimeConfig { processors: vec![0], memory: 16 << 20, ..RuntimeConfig::default() };
+        let main = |core: Core| async move {
+            let never = std::future::pending::<Result<(), String>>();
+            within(&core, 1_000_000, "waiting", never).await
+        };
+        let error = reactor::run(&config, main).unwrap().pop().unwrap().unwrap_err();
+        assert_eq!(error, "waiting: not done within 0 s");
+    }
+}
