@@ -303,8 +303,13 @@ fn what_is_no_such_document_is_refused_by_name() {
 
 #[test]
 fn unknown_repeated_and_missing_fields_are_refused() {
-    let unknown = edited(|b| b.extend([12, 0, 1, 0, 0, 0, 9]));
-    assert_eq!(DiskState::decode(&unknown), Err(HandoverError::UnknownField(12)));
+    let unknown = edited(|b| b.extend([13, 0, 1, 0, 0, 0, 9]));
+    assert_eq!(DiskState::decode(&unknown), Err(HandoverError::UnknownField(13)));
+    let failed = edited(|b| b.extend([12, 0, 0, 0, 0, 0]));
+    assert_eq!(DiskState::decode(&failed), Ok(DiskState { flush_failed: true, ..disk() }));
+    let longer = edited(|b| b.extend([12, 0, 1, 0, 0, 0, 9]));
+    let error = HandoverError::Field { field: 12, reason: "of another shape" };
+    assert_eq!(DiskState::decode(&longer), Err(error));
     let unknown = edited(|b| b.extend([0; 6]));
     assert_eq!(DiskState::decode(&unknown), Err(HandoverError::UnknownField(0)));
     for tag in 1..=11 {
