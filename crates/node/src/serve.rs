@@ -214,8 +214,7 @@ async fn serve_clients(
         }
         let state = open_state(core, &node.config).await?;
         steering = listen_admin(core, &node.config, state.is_some())?;
-        let started =
-            Disks::start(core, &node.config.disks, state.map(Rc::new), first.taken).await;
+        let started = Disks::start(core, &node.config.disks, state.map(Rc::new), first.taken).await;
         if let (Err(_), Some((path, _))) = (&started, &steering) {
             remove(path);
         }
