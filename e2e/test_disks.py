@@ -348,7 +348,7 @@ def test_an_upgrade_refuses_no_client_and_keeps_the_data(tmp_path):
                     answered.append(client.call("GET", "key"))
             except ConnectionRefusedError as error:
                 refused.append(error)
-            except (OSError, EOFError):
+            except (OSError, EOFError, resp.Closed):
                 pass  # A connection that the old node has closed, as it ends.
 
     node = Disks(tmp_path / "log", spec, flags=flags)

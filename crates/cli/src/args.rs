@@ -661,7 +661,7 @@ pub struct BenchArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub think_us: u32,
     /// Serve --disk so many times, use none of them, and tell what that costs
-    #[arg(long, value_name = "DISKS", requires = "disk")]
+    #[arg(long, value_name = "DISKS", requires = "disk", conflicts_with = "socket")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub idle: Option<u16>,
     /// Print JSON; its shape is described in docs/CLI.md

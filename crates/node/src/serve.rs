@@ -209,11 +209,10 @@ async fn serve_clients(
     let (mut disks, mut steering) = (Rc::new(Disks::default()), None);
     if core.id() == 0 {
         // The state directory and its socket are the node's before this one until it has ended.
-        while first.predecessor.as_ref().is_some_and(|before| before.may_hold_locks()) {
-            core.sleep_ns(LOOK_NS).await;
-        }
-        let state = open_state(core, &node.config).await?;
-        steering = listen_admin(core, &node.config, state.is_some())?;
+        let before = first.predecessor.clone();
+        let patient = || before.as_ref().is_some_and(|before| before.may_hold_locks());
+        let state = open_state(core, &node.config, patient).await?;
+        steering = listen_admin(core, &node.config, state.is_some(), patient).await?;
         let started = Disks::start(core, &node.config.disks, state.map(Rc::new), first.taken).await;
         if let (Err(_), Some((path, _))) = (&started, &steering) {
             remove(path);
@@ -300,12 +299,24 @@ async fn serve_clients(
 
 /// Opens the state directory. One that was not named may be missing or in use: then nothing is
 /// remembered.
-async fn open_state(core: &Core, config: &Config) -> Result<Option<State>, Error> {
-    if let Some(path) = &config.state {
-        return State::open(core, path).await.map(Some);
+async fn open_state(
+    core: &Core,
+    config: &Config,
+    patient: impl Fn() -> bool,
+) -> Result<Option<State>, Error> {
+    let Some(path) = config.state.clone().or_else(default_state) else { return Ok(None) };
+    let opened = loop {
+        match State::open(core, &path).await {
+            Err(error) if error.kind() == Kind::Locked && patient() => {
+                core.sleep_ns(LOOK_NS).await;
+            }
+            opened => break opened,
+        }
+    };
+    if config.state.is_some() {
+        return opened.map(Some);
     }
-    let Some(path) = default_state() else { return Ok(None) };
-    match State::open(core, &path).await {
+    match opened {
         Ok(state) => Ok(Some(state)),
         Err(error) if matches!(error.kind(), Kind::Locked | Kind::System) => {
             let hint = error.advice().unwrap_or_default();
@@ -317,16 +328,23 @@ async fn open_state(core: &Core, config: &Config) -> Result<Option<State>, Error
 }
 
 /// Listens for who steers the node: where it was told, or in the state directory.
-fn listen_admin(
+async fn listen_admin(
     core: &Core,
     config: &Config,
     has_state: bool,
+    patient: impl Fn() -> bool,
 ) -> Result<Option<(PathBuf, UnixListener)>, Error> {
     let state = config.state.clone().or_else(default_state).filter(|_| has_state);
     let Some(path) = config.admin.clone().or(state.as_deref().map(admin::socket_in)) else {
         return Ok(None);
     };
-    match admin::listen(core, &path) {
+    let listener = loop {
+        match admin::listen(core, &path) {
+            Err(_) if patient() => core.sleep_ns(LOOK_NS).await,
+            listener => break listener,
+        }
+    };
+    match listener {
         Ok(listener) => Ok(Some((path, listener))),
         Err(error) if config.admin.is_none() && config.state.is_none() => {
             tracing::info!("nobody can steer this node: {error}");

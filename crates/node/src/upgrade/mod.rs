@@ -99,6 +99,11 @@ impl Upgrader {
     /// # Errors
     /// Why it was not possible: then this node goes on.
     pub async fn to(&self, program: &Path) -> Result<u32, String> {
+        // A node that has just taken over is ready when the one before it has ended.
+        let since_ns = self.core.now_ns();
+        while self.disks.borrow().is_none() && self.core.now_ns() < since_ns + START_NS {
+            self.core.sleep_ns(LOOK_NS).await;
+        }
         let disks = self.disks.borrow().clone();
         let Some(disks) = disks.filter(|_| !self.busy.replace(true)) else {
             return Err("not now: the node is starting, ending or being upgraded".to_owned());
