@@ -8,12 +8,13 @@ use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use bdev::Bdev;
+use bdev::{Bdev, ErrorKind};
 use reactor::{Class, Core, JoinHandle, UnixListener};
 use vhost::{Target, TargetOptions};
 
 use crate::disk_spec::{self, DiskSpec};
 use crate::error::{Error, Kind};
+use crate::serve::LINGER_NS;
 use crate::size::Size;
 use crate::state::State;
 
@@ -108,9 +109,19 @@ impl Disks {
 
     async fn serve(&self, core: &Core, spec: &DiskSpec) -> Result<Serving, Error> {
         let name = &spec.name;
-        let device = Bdev::open(core, &spec.uri)
-            .await
-            .map_err(|error| Error::new(Kind::System, format!("disk {name}: {error}")))?;
+        let since_ns = core.now_ns();
+        let device = loop {
+            match Bdev::open(core, &spec.uri).await {
+                Err(error)
+                    if error.kind() == ErrorKind::Busy && core.now_ns() < since_ns + LINGER_NS =>
+                {
+                    core.sleep_ns(LOOK_NS).await;
+                }
+                device => break device,
+            }
+        };
+        let device =
+            device.map_err(|error| Error::new(Kind::System, format!("disk {name}: {error}")))?;
         let listener = UnixListener::bind(core, &spec.socket).map_err(|error| {
             let socket = spec.socket.display();
             Error::new(Kind::System, format!("disk {name}: listening on {socket}: {error}"))

@@ -46,6 +46,8 @@ use crate::upgrade::{self, Predecessor, Upgrader};
 const GRACE_NS: u64 = 5_000_000_000;
 /// How long a process that ends at once waits for its log.
 const LOG_PATIENCE: Duration = Duration::from_millis(100);
+/// How long the locks of a process that was killed may outlive it: the kernel ends its rings later.
+pub(crate) const LINGER_NS: u64 = 1_000_000_000;
 /// How often core 0 looks whether all cores listen.
 const LOOK_NS: u64 = 1_000_000;
 
@@ -210,9 +212,11 @@ async fn serve_clients(
     if core.id() == 0 {
         // The state directory and its socket are the node's before this one until it has ended.
         let before = first.predecessor.clone();
-        let patient = || before.as_ref().is_some_and(|before| before.may_hold_locks());
+        let since_ns = core.now_ns();
+        let before_holds = || before.as_ref().is_some_and(|before| before.may_hold_locks());
+        let patient = || core.now_ns() < since_ns + LINGER_NS || before_holds();
         let state = open_state(core, &node.config, patient).await?;
-        steering = listen_admin(core, &node.config, state.is_some(), patient).await?;
+        steering = listen_admin(core, &node.config, state.is_some(), before_holds).await?;
         let started = Disks::start(core, &node.config.disks, state.map(Rc::new), first.taken).await;
         if let (Err(_), Some((path, _))) = (&started, &steering) {
             remove(path);
