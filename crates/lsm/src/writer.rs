@@ -308,6 +308,20 @@ impl Drop for ManifestTurn<'_> {
     }
 }
 
+/// Flushes the logs that were recovered from. A group that was written and not flushed when its
+/// process was killed is read from now on; a power cut must not take it back.
+async fn sync_logs(core: &Core, dir: &Dir) -> Result<()> {
+    let entries = dir.list().await.map_err(|e| Error::io(dir.path().display(), &e))?;
+    for DirEntry { name, .. } in entries {
+        if let Some(FileName::Wal(_)) = FileName::parse(&name) {
+            let io = |e: std::io::Error| Error::io(&name, &e);
+            let file = dir.open_for_writing(&name, fs::Mode::Direct).await.map_err(io)?;
+            core.attach(&file).sync_data().await.map_err(io)?;
+        }
+    }
+    Ok(())
+}
+
 impl Inner {
     /// The number of the next flush: a newer file of level 0 has a larger one.
     pub fn new_epoch(&self) -> u64 {
@@ -576,6 +590,9 @@ impl Writer {
             working: Cell::new(4),
             ended: Signal::default(),
         });
+        if inner.options.durability == Durability::Power {
+            sync_logs(core, dir).await?;
+        }
         let log = commit::new_log(&inner, 0).await?;
         // What was recovered from older logs is the first generation to become tables.
         let mems = db
