@@ -122,7 +122,18 @@ impl Disks {
         };
         let device =
             device.map_err(|error| Error::new(Kind::System, format!("disk {name}: {error}")))?;
-        let listener = UnixListener::bind(core, &spec.socket).map_err(|error| {
+        let listener = loop {
+            match UnixListener::bind(core, &spec.socket) {
+                Err(error)
+                    if error.kind() == std::io::ErrorKind::AddrInUse
+                        && core.now_ns() < since_ns + LINGER_NS =>
+                {
+                    core.sleep_ns(LOOK_NS).await;
+                }
+                listener => break listener,
+            }
+        };
+        let listener = listener.map_err(|error| {
             let socket = spec.socket.display();
             Error::new(Kind::System, format!("disk {name}: listening on {socket}: {error}"))
         })?;

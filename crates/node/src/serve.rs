@@ -216,7 +216,7 @@ async fn serve_clients(
         let before_holds = || before.as_ref().is_some_and(|before| before.may_hold_locks());
         let patient = || core.now_ns() < since_ns + LINGER_NS || before_holds();
         let state = open_state(core, &node.config, patient).await?;
-        steering = listen_admin(core, &node.config, state.is_some(), before_holds).await?;
+        steering = listen_admin(core, &node.config, state.is_some(), patient).await?;
         let started = Disks::start(core, &node.config.disks, state.map(Rc::new), first.taken).await;
         if let (Err(_), Some((path, _))) = (&started, &steering) {
             remove(path);
