@@ -10,19 +10,15 @@
 //! and starts a new one. Between the two calls a request keeps its tag, which is the head or the buffer id that the
 //! guest chose, so no tag is ever looked up.
 
+pub use crate::config::feature::{
+    EVENT_IDX as F_EVENT_IDX, INDIRECT_DESC as F_INDIRECT_DESC, RING_PACKED as F_RING_PACKED,
+};
 use crate::dirty::DirtyLog;
 use crate::inflight::InflightArea;
 use crate::memory::{Area, GuestMemory, Lookup};
 use crate::packed::PackedRing;
 use crate::request::{Chain, Disk, Finished, Request, SEGMENTS_MAX, Slot, Status, parse};
 use crate::split::SplitRing;
-
-/// Feature bit: descriptors may refer to tables of descriptors.
-pub const F_INDIRECT_DESC: u64 = 1 << 28;
-/// Feature bit: notifications are governed by indexes.
-pub const F_EVENT_IDX: u64 = 1 << 29;
-/// Feature bit: the ring is packed.
-pub const F_RING_PACKED: u64 = 1 << 34;
 
 pub(crate) const DESC_F_NEXT: u16 = 1;
 pub(crate) const DESC_F_WRITE: u16 = 2;
