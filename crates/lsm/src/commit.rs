@@ -80,6 +80,12 @@ pub(crate) async fn run(inner: &Rc<Inner>, log: WalWriter) {
     }
 }
 
+/// Bytes that a log has on the disk from the start.
+pub(crate) fn log_room(inner: &Inner) -> u64 {
+    // And for the end of what is just not too much.
+    (inner.options.memtable_bytes as u64).min(LOG_ROOM_MAX) + (64 << 10)
+}
+
 /// Makes a log. `kept` spare ones are left alone.
 pub(crate) async fn new_log(inner: &Inner, kept: usize) -> Result<WalWriter> {
     let new = NewLog {
@@ -89,8 +95,7 @@ pub(crate) async fn new_log(inner: &Inner, kept: usize) -> Result<WalWriter> {
             if spares.len() > kept { spares.pop() } else { None }
         },
         durability: inner.options.durability,
-        // And for the end of what is just not too much.
-        room: (inner.options.memtable_bytes as u64).min(LOG_ROOM_MAX) + (64 << 10),
+        room: log_room(inner),
         next_sequence: inner.db.visible() + 1,
     };
     WalWriter::create(&inner.core, &inner.dir, new).await

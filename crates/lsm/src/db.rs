@@ -97,6 +97,8 @@ pub(crate) struct Shared {
     pub path: PathBuf,
     /// The logs held something behind what was recovered: see [`crate::wal_replay::Replayed`].
     pub leftovers: bool,
+    /// The numbers of the logs that were replayed.
+    pub recovered_logs: Vec<u64>,
     pub manifest: ManifestState,
     pub manifest_name: String,
     pub options_file: Option<OptionsFile>,
@@ -276,6 +278,7 @@ impl Db {
             snapshots: ArcSwap::default(),
             options: options.clone(),
             leftovers: recovered.leftovers,
+            recovered_logs: plan.logs.iter().map(|log| log.number).collect(),
             path: dir.path().to_owned(),
             manifest,
             manifest_name,

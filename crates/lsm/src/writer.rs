@@ -26,7 +26,10 @@ use std::task::{Context, Poll, Waker};
 use fs::{Dir, File};
 use memtable::Reserve;
 use reactor::{Class, Core, DirEntry};
-use rocksfmt::{BatchWriter, Compression, FileMeta, FileName, Op, VersionEdit, WriteBatch};
+use rocksfmt::{
+    BatchWriter, Compression, FileMeta, FileName, LOG_BLOCK_BYTES, Op, VersionEdit, WriteBatch,
+    is_recyclable_log,
+};
 
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
@@ -310,16 +313,22 @@ impl Drop for ManifestTurn<'_> {
 
 /// Flushes the logs that were recovered from. A group that was written and not flushed when its
 /// process was killed is read from now on; a power cut must not take it back.
-async fn sync_logs(core: &Core, dir: &Dir) -> Result<()> {
-    let entries = dir.list().await.map_err(|e| Error::io(dir.path().display(), &e))?;
-    for DirEntry { name, .. } in entries {
-        if let Some(FileName::Wal(_)) = FileName::parse(&name) {
-            let io = |e: std::io::Error| Error::io(&name, &e);
-            let file = dir.open_for_writing(&name, fs::Mode::Direct).await.map_err(io)?;
-            core.attach(&file).sync_data().await.map_err(io)?;
-        }
+async fn sync_logs(core: &Core, dir: &Dir, logs: &[u64]) -> Result<()> {
+    for &number in logs {
+        let name = FileName::Wal(number).to_string();
+        let io = |e: std::io::Error| Error::io(&name, &e);
+        let file = dir.open_for_writing(&name, fs::Mode::Direct).await.map_err(io)?;
+        core.attach(&file).sync_data().await.map_err(io)?;
     }
     Ok(())
+}
+
+/// Whether a log has records that say which log they belong to, so that they are not taken for those
+/// of a log that is written over it. Suspends for the disk.
+async fn may_be_written_over(core: &Core, dir: &Dir, name: &str) -> std::io::Result<bool> {
+    let file = core.attach(&dir.open(name).await?);
+    let len = file.size().min(LOG_BLOCK_BYTES as u64) as usize;
+    Ok(len > 0 && is_recyclable_log(&fs::read(&file, 0, len).await?))
 }
 
 impl Inner {
@@ -433,14 +442,23 @@ impl Inner {
                 self.doomed.borrow_mut().push_back(Doomed { file, keep_bytes: None });
             }
             None => {
-                let entries = self.dir.list().await.map_err(io)?;
-                let old = |entry: DirEntry| match FileName::parse(&entry.name) {
-                    Some(file @ FileName::Wal(number)) if number < generation.next_log => {
-                        Some(Doomed { file, keep_bytes: None })
+                for DirEntry { name, size, .. } in self.dir.list().await.map_err(io)? {
+                    let Some(file @ FileName::Wal(number)) = FileName::parse(&name) else {
+                        continue;
+                    };
+                    if number >= generation.next_log {
+                        continue;
                     }
-                    _ => None,
-                };
-                self.doomed.borrow_mut().extend(entries.into_iter().filter_map(old));
+                    let wanted = self.spare_logs.borrow().len() < SPARE_LOGS
+                        && size <= 2 * commit::log_room(self);
+                    if wanted
+                        && may_be_written_over(&self.core, &self.dir, &name).await.map_err(io)?
+                    {
+                        self.spare_logs.borrow_mut().push(number);
+                    } else {
+                        self.doomed.borrow_mut().push_back(Doomed { file, keep_bytes: None });
+                    }
+                }
             }
         }
         self.moved.ring();
@@ -591,7 +609,7 @@ impl Writer {
             ended: Signal::default(),
         });
         if inner.options.durability == Durability::Power {
-            sync_logs(core, dir).await?;
+            sync_logs(core, dir, &db.0.recovered_logs).await?;
         }
         let log = commit::new_log(&inner, 0).await?;
         // What was recovered from older logs is the first generation to become tables.

@@ -137,6 +137,30 @@ fn clearing_a_database_makes_space() {
     }
 }
 
+/// The log that was recovered is the used one that is kept for it.
+#[test]
+fn clearing_makes_space_after_an_opening_too() {
+    for seed in 0..20 {
+        let durability = [Durability::Process, Durability::Power][seed as usize % 2];
+        on_first_core(&world(seed), move |core, world| async move {
+            let (db, writer) = open(&core, durability).await.unwrap();
+            for number in 0..40 {
+                writer.put(&key(number), &[7; 1000]).await.unwrap();
+            }
+            writer.close().await.unwrap();
+            drop((db, writer));
+            let (db, writer) = open(&core, durability).await.unwrap();
+            writer.put(&key(40), &[7; 1000]).await.unwrap();
+            core.sleep_ns(1_000_000_000).await;
+            world.set_capacity(Some(world.used()));
+            writer.clear(0).unwrap().await.unwrap();
+            assert!(db.attach(&core).get(0, &key(0), None).await.unwrap().is_none());
+            until_written(&core, &writer, 0).await;
+            writer.close().await.unwrap();
+        });
+    }
+}
+
 #[test]
 fn a_database_that_is_closed_or_opened_on_a_full_disk_keeps_everything() {
     for seed in 0..30 {

@@ -87,6 +87,7 @@ pub use key::{
 };
 pub use log::{
     LOG_BLOCK_BYTES, LOG_RECORD_BYTES_MAX, LogEnd, LogKind, LogReader, LogRecord, PredecessorWal,
+    is_recyclable_log,
 };
 pub use log_scan::{DamageScan, LaterRecord};
 pub use log_writer::LogWriter;

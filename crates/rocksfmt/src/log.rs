@@ -117,6 +117,12 @@ pub struct LogReader {
     end: Option<LogEnd>,
 }
 
+/// Whether a log, of which `start` is the first block, is of the recyclable form: each record has its
+/// log's number, so that it is not taken for one of a log that is written over it.
+pub fn is_recyclable_log(start: &[u8]) -> bool {
+    matches!(physical(start, None), Physical::Record { kind, .. } if has_recyclable_header(kind))
+}
+
 impl LogReader {
     /// A reader at the start of a file.
     pub fn new(kind: LogKind) -> LogReader {
