@@ -218,6 +218,8 @@ impl WalReplay {
         let last = batch.sequence().saturating_sub(1);
         self.leftovers |= self.expected.is_some_and(|expected| batch.sequence() > expected);
         self.last_sequence = self.last_sequence.max(last);
+        // In the first log nothing else says what the first batch is to be: it may be lost.
+        self.expected = self.expected.or(Some(batch.sequence()));
     }
 
     /// A record that is not taken: may it stand there?
@@ -795,6 +797,10 @@ mod tests {
         let (counted, _) = grouped(5, 101, &[&[10]]);
         assert_eq!(replay(&[(5, counted.clone())]).unwrap().keys, Some(1));
         assert_eq!(replay(&[(4, vec![]), (5, counted)]).unwrap().keys, None);
+        // The only group of the first log is gone, but for the mark in front of it.
+        let (start, _) = grouped(4, 101, &[]);
+        let (late, _) = grouped(5, 102, &[&[10]]);
+        assert_eq!(replay(&[(4, start), (5, late)]).unwrap().keys, None);
         // The MANIFEST knows of later sequences than the log that was cut.
         let torn = log(90..95);
         let replayed = replay(&[(4, torn[..torn.len() - 1].to_vec())]).unwrap();
