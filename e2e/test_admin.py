@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import subprocess
 import urllib.request
 
 import guest
@@ -199,6 +200,22 @@ def test_metrics_and_top_need_no_database(tmp_path):
         assert "CORE" in said and "DISK" in said and "\x1b" not in said
         top = millrace.said_json("top", "--once", "--interval", "0.2", "--state", node.state)
         assert top["cores"][0]["core"] == 0 and top["disks"][0]["name"] == "a"
+
+
+def test_top_shows_the_shard_of_a_database(tmp_path):
+    state, data = tmp_path / "state", tmp_path / "data"
+    with millrace.node(data, tmp_path / "log", "--state", state, writes=True) as node, node.connect() as client:
+        node.until_ready()
+        seen = None
+        while not (seen and seen["writes"] > 0 and seen["gets"] > 0):
+            top = subprocess.Popen([millrace.BINARY, "top", "--once", "--interval", "0.3", "--json", "--state", state], stdout=subprocess.PIPE)
+            while top.poll() is None:
+                client.call("SET", "a", "b")
+                assert client.call("GET", "a") == b"b"
+            (seen,) = json.loads(top.stdout.read())["shards"]
+        assert (seen["core"], seen["keys"], seen["connections"], seen["level0_files"]) == (0, 1, 1, 0)
+        assert seen["commands"] > seen["writes"] and seen["memtable_bytes"] > 0 and seen["held_back"] == 0
+        assert "SHARD" in millrace.succeed("top", "--once", "--interval", "0.1", "--state", state)
 
 
 def test_a_node_keeps_others_out_of_its_state(node, tmp_path):

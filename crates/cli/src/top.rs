@@ -81,11 +81,34 @@ fn rates(before: &Value, now: &Value) -> Value {
             shown
         })
         .collect();
+    let shards: Vec<Value> = array(now, "shards")
+        .iter()
+        .map(|shard| {
+            let then = named(before, "shards", "shard", &shard["shard"]);
+            let grown = |name| number(shard, name).saturating_sub(number(&then, name)) as f64;
+            let blocks = grown("cache_hits") + grown("cache_misses");
+            json!({
+                "shard": shard["shard"],
+                "core": shard["core"],
+                "keys": shard["keys"],
+                "connections": shard["connections"],
+                "commands": grown("commands") / seconds,
+                "gets": grown("gets") / seconds,
+                "cached": (blocks > 0.0).then(|| grown("cache_hits") / blocks),
+                "writes": grown("writes") / seconds,
+                "wal_bytes_per_s": grown("wal_bytes") / seconds,
+                "memtable_bytes": shard["memtable_bytes"],
+                "level0_files": shard["level0_files"],
+                "held_back": (grown("held_back_ns") / ns as f64).min(1.0),
+            })
+        })
+        .collect();
     json!({
         "seconds": seconds,
         "resident_bytes": now["resident_bytes"],
         "cores": cores,
         "disks": disks,
+        "shards": shards,
     })
 }
 
@@ -122,6 +145,46 @@ fn frame(rates: &Value) -> String {
         said.push('\n');
         said.push_str(&table(&rows, &[2, 3, 4, 5, 6, 7, 8]));
     }
+    let head = [
+        "SHARD",
+        "CORE",
+        "KEYS",
+        "CLIENTS",
+        "COMMANDS/S",
+        "GETS/S",
+        "CACHED",
+        "WRITES/S",
+        "LOG",
+        "MEMTABLES",
+        "LEVEL 0",
+        "HELD BACK",
+    ];
+    let mut rows = vec![head.map(str::to_owned)];
+    for shard in array(rates, "shards") {
+        let rate = |name: &str| thousands(float(&shard[name]).round() as u64);
+        let share = |name: &str| match shard[name].as_f64() {
+            Some(share) => format!("{:.0} %", share * 100.0),
+            None => "-".to_owned(),
+        };
+        rows.push([
+            number(shard, "shard").to_string(),
+            shard["core"].as_u64().map_or("-".to_owned(), |core| core.to_string()),
+            thousands(number(shard, "keys")),
+            number(shard, "connections").to_string(),
+            rate("commands"),
+            rate("gets"),
+            share("cached"),
+            rate("writes"),
+            format!("{:.1} MB/s", float(&shard["wal_bytes_per_s"]) / 1e6),
+            Size(number(shard, "memtable_bytes")).to_string(),
+            number(shard, "level0_files").to_string(),
+            share("held_back"),
+        ]);
+    }
+    if rows.len() > 1 {
+        said.push('\n');
+        said.push_str(&table(&rows, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]));
+    }
     said
 }
 
@@ -149,8 +212,30 @@ mod tests {
         let said = frame(&rates);
         assert!(said.contains("   0  50 %      100\n"), "{said}");
         assert!(said.contains("0.4 MB/s"), "{said}");
+        assert!(!said.contains("SHARD"), "{said}");
         // A disk that was not there before has all it counted.
         let fresh = super::rates(&json!({"now_ns": 2_000_000_000}), &now);
         assert_eq!(fresh["disks"][0]["read"]["iops"], 300.0);
+    }
+
+    #[test]
+    fn shards_are_shown_where_there_is_a_database() {
+        let look = |at: u64, commands: u64, held_back: u64| {
+            json!({
+                "now_ns": at, "resident_bytes": 1 << 20, "cores": [], "disks": [],
+                "shards": [{
+                    "shard": 0, "core": 1, "keys": 12_345, "connections": 7, "commands": commands,
+                    "gets": commands, "cache_hits": commands * 3, "cache_misses": commands,
+                    "writes": 0, "wal_bytes": 0, "memtable_bytes": 1 << 20, "level0_files": 2,
+                    "held_back_ns": held_back,
+                }],
+            })
+        };
+        let rates = rates(&look(1_000_000_000, 0, 0), &look(3_000_000_000, 500, 500_000_000));
+        let shard = &rates["shards"][0];
+        assert_eq!((&shard["commands"], &shard["cached"]), (&json!(250.0), &json!(0.75)));
+        assert_eq!(shard["held_back"], 0.25);
+        let said = frame(&rates);
+        assert!(said.contains("12,345        7         250     250    75 %"), "{said}");
     }
 }

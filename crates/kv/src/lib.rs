@@ -61,7 +61,7 @@ mod writes;
 
 pub use change::{Answer, Change};
 pub use exposition::{CONTENT_TYPE, Exposition};
-pub use metrics::Reporter;
+pub use metrics::{Glance, Reporter};
 pub use node_info::{CpuSeconds, NodeInfo};
 pub use password::Password;
 pub use server::Server;

@@ -41,6 +41,54 @@ impl Reporter {
     }
 }
 
+/// What `millrace top` shows of the database, counted since the start where nothing else is said.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Glance {
+    /// The core that writes, if any does.
+    pub writing_core: Option<usize>,
+    /// Keys now; an estimate unless they are counted.
+    pub keys: u64,
+    /// Connections now.
+    pub connections: u64,
+    /// Commands taken.
+    pub commands: u64,
+    /// Point lookups.
+    pub gets: u64,
+    /// Blocks found in the cache.
+    pub cache_hits: u64,
+    /// Blocks that had to be read.
+    pub cache_misses: u64,
+    /// Changes that wrote something.
+    pub writes: u64,
+    /// What the writing end counts.
+    pub writer: lsm::WriterStats,
+}
+
+impl Reporter {
+    /// Sums up all cores that answer. Suspends for their answers.
+    pub async fn glance(&self) -> Glance {
+        let state = &self.0;
+        let db = state.reader.db();
+        let mut glance = Glance {
+            writing_core: state.shared.shard_core(),
+            keys: db.keys().or(state.reader.approximate_keys(FAMILY).ok()).unwrap_or(0),
+            ..Glance::default()
+        };
+        for core in state.ask_all(|there| CoreReport::of(there)).await {
+            glance.connections += core.clients as u64;
+            glance.commands += core.kv.commands;
+            glance.gets += core.reader.gets;
+            glance.cache_hits += core.reader.cache_hits;
+            glance.cache_misses += core.reader.cache_misses;
+        }
+        if let Some(report) = ShardReport::ask(state).await {
+            glance.writes = report.shard.written;
+            glance.writer = report.writer;
+        }
+        glance
+    }
+}
+
 type Value = fn(&CoreReport) -> u64;
 
 /// Name, help and value of what every core has.

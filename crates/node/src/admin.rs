@@ -18,6 +18,7 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use kv::Reporter;
 use reactor::{Class, Core, UnixListener, UnixSocket};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -75,7 +76,7 @@ pub enum Request {
         #[serde(default)]
         shrink: bool,
     },
-    /// Cores and disks, counted since the start, for who asks again and looks at the difference.
+    /// Cores, disks and shards, counted since the start, for who asks again and looks at the difference.
     Top,
 }
 
@@ -109,6 +110,8 @@ impl Request {
 pub(crate) struct Admin {
     pub core: Core,
     pub disks: Rc<Disks>,
+    /// The cores that serve a database.
+    pub reporter: Option<Reporter>,
 }
 
 /// Listens under a name.
@@ -208,9 +211,32 @@ impl Admin {
                     "resident_bytes": resident_bytes(),
                     "cores": cores,
                     "disks": self.all(None, disk_report::long)?,
+                    "shards": self.shards().await,
                 }))
             }
         }
+    }
+
+    /// The database's shards; there is one, if there is a database.
+    async fn shards(&self) -> Vec<Value> {
+        let Some(reporter) = &self.reporter else { return Vec::new() };
+        let glance = reporter.glance().await;
+        let writer = &glance.writer;
+        vec![json!({
+            "shard": 0,
+            "core": glance.writing_core,
+            "keys": glance.keys,
+            "connections": glance.connections,
+            "commands": glance.commands,
+            "gets": glance.gets,
+            "cache_hits": glance.cache_hits,
+            "cache_misses": glance.cache_misses,
+            "writes": glance.writes,
+            "wal_bytes": writer.log_bytes,
+            "memtable_bytes": writer.memtable_bytes,
+            "level0_files": writer.level0_files,
+            "held_back_ns": writer.slowed_ns + writer.stopped_ns,
+        })]
     }
 
     fn all(

@@ -265,7 +265,8 @@ async fn serve_clients(
                 Database { listen: opened.listen, keys, counted: counted.is_some() }
             });
             let admin = steering.take().map(|(path, listener)| {
-                let admin = Admin { core: core.clone(), disks: disks.clone() };
+                let reporter = clients.as_ref().map(|(_, server, _)| server.reporter());
+                let admin = Admin { core: core.clone(), disks: disks.clone(), reporter };
                 core.spawn(Class::Control, admin::serve(listener, admin));
                 path
             });
