@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import urllib.request
@@ -172,6 +173,31 @@ def test_a_node_that_remembers_nothing_trusts_no_write_cache(tmp_path, monkeypat
             assert "not known" not in node.said(), node.said()
             node.restart(0)
             guest.wait_for("the guest", lambda: "it is not known whether the guest" in node.said())
+
+
+def test_a_node_is_upgraded_by_command(tmp_path):
+    """The answer comes from the node that ends, and names the one that goes on."""
+    disk = spec(tmp_path, "a", f"file:{image(tmp_path / 'disk.img')}")
+    program = shutil.copy(millrace.BINARY, tmp_path / "new program")
+    said = {}
+    with Node(tmp_path, specs=[disk]) as node:
+        with guest.Guest(tmp_path / "vm", tmp_path / "a.sock", queues=2, mode="load", secs=6, mib=8) as vm:
+            vm.wait_for(r"GUEST TICK ops=[1-9]\d*")
+            for other, why in (("missing", "No such file"), ("disk.img", "starting")):
+                refused = millrace.fail("upgrade", "--to", other, "--state", node.state, cwd=tmp_path)
+                assert "no upgrade: " in refused and why in refused and "the node goes on" in refused, refused
+            # Relative paths begin where the command is given.
+            command = ("upgrade", "--to", program.name, "--state", node.state)
+            node.upgrade(lambda: said.update(millrace.said_json(*command, cwd=tmp_path)))
+            assert said["successor"] == node.process.pid and said["pause_us"] > 0
+            guest.wait_for("the successor's admin socket", lambda: node.said().count(" serves ") == 2)
+            assert node.disks()["a"]["connected"]
+            assert os.readlink(f"/proc/{node.process.pid}/exe") == str(program)
+            # Without --to it is the program under the node's own name.
+            node.upgrade(lambda: said.update(text=millrace.succeed("upgrade", "--state", node.state)))
+            assert f"process {node.process.pid} serves now" in said["text"], said
+            vm.wait_for(r"GUEST LOAD OK")
+            vm.wait_for_end()
 
 
 def test_metrics_and_top_need_no_database(tmp_path):

@@ -83,11 +83,14 @@ class Disks:
         time.sleep(rest_s)
         return self.start()
 
-    def upgrade(self):
-        """Has it hand over to whatever is under its name now; waits until the old process has ended."""
+    def upgrade(self, ask=None):
+        """Has it hand over, to whatever is under its name now if `ask` does not ask for it otherwise; waits until the old process has ended."""
         Successor.inherit()
         said = len(self.said())
-        self.process.send_signal(signal.SIGUSR2)
+        if ask:
+            ask()
+        else:
+            self.process.send_signal(signal.SIGUSR2)
         assert self.process.wait(30) == 0, self.said()
         successor = re.findall(r"handed over.* successor=(\d+)", self.said()[said:])
         assert len(successor) == 1, self.said()

@@ -57,6 +57,8 @@ pub enum Command {
     },
     /// Show what a running node does, second by second
     Top(TopArgs),
+    /// Replace the program of a running node, while guests run and clients are connected
+    Upgrade(UpgradeArgs),
     /// Measure how fast a database is read and written
     Bench(BenchArgs),
     /// Print a shell's completion script
@@ -531,6 +533,24 @@ pub struct TopArgs {
     pub node: Node,
 }
 
+/// `millrace upgrade`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    millrace upgrade\n  \
+    millrace upgrade --to /opt/millrace-2/millrace --state /srv/millrace\n\n\
+    The other program is started as the node was, takes over, and goes on: guests wait for some \
+    milliseconds and learn of nothing, clients of the database connect again. If anything fails, \
+    the old one goes on, and this command exits with 2 and says why. Disks on mem: cannot be handed \
+    over. SIGUSR2 does what the command does without --to.")]
+pub struct UpgradeArgs {
+    /// The program [default: the one that is under the node's own name now]
+    #[arg(long, value_name = "PROGRAM", value_hint = ValueHint::FilePath)]
+    pub to: Option<PathBuf>,
+    /// Which node.
+    #[command(flatten)]
+    pub node: Node,
+}
+
 /// `millrace bench`.
 #[derive(Debug, Args)]
 #[command(
@@ -809,6 +829,14 @@ mod tests {
         assert!(parse("millrace bench readseq --data d --cached").is_err());
         assert!(parse("millrace bench readseq --data d --seconds 0").is_err());
         assert!(parse("millrace bench --peers --reverse").is_err());
+    }
+
+    #[test]
+    fn an_upgrade_may_name_its_program_and_its_node() {
+        for line in ["millrace upgrade", "millrace upgrade --to new --admin a.sock --json"] {
+            assert!(parse(line).is_ok(), "{line}");
+        }
+        assert!(parse("millrace upgrade new").is_err());
     }
 
     #[test]

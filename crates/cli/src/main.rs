@@ -16,6 +16,7 @@ mod output;
 mod remote;
 mod serve;
 mod top;
+mod upgrade;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -50,6 +51,7 @@ fn run(command: Command) -> Result<Verdict, Failure> {
         Command::Kv { command } => return crate::kv::run(command),
         Command::Disk { command } => disk::run(command)?,
         Command::Top(args) => top::run(&args)?,
+        Command::Upgrade(args) => upgrade::run(args)?,
         Command::Bench(args) => bench::run(args)?,
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -29,6 +29,7 @@ use crate::disks::Disks;
 use crate::error::{Error, Kind};
 use crate::metrics::within;
 use crate::process::{CpuTime, resident_bytes};
+use crate::upgrade::{Upgrader, own_program};
 
 /// The protocol's version.
 pub const VERSION: u64 = 1;
@@ -78,6 +79,12 @@ pub enum Request {
     },
     /// Cores, disks and shards, counted since the start, for who asks again and looks at the difference.
     Top,
+    /// Hands the node over to a program, started as the node was.
+    Upgrade {
+        /// The program, from the root; if it is left out, the one under the node's own name.
+        #[serde(default)]
+        program: Option<PathBuf>,
+    },
 }
 
 impl Request {
@@ -99,8 +106,12 @@ impl Request {
         }
         let request: Request =
             serde_json::from_value(value).map_err(|error| usage(error.to_string()))?;
-        if let Request::DiskAttach { disk } = &request {
-            disk.check().map_err(usage)?;
+        match &request {
+            Request::DiskAttach { disk } => disk.check().map_err(usage)?,
+            Request::Upgrade { program: Some(program) } if !program.is_absolute() => {
+                return Err(usage(format!("{} is no path from the root", program.display())));
+            }
+            _ => {}
         }
         Ok(request)
     }
@@ -112,6 +123,7 @@ pub(crate) struct Admin {
     pub disks: Rc<Disks>,
     /// The cores that serve a database.
     pub reporter: Option<Reporter>,
+    pub upgrader: Rc<Upgrader>,
 }
 
 /// Listens under a name.
@@ -214,6 +226,19 @@ impl Admin {
                     "shards": self.shards().await,
                 }))
             }
+            Request::Upgrade { program } => {
+                let upgraded = match program.map_or_else(own_program, Ok) {
+                    Ok(program) => self.upgrader.to(&program).await,
+                    Err(error) => Err(format!("where this program is: {error}")),
+                };
+                let done = upgraded.map_err(|why| {
+                    Error::new(Kind::System, format!("no upgrade: {why}")).hint(
+                        "nothing has changed, the node goes on; what the other program said is \
+                         where the node's log is",
+                    )
+                })?;
+                Ok(json!({"successor": done.pid, "pause_us": done.pause_us}))
+            }
         }
     }
 
@@ -300,6 +325,7 @@ mod tests {
             Request::DiskDetach { name: "a".into(), force: true },
             Request::DiskResize { name: "a".into(), size_bytes: 1 << 40, shrink: false },
             Request::Top,
+            Request::Upgrade { program: Some("/usr/bin/millrace".into()) },
         ] {
             let line = request.line();
             assert_eq!(line.find('\n'), Some(line.len() - 1), "{line}");
@@ -308,6 +334,8 @@ mod tests {
         let short = br#"{"version":1,"command":"disk-detach","name":"a"}"#;
         let expected = Request::DiskDetach { name: "a".into(), force: false };
         assert_eq!(Request::parse(short).unwrap(), expected);
+        let short = br#"{"version":1,"command":"upgrade"}"#;
+        assert_eq!(Request::parse(short).unwrap(), Request::Upgrade { program: None });
     }
 
     #[test]
@@ -320,6 +348,7 @@ mod tests {
             (r#"{"version":1,"command":"disk-eat"}"#, "disk-eat"),
             (r#"{"version":1,"command":"disk-detach","name":"a","now":true}"#, "now"),
             (r#"{"version":1,"command":"disk-detach"}"#, "name"),
+            (r#"{"version":1,"command":"upgrade","program":"new"}"#, "from the root"),
             (
                 r#"{"version":1,"command":"disk-attach","disk":{"name":"","uri":"null:1G","socket":"s"}}"#,
                 "the name of a disk",

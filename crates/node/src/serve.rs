@@ -245,13 +245,12 @@ async fn serve_clients(
             core.sleep_ns(LOOK_NS).await;
         }
         if node.phases.now() == Phase::Running {
-            if let Some(upgrader) = first.upgrader {
-                let own = |fd: &OwnedFd| fd.try_clone().ok();
-                let doors = node.doors.iter().filter_map(|door| own(door.get()?)).collect();
-                let metrics = first.metrics.as_ref().and_then(Listener::host_fd);
-                let metrics = metrics.and_then(|fd| fd.try_clone_to_owned().ok());
-                upgrader.ready(disks.clone(), doors, metrics);
-            }
+            let upgrader = first.upgrader.expect("core 0 has made one");
+            let own = |fd: &OwnedFd| fd.try_clone().ok();
+            let doors = node.doors.iter().filter_map(|door| own(door.get()?)).collect();
+            let metrics = first.metrics.as_ref().and_then(Listener::host_fd);
+            let metrics = metrics.and_then(|fd| fd.try_clone_to_owned().ok());
+            upgrader.ready(disks.clone(), doors, metrics);
             let metrics = match first.metrics {
                 Some(metrics) => {
                     let reporter = clients.as_ref().map(|(_, server, _)| server.reporter());
@@ -266,7 +265,8 @@ async fn serve_clients(
             });
             let admin = steering.take().map(|(path, listener)| {
                 let reporter = clients.as_ref().map(|(_, server, _)| server.reporter());
-                let admin = Admin { core: core.clone(), disks: disks.clone(), reporter };
+                let (core, disks) = (core.clone(), disks.clone());
+                let admin = Admin { core: core.clone(), disks, reporter, upgrader };
                 core.spawn(Class::Control, admin::serve(listener, admin));
                 path
             });

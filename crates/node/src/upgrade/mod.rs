@@ -62,6 +62,15 @@ const TAKE_NS: u64 = 2_000_000_000;
 /// How often it is looked whether a successor that was ended has ended.
 const LOOK_NS: u64 = 5_000_000;
 
+/// A process that has taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Successor {
+    /// Its process id.
+    pub pid: u32,
+    /// How long the guests waited, in microseconds.
+    pub pause_us: u64,
+}
+
 /// What a node can be asked for: to hand over to a successor. Belongs to core 0.
 pub(crate) struct Upgrader {
     core: Core,
@@ -93,12 +102,12 @@ impl Upgrader {
         self.doors.replace(Some((clients, metrics)));
     }
 
-    /// Hands the node over to a program, started as this one was. Suspends until that serves; gives
-    /// its process id, and this node ends. The outcome is logged, too.
+    /// Hands the node over to a program, started as this one was. Suspends until that serves; then
+    /// this node ends. The outcome is logged, too.
     ///
     /// # Errors
     /// Why it was not possible: then this node goes on.
-    pub async fn to(&self, program: &Path) -> Result<u32, String> {
+    pub async fn to(&self, program: &Path) -> Result<Successor, String> {
         // A node that has just taken over is ready when the one before it has ended.
         let since_ns = self.core.now_ns();
         while self.disks.borrow().is_none() && self.core.now_ns() < since_ns + START_NS {
@@ -117,7 +126,7 @@ impl Upgrader {
             }
         };
         match &handed {
-            Ok(pid) => {
+            Ok(Successor { pid, .. }) => {
                 tracing::info!(successor = pid, "handed over: what is left here comes to its end");
                 disks.leave();
                 (self.leave)();
@@ -131,7 +140,7 @@ impl Upgrader {
         handed
     }
 
-    async fn hand_over(&self, program: &Path, disks: &[Served]) -> Result<u32, String> {
+    async fn hand_over(&self, program: &Path, disks: &[Served]) -> Result<Successor, String> {
         let system = |error: std::io::Error| format!("starting {}: {error}", program.display());
         let (ours, theirs) = UnixStream::pair().map_err(system)?;
         let line = UnixSocket::from_fd(&self.core, ours.into()).map(Line).map_err(system)?;
@@ -144,7 +153,7 @@ impl Upgrader {
         let mut child = self.core.start_process(program).await.map_err(system)?;
         let pid = child.id();
         match self.converse(&line, disks).await {
-            Ok(()) => Ok(pid),
+            Ok(pause_us) => Ok(Successor { pid, pause_us }),
             Err(why) => {
                 for disk in disks {
                     disk.target.go_on();
@@ -173,7 +182,8 @@ impl Upgrader {
         None
     }
 
-    async fn converse(&self, line: &Line, disks: &[Served]) -> Result<(), String> {
+    /// Hands over; gives how long the guests waited, in microseconds.
+    async fn converse(&self, line: &Line, disks: &[Served]) -> Result<u64, String> {
         let core = &self.core;
         let cores = within(core, START_NS, "starting", async {
             match line.hear().await?.0 {
@@ -202,7 +212,7 @@ impl Upgrader {
         line.say(&Message::Go, &[]).await?;
         let pause_us = (core.now_ns() - began_ns) / 1000;
         tracing::info!(disks = disks.len(), pause_us, "the disks are the successor's");
-        Ok(())
+        Ok(pause_us)
     }
 
     /// Says all that can be said before the disks come to rest.
@@ -288,7 +298,7 @@ mod tests {
     use crate::disks::options;
 
     /// Plays a successor that ends after so many of its steps; what the old node says of it.
-    async fn with_successor(core: &Core, disk: &Served, steps: usize) -> Result<(), String> {
+    async fn with_successor(core: &Core, disk: &Served, steps: usize) -> Result<u64, String> {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let line = |end: UnixStream| UnixSocket::from_fd(core, end.into()).map(Line).unwrap();
         let (ours, theirs) = (line(ours), line(theirs));
