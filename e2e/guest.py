@@ -71,9 +71,13 @@ class Guest:
 
     `words` are the guest's orders, see e2e/guest/init: mode="load", secs=10, then="stay"...
     `incoming` is a socket for a migration to arrive at; the guest then does what it did where it came from.
+    `hugepages` are those of 2 MiB for the guest's memory, `ill` is a disk from which the guest's kernel may get errors.
     """
 
-    def __init__(self, directory, disks, *, queues=1, processors=1, memory=256, queue_size=128, incoming=None, **words):
+    def __init__(
+        self, directory, disks, *, queues=1, processors=1, memory=256, queue_size=128, incoming=None, hugepages=False, ill=None, **words
+    ):
+        self.ill = ill
         self.directory = pathlib.Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         kernel, initramfs = images()
@@ -81,14 +85,15 @@ class Guest:
         self.console.unlink(missing_ok=True)
         control = self.directory / "qmp"
         control.unlink(missing_ok=True)
+        huge = ",hugetlb=on,hugetlbsize=2M" if hugepages else ""
         orders = " ".join(f"{name}={value}" for name, value in words.items())
         command = [
             need("qemu-system-x86_64", "qemu-system-x86"),
-            "-M", "q35", "-accel", "tcg", "-m", f"{memory}M", "-smp", str(processors),
+            "-M", "q35", "-accel", "tcg", "-m", f"{memory}M,slots=2,maxmem=1G", "-smp", str(processors),
             "-nodefaults", "-no-user-config", "-display", "none", "-serial", f"file:{self.console}",
-            "-object", f"memory-backend-memfd,id=mem,size={memory}M,share=on", "-numa", "node,memdev=mem",
+            "-object", f"memory-backend-memfd,id=mem,size={memory}M,share=on{huge}", "-numa", "node,memdev=mem",
             "-kernel", str(kernel), "-initrd", str(initramfs),
-            "-append", f"console=ttyS0 quiet panic=1 {orders}",
+            "-append", f"console=ttyS0 quiet panic=1 no_timer_check memhp_default_state=online_movable {orders}",
             "-qmp", f"unix:{control},server=on,wait=off",
         ]  # fmt: skip
         for nth, path in enumerate(disks if isinstance(disks, (list, tuple)) else [disks]):
@@ -130,7 +135,8 @@ class Guest:
 
         def found():
             text = self.text()
-            wrong = re.search(r"GUEST (FAILED|WRONG).*|I/O error.*|Kernel panic.*", text)
+            errors = rf"I/O error, dev (?!{self.ill}).*" if self.ill else "I/O error.*"
+            wrong = re.search(rf"GUEST (FAILED|WRONG).*|{errors}|Kernel panic.*", text)
             assert not wrong or re.search(pattern, wrong[0]), f"{wrong[0]}\n{text[-3000:]}"
             matches = list(re.finditer(pattern, text))
             if len(matches) >= times:
@@ -155,6 +161,25 @@ class Guest:
     def reset(self):
         """Presses the reset button."""
         self.qmp.do("system_reset")
+
+    def plug_memory(self, mib=128):
+        """Gives it more memory."""
+        self.qmp.do("object-add", **{"qom-type": "memory-backend-memfd", "id": "more", "size": mib << 20, "share": True})
+        self.qmp.do("device_add", driver="pc-dimm", id="dimm", memdev="more")
+
+    def unplug_memory(self):
+        """Asks for that memory, and waits until the guest has given it back."""
+        seen = len(self.qmp.events)
+
+        def gone():
+            self.qmp.do("query-status")
+            said = [event["event"] for event in self.qmp.events[seen:]]
+            assert not set(said) & {"MEM_UNPLUG_ERROR", "DEVICE_UNPLUG_GUEST_ERROR"}, self.qmp.events[seen:]
+            return "DEVICE_DELETED" in said
+
+        self.qmp.do("device_del", id="dimm")
+        wait_for("the memory", gone)
+        self.qmp.do("object-del", id="more")
 
     def status(self):
         """running, paused, postmigrate..."""

@@ -1,11 +1,14 @@
 // Reads and writes a disk at random and checks everything that is read.
 //
-//   verify DEVICE SECONDS WORKERS MIB
+//   verify DEVICE SECONDS WORKERS MIB [ABOVE]
 //
 // Each worker has every WORKERS-th block of 4 KiB of the first MIB mebibytes to itself, writes and reads with O_DIRECT,
 // and remembers how often it wrote each block. A block carries, in each of its sectors, its number, that count, the
 // sector's number and the run's, so what is old, torn or elsewhere is told from what is right. In the end every block
 // that was written is read once more.
+//
+// With ABOVE, in MiB, the workers' buffers move to memory at or above that physical address as soon as the machine has
+// some there: GUEST MOVED.
 //
 // Each second a line says how far it is: GUEST TICK ops=N slowest_ms=N (of that second). The last one says
 // GUEST CHECKED ops=N swept=N slowest_ms=N. A failure is said at once, as GUEST WRONG ..., and ends with code 1.
@@ -18,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -29,6 +33,7 @@ static uint64_t blocks, run, end_ns;
 static uint32_t *counts;
 static atomic_ulong operations, swept, slowest_ns;
 static atomic_int wrong;
+static _Atomic(uint64_t *) *places;
 
 static uint64_t now_ns(void) {
   struct timespec t;
@@ -95,22 +100,48 @@ static void *work(void *argument) {
   uint64_t *buffers;
   if (posix_memalign((void **)&buffers, BLOCK, 2 * BLOCK)) abort();
   uint64_t *right = buffers + BLOCK / 8;
+  places[me] = buffers;
   while (now_ns() < end_ns && !wrong) {
     x ^= x >> 12, x ^= x << 25, x ^= x >> 27;
     uint64_t drawn = x * 0x2545f4914f6cdd1du, block = (drawn >> 16) % own * workers + me;
-    if (!counts[block] || drawn & 1) write_block(buffers, block);
-    else read_block(buffers, right, block);
+    uint64_t *buffer = places[me];
+    if (!counts[block] || drawn & 1) write_block(buffer, block);
+    else read_block(buffer, right, block);
     operations++;
   }
   for (uint64_t block = me; block < blocks && !wrong; block += workers) {
     if (counts[block]) swept++;
-    read_block(buffers, right, block);
+    read_block(places[me], right, block);
   }
   return NULL;
 }
 
+// Looks for a page for each worker at or above a physical address.
+static int move(uint64_t above) {
+  enum { LENGTH = 32 << 20 };
+  int map = open("/proc/self/pagemap", O_RDONLY), found = 0;
+  char *memory = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  uint64_t *pages[workers];
+  if (map < 0 || memory == MAP_FAILED) abort();
+  for (char *page = memory; page < memory + LENGTH && found < workers; page += BLOCK) {
+    uint64_t entry;
+    *page = 1;
+    if (pread(map, &entry, 8, (uintptr_t)page / BLOCK * 8) != 8) abort();
+    // The lower bits are the page's number.
+    if ((entry & ((UINT64_C(1) << 55) - 1)) * BLOCK >= above) pages[found++] = (uint64_t *)page;
+  }
+  close(map);
+  if (found < workers) {
+    munmap(memory, LENGTH);
+    return 0;
+  }
+  for (int i = 0; i < workers; i++) places[i] = pages[i];
+  printf("GUEST MOVED pages=%d\n", found);
+  return 1;
+}
+
 int main(int argc, char **argv) {
-  if (argc != 5) return 2;
+  if (argc != 5 && argc != 6) return 2;
   setvbuf(stdout, NULL, _IOLBF, 0);
   device = open(argv[1], O_RDWR | O_DIRECT);
   if (device < 0) return perror(argv[1]), 2;
@@ -125,12 +156,15 @@ int main(int argc, char **argv) {
   run = now_ns() ^ (uint64_t)time(NULL) << 32;
   end_ns = now_ns() + seconds * 1000000000u;
   pthread_t *threads = calloc(workers, sizeof *threads);
+  places = calloc(workers, sizeof *places);
+  uint64_t above = argc == 6 ? (uint64_t)atol(argv[5]) << 20 : 0;
   printf("GUEST LOAD workers=%d blocks=%lu\n", workers, (unsigned long)blocks);
   for (uintptr_t i = 0; i < (uintptr_t)workers; i++)
     if (pthread_create(&threads[i], NULL, work, (void *)i)) return 2;
   uint64_t slowest = 0;
   while (now_ns() < end_ns && !wrong) {
     sleep(1);
+    if (above && move(above)) above = 0;
     uint64_t of_second = atomic_exchange(&slowest_ns, 0);
     if (of_second > slowest) slowest = of_second;
     printf("GUEST TICK ops=%lu slowest_ms=%lu\n", (unsigned long)operations, (unsigned long)(of_second / 1000000));

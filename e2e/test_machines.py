@@ -1,0 +1,193 @@
+"""What may happen to a virtual machine while its disks are ours: each with a real guest, which checks what it reads."""
+
+import hashlib
+import os
+import pathlib
+import random
+
+import guest
+import pytest
+from test_admin import Node
+from test_disks import image, machine
+
+TICK = r"GUEST TICK ops=[1-9]\d*"
+
+
+def test_memory_that_is_plugged_in_and_out_again_under_load(tmp_path):
+    """The rings run meanwhile, and requests use the new memory as soon as it is there, up to the end."""
+    with machine(tmp_path, mode="load", secs=14, mib=16, above=4096) as (_, vm):
+        vm.wait_for(TICK)
+        vm.plug_memory()
+        vm.wait_for(r"GUEST MOVED pages=8")
+        vm.wait_for(TICK, times=vm.text().count("GUEST TICK") + 3)
+        vm.unplug_memory()
+        vm.wait_for(TICK, times=vm.text().count("GUEST TICK") + 1)
+        vm.wait_for(r"GUEST LOAD OK")
+        vm.wait_for_end()
+
+
+def test_memory_on_huge_pages(tmp_path):
+    needed = 256 // 2
+    with pages_of_2_mib(needed), machine(tmp_path, hugepages=True, mode="load", secs=3, mib=16) as (node, vm):
+        vm.wait_for(TICK)
+        node.restart()
+        vm.wait_for(r"GUEST LOAD OK")
+        vm.wait_for_end()
+
+
+class pages_of_2_mib:
+    """So many huge pages that nobody uses, for a while."""
+
+    PATH = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
+
+    def __init__(self, number):
+        self.number = number
+
+    def __enter__(self):
+        if not os.access(self.PATH / "nr_hugepages", os.W_OK) or os.geteuid() != 0:
+            pytest.skip("the number of huge pages can only be set by root")
+        self.before = int((self.PATH / "nr_hugepages").read_text())
+        self.set(self.before + self.number)
+        there = int((self.PATH / "free_hugepages").read_text())
+        if there < self.number:
+            self.set(self.before)
+            pytest.skip(f"the kernel finds {there} huge pages of {self.number}: its memory is in use or in pieces")
+
+    def __exit__(self, *_):
+        self.set(self.before)
+
+    def set(self, number):
+        (self.PATH / "nr_hugepages").write_text(f"{number}\n")
+
+
+def test_a_machine_reboots_by_itself_under_load(tmp_path):
+    uri = f"delay:write=0ms..20ms|file:{image(tmp_path / 'disk.img')}"
+    with machine(tmp_path, uri, mode="reboot", secs=3, mib=16, workers=16) as (_, vm):
+        vm.wait_for(r"GUEST REBOOTED 2")
+        vm.wait_for(r"GUEST LOAD OK")
+        vm.wait_for_end()
+
+
+def test_a_machine_is_reset_and_paused_under_load(tmp_path, long):
+    """With requests at the disk each time."""
+    uri = f"delay:write=0ms..20ms|file:{image(tmp_path / 'disk.img')}"
+    times = 20 if long else 2
+    with machine(tmp_path, uri, mode="load", secs=6, mib=16, workers=16) as (_, vm):
+        for nth in range(times):
+            vm.wait_for(r"GUEST LOAD workers", times=nth + 1)
+            vm.wait_for(TICK, times=1 + vm.text().count("GUEST TICK"))
+            vm.reset()
+        vm.wait_for(r"GUEST LOAD workers", times=times + 1)
+        for _ in range(4 * times):
+            vm.stop()
+            vm.cont()
+        vm.wait_for(r"GUEST LOAD OK")
+        vm.wait_for_end()
+
+
+def test_the_driver_goes_and_comes_back_under_load(tmp_path):
+    with machine(tmp_path, ill="vda", mode="rebind", secs=1, mib=16) as (_, vm):
+        vm.wait_for(r"GUEST UNBINDS 3")
+        vm.wait_for(r"GUEST REBIND OK")
+        vm.wait_for_end()
+
+
+def test_a_ring_stops_only_when_its_slow_requests_are_done(tmp_path):
+    """Each write takes 5 s; the machine is paused with some at the disk. An upgrade does not wait for that long."""
+    uri = f"delay:write=5s|file:{image(tmp_path / 'disk.img')}"
+    spec = f"name=a uri={uri} socket={tmp_path / 'a.sock'} queues=4"
+    with (
+        Node(tmp_path, specs=[spec]) as node,
+        guest.Guest(tmp_path / "vm", tmp_path / "a.sock", queues=2, mode="load", secs=12, mib=16) as vm,
+    ):
+
+        def depth():
+            return node.disks("stat")["a"]["depth"]
+
+        guest.wait_for("writes at the disk", lambda: depth() == 8)
+        node.refuse_upgrade("bringing the disks to rest")
+        guest.wait_for("writes at the disk", lambda: depth() == 8)
+        vm.stop()
+        assert depth() == 0
+        vm.cont()
+        vm.wait_for(r"GUEST LOAD OK")
+        vm.wait_for_end()
+
+
+@pytest.mark.parametrize("ill", ["error:every=2", "error:kind=write&chance=0.5", "delay:write=1000s"], ids=["errs", "errs-at-times", "is-stuck"])
+def test_a_disk_of_the_same_machine_that_misbehaves_disturbs_no_other(tmp_path, request, ill):
+    specs = [
+        f"name=ill uri={ill}|file:{image(tmp_path / 'ill.img')} socket={tmp_path / 'ill.sock'}",
+        f"name=well uri=file:{image(tmp_path / 'well.img')} socket={tmp_path / 'well.sock'}",
+    ]
+    words = dict(queues=2, processors=2, mode="load", dev="vdb", beside="vda", secs=4, mib=16, then="stay")
+    with Node(tmp_path, specs=specs) as node, guest.Guest(tmp_path / "vm", node.sockets[:2], ill="vda", **words) as vm:
+
+        def is_ill():
+            stat = node.disks("stat")["ill"]
+            return stat["depth"] if "stuck" in request.node.name else stat["errors"]
+
+        guest.wait_for("the disk to misbehave", is_ill)
+        vm.wait_for(TICK, times=vm.text().count("GUEST TICK") + 1)
+        vm.wait_for(r"GUEST LOAD OK")
+        assert is_ill() and node.disks("stat")["well"]["errors"] == 0
+        vm.kill()
+        # In good order it would wait for what is at the disk.
+        node.kill()
+
+
+def test_a_read_only_disk(tmp_path):
+    held = random.Random(1).randbytes(1 << 20)
+    (tmp_path / "disk.img").write_bytes(held)
+    with machine(tmp_path, f"file:{tmp_path / 'disk.img'}?readonly=on", ill="vda", mode="readonly") as (_, vm):
+        vm.wait_for(rf"GUEST HOLDS ro=1 {hashlib.sha256(held).hexdigest()}")
+        vm.wait_for(r"GUEST READONLY OK")
+        vm.wait_for_end()
+    assert (tmp_path / "disk.img").read_bytes() == held
+
+
+@pytest.mark.parametrize("uri, expected", [
+    ("file:IMAGE?block=512", {"logical_block_size": 512, "physical_block_size": 4096, "minimum_io_size": 4096}),
+    ("file:IMAGE?block=4K", {"logical_block_size": 4096, "physical_block_size": 4096, "minimum_io_size": 4096}),
+    ("null:1G", {"logical_block_size": 512, "physical_block_size": 512, "minimum_io_size": 512, "optimal_io_size": 0}),
+], ids=["512", "4096", "null"])  # fmt: skip
+def test_a_guest_sees_what_its_disk_is_like(tmp_path, uri, expected):
+    uri = uri.replace("IMAGE", str(image(tmp_path / "disk.img")))
+    with machine(tmp_path, uri, mode="shape") as (_, vm):
+        vm.wait_for(r"GUEST SHAPE OK")
+        vm.wait_for_end()
+        for name, value in expected.items():
+            vm.wait_for(rf"GUEST SHAPE {name}={value}\n")
+        assert int(vm.wait_for(r"GUEST SHAPE discard_max_bytes=(\d+)")[1]) > 0
+        assert int(vm.wait_for(r"GUEST SHAPE write_zeroes_max_bytes=(\d+)")[1]) > 0
+
+
+def test_many_disks_of_one_node_and_one_machine(tmp_path):
+    """All are at work when the node is killed; others are there and idle."""
+    busy, idle = 24, 100
+    specs = [f"name=d{nth} uri=file:{image(tmp_path / f'{nth}.img', 16)} socket={tmp_path / f'{nth}.sock'} queues=2" for nth in range(busy)]
+    specs += [f"name=i{nth} uri=null:1G socket={tmp_path / f'i{nth}.sock'}" for nth in range(idle)]
+    with (
+        Node(tmp_path, specs=specs) as node,
+        guest.Guest(tmp_path / "vm", node.sockets[:busy], queues=2, processors=2, mode="many", secs=6, mib=4) as vm,
+    ):
+        vm.wait_for(TICK, times=2 * busy)
+        node.restart()
+        vm.wait_for(r"GUEST CHECKED", times=busy)
+        vm.wait_for(r"GUEST MANY OK")
+        vm.wait_for_end()
+        assert len(node.disks()) == busy + idle
+
+
+@pytest.mark.parametrize("cores", ["0-0", "0-1"])
+def test_queues_of_one_disk_on_one_core_and_on_several(tmp_path, cores):
+    """A kill under load: what one core left, the core that has the ring now does."""
+    uri = f"delay:all=0ms..20ms|file:{image(tmp_path / 'disk.img')}"
+    flags = ["--cores", cores, "--log-level", "debug"]
+    with machine(tmp_path, uri, flags=flags, mode="load", secs=7, mib=16, workers=16) as (node, vm):
+        vm.wait_for(TICK, times=2)
+        node.restart()
+        vm.wait_for(TICK, times=5)
+        vm.wait_for(r"GUEST LOAD OK")
+        vm.wait_for_end()
+        assert "resubmits=" in node.said()
