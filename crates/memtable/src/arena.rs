@@ -11,7 +11,7 @@ use std::alloc::{Layout, handle_alloc_error};
 use std::ptr::NonNull;
 
 use crate::node::ALIGN;
-use crate::sync::{alloc, dealloc};
+use loomable::{alloc, dealloc};
 
 /// The chunk size for a limit: a sixteenth of it, so that a small memtable is not one chunk that is half empty, and no
 /// more than brings the cost of an allocation down to nothing.

@@ -22,7 +22,6 @@ mod cursor;
 mod list;
 mod memtable;
 mod node;
-mod sync;
 #[cfg(test)]
 mod tests;
 mod writer;

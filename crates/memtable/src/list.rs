@@ -14,7 +14,7 @@ use rocksfmt::Comparator;
 
 use crate::arena::Chunk;
 use crate::node::{HEIGHT_MAX, NodePtr, NodeRef, node_bytes, prefix_of};
-use crate::sync::{Gauge, UnsafeCell};
+use loomable::{Gauge, UnsafeCell};
 
 /// See the module text.
 pub(crate) struct List {

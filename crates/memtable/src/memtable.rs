@@ -4,8 +4,8 @@ use rocksfmt::{Comparator, SEEK_TYPE, SEQUENCE_MAX, pack};
 
 use crate::list::{List, Target};
 use crate::node::{NodePtr, NodeRef};
-use crate::sync::{Arc, Ordering};
 use crate::writer::Writer;
+use loomable::{Arc, Ordering};
 
 /// A handle to a memtable, for reading it on any core while its [`Writer`] goes on inserting.
 ///

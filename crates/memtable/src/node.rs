@@ -22,7 +22,7 @@ use std::ptr::NonNull;
 
 use rocksfmt::{Comparator, KEY_TRAILER_BYTES};
 
-use crate::sync::{AtomicPtr, Ordering, UnsafeCell, weaken};
+use loomable::{AtomicPtr, Ordering, UnsafeCell, weaken};
 
 /// The most levels a node can be part of: with one node in four going a level up, enough for 4^12 entries. Loom needs
 /// a level above level 0 and no more.
@@ -270,7 +270,7 @@ impl<'a> NodeRef<'a> {
         // Relaxed: nobody else stores into links.
         let behind = before.load(Ordering::Relaxed);
         // Nobody follows this link before the next store, which is a Release.
-        let late = crate::sync::mutant("memtable.link_before_next");
+        let late = loomable::mutant("memtable.link_before_next");
         if !late {
             between.store(behind, Ordering::Relaxed);
         }

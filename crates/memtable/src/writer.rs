@@ -17,7 +17,7 @@ use crate::arena::{Arena, Reserve, Space};
 use crate::list::{List, Target, go_right};
 use crate::memtable::Memtable;
 use crate::node::{HEIGHT_MAX, NodePtr, node_bytes, prefix_of};
-use crate::sync::{Arc, Ordering, mutant};
+use loomable::{Arc, Ordering, mutant};
 
 /// The memtable has no room for the entry; nothing was changed. A smaller entry may still fit. One that does not fit
 /// into an empty memtable, or has more than `u32::MAX` bytes, never will.
@@ -117,7 +117,7 @@ impl Writer {
         self.link(node, height);
 
         let written = &self.memtable.list.written;
-        let add = |gauge: &crate::sync::Gauge, n| {
+        let add = |gauge: &loomable::Gauge, n| {
             gauge.store(gauge.load(Ordering::Relaxed) + n, Ordering::Relaxed);
         };
         add(&written.len, 1);

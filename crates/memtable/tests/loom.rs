@@ -2,7 +2,7 @@
 //! scenarios below.
 //!
 //! Run by `scripts/loom.sh`; empty in a normal build. The modules are included by path, as in the reactor's
-//! `tests/loom.rs`, which says more about how these proofs are arranged. The list has two levels here, so heights are
+//! `tests/loom.rs`; [`MUTANTS`] lists for each mutation site the scenario that must find it (see `loomable`). The list has two levels here, so heights are
 //! given: 1, or 2 for a node that is also in the upper level.
 //!
 //! What loom watches: the header of each node is a cell of its, so that reading a node which the reader does not know
@@ -14,6 +14,7 @@
 use std::sync::atomic::{AtomicUsize as Plain, Ordering::Relaxed};
 
 use loom::thread;
+use loomable::proof::{find_every_mutant, list_is_complete, prove};
 use rocksfmt::{Comparator, SEEK_TYPE, SEQUENCE_MAX, pack};
 
 #[path = "../src/arena.rs"]
@@ -26,8 +27,6 @@ mod list;
 mod memtable;
 #[path = "../src/node.rs"]
 mod node;
-#[path = "../src/sync.rs"]
-mod sync;
 #[path = "../src/writer.rs"]
 mod writer;
 
@@ -44,19 +43,6 @@ const MUTANTS: &[(&str, &str)] = &[
     ("memtable.upper_first", "what_is_in_the_list_is_found_during_an_insertion"),
     ("memtable.link_before_next", "what_is_in_the_list_is_found_during_an_insertion"),
 ];
-
-/// Plays `scenario` through, all of it, and says how many executions that took.
-fn prove(name: &str, scenario: impl Fn() + Sync + Send + 'static) {
-    let executions = std::sync::Arc::new(Plain::new(0));
-    let mut loom = loom::model::Builder::new();
-    loom.max_branches = 10_000;
-    let count = executions.clone();
-    loom.check(move || {
-        count.fetch_add(1, Relaxed);
-        scenario();
-    });
-    println!("proved {name}: {} executions, complete", executions.load(Relaxed));
-}
 
 /// A memtable that has those keys, each given with its height.
 fn memtable(keys: &[(&str, usize)]) -> (Writer, Memtable) {
@@ -119,7 +105,7 @@ fn backward(memtable: &Memtable) -> String {
 /// The first node of the list, at level 0 alone: its only way to the reader is one link.
 #[test]
 fn a_reader_sees_nothing_or_a_whole_node() {
-    prove("a_reader_sees_nothing_or_a_whole_node", || {
+    prove("a_reader_sees_nothing_or_a_whole_node", None, || {
         let (mut writer, table) = memtable(&[]);
         let reader = thread::spawn(move || {
             let before = has(&table, "b");
@@ -134,7 +120,7 @@ fn a_reader_sees_nothing_or_a_whole_node() {
 /// On the upper level a node is met before its link on level 0 was ever looked at.
 #[test]
 fn a_node_met_on_the_upper_level_is_whole() {
-    prove("a_node_met_on_the_upper_level_is_whole", || {
+    prove("a_node_met_on_the_upper_level_is_whole", None, || {
         let (mut writer, table) = memtable(&[]);
         let reader = thread::spawn(move || {
             let mut cursor = Cursor::new();
@@ -150,7 +136,7 @@ fn a_node_met_on_the_upper_level_is_whole() {
 /// A search on its way to a node that was always there passes the place where one is being linked in, on both levels.
 #[test]
 fn what_is_in_the_list_is_found_during_an_insertion() {
-    prove("what_is_in_the_list_is_found_during_an_insertion", || {
+    prove("what_is_in_the_list_is_found_during_an_insertion", None, || {
         let (mut writer, table) = memtable(&[("a", 1), ("c", 1)]);
         let reader = thread::spawn(move || {
             assert!(has(&table, "c"));
@@ -166,7 +152,7 @@ fn what_is_in_the_list_is_found_during_an_insertion() {
 /// Two nodes, one behind the other: who sees the second sees the first, on whichever level he comes.
 #[test]
 fn insertions_become_visible_in_their_order() {
-    prove("insertions_become_visible_in_their_order", || {
+    prove("insertions_become_visible_in_their_order", None, || {
         let (mut writer, table) = memtable(&[("d", 2)]);
         let reader = thread::spawn(move || {
             let second = has(&table, "b");
@@ -180,7 +166,7 @@ fn insertions_become_visible_in_their_order() {
 
 #[test]
 fn a_cursor_goes_forward_during_insertions() {
-    prove("a_cursor_goes_forward_during_insertions", || {
+    prove("a_cursor_goes_forward_during_insertions", None, || {
         let (mut writer, table) = memtable(&[("b", 1), ("d", 2)]);
         let reader = thread::spawn(move || {
             let keys = forward(&table);
@@ -197,7 +183,7 @@ fn a_cursor_goes_forward_during_insertions() {
 /// Each step back is a search, on a list that is another one every time.
 #[test]
 fn a_cursor_goes_backward_during_insertions() {
-    prove("a_cursor_goes_backward_during_insertions", || {
+    prove("a_cursor_goes_backward_during_insertions", None, || {
         let (mut writer, table) = memtable(&[("b", 1), ("d", 2)]);
         let reader = thread::spawn(move || {
             let keys = backward(&table);
@@ -215,7 +201,7 @@ fn a_cursor_goes_backward_during_insertions() {
 /// A seek that lands in front of the place where a node is being linked in, then both ways from there.
 #[test]
 fn a_cursor_turns_around_at_an_insertion() {
-    prove("a_cursor_turns_around_at_an_insertion", || {
+    prove("a_cursor_turns_around_at_an_insertion", None, || {
         let (mut writer, table) = memtable(&[("a", 2), ("c", 1)]);
         let reader = thread::spawn(move || {
             let mut cursor = Cursor::new();
@@ -237,7 +223,7 @@ fn a_cursor_turns_around_at_an_insertion() {
 /// Writer and reader let go at the same time, one of them frees the memory, and a value is read until then.
 #[test]
 fn the_last_handle_frees_the_memory() {
-    prove("the_last_handle_frees_the_memory", || {
+    prove("the_last_handle_frees_the_memory", None, || {
         let (mut writer, table) = memtable(&[("a", 1)]);
         let reader = thread::spawn(move || {
             let value = table.get(b"a", SEQUENCE_MAX).unwrap().value_ref();
@@ -254,56 +240,13 @@ fn the_last_handle_frees_the_memory() {
 
 // ---- mutants ----
 
-/// Each proof must be able to fail: with one site made wrong, the scenario named for it must report it.
 #[test]
 fn every_mutant_is_found() {
-    let program = std::env::current_exe().unwrap();
-    let mut missed = Vec::new();
-    for &(mutant, scenario) in MUTANTS {
-        let output = std::process::Command::new(&program)
-            .args(["--exact", scenario, "--nocapture"])
-            .env("MILLRACE_MUTANT", mutant)
-            .output()
-            .unwrap();
-        let text = [output.stdout, output.stderr].concat();
-        let text = String::from_utf8_lossy(&text);
-        // The scenario must have been there, and must have failed by a finding.
-        let found = !output.status.success()
-            && text.contains("running 1 test")
-            && text.contains("panicked at");
-        println!(
-            "mutant {mutant}: {} by {scenario}: {}",
-            if found { "found" } else { "MISSED" },
-            finding(&text)
-        );
-        if !found {
-            missed.push(mutant);
-        }
-    }
-    println!("mutants: {} of {} found", MUTANTS.len() - missed.len(), MUTANTS.len());
-    assert!(missed.is_empty(), "mutants survive: {missed:?}");
+    find_every_mutant(MUTANTS);
 }
 
-/// The first line of what the first panic said.
-fn finding(text: &str) -> &str {
-    let mut lines = text.lines().skip_while(|line| !line.contains("panicked at"));
-    lines.next();
-    lines.map(str::trim).find(|line| !line.is_empty()).unwrap_or("")
-}
-
-/// No site is without a mutant in the list, and the list names no site that is gone.
 #[test]
 fn the_list_of_mutants_is_complete() {
-    let mut sites = std::collections::BTreeSet::new();
-    for source in [include_str!("../src/node.rs"), include_str!("../src/writer.rs")] {
-        for call in ["mutant(\"", "weaken("] {
-            for (at, _) in source.match_indices(call) {
-                let line = source[at..].lines().next().unwrap();
-                sites.extend(line.split('"').nth(1));
-            }
-        }
-    }
-    let listed: std::collections::BTreeSet<&str> =
-        MUTANTS.iter().map(|(mutant, _)| *mutant).collect();
-    assert_eq!(sites, listed);
+    let sources = [include_str!("../src/node.rs"), include_str!("../src/writer.rs")];
+    list_is_complete(MUTANTS, &sources);
 }

@@ -23,8 +23,8 @@ use crate::driver::host::Cleaner;
 use crate::driver::{IoOp, MetaOp};
 use crate::inbox::Sender;
 use crate::op::{Hold, OpId, Payload};
-use crate::sync::CachePadded;
 use crate::write::{SyncData, WriteAt};
+use loomable::CachePadded;
 
 /// A descriptor of the host, or a number of the simulator's.
 #[derive(Debug)]

@@ -16,7 +16,7 @@
 
 use std::{fmt, mem, ptr};
 
-use crate::sync::{Arc, AtomicPtr, AtomicUsize, CachePadded, Ordering, UnsafeCell, mutant, weaken};
+use loomable::{Arc, AtomicPtr, AtomicUsize, CachePadded, Ordering, UnsafeCell, mutant, weaken};
 
 struct Node<T> {
     value: T,

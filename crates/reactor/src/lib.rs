@@ -33,7 +33,6 @@ pub mod sim;
 pub mod sleep;
 pub mod spsc;
 mod stats;
-mod sync;
 mod task;
 mod timer;
 mod unix;

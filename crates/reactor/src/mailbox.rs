@@ -46,7 +46,7 @@ use std::fmt;
 
 use crate::inbox::{Inbox, Sender, inbox};
 use crate::spsc::{Consumer, Producer, ring};
-use crate::sync::{Arc, AtomicUsize, CachePadded, Ordering, fence_seq_cst, mutant, weaken};
+use loomable::{Arc, AtomicUsize, CachePadded, Ordering, fence_seq_cst, mutant, weaken};
 
 pub use crate::inbox::SendError as PostError;
 
@@ -338,7 +338,7 @@ mod tests {
     use std::rc::Rc;
 
     use super::*;
-    use crate::sync::AtomicBool;
+    use loomable::AtomicBool;
 
     fn turn<T>(owner: &mut Owner<T>, max: usize) -> (Vec<T>, Scheduled) {
         let mut got = Vec::new();

@@ -18,7 +18,7 @@ pub(crate) type Envelope = Box<dyn FnOnce(&Core) + Send>;
 /// Messages that fit between two cores.
 const RING: usize = 256;
 
-/// On lines of its own, as far as [`crate::sync::CachePadded`]: one thread makes all meshes, side
+/// On lines of its own, as far as [`loomable::CachePadded`]: one thread makes all meshes, side
 /// by side, and each core writes to its own in every turn (how far it has seen).
 #[repr(align(128))]
 struct Peer {

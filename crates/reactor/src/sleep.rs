@@ -21,7 +21,7 @@
 //! The flag knows nothing of eventfd or the ring; the driver does. The flag guards whatever the second look covers:
 //! rings from other cores, the core's inbox, a guest's ring.
 
-use crate::sync::{AtomicBool, CachePadded, Ordering, fence_seq_cst, mutant};
+use loomable::{AtomicBool, CachePadded, Ordering, fence_seq_cst, mutant};
 
 /// One per sleeper, shared with everybody who sends to it; see the module.
 #[derive(Debug)]

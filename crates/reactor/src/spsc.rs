@@ -19,7 +19,7 @@
 
 use std::mem::MaybeUninit;
 
-use crate::sync::{Arc, AtomicUsize, CachePadded, Ordering, UnsafeCell, mutant, weaken};
+use loomable::{Arc, AtomicUsize, CachePadded, Ordering, UnsafeCell, mutant, weaken};
 
 /// What both ends share.
 struct Ring<T> {

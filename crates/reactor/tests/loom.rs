@@ -4,12 +4,7 @@
 //! Run by `scripts/loom.sh`; empty in a normal build. The modules are included by path, so that nothing else of the
 //! reactor (io_uring, libc) is compiled under loom.
 //!
-//! A scenario is one test; it prints how many executions loom went through. [`MUTANTS`] lists for each mutation site
-//! (see `sync.rs`) the scenario that must find it; `every_mutant_is_found` starts this program anew for each, as a
-//! failed loom execution cannot always be unwound.
-//!
-//! A preemption bound limits how often a thread is interrupted where it would not have to be. Where a scenario has
-//! one, it is written there; without one the search is complete.
+//! [`MUTANTS`] lists for each mutation site the scenario that must find it (see `loomable`).
 #![cfg(loom)]
 // Stress tests of the modules are compiled out under loom, and not each of their functions has a scenario.
 #![allow(dead_code, reason = "the modules are included whole")]
@@ -25,6 +20,8 @@ use loom::{
     thread,
 };
 
+use loomable::proof::{find_every_mutant, list_is_complete, prove};
+
 #[path = "../src/inbox.rs"]
 mod inbox;
 #[path = "../src/log/lane.rs"]
@@ -35,8 +32,6 @@ mod mailbox;
 mod sleep;
 #[path = "../src/spsc.rs"]
 mod spsc;
-#[path = "../src/sync.rs"]
-mod sync;
 
 use lane::Tickets;
 use mailbox::{Mailbox, Owner, PostError, Scheduled};
@@ -80,24 +75,6 @@ const MUTANTS: &[(&str, &str)] = &[
     ("log.take_relaxed", "log_a_called_ticket_means_written"),
     ("log.newest_relaxed", "log_a_called_ticket_means_written"),
 ];
-
-/// Plays `scenario` through and says how many executions that took.
-fn prove(name: &str, preemption_bound: Option<usize>, scenario: impl Fn() + Sync + Send + 'static) {
-    let executions = std::sync::Arc::new(Plain::new(0));
-    let mut loom = loom::model::Builder::new();
-    // A long run looks one preemption deeper.
-    let deeper = usize::from(std::env::var_os("MILLRACE_LONG").is_some());
-    let preemption_bound = preemption_bound.map(|bound| bound + deeper);
-    loom.preemption_bound = preemption_bound;
-    loom.max_branches = 10_000;
-    let count = executions.clone();
-    loom.check(move || {
-        count.fetch_add(1, Relaxed);
-        scenario();
-    });
-    let bound = preemption_bound.map_or("complete".to_owned(), |n| format!("preemption bound {n}"));
-    println!("proved {name}: {} executions, {bound}", executions.load(Relaxed));
-}
 
 /// A message whose content loom watches: reading it without a happens-before edge from its making is an error. It is
 /// counted while it lives.
@@ -657,62 +634,19 @@ fn log_a_called_ticket_means_written() {
 
 // ---- mutants ----
 
-/// Each proof must be able to fail: with one site made wrong, the scenario named for it must report it.
 #[test]
 fn every_mutant_is_found() {
-    let program = std::env::current_exe().unwrap();
-    let mut missed = Vec::new();
-    for &(mutant, scenario) in MUTANTS {
-        let output = std::process::Command::new(&program)
-            .args(["--exact", scenario, "--nocapture"])
-            .env("MILLRACE_MUTANT", mutant)
-            .output()
-            .unwrap();
-        let text = [output.stdout, output.stderr].concat();
-        let text = String::from_utf8_lossy(&text);
-        // The scenario must have been there, and must have failed by a finding.
-        let found = !output.status.success()
-            && text.contains("running 1 test")
-            && text.contains("panicked at");
-        println!(
-            "mutant {mutant}: {} by {scenario}: {}",
-            if found { "found" } else { "MISSED" },
-            finding(&text)
-        );
-        if !found {
-            missed.push(mutant);
-        }
-    }
-    println!("mutants: {} of {} found", MUTANTS.len() - missed.len(), MUTANTS.len());
-    assert!(missed.is_empty(), "mutants survive: {missed:?}");
+    find_every_mutant(MUTANTS);
 }
 
-/// The first line of what the first panic said.
-fn finding(text: &str) -> &str {
-    let mut lines = text.lines().skip_while(|line| !line.contains("panicked at"));
-    lines.next();
-    lines.map(str::trim).find(|line| !line.is_empty()).unwrap_or("")
-}
-
-/// No site is without a mutant in the list, and the list names no site that is gone.
 #[test]
 fn the_list_of_mutants_is_complete() {
-    let mut sites = std::collections::BTreeSet::new();
-    for source in [
+    let sources = [
         include_str!("../src/spsc.rs"),
         include_str!("../src/sleep.rs"),
         include_str!("../src/inbox.rs"),
         include_str!("../src/mailbox.rs"),
         include_str!("../src/log/lane.rs"),
-    ] {
-        for call in ["mutant(\"", "fence_seq_cst(\"", "weaken("] {
-            for (at, _) in source.match_indices(call) {
-                let line = source[at..].lines().next().unwrap();
-                sites.extend(line.split('"').nth(1));
-            }
-        }
-    }
-    let listed: std::collections::BTreeSet<&str> =
-        MUTANTS.iter().map(|(mutant, _)| *mutant).collect();
-    assert_eq!(sites, listed);
+    ];
+    list_is_complete(MUTANTS, &sources);
 }

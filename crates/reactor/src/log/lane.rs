@@ -12,7 +12,7 @@
 //! What always holds: a line that [`Lane::push`] took arrives once, in the order of the pushes; any other is counted.
 
 use crate::spsc::{Consumer, Producer, ring};
-use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering, UnsafeCell, mutant, weaken};
+use loomable::{Arc, AtomicBool, AtomicU64, Ordering, UnsafeCell, mutant, weaken};
 
 /// What both ends of a lane share beside the ring.
 #[derive(Debug)]
