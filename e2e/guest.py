@@ -29,6 +29,16 @@ def images():
     return DIRECTORY / "vmlinuz", DIRECTORY / "initramfs.gz"
 
 
+def boot_image(path, **words):
+    """A disk from which a guest boots, with its orders."""
+    kernel, _ = images()
+    shutil.copy(kernel.parent / "boot.img", path)
+    orders = " ".join(f"{name}={value}" for name, value in words.items())
+    old = subprocess.run(["mtype", "-i", path, "::syslinux.cfg"], check=True, capture_output=True, text=True).stdout
+    new = old.replace("mode=shell", orders)
+    subprocess.run(["mcopy", "-o", "-i", path, "-", "::syslinux.cfg"], check=True, input=new, text=True)
+
+
 def wait_for(what, condition, timeout=PATIENCE):
     """Waits until a condition gives something, and gives that."""
     end = time.monotonic() + timeout
@@ -71,16 +81,17 @@ class Guest:
 
     `words` are the guest's orders, see e2e/guest/init: mode="load", secs=10, then="stay"...
     `incoming` is a socket for a migration to arrive at; the guest then does what it did where it came from.
+    `boot`: firmware and boot loader find the system on the first disk (`boot_image`); there are no orders then.
     `hugepages` are those of 2 MiB for the guest's memory, `ill` is a disk from which the guest's kernel may get errors.
     """
 
     def __init__(
-        self, directory, disks, *, queues=1, processors=1, memory=256, queue_size=128, incoming=None, hugepages=False, ill=None, **words
+        self, directory, disks, *, queues=1, processors=1, memory=256, queue_size=128, incoming=None, hugepages=False, ill=None, boot=False,
+        **words,
     ):
         self.ill = ill
         self.directory = pathlib.Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
-        kernel, initramfs = images()
         self.console = self.directory / "console"
         self.console.unlink(missing_ok=True)
         control = self.directory / "qmp"
@@ -92,14 +103,16 @@ class Guest:
             "-M", "q35", "-accel", "tcg", "-m", f"{memory}M,slots=2,maxmem=1G", "-smp", str(processors),
             "-nodefaults", "-no-user-config", "-display", "none", "-serial", f"file:{self.console}",
             "-object", f"memory-backend-memfd,id=mem,size={memory}M,share=on{huge}", "-numa", "node,memdev=mem",
-            "-kernel", str(kernel), "-initrd", str(initramfs),
-            "-append", f"console=ttyS0 quiet panic=1 no_timer_check memhp_default_state=online_movable {orders}",
             "-qmp", f"unix:{control},server=on,wait=off",
         ]  # fmt: skip
+        if not boot:
+            kernel, initramfs = images()
+            append = f"console=ttyS0 quiet panic=1 no_timer_check memhp_default_state=online_movable {orders}"
+            command += ["-kernel", str(kernel), "-initrd", str(initramfs), "-append", append]
         for nth, path in enumerate(disks if isinstance(disks, (list, tuple)) else [disks]):
             command += [
                 "-chardev", f"socket,id=c{nth},path={path},reconnect=1",
-                "-device", f"vhost-user-blk-pci,chardev=c{nth},num-queues={queues},queue-size={queue_size}",
+                "-device", f"vhost-user-blk-pci,chardev=c{nth},num-queues={queues},queue-size={queue_size}" + ",bootindex=0" * (boot and not nth),
             ]  # fmt: skip
         if incoming:
             command += ["-incoming", f"unix:{incoming}"]

@@ -185,6 +185,22 @@ def test_killed_while_the_firmware_reads(tmp_path):
         vm.wait_for_end()
 
 
+def test_a_machine_boots_from_its_disk_though_the_node_is_killed_meanwhile(tmp_path):
+    """As the README shows it: nothing but firmware, a boot loader and the disk."""
+    boot, other = tmp_path / "boot.img", image(tmp_path / "other.img")
+    guest.boot_image(boot, mode="load", dev="vdb", secs=2, mib=16)
+    paths = [tmp_path / "a.sock", tmp_path / "b.sock"]
+    specs = [f"name={name} uri=file:{file} socket={path} queues=2" for name, file, path in zip("ab", (boot, other), paths)]
+    with (
+        Disks(tmp_path / "log", *specs) as node,
+        guest.Guest(tmp_path / "vm", paths, queues=2, boot=True) as vm,
+    ):
+        vm.wait_for(r"SYSLINUX")
+        node.restart()
+        vm.wait_for(r"GUEST LOAD OK")
+        vm.wait_for_end()
+
+
 def test_a_node_that_is_stopped_in_good_order_leaves_the_rest_to_the_next(tmp_path):
     with machine(tmp_path, mode="load", secs=6, mib=8) as (node, vm):
         vm.wait_for(r"GUEST TICK ops=[1-9]\d*")

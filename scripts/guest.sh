@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes the guest that the tests of virtual machines boot: Debian's cloud kernel, and an initramfs of busybox and e2e/guest.
 #
-#   scripts/guest.sh [DIR]   leaves DIR/vmlinuz and DIR/initramfs.gz [default: guest in cargo's target directory]
+#   scripts/guest.sh [DIR]   leaves DIR/vmlinuz and DIR/initramfs.gz [default: guest in cargo's target directory], and
+#                            DIR/boot.img, a disk from which a PC boots them and shows a shell on its serial line
 #
 # The kernel's package is downloaded once and not installed. Says what is missing when it cannot.
 set -euo pipefail
@@ -10,7 +11,7 @@ dir=${1:-${CARGO_TARGET_DIR:-$root/target}/guest}
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
 
-for tool in apt-get apt-cache dpkg cc busybox gzip flock; do
+for tool in apt-get apt-cache dpkg cc busybox gzip flock syslinux mcopy; do
   command -v "$tool" >/dev/null || { echo "guest.sh: $tool is missing" >&2; exit 1; }
 done
 exec 9>"$dir/lock"
@@ -51,5 +52,18 @@ if [ ! -f "$dir/initramfs.gz" ] || [ "$stamp" != "$(cat "$dir/stamp" 2>/dev/null
   # busybox's cpio knows the one format that kernels take.
   (cd "$tree" && find . | busybox cpio -o -H newc 2>/dev/null) | gzip -1 >"$dir/initramfs.new"
   mv "$dir/initramfs.new" "$dir/initramfs.gz"
+
+  # One FAT file system without partitions, of which the first block boots. mtools would ask about doubts.
+  boot=$dir/boot.new
+  export MTOOLS_SKIP_CHECK=1
+  rm -f "$boot" && truncate -s 64M "$boot"
+  mformat -i "$boot" -h 255 -s 63 -t 9 ::
+  syslinux --install "$boot"
+  mcopy -i "$boot" "$dir/vmlinuz" ::vmlinuz
+  mcopy -i "$boot" "$dir/initramfs.gz" ::initrd.gz
+  append="console=ttyS0 quiet panic=1 no_timer_check mode=shell"
+  printf 'SERIAL 0\nDEFAULT linux\nLABEL linux\n  KERNEL vmlinuz\n  INITRD initrd.gz\n  APPEND %s\n' "$append" |
+    mcopy -i "$boot" - ::syslinux.cfg
+  mv "$boot" "$dir/boot.img"
   echo "$stamp" >"$dir/stamp"
 fi
