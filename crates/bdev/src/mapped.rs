@@ -11,40 +11,29 @@
 //!   the file system, and may find no room, by signal.
 //! - Between the question and the copy the kernel may take a page back. Then the copy waits for the
 //!   disk, once; that is rare, and the price of asking a page's place in memory and not holding it.
-//! - A handler for `SIGBUS` puts an empty page where the fault was and marks the mapping as broken.
-//!   The copy goes on, its result is thrown away, and this and all later reads are reads of the
-//!   descriptor, which say what is wrong. Faults elsewhere go to whoever handled them before.
+//! - A [`Guard`] puts empty memory where the mapping was if a page cannot be had. The copy goes on, its
+//!   result is thrown away, and this and all later reads are reads of the descriptor, which say what
+//!   is wrong.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence};
+
+use reactor::Guard;
 
 const PAGE: usize = 4096;
 /// Longest read that is copied: some 10 µs of the core's time.
 const COPY_MAX: usize = 64 << 10;
-/// Mappings of a process; more are served by reads of the descriptor.
-const MAPPINGS: usize = 256;
-
-/// The place of a mapping, for the signal handler.
-struct Guard {
-    /// 0: free.
-    start: AtomicUsize,
-    end: AtomicUsize,
-    broken: AtomicBool,
-}
-
-static GUARDS: [Guard; MAPPINGS] = [const {
-    Guard { start: AtomicUsize::new(0), end: AtomicUsize::new(0), broken: AtomicBool::new(false) }
-}; MAPPINGS];
-
-/// What handled the signal before; null until ours is there.
-static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
 
 /// A mapped file.
 pub(crate) struct Mapping {
+    /// It goes before the pages.
+    guard: Guard,
+    pages: Pages,
+}
+
+/// What the system mapped.
+struct Pages {
     base: *mut u8,
     len: usize,
-    guard: &'static Guard,
 }
 
 // SAFETY: the mapping is read through raw pointers only and stays until this is dropped, which
@@ -54,30 +43,24 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `len` bytes of a file; nothing where there is nothing to be won: no place for
-    /// another mapping, or a kernel that does not tell what is in the cache.
+    /// Maps the first `len` bytes of a file; nothing where there is nothing to be won: a kernel that
+    /// does not tell what is in the cache.
     pub fn new(fd: BorrowedFd<'_>, len: u64) -> Option<Mapping> {
         let len = usize::try_from(len).ok().filter(|&len| len > 0)?;
         if !tells(fd) {
             return None;
         }
-        install();
-        let guard = GUARDS.iter().find(|guard| {
-            // 1 is no page: taken, and not yet in use.
-            let free = guard.start.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
-            free.is_ok()
-        })?;
         let (any, access) = (std::ptr::null_mut(), libc::PROT_READ);
         // SAFETY: a new mapping at a place of the kernel's choice.
         let base = unsafe { libc::mmap(any, len, access, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
-            guard.start.store(0, Ordering::Release);
             return None;
         }
-        guard.broken.store(false, Ordering::Relaxed);
-        guard.end.store(base.addr() + len.next_multiple_of(PAGE), Ordering::Relaxed);
-        guard.start.store(base.addr(), Ordering::Release);
-        Some(Mapping { base: base.cast(), len, guard })
+        let pages = Pages { base: base.cast(), len };
+        // SAFETY: all of the mapping, which goes after the guard. It is only copied from, by raw
+        // pointers.
+        let guard = unsafe { Guard::new(pages.base, len.next_multiple_of(PAGE)) };
+        Some(Mapping { guard, pages })
     }
 
     /// Copies a range to the segments. False when somebody has to be asked who may wait; then the
@@ -86,16 +69,16 @@ impl Mapping {
     /// # Safety
     /// The segments are valid for writes, and together `len` bytes long.
     pub unsafe fn read(&self, offset: u64, len: u64, segments: &[libc::iovec]) -> bool {
-        let Some(end) = offset.checked_add(len).filter(|&end| end <= self.len as u64) else {
+        let Some(end) = offset.checked_add(len).filter(|&end| end <= self.pages.len as u64) else {
             return false;
         };
         let first = offset as usize / PAGE;
         let pages = (end as usize).div_ceil(PAGE) - first;
-        if len as usize > COPY_MAX || self.guard.broken.load(Ordering::Relaxed) {
+        if len as usize > COPY_MAX || self.guard.is_lost() {
             return false;
         }
         let mut resident = [0_u8; COPY_MAX / PAGE + 1];
-        let start = self.base.wrapping_add(first * PAGE);
+        let start = self.pages.base.wrapping_add(first * PAGE);
         // SAFETY: the range lies in the mapping, and `resident` has a byte for each of its pages:
         // a range of COPY_MAX bytes meets one page more than it would fill.
         if unsafe { libc::mincore(start.cast(), pages * PAGE, resident.as_mut_ptr()) } != 0
@@ -108,32 +91,19 @@ impl Mapping {
             // SAFETY: `at` and the segment's length stay below `end`, which lies in the mapping; the
             // segment is valid. A page that cannot be had becomes an empty one, by the handler.
             unsafe {
-                let from = self.base.add(at);
+                let from = self.pages.base.add(at);
                 std::ptr::copy_nonoverlapping(from, segment.iov_base.cast(), segment.iov_len);
             }
             at += segment.iov_len;
         }
-        // The handler runs on this thread, amid the copy; or another thread's did, and had marked
-        // the mapping before there was an empty page to be read.
-        compiler_fence(Ordering::SeqCst);
-        fence(Ordering::Acquire);
-        !self.guard.broken.load(Ordering::Relaxed)
-    }
-
-    /// Whether a page could not be had.
-    #[cfg(test)]
-    fn broken(&self) -> bool {
-        self.guard.broken.load(Ordering::Relaxed)
+        !self.guard.is_lost()
     }
 }
 
-impl Drop for Mapping {
+impl Drop for Pages {
     fn drop(&mut self) {
-        // Nobody copies any more, so nobody faults here.
-        self.guard.start.store(1, Ordering::Release);
-        // SAFETY: the mapping made in `new`.
+        // SAFETY: the mapping made in `Mapping::new`, which nobody copies from any more.
         unsafe { libc::munmap(self.base.cast(), self.len) };
-        self.guard.start.store(0, Ordering::Release);
     }
 }
 
@@ -147,67 +117,6 @@ fn tells(fd: BorrowedFd<'_>) -> bool {
         libc::fstat64(fd.as_raw_fd(), &raw mut stat) == 0
             && (libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) & libc::O_ACCMODE == libc::O_RDWR
                 || stat.st_uid == libc::geteuid())
-    }
-}
-
-/// Puts our handler before whatever handles the signal now, once for the process.
-fn install() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: plain C structs for which all zeroes are valid values. The handler only does what
-        // a handler may. What was there before is kept for ever.
-        unsafe {
-            let before: &'static mut libc::sigaction = Box::leak(Box::new(std::mem::zeroed()));
-            let before = &raw mut *before;
-            libc::sigaction(libc::SIGBUS, std::ptr::null(), before);
-            BEFORE.store(before, Ordering::Release);
-            let mut ours: libc::sigaction = std::mem::zeroed();
-            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = handle;
-            ours.sa_sigaction = handler as *const () as usize;
-            ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-            libc::sigemptyset(&raw mut ours.sa_mask);
-            libc::sigaction(libc::SIGBUS, &raw const ours, std::ptr::null_mut());
-        }
-    });
-}
-
-/// Async-signal-safe: atomics and system calls only.
-extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a live structure, which for this signal has an address.
-    let place = unsafe { (*info).si_addr() }.addr();
-    let found = GUARDS.iter().find(|guard| {
-        let start = guard.start.load(Ordering::Acquire);
-        start > 1 && (start..guard.end.load(Ordering::Relaxed)).contains(&place)
-    });
-    if let Some(guard) = found {
-        guard.broken.store(true, Ordering::Release);
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        let page = std::ptr::without_provenance_mut(place / PAGE * PAGE);
-        // SAFETY: the page lies in a mapping of ours, whose owner reads it at this moment and so
-        // keeps it; its bytes are gone anyway.
-        let put = unsafe { libc::mmap(page, PAGE, libc::PROT_READ, flags, -1, 0) };
-        if put != libc::MAP_FAILED {
-            return;
-        }
-    }
-    // SAFETY: stored before our handler was installed, and never changed.
-    let before = unsafe { &*BEFORE.load(Ordering::Acquire) };
-    match before.sa_sigaction {
-        libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: `before` is live. The fault comes again, to nobody of ours.
-            unsafe { libc::sigaction(signal, before, std::ptr::null_mut()) };
-        }
-        handler if before.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: with this flag the field holds such a function.
-            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
-                unsafe { std::mem::transmute(handler) };
-            handler(signal, info, context);
-        }
-        handler => {
-            // SAFETY: without the flag the field holds such a function.
-            let handler: extern "C" fn(i32) = unsafe { std::mem::transmute(handler) };
-            handler(signal);
-        }
     }
 }
 
@@ -264,8 +173,8 @@ mod tests {
         file.set_len(4096).unwrap();
         // As if the file had been cut between the question and the copy.
         // SAFETY: the page lies in the mapping.
-        assert_eq!(unsafe { mapping.base.add(8192).read_volatile() }, 0);
-        assert!(mapping.broken() && !other.broken());
+        assert_eq!(unsafe { mapping.pages.base.add(8192).read_volatile() }, 0);
+        assert!(mapping.guard.is_lost() && !other.guard.is_lost());
         assert!(!read(&mapping, 0, &mut bytes), "it is not used any more");
         assert!(read(&other, 0, &mut bytes[..4096]));
         assert!(!read(&other, 8192, &mut bytes));
