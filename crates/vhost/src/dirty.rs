@@ -24,6 +24,11 @@ impl DirtyLog {
         Ok(DirtyLog { bitmap: Area::map(fd, offset, size)? })
     }
 
+    /// See [`Area::is_lost`].
+    pub fn is_lost(&self) -> bool {
+        self.bitmap.is_lost()
+    }
+
     /// Marks the pages of `len` bytes at a guest-physical address that have been written. Pages beyond the log's end
     /// are left out: the front end did not ask for them.
     pub fn mark(&self, addr: u64, len: u64) {

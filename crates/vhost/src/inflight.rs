@@ -262,6 +262,11 @@ impl SplitInflight {
         Ok(())
     }
 
+    /// See [`Area::is_lost`].
+    pub(crate) fn is_lost(&self) -> bool {
+        self.area.is_lost()
+    }
+
     /// Notes that a head was taken. Heads are to be noted in the order of the available ring.
     #[inline]
     pub(crate) fn mark(&mut self, head: u16) {
@@ -474,6 +479,11 @@ impl PackedInflight {
         chains.sort_unstable_by_key(|&(counter, ref chain)| (counter, chain.entry));
         self.counter = chains.last().map_or(0, |&(counter, _)| counter.wrapping_add(1));
         Ok(chains.into_iter().map(|(_, chain)| chain).collect())
+    }
+
+    /// See [`Area::is_lost`].
+    pub(crate) fn is_lost(&self) -> bool {
+        self.area.is_lost()
     }
 
     /// Both used positions are the same now.

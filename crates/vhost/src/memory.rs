@@ -9,8 +9,10 @@
 //! the old one, so that a core may go on with its own table until it takes the new one. A mapping goes when the last
 //! table and the last area that hold it are gone.
 //!
-//! What it does not do: it does not survive a front end that truncates the file below the size it promised (SIGBUS).
-//! The size is checked when the file is mapped; the guest cannot change it, only the front end can.
+//! The size of a file is checked when it is mapped; the guest cannot change it, but the front end can make it shorter,
+//! and huge pages may run out. Who touches what is not there then meets zeroes ([`reactor::Guard`]), and the mapping is
+//! lost from then on ([`GuestMemory::is_lost`], [`Area::is_lost`]): to be asked whenever [`reactor::losses`] has moved,
+//! before anything is done or said because of what was read or written.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -19,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use libc::iovec;
+use reactor::Guard;
 
 pub use crate::message::RegionInfo;
 
@@ -80,13 +83,21 @@ impl std::error::Error for MemoryError {
 /// A shared mapping of a part of a file.
 #[derive(Debug)]
 struct Mapping {
-    /// What the system mapped; `offset_in_map` bytes in begins what was asked for.
-    map: NonNull<u8>,
-    map_len: usize,
+    /// It goes before the pages.
+    guard: Guard,
+    /// `offset_in_map` bytes in begins what was asked for.
+    pages: Pages,
     offset_in_map: usize,
     len: usize,
     /// Device and inode of the file.
     file: (u64, u64),
+}
+
+/// What the system mapped.
+#[derive(Debug)]
+struct Pages {
+    map: NonNull<u8>,
+    map_len: usize,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread; it is only unmapped in `drop`, by whoever is the last to
@@ -136,12 +147,18 @@ impl Mapping {
         if map == libc::MAP_FAILED {
             return Err(MemoryError::Io(io::Error::last_os_error()));
         }
+        let pages = Pages {
+            map: NonNull::new(map.cast()).ok_or(MemoryError::NotAFile)?,
+            map_len: map_len as usize,
+        };
         // A guest's memory does not belong into a core dump. That it stays there if this fails harms nobody.
         // SAFETY: the range was just mapped, and the advice changes no content.
         unsafe { libc::madvise(map, map_len as usize, libc::MADV_DONTDUMP) };
+        // SAFETY: all of the mapping, in multiples of its file's pages; it goes after the guard, and is never referred to.
+        let guard = unsafe { Guard::new(pages.map.as_ptr(), pages.map_len) };
         Ok(Mapping {
-            map: NonNull::new(map.cast()).ok_or(MemoryError::NotAFile)?,
-            map_len: map_len as usize,
+            guard,
+            pages,
             offset_in_map: offset_in_map as usize,
             len: len as usize,
             file: (stat.st_dev, stat.st_ino),
@@ -150,11 +167,11 @@ impl Mapping {
 
     /// Where what was asked for begins; `len` bytes from here are mapped.
     fn base(&self) -> *mut u8 {
-        self.map.as_ptr().wrapping_add(self.offset_in_map)
+        self.pages.map.as_ptr().wrapping_add(self.offset_in_map)
     }
 }
 
-impl Drop for Mapping {
+impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and whoever could still point into it held it and is gone.
         unsafe { libc::munmap(self.map.as_ptr().cast(), self.map_len) };
@@ -167,7 +184,7 @@ impl Drop for Mapping {
 pub struct Area {
     base: *mut u8,
     len: usize,
-    _keep: Arc<Mapping>,
+    keep: Arc<Mapping>,
 }
 
 // SAFETY: the pointer stays good on any thread while the mapping is held, and is only used for atomic accesses.
@@ -209,12 +226,18 @@ impl Area {
     /// Maps `len` bytes of a file from `offset` on, as an in-flight region or a dirty log is given.
     pub fn map(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Area, MemoryError> {
         let mapping = Arc::new(Mapping::new(fd, offset, len)?);
-        Ok(Area { base: mapping.base(), len: mapping.len, _keep: mapping })
+        Ok(Area { base: mapping.base(), len: mapping.len, keep: mapping })
     }
 
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Whether some of its memory turned out not to be there: what is read may be zeroes that nobody wrote, and what is
+    /// written may go nowhere. Says so of all that this thread did before.
+    pub fn is_lost(&self) -> bool {
+        self.keep.guard.is_lost()
     }
 
     /// Whether it has no bytes.
@@ -227,7 +250,7 @@ impl Area {
         (offset <= self.len && len <= self.len - offset).then(|| Area {
             base: self.base.wrapping_add(offset),
             len,
-            _keep: self._keep.clone(),
+            keep: self.keep.clone(),
         })
     }
 
@@ -307,7 +330,13 @@ impl GuestMemory {
         self.regions.iter().map(|region| &region.info)
     }
 
-    /// The table with exactly these regions. Mappings of regions that were there before, of the same file, are kept.
+    /// As [`Area::is_lost`], of any of the regions.
+    pub fn is_lost(&self) -> bool {
+        self.regions.iter().any(|region| region.mapping.guard.is_lost())
+    }
+
+    /// The table with exactly these regions. Mappings of regions that were there before, of the same file, are kept,
+    /// unless they are lost.
     pub fn replace(
         &self,
         table: &[(RegionInfo, BorrowedFd<'_>)],
@@ -367,7 +396,10 @@ impl GuestMemory {
         }
         let mut mapping = Arc::new(Mapping::new(fd, info.mmap_offset, info.size)?);
         // The same part of the same file is the same memory: keep the mapping that requests under way point into.
-        if let Some(same) = old.iter().find(|r| r.info == info && r.mapping.file == mapping.file) {
+        let same = |r: &&Region| {
+            r.info == info && r.mapping.file == mapping.file && !r.mapping.guard.is_lost()
+        };
+        if let Some(same) = old.iter().find(same) {
             mapping = same.mapping.clone();
         }
         let at = self.regions.partition_point(|r| r.guest_addr < info.guest_addr);
@@ -390,7 +422,7 @@ impl GuestMemory {
         Some(Area {
             base: region.base.wrapping_add(offset as usize),
             len,
-            _keep: region.mapping.clone(),
+            keep: region.mapping.clone(),
         })
     }
 

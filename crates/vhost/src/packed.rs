@@ -403,6 +403,11 @@ impl PackedRing {
         }
     }
 
+    pub(crate) fn is_lost(&self) -> bool {
+        let inflight = self.inflight.as_ref().is_some_and(PackedInflight::is_lost);
+        inflight || [&self.desc, &self.driver, &self.device].into_iter().any(Area::is_lost)
+    }
+
     pub(crate) fn resubmits(&self) -> usize {
         self.resubmits.len()
     }

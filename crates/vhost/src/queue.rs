@@ -13,7 +13,9 @@
 //! more and waits for what is at the device; then nothing here touches the guest's memory again.
 //!
 //! A ring that the guest has made meaningless is broken: its err descriptor says so, it takes
-//! nothing more, and only this ring stands still.
+//! nothing more, and only this ring stands still. So is a ring whose memory the front end has taken
+//! away from under it (`memory.rs`): each turn asks whether any was lost before it submits what it
+//! popped and before it says what was done.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -223,6 +225,10 @@ struct Queue {
     finished: Vec<Finished>,
     /// When each tag's request was popped.
     begun_ns: Box<[u64]>,
+    /// It is broken, and that was said.
+    reported: bool,
+    /// [`reactor::losses`] when it was looked last.
+    losses: usize,
     stats: Arc<QueueStats>,
 }
 
@@ -235,21 +241,26 @@ impl Queue {
                 err.signal();
             }
         };
+        // What is lost from here on shows in the first turn.
+        let losses = reactor::losses();
         let (ring, recovered) =
             Ring::start(&memory, &setup, start.inflight).map_err(|fault| failed(&fault))?;
+        (!memory.is_lost()).then_some(()).ok_or_else(|| failed(&Fault::MemoryLost))?;
         let mut channel = start.device.channel(core).map_err(|error| failed(&error))?;
         channel.hold(Rc::new(memory.clone()));
         if let Some(log) = &start.log {
             ring.log_all(log);
         }
         let (disk, base) = (&*disk_name, ring.base());
+        let packed = matches!(ring, Ring::Packed(_));
         match recovered.resubmits {
-            0 => tracing::debug!(disk, ring = index, base, "a ring runs"),
+            0 => tracing::debug!(disk, ring = index, base, packed, "a ring runs"),
             resubmits => {
                 tracing::info!(
                     disk,
                     ring = index,
                     base,
+                    packed,
                     resubmits,
                     "a ring goes on where it was left"
                 );
@@ -277,6 +288,8 @@ impl Queue {
             done: Vec::with_capacity(TURN),
             finished: Vec::with_capacity(TURN),
             begun_ns: vec![0; usize::from(setup.num)].into(),
+            reported: false,
+            losses,
             stats: start.stats,
         })
     }
@@ -324,6 +337,7 @@ impl Queue {
     /// One turn; true when something was done.
     fn turn(&mut self) -> bool {
         let mut worked = false;
+        self.look_at_memory();
         if self.channel.in_flight() > 0 {
             worked |= self.channel.poll(&mut self.done) > 0;
         }
@@ -336,7 +350,9 @@ impl Queue {
         }
         if self.deferred.is_empty() && self.pops() && self.ring.has_work() {
             worked = true;
-            if let Err(fault) = self.ring.pop(&self.memory, &self.disk, TURN, &mut self.tags) {
+            let popped = self.ring.pop(&self.memory, &self.disk, TURN, &mut self.tags);
+            self.look_at_memory();
+            if let Err(fault) = popped {
                 self.broke(fault);
             }
             let tags = std::mem::take(&mut self.tags);
@@ -397,6 +413,7 @@ impl Queue {
     }
 
     fn give_back(&mut self) {
+        self.look_at_memory();
         let now = match self.done.is_empty() {
             true => 0,
             false => self.core.now_exact_ns(),
@@ -427,8 +444,30 @@ impl Queue {
         }
     }
 
+    /// Breaks the ring if some of its memory is lost. Costs one load while nobody's is.
+    #[inline]
+    fn look_at_memory(&mut self) {
+        if reactor::losses() != self.losses {
+            self.break_if_lost();
+        }
+    }
+
+    #[cold]
+    fn break_if_lost(&mut self) {
+        self.losses = reactor::losses();
+        let log = self.log.as_ref().is_some_and(|log| log.is_lost());
+        if (log || self.memory.is_lost() || self.ring.is_lost()) && !self.reported {
+            self.tags.extend(self.deferred.drain(..));
+            self.ring.break_off(Fault::MemoryLost, &mut self.tags);
+            self.broke(Fault::MemoryLost);
+        }
+    }
+
     #[cold]
     fn broke(&mut self, fault: Fault) {
+        if std::mem::replace(&mut self.reported, true) {
+            return;
+        }
         tracing::warn!(
             disk = &*self.disk_name,
             ring = self.index,
@@ -463,7 +502,10 @@ impl Poller for QueuePoller {
             // A completion of the device wakes the core.
             return true;
         }
-        !queue.polled && queue.ring.arm_kick(queue.log.as_deref())
+        !queue.polled
+            && queue.ring.arm_kick(queue.log.as_deref())
+            // Nobody will kick a ring that is not there.
+            && reactor::losses() == queue.losses
     }
 
     fn disarm(&mut self) {

@@ -70,6 +70,8 @@ pub enum Fault {
     IndirectLength(u32),
     /// An indirect table is not in guest memory.
     IndirectUnmapped(u64),
+    /// Memory that the front end gave is not there any more.
+    MemoryLost,
 }
 
 impl std::fmt::Display for Fault {
@@ -93,6 +95,9 @@ impl std::fmt::Display for Fault {
             Fault::IndirectLength(len) => write!(f, "indirect table of {len} bytes"),
             Fault::IndirectUnmapped(addr) => {
                 write!(f, "indirect table at {addr:#x} is outside guest memory")
+            }
+            Fault::MemoryLost => {
+                write!(f, "the memory is not there: its file is shorter now, or pages have run out")
             }
         }
     }
@@ -276,6 +281,18 @@ impl Ring {
     /// Why the ring is broken, if it is.
     pub fn broken(&self) -> Option<Fault> {
         self.requests().broken
+    }
+
+    /// Whether memory of the ring itself, or its in-flight region, is lost: see [`Area::is_lost`].
+    pub fn is_lost(&self) -> bool {
+        either!(self, ring => ring.is_lost())
+    }
+
+    /// Breaks the ring, if it is not broken already; the requests that `tags` names, popped and not submitted, are
+    /// dropped.
+    pub fn break_off(&mut self, fault: Fault, tags: &mut Vec<u16>) -> Fault {
+        let requests = either!(self, ring => &mut ring.requests);
+        requests.broken.unwrap_or_else(|| requests.break_ring(fault, tags, 0))
     }
 
     /// How many requests were malformed.

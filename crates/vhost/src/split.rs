@@ -344,6 +344,11 @@ impl SplitRing {
         }
     }
 
+    pub(crate) fn is_lost(&self) -> bool {
+        let inflight = self.inflight.as_ref().is_some_and(SplitInflight::is_lost);
+        inflight || [&self.desc, &self.avail, &self.used].into_iter().any(Area::is_lost)
+    }
+
     pub(crate) fn resubmits(&self) -> usize {
         self.resubmits.len()
     }
