@@ -79,15 +79,15 @@ class StorageDaemon:
 class Guest:
     """QEMU with disks at sockets.
 
-    `words` are the guest's orders, see e2e/guest/init: mode="load", secs=10, then="stay"...
+    `packed` offers the guest packed rings. `words` are the guest's orders, see e2e/guest/init: mode="load", secs=10, then="stay"...
     `incoming` is a socket for a migration to arrive at; the guest then does what it did where it came from.
     `boot`: firmware and boot loader find the system on the first disk (`boot_image`); there are no orders then.
     `hugepages` are those of 2 MiB for the guest's memory, `ill` is a disk from which the guest's kernel may get errors.
     """
 
     def __init__(
-        self, directory, disks, *, queues=1, processors=1, memory=256, queue_size=128, incoming=None, hugepages=False, ill=None, boot=False,
-        **words,
+        self, directory, disks, *, queues=1, processors=1, memory=256, queue_size=128, packed=False, incoming=None, hugepages=False, ill=None,
+        boot=False, **words,
     ):
         self.ill = ill
         self.directory = pathlib.Path(directory)
@@ -110,9 +110,10 @@ class Guest:
             append = f"console=ttyS0 quiet panic=1 no_timer_check memhp_default_state=online_movable {orders}"
             command += ["-kernel", str(kernel), "-initrd", str(initramfs), "-append", append]
         for nth, path in enumerate(disks if isinstance(disks, (list, tuple)) else [disks]):
+            more = ",packed=on" * packed + ",bootindex=0" * (boot and not nth)
             command += [
                 "-chardev", f"socket,id=c{nth},path={path},reconnect=1",
-                "-device", f"vhost-user-blk-pci,chardev=c{nth},num-queues={queues},queue-size={queue_size}" + ",bootindex=0" * (boot and not nth),
+                "-device", f"vhost-user-blk-pci,chardev=c{nth},num-queues={queues},queue-size={queue_size}{more}",
             ]  # fmt: skip
         if incoming:
             command += ["-incoming", f"unix:{incoming}"]

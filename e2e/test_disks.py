@@ -134,6 +134,10 @@ def machine(tmp_path, uri=None, name="a", flags=(), **words):
         yield node, vm
 
 
+# QEMU offers a guest packed rings only when it is told to.
+both_forms = pytest.mark.parametrize("packed", [False, True], ids=["split", "packed"])
+
+
 @pytest.mark.parametrize("engine", ["uring", "aio", "mmap", "sync"])
 def test_a_file_system_on_every_engine(tmp_path, engine):
     with machine(tmp_path, f"file:{image(tmp_path / 'disk.img')}?engine={engine}", mode="files") as (_, vm):
@@ -147,8 +151,9 @@ def test_where_io_uring_is_forbidden_a_guest_has_its_disk_too(tmp_path):
         vm.wait_for_end()
 
 
-def test_a_guest_is_paused_reset_and_checks_all(tmp_path):
-    with machine(tmp_path, mode="load", secs=3, mib=16) as (node, vm):
+@both_forms
+def test_a_guest_is_paused_reset_and_checks_all(tmp_path, packed):
+    with machine(tmp_path, packed=packed, mode="load", secs=3, mib=16) as (node, vm):
         vm.wait_for(r"GUEST TICK ops=[1-9]\d*")
         for _ in range(3):
             vm.stop()
@@ -160,11 +165,12 @@ def test_a_guest_is_paused_reset_and_checks_all(tmp_path):
         assert "WARN" not in node.said(), node.said()
 
 
-def test_killed_under_load_nothing_is_lost_and_nothing_done_twice(tmp_path, long):
+@both_forms
+def test_killed_under_load_nothing_is_lost_and_nothing_done_twice(tmp_path, packed, long):
     """Requests complete out of their order, so that only the in-flight region knows which are left."""
     times = 50 if long else 4
     uri = f"delay:all=0ms..20ms|file:{image(tmp_path / 'disk.img')}"
-    with machine(tmp_path, uri, mode="load", secs=8 + 3 * times, mib=16, workers=16) as (node, vm):
+    with machine(tmp_path, uri, packed=packed, mode="load", secs=8 + 3 * times, mib=16, workers=16) as (node, vm):
         for nth in range(times):
             vm.wait_for(r"GUEST TICK ops=[1-9]\d*", times=2 + 2 * nth)
             node.restart()
@@ -174,6 +180,7 @@ def test_killed_under_load_nothing_is_lost_and_nothing_done_twice(tmp_path, long
         vm.wait_for_end()
     resubmitted = [int(word[10:]) for word in node.said().split() if word.startswith("resubmits=")]
     assert sum(resubmitted) > times, "no request was under way when it was killed"
+    assert f"packed={str(packed).lower()} resubmits=" in node.said()
 
 
 def test_killed_while_the_firmware_reads(tmp_path):

@@ -73,7 +73,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The feature bits that go with this disk, those of the transport included; not [`feature::RING_PACKED`].
+    /// The feature bits that go with this disk, those of the transport included.
     ///
     /// FLUSH and CONFIG_WCE are offered for every writable disk, also for one whose writes are durable on return: it
     /// says so with its write cache off. A guest therefore meets the same bits when its disk's policy has changed
@@ -88,6 +88,7 @@ impl Config {
             | INDIRECT_DESC
             | EVENT_IDX
             | VERSION_1
+            | RING_PACKED
             | LOG_ALL
             | PROTOCOL_FEATURES;
         if self.read_only {
@@ -200,7 +201,7 @@ pub(crate) mod tests {
     fn features_follow_the_disk() {
         use feature::*;
         let all = config();
-        assert_eq!(all.features(), 0x1_7400_7e44);
+        assert_eq!(all.features(), 0x5_7400_7e44);
         let bare = Config { discard: None, write_zeroes: None, ..all };
         assert_eq!(all.features() & !bare.features(), DISCARD | WRITE_ZEROES);
         let read_only = Config { read_only: true, ..all };

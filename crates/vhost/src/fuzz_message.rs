@@ -6,7 +6,7 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use crate::config::{Config, RangeLimits, feature};
+use crate::config::{Config, RangeLimits};
 use crate::handover::{DiskState, HandoverError, RingProgress, Role, SessionState};
 use crate::message::{
     DESCRIPTORS_MAX, Framer, HEADER_BYTES, InflightInfo, Message, PAYLOAD_BYTES_MAX, id,
@@ -38,7 +38,7 @@ fn offer(queues: u16) -> Offer {
         write_zeroes: Some(limits),
         write_zeroes_may_unmap: true,
     };
-    let features = config.features() | feature::RING_PACKED;
+    let features = config.features();
     Offer { features, memory_regions_max: 10, ..Offer::new(config) }
 }
 

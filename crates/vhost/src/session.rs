@@ -90,7 +90,7 @@ pub const MEMORY_REGIONS_MAX: u16 = 509;
 /// What a disk offers to the front end that connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Virtio features; [`Config::features`], perhaps with [`feature::RING_PACKED`].
+    /// Virtio features; [`Config::features`].
     pub features: u64,
     /// Protocol features; the ones that are not [`protocol_feature::IMPLEMENTED`] are not offered.
     pub protocol_features: u64,
@@ -101,7 +101,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Everything that goes with this disk; split rings only.
+    /// Everything that goes with this disk.
     pub fn new(config: Config) -> Self {
         Self {
             features: config.features(),

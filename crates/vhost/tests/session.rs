@@ -10,7 +10,7 @@ use vhost::config::{Config, RangeLimits};
 use vhost::message::{Framer, InflightInfo, RegionInfo, Violation};
 use vhost::session::{Action, Offer, Reply, RingState, Session};
 
-const FEATURES: u64 = 0x1_7400_7e44;
+const FEATURES: u64 = 0x5_7400_7e44;
 const PROTOCOL_FEATURES: u64 = 0xb22b;
 /// What SeaBIOS acknowledges: VERSION_1, PROTOCOL_FEATURES, BLK_SIZE, SEG_MAX.
 const BIOS: u64 = 0x1_4000_0044;
@@ -833,8 +833,8 @@ fn bits_that_were_not_offered_are_refused() {
         Err(Violation::NotOffered { request: SET_PROTOCOL_FEATURES, bits: 1 << 14 })
     );
     assert_eq!(
-        peer.try_send(SET_FEATURES, &u64s(&[LINUX | 1 << 34]), 0),
-        Err(Violation::NotOffered { request: SET_FEATURES, bits: 1 << 34 })
+        peer.try_send(SET_FEATURES, &u64s(&[LINUX | 1 << 40]), 0),
+        Err(Violation::NotOffered { request: SET_FEATURES, bits: 1 << 40 })
     );
 }
 
