@@ -108,25 +108,31 @@ impl Bdev {
         let Spec { base, layers } = uri.parse()?;
         if let Some(taken) = &taken {
             let expected = match base {
-                Base::Mem { .. } => return Err(in_memory()),
                 Base::Null { .. } => 0,
-                Base::File { .. } => 1,
+                Base::Mem { .. } | Base::File { .. } => 1,
             };
             if taken.len() != expected {
                 let text = format!("{} descriptors of a device that has {expected}", taken.len());
                 return Err(Error::new(ErrorKind::Unsupported, text));
             }
         }
+        let open = taken.and_then(|mut taken| taken.pop());
         let base = match base {
             Base::Null { size, block } => {
                 Bdev::new(null_geometry(size, block), Device::Null(NullDevice))
             }
             Base::Mem { size, block } => {
-                let mem = MemDevice::new(size)?;
+                let (mem, size) = match open {
+                    None => (MemDevice::new(size)?, size),
+                    Some(open) => MemDevice::take(open)?,
+                };
+                if !size.is_multiple_of(block.into()) {
+                    let text = format!("mem: {size} bytes are no multiple of the block, {block}");
+                    return Err(Error::new(ErrorKind::Unsupported, text));
+                }
                 Bdev::new(mem.geometry(size, block), Device::Mem(mem))
             }
             Base::File { .. } => {
-                let open = taken.and_then(|mut taken| taken.pop());
                 let (file, geometry) = FileDevice::open(core, &base, open).await?;
                 Bdev::new(geometry, Device::File(file))
             }
@@ -200,11 +206,14 @@ impl Bdev {
     /// What another process needs to [`Bdev::take`] the device while this one has it open.
     ///
     /// # Errors
-    /// When it cannot be taken: its contents are in the memory of this process.
+    /// In a simulated world, where files have none.
     pub fn descriptors(&self) -> Result<Vec<BorrowedFd<'_>>, Error> {
         match self.lowest().device() {
-            Device::Mem(_) => Err(in_memory()),
-            Device::File(file) => Ok(file.descriptor().into_iter().collect()),
+            Device::Mem(mem) => Ok(vec![mem.descriptor()]),
+            Device::File(file) => {
+                let none = || Error::new(ErrorKind::Unsupported, "a file without a descriptor");
+                file.descriptor().map(|fd| vec![fd]).ok_or_else(none)
+            }
             _ => Ok(Vec::new()),
         }
     }
@@ -233,10 +242,6 @@ impl Bdev {
     pub(crate) fn device(&self) -> &Device {
         &self.0.device
     }
-}
-
-fn in_memory() -> Error {
-    Error::new(ErrorKind::Unsupported, "mem: what it holds is in the memory of its process")
 }
 
 fn null_geometry(size_bytes: u64, block_size: u32) -> Geometry {

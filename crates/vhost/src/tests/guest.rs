@@ -223,12 +223,20 @@ impl Guest {
         Some(self.free[self.free.len().checked_sub(needed)?])
     }
 
-    /// A read (even) or write (odd) of one sector whose number is `seq`.
+    /// A read (even) or write (odd) of one sector whose number is `seq`. Every third has its data in two pieces, so that
+    /// chains are of different lengths.
     pub(super) fn add(&mut self, seq: u64, indirect: bool) -> bool {
-        let Some(head) = self.next_head(indirect, 3) else { return false };
+        let pieces = if seq % 3 == 2 { 2 } else { 1 };
+        let Some(head) = self.next_head(indirect, 2 + pieces) else { return false };
         let kind = (seq & 1) as u32;
         self.header(head, kind, seq);
-        self.offer(seq, &Guest::parts(head, kind), indirect)
+        let [header, (addr, len, flags), status] = Guest::parts(head, kind);
+        let halves = [(addr, len / 2, flags), (addr + u64::from(len / 2), len / 2, flags)];
+        let parts = match pieces {
+            1 => vec![header, (addr, len, flags), status],
+            _ => vec![header, halves[0], halves[1], status],
+        };
+        self.offer(seq, &parts, indirect)
     }
 
     /// Takes what the device gave back: {seq, head, length}. Whatever a driver would call a broken device panics.

@@ -1,0 +1,77 @@
+//! A device goes to another process, as its descriptors: what was written is there, and the size is what it was last.
+#![cfg(not(loom))]
+
+mod common;
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use bdev::{Bdev, ErrorKind, Kind, Status};
+use common::{Disk, Place, quoted};
+use reactor::Core;
+
+const SIZE: u64 = 1 << 20;
+
+fn on<Fut: Future<Output = ()> + 'static>(
+    name: &str,
+    uri: &'static str,
+    main: fn(Core, String) -> Fut,
+) {
+    Place::Epoll.run(name, SIZE, move |core, path| main(core, uri.replace("FILE", &quoted(&path))));
+}
+
+fn owned(descriptors: Vec<BorrowedFd<'_>>) -> Vec<OwnedFd> {
+    descriptors.into_iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect()
+}
+
+async fn take(core: &Core, from: &Bdev, uri: &str) -> Result<Bdev, bdev::Error> {
+    Bdev::take(core, uri, owned(from.descriptors().unwrap())).await
+}
+
+#[test]
+fn what_was_written_is_there_afterwards() {
+    for uri in
+        ["mem:1M", "mem:1M?block=4K", "file:FILE", "delay:all=1us|error:count=1&chance=0|mem:1M"]
+    {
+        on("written", uri, |core, uri| async move {
+            let disk = Disk::open(&core, &uri).await;
+            assert_eq!(disk.write(4096, &[7; 8192]).await, Status::Ok);
+            assert_eq!(disk.plain(Kind::Discard, 8192, 4096).await, Status::Ok);
+            disk.bdev.resize(&core, 2 * SIZE).await.unwrap();
+            assert_eq!(disk.write(2 * SIZE - 4096, &[9; 4096]).await, Status::Ok);
+            let taken = take(&core, &disk.bdev, &uri).await.unwrap();
+            drop(disk);
+            let disk = Disk::over(&core, &taken);
+            assert_eq!(disk.bdev.size_bytes(), 2 * SIZE, "{uri}");
+            assert_eq!(disk.read(4096, 4096).await.unwrap(), [7; 4096]);
+            assert_eq!(disk.read(8192, 4096).await.unwrap(), [0; 4096]);
+            assert_eq!(disk.read(2 * SIZE - 4096, 4096).await.unwrap(), [9; 4096]);
+            // And once more, smaller.
+            disk.bdev.resize(&core, SIZE / 2).await.unwrap();
+            let taken = take(&core, &disk.bdev, &uri).await.unwrap();
+            assert_eq!(taken.size_bytes(), SIZE / 2);
+            taken.resize(&core, SIZE).await.unwrap();
+            let disk = Disk::over(&core, &taken);
+            assert_eq!(disk.read(SIZE / 2, 4096).await.unwrap(), [0; 4096], "what was cut off");
+            assert_eq!(disk.read(4096, 4096).await.unwrap(), [7; 4096]);
+        });
+    }
+}
+
+#[test]
+fn what_is_no_such_device_is_refused() {
+    on("refused", "file:FILE", |core, uri| async move {
+        let file = Bdev::open(&core, &uri).await.unwrap();
+        let mem = Bdev::open(&core, "mem:1M").await.unwrap();
+        let null = Bdev::open(&core, "null:1M").await.unwrap();
+        for (from, uri) in [(&file, "mem:1M"), (&mem, "null:1M"), (&null, "mem:1M"), (&null, &*uri)]
+        {
+            let error = take(&core, from, uri).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{uri}: {error}");
+        }
+        let blocks = take(&core, &mem, "mem:1M?block=4K").await.unwrap();
+        blocks.resize(&core, 4096).await.unwrap();
+        mem.resize(&core, 512).await.unwrap();
+        let error = take(&core, &mem, "mem:1M?block=4K").await.unwrap_err();
+        assert!(error.to_string().contains("multiple"), "{error}");
+    });
+}
