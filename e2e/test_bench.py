@@ -94,6 +94,23 @@ def test_a_disk_of_our_own(tmp_path):
     assert "no-such-file" in millrace.fail("bench", "vdisk", "--disk", f"file:{tmp_path}/no-such-file", *flags)
 
 
+def test_a_target_that_is_replaced(tmp_path):
+    image = tmp_path / "disk.img"
+    image.touch()
+    os.truncate(image, 64 << 20)
+    flags = ["--disk", f"file:{image}", "--rw", "randrw", "--depth", "8", "--verify"]
+    for how, others in ("--upgrades", ["told_ms"]), ("--restarts", ["ready_ms", "first_ms"]):
+        said = millrace.said_json("bench", "vdisk", *flags, how, "3")
+        assert said["errors"] == 0 and said["verified"] > 50 and said["times"] == 3
+        assert said["reconnects"] == (3 if how == "--restarts" else 0)
+        for figure in ["pause_ms", "alone_ms", *others]:
+            times = said[figure]
+            assert 0 < times["median"] <= times["worst"] and len(times["all"]) == 3, figure
+        assert [figure for figure in ("told_ms", "ready_ms", "first_ms") if (figure in others) != bool(said[figure])] == []
+    assert "depth 1" in millrace.succeed("bench", "vdisk", "--disk", "null:1G", "--depth", "1", "--upgrades", "1")
+    assert "memory of its process" in millrace.fail("bench", "vdisk", "--disk", "mem:1G", "--upgrades", "1")
+
+
 def test_in_words(data):
     said = millrace.succeed("bench", "readrandom", "--data", data, "--cores", "1", "--depth", "8", "--seconds", "1")
     assert "readrandom" in said

@@ -26,5 +26,8 @@ pub use lsm::{Compression, Durability};
 pub use outcome::Outcome;
 pub use peers::{KEYS, PeersPlan, run_peers};
 pub use run::{Plan, run};
-pub use vdisk::{IdleOutcome, IdlePlan, Mix, VdiskOutcome, VdiskPlan, run_idle, run_vdisk};
+pub use vdisk::{
+    IdleOutcome, IdlePlan, Mix, PausesOutcome, PausesPlan, Replacement, VdiskOutcome, VdiskPlan,
+    run_idle, run_pauses, run_vdisk,
+};
 pub use writes::WritePlan;

@@ -684,6 +684,14 @@ pub struct BenchArgs {
     #[arg(long, value_name = "DISKS", requires = "disk", conflicts_with = "socket")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub idle: Option<u16>,
+    /// Upgrade vdisk's target so many times under load, and tell how long requests waited
+    #[arg(long, value_name = "N", requires = "disk", conflicts_with_all = ["socket", "idle"])]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub upgrades: Option<u32>,
+    /// Kill vdisk's target so many times under load and start it again, and tell the same
+    #[arg(long, value_name = "N", requires = "disk", conflicts_with_all = ["socket", "idle", "upgrades"])]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub restarts: Option<u32>,
     /// Print JSON; its shape is described in docs/CLI.md
     #[arg(long)]
     pub json: bool,
@@ -825,6 +833,9 @@ mod tests {
         assert!(parse("millrace bench vdisk --socket s --disk null:1G").is_err());
         assert!(parse("millrace bench vdisk --disk null:1G --idle 32 --queues 2").is_ok());
         assert!(parse("millrace bench vdisk --socket s --idle 32").is_err());
+        assert!(parse("millrace bench vdisk --disk null:1G --upgrades 3 --depth 1").is_ok());
+        assert!(parse("millrace bench vdisk --disk null:1G --upgrades 3 --restarts 3").is_err());
+        assert!(parse("millrace bench vdisk --socket s --restarts 3").is_err());
         assert!(parse("millrace bench vdisk --socket s --bs 1000").is_err());
         assert!(parse("millrace bench readseq --data d --cached").is_err());
         assert!(parse("millrace bench readseq --data d --seconds 0").is_err());

@@ -1,6 +1,8 @@
 //! `millrace bench`.
 
-use bench::{Case, IdlePlan, LocksPlan, PeersPlan, Plan, VdiskPlan, WritePlan};
+use bench::{
+    Case, IdlePlan, LocksPlan, PausesPlan, PeersPlan, Plan, Replacement, VdiskPlan, WritePlan,
+};
 use node::{Machine, place};
 
 use crate::args::BenchArgs;
@@ -90,6 +92,12 @@ fn vdisk(args: BenchArgs) -> Result<(), Failure> {
         target_processor: processors[0],
         front_processor: *processors.get(1).unwrap_or(&processors[0]),
     };
+    let upgrades = args.upgrades.map(|times| (Replacement::Upgrade, times));
+    let restarts = args.restarts.map(|times| (Replacement::Restart, times));
+    if let Some((how, times)) = upgrades.or(restarts) {
+        let outcome = bench::run_pauses(&PausesPlan { load: plan, how, times })?;
+        return print(args.json.then(|| serde_json::to_value(&outcome)), &outcome.text());
+    }
     let outcome = bench::run_vdisk(&plan)?;
     print(args.json.then(|| serde_json::to_value(&outcome)), &outcome.text())
 }

@@ -23,6 +23,7 @@
 mod idle;
 mod outcome;
 mod pattern;
+mod pauses;
 mod target;
 
 use std::collections::VecDeque;
@@ -37,8 +38,9 @@ use node::{Error, Kind};
 use crate::keys::below;
 use crate::measure::histogram;
 pub use idle::{IdlePlan, run_idle};
-pub use outcome::{IdleOutcome, VdiskOutcome};
+pub use outcome::{IdleOutcome, PausesOutcome, VdiskOutcome};
 use pattern::{Ledger, Stamp};
+pub use pauses::{PausesPlan, Replacement, run_pauses};
 use target::Target;
 pub(crate) use target::quoted;
 
@@ -132,6 +134,19 @@ pub struct VdiskPlan {
     pub front_processor: usize,
 }
 
+impl VdiskPlan {
+    fn options(&self) -> DiskOptions {
+        DiskOptions {
+            queues: self.queues,
+            queue_size: self.depth.next_power_of_two().max(256),
+            depth: self.depth,
+            slot_bytes: self.block_size,
+            packed: self.packed,
+            ..DiskOptions::default()
+        }
+    }
+}
+
 /// Measures.
 ///
 /// # Errors
@@ -175,15 +190,7 @@ fn explain(error: frontend::Error) -> Error {
 }
 
 fn drive(plan: &VdiskPlan, socket: &Path) -> Result<VdiskOutcome, Error> {
-    let options = DiskOptions {
-        queues: plan.queues,
-        queue_size: plan.depth.next_power_of_two().max(256),
-        depth: plan.depth,
-        slot_bytes: plan.block_size,
-        packed: plan.packed,
-        ..DiskOptions::default()
-    };
-    let disk = Disk::connect(socket, options).map_err(explain)?;
+    let disk = Disk::connect(socket, plan.options()).map_err(explain)?;
     let pid = disk.session().connection().peer_pid();
     let pid = pid.filter(|pid| *pid as u32 != std::process::id());
     let size_bytes = disk.size_bytes();
@@ -250,13 +257,22 @@ struct Counts {
     operations: u64,
     errors: u64,
     reconnects: u64,
+    /// The longest time without a completion, and when it ended.
     pause_ns: u64,
+    pause_end_ns: u64,
     latency: Histogram<u64>,
 }
 
 impl Default for Counts {
     fn default() -> Counts {
-        Counts { operations: 0, errors: 0, reconnects: 0, pause_ns: 0, latency: histogram() }
+        Counts {
+            operations: 0,
+            errors: 0,
+            reconnects: 0,
+            pause_ns: 0,
+            pause_end_ns: 0,
+            latency: histogram(),
+        }
     }
 }
 
@@ -291,6 +307,8 @@ struct Front<'a> {
     began: Instant,
     /// When something came back last.
     progress_ns: u64,
+    /// When the target was last connected to again.
+    connected: Option<Instant>,
     done: Vec<Completion>,
 }
 
@@ -406,6 +424,7 @@ impl<'a> Front<'a> {
             counts: Counts::default(),
             began: Instant::now(),
             progress_ns: 0,
+            connected: None,
             done: Vec::with_capacity(plan.depth.into()),
         })
     }
@@ -481,7 +500,9 @@ impl<'a> Front<'a> {
         }
         let now_ns = self.began.elapsed().as_nanos() as u64;
         let counts = &mut self.counts;
-        counts.pause_ns = counts.pause_ns.max(now_ns - self.progress_ns);
+        if now_ns - self.progress_ns > counts.pause_ns {
+            (counts.pause_ns, counts.pause_end_ns) = (now_ns - self.progress_ns, now_ns);
+        }
         self.progress_ns = now_ns;
         let (think, sync) = (self.plan.think_us > 0, self.plan.sync);
         for completion in &self.done {
@@ -549,8 +570,12 @@ impl<'a> Front<'a> {
     fn reconnect(&mut self) -> Result<(), Error> {
         let gone = Instant::now();
         loop {
+            let now = Instant::now();
             match self.disk.reconnect(self.socket) {
-                Ok(()) => break,
+                Ok(()) => {
+                    self.connected = Some(now);
+                    break;
+                }
                 Err(error) if gone.elapsed() > ABSENCE => return Err(explain(error)),
                 Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }

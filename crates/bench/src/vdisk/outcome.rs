@@ -132,3 +132,111 @@ impl IdleOutcome {
         )
     }
 }
+
+/// Times of the same kind, in milliseconds.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Pauses {
+    /// The median.
+    pub median: f64,
+    /// The longest.
+    pub worst: f64,
+    /// All, in their order.
+    pub all: Vec<f64>,
+}
+
+impl Pauses {
+    /// Of these times; nothing, if there are none.
+    pub(crate) fn of(all: Vec<f64>) -> Option<Pauses> {
+        let mut sorted = all.clone();
+        sorted.sort_by(f64::total_cmp);
+        let (median, worst) = (*sorted.get(sorted.len() / 2)?, *sorted.last()?);
+        Some(Pauses { median, worst, all })
+    }
+}
+
+/// How long requests waited when a disk's target was replaced. As JSON its fields are the keys;
+/// names stay, new ones may come.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct PausesOutcome {
+    /// The case.
+    pub name: &'static str,
+    /// The disk that was served.
+    pub disk: String,
+    /// What was done: randread, randwrite, randrw, read or write.
+    pub rw: &'static str,
+    /// How often the target was replaced.
+    pub times: u32,
+    /// The longest time without a completion around each replacement.
+    pub pause_ms: Option<Pauses>,
+    /// The same in windows in which nothing was replaced: what the machine does by itself.
+    pub alone_ms: Option<Pauses>,
+    /// How long the disks were at rest, as the upgraded nodes told; null for restarts.
+    pub told_ms: Option<Pauses>,
+    /// From the start of the new process until it took the connection; null for upgrades.
+    pub ready_ms: Option<Pauses>,
+    /// From that connection to the first completion; null for upgrades.
+    pub first_ms: Option<Pauses>,
+    /// Requests that the target answered with a failure.
+    pub errors: u64,
+    /// How often the front end connected anew.
+    pub reconnects: u64,
+    /// Blocks whose data was checked; null without that.
+    pub verified: Option<u64>,
+    /// Queues.
+    pub queues: u16,
+    /// Requests in flight on each.
+    pub depth: u16,
+    /// Bytes of a request.
+    pub block_size: u32,
+    /// Whether the rings are packed.
+    pub packed: bool,
+    /// This program's version.
+    pub millrace: &'static str,
+}
+
+impl PausesOutcome {
+    /// The result in a few lines for people.
+    pub fn text(&self) -> String {
+        let mut out = format!("{}: {} times\n", self.name, self.times);
+        let lines = [
+            ("longest wait of the guest", &self.pause_ms),
+            ("the same with nothing replaced", &self.alone_ms),
+            ("disks at rest, as the node told", &self.told_ms),
+            ("from the start to the connection", &self.ready_ms),
+            ("from there to the first completion", &self.first_ms),
+        ];
+        for (what, times) in lines {
+            if let Some(Pauses { median, worst, .. }) = times {
+                let _ = writeln!(out, "{what}: median {median:.2} ms, worst {worst:.2} ms");
+            }
+        }
+        if let Some(verified) = self.verified {
+            let _ = writeln!(out, "data: {verified} blocks were as written");
+        }
+        let _ = write!(
+            out,
+            "{} failed, {} {} queue{} of depth {}, {} of {} B, {}",
+            self.errors,
+            self.queues,
+            if self.packed { "packed" } else { "split" },
+            if self.queues == 1 { "" } else { "s" },
+            self.depth,
+            self.rw,
+            self.block_size,
+            self.disk
+        );
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_a_median_and_a_worst() {
+        assert!(Pauses::of(Vec::new()).is_none());
+        let times = Pauses::of(vec![3.0, 1.0, 2.0]).unwrap();
+        assert_eq!((times.median, times.worst, times.all), (2.0, 3.0, vec![3.0, 1.0, 2.0]));
+    }
+}

@@ -6,8 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
 use node::{Error, Kind};
 
 /// Memory of the node; disks need little of it.
@@ -21,7 +23,10 @@ const LOOK: Duration = Duration::from_millis(10);
 /// A node that serves disks at sockets until this is dropped.
 #[derive(Debug)]
 pub struct Target {
+    command: Command,
     child: Child,
+    /// The process that serves: the child, or a successor of it.
+    pid: u32,
     /// For the sockets; removed with this.
     dir: PathBuf,
     sockets: Vec<PathBuf>,
@@ -55,15 +60,72 @@ impl Target {
             sockets.push(socket);
         }
         let log = File::create(dir.join(LOG)).map_err(|error| system("making a file", error))?;
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .map_err(|error| system("starting a node", error))?;
-        let mut target = Target { child, dir, sockets };
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child = command.spawn().map_err(|error| system("starting a node", error))?;
+        let pid = child.id();
+        let mut target = Target { command, child, pid, dir, sockets };
         target.wait_until_it_listens()?;
         Ok(target)
+    }
+
+    /// Kills the process and starts another one at once; says when that was.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn restart(&mut self) -> Result<Instant, Error> {
+        self.kill();
+        let started = Instant::now();
+        self.child = self
+            .command
+            .spawn()
+            .map_err(|error| Error::new(Kind::System, format!("starting a node: {error}")))?;
+        self.pid = self.child.id();
+        Ok(started)
+    }
+
+    /// Has the process hand over to a successor, and comes back when it says that it has.
+    ///
+    /// # Errors
+    /// When it has not in time, with the reason if it says one.
+    pub fn upgrade(&mut self, patience: Duration) -> Result<(), Error> {
+        let earlier = self.said().len();
+        let pid = Pid::from_raw(self.pid.cast_signed());
+        signal::kill(pid, Signal::SIGUSR2)
+            .map_err(|error| Error::new(Kind::System, format!("signalling the node: {error}")))?;
+        let since = Instant::now();
+        let what = loop {
+            let said = self.said();
+            let new = said.get(earlier..).unwrap_or_default();
+            if let Some(pid) = numbers(new, "successor=").next() {
+                self.pid = pid as u32;
+                return Ok(());
+            }
+            if let Some(line) = new.lines().find(|line| line.contains("no upgrade")) {
+                break line.to_owned();
+            }
+            if since.elapsed() > patience {
+                break "the node hands nothing over".to_owned();
+            }
+            std::thread::sleep(LOOK);
+        };
+        Err(Error::new(Kind::System, what))
+    }
+
+    /// How long the disks were nobody's at each handing over, as the nodes themselves told.
+    pub fn told_pauses_ms(&self) -> Vec<f64> {
+        numbers(&self.said(), "pause_us=").map(|us| us as f64 / 1000.0).collect()
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(self.dir.join(LOG)).unwrap_or_default()
+    }
+
+    fn kill(&mut self) {
+        if self.pid != self.child.id() {
+            let _ = signal::kill(Pid::from_raw(self.pid.cast_signed()), Signal::SIGKILL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 
     fn wait_until_it_listens(&mut self) -> Result<(), Error> {
@@ -72,7 +134,7 @@ impl Target {
                 return Ok(());
             }
             if let Ok(Some(status)) = self.child.try_wait() {
-                let said = std::fs::read_to_string(self.dir.join(LOG)).unwrap_or_default();
+                let said = self.said();
                 let complaint = |line: &str| {
                     let said = line.strip_prefix("millrace: ").or(line.strip_prefix("error: "));
                     said.map(str::to_owned)
@@ -95,10 +157,17 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
         let _ = std::fs::remove_dir_all(&self.dir);
     }
+}
+
+/// The numbers that follow a key.
+fn numbers<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = u64> + 'a {
+    text.split(key).skip(1).filter_map(|rest| {
+        let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        rest[..end].parse().ok()
+    })
 }
 
 /// A path as a disk's description and a URI take it.
@@ -114,6 +183,12 @@ pub(crate) fn quoted(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_are_found_by_their_key() {
+        let text = "INFO a pause_us=12 disks=1\nINFO pause_us=3\nINFO pause_us=many pause_us=9";
+        assert_eq!(numbers(text, "pause_us=").collect::<Vec<_>>(), [12, 3, 9]);
+    }
 
     #[test]
     fn a_path_is_quoted_for_a_uri() {
