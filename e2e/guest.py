@@ -199,15 +199,28 @@ class Guest:
         """running, paused, postmigrate..."""
         return self.qmp.do("query-status")["status"]
 
-    def migrate(self, path, downtime_ms=500):
+    def migrate(self, path):
         """Moves it to the QEMU that waits at a socket; gives QEMU's report when that is done."""
-        limits = {"max-bandwidth": 1_000_000_000, "downtime-limit": downtime_ms}
-        self.qmp.do("migrate-set-parameters", **limits)
+        self.begin_migration(path, bandwidth=1_000_000_000)
+        return self.end_migration()
+
+    def begin_migration(self, path, bandwidth):
+        """Begins to send its memory, so many bytes a second."""
+        self.qmp.do("migrate-set-parameters", **{"max-bandwidth": bandwidth, "downtime-limit": 500})
         self.qmp.do("migrate", uri=f"unix:{path}")
 
+    def migration(self):
+        """How far that is."""
+        report = self.qmp.do("query-migrate")
+        assert report.get("status") not in ("failed", "cancelled"), report
+        return report
+
+    def end_migration(self):
+        """Sends what is left as fast as it can, and waits until the guest has moved."""
+        self.qmp.do("migrate-set-parameters", **{"max-bandwidth": 1_000_000_000})
+
         def ended():
-            report = self.qmp.do("query-migrate")
-            assert report.get("status") not in ("failed", "cancelled"), report
+            report = self.migration()
             return report if report.get("status") == "completed" else None
 
         return wait_for("the migration", ended)

@@ -1,5 +1,6 @@
 """What may happen to a virtual machine while its disks are ours: each with a real guest, which checks what it reads."""
 
+import contextlib
 import hashlib
 import os
 import pathlib
@@ -8,7 +9,7 @@ import random
 import guest
 import pytest
 from test_admin import Node
-from test_disks import image, machine
+from test_disks import Disks, image, machine
 
 TICK = r"GUEST TICK ops=[1-9]\d*"
 
@@ -191,3 +192,32 @@ def test_queues_of_one_disk_on_one_core_and_on_several(tmp_path, cores):
         vm.wait_for(r"GUEST LOAD OK")
         vm.wait_for_end()
         assert "resubmits=" in node.said()
+
+
+def test_killed_while_a_machine_that_is_to_move_sends_its_memory(tmp_path):
+    """What it writes meanwhile goes into the log of what is dirty, before the kill and after it."""
+    shared = image(tmp_path / "disk.img")
+    words = dict(queues=2, processors=2, mode="load", secs=12, mib=16, workers=16)
+    with contextlib.ExitStack() as stack:
+        here, there = (
+            stack.enter_context(
+                Disks(
+                    tmp_path / f"{name}.log",
+                    f"name={name} uri=delay:all=0ms..5ms|file:{shared}?lock=off socket={tmp_path / name}.sock queues=4",
+                )
+            )
+            for name in "ab"
+        )
+        vm = stack.enter_context(guest.Guest(tmp_path / "vm-a", here.sockets[0], **words))
+        moved = stack.enter_context(guest.Guest(tmp_path / "vm-b", there.sockets[0], incoming=tmp_path / "arrives", **words))
+        vm.wait_for(TICK, times=2)
+        vm.begin_migration(tmp_path / "arrives", bandwidth=4_000_000)
+        guest.wait_for("memory on its way", lambda: vm.migration().get("ram", {}).get("transferred", 0) > 4_000_000)
+        here.restart_connected(0)
+        assert vm.migration()["status"] == "active"
+        vm.wait_for(TICK, times=vm.text().count("GUEST TICK") + 1)
+        vm.end_migration()
+        vm.quit()
+        moved.wait_for(r"GUEST LOAD OK")
+        moved.wait_for_end()
+        assert "resubmits=" in here.said()
