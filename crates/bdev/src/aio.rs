@@ -23,7 +23,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use reactor::{Class, Core, FileIo, SharedFile};
+use reactor::{Class, Core, FileDone, FileIo, SharedFile};
 
 /// Operations in the kernel at once; more wait here. Contexts share 65536 of these, by default.
 const DEPTH: usize = 256;
@@ -90,15 +90,24 @@ struct Slot {
     io: FileIo,
     segments: Vec<libc::iovec>,
     tag: u64,
+    context: u32,
     keep: Option<Rc<dyn Any>>,
 }
 
 /// How an operation ended.
 pub(crate) enum Ended {
-    /// With this error number, or 0.
-    With(u64, i32),
+    /// With an error number, or 0.
+    With(FileDone),
     /// Before its end: it is to be done again.
-    Short { tag: u64, slot: u32 },
+    Short { slot: u32 },
+}
+
+/// What is to be done again, as it was staged.
+pub(crate) struct Again<'a> {
+    pub io: FileIo,
+    pub segments: &'a [libc::iovec],
+    pub tag: u64,
+    pub context: u32,
 }
 
 /// One core's context.
@@ -128,6 +137,7 @@ impl Aio {
             io: FileIo::SyncData,
             segments: Vec::with_capacity(SEGMENTS),
             tag: 0,
+            context: 0,
             keep: None,
         };
         let aio = Aio {
@@ -165,6 +175,7 @@ impl Aio {
         io: FileIo,
         segments: &[libc::iovec],
         tag: u64,
+        context: u32,
         keep: Option<&Rc<dyn Any>>,
     ) -> bool {
         let (opcode, offset, flags) = match io {
@@ -178,7 +189,7 @@ impl Aio {
         let slot = &mut self.slots[at as usize];
         slot.segments.clear();
         slot.segments.extend_from_slice(segments);
-        (slot.io, slot.tag) = (io, tag);
+        (slot.io, slot.tag, slot.context) = (io, tag, context);
         slot.keep = keep.cloned();
         slot.iocb = Iocb {
             data: at.into(),
@@ -201,7 +212,7 @@ impl Aio {
     }
 
     /// Submits what is gathered, as far as there is room. What the kernel refuses has ended.
-    pub fn submit(&mut self, mut ended: impl FnMut(Ended)) {
+    pub fn submit(&mut self, mut ended: impl FnMut(FileDone)) {
         while !self.staged.is_empty() && self.in_kernel < DEPTH {
             let mut batch = [std::ptr::null_mut::<Iocb>(); BATCH];
             let n = self.staged.len().min(BATCH).min(DEPTH - self.in_kernel);
@@ -228,7 +239,7 @@ impl Aio {
                 }
                 error => {
                     let at = self.staged.remove(0);
-                    ended(Ended::With(self.release(at), error.unwrap_or(libc::EIO)));
+                    ended(self.end(at, error.unwrap_or(libc::EIO)));
                 }
             }
         }
@@ -259,20 +270,18 @@ impl Aio {
             self.in_kernel -= 1;
             let len: usize = slot.segments.iter().map(|segment| segment.iov_len).sum();
             ended(match event.res {
-                res if res == len as i64 => Ended::With(self.release(at), 0),
-                res if res >= 0 || res == i64::from(-libc::EINTR) => {
-                    Ended::Short { tag: slot.tag, slot: at }
-                }
-                res => Ended::With(self.release(at), (-res) as i32),
+                res if res == len as i64 => Ended::With(self.end(at, 0)),
+                res if res >= 0 || res == i64::from(-libc::EINTR) => Ended::Short { slot: at },
+                res => Ended::With(self.end(at, (-res) as i32)),
             });
         }
         self.ring().head.store(head, Ordering::Release);
     }
 
-    /// What an operation was that is to be done again, and its segments.
-    pub fn again(&self, slot: u32) -> (FileIo, &[libc::iovec]) {
-        let slot = &self.slots[slot as usize];
-        (slot.io, &slot.segments)
+    /// An operation that is to be done again.
+    pub fn again(&self, slot: u32) -> Again<'_> {
+        let Slot { io, segments, tag, context, .. } = &self.slots[slot as usize];
+        Again { io: *io, segments, tag: *tag, context: *context }
     }
 
     /// What holds the memory of an operation.
@@ -280,12 +289,17 @@ impl Aio {
         self.slots[slot as usize].keep.clone()
     }
 
-    /// A slot is no longer needed; its tag.
-    pub fn release(&mut self, at: u32) -> u64 {
-        let slot = &mut self.slots[at as usize];
-        slot.keep = None;
+    /// A slot is no longer needed.
+    pub fn release(&mut self, at: u32) {
+        self.slots[at as usize].keep = None;
         self.free.push(at);
-        slot.tag
+    }
+
+    /// An operation has ended with this error number, or 0.
+    fn end(&mut self, at: u32, errno: i32) -> FileDone {
+        self.release(at);
+        let Slot { tag, context, .. } = self.slots[at as usize];
+        FileDone { tag, context, errno }
     }
 
     /// Waits until the kernel is done with everything.
@@ -294,7 +308,7 @@ impl Aio {
             self.core.sleep_ns(DRAIN_NS).await;
             let mut again = Vec::new();
             self.take(|ended| {
-                if let Ended::Short { slot, .. } = ended {
+                if let Ended::Short { slot } = ended {
                     again.push(slot);
                 }
             });

@@ -6,11 +6,11 @@
 //! - memory that is not aligned as direct I/O wants it goes through a buffer of the core's pool,
 //!   piece by piece ([`PIECE`]). A core whose pool is used up lets such requests wait;
 //! - zeroes: the room is given back, or the range zeroed by one call, or zeroes are written,
-//!   whatever the file can, in this order;
-//! - what must be durable when it completes, and is not by its own call, ends with a sync.
+//!   whatever the file can, in this order.
 //!
-//! A write that must be durable (`write=through`, or a guest without a write cache) is one call
-//! with `RWF_DSYNC`: one flush for that write, or none where the disk has FUA.
+//! What must be durable when it completes (`write=through`, or a guest without a write cache) is
+//! done and then flushed. One flush is under way at a time; it covers everything that was done
+//! before it was submitted, and its outcome is theirs. What is done meanwhile waits for the next.
 //!
 //! A failed flush poisons the file: every later write and flush fails, on all cores, until the
 //! device is opened again, since nobody knows what the kernel has dropped.
@@ -24,11 +24,12 @@ use std::rc::Rc;
 
 use reactor::{Core, FileDone, FileIo, FileQueue, Image, ImageOpening, Mode, SEGMENTS_MAX};
 
-use crate::aio::{Aio, Ended};
+use crate::aio::{Again, Aio, Ended};
 use crate::channel::{Done, Io, Kind, QUEUE_DEPTH, Status};
 use crate::device::{Geometry, SEGMENTS};
 use crate::error::{Error, ErrorKind};
 use crate::mapped::Mapping;
+use crate::mutant;
 use crate::uri::{Base, Engine};
 
 /// What goes through one buffer at a time, and is written of zeroes at a time, in bytes.
@@ -165,8 +166,12 @@ pub(crate) struct FileChannel {
     waiting: VecDeque<u32>,
     buffers: usize,
     bounced: u64,
-    /// What Linux AIO has left undone: tag and slot. Empty between calls.
-    again: Vec<(u64, u32)>,
+    /// Slots of what Linux AIO has left undone. Empty between calls.
+    again: Vec<u32>,
+    /// Tags of what is done and waits for a flush to make it durable.
+    undurable: Vec<u64>,
+    /// Tags of what the flush under way covers; there is none when this is empty.
+    covered: Vec<u64>,
 }
 
 /// A request of several steps.
@@ -202,8 +207,6 @@ enum Step {
     Zero,
     /// Writing a piece of zeroes.
     WriteZeroes,
-    /// Making durable what is done.
-    Sync,
 }
 
 /// A buffer that an operation under way holds as well. Only the kernel and `copy` touch its bytes.
@@ -213,8 +216,12 @@ struct Bounce {
     buf: Rc<dyn Any>,
 }
 
-/// A completion of a request that is one operation; a job's is its number and one.
+/// Contexts of operations; a job's is its number and one. This is a request that is one operation.
 const WHOLE: u32 = 0;
+/// The same of a request that is not durable by that.
+const THROUGH: u32 = u32::MAX;
+/// The flush that makes such requests durable.
+const GROUP: u32 = u32::MAX - 1;
 
 impl FileChannel {
     pub fn new(device: &FileDevice, core: &Core) -> Result<FileChannel, Error> {
@@ -245,6 +252,8 @@ impl FileChannel {
             buffers: 0,
             bounced: 0,
             again: Vec::new(),
+            undurable: Vec::with_capacity(QUEUE_DEPTH),
+            covered: Vec::with_capacity(QUEUE_DEPTH),
         })
     }
 
@@ -270,7 +279,7 @@ impl FileChannel {
         let offset = io.offset;
         let whole = match io.kind {
             Kind::Read if self.aligned(io.segments) => FileIo::Read { offset },
-            Kind::Write if self.aligned(io.segments) => FileIo::Write { offset, durable: through },
+            Kind::Write if self.aligned(io.segments) => FileIo::Write { offset, durable: false },
             // What is durable when it completes leaves nothing to flush.
             Kind::Flush if self.through => {
                 done.push(Done { tag: io.tag, status: Status::Ok });
@@ -287,12 +296,13 @@ impl FileChannel {
             done.push(Done { tag: io.tag, status: Status::Ok });
             return;
         }
+        let context = if through && io.kind == Kind::Write { THROUGH } else { WHOLE };
         // SAFETY: the segments are valid by this function's contract.
-        if self.aio.is_some() && unsafe { self.stage_aio(device, whole, io, done) } {
+        if self.aio.is_some() && unsafe { self.stage_aio(device, whole, io, context, done) } {
             return;
         }
         // SAFETY: as above.
-        let submitted = unsafe { self.queue.submit(whole, io.segments, io.tag, WHOLE) };
+        let submitted = unsafe { self.queue.submit(whole, io.segments, io.tag, context) };
         if submitted.is_err() {
             // Cannot be: the queue has room for as many as the channel, each with one operation.
             done.push(Done { tag: io.tag, status: Status::IoError });
@@ -308,6 +318,7 @@ impl FileChannel {
         device: &FileDevice,
         whole: FileIo,
         io: &Io<'_>,
+        context: u32,
         done: &mut Vec<Done>,
     ) -> bool {
         let Some(aio) = &mut self.aio else { return false };
@@ -316,9 +327,10 @@ impl FileChannel {
             return false;
         }
         // SAFETY: by this function's contract.
-        let staged = unsafe { aio.stage(whole, io.segments, io.tag, self.keep.as_ref()) };
+        let staged = unsafe { aio.stage(whole, io.segments, io.tag, context, self.keep.as_ref()) };
         if staged && aio.is_batch() {
-            aio.submit(|ended| done.extend(finished(&ended)));
+            let undurable = &mut self.undurable;
+            aio.submit(|ended| end(ended, undurable, done));
         }
         staged
     }
@@ -327,17 +339,17 @@ impl FileChannel {
     fn poll_aio(&mut self, done: &mut Vec<Done>) {
         let Some(aio) = &mut self.aio else { return };
         let mut short = None;
-        let again = &mut self.again;
+        let (again, undurable) = (&mut self.again, &mut self.undurable);
         aio.take(|ended| match ended {
-            Ended::With(..) => done.extend(finished(&ended)),
-            Ended::Short { tag, slot } => again.push((tag, slot)),
+            Ended::With(ended) => end(ended, undurable, done),
+            Ended::Short { slot } => again.push(slot),
         });
-        while let Some((tag, slot)) = again.pop() {
-            let (io, segments) = aio.again(slot);
+        while let Some(slot) = again.pop() {
+            let Again { io, segments, tag, context } = aio.again(slot);
             self.queue.hold(aio.keep(slot));
             // SAFETY: the request's tag has not come back, so its segments are valid, and the
             // operation holds what the first try held.
-            if unsafe { self.queue.submit(io, segments, tag, WHOLE) }.is_err() {
+            if unsafe { self.queue.submit(io, segments, tag, context) }.is_err() {
                 short = Some(tag);
             }
             self.queue.hold(self.keep.clone());
@@ -345,7 +357,7 @@ impl FileChannel {
         }
         // Cannot be: see `submit`.
         done.extend(short.map(|tag| Done { tag, status: Status::IoError }));
-        aio.submit(|ended| done.extend(finished(&ended)));
+        aio.submit(|ended| end(ended, undurable, done));
     }
 
     #[inline]
@@ -362,9 +374,9 @@ impl FileChannel {
     #[cold]
     fn start(&mut self, io: &Io<'_>, through: bool, done: &mut Vec<Done>) {
         let (step, bounces) = match io.kind {
+            Kind::Flush => unreachable!("a flush is one operation"),
             Kind::Read => (Step::Read, true),
             Kind::Write => (Step::Write, true),
-            Kind::Flush => (Step::Sync, false),
             Kind::Discard if !self.punch_hole => {
                 done.push(Done { tag: io.tag, status: Status::Unsupported });
                 return;
@@ -379,7 +391,8 @@ impl FileChannel {
             (self.jobs.len() - 1) as u32
         });
         let job = &mut self.jobs[number as usize];
-        (job.tag, job.step, job.through) = (io.tag, step, through);
+        (job.tag, job.step) = (io.tag, step);
+        job.through = through && io.kind != Kind::Read;
         (job.offset, job.len, job.at) = (io.offset, io.len, 0);
         job.segments.clear();
         job.segments.extend_from_slice(io.segments);
@@ -421,7 +434,6 @@ impl FileChannel {
     fn go_on(&mut self, number: u32, done: &mut Vec<Done>) {
         let job = &self.jobs[number as usize];
         let (offset, len) = (job.offset + job.at, (job.len - job.at).min(PIECE as u64) as usize);
-        let durable = job.through;
         let mut pieces = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 4];
         let (io, segments) = match job.step {
             Step::Read | Step::Write => {
@@ -437,7 +449,7 @@ impl FileChannel {
                 pieces[0] = libc::iovec { iov_base: bounce.ptr.cast(), iov_len: len };
                 let io = match job.step {
                     Step::Read => FileIo::Read { offset },
-                    _ => FileIo::Write { offset, durable },
+                    _ => FileIo::Write { offset, durable: false },
                 };
                 (io, 1)
             }
@@ -451,13 +463,13 @@ impl FileChannel {
                     n += usize::from(take > 0);
                     left -= take;
                 }
-                (FileIo::Write { offset, durable }, n)
+                (FileIo::Write { offset, durable: false }, n)
             }
             Step::Discard | Step::Punch => {
                 (FileIo::PunchHole { offset: job.offset, len: job.len }, 0)
             }
             Step::Zero => (FileIo::ZeroRange { offset: job.offset, len: job.len }, 0),
-            Step::Sync | Step::Free => (FileIo::SyncData, 0),
+            Step::Free => unreachable!("a job that goes on has a step"),
         };
         // SAFETY: the memory is the job's buffer, which the operation holds, or static and only
         // read. The queue gives this job's earlier operation back before it takes this one.
@@ -491,9 +503,6 @@ impl FileChannel {
             }
             (Step::Punch, Status::Unsupported) if self.zero_range => Some(Step::Zero),
             (Step::Punch | Step::Zero, Status::Unsupported) => Some(Step::WriteZeroes),
-            (Step::Punch | Step::Zero | Step::Discard, Status::Ok) if job.through => {
-                Some(Step::Sync)
-            }
             _ => None,
         };
         match next {
@@ -507,7 +516,11 @@ impl FileChannel {
 
     fn finish(&mut self, number: u32, status: Status, done: &mut Vec<Done>) {
         let job = &mut self.jobs[number as usize];
-        done.push(Done { tag: job.tag, status });
+        let tag = job.tag;
+        match status {
+            Status::Ok if job.through && !mutant::acknowledges_early() => self.undurable.push(tag),
+            status => done.push(Done { tag, status }),
+        }
         job.step = Step::Free;
         self.buffers -= usize::from(job.buffer.take().is_some());
         self.free.push(number);
@@ -524,21 +537,39 @@ impl FileChannel {
         if !self.waiting.is_empty() {
             self.find_buffers(done);
         }
+        if !self.undurable.is_empty() && self.covered.is_empty() {
+            self.flush_group(done);
+        }
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
         let mut jobs = false;
-        let all = &mut self.jobs;
-        self.queue.take(|FileDone { tag, context, errno }| {
-            if context == WHOLE {
-                done.push(Done { tag, status: Status::of(errno) });
-            } else {
+        let (all, undurable, covered) = (&mut self.jobs, &mut self.undurable, &mut self.covered);
+        self.queue.take(|ended| match ended.context {
+            WHOLE | THROUGH => end(ended, undurable, done),
+            GROUP => {
+                let status = Status::of(ended.errno);
+                done.extend(covered.drain(..).map(|tag| Done { tag, status }));
+            }
+            job => {
                 jobs = true;
-                all[context as usize - 1].ended = Some(errno);
+                all[job as usize - 1].ended = Some(ended.errno);
             }
         });
         if jobs {
             self.step_jobs(done);
+        }
+    }
+
+    /// Flushes for everything that is done and not durable.
+    fn flush_group(&mut self, done: &mut Vec<Done>) {
+        std::mem::swap(&mut self.undurable, &mut self.covered);
+        // SAFETY: a flush has no memory.
+        let submitted = unsafe { self.queue.submit(FileIo::SyncData, &[], 0, GROUP) };
+        if submitted.is_err() {
+            // Cannot be: what it covers has given its place in the queue back.
+            let status = Status::IoError;
+            done.extend(self.covered.drain(..).map(|tag| Done { tag, status }));
         }
     }
 
@@ -552,11 +583,12 @@ impl FileChannel {
     }
 }
 
-/// What Linux AIO has brought to its end.
-fn finished(ended: &Ended) -> Option<Done> {
-    match *ended {
-        Ended::With(tag, errno) => Some(Done { tag, status: Status::of(errno) }),
-        Ended::Short { .. } => None,
+/// A request that is one operation has come to its end, but for the flush that it may need.
+fn end(ended: FileDone, undurable: &mut Vec<u64>, done: &mut Vec<Done>) {
+    let FileDone { tag, context, errno } = ended;
+    match Status::of(errno) {
+        Status::Ok if context == THROUGH && !mutant::acknowledges_early() => undurable.push(tag),
+        status => done.push(Done { tag, status }),
     }
 }
 

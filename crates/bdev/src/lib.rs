@@ -28,8 +28,12 @@ mod file;
 mod limit;
 mod mapped;
 mod mem;
+mod mutant;
 mod uri;
 
 pub use channel::{Channel, Done, Full, Io, Kind, QUEUE_DEPTH, Status};
 pub use device::{Bdev, Geometry};
 pub use error::{Error, ErrorKind};
+#[cfg(feature = "mutants")]
+#[doc(hidden)]
+pub use mutant::acknowledge_early;

@@ -2,6 +2,8 @@
 //! poller, as in earnest.
 #![allow(dead_code, reason = "each suite uses its part")]
 
+pub mod power;
+
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -396,14 +396,14 @@ pub fn rows() -> Vec<Row> {
             AtLeast(1.0)
         ),
         row!(
-            "vdisk file, durable randwrite 4 KiB, depth 1: write=through (O_DSYNC)",
+            "vdisk file, durable randwrite 4 KiB, depth 1: write=through",
             "a write and then a flush (fdatasync)",
             THROUGH_1,
             FLUSHED_1,
             Told
         ),
         row!(
-            "vdisk file, durable randwrite 4 KiB, depth 32: write=through (O_DSYNC)",
+            "vdisk file, durable randwrite 4 KiB, depth 32: write=through",
             "a write and then a flush (fdatasync)",
             THROUGH_32,
             FLUSHED_32,
