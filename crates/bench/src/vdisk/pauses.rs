@@ -105,11 +105,15 @@ pub fn run_pauses(plan: &PausesPlan) -> Result<PausesOutcome, Error> {
             slices.max_by_key(|slice| slice.gap_ns)
         };
         alone.extend(longest(cycle.alone, cycle.begun).map(|slice| slice.gap_ns as f64 / 1e6));
-        let Some(slice) = longest(cycle.begun, cycle.over) else { continue };
-        pauses.push(slice.gap_ns as f64 / 1e6);
-        if let (Some(started), Some(connected)) = (cycle.started, slice.connected) {
+        pauses.extend(longest(cycle.begun, cycle.over).map(|slice| slice.gap_ns as f64 / 1e6));
+        let Some(started) = cycle.started else { continue };
+        let answered = watched.slices.iter().find_map(|slice| {
+            let connected = slice.connected.filter(|connected| *connected >= started)?;
+            Some((connected, slice.end))
+        });
+        if let Some((connected, end)) = answered {
             ready.push(ms(connected.saturating_duration_since(started)));
-            first.push(ms(slice.end.saturating_duration_since(connected)));
+            first.push(ms(end.saturating_duration_since(connected)));
         }
     }
     Ok(PausesOutcome {
