@@ -29,7 +29,7 @@ use crate::channel::{Done, Io, Kind, QUEUE_DEPTH, Status};
 use crate::device::{Geometry, SEGMENTS};
 use crate::error::{Error, ErrorKind};
 use crate::mapped::Mapping;
-use crate::mutant;
+use crate::mutant::{self, Mutant};
 use crate::uri::{Base, Engine};
 
 /// What goes through one buffer at a time, and is written of zeroes at a time, in bytes.
@@ -518,7 +518,9 @@ impl FileChannel {
         let job = &mut self.jobs[number as usize];
         let tag = job.tag;
         match status {
-            Status::Ok if job.through && !mutant::acknowledges_early() => self.undurable.push(tag),
+            Status::Ok if job.through && !mutant::is(Mutant::AcknowledgesEarly) => {
+                self.undurable.push(tag)
+            }
             status => done.push(Done { tag, status }),
         }
         job.step = Step::Free;
@@ -549,6 +551,9 @@ impl FileChannel {
             WHOLE | THROUGH => end(ended, undurable, done),
             GROUP => {
                 let status = Status::of(ended.errno);
+                if mutant::is(Mutant::FlushCoversLater) {
+                    covered.append(undurable);
+                }
                 done.extend(covered.drain(..).map(|tag| Done { tag, status }));
             }
             job => {
@@ -587,7 +592,9 @@ impl FileChannel {
 fn end(ended: FileDone, undurable: &mut Vec<u64>, done: &mut Vec<Done>) {
     let FileDone { tag, context, errno } = ended;
     match Status::of(errno) {
-        Status::Ok if context == THROUGH && !mutant::acknowledges_early() => undurable.push(tag),
+        Status::Ok if context == THROUGH && !mutant::is(Mutant::AcknowledgesEarly) => {
+            undurable.push(tag)
+        }
         status => done.push(Done { tag, status }),
     }
 }

@@ -36,4 +36,4 @@ pub use device::{Bdev, Geometry};
 pub use error::{Error, ErrorKind};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
-pub use mutant::acknowledge_early;
+pub use mutant::{Mutant, set_mutant};
