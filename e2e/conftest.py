@@ -20,6 +20,13 @@ def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="the longer forms: more seeds, more bits flipped")
 
 
+def pytest_collection_modifyitems(config, items):
+    """Longer forms may take longer."""
+    if config.getoption("--long"):
+        for item in items:
+            item.add_marker(pytest.mark.timeout(3600))
+
+
 @pytest.fixture(scope="session")
 def long(request):
     """Whether the longer forms are wanted."""
