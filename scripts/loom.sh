@@ -1,6 +1,6 @@
 #!/bin/sh
-# Proves the lock-free parts of the reactor and the memtable with loom, and that each proof can fail (its mutants are
-# found).
+# Proves the lock-free parts of the reactor, the memtable and the block devices with loom, and that each proof can fail
+# (its mutants are found).
 #   scripts/loom.sh [TEST-NAME-FILTER]
 # Exit code 0: all proved, all mutants found. Takes 15 s after the first build; MILLRACE_LONG=1 looks one preemption
 # deeper, which takes minutes.
@@ -12,7 +12,7 @@ export CARGO_TARGET_DIR RUSTFLAGS
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
-cargo test --release -p millrace-reactor -p millrace-memtable --test loom \
+cargo test --release -p millrace-reactor -p millrace-memtable -p millrace-bdev --test loom \
   -- --nocapture --test-threads 1 "$@" >"$log" 2>&1 || status=$?
 if [ "$status" -ne 0 ]; then cat "$log"; fi
 echo "--- loom ---"

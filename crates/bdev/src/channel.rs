@@ -10,6 +10,7 @@ use reactor::Core;
 
 use crate::delay::DelayChannel;
 use crate::device::{Bdev, Device};
+use crate::dirty::DirtyChannel;
 use crate::error::Error;
 use crate::failing::FailingChannel;
 use crate::file::FileChannel;
@@ -112,6 +113,7 @@ enum Way {
     Failing(Box<FailingChannel>),
     Delay(Box<DelayChannel>),
     Limit(Box<LimitChannel>),
+    Dirty(Box<DirtyChannel>),
 }
 
 impl Channel {
@@ -130,6 +132,9 @@ impl Channel {
             }
             Device::Limit { over, .. } => {
                 Way::Limit(Box::new(LimitChannel::new(Channel::new(over, core)?, core)))
+            }
+            Device::Dirty { over, .. } => {
+                Way::Dirty(Box::new(DirtyChannel::new(Channel::new(over, core)?)))
             }
         };
         Ok(Channel {
@@ -182,6 +187,10 @@ impl Channel {
                 // SAFETY: as above.
                 unsafe { limited.submit(limit, io, &mut self.done) };
             }
+            // SAFETY: as above.
+            (Way::Dirty(dirty), Device::Dirty { map, .. }) => unsafe {
+                dirty.submit(map, io, &mut self.done);
+            },
             // What is written goes nowhere, and memory that is read into stays as it is.
             _ => self.done.push(Done { tag: io.tag, status: Status::Ok }),
         }
@@ -224,6 +233,11 @@ impl Channel {
             Way::Failing(failing) => drop(failing.over.poll(done)),
             Way::Delay(delay) => delay.poll(done),
             Way::Limit(limited) => limited.poll(done),
+            Way::Dirty(dirty) => {
+                if let Device::Dirty { map, .. } = self.device.device() {
+                    dirty.poll(map, done);
+                }
+            }
             Way::Null | Way::Mem => {}
         }
         done.append(&mut self.done);
@@ -242,6 +256,7 @@ impl Channel {
                 Way::Failing(failing) => failing.over.ready(),
                 Way::Delay(delay) => delay.ready(),
                 Way::Limit(limited) => limited.ready(),
+                Way::Dirty(dirty) => dirty.over.ready(),
                 Way::Null | Way::Mem => false,
             }
     }
@@ -260,6 +275,7 @@ impl Channel {
             Way::Failing(failing) => failing.over.hold(keep),
             Way::Delay(delay) => delay.over.hold(keep),
             Way::Limit(limited) => limited.hold(keep),
+            Way::Dirty(dirty) => dirty.over.hold(keep),
             // What completes at once holds nothing.
             Way::Null | Way::Mem => {}
         }
@@ -273,6 +289,7 @@ impl Channel {
             Way::Failing(failing) => failing.over.bounced(),
             Way::Delay(delay) => delay.over.bounced(),
             Way::Limit(limited) => limited.over.bounced(),
+            Way::Dirty(dirty) => dirty.over.bounced(),
             Way::Null | Way::Mem => 0,
         }
     }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use reactor::Core;
 
 use crate::channel::Channel;
+use crate::dirty::DirtyMap;
 use crate::error::{Error, ErrorKind};
 use crate::file::FileDevice;
 use crate::limit::Limit;
@@ -69,6 +70,7 @@ pub(crate) enum Device {
     Failing { over: Bdev, failures: Failures },
     Delay { over: Bdev, ns: [(u64, u64); 5] },
     Limit { over: Bdev, limit: Limit },
+    Dirty { over: Bdev, map: Arc<DirtyMap> },
 }
 
 impl Device {
@@ -77,7 +79,8 @@ impl Device {
         match self {
             Device::Failing { over, .. }
             | Device::Delay { over, .. }
-            | Device::Limit { over, .. } => Some(over),
+            | Device::Limit { over, .. }
+            | Device::Dirty { over, .. } => Some(over),
             Device::Null(_) | Device::Mem(_) | Device::File(_) => None,
         }
     }
@@ -106,17 +109,18 @@ impl Bdev {
 
     async fn open_with(core: &Core, uri: &str, taken: Option<Vec<OwnedFd>>) -> Result<Bdev, Error> {
         let Spec { base, layers } = uri.parse()?;
-        if let Some(taken) = &taken {
-            let expected = match base {
-                Base::Null { .. } => 0,
-                Base::Mem { .. } | Base::File { .. } => 1,
-            };
-            if taken.len() != expected {
-                let text = format!("{} descriptors of a device that has {expected}", taken.len());
-                return Err(Error::new(ErrorKind::Unsupported, text));
-            }
+        let own = usize::from(!matches!(base, Base::Null { .. }));
+        let bitmaps = layers.iter().filter(|layer| matches!(layer, Layer::Dirty { .. })).count();
+        if let Some(taken) = &taken
+            && taken.len() != own + bitmaps
+        {
+            let text =
+                format!("{} descriptors of a device that has {}", taken.len(), own + bitmaps);
+            return Err(Error::new(ErrorKind::Unsupported, text));
         }
-        let open = taken.and_then(|mut taken| taken.pop());
+        let mut taken = taken.map(|taken| taken.into_iter());
+        let mut next = || taken.as_mut().and_then(Iterator::next);
+        let open = if own == 1 { next() } else { None };
         let base = match base {
             Base::Null { size, block } => {
                 Bdev::new(null_geometry(size, block), Device::Null(NullDevice))
@@ -137,7 +141,8 @@ impl Bdev {
                 Bdev::new(geometry, Device::File(file))
             }
         };
-        Ok(layers.into_iter().fold(base, |over, layer| {
+        let mut over = base;
+        for layer in layers {
             let geometry = over.geometry();
             let device = match layer {
                 Layer::Error(failures) => Device::Failing { over, failures },
@@ -145,9 +150,18 @@ impl Bdev {
                 Layer::Limit { iops, bytes, burst_ns } => {
                     Device::Limit { over, limit: Limit::new(iops, bytes, burst_ns) }
                 }
+                Layer::Dirty { path, granule } => {
+                    let size_bytes = geometry.size_bytes;
+                    let map = match next() {
+                        Some(open) => DirtyMap::take_over(open, granule, size_bytes)?,
+                        None => DirtyMap::open(core, path.as_deref(), granule, size_bytes).await?,
+                    };
+                    Device::Dirty { over, map: Arc::new(map) }
+                }
             };
-            Bdev::new(geometry, device)
-        }))
+            over = Bdev::new(geometry, device);
+        }
+        Ok(over)
     }
 
     fn new(geometry: Geometry, device: Device) -> Bdev {
@@ -190,6 +204,16 @@ impl Bdev {
         while let Some(over) = all[all.len() - 1].0.device.over() {
             all.push(over);
         }
+        let maps = || {
+            all.iter().filter_map(|one| match &one.0.device {
+                Device::Dirty { map, .. } => Some(map),
+                _ => None,
+            })
+        };
+        if !maps().all(|map| map.covers(size_bytes)) {
+            let text = format!("dirty: the bitmap has no room for {size_bytes} bytes");
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
         // Requests are refused behind the new end before it moves, and let in only afterwards.
         let old = self.size_bytes();
         let set = |size| all.iter().for_each(|one| one.0.size_bytes.store(size, Ordering::Relaxed));
@@ -199,6 +223,9 @@ impl Bdev {
             Device::File(file) => file.resize(core, size_bytes).await,
             _ => Ok(()),
         };
+        // What is between the two ends has another content now.
+        let (from, to) = (old.min(size_bytes), old.max(size_bytes));
+        maps().filter(|_| from < to).for_each(|map| map.mark_range(from, to - from));
         set(if changed.is_ok() { size_bytes } else { old });
         changed
     }
@@ -208,13 +235,31 @@ impl Bdev {
     /// # Errors
     /// In a simulated world, where files have none.
     pub fn descriptors(&self) -> Result<Vec<BorrowedFd<'_>>, Error> {
-        match self.lowest().device() {
-            Device::Mem(mem) => Ok(vec![mem.descriptor()]),
+        // The device's own first, then those of the layers from the innermost on.
+        let mut descriptors = match self.0.device.over() {
+            Some(over) => over.descriptors()?,
+            None => Vec::new(),
+        };
+        match self.device() {
+            Device::Mem(mem) => descriptors.push(mem.descriptor()),
             Device::File(file) => {
                 let none = || Error::new(ErrorKind::Unsupported, "a file without a descriptor");
-                file.descriptor().map(|fd| vec![fd]).ok_or_else(none)
+                descriptors.push(file.descriptor().ok_or_else(none)?);
             }
-            _ => Ok(Vec::new()),
+            Device::Dirty { map, .. } => descriptors.push(map.descriptor()),
+            _ => {}
+        }
+        Ok(descriptors)
+    }
+
+    /// The bitmap of what is written, of the outermost `dirty:` layer.
+    pub fn dirty_map(&self) -> Option<&Arc<DirtyMap>> {
+        let mut device = self;
+        loop {
+            if let Device::Dirty { map, .. } = device.device() {
+                return Some(map);
+            }
+            device = device.device().over()?;
         }
     }
 

@@ -1,5 +1,5 @@
 //! Block devices for virtual machines: files and block devices of the host, memory, nothing, and
-//! devices that err, delay or limit on top of them.
+//! devices that err, delay, limit or note what is written on top of them.
 //!
 //! [`Bdev::open`] opens a device from a URI; every core that uses it takes a [`Channel`] of its own
 //! from [`Bdev::channel`]. One request:
@@ -18,21 +18,27 @@
 //! kernel touches no segment after its tag has come back; and what a dropped channel has left
 //! under way holds the memory ([`Channel::hold`]) until it is done.
 
+// Under loom only the shared bitmap exists, and `tests/loom.rs` includes it by path.
+#![cfg(not(loom))]
+
 mod aio;
 mod channel;
 mod delay;
 mod device;
+mod dirty;
 mod error;
 mod failing;
 mod file;
 mod limit;
 mod mapped;
+mod marks;
 mod mem;
 mod mutant;
 mod uri;
 
 pub use channel::{Channel, Done, Full, Io, Kind, QUEUE_DEPTH, Status};
 pub use device::{Bdev, Geometry};
+pub use dirty::{DirtyMap, Taken};
 pub use error::{Error, ErrorKind};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]

@@ -3,7 +3,7 @@
 //! ```text
 //! uri    = *( layer "|" ) device
 //! device = ( "file:" PATH / "mem:" SIZE / "null:" SIZE ) [ "?" params ]
-//! layer  = ( "error:" / "delay:" / "limit:" ) params
+//! layer  = ( "error:" / "delay:" / "limit:" / "dirty:" ) params
 //! params = KEY "=" VALUE *( "&" KEY "=" VALUE )
 //! ```
 //!
@@ -73,6 +73,12 @@ pub(crate) enum Layer {
         bytes: Option<u64>,
         /// What may be saved up, as the time it took to save it.
         burst_ns: u64,
+    },
+    Dirty {
+        /// Where the bitmap is; `None`: in a file without a name.
+        path: Option<PathBuf>,
+        /// Bytes that one bit stands for, a power of two.
+        granule: u64,
     },
 }
 
@@ -158,12 +164,12 @@ fn base(text: &str) -> Result<Base, Error> {
                 _ => Base::Null { size, block },
             })
         }
-        "error" | "delay" | "limit" => Err(Error::uri(format!(
+        "error" | "delay" | "limit" | "dirty" => Err(Error::uri(format!(
             "'{text}': {scheme} lies over a device, as in {scheme}:...|file:PATH"
         ))),
         _ => Err(Error::uri(format!(
-            "'{scheme}:' is no device; there are file:, mem: and null:, and error:, delay: and \
-             limit: to lie over them"
+            "'{scheme}:' is no device; there are file:, mem: and null:, and error:, delay:, limit: \
+             and dirty: to lie over them"
         ))),
     }
 }
@@ -219,17 +225,19 @@ fn file(body: &str, mut params: Params) -> Result<Base, Error> {
 fn layer(text: &str) -> Result<Layer, Error> {
     let (scheme, rest) = scheme(text)?;
     let rest = rest.strip_prefix('?').unwrap_or(rest);
-    let known = ["error", "delay", "limit"].contains(&scheme);
+    let known = ["error", "delay", "limit", "dirty"].contains(&scheme);
     if !known {
         return Err(Error::uri(format!(
-            "'{text}': only error:, delay: and limit: lie over a device; a bar in a path is %7C"
+            "'{text}': only error:, delay:, limit: and dirty: lie over a device; a bar in a path is \
+             %7C"
         )));
     }
     let mut params = Params::parse(rest)?;
     match scheme {
         "error" => error_layer(&mut params),
         "delay" => delay_layer(&mut params),
-        _ => limit_layer(&mut params),
+        "limit" => limit_layer(&mut params),
+        _ => dirty_layer(&mut params),
     }
 }
 
@@ -318,6 +326,19 @@ fn limit_layer(params: &mut Params) -> Result<Layer, Error> {
         return Err(Error::uri("limit: needs iops=N, bytes=SIZE (each per second) or both"));
     }
     Ok(Layer::Limit { iops, bytes, burst_ns: burst_ns.unwrap_or(100_000_000) })
+}
+
+fn dirty_layer(params: &mut Params) -> Result<Layer, Error> {
+    let path = params.take("file", |text| match text.starts_with('/') {
+        true => Ok(PathBuf::from(text)),
+        false => Err("is no path from the root".to_owned()),
+    })?;
+    let granule = params.take("granule", |text| match size(text)? {
+        granule if granule.is_power_of_two() && (4096..=1 << 30).contains(&granule) => Ok(granule),
+        _ => Err("is no power of two from 4K to 1G".to_owned()),
+    })?;
+    params.end("dirty", "file, granule")?;
+    Ok(Layer::Dirty { path, granule: granule.unwrap_or(64 << 10) })
 }
 
 /// Keys and values that have not been taken yet.
@@ -503,6 +524,10 @@ mod tests {
         assert_eq!(spec.layers, [limit, delay]);
         let all = parse("error:|null:1M").layers;
         assert_eq!(all, parse("error:?kind=all|null:1M").layers);
+        let dirty = parse("dirty:file=/a%26b&granule=4K|dirty:|mem:1M").layers;
+        let path = Some("/a&b".into());
+        let unnamed = Layer::Dirty { path: None, granule: 65536 };
+        assert_eq!(dirty, [unnamed, Layer::Dirty { path, granule: 4096 }]);
         let some = "error:kind=read,flush&range=4K..8K&every=3&chance=0.25&count=2&status=nospace";
         let expected = Layer::Error(Failures {
             kinds: [true, false, true, false, false],
@@ -548,6 +573,10 @@ mod tests {
             ("delay:read=2000000s|mem:1M", "longer than an hour"),
             ("limit:burst=1s|mem:1M", "needs iops"),
             ("limit:iops=0|mem:1M", "is no number from 1 on"),
+            ("dirty:granule=2K|mem:1M", "from 4K to 1G"),
+            ("dirty:granule=5000|mem:1M", "power of two"),
+            ("dirty:file=map|mem:1M", "from the root"),
+            ("dirty:", "lies over a device"),
             ("error:chance=2|mem:1M", "from 0 to 1"),
             ("error:chance=NaN|mem:1M", "from 0 to 1"),
             ("error:kind=reads|mem:1M", "is no list"),

@@ -19,7 +19,7 @@ use reactor::Core;
 const SIZE: u64 = 1 << 20;
 
 /// Every device that keeps what is written to it. `FILE` stands for the path.
-const KEEPING: [&str; 12] = [
+const KEEPING: [&str; 14] = [
     "mem:1M",
     "mem:1M?block=4K",
     "file:FILE",
@@ -32,6 +32,8 @@ const KEEPING: [&str; 12] = [
     "file:FILE?block=4096",
     "error:count=1&chance=0|delay:all=0us..50us|mem:1M",
     "limit:iops=1000000&bytes=10G|file:FILE",
+    "dirty:granule=4K|mem:1M",
+    "dirty:file=FILE.dirty|delay:all=0us..50us|file:FILE",
 ];
 
 /// Runs a scenario on each of these devices, in each place.

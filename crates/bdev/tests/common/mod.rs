@@ -76,6 +76,7 @@ impl Place {
         let there = path.clone();
         let result = run(&config(kind), move |core| main(core, there.clone()));
         remove(&path);
+        remove(&path.with_extension("img.dirty"));
         result.unwrap().pop().unwrap()
     }
 }

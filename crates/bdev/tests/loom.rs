@@ -1,0 +1,129 @@
+//! The proofs of the shared bitmap, as those of the reactor (its `tests/loom.rs`). Run by `scripts/loom.sh`; empty in a
+//! normal build.
+#![cfg(loom)]
+#![allow(dead_code, reason = "the modules are included whole")]
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64 as Data, Ordering::Relaxed};
+use loom::thread;
+use loomable::proof::{find_every_mutant, list_is_complete, prove};
+
+#[path = "../src/marks.rs"]
+mod marks;
+
+use marks::Marks;
+
+/// Each mutation site, and the scenario that finds it.
+const MUTANTS: &[(&str, &str)] = &[
+    ("marks.no_begin", "who_writes_may_die_at_any_instant"),
+    ("marks.no_end", "no_write_that_has_completed_is_missed"),
+    ("marks.end_relaxed", "no_write_that_has_completed_is_missed"),
+    ("marks.take_relaxed", "no_write_that_has_completed_is_missed"),
+    ("marks.clear_first", "who_copies_may_die_at_any_instant"),
+];
+
+struct Disk {
+    dirty: [loomable::AtomicU64; 1],
+    taken: [loomable::AtomicU64; 1],
+    data: Data,
+}
+
+impl Disk {
+    fn new(dirty: u64) -> Arc<Disk> {
+        let word = loomable::AtomicU64::new;
+        Arc::new(Disk { dirty: [word(dirty)], taken: [word(0)], data: Data::new(0) })
+    }
+
+    fn marks(&self) -> Marks<'_> {
+        Marks { dirty: &self.dirty, taken: &self.taken }
+    }
+
+    /// Takes the granule, and what it holds then, if it is marked.
+    fn copy(&self, copied: &mut u64) {
+        let bits = self.marks().take(0);
+        if bits & 1 != 0 {
+            *copied = self.data.load(Relaxed);
+        }
+        self.marks().finish(0, bits);
+    }
+}
+
+#[test]
+fn no_write_that_has_completed_is_missed() {
+    prove("no_write_that_has_completed_is_missed", None, || {
+        let disk = Disk::new(0);
+        let writer = {
+            let disk = disk.clone();
+            thread::spawn(move || {
+                disk.marks().begin(0, 0);
+                disk.data.store(1, Relaxed);
+                disk.marks().end(0, 0);
+            })
+        };
+        let mut copied = 0;
+        disk.copy(&mut copied);
+        // A neighbour in the same word.
+        disk.marks().begin(1, 1);
+        disk.copy(&mut copied);
+        writer.join().unwrap();
+        disk.copy(&mut copied);
+        assert_eq!(copied, 1);
+    });
+}
+
+#[test]
+fn who_writes_may_die_at_any_instant() {
+    for steps in 0..=3 {
+        prove("who_writes_may_die_at_any_instant", None, move || {
+            let disk = Disk::new(0);
+            let writer = {
+                let disk = disk.clone();
+                thread::spawn(move || {
+                    let write: [&dyn Fn(); 3] =
+                        [&|| disk.marks().begin(0, 0), &|| disk.data.store(1, Relaxed), &|| {
+                            disk.marks().end(0, 0)
+                        }];
+                    write[..steps].iter().for_each(|step| step());
+                })
+            };
+            writer.join().unwrap();
+            let mut copied = 0;
+            disk.copy(&mut copied);
+            assert_eq!(copied, disk.data.load(Relaxed));
+        });
+    }
+}
+
+#[test]
+fn who_copies_may_die_at_any_instant() {
+    prove("who_copies_may_die_at_any_instant", None, || {
+        let disk = Disk::new(1);
+        let taker = {
+            let disk = disk.clone();
+            thread::spawn(move || _ = disk.marks().take(0))
+        };
+        // Whoever looks after the taker has died finds the bit in one row or the other. (By ors of nothing, since loom
+        // does not put a plain load everywhere it could be.)
+        let looker = {
+            let disk = disk.clone();
+            thread::spawn(move || {
+                let dirty = disk.dirty[0].fetch_or(0, loomable::Ordering::AcqRel);
+                let unfinished = disk.taken[0].fetch_or(0, loomable::Ordering::AcqRel);
+                assert!(dirty == 1 || unfinished == 1);
+            })
+        };
+        looker.join().unwrap();
+        taker.join().unwrap();
+        assert_eq!(disk.marks().unfinished(0), 1);
+    });
+}
+
+#[test]
+fn every_mutant_is_found() {
+    find_every_mutant(MUTANTS);
+}
+
+#[test]
+fn the_list_of_mutants_is_complete() {
+    list_is_complete(MUTANTS, &[include_str!("../src/marks.rs")]);
+}
