@@ -24,6 +24,8 @@ const NULL_GIB: u64 = 64;
 
 /// Disks that nobody uses.
 const IDLE_DISKS: u16 = 32;
+/// How often a target is replaced.
+const REPLACEMENTS: &str = "20";
 
 /// What serves a disk, and which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,8 @@ enum Target {
     Ours(&'static str),
     /// Many of ours that hold nothing, and are not used.
     OursIdle,
+    /// Ours on the file, replaced so by a flag of the front end.
+    OursReplaced(&'static str),
     /// qemu-storage-daemon's null device.
     DaemonNull,
     /// Its file, by this kind of I/O.
@@ -70,6 +74,7 @@ impl Vdisk {
                 self.drive(setup, ["--disk".to_owned(), uri])
             }
             Target::OursIdle => idle(setup),
+            Target::OursReplaced(how) => replaced(setup, how, self.depth),
             Target::DaemonNull => {
                 self.drive_daemon(setup, &format!("driver=null-co,size={}", NULL_GIB << 30))
             }
@@ -144,6 +149,20 @@ fn idle(setup: &Setup) -> Result<Sample, String> {
     Ok(Sample { command, report, ..Sample::default() })
 }
 
+/// How long requests wait when the target is replaced; all of it is in the report.
+fn replaced(setup: &Setup, how: &str, depth: u16) -> Result<Sample, String> {
+    let other = setup.other.ok_or("there is only one processor here")?;
+    let tool = Tool::new(&setup.millrace)
+        .args(["bench", "vdisk", "--json", "--rw", "randrw", how, REPLACEMENTS])
+        .args(["--disk".to_owned(), format!("file:{}", quoted(&file(setup)?))])
+        .args(["--depth".to_owned(), depth.to_string()])
+        .args(["--cores".to_owned(), format!("{},{other}", setup.processor)]);
+    let command = tool.line();
+    let report: Value = serde_json::from_str(tool.output()?.trim())
+        .map_err(|error| format!("the report of {command} is no JSON: {error}"))?;
+    Ok(Sample { command, report, ..Sample::default() })
+}
+
 /// The file, written in full once.
 #[expect(clippy::disallowed_methods, reason = "looks for the file to measure, on no core")]
 fn file(setup: &Setup) -> Result<PathBuf, String> {
@@ -197,6 +216,10 @@ vdisks! {
     THROUGH_32 = "millrace vdisk file through randwrite 32", THROUGH, randwrite, 32;
     FLUSHED_1 = "millrace vdisk file flushed randwrite 1", URING, randwrite, 1, "--sync";
     FLUSHED_32 = "millrace vdisk file flushed randwrite 32", URING, randwrite, 32, "--sync";
+    UPGRADE_1 = "millrace vdisk upgrades 1", Target::OursReplaced("--upgrades"), randrw, 1;
+    UPGRADE_32 = "millrace vdisk upgrades 32", Target::OursReplaced("--upgrades"), randrw, 32;
+    RESTART_1 = "millrace vdisk restarts 1", Target::OursReplaced("--restarts"), randrw, 1;
+    RESTART_32 = "millrace vdisk restarts 32", Target::OursReplaced("--restarts"), randrw, 32;
     QSD_1 = "qemu null-co randread 1", Target::DaemonNull, randread, 1;
     QSD_1_THINK = "qemu null-co randread 1 think 20 us",
         Target::DaemonNull, randread, 1, "--think-us", "20";
@@ -227,6 +250,22 @@ macro_rules! row {
             unit: Unit::PerSecond,
             goal: $goal,
             works: |_| vec![Work::Vdisk($ours), Work::Vdisk($theirs)],
+        }
+    };
+}
+
+/// A row of how long requests wait when the target is replaced, in microseconds.
+macro_rules! pause {
+    ($name:literal, $vdisk:ident, $of:literal, $which:literal, $goal:expr) => {
+        Row {
+            name: $name,
+            against: "-",
+            ours: |round| pause_us(round, $vdisk, $of, $which),
+            theirs: |_| None,
+            compare: Compare::Alone,
+            unit: Unit::Us,
+            goal: $goal,
+            works: |_| vec![Work::Vdisk($vdisk)],
         }
     };
 }
@@ -409,7 +448,62 @@ pub fn rows() -> Vec<Row> {
             FLUSHED_32,
             Told
         ),
+        pause!(
+            "vdisk upgrade, depth 1, longest wait of 20",
+            UPGRADE_1,
+            "pause_ms",
+            "worst",
+            AtMost(10e3)
+        ),
+        pause!(
+            "vdisk upgrade, depth 1, median wait",
+            UPGRADE_1,
+            "pause_ms",
+            "median",
+            AtMost(10e3)
+        ),
+        pause!(
+            "vdisk upgrade, depth 32, longest wait of 20",
+            UPGRADE_32,
+            "pause_ms",
+            "worst",
+            AtMost(10e3)
+        ),
+        pause!(
+            "vdisk, depth 1, longest wait with nothing replaced",
+            UPGRADE_1,
+            "alone_ms",
+            "worst",
+            Told
+        ),
+        pause!("vdisk, depth 1, median of such waits", UPGRADE_1, "alone_ms", "median", Told),
+        pause!(
+            "vdisk kill -9 and start, depth 1, longest wait of 20",
+            RESTART_1,
+            "pause_ms",
+            "worst",
+            AtMost(100e3)
+        ),
+        pause!(
+            "vdisk kill -9 and start, depth 1, median wait",
+            RESTART_1,
+            "pause_ms",
+            "median",
+            AtMost(100e3)
+        ),
+        pause!(
+            "vdisk kill -9 and start, depth 32, longest wait of 20",
+            RESTART_32,
+            "pause_ms",
+            "worst",
+            AtMost(100e3)
+        ),
     ]
+}
+
+/// A time of a report of pauses, in microseconds.
+fn pause_us(round: &Round, vdisk: Vdisk, of: &str, which: &str) -> Option<f64> {
+    Some(round.sample(vdisk.name)?.report[of][which].as_f64()? * 1000.0)
 }
 
 fn mean_us(round: &Round, vdisk: Vdisk) -> Option<f64> {
