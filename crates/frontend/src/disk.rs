@@ -80,6 +80,31 @@ impl DiskOptions {
         }
     }
 
+    /// A driver of one queue whose ring lies in memory at an address, a multiple of 4096, and which nobody serves yet:
+    /// for targets that are reached by no socket. With it the guest's addresses of the ring's parts.
+    ///
+    /// # Errors
+    /// When there can be no such queue.
+    ///
+    /// # Panics
+    /// When the memory is too short.
+    pub fn queue(&self, memory: &Arc<Memory>, addr: u64) -> Result<(Queue, [u64; 3])> {
+        let shape = self.shape();
+        shape.check()?;
+        let (kick, call) = (Arc::new(Event::new()?), Arc::new(Event::new()?));
+        let addresses = if self.packed {
+            PackedRing::new(memory, addr, self.queue_size).addresses()
+        } else {
+            SplitRing::new(memory, addr, self.queue_size).addresses()
+        };
+        Ok((Queue::new(memory, addr, shape, kick, call), addresses))
+    }
+
+    /// Bytes of memory that such a queue needs.
+    pub fn queue_bytes(&self) -> u64 {
+        self.shape().bytes().next_multiple_of(4096)
+    }
+
     /// What the driver of such a disk can use.
     fn wanted(&self) -> u64 {
         use feature::*;

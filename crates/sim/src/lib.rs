@@ -8,6 +8,8 @@
 //!   files); RocksDB's own tools judge it in `tests/judge.rs`;
 //! - [`engine`] kills the engine and cuts its power at any moment, and compares what is left with what
 //!   was written; [`history`] asks single keys from all cores meanwhile, and [`linear`] judges that;
+//! - [`guest`] has a guest use a disk through real rings while the process that serves it is killed, hands the disk over
+//!   or loses power at any moment;
 //! - [`journal`] is the smallest log that loses nothing it has acknowledged, killed and without
 //!   power at any moment, and wrong ones that are caught;
 //! - [`reads`] lets several cores read it while the disk fails, and then demands that everything
@@ -17,6 +19,7 @@
 
 pub mod database;
 pub mod engine;
+pub mod guest;
 pub mod history;
 pub mod journal;
 pub mod linear;

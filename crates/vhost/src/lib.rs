@@ -4,6 +4,9 @@
 //! A [`Target`] serves one disk. What is below it does no I/O: [`message`] and [`session`] are the
 //! protocol, [`Ring`] and its requests are the guest's memory.
 
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod alone;
 pub mod config;
 mod dirty;
 #[cfg(any(test, feature = "testing"))]

@@ -1,0 +1,454 @@
+//! A guest and its disk in a simulated world: the real rings, in-flight region, requests and devices over a simulated
+//! disk that completes out of order, and a guest that lives in its own memory.
+//!
+//! One seed is one history:
+//!
+//! 1. The guest has two queues, split or packed, and keeps book of every sector: what it wrote last, what it may have
+//!    written since, and what must be durable. No sector has two requests at a time, so what a read brings is known.
+//! 2. The process that serves it is killed in place of any completion, and another one starts with the same memory and
+//!    in-flight region. Or it brings the rings to rest and goes on, or hands them over at rest: the next process starts
+//!    from the base that it was told, or dies before it has done anything.
+//! 3. Or the power goes: then the guest is gone too, and what it was promised is looked for on the disk by the next one,
+//!    which has new memory.
+//! 4. In the end everything is left alone, and all that the guest has asked for must come back.
+//!
+//! That an answer comes twice, or to nothing that was asked, [`frontend::Queue`] finds; that one never comes shows at the
+//! end.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bdev::Bdev;
+use frontend::{DiskOptions, Memory, Pages, Queue, Region, Request, Slot, Status};
+use reactor::Core;
+use reactor::sim::{Access, Crash, FailureKind, Fault, FaultKind, Rng, SimConfig, World};
+use vhost::alone::{RingAtWork, RingStart};
+use vhost::{
+    Disk, F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, Form, GuestMemory, InflightRegion,
+    QueueStats, RegionInfo, SERIAL_LEN, Setup,
+};
+
+const IMAGE: &str = "/disks/a.img";
+const SECTOR: u64 = 512;
+const SECTORS: u64 = 512;
+const QUEUES: u64 = 2;
+/// Longest request.
+const SECTORS_MAX: u64 = 16;
+/// How long a process may take to finish when nothing disturbs it any more.
+const END_NS: u64 = 10_000_000_000;
+
+/// What is wrong with the world on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// Nothing.
+    None,
+    /// The next process is not given the in-flight region.
+    NoRegion,
+    /// The device says that it has flushed, and has not.
+    NoFlush,
+}
+
+/// What has happened in a world.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Report {
+    pub packed: bool,
+    pub processes: u64,
+    pub kills: u64,
+    pub power_cuts: u64,
+    pub rests: u64,
+    pub handed_over: u64,
+    pub resubmitted: u64,
+    pub requests: u64,
+    pub checked_sectors: u64,
+    pub flushes: u64,
+    pub trace: (u64, u64),
+}
+
+/// What the guest knows of a sector.
+#[derive(Clone, Default)]
+struct Sector {
+    /// What it reads as.
+    now: u64,
+    /// What it is on the disk at the least.
+    durable: u64,
+    /// What was begun to be written since, and how many such there were before.
+    newer: VecDeque<u64>,
+    older: u64,
+    /// A request is under way.
+    busy: bool,
+}
+
+impl Sector {
+    /// How many writes have completed, all in all.
+    fn completed(&self, writing: bool) -> u64 {
+        self.older + self.newer.len() as u64 - u64::from(writing)
+    }
+
+    fn flushed(&mut self, completed: u64) {
+        while self.older < completed {
+            let Some(value) = self.newer.pop_front() else { return };
+            (self.durable, self.older) = (value, self.older + 1);
+        }
+    }
+}
+
+/// A request under way.
+#[derive(Clone)]
+enum Asked {
+    Read { first: u64, count: u64 },
+    Change { first: u64, count: u64, value: u64 },
+    Flush { completed: Vec<u64> },
+}
+
+/// The guest: its memory, its drivers, and its book.
+struct Guest {
+    rng: Rng,
+    options: DiskOptions,
+    memory: Arc<Memory>,
+    queues: Vec<Queue>,
+    addresses: Vec<[u64; 3]>,
+    inflight: InflightRegion,
+    /// Where each ring begins, or goes on.
+    bases: Vec<u32>,
+    asked: Vec<Vec<Option<Asked>>>,
+    sectors: Vec<Sector>,
+    writing: Vec<bool>,
+    next_value: u64,
+    /// Asks for nothing more.
+    ends: bool,
+    report: Report,
+}
+
+impl Guest {
+    fn new(mut rng: Rng, packed: bool) -> Guest {
+        let indirect = rng.coin();
+        let options = DiskOptions {
+            queue_size: 64,
+            depth: 8,
+            slot_bytes: (SECTORS_MAX * SECTOR) as u32,
+            segments: if rng.coin() { 1 } else { 4 },
+            packed,
+            indirect,
+            event_index: rng.coin(),
+            ..DiskOptions::default()
+        };
+        let mut guest = Guest {
+            rng,
+            memory: Arc::new(Memory::with_regions(Vec::new())),
+            queues: Vec::new(),
+            addresses: Vec::new(),
+            inflight: region(&options),
+            bases: Vec::new(),
+            asked: Vec::new(),
+            sectors: vec![Sector::default(); SECTORS as usize],
+            writing: vec![false; SECTORS as usize],
+            next_value: 1,
+            ends: false,
+            report: Report { packed, ..Report::default() },
+            options,
+        };
+        guest.boot();
+        guest
+    }
+
+    /// Begins with new memory and empty rings.
+    fn boot(&mut self) {
+        let each = self.options.queue_bytes();
+        let memory = Region::new(0, QUEUES * each, Pages::Small).expect("memory");
+        self.memory = Arc::new(Memory::with_regions(vec![memory]));
+        let queues =
+            (0..QUEUES).map(|nth| self.options.queue(&self.memory, nth * each).expect("a queue"));
+        (self.queues, self.addresses) = queues.unzip();
+        self.inflight = region(&self.options);
+        self.bases = vec![if self.options.packed { 0x8000_8000 } else { 0 }; QUEUES as usize];
+        self.asked = vec![vec![None; self.options.depth.into()]; QUEUES as usize];
+        self.sectors.iter_mut().for_each(|sector| sector.busy = false);
+        self.writing.fill(false);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queues.iter().map(Queue::in_flight).sum()
+    }
+
+    /// Takes what came back and asks for more.
+    fn step(&mut self) {
+        for nth in 0..self.queues.len() {
+            let mut done = Vec::new();
+            self.queues[nth].poll(&mut done).expect("a ring that makes sense");
+            for completion in done {
+                assert_eq!(completion.status, Status::Ok);
+                self.completed(nth, completion.slot);
+            }
+            if self.ends {
+                continue;
+            }
+            for _ in 0..self.rng.below(4) {
+                self.ask(nth);
+            }
+            self.queues[nth].publish();
+        }
+    }
+
+    fn ask(&mut self, nth: usize) {
+        let (first, count) =
+            (self.rng.below(SECTORS - SECTORS_MAX), 1 + self.rng.below(SECTORS_MAX));
+        let kind = self.rng.below(10);
+        let range = first as usize..(first + count) as usize;
+        if kind > 0 && self.sectors[range.clone()].iter().any(|sector| sector.busy) {
+            return;
+        }
+        let Some(slot) = self.queues[nth].take() else { return };
+        let (offset, len) = (first * SECTOR, (count * SECTOR) as u32);
+        let (request, asked) = match kind {
+            0 => {
+                let sectors = self.sectors.iter().zip(&self.writing);
+                let completed = sectors.map(|(sector, &w)| sector.completed(w)).collect();
+                (Request::Flush, Asked::Flush { completed })
+            }
+            1..4 => (Request::Read { offset, len }, Asked::Read { first, count }),
+            kind => {
+                let value = if kind < 8 { self.next_value } else { 0 };
+                self.next_value += 1;
+                let request = match kind {
+                    8 => Request::Discard { offset, len },
+                    9 => Request::WriteZeroes { offset, len, unmap: value % 2 == 0 },
+                    _ => Request::Write { offset, len },
+                };
+                if kind < 8 {
+                    let bytes = value.to_le_bytes().repeat(len as usize / 8);
+                    self.queues[nth].write_data(slot, 0, &bytes);
+                }
+                for at in range.clone() {
+                    self.sectors[at].newer.push_back(value);
+                    self.writing[at] = true;
+                }
+                (request, Asked::Change { first, count, value })
+            }
+        };
+        if kind > 0 {
+            self.sectors[range].iter_mut().for_each(|sector| sector.busy = true);
+        }
+        self.queues[nth].submit(slot, request);
+        self.asked[nth][slot.index()] = Some(asked);
+        self.report.requests += 1;
+    }
+
+    fn completed(&mut self, nth: usize, slot: Slot) {
+        match self.asked[nth][slot.index()].take().expect("it was asked for") {
+            Asked::Flush { completed } => {
+                let sectors = self.sectors.iter_mut().zip(completed);
+                sectors.for_each(|(sector, completed)| sector.flushed(completed));
+                self.report.flushes += 1;
+            }
+            Asked::Read { first, count } => {
+                let mut bytes = vec![0; (count * SECTOR) as usize];
+                self.queues[nth].read_data(slot, 0, &mut bytes);
+                for (at, bytes) in (first as usize..).zip(bytes.chunks(SECTOR as usize)) {
+                    let sector = &mut self.sectors[at];
+                    let expected = sector.now.to_le_bytes().repeat(SECTOR as usize / 8);
+                    assert!(bytes == expected, "sector {at} was {:#x}", sector.now);
+                    sector.busy = false;
+                    self.report.checked_sectors += 1;
+                }
+            }
+            Asked::Change { first, count, value } => {
+                for at in first as usize..(first + count) as usize {
+                    self.sectors[at].now = value;
+                    self.sectors[at].busy = false;
+                    self.writing[at] = false;
+                }
+            }
+        }
+        self.queues[nth].give_back(slot);
+    }
+
+    /// The power is back: what was promised must be there, and what is there holds.
+    fn wakes_up(&mut self, disk: &[u8]) {
+        for (at, (sector, bytes)) in
+            self.sectors.iter_mut().zip(disk.chunks(SECTOR as usize)).enumerate()
+        {
+            let value = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+            assert!(bytes == value.to_le_bytes().repeat(SECTOR as usize / 8), "a sector is whole");
+            assert!(
+                value == sector.durable || sector.newer.contains(&value),
+                "sector {at}: {value:#x}, but {:#x} was promised",
+                sector.durable
+            );
+            *sector = Sector { now: value, durable: value, ..Sector::default() };
+            self.report.checked_sectors += 1;
+        }
+        self.boot();
+    }
+
+    fn starts(&self, flaw: Flaw, device: &Bdev) -> Vec<(RingStart, Arc<QueueStats>)> {
+        let memory = &self.memory.regions()[0];
+        let info = RegionInfo {
+            guest_addr: 0,
+            size: memory.size(),
+            user_addr: memory.user_addr(),
+            mmap_offset: 0,
+        };
+        let table = GuestMemory::new().replace(&[(info, memory.as_fd())]).expect("its memory");
+        let table = Arc::new(table);
+        let options = &self.options;
+        let when = |yes: bool, bit: u64| if yes { bit } else { 0 };
+        let features = when(options.packed, F_RING_PACKED)
+            | when(options.indirect, F_INDIRECT_DESC)
+            | when(options.event_index, F_EVENT_IDX);
+        let start = |(index, &[desc, avail, used]): (usize, &[u64; 3])| {
+            let at = |addr: u64| memory.user_addr() + addr;
+            let setup = Setup {
+                num: options.queue_size,
+                desc: at(desc),
+                avail: at(avail),
+                used: at(used),
+                log: None,
+                base: self.bases[index],
+                features,
+            };
+            let stats: Arc<QueueStats> = Arc::default();
+            let inflight = self.inflight.queue(index as u16).filter(|_| flaw != Flaw::NoRegion);
+            let start = RingStart {
+                index: index as u16,
+                setup,
+                memory: table.clone(),
+                disk: disk(device),
+                inflight,
+                device: device.clone(),
+                stats: stats.clone(),
+            };
+            (start, stats)
+        };
+        self.addresses.iter().enumerate().map(start).collect()
+    }
+}
+
+fn region(options: &DiskOptions) -> InflightRegion {
+    let form = if options.packed { Form::Packed } else { Form::Split };
+    InflightRegion::create(QUEUES as u16, options.queue_size, form).expect("a region").0
+}
+
+fn disk(device: &Bdev) -> Disk {
+    let geometry = device.geometry();
+    Disk {
+        capacity_sectors: geometry.size_bytes / SECTOR,
+        block_size: geometry.block_size,
+        read_only: false,
+        discard: true,
+        write_zeroes: true,
+        write_zeroes_may_unmap: true,
+        max_discard_sectors: 1 << 16,
+        max_write_zeroes_sectors: 1 << 16,
+        serial: [0; SERIAL_LEN],
+    }
+}
+
+/// How a process is to end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    /// In place of a completion.
+    Crash(Crash),
+    /// At rest: another goes on.
+    HandOver,
+    /// When all is done.
+    Done,
+}
+
+/// A process that serves the disk, and the guest beside it.
+async fn process(core: Core, guest: Rc<RefCell<Guest>>, uri: String, ending: Ending, flaw: Flaw) {
+    let device = Bdev::open(&core, &uri).await.expect("the disk");
+    let mut turns = guest.borrow_mut().rng.below(400);
+    loop {
+        let starts = guest.borrow().starts(flaw, &device);
+        let mut rings = Vec::new();
+        for (start, stats) in starts {
+            rings.push((RingAtWork::new(&core, start), stats));
+        }
+        let end_ns = core.now_ns() + END_NS;
+        while turns > 0 || matches!(ending, Ending::Crash(_) | Ending::Done) {
+            turns = turns.saturating_sub(1);
+            let ns = guest.borrow_mut().rng.below(60_000);
+            core.sleep_ns(ns).await;
+            let mut guest = guest.borrow_mut();
+            guest.step();
+            if ending == Ending::Done {
+                guest.ends = true;
+                if guest.in_flight() == 0 {
+                    break;
+                }
+                assert!(core.now_ns() < end_ns, "{} requests are lost", guest.in_flight());
+            } else if turns == 0 && guest.rng.coin() {
+                break;
+            }
+        }
+        for (nth, (ring, stats)) in rings.into_iter().enumerate() {
+            let (base, broken) = ring.rest().await;
+            assert!(!broken, "a ring is broken");
+            let mut guest = guest.borrow_mut();
+            guest.bases[nth] = base;
+            guest.report.resubmitted += stats.resubmitted.get();
+        }
+        let mut guest = guest.borrow_mut();
+        guest.report.rests += 1;
+        // Nobody has taken the disk, so the rings go on here.
+        if ending != Ending::Done && guest.rng.below(3) == 0 {
+            turns = 1 + guest.rng.below(100);
+            continue;
+        }
+        return;
+    }
+}
+
+/// Plays the history of a seed.
+///
+/// # Panics
+/// When something was lost, done twice, or is not what was promised.
+pub fn guest(seed: u64, flaw: Flaw) -> Report {
+    let world = World::new(seed, 1, SimConfig::default());
+    world.add_file(IMAGE, vec![0; (SECTORS * SECTOR) as usize]);
+    let mut rng = world.rng();
+    let guest = Rc::new(RefCell::new(Guest::new(world.rng(), rng.coin())));
+    let direct = if rng.coin() { "" } else { "?direct=off" };
+    let over = match rng.below(3) {
+        0 => "delay:all=0us..500us|",
+        1 => "dirty:granule=4K|",
+        _ => "",
+    };
+    let uri = format!("{over}file:{IMAGE}{direct}");
+    if flaw == Flaw::NoFlush {
+        world.add_fault(Fault::new(FaultKind::Skip).of(Access::Sync));
+    }
+    let lives = 4 + rng.below(8);
+    for life in 0..=lives {
+        let ending = match rng.below(8) {
+            _ if life == lives => Ending::Done,
+            0..4 => Ending::Crash(Crash::Kill),
+            4 | 5 => Ending::Crash(Crash::PowerCut),
+            _ => Ending::HandOver,
+        };
+        if let Ending::Crash(crash) = ending {
+            world.crash_at(crash, 1..150);
+        }
+        let run = world.run(|core| process(core, guest.clone(), uri.clone(), ending, flaw));
+        let mut guest = guest.borrow_mut();
+        guest.report.processes += 1;
+        match run.map_err(|failure| failure.kind) {
+            Ok(_) => guest.report.handed_over += u64::from(ending == Ending::HandOver),
+            Err(FailureKind::Crash(Crash::Kill)) => guest.report.kills += 1,
+            Err(FailureKind::Crash(Crash::PowerCut)) => {
+                guest.report.power_cuts += 1;
+                let bytes = world.bytes(IMAGE).expect("the image");
+                guest.wakes_up(&bytes);
+            }
+            Err(other) => panic!("{other:?}\n{}", world.newest_events()),
+        }
+    }
+    let mut report = guest.borrow().report.clone();
+    assert_eq!(guest.borrow().in_flight(), 0);
+    report.trace = world.trace();
+    report
+}
