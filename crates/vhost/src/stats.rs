@@ -106,24 +106,35 @@ pub struct QueueStats {
 }
 
 impl QueueStats {
-    /// All, each under the name by which a successor finds it.
-    pub(crate) fn counters(&self) -> [(&'static str, &Counter); 14] {
-        [
-            ("reads", &self.reads.requests),
-            ("read-bytes", &self.reads.bytes),
-            ("writes", &self.writes.requests),
-            ("written-bytes", &self.writes.bytes),
-            ("flushes", &self.flushes.requests),
-            ("flushed-bytes", &self.flushes.bytes),
-            ("discards", &self.discards.requests),
-            ("discarded-bytes", &self.discards.bytes),
+    /// All that count up, each under the name by which a successor finds it.
+    pub(crate) fn counters(&self) -> Vec<(String, &Counter)> {
+        let mut all: Vec<_> = [
             ("errors", &self.errors),
             ("completions", &self.completions),
             ("batches", &self.batches),
             ("signals", &self.signals),
             ("resubmitted", &self.resubmitted),
             ("broken", &self.broken),
+            ("kicks", &self.kicks),
+            ("turns", &self.turns),
+            ("worked", &self.worked),
         ]
+        .map(|(name, counter)| (name.to_owned(), counter))
+        .into();
+        let kinds = [
+            ("reads", &self.reads),
+            ("writes", &self.writes),
+            ("flushes", &self.flushes),
+            ("discards", &self.discards),
+        ];
+        for (kind, of) in kinds {
+            all.push((kind.to_owned(), &of.requests));
+            all.push((format!("{kind}-bytes"), &of.bytes));
+            all.push((format!("{kind}-ns"), &of.latency.sum_ns));
+            let buckets = of.latency.buckets.iter().enumerate();
+            all.extend(buckets.map(|(at, counter)| (format!("{kind}-log2-{at}"), counter)));
+        }
+        all
     }
 
     #[inline]
@@ -153,6 +164,18 @@ impl QueueStats {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_counter_has_a_name_of_its_own() {
+        let stats = QueueStats::default();
+        let names: std::collections::BTreeSet<_> =
+            stats.counters().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), 9 + 4 * (3 + LATENCY_BUCKETS));
+        stats.of(Kind::Read).latency.add(300);
+        let counted: Vec<_> = stats.counters().into_iter().filter(|(_, n)| n.get() > 0).collect();
+        let counted: Vec<_> = counted.iter().map(|(name, n)| (name.as_str(), n.get())).collect();
+        assert_eq!(counted, [("reads-ns", 300), ("reads-log2-1", 1)]);
+    }
 
     #[test]
     fn a_time_is_in_the_bucket_that_ends_behind_it() {

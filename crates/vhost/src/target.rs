@@ -52,7 +52,7 @@ use reactor::{Class, Core, EventFd, UnixListener, UnixSocket};
 
 use crate::config::{Config, RangeLimits, SECTOR_BYTES, feature};
 use crate::dirty::DirtyLog;
-use crate::handover::{ConnectionState, DiskState, NUMBERS_MAX, RingProgress, Role};
+use crate::handover::{ConnectionState, DiskState, RingProgress, Role};
 use crate::inflight::{Form, InflightRegion};
 use crate::memory::{GuestMemory, RegionInfo};
 use crate::message::{Framer, InflightInfo};
@@ -410,23 +410,27 @@ impl Target {
         Ok((listener, connection))
     }
 
-    /// The counters that are not 0, as `RING.NAME`.
+    /// The counters that are not 0, of all rings together.
     fn statistics(&self) -> Vec<(String, u64)> {
-        let rings = self.stats.iter().enumerate();
-        let all = rings.flat_map(|(ring, stats)| {
-            stats.counters().map(|(name, counter)| (format!("{ring}.{name}"), counter.get()))
-        });
-        all.filter(|(_, count)| *count > 0).take(NUMBERS_MAX).collect()
+        let mut all: Vec<(String, u64)> = Vec::new();
+        for stats in &self.stats {
+            let counters =
+                stats.counters().into_iter().map(|(name, counter)| (name, counter.get()));
+            match all.is_empty() {
+                true => all.extend(counters),
+                false => all.iter_mut().zip(counters).for_each(|(all, (_, count))| all.1 += count),
+            }
+        }
+        all.retain(|(_, count)| *count > 0);
+        all
     }
 
-    /// Counters of another version may have no place here.
+    /// Those of another process are added to the first ring's. Counters of another version may have
+    /// no place here.
     fn take_statistics(&self, statistics: &[(String, u64)]) {
-        for (name, count) in statistics {
-            let Some((ring, name)) = name.split_once('.') else { continue };
-            let stats = ring.parse().ok().and_then(|ring: usize| self.stats.get(ring));
-            let counters = stats.map(|stats| stats.counters());
-            let known = counters.and_then(|all| all.into_iter().find(|(known, _)| *known == name));
-            if let Some((_, counter)) = known {
+        let Some(first) = self.stats.first() else { return };
+        for (name, counter) in first.counters() {
+            if let Some((_, count)) = statistics.iter().find(|(known, _)| *known == name) {
                 counter.add(*count);
             }
         }
