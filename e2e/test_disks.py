@@ -144,9 +144,15 @@ def machine(tmp_path, uri=None, name="a", flags=(), **words):
 both_forms = pytest.mark.parametrize("packed", [False, True], ids=["split", "packed"])
 
 
-@pytest.mark.parametrize("engine", ["uring", "aio", "mmap", "sync"])
-def test_a_file_system_on_every_engine(tmp_path, engine):
-    with machine(tmp_path, f"file:{image(tmp_path / 'disk.img')}?engine={engine}", mode="files") as (_, vm):
+def test_a_file_system_on_every_engine(tmp_path):
+    specs = [
+        f"name={engine} uri=file:{image(tmp_path / engine)}?engine={engine} socket={tmp_path / engine}.sock queues=4"
+        for engine in ("uring", "aio", "mmap", "sync")
+    ]
+    with (
+        Disks(tmp_path / "log", *specs) as node,
+        guest.Guest(tmp_path / "vm", node.sockets, queues=2, processors=2, mode="files") as vm,
+    ):
         vm.wait_for(r"GUEST FILES OK")
         vm.wait_for_end()
 
@@ -174,7 +180,7 @@ def test_a_guest_is_paused_reset_and_checks_all(tmp_path, packed):
 @both_forms
 def test_killed_under_load_nothing_is_lost_and_nothing_done_twice(tmp_path, packed, long):
     """Requests complete out of their order, so that only the in-flight region knows which are left."""
-    times = 50 if long else 4
+    times = 50 if long else 3
     uri = f"delay:all=0ms..20ms|file:{image(tmp_path / 'disk.img')}"
     with machine(tmp_path, uri, packed=packed, mode="load", secs=8 + 3 * times, mib=16, workers=16) as (node, vm):
         for nth in range(times):
@@ -187,6 +193,8 @@ def test_killed_under_load_nothing_is_lost_and_nothing_done_twice(tmp_path, pack
     resubmitted = [int(word[10:]) for word in node.said().split() if word.startswith("resubmits=")]
     assert sum(resubmitted) > times, "no request was under way when it was killed"
     assert f"packed={str(packed).lower()} resubmits=" in node.said()
+    if os.cpu_count() > 1:
+        assert set(re.findall(r"core=(\d).* ring=[01] .*resubmits=", node.said())) == {"0", "1"}, "a disk's queues share a core"
 
 
 def test_killed_while_the_firmware_reads(tmp_path):
