@@ -70,6 +70,20 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def serving(pid):
+    """The process that serves clients and guests: the one that was started, or the child that it has launched."""
+    while True:
+        children, changed = [], False
+        for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            try:
+                children += map(int, (task / "children").read_text().split())
+            except (FileNotFoundError, ProcessLookupError):
+                # A thread has ended, perhaps because the launcher becomes another program.
+                changed = True
+        if not changed:
+            return max(children, default=pid)
+
+
 class Server:
     """A process that listens on 127.0.0.1:`port`; used with `with`, and ended with what it has started."""
 
@@ -124,7 +138,7 @@ class Server:
 
     def rss(self):
         """Its resident memory in bytes."""
-        for line in pathlib.Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+        for line in pathlib.Path(f"/proc/{serving(self.process.pid)}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
         raise AssertionError(f"no VmRSS: {self.said()}")

@@ -1,10 +1,11 @@
-"""A process that the kernel refuses io_uring, as many containers do."""
+"""A process that the kernel refuses io_uring, as many containers do, or Landlock, as old kernels do."""
 
 import ctypes
 import errno
 import struct
 
 NR_IO_URING_SETUP = 425
+NR_LANDLOCK_CREATE_RULESET = 444
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 LOAD_WORD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
 ALLOW, FAIL_WITH = 0x7FFF0000, 0x00050000
@@ -18,7 +19,17 @@ class Program(ctypes.Structure):
 
 def without_io_uring():
     """For `preexec_fn`: io_uring_setup fails with EPERM from here on."""
-    steps = [(LOAD_WORD, 0, 0, 0), (JUMP_IF_EQUAL, 0, 1, NR_IO_URING_SETUP), (RETURN, 0, 0, FAIL_WITH | errno.EPERM), (RETURN, 0, 0, ALLOW)]
+    refuse(NR_IO_URING_SETUP, errno.EPERM)
+
+
+def without_landlock():
+    """For `preexec_fn`: there is no Landlock from here on."""
+    refuse(NR_LANDLOCK_CREATE_RULESET, errno.ENOSYS)
+
+
+def refuse(call, error):
+    """Has a system call fail in this process and its children."""
+    steps = [(LOAD_WORD, 0, 0, 0), (JUMP_IF_EQUAL, 0, 1, call), (RETURN, 0, 0, FAIL_WITH | error), (RETURN, 0, 0, ALLOW)]
     code = b"".join(struct.pack("<HBBI", *step) for step in steps)
     program = Program(len(steps), code)
     libc = ctypes.CDLL(None, use_errno=True)

@@ -189,13 +189,13 @@ def test_a_node_is_upgraded_by_command(tmp_path):
             # Relative paths begin where the command is given.
             command = ("upgrade", "--to", program.name, "--state", node.state)
             node.upgrade(lambda: said.update(millrace.said_json(*command, cwd=tmp_path)))
-            assert said["successor"] == node.process.pid and said["pause_us"] > 0
+            assert said["successor"] == node.pid() and said["pause_us"] > 0
             guest.wait_for("the successor's admin socket", lambda: node.said().count(" serves ") == 2)
             assert node.disks()["a"]["connected"]
-            assert os.readlink(f"/proc/{node.process.pid}/exe") == str(program)
+            assert os.readlink(f"/proc/{node.pid()}/exe") == str(program)
             # Without --to it is the program under the node's own name.
             node.upgrade(lambda: said.update(text=millrace.succeed("upgrade", "--state", node.state)))
-            assert f"process {node.process.pid} serves now" in said["text"], said
+            assert f"process {node.pid()} serves now" in said["text"], said
             vm.wait_for(r"GUEST LOAD OK")
             vm.wait_for_end()
 

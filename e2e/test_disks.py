@@ -89,18 +89,28 @@ class Disks:
         self.restart(rest_s)
         guest.wait_for("QEMU", lambda: self.said().count("has connected") >= connected + len(self.sockets))
 
+    def pid(self):
+        """The process that serves the guests."""
+        return millrace.serving(self.process.pid)
+
     def upgrade(self, ask=None):
         """Has it hand over, to whatever is under its name now if `ask` does not ask for it otherwise; waits until the old process has ended."""
         Successor.inherit()
-        said = len(self.said())
+        said, old = len(self.said()), self.pid()
         if ask:
             ask()
         else:
             self.process.send_signal(signal.SIGUSR2)
-        assert self.process.wait(30) == 0, self.said()
-        successor = re.findall(r"handed over.* successor=(\d+)", self.said()[said:])
+        successor = guest.wait_for("a successor", lambda: re.findall(r"handed over.* successor=(\d+)", self.said()[said:]), 30)
         assert len(successor) == 1, self.said()
-        self.process = Successor(int(successor[0]))
+        if old == self.process.pid:
+            assert self.process.wait(30) == 0, self.said()
+            self.process = Successor(int(successor[0]))
+        else:
+            # The launcher stays.
+            guest.wait_for("the end of the old process", lambda: not pathlib.Path(f"/proc/{old}").exists(), 30)
+            assert self.process.poll() is None, self.said()
+        assert self.pid() == int(successor[0])
 
     def refuse_upgrade(self, why):
         """Has it try the same, which must fail for this reason."""
@@ -353,18 +363,24 @@ def own_program(tmp_path):
     yield own, put
 
 
-def test_a_failed_upgrade_leaves_the_node_serving(tmp_path):
+@pytest.mark.parametrize("sandbox", ["on", "off"])
+def test_a_failed_upgrade_leaves_the_node_serving(tmp_path, sandbox):
+    if sandbox == "on":
+        # A question of 37 bytes behind its number, to the launcher.
+        other_version = r"\1\0\0\0\45\0\0\0\0\0\0\0" + r"\0" * 8 + '{"ask":"begin","version":9}  '
+    else:
+        other_version = r"\1\0\0\0\14\0\0\0\0\0\0\0MRnode\n\0\11\0\0\0"
     spec = f"name=a uri=file:{image(tmp_path / 'disk.img')} socket={tmp_path / 'a.sock'} queues=4"
     programs = {
         "#!/bin/sh\nexit 7\n": "starting.*gone.*exit status: 7",
         "no program at all": "starting .*millrace",
         # One that speaks another version, and one that ends when it has all that can be opened ahead.
-        "#!/bin/sh\nprintf '\\1\\0\\0\\0\\14\\0\\0\\0\\0\\0\\0\\0MRnode\\n\\0\\11\\0\\0\\0' >&0; sleep 60\n": "version 9",
+        f"#!/bin/sh\nprintf '{other_version}' >&0; sleep 60\n": "version 9",
         f"#!/bin/sh\nexec {millrace.BINARY} serve --disk 'name=a uri=null:1G socket=s' --cores 1 --memory 64M\n": "1 core",
         "#!/bin/sh\nexec sleep 1000\n": "starting: not done within",
     }
     with own_program(tmp_path) as (own, put):
-        node = Disks(tmp_path / "log", spec, binary=own)
+        node = Disks(tmp_path / "log", spec, binary=own, flags=["--sandbox", sandbox])
         words = dict(queues=2, processors=2, mode="load", secs=25, mib=16)
         with node, guest.Guest(tmp_path / "vm", node.sockets[0], **words) as vm:
             vm.wait_for(r"GUEST TICK ops=[1-9]\d*")
@@ -475,9 +491,10 @@ def test_an_idle_disk_costs_no_processor_time(tmp_path):
         with guest.Guest(tmp_path / "vm", node.sockets[:8], mode="boot", then="stay") as vm:
             vm.wait_for(r"GUEST BOOTED")
             time.sleep(1)
-            before = cpu_s(node.process.pid)
+            both = {node.pid(), node.process.pid}
+            before = sum(map(cpu_s, both))
             time.sleep(2)
-            spent = cpu_s(node.process.pid) - before
+            spent = sum(map(cpu_s, both)) - before
             # The kernel counts in hundredths of a second; a disk that is polled would cost 2 s.
             assert spent < 0.5, f"{spent} s in 2 s"
 

@@ -62,6 +62,29 @@ struct Shared {
     device: Device,
 }
 
+/// What a process that may open nothing needs of a device.
+#[derive(Debug, Default)]
+pub struct Parts {
+    /// Its [`Bdev::descriptors`].
+    pub descriptors: Vec<OwnedFd>,
+    /// Whether holes can be punched in its image, where that is known.
+    pub holes: Option<bool>,
+}
+
+impl Parts {
+    /// Opens what a URI names, for a process that then has the device: [`Bdev::take`]. Suspends.
+    ///
+    /// # Errors
+    /// As for [`Bdev::open`].
+    pub async fn open(core: &Core, uri: &str) -> Result<Parts, Error> {
+        let device = Bdev::open(core, uri).await?;
+        let own = |error| Error::io("the descriptor of a device".to_owned(), error);
+        let descriptors = device.descriptors()?.into_iter().map(|fd| fd.try_clone_to_owned());
+        let descriptors = descriptors.collect::<Result<_, _>>().map_err(own)?;
+        Ok(Parts { descriptors, holes: Some(device.geometry().discard) })
+    }
+}
+
 /// What kinds there are.
 pub(crate) enum Device {
     Null(NullDevice),
@@ -99,26 +122,28 @@ impl Bdev {
     }
 
     /// The same of a device that another process has open, from the [`Bdev::descriptors`] that it
-    /// handed over: with its lock, and without looking for a name. Suspends.
+    /// handed over, or that it opened for this one ([`Parts`]): with its lock, and without looking
+    /// for a name. Suspends.
     ///
     /// # Errors
     /// As for [`Bdev::open`], and when these are not the descriptors of such a device.
-    pub async fn take(core: &Core, uri: &str, open: Vec<OwnedFd>) -> Result<Bdev, Error> {
+    pub async fn take(core: &Core, uri: &str, open: Parts) -> Result<Bdev, Error> {
         Bdev::open_with(core, uri, Some(open)).await
     }
 
-    async fn open_with(core: &Core, uri: &str, taken: Option<Vec<OwnedFd>>) -> Result<Bdev, Error> {
+    async fn open_with(core: &Core, uri: &str, taken: Option<Parts>) -> Result<Bdev, Error> {
         let Spec { base, layers } = uri.parse()?;
         let own = usize::from(!matches!(base, Base::Null { .. }));
         let bitmaps = layers.iter().filter(|layer| matches!(layer, Layer::Dirty { .. })).count();
-        if let Some(taken) = &taken
-            && taken.len() != own + bitmaps
+        if let Some(Parts { descriptors, .. }) = &taken
+            && descriptors.len() != own + bitmaps
         {
-            let text =
-                format!("{} descriptors of a device that has {}", taken.len(), own + bitmaps);
+            let (found, expected) = (descriptors.len(), own + bitmaps);
+            let text = format!("{found} descriptors of a device that has {expected}");
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
-        let mut taken = taken.map(|taken| taken.into_iter());
+        let holes = taken.as_ref().and_then(|taken| taken.holes);
+        let mut taken = taken.map(|taken| taken.descriptors.into_iter());
         let mut next = || taken.as_mut().and_then(Iterator::next);
         let open = if own == 1 { next() } else { None };
         let base = match base {
@@ -137,6 +162,7 @@ impl Bdev {
                 Bdev::new(mem.geometry(size, block), Device::Mem(mem))
             }
             Base::File { .. } => {
+                let open = open.map(|open| (open, holes));
                 let (file, geometry) = FileDevice::open(core, &base, open).await?;
                 Bdev::new(geometry, Device::File(file))
             }

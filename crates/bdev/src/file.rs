@@ -56,28 +56,41 @@ pub(crate) struct FileDevice {
     mapping: Option<Mapping>,
 }
 
+/// Opens the image of a file, or takes one that is open, of which it may be known whether holes can
+/// be punched.
+pub(crate) async fn open_image(
+    core: &Core,
+    base: &Base,
+    open: Option<(OwnedFd, Option<bool>)>,
+) -> Result<Image, Error> {
+    let Base::File { path, engine, read_only, direct, lock, .. } = base else {
+        unreachable!("only files have images")
+    };
+    let mode = match direct {
+        Some(false) => Mode::Buffered,
+        _ if *engine == Engine::Mmap => Mode::Buffered,
+        _ => Mode::Direct,
+    };
+    let how = ImageOpening { read_only: *read_only, mode, lock: *lock };
+    let image = match open {
+        None => core.open_image(path, how).await,
+        Some((open, holes)) => core.take_image(path, how, open, holes).await,
+    };
+    image.map_err(|error| Error::io(format!("cannot open {}", path.display()), error))
+}
+
 impl FileDevice {
     /// Opens it, or takes the open file that came from another process.
     pub async fn open(
         core: &Core,
         base: &Base,
-        open: Option<OwnedFd>,
+        open: Option<(OwnedFd, Option<bool>)>,
     ) -> Result<(FileDevice, Geometry), Error> {
-        let Base::File { path, engine, through, read_only, direct, lock, block } = base else {
+        let Base::File { path, engine, through, read_only, direct, block, .. } = base else {
             unreachable!("only files are opened here")
         };
         let name = path.display();
-        let mode = match direct {
-            Some(false) => Mode::Buffered,
-            _ if *engine == Engine::Mmap => Mode::Buffered,
-            _ => Mode::Direct,
-        };
-        let how = ImageOpening { read_only: *read_only, mode, lock: *lock };
-        let image = match open {
-            None => core.open_image(path, how).await,
-            Some(open) => core.take_image(path, how, open).await,
-        };
-        let image = image.map_err(|error| Error::io(format!("cannot open {name}"), error))?;
+        let image = open_image(core, base, open).await?;
         let must_be_direct = *direct == Some(true) || *engine == Engine::Aio;
         if must_be_direct && image.file.alignment() == 1 {
             let text = format!("{name}: its file system has no direct I/O");

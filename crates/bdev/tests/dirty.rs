@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use bdev::{Bdev, DirtyMap, ErrorKind, Kind, Status, Taken};
+use bdev::{Bdev, DirtyMap, ErrorKind, Kind, Parts, Status, Taken};
 use common::{Disk, Guest, Place, config, quoted};
 use reactor::{Core, DriverKind, run};
 
@@ -95,7 +95,8 @@ fn marks_outlive_whoever_made_or_took_them() {
         // The node hands the disk over to another.
         let descriptors = disk.bdev.descriptors().unwrap();
         let descriptors = descriptors.into_iter().map(|fd| fd.try_clone_to_owned().unwrap());
-        let next = Bdev::take(&core, &uri, descriptors.collect()).await.unwrap();
+        let parts = Parts { descriptors: descriptors.collect(), holes: None };
+        let next = Bdev::take(&core, &uri, parts).await.unwrap();
         drop(disk);
         let disk = Disk::over(&core, &next);
         assert_eq!(disk.write(5 * GRANULE, &[1; 4096]).await, Status::Ok);

@@ -5,7 +5,7 @@ mod common;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use bdev::{Bdev, ErrorKind, Kind, Status};
+use bdev::{Bdev, ErrorKind, Kind, Parts, Status};
 use common::{Disk, Place, quoted};
 use reactor::Core;
 
@@ -24,7 +24,8 @@ fn owned(descriptors: Vec<BorrowedFd<'_>>) -> Vec<OwnedFd> {
 }
 
 async fn take(core: &Core, from: &Bdev, uri: &str) -> Result<Bdev, bdev::Error> {
-    Bdev::take(core, uri, owned(from.descriptors().unwrap())).await
+    let descriptors = owned(from.descriptors().unwrap());
+    Bdev::take(core, uri, Parts { descriptors, holes: None }).await
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use bench::{Case, Compression, Durability, Mix};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueHint};
-use node::{CoreChoice, DiskSpec, Size};
+use node::{CoreChoice, DiskSpec, Sandbox, Size};
 use reactor::log::{Filter, Format};
 use reactor::{DriverKind, PollMode};
 
@@ -130,6 +130,14 @@ pub struct ServeArgs {
     /// Listen for `millrace disk` and `top` here instead of in the state directory
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub admin: Option<PathBuf>,
+    /// Confine the process that serves guests: auto, on or off [default: auto]
+    ///
+    /// A guest that takes this process over can then open no file but the database's, reach nobody
+    /// and start nothing. A second process, the one that was started, opens images and sockets for it.
+    /// auto does so where there are disks or may be (--disk, --state, --admin), as far as the system
+    /// can, and says what it cannot; with on the node then does not start.
+    #[arg(long, value_name = "MODE", value_parser = sandbox())]
+    pub sandbox: Option<Sandbox>,
     /// What an acknowledged write survives: the end of the process, or a power cut [default: power]
     ///
     /// power flushes the disk once for all writes that wait, before they are answered; process
@@ -737,6 +745,10 @@ fn block_size(text: &str) -> Result<u32, String> {
 
 fn poll_mode() -> impl TypedValueParser<Value = PollMode> {
     PossibleValuesParser::new(["always", "adaptive", "never"]).try_map(|text| text.parse())
+}
+
+fn sandbox() -> impl TypedValueParser<Value = Sandbox> {
+    PossibleValuesParser::new(["auto", "on", "off"]).try_map(|text| text.parse())
 }
 
 fn durability() -> impl TypedValueParser<Value = Durability> {

@@ -33,6 +33,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         disk: args.disk,
         state: args.state,
         admin: args.admin,
+        sandbox: args.sandbox,
     };
     let settings = match &args.config {
         Some(file) => flags.or(Settings::from_file(file)?),

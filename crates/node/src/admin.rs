@@ -29,7 +29,7 @@ use crate::disks::Disks;
 use crate::error::{Error, Kind};
 use crate::metrics::within;
 use crate::process::{CpuTime, resident_bytes};
-use crate::upgrade::{Upgrader, own_program};
+use crate::upgrade::{Successor, Upgrader, own_program};
 
 /// The protocol's version.
 pub const VERSION: u64 = 1;
@@ -123,7 +123,17 @@ pub(crate) struct Admin {
     pub disks: Rc<Disks>,
     /// The cores that serve a database.
     pub reporter: Option<Reporter>,
-    pub upgrader: Rc<Upgrader>,
+    /// Where this process may start others.
+    pub upgrader: Option<Rc<Upgrader>>,
+}
+
+/// Who does what clients ask for.
+pub(crate) trait Commands {
+    /// The core that answers.
+    fn core(&self) -> &Core;
+
+    /// Does it; gives the result as JSON, in one line. Suspends.
+    async fn run(&self, request: Request) -> Result<String, Error>;
 }
 
 /// Listens under a name.
@@ -138,57 +148,70 @@ pub(crate) fn listen(core: &Core, path: &Path) -> Result<UnixListener, Error> {
 }
 
 /// Answers the connections of a listener; never ends by itself.
-pub(crate) async fn serve(listener: UnixListener, admin: Admin) {
-    let admin = Rc::new(admin);
-    let open = Rc::new(Cell::new(0));
+/// `open` counts the connections.
+pub(crate) async fn serve(
+    listener: UnixListener,
+    admin: Rc<impl Commands + 'static>,
+    open: Rc<Cell<usize>>,
+) {
     loop {
         match listener.accept().await {
             Ok(socket) if open.get() < CONNECTIONS_MAX => {
                 open.set(open.get() + 1);
                 let (open, admin) = (open.clone(), admin.clone());
-                admin.core.clone().spawn(Class::Control, async move {
-                    admin.answer(&socket).await;
+                admin.core().clone().spawn(Class::Control, async move {
+                    answer(&*admin, &socket).await;
                     open.set(open.get() - 1);
                 });
             }
             Ok(_) => {}
-            Err(_) => admin.core.sleep_ns(RETRY_NS).await,
+            Err(_) => admin.core().sleep_ns(RETRY_NS).await,
         }
     }
 }
 
-impl Admin {
-    async fn answer(&self, socket: &UnixSocket) {
-        let mut received = Vec::new();
-        loop {
-            let line = within(&self.core, PATIENCE_NS, read_line(socket, &mut received)).await;
-            let reply = match line {
-                Some(Some(Ok(line))) => match Request::parse(&line) {
-                    Ok(request) => self.run(request).await,
-                    Err(error) => Err(error),
-                },
-                Some(Some(Err(error))) => Err(error),
-                Some(None) | None => return,
-            };
-            let too_long = received.len() > LINE_BYTES_MAX;
-            let reply = match reply {
-                Ok(result) => json!({"version": VERSION, "result": result}),
-                Err(error) => {
-                    let mut reply = json!({"version": VERSION, "error": error.to_string()});
-                    if let Some(hint) = error.advice() {
-                        reply["hint"] = hint.into();
-                    }
-                    reply
+async fn answer(admin: &impl Commands, socket: &UnixSocket) {
+    let mut received = Vec::new();
+    loop {
+        let line = within(admin.core(), PATIENCE_NS, read_line(socket, &mut received)).await;
+        let reply = match line {
+            Some(Some(Ok(line))) => match Request::parse(&line) {
+                Ok(request) => admin.run(request).await,
+                Err(error) => Err(error),
+            },
+            Some(Some(Err(error))) => Err(error),
+            Some(None) | None => return,
+        };
+        let too_long = received.len() > LINE_BYTES_MAX;
+        let reply = match reply {
+            Ok(result) => format!("{{\"version\":{VERSION},\"result\":{result}}}\n"),
+            Err(error) => {
+                let mut reply = json!({"version": VERSION, "error": error.to_string()});
+                if let Some(hint) = error.advice() {
+                    reply["hint"] = hint.into();
                 }
-            };
-            let sent = socket.send(format!("{reply}\n").as_bytes(), &[]).await;
-            if sent.is_err() || too_long {
-                return;
+                format!("{reply}\n")
             }
+        };
+        let sent = socket.send(reply.as_bytes(), &[]).await;
+        if sent.is_err() || too_long {
+            return;
         }
     }
+}
 
-    async fn run(&self, request: Request) -> Result<Value, Error> {
+impl Commands for Admin {
+    fn core(&self) -> &Core {
+        &self.core
+    }
+
+    async fn run(&self, request: Request) -> Result<String, Error> {
+        self.done(request).await.map(|result| result.to_string())
+    }
+}
+
+impl Admin {
+    async fn done(&self, request: Request) -> Result<Value, Error> {
         let (core, disks) = (&self.core, &self.disks);
         match request {
             Request::DiskList => Ok(json!({"disks": self.all(None, disk_report::short)?})),
@@ -227,17 +250,11 @@ impl Admin {
                 }))
             }
             Request::Upgrade { program } => {
-                let upgraded = match program.map_or_else(own_program, Ok) {
-                    Ok(program) => self.upgrader.to(&program).await,
-                    Err(error) => Err(format!("where this program is: {error}")),
+                let Some(upgrader) = &self.upgrader else {
+                    return Err(Error::new(Kind::System, "a confined process starts no other"));
                 };
-                let done = upgraded.map_err(|why| {
-                    Error::new(Kind::System, format!("no upgrade: {why}")).hint(
-                        "nothing has changed, the node goes on; what the other program said is \
-                         where the node's log is",
-                    )
-                })?;
-                Ok(json!({"successor": done.pid, "pause_us": done.pause_us}))
+                let done = upgraded(program, async |program| upgrader.to(program).await).await?;
+                Ok(done.as_json())
             }
         }
     }
@@ -284,6 +301,23 @@ impl Admin {
             _ => Ok(all),
         }
     }
+}
+
+/// Upgrades to a program, or to the one under the node's own name.
+pub(crate) async fn upgraded(
+    program: Option<PathBuf>,
+    to: impl AsyncFnOnce(&Path) -> Result<Successor, String>,
+) -> Result<Successor, Error> {
+    let upgraded = match program.map_or_else(own_program, Ok) {
+        Ok(program) => to(&program).await,
+        Err(error) => Err(format!("where this program is: {error}")),
+    };
+    upgraded.map_err(|why| {
+        Error::new(Kind::System, format!("no upgrade: {why}")).hint(
+            "nothing has changed, the node goes on; what the other program said is where the \
+             node's log is",
+        )
+    })
 }
 
 /// The next line, without its end; `None` when the client has gone.

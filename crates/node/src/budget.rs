@@ -87,12 +87,13 @@ impl Config {
     }
 
     /// What the cores are started with, each with a ring of its own in `log`.
-    pub fn runtime(&self, log: Log) -> RuntimeConfig {
+    pub fn runtime(&self, log: Log, confined: bool) -> RuntimeConfig {
         RuntimeConfig {
             processors: self.processors.clone(),
             memory: self.budget().pool,
             poll: self.poll,
             driver: self.driver,
+            confined,
             log: Some(log),
             ..RuntimeConfig::default()
         }

@@ -75,6 +75,9 @@ pub struct Settings {
     pub state: Option<PathBuf>,
     /// Where the node is administered.
     pub admin: Option<PathBuf>,
+    /// Whether what serves guests is confined.
+    #[serde(default, deserialize_with = "from_text")]
+    pub sandbox: Option<Sandbox>,
 }
 
 fn from_text<'de, T, D>(from: D) -> Result<Option<T>, D::Error>
@@ -134,6 +137,32 @@ impl Settings {
             disk: if self.disk.is_empty() { other.disk } else { self.disk },
             state: self.state.or(other.state),
             admin: self.admin.or(other.admin),
+            sandbox: self.sandbox.or(other.sandbox),
+        }
+    }
+}
+
+/// Whether the process that serves guests is confined: see docs/SANDBOX.md.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Sandbox {
+    /// As far as the system can, where there may be disks; what is not possible is said.
+    #[default]
+    Auto,
+    /// Completely, or the node does not start.
+    On,
+    /// Not at all.
+    Off,
+}
+
+impl std::str::FromStr for Sandbox {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Sandbox, String> {
+        match text {
+            "auto" => Ok(Sandbox::Auto),
+            "on" => Ok(Sandbox::On),
+            "off" => Ok(Sandbox::Off),
+            _ => Err(format!("'{text}' is none of auto, on, off")),
         }
     }
 }
@@ -175,6 +204,8 @@ pub struct Config {
     pub log: LogConfig,
     /// What clients must give before anything else.
     pub password: Option<Password>,
+    /// Whether what serves guests is confined.
+    pub sandbox: Sandbox,
     /// The configuration file, if there was one.
     pub file: Option<PathBuf>,
 }
@@ -283,6 +314,7 @@ impl Config {
                 file: settings.log_file,
             },
             password,
+            sandbox: settings.sandbox.unwrap_or_default(),
             file: None,
         })
     }
@@ -334,7 +366,8 @@ mod tests {
         let settings = Settings::from_toml(
             "data = '/srv/db'\nread-only = true\nlisten = '[::1]:7000'\ncores = '0-1'\n\
              memory = '4G'\nadopt = false\npoll = 'never'\nio = 'epoll'\nsecondary = true\nallow-remote = false\n\
-             metrics = ':9121'\nlog-level = 'warn,lsm=debug'\nlog-format = 'json'\nlog-file = '/var/log/m'\n",
+             metrics = ':9121'\nlog-level = 'warn,lsm=debug'\nlog-format = 'json'\nlog-file = '/var/log/m'\n\
+             sandbox = 'on'\n",
         )
         .unwrap();
         let config = Config::new(settings, &machine()).unwrap();
@@ -345,6 +378,8 @@ mod tests {
         assert_eq!(config.poll, PollMode::Never);
         assert_eq!(config.driver, DriverKind::Epoll);
         assert!(config.secondary);
+        assert_eq!(config.sandbox, Sandbox::On);
+        assert!(Settings::from_toml("sandbox = 'maybe'").is_err());
         assert_eq!(config.log.level.to_string(), "warn,lsm=debug");
         assert_eq!(config.metrics.unwrap().to_string(), "127.0.0.1:9121");
         assert_eq!(config.log.format, Format::Json);

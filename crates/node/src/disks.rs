@@ -5,18 +5,16 @@
 //! state directory after it. One change is made at a time.
 
 use std::cell::{Cell, RefCell};
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use bdev::{Bdev, ErrorKind};
-use reactor::{Class, Core, JoinHandle, UnixListener};
+use bdev::Bdev;
+use reactor::{Class, Core, JoinHandle};
 use vhost::{Target, TargetOptions};
 
 use crate::disk_spec::{self, DiskSpec};
 use crate::error::{Error, Kind};
-use crate::serve::LINGER_NS;
+use crate::outside::{Named, Outside, Ready};
 use crate::size::Size;
-use crate::state::State;
 
 /// Disks at a time.
 const DISKS_MAX: usize = 1024;
@@ -34,7 +32,6 @@ pub(crate) struct Disk {
 /// A disk that is there; the other case is why it is not.
 pub(crate) struct Serving {
     pub target: Rc<Target>,
-    socket: PathBuf,
     serving: JoinHandle<()>,
 }
 
@@ -49,7 +46,7 @@ pub(crate) struct Served {
 /// All of them; belongs to core 0.
 #[derive(Default)]
 pub(crate) struct Disks {
-    state: Option<Rc<State>>,
+    outside: Option<Rc<Outside>>,
     all: RefCell<Vec<Disk>>,
     /// How many there ever were: they begin on the cores by turns.
     begun: Cell<usize>,
@@ -76,87 +73,80 @@ impl Disks {
     /// When a device cannot be opened, or somebody listens on a socket already.
     pub async fn start(
         core: &Core,
-        specs: &[DiskSpec],
-        state: Option<Rc<State>>,
+        outside: Outside,
         taken: Vec<(Served, JoinHandle<()>)>,
     ) -> Result<Disks, Error> {
-        let disks = Disks { state, begun: taken.len().into(), ..Disks::default() };
+        let named = outside.disks().await?;
+        let outside = Some(Rc::new(outside));
+        let disks = Disks { outside, begun: taken.len().into(), ..Disks::default() };
         for (Served { spec, target, .. }, serving) in taken {
-            disks.remember(&spec.socket, &target);
-            let attached = specs.iter().all(|asked| asked.name != spec.name);
-            let serving = Ok(Serving { target, socket: spec.socket.clone(), serving });
+            let known = named.iter().find(|named| named.spec.name == spec.name);
+            disks.remember(&spec, &target, known.and_then(|named| named.write_cache));
+            let attached = known.is_none_or(|named| named.attached);
+            let serving = Ok(Serving { target, serving });
             disks.all.borrow_mut().push(Disk { spec, attached, serving });
         }
-        for spec in specs {
+        for Named { spec, attached, .. } in named {
             if disks.find(&spec.name).is_ok() {
                 continue;
             }
-            let serving = Ok(disks.serve(core, spec).await?);
-            disks.all.borrow_mut().push(Disk { spec: spec.clone(), attached: false, serving });
-        }
-        for spec in disks.state.as_ref().map(|state| state.disks()).unwrap_or_default() {
-            if disks.find(&spec.name).is_ok() {
-                continue;
-            }
-            let serving = disks.serve(core, &spec).await.map_err(|error| error.to_string());
-            if let Err(why) = &serving {
-                tracing::error!("{why}; it was attached and is kept for the next start");
-            }
-            disks.all.borrow_mut().push(Disk { spec, attached: true, serving });
+            let serving = match disks.serve(core, &spec).await {
+                Err(error) if attached => {
+                    tracing::error!("{error}; it was attached and is kept for the next start");
+                    Err(error.to_string())
+                }
+                serving => Ok(serving?),
+            };
+            disks.all.borrow_mut().push(Disk { spec, attached, serving });
         }
         Ok(disks)
     }
 
+    /// Starts those that have been named since the start, by a configuration that was changed; what
+    /// cannot be started is said. Suspends.
+    pub async fn start_others(&self, core: &Core) {
+        let Ok(_change) = self.change(core).await else { return };
+        let Some(outside) = &self.outside else { return };
+        let named = match outside.disks().await {
+            Ok(named) => named,
+            Err(error) => return tracing::error!("which disks there are: {error}"),
+        };
+        for Named { spec, attached, .. } in named {
+            if self.find(&spec.name).is_ok() {
+                continue;
+            }
+            let serving = self.serve(core, &spec).await.map_err(|error| error.to_string());
+            if let Err(why) = &serving {
+                tracing::error!("{why}");
+            }
+            self.all.borrow_mut().push(Disk { spec, attached, serving });
+        }
+    }
+
+    /// What it has outside itself.
+    fn outside(&self) -> Result<&Rc<Outside>, Error> {
+        self.outside.as_ref().ok_or_else(|| Error::new(Kind::System, "the node is starting"))
+    }
+
     async fn serve(&self, core: &Core, spec: &DiskSpec) -> Result<Serving, Error> {
         let name = &spec.name;
-        let since_ns = core.now_ns();
-        let device = loop {
-            match Bdev::open(core, &spec.uri).await {
-                Err(error)
-                    if error.kind() == ErrorKind::Busy && core.now_ns() < since_ns + LINGER_NS =>
-                {
-                    core.sleep_ns(LOOK_NS).await;
-                }
-                device => break device,
-            }
-        };
-        let device =
-            device.map_err(|error| Error::new(Kind::System, format!("disk {name}: {error}")))?;
-        let listener = loop {
-            match UnixListener::bind(core, &spec.socket) {
-                Err(error)
-                    if error.kind() == std::io::ErrorKind::AddrInUse
-                        && core.now_ns() < since_ns + LINGER_NS =>
-                {
-                    core.sleep_ns(LOOK_NS).await;
-                }
-                listener => break listener,
-            }
-        };
-        let listener = listener.map_err(|error| {
-            let socket = spec.socket.display();
-            Error::new(Kind::System, format!("disk {name}: listening on {socket}: {error}"))
-        })?;
+        let Ready { device, listener, write_cache } = self.outside()?.open(core, spec).await?;
         let options = options(spec, self.begun.replace(self.begun.get() + 1));
         tracing::info!(disk = %name, uri = %spec.uri, socket = %spec.socket.display(), "a disk is there");
         let target = Target::new(core, device, options);
-        self.remember(&spec.socket, &target);
+        self.remember(spec, &target, write_cache);
         let serving = {
             let target = target.clone();
             core.spawn(Class::Control, async move { target.serve(listener).await })
         };
-        Ok(Serving { target, socket: spec.socket.clone(), serving })
+        Ok(Serving { target, serving })
     }
 
     /// Has what a front end is told of the write cache kept in the state directory.
-    fn remember(&self, socket: &Path, target: &Target) {
-        if let Some(state) = &self.state {
-            let (state, socket) = (state.clone(), socket.to_owned());
-            let known = state.write_cache(&socket);
-            let keeper = move |told| {
-                let (state, socket) = (state.clone(), socket.clone());
-                Box::pin(async move { state.keep_write_cache(&socket, told).await }) as _
-            };
+    fn remember(&self, spec: &DiskSpec, target: &Target, known: Option<bool>) {
+        if let Some(outside) = self.outside.as_ref().filter(|outside| outside.remembers()) {
+            let (outside, spec) = (outside.clone(), spec.clone());
+            let keeper = move |told| outside.keep_write_cache(&spec, told);
             target.remember(known, Box::new(keeper));
         }
     }
@@ -238,6 +228,16 @@ impl Disks {
     pub async fn attach(&self, core: &Core, spec: DiskSpec) -> Result<bool, Error> {
         let _change = self.change(core).await?;
         let usage = |what| Error::new(Kind::Usage, what);
+        let outside = self.outside()?;
+        if !outside.may_attach() {
+            return Err(usage(
+                "this node was not started to serve disks, and is not confined".into(),
+            )
+            .hint(
+                "start it with --state DIR or --admin PATH: then what a guest does to it is kept \
+                     in a sandbox; or with --sandbox off to go without one",
+            ));
+        }
         let mut specs: Vec<_> = self.all.borrow().iter().map(|disk| disk.spec.clone()).collect();
         if specs.len() == DISKS_MAX {
             return Err(usage(format!("a node has {DISKS_MAX} disks at most")));
@@ -245,14 +245,13 @@ impl Disks {
         specs.push(spec.clone());
         disk_spec::check_all(&specs).map_err(usage)?;
         let serving = self.serve(core, &spec).await?;
-        if let Some(state) = &self.state
-            && let Err(why) = state.keep_disk(&spec).await
-        {
-            serving.stop(false).await;
-            return Err(Error::new(Kind::System, why));
+        if let Err(error) = outside.keep(&spec).await {
+            serving.stop().await;
+            outside.close(&spec).await;
+            return Err(error);
         }
         self.all.borrow_mut().push(Disk { spec, attached: true, serving: Ok(serving) });
-        Ok(self.state.is_some())
+        Ok(outside.remembers())
     }
 
     /// Takes a disk away and forgets it. Gives whether it was attached: another one comes back when
@@ -264,7 +263,7 @@ impl Disks {
     pub async fn detach(&self, core: &Core, name: &str, force: bool) -> Result<bool, Error> {
         let _change = self.change(core).await?;
         let at = self.find(name)?;
-        let socket = {
+        let spec = {
             let disk = &self.all.borrow()[at];
             let connected =
                 disk.serving.as_ref().is_ok_and(|serving| serving.target.is_connected());
@@ -278,15 +277,14 @@ impl Disks {
                      requests then wait until a disk is attached at the same socket again",
                 ));
             }
-            disk.spec.socket.clone()
+            disk.spec.clone()
         };
-        if let Some(state) = &self.state {
-            let forgotten = state.forget_disk(name, &socket).await;
-            forgotten.map_err(|why| Error::new(Kind::System, why))?;
-        }
+        let outside = self.outside()?;
+        outside.forget(&spec).await?;
         let disk = self.all.borrow_mut().remove(at);
         if let Ok(serving) = disk.serving {
-            serving.stop(false).await;
+            serving.stop().await;
+            outside.close(&spec).await;
         }
         tracing::info!(disk = %name, "a disk was detached");
         Ok(disk.attached)
@@ -331,24 +329,25 @@ impl Disks {
         }
         self.ended.set(true);
         let all = self.all.take();
-        let serving: Vec<_> = all.into_iter().filter_map(|disk| disk.serving.ok()).collect();
-        for disk in &serving {
-            disk.target.stop();
+        let served: Vec<_> =
+            all.into_iter().filter_map(|disk| Some((disk.spec, disk.serving.ok()?))).collect();
+        for (_, serving) in &served {
+            serving.target.stop();
         }
-        for disk in serving {
-            disk.stop(self.left.get()).await;
+        for (spec, serving) in served {
+            serving.stop().await;
+            // Where they have been left the sockets' names are somebody else's.
+            if let Some(outside) = self.outside.as_ref().filter(|_| !self.left.get()) {
+                outside.close(&spec).await;
+            }
         }
     }
 }
 
 impl Serving {
-    /// `left`: the socket's name is somebody else's.
-    async fn stop(self, left: bool) {
+    async fn stop(self) {
         self.target.stop();
         self.serving.await;
-        if !left {
-            remove(&self.socket);
-        }
     }
 }
 
@@ -360,10 +359,4 @@ pub(crate) fn options(spec: &DiskSpec, nth: usize) -> TargetOptions {
         queues: spec.queues,
         first_core: nth,
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "the end of a disk")]
-fn remove(socket: &Path) {
-    // Who listens next replaces one that is left.
-    let _ = std::fs::remove_file(socket);
 }

@@ -5,7 +5,7 @@ use kv::{CpuSeconds, NodeInfo};
 use crate::config::Config;
 use crate::cores::write_list;
 use crate::machine::Machine;
-use crate::process::{CpuTime, resident_bytes};
+use crate::process::{CpuTime, executable, resident_bytes};
 
 /// A node's description of itself.
 pub struct Description {
@@ -47,7 +47,7 @@ impl NodeInfo for Description {
     }
 
     fn executable(&self) -> String {
-        std::env::current_exe().map_or_else(|_| String::new(), |path| path.display().to_string())
+        executable().display().to_string()
     }
 
     fn config_file(&self) -> String {

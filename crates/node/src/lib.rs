@@ -7,17 +7,22 @@
 
 mod admin;
 mod budget;
+mod channel;
 mod config;
+mod confine;
 mod cores;
 mod disk_report;
 mod disk_spec;
 mod disks;
 mod error;
+mod frames;
 mod info;
+mod launcher;
 mod log;
 mod machine;
 mod metrics;
 mod open;
+mod outside;
 mod phases;
 mod process;
 mod serve;
@@ -27,7 +32,8 @@ mod upgrade;
 
 pub use admin::{Request, VERSION as ADMIN_VERSION};
 pub use budget::Budget;
-pub use config::{CORE_MEMORY_MIN, Config, LISTEN_DEFAULT, Settings};
+pub use config::{CORE_MEMORY_MIN, Config, LISTEN_DEFAULT, Sandbox, Settings};
+pub use confine::{Beneath, confine_calls, confine_paths};
 pub use cores::{Allowed, CoreChoice, place, write_list};
 pub use disk_spec::{DiskSpec, QUEUES_MAX};
 pub use error::{Error, Kind};

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use reactor::log::{Filter, Format, Log, LogFile, Sink, Writer, direct};
+use reactor::log::{Filter, Format, Log, LogFile, NextFile, Sink, Writer, direct};
 use tracing::level_filters::LevelFilter;
 
 use crate::error::{Error, Kind};
@@ -35,18 +35,28 @@ impl Default for LogConfig {
     }
 }
 
+/// Where a service logs to. A process that is about to be confined is handed later files.
+///
+/// # Errors
+/// When the file cannot be opened.
+pub(crate) fn open(config: &LogConfig, next: Option<NextFile>) -> Result<Sink, Error> {
+    let Some(path) = &config.file else { return Ok(Box::new(std::io::stderr())) };
+    let file = match next {
+        None => LogFile::open(path),
+        Some(next) => LogFile::open_once(path, next),
+    };
+    let file = file.map_err(|error| {
+        Error::new(Kind::Usage, format!("opening the log file {}: {error}", path.display()))
+            .hint("name another with --log-file, or leave that out to log to standard error")
+    })?;
+    Ok(Box::new(file))
+}
+
 /// Starts a service's log, for all threads. Dropping the writer writes what is queued.
 ///
 /// # Errors
-/// When the file cannot be opened, or the thread not be started.
-pub(crate) fn start(config: &LogConfig) -> Result<(Log, Writer), Error> {
-    let sink: Sink = match &config.file {
-        None => Box::new(std::io::stderr()),
-        Some(path) => Box::new(LogFile::open(path).map_err(|error| {
-            Error::new(Kind::Usage, format!("opening the log file {}: {error}", path.display()))
-                .hint("name another with --log-file, or leave that out to log to standard error")
-        })?),
-    };
+/// When the thread cannot be started.
+pub(crate) fn start(config: &LogConfig, sink: Sink) -> Result<(Log, Writer), Error> {
     let (log, writer) = Log::start(config.format, config.level.clone(), sink)
         .map_err(|error| Error::new(Kind::System, format!("starting the log: {error}")))?;
     // Where a log is set up already, that one stays.
@@ -97,7 +107,7 @@ mod tests {
     fn a_panic_is_in_the_log_when_the_thread_is_gone() {
         let path = std::env::temp_dir().join(format!("millrace-panic-{}", std::process::id()));
         let config = LogConfig { file: Some(path.clone()), ..LogConfig::default() };
-        let (log, writer) = start(&config).unwrap();
+        let (log, writer) = start(&config, open(&config, None).unwrap()).unwrap();
         let thread = std::thread::Builder::new().name("unlucky".into());
         let entered = log.clone();
         let ended = thread.spawn(move || {
@@ -118,7 +128,7 @@ mod tests {
     #[test]
     fn a_log_file_that_cannot_be_opened_is_an_error_that_names_it() {
         let config = LogConfig { file: Some("/nowhere/at/all".into()), ..LogConfig::default() };
-        let error = start(&config).err().expect("there is no such directory");
+        let error = open(&config, None).err().expect("there is no such directory");
         assert!(error.to_string().contains("/nowhere/at/all"), "{error}");
     }
 }

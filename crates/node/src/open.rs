@@ -30,12 +30,15 @@ pub async fn open_for_writing(
     write: WriteOptions,
 ) -> Result<(Db, Writer), Error> {
     if write.create {
-        make_directory(core, path).await.map_err(|error| {
-            Error::new(Kind::System, format!("making directory {}: {error}", path.display()))
-                .hint("the directory above it must be there, and writable")
-        })?;
+        make_directory(core, path).await.map_err(|error| no_directory(path, &error))?;
     }
     Db::open_for_writing(core, path, options, write).await.map_err(|error| explain(path, &error))
+}
+
+/// A database's directory could not be made.
+pub(crate) fn no_directory(path: &Path, error: &io::Error) -> Error {
+    Error::new(Kind::System, format!("making directory {}: {error}", path.display()))
+        .hint("the directory above it must be there, and writable")
 }
 
 /// Makes a directory, durably, unless it is there.
@@ -57,7 +60,7 @@ pub fn explain(path: &Path, error: &lsm::Error) -> Error {
     match error.kind() {
         lsm::Kind::NoDatabase => Error::new(Kind::NoDatabase, what).hint(no_database(path)),
         lsm::Kind::Locked => {
-            let holder = lock_holder(path).unwrap_or_else(|| "a process of another host".into());
+            let holder = lock_holder(path).unwrap_or_else(|| "another process".into());
             Error::new(
                 Kind::Locked,
                 format!("{}: {holder} has this database open for writing", path.display()),

@@ -1,12 +1,13 @@
 //! What this process has used so far, as the kernel counts it.
 
-use std::path::Path;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
-
-use crate::machine::pseudo_file;
 
 /// Processor time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,9 +43,29 @@ impl CpuTime {
     }
 }
 
-/// Bytes of memory that the process occupies.
+/// Most bytes of the kernel's text about a process.
+const STATUS_BYTES: usize = 8 << 10;
+
+/// Bytes of memory that the process occupies. The first who asks does so before the process is
+/// confined.
 pub fn resident_bytes() -> u64 {
-    pseudo_file(Path::new("/proc/self/status")).and_then(|text| parse(&text)).unwrap_or(0)
+    #[expect(clippy::disallowed_methods, reason = "a file of the kernel's, opened at the start")]
+    fn open() -> Option<File> {
+        File::open("/proc/self/status").ok()
+    }
+    static STATUS: OnceLock<Option<File>> = OnceLock::new();
+    let mut text = [0; STATUS_BYTES];
+    // Each read from the beginning makes the text anew.
+    let read = STATUS.get_or_init(open).as_ref().map(|file| file.read_at(&mut text, 0));
+    let text = &text[..read.and_then(Result::ok).unwrap_or(0)];
+    parse(&String::from_utf8_lossy(text)).unwrap_or(0)
+}
+
+/// The file of this program; empty where it is not known. The first who asks does so before the
+/// process is confined.
+pub(crate) fn executable() -> &'static Path {
+    static EXECUTABLE: OnceLock<PathBuf> = OnceLock::new();
+    EXECUTABLE.get_or_init(|| std::env::current_exe().unwrap_or_default())
 }
 
 fn parse(status: &str) -> Option<u64> {

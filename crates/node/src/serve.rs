@@ -16,8 +16,9 @@
 //! A core that cannot serve ends the node: half a node would lose the connections that the kernel
 //! hands to the missing core.
 
+use std::cell::OnceCell;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,26 +27,32 @@ use std::time::Duration;
 
 use kv::{Reporter, Server, Shard, Shared};
 use lsm::{Db, OpenOptions, WriteOptions};
-use reactor::log::Log;
+use reactor::log::{Log, NextFile, Sink};
 use reactor::{Class, Core, JoinHandle, Listener, UnixListener};
 
-use crate::admin::{self, Admin};
-use crate::config::Config;
+use crate::admin::{self, Admin, Commands};
+use crate::channel::{Channel, saying};
+use crate::config::{Config, Sandbox};
+use crate::confine::{Beneath, confine_calls, confine_paths};
 use crate::disk_spec::DiskSpec;
 use crate::disks::{Disks, Served};
 use crate::error::{Error, Kind};
+use crate::frames::Limits;
 use crate::info::Description;
+use crate::launcher::{self, SAID_BYTES_MAX};
 use crate::machine::Machine;
 use crate::metrics::{self, Sources};
-use crate::open::{open, open_for_writing};
+use crate::open::{no_directory, open, open_for_writing};
+use crate::outside::{Begun, Here, Outside, ToLauncher, ToNode, VERSION, remove};
 use crate::phases::{Phase, Phases};
+use crate::process::{executable, resident_bytes};
 use crate::state::{State, default_state};
-use crate::upgrade::{self, Predecessor, Upgrader};
+use crate::upgrade::{self, Predecessor, Upgrader, line_to_predecessor};
 
 /// How long clients may take to receive what is under way when the node stops.
 const GRACE_NS: u64 = 5_000_000_000;
 /// How long a process that ends at once waits for its log.
-const LOG_PATIENCE: Duration = Duration::from_millis(100);
+pub(crate) const LOG_PATIENCE: Duration = Duration::from_millis(100);
 /// How long the locks of a process that was killed may outlive it: the kernel ends its rings later.
 pub(crate) const LINGER_NS: u64 = 1_000_000_000;
 /// How often core 0 looks whether all cores listen.
@@ -77,11 +84,29 @@ pub struct Database {
     pub counted: bool,
 }
 
+/// What a process that is confined has made before.
+struct Confined {
+    /// The launcher's process id.
+    launcher: u32,
+    /// To the launcher.
+    channel: OwnedFd,
+    /// Where clients and readers of metrics connect, unless the node before listens there.
+    clients: Vec<OwnedFd>,
+    metrics: Option<OwnedFd>,
+    /// Where the log goes next.
+    log: NextFile,
+    /// Whether no path is left to it, as far as the kernel can do that.
+    paths: Result<bool, String>,
+}
+
 /// What the cores share.
 struct Node {
     config: Config,
     machine: Machine,
     log: Log,
+    confined: Option<Confined>,
+    /// Cores that run.
+    started: AtomicUsize,
     phases: Phases,
     opened: OnceLock<Option<Opened>>,
     listening: AtomicUsize,
@@ -111,14 +136,33 @@ pub fn serve(
     on_ready: impl Fn(&Ready) + Clone + Send + 'static,
 ) -> Result<(), Error> {
     reactor::block_signals();
+    let launched = launcher_of_this_process();
+    let renewed = launched.is_none() && std::env::var_os(launcher::RENEWED).is_some();
+    let alone = launched.is_none() && line_to_predecessor()?.is_none();
+    if renewed || (alone && launcher::is_wanted(&config)) {
+        return match launcher::run(&config, renewed)? {
+            0 => Ok(()),
+            // The node has said why.
+            code => std::process::exit(code),
+        };
+    }
+    let (sink, confined) = match launched {
+        Some((launcher, succeeds)) => {
+            let (sink, confined) = confine(&config, launcher, succeeds)?;
+            (sink, Some(confined))
+        }
+        None => (crate::log::open(&config.log, None)?, None),
+    };
     // Until the end of this function: then the writer has written what the cores logged.
-    let (log, _writer) = crate::log::start(&config.log)?;
-    let runtime = config.runtime(log.clone());
+    let (log, _writer) = crate::log::start(&config.log, sink)?;
+    let runtime = config.runtime(log.clone(), confined.is_some());
     let cores = config.processors.len();
     let node = Arc::new(Node {
         config,
         machine,
         log,
+        confined,
+        started: AtomicUsize::new(0),
         phases: Phases::new(cores),
         opened: OnceLock::new(),
         listening: AtomicUsize::new(0),
@@ -151,15 +195,37 @@ async fn serve_core(
 ) -> Result<(), Error> {
     let mut shard = None;
     let mut first = First::default();
+    node.started.fetch_add(1, Ordering::AcqRel);
     if core.id() == 0 {
         let leaving = node.clone();
         let upgrader = Upgrader::new(core, move || leaving.phases.raise(Phase::Draining));
-        core.spawn(Class::Control, watch_signals(core.clone(), node.clone(), upgrader.clone()));
-        let inherited = upgrade::inherit(core, &node.config).await?;
-        let (mut listeners, mut metrics, mut predecessor) = (Vec::new(), None, None);
-        if let Some(inherited) = inherited {
+        let line = match &node.confined {
+            None => {
+                let (core, node, upgrader) = (core.clone(), node.clone(), upgrader.clone());
+                core.clone().spawn(Class::Control, watch_signals(core, node, upgrader));
+                line_to_predecessor()?
+            }
+            Some(confined) => {
+                let (link, line) = begin(core, node, confined, &upgrader).await?;
+                first.link = Some(link);
+                line
+            }
+        };
+        let own = |fd: &OwnedFd| fd.try_clone().ok();
+        let early = node.confined.as_ref();
+        let mut listeners: Vec<_> =
+            early.iter().flat_map(|early| early.clients.iter().filter_map(own)).collect();
+        let mut metrics = early.and_then(|early| own(early.metrics.as_ref()?));
+        let mut predecessor = None;
+        if let Some(line) = line {
+            let holes = first.link.as_ref().map(|link| link.begun.holes.clone());
+            let holes = holes.unwrap_or_default();
+            let inherited = upgrade::inherit(core, &node.config, line, &holes).await?;
             first.taken = inherited.disks;
-            (listeners, metrics) = (inherited.clients, inherited.metrics);
+            if !inherited.clients.is_empty() {
+                listeners = inherited.clients;
+            }
+            metrics = inherited.metrics.or(metrics);
             predecessor = Some(Rc::new(inherited.predecessor));
         }
         first.predecessor.clone_from(&predecessor);
@@ -195,6 +261,15 @@ struct First {
     taken: Vec<(Served, JoinHandle<()>)>,
     upgrader: Option<Rc<Upgrader>>,
     predecessor: Option<Rc<Predecessor>>,
+    link: Option<Link>,
+}
+
+/// To the launcher, where there is one.
+struct Link {
+    channel: Rc<Channel>,
+    begun: Begun,
+    /// Who does what comes through the launcher's admin socket, once the node serves.
+    admin: Rc<OnceCell<Admin>>,
 }
 
 async fn serve_clients(
@@ -215,9 +290,19 @@ async fn serve_clients(
         let since_ns = core.now_ns();
         let before_holds = || before.as_ref().is_some_and(|before| before.may_hold_locks());
         let patient = || core.now_ns() < since_ns + LINGER_NS || before_holds();
-        let state = open_state(core, &node.config, patient).await?;
-        steering = listen_admin(core, &node.config, state.is_some(), patient).await?;
-        let started = Disks::start(core, &node.config.disks, state.map(Rc::new), first.taken).await;
+        let outside = match &first.link {
+            Some(Link { channel, begun, .. }) => {
+                Outside::Launcher(channel.clone(), begun.remembers)
+            }
+            None => {
+                let state = open_state(core, &node.config, patient).await?;
+                steering = listen_admin(core, &node.config, state.is_some(), patient).await?;
+                let config = &node.config;
+                let may_attach = config.sandbox == Sandbox::Off || launcher::is_wanted(config);
+                Outside::Here(Here::new(core, &config.disks, state), may_attach)
+            }
+        };
+        let started = Disks::start(core, outside, first.taken).await;
         if let (Err(_), Some((path, _))) = (&started, &steering) {
             remove(path);
         }
@@ -263,13 +348,18 @@ async fn serve_clients(
                 let keys = counted.or(reader.approximate_keys(0).ok()).unwrap_or(0);
                 Database { listen: opened.listen, keys, counted: counted.is_some() }
             });
-            let admin = steering.take().map(|(path, listener)| {
+            let admin = |upgrader| {
                 let reporter = clients.as_ref().map(|(_, server, _)| server.reporter());
                 let (core, disks) = (core.clone(), disks.clone());
-                let admin = Admin { core: core.clone(), disks, reporter, upgrader };
-                core.spawn(Class::Control, admin::serve(listener, admin));
-                path
-            });
+                Admin { core, disks, reporter, upgrader }
+            };
+            if let Some((path, listener)) = steering.take() {
+                let admin = Rc::new(admin(Some(upgrader)));
+                core.spawn(Class::Control, admin::serve(listener, admin, Rc::default()));
+                admin_at = Some(path);
+            } else if let Some(link) = &first.link {
+                let _ = link.admin.set(admin(None));
+            }
             let (driver, cores) = (core.driver_name(), core.cores());
             match &database {
                 Some(Database { listen, keys, .. }) => {
@@ -279,7 +369,12 @@ async fn serve_clients(
             }
             let mut served = Vec::new();
             disks.each(|disk| served.extend(disk.serving.is_ok().then(|| disk.spec.clone())));
-            admin_at.clone_from(&admin);
+            let link = first.link.as_ref();
+            let admin = admin_at.clone().or_else(|| link?.begun.admin.clone());
+            // First: whoever has read that it serves may ask it to end in good order.
+            if let Some(link) = link {
+                link.channel.ask(&ToLauncher::Serving, &[]).await?;
+            }
             on_ready(&Ready { database, disks: served, metrics, admin, driver });
         }
     }
@@ -302,14 +397,228 @@ async fn serve_clients(
     Ok(())
 }
 
+/// The process id of the launcher that has started this process, and whether there is a node to
+/// take over from.
+fn launcher_of_this_process() -> Option<(u32, bool)> {
+    let text = std::env::var(launcher::VARIABLE).ok()?;
+    let (launcher, role) = text.split_once(':')?;
+    Some((launcher.parse().ok()?, role == "successor"))
+}
+
+/// Makes what a confined process cannot make any more, and confines this one as far as one thread
+/// can: before it starts any other.
+fn confine(config: &Config, launcher: u32, succeeds: bool) -> Result<(Sink, Confined), Error> {
+    let system = |what: &str, error: &dyn std::fmt::Display| {
+        Error::new(Kind::System, format!("{what}: {error}"))
+    };
+    let channel = std::io::stdin().as_fd().try_clone_to_owned();
+    let channel = channel.map_err(|error| system("the socket to the launcher", &error))?;
+    let next = NextFile::default();
+    let sink = crate::log::open(&config.log, Some(next.clone()))?;
+    // What these find out is not to be found any more.
+    resident_bytes();
+    executable();
+    // Where the node before this one listens, it hands the sockets over.
+    let handed = |error: Error| if succeeds { Ok(()) } else { Err(error) };
+    let (mut clients, mut metrics) = (Vec::new(), None);
+    if let Some(data) = &config.data {
+        match listen_on_all(config.listen, config.processors.len()) {
+            Ok(sockets) => clients = sockets,
+            Err(error) => handed(no_port(config.listen, "--listen", &error))?,
+        }
+        if !config.read_only {
+            make_directory_now(data)?;
+        }
+    }
+    if let Some(addr) = config.metrics {
+        match reactor::listen(addr, false) {
+            Ok(socket) => metrics = Some(socket),
+            Err(error) => handed(no_port(addr, "--metrics", &error))?,
+        }
+    }
+    let data = config.data.as_deref().filter(|data| data.exists());
+    let paths =
+        confine_paths(data.map(|directory| Beneath { directory, writable: !config.read_only }));
+    if config.sandbox == Sandbox::On && paths != Ok(true) {
+        let why = paths.err().unwrap_or_else(|| "this kernel's Landlock is too old".to_owned());
+        return Err(Error::new(Kind::System, format!("this node cannot be confined: {why}"))
+            .hint("--sandbox auto confines it as far as possible"));
+    }
+    Ok((sink, Confined { launcher, channel, clients, metrics, log: next, paths }))
+}
+
+/// Has the kernel kill this process when its launcher ends. It does so for the thread that asks:
+/// the same one takes it back.
+fn end_with_launcher(launcher: u32) -> Result<(), Error> {
+    nix::sys::prctl::set_pdeathsig(Some(nix::sys::signal::Signal::SIGKILL))
+        .map_err(|error| Error::new(Kind::System, format!("ending with the launcher: {error}")))?;
+    // It may have ended before that.
+    match nix::unistd::getppid().as_raw() as u32 == launcher {
+        true => Ok(()),
+        false => Err(Error::new(Kind::System, "the launcher has ended")),
+    }
+}
+
+/// A socket for each core, where nobody else listens.
+fn listen_on_all(addr: SocketAddr, cores: usize) -> std::io::Result<Vec<OwnedFd>> {
+    let alone = std::net::TcpListener::from(reactor::listen(addr, false)?);
+    let addr = alone.local_addr()?;
+    drop(alone);
+    (0..cores).map(|_| reactor::listen(addr, true)).collect()
+}
+
+/// Makes a database's directory, durably, unless it is there.
+#[expect(clippy::disallowed_methods, reason = "start-up code, before any core runs")]
+fn make_directory_now(data: &Path) -> Result<(), Error> {
+    let made = match std::fs::create_dir(data) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => {
+            let above = data.parent().filter(|above| *above != Path::new(""));
+            std::fs::File::open(above.unwrap_or(Path::new("."))).and_then(|above| above.sync_all())
+        }
+    };
+    made.map_err(|error| no_directory(data, &error))
+}
+
+/// Confines all threads, and begins to talk to the launcher; gives the line to the node before, if
+/// there is one to take over from.
+async fn begin(
+    core: &Core,
+    node: &Arc<Node>,
+    confined: &Confined,
+    upgrader: &Rc<Upgrader>,
+) -> Result<(Link, Option<OwnedFd>), Error> {
+    end_with_launcher(confined.launcher)?;
+    // No ring can be made afterwards.
+    while node.started.load(Ordering::Acquire) < core.cores() {
+        core.sleep_ns(LOOK_NS).await;
+    }
+    let calls = confine_calls(node.config.data.is_some());
+    match (&confined.paths, &calls) {
+        (Ok(true), Ok(())) => tracing::info!("confined: paths, system calls, network and signals"),
+        (_, Err(why)) if node.config.sandbox == Sandbox::On => {
+            return Err(Error::new(Kind::System, format!("this node cannot be confined: {why}"))
+                .hint("--sandbox auto confines it as far as possible"));
+        }
+        (paths, calls) => {
+            let (calls_ok, paths_ok) = (calls.is_ok(), paths.is_ok());
+            let why = match (paths, calls) {
+                (Err(why), _) | (_, Err(why)) => why,
+                _ => "this kernel's Landlock is older than 6.12",
+            };
+            tracing::warn!(paths = paths_ok, calls = calls_ok, "confined in part only: {why}");
+        }
+    }
+    let limits = Limits { body_bytes: SAID_BYTES_MAX, descriptors: 4 };
+    let socket = confined.channel.try_clone();
+    let channel = socket.and_then(|socket| Channel::from_fd(core, socket, limits));
+    let channel = channel.map(Rc::new).map_err(|error| {
+        Error::new(Kind::System, format!("the socket to the launcher: {error}"))
+    })?;
+    let admin = Rc::new(OnceCell::new());
+    {
+        let (core, node, upgrader) = (core.clone(), node.clone(), upgrader.clone());
+        let (channel, admin) = (channel.clone(), admin.clone());
+        let answering = answer_launcher(core.clone(), node, channel, upgrader, admin);
+        core.spawn(Class::Control, answering);
+    }
+    let begun = channel.ask(&ToLauncher::Begin { version: VERSION }, &[]).await?;
+    let link = Link { channel, begun: begun.read()?, admin };
+    Ok((link, begun.descriptors.into_iter().next()))
+}
+
+/// Does what the launcher asks for.
+async fn answer_launcher(
+    core: Core,
+    node: Arc<Node>,
+    channel: Rc<Channel>,
+    upgrader: Rc<Upgrader>,
+    admin: Rc<OnceCell<Admin>>,
+) {
+    loop {
+        let Ok(mut question) = channel.next().await else {
+            // Whoever has started this process has gone: it is to end as if killed.
+            std::process::exit(1);
+        };
+        let descriptor = question.descriptors.pop();
+        let wanted = question.read::<ToNode>();
+        let (core, node, channel) = (core.clone(), node.clone(), channel.clone());
+        let (upgrader, admin) = (upgrader.clone(), admin.clone());
+        core.clone().spawn(Class::Control, async move {
+            let missing = || Error::new(Kind::System, "no descriptor came along");
+            let hold = matches!(wanted, Ok(ToNode::Hold));
+            let answer = match (wanted, descriptor) {
+                (Ok(ToNode::Stop), _) => {
+                    tracing::info!(
+                        "stopping: replies under way are sent; a second signal ends it at once"
+                    );
+                    node.phases.raise(Phase::Draining);
+                    saying(&())
+                }
+                (Ok(ToNode::Log), Some(file)) => {
+                    if let Some(confined) = &node.confined {
+                        confined.log.put(file);
+                    }
+                    saying(&())
+                }
+                (Ok(ToNode::HandOver), Some(line)) => match upgrader.to_line(line).await {
+                    Ok(pause_us) => saying(&pause_us),
+                    Err(why) => Err(Error::new(Kind::System, why)),
+                },
+                (Ok(ToNode::Log | ToNode::HandOver), None) => Err(missing()),
+                (Ok(ToNode::Hold), _) => {
+                    let ended = nix::sys::prctl::set_pdeathsig(None);
+                    let failed = |error| Error::new(Kind::System, format!("living on: {error}"));
+                    ended.map_err(failed).and_then(|()| saying(&()))
+                }
+                (Ok(ToNode::Resume), _) => {
+                    let launcher = node.confined.as_ref().map(|confined| confined.launcher);
+                    if launcher.is_none_or(|launcher| end_with_launcher(launcher).is_err()) {
+                        std::process::exit(1);
+                    }
+                    channel.hold(false);
+                    // The new program has read the configuration anew.
+                    core.clone().spawn(Class::Control, async move {
+                        if let Some(admin) = admin.get() {
+                            admin.disks.start_others(&core).await;
+                        }
+                    });
+                    saying(&())
+                }
+                (Ok(ToNode::Run { request }), _) => loop {
+                    match admin.get() {
+                        Some(admin) => {
+                            break admin.run(request).await.map(|text| (text.into(), Vec::new()));
+                        }
+                        None => core.sleep_ns(LOOK_NS).await,
+                    }
+                },
+                (Err(error), _) => Err(error),
+            };
+            // Where it has gone, so does this process.
+            let hold = hold && answer.is_ok();
+            let _ = channel.answer(&question, answer).await;
+            if hold {
+                channel.hold(true);
+            }
+        });
+    }
+}
+
+/// The state directory, if there is a place for it.
+pub(crate) fn state_directory(config: &Config) -> Option<PathBuf> {
+    config.state.clone().or_else(default_state)
+}
+
 /// Opens the state directory. One that was not named may be missing or in use: then nothing is
 /// remembered.
-async fn open_state(
+pub(crate) async fn open_state(
     core: &Core,
     config: &Config,
     patient: impl Fn() -> bool,
 ) -> Result<Option<State>, Error> {
-    let Some(path) = config.state.clone().or_else(default_state) else { return Ok(None) };
+    let Some(path) = state_directory(config) else { return Ok(None) };
     let opened = loop {
         match State::open(core, &path).await {
             Err(error) if error.kind() == Kind::Locked && patient() => {
@@ -333,13 +642,13 @@ async fn open_state(
 }
 
 /// Listens for who steers the node: where it was told, or in the state directory.
-async fn listen_admin(
+pub(crate) async fn listen_admin(
     core: &Core,
     config: &Config,
     has_state: bool,
     patient: impl Fn() -> bool,
 ) -> Result<Option<(PathBuf, UnixListener)>, Error> {
-    let state = config.state.clone().or_else(default_state).filter(|_| has_state);
+    let state = state_directory(config).filter(|_| has_state);
     let Some(path) = config.admin.clone().or(state.as_deref().map(admin::socket_in)) else {
         return Ok(None);
     };
@@ -357,11 +666,6 @@ async fn listen_admin(
         }
         Err(error) => Err(error),
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "the end of a node")]
-fn remove(socket: &Path) {
-    let _ = std::fs::remove_file(socket);
 }
 
 /// Finds out whether the port is free and opens the database: once, for all cores.

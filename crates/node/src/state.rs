@@ -7,6 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -43,6 +44,13 @@ pub fn default_state() -> Option<PathBuf> {
     }
 }
 
+/// Whether the default state directory has disks that come back, or something that cannot be read.
+#[expect(clippy::disallowed_methods, reason = "start-up code, before any core runs")]
+pub(crate) fn remembers_disks() -> bool {
+    let bytes = default_state().and_then(|path| std::fs::read(path.join(FILE)).ok());
+    bytes.is_some_and(|bytes| parse(&bytes).is_ok_and(|kept| !kept.disks.is_empty()))
+}
+
 /// What is in the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -57,7 +65,7 @@ struct Kept {
 pub(crate) struct State {
     core: Core,
     dir: Dir,
-    _lock: LockGuard,
+    lock: LockGuard,
     kept: RefCell<Kept>,
     writing: Cell<bool>,
 }
@@ -69,6 +77,18 @@ impl State {
     /// [`Kind::Locked`] when another node uses it, [`Kind::Damaged`] and [`Kind::Unsupported`] when
     /// the file cannot be understood, [`Kind::System`] for what the system refuses.
     pub async fn open(core: &Core, path: &Path) -> Result<State, Error> {
+        State::open_with(core, path, None).await
+    }
+
+    /// The same with the lock that the program before this one had: [`State::lock`]. Suspends.
+    ///
+    /// # Errors
+    /// As for [`State::open`].
+    pub async fn open_locked(core: &Core, path: &Path, lock: OwnedFd) -> Result<State, Error> {
+        State::open_with(core, path, Some(LockGuard::held(lock))).await
+    }
+
+    async fn open_with(core: &Core, path: &Path, lock: Option<LockGuard>) -> Result<State, Error> {
         let at = path.display();
         let failed = |what: &str, error: io::Error| {
             Error::new(Kind::System, format!("the state directory {at}: {what}: {error}"))
@@ -78,7 +98,11 @@ impl State {
         builder.recursive(true).mode(0o700);
         builder.create(path).map_err(|error| failed("making it", error))?;
         let dir = Dir::new(core, path);
-        let lock = dir.lock_exclusive("LOCK").await.map_err(|error| match error.kind() {
+        let locked = match lock {
+            Some(lock) => Ok(lock),
+            None => dir.lock_exclusive("LOCK").await,
+        };
+        let lock = locked.map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => {
                 Error::new(Kind::Locked, format!("another node uses the state directory {at}"))
                     .hint("give this one a directory of its own, with --state DIR")
@@ -98,7 +122,17 @@ impl State {
             Err(error) => return Err(failed(FILE, error)),
         };
         let (core, kept) = (core.clone(), RefCell::new(kept));
-        Ok(State { core, dir, _lock: lock, kept, writing: Cell::new(false) })
+        Ok(State { core, dir, lock, kept, writing: Cell::new(false) })
+    }
+
+    /// The open file that has the lock.
+    pub fn lock(&self) -> Option<BorrowedFd<'_>> {
+        self.lock.descriptor()
+    }
+
+    /// Whether a change is being written.
+    pub fn is_writing(&self) -> bool {
+        self.writing.get()
     }
 
     /// The disks that were attached.

@@ -20,6 +20,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -1068,6 +1069,21 @@ impl Drop for CallGuard<'_> {
 #[derive(Debug)]
 pub struct LockGuard {
     pub(crate) _fd: Option<Fd>,
+}
+
+impl LockGuard {
+    /// A lock that came along with its open file, from where [`LockGuard::descriptor`] was called.
+    pub fn held(fd: OwnedFd) -> LockGuard {
+        LockGuard { _fd: Some(Fd::Host(fd)) }
+    }
+
+    /// The open file, if it is one of the host.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self._fd {
+            Some(Fd::Host(fd)) => Some(fd.as_fd()),
+            _ => None,
+        }
+    }
 }
 
 struct MetaWait {

@@ -57,12 +57,14 @@ impl Core {
     /// `WouldBlock` when somebody else has it locked, or a block device is in use; `InvalidInput`
     /// when it is neither a regular file nor a block device; others as the system gives them.
     pub async fn open_image(&self, path: &Path, how: ImageOpening) -> io::Result<Image> {
-        self.image(path, how, None).await
+        self.image(path, how, None, None).await
     }
 
     /// The same of an image that is open already, in a process that handed its descriptor over:
     /// the lock goes along with the open file. `path` is how it was opened there; nothing is looked
-    /// up by it. Suspends.
+    /// up by it. `holes` is whether holes can be punched ([`ImageInfo::punch_hole`]), where that was
+    /// found out there: of a block device it is in files of the system, which a confined process
+    /// cannot read. Suspends.
     ///
     /// # Errors
     /// As for [`Core::open_image`].
@@ -71,8 +73,9 @@ impl Core {
         path: &Path,
         how: ImageOpening,
         open: OwnedFd,
+        holes: Option<bool>,
     ) -> io::Result<Image> {
-        self.image(path, how, Some(Arc::new(open))).await
+        self.image(path, how, Some(Arc::new(open)), holes).await
     }
 
     async fn image(
@@ -80,8 +83,10 @@ impl Core {
         path: &Path,
         how: ImageOpening,
         open: Option<Arc<OwnedFd>>,
+        holes: Option<bool>,
     ) -> io::Result<Image> {
-        match self.meta(MetaOp::OpenImage { path: path.to_owned(), how, open }).await? {
+        let op = MetaOp::OpenImage { path: path.to_owned(), how, open, holes };
+        match self.meta(op).await? {
             MetaOut::Image(image) => Ok(image),
             other => unreachable!("the opening of an image answered {other:?}"),
         }

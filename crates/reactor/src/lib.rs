@@ -48,7 +48,7 @@ pub use file_queue::{FileDone, FileIo, FileQueue, QueueFull, SEGMENTS_MAX};
 pub use guard::{Guard, losses};
 pub use idle::PollMode;
 pub use image::{Image, ImageInfo, ImageOpening};
-pub use net::{Listener, Socket};
+pub use net::{Listener, Socket, listen};
 pub use op::Part;
 pub use poller::{Poller, PollerSlot};
 pub use process::Program;

@@ -48,6 +48,36 @@ impl SocketInner {
 #[derive(Clone)]
 pub struct Socket(Rc<SocketInner>);
 
+/// A socket that listens on `addr`, for a process that makes it before its cores run:
+/// [`Listener::from_fd`]. With `shared_port` others may listen there that say so, too.
+///
+/// # Errors
+/// As for [`Core::listen`] and [`Core::listen_alone`].
+pub fn listen(addr: SocketAddr, shared_port: bool) -> io::Result<OwnedFd> {
+    let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    // SAFETY: takes no pointers.
+    let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+    if shared_port {
+        set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+    }
+    let (storage, len) = to_sockaddr(addr);
+    // SAFETY: `storage` is a live, initialised sockaddr of at least `len` bytes.
+    if unsafe { libc::bind(fd.as_raw_fd(), (&raw const storage).cast(), len) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: takes no pointers.
+    if unsafe { libc::listen(fd.as_raw_fd(), 1024) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(fd)
+}
+
 /// A listening socket of one core.
 pub struct Listener {
     socket: Rc<SocketInner>,
@@ -63,28 +93,7 @@ impl Listener {
         if let Some(fd) = core.inner().sim(|sim| sim.listen(addr, !shared_port)) {
             return Ok(Listener { socket: Rc::new(SocketInner { fd: fd?, core: core.clone() }) });
         }
-        let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        // SAFETY: takes no pointers.
-        let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a new descriptor that nobody else owns.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
-        if shared_port {
-            set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
-        }
-        let (storage, len) = to_sockaddr(addr);
-        // SAFETY: `storage` is a live, initialised sockaddr of at least `len` bytes.
-        if unsafe { libc::bind(fd.as_raw_fd(), (&raw const storage).cast(), len) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: takes no pointers.
-        if unsafe { libc::listen(fd.as_raw_fd(), 1024) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let fd = Fd::Host(fd);
+        let fd = Fd::Host(listen(addr, shared_port)?);
         Ok(Listener { socket: Rc::new(SocketInner { fd, core: core.clone() }) })
     }
 

@@ -60,6 +60,10 @@ pub struct RuntimeConfig {
     pub poll: PollMode,
     /// Which driver.
     pub driver: DriverKind,
+    /// Rings do nothing but what the driver itself asks of them, whoever fills them: a filter of
+    /// system calls does not see what a ring does. Where the kernel cannot hold a ring to that, the
+    /// driver is epoll.
+    pub confined: bool,
     /// The log in which each core gets a ring of its own, if there is one.
     pub log: Option<Log>,
 }
@@ -72,6 +76,7 @@ impl Default for RuntimeConfig {
             disk_depth: 256,
             poll: PollMode::default(),
             driver: DriverKind::default(),
+            confined: false,
             log: None,
         }
     }
@@ -133,7 +138,7 @@ where
     let parts: Vec<_> = (0..n).map(|_| Shared::new()).collect::<io::Result<Vec<_>>>()?;
     let everybody: Vec<_> = parts.iter().map(|(shared, _)| shared.clone()).collect();
     let meshes = Mesh::connect(&everybody);
-    let driver_kind = choose(config.driver)?;
+    let driver_kind = choose(config.driver, config.confined)?;
     let mut threads = Vec::new();
     for (id, ((shared, inbox), mesh)) in parts.into_iter().zip(meshes).enumerate() {
         let cpu = config.processors[id];
@@ -148,7 +153,7 @@ where
                 pin(cpu);
                 let driver: Box<dyn Driver> = match driver_kind {
                     DriverKind::Epoll => Box::new(EpollDriver::new(&shared, &helpers)?),
-                    _ => Box::new(UringDriver::new(&shared, &helpers)?),
+                    _ => Box::new(UringDriver::new(&shared, &helpers, config.confined)?),
                 };
                 let core_config = CoreConfig {
                     id,
@@ -200,7 +205,7 @@ pub(crate) fn block_on<T: 'static>(core: &Core, future: impl Future<Output = T> 
 const DRIVER_VARIABLE: &str = "MILLRACE_DRIVER";
 
 /// Finds out which driver works here.
-fn choose(kind: DriverKind) -> io::Result<DriverKind> {
+fn choose(kind: DriverKind, confined: bool) -> io::Result<DriverKind> {
     let kind = match std::env::var(DRIVER_VARIABLE) {
         Ok(text) if kind == DriverKind::Auto => text.parse().map_err(|error| {
             io::Error::new(io::ErrorKind::InvalidInput, format!("{DRIVER_VARIABLE}: {error}"))
@@ -210,7 +215,7 @@ fn choose(kind: DriverKind) -> io::Result<DriverKind> {
     if kind == DriverKind::Epoll {
         return Ok(kind);
     }
-    match UringDriver::probe() {
+    match UringDriver::probe(confined) {
         Ok(()) => Ok(DriverKind::Uring),
         Err(e) if kind == DriverKind::Uring => {
             Err(io::Error::new(e.kind(), format!("io_uring is not available: {e}")))

@@ -240,14 +240,18 @@ fn drive(plan: &VdiskPlan, socket: &Path) -> Result<VdiskOutcome, Error> {
     })
 }
 
-/// Processor time of all threads of a process.
+/// Processor time of all threads of a process, and of those that it has started: a node that is
+/// confined listens in one and serves in another.
 fn cpu_ns(pid: i32) -> Option<u64> {
     let mut sum = 0;
     for task in std::fs::read_dir(format!("/proc/{pid}/task")).ok()? {
-        let path = task.ok()?.path().join("schedstat");
+        let task = task.ok()?.path();
         // A thread may end meanwhile.
-        let Ok(text) = std::fs::read_to_string(path) else { continue };
+        let Ok(text) = std::fs::read_to_string(task.join("schedstat")) else { continue };
         sum += text.split(' ').next()?.parse::<u64>().ok()?;
+        let children = std::fs::read_to_string(task.join("children")).unwrap_or_default();
+        let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+        sum += children.filter_map(cpu_ns).sum::<u64>();
     }
     Some(sum)
 }

@@ -45,16 +45,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use reactor::{Class, Core, Program, UnixSocket};
+use reactor::{Class, Core, Program};
 
 use crate::disks::{Disks, Served};
-pub(crate) use successor::{Predecessor, inherit};
+pub(crate) use successor::{Predecessor, inherit, line_to_predecessor};
 use wire::{Line, Message};
 
 /// Tells a successor that its standard input is the socket on which it is handed the node.
-const VARIABLE: &str = "MILLRACE_SUCCESSOR";
+pub(crate) const VARIABLE: &str = "MILLRACE_SUCCESSOR";
 /// How long a successor may take to start, and to open what it is given.
-const START_NS: u64 = 10_000_000_000;
+pub(crate) const START_NS: u64 = 10_000_000_000;
 /// How long what is at the devices may take, while the guests wait.
 const REST_NS: u64 = 2_000_000_000;
 /// How long a successor may take to take the disks, while the guests wait.
@@ -69,6 +69,13 @@ pub(crate) struct Successor {
     pub pid: u32,
     /// How long the guests waited, in microseconds.
     pub pause_us: u64,
+}
+
+impl Successor {
+    /// As the admin protocol has it.
+    pub fn as_json(self) -> serde_json::Value {
+        serde_json::json!({"successor": self.pid, "pause_us": self.pause_us})
+    }
 }
 
 /// What a node can be asked for: to hand over to a successor. Belongs to core 0.
@@ -108,6 +115,38 @@ impl Upgrader {
     /// # Errors
     /// Why it was not possible: then this node goes on.
     pub async fn to(&self, program: &Path) -> Result<Successor, String> {
+        let (disks, served) = self.begin().await?;
+        tracing::info!(program = %program.display(), "starting a successor");
+        let handed = self.hand_over(program, &served).await;
+        match &handed {
+            Ok(Successor { pid, .. }) => {
+                tracing::info!(successor = pid, "handed over: what is left here comes to its end");
+            }
+            Err(why) => {
+                tracing::error!(program = %program.display(), "no upgrade, this node goes on: {why}");
+            }
+        }
+        self.decided(&disks, handed.is_ok());
+        handed
+    }
+
+    /// The same with a successor that somebody else has started, who is at the other end of this
+    /// line. Gives how long the guests waited, in microseconds.
+    ///
+    /// # Errors
+    /// Why it was not possible: then this node goes on.
+    pub async fn to_line(&self, line: OwnedFd) -> Result<u64, String> {
+        let (disks, served) = self.begin().await?;
+        let handed = match Line::from_fd(&self.core, line) {
+            Ok(line) => self.offer(&line, &served).await,
+            Err(error) => Err(format!("the line to the successor: {error}")),
+        };
+        self.decided(&disks, handed.is_ok());
+        handed
+    }
+
+    /// What is there to be handed over; no other change is made until [`Upgrader::decided`].
+    async fn begin(&self) -> Result<(Rc<Disks>, Vec<Served>), String> {
         // A node that has just taken over is ready when the one before it has ended.
         let since_ns = self.core.now_ns();
         while self.disks.borrow().is_none() && self.core.now_ns() < since_ns + START_NS {
@@ -117,33 +156,29 @@ impl Upgrader {
         let Some(disks) = disks.filter(|_| !self.busy.replace(true)) else {
             return Err("not now: the node is starting, ending or being upgraded".to_owned());
         };
-        tracing::info!(program = %program.display(), "starting a successor");
-        let handed = match disks.to_hand_over() {
-            Ok(served) => self.hand_over(program, &served).await,
+        match disks.to_hand_over() {
+            Ok(served) => Ok((disks, served)),
             Err(why) => {
                 self.busy.set(false);
-                return Err(why);
-            }
-        };
-        match &handed {
-            Ok(Successor { pid, .. }) => {
-                tracing::info!(successor = pid, "handed over: what is left here comes to its end");
-                disks.leave();
-                (self.leave)();
-            }
-            Err(why) => {
-                tracing::error!(program = %program.display(), "no upgrade, this node goes on: {why}");
-                disks.go_on();
-                self.busy.set(false);
+                Err(why)
             }
         }
-        handed
+    }
+
+    fn decided(&self, disks: &Disks, handed_over: bool) {
+        if handed_over {
+            disks.leave();
+            (self.leave)();
+        } else {
+            disks.go_on();
+            self.busy.set(false);
+        }
     }
 
     async fn hand_over(&self, program: &Path, disks: &[Served]) -> Result<Successor, String> {
         let system = |error: std::io::Error| format!("starting {}: {error}", program.display());
         let (ours, theirs) = UnixStream::pair().map_err(system)?;
-        let line = UnixSocket::from_fd(&self.core, ours.into()).map(Line).map_err(system)?;
+        let line = Line::from_fd(&self.core, ours.into()).map_err(system)?;
         let program = Program {
             path: program.to_owned(),
             arguments: std::env::args_os().skip(1).collect(),
@@ -152,12 +187,9 @@ impl Upgrader {
         };
         let mut child = self.core.start_process(program).await.map_err(system)?;
         let pid = child.id();
-        match self.converse(&line, disks).await {
+        match self.offer(&line, disks).await {
             Ok(pause_us) => Ok(Successor { pid, pause_us }),
             Err(why) => {
-                for disk in disks {
-                    disk.target.go_on();
-                }
                 drop(line);
                 Err(match self.end(&mut child).await {
                     Some(status) => format!("{why} ({status})"),
@@ -165,6 +197,15 @@ impl Upgrader {
                 })
             }
         }
+    }
+
+    /// Hands over, or lets the disks go on where they are.
+    async fn offer(&self, line: &Line, disks: &[Served]) -> Result<u64, String> {
+        let handed = self.converse(line, disks).await;
+        if handed.is_err() {
+            disks.iter().for_each(|disk| disk.target.go_on());
+        }
+        handed
     }
 
     /// Ends a successor; says how it ended if it had ended before.
@@ -290,7 +331,7 @@ pub(crate) fn own_program() -> std::io::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use bdev::Bdev;
-    use reactor::{RuntimeConfig, UnixListener};
+    use reactor::{RuntimeConfig, UnixListener, UnixSocket};
     use vhost::Target;
     use vhost::handover::DiskState;
 
@@ -300,7 +341,7 @@ mod tests {
     /// Plays a successor that ends after so many of its steps; what the old node says of it.
     async fn with_successor(core: &Core, disk: &Served, steps: usize) -> Result<u64, String> {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let line = |end: UnixStream| UnixSocket::from_fd(core, end.into()).map(Line).unwrap();
+        let line = |end: UnixStream| Line::from_fd(core, end.into()).unwrap();
         let (ours, theirs) = (line(ours), line(theirs));
         let upgrader = Upgrader::new(core, || {});
         upgrader.ready(Rc::default(), Vec::new(), None);

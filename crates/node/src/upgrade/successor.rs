@@ -1,11 +1,12 @@
 //! The successor's part.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use bdev::Bdev;
-use reactor::{Class, Core, UnixSocket};
+use bdev::{Bdev, Parts};
+use reactor::{Class, Core};
 use vhost::handover::DiskState;
 use vhost::{RegionInfo, Target};
 
@@ -61,27 +62,40 @@ struct Coming {
     regions: Vec<(RegionInfo, OwnedFd)>,
 }
 
-/// Takes over from the process that started this one to be its successor, if one did. Suspends
-/// until that has handed over.
+/// The socket on which the process that started this one hands the node over, if one did that.
 ///
 /// # Errors
-/// Why nothing was taken over; that process has been told.
-pub(crate) async fn inherit(core: &Core, config: &Config) -> Result<Option<Inherited>, Error> {
-    if std::env::var_os(VARIABLE).is_none() || core.is_simulated() {
+/// When there is none, although there should be.
+pub(crate) fn line_to_predecessor() -> Result<Option<OwnedFd>, Error> {
+    if std::env::var_os(VARIABLE).is_none() {
         return Ok(None);
     }
-    let socket = std::io::stdin().as_fd().try_clone_to_owned();
-    let socket = socket.and_then(|socket| UnixSocket::from_fd(core, socket));
-    let line = socket.map(Line).map_err(|error| {
+    std::io::stdin().as_fd().try_clone_to_owned().map(Some).map_err(|error| {
         Error::new(
             Kind::Usage,
             format!("{VARIABLE} is set, but standard input is no socket: {error}"),
         )
+    })
+}
+
+/// Takes over from the process at the other end of a line. `holes` is what is known of its disks.
+/// Suspends until that has handed over.
+///
+/// # Errors
+/// Why nothing was taken over; that process has been told.
+pub(crate) async fn inherit(
+    core: &Core,
+    config: &Config,
+    line: OwnedFd,
+    holes: &BTreeMap<String, Option<bool>>,
+) -> Result<Inherited, Error> {
+    let line = Line::from_fd(core, line).map_err(|error| {
+        Error::new(Kind::System, format!("the line to the running node: {error}"))
     })?;
-    match converse(core, config, &line).await {
+    match converse(core, config, &line, holes).await {
         Ok((disks, clients, metrics)) => {
             let predecessor = Predecessor::new(core, line);
-            Ok(Some(Inherited { disks, clients, metrics, predecessor }))
+            Ok(Inherited { disks, clients, metrics, predecessor })
         }
         Err(why) => {
             // It may be gone, which is why.
@@ -93,14 +107,24 @@ pub(crate) async fn inherit(core: &Core, config: &Config) -> Result<Option<Inher
 
 type Taken = (Vec<(Served, reactor::JoinHandle<()>)>, Vec<OwnedFd>, Option<OwnedFd>);
 
-async fn converse(core: &Core, config: &Config, line: &Line) -> Result<Taken, String> {
+async fn converse(
+    core: &Core,
+    config: &Config,
+    line: &Line,
+    holes: &BTreeMap<String, Option<bool>>,
+) -> Result<Taken, String> {
     line.say(&Message::Hello { cores: core.cores() as u16 }, &[]).await?;
     let mut coming = Vec::new();
     let (mut clients, mut metrics) = (Vec::new(), None);
     loop {
         match line.hear().await? {
             (Message::Disk { spec, images, regions }, descriptors) => {
-                coming.push(open(core, config, spec, images.into(), regions, descriptors).await?);
+                if config.disks.iter().any(|known| known.name == spec.name && *known != spec) {
+                    tracing::warn!(disk = %spec.name, "it stays as it runs until it is attached anew: it is configured in another way");
+                }
+                let holes = holes.get(&spec.name).copied().flatten();
+                let images = images.into();
+                coming.push(open(core, spec, images, holes, regions, descriptors).await?);
             }
             (Message::Doors { clients: count, metrics: there }, mut descriptors) => {
                 if descriptors.len() != usize::from(count) + usize::from(there) {
@@ -135,9 +159,9 @@ async fn converse(core: &Core, config: &Config, line: &Line) -> Result<Taken, St
 /// Opens a disk's device from what the old process has open.
 async fn open(
     core: &Core,
-    config: &Config,
     spec: DiskSpec,
     images: usize,
+    holes: Option<bool>,
     regions: Vec<RegionInfo>,
     mut descriptors: Vec<OwnedFd>,
 ) -> Result<Coming, String> {
@@ -145,11 +169,8 @@ async fn open(
     if descriptors.len() != images + regions.len() {
         return Err(format!("disk {name}: other descriptors came than were announced"));
     }
-    if config.disks.iter().any(|known| known.name == *name && *known != spec) {
-        tracing::warn!(disk = %name, "it stays as it runs until it is attached anew: it is configured in another way");
-    }
     let memory = descriptors.split_off(images);
-    let device = Bdev::take(core, &spec.uri, descriptors).await;
+    let device = Bdev::take(core, &spec.uri, Parts { descriptors, holes }).await;
     let device = device.map_err(|error| format!("disk {name}: {error}"))?;
     Ok(Coming { spec, device, regions: regions.into_iter().zip(memory).collect() })
 }

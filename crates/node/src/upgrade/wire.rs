@@ -1,19 +1,18 @@
 //! What two nodes say to each other on their socket: docs/formats/handover.md, "The conversation".
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 
-use reactor::{FDS_MAX, UnixSocket};
+use reactor::Core;
 use vhost::RegionInfo;
 
 use crate::disk_spec::DiskSpec;
+use crate::frames::{Frame, Frames, Limits};
 
 const MAGIC: [u8; 8] = *b"MRnode\n\0";
 /// Of the conversation; what a disk's state looks like has a version of its own.
 const VERSION: u32 = 1;
-/// Kind, length of the body, descriptors.
-const HEADER_BYTES: usize = 12;
 /// Longest body: a disk's state is the longest.
 const BODY_BYTES_MAX: usize = vhost::handover::DOCUMENT_BYTES_MAX + 4096;
 /// Most descriptors with one message.
@@ -201,29 +200,19 @@ impl<'a> Reader<'a> {
 }
 
 /// One end of the conversation.
-pub(super) struct Line(pub UnixSocket);
+pub(super) struct Line(Frames);
 
 impl Line {
+    /// On a connected socket.
+    pub fn from_fd(core: &Core, fd: OwnedFd) -> std::io::Result<Line> {
+        let limits = Limits { body_bytes: BODY_BYTES_MAX, descriptors: DESCRIPTORS_MAX };
+        Frames::from_fd(core, fd, limits).map(Line)
+    }
+
     /// Says something. What is said is in the other's socket as a whole or, after an error, perhaps
     /// in part; a message without a body is in it or not.
     pub async fn say(&self, message: &Message, descriptors: &[OwnedFd]) -> Result<(), String> {
-        let failed = |error| format!("sending to the other process: {error}");
-        let body = message.body();
-        let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
-        for number in [message.kind(), body.len() as u32, descriptors.len() as u32] {
-            bytes.extend_from_slice(&number.to_le_bytes());
-        }
-        bytes.extend_from_slice(&body);
-        let all: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        // Descriptors go with a byte; where there are more than one call takes, with the next byte.
-        let mut chunks = all.chunks(FDS_MAX).peekable();
-        let (mut rest, mut chunk) = (&bytes[..], chunks.next().unwrap_or_default());
-        while chunks.peek().is_some() {
-            let (byte, behind) = rest.split_at(1);
-            self.0.send(byte, chunk).await.map_err(failed)?;
-            (rest, chunk) = (behind, chunks.next().unwrap_or_default());
-        }
-        self.0.send(rest, chunk).await.map_err(failed)
+        self.0.send(message.kind(), &message.body(), descriptors).await
     }
 
     /// What the other says next.
@@ -231,40 +220,8 @@ impl Line {
     /// # Errors
     /// Also when it has gone.
     pub async fn hear(&self) -> Result<(Message, Vec<OwnedFd>), String> {
-        let (mut bytes, mut descriptors) = (Vec::new(), Vec::new());
-        self.fill(&mut bytes, HEADER_BYTES, &mut descriptors).await?;
-        let mut header = Reader(&bytes);
-        let mut number = || header.u32().unwrap_or(u32::MAX);
-        let (kind, length, expected) = (number(), number() as usize, number() as usize);
-        if length > BODY_BYTES_MAX || expected > DESCRIPTORS_MAX {
-            return Err("it says something too long".to_owned());
-        }
-        let mut body = Vec::new();
-        self.fill(&mut body, length, &mut descriptors).await?;
-        let found = descriptors.len();
-        if found != expected {
-            return Err(format!("{found} descriptors came with a message of {expected}"));
-        }
+        let Frame { kind, body, descriptors } = self.0.receive().await?;
         Ok((Message::decode(kind, &body)?, descriptors))
-    }
-
-    async fn fill(
-        &self,
-        bytes: &mut Vec<u8>,
-        length: usize,
-        descriptors: &mut Vec<OwnedFd>,
-    ) -> Result<(), String> {
-        while bytes.len() < length {
-            match self.0.recv(bytes, length - bytes.len()).await {
-                Ok((0, _)) => return Err("the other process has gone".to_owned()),
-                Ok((_, fds)) => descriptors.extend(fds),
-                Err(error) => return Err(format!("receiving from the other process: {error}")),
-            }
-            if descriptors.len() > DESCRIPTORS_MAX {
-                return Err("it sends too many descriptors".to_owned());
-            }
-        }
-        Ok(())
     }
 
     /// What the other says next, if it is this.

@@ -116,12 +116,12 @@ fn perform(op: MetaOp, cleaner: &Cleaner) -> io::Result<MetaOut> {
             }
             Ok(MetaOut::Done)
         }
-        MetaOp::OpenImage { path, how, open } => {
+        MetaOp::OpenImage { path, how, open, holes } => {
             let file = match open {
                 Some(open) => open.try_clone()?.into(),
                 None => open_device(&path, how)?,
             };
-            image(&path, file, how, cleaner).map(MetaOut::Image)
+            image(&path, file, how, holes, cleaner).map(MetaOut::Image)
         }
         MetaOp::StartProcess(program) => program.start().map(MetaOut::Process),
         MetaOp::Measure { file } => {
@@ -344,7 +344,13 @@ fn is_block_device(kind: fs::FileType) -> io::Result<bool> {
 
 /// The lock, direct I/O and what the image can do, in this order: nothing is tried on a file that
 /// is somebody else's. A file that came from another process has its lock already.
-fn image(path: &Path, file: fs::File, how: ImageOpening, cleaner: &Cleaner) -> io::Result<Image> {
+fn image(
+    path: &Path,
+    file: fs::File,
+    how: ImageOpening,
+    holes: Option<bool>,
+    cleaner: &Cleaner,
+) -> io::Result<Image> {
     let meta = file.metadata()?;
     let block_device = is_block_device(meta.file_type())?;
     let file = OwnedFd::from(file);
@@ -363,7 +369,9 @@ fn image(path: &Path, file: fs::File, how: ImageOpening, cleaner: &Cleaner) -> i
             block_size: block_number(fd, BLKSSZGET)?,
             physical_block_size: block_number(fd, BLKPBSZGET)?,
             optimal_io: block_number(fd, BLKIOOPT)?,
-            punch_hole: queue("discard_max_bytes") > 0 && queue("write_zeroes_max_bytes") > 0,
+            punch_hole: holes.unwrap_or_else(|| {
+                queue("discard_max_bytes") > 0 && queue("write_zeroes_max_bytes") > 0
+            }),
             zero_range: true,
         }
     } else {

@@ -220,6 +220,8 @@ pub enum MetaOp {
         how: ImageOpening,
         /// It is open already, here.
         open: Option<Arc<OwnedFd>>,
+        /// Whether holes can be punched, where that is known already.
+        holes: Option<bool>,
     },
     /// Start another program.
     StartProcess(Program),

@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{IoUring, opcode, register::Restriction, squeue, types};
 
 use super::file_threads::{FileThreads, Job};
 use super::host::Helpers;
@@ -52,8 +52,12 @@ impl UringDriver {
     ///
     /// # Errors
     /// `EPERM`, `ENOSYS` and the like where io_uring is forbidden or missing.
-    pub(crate) fn new(shared: &Arc<Shared>, helpers: &Arc<Helpers>) -> io::Result<UringDriver> {
-        let (ring, name) = build()?;
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        helpers: &Arc<Helpers>,
+        confined: bool,
+    ) -> io::Result<UringDriver> {
+        let (ring, name) = build(confined)?;
         Ok(UringDriver {
             ring,
             name,
@@ -71,8 +75,8 @@ impl UringDriver {
     ///
     /// # Errors
     /// As for [`UringDriver::new`].
-    pub(crate) fn probe() -> io::Result<()> {
-        build().map(drop)
+    pub(crate) fn probe(confined: bool) -> io::Result<()> {
+        build(confined).map(drop)
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
@@ -162,8 +166,31 @@ impl UringDriver {
     }
 }
 
+/// What [`entry`] and the driver itself ask for.
+const OPERATIONS: [u8; 12] = [
+    opcode::Read::CODE,
+    opcode::Write::CODE,
+    opcode::Readv::CODE,
+    opcode::Writev::CODE,
+    opcode::Fallocate::CODE,
+    opcode::Fsync::CODE,
+    opcode::Recv::CODE,
+    opcode::Send::CODE,
+    opcode::SendMsg::CODE,
+    opcode::Accept::CODE,
+    opcode::PollAdd::CODE,
+    opcode::AsyncCancel::CODE,
+];
+
+/// Holds a ring, which is disabled yet, to [`OPERATIONS`] for ever, and enables it.
+fn restrict(ring: &IoUring) -> io::Result<()> {
+    let mut allowed = OPERATIONS.map(Restriction::sqe_op);
+    ring.submitter().register_restrictions(&mut allowed)?;
+    ring.submitter().register_enable_rings()
+}
+
 /// Makes a ring, with the best set of flags that this kernel knows, and names it.
-fn build() -> io::Result<(IoUring, &'static str)> {
+fn build(confined: bool) -> io::Result<(IoUring, &'static str)> {
     let mut last = None;
     for level in 0..3 {
         let mut builder = IoUring::builder();
@@ -183,8 +210,14 @@ fn build() -> io::Result<(IoUring, &'static str)> {
             }
             _ => "io_uring (plain)",
         };
+        if confined {
+            builder.setup_r_disabled();
+        }
         match builder.build(SQ_ENTRIES) {
             Ok(ring) => {
+                if confined {
+                    restrict(&ring)?;
+                }
                 if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
                     return Err(io::Error::new(
                         io::ErrorKind::Unsupported,
@@ -430,11 +463,29 @@ mod tests {
         panic!("the reads were over before the core stopped, twenty times");
     }
 
+    #[test]
+    fn a_confined_ring_makes_no_socket_and_opens_no_file() {
+        let Ok((mut ring, _)) = build(true) else {
+            eprintln!("skipped: io_uring is not available here");
+            return;
+        };
+        let socket = opcode::Socket::new(libc::AF_UNIX, libc::SOCK_STREAM, 0).build();
+        let at = types::Fd(libc::AT_FDCWD);
+        let open = opcode::OpenAt::new(at, c"/etc/passwd".as_ptr()).build();
+        for entry in [socket, open] {
+            // SAFETY: the entries point to nothing, or to a string of the program.
+            unsafe { ring.submission().push(&entry) }.unwrap();
+            ring.submit_and_wait(1).unwrap();
+            let result = ring.completion().next().unwrap().result();
+            assert_eq!(result, -libc::EACCES);
+        }
+    }
+
     /// Returns how many reads were in flight when the core stopped; `None` without io_uring.
     fn stop_with_reads_in_flight(path: &std::path::Path) -> Option<usize> {
         let helpers = Arc::new(Helpers::start(1).unwrap());
         let (shared, inbox) = Shared::new().unwrap();
-        let driver = match UringDriver::new(&shared, &helpers) {
+        let driver = match UringDriver::new(&shared, &helpers, true) {
             Ok(driver) => driver,
             Err(e) => {
                 // Containers forbid it; the epoll driver's tests stand in.

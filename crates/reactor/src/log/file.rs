@@ -2,12 +2,30 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often a name is looked at.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// By which a process that may open nothing is handed the next file, when logs are rotated.
+#[derive(Clone, Debug, Default)]
+#[expect(clippy::disallowed_types, reason = "a file goes through it once a day")]
+pub struct NextFile(Arc<std::sync::Mutex<Option<File>>>);
+
+impl NextFile {
+    /// What is logged from now on goes there.
+    pub fn put(&self, file: OwnedFd) {
+        *self.0.lock().unwrap_or_else(|e| e.into_inner()) = Some(file.into());
+    }
+
+    fn take(&self) -> Option<File> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner()).take()
+    }
+}
 
 /// Appends to the file of a name. Where the name has come to mean another file or none, because
 /// logs are rotated, a file of that name is opened anew within a second.
@@ -16,6 +34,8 @@ pub struct LogFile {
     path: PathBuf,
     file: File,
     looked: Instant,
+    /// Where the next file comes from, if it is not looked for.
+    next: Option<NextFile>,
 }
 
 impl LogFile {
@@ -25,11 +45,27 @@ impl LogFile {
     /// As the system gives them.
     #[expect(clippy::disallowed_methods, reason = "the log's own thread, and start-up")]
     pub fn open(path: &Path) -> io::Result<LogFile> {
-        Ok(LogFile { path: path.to_owned(), file: open(path)?, looked: Instant::now() })
+        Ok(LogFile { path: path.to_owned(), file: open(path)?, looked: Instant::now(), next: None })
+    }
+
+    /// Opens or creates it; later files of the name come from `next`, and the name is not looked at.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub fn open_once(path: &Path, next: NextFile) -> io::Result<LogFile> {
+        Ok(LogFile { next: Some(next), ..LogFile::open(path)? })
+    }
+
+    /// The file now, where the name has come to mean another one since it was opened.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub fn renewed(&mut self) -> io::Result<Option<&File>> {
+        Ok(self.look_now()?.then_some(&self.file))
     }
 
     #[expect(clippy::disallowed_methods, reason = "the log's own thread, which may block")]
-    pub(super) fn look_now(&mut self) -> io::Result<()> {
+    pub(super) fn look_now(&mut self) -> io::Result<bool> {
         self.looked = Instant::now();
         let ours = self.file.metadata()?;
         let named = std::fs::metadata(&self.path);
@@ -37,9 +73,10 @@ impl LogFile {
             // Where that fails, the old file is better than none.
             if let Ok(file) = open(&self.path) {
                 self.file = file;
+                return Ok(true);
             }
         }
-        Ok(())
+        Ok(false)
     }
 }
 
@@ -50,8 +87,14 @@ fn open(path: &Path) -> io::Result<File> {
 
 impl Write for LogFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.looked.elapsed() >= LOOK {
-            self.look_now()?;
+        match &self.next {
+            Some(next) => {
+                if let Some(file) = next.take() {
+                    self.file = file;
+                }
+            }
+            None if self.looked.elapsed() >= LOOK => drop(self.look_now()?),
+            None => {}
         }
         self.file.write(bytes)
     }

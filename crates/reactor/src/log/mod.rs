@@ -40,7 +40,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::subscriber::{DefaultGuard, Interest};
 use tracing::{Dispatch, Event, Metadata, Subscriber, span};
 
-pub use file::LogFile;
+pub use file::{LogFile, NextFile};
 pub use filter::Filter;
 pub use format::{Format, LINE_MAX};
 

@@ -273,3 +273,24 @@ fn a_log_file_that_was_moved_away_is_opened_anew() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "four\nfive\n");
     std::fs::remove_dir_all(&dir).unwrap();
 }
+
+#[test]
+fn a_log_that_may_open_nothing_goes_on_in_the_files_it_is_handed() {
+    let dir = std::env::temp_dir().join(format!("millrace-next-log-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let (path, old) = (dir.join("log"), dir.join("log.1"));
+    let next = NextFile::default();
+    let mut file = LogFile::open_once(&path, next.clone()).unwrap();
+    let mut watched = LogFile::open(&path).unwrap();
+    assert!(watched.renewed().unwrap().is_none());
+    file.write_all(b"one\n").unwrap();
+    std::fs::rename(&path, &old).unwrap();
+    let renewed = watched.renewed().unwrap().unwrap().try_clone().unwrap();
+    file.write_all(b"two\n").unwrap();
+    next.put(renewed.into());
+    file.write_all(b"three\n").unwrap();
+    file.write_all(b"four\n").unwrap();
+    assert_eq!(std::fs::read_to_string(&old).unwrap(), "one\ntwo\n");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "three\nfour\n");
+    std::fs::remove_dir_all(&dir).unwrap();
+}

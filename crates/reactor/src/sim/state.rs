@@ -733,7 +733,7 @@ impl State {
                 }
                 Ok(MetaOut::Done)
             }
-            MetaOp::OpenImage { path, how, open: None } => {
+            MetaOp::OpenImage { path, how, open: None, .. } => {
                 self.open_image(path, how).map(MetaOut::Image)
             }
             // A world has no other processes, neither to start nor to get something from.

@@ -1,0 +1,286 @@
+"""The process that serves guests is confined, and the one that launched it does for it what it cannot."""
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import guest
+import millrace
+import pytest
+import resp
+import sandbox
+from test_admin import Node, spec
+from test_disks import Disks, image, machine
+
+NOBODY = 65534
+
+
+def status(pid):
+    """The kernel's text about a process or a thread, as a mapping."""
+    lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def has_ended(pid):
+    """Also where nobody has asked for its end yet: the children of a killed process may have become ours."""
+    try:
+        return status(pid)["State"].startswith("Z")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def threads(pid):
+    return [status(f"{pid}/task/{task.name}") for task in pathlib.Path(f"/proc/{pid}/task").iterdir()]
+
+
+def descriptors(pid):
+    """What a process has open."""
+    return [os.readlink(entry) for entry in pathlib.Path(f"/proc/{pid}/fd").iterdir()]
+
+
+@pytest.mark.parametrize("io", ["auto", "epoll"])
+def test_every_thread_of_the_node_is_confined(tmp_path, io):
+    path = image(tmp_path / "disk.img", 8)
+    with Node(tmp_path, "--io", io, specs=[spec(tmp_path, "a", f"file:{path}?engine=sync")]) as node:
+        assert "confined: paths, system calls, network and signals" in node.said()
+        assert node.pid() != node.process.pid
+        confined = threads(node.pid())
+        assert len(confined) > 5
+        for thread in confined:
+            assert (thread["Seccomp"], thread["Seccomp_filters"], thread["NoNewPrivs"]) == ("2", "2", "1"), thread["Name"]
+        assert status(node.process.pid)["Seccomp"] == "0"
+        # The launcher has neither image nor socket of the disk; the node has no directory, and no file but the image.
+        assert str(path) in descriptors(node.pid()) and str(path) not in descriptors(node.process.pid)
+        opened = {name for name in descriptors(node.pid()) if name.startswith("/") and not name.startswith("/proc/")}
+        assert opened <= {str(path), "/dev/null", str(node.log)}, opened
+
+
+def test_without_a_sandbox_there_is_one_process(tmp_path):
+    with Node(tmp_path, "--sandbox", "off", specs=[spec(tmp_path, "a")]) as node:
+        assert node.pid() == node.process.pid and status(node.pid())["Seccomp"] == "0"
+        node.do("attach", spec(tmp_path, "b"))
+    with millrace.node(tmp_path / "db", tmp_path / "log", writes=True) as server:
+        assert millrace.serving(server.process.pid) == server.process.pid
+        # It listens for `disk` all the same, but no guest is to meet a process that is not confined.
+        said = millrace.fail("disk", "attach", spec(tmp_path, "c"))
+        assert "not confined" in said and "--state" in said and "--sandbox off" in said
+        assert not (tmp_path / "c.sock").exists()
+
+
+def test_disks_that_come_back_are_served_by_a_confined_node(tmp_path, monkeypatch):
+    """Those of the default state directory, too, where nothing else says that there are disks."""
+    with Disks(tmp_path / "log", flags=["--sandbox", "off", "--admin", tmp_path / "admin.sock"]) as node:
+        guest.wait_for("the node", lambda: " serves " in node.said())
+        millrace.succeed("disk", "attach", spec(tmp_path, "a"), "--admin", tmp_path / "admin.sock")
+    with millrace.node(tmp_path / "db", tmp_path / "second", writes=True) as server:
+        server.until_ready()
+        assert status(millrace.serving(server.process.pid))["Seccomp"] == "2"
+        assert (tmp_path / "a.sock").is_socket()
+
+
+def test_a_database_and_its_clients_notice_nothing_of_the_sandbox(tmp_path):
+    """It is made, filled until tables are written and merged, closed, and opened again."""
+    port = millrace.free_port()
+    flags = ["--data", tmp_path / "db", "--listen", f"127.0.0.1:{port}", "--memory", "64M", "--sandbox", "on"]
+    for nth in range(2):
+        with Disks(tmp_path / "log", flags=flags) as node:
+            guest.wait_for("the node", lambda: node.said().count(" serves ") == nth + 1)
+            assert status(node.pid())["Seccomp"] == "2"
+            with resp.Connection(port, 60) as client:
+                sets = [("SET", f"key:{key}", os.urandom(4000)) for key in range(nth * 5000, (nth + 1) * 5000)]
+                assert set(client.pipeline(sets)) == {b"OK"}
+                assert client.call("DBSIZE") == (nth + 1) * 5000
+                assert client.call("SAVE") == b"OK"
+                info = client.call("INFO").decode()
+                assert f"process_id:{node.pid()}" in info and f"executable:{millrace.BINARY}" in info
+                try:
+                    client.call("SHUTDOWN")
+                except (OSError, EOFError, resp.Closed):
+                    pass
+            # The launcher ends with the node.
+            assert node.process.wait(20) == 0
+    assert list((tmp_path / "db").glob("*.sst"))
+    millrace.succeed("kv", "check", "--data", tmp_path / "db")
+
+
+def test_both_processes_end_together(tmp_path):
+    with Node(tmp_path, specs=[spec(tmp_path, "a")]) as node:
+        child = node.pid()
+        node.kill()
+        guest.wait_for("the end of the node", lambda: has_ended(child), 10)
+        node.start()
+        os.kill(node.pid(), signal.SIGKILL)
+        assert node.process.wait(10) == 128 + signal.SIGKILL
+        assert "the node was ended by signal 9" in node.said()
+        node.start()
+        # Signals of a terminal reach both, and count once.
+        child = node.pid()
+        os.kill(child, signal.SIGINT)
+        os.kill(child, signal.SIGTERM)
+        time.sleep(0.2)
+        assert node.disks()["a"]["size_bytes"] == 1 << 30
+        node.process.send_signal(signal.SIGINT)
+        assert node.process.wait(20) == 0
+        assert not (tmp_path / "a.sock").exists() and not (node.state / "admin.sock").exists()
+
+
+def test_an_upgrade_replaces_the_launcher_too(tmp_path):
+    """In its place: with its process id, its locks and sockets, and what the configuration says by now."""
+
+    def configure(*names):
+        uris = {name: "null:1G" for name in names} | {"a": f"file:{tmp_path}/disk.img"}
+        tables = [f"[[disk]]\nname = '{name}'\nuri = '{uris[name]}'\nsocket = '{tmp_path / name}.sock'\n" for name in names]
+        (tmp_path / "node.toml").write_text("".join(tables))
+
+    program = shutil.copy(millrace.BINARY, tmp_path / "new")
+    image(tmp_path / "disk.img")
+    configure("a", "b")
+    with Node(tmp_path, "--config", tmp_path / "node.toml") as node:
+        with guest.Guest(tmp_path / "vm", tmp_path / "a.sock", queues=2, mode="load", secs=8, mib=8) as vm:
+            vm.wait_for(r"GUEST TICK ops=[1-9]\d*")
+            node.do("attach", spec(tmp_path, "c"))
+            affinity = os.sched_getaffinity(node.process.pid)
+            configure("a", "d")
+            for nth in range(3):
+                node.upgrade(lambda: millrace.succeed("upgrade", "--to", program, "--state", node.state))
+                renewed = guest.wait_for("the launcher", lambda: re.findall("is the launcher now node=(\\d+)", node.said())[nth:], 20)
+                assert int(renewed[0]) == node.pid()
+                assert os.readlink(f"/proc/{node.process.pid}/exe") == str(program)
+                assert os.sched_getaffinity(node.process.pid) == affinity
+                assert os.sched_getaffinity(node.pid()) == affinity
+                # What was served is served on, and what is new was started.
+                guest.wait_for("disk d", lambda: "d" in node.disks(), 10)
+                disks = node.disks()
+                assert set(disks) == {"a", "b", "c", "d"} and all("failed" not in disk for disk in disks.values())
+                assert disks["c"]["attached"] and not disks["d"]["attached"] and disks["a"]["connected"]
+            assert "another node uses" in millrace.fail("serve", "--state", node.state)
+            # It knows what it has, and for whom.
+            node.do("detach", "b")
+            assert not (tmp_path / "b.sock").exists()
+            node.do("attach", spec(tmp_path, "e"))
+            child = node.pid()
+            node.kill()
+            guest.wait_for("the end of the node", lambda: has_ended(child), 10)
+            node.start()
+            assert set(node.disks()) == {"a", "c", "d", "e"}
+            vm.wait_for(r"GUEST LOAD OK")
+            vm.wait_for_end()
+
+
+def test_a_launcher_that_cannot_be_replaced_stays(tmp_path):
+    program = pathlib.Path(shutil.copy(millrace.BINARY, tmp_path / "new"))
+    with Node(tmp_path, specs=[spec(tmp_path, "a")]) as node:
+        with socket.socket(socket.AF_UNIX) as client:
+            # Somebody who is connected makes it wait a second, in which the program goes.
+            client.connect(str(node.state / "admin.sock"))
+            node.upgrade(lambda: millrace.succeed("upgrade", "--to", program, "--state", node.state))
+            program.unlink()
+            guest.wait_for("its complaint", lambda: "the launcher stays as it is" in node.said(), 20)
+        assert os.readlink(f"/proc/{node.process.pid}/exe") == str(millrace.BINARY)
+        node.do("attach", spec(tmp_path, "b"))
+        node.upgrade(lambda: millrace.succeed("upgrade", "--to", millrace.BINARY, "--state", node.state))
+        guest.wait_for("the launcher", lambda: "is the launcher now" in node.said(), 20)
+        assert set(node.disks()) == {"a", "b"}
+
+
+def test_a_second_signal_ends_both_at_once(tmp_path):
+    uri = f"delay:all=3s|file:{image(tmp_path / 'disk.img')}"
+    with machine(tmp_path, uri, mode="boot", then="stay") as (node, vm):
+        guest.wait_for("the firmware", lambda: "a front end has connected" in node.said())
+        time.sleep(1)
+        child = node.pid()
+        node.process.send_signal(signal.SIGTERM)
+        guest.wait_for("the first", lambda: "stopping" in node.said())
+        node.process.send_signal(signal.SIGTERM)
+        assert node.process.wait(10) in (0, 128 + signal.SIGTERM)
+        guest.wait_for("the end of the node", lambda: has_ended(child), 10)
+
+
+def test_what_stops_the_node_from_starting_is_said_once(tmp_path):
+    said = millrace.fail("serve", "--disk", f"name=a uri=file:{tmp_path}/none.img socket={tmp_path}/a.sock")
+    assert said.count("none.img") == 1, said
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for flag in ("--listen", "--metrics"):
+            said = millrace.fail("serve", "--data", tmp_path / "db", "--sandbox", "on", flag, address)
+            assert f"{address} is in use" in said, said
+    said = millrace.fail("serve", "--data", tmp_path / "none", "--read-only", "--sandbox", "on", "--listen", "127.0.0.1:0")
+    assert "there is no directory" in said, said
+    said = millrace.fail("serve", "--data", tmp_path / "no" / "db", "--sandbox", "on", "--listen", "127.0.0.1:0")
+    assert "making directory" in said and "must be there" in said, said
+
+
+def test_a_log_that_is_moved_away_is_begun_anew(tmp_path):
+    log = tmp_path / "millrace.log"
+    with Node(tmp_path, "--log-file", log, specs=[spec(tmp_path, "a")]) as node:
+        assert "a disk is there" in log.read_text()
+        log.rename(tmp_path / "millrace.log.1")
+        guest.wait_for("the next file", log.exists, 10)
+        time.sleep(0.2)
+        node.do("attach", spec(tmp_path, "b"))
+        guest.wait_for("a line of the node", lambda: "a disk is there disk=b" in log.read_text(), 10)
+        assert "disk=b" not in (tmp_path / "millrace.log.1").read_text()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="to become somebody else takes root")
+def test_a_user_without_rights_has_a_sandbox_too(tmp_path):
+    os.chmod(tmp_path, 0o777)
+    for parent in tmp_path.parents:
+        if parent.owner() == "root" and parent != pathlib.Path("/"):
+            os.chmod(parent, parent.stat().st_mode | 0o111)
+    path = image(tmp_path / "disk.img")
+    os.chown(path, NOBODY, NOBODY)
+    log = open(tmp_path / "log", "wb")
+    binary = tmp_path / "millrace"
+    binary.write_bytes(millrace.BINARY.read_bytes())
+    binary.chmod(0o755)
+    arguments = [binary, "serve", "--disk", spec(tmp_path, "a", f"file:{path}"), "--state", tmp_path / "state", "--sandbox", "on"]
+    with subprocess.Popen(list(map(str, arguments)), user=NOBODY, group=NOBODY, extra_groups=[], stdout=log, stderr=log) as process:
+        try:
+            guest.wait_for("the node", lambda: b" serves " in (tmp_path / "log").read_bytes() or process.poll() is not None, 20)
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            node = status(millrace.serving(process.pid))
+            assert node["Seccomp"] == "2" and node["Uid"].split()[0] == str(NOBODY)
+            with guest.Guest(tmp_path / "vm", tmp_path / "a.sock", mode="files") as vm:
+                vm.wait_for(r"GUEST FILES OK")
+                vm.wait_for_end()
+        finally:
+            process.terminate()
+        assert process.wait(20) == 0
+    log.close()
+
+
+def test_where_io_uring_is_forbidden_the_sandbox_is_the_same(tmp_path):
+    with open(tmp_path / "log", "wb") as log:
+        arguments = [millrace.BINARY, "serve", "--disk", spec(tmp_path, "a"), "--sandbox", "on"]
+        process = subprocess.Popen(list(map(str, arguments)), preexec_fn=sandbox.without_io_uring, stdout=log, stderr=log)
+    try:
+        guest.wait_for("the node", lambda: b" serves " in (tmp_path / "log").read_bytes() or process.poll() is not None, 20)
+        said = (tmp_path / "log").read_text()
+        assert "io_uring is not available" in said and "confined: paths" in said and "epoll" in said, said
+    finally:
+        process.terminate()
+    assert process.wait(20) == 0
+
+
+def test_a_kernel_without_landlock_is_said_or_refused(tmp_path):
+    log = tmp_path / "log"
+    arguments = [millrace.BINARY, "serve", "--disk", spec(tmp_path, "a")]
+    with open(log, "wb") as out:
+        process = subprocess.Popen(list(map(str, arguments)), preexec_fn=sandbox.without_landlock, stdout=out, stderr=out)
+    try:
+        guest.wait_for("the node", lambda: b" serves " in log.read_bytes() or process.poll() is not None, 20)
+        assert "confined in part only" in log.read_text() and "paths=false calls=true" in log.read_text()
+    finally:
+        process.terminate()
+    assert process.wait(20) == 0
+    said = millrace.fail(*arguments[1:], "--sandbox", "on", preexec_fn=sandbox.without_landlock)
+    assert "cannot be confined" in said and "--sandbox auto" in said
+    assert not (tmp_path / "a.sock").exists()
