@@ -53,6 +53,14 @@ struct Slice {
     connected: Option<Instant>,
 }
 
+impl Slice {
+    /// How much of that time lies between two others.
+    fn within(&self, from: Instant, to: Instant) -> Duration {
+        let begun = self.end - Duration::from_nanos(self.gap_ns);
+        self.end.min(to).saturating_duration_since(begun.max(from))
+    }
+}
+
 /// One replacement.
 struct Cycle {
     alone: Instant,
@@ -101,11 +109,10 @@ pub fn run_pauses(plan: &PausesPlan) -> Result<PausesOutcome, Error> {
     let ms = |duration: Duration| duration.as_secs_f64() * 1000.0;
     for cycle in &cycles {
         let longest = |from: Instant, to: Instant| {
-            let slices = watched.slices.iter().filter(|slice| from <= slice.end && slice.end < to);
-            slices.max_by_key(|slice| slice.gap_ns)
+            watched.slices.iter().map(|slice| slice.within(from, to)).max().unwrap_or_default()
         };
-        alone.extend(longest(cycle.alone, cycle.begun).map(|slice| slice.gap_ns as f64 / 1e6));
-        pauses.extend(longest(cycle.begun, cycle.over).map(|slice| slice.gap_ns as f64 / 1e6));
+        alone.push(ms(longest(cycle.alone, cycle.begun)));
+        pauses.push(ms(longest(cycle.begun, cycle.over)));
         let Some(started) = cycle.started else { continue };
         let answered = watched.slices.iter().find_map(|slice| {
             let connected = slice.connected.filter(|connected| *connected >= started)?;
@@ -156,8 +163,14 @@ fn watch(load: &VdiskPlan, socket: &std::path::Path, shared: &Shared) -> Result<
     front.counts = super::Counts::default();
     shared.runs.store(true, Ordering::Release);
     let mut slices = Vec::new();
-    while !shared.over.load(Ordering::Acquire) {
-        front.run(SLICE_NS)?;
+    let mut over = false;
+    while !over {
+        over = shared.over.load(Ordering::Acquire);
+        if over {
+            front.end()?
+        } else {
+            front.run(SLICE_NS)?
+        }
         let counts = &mut front.counts;
         if counts.pause_ns > 0 {
             let end = front.began + Duration::from_nanos(counts.pause_end_ns);
@@ -166,7 +179,6 @@ fn watch(load: &VdiskPlan, socket: &std::path::Path, shared: &Shared) -> Result<
         }
         shared.reconnects.store(counts.reconnects as u32, Ordering::Release);
     }
-    front.end()?;
     let (errors, reconnects) = (front.counts.errors, front.counts.reconnects);
     let verified = if load.verify { Some(front.sweep()?) } else { None };
     Ok(Watched { slices, errors, reconnects, verified })
@@ -213,4 +225,20 @@ fn replace(
         cycles.push(Cycle { alone, begun, started, over: Instant::now() });
     }
     Ok(cycles)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_wait_only_that_part_counts_that_lies_in_the_window() {
+        let zero = Instant::now();
+        let at = |ms| zero + Duration::from_millis(ms);
+        let slice = Slice { gap_ns: 20_000_000, end: at(50), connected: None };
+        let within = |from, to| slice.within(at(from), at(to)).as_millis();
+        assert_eq!(within(0, 100), 20);
+        assert_eq!((within(0, 40), within(40, 100), within(35, 45)), (10, 10, 10));
+        assert_eq!((within(0, 30), within(50, 100), within(60, 70)), (0, 0, 0));
+    }
 }
