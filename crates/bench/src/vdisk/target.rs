@@ -24,9 +24,8 @@ const LOOK: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct Target {
     command: Command,
-    child: Child,
-    /// The process that serves: the child, or a successor of it.
-    pid: u32,
+    /// The launcher, which stays over upgrades; the node ends with it.
+    launcher: Child,
     /// For the sockets; removed with this.
     dir: PathBuf,
     sockets: Vec<PathBuf>,
@@ -61,9 +60,8 @@ impl Target {
         }
         let log = File::create(dir.join(LOG)).map_err(|error| system("making a file", error))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let child = command.spawn().map_err(|error| system("starting a node", error))?;
-        let pid = child.id();
-        let mut target = Target { command, child, pid, dir, sockets };
+        let launcher = command.spawn().map_err(|error| system("starting a node", error))?;
+        let mut target = Target { command, launcher, dir, sockets };
         target.wait_until_it_listens()?;
         Ok(target)
     }
@@ -75,11 +73,10 @@ impl Target {
     pub fn restart(&mut self) -> Result<Instant, Error> {
         self.kill();
         let started = Instant::now();
-        self.child = self
+        self.launcher = self
             .command
             .spawn()
             .map_err(|error| Error::new(Kind::System, format!("starting a node: {error}")))?;
-        self.pid = self.child.id();
         Ok(started)
     }
 
@@ -89,15 +86,14 @@ impl Target {
     /// When it has not in time, with the reason if it says one.
     pub fn upgrade(&mut self, patience: Duration) -> Result<(), Error> {
         let earlier = self.said().len();
-        let pid = Pid::from_raw(self.pid.cast_signed());
+        let pid = Pid::from_raw(self.launcher.id().cast_signed());
         signal::kill(pid, Signal::SIGUSR2)
             .map_err(|error| Error::new(Kind::System, format!("signalling the node: {error}")))?;
         let since = Instant::now();
         let what = loop {
             let said = self.said();
             let new = said.get(earlier..).unwrap_or_default();
-            if let Some(pid) = numbers(new, "successor=").next() {
-                self.pid = pid as u32;
+            if new.contains("successor=") {
                 return Ok(());
             }
             if let Some(line) = new.lines().find(|line| line.contains("no upgrade")) {
@@ -121,11 +117,8 @@ impl Target {
     }
 
     fn kill(&mut self) {
-        if self.pid != self.child.id() {
-            let _ = signal::kill(Pid::from_raw(self.pid.cast_signed()), Signal::SIGKILL);
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.launcher.kill();
+        let _ = self.launcher.wait();
     }
 
     fn wait_until_it_listens(&mut self) -> Result<(), Error> {
@@ -133,7 +126,7 @@ impl Target {
             if self.sockets.iter().all(|socket| socket.exists()) {
                 return Ok(());
             }
-            if let Ok(Some(status)) = self.child.try_wait() {
+            if let Ok(Some(status)) = self.launcher.try_wait() {
                 let said = self.said();
                 let complaint = |line: &str| {
                     let said = line.strip_prefix("millrace: ").or(line.strip_prefix("error: "));
