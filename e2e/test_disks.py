@@ -305,6 +305,17 @@ def test_killed_after_an_upgrade_nothing_is_lost(tmp_path):
         assert "resubmits=" in node.said(), "no request was under way when it was killed"
 
 
+@pytest.mark.parametrize("uri", ["mem:128M", "dirty:granule=4K|mem:128M", "dirty:file={}/map|file:{}/disk.img"])
+def test_upgrades_keep_what_a_disk_holds_besides_its_file(tmp_path, uri):
+    image(tmp_path / "disk.img")
+    with machine(tmp_path, uri.format(tmp_path, tmp_path), mode="load", secs=6, mib=16) as (node, vm):
+        for nth in range(2):
+            vm.wait_for(r"GUEST TICK ops=[1-9]\d*", times=2 + nth)
+            node.upgrade()
+        vm.wait_for(r"GUEST LOAD OK")
+        vm.wait_for_end()
+
+
 def test_a_guest_moves_between_upgraded_nodes(tmp_path):
     shared = image(tmp_path / "disk.img")
     with contextlib.ExitStack() as stack:

@@ -155,11 +155,13 @@ impl DirtyMap {
         let file = file.map_err(failed)?;
         let boot = boot_id(core).await;
         let bits = size_bytes.max(ROOM_MIN / ROOM).saturating_mul(ROOM).div_ceil(granule);
-        if len_of(file.as_fd()).map_err(failed)? == 0 {
+        let made = len_of(file.as_fd()).map_err(failed)? == 0;
+        if made {
             DirtyMap::make(&file, granule, bits.div_ceil(64), boot).map_err(failed)?;
         }
         let map = DirtyMap::take_over(file, granule, size_bytes)?;
-        if map.boot() != boot {
+        // Where the system does not tell, a bitmap that is there already may be from before it was started.
+        if !made && (map.boot() != boot || boot == [0; 2]) {
             map.mark_range(0, size_bytes);
             map.set_boot(boot);
         }
@@ -339,7 +341,7 @@ async fn open_or_make(core: &Core, path: &Path) -> io::Result<OwnedFd> {
 /// What the system was started as; zeroes where that is not known.
 async fn boot_id(core: &Core) -> [u64; 2] {
     if core.is_simulated() {
-        return [0; 2];
+        return [1; 2];
     }
     let text = core.read_small(Path::new(BOOT_ID), 64).await.unwrap_or_default();
     let mut digits = text.iter().filter_map(|&byte| char::from(byte).to_digit(16));

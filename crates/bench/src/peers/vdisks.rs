@@ -68,7 +68,8 @@ impl Vdisk {
             Target::Ours(disk) => {
                 let uri = match disk {
                     "null" => format!("null:{NULL_GIB}G"),
-                    "mem" => "mem:1G".to_owned(),
+                    // So small that warming up touches every page.
+                    "mem" => "mem:128M".to_owned(),
                     parameters => format!("file:{}?{parameters}", quoted(&file(setup)?)),
                 };
                 self.drive(setup, ["--disk".to_owned(), uri])
