@@ -43,3 +43,6 @@ pub use error::{Error, ErrorKind};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use mutant::{Mutant, set_mutant};
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use uri::fuzz as fuzz_uri;

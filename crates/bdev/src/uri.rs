@@ -466,6 +466,16 @@ fn decoded_bytes(text: &str) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
+/// What is no URI is refused with words that can be shown; for fuzzers.
+#[cfg(feature = "testing")]
+pub fn fuzz(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    match text.parse::<Spec>() {
+        Ok(Spec { layers, .. }) => assert!(layers.len() <= LAYERS_MAX),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -136,8 +136,8 @@ impl Hostile {
     fn new(node: &Node, packed: bool) -> Hostile {
         let other = neighbour(node, !packed);
         let mut disk = Disk::connect(&node.socket(0), options(packed)).unwrap();
-        // What is written by hand is written to the beginning of the disk.
-        let first = Neighbour::new(disk.take_queue(0), DISK - 64 * 1024);
+        // What is done by hand is done at the beginning of the disk and at its very end.
+        let first = Neighbour::new(disk.take_queue(0), DISK - 128 * 1024);
         let memory = disk.memory().clone();
         let ring = if packed {
             Ring::Packed(PackedRing::new(&memory, RING, SIZE))

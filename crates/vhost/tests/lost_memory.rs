@@ -53,6 +53,7 @@ fn has_ended_well(node: &Node, disk: Disk, packed: bool, rings: std::ops::Range<
 }
 
 #[test]
+#[cfg_attr(tsan, ignore = "the fault comes inside the sanitizer, under a lock of its own")]
 fn memory_that_goes_while_rings_rest_breaks_these_rings_and_nothing_else() {
     let node = Node::start(Scratch::new("rest"), &["mem:16M", "mem:16M"]);
     for packed in [false, true] {
@@ -69,6 +70,7 @@ fn memory_that_goes_while_rings_rest_breaks_these_rings_and_nothing_else() {
 }
 
 #[test]
+#[cfg_attr(tsan, ignore = "the fault comes inside the sanitizer, under a lock of its own")]
 fn memory_that_goes_under_load_breaks_these_rings_and_nothing_else() {
     for (name, driver) in [("uring", DriverKind::Auto), ("epoll", DriverKind::Epoll)] {
         for (nth, device) in [
@@ -172,6 +174,7 @@ impl TwoFiles {
 /// Where the kernel moves the data, it says that it cannot, and the ring goes on; where the core copies it, nothing that
 /// was read may be believed.
 #[test]
+#[cfg_attr(tsan, ignore = "the fault comes inside the sanitizer, under a lock of its own")]
 fn data_that_goes_is_an_error_of_its_requests_or_breaks_the_ring() {
     for (name, device, broken) in [("mem", "mem:16M", true), ("file", "FILE?direct=off", false)] {
         for kind in [0, 1] {
@@ -220,6 +223,7 @@ fn memfd(len: u64) -> OwnedFd {
 }
 
 #[test]
+#[cfg_attr(tsan, ignore = "the fault comes inside the sanitizer, under a lock of its own")]
 fn an_in_flight_region_or_a_dirty_log_that_goes_breaks_the_ring() {
     let node = Node::start(Scratch::new("regions"), &["mem:16M", "mem:16M"]);
     for log in [false, true] {
