@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind};
 use crate::file::FileDevice;
 use crate::limit::Limit;
 use crate::mem::MemDevice;
-use crate::uri::{Base, Failures, Layer, Spec};
+use crate::uri::{Base, Failures, LAYERS_MAX, Layer, Spec};
 
 /// What a device is like. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +61,9 @@ struct Shared {
     size_bytes: AtomicU64,
     device: Device,
 }
+
+/// Most [`Bdev::descriptors`] of a device: its own, and one for each layer.
+pub const DESCRIPTORS_MAX: usize = 1 + LAYERS_MAX;
 
 /// What a process that may open nothing needs of a device.
 #[derive(Debug, Default)]

@@ -37,7 +37,7 @@ mod mutant;
 mod uri;
 
 pub use channel::{Channel, Done, Full, Io, Kind, QUEUE_DEPTH, Status};
-pub use device::{Bdev, Geometry, Parts};
+pub use device::{Bdev, DESCRIPTORS_MAX, Geometry, Parts};
 pub use dirty::{DirtyMap, Taken};
 pub use error::{Error, ErrorKind};
 #[cfg(feature = "mutants")]

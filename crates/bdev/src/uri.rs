@@ -105,7 +105,7 @@ pub(crate) struct Spec {
 }
 
 /// Most layers over one device.
-const LAYERS_MAX: usize = 8;
+pub(crate) const LAYERS_MAX: usize = 8;
 /// Longest delay.
 const DELAY_MAX_NS: u64 = 3_600_000_000_000;
 /// The unit of sizes, and the smallest block.

@@ -91,7 +91,7 @@ pub(crate) struct Named {
     pub write_cache: Option<bool>,
 }
 
-/// What comes with the descriptors of a disk: of its image, if it has one, and of its socket.
+/// What comes with the descriptors of a disk: those of its device, and of its socket.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Opened {
     pub holes: Option<bool>,

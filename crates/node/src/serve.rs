@@ -510,7 +510,9 @@ async fn begin(
             tracing::warn!(paths = paths_ok, calls = calls_ok, "confined in part only: {why}");
         }
     }
-    let limits = Limits { body_bytes: SAID_BYTES_MAX, descriptors: 4 };
+    // A disk's device and its socket are the most.
+    let descriptors = bdev::DESCRIPTORS_MAX + 1;
+    let limits = Limits { body_bytes: SAID_BYTES_MAX, descriptors };
     let socket = confined.channel.try_clone();
     let channel = socket.and_then(|socket| Channel::from_fd(core, socket, limits));
     let channel = channel.map(Rc::new).map_err(|error| {
