@@ -150,7 +150,9 @@ class Guest:
         def found():
             text = self.text()
             errors = rf"I/O error, dev (?!{self.ill}).*" if self.ill else "I/O error.*"
-            wrong = re.search(rf"GUEST (FAILED|WRONG).*|{errors}|Kernel panic.*", text)
+            # A kernel that goes down lets go of its devices before its processes.
+            up = re.sub(r"GUEST REBOOTS.*?(?=GUEST DISK|\Z)", "", text, flags=re.DOTALL)
+            wrong = re.search(rf"GUEST (FAILED|WRONG).*|{errors}|Kernel panic.*", up)
             assert not wrong or re.search(pattern, wrong[0]), f"{wrong[0]}\n{text[-3000:]}"
             matches = list(re.finditer(pattern, text))
             if len(matches) >= times:
