@@ -54,6 +54,7 @@ def test_every_thread_of_the_node_is_confined(tmp_path, io):
         for thread in confined:
             assert (thread["Seccomp"], thread["Seccomp_filters"], thread["NoNewPrivs"]) == ("2", "2", "1"), thread["Name"]
         assert status(node.process.pid)["Seccomp"] == "0"
+        assert (status(node.pid())["THP_enabled"], status(node.process.pid)["THP_enabled"]) == ("1", "0")
         # The launcher has neither image nor socket of the disk; the node has no directory, and no file but the image.
         assert str(path) in descriptors(node.pid()) and str(path) not in descriptors(node.process.pid)
         opened = {name for name in descriptors(node.pid()) if name.startswith("/") and not name.startswith("/proc/")}
@@ -153,6 +154,7 @@ def test_an_upgrade_replaces_the_launcher_too(tmp_path):
                 assert os.readlink(f"/proc/{node.process.pid}/exe") == str(program)
                 assert os.sched_getaffinity(node.process.pid) == affinity
                 assert os.sched_getaffinity(node.pid()) == affinity
+                assert (status(node.pid())["THP_enabled"], status(node.process.pid)["THP_enabled"]) == ("1", "0")
                 # What was served is served on, and what is new was started.
                 guest.wait_for("disk d", lambda: "d" in node.disks(), 10)
                 disks = node.disks()

@@ -285,7 +285,8 @@ fn rules(paths: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Ba
     rules.insert(libc::SYS_mprotect, vec![data()?]);
     // A panic ends the process so.
     rules.insert(libc::SYS_tgkill, vec![equal(0, std::process::id().into())?]);
-    let prctl = [libc::PR_SET_NAME, libc::PR_SET_PDEATHSIG].map(|what| equal(0, what as u64));
+    let prctl = [libc::PR_SET_NAME, libc::PR_SET_PDEATHSIG, libc::PR_SET_THP_DISABLE];
+    let prctl = prctl.map(|what| equal(0, what as u64));
     rules.insert(libc::SYS_prctl, prctl.into_iter().collect::<Result<_, _>>()?);
     // How the allocator asks what it has been given.
     rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![masked(2, u64::MAX, 0)?])?]);

@@ -62,6 +62,7 @@ use crate::disk_spec::DiskSpec;
 use crate::error::{Error, Kind};
 use crate::frames::{Frames, Limits};
 use crate::outside::{Begun, Here, Named, Opened, ToLauncher, ToNode, VERSION, remove};
+use crate::process::use_huge_pages;
 use crate::serve::{LINGER_NS, LOG_PATIENCE, listen_admin, open_state, state_directory};
 use crate::state::{State, remembers_disks};
 use crate::upgrade::{START_NS, Successor, own_program};
@@ -107,6 +108,7 @@ pub(crate) fn is_wanted(config: &Config) -> bool {
 /// # Errors
 /// When the state directory or the admin socket cannot be had, or the node cannot be started.
 pub(crate) fn run(config: &Config, renewed: bool) -> Result<i32, Error> {
+    use_huge_pages(false);
     let sink = crate::log::open(&config.log, None)?;
     let (log, _writer) = crate::log::start(&config.log, sink)?;
     // It had better not disturb the node's cores, if there are others.

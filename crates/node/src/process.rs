@@ -6,8 +6,17 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use nix::sys::prctl::set_thp_disable;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
+
+/// Says whether the pages of 2 MiB that the allocator asks for are wanted. To clear one for each
+/// thread is most of what a process does until it serves, on processors that others are using; so
+/// they come when a node serves. Processes that this one starts have it as this one.
+pub(crate) fn use_huge_pages(wanted: bool) {
+    // A kernel without any is content with small ones.
+    let _ = set_thp_disable(!wanted);
+}
 
 /// Processor time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

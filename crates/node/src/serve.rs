@@ -45,7 +45,7 @@ use crate::metrics::{self, Sources};
 use crate::open::{no_directory, open, open_for_writing};
 use crate::outside::{Begun, Here, Outside, ToLauncher, ToNode, VERSION, remove};
 use crate::phases::{Phase, Phases};
-use crate::process::{executable, resident_bytes};
+use crate::process::{executable, resident_bytes, use_huge_pages};
 use crate::state::{State, default_state};
 use crate::upgrade::{self, Predecessor, Upgrader, line_to_predecessor};
 
@@ -139,6 +139,8 @@ pub fn serve(
     let launched = launcher_of_this_process();
     let renewed = launched.is_none() && std::env::var_os(launcher::RENEWED).is_some();
     let alone = launched.is_none() && line_to_predecessor()?.is_none();
+    let succeeds = launched.map_or(!alone, |(_, succeeds)| succeeds);
+    use_huge_pages(!succeeds);
     if renewed || (alone && launcher::is_wanted(&config)) {
         return match launcher::run(&config, renewed)? {
             0 => Ok(()),
@@ -227,6 +229,7 @@ async fn serve_core(
             }
             metrics = inherited.metrics.or(metrics);
             predecessor = Some(Rc::new(inherited.predecessor));
+            use_huge_pages(true);
         }
         first.predecessor.clone_from(&predecessor);
         first.upgrader = Some(upgrader);
