@@ -379,3 +379,32 @@ def test_a_full_disk_stops_writes_alone(tmp_path):
     finally:
         shutil.rmtree(image, ignore_errors=True)
         subprocess.run(["umount", mount], check=True)
+
+
+def test_who_connects_while_the_database_is_opened_is_answered(tmp_path):
+    """It waits, as for any busy server: there is no moment in which it is let in and turned away."""
+    data = tmp_path / "db"
+    with millrace.node(data, tmp_path / "log", "--durability", "process", writes=True) as node, node.connect() as client:
+        # A log to read at the next start.
+        for nth in range(40):
+            assert client.call("MSET", *[word for n in range(50) for word in (f"key:{nth}:{n}", b"x" * 10_000)]) == b"OK"
+        node.process.kill()
+        node.process.wait()
+    port = millrace.free_port()
+    again = [millrace.BINARY, "serve", "--data", data, "--listen", f"127.0.0.1:{port}", "--cores", "1", "--memory", "256M"]
+    with open(tmp_path / "log2", "wb") as log:
+        process = subprocess.Popen(again, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                first = resp.Connection(port, 20)
+                break
+            except ConnectionRefusedError:
+                assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log2").read_text()
+        with first:
+            assert " keys, " not in (tmp_path / "log2").read_text(), "it was not early enough to show anything"
+            assert first.call("GET", "key:39:49") == b"x" * 10_000
+    finally:
+        process.kill()
+        process.wait()

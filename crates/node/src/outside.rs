@@ -172,10 +172,8 @@ impl Here {
     /// What a disk's device is made of, for another process, and its socket. Suspends.
     pub async fn parts(&self, spec: &DiskSpec) -> Result<(Parts, OwnedFd), Error> {
         let core = &self.core;
-        let until_ns = core.now_ns() + LINGER_NS;
-        let parts = patiently(core, spec, until_ns, async || Parts::open(core, &spec.uri).await);
-        let parts = parts.await?;
-        let listener = listen(core, spec, until_ns).await?;
+        let (parts, listener) =
+            open(core, spec, async || Parts::open(core, &spec.uri).await).await?;
         let own = listener.as_fd().try_clone_to_owned();
         Ok((parts, own.map_err(|error| system(format!("disk {}: {error}", spec.name)))?))
     }
@@ -183,10 +181,8 @@ impl Here {
     /// Opens a disk for this process. Suspends.
     async fn open(&self, spec: &DiskSpec) -> Result<Ready, Error> {
         let core = &self.core;
-        let until_ns = core.now_ns() + LINGER_NS;
-        let device = patiently(core, spec, until_ns, async || Bdev::open(core, &spec.uri).await);
-        let device = device.await?;
-        let listener = listen(core, spec, until_ns).await?;
+        let (device, listener) =
+            open(core, spec, async || Bdev::open(core, &spec.uri).await).await?;
         Ok(Ready { device, listener, write_cache: self.write_cache(&spec.socket) })
     }
 }
@@ -195,41 +191,39 @@ fn system(what: impl Into<String>) -> Error {
     Error::new(Kind::System, what)
 }
 
-/// Opens something; who has just been killed may hold it for a moment.
-async fn patiently<T>(
+/// Tries until it is done, or until a failure is not worth another try. Suspends between the tries.
+pub(crate) async fn patiently<T, E>(
     core: &Core,
-    spec: &DiskSpec,
-    until_ns: u64,
-    open: impl AsyncFn() -> Result<T, bdev::Error>,
-) -> Result<T, Error> {
+    again: impl Fn(&E) -> bool,
+    attempt: impl AsyncFn() -> Result<T, E>,
+) -> Result<T, E> {
     loop {
-        match open().await {
-            Err(error) if error.kind() == ErrorKind::Busy && core.now_ns() < until_ns => {
-                core.sleep_ns(LOOK_NS).await;
-            }
-            opened => {
-                return opened.map_err(|error| system(format!("disk {}: {error}", spec.name)));
-            }
+        match attempt().await {
+            Err(error) if again(&error) => core.sleep_ns(LOOK_NS).await,
+            done => return done,
         }
     }
 }
 
-async fn listen(core: &Core, spec: &DiskSpec, until_ns: u64) -> Result<UnixListener, Error> {
-    loop {
-        match UnixListener::bind(core, &spec.socket) {
-            Err(error)
-                if error.kind() == std::io::ErrorKind::AddrInUse && core.now_ns() < until_ns =>
-            {
-                core.sleep_ns(LOOK_NS).await;
-            }
-            listener => {
-                return listener.map_err(|error| {
-                    let (name, socket) = (&spec.name, spec.socket.display());
-                    system(format!("disk {name}: listening on {socket}: {error}"))
-                });
-            }
-        }
-    }
+/// Opens a disk, and listens at its socket. A process that has just been killed may hold either for
+/// a moment.
+async fn open<T>(
+    core: &Core,
+    spec: &DiskSpec,
+    open: impl AsyncFn() -> Result<T, bdev::Error>,
+) -> Result<(T, UnixListener), Error> {
+    let (name, until_ns) = (&spec.name, core.now_ns() + LINGER_NS);
+    let busy = |error: &bdev::Error| error.kind() == ErrorKind::Busy && core.now_ns() < until_ns;
+    let opened = patiently(core, busy, open).await;
+    let opened = opened.map_err(|error| system(format!("disk {name}: {error}")))?;
+    let in_use = |error: &std::io::Error| {
+        error.kind() == std::io::ErrorKind::AddrInUse && core.now_ns() < until_ns
+    };
+    let listener = patiently(core, in_use, async || UnixListener::bind(core, &spec.socket)).await;
+    let listener = listener.map_err(|error| {
+        system(format!("disk {name}: listening on {}: {error}", spec.socket.display()))
+    })?;
+    Ok((opened, listener))
 }
 
 /// See the module text.

@@ -43,7 +43,7 @@ use crate::launcher::{self, SAID_BYTES_MAX};
 use crate::machine::Machine;
 use crate::metrics::{self, Sources};
 use crate::open::{no_directory, open, open_for_writing};
-use crate::outside::{Begun, Here, Outside, ToLauncher, ToNode, VERSION, remove};
+use crate::outside::{Begun, Here, Outside, ToLauncher, ToNode, VERSION, patiently, remove};
 use crate::phases::{Phase, Phases};
 use crate::process::{executable, resident_bytes, use_huge_pages};
 use crate::state::{State, default_state};
@@ -122,7 +122,7 @@ struct Opened {
     listen: SocketAddr,
     db: Db,
     door: Arc<Shared>,
-    /// Each core's listening socket, where the node before this one listened already.
+    /// Each core's listening socket.
     listeners: Vec<OwnedFd>,
 }
 
@@ -240,6 +240,10 @@ async fn serve_core(
         };
         let mut opened = None;
         if let Some(data) = &node.config.data {
+            if listeners.is_empty() {
+                listeners = listen_on_all(node.config.listen, core.cores())
+                    .map_err(|error| no_port(node.config.listen, "--listen", &error))?;
+            }
             let (database, owned) = prepare(core, node, data, listeners, predecessor).await?;
             (opened, shard) = (Some(database), owned);
         }
@@ -313,10 +317,8 @@ async fn serve_clients(
     }
     let (mut clients, mut admin_at) = (None, None);
     if let Some(opened) = opened {
-        let listener = match opened.listeners.get(core.id()).map(OwnedFd::try_clone) {
-            Some(fd) => fd.and_then(|fd| Listener::from_fd(core, fd)),
-            None => core.listen(opened.listen),
-        };
+        let listener = opened.listeners[core.id()].try_clone();
+        let listener = listener.and_then(|fd| Listener::from_fd(core, fd));
         let listener = listener.map_err(|error| no_port(opened.listen, "--listen", &error))?;
         if let Some(Ok(fd)) = listener.host_fd().map(|fd| fd.try_clone_to_owned()) {
             let _ = node.doors[core.id()].set(fd);
@@ -624,14 +626,8 @@ pub(crate) async fn open_state(
     patient: impl Fn() -> bool,
 ) -> Result<Option<State>, Error> {
     let Some(path) = state_directory(config) else { return Ok(None) };
-    let opened = loop {
-        match State::open(core, &path).await {
-            Err(error) if error.kind() == Kind::Locked && patient() => {
-                core.sleep_ns(LOOK_NS).await;
-            }
-            opened => break opened,
-        }
-    };
+    let locked = |error: &Error| error.kind() == Kind::Locked && patient();
+    let opened = patiently(core, locked, async || State::open(core, &path).await).await;
     if config.state.is_some() {
         return opened.map(Some);
     }
@@ -657,12 +653,8 @@ pub(crate) async fn listen_admin(
     let Some(path) = config.admin.clone().or(state.as_deref().map(admin::socket_in)) else {
         return Ok(None);
     };
-    let listener = loop {
-        match admin::listen(core, &path) {
-            Err(_) if patient() => core.sleep_ns(LOOK_NS).await,
-            listener => break listener,
-        }
-    };
+    let listener =
+        patiently(core, |_: &Error| patient(), async || admin::listen(core, &path)).await;
     match listener {
         Ok(listener) => Ok(Some((path, listener))),
         Err(error) if config.admin.is_none() && config.state.is_none() => {
@@ -673,7 +665,7 @@ pub(crate) async fn listen_admin(
     }
 }
 
-/// Finds out whether the port is free and opens the database: once, for all cores.
+/// Opens the database: once, for all cores. Clients that connect meanwhile wait.
 async fn prepare(
     core: &Core,
     node: &Arc<Node>,
@@ -682,14 +674,10 @@ async fn prepare(
     predecessor: Option<Rc<Predecessor>>,
 ) -> Result<(Opened, Option<Shard>), Error> {
     let config = &node.config;
-    let listener = match listeners.first().map(OwnedFd::try_clone) {
-        Some(Ok(fd)) => inherited_listener(core, config.listen, fd)?,
-        Some(Err(error)) => return Err(no_port(config.listen, "--listen", &error)),
-        // Cores share their port with each other, so only this listener would notice somebody else.
-        None => listen_alone(core, config.listen, "--listen")?,
-    };
-    let listen =
-        listener.local_addr().map_err(|error| no_port(config.listen, "--listen", &error))?;
+    let first =
+        listeners[0].try_clone().map_err(|error| no_port(config.listen, "--listen", &error))?;
+    let listen = inherited_listener(core, config.listen, first)?.local_addr();
+    let listen = listen.map_err(|error| no_port(config.listen, "--listen", &error))?;
     let budget = config.budget();
     let options = OpenOptions {
         secondary: config.secondary,
@@ -707,16 +695,13 @@ async fn prepare(
             memtable_bytes: budget.memtable,
             ..WriteOptions::default()
         };
-        let (db, writer) = loop {
-            let patient = predecessor.as_ref().is_some_and(|before| before.may_hold_locks());
-            match open_for_writing(core, data, options.clone(), write.clone()).await {
-                // The node before this one has it open until its clients have had their replies.
-                Err(error) if patient && error.kind() == Kind::Locked => {
-                    core.sleep_ns(LOOK_NS).await;
-                }
-                opened => break opened?,
-            }
+        // The node before this one has it open until its clients have had their replies.
+        let before = predecessor.as_ref();
+        let held = |error: &Error| {
+            error.kind() == Kind::Locked && before.is_some_and(|before| before.may_hold_locks())
         };
+        let open = async || open_for_writing(core, data, options.clone(), write.clone()).await;
+        let (db, writer) = patiently(core, held, open).await?;
         (db, Some(writer))
     };
     for warning in db.warnings() {
@@ -745,7 +730,6 @@ async fn prepare(
     if let Some(shard) = &shard {
         shard.attach(&door).await;
     }
-    drop(listener);
     Ok((Opened { listen, db, door, listeners }, shard))
 }
 
