@@ -15,6 +15,7 @@
 mod buf;
 mod core;
 mod driver;
+mod edge;
 mod file;
 mod file_queue;
 mod guard;

@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use crate::driver::{MetaOut, Token};
+use crate::edge::Edge;
 use crate::inbox::{self, SendError, Sender};
 use crate::sleep::SleepFlag;
 use crate::task::TaskId;
@@ -109,19 +110,29 @@ pub(crate) type Inbox = inbox::Inbox<Remote>;
 #[expect(clippy::disallowed_types, reason = "start, stop and foreign wake-ups only")]
 static REGISTRY: std::sync::Mutex<BTreeMap<u32, Weak<Shared>>> =
     std::sync::Mutex::new(BTreeMap::new());
+static REGISTRY_EDGE: Edge = Edge::new();
 
 static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
+
+fn registry<R>(f: impl FnOnce(&mut BTreeMap<u32, Weak<Shared>>) -> R) -> R {
+    let mut cores = REGISTRY.lock().unwrap_or_else(|e| e.into_inner());
+    REGISTRY_EDGE.taken();
+    let result = f(&mut cores);
+    REGISTRY_EDGE.given();
+    result
+}
 
 /// Gives a core a number that no other core of this process has had within the last million.
 pub(crate) fn register(shared: &Arc<Shared>) -> u32 {
     let uid = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) & crate::task::UID_MASK;
-    let mut cores = REGISTRY.lock().unwrap_or_else(|e| e.into_inner());
-    cores.retain(|_, core| core.strong_count() > 0);
-    cores.insert(uid, Arc::downgrade(shared));
+    registry(|cores| {
+        cores.retain(|_, core| core.strong_count() > 0);
+        cores.insert(uid, Arc::downgrade(shared));
+    });
     uid
 }
 
 /// The core with that number, if it lives.
 pub(crate) fn find(uid: u32) -> Option<Arc<Shared>> {
-    REGISTRY.lock().unwrap_or_else(|e| e.into_inner()).get(&uid).and_then(Weak::upgrade)
+    registry(|cores| cores.get(&uid).and_then(Weak::upgrade))
 }

@@ -177,13 +177,16 @@ fn a_driver_of_others_reads_what_it_wrote() {
             at: (nth * DEPTH * BLOCK) as u64,
         });
         std::thread::scope(|scope| {
+            let mut threads = Vec::new();
             for (nth, mut driver) in drivers.enumerate() {
                 let first = nth as u64 * 8 * MIB;
-                scope.spawn(move || {
+                threads.push(scope.spawn(move || {
                     driver.exercise(first);
                     driver.work(first, 40);
-                });
+                }));
             }
+            // A sanitizer sees the end of a thread that is joined, but not that of the scope.
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
         });
         // The front end takes memory back that rings do not lie in.
         transport.unmap_mem_region(address, bytes as usize).unwrap();

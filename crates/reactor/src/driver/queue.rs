@@ -11,6 +11,8 @@
 use std::collections::VecDeque;
 use std::sync::PoisonError;
 
+use crate::edge::Edge;
+
 struct Jobs<J> {
     waiting: VecDeque<J>,
     /// Threads in `pop` that found nothing.
@@ -33,7 +35,7 @@ impl<J> Queue<J> {
         Queue {
             jobs: std::sync::Mutex::new(jobs),
             wake: std::sync::Condvar::new(),
-            edge: Edge::default(),
+            edge: Edge::new(),
         }
     }
 
@@ -86,30 +88,5 @@ impl<J> Queue<J> {
         });
         self.wake.notify_all();
         drop(waiting);
-    }
-}
-
-/// Shows the lock's ordering to ThreadSanitizer, which does not see into the standard library as
-/// it is shipped: part of taking a lock (after a wait, or when it is contended) happens there.
-/// Nothing, except under `scripts/sanitize.sh thread`.
-#[derive(Default)]
-struct Edge {
-    #[cfg(tsan)]
-    order: std::sync::atomic::AtomicBool,
-}
-
-impl Edge {
-    /// The lock has been taken.
-    #[inline]
-    fn taken(&self) {
-        #[cfg(tsan)]
-        self.order.load(std::sync::atomic::Ordering::Acquire);
-    }
-
-    /// The lock is about to be given back.
-    #[inline]
-    fn given(&self) {
-        #[cfg(tsan)]
-        self.order.store(true, std::sync::atomic::Ordering::Release);
     }
 }

@@ -1,0 +1,32 @@
+//! Shows a standard lock's ordering to ThreadSanitizer, which does not see into the standard
+//! library as it is shipped: part of taking a lock (after a wait, or when it is contended) happens
+//! there. Nothing, except under `scripts/sanitize.sh thread`.
+
+/// The order in which a lock is held. Belongs beside the lock.
+pub(crate) struct Edge {
+    #[cfg(tsan)]
+    order: std::sync::atomic::AtomicBool,
+}
+
+impl Edge {
+    pub const fn new() -> Edge {
+        Edge {
+            #[cfg(tsan)]
+            order: std::sync::atomic::AtomicBool::new(false),
+        }
+    }
+
+    /// The lock has been taken.
+    #[inline]
+    pub fn taken(&self) {
+        #[cfg(tsan)]
+        self.order.load(std::sync::atomic::Ordering::Acquire);
+    }
+
+    /// The lock is about to be given back.
+    #[inline]
+    pub fn given(&self) {
+        #[cfg(tsan)]
+        self.order.store(true, std::sync::atomic::Ordering::Release);
+    }
+}
