@@ -140,6 +140,19 @@ def test_a_guest_sees_its_disk_grow(node, tmp_path):
     assert path.stat().st_size == 32 << 20
 
 
+def test_upgrades_keep_the_size_that_a_disk_was_given(node, tmp_path):
+    """Also of those that have nothing outside the node to keep it in."""
+    uris = ["null:64M", "delay:all=1ms|null:64M", "dirty:granule=4K|null:64M", "mem:64M", f"file:{image(tmp_path / 'disk.img', 64)}"]
+    for nth, uri in enumerate(uris):
+        node.do("attach", spec(tmp_path, f"disk{nth}", uri))
+    for size in (96, 32, 48):
+        for nth in range(len(uris)):
+            node.do("resize", f"disk{nth}", "--size", f"{size}M", "--shrink")
+        node.upgrade()
+        guest.wait_for("the node", lambda: {disk["size_bytes"] for disk in node.disks().values()} == {size << 20}, 10)
+        assert len(node.disks()) == len(uris)
+
+
 def test_a_disk_taken_by_force_is_waited_for(node, tmp_path):
     disk = spec(tmp_path, "a", f"file:{image(tmp_path / 'disk.img')}")
     node.do("attach", disk)

@@ -229,34 +229,58 @@ impl Bdev {
             let text = format!("a size of {size_bytes} bytes is no multiple of the block, {block}");
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
-        let mut all = vec![self];
-        while let Some(over) = all[all.len() - 1].0.device.over() {
-            all.push(over);
-        }
-        let maps = || {
-            all.iter().filter_map(|one| match &one.0.device {
-                Device::Dirty { map, .. } => Some(map),
-                _ => None,
-            })
-        };
-        if !maps().all(|map| map.covers(size_bytes)) {
+        if !self.maps_cover(size_bytes) {
             let text = format!("dirty: the bitmap has no room for {size_bytes} bytes");
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         // Requests are refused behind the new end before it moves, and let in only afterwards.
         let old = self.size_bytes();
-        let set = |size| all.iter().for_each(|one| one.0.size_bytes.store(size, Ordering::Relaxed));
-        set(old.min(size_bytes));
-        let changed = match &all[all.len() - 1].0.device {
+        self.set_size(old.min(size_bytes));
+        let changed = match self.lowest().device() {
             Device::Mem(mem) => mem.resize(old, size_bytes),
             Device::File(file) => file.resize(core, size_bytes).await,
             _ => Ok(()),
         };
         // What is between the two ends has another content now.
         let (from, to) = (old.min(size_bytes), old.max(size_bytes));
-        maps().filter(|_| from < to).for_each(|map| map.mark_range(from, to - from));
-        set(if changed.is_ok() { size_bytes } else { old });
+        self.maps().filter(|_| from < to).for_each(|map| map.mark_range(from, to - from));
+        self.set_size(if changed.is_ok() { size_bytes } else { old });
         changed
+    }
+
+    /// The size in bytes that the device had in the process that it was taken from. Only a `null:`
+    /// device has nothing else to know it from: it becomes so long if it can. Any other device stays
+    /// as it is.
+    pub fn set_taken_size(&self, size_bytes: u64) {
+        let block = u64::from(self.0.geometry.block_size);
+        let possible = size_bytes != 0 && size_bytes.is_multiple_of(block);
+        if matches!(self.lowest().device(), Device::Null(_))
+            && possible
+            && self.maps_cover(size_bytes)
+        {
+            self.set_size(size_bytes);
+        }
+    }
+
+    /// It and what it lies over, from the outermost on.
+    fn layers(&self) -> impl Iterator<Item = &Bdev> {
+        std::iter::successors(Some(self), |device| device.device().over())
+    }
+
+    /// The bitmaps of its `dirty:` layers, from the outermost on.
+    fn maps(&self) -> impl Iterator<Item = &Arc<DirtyMap>> {
+        self.layers().filter_map(|layer| match layer.device() {
+            Device::Dirty { map, .. } => Some(map),
+            _ => None,
+        })
+    }
+
+    fn maps_cover(&self, size_bytes: u64) -> bool {
+        self.maps().all(|map| map.covers(size_bytes))
+    }
+
+    fn set_size(&self, size_bytes: u64) {
+        self.layers().for_each(|layer| layer.0.size_bytes.store(size_bytes, Ordering::Relaxed));
     }
 
     /// What another process needs to [`Bdev::take`] the device while this one has it open.
@@ -283,13 +307,7 @@ impl Bdev {
 
     /// The bitmap of what is written, of the outermost `dirty:` layer.
     pub fn dirty_map(&self) -> Option<&Arc<DirtyMap>> {
-        let mut device = self;
-        loop {
-            if let Device::Dirty { map, .. } = device.device() {
-                return Some(map);
-            }
-            device = device.device().over()?;
-        }
+        self.maps().next()
     }
 
     /// Whether a flush has failed, so that it takes no more writes: see docs/DISKS.md.
@@ -306,11 +324,7 @@ impl Bdev {
 
     /// What all layers lie over.
     fn lowest(&self) -> &Bdev {
-        let mut lowest = self;
-        while let Some(over) = lowest.device().over() {
-            lowest = over;
-        }
-        lowest
+        self.layers().last().unwrap_or(self)
     }
 
     pub(crate) fn device(&self) -> &Device {

@@ -59,6 +59,35 @@ fn what_was_written_is_there_afterwards() {
 }
 
 #[test]
+fn a_device_that_keeps_nothing_is_told_its_size() {
+    for uri in ["null:1M?block=4K", "dirty:granule=4K|delay:all=1us|null:1M?block=4K"] {
+        on("told", uri, |core, uri| async move {
+            let device = Bdev::open(&core, &uri).await.unwrap();
+            device.resize(&core, 2 * SIZE).await.unwrap();
+            let taken = take(&core, &device, &uri).await.unwrap();
+            assert_eq!(taken.size_bytes(), SIZE, "{uri}");
+            taken.set_taken_size(device.size_bytes());
+            assert_eq!(taken.geometry().size_bytes, 2 * SIZE, "{uri}");
+            let disk = Disk::over(&core, &taken);
+            assert_eq!(disk.write(2 * SIZE - 4096, &[9; 4096]).await, Status::Ok);
+            assert_eq!(disk.write(2 * SIZE, &[9; 4096]).await, Status::IoError);
+            for impossible in [0, 512] {
+                taken.set_taken_size(impossible);
+                assert_eq!(taken.size_bytes(), 2 * SIZE, "{uri}");
+            }
+            taken.set_taken_size(1 << 60);
+            let covered = uri.starts_with("null:");
+            assert_eq!(taken.size_bytes() == 1 << 60, covered, "{uri}: no larger than its bitmap");
+        });
+    }
+    on("known", "mem:1M", |core, uri| async move {
+        let mem = Bdev::open(&core, &uri).await.unwrap();
+        mem.set_taken_size(2 * SIZE);
+        assert_eq!(mem.size_bytes(), SIZE, "it knows its own");
+    });
+}
+
+#[test]
 fn what_is_no_such_device_is_refused() {
     on("refused", "file:FILE", |core, uri| async move {
         let file = Bdev::open(&core, &uri).await.unwrap();

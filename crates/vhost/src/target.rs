@@ -393,6 +393,7 @@ impl Target {
         let listener = UnixListener::from_fd(&self.core, listener)
             .map_err(|error| format!("the listening socket: {error}"))?;
         self.take_statistics(&state.statistics);
+        self.device.set_taken_size(state.capacity_sectors.saturating_mul(SECTOR_BYTES));
         if state.flush_failed {
             self.device.set_flush_failed();
         }
