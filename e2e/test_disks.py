@@ -167,6 +167,23 @@ def test_a_file_system_on_every_engine(tmp_path):
         vm.wait_for_end()
 
 
+@pytest.mark.parametrize("io", ["auto", "epoll"])
+def test_what_a_guest_gives_back_reads_as_zeroes(tmp_path, io):
+    """Also in the node that takes over."""
+    uris = {engine: f"file:{image(tmp_path / engine, 32)}?engine={engine}" for engine in ("uring", "aio", "mmap", "sync")}
+    uris["mem"] = "dirty:granule=4K|mem:32M"
+    specs = [f"name={name} uri={uri} socket={tmp_path / name}.sock queues=2" for name, uri in uris.items()]
+    with (
+        Disks(tmp_path / "log", *specs, flags=["--io", io]) as node,
+        guest.Guest(tmp_path / "vm", node.sockets, queues=2, mode="many", secs=6, mib=8, holes="holes") as vm,
+    ):
+        vm.wait_for(r"GUEST TICK ops=[1-9]\d*", times=2 * len(uris))
+        node.upgrade()
+        vm.wait_for(r"GUEST MANY OK")
+        assert len(re.findall(r"GUEST CHECKED .* emptied=[1-9]", vm.text())) == len(uris), vm.text()
+        vm.wait_for_end()
+
+
 def test_where_io_uring_is_forbidden_a_guest_has_its_disk_too(tmp_path):
     with machine(tmp_path, flags=["--io", "epoll"], mode="files") as (_, vm):
         vm.wait_for(r"GUEST FILES OK")

@@ -1,5 +1,6 @@
 """The process that serves guests is confined, and the one that launched it does for it what it cannot."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -257,6 +258,62 @@ def test_a_user_without_rights_has_a_sandbox_too(tmp_path):
             process.terminate()
         assert process.wait(20) == 0
     log.close()
+
+
+def losetup(*arguments):
+    try:
+        made = subprocess.run(["losetup", *map(str, arguments)], capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("there is no losetup to make a block device with")
+    return made.stdout.strip() if made.returncode == 0 else None
+
+
+@contextlib.contextmanager
+def block_device(path, mib):
+    """The name of a block device that lies over a file."""
+    device = losetup("--find", "--show", image(path, mib))
+    if not device or not pathlib.Path(device).is_block_device():
+        pytest.skip("no loop device is to be had here")
+    try:
+        yield device
+    finally:
+        # One that is still open goes when it is closed.
+        losetup("--detach", device)
+
+
+@pytest.mark.parametrize("io", ["auto", "epoll"])
+def test_block_devices_are_disks_of_a_confined_node(tmp_path, io):
+    """With every engine: read, written, discarded, zeroed and flushed by a guest, whatever becomes of the node meanwhile, and resized."""
+    with contextlib.ExitStack() as stack:
+        devices = {engine: stack.enter_context(block_device(tmp_path / engine, 32)) for engine in ("uring", "aio", "mmap", "sync")}
+        specs = [spec(tmp_path, engine, f"file:{device}?engine={engine}") for engine, device in devices.items()]
+        node = stack.enter_context(Node(tmp_path, "--sandbox", "on", "--io", io, specs=specs))
+        assert status(node.pid())["Seccomp"] == "2"
+        opened = descriptors(node.pid())
+        assert all(device in opened for device in devices.values()), opened
+        paths = [tmp_path / f"{engine}.sock" for engine in devices]
+        vm = stack.enter_context(guest.Guest(tmp_path / "vm", paths, queues=2, mode="many", secs=12, mib=8, holes="holes"))
+
+        def until_it_goes_on():
+            vm.wait_for(r"GUEST TICK ops=[1-9]\d*", times=vm.text().count("GUEST TICK") + 2 * len(devices))
+
+        until_it_goes_on()
+        node.restart()
+        until_it_goes_on()
+        node.upgrade()
+        until_it_goes_on()
+        vm.wait_for(r"GUEST MANY OK")
+        assert len(re.findall(r"GUEST CHECKED .* emptied=[1-9]", vm.text())) == len(devices), vm.text()
+        vm.wait_for_end()
+        assert {name: disk["size_bytes"] for name, disk in node.disks().items()} == dict.fromkeys(devices, 32 << 20)
+        for engine, device in devices.items():
+            node.do("resize", engine, "--size", "16M", "--shrink")
+            assert "it has" in node.refuses("resize", engine, "--size", "48M")
+            assert node.disks()[engine]["size_bytes"] == 16 << 20
+            os.truncate(tmp_path / engine, 48 << 20)
+            losetup("--set-capacity", device)
+            node.do("resize", engine, "--size", "48M")
+        assert {disk["size_bytes"] for disk in node.disks().values()} == {48 << 20}
 
 
 def test_where_io_uring_is_forbidden_the_sandbox_is_the_same(tmp_path):

@@ -1,6 +1,6 @@
 // Reads and writes a disk at random and checks everything that is read.
 //
-//   verify DEVICE SECONDS WORKERS MIB [ABOVE]
+//   verify DEVICE SECONDS WORKERS MIB [ABOVE [holes]]
 //
 // Each worker has every WORKERS-th block of 4 KiB of the first MIB mebibytes to itself, writes and reads with O_DIRECT,
 // and remembers how often it wrote each block. A block carries, in each of its sectors, its number, that count, the
@@ -8,19 +8,25 @@
 // that was written is read once more.
 //
 // With ABOVE, in MiB, the workers' buffers move to memory at or above that physical address as soon as the machine has
-// some there: GUEST MOVED.
+// some there: GUEST MOVED. 0 is nowhere.
+//
+// With `holes` blocks are also discarded and zeroed, the latter with and without giving their room back, and flushed.
+// They must read as zeroes until they are written again.
 //
 // Each second a line says how far it is: GUEST TICK ops=N slowest_ms=N (of that second). The last one says
-// GUEST CHECKED ops=N swept=N slowest_ms=N. A failure is said at once, as GUEST WRONG ..., and ends with code 1.
+// GUEST CHECKED ops=N swept=N slowest_ms=N emptied=N. A failure is said at once, as GUEST WRONG ..., and ends with code 1.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/falloc.h>
+#include <linux/fs.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,10 +34,12 @@
 enum { BLOCK = 4096, SECTOR = 512, WORDS = SECTOR / 8 };
 
 static int device;
-static int workers;
+static int workers, holes;
 static uint64_t blocks, run, end_ns;
 static uint32_t *counts;
-static atomic_ulong operations, swept, slowest_ns;
+// Blocks that read as zeroes since they were written last.
+static uint8_t *empty;
+static atomic_ulong operations, swept, emptied, slowest_ns;
 static atomic_int wrong;
 static _Atomic(uint64_t *) *places;
 
@@ -71,6 +79,19 @@ static void write_block(uint64_t *buffer, uint64_t block) {
   timed(from);
   if (n != BLOCK) complain("write", block, strerror(errno));
   counts[block]++;
+  empty[block] = 0;
+}
+
+static void empty_block(uint64_t block, int how) {
+  uint64_t range[2] = {block * BLOCK, BLOCK};
+  uint64_t from = now_ns();
+  int failed = how == 0   ? ioctl(device, BLKDISCARD, range)
+               : how == 1 ? ioctl(device, BLKZEROOUT, range)
+               : how == 2 ? fallocate(device, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, range[0], BLOCK)
+                          : fsync(device);
+  timed(from);
+  if (failed) complain("empty", block, strerror(errno));
+  if (how < 3) empty[block] = 1, emptied++;
 }
 
 static void read_block(uint64_t *buffer, uint64_t *right, uint64_t block) {
@@ -82,13 +103,14 @@ static void read_block(uint64_t *buffer, uint64_t *right, uint64_t block) {
     complain("read", block, strerror(errno));
     return;
   }
-  fill(right, block, counts[block]);
+  if (empty[block]) memset(right, 0, BLOCK);
+  else fill(right, block, counts[block]);
   for (int s = 0; s < BLOCK / SECTOR; s++) {
     uint64_t *got = buffer + s * WORDS;
     if (memcmp(got, right + s * WORDS, SECTOR)) {
       char why[160];
-      snprintf(why, sizeof why, "sector=%d expected write %u, found block %lx write %lu sector %lu", s, counts[block],
-               (unsigned long)got[0], (unsigned long)got[1], (unsigned long)got[2]);
+      snprintf(why, sizeof why, "sector=%d expected write %u%s, found block %lx write %lu sector %lu", s, counts[block],
+               empty[block] ? " and emptied" : "", (unsigned long)got[0], (unsigned long)got[1], (unsigned long)got[2]);
       complain("data", block, why);
       return;
     }
@@ -106,6 +128,7 @@ static void *work(void *argument) {
     uint64_t drawn = x * 0x2545f4914f6cdd1du, block = (drawn >> 16) % own * workers + me;
     uint64_t *buffer = places[me];
     if (!counts[block] || drawn & 1) write_block(buffer, block);
+    else if (holes && (drawn >> 1) % 4 == 0) empty_block(block, (drawn >> 3) % 4);
     else read_block(buffer, right, block);
     operations++;
   }
@@ -141,7 +164,7 @@ static int move(uint64_t above) {
 }
 
 int main(int argc, char **argv) {
-  if (argc != 5 && argc != 6) return 2;
+  if (argc < 5 || argc > 7) return 2;
   setvbuf(stdout, NULL, _IOLBF, 0);
   device = open(argv[1], O_RDWR | O_DIRECT);
   if (device < 0) return perror(argv[1]), 2;
@@ -153,11 +176,13 @@ int main(int argc, char **argv) {
   blocks /= BLOCK;
   if (workers < 1 || blocks < (uint64_t)workers) return 2;
   counts = calloc(blocks, sizeof *counts);
+  empty = calloc(blocks, sizeof *empty);
   run = now_ns() ^ (uint64_t)time(NULL) << 32;
   end_ns = now_ns() + seconds * 1000000000u;
   pthread_t *threads = calloc(workers, sizeof *threads);
   places = calloc(workers, sizeof *places);
-  uint64_t above = argc == 6 ? (uint64_t)atol(argv[5]) << 20 : 0;
+  holes = argc == 7 && !strcmp(argv[6], "holes");
+  uint64_t above = argc >= 6 ? (uint64_t)atol(argv[5]) << 20 : 0;
   printf("GUEST LOAD workers=%d blocks=%lu\n", workers, (unsigned long)blocks);
   for (uintptr_t i = 0; i < (uintptr_t)workers; i++)
     if (pthread_create(&threads[i], NULL, work, (void *)i)) return 2;
@@ -172,7 +197,7 @@ int main(int argc, char **argv) {
   for (int i = 0; i < workers; i++) pthread_join(threads[i], NULL);
   if (slowest_ns > slowest) slowest = slowest_ns;
   if (fsync(device)) complain("flush", 0, strerror(errno));
-  printf("GUEST CHECKED ops=%lu swept=%lu slowest_ms=%lu\n", (unsigned long)operations, (unsigned long)swept,
-         (unsigned long)(slowest / 1000000));
+  printf("GUEST CHECKED ops=%lu swept=%lu slowest_ms=%lu emptied=%lu\n", (unsigned long)operations,
+         (unsigned long)swept, (unsigned long)(slowest / 1000000), (unsigned long)emptied);
   return wrong != 0;
 }
