@@ -35,7 +35,7 @@ for sanitizer in ${*:-address thread}; do
   [ "$sanitizer" = thread ] && flags="$flags -Cunsafe-allow-abi-mismatch=sanitizer --cfg tsan"
   echo "--- $sanitizer ---"
   # shellcheck disable=SC2086
-  RUSTFLAGS="$flags ${RUSTFLAGS:-}" cargo +nightly test $crates --target "$target" --lib --tests \
+  RUSTFLAGS="$flags ${RUSTFLAGS:-}" cargo +nightly test $crates --target "$target" --lib --tests --no-fail-fast \
     -- --test-threads 1 || status=1
 done
 if [ "$status" -eq 0 ]; then echo "sanitize: clean"; else echo "sanitize: FAILED"; fi

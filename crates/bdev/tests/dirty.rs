@@ -141,21 +141,31 @@ fn a_file_that_is_no_such_bitmap_is_refused_and_left_as_it_is() {
 
 const BLOCKS: u64 = SIZE / 4096;
 
-/// What a child does until it is killed: writes blocks at random, several at a time.
-async fn write_until_killed(core: Core, uri: String) {
-    // The one before may have left something to the kernel, which holds the lock until that is done.
-    let bdev = loop {
-        match Bdev::open(&core, &uri).await {
+/// Opens what the kernel may still be at work on for a process that is no more: it holds the lock until that is done.
+async fn open_when_free(core: &Core, uri: &str) -> Bdev {
+    loop {
+        match Bdev::open(core, uri).await {
             Err(error) if error.kind() == ErrorKind::Busy => core.sleep_ns(1_000_000).await,
-            bdev => break bdev.unwrap(),
+            bdev => return bdev.unwrap(),
         }
-    };
+    }
+}
+
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Writes that are under way at a time.
+const DEPTH: usize = 8;
+
+/// What a child does until it is killed: writes blocks at random, several at a time, and counts those that are done.
+async fn write_until_killed(core: Core, uri: String, done: File) {
+    let bdev = open_when_free(&core, &uri).await;
     let disk = Disk::with(&core, &bdev, Guest::new(1 << 20));
     println!("ready");
     let mut tags = std::collections::VecDeque::new();
     for n in 0_usize.. {
-        if tags.len() == 8 {
+        if tags.len() == DEPTH {
             assert_eq!(disk.wait(tags.pop_front().unwrap()).await, Status::Ok);
+            done.write_all_at(&((n - DEPTH + 1) as u64).to_ne_bytes(), 0).unwrap();
         }
         let at = n % 16 * 4096;
         disk.guest.put(at, &core.random_u64().to_le_bytes());
@@ -165,25 +175,45 @@ async fn write_until_killed(core: Core, uri: String) {
     }
 }
 
-struct Writer(Child);
+struct Writer {
+    child: Child,
+    /// How many writes it has done.
+    done: File,
+}
 
 impl Writer {
-    fn start(uri: &str) -> Writer {
+    fn start(uri: &str, count: &Path) -> Writer {
+        std::fs::write(count, [0; 8]).unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "a_copy_misses_nothing_when_who_writes_is_killed", "--nocapture"]);
-        command.env("DIRTY_WRITES", uri).stdout(Stdio::piped());
+        command.env("DIRTY_WRITES", uri).env("DIRTY_DONE", count).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let said = std::io::BufReader::new(child.stdout.take().unwrap());
         let mut lines = std::io::BufRead::lines(said);
         assert!(lines.any(|line| line.is_ok_and(|line| line.ends_with("ready"))), "it died");
-        Writer(child)
+        Writer { child, done: File::open(count).unwrap() }
+    }
+
+    fn done(&self) -> u64 {
+        let mut count = [0; 8];
+        self.done.read_exact_at(&mut count, 0).unwrap();
+        u64::from_ne_bytes(count)
+    }
+
+    /// Waits until what is under way now is done, in the order in which it began.
+    fn turn_over(&self) {
+        let (all, end) = (self.done() + DEPTH as u64 + 1, Instant::now() + PATIENCE);
+        while self.done() < all {
+            assert!(Instant::now() < end, "it does not write");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -208,11 +238,14 @@ fn copy(map: &DirtyMap, image: &File, replica: &mut [u8], until: Instant) -> u64
 #[test]
 fn a_copy_misses_nothing_when_who_writes_is_killed() {
     if let Ok(uri) = std::env::var("DIRTY_WRITES") {
-        run(&config(DriverKind::Auto), move |core| write_until_killed(core, uri.clone())).unwrap();
+        let done = std::env::var("DIRTY_DONE").unwrap();
+        let count = move || File::options().write(true).open(&done).unwrap();
+        let main = move |core| write_until_killed(core, uri.clone(), count());
+        run(&config(DriverKind::Auto), main).unwrap();
     }
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let path = dir.join(format!("killed-{}.img", std::process::id()));
-    let bitmap = path.with_extension("dirty");
+    let (bitmap, count) = (path.with_extension("dirty"), path.with_extension("done"));
     std::fs::write(&path, vec![0; SIZE as usize]).unwrap();
     let uri = |params| {
         format!("dirty:file={}&granule=16K|file:{}{params}", quoted(&bitmap), quoted(&path))
@@ -220,15 +253,21 @@ fn a_copy_misses_nothing_when_who_writes_is_killed() {
     let image = File::open(&path).unwrap();
     let (mut replica, mut copied) = (vec![0; SIZE as usize], 0);
     for round in 0..6 {
-        let writer = Writer::start(&uri(["?direct=off", ""][round % 2]));
+        let writer = Writer::start(&uri(["?direct=off", ""][round % 2]), &count);
         let map = map(&bitmap);
         let end = Instant::now() + Duration::from_millis(60);
         while Instant::now() < end {
             copied += copy(&map, &image, &mut replica, end);
         }
-        std::thread::sleep(Duration::from_millis(20));
+        writer.turn_over();
         drop(writer);
-        let later = Instant::now() + Duration::from_secs(60);
+        let file = format!("file:{}", quoted(&path));
+        run(&config(DriverKind::Auto), move |core| {
+            let file = file.clone();
+            async move { drop(open_when_free(&core, &file).await) }
+        })
+        .unwrap();
+        let later = Instant::now() + PATIENCE;
         copied += copy(&map, &image, &mut replica, later);
         let mut all = vec![0; SIZE as usize];
         image.read_exact_at(&mut all, 0).unwrap();
@@ -240,4 +279,5 @@ fn a_copy_misses_nothing_when_who_writes_is_killed() {
     assert!(copied > 100, "{copied} granules");
     common::remove(&path);
     common::remove(&bitmap);
+    common::remove(&count);
 }
