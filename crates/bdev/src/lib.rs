@@ -46,3 +46,4 @@ pub use mutant::{Mutant, set_mutant};
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use uri::fuzz as fuzz_uri;
+pub use uri::uri_under;

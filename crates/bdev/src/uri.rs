@@ -17,8 +17,8 @@
 
 use std::ffi::OsString;
 use std::ops::Range;
-use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 
 use crate::channel::Status;
 use crate::error::Error;
@@ -466,13 +466,41 @@ fn decoded_bytes(text: &str) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// What is no URI is refused with words that can be shown; for fuzzers.
+/// A URI of the same device for a process that is at work in another directory: the path of a file
+/// begins at `dir` if it is relative. What is no URI is given back as it is.
+pub fn uri_under(uri: &str, dir: &Path) -> String {
+    let device = uri.rfind('|').map_or(0, |at| at + 1);
+    let Some(path) = uri[device..].strip_prefix("file:") else { return uri.to_owned() };
+    let quoted_root = path.get(..3).is_some_and(|head| head.eq_ignore_ascii_case("%2F"));
+    if path.starts_with(['/', '?']) || path.is_empty() || quoted_root {
+        return uri.to_owned();
+    }
+    let mut whole = format!("{}file:", &uri[..device]);
+    for &byte in dir.as_os_str().as_bytes() {
+        match byte {
+            b'%' | b'|' | b'?' | 0..=b' ' | 0x7f.. => whole.push_str(&format!("%{byte:02X}")),
+            byte => whole.push(char::from(byte)),
+        }
+    }
+    whole + "/" + path
+}
+
+/// What is no URI is refused with words that can be shown, and what is one has its twin in another
+/// directory; for fuzzers.
 #[cfg(feature = "testing")]
 pub fn fuzz(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
+    let dir = Path::new("/a b/%|?&=\u{fc}");
+    let under = uri_under(text, dir).parse::<Spec>();
     match text.parse::<Spec>() {
-        Ok(Spec { layers, .. }) => assert!(layers.len() <= LAYERS_MAX),
-        Err(error) => assert!(!error.to_string().is_empty()),
+        Ok(mut spec) => {
+            assert!(spec.layers.len() <= LAYERS_MAX);
+            if let Base::File { path, .. } = &mut spec.base {
+                *path = dir.join(&*path);
+            }
+            assert_eq!(under.expect("the same in another directory"), spec);
+        }
+        Err(error) => assert!(!error.to_string().is_empty() && under.is_err()),
     }
 }
 
@@ -486,6 +514,18 @@ mod tests {
 
     fn refusal(uri: &str) -> String {
         uri.parse::<Spec>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn relative_paths_begin_where_they_were_written() {
+        let under = |uri| uri_under(uri, Path::new("/a b/ü"));
+        assert_eq!(
+            under("delay:all=1ms|file:vm.img?engine=aio"),
+            "delay:all=1ms|file:/a%20b/%C3%BC/vm.img?engine=aio"
+        );
+        for same in ["limit:iops=1|file:/vm.img", "file:%2fvm.img", "null:1G", "file:", "file:?a"] {
+            assert_eq!(under(same), same);
+        }
     }
 
     #[test]

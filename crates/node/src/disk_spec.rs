@@ -7,7 +7,6 @@
 //! behind `uri=` is the URI, up to the next space.
 
 use std::collections::BTreeSet;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -107,21 +106,7 @@ impl DiskSpec {
     #[must_use]
     pub fn under(mut self, dir: &Path) -> DiskSpec {
         self.socket = dir.join(&self.socket);
-        // Layers end in a bar, which in a path or a value is always quoted.
-        let device = self.uri.rfind('|').map_or(0, |at| at + 1);
-        if self.uri[device..].strip_prefix("file:").is_some_and(|path| !path.starts_with('/')) {
-            let mut quoted = String::from("file:");
-            for &byte in dir.as_os_str().as_bytes() {
-                match byte {
-                    b'%' | b'|' | b'?' | 0..=b' ' | 0x7f.. => {
-                        quoted.push_str(&format!("%{byte:02X}"));
-                    }
-                    byte => quoted.push(char::from(byte)),
-                }
-            }
-            quoted.push('/');
-            self.uri.replace_range(device..device + "file:".len(), &quoted);
-        }
+        self.uri = bdev::uri_under(&self.uri, dir);
         self
     }
 
@@ -183,18 +168,10 @@ mod tests {
 
     #[test]
     fn relative_paths_begin_where_they_were_written() {
-        let under = |text: &str| {
-            let disk = text.parse::<DiskSpec>().unwrap().under(Path::new("/a b/ü"));
-            (disk.uri, disk.socket)
-        };
-        assert_eq!(
-            under("name=a uri=delay:all=1ms|file:vm.img?engine=aio socket=a.sock"),
-            ("delay:all=1ms|file:/a%20b/%C3%BC/vm.img?engine=aio".into(), "/a b/ü/a.sock".into())
-        );
-        let absolute = "limit:iops=1|file:/vm.img";
-        let text = format!("name=a uri={absolute} socket=/a.sock");
-        assert_eq!(under(&text), (absolute.into(), "/a.sock".into()));
-        assert_eq!(under("name=a uri=null:1G socket=/a.sock").0, "null:1G");
+        let text = "name=a uri=delay:all=1ms|file:vm.img?engine=aio socket=a.sock";
+        let disk = text.parse::<DiskSpec>().unwrap().under(Path::new("/a b"));
+        assert_eq!(disk.uri, "delay:all=1ms|file:/a%20b/vm.img?engine=aio");
+        assert_eq!(disk.socket, Path::new("/a b/a.sock"));
     }
 
     #[test]
