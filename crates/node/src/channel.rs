@@ -67,6 +67,50 @@ struct Refusal {
     hint: Option<String>,
 }
 
+impl Refusal {
+    fn encode(error: &Error) -> Result<Vec<u8>, String> {
+        let hint = error.advice().map(str::to_owned);
+        let refusal = Refusal { error: error.to_string(), hint };
+        serde_json::to_vec(&refusal).map_err(|error| error.to_string())
+    }
+}
+
+/// What a message says.
+enum Said {
+    Question(Question),
+    /// To the question of this number.
+    Answer(u64, Result<Answer, Error>),
+}
+
+impl Said {
+    fn decode(frame: Frame) -> Result<Said, String> {
+        let Frame { kind, body, descriptors } = frame;
+        let number =
+            body.first_chunk().map(|bytes: &[u8; NUMBER_BYTES]| u64::from_le_bytes(*bytes));
+        let number = number.ok_or("a message is too short")?;
+        let body = body[NUMBER_BYTES..].to_vec();
+        Ok(match kind {
+            QUESTION => Said::Question(Question { number, body, descriptors }),
+            ANSWER => Said::Answer(number, Ok(Answer { body, descriptors })),
+            REFUSAL => {
+                let refusal: Refusal = read(&body).map_err(|error| error.to_string())?;
+                let error = system(refusal.error);
+                let error = match refusal.hint {
+                    Some(hint) => error.hint(hint),
+                    None => error,
+                };
+                Said::Answer(number, Err(error))
+            }
+            _ => return Err(format!("a message of unknown kind {kind}")),
+        })
+    }
+}
+
+/// The body of a message: its question's number, and what it says.
+fn numbered(number: u64, text: &[u8]) -> Vec<u8> {
+    [&number.to_le_bytes(), text].concat()
+}
+
 impl Answer {
     /// What it says.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
@@ -189,29 +233,16 @@ impl Channel {
     }
 
     fn take(&self, frame: Frame) -> Result<Option<Question>, String> {
-        let Frame { kind, body, descriptors } = frame;
-        let number =
-            body.first_chunk().map(|bytes: &[u8; NUMBER_BYTES]| u64::from_le_bytes(*bytes));
-        let number = number.ok_or("a message is too short")?;
-        let body = body[NUMBER_BYTES..].to_vec();
-        let answer = match kind {
-            QUESTION => return Ok(Some(Question { number, body, descriptors })),
-            ANSWER => Ok(Answer { body, descriptors }),
-            REFUSAL => {
-                let refusal: Refusal = read(&body).map_err(|error| error.to_string())?;
-                let error = system(refusal.error);
-                Err(match refusal.hint {
-                    Some(hint) => error.hint(hint),
-                    None => error,
-                })
+        match Said::decode(frame)? {
+            Said::Question(question) => Ok(Some(question)),
+            Said::Answer(number, answer) => {
+                // Who asked may have given up.
+                if let Some(waiting) = self.waiting.borrow_mut().get_mut(&number) {
+                    wake(std::mem::replace(waiting, Waiting::Done(answer)));
+                }
+                Ok(None)
             }
-            _ => return Err(format!("a message of unknown kind {kind}")),
-        };
-        // Who asked may have given up.
-        if let Some(waiting) = self.waiting.borrow_mut().get_mut(&number) {
-            wake(std::mem::replace(waiting, Waiting::Done(answer)));
         }
-        Ok(None)
     }
 
     /// Answers a question.
@@ -226,12 +257,7 @@ impl Channel {
         let number = question.number;
         match answer {
             Ok((body, descriptors)) => self.send(ANSWER, number, &body, &descriptors).await,
-            Err(error) => {
-                let hint = error.advice().map(str::to_owned);
-                let refusal = Refusal { error: error.to_string(), hint };
-                let text = serde_json::to_vec(&refusal).map_err(|error| error.to_string())?;
-                self.send(REFUSAL, number, &text, &[]).await
-            }
+            Err(error) => self.send(REFUSAL, number, &Refusal::encode(&error)?, &[]).await,
         }
     }
 
@@ -245,7 +271,7 @@ impl Channel {
         while self.held.get() || self.sending.replace(true) {
             self.core.sleep_ns(LOOK_NS).await;
         }
-        let body = [&number.to_le_bytes(), text].concat();
+        let body = numbered(number, text);
         let mut sending = Sending(self, false);
         if self.broken.get() {
             return Err("a message to the other process was cut short".to_owned());
@@ -266,6 +292,48 @@ fn wake(waiting: Waiting) {
 pub(crate) fn saying(what: &impl Serialize) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
     let text = serde_json::to_vec(what).map_err(|error| system(error.to_string()))?;
     Ok((text, Vec::new()))
+}
+
+/// Reads a frame as what it says, and that as whatever may be meant; for fuzzers.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn fuzz(frame: Frame) {
+    use crate::outside::{Begun, Named, Opened, ToLauncher, ToNode};
+
+    let bytes = frame.body.clone();
+    match Said::decode(frame) {
+        Ok(Said::Question(Question { number, body, .. })) => {
+            assert_eq!(numbered(number, &body), bytes);
+            stays::<ToLauncher>(&body);
+            stays::<ToNode>(&body);
+        }
+        Ok(Said::Answer(number, Ok(Answer { body, .. }))) => {
+            assert_eq!(numbered(number, &body), bytes);
+            stays::<Begun>(&body);
+            stays::<Vec<Named>>(&body);
+            stays::<Opened>(&body);
+            stays::<u64>(&body);
+        }
+        Ok(Said::Answer(number, Err(error))) => {
+            let body = numbered(number, &Refusal::encode(&error).expect("an error is JSON"));
+            match Said::decode(Frame { kind: REFUSAL, body, descriptors: Vec::new() }) {
+                Ok(Said::Answer(again, Err(same))) => {
+                    assert_eq!((again, same.to_string()), (number, error.to_string()));
+                    assert_eq!(same.advice(), error.advice());
+                }
+                _ => panic!("a refusal that is none any more"),
+            }
+        }
+        Err(why) => assert!(!why.is_empty()),
+    }
+}
+
+/// What is understood is written so that it is understood in the same way.
+#[cfg(any(test, feature = "testing"))]
+fn stays<T: Serialize + DeserializeOwned>(text: &[u8]) {
+    let Ok(meant) = read::<T>(text) else { return };
+    let written = serde_json::to_vec(&meant).expect("it is JSON");
+    let again = read::<T>(&written).expect("of its own");
+    assert_eq!(serde_json::to_vec(&again).expect("it is JSON"), written);
 }
 
 #[cfg(test)]

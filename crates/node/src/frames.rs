@@ -46,11 +46,7 @@ impl Frames {
         descriptors: &[OwnedFd],
     ) -> Result<(), String> {
         let failed = |error| format!("sending to the other process: {error}");
-        let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
-        for number in [kind, body.len() as u32, descriptors.len() as u32] {
-            bytes.extend_from_slice(&number.to_le_bytes());
-        }
-        bytes.extend_from_slice(body);
+        let bytes = encode(kind, body, descriptors.len());
         let all: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         // Descriptors go with a byte; where there are more than one call takes, with the next byte.
         let mut chunks = all.chunks(FDS_MAX).peekable();
@@ -68,42 +64,86 @@ impl Frames {
     /// # Errors
     /// When the other has gone, or sends what is beyond the limits.
     pub async fn receive(&self) -> Result<Frame, String> {
-        let (mut bytes, mut descriptors) = (Vec::new(), Vec::new());
-        self.fill(&mut bytes, HEADER_BYTES, &mut descriptors).await?;
-        let number = |at: usize| {
-            let bytes: Option<[u8; 4]> = bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
-            bytes.map_or(u32::MAX, u32::from_le_bytes)
+        let mut arriving = Arriving::new(self.limits);
+        loop {
+            let most = arriving.wanted()?;
+            if most == 0 {
+                return arriving.finish();
+            }
+            match self.socket.recv(arriving.part(), most).await {
+                Ok((0, _)) => return Err("the other process has gone".to_owned()),
+                Ok((_, fds)) => arriving.descriptors.extend(fds),
+                Err(error) => return Err(format!("receiving from the other process: {error}")),
+            }
+        }
+    }
+}
+
+/// The bytes of a message.
+pub(crate) fn encode(kind: u32, body: &[u8], descriptors: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
+    for number in [kind, body.len() as u32, descriptors as u32] {
+        bytes.extend_from_slice(&number.to_le_bytes());
+    }
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+/// A message of which not all has come.
+pub(crate) struct Arriving {
+    limits: Limits,
+    header: Vec<u8>,
+    body: Vec<u8>,
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl Arriving {
+    pub fn new(limits: Limits) -> Arriving {
+        Arriving { limits, header: Vec::new(), body: Vec::new(), descriptors: Vec::new() }
+    }
+
+    /// How many bytes may come now, at most; 0 when there is nothing more to come.
+    ///
+    /// # Errors
+    /// When it is beyond the limits.
+    pub fn wanted(&self) -> Result<usize, String> {
+        if self.descriptors.len() > self.limits.descriptors {
+            return Err("it sends too many descriptors".to_owned());
+        }
+        let Some([_, length, descriptors]) = self.numbers() else {
+            return Ok(HEADER_BYTES - self.header.len());
         };
-        let (kind, length, expected) = (number(0), number(4) as usize, number(8) as usize);
-        if length > self.limits.body_bytes || expected > self.limits.descriptors {
+        if length as usize > self.limits.body_bytes
+            || descriptors as usize > self.limits.descriptors
+        {
             return Err("it says something too long".to_owned());
         }
-        let mut body = Vec::new();
-        self.fill(&mut body, length, &mut descriptors).await?;
+        Ok((length as usize - self.body.len()).min(RESERVE_BYTES))
+    }
+
+    /// Where these bytes belong, at its end.
+    pub fn part(&mut self) -> &mut Vec<u8> {
+        if self.header.len() < HEADER_BYTES { &mut self.header } else { &mut self.body }
+    }
+
+    /// The message, when there is nothing more to come.
+    ///
+    /// # Errors
+    /// When other descriptors came with it than it says.
+    pub fn finish(self) -> Result<Frame, String> {
+        let [kind, _, expected] = self.numbers().ok_or("a message was cut short")?;
+        let Arriving { body, descriptors, .. } = self;
         let found = descriptors.len();
-        if found != expected {
+        if found != expected as usize {
             return Err(format!("{found} descriptors came with a message of {expected}"));
         }
         Ok(Frame { kind, body, descriptors })
     }
 
-    async fn fill(
-        &self,
-        bytes: &mut Vec<u8>,
-        length: usize,
-        descriptors: &mut Vec<OwnedFd>,
-    ) -> Result<(), String> {
-        while bytes.len() < length {
-            let most = (length - bytes.len()).min(RESERVE_BYTES);
-            match self.socket.recv(bytes, most).await {
-                Ok((0, _)) => return Err("the other process has gone".to_owned()),
-                Ok((_, fds)) => descriptors.extend(fds),
-                Err(error) => return Err(format!("receiving from the other process: {error}")),
-            }
-            if descriptors.len() > self.limits.descriptors {
-                return Err("it sends too many descriptors".to_owned());
-            }
-        }
-        Ok(())
+    /// Kind, length of the body, descriptors: once the header has come.
+    fn numbers(&self) -> Option<[u32; 3]> {
+        let bytes: &[u8; HEADER_BYTES] = self.header.first_chunk()?;
+        let number = |nth: usize| bytes[4 * nth..].first_chunk().copied().map(u32::from_le_bytes);
+        Some([number(0)?, number(1)?, number(2)?])
     }
 }

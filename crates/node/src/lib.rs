@@ -16,6 +16,9 @@ mod disk_spec;
 mod disks;
 mod error;
 mod frames;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod info;
 mod launcher;
 mod log;

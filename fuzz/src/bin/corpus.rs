@@ -6,7 +6,8 @@ use std::{fs, io, path::Path};
 
 fn main() -> io::Result<()> {
     let of_files = rocksfmt::fuzz::TARGETS.iter().chain(rocksfmt::fuzz::LOG_TARGETS);
-    for (name, _, seeds) in of_files.chain(vhost::fuzz_message::TARGETS) {
+    for (name, _, seeds) in of_files.chain(vhost::fuzz_message::TARGETS).chain(node::fuzz::TARGETS)
+    {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
         fs::create_dir_all(&dir)?;
         for (i, seed) in seeds().iter().enumerate() {

@@ -50,6 +50,8 @@ use reactor::{Class, Core, Program};
 use crate::disks::{Disks, Served};
 pub(crate) use successor::{Predecessor, inherit, line_to_predecessor};
 use wire::{Line, Message};
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use wire::{fuzz, fuzz_seeds};
 
 /// Tells a successor that its standard input is the socket on which it is handed the node.
 pub(crate) const VARIABLE: &str = "MILLRACE_SUCCESSOR";

@@ -234,34 +234,53 @@ impl Line {
     }
 }
 
+/// One of each kind.
+#[cfg(any(test, feature = "testing"))]
+fn messages() -> Vec<Message> {
+    let region =
+        RegionInfo { guest_addr: 1 << 32, size: 4096, user_addr: 77, mmap_offset: 1 << 20 };
+    let spec = |serial: Option<&str>| DiskSpec {
+        name: "vm1".into(),
+        uri: "file:a%20b".into(),
+        socket: OsStr::from_bytes(b"/run/\xff").into(),
+        queues: 4,
+        serial: serial.map(str::to_owned),
+    };
+    vec![
+        Message::Hello { cores: 2 },
+        Message::Disk { spec: spec(None), images: 1, regions: vec![region, region] },
+        Message::Disk { spec: spec(Some("")), images: 0, regions: Vec::new() },
+        Message::Doors { clients: 2, metrics: true },
+        Message::Prepare,
+        Message::Prepared,
+        Message::State(vec![1, 2, 3]),
+        Message::Take,
+        Message::Taken,
+        Message::Go,
+        Message::Refused("because".into()),
+    ]
+}
+
+/// Kinds and bodies of messages; for fuzzers.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn fuzz_seeds() -> Vec<(u32, Vec<u8>)> {
+    messages().iter().map(|message| (message.kind(), message.body())).collect()
+}
+
+/// What is understood is written so that it is understood in the same way; for fuzzers.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn fuzz(kind: u32, body: &[u8]) {
+    match Message::decode(kind, body) {
+        Ok(message) => {
+            assert_eq!(Message::decode(message.kind(), &message.body()).as_ref(), Ok(&message));
+        }
+        Err(why) => assert!(!why.is_empty()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn messages() -> Vec<Message> {
-        let region =
-            RegionInfo { guest_addr: 1 << 32, size: 4096, user_addr: 77, mmap_offset: 1 << 20 };
-        let spec = |serial: Option<&str>| DiskSpec {
-            name: "vm1".into(),
-            uri: "file:a%20b".into(),
-            socket: OsStr::from_bytes(b"/run/\xff").into(),
-            queues: 4,
-            serial: serial.map(str::to_owned),
-        };
-        vec![
-            Message::Hello { cores: 2 },
-            Message::Disk { spec: spec(None), images: 1, regions: vec![region, region] },
-            Message::Disk { spec: spec(Some("")), images: 0, regions: Vec::new() },
-            Message::Doors { clients: 2, metrics: true },
-            Message::Prepare,
-            Message::Prepared,
-            Message::State(vec![1, 2, 3]),
-            Message::Take,
-            Message::Taken,
-            Message::Go,
-            Message::Refused("because".into()),
-        ]
-    }
 
     #[test]
     fn what_is_said_is_what_is_heard() {

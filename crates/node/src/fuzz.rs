@@ -1,0 +1,166 @@
+//! Bodies of the fuzz targets, callable from tests as well. Each panics when a promise of this crate is broken.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use crate::disk_spec::{DiskSpec, check_all};
+use crate::frames::{Arriving, Limits, encode};
+use crate::{channel, upgrade};
+
+/// A fuzz target: its name, what to run, and inputs to start from.
+pub type FuzzTarget = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);
+
+/// Every target of this module.
+pub const TARGETS: &[FuzzTarget] =
+    &[("node_frames", frames, frame_seeds), ("disk_spec", disk_spec, disk_spec_seeds)];
+
+/// Few, so that they are met.
+const LIMITS: Limits = Limits { body_bytes: 4096, descriptors: 3 };
+
+/// What one process says to another: the channel between launcher and node, and the conversation of
+/// two nodes. The first byte says in which pieces all others arrive, the second with which of the
+/// first pieces a descriptor comes.
+pub fn frames(data: &[u8]) {
+    let Some((&[piece, mut descriptors], mut rest)) = data.split_first_chunk() else { return };
+    loop {
+        let mut arriving = Arriving::new(LIMITS);
+        let before = rest;
+        loop {
+            let Ok(wanted) = arriving.wanted() else { return };
+            if wanted == 0 {
+                break;
+            }
+            let (bytes, behind) = rest.split_at(wanted.min(usize::from(piece) + 1).min(rest.len()));
+            if bytes.is_empty() {
+                return;
+            }
+            arriving.part().extend_from_slice(bytes);
+            rest = behind;
+            if descriptors & 1 == 1 {
+                let (one, _) = UnixStream::pair().expect("a pair of sockets");
+                arriving.descriptors.push(one.into());
+            }
+            descriptors >>= 1;
+        }
+        let Ok(frame) = arriving.finish() else { return };
+        assert!(frame.body.len() <= LIMITS.body_bytes);
+        assert!(frame.descriptors.len() <= LIMITS.descriptors);
+        let bytes = encode(frame.kind, &frame.body, frame.descriptors.len());
+        assert_eq!(bytes, before[..before.len() - rest.len()], "this message and none of the next");
+        upgrade::fuzz(frame.kind, &frame.body);
+        channel::fuzz(frame);
+    }
+}
+
+fn frame_seeds() -> Vec<Vec<u8>> {
+    let questions = [
+        r#"{"ask":"begin","version":1}"#,
+        r#"{"ask":"disks"}"#,
+        r#"{"ask":"open","name":"a"}"#,
+        r#"{"ask":"write-cache","name":"a","told":true}"#,
+        r#"{"ask":"run","request":{"version":1,"command":"disk-list"}}"#,
+        r#"{"ask":"hand-over"}"#,
+    ];
+    let answers = [
+        r#"{"admin":"/run/a.sock","remembers":true,"holes":{"a":true}}"#,
+        r#"[{"spec":{"name":"a","uri":"null:1G","socket":"/a.sock","queues":2},"attached":true,"write_cache":null}]"#,
+        r#"{"holes":true,"write_cache":false}"#,
+        "12345",
+    ];
+    let refusals = [r#"{"error":"there is no disk b","hint":"there are: a"}"#];
+    let said = [(1, &questions[..]), (2, &answers), (3, &refusals)];
+    let body = |text: &str| [&7_u64.to_le_bytes(), text.as_bytes()].concat();
+    let all = said.iter().flat_map(|(kind, texts)| texts.iter().map(|text| (*kind, body(text))));
+    let all: Vec<_> = all.chain(upgrade::fuzz_seeds()).collect();
+    let one = |(kind, bytes): &(u32, Vec<u8>)| [&[255, 1][..], &encode(*kind, bytes, 1)].concat();
+    let mut seeds: Vec<_> = all.iter().map(one).collect();
+    // All together, in small pieces.
+    seeds.push(vec![6, 0]);
+    let together = seeds.len() - 1;
+    for (kind, bytes) in &all {
+        seeds[together].extend_from_slice(&encode(*kind, bytes, 0));
+    }
+    seeds
+}
+
+/// A disk as the command line or a table of the configuration file has it.
+pub fn disk_spec(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    match text.parse::<DiskSpec>() {
+        Ok(spec) => {
+            assert!(spec.check().is_ok());
+            assert_eq!(written(&spec).parse(), Ok(spec.clone()));
+            check_disk_spec(&spec);
+        }
+        Err(why) => assert!(!why.is_empty()),
+    }
+    if let Ok(spec) = toml::from_str::<DiskSpec>(text) {
+        check_disk_spec(&spec);
+    }
+}
+
+/// It is the same after it has been kept, and stays where it was put.
+fn check_disk_spec(spec: &DiskSpec) {
+    let kept = serde_json::to_string(spec).expect("a disk is JSON");
+    assert_eq!(serde_json::from_str::<DiskSpec>(&kept).expect("of its own"), *spec);
+    let table = toml::to_string(spec).expect("a disk is a table");
+    assert_eq!(toml::from_str::<DiskSpec>(&table).expect("of its own"), *spec);
+    let put = spec.clone().under(Path::new("/a b"));
+    assert!(put.socket.is_absolute());
+    assert_eq!(put.clone().under(Path::new("/c")), put);
+    assert!(check_all(std::slice::from_ref(spec)).is_ok() == spec.check().is_ok());
+    assert!(check_all(&[spec.clone(), put]).is_err(), "two of one name");
+}
+
+/// As the command line has it.
+fn written(spec: &DiskSpec) -> String {
+    let quoted = |text: &str| text.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>();
+    let DiskSpec { name, uri, socket, queues, serial } = spec;
+    let socket = socket.to_str().expect("it was text");
+    let serial = serial.as_deref().map(|serial| format!("serial={}", quoted(serial)));
+    let (name, socket, serial) = (quoted(name), quoted(socket), serial.unwrap_or_default());
+    format!("name={name} uri={uri} socket={socket} queues={queues} {serial}")
+}
+
+fn disk_spec_seeds() -> Vec<Vec<u8>> {
+    let seeds = [
+        "name=vm1 uri=file:vm%201.img?engine=uring&write=cached socket=/run/a%20b.sock queues=2",
+        "name=a uri=null:1G socket=s serial=x%25y",
+        "name=a uri=dirty:granule=4K|delay:all=1ms|file:vm.img?engine=aio socket=a.sock",
+        "name = 'a'\nuri = 'mem:1G'\nsocket = '/a.sock'\nqueues = 4\nserial = 'x y'\n",
+    ];
+    seeds.iter().map(|seed| seed.as_bytes().to_vec()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Seeds, and what each is with one byte changed or the end cut off.
+    #[test]
+    fn seeds_and_their_neighbours_break_no_promise() {
+        for (_, run, seeds) in TARGETS {
+            for seed in seeds() {
+                run(&seed);
+                for at in 0..seed.len() {
+                    run(&seed[..at]);
+                    let mut changed = seed.clone();
+                    for byte in [0, b'%', b'"', seed[at] ^ 1, 0xff] {
+                        changed[at] = byte;
+                        run(&changed);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn seeds_are_understood() {
+        let frames = frame_seeds();
+        assert!(frames.len() > 15);
+        for text in disk_spec_seeds() {
+            let text = String::from_utf8(text).unwrap();
+            assert!(text.parse::<DiskSpec>().is_ok() || toml::from_str::<DiskSpec>(&text).is_ok());
+        }
+    }
+}
