@@ -8,7 +8,7 @@
 #    std's generic code makes when it is compiled into ours. It also reports what is leaked.
 #  - ThreadSanitizer does not see what uninstrumented std code does. Locks, condition variables and channels are futex
 #    calls and atomics inside std, partly inlined into our code and partly not: edges that it misses give false alarms.
-#    Where std is used between threads outside the tests, `--cfg tsan` shows it the edge (driver/queue.rs). The rest is
+#    Where std is used between threads outside the tests, `--cfg tsan` shows it the edge (reactor/src/edge.rs). The rest is
 #    named in scripts/tsan.supp, each with its reason; nothing of ours may be listed there.
 #  - A page that is not there (SIGBUS) while the sanitizer does an atomic access for us: it holds a lock of its own then,
 #    which the handler's atomics wait for. Tests that cut memory off are left out under ThreadSanitizer.
