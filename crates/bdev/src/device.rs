@@ -286,7 +286,7 @@ impl Bdev {
     /// What another process needs to [`Bdev::take`] the device while this one has it open.
     ///
     /// # Errors
-    /// In a simulated world, where files have none.
+    /// When its file has none.
     pub fn descriptors(&self) -> Result<Vec<BorrowedFd<'_>>, Error> {
         // The device's own first, then those of the layers from the innermost on.
         let mut descriptors = match self.0.device.over() {

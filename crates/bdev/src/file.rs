@@ -133,7 +133,7 @@ impl FileDevice {
 
     /// The open file, which has the lock.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.image.file.host_fd()
+        self.image.file.descriptor()
     }
 
     /// Whether a flush has failed, so that nothing is written any more.

@@ -69,11 +69,23 @@ impl Drop for HostFile {
 pub struct SimFd {
     number: i32,
     closing: Sender<i32>,
+    host: Option<OwnedFd>,
 }
 
 impl SimFd {
     pub(crate) fn new(number: i32, closing: Sender<i32>) -> SimFd {
-        SimFd { number, closing }
+        SimFd { number, closing, host: None }
+    }
+
+    /// One with a descriptor of the host that belongs to it.
+    pub(crate) fn with_host(mut self, fd: OwnedFd) -> SimFd {
+        self.host = Some(fd);
+        self
+    }
+
+    /// The descriptor of the host that belongs to it.
+    pub(crate) fn host(&self) -> Option<BorrowedFd<'_>> {
+        self.host.as_ref().map(OwnedFd::as_fd)
     }
 }
 
@@ -164,6 +176,15 @@ impl SharedFile {
             Fd::Host(fd) => Some(fd.as_fd()),
             Fd::File(file) => file.fd.as_ref().map(OwnedFd::as_fd),
             Fd::Sim(_) => None,
+        }
+    }
+
+    /// What another process can be handed that is to have this open file, with its lock. In a
+    /// simulated world it stands for that, and only of an image.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.fd {
+            Fd::Sim(fd) => fd.host(),
+            Fd::Host(_) | Fd::File(_) => self.host_fd(),
         }
     }
 

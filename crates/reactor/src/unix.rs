@@ -2,12 +2,16 @@
 //! beside bytes, and the counters (eventfds) by which both sides wake each other.
 //!
 //! Messages here are few and small (the set-up of a disk, its stop), so a receive waits until the
-//! socket is readable, holding nothing, and then takes what is there with one system call. Simulated
-//! worlds have none of this: what is behind it (rings, requests, recovery) is simulated in memory.
+//! socket is readable, holding nothing, and then takes what is there with one system call.
+//!
+//! In a simulated world these are descriptors of the host, too: what passes through them stays in
+//! this process, the kernel does it at once and in order, and so a seed replays it. What the world
+//! decides is when somebody who waits learns of it, and into what pieces bytes are cut. Names are
+//! the host's, and not for simulated worlds.
 
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::rc::Rc;
@@ -23,12 +27,30 @@ const ROOM_NS: u64 = 1_000_000;
 /// Looks until a send gives up: ten seconds.
 const ROOM_LOOKS: u32 = 10_000;
 
+/// The longest message that a simulated world never cuts: the kernel takes so few bytes at once, or
+/// not at all.
+const WHOLE_BYTES: usize = 64;
+/// How long a simulated socket has no room when it has taken a part, in nanoseconds.
+const CUT_NS: u64 = 20_000;
+
 /// A descriptor that a core waits on until it is readable.
 struct Watched(Socket);
 
 impl Watched {
     fn new(core: &Core, fd: OwnedFd) -> Watched {
-        Watched(Socket::new(core, Fd::Host(fd)))
+        let fd = match core.inner().sim(|sim| sim.watch(&fd)) {
+            Some(number) => Fd::Sim(number.with_host(fd)),
+            None => Fd::Host(fd),
+        };
+        Watched(Socket::new(core, fd))
+    }
+
+    /// How much of so many bytes goes through at once: in a simulated world perhaps not all.
+    fn at_once(&self, len: usize) -> usize {
+        if len <= WHOLE_BYTES {
+            return len;
+        }
+        self.inner().core().inner().sim(|sim| sim.at_once(len)).unwrap_or(len)
     }
 
     fn inner(&self) -> &SocketInner {
@@ -38,7 +60,8 @@ impl Watched {
     fn fd(&self) -> BorrowedFd<'_> {
         match self.inner().fd() {
             Fd::Host(fd) => fd.as_fd(),
-            Fd::File(_) | Fd::Sim(_) => unreachable!("made of a descriptor of the host"),
+            Fd::Sim(fd) => fd.host().expect("made of a descriptor of the host"),
+            Fd::File(_) => unreachable!("made of a descriptor of the host"),
         }
     }
 
@@ -94,7 +117,6 @@ impl UnixListener {
     /// # Errors
     /// As the system gives them.
     pub fn from_fd(core: &Core, fd: OwnedFd) -> io::Result<UnixListener> {
-        refuse_simulated(core)?;
         set_nonblocking(&fd)?;
         Ok(UnixListener(Watched::new(core, fd)))
     }
@@ -139,7 +161,6 @@ impl UnixSocket {
     /// # Errors
     /// As the system gives them.
     pub fn from_fd(core: &Core, fd: OwnedFd) -> io::Result<UnixSocket> {
-        refuse_simulated(core)?;
         set_nonblocking(&fd)?;
         Ok(UnixSocket(Rc::new(Watched::new(core, fd))))
     }
@@ -167,7 +188,7 @@ impl UnixSocket {
     pub async fn recv(&self, buf: &mut Vec<u8>, most: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
         loop {
             self.0.readable().await?;
-            match receive(self.0.fd(), buf, most) {
+            match receive(self.0.fd(), buf, self.0.at_once(most)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 done => return done,
             }
@@ -184,8 +205,14 @@ impl UnixSocket {
         let (mut sent, mut looks) = (0, 0);
         while sent < bytes.len() {
             let fds = if sent == 0 { fds } else { &[] };
-            match send(self.0.fd(), &bytes[sent..], fds) {
-                Ok(n) => sent += n,
+            let part = self.0.at_once(bytes.len() - sent);
+            match send(self.0.fd(), &bytes[sent..sent + part], fds) {
+                Ok(n) => {
+                    sent += n;
+                    if sent < bytes.len() && self.0.inner().core().is_simulated() {
+                        self.0.inner().core().sleep_ns(CUT_NS).await;
+                    }
+                }
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
                 Err(_) if looks == ROOM_LOOKS => return Err(io::ErrorKind::TimedOut.into()),
                 Err(_) => {
@@ -263,7 +290,6 @@ impl EventFd {
     /// # Errors
     /// As the system gives them.
     pub fn watch(&self, core: &Core) -> io::Result<EventWatch> {
-        refuse_simulated(core)?;
         Ok(EventWatch(Watched::new(core, self.0.try_clone()?)))
     }
 }
@@ -285,6 +311,15 @@ impl EventWatch {
     pub async fn raised(&self) -> io::Result<()> {
         self.0.readable().await
     }
+}
+
+/// Which of these are readable, have failed or have lost their other side.
+pub(crate) fn are_readable(fds: &[RawFd]) -> Vec<bool> {
+    let ask = |&fd: &RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut all: Vec<_> = fds.iter().map(ask).collect();
+    // SAFETY: as many pollfds as said, which live until the call returns.
+    unsafe { libc::poll(all.as_mut_ptr(), all.len() as libc::nfds_t, 0) };
+    all.iter().map(|one| one.revents != 0).collect()
 }
 
 fn socket() -> io::Result<OwnedFd> {

@@ -11,11 +11,12 @@
 use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::{Completion, Driver, IoOp, MetaOp, Token, Wait};
-use crate::file::Fd;
+use crate::file::{Fd, SimFd};
 use crate::inbox::Sender;
 use crate::remote::Shared;
 use crate::sim::{Outcome, Place, State};
@@ -181,6 +182,16 @@ impl SimDriver {
 
     pub fn shut_down(&mut self, fd: i32) {
         self.state.borrow_mut().shut_down(fd);
+    }
+
+    /// A number by which a descriptor of the host can be waited for, as long as that is open.
+    pub fn watch(&mut self, fd: &OwnedFd) -> SimFd {
+        self.state.borrow_mut().watch(fd.as_raw_fd())
+    }
+
+    /// How much of so many bytes goes through a socket at once.
+    pub fn at_once(&mut self, len: usize) -> usize {
+        self.state.borrow_mut().at_once(len)
     }
 
     /// Where dropped descriptors announce themselves.

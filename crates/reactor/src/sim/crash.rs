@@ -48,6 +48,7 @@ impl State {
             self.disk.lose_power(&mut self.crashes);
         }
         self.close_files();
+        self.forget_images();
         // A kill before it does not hide a power cut, nor the other way round.
         if self.crashed != Some(Crash::PowerCut) {
             self.crashed = Some(crash);
@@ -83,9 +84,10 @@ impl State {
         }
     }
 
-    /// The next process may use the disk.
-    pub fn restart(&mut self) {
+    /// The next process may use the disk. It has so many cores.
+    pub fn restart(&mut self, cores: usize) {
         self.crashed = None;
+        self.ports.truncate(cores);
     }
 
     pub fn crashed(&self) -> Option<Crash> {

@@ -13,6 +13,7 @@ use super::state::{Descriptor, Outcome, Running, State, WAITING, When};
 use super::trace::What;
 use crate::driver::{IoOp, Token};
 use crate::file::Fd;
+use crate::unix::are_readable;
 
 /// What arrives somewhere at some time.
 pub(crate) enum Arrival {
@@ -57,6 +58,32 @@ impl State {
         match self.descriptor(fd)? {
             Descriptor::Listening(listening) => Some(listening),
             _ => None,
+        }
+    }
+
+    /// Whether there is something to receive; `None` of what is not open, or no connection.
+    fn readable(&mut self, fd: i32) -> Option<bool> {
+        match self.descriptor(fd)? {
+            Descriptor::Stream(stream) => Some(stream.readable()),
+            Descriptor::Host(host) => Some(are_readable(&[*host])[0]),
+            _ => None,
+        }
+    }
+
+    /// Lets go on who waited for a descriptor of the host that is readable now.
+    pub fn look_at_host(&mut self) {
+        let host = |(fd, _): (&i32, _)| match self.descriptor_at(*fd) {
+            Some(Descriptor::Host(host)) => Some((*fd, *host)),
+            _ => None,
+        };
+        let (waited, on_host): (Vec<_>, Vec<_>) = self.waiting.iter().filter_map(host).unzip();
+        if waited.is_empty() {
+            return;
+        }
+        for (fd, readable) in waited.into_iter().zip(are_readable(&on_host)) {
+            if readable {
+                self.settle(fd);
+            }
         }
     }
 
@@ -155,7 +182,7 @@ impl State {
                     self.refuse_connection(stream);
                 }
             }
-            Descriptor::File(_) | Descriptor::Lock { .. } => {}
+            Descriptor::File(_) | Descriptor::Lock { .. } | Descriptor::Host(_) => {}
         }
     }
 
@@ -209,6 +236,7 @@ impl State {
             None => return self.refuse(token, op, libc::EBADF),
             Some(Descriptor::Stream(_)) => kind != 3,
             Some(Descriptor::Listening(_)) => kind == 3,
+            Some(Descriptor::Host(_)) => kind == 4,
             Some(_) => false,
         };
         if !fits {
@@ -247,9 +275,8 @@ impl State {
     fn would_wait(&mut self, op: &IoOp) -> bool {
         let window = self.config.net.window;
         match *op {
-            IoOp::Recv { fd, .. } | IoOp::PollIn { fd } => {
-                self.stream(fd).is_some_and(|stream| !stream.readable())
-            }
+            IoOp::Recv { fd, .. } => self.stream(fd).is_some_and(|stream| !stream.readable()),
+            IoOp::PollIn { fd } => self.readable(fd) == Some(false),
             IoOp::Accept { fd } => self.listening(fd).is_some_and(|l| l.backlog.is_empty()),
             IoOp::Send { fd, .. } | IoOp::SendMsg { fd, .. } => {
                 let Some(stream) = self.stream(fd) else { return false };
@@ -292,12 +319,10 @@ impl State {
                 let stream = listening.backlog.pop_front().unwrap_or(-libc::ECONNABORTED);
                 Performed::Done(stream, Vec::new())
             }
-            IoOp::PollIn { fd } => match self.stream(fd) {
+            IoOp::PollIn { fd } => match self.readable(fd) {
                 None => Performed::Done(-libc::EBADF, Vec::new()),
-                Some(stream) if stream.readable() => {
-                    Performed::Done(i32::from(libc::POLLIN), Vec::new())
-                }
-                Some(_) => Performed::Wait,
+                Some(true) => Performed::Done(i32::from(libc::POLLIN), Vec::new()),
+                Some(false) => Performed::Wait,
             },
             IoOp::Recv { fd, len, .. } => {
                 let mut rng = self.device.fork();

@@ -1,7 +1,9 @@
 //! The state behind all simulated drivers of one world: clock, devices, operations under way.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
+use std::io::{self, PipeReader};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,12 +17,12 @@ use super::net::{Addresses, Listening, Stream};
 use super::rng::Rng;
 use super::sockets::{Arrival, Performed};
 use super::trace::{Event, Trace, What};
-use crate::core::LockGuard;
 use crate::driver::{IoOp, MetaOp, MetaOut, Token};
 use crate::file::{Fd, Mode, Opening, SharedFile, SimFd};
 use crate::image::{Image, ImageInfo, ImageOpening};
 use crate::inbox::{Inbox, Sender, inbox};
 use crate::remote::{Remote, Shared};
+use crate::unix::are_readable;
 
 /// When something happens, and a number that keeps what happens at once in order.
 pub(crate) type When = (u64, u64);
@@ -28,9 +30,30 @@ pub(crate) type When = (u64, u64);
 /// What a simulated descriptor stands for.
 pub(crate) enum Descriptor {
     File(OpenFile),
-    Lock { path: PathBuf, exclusive: bool },
+    Lock {
+        path: PathBuf,
+        exclusive: bool,
+    },
     Listening(Listening),
     Stream(Stream),
+    /// One of the host that is waited for; it is open as long as this is.
+    Host(RawFd),
+}
+
+/// An image that processes have open: its descriptors are the writing end of a pipe, which tells when
+/// the last of them is closed.
+struct OpenImage {
+    pipe: PipeReader,
+    file: OpenFile,
+    path: PathBuf,
+    /// Exclusively, if so.
+    locked: Option<bool>,
+}
+
+impl OpenImage {
+    fn is_open(&self) -> bool {
+        !are_readable(&[self.pipe.as_raw_fd()])[0]
+    }
 }
 
 /// What a descriptor knows of its file.
@@ -140,6 +163,7 @@ pub(crate) struct State {
     pub(super) waiting: BTreeMap<i32, Vec<(usize, Token)>>,
     closing: Sender<i32>,
     closed: Inbox<i32>,
+    images: Vec<OpenImage>,
     /// A crash to come, and before which completion from now.
     pub(super) armed: Option<(u64, Crash)>,
     /// The process that runs now has met its end.
@@ -185,6 +209,7 @@ impl State {
             waiting: BTreeMap::new(),
             closing,
             closed,
+            images: Vec::new(),
             armed: None,
             crashed: None,
         }
@@ -235,6 +260,20 @@ impl State {
         Fd::Sim(SimFd::new(number, self.closing.clone()))
     }
 
+    /// A descriptor of the host that can be waited for.
+    pub fn watch(&mut self, host: RawFd) -> SimFd {
+        let number = self.insert(Descriptor::Host(host));
+        SimFd::new(number, self.closing.clone())
+    }
+
+    /// How much of so many bytes goes through a socket of the host at once.
+    pub fn at_once(&mut self, len: usize) -> usize {
+        match self.device.below(3) {
+            0 => 1 + self.device.below(len as u64) as usize,
+            _ => len,
+        }
+    }
+
     /// Where dropped descriptors announce themselves.
     pub fn closing(&self) -> Sender<i32> {
         self.closing.clone()
@@ -242,6 +281,10 @@ impl State {
 
     pub(super) fn descriptor(&mut self, fd: i32) -> Option<&mut Descriptor> {
         self.descriptors.get_mut(usize::try_from(fd).ok()?)?.as_mut()
+    }
+
+    pub(super) fn descriptor_at(&self, fd: i32) -> Option<&Descriptor> {
+        self.descriptors.get(usize::try_from(fd).ok()?)?.as_ref()
     }
 
     pub(super) fn remove(&mut self, fd: i32) -> Option<Descriptor> {
@@ -284,6 +327,7 @@ impl State {
             .flatten()
             .filter(|d| matches!(d, Descriptor::Lock { path: held, .. } if held == path))
             .count()
+            + self.images_locked(path).count()
     }
 
     pub(super) fn file(&self, fd: i32) -> Option<OpenFile> {
@@ -736,10 +780,11 @@ impl State {
             MetaOp::OpenImage { path, how, open: None, .. } => {
                 self.open_image(path, how).map(MetaOut::Image)
             }
-            // A world has no other processes, neither to start nor to get something from.
-            MetaOp::OpenImage { .. } | MetaOp::StartProcess(_) => {
-                Err(io::ErrorKind::Unsupported.into())
+            MetaOp::OpenImage { path, how, open: Some(open), .. } => {
+                self.take_image(path, how, open.try_clone()?).map(MetaOut::Image)
             }
+            // What is a process here is a test's to start.
+            MetaOp::StartProcess(_) => Err(io::ErrorKind::Unsupported.into()),
             MetaOp::Measure { file } => {
                 let own = self.file(file.fd().number());
                 let own = own.ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
@@ -808,9 +853,47 @@ impl State {
 
     fn open_image(&mut self, path: PathBuf, how: ImageOpening) -> io::Result<Image> {
         let inode = self.disk.find(&path)?;
-        let lock = if how.lock { Some(self.lock(path.clone(), !how.read_only)?) } else { None };
+        let locked = how.lock.then_some(!how.read_only);
+        if let Some(exclusive) = locked
+            && self.is_locked(&path, exclusive)
+        {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         let block = if how.mode == Mode::Buffered { 1 } else { self.config.block };
-        let open = OpenFile { inode, block, writable: !how.read_only };
+        let file = OpenFile { inode, block, writable: !how.read_only };
+        let (pipe, end) = io::pipe()?;
+        self.images.retain(OpenImage::is_open);
+        let open = OpenImage { pipe, file: file.clone(), path: path.clone(), locked };
+        self.images.push(open);
+        Ok(self.image(path, how, file, end.into()))
+    }
+
+    /// The open image that came from another process of this world.
+    fn take_image(
+        &mut self,
+        path: PathBuf,
+        how: ImageOpening,
+        descriptor: OwnedFd,
+    ) -> io::Result<Image> {
+        let number = |fd: OwnedFd| io::Result::Ok(std::fs::File::from(fd).metadata()?.ino());
+        let wanted = number(descriptor.try_clone()?)?;
+        for image in &self.images {
+            if number(image.pipe.as_fd().try_clone_to_owned()?)? == wanted {
+                let file = image.file.clone();
+                return Ok(self.image(path, how, file, descriptor));
+            }
+        }
+        Err(io::ErrorKind::InvalidInput.into())
+    }
+
+    fn image(
+        &mut self,
+        path: PathBuf,
+        how: ImageOpening,
+        file: OpenFile,
+        descriptor: OwnedFd,
+    ) -> Image {
+        let (size, block) = (file.inode.borrow().len(), file.block);
         let info = ImageInfo {
             block_device: false,
             block_size: block.max(512),
@@ -819,13 +902,17 @@ impl State {
             punch_hole: !how.read_only,
             zero_range: !how.read_only,
         };
-        match (self.open_file(path, open), lock) {
-            (MetaOut::File(file), Some(MetaOut::Lock(fd))) => {
-                Ok(Image { file, info, _lock: Some(LockGuard { _fd: fd }) })
-            }
-            (MetaOut::File(file), _) => Ok(Image { file, info, _lock: None }),
-            (other, _) => unreachable!("a simulated open answered {other:?}"),
-        }
+        let number = self.insert(Descriptor::File(file));
+        let fd = Fd::Sim(SimFd::new(number, self.closing.clone()).with_host(descriptor));
+        let file = Arc::new(SharedFile::new(fd, path, size, block));
+        // The lock is the open file's.
+        Image { file, info, _lock: None }
+    }
+
+    /// Whether locks are held on an image, exclusive ones if so.
+    fn images_locked(&self, path: &Path) -> impl Iterator<Item = bool> {
+        let here = self.images.iter().filter(move |image| image.path == path && image.is_open());
+        here.filter_map(|image| image.locked)
     }
 
     /// The file of an open file whose length is to change.
@@ -838,18 +925,27 @@ impl State {
         }
     }
 
-    fn lock(&mut self, path: PathBuf, exclusive: bool) -> io::Result<MetaOut> {
+    /// Whether somebody's lock is in the way of another one.
+    fn is_locked(&mut self, path: &Path, exclusive: bool) -> bool {
         self.close_dropped();
-        let taken = self.descriptors.iter().flatten().any(|descriptor| match descriptor {
-            Descriptor::Lock { path: held, exclusive: other } => {
-                *held == path && (exclusive || *other)
-            }
-            _ => false,
+        let held = self.descriptors.iter().flatten().filter_map(|descriptor| match descriptor {
+            Descriptor::Lock { path: held, exclusive } if held == path => Some(*exclusive),
+            _ => None,
         });
-        if taken || self.disk.locked.contains(&path) {
+        let taken = held.chain(self.images_locked(path)).any(|other| exclusive || other);
+        taken || self.disk.locked.contains(path)
+    }
+
+    fn lock(&mut self, path: PathBuf, exclusive: bool) -> io::Result<MetaOut> {
+        if self.is_locked(&path, exclusive) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         Ok(MetaOut::Lock(Some(self.open(Descriptor::Lock { path, exclusive }))))
+    }
+
+    /// All who had images open are gone.
+    pub(super) fn forget_images(&mut self) {
+        self.images.clear();
     }
 
     /// Takes the operations on names that a core has under way.
@@ -863,6 +959,12 @@ impl State {
             }
         }
         own
+    }
+
+    /// A core of one more process of this run.
+    pub fn add_core(&mut self) -> usize {
+        self.ports.push(Port::default());
+        self.ports.len() - 1
     }
 
     /// A core is gone, perhaps with operations under way.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use super::config::SimConfig;
 use super::crash::Crash;
@@ -19,9 +19,10 @@ use super::state::State;
 use super::trace::What;
 use crate::core::{Core, CoreConfig, DRAIN_NS, JoinHandle};
 use crate::driver::{GATHER_NS, Wait, sim::SimDriver};
+use crate::inbox::Inbox;
 use crate::mesh::Mesh;
 use crate::net::Socket;
-use crate::remote::{EndNotice, Shared};
+use crate::remote::{EndNotice, Remote, Shared};
 use crate::runtime::PATIENCE_NS;
 use crate::task::Class;
 
@@ -36,6 +37,63 @@ struct Inner {
     state: Rc<RefCell<State>>,
     running: Cell<bool>,
     abandoned: Cell<usize>,
+    /// Processes that begin with the next round.
+    beginning: RefCell<Vec<Beginning>>,
+}
+
+type Main = Box<dyn FnOnce(Core) -> Pin<Box<dyn Future<Output = ()>>>>;
+
+struct Beginning {
+    process: Rc<ProcessState>,
+    main: Main,
+}
+
+/// What others do to a process, and know of it.
+#[derive(Default)]
+struct ProcessState {
+    stopped: Cell<bool>,
+    ended: Cell<bool>,
+    killed: Cell<bool>,
+    /// Turns until it is killed.
+    left: Cell<Option<u64>>,
+}
+
+/// A process beside the one that a [`World`] runs: see [`World::start_process`]. Clones are the same
+/// process.
+#[derive(Clone)]
+pub struct Process(Rc<ProcessState>);
+
+impl Process {
+    /// Kills it, as soon as it has taken so many turns more. What it has under way is done in part,
+    /// its files, locks and sockets are closed.
+    pub fn kill_after(&self, turns: u64) {
+        self.0.left.set(Some(turns));
+    }
+
+    /// The end of [`Process::kill_after`], if it is not too late.
+    pub fn spare(&self) {
+        self.0.left.set(None);
+    }
+
+    /// Has it do nothing until [`Process::go_on`]; nothing is closed.
+    pub fn stop(&self) {
+        self.0.stopped.set(true);
+    }
+
+    /// The end of [`Process::stop`].
+    pub fn go_on(&self) {
+        self.0.stopped.set(false);
+    }
+
+    /// Whether it was killed before it had ended by itself.
+    pub fn was_killed(&self) -> bool {
+        self.0.killed.get()
+    }
+
+    /// Whether it has ended, by itself or killed.
+    pub fn has_ended(&self) -> bool {
+        self.0.ended.get()
+    }
 }
 
 /// Why a run did not come to its end.
@@ -105,15 +163,17 @@ enum Status {
     Ended,
 }
 
-struct Seat<T> {
+struct Seat {
     core: Core,
     shared: Arc<Shared>,
-    main: JoinHandle<T>,
+    /// Until it has ended.
+    main: Option<JoinHandle<()>>,
     notice: Option<EndNotice>,
-    result: Option<T>,
     status: Status,
     /// How often chance picks it, compared with others.
     weight: u64,
+    /// Of one that was started.
+    process: Option<Rc<ProcessState>>,
 }
 
 /// Turns after which the weights of the cores are drawn anew.
@@ -139,7 +199,8 @@ impl World {
         assert!(cores > 0, "a world needs a core");
         let state = Rc::new(RefCell::new(State::new(seed, cores, config)));
         let (running, abandoned) = (Cell::new(false), Cell::new(0));
-        World(Rc::new(Inner { seed, cores, state, running, abandoned }))
+        let beginning = RefCell::default();
+        World(Rc::new(Inner { seed, cores, state, running, abandoned, beginning }))
     }
 
     /// The seed.
@@ -366,7 +427,17 @@ impl World {
     {
         assert!(!self.0.running.replace(true), "a world runs its cores once at a time");
         let _say = SayOnPanic(self.0.seed);
-        self.0.state.borrow_mut().restart();
+        self.0.state.borrow_mut().restart(self.0.cores);
+        self.0.beginning.take();
+        let results: Rc<RefCell<Vec<Option<T>>>> = Rc::default();
+        results.borrow_mut().resize_with(self.0.cores, || None);
+        let main = |core: Core| {
+            let (results, id, main) = (results.clone(), core.id(), main(core));
+            async move {
+                let result = main.await;
+                results.borrow_mut()[id] = Some(result);
+            }
+        };
         let mut seats = match self.seats(main) {
             Ok(seats) => seats,
             Err(error) => {
@@ -375,13 +446,14 @@ impl World {
             }
         };
         let end = self.rounds(&mut seats);
-        for seat in &seats {
-            self.clean_up(&seat.core);
+        for (id, seat) in seats.iter().enumerate() {
+            self.clean_up(id, &seat.core);
         }
+        drop(seats);
         self.0.state.borrow_mut().armed = None;
         self.0.running.set(false);
         end?;
-        Ok(seats.into_iter().filter_map(|seat| seat.result).collect())
+        Ok(results.take().into_iter().flatten().collect())
     }
 
     fn failure(&self, kind: FailureKind, detail: String) -> Failure {
@@ -390,40 +462,77 @@ impl World {
         Failure { kind, seed: self.0.seed, detail }
     }
 
-    fn seats<F, Fut, T>(&self, main: F) -> io::Result<Vec<Seat<T>>>
+    /// Starts another process in this run, with one core of its own: it shares the disk and the clock
+    /// with the others, and what descriptors it is given. The run ends, and with it all processes,
+    /// when the one that it began with has ended.
+    pub fn start_process<Fut>(&self, main: impl FnOnce(Core) -> Fut + 'static) -> Process
+    where
+        Fut: Future<Output = ()> + 'static,
+    {
+        let process = Rc::<ProcessState>::default();
+        let main: Main = Box::new(move |core| Box::pin(main(core)));
+        self.0.beginning.borrow_mut().push(Beginning { process: process.clone(), main });
+        Process(process)
+    }
+
+    /// Gives the processes that were started a seat.
+    fn begin(&self, seats: &mut Vec<Seat>) -> io::Result<()> {
+        for Beginning { process, main } in self.0.beginning.take() {
+            let (shared, inbox) = Shared::new()?;
+            let everybody = vec![shared.clone()];
+            let mesh = Mesh::connect(&everybody).pop().unwrap_or_default();
+            let port = self.0.state.borrow_mut().add_core();
+            assert_eq!(port, seats.len(), "each core has a seat");
+            let core = self.core((0, 1), port, &shared, inbox, mesh);
+            let main = core.spawn(Class::Foreground, main(core.clone()));
+            seats.push(Seat::new(core, shared, main, &everybody, Some(process)));
+        }
+        Ok(())
+    }
+
+    /// The core `id` of so many, at a port of the devices.
+    fn core(
+        &self,
+        (id, cores): (usize, usize),
+        port: usize,
+        shared: &Arc<Shared>,
+        inbox: Inbox<Remote>,
+        mesh: Mesh,
+    ) -> Core {
+        let driver = SimDriver::new(&self.0.state, port, shared);
+        let config = {
+            let mut state = self.0.state.borrow_mut();
+            CoreConfig {
+                id,
+                cores,
+                memory: state.config.memory,
+                disk_depth: state.config.disk_depth,
+                poll: state.config.poll,
+                seed: state.schedule.next_u64(),
+            }
+        };
+        Core::new(config, shared.clone(), inbox, Box::new(driver), mesh)
+    }
+
+    fn seats<F, Fut>(&self, main: F) -> io::Result<Vec<Seat>>
     where
         F: Fn(Core) -> Fut,
-        Fut: Future<Output = T> + 'static,
-        T: 'static,
+        Fut: Future<Output = ()> + 'static,
     {
         let parts = (0..self.0.cores).map(|_| Shared::new()).collect::<io::Result<Vec<_>>>()?;
         let everybody: Vec<_> = parts.iter().map(|(shared, _)| shared.clone()).collect();
         let meshes = Mesh::connect(&everybody);
         let mut seats = Vec::new();
         for (id, ((shared, inbox), mesh)) in parts.into_iter().zip(meshes).enumerate() {
-            let driver = SimDriver::new(&self.0.state, id, &shared);
-            let config = {
-                let mut state = self.0.state.borrow_mut();
-                CoreConfig {
-                    id,
-                    cores: self.0.cores,
-                    memory: state.config.memory,
-                    disk_depth: state.config.disk_depth,
-                    poll: state.config.poll,
-                    seed: state.schedule.next_u64(),
-                }
-            };
-            let core = Core::new(config, shared.clone(), inbox, Box::new(driver), mesh);
+            let core = self.core((id, self.0.cores), id, &shared, inbox, mesh);
             let main = core.spawn(Class::Foreground, main(core.clone()));
-            let notice = Some(EndNotice(everybody.clone()));
-            let status = Status::Ready;
-            seats.push(Seat { core, shared, main, notice, result: None, status, weight: 1 });
+            seats.push(Seat::new(core, shared, main, &everybody, None));
         }
         Ok(seats)
     }
 
-    fn rounds<T: 'static>(&self, seats: &mut [Seat<T>]) -> Result<(), Failure> {
-        let mut turns = 0u64;
+    fn rounds(&self, seats: &mut Vec<Seat>) -> Result<(), Failure> {
+        let (mut turns, mut looked) = (0u64, u64::MAX);
         let (turns_max, time_max) = {
             let state = self.0.state.borrow();
             (state.config.turns_max, state.now.saturating_add(state.config.time_max_ns))
@@ -431,10 +540,24 @@ impl World {
         let mut ready: Vec<(usize, u64)> = Vec::with_capacity(seats.len());
         loop {
             ready.clear();
+            self.begin(seats)
+                .map_err(|error| self.failure(FailureKind::Host, error.to_string()))?;
+            for (id, seat) in seats.iter_mut().enumerate() {
+                let killed =
+                    seat.process.as_ref().is_some_and(|process| process.left.get() == Some(0));
+                if killed && !matches!(seat.status, Status::Ended) {
+                    self.kill(id, seat);
+                }
+            }
             let mut next: Option<u64> = None;
             {
                 let mut state = self.0.state.borrow_mut();
                 state.close_dropped();
+                if looked != turns {
+                    // Only who takes a turn changes a descriptor of the host.
+                    state.look_at_host();
+                    looked = turns;
+                }
                 state.arrive();
                 state.answer_names();
                 if turns.is_multiple_of(WEIGHTS_LAST) {
@@ -449,10 +572,13 @@ impl World {
                         None => {}
                     }
                 }
+                let first = &seats[..self.0.cores];
+                if first.iter().all(|seat| matches!(seat.status, Status::Ended))
+                    && state.crashed().is_none()
+                {
+                    return Ok(());
+                }
                 if ready.is_empty() && state.crashed().is_none() {
-                    if seats.iter().all(|seat| matches!(seat.status, Status::Ended)) {
-                        return Ok(());
-                    }
                     let others = [state.next_name(), state.next_arrival()];
                     let next = next.into_iter().chain(others.into_iter().flatten()).min();
                     if let Some(next) = next {
@@ -494,8 +620,11 @@ impl World {
     }
 
     /// Gives a core a turn, or the rest of one.
-    fn step<T: 'static>(&self, id: usize, seat: &mut Seat<T>) {
+    fn step(&self, id: usize, seat: &mut Seat) {
         let state = &self.0.state;
+        if let Some(left) = seat.process.as_ref().map(|process| &process.left) {
+            left.set(left.get().map(|left| left.saturating_sub(1)));
+        }
         state.borrow_mut().note(id, u32::MAX, What::Turn);
         match seat.status {
             Status::Ready => {
@@ -531,8 +660,10 @@ impl World {
             Status::Ended => return,
         }
         let mut context = Context::from_waker(Waker::noop());
-        if let Poll::Ready(result) = Pin::new(&mut seat.main).poll(&mut context) {
-            seat.result = Some(result);
+        if let Some(main) = &mut seat.main
+            && Pin::new(main).poll(&mut context).is_ready()
+        {
+            seat.main = None;
             state.borrow_mut().note(id, u32::MAX, What::MainEnded);
             drop(seat.notice.take());
         }
@@ -542,7 +673,24 @@ impl World {
         }
     }
 
-    fn drain<T>(&self, id: usize, seat: &mut Seat<T>, give_up: u64) {
+    /// Kills a process.
+    fn kill(&self, id: usize, seat: &mut Seat) {
+        self.0.state.borrow_mut().note(id, u32::MAX, What::Ended);
+        seat.status = Status::Ended;
+        seat.core.stop(0);
+        self.0.state.borrow_mut().forget(id);
+        // What has been answered holds descriptors.
+        seat.core.drain(Wait::No);
+        seat.core.abandon();
+        seat.main = None;
+        seat.notice = None;
+        if let Some(process) = &seat.process {
+            process.killed.set(true);
+        }
+        seat.ended();
+    }
+
+    fn drain(&self, id: usize, seat: &mut Seat, give_up: u64) {
         let now = self.now_ns();
         let left = seat.core.operations_in_flight();
         let mut state = self.0.state.borrow_mut();
@@ -550,10 +698,12 @@ impl World {
         if seat.core.drained() {
             state.note(id, u32::MAX, What::Ended);
             seat.status = Status::Ended;
+            seat.ended();
         } else if now >= give_up {
             state.note(id, u32::MAX, What::GaveUp { left: left as u64 });
             self.0.abandoned.set(self.0.abandoned.get() + left);
             seat.status = Status::Ended;
+            seat.ended();
         } else {
             seat.status = Status::Draining { give_up, until: now.saturating_add(DRAIN_NS) };
         }
@@ -561,19 +711,19 @@ impl World {
 
     /// Takes a core apart. On the host what a core gave up would be leaked, because the kernel
     /// may still write to it; the simulated devices forget it, so it can be freed.
-    fn clean_up(&self, core: &Core) {
+    fn clean_up(&self, port: usize, core: &Core) {
         core.stop(0);
-        self.0.state.borrow_mut().forget(core.id());
+        self.0.state.borrow_mut().forget(port);
         core.abandon();
     }
 
-    fn describe<T>(&self, seats: &[Seat<T>]) -> String {
+    fn describe(&self, seats: &[Seat]) -> String {
         use fmt::Write;
         let mut text = String::new();
         for (id, seat) in seats.iter().enumerate() {
             let status = match seat.status {
                 Status::Ready => "is ready".to_owned(),
-                Status::Asleep { .. } if seat.result.is_some() => {
+                Status::Asleep { .. } if seat.main.is_none() => {
                     "has ended its main task and serves the others".to_owned()
                 }
                 Status::Asleep { wait, .. } => format!("waits ({wait:?})"),
@@ -592,9 +742,29 @@ impl World {
     }
 }
 
-impl<T> Seat<T> {
+impl Seat {
+    fn new(
+        core: Core,
+        shared: Arc<Shared>,
+        main: JoinHandle<()>,
+        everybody: &[Arc<Shared>],
+        process: Option<Rc<ProcessState>>,
+    ) -> Seat {
+        let (main, notice) = (Some(main), Some(EndNotice(everybody.to_vec())));
+        Seat { core, shared, main, notice, status: Status::Ready, weight: 1, process }
+    }
+
+    fn ended(&self) {
+        if let Some(process) = &self.process {
+            process.ended.set(true);
+        }
+    }
+
     /// When the core wants to go on: the past if now, `None` if nothing is known to wake it.
     fn wakes(&mut self, id: usize, state: &mut State) -> Option<u64> {
+        if self.process.as_ref().is_some_and(|process| process.stopped.get()) {
+            return None;
+        }
         match &mut self.status {
             Status::Ready => Some(0),
             Status::Asleep { until, at_least, gather_until, woken, .. } => {
