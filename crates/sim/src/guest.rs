@@ -12,17 +12,22 @@
 //!    which has new memory.
 //! 4. In the end everything is left alone, and all that the guest has asked for must come back.
 //!
+//! What is said when a disk is handed over is not here, but in crate `node`'s `tests/simulated.rs`, with the same guest.
+//!
 //! That an answer comes twice, or to nothing that was asked, [`frontend::Queue`] finds; that one never comes shows at the
 //! end.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use bdev::Bdev;
-use frontend::{DiskOptions, Memory, Pages, Queue, Region, Request, Slot, Status};
+use frontend::message::{feature, protocol, request};
+use frontend::{
+    Connection, DiskOptions, Event, Memory, Pages, Queue, Region, Request, Session, Slot, Status,
+};
 use reactor::Core;
 use reactor::sim::{Access, Crash, FailureKind, Fault, FaultKind, Rng, SimConfig, World};
 use vhost::alone::{RingAtWork, RingStart};
@@ -31,14 +36,18 @@ use vhost::{
     QueueStats, RegionInfo, SERIAL_LEN, Setup,
 };
 
-const IMAGE: &str = "/disks/a.img";
-const SECTOR: u64 = 512;
-const SECTORS: u64 = 512;
-const QUEUES: u64 = 2;
+/// Where the disk's image is.
+pub const IMAGE: &str = "/disks/a.img";
+/// Bytes of a sector.
+pub const SECTOR: u64 = 512;
+/// The disk's size in sectors.
+pub const SECTORS: u64 = 512;
+/// Queues of the guest.
+pub const QUEUES: u64 = 2;
 /// Longest request.
 const SECTORS_MAX: u64 = 16;
 /// How long a process may take to finish when nothing disturbs it any more.
-const END_NS: u64 = 10_000_000_000;
+pub const END_NS: u64 = 10_000_000_000;
 
 /// What is wrong with the world on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,13 +114,13 @@ enum Asked {
 }
 
 /// The guest: its memory, its drivers, and its book.
-struct Guest {
+pub struct Guest {
     rng: Rng,
     options: DiskOptions,
     memory: Arc<Memory>,
     queues: Vec<Queue>,
     addresses: Vec<[u64; 3]>,
-    inflight: InflightRegion,
+    inflight: (InflightRegion, OwnedFd),
     /// Where each ring begins, or goes on.
     bases: Vec<u32>,
     asked: Vec<Vec<Option<Asked>>>,
@@ -119,12 +128,14 @@ struct Guest {
     writing: Vec<bool>,
     next_value: u64,
     /// Asks for nothing more.
-    ends: bool,
-    report: Report,
+    pub ends: bool,
+    /// What has happened.
+    pub report: Report,
 }
 
 impl Guest {
-    fn new(mut rng: Rng, packed: bool) -> Guest {
+    /// A guest with new memory.
+    pub fn new(mut rng: Rng, packed: bool) -> Guest {
         let indirect = rng.coin();
         let options = DiskOptions {
             queue_size: 64,
@@ -170,12 +181,16 @@ impl Guest {
         self.writing.fill(false);
     }
 
-    fn in_flight(&self) -> usize {
+    /// How many of its requests have not come back.
+    pub fn in_flight(&self) -> usize {
         self.queues.iter().map(Queue::in_flight).sum()
     }
 
     /// Takes what came back and asks for more.
-    fn step(&mut self) {
+    ///
+    /// # Panics
+    /// When what came back was not asked for, or is wrong.
+    pub fn step(&mut self) {
         for nth in 0..self.queues.len() {
             let mut done = Vec::new();
             self.queues[nth].poll(&mut done).expect("a ring that makes sense");
@@ -267,7 +282,10 @@ impl Guest {
     }
 
     /// The power is back: what was promised must be there, and what is there holds.
-    fn wakes_up(&mut self, disk: &[u8]) {
+    ///
+    /// # Panics
+    /// When it is not.
+    pub fn wakes_up(&mut self, disk: &[u8]) {
         for (at, (sector, bytes)) in
             self.sectors.iter_mut().zip(disk.chunks(SECTOR as usize)).enumerate()
         {
@@ -282,6 +300,47 @@ impl Guest {
             self.report.checked_sectors += 1;
         }
         self.boot();
+    }
+
+    /// Says to a target what it must know of this guest, as QEMU does; no answer is waited for.
+    ///
+    /// # Errors
+    /// When the connection is closed.
+    pub fn connects(&self, connection: Connection) -> frontend::Result<Session> {
+        let options = &self.options;
+        let when = |yes: bool, bit: u64| if yes { bit } else { 0 };
+        let features = feature::VERSION_1
+            | feature::PROTOCOL_FEATURES
+            | feature::MQ
+            | feature::FLUSH
+            | feature::DISCARD
+            | feature::WRITE_ZEROES
+            | feature::CONFIG_WCE
+            | when(options.packed, F_RING_PACKED)
+            | when(options.indirect, F_INDIRECT_DESC)
+            | when(options.event_index, F_EVENT_IDX);
+        let mut session = Session::new(connection);
+        session.set_features(features)?;
+        session
+            .set_protocol_features(protocol::MQ | protocol::CONFIG | protocol::INFLIGHT_SHMFD)?;
+        session.set_owner()?;
+        session.set_mem_table(&self.memory)?;
+        let (region, fd) = &self.inflight;
+        let info = region.info();
+        let mut body = [info.mmap_size.to_le_bytes(), info.mmap_offset.to_le_bytes()].concat();
+        body.extend([info.queues.to_le_bytes(), info.queue_size.to_le_bytes()].concat());
+        session.tell(request::SET_INFLIGHT_FD, &body, &[fd.as_fd()])?;
+        for (nth, (queue, addresses)) in (0..).zip(self.queues.iter().zip(&self.addresses)) {
+            session.set_vring_num(nth, options.queue_size)?;
+            // Of packed rings what was known last, which is where they began.
+            let base = if options.packed { self.bases[usize::from(nth)] } else { queue.base() };
+            session.set_vring_base(nth, base)?;
+            session.set_vring_addr(nth, &self.memory, *addresses, false)?;
+            session.set_vring_kick(nth, Some(queue.kick()))?;
+            session.set_vring_call(nth, Some(&Event::new()?))?;
+            session.set_vring_enable(nth, true)?;
+        }
+        Ok(session)
     }
 
     fn starts(&self, flaw: Flaw, device: &Bdev) -> Vec<(RingStart, Arc<QueueStats>)> {
@@ -311,7 +370,7 @@ impl Guest {
                 features,
             };
             let stats: Arc<QueueStats> = Arc::default();
-            let inflight = self.inflight.queue(index as u16).filter(|_| flaw != Flaw::NoRegion);
+            let inflight = self.inflight.0.queue(index as u16).filter(|_| flaw != Flaw::NoRegion);
             let start = RingStart {
                 index: index as u16,
                 setup,
@@ -327,9 +386,9 @@ impl Guest {
     }
 }
 
-fn region(options: &DiskOptions) -> InflightRegion {
+fn region(options: &DiskOptions) -> (InflightRegion, OwnedFd) {
     let form = if options.packed { Form::Packed } else { Form::Split };
-    InflightRegion::create(QUEUES as u16, options.queue_size, form).expect("a region").0
+    InflightRegion::create(QUEUES as u16, options.queue_size, form).expect("a region")
 }
 
 fn disk(device: &Bdev) -> Disk {

@@ -46,7 +46,9 @@ impl Drop for SayOnPanic<'_> {
         if std::thread::panicking() {
             let SayOnPanic { seed, test } = self;
             eprintln!("seed {seed} failed; to replay it alone:");
-            eprintln!("MILLRACE_SEED={seed} cargo test -p millrace-sim {test} -- --nocapture");
+            let package = std::env::var("CARGO_PKG_NAME");
+            let package = package.as_deref().unwrap_or("millrace-sim");
+            eprintln!("MILLRACE_SEED={seed} cargo test -p {package} {test} -- --nocapture");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A ring at work without a connection: for simulated worlds, which have no sockets and no eventfds. Everything from the
-//! ring to the device is the real thing.
+//! A ring at work without a connection, for simulated worlds that look at nothing else. Everything from the ring to the
+//! device is the real thing.
 
 use std::sync::Arc;
 
