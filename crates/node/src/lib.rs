@@ -24,11 +24,15 @@ mod launcher;
 mod log;
 mod machine;
 mod metrics;
+mod mutant;
 mod open;
 mod outside;
 mod phases;
 mod process;
 mod serve;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod simulated;
 mod size;
 mod state;
 mod upgrade;
@@ -42,6 +46,9 @@ pub use disk_spec::{DiskSpec, QUEUES_MAX};
 pub use error::{Error, Kind};
 pub use log::{LOG_VARIABLE, LogConfig, start_tool_log};
 pub use machine::Machine;
+#[cfg(feature = "mutants")]
+#[doc(hidden)]
+pub use mutant::{Mutant, set_mutant};
 pub use open::{explain, open, open_for_writing};
 pub use process::{CpuTime, resident_bytes};
 pub use serve::{Database, Ready, serve};

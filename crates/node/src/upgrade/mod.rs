@@ -48,6 +48,7 @@ use std::task::Poll;
 use reactor::{Class, Core, Program};
 
 use crate::disks::{Disks, Served};
+use crate::mutant::{Mutant, is};
 pub(crate) use successor::{Predecessor, inherit, line_to_predecessor};
 use wire::{Line, Message};
 #[cfg(any(test, feature = "testing"))]
@@ -204,7 +205,11 @@ impl Upgrader {
     /// Hands over, or lets the disks go on where they are.
     async fn offer(&self, line: &Line, disks: &[Served]) -> Result<u64, String> {
         let handed = self.converse(line, disks).await;
-        if handed.is_err() {
+        let goes_on = match handed {
+            Ok(_) => is(Mutant::OldGoesOn),
+            Err(_) => !is(Mutant::OldStaysAtRest),
+        };
+        if goes_on {
             disks.iter().for_each(|disk| disk.target.go_on());
         }
         handed

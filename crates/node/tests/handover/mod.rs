@@ -1,0 +1,574 @@
+//! A guest whose disk goes from process to process, in a simulated world.
+//!
+//! One process is outside the others: it is the guest with its front end, and who starts and ends nodes. Each node is a
+//! process with one core, with the real device, session, rings and upgrade over real sockets, of which the world decides
+//! when somebody hears of something, and into what pieces it is cut. An attempt to replace a node meets one [`Trouble`],
+//! anywhere on its way. Whatever comes of it:
+//!
+//! 1. What the guest reads is what it wrote, and no request comes back twice ([`sim::guest`] looks at both): so
+//!    nothing was lost, and no two served.
+//! 2. If the old node says that it has handed over, the successor serves; if it says why not, it goes on. If
+//!    either is killed, the other serves, or both end, and then another is started.
+//! 3. In the end all that the guest has asked for comes back.
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+
+use frontend::{Connection, Session};
+use node::DiskSpec;
+use node::simulated::Node;
+use reactor::sim::{Access, Crash, FailureKind, Fault, FaultKind, Process, Rng, SimConfig, World};
+use reactor::{Class, Core, UnixSocket};
+use sim::guest::{END_NS, Guest, IMAGE, QUEUES, SECTOR, SECTORS};
+
+/// How often a node looks what it is to do.
+const LOOK_NS: u64 = 400_000;
+/// Bytes of a message's header, of both protocols.
+const HEADER: usize = 12;
+/// Kinds of messages between nodes.
+pub const HELLO: u32 = 1;
+const STATE: u32 = 6;
+pub const GO: u32 = 9;
+/// Longest time between two looks of a guest that waits.
+const IDLE_NS: u64 = 20_000_000;
+/// How long a process may take that is bound to end, or to serve.
+const PATIENCE_NS: u64 = 20_000_000_000;
+
+/// What has happened in a world.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    pub guest: sim::guest::Report,
+    /// Nodes that were started without another before them.
+    pub started: u64,
+    pub killed: u64,
+    /// Front ends that lost their node, and found another.
+    pub reconnected: u64,
+    pub upgrades: u64,
+    /// Upgrades after which the successor served.
+    pub switched: u64,
+    /// Upgrades that the old node gave up, by what it was doing.
+    pub gave_up: [u64; 5],
+    /// Upgrades that the old node gave up because something took too long.
+    pub late: u64,
+    /// Upgrades that the old node gave up because the successor has gone.
+    pub gone: u64,
+    /// Upgrades that either side refused because of the other's version.
+    pub version: u64,
+    /// Messages that were changed or cut, by kind.
+    pub tampered: [u64; 11],
+    /// Old nodes that were killed before the switch,
+    pub old_killed_before: u64,
+    /// and when they had handed over.
+    pub old_killed_after: u64,
+    /// Successors that were killed before the switch,
+    pub new_killed_before: u64,
+    /// and soon after it.
+    pub new_killed_after: u64,
+    pub trace: (u64, u64),
+}
+
+/// What an old node was doing when it gave up; the last is to say Go.
+const DOING: [&str; 5] = ["starting", "opening", "bringing", "taking", "sending"];
+
+/// What is between a node and its successor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trouble {
+    None,
+    KillOld,
+    KillNew,
+    StopOld,
+    StopNew,
+    SlowDisk,
+    Tamper,
+}
+
+/// What a test does to one message.
+#[derive(Clone, Copy, Debug)]
+enum Tamper {
+    /// Only so much of it comes, in millionths.
+    Cut(u64),
+    /// It is of another version, or of an unknown kind.
+    Version,
+    /// A bit of it is another one.
+    Flip(u64),
+    /// Its descriptors are lost.
+    NoDescriptors,
+    /// Nothing, but that it comes late.
+    Late,
+}
+
+#[derive(Default)]
+struct Told {
+    serves: Cell<bool>,
+    hand_over: RefCell<Option<OwnedFd>>,
+    stop: Cell<bool>,
+    outcome: RefCell<Option<Result<u64, String>>>,
+    /// Why it never served.
+    failed: RefCell<Option<String>>,
+    resubmitted: Cell<u64>,
+}
+
+/// A node, from outside.
+struct Running {
+    process: Process,
+    told: Rc<Told>,
+}
+
+impl Running {
+    fn serves(&self) -> bool {
+        self.told.serves.get() && !self.process.has_ended()
+    }
+}
+
+/// What a node does when it serves.
+async fn serve(core: &Core, node: Node, told: &Told) {
+    told.serves.set(true);
+    while !told.stop.get() {
+        told.resubmitted.set(node.resubmitted());
+        let line = told.hand_over.take();
+        if let Some(line) = line {
+            let outcome = node.hand_over(line).await;
+            told.serves.set(outcome.is_err());
+            told.stop.set(outcome.is_ok());
+            told.outcome.replace(Some(outcome));
+        }
+        core.sleep_ns(LOOK_NS).await;
+    }
+    // As if there were clients of a database that have not had their replies.
+    for _ in 0..10 {
+        core.sleep_ns(LOOK_NS).await;
+    }
+    node.stop().await;
+    told.serves.set(false);
+}
+
+/// A front end's connection to a node.
+struct FrontEnd {
+    _session: Session,
+    gone: Rc<Cell<bool>>,
+}
+
+/// Everything that is no node.
+struct Outside {
+    core: Core,
+    world: World,
+    rng: Rng,
+    guest: Rc<RefCell<Guest>>,
+    report: Rc<RefCell<Report>>,
+    spec: DiskSpec,
+    /// What a node is to know of the write cache.
+    told_cache: Option<bool>,
+    address: SocketAddr,
+    front_end: Option<FrontEnd>,
+    /// All that have not ended.
+    nodes: Vec<Running>,
+    idle_ns: u64,
+    /// When it began what it is at; what takes long is looked at less often.
+    since_ns: u64,
+}
+
+impl Outside {
+    fn report<T>(&self, note: impl FnOnce(&mut Report) -> T) -> T {
+        note(&mut self.report.borrow_mut())
+    }
+
+    /// The guest goes on for a moment.
+    async fn step(&mut self) {
+        let before = self.guest.borrow().in_flight();
+        self.guest.borrow_mut().step();
+        let waits = before > 0 && self.guest.borrow().in_flight() >= before;
+        self.idle_ns = if waits { (self.idle_ns * 2).clamp(1000, IDLE_NS) } else { 0 };
+        let long_ns = (self.core.now_ns() - self.since_ns) / 8;
+        let ns = self.rng.below(60_000 + self.idle_ns + long_ns);
+        self.core.sleep_ns(ns).await;
+        if self.front_end.as_ref().is_none_or(|front_end| front_end.gone.get()) {
+            self.front_end = None;
+            self.connect();
+        }
+        for node in self.nodes.extract_if(.., |node| node.process.has_ended()) {
+            // What it was given is closed with it.
+            node.told.hand_over.take();
+            self.guest.borrow_mut().report.resubmitted += node.told.resubmitted.get();
+        }
+    }
+
+    /// Connects the front end, if somebody listens.
+    fn connect(&mut self) {
+        let Ok(stream) = UnixStream::connect_addr(&self.address) else { return };
+        self.report(|report| report.reconnected += 1);
+        let target = UnixSocket::from_fd(&self.core, stream.into()).expect("a connection");
+        let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+        let session = self.guest.borrow().connects(Connection::new(ours)).expect("it is read");
+        let source = UnixSocket::from_fd(&self.core, theirs.into()).expect("a socket");
+        let gone = Rc::new(Cell::new(false));
+        let (core, mut rng, to) = (self.core.clone(), self.rng.fork(), target.clone());
+        // What it says arrives in pieces.
+        self.core.spawn(Class::Foreground, async move {
+            while let Some((bytes, fds)) = message(&source, 8).await {
+                let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+                let (head, tail) = bytes.split_at(1 + rng.index(bytes.len()));
+                for (part, fds) in [(head, &fds[..]), (tail, &[])] {
+                    if to.send(part, fds).await.is_err() {
+                        return;
+                    }
+                    core.sleep_ns(rng.below(20_000)).await;
+                }
+            }
+        });
+        let ended = gone.clone();
+        self.core.spawn(Class::Foreground, async move {
+            while let Ok((1.., _)) = target.recv(&mut Vec::new(), 1000).await {}
+            ended.set(true);
+        });
+        self.front_end = Some(FrontEnd { _session: session, gone });
+    }
+
+    /// Starts a node that nobody hands anything to.
+    fn start(&mut self) {
+        let listener = UnixListener::bind_addr(&self.address).expect("nobody listens any more");
+        let (told, spec) = (Rc::<Told>::default(), self.spec.clone());
+        let (own, told_cache) = (told.clone(), self.told_cache);
+        let process = self.world.start_process(move |core| async move {
+            let node = Node::start(&core, &spec, listener.into(), told_cache).await;
+            serve(&core, node.expect("nobody has the image any more"), &own).await;
+        });
+        self.nodes.push(Running { process, told });
+        self.report(|report| report.started += 1);
+    }
+
+    /// Starts a node that takes over.
+    fn start_successor(&mut self, line: OwnedFd) -> (Process, Rc<Told>) {
+        let (told, spec) = (Rc::<Told>::default(), self.spec.clone());
+        let own = told.clone();
+        let process = self.world.start_process(move |core| async move {
+            match Node::inherit(&core, &spec, line).await {
+                Ok(node) => serve(&core, node, &own).await,
+                Err(why) => {
+                    own.failed.replace(Some(why));
+                }
+            }
+        });
+        self.nodes.push(Running { process: process.clone(), told: told.clone() });
+        (process, told)
+    }
+
+    /// Lets the guest go on until something is so.
+    async fn until(&mut self, what: &str, so: impl Fn(&Outside) -> bool) {
+        let end_ns = self.core.now_ns() + PATIENCE_NS;
+        while !so(self) {
+            assert!(self.core.now_ns() < end_ns, "not within {PATIENCE_NS} ns: {what}");
+            self.step().await;
+        }
+    }
+
+    /// Has a node take over from the one that serves.
+    async fn upgrade(&mut self) {
+        use Trouble::*;
+        self.report(|report| report.upgrades += 1);
+        let trouble = match self.rng.below(12) {
+            0 | 1 => None,
+            2 | 3 => KillOld,
+            4 | 5 => KillNew,
+            6 => StopOld,
+            7 => StopNew,
+            8 => SlowDisk,
+            _ => Tamper,
+        };
+        let old = self.nodes.iter().find(|node| node.serves()).expect("somebody serves");
+        let (old, old_told) = (old.process.clone(), old.told.clone());
+        let (mut ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+        if trouble == Tamper {
+            let far = UnixStream::pair().expect("a pair of sockets");
+            let near = std::mem::replace(&mut ours, far.0);
+            self.tamper(far.1, near);
+        }
+        old_told.hand_over.replace(Some(ours.into()));
+        let (new, new_told) = self.start_successor(theirs.into());
+        // The dialogue takes so many turns of each.
+        let most = match trouble {
+            KillOld => 4 + self.rng.below(6),
+            _ => 6,
+        };
+        let turns = self.rng.below(1 << most);
+        let (stopped, mut stops_ns) = match trouble {
+            StopOld => (Some(&old), self.rng.below(2_000_000)),
+            StopNew => (Some(&new), self.rng.below(2_000_000)),
+            _ => (Option::None, 0),
+        };
+        match trouble {
+            KillOld => old.kill_after(turns),
+            KillNew => new.kill_after(turns),
+            SlowDisk => {
+                let slow = FaultKind::Stall(100_000_000..6_000_000_000);
+                self.world.add_fault(Fault::new(slow).of(Access::Write).chance(300_000));
+            }
+            _ => {}
+        }
+        if let Some(stopped) = stopped {
+            stops_ns += self.core.now_ns();
+            while self.core.now_ns() < stops_ns {
+                self.step().await;
+            }
+            stopped.stop();
+            let most_ns = if self.rng.coin() { 1_000_000_000 } else { 12_000_000_000 };
+            let end_ns = self.core.now_ns() + self.rng.below(most_ns);
+            while self.core.now_ns() < end_ns {
+                self.step().await;
+            }
+            stopped.go_on();
+        }
+        let (process, told) = (old.clone(), old_told.clone());
+        self.until("an outcome", |_| told.outcome.borrow().is_some() || process.has_ended()).await;
+        self.world.heal();
+        // Whoever serves now meets requests.
+        (self.since_ns, self.idle_ns) = (self.core.now_ns(), 0);
+        for _ in 0..self.rng.below(20) {
+            self.step().await;
+        }
+        let outcome = old_told.outcome.take();
+        match outcome {
+            Some(Ok(_)) => {
+                let (new, told) = (new.clone(), new_told.clone());
+                self.until("the successor serves", |_| told.serves.get() || new.has_ended()).await;
+                self.until("the old one ends", |_| old.has_ended()).await;
+                let killed = new.has_ended();
+                assert!(!killed || trouble == KillNew, "{:?}", new_told.failed);
+                self.report(|report| {
+                    report.switched += u64::from(!killed);
+                    report.new_killed_after += u64::from(killed);
+                    report.old_killed_after += u64::from(old.was_killed());
+                });
+            }
+            Some(Err(why)) => {
+                assert!(!new_told.serves.get(), "both serve: {why}");
+                if new.has_ended() && trouble == KillNew {
+                    self.report(|report| report.new_killed_before += 1);
+                }
+                let both = format!("{why} {}", new_told.failed.borrow().as_deref().unwrap_or(""));
+                self.report(|report| {
+                    let doing = DOING.iter().position(|doing| why.starts_with(doing));
+                    report.gave_up[doing.unwrap_or_else(|| panic!("{why}"))] += 1;
+                    report.late += u64::from(why.contains("not done within"));
+                    report.gone += u64::from(why.contains("has gone"));
+                    report.version += u64::from(both.contains("version"));
+                });
+                // As who has started it does.
+                new.kill_after(0);
+                self.until("the successor ends", |_| new.has_ended()).await;
+            }
+            Option::None => {
+                assert_eq!(trouble, KillOld);
+                let (new, told) = (new.clone(), new_told.clone());
+                self.until("it serves or ends", |_| told.serves.get() || new.has_ended()).await;
+                assert!(new.has_ended(), "it was never told to serve");
+                self.report(|report| report.old_killed_before += 1);
+            }
+        }
+        // An order to be killed that came too late for one of them.
+        old.spare();
+    }
+
+    /// Carries the dialogue between two sockets, and does something to one message.
+    fn tamper(&mut self, old: UnixStream, new: UnixStream) {
+        let nth = self.rng.index(10);
+        let tamper = match self.rng.below(8) {
+            0 => Tamper::Version,
+            1 => Tamper::Flip(self.rng.next_u64()),
+            2 => Tamper::NoDescriptors,
+            3 | 4 => Tamper::Late,
+            _ => Tamper::Cut(self.rng.below(1_000_000)),
+        };
+        // Beyond all patience, or hardly.
+        let most_ns = if self.rng.coin() { 6_000_000_000 } else { 1 << self.rng.below(24) };
+        let late_ns = self.rng.below(most_ns);
+        let [old, new] = [old, new].map(|end| UnixSocket::from_fd(&self.core, end.into()));
+        let (old, new) = (old.expect("a socket"), new.expect("a socket"));
+        let (core, report, left) = (self.core.clone(), self.report.clone(), Cell::new(nth));
+        self.core.spawn(Class::Foreground, async move {
+            let strike = async |kind: u32| {
+                let strikes = left.get() == 0 && (kind != GO || matches!(tamper, Tamper::Late));
+                left.set(left.get().wrapping_sub(1));
+                if !strikes {
+                    return None;
+                }
+                report.borrow_mut().tampered[kind as usize] += 1;
+                core.sleep_ns(late_ns).await;
+                Some(tamper)
+            };
+            let mut there = pin!(carry(&old, &new, &strike));
+            let mut back = pin!(carry(&new, &old, &strike));
+            // When one direction has ended both sockets are closed.
+            poll_fn(|cx| {
+                match there.as_mut().poll(cx).is_ready() || back.as_mut().poll(cx).is_ready() {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
+                }
+            })
+            .await;
+        });
+    }
+
+    /// The life of the guest, until it is at peace or the power goes.
+    async fn live(&mut self, events: u64) {
+        for _ in 0..events {
+            self.since_ns = self.core.now_ns();
+            if !self.nodes.iter().any(Running::serves) {
+                self.until("all have ended", |outside| outside.nodes.is_empty()).await;
+                self.start();
+                self.until("it serves", |outside| outside.nodes[0].serves()).await;
+            }
+            self.since_ns = self.core.now_ns();
+            for _ in 0..self.rng.below(60) {
+                self.step().await;
+            }
+            self.since_ns = self.core.now_ns();
+            if !self.nodes.iter().any(Running::serves) {
+                // It was to be killed since it took over.
+                continue;
+            }
+            if self.rng.below(6) == 0 {
+                self.report(|report| report.killed += 1);
+                self.nodes[0].process.kill_after(self.rng.below(20));
+                self.until("it is dead", |outside| outside.nodes.is_empty()).await;
+            } else {
+                self.upgrade().await;
+            }
+        }
+        if !self.nodes.iter().any(Running::serves) {
+            self.until("all have ended", |outside| outside.nodes.is_empty()).await;
+            self.start();
+        }
+        self.since_ns = self.core.now_ns();
+        self.guest.borrow_mut().ends = true;
+        let end_ns = self.core.now_ns() + END_NS;
+        while self.guest.borrow().in_flight() > 0 {
+            let lost = self.guest.borrow().in_flight();
+            assert!(self.core.now_ns() < end_ns, "{lost} requests are lost");
+            self.step().await;
+        }
+        self.nodes.iter().for_each(|node| node.told.stop.set(true));
+        self.until("all have ended", |outside| outside.nodes.is_empty()).await;
+    }
+}
+
+/// The next message of a socket, of which both protocols say after a header of twelve bytes how many
+/// more there are; the number is at `len_at`.
+async fn message(from: &UnixSocket, len_at: usize) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+    let (mut bytes, mut fds, mut wanted) = (Vec::new(), Vec::new(), HEADER);
+    while bytes.len() < wanted {
+        let most = wanted - bytes.len();
+        let Ok((1.., more)) = from.recv(&mut bytes, most).await else { return None };
+        fds.extend(more);
+        if bytes.len() == HEADER {
+            wanted += u32::from_le_bytes(bytes[len_at..][..4].try_into().unwrap()) as usize;
+        }
+    }
+    Some((bytes, fds))
+}
+
+/// Carries messages from one socket to another, until one of them is closed; `strike` says what
+/// becomes of one of a kind.
+async fn carry(from: &UnixSocket, to: &UnixSocket, strike: &impl AsyncFn(u32) -> Option<Tamper>) {
+    while let Some((mut bytes, mut fds)) = message(from, 4).await {
+        let kind = u32::from_le_bytes(bytes[..4].try_into().unwrap());
+        let tamper = strike(kind).await;
+        match tamper {
+            None | Some(Tamper::Late) => {}
+            Some(Tamper::Cut(part)) => {
+                bytes.truncate((bytes.len() as u64 * part / 1_000_000) as usize);
+            }
+            // Of the conversation, or of a disk's state: both are behind eight bytes of magic.
+            Some(Tamper::Version) if kind == HELLO || kind == STATE => bytes[HEADER + 8] += 1,
+            Some(Tamper::Version) => bytes[0] = 99,
+            Some(Tamper::Flip(at)) if kind == STATE => {
+                let at = at % ((bytes.len() - HEADER) as u64 * 8);
+                bytes[HEADER + at as usize / 8] ^= 1 << (at % 8);
+            }
+            Some(Tamper::Flip(_)) => bytes[3] ^= 1,
+            Some(Tamper::NoDescriptors) => fds.clear(),
+        }
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        let sent = to.send(&bytes, &fds).await;
+        if sent.is_err() || matches!(tamper, Some(Tamper::Cut(_))) {
+            return;
+        }
+    }
+}
+
+/// An address that nobody has.
+fn address() -> SocketAddr {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("millrace-simulated-{}-{count}", std::process::id());
+    SocketAddr::from_abstract_name(name).expect("a short name")
+}
+
+/// Plays the history of a seed.
+///
+/// # Panics
+/// When something was lost, done twice, or is not what was promised.
+pub fn handover(seed: u64) -> Report {
+    let world = World::new(seed, 1, SimConfig::default());
+    world.add_file(IMAGE, vec![0; (SECTORS * SECTOR) as usize]);
+    let mut rng = world.rng();
+    let guest = Rc::new(RefCell::new(Guest::new(world.rng(), rng.coin())));
+    let direct = if rng.coin() { "" } else { "?direct=off" };
+    let over = match rng.below(3) {
+        0 => "delay:all=0us..500us|",
+        1 => "dirty:granule=4K|",
+        _ => "",
+    };
+    let spec = format!("name=a uri={over}file:{IMAGE}{direct} socket=/a.sock queues={QUEUES}");
+    let spec: DiskSpec = spec.parse().expect("a disk");
+    let told_cache = if rng.coin() { Some(true) } else { None };
+    let report: Rc<RefCell<Report>> = Rc::default();
+    let boots = 1 + rng.below(2);
+    for boot in 1..=boots {
+        if boot < boots {
+            world.crash_at(Crash::PowerCut, 1..1500);
+        }
+        let events = 2 + rng.below(4);
+        let run = world.run(|core| {
+            let mut outside = Outside {
+                core,
+                world: world.clone(),
+                rng: world.rng(),
+                guest: guest.clone(),
+                report: report.clone(),
+                spec: spec.clone(),
+                told_cache,
+                address: address(),
+                front_end: None,
+                nodes: Vec::new(),
+                idle_ns: 0,
+                since_ns: world.now_ns(),
+            };
+            async move { outside.live(events).await }
+        });
+        world.heal();
+        let mut guest = guest.borrow_mut();
+        guest.report.processes += 1;
+        match run.map_err(|failure| failure.kind) {
+            Ok(_) => guest.ends = false,
+            Err(FailureKind::Crash(Crash::PowerCut)) => {
+                guest.report.power_cuts += 1;
+                let bytes = world.bytes(IMAGE).expect("the image");
+                guest.ends = false;
+                guest.wakes_up(&bytes);
+            }
+            Err(other) => panic!("{other:?}\n{}", world.newest_events()),
+        }
+    }
+    assert_eq!(guest.borrow().in_flight(), 0);
+    let mut report = report.borrow().clone();
+    report.guest = guest.borrow().report.clone();
+    report.trace = world.trace();
+    report
+}
