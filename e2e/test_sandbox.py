@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import random
 import re
 import shutil
 import signal
@@ -173,6 +174,31 @@ def test_an_upgrade_replaces_the_launcher_too(tmp_path):
             assert set(node.disks()) == {"a", "c", "d", "e"}
             vm.wait_for(r"GUEST LOAD OK")
             vm.wait_for_end()
+
+
+def test_killed_while_it_hands_over_the_disk_is_there_or_comes_back(tmp_path, long):
+    """The node that hands over is killed, at some moment or when it has just given the disks away: then its successor has
+    them, and serves on. If it had not, both have ended, and a start is as after any other kill."""
+    rng = random.Random(7)
+    with Node(tmp_path, specs=[spec(tmp_path, "a")]) as node:
+        for nth in range(40 if long else 6):
+            old, before = node.pid(), len(node.said())
+
+            def said(text, before=before):
+                return text in node.said()[before:]
+
+            node.process.send_signal(signal.SIGUSR2)
+            if nth % 2:
+                guest.wait_for("the moment", lambda: said("the disks are the successor's"), 20)
+            else:
+                time.sleep(rng.uniform(0, 0.05))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(old, signal.SIGKILL)
+            guest.wait_for("an outcome", lambda: node.process.poll() is not None or said("is the launcher now"), 20)
+            if node.process.poll() is not None:
+                assert nth % 2 == 0 and node.process.wait() == 128 + signal.SIGKILL, node.said()[before:]
+                node.start()
+            assert node.disks()["a"]["size_bytes"] == 1 << 30 and node.pid() != old
 
 
 def test_a_launcher_that_cannot_be_replaced_stays(tmp_path):

@@ -601,6 +601,7 @@ impl Launcher {
         let (ours, theirs) = UnixStream::pair().map_err(system)?;
         let node = spawn(&self.core, program, Some(theirs.into())).await?;
         self.attend(&node);
+        let asked_ns = Cell::new(0);
         let handed = async {
             // One that is no node, or does not know of launchers, never begins.
             let since_ns = self.core.now_ns();
@@ -616,6 +617,7 @@ impl Launcher {
             }
             node.begun.borrow().clone().expect("it has just been looked at")?;
             let line = [ours.into()];
+            asked_ns.set(self.core.now_ns());
             let asked = old.channel.ask(&ToNode::HandOver, &line);
             let answer = within(&self.core, HAND_OVER_NS, asked).await;
             answer.and_then(|answer| answer.read::<u64>()).map_err(|error| error.to_string())
@@ -628,6 +630,12 @@ impl Launcher {
             Err(why) => {
                 // One that has closed its end is about to end.
                 self.core.sleep_ns(5 * LOOK_NS).await;
+                if self.has_taken_over(old, &node).await {
+                    tracing::warn!("the node before ended while it handed over: {why}");
+                    self.current.replace(node.clone());
+                    let pause_us = (self.core.now_ns() - asked_ns.get()) / 1000;
+                    return Ok(Successor { pid: node.pid.as_raw() as u32, pause_us });
+                }
                 let by_itself = node.ended.get();
                 node.kill();
                 node.until_it_ends(&self.core).await;
@@ -638,6 +646,21 @@ impl Launcher {
                 })
             }
         }
+    }
+
+    /// Whether a successor serves although the node before has not said that it handed over: because
+    /// that has ended. Without the token the successor would have ended, too.
+    async fn has_taken_over(&self, old: &Node, node: &Node) -> bool {
+        let since_ns = self.core.now_ns();
+        let patient = || self.core.now_ns() < since_ns + START_NS;
+        while old.ended.get().is_some()
+            && node.ended.get().is_none()
+            && !node.serving.get()
+            && patient()
+        {
+            self.core.sleep_ns(LOOK_NS).await;
+        }
+        old.ended.get().is_some() && node.ended.get().is_none() && node.serving.get()
     }
 
     /// Puts the program of the node in this one's place, once the node before has ended. Comes back
@@ -941,6 +964,50 @@ mod tests {
     #[expect(clippy::disallowed_methods, reason = "a test's own file")]
     fn new_file(path: &Path) -> std::fs::File {
         std::fs::File::create(path).unwrap()
+    }
+
+    #[test]
+    fn a_successor_that_serves_is_kept_when_the_node_before_it_has_ended() {
+        let root = std::env::temp_dir().join(format!("millrace-replaced-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        std::fs::create_dir_all(&root).unwrap();
+        let config = RuntimeConfig {
+            processors: vec![reactor::processors()[0]],
+            memory: MEMORY_BYTES,
+            driver: DriverKind::Epoll,
+            ..RuntimeConfig::default()
+        };
+        let place = root.clone();
+        reactor::run(&config, move |core| {
+            let root = place.clone();
+            async move {
+                let (launcher, old) = launcher(&core, &root).await;
+                let next = || spawn(&core, Path::new("/bin/true"), None);
+                let ended = Some(WaitStatus::Exited(Pid::from_raw(1), 0));
+                // It lives, so it has failed to hand over for another reason.
+                let node = next().await.unwrap();
+                node.serving.set(true);
+                old.ended.set(None);
+                assert!(!launcher.has_taken_over(&old, &node).await);
+                // It ended; the successor says a moment later that it serves, or ends, too.
+                old.ended.set(ended);
+                for serves in [true, false] {
+                    let node = next().await.unwrap();
+                    let (clock, later) = (core.clone(), node.clone());
+                    let saying = core.spawn(Class::Control, async move {
+                        clock.sleep_ns(3 * LOOK_NS).await;
+                        match serves {
+                            true => later.serving.set(true),
+                            false => later.ended.set(ended),
+                        }
+                    });
+                    assert_eq!(launcher.has_taken_over(&old, &node).await, serves);
+                    saying.await;
+                }
+            }
+        })
+        .unwrap();
+        std::fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]
