@@ -178,11 +178,9 @@ impl Aio {
         context: u32,
         keep: Option<&Rc<dyn Any>>,
     ) -> bool {
-        let (opcode, offset, flags) = match io {
-            FileIo::Read { offset } => (IOCB_CMD_PREADV, offset, 0),
-            FileIo::Write { offset, durable } => {
-                (IOCB_CMD_PWRITEV, offset, if durable { libc::RWF_DSYNC } else { 0 })
-            }
+        let (opcode, offset) = match io {
+            FileIo::Read { offset } => (IOCB_CMD_PREADV, offset),
+            FileIo::Write { offset } => (IOCB_CMD_PWRITEV, offset),
             _ => return false,
         };
         let (Some(fd), Some(at)) = (self.file.host_fd(), self.free.pop()) else { return false };
@@ -193,7 +191,7 @@ impl Aio {
         slot.keep = keep.cloned();
         slot.iocb = Iocb {
             data: at.into(),
-            rw_flags: flags as u32,
+            rw_flags: 0,
             opcode,
             fd: fd.as_raw_fd() as u32,
             buf: slot.segments.as_ptr().expose_provenance() as u64,

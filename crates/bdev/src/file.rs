@@ -11,8 +11,7 @@
 //! What must be durable when it completes (`write=through`, or a guest without a write cache) is
 //! done and then flushed. One flush is under way at a time; it covers everything that was done
 //! before it was submitted, and its outcome is theirs. What is done meanwhile waits for the next.
-//! A write that comes while others are under way is one call with `RWF_DSYNC` instead: that takes a
-//! whole tick of the kernel where it is alone, and is faster where there are many.
+//! One call with `RWF_DSYNC` for each write was slower at nearly every depth: see docs/BENCHMARKS.md.
 //!
 //! A failed flush poisons the file: every later write and flush fails, on all cores, until the
 //! device is opened again, since nobody knows what the kernel has dropped.
@@ -183,8 +182,6 @@ pub(crate) struct FileChannel {
     bounced: u64,
     /// Slots of what Linux AIO has left undone. Empty between calls.
     again: Vec<u32>,
-    /// Writes under way that must be durable when they complete.
-    writing: usize,
     /// Tags of what is done and waits for a flush to make it durable.
     undurable: Vec<u64>,
     /// Tags of what the flush under way covers; there is none when this is empty.
@@ -235,12 +232,10 @@ struct Bounce {
 
 /// Contexts of operations; a job's is its number and one. This is a request that is one operation.
 const WHOLE: u32 = 0;
-/// The same of a write that is not durable by that.
+/// The same of a write that must be durable when it completes.
 const THROUGH: u32 = u32::MAX;
 /// The flush that makes such writes durable.
 const GROUP: u32 = u32::MAX - 1;
-/// A write that is.
-const DURABLE: u32 = u32::MAX - 2;
 
 impl FileChannel {
     pub fn new(device: &FileDevice, core: &Core) -> Result<FileChannel, Error> {
@@ -271,7 +266,6 @@ impl FileChannel {
             buffers: 0,
             bounced: 0,
             again: Vec::new(),
-            writing: 0,
             undurable: Vec::with_capacity(QUEUE_DEPTH),
             covered: Vec::with_capacity(QUEUE_DEPTH),
         })
@@ -299,9 +293,7 @@ impl FileChannel {
         let offset = io.offset;
         let whole = match io.kind {
             Kind::Read if self.aligned(io.segments) => FileIo::Read { offset },
-            Kind::Write if self.aligned(io.segments) => {
-                FileIo::Write { offset, durable: through && self.writing > 0 }
-            }
+            Kind::Write if self.aligned(io.segments) => FileIo::Write { offset },
             // What is durable when it completes leaves nothing to flush.
             Kind::Flush if self.through => {
                 done.push(Done { tag: io.tag, status: Status::Ok });
@@ -319,11 +311,9 @@ impl FileChannel {
             return;
         }
         let context = match whole {
-            FileIo::Write { durable: true, .. } => DURABLE,
             FileIo::Write { .. } if through => THROUGH,
             _ => WHOLE,
         };
-        self.writing += usize::from(context != WHOLE);
         // SAFETY: the segments are valid by this function's contract.
         if self.aio.is_some() && unsafe { self.stage_aio(device, whole, io, context, done) } {
             return;
@@ -356,8 +346,8 @@ impl FileChannel {
         // SAFETY: by this function's contract.
         let staged = unsafe { aio.stage(whole, io.segments, io.tag, context, self.keep.as_ref()) };
         if staged && aio.is_batch() {
-            let (undurable, writing) = (&mut self.undurable, &mut self.writing);
-            aio.submit(|ended| end(ended, undurable, writing, done));
+            let undurable = &mut self.undurable;
+            aio.submit(|ended| end(ended, undurable, done));
         }
         staged
     }
@@ -367,9 +357,8 @@ impl FileChannel {
         let Some(aio) = &mut self.aio else { return };
         let mut short = None;
         let (again, undurable) = (&mut self.again, &mut self.undurable);
-        let writing = &mut self.writing;
         aio.take(|ended| match ended {
-            Ended::With(ended) => end(ended, undurable, writing, done),
+            Ended::With(ended) => end(ended, undurable, done),
             Ended::Short { slot } => again.push(slot),
         });
         while let Some(slot) = again.pop() {
@@ -385,7 +374,7 @@ impl FileChannel {
         }
         // Cannot be: see `submit`.
         done.extend(short.map(|tag| Done { tag, status: Status::IoError }));
-        aio.submit(|ended| end(ended, undurable, writing, done));
+        aio.submit(|ended| end(ended, undurable, done));
     }
 
     #[inline]
@@ -477,7 +466,7 @@ impl FileChannel {
                 pieces[0] = libc::iovec { iov_base: bounce.ptr.cast(), iov_len: len };
                 let io = match job.step {
                     Step::Read => FileIo::Read { offset },
-                    _ => FileIo::Write { offset, durable: false },
+                    _ => FileIo::Write { offset },
                 };
                 (io, 1)
             }
@@ -491,7 +480,7 @@ impl FileChannel {
                     n += usize::from(take > 0);
                     left -= take;
                 }
-                (FileIo::Write { offset, durable: false }, n)
+                (FileIo::Write { offset }, n)
             }
             Step::Discard | Step::Punch => {
                 (FileIo::PunchHole { offset: job.offset, len: job.len }, 0)
@@ -575,9 +564,8 @@ impl FileChannel {
     fn reap(&mut self, done: &mut Vec<Done>) {
         let mut jobs = false;
         let (all, undurable, covered) = (&mut self.jobs, &mut self.undurable, &mut self.covered);
-        let writing = &mut self.writing;
         self.queue.take(|ended| match ended.context {
-            WHOLE | THROUGH | DURABLE => end(ended, undurable, writing, done),
+            WHOLE | THROUGH => end(ended, undurable, done),
             GROUP => {
                 let status = Status::of(ended.errno);
                 if mutant::is(Mutant::FlushCoversLater) {
@@ -618,9 +606,8 @@ impl FileChannel {
 }
 
 /// A request that is one operation has come to its end, but for the flush that it may need.
-fn end(ended: FileDone, undurable: &mut Vec<u64>, writing: &mut usize, done: &mut Vec<Done>) {
+fn end(ended: FileDone, undurable: &mut Vec<u64>, done: &mut Vec<Done>) {
     let FileDone { tag, context, errno } = ended;
-    *writing -= usize::from(context != WHOLE);
     match Status::of(errno) {
         Status::Ok if context == THROUGH && !mutant::is(Mutant::AcknowledgesEarly) => {
             undurable.push(tag)

@@ -88,7 +88,6 @@ const ALWAYS: &[i64] = &[
     libc::SYS_preadv,
     libc::SYS_pwritev,
     libc::SYS_preadv2,
-    libc::SYS_pwritev2,
     libc::SYS_lseek,
     libc::SYS_close,
     libc::SYS_dup,

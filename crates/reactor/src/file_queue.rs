@@ -40,9 +40,6 @@ pub enum FileIo {
     Write {
         /// To where in the file.
         offset: u64,
-        /// It completes when the bytes, and what is needed to find them, are durable. That says
-        /// nothing of other writes.
-        durable: bool,
     },
     /// Make durable what was written by operations that had completed when this was submitted.
     SyncData,
@@ -221,7 +218,7 @@ impl QueueInner {
     fn refusal(&self, slot: &Slot, segments: usize) -> Option<i32> {
         let shared = self.file.shared();
         let (offset, len, places, lengths) = match slot.io {
-            FileIo::Read { offset } | FileIo::Write { offset, .. } => {
+            FileIo::Read { offset } | FileIo::Write { offset } => {
                 if segments > SEGMENTS_MAX || slot.left > i32::MAX as u64 {
                     return Some(libc::EINVAL);
                 }
@@ -260,9 +257,7 @@ impl QueueInner {
             let threads = this.on_threads;
             let op = match slot.io {
                 FileIo::Read { offset } => IoOp::ReadV { fd, iov, n, threads, offset },
-                FileIo::Write { offset, durable } => {
-                    IoOp::WriteV { fd, iov, n, threads, durable, offset }
-                }
+                FileIo::Write { offset } => IoOp::WriteV { fd, iov, n, threads, offset },
                 FileIo::SyncData => IoOp::SyncData { fd },
                 FileIo::PunchHole { offset, len } => {
                     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -320,28 +315,19 @@ impl Slot {
         }
         if result < 0 {
             let errno = -result;
-            // A durable write through the page cache ends with a flush. When that failed, the
-            // kernel may have dropped more than this write, and will not say so again.
-            let flushed = match self.io {
-                FileIo::SyncData => errno != libc::ECANCELED,
-                FileIo::Write { durable: true, .. } => {
-                    errno == libc::EIO && shared.alignment() == 1
-                }
-                _ => false,
-            };
-            if flushed {
+            if self.io == FileIo::SyncData && errno != libc::ECANCELED {
                 shared.set_flush_failed();
             }
             return Some(errno);
         }
         let offset = match &mut self.io {
-            FileIo::Read { offset } | FileIo::Write { offset, .. } => offset,
+            FileIo::Read { offset } | FileIo::Write { offset } => offset,
             _ => return Some(0),
         };
         let n = (result as u64).min(self.left);
         *offset += n;
         self.left -= n;
-        if let FileIo::Write { offset, .. } = self.io {
+        if let FileIo::Write { offset } = self.io {
             shared.grow_size(offset);
         }
         if self.left == 0 {

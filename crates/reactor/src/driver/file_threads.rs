@@ -71,11 +71,10 @@ impl Job {
                 // is posted: see `Send` above.
                 Ok(unsafe { libc::preadv64(fd, iov, n.into(), offset) })
             }
-            IoOp::WriteV { fd, iov, n, durable, offset, .. } => {
+            IoOp::WriteV { fd, iov, n, offset, .. } => {
                 let offset = place(offset)?;
-                let flags = if durable { libc::RWF_DSYNC } else { 0 };
                 // SAFETY: as above, valid for reads.
-                Ok(unsafe { libc::pwritev2(fd, iov, n.into(), offset, flags) })
+                Ok(unsafe { libc::pwritev64(fd, iov, n.into(), offset) })
             }
             IoOp::Fallocate { fd, mode, offset, len } => {
                 let (offset, len) = (place(offset)?, place(len)?);

@@ -80,8 +80,6 @@ pub enum IoOp {
         n: u16,
         /// By a thread that blocks.
         threads: bool,
-        /// The bytes are durable at the completion (`RWF_DSYNC`).
-        durable: bool,
         /// To where in the file.
         offset: u64,
     },

@@ -254,19 +254,10 @@ fn entry(op: IoOp) -> squeue::Entry {
             Some((ptr, len)) => opcode::Read::new(types::Fd(fd), ptr, len).offset(offset).build(),
             None => opcode::Readv::new(types::Fd(fd), iov, n.into()).offset(offset).build(),
         },
-        IoOp::WriteV { fd, iov, n, durable, offset, .. } => {
-            let flags = if durable { libc::RWF_DSYNC } else { 0 };
-            match single(iov, n) {
-                Some((ptr, len)) => opcode::Write::new(types::Fd(fd), ptr, len)
-                    .offset(offset)
-                    .rw_flags(flags)
-                    .build(),
-                None => opcode::Writev::new(types::Fd(fd), iov, n.into())
-                    .offset(offset)
-                    .rw_flags(flags)
-                    .build(),
-            }
-        }
+        IoOp::WriteV { fd, iov, n, offset, .. } => match single(iov, n) {
+            Some((ptr, len)) => opcode::Write::new(types::Fd(fd), ptr, len).offset(offset).build(),
+            None => opcode::Writev::new(types::Fd(fd), iov, n.into()).offset(offset).build(),
+        },
         IoOp::Fallocate { fd, mode, offset, len } => {
             opcode::Fallocate::new(types::Fd(fd), len).offset(offset).mode(mode).build()
         }

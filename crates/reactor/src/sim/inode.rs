@@ -192,32 +192,6 @@ impl Inode {
         }
     }
 
-    /// The newest change is durable, and says nothing of the older ones: where they meet it, the
-    /// newest stays the newest.
-    pub fn flush_newest(&mut self) {
-        let Some((_, newest)) = self.unflushed.back() else { return };
-        let (from, to) = match newest {
-            Change::Write { offset, bytes } => (*offset, *offset + bytes.len() as u64),
-            Change::Len(_) => return,
-        };
-        // A write behind a new length is found only by that length.
-        if self.unflushed.iter().any(|(_, change)| matches!(change, Change::Len(_))) {
-            self.flush(self.changes);
-            return;
-        }
-        let Some((_, newest)) = self.unflushed.pop_back() else { return };
-        newest.apply(Arc::make_mut(&mut self.stable));
-        let Change::Write { bytes: new, .. } = newest else { return };
-        for (_, change) in &mut self.unflushed {
-            let Change::Write { offset, bytes } = change else { continue };
-            let (start, end) = ((*offset).max(from), (*offset + bytes.len() as u64).min(to));
-            if start < end {
-                bytes[(start - *offset) as usize..(end - *offset) as usize]
-                    .copy_from_slice(&new[(start - from) as usize..(end - from) as usize]);
-            }
-        }
-    }
-
     /// A flush has failed that was started then: of what it was to cover, anything may be
     /// forgotten. Reads still see it, no later flush covers it.
     pub fn fail_flush(&mut self, rng: &mut Rng, changes: u64, counts: &mut FaultCounts) {

@@ -73,7 +73,6 @@
 //! | what | when it completes | survives a kill | survives a power cut |
 //! |---|---|---|---|
 //! | a write, a new length, an allocation | every later read sees it | yes | after a sync of the file that was started when it had completed |
-//! | a write that was asked to be durable | every later read sees it | yes | yes |
 //! | a file made, renamed or removed | everybody sees it | yes | after a sync of its directory that was started when it had completed |
 //! | a write under way | | any number of its sectors, from the first on | as one that completed and was not synced |
 //! | an operation on names under way | | it is done, or not | it is done, or not, and then not synced |

@@ -575,9 +575,6 @@ impl State {
                     } else {
                         self.disk.write(&mut self.device, &inode, offset, data, plan)
                     };
-                    if let (IoOp::WriteV { durable: true, .. }, Ok(1..)) = (op, done) {
-                        inode.borrow_mut().flush_newest();
-                    }
                     let taken = if let IoOp::Fallocate { .. } = op { 0 } else { i32::MAX };
                     let n = done.map(|n| (n as i32).min(taken));
                     Outcome::plain(token, op, n.unwrap_or_else(|errno| -errno))
