@@ -168,8 +168,10 @@ def test_a_file_system_on_every_engine(tmp_path):
 
 
 @pytest.mark.parametrize("io", ["auto", "epoll"])
-def test_what_a_guest_gives_back_reads_as_zeroes(tmp_path, io):
+def test_what_a_guest_gives_back_reads_as_zeroes(tmp_path, io, long):
     """Also in the node that takes over."""
+    if io == "epoll" and not long:
+        pytest.skip("--long does it without io_uring, too")
     uris = {engine: f"file:{image(tmp_path / engine, 32)}?engine={engine}" for engine in ("uring", "aio", "mmap", "sync")}
     uris["mem"] = "dirty:granule=4K|mem:32M"
     specs = [f"name={name} uri={uri} socket={tmp_path / name}.sock queues=2" for name, uri in uris.items()]
@@ -209,6 +211,8 @@ def test_a_guest_is_paused_reset_and_checks_all(tmp_path, packed, long):
 @both_forms
 def test_killed_under_load_nothing_is_lost_and_nothing_done_twice(tmp_path, packed, long):
     """Requests complete out of their order, so that only the in-flight region knows which are left."""
+    if packed and not long:
+        pytest.skip("the crate vhost does it at every step; --long does it here, too")
     times = 50 if long else 3
     uri = f"delay:all=0ms..20ms|file:{image(tmp_path / 'disk.img')}"
     with machine(tmp_path, uri, packed=packed, mode="load", secs=5 + 5 * times // 2, mib=16, workers=16) as (node, vm):
@@ -314,7 +318,9 @@ def test_upgrades_under_load_are_short_pauses(tmp_path, long):
     assert slowest_ms < 2000
 
 
-def test_killed_after_an_upgrade_nothing_is_lost(tmp_path):
+def test_killed_after_an_upgrade_nothing_is_lost(tmp_path, long):
+    if not long:
+        pytest.skip("where a guest moves there and back a node is killed after an upgrade; --long does it alone, too")
     """The region of what is in flight is the one that the first node made."""
     uri = f"delay:all=0ms..20ms|file:{image(tmp_path / 'disk.img')}"
     with machine(tmp_path, uri, mode="load", secs=14, mib=16, workers=16) as (node, vm):
@@ -329,7 +335,9 @@ def test_killed_after_an_upgrade_nothing_is_lost(tmp_path):
 
 
 @pytest.mark.parametrize("uri", ["mem:128M", "dirty:granule=4K|mem:128M", "dirty:file={}/map|file:{}/disk.img"])
-def test_upgrades_keep_what_a_disk_holds_besides_its_file(tmp_path, uri):
+def test_upgrades_keep_what_a_disk_holds_besides_its_file(tmp_path, uri, long):
+    if uri == "mem:128M" and not long:
+        pytest.skip("it is below the bitmap of another one; --long does it alone, too")
     image(tmp_path / "disk.img")
     with machine(tmp_path, uri.format(tmp_path, tmp_path), mode="load", secs=6, mib=16) as (node, vm):
         for nth in range(2):
@@ -339,7 +347,9 @@ def test_upgrades_keep_what_a_disk_holds_besides_its_file(tmp_path, uri):
         vm.wait_for_end()
 
 
-def test_a_guest_moves_between_upgraded_nodes(tmp_path):
+def test_a_guest_moves_between_upgraded_nodes(tmp_path, long):
+    if not long:
+        pytest.skip("where a guest moves there and back one node is upgraded; --long does it with both")
     shared = image(tmp_path / "disk.img")
     with contextlib.ExitStack() as stack:
         here, there = (
@@ -398,7 +408,9 @@ def own_program(tmp_path):
 
 
 @pytest.mark.parametrize("sandbox", ["on", "off"])
-def test_a_failed_upgrade_leaves_the_node_serving(tmp_path, sandbox):
+def test_a_failed_upgrade_leaves_the_node_serving(tmp_path, sandbox, long):
+    if sandbox == "off" and not long:
+        pytest.skip("the simulator does it without a launcher; --long does it here, too")
     if sandbox == "on":
         # A question of 37 bytes behind its number, to the launcher.
         other_version = r"\1\0\0\0\45\0\0\0\0\0\0\0" + r"\0" * 8 + '{"ask":"begin","version":9}  '
@@ -412,12 +424,12 @@ def test_a_failed_upgrade_leaves_the_node_serving(tmp_path, sandbox):
         f"#!/bin/sh\nprintf '{other_version}' >&0; sleep 60\n": "version 9",
         f"#!/bin/sh\nexec {millrace.BINARY} serve --disk 'name=a uri=null:1G socket=s' --cores 1 --memory 64M\n": "1 core",
     }
-    if sandbox == "on":
-        # Ten seconds; who waits is the same code without a sandbox.
+    if sandbox == "on" and long:
+        # Ten seconds; the simulator waits for less. Who waits is the same code without a sandbox.
         programs["#!/bin/sh\nexec sleep 1000\n"] = "starting: not done within"
     with own_program(tmp_path) as (own, put):
         node = Disks(tmp_path / "log", spec, binary=own, flags=["--sandbox", sandbox])
-        words = dict(queues=2, processors=2, mode="load", secs=20 if sandbox == "on" else 8, mib=16)
+        words = dict(queues=2, processors=2, mode="load", secs=20 if long else 8, mib=16)
         with node, guest.Guest(tmp_path / "vm", node.sockets[0], **words) as vm:
             vm.wait_for(r"GUEST TICK ops=[1-9]\d*")
             for text, why in programs.items():
