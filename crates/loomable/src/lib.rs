@@ -111,3 +111,31 @@ pub fn fence_seq_cst(name: &str) {
         fence(Ordering::SeqCst);
     }
 }
+
+/// For a crate whose simulation is to find out what is wrong with it, as an enumeration `$Mutant`
+/// of bytes says: `is`, a constant that folds away unless the crate's feature `mutants` is on, and
+/// `set_mutant` where it is.
+#[macro_export]
+macro_rules! mutants {
+    ($Mutant:ident) => {
+        #[cfg(feature = "mutants")]
+        static CHOSEN: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(u8::MAX);
+
+        /// From now on everything in this process is wrong in this way.
+        #[cfg(feature = "mutants")]
+        #[doc(hidden)]
+        pub fn set_mutant(mutant: $Mutant) {
+            CHOSEN.store(mutant as u8, std::sync::atomic::Ordering::Relaxed);
+        }
+
+        pub(crate) fn is(mutant: $Mutant) -> bool {
+            #[cfg(feature = "mutants")]
+            return CHOSEN.load(std::sync::atomic::Ordering::Relaxed) == mutant as u8;
+            #[cfg(not(feature = "mutants"))]
+            {
+                let _ = mutant;
+                false
+            }
+        }
+    };
+}

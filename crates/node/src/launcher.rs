@@ -855,6 +855,23 @@ mod tests {
     use super::*;
     use crate::{Machine, Settings};
 
+    /// A new directory of a test.
+    fn directory(name: &str) -> PathBuf {
+        let root = std::env::temp_dir().join(format!("millrace-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        std::fs::create_dir_all(&root).unwrap();
+        root
+    }
+
+    fn one_core() -> RuntimeConfig {
+        RuntimeConfig {
+            processors: vec![reactor::processors()[0]],
+            memory: MEMORY_BYTES,
+            driver: DriverKind::Epoll,
+            ..RuntimeConfig::default()
+        }
+    }
+
     /// A launcher whose node says what the test says.
     async fn launcher(core: &Core, root: &Path) -> (Rc<Launcher>, Rc<Node>) {
         let node = spawn(core, Path::new("/bin/true"), None).await.unwrap();
@@ -876,21 +893,13 @@ mod tests {
 
     #[test]
     fn a_node_gets_what_an_operator_has_named_and_nothing_else() {
-        let root = std::env::temp_dir().join(format!("millrace-launcher-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&root);
-        std::fs::create_dir_all(&root).unwrap();
+        let root = directory("launcher");
         for name in ["asked", "later", "other"] {
             let image = new_file(&root.join(format!("{name}.img")));
             image.set_len(1 << 20).unwrap();
         }
-        let config = RuntimeConfig {
-            processors: vec![reactor::processors()[0]],
-            memory: MEMORY_BYTES,
-            driver: DriverKind::Epoll,
-            ..RuntimeConfig::default()
-        };
         let place = root.clone();
-        reactor::run(&config, move |core| {
+        reactor::run(&one_core(), move |core| {
             let root = place.clone();
             async move {
                 let (launcher, node) = launcher(&core, &root).await;
@@ -968,17 +977,9 @@ mod tests {
 
     #[test]
     fn a_successor_that_serves_is_kept_when_the_node_before_it_has_ended() {
-        let root = std::env::temp_dir().join(format!("millrace-replaced-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&root);
-        std::fs::create_dir_all(&root).unwrap();
-        let config = RuntimeConfig {
-            processors: vec![reactor::processors()[0]],
-            memory: MEMORY_BYTES,
-            driver: DriverKind::Epoll,
-            ..RuntimeConfig::default()
-        };
+        let root = directory("replaced");
         let place = root.clone();
-        reactor::run(&config, move |core| {
+        reactor::run(&one_core(), move |core| {
             let root = place.clone();
             async move {
                 let (launcher, old) = launcher(&core, &root).await;

@@ -15,22 +15,4 @@ pub enum Mutant {
     ServesWithoutGo,
 }
 
-#[cfg(feature = "mutants")]
-static CHOSEN: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(u8::MAX);
-
-/// From now on all upgrades in this process are wrong in this way.
-#[cfg(feature = "mutants")]
-#[doc(hidden)]
-pub fn set_mutant(mutant: Mutant) {
-    CHOSEN.store(mutant as u8, std::sync::atomic::Ordering::Relaxed);
-}
-
-pub(crate) fn is(mutant: Mutant) -> bool {
-    #[cfg(feature = "mutants")]
-    return CHOSEN.load(std::sync::atomic::Ordering::Relaxed) == mutant as u8;
-    #[cfg(not(feature = "mutants"))]
-    {
-        let _ = mutant;
-        false
-    }
-}
+loomable::mutants!(Mutant);

@@ -674,9 +674,8 @@ async fn prepare(
     predecessor: Option<Rc<Predecessor>>,
 ) -> Result<(Opened, Option<Shard>), Error> {
     let config = &node.config;
-    let first =
-        listeners[0].try_clone().map_err(|error| no_port(config.listen, "--listen", &error))?;
-    let listen = inherited_listener(core, config.listen, first)?.local_addr();
+    let listen = listeners[0].try_clone();
+    let listen = listen.and_then(|first| std::net::TcpListener::from(first).local_addr());
     let listen = listen.map_err(|error| no_port(config.listen, "--listen", &error))?;
     let budget = config.budget();
     let options = OpenOptions {

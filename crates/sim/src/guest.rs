@@ -462,14 +462,9 @@ async fn process(core: Core, guest: Rc<RefCell<Guest>>, uri: String, ending: End
     }
 }
 
-/// Plays the history of a seed.
-///
-/// # Panics
-/// When something was lost, done twice, or is not what was promised.
-pub fn guest(seed: u64, flaw: Flaw) -> Report {
-    let world = World::new(seed, 1, SimConfig::default());
+/// Some guest, and some device for it, whose image is in the world: its URI.
+pub fn with_disk(world: &World, rng: &mut Rng) -> (Rc<RefCell<Guest>>, String) {
     world.add_file(IMAGE, vec![0; (SECTORS * SECTOR) as usize]);
-    let mut rng = world.rng();
     let guest = Rc::new(RefCell::new(Guest::new(world.rng(), rng.coin())));
     let direct = if rng.coin() { "" } else { "?direct=off" };
     let over = match rng.below(3) {
@@ -477,7 +472,17 @@ pub fn guest(seed: u64, flaw: Flaw) -> Report {
         1 => "dirty:granule=4K|",
         _ => "",
     };
-    let uri = format!("{over}file:{IMAGE}{direct}");
+    (guest, format!("{over}file:{IMAGE}{direct}"))
+}
+
+/// Plays the history of a seed.
+///
+/// # Panics
+/// When something was lost, done twice, or is not what was promised.
+pub fn guest(seed: u64, flaw: Flaw) -> Report {
+    let world = World::new(seed, 1, SimConfig::default());
+    let mut rng = world.rng();
+    let (guest, uri) = with_disk(&world, &mut rng);
     if flaw == Flaw::NoFlush {
         world.add_fault(Fault::new(FaultKind::Skip).of(Access::Sync));
     }

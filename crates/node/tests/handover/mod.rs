@@ -26,7 +26,7 @@ use node::DiskSpec;
 use node::simulated::Node;
 use reactor::sim::{Access, Crash, FailureKind, Fault, FaultKind, Process, Rng, SimConfig, World};
 use reactor::{Class, Core, UnixSocket};
-use sim::guest::{END_NS, Guest, IMAGE, QUEUES, SECTOR, SECTORS};
+use sim::guest::{END_NS, Guest, IMAGE, QUEUES, with_disk};
 
 /// How often a node looks what it is to do.
 const LOOK_NS: u64 = 400_000;
@@ -516,16 +516,9 @@ fn address() -> SocketAddr {
 /// When something was lost, done twice, or is not what was promised.
 pub fn handover(seed: u64) -> Report {
     let world = World::new(seed, 1, SimConfig::default());
-    world.add_file(IMAGE, vec![0; (SECTORS * SECTOR) as usize]);
     let mut rng = world.rng();
-    let guest = Rc::new(RefCell::new(Guest::new(world.rng(), rng.coin())));
-    let direct = if rng.coin() { "" } else { "?direct=off" };
-    let over = match rng.below(3) {
-        0 => "delay:all=0us..500us|",
-        1 => "dirty:granule=4K|",
-        _ => "",
-    };
-    let spec = format!("name=a uri={over}file:{IMAGE}{direct} socket=/a.sock queues={QUEUES}");
+    let (guest, uri) = with_disk(&world, &mut rng);
+    let spec = format!("name=a uri={uri} socket=/a.sock queues={QUEUES}");
     let spec: DiskSpec = spec.parse().expect("a disk");
     let told_cache = if rng.coin() { Some(true) } else { None };
     let report: Rc<RefCell<Report>> = Rc::default();
