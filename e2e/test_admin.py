@@ -257,6 +257,28 @@ def test_top_shows_the_shard_of_a_database(tmp_path):
         assert "SHARD" in millrace.succeed("top", "--once", "--interval", "0.1", "--state", state)
 
 
+def test_top_goes_on_after_an_upgrade_and_a_restart(node, tmp_path):
+    """The successor has the counters of the disks, and a clock of its own: a frame over both showed 10^18 reads a second."""
+    node.do("attach", spec(tmp_path, "a", "mem:64M"))
+    load = ["bench", "vdisk", "--socket", tmp_path / "a.sock", "--rw", "randread", "--depth", "8", "--seconds", "0.5"]
+    millrace.succeed(*load)
+    top = subprocess.Popen([millrace.BINARY, "top", "--interval", "0.1", "--json", "--state", node.state], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        frame = lambda: json.loads(top.stdout.readline())
+        assert frame()["disks"][0]["name"] == "a"
+        for change in node.upgrade, node.restart:
+            change()
+            for _ in range(20):
+                shown = frame()
+                assert 0 < shown["seconds"] < 60, shown
+                assert all(disk["read"]["iops"] < 1e9 for disk in shown["disks"]), shown
+        assert top.poll() is None
+    finally:
+        top.kill()
+        _, said = top.communicate()
+    assert said == b"", said
+
+
 def test_a_node_keeps_others_out_of_its_state(node, tmp_path):
     assert (node.state / "admin.sock").stat().st_mode & 0o777 == 0o600
     said = millrace.fail("serve", "--state", node.state)

@@ -29,10 +29,12 @@ impl Admin {
         let path = node.admin.clone().or_else(|| Some(state()?.join(ADMIN_SOCKET)));
         let path = path.ok_or_else(|| Failure::new("no node is named").hint("add --admin PATH"))?;
         let stream = UnixStream::connect(&path).map_err(|error| {
-            Failure::new(format!("connecting to a node at {}: {error}", path.display())).hint(
-                "is a node running? it needs the same --state or --admin; start one with: \
+            Failure::new(format!("connecting to a node at {}: {error}", path.display()))
+                .hint(
+                    "is a node running? it needs the same --state or --admin; start one with: \
                  millrace serve --state DIR",
-            )
+                )
+                .gone()
         })?;
         let admin = Admin { stream: BufReader::new(stream), path };
         let socket = admin.stream.get_ref();
@@ -50,12 +52,12 @@ impl Admin {
     /// Sends a request and waits for its result; an error of the node is a failure.
     pub fn call(&mut self, request: &Request) -> Result<Value, Failure> {
         let sent = self.stream.get_mut().write_all(request.line().as_bytes());
-        sent.map_err(|error| self.failed(&error))?;
+        sent.map_err(|error| self.failed(&error).gone())?;
         let mut line = Vec::new();
         let received = (&mut self.stream).take(ANSWER_BYTES_MAX).read_until(b'\n', &mut line);
-        received.map_err(|error| self.failed(&error))?;
-        if line.is_empty() {
-            return Err(self.failed(&"the node has closed the connection"));
+        received.map_err(|error| self.failed(&error).gone())?;
+        if !line.ends_with(b"\n") {
+            return Err(self.failed(&"the node has closed the connection").gone());
         }
         let mut answer: Value =
             serde_json::from_slice(&line).map_err(|error| self.failed(&error))?;

@@ -10,12 +10,25 @@ pub struct Failure {
     what: String,
     hint: Option<String>,
     quiet: bool,
+    gone: bool,
 }
 
 impl Failure {
     /// A failure; `what` is one lower-case line.
     pub fn new(what: impl Into<String>) -> Failure {
-        Failure { what: what.into(), hint: None, quiet: false }
+        Failure { what: what.into(), hint: None, quiet: false, gone: false }
+    }
+
+    /// Says that no node answered: it has ended, or another one takes its place just now.
+    #[must_use]
+    pub fn gone(mut self) -> Failure {
+        self.gone = true;
+        self
+    }
+
+    /// Whether no node answered, so that trying again may help.
+    pub fn is_gone(&self) -> bool {
+        self.gone
     }
 
     /// Adds what the user can do about it.
@@ -43,14 +56,18 @@ impl fmt::Display for Failure {
 
 impl From<node::Error> for Failure {
     fn from(error: node::Error) -> Failure {
-        Failure { what: error.to_string(), hint: error.advice().map(str::to_owned), quiet: false }
+        let failure = Failure::new(error.to_string());
+        match error.advice() {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
     }
 }
 
 impl From<Stop> for Failure {
     fn from(stop: Stop) -> Failure {
         match stop {
-            Stop::Closed => Failure { what: String::new(), hint: None, quiet: true },
+            Stop::Closed => Failure { quiet: true, ..Failure::new("") },
             Stop::Failed(error) => Failure::new(format!("writing to standard output: {error}")),
         }
     }

@@ -1,6 +1,10 @@
 //! `millrace top`: what a node does, second by second.
+//!
+//! A frame is the difference of two looks at the same process. After an upgrade or a restart another process answers,
+//! whose clock and counters begin anew: the frame that would mix both is left out, and the next one compares two looks
+//! at the new process. While no process answers, `top` tries to connect again.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use node::{Request, Size};
 use serde_json::{Value, json};
@@ -14,6 +18,11 @@ use crate::output::{Out, table, thousands};
 /// Puts the cursor in the corner and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
+/// How long a node may be away: a restart opens its database before it listens.
+const AWAY: Duration = Duration::from_secs(60);
+/// The pause between two attempts to connect.
+const RETRY: Duration = Duration::from_millis(200);
+
 /// Shows frames until the reader has gone, or one.
 #[expect(clippy::disallowed_methods, reason = "a tool that looks at a node now and then")]
 pub fn run(args: &TopArgs) -> Result<(), Failure> {
@@ -21,7 +30,18 @@ pub fn run(args: &TopArgs) -> Result<(), Failure> {
     let mut before = admin.call(&Request::Top)?;
     loop {
         std::thread::sleep(Duration::from_secs_f64(args.interval));
-        let now = admin.call(&Request::Top)?;
+        let now = match admin.call(&Request::Top) {
+            Ok(now) => now,
+            Err(failure) if failure.is_gone() => {
+                (admin, before) = connect_again(args, failure)?;
+                continue;
+            }
+            Err(failure) => return Err(failure),
+        };
+        if !is_same_process(&before, &now) {
+            before = now;
+            continue;
+        }
         let mut out = Out::new();
         let rates = rates(&before, &now);
         if args.node.json {
@@ -38,6 +58,29 @@ pub fn run(args: &TopArgs) -> Result<(), Failure> {
         }
         before = now;
     }
+}
+
+/// Connects until a node answers, and looks at it. Gives up with the reason after a minute.
+#[expect(clippy::disallowed_methods, reason = "waits for another process, on no core")]
+fn connect_again(args: &TopArgs, mut why: Failure) -> Result<(Admin, Value), Failure> {
+    let since = Instant::now();
+    while since.elapsed() < AWAY {
+        let looked = Admin::connect(&args.node).and_then(|mut admin| {
+            let look = admin.call(&Request::Top)?;
+            Ok((admin, look))
+        });
+        match looked {
+            Err(failure) if failure.is_gone() => why = failure,
+            looked => return looked,
+        }
+        std::thread::sleep(RETRY);
+    }
+    Err(why)
+}
+
+/// Whether two looks can be compared: their clocks and counters are of one process.
+fn is_same_process(before: &Value, now: &Value) -> bool {
+    before["process"] == now["process"] && number(before, "now_ns") < number(now, "now_ns")
 }
 
 /// What happened between two looks, in numbers per second.
@@ -216,6 +259,14 @@ mod tests {
         // A disk that was not there before has all it counted.
         let fresh = super::rates(&json!({"now_ns": 2_000_000_000}), &now);
         assert_eq!(fresh["disks"][0]["read"]["iops"], 300.0);
+    }
+
+    #[test]
+    fn looks_at_two_processes_are_not_compared() {
+        let look = |process: u32, at: u64| json!({"process": process, "now_ns": at});
+        assert!(is_same_process(&look(7, 1), &look(7, 2)));
+        assert!(!is_same_process(&look(7, 1), &look(8, 2)), "a successor");
+        assert!(!is_same_process(&look(7, 2), &look(7, 1)), "a restart that has the same number");
     }
 
     #[test]

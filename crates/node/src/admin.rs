@@ -242,6 +242,7 @@ impl Admin {
                     cores.push(json!({"core": id, "cpu_ns": cpu_ns, "turns": turns}));
                 }
                 Ok(json!({
+                    "process": std::process::id(),
                     "now_ns": core.now_exact_ns(),
                     "resident_bytes": resident_bytes(),
                     "cores": cores,
