@@ -34,6 +34,7 @@ mod mapped;
 mod marks;
 mod mem;
 mod mutant;
+mod pages;
 mod uri;
 
 pub use channel::{Channel, Done, Full, Io, Kind, QUEUE_DEPTH, Status};

@@ -11,7 +11,11 @@ use loomable::proof::{find_every_mutant, list_is_complete, prove};
 #[path = "../src/marks.rs"]
 mod marks;
 
+#[path = "../src/pages.rs"]
+mod pages;
+
 use marks::Marks;
+use pages::Pages;
 
 /// Each mutation site, and the scenario that finds it.
 const MUTANTS: &[(&str, &str)] = &[
@@ -20,6 +24,8 @@ const MUTANTS: &[(&str, &str)] = &[
     ("marks.end_relaxed", "no_write_that_has_completed_is_missed"),
     ("marks.take_relaxed", "no_write_that_has_completed_is_missed"),
     ("marks.clear_first", "who_copies_may_die_at_any_instant"),
+    ("pages.mark_unfenced", "what_a_discard_hides_does_not_come_back"),
+    ("pages.clear_unfenced", "what_a_discard_hides_does_not_come_back"),
 ];
 
 struct Disk {
@@ -68,6 +74,29 @@ fn no_write_that_has_completed_is_missed() {
         writer.join().unwrap();
         disk.copy(&mut copied);
         assert_eq!(copied, 1);
+    });
+}
+
+#[test]
+fn what_a_discard_hides_does_not_come_back() {
+    prove("what_a_discard_hides_does_not_come_back", None, || {
+        let bits = Arc::new([loomable::AtomicU64::new(1)]);
+        let page = Arc::new(Data::new(1));
+        let writer = {
+            let (bits, page) = (bits.clone(), page.clone());
+            thread::spawn(move || {
+                page.store(2, Relaxed);
+                Pages(&*bits).mark(0, 0);
+            })
+        };
+        Pages(&*bits).clear(0, 0);
+        page.store(0, Relaxed);
+        writer.join().unwrap();
+        // What is read, and what is read after a write to another block of the page.
+        let read = || if Pages(&*bits).run(0, 0).0 { page.load(Relaxed) } else { 0 };
+        let before = read();
+        Pages(&*bits).mark(0, 0);
+        assert_eq!(before, read());
     });
 }
 
@@ -125,5 +154,5 @@ fn every_mutant_is_found() {
 
 #[test]
 fn the_list_of_mutants_is_complete() {
-    list_is_complete(MUTANTS, &[include_str!("../src/marks.rs")]);
+    list_is_complete(MUTANTS, &[include_str!("../src/marks.rs"), include_str!("../src/pages.rs")]);
 }
