@@ -214,7 +214,15 @@ impl Db {
         let mut families = Vec::new();
         let mut wanted = Vec::new();
         for family in manifest.column_families.values() {
-            let mems = recovered.memtables.remove(&family.id);
+            let mems = match recovered.memtables.remove(&family.id) {
+                Some(mut sorting) => {
+                    while sorting.step() {
+                        core.checkpoint().await;
+                    }
+                    Some(sorting.finish())
+                }
+                None => None,
+            };
             let comparator = family.comparator();
             let refused = comparator
                 .as_ref()

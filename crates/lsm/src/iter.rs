@@ -61,6 +61,9 @@ impl Source {
 
 /// Entries that turning around steps over one by one before it seeks instead.
 const TURN_STEPS: usize = 64;
+/// Entries passed over between two looks at whether others want the core: in memory nothing else
+/// suspends a walk.
+const PASSED_AT_ONCE: u32 = 64;
 
 /// See the module text. An iterator that returned an error stands nowhere until the next seek.
 pub struct Iter {
@@ -79,6 +82,8 @@ pub struct Iter {
     key: Vec<u8>,
     value: Value,
     valid: bool,
+    /// Entries passed over.
+    passed: u32,
 }
 
 impl Iter {
@@ -142,6 +147,7 @@ impl Iter {
             key: Vec::new(),
             value: Value::empty(),
             valid: false,
+            passed: 0,
         })
     }
 
@@ -169,7 +175,7 @@ impl Iter {
     }
 
     /// Goes to the first key. This and the other moves suspend for blocks that are not in
-    /// memory.
+    /// memory, and to let others run while they pass over many entries that are not visible.
     ///
     /// # Errors
     /// Damage, a failing device, or an entry that cannot be served; so for all moves.
@@ -414,7 +420,7 @@ impl Iter {
             }
             let (sequence, kind) = unpack(packed);
             if sequence > self.sequence || (skip && user_key == &self.key[..]) {
-                count(&self.reader.inner.counters.skipped, 1);
+                self.pass().await;
                 self.step_current().await?;
                 continue;
             }
@@ -422,7 +428,7 @@ impl Iter {
                 && let Some(cover) = self.cover(self.user_key(at))
                 && cover.sequence > sequence
             {
-                count(&self.reader.inner.counters.skipped, 1);
+                self.pass().await;
                 let user_key = self.user_key(at).to_vec();
                 self.skip_range(&user_key, cover).await?;
                 self.key = user_key;
@@ -443,7 +449,7 @@ impl Iter {
                     return Ok(());
                 }
                 None => {
-                    count(&self.reader.inner.counters.skipped, 1);
+                    self.pass().await;
                     skip = true;
                     self.step_current().await?;
                 }
@@ -473,9 +479,12 @@ impl Iter {
             {
                 let packed = self.packed(at);
                 if unpack(packed).0 <= self.sequence {
+                    if newest.is_some() {
+                        self.give_way().await;
+                    }
                     newest = Some((packed, self.source_value(at)));
                 } else {
-                    count(&self.reader.inner.counters.skipped, 1);
+                    self.pass().await;
                 }
                 self.step_current().await?;
             }
@@ -484,7 +493,7 @@ impl Iter {
                 && let Some(cover) = self.cover(&self.key)
                 && cover.sequence > unpack(packed).0
             {
-                count(&self.reader.inner.counters.skipped, 1);
+                self.pass().await;
                 continue;
             }
             match entry_value(&self.reader, self.family_at, &self.key, packed, value).await? {
@@ -493,10 +502,25 @@ impl Iter {
                     self.valid = true;
                     return Ok(());
                 }
-                None => count(&self.reader.inner.counters.skipped, 1),
+                None => self.pass().await,
             }
         }
         Ok(())
+    }
+
+    /// Counts an entry that is passed over, and lets others run now and then.
+    #[inline]
+    async fn pass(&mut self) {
+        count(&self.reader.inner.counters.skipped, 1);
+        self.give_way().await;
+    }
+
+    #[inline]
+    async fn give_way(&mut self) {
+        self.passed = self.passed.wrapping_add(1);
+        if self.passed.is_multiple_of(PASSED_AT_ONCE) {
+            self.reader.inner.core.checkpoint().await;
+        }
     }
 
     fn has_tombstones(&self) -> bool {
@@ -562,6 +586,7 @@ impl Iter {
             if steps == TURN_STEPS {
                 self.seek_source(at, position, direction).await?;
                 while self.sources[at].valid() && self.user_key(at) == &self.key[..] {
+                    self.give_way().await;
                     self.step_source(at, direction).await?;
                 }
             }

@@ -2,7 +2,7 @@
 //!
 //! 1. [`RecoveredBuilder::apply`] takes the log's operations in any order of keys and copies key and value
 //!    behind one another into one arena.
-//! 2. [`RecoveredBuilder::freeze`] sorts an array of offsets, once. From then on nothing changes, so any core
+//! 2. [`RecoveredBuilder::freeze`] sorts an array of offsets, once, in short steps. From then on nothing changes, so any core
 //!    may read.
 //! 3. [`Recovered::get`] and [`RecoveredCursor`] search the array. Neither allocates.
 //!
@@ -129,28 +129,111 @@ impl RecoveredBuilder {
         self.entries.is_empty() && self.tombstone_count == 0
     }
 
-    /// Sorts everything for reading.
-    pub fn freeze(self) -> Recovered {
+    /// Sorts everything for reading, in steps.
+    pub fn freeze(self) -> Sorting {
         let mut entries = self.entries;
+        entries.shrink_to_fit();
         let mut table = Recovered {
             comparator: self.comparator,
             arena: self.arena,
-            entries: Vec::new(),
+            entries,
             common: self.common,
             tombstones: self.tombstones.finish(),
         };
         table.arena.shrink_to_fit();
-        entries.shrink_to_fit();
-        for entry in &mut entries {
-            entry.prefix = table.prefix(table.user_key(entry.offset));
+        Sorting { table, sorted: Vec::new(), width: 0, start: 0, left: 0, right: 0 }
+    }
+}
+
+/// Entries that are sorted, or merged, in one step: some hundred microseconds.
+const STEP: usize = if cfg!(test) { 3 } else { 1024 };
+
+/// Writes that are being sorted: runs of [`STEP`] entries first, then pairs of runs, until there is
+/// one. Between two steps the core may do something else.
+pub(crate) struct Sorting {
+    table: Recovered,
+    /// What this pass has merged of the table's entries.
+    sorted: Vec<Entry>,
+    /// The length of the runs; 0 while there are none.
+    width: usize,
+    /// Where the pair begins that is being merged, and where its halves have got to.
+    start: usize,
+    left: usize,
+    right: usize,
+}
+
+impl Sorting {
+    /// Does the next step; false when there was none.
+    pub fn step(&mut self) -> bool {
+        let len = self.table.entries.len();
+        if self.width == 0 {
+            self.sort_run();
+            return true;
         }
-        entries.sort_by(|a, b| {
-            a.prefix.cmp(&b.prefix).then_with(|| {
-                table.comparator.cmp_internal(table.key(a.offset), table.key(b.offset))
-            })
-        });
+        if self.width >= len {
+            return false;
+        }
+        if self.sorted.capacity() < len {
+            self.sorted.reserve_exact(len);
+        }
+        self.merge_some();
+        if self.sorted.len() == len {
+            std::mem::swap(&mut self.table.entries, &mut self.sorted);
+            self.sorted.clear();
+            self.width = self.width.saturating_mul(2);
+            self.begin_pair(0);
+        }
+        true
+    }
+
+    /// How many entries there are.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// The result; does all steps that are left.
+    pub fn finish(mut self) -> Recovered {
+        while self.step() {}
+        self.table
+    }
+
+    fn sort_run(&mut self) {
+        let table = &mut self.table;
+        let end = table.entries.len().min(self.start + STEP);
+        for at in self.start..end {
+            table.entries[at].prefix = table.prefix(table.user_key(table.entries[at].offset));
+        }
+        let mut entries = std::mem::take(&mut table.entries);
+        entries[self.start..end].sort_by(|a, b| table.cmp(a, b));
         table.entries = entries;
-        table
+        self.start = end;
+        if end == table.entries.len() {
+            self.width = STEP;
+            self.begin_pair(0);
+        }
+    }
+
+    fn begin_pair(&mut self, start: usize) {
+        let len = self.table.entries.len();
+        (self.start, self.left, self.right) = (start, start, len.min(start + self.width));
+    }
+
+    fn merge_some(&mut self) {
+        let entries = &self.table.entries;
+        let middle = entries.len().min(self.start + self.width);
+        let end = entries.len().min(middle + self.width);
+        for _ in 0..STEP {
+            let from_right = match (self.left < middle, self.right < end) {
+                (true, true) => self.table.cmp(&entries[self.right], &entries[self.left]).is_lt(),
+                (false, true) => true,
+                (true, false) => false,
+                (false, false) => return self.begin_pair(end),
+            };
+            let from = if from_right { &mut self.right } else { &mut self.left };
+            self.sorted.push(entries[*from]);
+            *from += 1;
+        }
     }
 }
 
@@ -251,6 +334,12 @@ impl Recovered {
             Some(Parts { value: key.end..key.end + value_bytes as usize, key })
         };
         read().expect("the builder wrote both lengths at every offset")
+    }
+
+    fn cmp(&self, a: &Entry, b: &Entry) -> Ordering {
+        a.prefix
+            .cmp(&b.prefix)
+            .then_with(|| self.comparator.cmp_internal(self.key(a.offset), self.key(b.offset)))
     }
 
     /// The internal key at an offset.
@@ -402,7 +491,7 @@ mod tests {
         for (i, op) in ops.iter().enumerate() {
             b.apply(10 + i as u64, op).unwrap();
         }
-        let t = b.freeze();
+        let t = b.freeze().finish();
         assert_eq!(t.len(), 7);
         let want: [(&[u8], u8, &[u8]); 7] = [
             (b"a", 0x01, b"1"),
@@ -428,7 +517,7 @@ mod tests {
         for (sequence, bytes) in [(5, b"five"), (9, b"nine"), (7, b"even")] {
             b.apply(sequence, &put(b"key", bytes)).unwrap();
         }
-        let t = b.freeze();
+        let t = b.freeze().finish();
         assert_eq!(value(&t, b"key", 4), None);
         assert_eq!(value(&t, b"key", 5), Some((1, &b"five"[..])));
         assert_eq!(value(&t, b"key", 8), Some((1, &b"even"[..])));
@@ -442,7 +531,7 @@ mod tests {
     fn an_empty_memtable_has_nothing() {
         let b = RecoveredBuilder::new(Comparator::Bytewise);
         assert!(b.is_empty());
-        let t = b.freeze();
+        let t = b.freeze().finish();
         let mut c = RecoveredCursor::new();
         assert_eq!((t.len(), t.get(b"", 9), t.tombstones().len()), (0, None, 0));
         assert!(!c.seek_to_first(&t) && !c.seek_to_last(&t) && !c.seek(&t, &internal(b"a", 0)));
@@ -475,7 +564,7 @@ mod tests {
             }
         }
         model.sort_by(|a, b| comparator.cmp_internal(&a.0, &b.0));
-        (model, b.freeze())
+        (model, b.freeze().finish())
     }
 
     fn keys() -> impl Strategy<Value = Vec<(Vec<u8>, bool)>> {

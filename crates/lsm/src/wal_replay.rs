@@ -25,13 +25,13 @@ use rocksfmt::{
 
 use crate::error::{Error, Kind, Result};
 use crate::mutant::mutant;
-use crate::recovered::{Recovered, RecoveredBuilder};
+use crate::recovered::{RecoveredBuilder, Sorting};
 use crate::recovery_plan::first_log;
 
 /// What replay leads to.
 pub(crate) struct Replayed {
     /// The column families that have writes in the logs.
-    pub memtables: BTreeMap<u32, Recovered>,
+    pub memtables: BTreeMap<u32, Sorting>,
     /// The largest sequence of the database.
     pub last_sequence: u64,
     /// Logs that end before their file does, and where, for the record.
@@ -372,7 +372,7 @@ impl WalReplay {
         Ok(())
     }
 
-    /// Sorts what was replayed.
+    /// Ends the replay; what it found is still to be sorted.
     pub fn finish(self) -> Replayed {
         let mut memtables = BTreeMap::new();
         for (id, family) in self.families {
@@ -459,7 +459,7 @@ mod tests {
     }
 
     fn len(replayed: &Replayed, cf: u32) -> usize {
-        replayed.memtables.get(&cf).map_or(0, Recovered::len)
+        replayed.memtables.get(&cf).map_or(0, Sorting::len)
     }
 
     #[test]
@@ -488,9 +488,9 @@ mod tests {
         four.append(&batch(101));
         let mut six = LogBuilder::legacy();
         six.append(&batch(105));
-        let replayed = replay(&[(4, four.finish()), (6, six.finish())]).unwrap();
+        let mut replayed = replay(&[(4, four.finish()), (6, six.finish())]).unwrap();
         assert_eq!((len(&replayed, 0), len(&replayed, 1), len(&replayed, 2)), (2, 1, 0));
-        let (packed, _) = replayed.memtables[&0].get(b"k", 106).unwrap();
+        let (packed, _) = replayed.memtables.remove(&0).unwrap().finish().get(b"k", 106).unwrap();
         assert_eq!(packed >> 8, 104);
         assert_eq!(replayed.last_sequence, 108);
     }
