@@ -16,15 +16,28 @@ pub(crate) const VALUE_BYTES_MAX: usize = resp::BULK_BYTES_MAX;
 pub struct Change {
     pub(crate) kind: Kind,
     pub(crate) batch: BatchWriter,
+    commands: Commands,
+}
+
+/// The commands that share a change. Only those that set keys whatever was there do; each of them has a reply of its
+/// own.
+struct Commands {
+    count: u32,
+    /// Keys of all commands but the last, which has the rest.
+    keys_before: u32,
+    /// Of those before the last, the commands that do not have exactly one key: their places and numbers of keys.
+    wide: Vec<(u32, u32)>,
+}
+
+impl Commands {
+    const ONE: Self = Self { count: 1, keys_before: 0, wide: Vec::new() };
 }
 
 /// What is to be done with a change's keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
-    /// Set all keys, whatever was there, for so many commands.
-    Put {
-        commands: u32,
-    },
+    /// Set all keys, whatever was there.
+    Put,
     /// Set the key if a condition holds.
     PutIf {
         only: Option<Only>,
@@ -78,8 +91,8 @@ pub(crate) enum Need {
 /// What a change is answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// `OK`, once for each of so many commands.
-    Ok(u32),
+    /// `OK`.
+    Ok,
     /// There is no such value, or nothing was set.
     Null,
     /// A number.
@@ -94,7 +107,7 @@ pub enum Answer {
 
 impl Change {
     pub(crate) fn new(kind: Kind, batch: BatchWriter) -> Self {
-        Self { kind, batch }
+        Self { kind, batch, commands: Commands::ONE }
     }
 
     /// Sets a key, as `SET` does. Answered by [`Answer::Ok`].
@@ -106,7 +119,7 @@ impl Change {
 
     /// Sets nothing yet; see [`Change::also_put`].
     pub fn puts() -> Self {
-        Self::of(Kind::Put { commands: 1 })
+        Self::of(Kind::Put)
     }
 
     /// Sets one key more, in the same batch: for a change that was made by [`Change::put`] or [`Change::puts`]. If a
@@ -138,6 +151,46 @@ impl Change {
         Self::new(kind, BatchWriter::new())
     }
 
+    /// What follows sets keys for another command, which has a reply of its own.
+    pub(crate) fn next_command(&mut self) {
+        let commands = &mut self.commands;
+        let keys = self.batch.count() - commands.keys_before;
+        if keys != 1 {
+            commands.wide.push((commands.count - 1, keys));
+        }
+        commands.keys_before += keys;
+        commands.count += 1;
+    }
+
+    /// How many commands it stands for.
+    pub(crate) fn commands(&self) -> u32 {
+        self.commands.count
+    }
+
+    /// A change for each of its commands, in order.
+    pub(crate) fn apart(mut self) -> Vec<Change> {
+        let Commands { count, wide, .. } = std::mem::replace(&mut self.commands, Commands::ONE);
+        if count == 1 {
+            return vec![self];
+        }
+        let mut wide = wide.into_iter().peekable();
+        let mut entries = entries(&mut self.batch);
+        let mut apart = Vec::with_capacity(count as usize);
+        for command in 0..count {
+            let keys = match wide.next_if(|(before, _)| *before == command) {
+                Some((_, keys)) => keys,
+                None if command + 1 < count => 1,
+                None => u32::MAX,
+            };
+            let mut change = Change::puts();
+            for (key, value) in entries.by_ref().take(keys as usize) {
+                change.also_put(key, value.unwrap_or_default());
+            }
+            apart.push(change);
+        }
+        apart
+    }
+
     /// Bytes of its batch.
     pub fn len(&self) -> usize {
         self.batch.len()
@@ -151,10 +204,10 @@ impl Change {
     /// What must be known of its keys. A database whose keys are counted has to know what was there.
     pub(crate) fn need(&self, counted: bool) -> Need {
         match self.kind {
-            Kind::Put { .. } | Kind::PutIf { only: None, reply: PutReply::Ok } if !counted => {
+            Kind::Put | Kind::PutIf { only: None, reply: PutReply::Ok } if !counted => {
                 Need::Nothing
             }
-            Kind::Put { .. } | Kind::PutIfNone | Kind::Delete => Need::Existence,
+            Kind::Put | Kind::PutIfNone | Kind::Delete => Need::Existence,
             Kind::PutIf { reply: PutReply::Old, .. } => Need::Value,
             Kind::PutIf { .. } => Need::Existence,
             Kind::GetDelete
@@ -199,6 +252,29 @@ mod tests {
         assert_eq!(change.entries().collect::<Vec<_>>(), expected);
         let mut change = Change::delete([&b"x"[..], b"y"]);
         assert_eq!(change.entries().map(|(key, _)| key).collect::<Vec<_>>(), [b"x", b"y"]);
+    }
+
+    #[test]
+    fn a_change_of_several_commands_comes_apart_into_theirs() {
+        // How many keys each command has.
+        for sizes in [&[1][..], &[1, 1, 1], &[2, 1], &[1, 2], &[3], &[1, 3, 1, 2, 2, 1]] {
+            let (mut change, mut expected) = (Change::puts(), Vec::new());
+            for (number, &keys) in sizes.iter().enumerate() {
+                if number > 0 {
+                    change.next_command();
+                }
+                let keys: Vec<_> = (0..keys).map(|key| format!("{number}:{key}")).collect();
+                keys.iter().for_each(|key| change.also_put(key.as_bytes(), b"v"));
+                expected.push(keys);
+            }
+            assert_eq!(change.commands() as usize, sizes.len());
+            let apart = change.apart().into_iter().map(|mut change| {
+                assert_eq!((change.kind, change.commands()), (Kind::Put, 1));
+                let keys = change.entries().map(|(key, _)| key.to_vec());
+                keys.map(|key| String::from_utf8(key).unwrap()).collect::<Vec<_>>()
+            });
+            assert_eq!(apart.collect::<Vec<_>>(), expected);
+        }
     }
 
     #[test]

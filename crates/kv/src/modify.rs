@@ -66,7 +66,7 @@ pub(crate) fn modify(kind: Kind, old: Old, operand: &[u8]) -> (Write, Answer) {
             let answer = match (reply, sets) {
                 (PutReply::Old, _) => old.answer(),
                 (PutReply::Flag, sets) => Answer::Integer(sets.into()),
-                (PutReply::Ok, true) => Answer::Ok(1),
+                (PutReply::Ok, true) => Answer::Ok,
                 (PutReply::Ok, false) => Answer::Null,
             };
             (if sets { Write::AsItIs } else { Write::Nothing }, answer)
@@ -115,7 +115,7 @@ pub(crate) fn modify(kind: Kind, old: Old, operand: &[u8]) -> (Write, Answer) {
                 None => refuse(NOT_FINITE),
             }
         }
-        Kind::Put { .. } | Kind::PutIfNone | Kind::Delete | Kind::Clear | Kind::Sync => {
+        Kind::Put | Kind::PutIfNone | Kind::Delete | Kind::Clear | Kind::Sync => {
             unreachable!("not a change of one key that depends on its value")
         }
     }
@@ -166,10 +166,7 @@ mod tests {
     fn a_conditional_set_sets_when_its_condition_holds() {
         let set = |only, reply, old| made(Kind::PutIf { only, reply }, old, "new");
         let new = Some("new".to_owned());
-        assert_eq!(
-            set(Some(Only::Missing), PutReply::Ok, Old::Missing),
-            (new.clone(), Answer::Ok(1))
-        );
+        assert_eq!(set(Some(Only::Missing), PutReply::Ok, Old::Missing), (new.clone(), Answer::Ok));
         assert_eq!(set(Some(Only::Missing), PutReply::Ok, Old::There), (None, Answer::Null));
         assert_eq!(set(Some(Only::Existing), PutReply::Ok, Old::Missing), (None, Answer::Null));
         assert_eq!(

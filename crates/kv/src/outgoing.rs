@@ -1,7 +1,8 @@
 //! The writes of a connection's commands, gathered until they are sent to the shard.
 //!
-//! Values set by commands in a row share one batch: they become durable together anyway, and one batch costs the
-//! engine less than many. Everything else is a change of its own. Whatever is not a write sends what has gathered.
+//! Values set by commands in a row share one change: they become durable together anyway, and one batch costs the
+//! engine less than many. The change knows its commands, each of which has a reply of its own. A command with long
+//! values, and everything else, is a change of its own. Whatever is not a write sends what has gathered.
 
 use crate::args::Args;
 use crate::change::{Change, Kind};
@@ -11,7 +12,7 @@ use crate::session::Session;
 
 /// Bytes that are sent without waiting for more.
 const PARCEL_BYTES: usize = 128 * 1024;
-/// A batch of several commands ends with the one that makes it so long.
+/// A batch of several commands ends with the one that makes it so long; a command that is so long has its own.
 const BATCH_BYTES: usize = 64 * 1024;
 /// Changes of one parcel.
 const CHANGES_MAX: usize = 64;
@@ -31,8 +32,13 @@ pub(crate) struct Outgoing {
 impl Outgoing {
     fn add(&mut self, command: WriteCommand<'_>) {
         match command {
-            WriteCommand::Put(key, value) => self.put(|change| change.also_put(key, value)),
-            WriteCommand::PutAll(pairs) => self.put(|change| put_pairs(change, pairs)),
+            WriteCommand::Put(key, value) => {
+                self.put(key.len() + value.len(), |change| change.also_put(key, value));
+            }
+            WriteCommand::PutAll(pairs) => {
+                let bytes = pairs.iter().map(<[u8]>::len).sum();
+                self.put(bytes, |change| put_pairs(change, pairs));
+            }
             WriteCommand::PutAllIfNone(pairs) => {
                 let mut change = Change::of(Kind::PutIfNone);
                 put_pairs(&mut change, pairs);
@@ -58,14 +64,16 @@ impl Outgoing {
         self.changes.push(change);
     }
 
-    /// Sets keys in the batch of the commands before, if these set keys too.
-    fn put(&mut self, put: impl FnOnce(&mut Change)) {
+    /// Sets keys, so many bytes of them and of their values, in the batch of the commands before, if these set keys
+    /// too.
+    fn put(&mut self, bytes: usize, put: impl FnOnce(&mut Change)) {
         if let Some(last) = self.changes.last_mut()
-            && let Kind::Put { commands } = &mut last.kind
+            && last.kind == Kind::Put
             && last.batch.len() < BATCH_BYTES
+            && bytes < BATCH_BYTES
         {
-            *commands += 1;
             let before = last.len();
+            last.next_command();
             put(last);
             self.bytes += last.len() - before;
         } else {

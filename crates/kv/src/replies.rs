@@ -25,7 +25,7 @@ use crate::reads;
 use crate::settings::Settings;
 use crate::state::{CoreState, FAMILY, KvStats, Share};
 use crate::stream::{KEYS_PER_LOOKUP, LookupStream, Piece, Rest, Stream};
-use crate::writes::Slot;
+use crate::writes::{Run, Slot};
 
 /// Reads that may be under way at once however large the values are.
 const READS_MIN: usize = 4;
@@ -505,22 +505,24 @@ impl Replies {
         moved
     }
 
-    fn write_answers(&mut self, answers: Vec<WriteAnswer>, protocol: Protocol) {
-        for answer in answers {
+    fn write_answers(&mut self, answers: Vec<Run>, protocol: Protocol) {
+        for Run { commands, answer, .. } in answers {
             if let WriteAnswer::Bulk(value) = &answer {
                 self.value_bytes = value.len().max(self.value_bytes - self.value_bytes / 16);
             }
             if matches!(answer, WriteAnswer::Refused(_) | WriteAnswer::Failed(_)) {
-                self.state.count(|stats| stats.errors += 1);
+                self.state.count(|stats| stats.errors += u64::from(commands));
             }
             let mut writer = Writer::new(self.output.tail(), protocol);
-            match answer {
-                WriteAnswer::Ok(commands) => (0..commands).for_each(|_| writer.ok()),
-                WriteAnswer::Null => writer.null(),
-                WriteAnswer::Integer(value) => writer.integer(value),
-                WriteAnswer::Bulk(value) => writer.bulk(&value),
-                WriteAnswer::Refused(text) => writer.error(text),
-                WriteAnswer::Failed(text) => writer.error(&text),
+            for _ in 0..commands {
+                match &answer {
+                    WriteAnswer::Ok => writer.ok(),
+                    WriteAnswer::Null => writer.null(),
+                    WriteAnswer::Integer(value) => writer.integer(*value),
+                    WriteAnswer::Bulk(value) => writer.bulk(value),
+                    WriteAnswer::Refused(text) => writer.error(text),
+                    WriteAnswer::Failed(text) => writer.error(text),
+                }
             }
         }
     }

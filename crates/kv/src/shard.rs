@@ -9,11 +9,12 @@
 //! 3. Not known, or somebody waits for one of the keys: the change queues up at all its keys, reads when it is first
 //!    at each of them, and is then made.
 //! 4. The engine says that a batch is durable and visible: its answer is ready. An answer that needed no write waits
-//!    for all writes before it, as it may tell of them. When all changes of a parcel have theirs, they go back.
+//!    for all writes before it, as it may tell of them. When all commands of a parcel have theirs, they go back.
 //!
 //! What must hold: changes of one key are made in the order in which they came; what an answer tells is durable; the
 //! engine's count of keys is told by how many each batch changes it, where it counts; after a write has failed every
-//! change is refused; one that is refused for want of space takes with it all that was built on it. Everything here
+//! change is refused; one that is refused for want of space takes with it all that was built on it; each command has
+//! one answer, and where a key of a change cannot be read, only the commands that name it are refused. Everything here
 //! belongs to the owner's core.
 //!
 //! Not here: bounds on what waits. Who hands changes over holds them back (`writes.rs`); the shard only sees to it
@@ -40,7 +41,7 @@ use crate::overlay::{Key, Newest, Overlay, Ticket};
 use crate::reads::error_text;
 use crate::shared::{Posters, Shared};
 use crate::state::FAMILY;
-use crate::writes::{Answered, PARCELS_MAX, Parcel, Slot};
+use crate::writes::{Answered, PARCELS_MAX, Parcel, Run, Slot};
 
 /// Largest batch of the engine.
 const BATCH_BYTES_MAX: usize = 256 << 20;
@@ -150,14 +151,20 @@ struct Gathered {
     answers: Vec<(Place, Answer)>,
 }
 
-/// Where an answer belongs.
-type Place = (Rc<Answers>, u32);
+/// Where an answer belongs: which commands of a parcel get it.
+struct Place {
+    answers: Rc<Answers>,
+    at: u32,
+    commands: u32,
+}
 
-/// The answers to the changes of one parcel.
+/// The answers to the commands of one parcel.
 struct Answers {
     to: Origin,
-    left: Cell<usize>,
-    answers: RefCell<Vec<Answer>>,
+    /// Commands that have none yet.
+    left: Cell<u32>,
+    /// As they come; nearly always in the order of the commands.
+    runs: RefCell<Vec<Run>>,
 }
 
 /// Where a parcel came from.
@@ -252,7 +259,7 @@ impl Shard {
         self.accept(vec![change], &slot);
         async move {
             let answers = poll_fn(|cx| slot.poll(cx)).await;
-            answers.into_iter().next().unwrap_or(Answer::Null)
+            answers.into_iter().next().map_or(Answer::Null, |run| run.answer)
         }
     }
 
@@ -298,14 +305,16 @@ impl Shard {
 
 impl Inner {
     fn accept(self: &Rc<Self>, changes: Vec<Change>, to: Origin) {
-        let count = changes.len();
         let answers = Rc::new(Answers {
             to,
-            left: Cell::new(count),
-            answers: RefCell::new(vec![Answer::Null; count]),
+            left: Cell::new(changes.iter().map(Change::commands).sum()),
+            runs: RefCell::new(Vec::with_capacity(changes.len())),
         });
-        for (change, at) in changes.into_iter().zip(0..) {
-            self.begin(change, (answers.clone(), at));
+        let mut at = 0;
+        for change in changes {
+            let commands = change.commands();
+            self.begin(change, Place { answers: answers.clone(), at, commands });
+            at += commands;
         }
     }
 
@@ -328,6 +337,10 @@ impl Inner {
         if !awaited && self.has_room(&change) {
             match self.look(&mut change) {
                 Knowledge::All(old) => return self.make(change, old, place),
+                Knowledge::Failed(_) if change.commands() > 1 => {
+                    return apart(change, place)
+                        .for_each(|(change, place)| self.begin(change, place));
+                }
                 Knowledge::Failed(error) => {
                     return self.answer_in_turn(place, engine_answer(&error));
                 }
@@ -357,11 +370,11 @@ impl Inner {
             let answer = match cleared {
                 Ok(_) => {
                     inner.known.borrow_mut().clear();
-                    Answer::Ok(1)
+                    Answer::Ok
                 }
                 Err(error) => inner.fail(&error),
             };
-            inner.answer(&place, answer);
+            inner.answer(place, answer);
             inner.clearing.set(false);
             for (change, place) in inner.held.take() {
                 inner.begin(change, place);
@@ -377,7 +390,7 @@ impl Inner {
         match self.writer.sync() {
             Ok(written) => {
                 let written = Some((self.ticket.get(), written, Vec::new()));
-                let answers = vec![(place, Answer::Ok(1))];
+                let answers = vec![(place, Answer::Ok)];
                 self.fly(Flight { written, built_bytes: 0, answers });
             }
             Err(error) => {
@@ -453,7 +466,7 @@ impl Inner {
         }
         let mut built_bytes = 0;
         let (batch, answer) = match change.kind {
-            Kind::Put { commands } => (Some(change.batch), Answer::Ok(commands)),
+            Kind::Put => (Some(change.batch), Answer::Ok),
             Kind::PutIfNone if old.iter().any(Old::exists) => (None, Answer::Integer(0)),
             Kind::PutIfNone => (Some(change.batch), Answer::Integer(1)),
             Kind::Delete => {
@@ -595,7 +608,7 @@ impl Inner {
         if flight.written.is_none() && flights.is_empty() {
             drop(flights);
             for (place, answer) in flight.answers {
-                self.answer(&place, answer);
+                self.answer(place, answer);
             }
             return;
         }
@@ -610,7 +623,7 @@ impl Inner {
     /// Takes what has landed off the front.
     fn land(&self, cx: &mut Context<'_>) {
         let mut any = false;
-        let mut failed = self.failed.borrow().clone().map(Answer::Failed);
+        let mut failed = None;
         loop {
             let mut flights = self.flights.borrow_mut();
             let Some(front) = flights.front_mut() else { break };
@@ -634,13 +647,16 @@ impl Inner {
                     false => self.unsaved.set(self.unsaved.get() + 1),
                 }
             }
-            if let Err(error) = &result {
-                failed = Some(self.fail(error));
-            }
-            // What needed no write may have been told by one that failed. The engine has refused all writes
-            // behind it, too, and takes none before each has landed here.
+            // What has been written is told so, also when something else has ended the writing meanwhile. What needed
+            // no write may have been told by one that failed. The engine has refused all writes behind it, too, and
+            // takes none before each has landed here.
+            failed = match &result {
+                Err(error) => Some(self.fail(error)),
+                Ok(_) if flight.written.is_some() => None,
+                Ok(_) => failed,
+            };
             for (place, answer) in flight.answers {
-                self.answer(&place, failed.clone().unwrap_or(answer));
+                self.answer(place, failed.clone().unwrap_or(answer));
             }
         }
         if any {
@@ -678,14 +694,16 @@ impl Inner {
         Answer::Failed(self.failed.borrow_mut().get_or_insert_with(text).clone())
     }
 
-    fn answer(&self, (answers, at): &Place, answer: Answer) {
+    fn answer(&self, place: Place, answer: Answer) {
         self.count(|stats| stats.changes += 1);
-        answers.answers.borrow_mut()[*at as usize] = answer;
-        answers.left.set(answers.left.get() - 1);
+        let Place { answers, at, commands } = place;
+        answers.runs.borrow_mut().push(Run { at, commands, answer });
+        answers.left.set(answers.left.get() - commands);
         if answers.left.get() > 0 {
             return;
         }
-        let all = answers.answers.take();
+        let mut all = answers.runs.take();
+        all.sort_unstable_by_key(|run| run.at);
         match &answers.to {
             Origin::Here(slot) => slot.fulfil(all),
             Origin::Core { core, number } => self.outbox.borrow_mut()[*core].push((*number, all)),
@@ -774,11 +792,13 @@ impl Inner {
 
 /// Makes a change whose turn has come at all its keys.
 async fn run(inner: Rc<Inner>, job: Rc<Job>) {
-    let waiting = job.change.take();
-    if let Some((mut change, place)) = waiting {
+    let mut waiting: VecDeque<_> = job.change.take().into_iter().collect();
+    while let Some((mut change, place)) = waiting.pop_front() {
         inner.until(|| inner.has_room(&change)).await;
         match inner.read(&mut change).await {
             Ok(old) => inner.make(change, old, place),
+            // One of its commands, perhaps: the others do not need that key.
+            Err(_) if change.commands() > 1 => waiting.extend(apart(change, place)),
             Err(error) => inner.answer_in_turn(place, engine_answer(&error)),
         }
     }
@@ -804,6 +824,16 @@ async fn land_all(inner: Rc<Inner>) {
         Poll::<()>::Pending
     })
     .await;
+}
+
+/// The changes of a change's commands, each with its place.
+fn apart(change: Change, place: Place) -> impl Iterator<Item = (Change, Place)> {
+    let Place { answers, at, .. } = place;
+    change
+        .apart()
+        .into_iter()
+        .zip(at..)
+        .map(move |(change, at)| (change, Place { answers: answers.clone(), at, commands: 1 }))
 }
 
 fn old_state(found: Option<lsm::Value>, need: Need) -> Old {

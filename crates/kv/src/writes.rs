@@ -2,7 +2,7 @@
 //!
 //! 1. A connection gathers the changes of consecutive commands into a parcel (`session`), which goes to the shard at
 //!    the end of a turn: directly where this core owns it, else through the shard's mailbox, as one message.
-//! 2. The shard answers all changes of a parcel together. Answers for another core come back with those of other
+//! 2. The shard answers all commands of a parcel together, each of them once. Answers for another core come back with those of other
 //!    parcels in one message, and go into the slot that the connection polls.
 //!
 //! Order: the parcels of one core are made in the order in which they were sent. Across cores nothing but an answer
@@ -36,13 +36,22 @@ pub(crate) struct Parcel {
     pub changes: Vec<Change>,
 }
 
+/// What some commands of a parcel, one behind the other, are all answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// How many commands of the parcel come before them.
+    pub at: u32,
+    pub commands: u32,
+    pub answer: Answer,
+}
+
 /// Answers to parcels of one core, by the numbers of their slots there.
-pub(crate) type Answered = Vec<(u32, Vec<Answer>)>;
+pub(crate) type Answered = Vec<(u32, Vec<Run>)>;
 
 /// Where the answers to a parcel arrive.
 #[derive(Default)]
 pub(crate) struct Slot {
-    answers: RefCell<Option<Vec<Answer>>>,
+    answers: RefCell<Option<Vec<Run>>>,
     waker: Cell<Option<Waker>>,
     /// What the parcel takes of its core's limits until it is answered.
     held: RefCell<Option<Held>>,
@@ -63,7 +72,8 @@ impl Drop for Held {
 }
 
 impl Slot {
-    pub fn fulfil(&self, answers: Vec<Answer>) {
+    /// One answer for each command, in the order of the commands.
+    pub fn fulfil(&self, answers: Vec<Run>) {
         self.answers.replace(Some(answers));
         drop(self.held.take());
         if let Some(waker) = self.waker.take() {
@@ -71,7 +81,7 @@ impl Slot {
         }
     }
 
-    pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Vec<Answer>> {
+    pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Vec<Run>> {
         match self.answers.take() {
             Some(answers) => Poll::Ready(answers),
             None => {
@@ -142,10 +152,10 @@ impl Writes {
             Some(shard) => shard.accept(changes, &slot),
             None => {
                 let number = self.number(&slot);
-                let count = changes.len();
+                let commands = changes.iter().map(Change::commands).sum();
                 if !posters.post_parcel(Parcel { core, number, changes }) {
-                    let gone = Answer::Failed("ERR the node is shutting down".into());
-                    self.deliver(vec![(number, vec![gone; count])]);
+                    let answer = Answer::Failed("ERR the node is shutting down".into());
+                    self.deliver(vec![(number, vec![Run { at: 0, commands, answer }])]);
                 }
             }
         }
@@ -193,10 +203,11 @@ mod tests {
         slot.held.replace(Some(Held { writes: writes.clone(), _bytes: bytes, _parcel: parcel }));
         assert!(!writes.has_room(&settings));
         let number = writes.number(&slot);
-        writes.deliver(vec![(number, vec![Answer::Ok(1)])]);
+        let run = Run { at: 0, commands: 1, answer: Answer::Ok };
+        writes.deliver(vec![(number, vec![run.clone()])]);
         assert!(writes.has_room(&settings) && writes.bytes() == 0);
         let mut cx = Context::from_waker(Waker::noop());
-        assert_eq!(slot.poll(&mut cx), Poll::Ready(vec![Answer::Ok(1)]));
+        assert_eq!(slot.poll(&mut cx), Poll::Ready(vec![run]));
         assert_eq!(writes.number(&slot), number, "numbers are used again");
     }
 }
