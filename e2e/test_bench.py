@@ -42,6 +42,30 @@ def test_a_second_of_writes(tmp_path):
         assert said["operations"] > 0 and said["found"] in (None, said["operations"])
 
 
+def test_writes_with_what_they_leave_to_be_done(tmp_path):
+    flags = ["--durability", "process", "--memtable", "1M", "--num", "20000", "--keys", "5000", "--drain"]
+    said = millrace.said_json("bench", "fillrandom", "--data", tmp_path / "db", *flags)
+    assert 0 < said["ops_per_second_drained"] <= said["ops_per_second"] and said["drain_seconds"] >= 0
+    assert said["device_bytes"] > 20000 * 1000 and said["disk_bytes"] > 4000 * 1000
+    assert "with the background work" in millrace.succeed("bench", "fillrandom", "--data", tmp_path / "other", *flags)
+
+
+def test_readers_have_as_many_writes_beside_them_as_were_asked_for(tmp_path):
+    """One writing task that waits for each set did a fifth of them."""
+    data = tmp_path / "db"
+    millrace.said_json("bench", "fillseq", "--data", data, "--keys", "20000")
+    flags = ["--durability", "process", "--rate", "2000", "--seconds", "1", "--depth", "64"]
+    said = millrace.said_json("bench", "readwhilewriting", "--data", data, *flags)
+    assert said["writers"] == 16 and said["returned_bytes"] == said["found"] * 1000
+    assert said["writes_per_second"] > 1000, said
+
+
+def test_peers_are_measured_at_their_best(tmp_path):
+    done = millrace.succeed("bench", "--peers", "--only", "vdisk null, randread 4 KiB, depth 1,", "--rounds", "1", "--seconds", "0.2", "--cores", "0,1")
+    assert "| too few rounds |" in done, done
+    assert "settings of qemu null-co randread 1: " in done and "iothread,id=thread,poll-max-ns=1000000" in done, done
+
+
 def test_a_load_and_a_read(tmp_path):
     loaded = millrace.said_json("bench", "fillseq", "--data", tmp_path / "db", "--keys", "20000")
     assert loaded["operations"] == 20000 and loaded["write_amplification"] < 1.5

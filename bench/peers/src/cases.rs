@@ -33,30 +33,49 @@ pub enum Case {
     },
 }
 
+/// How RocksDB is told to read.
+#[derive(Clone, Copy, Default)]
+pub struct Reads {
+    /// Bytes that iterators read ahead; 0 leaves it to RocksDB.
+    pub readahead: usize,
+    /// Asynchronous reads.
+    pub async_io: bool,
+}
+
+impl Reads {
+    fn options(self) -> ReadOptions {
+        let mut options = ReadOptions::default();
+        options.set_verify_checksums(true);
+        options.set_async_io(self.async_io);
+        if self.readahead > 0 {
+            options.set_readahead_size(self.readahead);
+        }
+        options
+    }
+}
+
 /// Runs `case` on one thread until the meter ends it.
 pub fn run(
     case: Case,
     database: &Database,
     keys: u64,
-    readahead: usize,
+    reads: Reads,
     seed: u64,
     meter: &mut Meter,
 ) -> Result<(), String> {
     let db = &database.db;
     let mut random = Random::new(seed);
     match case {
-        Case::Get => get(db, keys, &mut random, meter),
-        Case::MultiGet { batch } => multi_get(db, keys, batch, &mut random, meter),
-        Case::Seek { nexts, reverse } => {
-            seek(db, keys, nexts, reverse, readahead, &mut random, meter)
-        }
-        Case::Scan { reverse } => scan(db, reverse, readahead, meter),
+        Case::Get => get(db, keys, reads, &mut random, meter),
+        Case::MultiGet { batch } => multi_get(db, keys, batch, reads, &mut random, meter),
+        Case::Seek { nexts, reverse } => seek(db, keys, nexts, reverse, reads, &mut random, meter),
+        Case::Scan { reverse } => scan(db, reverse, reads, meter),
     }
 }
 
 /// Reads the first `keys` keys once in order, so that their blocks are in the cache.
 pub fn warm_up(db: &DB, keys: u64) -> Result<(), String> {
-    let mut iter = db.raw_iterator_opt(read_options(0));
+    let mut iter = db.raw_iterator_opt(Reads::default().options());
     iter.seek_to_first();
     let mut read = 0;
     while iter.valid() && read < keys {
@@ -66,21 +85,19 @@ pub fn warm_up(db: &DB, keys: u64) -> Result<(), String> {
     iter.status().map_err(|error| error.to_string())
 }
 
-fn read_options(readahead: usize) -> ReadOptions {
-    let mut options = ReadOptions::default();
-    options.set_verify_checksums(true);
-    if readahead > 0 {
-        options.set_readahead_size(readahead);
-    }
-    options
-}
-
-fn get(db: &DB, keys: u64, random: &mut Random, meter: &mut Meter) -> Result<(), String> {
-    let options = read_options(0);
+fn get(
+    db: &DB,
+    keys: u64,
+    reads: Reads,
+    random: &mut Random,
+    meter: &mut Meter,
+) -> Result<(), String> {
+    let options = reads.options();
     loop {
         let value = db
             .get_pinned_opt(key(random.below(keys)), &options)
             .map_err(|error| error.to_string())?;
+        meter.returned(value.as_ref().map_or(0, |value| value.len()));
         if !meter.count(1, u64::from(value.is_some())) {
             return Ok(());
         }
@@ -91,17 +108,20 @@ fn multi_get(
     db: &DB,
     keys: u64,
     batch: usize,
+    reads: Reads,
     random: &mut Random,
     meter: &mut Meter,
 ) -> Result<(), String> {
-    let options = read_options(0);
+    let options = reads.options();
     let family = db.cf_handle("default").ok_or("the default column family is not there")?;
     let mut wanted = vec![[0_u8; KEY_LEN]; batch];
     loop {
         wanted.iter_mut().for_each(|slot| *slot = key(random.below(keys)));
         let mut found = 0;
         for value in db.batched_multi_get_cf_opt(family, &wanted, false, &options) {
-            found += u64::from(value.map_err(|error| error.to_string())?.is_some());
+            let value = value.map_err(|error| error.to_string())?;
+            meter.returned(value.as_ref().map_or(0, |value| value.len()));
+            found += u64::from(value.is_some());
         }
         if !meter.count(batch as u64, found) {
             return Ok(());
@@ -114,14 +134,14 @@ fn seek(
     keys: u64,
     nexts: usize,
     reverse: bool,
-    readahead: usize,
+    reads: Reads,
     random: &mut Random,
     meter: &mut Meter,
 ) -> Result<(), String> {
-    let mut bytes = 0;
     loop {
+        let mut bytes = 0;
         let target = key(random.below(keys));
-        let mut iter = db.raw_iterator_opt(read_options(readahead));
+        let mut iter = db.raw_iterator_opt(reads.options());
         iter.seek(target);
         let found = u64::from(iter.key() == Some(&target[..]));
         for _ in 0..nexts {
@@ -133,24 +153,23 @@ fn seek(
         }
         iter.status().map_err(|error| error.to_string())?;
         drop(iter);
+        meter.returned(bytes);
         if !meter.count(1, found) {
-            std::hint::black_box(bytes);
             return Ok(());
         }
     }
 }
 
-fn scan(db: &DB, reverse: bool, readahead: usize, meter: &mut Meter) -> Result<(), String> {
-    let mut bytes = 0;
+fn scan(db: &DB, reverse: bool, reads: Reads, meter: &mut Meter) -> Result<(), String> {
     loop {
-        let mut iter = db.raw_iterator_opt(read_options(readahead));
+        let mut iter = db.raw_iterator_opt(reads.options());
         if reverse {
             iter.seek_to_last()
         } else {
             iter.seek_to_first()
         }
         loop {
-            let mut read = 0;
+            let (mut read, mut bytes) = (0, 0);
             while read < SCAN_RUN && iter.valid() {
                 bytes += touch(&iter);
                 if reverse {
@@ -161,8 +180,8 @@ fn scan(db: &DB, reverse: bool, readahead: usize, meter: &mut Meter) -> Result<(
                 read += 1;
             }
             iter.status().map_err(|error| error.to_string())?;
+            meter.returned(bytes);
             if !meter.count_run(read, read, read) {
-                std::hint::black_box(bytes);
                 return Ok(());
             }
             if read < SCAN_RUN {

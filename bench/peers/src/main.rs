@@ -26,12 +26,12 @@ use std::time::{Duration, Instant};
 use clap::{Args, Parser, Subcommand};
 use serde_json::json;
 
-use cases::Case;
+use cases::{Case, Reads};
 use database::CacheKind;
 use keys::Random;
 use stalls::StallMeter;
 use values::Values;
-use writes::Write;
+use writes::{Tuning, Write};
 
 /// The command line.
 #[derive(Parser)]
@@ -71,6 +71,9 @@ struct Common {
     /// RocksDB's read-ahead for iterators in bytes; 0 leaves it to RocksDB.
     #[arg(long, default_value_t = 0)]
     readahead: usize,
+    /// RocksDB's asynchronous reads (`ReadOptions::async_io`), for MultiGet and iterators.
+    #[arg(long)]
+    async_io: bool,
 }
 
 /// The cases, named as db_bench names them.
@@ -152,9 +155,21 @@ struct WriteFlags {
     /// Size of a memtable at which it is flushed.
     #[arg(long, default_value_t = 64 << 20)]
     memtable_bytes: usize,
+    /// Memtables that may be in memory (`max_write_buffer_number`).
+    #[arg(long, default_value_t = 2)]
+    memtables: i32,
+    /// Background jobs (`max_background_jobs`).
+    #[arg(long, default_value_t = 2)]
+    jobs: i32,
+    /// Logs that are written over instead of new ones (`recycle_log_file_num`).
+    #[arg(long, default_value_t = 0)]
+    recycle_logs: usize,
     /// Flush and compact with O_DIRECT.
     #[arg(long)]
     direct_writes: bool,
+    /// After the writes, wait until nothing is left to flush or to compact, and tell how long that took.
+    #[arg(long)]
+    drain: bool,
     /// Seed of the first thread's random numbers.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -209,7 +224,14 @@ fn run_write(name: &str, reads: bool, flags: &WriteFlags) -> Result<serde_json::
         return Err("--keys and --threads must be above 0".to_owned());
     }
     let began = Instant::now();
-    let db = writes::open(&flags.data, flags.memtable_bytes, !reads, reads, flags.direct_writes)?;
+    let tuning = Tuning {
+        memtable_bytes: flags.memtable_bytes,
+        memtables: flags.memtables,
+        jobs: flags.jobs,
+        recycle_logs: flags.recycle_logs,
+        direct_writes: flags.direct_writes,
+    };
+    let db = writes::open(&flags.data, tuning, !reads, reads)?;
     let open_seconds = began.elapsed().as_secs_f64();
     let writers = if reads { 1 } else { flags.threads };
     let share = |thread: usize| Write {
@@ -244,13 +266,22 @@ fn run_write(name: &str, reads: bool, flags: &WriteFlags) -> Result<serde_json::
     } else {
         (write()?, None)
     };
+    let drained = if flags.drain { Some(writes::drain(&db, &flags.data)?) } else { None };
     let latency = &outcome.latency;
     let us = |quantile| latency.value_at_quantile(quantile) as f64 / 1000.0;
+    let seconds = outcome.elapsed.as_secs_f64();
+    let with_debt = drained.as_ref().map(|drained| seconds + drained.seconds);
     Ok(json!({
         "case": name,
         "ops_per_second": outcome.operations as f64 / outcome.elapsed.as_secs_f64(),
+        "ops_per_second_drained": with_debt.map(|seconds| outcome.operations as f64 / seconds),
+        "drain_seconds": drained.as_ref().map(|drained| drained.seconds),
+        "device_bytes": drained.as_ref().and_then(|drained| drained.device_bytes),
+        "disk_bytes": drained.as_ref().map(|drained| drained.disk_bytes),
         "operations": outcome.operations,
         "found": reads.then_some(outcome.found),
+        "returned_bytes": reads.then_some(outcome.bytes),
+        "rate": flags.rate,
         "writes_per_second": beside.map(|writes| writes.operations as f64 / writes.elapsed.as_secs_f64()),
         "max_stall_ms": stalls.max_ms(),
         "stalled_ms": stalls.sum_ms(),
@@ -264,7 +295,9 @@ fn run_write(name: &str, reads: bool, flags: &WriteFlags) -> Result<serde_json::
         "flags": {
             "data": flags.data, "keys": flags.keys, "num": flags.num, "threads": flags.threads,
             "sync": flags.sync, "rate": flags.rate, "value_size": flags.value_size,
-            "memtable_bytes": flags.memtable_bytes, "direct_writes": flags.direct_writes, "seed": flags.seed,
+            "memtable_bytes": flags.memtable_bytes, "memtables": flags.memtables, "jobs": flags.jobs,
+            "recycle_logs": flags.recycle_logs, "direct_writes": flags.direct_writes, "drain": flags.drain,
+            "seed": flags.seed,
         },
     }))
 }
@@ -287,7 +320,7 @@ fn run(flags: CaseFlags) -> Result<serde_json::Value, String> {
             case,
             &database,
             common.keys,
-            common.readahead,
+            Reads { readahead: common.readahead, async_io: common.async_io },
             common.seed + thread as u64,
             meter,
         )
@@ -299,6 +332,7 @@ fn run(flags: CaseFlags) -> Result<serde_json::Value, String> {
         "ops_per_second": outcome.operations as f64 / outcome.elapsed.as_secs_f64(),
         "operations": outcome.operations,
         "found": outcome.found,
+        "returned_bytes": outcome.bytes,
         "p50_us": us(0.5),
         "p99_us": us(0.99),
         "p999_us": us(0.999),
@@ -309,7 +343,8 @@ fn run(flags: CaseFlags) -> Result<serde_json::Value, String> {
         "flags": {
             "data": common.data, "keys": common.keys, "threads": common.threads, "cache_bytes": common.cache_bytes,
             "cache": common.cache.name(), "direct": !common.buffered,
-            "verify_checksums": true, "readahead": common.readahead, "seed": common.seed,
+            "verify_checksums": true, "readahead": common.readahead,
+            "async_io": common.async_io, "seed": common.seed,
             "batch": match case { Case::MultiGet { batch } => Some(batch), _ => None },
             "nexts": match case { Case::Seek { nexts, .. } => Some(nexts), _ => None },
             "reverse": match case { Case::Seek { reverse, .. } | Case::Scan { reverse } => Some(reverse), _ => None },

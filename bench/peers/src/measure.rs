@@ -13,6 +13,8 @@ pub struct Outcome {
     pub operations: u64,
     /// Keys found.
     pub found: u64,
+    /// Bytes of the values that gets returned, of keys and values that iterators showed.
+    pub bytes: u64,
     /// Wall-clock time from the common start to the last thread's end.
     pub elapsed: Duration,
     /// User and system time of the whole process in the window.
@@ -27,10 +29,16 @@ pub struct Meter {
     last: Instant,
     operations: u64,
     found: u64,
+    bytes: u64,
     latency: Histogram<u64>,
 }
 
 impl Meter {
+    /// Counts bytes that the caller was given.
+    pub fn returned(&mut self, bytes: usize) {
+        self.bytes += bytes as u64;
+    }
+
     /// The next operation began at `from`.
     pub fn begin(&mut self, from: Instant) {
         self.last = from;
@@ -72,6 +80,7 @@ where
                         last: start,
                         operations: 0,
                         found: 0,
+                        bytes: 0,
                         latency,
                     };
                     work(thread, &mut meter).map(|()| meter)
@@ -83,6 +92,7 @@ where
         let mut total = Outcome {
             operations: 0,
             found: 0,
+            bytes: 0,
             elapsed: Duration::ZERO,
             cpu: Duration::ZERO,
             latency: histogram()?,
@@ -91,6 +101,7 @@ where
             let meter = handle.join().map_err(|_| "a worker panicked".to_owned())??;
             total.operations += meter.operations;
             total.found += meter.found;
+            total.bytes += meter.bytes;
             total.latency.add(&meter.latency).map_err(|error| error.to_string())?;
         }
         total.elapsed = start.elapsed();

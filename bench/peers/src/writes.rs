@@ -1,9 +1,10 @@
 //! `db_bench`'s write cases: RocksDB opened for writing with its defaults but for what is named here.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rocksdb::{BlockBasedOptions, DB, Options, ReadOptions, WriteOptions};
+use rocksdb::{BlockBasedOptions, DB, Options, ReadOptions, WaitForCompactOptions, WriteOptions};
 
 use crate::keys::{Random, key};
 use crate::measure::Meter;
@@ -23,14 +24,23 @@ pub struct Write {
     pub rate: Option<f64>,
 }
 
+/// What is set beside RocksDB's defaults.
+#[derive(Clone, Copy)]
+pub struct Tuning {
+    /// Size of a memtable at which it is flushed.
+    pub memtable_bytes: usize,
+    /// Memtables that may be in memory.
+    pub memtables: i32,
+    /// Background jobs.
+    pub jobs: i32,
+    /// Logs that are written over instead of new ones.
+    pub recycle_logs: usize,
+    /// Flush and compact with O_DIRECT.
+    pub direct_writes: bool,
+}
+
 /// Opens `dir` for writing; makes a database if `create`, which must not be there then.
-pub fn open(
-    dir: &Path,
-    memtable_bytes: usize,
-    create: bool,
-    direct_reads: bool,
-    direct_writes: bool,
-) -> Result<DB, String> {
+pub fn open(dir: &Path, tuning: Tuning, create: bool, direct_reads: bool) -> Result<DB, String> {
     let mut table = BlockBasedOptions::default();
     table.set_bloom_filter(10.0, false);
     let mut options = Options::default();
@@ -38,11 +48,37 @@ pub fn open(
     options.create_if_missing(create);
     options.set_error_if_exists(create);
     options.set_compression_type(rocksdb::DBCompressionType::None);
-    options.set_write_buffer_size(memtable_bytes);
+    options.set_write_buffer_size(tuning.memtable_bytes);
+    options.set_max_write_buffer_number(tuning.memtables);
+    options.set_max_background_jobs(tuning.jobs);
+    options.set_recycle_log_file_num(tuning.recycle_logs);
     options.set_max_open_files(-1);
     options.set_use_direct_reads(direct_reads);
-    options.set_use_direct_io_for_flush_and_compaction(direct_writes);
+    options.set_use_direct_io_for_flush_and_compaction(tuning.direct_writes);
     DB::open(&options, dir).map_err(|error| format!("{}: {error}", dir.display()))
+}
+
+/// What the writes had left to do.
+pub struct Drained {
+    /// How long it took.
+    pub seconds: f64,
+    /// Bytes that this process has had written to the device, from its start on, where the kernel tells.
+    pub device_bytes: Option<u64>,
+    /// Bytes that the database takes on the disk afterwards.
+    pub disk_bytes: u64,
+}
+
+/// Waits until nothing is left to flush or to compact.
+pub fn drain(db: &DB, dir: &Path) -> Result<Drained, String> {
+    let began = Instant::now();
+    let options = WaitForCompactOptions::default();
+    db.wait_for_compact(&options).map_err(|error| error.to_string())?;
+    let seconds = began.elapsed().as_secs_f64();
+    let io = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
+    let device_bytes = io.lines().find_map(|line| line.strip_prefix("write_bytes: ")?.parse().ok());
+    let files = std::fs::read_dir(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    let blocks = files.filter_map(|file| file.ok()?.metadata().ok()).map(|file| file.blocks());
+    Ok(Drained { seconds, device_bytes, disk_bytes: blocks.sum::<u64>() * 512 })
 }
 
 /// Sets random keys until the meter or their number ends it.
@@ -84,6 +120,7 @@ pub fn read(db: &DB, keys: u64, seed: u64, meter: &mut Meter) -> Result<(), Stri
         let value = db
             .get_pinned_opt(key(random.below(keys)), &options)
             .map_err(|error| error.to_string())?;
+        meter.returned(value.as_ref().map_or(0, |value| value.len()));
         if !meter.count(1, u64::from(value.is_some())) {
             return Ok(());
         }

@@ -111,12 +111,6 @@ impl Case {
         matches!(self, Case::FillSeq | Case::FillRandom)
     }
 
-    /// Tasks that write, where nothing else is said: as many clients as a node sees, or the one
-    /// that disturbs the readers.
-    pub fn writers_default(self) -> u32 {
-        if self == Case::ReadWhileWriting { 1 } else { 16 }
-    }
-
     /// Whether it steps through entries, so that entries per second mean something.
     pub fn scans(self) -> bool {
         matches!(self, Case::SeekRandom | Case::ReadSeq | Case::ReadReverse)

@@ -74,6 +74,7 @@ impl Worker {
         loop {
             let value = self.reader.get(0, &self.random_key(), None).await?;
             let found = u64::from(value.is_some());
+            self.meter.returned(value.as_ref().map_or(0, |value| value.len()));
             drop(value);
             match self.count(1, found, 1, from_ns).await {
                 Some(next_ns) => from_ns = next_ns,
@@ -90,7 +91,9 @@ impl Worker {
             let wanted: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
             let mut found = 0;
             for value in self.reader.multi_get(0, &wanted, None).await {
-                found += u64::from(value?.is_some());
+                let value = value?;
+                self.meter.returned(value.as_ref().map_or(0, |value| value.len()));
+                found += u64::from(value.is_some());
             }
             match self.count(self.batch as u64, found, 1, from_ns).await {
                 Some(next_ns) => from_ns = next_ns,
@@ -101,8 +104,8 @@ impl Worker {
 
     async fn seek_random(&self) -> lsm::Result<()> {
         let mut from_ns = self.core.now_exact_ns();
-        let mut bytes = 0;
         loop {
+            let mut bytes = 0;
             let target = self.random_key();
             let mut iter = self.reader.iter(
                 0,
@@ -127,19 +130,16 @@ impl Worker {
             }
             drop(iter);
             self.meter.step(u64::from(steps));
+            self.meter.returned(bytes);
             match self.count(1, found, 1, from_ns).await {
                 Some(next_ns) => from_ns = next_ns,
-                None => {
-                    std::hint::black_box(bytes);
-                    return Ok(());
-                }
+                None => return Ok(()),
             }
         }
     }
 
     async fn scan(&self, reverse: bool) -> lsm::Result<()> {
         let mut from_ns = self.core.now_exact_ns();
-        let mut bytes = 0;
         loop {
             let mut iter = self.reader.iter(0, IterOptions::default())?;
             if reverse {
@@ -148,7 +148,7 @@ impl Worker {
                 iter.seek_to_first().await?;
             }
             loop {
-                let mut read = 0;
+                let (mut read, mut bytes) = (0, 0);
                 while read < SCAN_RUN && iter.valid() {
                     bytes += iter.key().len() + iter.value().len();
                     if reverse {
@@ -159,12 +159,10 @@ impl Worker {
                     read += 1;
                 }
                 self.meter.step(read);
+                self.meter.returned(bytes);
                 match self.count(read, read, read, from_ns).await {
                     Some(next_ns) => from_ns = next_ns,
-                    None => {
-                        std::hint::black_box(bytes);
-                        return Ok(());
-                    }
+                    None => return Ok(()),
                 }
                 if read < SCAN_RUN {
                     break;

@@ -17,6 +17,7 @@ pub struct Meter {
     operations: Cell<u64>,
     found: Cell<u64>,
     entries: Cell<u64>,
+    bytes: Cell<u64>,
     end_ns: Cell<u64>,
     latency: RefCell<Histogram<u64>>,
 }
@@ -30,6 +31,8 @@ pub struct Counts {
     pub found: u64,
     /// Entries stepped over, in cases that step.
     pub entries: u64,
+    /// Bytes of the values that gets returned, of keys and values that iterators showed.
+    pub bytes: u64,
     /// When the last operation ended, in the core's nanoseconds.
     pub end_ns: u64,
     /// Latencies in nanoseconds.
@@ -44,6 +47,7 @@ impl Meter {
             operations: Cell::new(0),
             found: Cell::new(0),
             entries: Cell::new(0),
+            bytes: Cell::new(0),
             end_ns: Cell::new(0),
             latency: RefCell::new(histogram()),
         }
@@ -81,12 +85,19 @@ impl Meter {
         self.entries.set(self.entries.get() + entries);
     }
 
+    /// Counts bytes that the caller was given.
+    #[inline]
+    pub fn returned(&self, bytes: usize) {
+        self.bytes.set(self.bytes.get() + bytes as u64);
+    }
+
     /// What was counted.
     pub fn counts(&self) -> Counts {
         Counts {
             operations: self.operations.get(),
             found: self.found.get(),
             entries: self.entries.get(),
+            bytes: self.bytes.get(),
             end_ns: self.end_ns.get(),
             latency: self.latency.borrow().clone(),
         }
@@ -95,7 +106,7 @@ impl Meter {
 
 impl Default for Counts {
     fn default() -> Counts {
-        Counts { operations: 0, found: 0, entries: 0, end_ns: 0, latency: histogram() }
+        Counts { operations: 0, found: 0, entries: 0, bytes: 0, end_ns: 0, latency: histogram() }
     }
 }
 
@@ -105,6 +116,7 @@ impl Counts {
         self.operations += other.operations;
         self.found += other.found;
         self.entries += other.entries;
+        self.bytes += other.bytes;
         self.end_ns = self.end_ns.max(other.end_ns);
         self.latency.add(&other.latency).expect("both histograms have the same bounds");
     }

@@ -21,6 +21,9 @@ pub struct Outcome {
     /// Keys asked for that were there (for scans: entries; for seeks: exact hits); null when
     /// nothing is read.
     pub found: Option<u64>,
+    /// Bytes of the values that gets returned, of keys and values that iterators showed; null when
+    /// nothing is read.
+    pub returned_bytes: Option<u64>,
     /// Entries per second, in cases that step.
     pub entries_per_second: Option<f64>,
     /// Median latency of a call in microseconds (of a batch, of a seek with its steps).
@@ -45,6 +48,15 @@ pub struct Outcome {
     /// Bytes written to the disk in the window, the log and all background work included, for each
     /// byte of keys and values; null when nothing is written.
     pub write_amplification: Option<f64>,
+    /// Operations per second when the time counts, too, that it took afterwards until nothing was
+    /// left to flush or to merge; null but with `--drain`.
+    pub ops_per_second_drained: Option<f64>,
+    /// How long that took.
+    pub drain_seconds: Option<f64>,
+    /// Bytes that the process has had written to the device by then.
+    pub device_bytes: Option<u64>,
+    /// Bytes that the database takes on the disk then.
+    pub disk_bytes: Option<u64>,
     /// Flushes of files in the window; null when nothing is written.
     pub syncs: Option<u64>,
     /// Median of overwriting 4 KiB directly and flushing that, measured before the window; null
@@ -121,6 +133,17 @@ impl DiskCounts {
     }
 }
 
+/// What the writes had left to do.
+#[derive(Clone, Debug, Default)]
+pub struct Drained {
+    /// How long it took.
+    pub seconds: f64,
+    /// Bytes that the process has had written to the device, where the kernel tells.
+    pub device_bytes: Option<u64>,
+    /// Bytes that the database takes on the disk afterwards.
+    pub disk_bytes: u64,
+}
+
 /// What was written in the window.
 #[derive(Clone, Debug, Default)]
 pub struct WriteCounts {
@@ -148,6 +171,7 @@ impl Outcome {
         let operations = counts.operations.max(1) as f64;
         self.operations = counts.operations;
         self.found = case.reads().then_some(counts.found);
+        self.returned_bytes = case.reads().then_some(counts.bytes);
         self.ops_per_second = counts.operations as f64 / self.seconds;
         self.entries_per_second = case.scans().then(|| counts.entries as f64 / self.seconds);
         self.p50_us = counts.latency_us(0.5);
@@ -167,6 +191,15 @@ impl Outcome {
             self.write_amplification = Some(disk.written_bytes as f64 / bytes.max(1) as f64);
             self.syncs = Some(disk.syncs);
         }
+    }
+
+    /// Adds what the writes had left to do.
+    pub fn add_debt(&mut self, drained: &Drained) {
+        let seconds = self.seconds + drained.seconds;
+        self.ops_per_second_drained = Some(self.operations as f64 / seconds);
+        self.drain_seconds = Some(drained.seconds);
+        self.device_bytes = drained.device_bytes;
+        self.disk_bytes = Some(drained.disk_bytes);
     }
 
     /// The result in a few lines for people.
@@ -202,6 +235,16 @@ impl Outcome {
                 );
             }
             None => out.push_str("disk: not read\n"),
+        }
+        if let Some((rate, seconds)) = self.ops_per_second_drained.zip(self.drain_seconds) {
+            let mb = |bytes: Option<u64>| bytes.unwrap_or(0) as f64 / 1e6;
+            let _ = writeln!(
+                out,
+                "with the background work that was left: {rate:.0} operations a second ({seconds:.1} s more); \
+                 {:.0} MB written to the device, {:.0} MB on the disk",
+                mb(self.device_bytes),
+                mb(self.disk_bytes)
+            );
         }
         if let Some((longest, sum)) = self.max_stall_ms.zip(self.stalled_ms) {
             let _ = writeln!(

@@ -13,7 +13,8 @@
 //! the window only. Inside it they share nothing but the database.
 
 use std::cell::{Cell, RefCell};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -25,7 +26,7 @@ use reactor::{Class, Core, DriverKind, PollMode, RuntimeConfig};
 use crate::case::Case;
 use crate::cases::{Worker, warm_up};
 use crate::measure::{Counts, Meter};
-use crate::outcome::{DiskCounts, Outcome, WriteCounts};
+use crate::outcome::{DiskCounts, Drained, Outcome, WriteCounts};
 use crate::peers::KEYS;
 use crate::probe::flush_ns;
 use crate::stalls::StallMeter;
@@ -92,6 +93,7 @@ struct CoreOutcome {
     writes: Option<WriteCounts>,
     flush_ns: Option<u64>,
     disk: DiskCounts,
+    drained: Option<Drained>,
     cpu_seconds: f64,
     from_ns: u64,
     keys: u64,
@@ -177,6 +179,9 @@ pub fn run(plan: &Plan) -> Result<Outcome, Error> {
         ..Outcome::default()
     };
     outcome.measure(case, &counts, writes, disk, first.cpu_seconds);
+    if let Some(drained) = &first.drained {
+        outcome.add_debt(drained);
+    }
     Ok(outcome)
 }
 
@@ -266,6 +271,10 @@ async fn core_main(
         core.sleep_ns(LOOK_NS).await;
     }
     let disk_after = disk_counts(core);
+    let drained = match &writer {
+        Some(writer) if plan.write.drain => Some(drain(core, writer, &plan.data).await),
+        _ => None,
+    };
     let cpu_seconds = (CpuTime::now().total() - cpu_before).as_secs_f64();
     if let Some(writer) = writer {
         writer.close().await.map_err(|error| node::explain(&plan.data, &error))?;
@@ -279,6 +288,7 @@ async fn core_main(
         }),
         flush_ns,
         disk: disk_after.since(disk_before),
+        drained,
         cpu_seconds,
         from_ns,
         keys,
@@ -341,6 +351,23 @@ fn write_worker(
         begun: Cell::new(0),
         num: plan.write.num.unwrap_or(u64::MAX),
     })
+}
+
+/// Waits until nothing is left to flush or to merge; tells how long that took, what the process has had written to the
+/// device since its start, and what the database takes there now.
+#[expect(clippy::disallowed_methods, reason = "asks the kernel after the window")]
+async fn drain(core: &Core, writer: &Writer, dir: &Path) -> Drained {
+    let from_ns = core.now_exact_ns();
+    while !writer.is_at_rest() && writer.failure().is_none() {
+        core.sleep_ns(LOOK_NS).await;
+    }
+    let seconds = (core.now_exact_ns() - from_ns) as f64 / 1e9;
+    let io = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
+    let device_bytes = io.lines().find_map(|line| line.strip_prefix("write_bytes: ")?.parse().ok());
+    let blocks = std::fs::read_dir(dir).map(|files| {
+        files.filter_map(|file| Some(file.ok()?.metadata().ok()?.blocks())).sum::<u64>()
+    });
+    Drained { seconds, device_bytes, disk_bytes: blocks.unwrap_or(0) * 512 }
 }
 
 /// Waits until every core is ready and the window begins; tells when it began.

@@ -32,6 +32,8 @@ pub struct WritePlan {
     pub memtable_bytes: usize,
     /// For the data blocks of tables.
     pub compression: Compression,
+    /// After the writes, wait until nothing is left to flush or to merge.
+    pub drain: bool,
 }
 
 impl Default for WritePlan {
@@ -45,6 +47,7 @@ impl Default for WritePlan {
             rate: None,
             memtable_bytes: options.memtable_bytes,
             compression: options.compression,
+            drain: false,
         }
     }
 }

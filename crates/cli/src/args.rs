@@ -632,9 +632,10 @@ pub struct BenchArgs {
     /// What an acknowledged write survives: the end of the process, or a power cut
     #[arg(long, value_name = "LEVEL", value_parser = durability(), default_value = "power")]
     pub durability: Durability,
-    /// Tasks that write, one entry at a time [default: 16, 1 for readwhilewriting]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub writers: Option<u32>,
+    /// Tasks that write, one entry at a time
+    #[arg(long, value_name = "N", default_value = "16")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub writers: u32,
     /// Bytes of each value written; half of them can be compressed away
     #[arg(long, value_name = "BYTES", default_value = "1000", value_parser = value_size)]
     pub value_size: usize,
@@ -650,6 +651,9 @@ pub struct BenchArgs {
     /// Compression of the tables written
     #[arg(long, value_name = "NAME", value_parser = compression(), default_value = "none")]
     pub compression: Compression,
+    /// After the writes, wait until nothing is left to flush or to merge, and count that time, too
+    #[arg(long)]
+    pub drain: bool,
     /// How a core waits: spin always, where it pays, or never
     #[arg(long, value_name = "MODE", value_parser = poll_mode(), default_value = "adaptive")]
     pub poll: PollMode,

@@ -58,7 +58,7 @@ pub(crate) async fn run(inner: &Inner) {
             }
             Ok(false) => {
                 inner.has_room(Task::Merge);
-                let wanted = || work(&inner.db.0.current.load()).is_some();
+                let wanted = || is_due(&inner.db.0.current.load());
                 inner.moved.until(|| wanted() || ends()).await;
             }
             Err(error) => inner.fail(&error),
@@ -92,6 +92,11 @@ impl Progress {
         let left = u128::from(ns) * u128::from(self.bytes.saturating_sub(done)) / u128::from(done);
         u64::try_from(left).unwrap_or(u64::MAX)
     }
+}
+
+/// Whether a family needs a merge.
+pub(crate) fn is_due(version: &Version) -> bool {
+    work(version).is_some()
 }
 
 /// The first family that needs it, and what is to be merged of it.

@@ -718,6 +718,15 @@ impl Writer {
         Ok(Written(done))
     }
 
+    /// Whether no memtable waits to be flushed and no merge is due or under way: all background work
+    /// that was caused by the writes so far is done.
+    pub fn is_at_rest(&self) -> bool {
+        let inner = &self.0;
+        inner.waiting.borrow().is_empty()
+            && inner.progress.borrow().is_none()
+            && !compaction::is_due(&inner.db.version())
+    }
+
     /// Counters since the opening, and how things stand now.
     pub fn stats(&self) -> WriterStats {
         let inner = &*self.0;

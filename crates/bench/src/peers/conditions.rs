@@ -6,8 +6,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use node::{Machine, Size, write_list};
 
-use super::rows::Round;
+use super::row::Round;
 use super::tool::{Tool, read_file};
+use super::work::FIO_SAME;
 use super::{KEYS, Setup, debian};
 
 /// Names and texts, in the order in which they are to be read.
@@ -65,9 +66,12 @@ pub fn describe(setup: &Setup, rounds: &[Round], number: u32) -> Vec<(String, St
         say("its flags", exports);
     }
     say("redis-server", first_line(Tool::new("redis-server").arg("--version")));
-    let fio = rounds.iter().find_map(|round| {
-        round.sample("fio same size").map(|sample| format!("`{}`", sample.command))
-    });
+    for (name, text) in setup.found.lines() {
+        say(&name, text);
+    }
+    let fio = rounds
+        .iter()
+        .find_map(|round| round.sample(FIO_SAME).map(|sample| format!("`{}`", sample.command)));
     if let Some(fio) = fio {
         say("fio's flags", fio);
     }

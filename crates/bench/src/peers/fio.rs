@@ -6,10 +6,29 @@ use serde_json::Value;
 
 use super::Setup;
 use super::sample::Sample;
+use super::search::Knob;
 use super::tool::{Tool, files_ending};
 
-/// Random direct reads of the database's own files, by one job with 64 in flight.
-pub fn run(setup: &Setup, block: u64, align: u64) -> Result<Sample, String> {
+/// How fio asks: each request by itself, or several with one system call; with memory and files that the kernel knows.
+const KNOBS: &[Knob] = &[
+    &[
+        &[],
+        &["--iodepth_batch_submit=4", "--iodepth_batch_complete_min=4", MOST],
+        &["--iodepth_batch_submit=8", "--iodepth_batch_complete_min=8", MOST],
+        &["--iodepth_batch_submit=16", "--iodepth_batch_complete_min=16", MOST],
+    ],
+    &[&[], &["--registerfiles", "--fixedbufs"]],
+];
+/// As many as there are.
+const MOST: &str = "--iodepth_batch_complete_max=256";
+
+/// Random direct reads of the database's own files, by one job with 64 in flight, at the best of its settings.
+pub fn run(setup: &Setup, name: &str, block: u64, align: u64) -> Result<Sample, String> {
+    let run = |flags: &[&str]| run_once(setup, block, align, flags);
+    run(&setup.found.best(name, KNOBS, run)?)
+}
+
+fn run_once(setup: &Setup, block: u64, align: u64, flags: &[&str]) -> Result<Sample, String> {
     let files = files_ending(&setup.data, ".sst")?;
     if files.is_empty() {
         return Err("the database has no SST file".to_owned());
@@ -32,6 +51,7 @@ pub fn run(setup: &Setup, block: u64, align: u64) -> Result<Sample, String> {
             "--time_based",
             "--output-format=json",
         ])
+        .args(flags.iter().copied())
         .arg(format!("--bs={block}"))
         .arg(format!("--blockalign={align}"))
         .arg(format!("--runtime={}", setup.seconds.ceil()))
@@ -41,8 +61,25 @@ pub fn run(setup: &Setup, block: u64, align: u64) -> Result<Sample, String> {
     parse(&text, command, "read")
 }
 
-/// Direct requests of 4 KiB to one file, `rw` in fio's words.
-pub fn run_file(setup: &Setup, path: &Path, rw: &str, depth: u16) -> Result<Sample, String> {
+/// Direct requests of 4 KiB to one file, `rw` in fio's words, at the best of its settings.
+pub fn run_file(
+    setup: &Setup,
+    name: &str,
+    path: &Path,
+    rw: &str,
+    depth: u16,
+) -> Result<Sample, String> {
+    let run = |flags: &[&str]| run_file_once(setup, path, rw, depth, flags);
+    run(&setup.found.best(name, KNOBS, run)?)
+}
+
+fn run_file_once(
+    setup: &Setup,
+    path: &Path,
+    rw: &str,
+    depth: u16,
+    flags: &[&str],
+) -> Result<Sample, String> {
     let side = if rw.ends_with("write") { "write" } else { "read" };
     let tool = Tool::new("fio")
         .args([
@@ -56,6 +93,7 @@ pub fn run_file(setup: &Setup, path: &Path, rw: &str, depth: u16) -> Result<Samp
             "--time_based",
             "--output-format=json",
         ])
+        .args(flags.iter().copied())
         .args([format!("--rw={rw}"), format!("--iodepth={depth}")])
         .arg(format!("--runtime={}", setup.seconds.ceil()))
         .arg(format!("--cpus_allowed={}", setup.processor))
@@ -89,10 +127,10 @@ fn parse(text: &str, command: String, side: &str) -> Result<Sample, String> {
         p50_us: percentile("50.000000"),
         p99_us: percentile("99.000000"),
         p999_us: percentile("99.900000"),
-        bytes_per_io: None,
-        open_seconds: None,
+        processors: 1,
         command,
         report: done.clone(),
+        ..Sample::default()
     })
 }
 

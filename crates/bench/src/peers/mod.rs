@@ -1,13 +1,13 @@
 //! Millrace beside its peers, on the same data in the same run: the table of the README.
 //!
-//! 1. [`tool`] runs outside programs; [`ours`], [`fio`], [`release`], [`debian`] and [`redis`]
-//!    each know one of them. Millrace runs as an outside program too, so that all start alike.
-//! 2. [`rows`] says what is to be measured and what it is compared with. All measurements are
-//!    made once per round, ours and the peers' in turn, because the machine drifts: a ratio is
-//!    taken within a round, and the median of the rounds counts.
-//!    [`writes`] and [`write_rows`] are the same for what writes: each program in turn in an empty
-//!    directory, or in a copy of the database, on the disk that has it. [`vdisks`] are disks for
-//!    virtual machines.
+//! 1. [`tool`] runs outside programs; [`ours`], [`fio`], [`release`] and [`redis`] each know one of
+//!    them, and [`work`] all. Millrace runs as an outside program too, so that all start alike.
+//!    [`search`] finds the settings with which a peer is at its best, before it is measured.
+//! 2. A [`row`] says what is compared with what. [`read_rows`], [`write_rows`] and [`vdisks`] have
+//!    them. All measurements are made once per round, ours and the peers' in turn, because the
+//!    machine drifts: a ratio is taken within a round, and the median of the rounds counts.
+//!    What writes ([`writes`]) does so in turn in an empty directory, or in a copy of the database,
+//!    on the disk that has it.
 //! 3. [`table`] prints it, rows we lose included; [`conditions`] says on what it was measured.
 //!
 //! A peer that is not installed leaves its rows unmeasured, and the table says so. This module
@@ -17,13 +17,16 @@ mod conditions;
 mod debian;
 mod fio;
 mod ours;
+mod read_rows;
 mod redis;
 mod release;
-mod rows;
+mod row;
 mod sample;
+mod search;
 mod table;
 mod tool;
 mod vdisks;
+mod work;
 mod write_rows;
 mod writes;
 
@@ -31,7 +34,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use rows::{Round, Work};
+use row::{Round, Row};
+use search::Found;
+use work::Work;
 
 /// What to do.
 #[derive(Clone, Debug)]
@@ -65,6 +70,19 @@ pub(crate) struct Setup {
     pub processor: usize,
     /// Another one, if there is another.
     pub other: Option<usize>,
+    /// The settings that searches have found.
+    pub found: Found,
+}
+
+/// The rows, or those whose name contains `only`.
+fn rows(only: Option<&str>) -> Vec<Row> {
+    let mut rows = read_rows::rows();
+    rows.extend(write_rows::rows());
+    rows.extend(vdisks::rows());
+    if let Some(only) = only {
+        rows.retain(|row| row.name.contains(only) || row.against.contains(only));
+    }
+    rows
 }
 
 /// Keys of the database that the peers' table is about.
@@ -78,7 +96,7 @@ pub fn run_peers(plan: &PeersPlan, say: &mut dyn FnMut(&str)) -> Result<String, 
     let millrace = std::env::current_exe().map_err(|e| format!("finding this program: {e}"))?;
     let scratch = std::env::temp_dir().join("millrace-bench");
     tool::make_dir(&scratch)?;
-    let chosen = rows::rows(plan.only.as_deref());
+    let chosen = rows(plan.only.as_deref());
     let all = reactor::processors();
     let processor = plan.processors.first().or(all.first()).copied().unwrap_or(0);
     let other = plan.processors.get(1).or(all.iter().find(|cpu| **cpu != processor)).copied();
@@ -91,15 +109,16 @@ pub fn run_peers(plan: &PeersPlan, say: &mut dyn FnMut(&str)) -> Result<String, 
         seconds: plan.seconds,
         processor,
         other,
+        found: Found::default(),
     };
     if chosen.is_empty() {
         return Err("no row has such a name".to_owned());
     }
-    if rows::works(&chosen, &setup).iter().any(Work::needs_data) {
+    if row::works(&chosen, &setup).iter().any(Work::needs_data) {
         setup.data = database(plan, &setup.scratch, say)?;
         setup.keys = ours::count_keys(&setup)?;
     }
-    let works = rows::works(&chosen, &setup);
+    let works = row::works(&chosen, &setup);
     let mut rounds: Vec<Round> = Vec::new();
     for number in 1..=plan.rounds {
         let mut round = Round::default();

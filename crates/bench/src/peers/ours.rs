@@ -8,6 +8,9 @@ use super::Setup;
 use super::sample::Sample;
 use super::tool::Tool;
 
+/// The share of the writes that were asked for that must have been done.
+const RATE_KEPT: f64 = 0.98;
+
 /// How a case of ours is run.
 #[derive(Clone, Debug, Default)]
 pub struct Ours {
@@ -70,6 +73,12 @@ pub fn report(tool: Tool) -> Result<Sample, String> {
 pub fn sample(command: String, report: Value) -> Result<Sample, String> {
     let ops_per_second =
         report["ops_per_second"].as_f64().ok_or_else(|| format!("strange report: {report}"))?;
+    let number = |name: &str| report[name].as_f64();
+    if let Some((wanted, done)) = number("rate").zip(number("writes_per_second"))
+        && done < wanted * RATE_KEPT
+    {
+        return Err(format!("it did only {done:.0} of {wanted:.0} writes a second"));
+    }
     let (operations, found) = (report["operations"].as_u64(), report["found"].as_u64());
     if found.is_some() && operations != found {
         return Err(format!("found {found:?} of {operations:?}: is this db_bench's database?"));
@@ -82,7 +91,27 @@ pub fn sample(command: String, report: Value) -> Result<Sample, String> {
         p999_us: report["p999_us"].as_f64(),
         bytes_per_io: report["bytes_per_io"].as_f64(),
         open_seconds: report["open_seconds"].as_f64(),
+        processors: report["cores"].as_u64().unwrap_or(1) as usize,
+        generator_busy: None,
         command,
         report,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_program_that_did_less_than_it_was_asked_for_is_not_measured() {
+        let measured = |report: Value| sample(String::new(), report);
+        let done = |writes: f64| json!({"ops_per_second": 5.0, "rate": 10_000.0, "writes_per_second": writes});
+        assert!(measured(done(9_900.0)).is_ok());
+        let error = measured(done(1_870.0)).unwrap_err();
+        assert_eq!(error, "it did only 1870 of 10000 writes a second");
+        let found = json!({"ops_per_second": 5.0, "operations": 10, "found": 9});
+        assert!(measured(found).unwrap_err().contains("found"));
+    }
 }

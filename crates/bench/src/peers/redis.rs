@@ -23,57 +23,103 @@ const VALUE_LEN: usize = 1000;
 /// Requests of the warm-up, from whose rate the measured run's length follows.
 const WARM_UP: u64 = 400_000;
 
-/// Our node.
-pub fn ours(setup: &Setup, many_keys: bool) -> Result<Sample, String> {
-    let data = database(setup)?;
-    let port = free_port()?;
-    let server = Tool::new(&setup.millrace)
-        .args(["serve", "--read-only", "--data"])
-        .arg(&data)
-        .args(["--listen".to_owned(), format!("127.0.0.1:{port}")])
-        .args(["--memory", "1G", "--cores"])
-        .arg(format!("{0}-{0}", setup.processor))
-        .start()?;
-    measure(setup, server, port, "get", many_keys)
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// Our node.
+    Millrace,
+    /// redis-server.
+    Redis,
 }
 
-/// Our node, taking sets.
-pub fn ours_set(setup: &Setup, many_keys: bool) -> Result<Sample, String> {
-    let place = Place::new(setup, false)?;
-    let port = free_port()?;
-    let server = Tool::new(&setup.millrace)
-        .args(["serve", "--durability", "process", "--data"])
-        .arg(&place.0)
-        .args(["--listen".to_owned(), format!("127.0.0.1:{port}")])
-        .args(["--memory", "1G", "--cores"])
-        .arg(format!("{0}-{0}", setup.processor))
-        .start()?;
-    measure(setup, server, port, "set", many_keys)
+/// A server under redis-benchmark. Keys are always drawn from many: with one key redis-benchmark sends what it has
+/// prepared, and is itself what is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Its name in rows and results.
+    pub name: &'static str,
+    server: Server,
+    command: &'static str,
+    clients: &'static [&'static str],
 }
 
-/// redis-server, taking sets.
-pub fn theirs_set(setup: &Setup, many_keys: bool) -> Result<Sample, String> {
-    let place = Place::new(setup, false)?;
+/// Pipelined, by few clients.
+const PIPELINED: &[&str] = &["-P", "16", "-c", "50"];
+/// One command at a time, by many clients.
+const MANY_CLIENTS: &[&str] = &["-P", "1", "-c", "1000"];
+
+/// Gets in pipelines.
+pub const fn get(server: Server) -> Load {
+    let name = match server {
+        Server::Millrace => "millrace resp get",
+        Server::Redis => "redis resp get",
+    };
+    Load { name, server, command: "get", clients: PIPELINED }
+}
+
+/// Gets by a thousand clients, each one at a time.
+pub const fn get_one_by_one(server: Server) -> Load {
+    let name = match server {
+        Server::Millrace => "millrace resp get 1000 clients",
+        Server::Redis => "redis resp get 1000 clients",
+    };
+    Load { name, server, command: "get", clients: MANY_CLIENTS }
+}
+
+/// Sets in pipelines.
+pub const fn set(server: Server) -> Load {
+    let name = match server {
+        Server::Millrace => "millrace resp set",
+        Server::Redis => "redis resp set",
+    };
+    Load { name, server, command: "set", clients: PIPELINED }
+}
+
+/// Measures.
+pub fn run(setup: &Setup, load: &Load) -> Result<Sample, String> {
     let port = free_port()?;
-    let server = Tool::pinned(setup.processor, "redis-server")
+    // Removed when it was measured.
+    let place = if load.command == "set" { Some(Place::new(setup, false)?) } else { None };
+    let server = match (load.server, &place) {
+        (Server::Millrace, None) => {
+            let data = database(setup)?;
+            node(setup, port).arg("--read-only").arg("--data").arg(data).start()?
+        }
+        (Server::Millrace, Some(place)) => {
+            node(setup, port).args(["--durability", "process", "--data"]).arg(&place.0).start()?
+        }
+        (Server::Redis, None) => {
+            let tool = redis(setup, port).args(["--appendonly", "no", "--dir"]);
+            let mut server = tool.arg(&setup.scratch).start()?;
+            server.wait_for_port(port)?;
+            load_keys(port)?;
+            server
+        }
+        (Server::Redis, Some(place)) => {
+            let flags = ["--appendonly", "yes", "--appendfsync", "everysec", "--dir"];
+            redis(setup, port).args(flags).arg(&place.0).start()?
+        }
+    };
+    measure(setup, server, port, load)
+}
+
+/// Our node, on one processor.
+fn node(setup: &Setup, port: u16) -> Tool {
+    Tool::new(&setup.millrace)
+        .args(["serve".to_owned(), "--listen".to_owned(), format!("127.0.0.1:{port}")])
+        .args(["--memory", "1G", "--cores"])
+        .arg(format!("{0}-{0}", setup.processor))
+}
+
+/// redis-server, on the same.
+fn redis(setup: &Setup, port: u16) -> Tool {
+    Tool::pinned(setup.processor, "redis-server")
         .args(["--port".to_owned(), port.to_string()])
         .args(["--bind", "127.0.0.1", "--save", "", "--daemonize", "no"])
-        .args(["--appendonly", "yes", "--appendfsync", "everysec", "--dir"])
-        .arg(&place.0)
-        .start()?;
-    measure(setup, server, port, "set", many_keys)
 }
 
-/// redis-server.
-pub fn theirs(setup: &Setup, many_keys: bool) -> Result<Sample, String> {
-    let port = free_port()?;
-    let mut server = Tool::pinned(setup.processor, "redis-server")
-        .args(["--port".to_owned(), port.to_string()])
-        .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--daemonize", "no"])
-        .arg("--dir")
-        .arg(&setup.scratch)
-        .start()?;
-    server.wait_for_port(port)?;
+/// Sets the keys that are asked for.
+fn load_keys(port: u16) -> Result<(), String> {
     let mut load = Vec::new();
     for key in keys() {
         let value = "x".repeat(VALUE_LEN);
@@ -82,18 +128,14 @@ pub fn theirs(setup: &Setup, many_keys: bool) -> Result<Sample, String> {
                 .as_bytes(),
         );
     }
-    Tool::new("redis-cli")
-        .args(["-p".to_owned(), port.to_string(), "--pipe".to_owned()])
-        .input(load)
-        .output()?;
-    measure(setup, server, port, "get", many_keys)
+    let tool =
+        Tool::new("redis-cli").args(["-p".to_owned(), port.to_string(), "--pipe".to_owned()]);
+    tool.input(load).output().map(|_| ())
 }
 
-/// What redis-benchmark asks for: without `-r` one key, literally so called; with it, numbers in
-/// twelve digits.
+/// What `redis-benchmark -r` asks for: numbers in twelve digits.
 fn keys() -> impl Iterator<Item = String> {
-    let numbered = (0..KEYS).map(|number| format!("key:{number:012}"));
-    numbered.chain(["key:__rand_int__".to_owned()])
+    (0..KEYS).map(|number| format!("key:{number:012}"))
 }
 
 /// A RocksDB database with those keys, all of them in tables, made once.
@@ -121,52 +163,58 @@ fn measure(
     setup: &Setup,
     mut server: Background,
     port: u16,
-    command: &str,
-    many_keys: bool,
+    load: &Load,
 ) -> Result<Sample, String> {
     server.wait_for_port(port)?;
-    let (warm, _) = ask(setup, port, WARM_UP, command, many_keys)?;
-    let requests = (warm * setup.seconds).max(WARM_UP as f64) as u64;
+    let warm = ask(setup, port, WARM_UP, load)?;
+    let requests = (warm.rate * setup.seconds).max(WARM_UP as f64) as u64;
     let before = server.cpu_us();
-    let (ops_per_second, line) = ask(setup, port, requests, command, many_keys)?;
+    let asked = ask(setup, port, requests, load)?;
     let cpu = server.cpu_us().zip(before).map(|(after, before)| after - before);
     Ok(Sample {
-        ops_per_second,
+        ops_per_second: asked.rate,
         cpu_us_per_op: cpu.map(|cpu| cpu / requests as f64),
-        command: format!("{}; {line}", server.line()),
+        p50_us: asked.p50_us,
+        p99_us: asked.p99_us,
+        processors: 1,
+        generator_busy: asked.busy,
+        command: format!("{}; {}", server.line(), asked.line),
         report: json!({ "requests": requests, "server_cpu_us": cpu }),
         ..Sample::default()
     })
 }
 
-/// One run of redis-benchmark: its rate and its command line.
-fn ask(
-    setup: &Setup,
-    port: u16,
-    requests: u64,
-    command: &str,
-    many_keys: bool,
-) -> Result<(f64, String), String> {
-    let place = setup.other.unwrap_or(setup.processor);
-    let mut tool = Tool::pinned(place, "redis-benchmark")
-        .args(["-p".to_owned(), port.to_string()])
-        .args(["-t", command, "-P", "16", "-c", "50", "-d", "1000", "--csv"])
-        .args(["-n".to_owned(), requests.to_string()]);
-    if many_keys {
-        tool = tool.args(["-r".to_owned(), KEYS.to_string()]);
-    }
-    let line = tool.line();
-    let text = tool.output()?;
-    let rate = parse(&text, command)
-        .ok_or_else(|| format!("redis-benchmark's report is strange: {text}"))?;
-    Ok((rate, line))
+/// What one run of redis-benchmark said.
+struct Asked {
+    rate: f64,
+    p50_us: Option<f64>,
+    p99_us: Option<f64>,
+    /// The share of its processor that it needed.
+    busy: Option<f64>,
+    line: String,
 }
 
-/// The rate in `"GET","142857.14",...`.
-fn parse(text: &str, command: &str) -> Option<f64> {
+fn ask(setup: &Setup, port: u16, requests: u64, load: &Load) -> Result<Asked, String> {
+    let place = setup.other.unwrap_or(setup.processor);
+    let tool = Tool::pinned(place, "redis-benchmark")
+        .args(["-p".to_owned(), port.to_string()])
+        .args(["-t", load.command, "-d", "1000", "--csv"])
+        .args(load.clients.iter().copied())
+        .args(["-n".to_owned(), requests.to_string(), "-r".to_owned(), KEYS.to_string()]);
+    let line = tool.line();
+    let (text, busy) = tool.output_and_share()?;
+    let strange = || format!("redis-benchmark's report is strange: {text}");
+    let figures = parse(&text, load.command).ok_or_else(strange)?;
+    let us = |nth: usize| figures.get(nth).map(|ms| ms * 1000.0);
+    Ok(Asked { rate: figures[0], p50_us: us(3), p99_us: us(5), busy, line })
+}
+
+/// The figures in `"GET","142857.14",...`: requests per second; mean, least, median, p95, p99 and longest latency in
+/// milliseconds.
+fn parse(text: &str, command: &str) -> Option<Vec<f64>> {
     let name = format!("\"{}\"", command.to_uppercase());
     let line = text.lines().find(|line| line.starts_with(&name))?;
-    line.split(',').nth(1)?.trim_matches('"').parse().ok()
+    line.split(',').skip(1).map(|field| field.trim_matches('"').parse().ok()).collect()
 }
 
 #[cfg(test)]
@@ -174,17 +222,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_is_found_in_redis_benchmarks_table() {
+    fn the_figures_are_found_in_redis_benchmarks_table() {
         let text = "\"test\",\"rps\",\"avg_latency_ms\"\n\"GET\",\"142857.14\",\"0.3\"\n";
-        assert_eq!(parse(text, "get"), Some(142_857.14));
+        assert_eq!(parse(text, "get"), Some(vec![142_857.14, 0.3]));
         assert_eq!(parse("WARNING", "get"), None);
     }
 
     #[test]
     fn the_keys_are_those_that_redis_benchmark_asks_for() {
         let all: Vec<String> = keys().collect();
-        assert_eq!(all.len() as u64, KEYS + 1);
+        assert_eq!(all.len() as u64, KEYS);
         assert_eq!(all[7], "key:000000000007");
-        assert_eq!(all.last().unwrap(), "key:__rand_int__");
     }
 }

@@ -8,7 +8,8 @@ use super::sample::Sample;
 use super::tool::Tool;
 
 /// How to build it.
-pub const BUILD: &str = "cd bench/peers && cargo build --release (about 11 minutes on two cores)";
+pub const BUILD: &str = "apt-get install libclang-dev liburing-dev pkg-config; cd bench/peers && \
+                         cargo build --release (about 11 minutes on two cores)";
 
 /// The program's place: as named, or where its build leaves it, seen from here, from the
 /// directories above and from this program.
@@ -28,17 +29,25 @@ pub fn find(named: Option<&Path>) -> Result<Option<PathBuf>, String> {
         .find(|path| path.is_file()))
 }
 
-/// Runs a case with these flags on a database.
-pub fn run(setup: &Setup, data: &Path, flags: &[String]) -> Result<Sample, String> {
+/// Runs a case with these flags on a database, and with the settings that a search has chosen or tries.
+pub fn run(
+    setup: &Setup,
+    data: &Path,
+    flags: &[String],
+    settings: &[&str],
+) -> Result<Sample, String> {
     let Some(program) = &setup.release else {
         return Err(format!("RocksDB's release is not built: {BUILD}"));
     };
-    report(
+    let sample = report(
         Tool::new(program)
             .args(flags.iter().cloned())
+            .args(settings.iter().copied())
             .arg("--data")
             .arg(data)
             .arg("--seconds")
             .arg(setup.seconds.to_string()),
-    )
+    )?;
+    // It is pinned to no processor.
+    Ok(Sample { processors: reactor::processors().len(), ..sample })
 }

@@ -5,6 +5,11 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::Value;
 
+/// The share of a processor from which on it counts as fully used.
+const BUSY: f64 = 0.95;
+/// The share of what the disk can do from which on it counts as fully used.
+const NEAR: f64 = 0.9;
+
 /// Figures of one run, and what the program printed.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Sample {
@@ -22,10 +27,45 @@ pub struct Sample {
     pub bytes_per_io: Option<f64>,
     /// Seconds to open the database, where the program tells.
     pub open_seconds: Option<f64>,
+    /// Processors that the program might use.
+    pub processors: usize,
+    /// Share of its processor that the program needed that made the load, where it is another one.
+    pub generator_busy: Option<f64>,
     /// The program's command line.
     pub command: String,
     /// What it reported.
     pub report: Value,
+}
+
+impl Sample {
+    /// Bytes that an operation returned, where the program tells.
+    pub fn bytes_per_op(&self) -> Option<f64> {
+        let bytes = self.report["returned_bytes"].as_f64()?;
+        Some(bytes / self.report["operations"].as_f64().filter(|n| *n > 0.0)?)
+    }
+
+    /// Reads of the disk per second, where the program tells.
+    fn reads_per_second(&self) -> Option<f64> {
+        Some(self.report["ios_per_op"].as_f64()? * self.ops_per_second)
+    }
+
+    /// What kept the program from being faster, as far as it was measured. `disk` is how many reads of that size a
+    /// second the disk was seen to do.
+    pub fn bound(&self, disk: Option<f64>) -> Option<&'static str> {
+        if self.generator_busy.is_some_and(|share| share >= BUSY) {
+            return Some("load generator");
+        }
+        let used = self.cpu_us_per_op.map(|us| us * self.ops_per_second / 1e6);
+        if used.is_some_and(|used| used >= BUSY * self.processors.max(1) as f64) {
+            return Some("processor");
+        }
+        let reads = self.reads_per_second()?;
+        Some(match disk {
+            Some(disk) if reads >= disk * NEAR => "disk",
+            _ if reads < 1.0 => return None,
+            _ => "waiting",
+        })
+    }
 }
 
 impl fmt::Display for Sample {
@@ -58,6 +98,23 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_bounds_a_program_is_what_it_used_up() {
+        let sample = |cpu_us, generator_busy, ios_per_op| Sample {
+            ops_per_second: 50_000.0,
+            cpu_us_per_op: Some(cpu_us),
+            processors: 1,
+            generator_busy,
+            report: serde_json::json!({"ios_per_op": ios_per_op}),
+            ..Sample::default()
+        };
+        assert_eq!(sample(1.0, Some(0.99), 0.0).bound(None), Some("load generator"));
+        assert_eq!(sample(19.5, Some(0.5), 0.0).bound(None), Some("processor"));
+        assert_eq!(sample(5.0, None, 1.0).bound(Some(52_000.0)), Some("disk"));
+        assert_eq!(sample(5.0, None, 1.0).bound(Some(90_000.0)), Some("waiting"));
+        assert_eq!(sample(5.0, None, 0.0).bound(Some(90_000.0)), None);
+    }
 
     #[test]
     fn the_median_is_the_middle_or_between_the_two_middle_ones() {

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Whether a program can be found.
 pub fn have(program: &str) -> bool {
@@ -106,6 +106,19 @@ impl Tool {
         Err(format!("{} failed ({}): {last}", self.program.display(), output.status))
     }
 
+    /// Runs it as [`Tool::output`] does, and tells what share of one processor it needed from start to end.
+    ///
+    /// # Errors
+    /// As those of [`Tool::output`].
+    #[expect(clippy::disallowed_methods, reason = "times another program, on no core")]
+    pub fn output_and_share(self) -> Result<(String, Option<f64>), String> {
+        let (before, began) = (children_us(), Instant::now());
+        let text = self.output()?;
+        let elapsed_us = began.elapsed().as_secs_f64() * 1e6;
+        let used = children_us().zip(before).map(|(after, before)| after - before);
+        Ok((text, used.map(|used| used / elapsed_us)))
+    }
+
     /// Starts it in the background, silent.
     ///
     /// # Errors
@@ -147,13 +160,7 @@ impl Background {
 
     /// User and system time it has used so far, in microseconds.
     pub fn cpu_us(&self) -> Option<f64> {
-        let text = read_file(Path::new(&format!("/proc/{}/stat", self.child.id()))).ok()?;
-        // The program's name comes second, in parentheses, and may contain anything.
-        let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
-        let ticks: u64 =
-            fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
-        // The kernel tells ticks of 10 ms to user space on every architecture this runs on.
-        Some(ticks as f64 * 10_000.0)
+        stat_us(&self.child.id().to_string(), 11)
     }
 
     /// Waits until it listens on a port of this machine.
@@ -179,6 +186,21 @@ impl Drop for Background {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// User and system time of the programs that this one has waited for, in microseconds.
+fn children_us() -> Option<f64> {
+    stat_us("self", 13)
+}
+
+/// The sum of two times next to each other in a process's `stat`, in microseconds.
+fn stat_us(process: &str, first: usize) -> Option<f64> {
+    let text = read_file(Path::new(&format!("/proc/{process}/stat"))).ok()?;
+    // The program's name comes second, in parentheses, and may contain anything.
+    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |nth: usize| fields.get(nth)?.parse::<u64>().ok();
+    // The kernel tells ticks of 10 ms to user space on every architecture this runs on.
+    Some((ticks(first)? + ticks(first + 1)?) as f64 * 10_000.0)
 }
 
 /// A port of this machine that nobody listens on now.
@@ -235,6 +257,15 @@ mod tests {
         assert!(error.unwrap_err().ends_with("(exit status: 3): two"));
         let error = Tool::new("no-such-program").output();
         assert_eq!(error, Err("no-such-program is not installed".to_owned()));
+    }
+
+    #[test]
+    fn a_program_that_computes_needs_its_processor_and_one_that_sleeps_does_not() {
+        let share = |script: &str| {
+            Tool::new("sh").args(["-c", script]).output_and_share().unwrap().1.unwrap()
+        };
+        assert!(share("sleep 0.5") < 0.2);
+        assert!(share("i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done") > 0.05);
     }
 
     #[test]

@@ -12,9 +12,11 @@ use serde_json::Value;
 
 use super::Setup;
 use super::fio;
-use super::rows::{Compare, Goal, Round, Row, Unit, Work};
+use super::row::{Goal, Row, Unit};
 use super::sample::Sample;
+use super::search::Knob;
 use super::tool::{Background, Tool};
+use super::work::Work;
 use crate::vdisk::quoted;
 
 /// Bytes of the file.
@@ -26,6 +28,14 @@ const NULL_GIB: u64 = 64;
 const IDLE_DISKS: u16 = 32;
 /// How often a target is replaced.
 const REPLACEMENTS: &str = "20";
+
+/// qemu-storage-daemon's main loop, or a thread of its own that looks for so many nanoseconds before it sleeps.
+const IOTHREAD: Knob = &[
+    &[],
+    &["--object", "iothread,id=thread"],
+    &["--object", "iothread,id=thread,poll-max-ns=100000"],
+    &["--object", "iothread,id=thread,poll-max-ns=1000000"],
+];
 
 /// What serves a disk, and which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +74,7 @@ impl Vdisk {
     /// Measures.
     pub fn run(&self, setup: &Setup) -> Result<Sample, String> {
         match self.target {
-            Target::Fio => fio::run_file(setup, &file(setup)?, self.rw, self.depth),
+            Target::Fio => fio::run_file(setup, self.name, &file(setup)?, self.rw, self.depth),
             Target::Ours(disk) => {
                 let uri = match disk {
                     "null" => format!("null:{NULL_GIB}G"),
@@ -88,9 +98,20 @@ impl Vdisk {
         }
     }
 
+    /// Drives qemu-storage-daemon at the best of its settings.
     fn drive_daemon(&self, setup: &Setup, node: &str) -> Result<Sample, String> {
+        let run = |flags: &[&str]| self.drive_daemon_once(setup, node, flags);
+        run(&setup.found.best(self.name, &[IOTHREAD], run)?)
+    }
+
+    fn drive_daemon_once(
+        &self,
+        setup: &Setup,
+        node: &str,
+        flags: &[&str],
+    ) -> Result<Sample, String> {
         let socket = setup.scratch.join("vdisk.sock");
-        let mut daemon = start_daemon(setup, node, &socket)?;
+        let mut daemon = start_daemon(setup, node, &socket, flags)?;
         let socket = socket.to_string_lossy().into_owned();
         let sample = self.drive(setup, ["--socket".to_owned(), socket])?;
         daemon.check()?;
@@ -117,13 +138,20 @@ impl Vdisk {
 }
 
 #[expect(clippy::disallowed_methods, reason = "waits for another program, on no core")]
-fn start_daemon(setup: &Setup, node: &str, socket: &Path) -> Result<Background, String> {
+fn start_daemon(
+    setup: &Setup,
+    node: &str,
+    socket: &Path,
+    flags: &[&str],
+) -> Result<Background, String> {
     let _ = std::fs::remove_file(socket);
+    let thread = if flags.is_empty() { "" } else { ",iothread=thread" };
     let export = format!(
-        "type=vhost-user-blk,id=export,node-name=disk,writable=on,addr.type=unix,addr.path={}",
+        "type=vhost-user-blk,id=export,node-name=disk,writable=on,addr.type=unix,addr.path={}{thread}",
         socket.display()
     );
     let mut daemon = Tool::pinned(setup.processor, "qemu-storage-daemon")
+        .args(flags.iter().copied())
         .args(["--blockdev".to_owned(), format!("{node},node-name=disk")])
         .args(["--export".to_owned(), export])
         .start()?;
@@ -242,32 +270,28 @@ vdisks! {
 /// A row of requests per second.
 macro_rules! row {
     ($name:literal, $against:literal, $ours:ident, $theirs:ident, $goal:expr) => {
-        Row {
-            name: $name,
-            against: $against,
-            ours: |round| round.ops($ours.name),
-            theirs: |round| round.ops($theirs.name),
-            compare: Compare::Ratio,
-            unit: Unit::PerSecond,
-            goal: $goal,
-            works: |_| vec![Work::Vdisk($ours), Work::Vdisk($theirs)],
-        }
+        Row::rate(
+            $name,
+            $against,
+            |round| round.sample($ours.name),
+            |round| round.sample($theirs.name),
+            |_| vec![Work::Vdisk($ours), Work::Vdisk($theirs)],
+        )
+        .reaching($goal)
     };
 }
 
 /// A row of how long requests wait when the target is replaced, in microseconds.
 macro_rules! pause {
     ($name:literal, $vdisk:ident, $of:literal, $which:literal, $goal:expr) => {
-        Row {
-            name: $name,
-            against: "-",
-            ours: |round| pause_us(round, $vdisk, $of, $which),
-            theirs: |_| None,
-            compare: Compare::Alone,
-            unit: Unit::Us,
-            goal: $goal,
-            works: |_| vec![Work::Vdisk($vdisk)],
-        }
+        Row::alone(
+            $name,
+            |round| round.sample($vdisk.name),
+            Unit::Us,
+            |sample| Some(sample.report[$of][$which].as_f64()? * 1000.0),
+            |_| vec![Work::Vdisk($vdisk)],
+        )
+        .reaching($goal)
     };
 }
 
@@ -275,47 +299,48 @@ macro_rules! pause {
 pub fn rows() -> Vec<Row> {
     use Goal::{AtLeast, AtMost, Told};
     vec![
-        Row {
-            name: "vdisk null, randread 4 KiB, depth 1, mean latency",
-            against: "qemu-storage-daemon, null-co",
-            ours: |round| mean_us(round, NULL_1),
-            theirs: |round| mean_us(round, QSD_1),
-            compare: Compare::Ratio,
-            unit: Unit::Us,
-            goal: AtMost(1.0 / 30.0),
-            works: |_| vec![Work::Vdisk(NULL_1), Work::Vdisk(QSD_1)],
-        },
-        Row {
-            name: "vdisk null, the same from a guest that thinks for 20 us between requests",
-            against: "qemu-storage-daemon, null-co",
-            ours: |round| mean_us(round, NULL_1_THINK),
-            theirs: |round| mean_us(round, QSD_1_THINK),
-            compare: Compare::Ratio,
-            unit: Unit::Us,
-            goal: AtMost(1.0 / 30.0),
-            works: |_| vec![Work::Vdisk(NULL_1_THINK), Work::Vdisk(QSD_1_THINK)],
-        },
-        Row {
-            name: "vdisk null, randread 4 KiB, four queues of depth 32, processor time per request",
-            against: "-",
+        Row::rate(
+            "vdisk null, randread 4 KiB, depth 1, mean latency",
+            "qemu-storage-daemon, null-co",
+            |round| round.sample(NULL_1.name),
+            |round| round.sample(QSD_1.name),
+            |_| vec![Work::Vdisk(NULL_1), Work::Vdisk(QSD_1)],
+        )
+        .of(Unit::Us, mean_us)
+        .reaching(AtMost(1.0 / 30.0)),
+        Row::rate(
+            "vdisk null, the same from a guest that thinks for 20 us between requests",
+            "qemu-storage-daemon, null-co",
+            |round| round.sample(NULL_1_THINK.name),
+            |round| round.sample(QSD_1_THINK.name),
+            thinking,
+        )
+        .of(Unit::Us, mean_us)
+        .reaching(AtMost(1.0 / 30.0)),
+        Row::cpu(
+            "vdisk null, such a guest, processor time per request",
+            "qemu-storage-daemon, null-co",
+            |round| round.sample(NULL_1_THINK.name),
+            |round| round.sample(QSD_1_THINK.name),
+            thinking,
+        ),
+        Row::alone(
+            "vdisk null, randread 4 KiB, four queues of depth 32, processor time per request",
             // One queue leaves the target time to wait for the front end.
-            ours: |round| round.sample(NULL_QUEUES.name)?.cpu_us_per_op,
-            theirs: |_| None,
-            compare: Compare::Alone,
-            unit: Unit::Us,
-            goal: AtMost(0.1),
-            works: |_| vec![Work::Vdisk(NULL_QUEUES)],
-        },
-        Row {
-            name: "vdisk, 32 disks that nobody uses, share of a processor",
-            against: "-",
-            ours: |round| round.sample(IDLE.name)?.report["cpu_percent"].as_f64(),
-            theirs: |_| None,
-            compare: Compare::Alone,
-            unit: Unit::Percent,
-            goal: AtMost(1.0),
-            works: |_| vec![Work::Vdisk(IDLE)],
-        },
+            |round| round.sample(NULL_QUEUES.name),
+            Unit::Us,
+            |sample| sample.cpu_us_per_op,
+            |_| vec![Work::Vdisk(NULL_QUEUES)],
+        )
+        .reaching(AtMost(0.1)),
+        Row::alone(
+            "vdisk, 32 disks that nobody uses, share of a processor",
+            |round| round.sample(IDLE.name),
+            Unit::Percent,
+            |sample| sample.report["cpu_percent"].as_f64(),
+            |_| vec![Work::Vdisk(IDLE)],
+        )
+        .reaching(AtMost(1.0)),
         row!(
             "vdisk null, randread 4 KiB, depth 128",
             "qemu-storage-daemon, null-co",
@@ -502,11 +527,10 @@ pub fn rows() -> Vec<Row> {
     ]
 }
 
-/// A time of a report of pauses, in microseconds.
-fn pause_us(round: &Round, vdisk: Vdisk, of: &str, which: &str) -> Option<f64> {
-    Some(round.sample(vdisk.name)?.report[of][which].as_f64()? * 1000.0)
+fn thinking(_: &Setup) -> Vec<Work> {
+    vec![Work::Vdisk(NULL_1_THINK), Work::Vdisk(QSD_1_THINK)]
 }
 
-fn mean_us(round: &Round, vdisk: Vdisk) -> Option<f64> {
-    round.sample(vdisk.name)?.report["mean_us"].as_f64()
+fn mean_us(sample: &Sample) -> Option<f64> {
+    sample.report["mean_us"].as_f64()
 }

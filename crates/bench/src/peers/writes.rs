@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::Setup;
-use super::debian;
 use super::ours::report;
 use super::release;
-use super::rows::Round;
+use super::row::Round;
 use super::sample::Sample;
+use super::search::Knob;
 use super::tool::{Background, Tool, files_ending};
 
 /// Name of the directory beside the database.
@@ -36,21 +36,18 @@ pub enum Write {
         /// At half the rate that this sample of the same round had.
         half_of: Option<&'static str>,
     },
-    /// RocksDB's release, likewise.
+    /// RocksDB's release, likewise, at the best of its settings.
     Release {
         /// Its name in rows and results.
-        name: String,
+        name: &'static str,
         /// The case and its flags.
         flags: Vec<String>,
+        /// What may be set.
+        knobs: &'static [Knob],
         /// In a copy of the database.
         copy: bool,
-    },
-    /// Debian's db_bench, setting random keys with so many threads.
-    Debian {
-        /// Its name in rows and results.
-        name: String,
-        /// Its threads.
-        threads: u32,
+        /// At half the rate that this sample of the same round had, with that one's settings.
+        half_of: Option<&'static str>,
     },
     /// Opening a database of ours whose writer was killed.
     Reopen,
@@ -79,8 +76,7 @@ impl Write {
     /// Its name in rows and results.
     pub fn name(&self) -> &str {
         match self {
-            Write::Ours { name, .. } => name,
-            Write::Release { name, .. } | Write::Debian { name, .. } => name,
+            Write::Ours { name, .. } | Write::Release { name, .. } => name,
             Write::Reopen => REOPEN,
             Write::Locks => LOCKS,
         }
@@ -98,13 +94,17 @@ impl Write {
                 }
                 report(tool)
             }
-            Write::Release { flags, copy, .. } => {
-                let place = Place::new(setup, *copy)?;
-                release::run(setup, &place.0, flags)
-            }
-            Write::Debian { threads, .. } => {
-                let place = Place::new(setup, false)?;
-                debian::fill_random(&place.0, setup.keys, num_process(setup), *threads)
+            Write::Release { name, flags, knobs, copy, half_of } => {
+                let mut flags = flags.clone();
+                if let Some(of) = half_of {
+                    let most = round.ops(of).ok_or("the maximum was not measured")?;
+                    flags.extend(["--rate".to_owned(), (most / 2.0).to_string()]);
+                }
+                let run = |chosen: &[&str]| {
+                    let place = Place::new(setup, *copy)?;
+                    release::run(setup, &place.0, &flags, chosen)
+                };
+                run(&setup.found.best(half_of.unwrap_or(name), knobs, run)?)
             }
             Write::Reopen => reopen(setup),
             Write::Locks => locks(setup),
