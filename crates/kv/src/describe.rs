@@ -7,7 +7,7 @@ use crate::command::{Describe, NameFilter};
 use crate::glob;
 use crate::help;
 use crate::refusal::Refusal;
-use crate::spec::{Argument, Spec};
+use crate::spec::{Argument, CommandId, Spec};
 use crate::table::{self, Known, TABLE};
 
 /// Answers `COMMAND` and its subcommands.
@@ -190,8 +190,18 @@ fn keys(command: Args<'_>, with_flags: bool, writer: &mut Writer<'_>) {
         }
         writer.bulk(command.get(position));
         if with_flags {
-            flags(positions.flags, writer);
+            flags(key_flags(spec, command), writer);
         }
+    }
+}
+
+/// What a command does to its keys, which depends on its words where its row says so.
+fn key_flags(spec: &Spec, command: Args<'_>) -> &'static [&'static str] {
+    let reads = || (3..command.len()).any(|at| command.is(at, "get"));
+    match spec.id {
+        CommandId::Set if reads() => &["RW", "access", "update"],
+        CommandId::Set => &["OW", "update"],
+        _ => spec.keys.flags,
     }
 }
 
@@ -299,6 +309,14 @@ mod tests {
         assert_eq!(
             raw("command getkeysandflags get a", Protocol::V3),
             "*1\r\n*2\r\n$1\r\na\r\n~2\r\n+RO\r\n+access\r\n"
+        );
+        assert_eq!(
+            raw("command getkeysandflags set a b nx", Protocol::V2),
+            "*1\r\n*2\r\n$1\r\na\r\n*2\r\n+OW\r\n+update\r\n"
+        );
+        assert_eq!(
+            raw("command getkeysandflags set a get GeT", Protocol::V2),
+            "*1\r\n*2\r\n$1\r\na\r\n*3\r\n+RW\r\n+access\r\n+update\r\n"
         );
         assert_eq!(
             raw("command getkeys foo bar", Protocol::V2),
