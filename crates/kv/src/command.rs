@@ -11,8 +11,9 @@ use crate::change::{Kind, Only, PutReply};
 use crate::long_double::LongDouble;
 use crate::range::{RangeBound, RangeQuery};
 use crate::refusal::Refusal;
-use crate::spec::{CommandId, Spec};
+use crate::spec::{CommandId, Spec, takes_count};
 use crate::table::{self, Known};
+use crate::transaction::Transaction;
 
 /// A command ready to be executed.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +72,8 @@ pub enum Command<'a> {
     Select,
     /// `SHUTDOWN`.
     ShutDown,
+    /// `MULTI` and its kin.
+    Transaction(Transaction),
     /// A command that writes.
     Write(&'static str, WriteCommand<'a>),
 }
@@ -181,6 +184,7 @@ impl Command<'_> {
             Self::Save => "save",
             Self::Select => "select",
             Self::ShutDown => "shutdown",
+            Self::Transaction(command) => command.name(),
             Self::Write(name, _) => name,
         }
     }
@@ -374,13 +378,18 @@ fn parse_any(args: Args<'_>, may: May) -> Result<Command<'_>, Refusal<'_>> {
             return Err(Refusal::UnknownSubcommand { container, word: args.get(1) });
         }
         Some(Known::Write(name, arity)) => {
-            let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
-            let fits = if arity >= 0 { count == arity } else { count >= -arity };
-            return Err(match fits {
+            return Err(match takes_count(arity, args.len()) {
                 false => Refusal::WrongCount(name),
                 true if !may.enter => Refusal::NO_PASSWORD,
                 true => Refusal::ReadOnly,
             });
+        }
+        Some(Known::Transaction(command, arity)) => {
+            return match takes_count(arity, args.len()) {
+                false => Err(command.wrong_count()),
+                true if !may.enter => Err(command.no_password()),
+                true => Ok(Command::Transaction(command)),
+            };
         }
         Some(Known::Ours(spec)) => spec,
     };

@@ -13,7 +13,8 @@
 //! What commands write goes to the [`Shard`], which one core owns: `outgoing` gathers a connection's writes, `writes`
 //! takes them there and their answers back.
 //!
-//! What always holds: a command sees what those before it on its connection have written; replies come in the order of the commands; no client makes the node hold more than
+//! What always holds: a command sees what those before it on its connection have written; each command has one reply,
+//! in the order of the commands; what follows a refused `MULTI` is refused; no client makes the node hold more than
 //! [`Settings`] allow, whether it sends much, reads slowly, or asks for everything; what is not a request closes only
 //! the connection it came from.
 //!
@@ -56,6 +57,7 @@ mod spec;
 mod state;
 mod stream;
 mod table;
+mod transaction;
 mod walk;
 mod writes;
 

@@ -41,6 +41,8 @@ pub(crate) struct Session {
     pub(crate) replies: Replies,
     /// Writes of the commands just taken.
     pub(crate) outgoing: Outgoing,
+    /// A `MULTI` was refused, and what follows it is.
+    pub(crate) after_multi: bool,
     /// The command at the input's beginning has so many bytes and waits for others before it.
     held: Option<usize>,
     /// It waits for room for writes.
@@ -62,6 +64,7 @@ impl Session {
             entered: state.password.borrow().is_none(),
             replies: Replies::new(state),
             outgoing: Outgoing::default(),
+            after_multi: false,
             held: None,
             waits_for_room: false,
             waits_for_pause: false,
@@ -193,7 +196,10 @@ impl Session {
 
     /// Executes a command; false when it has to wait for others before it.
     fn execute(&mut self, args: Args<'_>) -> bool {
-        let command = parse(args, self.may());
+        let mut command = parse(args, self.may());
+        if self.after_multi {
+            command = self.after_multi(command);
+        }
         let access = command.as_ref().map_or(Access::None, Command::access);
         if access != Access::Write {
             self.send_writes();
@@ -260,6 +266,7 @@ impl Session {
                 self.replies.closing = Closing::AfterReplies;
                 self.state.shared.node().shut_down();
             }
+            Command::Transaction(command) => self.transaction(command),
             Command::ConfigRewrite => self.config_rewrite(),
             Command::ConfigSet(pairs) => self.config_set(pairs),
             Command::Hello(hello) => self.hello(hello),

@@ -252,7 +252,12 @@ impl Spec {
 
     /// Whether so many arguments, the name counted, are in order.
     pub fn takes_count(&self, count: usize) -> bool {
-        let count = i64::try_from(count).unwrap_or(i64::MAX);
-        if self.arity >= 0 { count == self.arity } else { count >= -self.arity }
+        takes_count(self.arity, count)
     }
+}
+
+/// Whether so many arguments, the name counted, are in order for this arity.
+pub(crate) fn takes_count(arity: i64, count: usize) -> bool {
+    let count = i64::try_from(count).unwrap_or(i64::MAX);
+    if arity >= 0 { count == arity } else { count >= -arity }
 }

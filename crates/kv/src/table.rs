@@ -5,6 +5,7 @@
 //! `MR.RANGE` is ours.
 
 use crate::spec::{Argument, CommandId, Spec};
+use crate::transaction::Transaction;
 
 const FAST_CONNECTION: &[&str] = &["@fast", "@connection"];
 const SLOW_CONNECTION: &[&str] = &["@slow", "@connection"];
@@ -722,6 +723,8 @@ pub enum Known {
     Write(&'static str, i64),
     /// A container of such commands, by its name, with a second word that it does not contain.
     NoWrite(&'static str),
+    /// A command of transactions, with its arity.
+    Transaction(Transaction, i64),
 }
 
 /// Finds a command by its name, and by its second word when the first is a container.
@@ -740,6 +743,11 @@ pub fn find(name: &[u8], second: Option<&[u8]>) -> Option<Known> {
             },
             _ => Known::Ours(spec),
         });
+    }
+    if let Some((command, _, arity)) =
+        Transaction::ALL.into_iter().find(|(_, name, _)| name.as_bytes() == small)
+    {
+        return Some(Known::Transaction(command, arity));
     }
     let at = WRITES.binary_search_by(|(name, _)| name.as_bytes().cmp(small)).ok()?;
     let (name, arity) = WRITES[at];
@@ -774,7 +782,9 @@ pub fn find_full(name: &[u8]) -> Option<&'static Spec> {
         // A second word after a command that contains nothing names nothing.
         Known::Ours(spec) if second.is_some() && !spec.name.contains('|') => None,
         Known::Ours(spec) => Some(spec),
-        Known::NoSubcommand(_) | Known::Write(..) | Known::NoWrite(_) => None,
+        Known::NoSubcommand(_) | Known::Write(..) | Known::NoWrite(_) | Known::Transaction(..) => {
+            None
+        }
     }
 }
 
