@@ -1,0 +1,150 @@
+"""Random commands: all that docs/RESP.md lists, with arguments at the edges, and what replies have in common with Redis's.
+
+Everything that is known to differ from Redis is in `reply_of`, and nowhere else.
+"""
+
+import resp
+
+KEYS = [b"a", b"b", b"c", b"n", b"m", b"f", b"", b"bin\0\xff\r\n", b"L" * 300, b"{x}*?[a]"]
+NUMBERS = [b"0", b"1", b"-1", b"7", b"9223372036854775807", b"-9223372036854775808", b"9223372036854775808", b"10", b"1000"]
+ODD = [b"", b" 1", b"01", b"+1", b"-0", b"1.5", b"1e3", b"0x1p3", b"nan", b"inf", b"-inf", b"x", b"\0", b"$1\r\n", b"1" * 400]
+TIMES = [b"0", b"-1", b"x", b""]
+
+# What has no name in Redis either, and what is refused by its arguments.
+REFUSED = [
+    [b"NONSENSE", b"a"], [b"GET"], [b"SET", b"a"], [b"MSET", b"a"], [b"CLIENT", b"NONSENSE"], [b"CLIENT"], [b"CONFIG", b"GET"], [b"CONFIG", b"NONSENSE", b"x"],
+    [b"CLIENT", b"REPLY", b"x"], [b"CLIENT", b"KILL", b"1.2.3.4:5"], [b"CLIENT", b"KILL", b"ID", b"0"], [b"CLIENT", b"NO-EVICT", b"x"], [b"CLIENT", b"PAUSE", b"x"],
+    [b"CLIENT", b"SETNAME", b"a b"], [b"CLIENT", b"LIST", b"TYPE", b"x"], [b"CLIENT", b"UNBLOCK", b"x"], [b"HELLO", b"4"], [b"HELLO", b"x"], [b"HELLO", b"3", b"x"],
+    [b"AUTH", b"x"], [b"AUTH", b"default", b"x"], [b"AUTH", b"nobody", b"x"], [b"AUTH", b"a", b"b", b"c"], [b"SELECT", b"x"], [b"SELECT", b"99"], [b"SHUTDOWN", b"x"],
+    [b"FLUSHDB", b"x"], [b"FLUSHALL", b"SYNC", b"x"], [b"SCAN", b"x"], [b"SCAN", b"0", b"COUNT", b"0"], [b"SCAN", b"0", b"TYPE"], [b"COMMAND", b"GETKEYS", b"x"],
+    [b"EXEC"], [b"DISCARD"], [b"EXEC", b"x"], [b"MULTI", b"x"], [b"WATCH"],
+]  # fmt: skip
+
+
+def key(rng):
+    return rng.choice(KEYS)
+
+
+def value(rng):
+    kind = rng.randrange(20)
+    if kind < 8:
+        return rng.choice(NUMBERS)
+    if kind < 13:
+        return rng.choice(ODD)
+    return rng.randbytes(rng.choice((1, 10, 100, 2000, 2000, 30_000)))
+
+
+def number(rng):
+    return rng.choice(NUMBERS) if rng.random() < 0.8 else rng.choice(ODD)
+
+
+def set_options(rng):
+    words = []
+    for _ in range(rng.choice((0, 0, 0, 1, 1, 2, 3))):
+        words.append(rng.choice((b"NX", b"XX", b"GET", b"get", b"KEEPTTL", b"x", b"")))
+    if rng.random() < 0.1:
+        words += [rng.choice((b"EX", b"PX", b"EXAT", b"PXAT")), rng.choice(TIMES)]
+    return words
+
+
+def keys(rng):
+    return [key(rng) for _ in range(rng.choice((1, 1, 2, 3, 12)))]
+
+
+def pairs(rng):
+    return [word for one in keys(rng) for word in (one, value(rng))]
+
+
+ON_KEYS = [
+    (12, lambda r: [b"SET", key(r), value(r), *set_options(r)]),
+    (8, lambda r: [b"SET", key(r), value(r)]),
+    (3, lambda r: [b"SETNX", key(r), value(r)]),
+    (5, lambda r: [b"MSET", *pairs(r)]),
+    (3, lambda r: [b"MSETNX", *pairs(r)]),
+    (3, lambda r: [b"GETSET", key(r), value(r)]),
+    (3, lambda r: [b"GETDEL", key(r)]),
+    (4, lambda r: [b"APPEND", key(r), value(r)]),
+    (4, lambda r: [b"SETRANGE", key(r), r.choice((b"0", b"1", b"5", b"3000", b"-1", b"536870912", b"x")), value(r)]),
+    (4, lambda r: [r.choice((b"DEL", b"UNLINK")), *keys(r)]),
+    (6, lambda r: [r.choice((b"INCR", b"DECR")), key(r)]),
+    (6, lambda r: [r.choice((b"INCRBY", b"DECRBY")), key(r), number(r)]),
+    (4, lambda r: [b"INCRBYFLOAT", key(r), r.choice(NUMBERS[:4] + ODD)]),
+    (10, lambda r: [b"GET", key(r)]),
+    (4, lambda r: [b"MGET", *keys(r)]),
+    (3, lambda r: [b"EXISTS", *keys(r)]),
+    (2, lambda r: [b"STRLEN", key(r)]),
+    (3, lambda r: [r.choice((b"GETRANGE", b"SUBSTR")), key(r), number(r), number(r)]),
+    (2, lambda r: [r.choice((b"TYPE", b"TTL", b"PTTL")), key(r)]),
+]
+OF_ALL_KEYS = [
+    (3, lambda r: [b"DBSIZE"]),
+    (2, lambda r: [b"KEYS", r.choice((b"*", b"?", b"[a-c]", b"a*", b"", b"\\*", b"{x}\\*\\?\\[a]", b"bin*"))]),
+    (1, lambda r: [b"RANDOMKEY"]),
+    (1, lambda r: [b"SCAN", b"0", b"COUNT", b"10000"]),
+    (1, lambda r: [b"SCAN", b"0", b"COUNT", b"1000", b"MATCH", b"?"]),
+    (1, lambda r: [b"SCAN", b"0", b"COUNT", b"10000", b"TYPE", r.choice((b"string", b"list"))]),
+    (1, lambda r: [r.choice((b"FLUSHDB", b"FLUSHALL")), *r.choice(([], [], [b"ASYNC"], [b"SYNC"]))]),
+    (1, lambda r: [b"SAVE"]),
+    (1, lambda r: [b"LASTSAVE"]),
+]
+OTHERS = [
+    (3, lambda r: r.choice(([b"PING"], [b"PING", value(r)], [b"PING", b"a", b"b"]))),
+    (3, lambda r: [b"ECHO", value(r)]),
+    (1, lambda r: [b"SELECT", b"0"]),
+    (1, lambda r: [b"RESET"]),
+    (2, lambda r: [b"HELLO", r.choice((b"2", b"3"))]),
+    (1, lambda r: [b"HELLO", b"3", b"SETNAME", r.choice((b"me", b"a b", b""))]),
+    (1, lambda r: [b"AUTH", b"default", b"any"]),
+    (1, lambda r: [b"CLIENT", b"SETNAME", r.choice((b"me", b"", b"you"))]),
+    (2, lambda r: [b"CLIENT", r.choice((b"GETNAME", b"GETREDIR", b"TRACKINGINFO", b"ID", b"INFO", b"LIST", b"UNPAUSE"))]),
+    (1, lambda r: [b"CLIENT", b"NO-EVICT", b"on"]),
+    (1, lambda r: [b"CLIENT", b"UNBLOCK", b"999999"]),
+    (1, lambda r: [b"CLIENT", b"REPLY", b"ON"]),
+    (1, lambda r: [b"COMMAND", r.choice((b"GETKEYS", b"GETKEYSANDFLAGS")), *r.choice(([b"SET", b"a", b"b", *set_options(r)], [b"MSET", b"a", b"1", b"b", b"2"], [b"GET"], [b"PING"], [b"GETDEL", b"x"]))]),
+    (1, lambda r: [b"COMMAND", b"INFO", r.choice((b"set", b"get", b"mset", b"client|list", b"nonsense"))]),
+    (1, lambda r: [b"INFO", r.choice((b"server", b"keyspace", b"nosuch"))]),
+    (1, lambda r: [b"CONFIG", b"GET", r.choice((b"databases", b"nosuch*"))]),
+    (6, lambda r: list(r.choice(REFUSED))),
+]
+
+
+def a_command(rng, kinds):
+    """One command; now and then with a word too few or too many."""
+    words = rng.choices([make for _, make in kinds], [weight for weight, _ in kinds])[0](rng)
+    # Of these it makes commands that are not meant here.
+    if rng.random() < 0.03 and words[0] not in (b"SHUTDOWN", b"COMMAND", b"HELLO", b"INFO", b"WATCH"):
+        return words[:-1] if rng.random() < 0.5 and len(words) > 1 else [*words, rng.choice(ODD)]
+    return words
+
+
+def kinds_for(alone):
+    """The kinds of commands for a connection that has the database to itself, or not."""
+    return ON_KEYS + OTHERS + (OF_ALL_KEYS if alone else [])
+
+
+def fields(report):
+    return sorted(line.split(b":")[0] for line in report.split(b"\r\n"))
+
+
+def reply_of(words, reply):
+    """A reply without what may differ from Redis."""
+    name = words[0].upper()
+    second = words[1].upper() if len(words) > 1 else b""
+    if isinstance(reply, resp.Error):
+        return ("error", str(reply))
+    if name == b"HELLO" and isinstance(reply, (list, dict)):
+        # The connection's number.
+        pairs = list(reply.items()) if isinstance(reply, dict) else list(zip(reply[::2], reply[1::2]))
+        return (type(reply), [pair for pair in pairs if pair[0] != b"id"])
+    if name == b"KEYS":
+        return sorted(reply)
+    if name == b"SCAN":
+        # Another order; the replies asked for are whole scans.
+        return (reply[0], sorted(reply[1])) if len(reply[1]) < 10 or reply[0] == b"0" else None
+    if name == b"RANDOMKEY":
+        return type(reply)
+    if name in (b"LASTSAVE", b"INFO") or name == b"CLIENT" and second in (b"ID", b"INFO", b"LIST"):
+        return type(reply)
+    if name == b"COMMAND" and second == b"INFO":
+        return [one if one is None or isinstance(one, resp.Null) else one[:7] for one in reply]
+    return (type(reply), reply)
