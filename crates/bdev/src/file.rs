@@ -436,7 +436,7 @@ impl FileChannel {
                 // One of the others' completions comes here again.
                 return;
             }
-            let Some(mut buf) = self.core.alloc(len) else {
+            let Some(mut buf) = self.core.pool().alloc_reclaiming(len) else {
                 self.core.turn_at(self.core.now_ns() + RETRY_NS);
                 return;
             };

@@ -100,14 +100,14 @@ impl BlockCache {
         self.budget
     }
 
-    /// Gives up to `bytes` back at once, because memory is needed elsewhere.
-    pub fn shrink(&mut self, bytes: u64) {
+    /// Gives up to `bytes` back at once, because memory is needed elsewhere. Returns how many it gave.
+    pub fn shrink(&mut self, bytes: u64) -> u64 {
         let budget = self.budget;
-        if let Some(blocks) = &mut self.blocks {
-            let keep = blocks.weight().saturating_sub(bytes);
-            blocks.set_capacity(keep);
-            blocks.set_capacity(budget);
-        }
+        let Some(blocks) = &mut self.blocks else { return 0 };
+        let before = blocks.weight();
+        blocks.set_capacity(before.saturating_sub(bytes));
+        blocks.set_capacity(budget);
+        before.saturating_sub(blocks.weight())
     }
 }
 

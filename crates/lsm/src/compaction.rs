@@ -31,7 +31,7 @@ use crate::table::Table;
 use crate::table_writer::{FILE_BYTES, TableWriter};
 use crate::version::{Family, Level, Slot, Version, user_key};
 use crate::walk::{Direction, Position};
-use crate::writer::Inner;
+use crate::{commit, writer::Inner};
 
 /// Files of level 0 that are merged.
 const LEVEL0_FILES: usize = 4;
@@ -39,27 +39,37 @@ const LEVEL0_FILES: usize = 4;
 const LEVEL0_FILES_MANY: usize = 12;
 /// How much larger.
 const MUCH_LARGER: u64 = 4;
+/// A merge may stand on blocks that take such a part of a core's memory.
+const MEMORY_SHARE: u64 = 2;
 /// What a merge reads ahead of each source, in bytes.
 const READ_AHEAD: usize = 1 << 20;
 
 /// Merges whenever there is something to merge, until writing ends.
 pub(crate) async fn run(inner: &Inner) {
-    let ends = || inner.closing.get() || inner.has_failed();
-    while !ends() {
+    while !inner.rests() {
         let since_ns = inner.core.now_ns();
         match level0(inner).await {
             Ok(true) => {
+                inner.merge_files_max.set(usize::MAX);
                 inner.has_room(Task::Merge);
                 inner.moved.ring();
             }
             Err(error) if error.kind() == Kind::Full => {
                 inner.is_full(Task::Merge, &error);
                 inner.until_space(since_ns).await;
+                if inner.closing.get() {
+                    return;
+                }
+            }
+            Err(error) if error.kind() == Kind::Memory => {
+                let files = inner.merge_files_max.get().min(commit::level0_files(inner));
+                inner.merge_files_max.set((files / 2).max(1));
+                inner.lacks_memory("a merge of fewer files", &error).await;
             }
             Ok(false) => {
                 inner.has_room(Task::Merge);
                 let wanted = || is_due(&inner.db.0.current.load());
-                inner.moved.until(|| wanted() || ends()).await;
+                inner.moved.until(|| wanted() || inner.rests()).await;
             }
             Err(error) => inner.fail(&error),
         }
@@ -96,18 +106,49 @@ impl Progress {
 
 /// Whether a family needs a merge.
 pub(crate) fn is_due(version: &Version) -> bool {
-    work(version).is_some()
+    version.families.iter().any(|family| can_merge(version, family))
 }
 
 /// The first family that needs it, and what is to be merged of it.
-fn work(version: &Version) -> Option<(u32, Inputs)> {
-    version.families.iter().find_map(|family| Some((family.id, inputs(version, family)?)))
+fn work(inner: &Inner, version: &Version) -> Option<(u32, Inputs)> {
+    let memory = Memory {
+        files: inner.merge_files_max.get(),
+        bytes: inner.core.pool().limit() as u64 / MEMORY_SHARE,
+    };
+    version.families.iter().find_map(|family| Some((family.id, inputs(version, family, memory)?)))
+}
+
+/// What a merge may take: files of level 0, and bytes for the blocks that it stands on.
+#[derive(Clone, Copy)]
+struct Memory {
+    files: usize,
+    bytes: u64,
+}
+
+impl Memory {
+    /// The oldest files that may be merged together, at least one. Newest first, as they are given.
+    fn fitting<'a>(&self, version: &Version, level0: &'a [u32], level1: &[u32]) -> &'a [u32] {
+        // A source holds a block as it is stored, and unpacked.
+        let block = |slot: u32| {
+            let properties = version.table(slot).map(|table| &table.properties);
+            properties.map_or(0, |p| 2 * p.data_size / p.num_data_blocks.max(1))
+        };
+        let mut left =
+            self.bytes.saturating_sub(level1.iter().copied().map(block).max().unwrap_or(0));
+        let fits = |slot: &&u32| {
+            let bytes = block(**slot);
+            left = left.saturating_sub(bytes);
+            left > 0
+        };
+        let count = level0.iter().rev().take_while(fits).count().min(self.files).max(1);
+        &level0[level0.len().saturating_sub(count)..]
+    }
 }
 
 /// Merges level 0 of the first family that needs it; false if none does.
 async fn level0(inner: &Inner) -> Result<bool> {
     let version = inner.db.version();
-    let Some((id, inputs)) = work(&version) else { return Ok(false) };
+    let Some((id, inputs)) = work(inner, &version) else { return Ok(false) };
     let bytes =
         |slots: &[u32]| slots.iter().map(|&slot| version.meta(slot).size_bytes).sum::<u64>();
     let since_ns = inner.core.now_ns();
@@ -197,10 +238,11 @@ struct Inputs {
 
 /// Whether there is a merge for a family whose level 0 is full.
 pub(crate) fn can_merge(version: &Version, family: &Family) -> bool {
-    inputs(version, family).is_some()
+    let memory = Memory { files: usize::MAX, bytes: u64::MAX };
+    inputs(version, family, memory).is_some()
 }
 
-fn inputs(version: &Version, family: &Family) -> Option<Inputs> {
+fn inputs(version: &Version, family: &Family, memory: Memory) -> Option<Inputs> {
     let level0 = family.levels.first()?.slots.clone();
     if level0.len() < LEVEL0_FILES || family.refused.is_some() {
         return None;
@@ -224,6 +266,8 @@ fn inputs(version: &Version, family: &Family) -> Option<Inputs> {
     if level0.len() < LEVEL0_FILES_MANY && bytes(&level0) * MUCH_LARGER < bytes(&level1) {
         return None;
     }
+    // Older versions of what stays in level 0 may go below it, never the other way.
+    let level0 = memory.fitting(version, &level0, &level1).to_vec();
     let deeper = family.levels.iter().skip(2).any(|level| !level.slots.is_empty());
     let mut sorted = level0.clone();
     sorted.sort_by(|&a, &b| comparator.cmp_user(smallest(a), smallest(b)));

@@ -28,13 +28,12 @@ pub(crate) async fn run(inner: &Inner) {
 
 async fn all_generations(inner: &Inner) -> Result<()> {
     let none = || inner.waiting.borrow().is_empty();
-    let ends = || inner.closing.get() || inner.has_failed();
     // The families of the first generation that have their tables.
     let mut done = Vec::new();
     loop {
-        inner.moved.until(|| !none() || ends()).await;
+        inner.moved.until(|| !none() || inner.rests()).await;
         // The first generation is what was recovered: writes may wait for it.
-        if none() || (inner.closing.get() && inner.gone.get() > 0) || inner.has_failed() {
+        if none() || (inner.rests() && inner.gone.get() > 0) || inner.has_failed() {
             return Ok(());
         }
         let generation = {
@@ -50,6 +49,10 @@ async fn all_generations(inner: &Inner) -> Result<()> {
                 if inner.closing.get() {
                     return Ok(());
                 }
+                continue;
+            }
+            Err(error) if error.kind() == Kind::Memory => {
+                inner.lacks_memory("a flush", &error).await;
                 continue;
             }
             result => result?,

@@ -32,6 +32,7 @@ mod durability;
 mod error;
 mod flight;
 mod flush;
+mod insist;
 mod iter;
 mod job;
 mod level_iter;

@@ -16,6 +16,7 @@ use reactor::Core;
 use rocksfmt::{FileName, LOG_BLOCK_BYTES, LogWriter, ManifestState, VersionEdit};
 
 use crate::error::{Error, Kind, Result};
+use crate::insist;
 use crate::mutant::mutant;
 
 /// What a disk writes as a whole, in bytes.
@@ -147,7 +148,7 @@ impl ManifestWriter {
         let io = |e: std::io::Error| Error::io(&self.name, &e).for_good();
         let mut offset = start;
         for piece in bytes.chunks(PIECE) {
-            let mut buf = self.file.core().alloc_wait(piece.len()).await.map_err(io)?;
+            let mut buf = insist::memory(self.file.core(), piece.len()).await.map_err(io)?;
             buf[..piece.len()].copy_from_slice(piece);
             self.file.write_at(offset, buf, piece.len()).await.0.map_err(io)?;
             offset += piece.len() as u64;

@@ -6,14 +6,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::pin::pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 
 use fs::{File, Slice};
-use reactor::{Buf, Core};
+use reactor::{Buf, Core, Spare};
 use rocksfmt::{BLOCK_TRAILER_BYTES, BlockHandle, Compression, Decompressor, compression_byte};
 
 use crate::block::{BLOCK_BYTES_MAX, Block, BlockKind};
@@ -29,9 +28,6 @@ use crate::version::{Slot, Version};
 
 /// Names a column family; 0 is "default".
 pub type CfId = u32;
-
-/// How long a request waits for memory before it is refused, in nanoseconds.
-const MEMORY_PATIENCE_NS: u64 = 10_000_000_000;
 
 /// One core's view of a version: its own handle on every file.
 pub(crate) struct View {
@@ -171,7 +167,7 @@ impl Reader {
     }
 
     fn with_cache(db: &Db, core: &Core, cache_bytes: usize) -> Reader {
-        Reader(Rc::new(Inner {
+        let inner = Rc::new(Inner {
             core: core.clone(),
             db: db.clone(),
             view: RefCell::new(Rc::new(View::new(core, db.version(), None))),
@@ -181,7 +177,12 @@ impl Reader {
             decompressor: RefCell::default(),
             snapshots: Registry::new(core, db),
             verify: db.options().verify_checksums,
-        }))
+        });
+        if cache_bytes > 0 {
+            let weak: Weak<Inner> = Rc::downgrade(&inner);
+            core.pool().add_spare(weak);
+        }
+        Reader(inner)
     }
 
     /// The reader at the newest view.
@@ -333,6 +334,12 @@ impl Reader {
     }
 }
 
+impl Spare for Inner {
+    fn give_up(&self, bytes: usize) -> usize {
+        self.cache.borrow_mut().shrink(bytes as u64) as usize
+    }
+}
+
 impl Inner {
     #[inline]
     pub fn cached(&self, key: BlockKey) -> Option<Block> {
@@ -405,18 +412,13 @@ impl Inner {
         }
     }
 
-    /// Exact bytes of a file. Makes room in the cache when memory is short.
+    /// Exact bytes of a file.
     pub async fn read(&self, file: &File, offset: u64, len: usize) -> Result<Slice> {
         let place = |e: &std::io::Error| {
             let name = file.path().file_name().unwrap_or_default().to_string_lossy();
             Error::io(format_args!("{name} at offset {offset}"), e)
         };
-        if let Some(reading) = fs::start_read(file, offset, len).map_err(|e| place(&e))? {
-            return reading.await.map_err(|e| place(&e));
-        }
-        self.cache.borrow_mut().shrink(2 * len as u64 + (1 << 20));
-        let read = fs::read(file, offset, len);
-        self.with_patience(len, read).await?.map_err(|e| place(&e))
+        fs::read(file, offset, len).await.map_err(|e| place(&e))
     }
 
     /// Starts a read ahead of need, if there is memory to spare: half of what the cache leaves
@@ -431,31 +433,8 @@ impl Inner {
         fs::start_read(file, offset, len).ok().flatten()
     }
 
-    async fn with_patience<T>(&self, len: usize, wait: impl Future<Output = T>) -> Result<T> {
-        let mut wait = pin!(wait);
-        let mut limit = pin!(self.core.sleep_ns(MEMORY_PATIENCE_NS));
-        std::future::poll_fn(|cx| {
-            if let Poll::Ready(done) = wait.as_mut().poll(cx) {
-                return Poll::Ready(Ok(done));
-            }
-            limit.as_mut().poll(cx).map(|()| {
-                Err(Error::new(
-                    Kind::Memory,
-                    format!("no memory for {len} bytes: the budget is held by other requests"),
-                ))
-            })
-        })
-        .await
-    }
-
     async fn alloc(&self, len: usize) -> Result<Buf> {
-        if let Some(buf) = self.core.alloc(len) {
-            return Ok(buf);
-        }
-        self.cache.borrow_mut().shrink(2 * len as u64 + (1 << 20));
-        self.with_patience(len, self.core.alloc_wait(len))
-            .await?
-            .map_err(|e| Error::io("a block's memory", &e))
+        self.core.alloc_wait(len).await.map_err(|e| Error::io("a block's memory", &e))
     }
 
     /// Checks the stored bytes of a block (with trailer) and unpacks them. Suspends only when

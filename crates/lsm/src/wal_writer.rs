@@ -23,6 +23,7 @@ use reactor::Core;
 use rocksfmt::{FileName, GroupEnd, LOG_BLOCK_BYTES, LogWriter};
 
 use crate::error::{Error, Kind, Result};
+use crate::insist;
 
 /// What an acknowledged write survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -193,7 +194,7 @@ impl WalWriter {
         };
         let mut offset = start;
         for piece in self.group.chunks(PIECE) {
-            let mut buf = self.file.core().alloc_wait(piece.len()).await.map_err(io)?;
+            let mut buf = insist::memory(self.file.core(), piece.len()).await.map_err(io)?;
             buf[..piece.len()].copy_from_slice(piece);
             self.file.write_at(offset, buf, piece.len()).await.0.map_err(io)?;
             offset += piece.len() as u64;

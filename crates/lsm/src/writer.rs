@@ -124,6 +124,8 @@ const DOOMED_MANY: usize = 64;
 /// Files of level 0 at which flushes and merges go as fast as they can; at 16 writes are slowed
 /// down.
 const LEVEL0_FILES_HURRY: usize = 14;
+/// Pause after a flush or a merge that found no memory, in nanoseconds.
+const MEMORY_PAUSE_NS: u64 = 100_000_000;
 /// Largest batch in bytes.
 const BATCH_BYTES_MAX: usize = 256 << 20;
 
@@ -274,6 +276,10 @@ pub(crate) struct Inner {
     /// What ended all writing.
     pub failed: RefCell<Option<Error>>,
     pub closing: Cell<bool>,
+    /// The commit task runs: what was handed over may still need room in memory and in level 0.
+    pub committing: Cell<bool>,
+    /// Files of level 0 that one merge may take: fewer after one that lacked memory.
+    pub merge_files_max: Cell<usize>,
     /// Tasks that are still at work.
     working: Cell<usize>,
     ended: Signal,
@@ -522,6 +528,17 @@ impl Inner {
         self.moved.ring();
     }
 
+    /// Whether flushes and merges end: nobody waits for them any more.
+    pub fn rests(&self) -> bool {
+        self.has_failed() || (self.closing.get() && !self.committing.get())
+    }
+
+    /// A flush or a merge has found no memory: it tries again after a while.
+    pub async fn lacks_memory(&self, what: &str, error: &Error) {
+        tracing::warn!("{}: {what} is tried again: {error}", self.dir.path().display());
+        self.core.sleep_ns(MEMORY_PAUSE_NS).await;
+    }
+
     pub fn has_failed(&self) -> bool {
         self.failed.borrow().is_some()
     }
@@ -605,6 +622,8 @@ impl Writer {
             space: Space::default(),
             failed: RefCell::new(None),
             closing: Cell::new(false),
+            committing: Cell::new(true),
+            merge_files_max: Cell::new(usize::MAX),
             working: Cell::new(4),
             ended: Signal::default(),
         });
@@ -631,6 +650,8 @@ impl Writer {
         let commit = inner.clone();
         core.spawn(Class::Foreground, async move {
             commit::run(&commit, log).await;
+            commit.committing.set(false);
+            commit.moved.ring();
             commit.ends();
         });
         let flush = inner.clone();

@@ -8,6 +8,9 @@
 //!    can sit in a cache, be looked at by a cursor and be on its way to a socket without a copy.
 //! 4. The last holder returns it to the pool's free list.
 //!
+//! Whoever keeps buffers that it could do without (a cache) registers as a [`Spare`]: it is asked for them before
+//! anybody waits, so memory that is only kept for later never holds back work that needs it now.
+//!
 //! One core owns a pool; nothing here is `Send`. What must hold: `used + free <= limit` in bytes
 //! (the limit covers recycled buffers too), and a buffer's memory never moves while it lives.
 //! The pool does not zero what it hands out twice; a fresh buffer is zeroed.
@@ -17,13 +20,15 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::task::Waker;
 
 /// Alignment of every buffer in bytes: the smallest logical block of the disks we read.
 pub const BUF_ALIGN: usize = 512;
 /// Largest buffer of the pool in bytes; a longer request is refused.
 pub const BUF_MAX: usize = 1 << 30;
+/// Bytes that are reclaimed beyond what is needed.
+const RECLAIM_BYTES: usize = 1 << 20;
 /// Bytes behind the data that hold the share count.
 const TAIL: usize = 64;
 /// Classes up to 4 KiB in steps of 512 bytes, then eight to a doubling up to `BUF_MAX`.
@@ -55,6 +60,13 @@ fn layout(class: usize) -> Layout {
         .expect("class sizes are far below isize::MAX and the alignment is a power of two")
 }
 
+/// Somebody who keeps buffers of a pool that it can do without.
+pub trait Spare {
+    /// Gives up buffers of about `bytes`, or all it has, at once. Returns how many bytes it gave up; 0 when it has
+    /// none. Must not allocate from the pool.
+    fn give_up(&self, bytes: usize) -> usize;
+}
+
 struct Inner {
     limit: Cell<usize>,
     /// Bytes in buffers that are handed out.
@@ -63,9 +75,26 @@ struct Inner {
     free_bytes: Cell<usize>,
     free: RefCell<Vec<Vec<NonNull<u8>>>>,
     waiters: RefCell<VecDeque<Waker>>,
+    spares: RefCell<Vec<Weak<dyn Spare>>>,
 }
 
 impl Inner {
+    /// Asks for about `bytes` of what is kept for later; false when nobody has any.
+    fn reclaim(&self, bytes: usize) -> bool {
+        let mut given = 0;
+        for at in 0.. {
+            // Not borrowed while it gives up: that returns buffers, and may make others register.
+            let Some(spare) = self.spares.borrow().get(at).cloned() else { break };
+            if let Some(spare) = spare.upgrade() {
+                given += spare.give_up(bytes - given);
+            }
+            if given >= bytes {
+                break;
+            }
+        }
+        given > 0
+    }
+
     fn put(&self, ptr: NonNull<u8>, class: usize) {
         let size = class_size(class);
         self.used.set(self.used.get() - size);
@@ -115,6 +144,7 @@ impl Pool {
             free_bytes: Cell::new(0),
             free: RefCell::new((0..CLASSES).map(|_| Vec::new()).collect()),
             waiters: RefCell::new(VecDeque::new()),
+            spares: RefCell::default(),
         }))
     }
 
@@ -146,6 +176,27 @@ impl Pool {
         };
         inner.used.set(inner.used.get() + size);
         Some(Buf { ptr, class: class as u32, len, pool: self.clone() })
+    }
+
+    /// The same, and whoever keeps buffers for later gives them up first.
+    pub fn alloc_reclaiming(&self, len: usize) -> Option<Buf> {
+        loop {
+            if let Some(buf) = self.alloc(len) {
+                return Some(buf);
+            }
+            // More than is needed now, so that the next ones need not ask. What was given up may be in use elsewhere,
+            // so it goes on until there is room or nothing left.
+            if !self.could_hold(len) || !self.0.reclaim(2 * len + RECLAIM_BYTES) {
+                return None;
+            }
+        }
+    }
+
+    /// Asks `spare` for its buffers when memory is short, as long as it lives.
+    pub fn add_spare(&self, spare: Weak<dyn Spare>) {
+        let mut spares = self.0.spares.borrow_mut();
+        spares.retain(|spare| spare.strong_count() > 0);
+        spares.push(spare);
     }
 
     /// Registers a waker to be called when any buffer comes back.
@@ -366,6 +417,45 @@ mod tests {
         drop((b, small));
         assert_eq!(pool.used(), 0);
         assert!(pool.alloc(16 << 10).is_some());
+    }
+
+    /// Keeps buffers for later.
+    struct Keeper(RefCell<Vec<SharedBuf>>);
+
+    impl Spare for Keeper {
+        fn give_up(&self, bytes: usize) -> usize {
+            let mut given = 0;
+            while given < bytes
+                && let Some(buf) = { self.0.borrow_mut().pop() }
+            {
+                given += buf.footprint();
+            }
+            given
+        }
+    }
+
+    #[test]
+    fn what_is_kept_for_later_gives_way_to_what_is_needed_now() {
+        let pool = Pool::new(8 << 20);
+        let keep = |count: usize| -> Rc<Keeper> {
+            let bufs = (0..count).map(|_| pool.alloc(1 << 20).unwrap().share()).collect();
+            let keeper = Rc::new(Keeper(RefCell::new(bufs)));
+            let weak: Weak<Keeper> = Rc::downgrade(&keeper);
+            pool.add_spare(weak);
+            keeper
+        };
+        let (first, second) = (keep(4), keep(3));
+        let in_use = second.0.borrow().last().cloned();
+        let own = pool.alloc(1 << 20).unwrap();
+        assert!(pool.alloc(1).is_none(), "nobody asks for it");
+        assert!(pool.alloc_reclaiming(1).is_some());
+        assert!(pool.alloc_reclaiming(8 << 20).is_none(), "more than is kept");
+        assert!(first.0.borrow().is_empty() && second.0.borrow().is_empty());
+        drop(own);
+        assert!(pool.alloc_reclaiming(7 << 20).is_some() && in_use.is_some());
+        assert!(pool.alloc_reclaiming((8 << 20) + 1).is_none());
+        drop((first, second));
+        assert!(pool.alloc_reclaiming(8 << 20).is_none(), "one is in use");
     }
 
     #[test]

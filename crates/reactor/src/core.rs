@@ -55,6 +55,8 @@ const MESSAGES_PER_TURN: usize = 32;
 const POLLS_PER_TURN: usize = 4;
 /// Looks of pollers between two at everything else, while the core spins.
 const LOOKS: u32 = 16;
+/// How long a task waits for memory.
+const MEMORY_PATIENCE_NS: u64 = 10_000_000_000;
 /// Disk operations in flight beyond which background work waits.
 const BACKGROUND_DEPTH: usize = 32;
 
@@ -265,15 +267,17 @@ impl Core {
         &self.0.pool
     }
 
-    /// A buffer of `len` bytes, or `None` when the core's memory budget is used up.
+    /// A buffer of `len` bytes, or `None` when the core's memory budget is used up. Nobody gives anything up for it:
+    /// meant for what can do without.
     pub fn alloc(&self, len: usize) -> Option<Buf> {
         self.0.pool.alloc(len)
     }
 
-    /// A buffer of `len` bytes; suspends until there is room.
+    /// A buffer of `len` bytes; suspends until there is room. Caches give way first.
     ///
     /// # Errors
-    /// `OutOfMemory` when the whole budget could not hold it.
+    /// `OutOfMemory` when the whole budget could not hold it, and when there was no room for ten seconds: whoever waits
+    /// may hold memory that another waits for.
     pub async fn alloc_wait(&self, len: usize) -> io::Result<Buf> {
         if !self.0.pool.could_hold(len) {
             return Err(io::Error::new(
@@ -281,13 +285,20 @@ impl Core {
                 format!("{len} bytes are more than this core's memory budget"),
             ));
         }
-        std::future::poll_fn(|cx| match self.0.pool.alloc(len) {
-            Some(buf) => Poll::Ready(Ok(buf)),
-            None => {
-                self.0.stats.memory_waits.add(1);
-                self.0.pool.wait(cx.waker().clone());
-                Poll::Pending
+        let mut limit = None;
+        std::future::poll_fn(|cx| {
+            if let Some(buf) = self.0.pool.alloc_reclaiming(len) {
+                return Poll::Ready(Ok(buf));
             }
+            self.0.stats.memory_waits.add(1);
+            self.0.pool.wait(cx.waker().clone());
+            let limit = limit.get_or_insert_with(|| self.sleep_ns(MEMORY_PATIENCE_NS));
+            Pin::new(limit).poll(cx).map(|()| {
+                Err(io::Error::new(
+                    io::ErrorKind::OutOfMemory,
+                    format!("no memory for {len} bytes: the budget is held by other requests"),
+                ))
+            })
         })
         .await
     }

@@ -41,7 +41,7 @@ mod timer;
 mod unix;
 mod write;
 
-pub use buf::{BUF_ALIGN, BUF_MAX, Buf, Pool, SharedBuf, Slice};
+pub use buf::{BUF_ALIGN, BUF_MAX, Buf, Pool, SharedBuf, Slice, Spare};
 pub use core::{Core, JoinHandle, LockGuard, Sleep};
 pub use driver::DirEntry;
 pub use file::{File, Mode, Opening, ReadAt, SharedFile};

@@ -1,0 +1,113 @@
+//! Writing ends in its time, whatever memory is short and whatever was handed over, in a simulated world: a wake-up
+//! that nobody sends is a deadlock there, and found.
+
+use std::path::Path;
+
+use lsm::{BatchWriter, Db, Durability, OpenOptions, WriteOptions, Writer};
+use reactor::sim::{SimConfig, World};
+use reactor::{Buf, Core};
+
+const DIR: &str = "/db";
+const CHUNK: usize = 256 << 10;
+
+fn world(seed: u64, memory: usize) -> World {
+    let world = World::new(seed, 1, SimConfig { memory, ..SimConfig::default() });
+    world.add_dir(DIR);
+    world
+}
+
+async fn open(core: &Core, cache_bytes: usize, memtable_bytes: usize) -> (Db, Writer) {
+    let durability = Durability::Process;
+    let options = OpenOptions { cache_bytes, ..OpenOptions::default() };
+    let write = WriteOptions { durability, memtable_bytes, ..WriteOptions::default() };
+    Db::open_for_writing(core, Path::new(DIR), options, write).await.unwrap()
+}
+
+fn key(number: usize) -> Vec<u8> {
+    format!("key{number:06}").into_bytes()
+}
+
+#[test]
+fn what_was_handed_over_before_the_end_is_written() {
+    for seed in 0..5 {
+        world(seed, 8 << 20)
+            .run(|core| async move {
+                let (db, writer) = open(&core, 0, 50_000).await;
+                // Many times what the memtables hold that may wait to become tables.
+                let written: Vec<_> = (0..60)
+                    .map(|number| {
+                        let mut batch = BatchWriter::new();
+                        batch.put(0, &key(number), &[7; 30_000]);
+                        writer.submit(batch, None).unwrap()
+                    })
+                    .collect();
+                writer.close().await.unwrap();
+                for written in written {
+                    written.await.unwrap();
+                }
+                let reader = db.attach(&core);
+                for number in 0..60 {
+                    assert!(reader.get(0, &key(number), None).await.unwrap().is_some());
+                }
+            })
+            .unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    }
+}
+
+/// Takes what is free, in pieces smaller than what anybody waits for.
+fn take_the_rest(core: &Core) -> Vec<Buf> {
+    let mut taken = Vec::new();
+    for len in [64 << 10, 4096, 512] {
+        while let Some(buf) = core.alloc(len) {
+            taken.push(buf);
+        }
+    }
+    taken
+}
+
+#[test]
+fn the_cache_gives_way_to_flushes_and_merges_when_nobody_reads() {
+    for seed in 0..3 {
+        world(seed, 4 << 20)
+            .run(|core| async move {
+                let (db, writer) = open(&core, 3 << 20, 200_000).await;
+                for number in 0..8000 {
+                    writer.put(&key(number), &[7; 1000]).await.unwrap();
+                }
+                let reader = db.attach(&core);
+                while reader.stats().cache_bytes < (3 << 20) - CHUNK as u64 {
+                    let number = core.random_u64() as usize % 8000;
+                    reader.get(0, &key(number), None).await.unwrap();
+                }
+                // What else there is belongs to requests that take their time.
+                let held = take_the_rest(&core);
+                for number in 0..3000 {
+                    writer.put(&key(number), &[8; 1000]).await.unwrap();
+                }
+                writer.close().await.unwrap();
+                drop(held);
+            })
+            .unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    }
+}
+
+#[test]
+fn a_merge_that_lacks_memory_is_tried_again_and_ends_no_writing() {
+    for seed in 0..3 {
+        world(seed, 8 << 20)
+            .run(|core| async move {
+                let (db, writer) = open(&core, 0, 1_000_000).await;
+                // A block of each of so many tables is more than there is memory for.
+                for number in 0..60 {
+                    writer.put(&key(number % 20), &vec![number as u8; 600_000]).await.unwrap();
+                }
+                writer.close().await.unwrap();
+                let reader = db.attach(&core);
+                for number in 40..60 {
+                    let value = reader.get(0, &key(number % 20), None).await.unwrap().unwrap();
+                    assert_eq!((value.len(), value[0]), (600_000, number as u8));
+                }
+            })
+            .unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    }
+}
