@@ -189,6 +189,68 @@ def test_commands_are_described_as_redis_describes_them(pair):
             assert ours.call("COMMAND", "GETKEYS", *words) == theirs.call("COMMAND", "GETKEYS", *words)
 
 
+def command_stats(client):
+    """Calls, refusals and failures of each command that was called or refused."""
+    stats = {}
+    for line in client.call("INFO", "commandstats").decode().splitlines():
+        if line.startswith("cmdstat_"):
+            name, values = line.split(":")
+            fields = dict(field.split("=") for field in values.split(","))
+            assert list(fields) == ["calls", "usec", "usec_per_call", "rejected_calls", "failed_calls"], line
+            stats[name] = [int(fields[name]) for name in ("calls", "rejected_calls", "failed_calls")]
+    return stats
+
+
+def test_command_stats_count_what_redis_counts(pair):
+    counted = []
+    for server in pair:
+        with server.connect() as client:
+            assert client.call("FLUSHALL") == OK and client.call("CONFIG", "RESETSTAT") == OK
+            for line in (
+                "GET a;GET;GET a b;SET a x;SET a;SET a x y;INCR a;INCR n;INCR n;INCRBY n x;MSET a 1;MSET a 1 b;MSET a 1 b 2;NONSENSE;CLIENT NONSENSE;CLIENT;"
+                "CLIENT REPLY x;CLIENT KILL 1.2.3.4:5;CONFIG SET nosuch 1;CONFIG GET x;APPEND a b;EXISTS a a;PTTL a;TTL a;SUBSTR a 0 1;GETRANGE a x 1;SETNX a 1;SELECT 99;PING a b;"
+                "CLIENT REPLY ON;SAVE;LASTSAVE x;SETRANGE a -1 x;GETDEL a;ECHO;SET b y;SET b y;MSET c 1;UNLINK b"
+            ).split(";"):
+                client.call(*line.split())
+            client.send(resp.encode("CLIENT", "REPLY", "SKIP") + resp.encode("INCR", "n") + resp.encode("CLIENT", "REPLY", "OFF"))
+            client.send(resp.encode("SET", "n", "x") + resp.encode("INCR", "n") + resp.encode("INCRBY", "n", "y") + resp.encode("CLIENT", "REPLY", "ON"))
+            assert client.reply() == OK
+            stats = command_stats(client)
+            # Redis counts a call when it has ended, Millrace when it begins.
+            stats.pop("cmdstat_info", None)
+            stats.pop("cmdstat_config|resetstat", None)
+            counted.append(stats)
+    assert counted[1] == counted[0]
+
+
+def test_a_connection_that_a_pause_holds_back_is_blocked(pair):
+    for server in pair:
+        with server.connect() as client, server.connect() as held:
+            assert b"\r\nblocked_clients:0\r\n" in client.call("INFO", "clients")
+            assert client.call("CLIENT", "PAUSE", "60000", "WRITE") == OK
+            held.send(resp.encode("SET", "a", "1"))
+            deadline = time.monotonic() + 20
+            while b"\r\nblocked_clients:1\r\n" not in client.call("INFO", "clients"):
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            assert client.call("CLIENT", "UNPAUSE") == OK and held.reply() == OK
+            assert b"\r\nblocked_clients:0\r\n" in client.call("INFO", "clients")
+
+
+@pytest.mark.parametrize("sent", [b"client list\r\n", resp.encode("CLIENT", "INFO"), resp.encode("PING") + resp.encode("CLIENT", "INFO") + resp.encode("ECHO", "x" * 1000)])
+def test_what_is_in_a_connection_s_buffer_is_told(pair, sent):
+    said = []
+    for server in pair:
+        with server.connect() as client:
+            client.send(sent)
+            reply = client.reply()
+            line = reply if reply != b"PONG" else client.reply()
+            # This connection is the last one.
+            fields = dict(field.split(b"=", 1) for field in line.splitlines()[-1].split())
+            said.append((fields[b"qbuf"], fields[b"cmd"], fields[b"resp"]))
+    assert said[1] == said[0]
+
+
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_redis_py_is_at_home(protocol, pair):
     client = redis.Redis(port=pair[1].port, protocol=protocol)

@@ -1,6 +1,8 @@
 //! Commands about connections and about the node: `CLIENT`, `INFO`, `CONFIG RESETSTAT`. What other cores know, they
 //! are asked for.
 
+use std::rc::Rc;
+
 use resp::Writer;
 
 use crate::args::Args;
@@ -12,7 +14,7 @@ use crate::info::{CoreReport, Report, ShardReport};
 use crate::password::Password;
 use crate::replies::{Length, SmallReply};
 use crate::session::{Session, owned};
-use crate::state::KvStats;
+use crate::state::{CoreState, KvStats};
 
 impl Session {
     pub(crate) fn client_command(&mut self, command: ClientCommand<'_>) {
@@ -71,13 +73,18 @@ impl Session {
             }
             ClientCommand::List(filter) => {
                 let (state, order) = (self.state.clone(), ListOrder::new(filter));
-                let protocol = self.protocol;
+                let (protocol, id) = (self.protocol, self.client.id);
+                // This one as it is now, with the command that asks in its buffer.
+                let own = self.client.describe(state.core.now_ns());
                 self.small(Length::Long, async move {
                     let lists = state
                         .ask_all(move |there| there.clients.describe(&order, there.core.now_ns()))
                         .await;
                     let mut lines = lists.concat();
                     lines.sort();
+                    if let Ok(at) = lines.binary_search_by_key(&id, |(id, _)| *id) {
+                        lines[at].1 = own;
+                    }
                     let text: Vec<u8> = lines.into_iter().flat_map(|(_, line)| line).collect();
                     let mut bytes = Vec::new();
                     Writer::new(&mut bytes, protocol).verbatim(b"txt", &text);
@@ -115,7 +122,11 @@ impl Session {
     pub(crate) fn reset_stats(&mut self) {
         let (state, protocol) = (self.state.clone(), self.protocol);
         self.small(Length::Short, async move {
-            state.ask_all(|there| *there.stats.borrow_mut() = KvStats::default()).await;
+            let reset = |there: &Rc<CoreState>| {
+                *there.stats.borrow_mut() = KvStats::default();
+                there.commands.reset();
+            };
+            state.ask_all(reset).await;
             let mut bytes = Vec::new();
             Writer::new(&mut bytes, protocol).ok();
             bytes.into()

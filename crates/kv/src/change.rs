@@ -7,6 +7,7 @@
 use lsm::{BatchWriter, Op, WriteBatch};
 
 use crate::long_double::LongDouble;
+use crate::spec::CommandId;
 use crate::state::FAMILY;
 
 /// Largest value that a command may build: Redis's `proto-max-bulk-len`.
@@ -16,6 +17,8 @@ pub(crate) const VALUE_BYTES_MAX: usize = resp::BULK_BYTES_MAX;
 pub struct Change {
     pub(crate) kind: Kind,
     pub(crate) batch: BatchWriter,
+    /// Which command it is for, where one is.
+    pub(crate) command: Option<CommandId>,
     commands: Commands,
 }
 
@@ -107,7 +110,7 @@ pub enum Answer {
 
 impl Change {
     pub(crate) fn new(kind: Kind, batch: BatchWriter) -> Self {
-        Self { kind, batch, commands: Commands::ONE }
+        Self { kind, batch, command: None, commands: Commands::ONE }
     }
 
     /// Sets a key, as `SET` does. Answered by [`Answer::Ok`].
@@ -182,7 +185,7 @@ impl Change {
                 None if command + 1 < count => 1,
                 None => u32::MAX,
             };
-            let mut change = Change::puts();
+            let mut change = Change { command: self.command, ..Change::puts() };
             for (key, value) in entries.by_ref().take(keys as usize) {
                 change.also_put(key, value.unwrap_or_default());
             }

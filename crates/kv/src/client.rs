@@ -24,6 +24,8 @@ pub(crate) struct Client {
     /// The full name of its last command.
     pub command: Cell<&'static str>,
     pub input_bytes: Cell<usize>,
+    /// It has sent a command that a pause holds back.
+    pub blocked: Cell<bool>,
     pub input_room_bytes: Cell<usize>,
     pub unsent_bytes: Cell<usize>,
     killed: Cell<bool>,
@@ -159,6 +161,11 @@ impl Clients {
         self.list.borrow().len()
     }
 
+    /// How many wait for the end of a pause.
+    pub fn blocked(&self) -> usize {
+        self.list.borrow().values().filter(|client| client.blocked.get()).count()
+    }
+
     /// Registers a connection.
     pub fn add(
         &self,
@@ -180,6 +187,7 @@ impl Clients {
             active_ns: Cell::new(now_ns),
             command: Cell::new("NULL"),
             input_bytes: Cell::default(),
+            blocked: Cell::default(),
             input_room_bytes: Cell::default(),
             unsent_bytes: Cell::default(),
             killed: Cell::default(),

@@ -75,7 +75,7 @@ pub enum Command<'a> {
     /// `MULTI` and its kin.
     Transaction(Transaction),
     /// A command that writes.
-    Write(&'static str, WriteCommand<'a>),
+    Write(WriteCommand<'a>),
 }
 
 /// What a command writes.
@@ -112,7 +112,7 @@ impl Command<'_> {
     /// What it has to do with the keys.
     pub fn access(&self) -> Access {
         match self {
-            Self::Write(..) | Self::Save | Self::BackgroundSave => Access::Write,
+            Self::Write(_) | Self::Save | Self::BackgroundSave => Access::Write,
             Self::One(..)
             | Self::MGet(_)
             | Self::Exists(_)
@@ -124,68 +124,6 @@ impl Command<'_> {
             | Self::LastSave
             | Self::Info(_) => Access::Read,
             _ => Access::None,
-        }
-    }
-
-    /// The full name, for lists of connections.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::One(_, Ask::Value) => "get",
-            Self::One(_, Ask::Length) => "strlen",
-            Self::One(_, Ask::Part { .. }) => "getrange",
-            Self::One(_, Ask::Type) => "type",
-            Self::One(_, Ask::TimeToLive) => "ttl",
-            Self::Auth(_) => "auth",
-            Self::BackgroundSave => "bgsave",
-            Self::Client(command) => match command {
-                ClientCommand::GetName => "client|getname",
-                ClientCommand::GetRedir => "client|getredir",
-                ClientCommand::Help => "client|help",
-                ClientCommand::Id => "client|id",
-                ClientCommand::Info => "client|info",
-                ClientCommand::Kill(_) => "client|kill",
-                ClientCommand::List(_) => "client|list",
-                ClientCommand::NoEvict => "client|no-evict",
-                ClientCommand::Pause { .. } => "client|pause",
-                ClientCommand::Reply(_) => "client|reply",
-                ClientCommand::SetName(_) => "client|setname",
-                ClientCommand::TrackingInfo => "client|trackinginfo",
-                ClientCommand::Unblock => "client|unblock",
-                ClientCommand::Unpause => "client|unpause",
-            },
-            Self::Describe(question) => match question {
-                Describe::Count => "command|count",
-                Describe::Docs(_) => "command|docs",
-                Describe::GetKeys { flags: false, .. } => "command|getkeys",
-                Describe::GetKeys { flags: true, .. } => "command|getkeysandflags",
-                Describe::Help => "command|help",
-                Describe::Info(_) => "command|info",
-                Describe::List(_) => "command|list",
-            },
-            Self::ConfigGet(_) => "config|get",
-            Self::ConfigHelp => "config|help",
-            Self::ConfigResetStat => "config|resetstat",
-            Self::ConfigRewrite => "config|rewrite",
-            Self::ConfigSet(_) => "config|set",
-            Self::DbSize => "dbsize",
-            Self::Echo(_) => "echo",
-            Self::Hello(_) => "hello",
-            Self::Info(_) => "info",
-            Self::Keys(_) => "keys",
-            Self::LastSave => "lastsave",
-            Self::MGet(_) => "mget",
-            Self::Exists(_) => "exists",
-            Self::Range(_) => "mr.range",
-            Self::Ping(_) => "ping",
-            Self::Quit => "quit",
-            Self::RandomKey => "randomkey",
-            Self::Reset => "reset",
-            Self::Scan(_) => "scan",
-            Self::Save => "save",
-            Self::Select => "select",
-            Self::ShutDown => "shutdown",
-            Self::Transaction(command) => command.name(),
-            Self::Write(name, _) => name,
         }
     }
 }
@@ -345,63 +283,102 @@ pub struct May {
     pub enter: bool,
 }
 
+/// What a client's words have turned out to be.
+#[derive(Debug)]
+pub struct Parsed<'a> {
+    /// The command or, when there is one of that name, why it cannot be executed.
+    pub command: Result<Command<'a>, Refusal<'a>>,
+    /// Which command of the table it is.
+    pub id: Option<CommandId>,
+    /// The full name, for lists of connections; Redis's word for none.
+    pub name: &'static str,
+    /// It is refused before its arguments are looked at.
+    pub rejected: bool,
+}
+
+impl<'a> Parsed<'a> {
+    fn of(id: CommandId, name: &'static str, command: Result<Command<'a>, Refusal<'a>>) -> Self {
+        Self { command, id: Some(id), name, rejected: false }
+    }
+
+    fn no_row(command: Result<Command<'a>, Refusal<'a>>) -> Self {
+        let name = match &command {
+            Ok(Command::Transaction(command)) => command.name(),
+            _ => "NULL",
+        };
+        Self { rejected: command.is_err(), command, id: None, name }
+    }
+}
+
 /// Reads a command from its words.
-pub fn parse(args: Args<'_>, may: May) -> Result<Command<'_>, Refusal<'_>> {
-    let writable = may.write;
+pub fn parse(args: Args<'_>, may: May) -> Parsed<'_> {
     // What nearly everybody asks nearly always.
-    if !may.enter {
-        return parse_any(args, may);
+    if may.enter && args.len() == 2 && args.is(0, "get") {
+        return Parsed::of(CommandId::Get, "get", Ok(Command::One(args.get(1), Ask::Value)));
     }
-    if args.len() == 2 && args.is(0, "get") {
-        return Ok(Command::One(args.get(1), Ask::Value));
-    }
-    if args.len() == 3 && args.is(0, "set") && writable {
-        return Ok(Command::Write("set", WriteCommand::Put(args.get(1), args.get(2))));
+    if may.enter && may.write && args.len() == 3 && args.is(0, "set") {
+        let put = WriteCommand::Put(args.get(1), args.get(2));
+        return Parsed::of(CommandId::Set, "set", Ok(Command::Write(put)));
     }
     parse_any(args, may)
 }
 
-fn parse_any(args: Args<'_>, may: May) -> Result<Command<'_>, Refusal<'_>> {
+fn parse_any(args: Args<'_>, may: May) -> Parsed<'_> {
     let second = (args.len() > 1).then(|| args.get(1));
     let spec = match table::find(args.get(0), second) {
-        None => return Err(Refusal::UnknownCommand(args)),
+        Some(Known::Ours(spec)) => spec,
+        other => return Parsed::no_row(without_row(args, other, may)),
+    };
+    let rejection = if !spec.takes_count(args.len()) {
+        Refusal::WrongCount(spec.name)
+    } else if !may.enter && !spec.is_for_all() {
+        Refusal::NO_PASSWORD
+    } else if spec.writes() && !may.write {
+        Refusal::ReadOnly
+    } else {
+        return Parsed::of(spec.id, spec.name, checked(args, spec));
+    };
+    let parsed = Parsed::of(spec.id, spec.name, Err(rejection));
+    Parsed { rejected: true, ..parsed }
+}
+
+/// What is not in the table: commands of transactions, and those that are refused by their names.
+fn without_row<'a>(
+    args: Args<'a>,
+    known: Option<Known>,
+    may: May,
+) -> Result<Command<'a>, Refusal<'a>> {
+    match known {
         Some(Known::NoSubcommand(container)) => {
-            return Err(Refusal::UnknownSubcommand {
-                container: container.name,
-                word: args.get(1),
-            });
+            Err(Refusal::UnknownSubcommand { container: container.name, word: args.get(1) })
         }
-        Some(Known::NoWrite(_) | Known::Write(..)) if may.write => {
-            return Err(Refusal::UnknownCommand(args));
+        Some(Known::NoWrite(container)) if !may.write => {
+            Err(Refusal::UnknownSubcommand { container, word: args.get(1) })
         }
-        Some(Known::NoWrite(container)) => {
-            return Err(Refusal::UnknownSubcommand { container, word: args.get(1) });
-        }
-        Some(Known::Write(name, arity)) => {
-            return Err(match takes_count(arity, args.len()) {
+        Some(Known::Write(name, arity)) if !may.write => {
+            Err(match takes_count(arity, args.len()) {
                 false => Refusal::WrongCount(name),
                 true if !may.enter => Refusal::NO_PASSWORD,
                 true => Refusal::ReadOnly,
-            });
+            })
         }
-        Some(Known::Transaction(command, arity)) => {
-            return match takes_count(arity, args.len()) {
-                false => Err(command.wrong_count()),
-                true if !may.enter => Err(command.no_password()),
-                true => Ok(Command::Transaction(command)),
-            };
+        Some(Known::Transaction(command, arity)) => match takes_count(arity, args.len()) {
+            false => Err(command.wrong_count()),
+            true if !may.enter => Err(command.no_password()),
+            true => Ok(Command::Transaction(command)),
+        },
+        Some(Known::Ours(_) | Known::NoWrite(_) | Known::Write(..)) | None => {
+            Err(Refusal::UnknownCommand(args))
         }
-        Some(Known::Ours(spec)) => spec,
-    };
-    if !spec.takes_count(args.len()) {
-        return Err(Refusal::WrongCount(spec.name));
     }
-    if !may.enter && !spec.is_for_all() {
-        return Err(Refusal::NO_PASSWORD);
-    }
+}
+
+/// A command of the table, whose arguments are of the right number and which may be executed.
+fn checked<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>, Refusal<'a>> {
     if spec.writes() {
-        return if may.write { write(args, spec) } else { Err(Refusal::ReadOnly) };
+        return write(args, spec);
     }
+    let second = (args.len() > 1).then(|| args.get(1));
     let client = |command| Ok(Command::Client(command));
     let describe = |command| Ok(Command::Describe(command));
     match spec.id {
@@ -541,7 +518,7 @@ fn write<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>, Refusal
         }
         _ => Err(Refusal::SYNTAX),
     };
-    command.map(|command| Command::Write(spec.name, command))
+    command.map(Command::Write)
 }
 
 /// `SET` with its options.
@@ -904,7 +881,7 @@ mod tests {
 
     /// The error reply to `line`, or what the command looks like.
     fn outcome(line: &str) -> String {
-        with(line, |args| match parse(args, READS) {
+        with(line, |args| match parse(args, READS).command {
             Ok(command) => format!("{command:?}"),
             Err(refusal) => {
                 let mut out = Vec::new();
@@ -1053,23 +1030,23 @@ mod tests {
     #[test]
     fn reads_of_one_key_say_what_they_ask() {
         with("GeT k", |args| {
-            assert!(matches!(parse(args, READS), Ok(Command::One(b"k", Ask::Value))))
+            assert!(matches!(parse(args, READS).command, Ok(Command::One(b"k", Ask::Value))))
         });
         with("getrange k -5 7", |args| {
             assert!(matches!(
-                parse(args, READS),
+                parse(args, READS).command,
                 Ok(Command::One(b"k", Ask::Part { start: -5, end: 7 }))
             ));
         });
         with("pttl k", |args| {
-            assert!(matches!(parse(args, READS), Ok(Command::One(b"k", Ask::TimeToLive))))
+            assert!(matches!(parse(args, READS).command, Ok(Command::One(b"k", Ask::TimeToLive))))
         });
     }
 
     #[test]
     fn ranges_take_their_options_in_any_order() {
         with("mr.range (a + novalues limit 5 reverse", |args| {
-            let Ok(Command::Range(query)) = parse(args, READS) else { panic!() };
+            let Ok(Command::Range(query)) = parse(args, READS).command else { panic!() };
             assert_eq!(query.start, RangeBound::Exclusive(b"a"));
             assert_eq!(query.end, RangeBound::Open);
             assert_eq!((query.reverse, query.limit, query.values), (true, Some(5), false));
@@ -1087,12 +1064,12 @@ mod tests {
     #[test]
     fn scan_reads_its_options() {
         with("scan 17 match a* count 100 type STRING", |args| {
-            let Ok(Command::Scan(scan)) = parse(args, READS) else { panic!() };
+            let Ok(Command::Scan(scan)) = parse(args, READS).command else { panic!() };
             assert_eq!((scan.cursor, scan.pattern, scan.count), (17, Some(&b"a*"[..]), 100));
             assert!(scan.of_our_type);
         });
         with("scan 0 match * type list", |args| {
-            let Ok(Command::Scan(scan)) = parse(args, READS) else { panic!() };
+            let Ok(Command::Scan(scan)) = parse(args, READS).command else { panic!() };
             assert_eq!((scan.pattern, scan.count, scan.of_our_type), (None, SCAN_COUNT, false));
         });
         for (word, cursor) in

@@ -141,11 +141,13 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
         let paused_until_ns = state.shared.paused_until_ns();
         let paused = paused_until_ns > state.core.now_ns();
         if !paused && !input.buffer.is_empty() {
+            client.input_bytes.set(input.buffer.len());
             let Input { buffer, consumed, parser, missing, .. } = &mut input;
             *missing = session.work(parser, buffer, consumed);
             input.compact();
             client.input_bytes.set(input.buffer.len());
         }
+        client.blocked.set(session.waits_for_pause || paused && input.missing.is_none());
         if receiving.is_none() || apart {
             input_share.set(input.buffer.len());
         }

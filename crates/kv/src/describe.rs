@@ -232,11 +232,13 @@ mod tests {
 
     fn answer(line: &str, protocol: Protocol) -> Reply {
         let mut out = Vec::new();
-        with(line, |args| match parse(args, crate::command::May { write: true, enter: true }) {
-            Ok(Command::Describe(question)) => {
-                describe(question, &mut Writer::new(&mut out, protocol))
+        with(line, |args| {
+            match parse(args, crate::command::May { write: true, enter: true }).command {
+                Ok(Command::Describe(question)) => {
+                    describe(question, &mut Writer::new(&mut out, protocol))
+                }
+                other => panic!("{other:?}"),
             }
-            other => panic!("{other:?}"),
         });
         let mut decoder = Decoder::new(DecoderLimits::default());
         decoder.feed(&out);
@@ -247,11 +249,13 @@ mod tests {
 
     fn raw(line: &str, protocol: Protocol) -> String {
         let mut out = Vec::new();
-        with(line, |args| match parse(args, crate::command::May { write: true, enter: true }) {
-            Ok(Command::Describe(question)) => {
-                describe(question, &mut Writer::new(&mut out, protocol))
+        with(line, |args| {
+            match parse(args, crate::command::May { write: true, enter: true }).command {
+                Ok(Command::Describe(question)) => {
+                    describe(question, &mut Writer::new(&mut out, protocol))
+                }
+                other => panic!("{other:?}"),
             }
-            other => panic!("{other:?}"),
         });
         String::from_utf8(out).unwrap()
     }

@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use lsm::{ReaderStats, WriterStats};
 
+use crate::command_stats::{CommandStats, sums};
 use crate::node_info::NodeInfo;
 use crate::settings::Settings;
 use crate::shard::{Shard, ShardStats};
@@ -23,6 +24,8 @@ pub(crate) struct CoreReport {
     pub pool_bytes: usize,
     pub pool_budget_bytes: usize,
     pub clients: usize,
+    pub blocked_clients: usize,
+    pub commands: Vec<CommandStats>,
     pub scans: usize,
     pub input_bytes: usize,
     pub unsent_bytes: usize,
@@ -46,6 +49,8 @@ impl CoreReport {
             pool_bytes: core.pool().used(),
             pool_budget_bytes: core.pool().limit(),
             clients: state.clients.len(),
+            blocked_clients: state.clients.blocked(),
+            commands: state.commands.list(),
             scans: state.scans.borrow().len(),
             input_bytes: state.input_bytes.get(),
             unsent_bytes: state.unsent_bytes.get(),
@@ -95,10 +100,14 @@ const SECTIONS: &[(&str, Section)] = &[
     ("Persistence", persistence),
     ("Stats", stats),
     ("Replication", replication),
+    ("Commandstats", command_stats),
     ("CPU", cpu),
     ("Keyspace", keyspace),
     ("Cores", cores),
 ];
+
+/// The section that comes only when it is asked for, or all are.
+const NOT_BY_DEFAULT: &str = "Commandstats";
 
 /// Everything a report is made of.
 pub(crate) struct Report<'a> {
@@ -120,11 +129,12 @@ impl Report<'_> {
     /// The sections that were asked for, all when none was.
     pub fn write(&self, asked: &[Vec<u8>]) -> String {
         let wanted = |name: &str| {
-            asked.is_empty()
+            let by_default = name != NOT_BY_DEFAULT;
+            let words = [name, "all", "everything", "default"];
+            let words = if by_default { &words[..] } else { &words[..3] };
+            asked.is_empty() && by_default
                 || asked.iter().any(|asked| {
-                    ["default", "all", "everything", name]
-                        .iter()
-                        .any(|word| word.as_bytes().eq_ignore_ascii_case(asked))
+                    words.iter().any(|word| word.as_bytes().eq_ignore_ascii_case(asked))
                 })
         };
         let mut text = String::new();
@@ -179,7 +189,7 @@ fn clients(report: &Report<'_>, text: &mut String) {
     lines!(text,
         "connected_clients:{}", report.sum(|core| core.clients as u64);
         "maxclients:{}", report.settings.clients_max.saturating_mul(report.cores.len());
-        "blocked_clients:0";
+        "blocked_clients:{}", report.sum(|core| core.blocked_clients as u64);
         "tracking_clients:0";
         "clients_input_bytes:{}", report.sum(|core| core.input_bytes as u64);
         "clients_unsent_bytes:{}", report.sum(|core| core.unsent_bytes as u64);
@@ -282,6 +292,17 @@ fn stats(report: &Report<'_>, text: &mut String) {
 fn replication(_: &Report<'_>, text: &mut String) {
     // Nothing is replicated; it is what a client's topology discovery wants to hear.
     lines!(text, "role:master"; "connected_slaves:0";);
+}
+
+fn command_stats(report: &Report<'_>, text: &mut String) {
+    for (name, stats) in sums(report.cores.iter().map(|core| &core.commands[..])) {
+        let CommandStats { calls, time_ns, rejected, failed } = stats;
+        let each = time_ns as f64 / 1000.0 / calls.max(1) as f64;
+        lines!(text,
+            "cmdstat_{}:calls={},usec={},usec_per_call={:.2},rejected_calls={},failed_calls={}",
+            name, calls, time_ns / 1000, each, rejected, failed;
+        );
+    }
 }
 
 fn cpu(report: &Report<'_>, text: &mut String) {
@@ -414,7 +435,8 @@ pub(crate) mod tests {
     #[test]
     fn all_sections_come_by_default_one_when_named_none_when_unknown() {
         let headers = |text: &str| text.lines().filter(|line| line.starts_with('#')).count();
-        assert_eq!(headers(&report(&[])), SECTIONS.len());
+        assert_eq!(headers(&report(&[])), SECTIONS.len() - 1);
+        assert_eq!(headers(&report(&["default"])), SECTIONS.len() - 1);
         assert_eq!(headers(&report(&["everything"])), SECTIONS.len());
         assert_eq!(report(&["KEYSPACE"]), "# Keyspace\r\ndb0:keys=12,expires=0,avg_ttl=0\r\n");
         assert_eq!(

@@ -27,6 +27,7 @@ mod args;
 mod change;
 mod client;
 mod command;
+mod command_stats;
 mod config_get;
 mod connection;
 mod describe;

@@ -9,6 +9,7 @@ use crate::change::{Change, Kind};
 use crate::command::WriteCommand;
 use crate::replies::Written;
 use crate::session::Session;
+use crate::spec::CommandId;
 
 /// Bytes that are sent without waiting for more.
 const PARCEL_BYTES: usize = 128 * 1024;
@@ -30,45 +31,47 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    fn add(&mut self, command: WriteCommand<'_>) {
+    fn add(&mut self, id: Option<CommandId>, command: WriteCommand<'_>) {
         match command {
             WriteCommand::Put(key, value) => {
-                self.put(key.len() + value.len(), |change| change.also_put(key, value));
+                self.put(id, key.len() + value.len(), |change| change.also_put(key, value));
             }
             WriteCommand::PutAll(pairs) => {
                 let bytes = pairs.iter().map(<[u8]>::len).sum();
-                self.put(bytes, |change| put_pairs(change, pairs));
+                self.put(id, bytes, |change| put_pairs(change, pairs));
             }
             WriteCommand::PutAllIfNone(pairs) => {
                 let mut change = Change::of(Kind::PutIfNone);
                 put_pairs(&mut change, pairs);
-                self.push(change);
+                self.push(id, change);
             }
-            WriteCommand::Clear => self.push(Change::clear()),
-            WriteCommand::Delete(keys) => self.push(Change::delete(keys.iter())),
+            WriteCommand::Clear => self.push(id, Change::clear()),
+            WriteCommand::Delete(keys) => self.push(id, Change::delete(keys.iter())),
             WriteCommand::GetDelete(key) => {
                 let mut change = Change::delete([key]);
                 change.kind = Kind::GetDelete;
-                self.push(change);
+                self.push(id, change);
             }
             WriteCommand::Modify(kind, key, operand) => {
                 let mut change = Change::of(kind);
                 change.also_put(key, operand);
-                self.push(change);
+                self.push(id, change);
             }
         }
     }
 
-    fn push(&mut self, change: Change) {
+    fn push(&mut self, id: Option<CommandId>, mut change: Change) {
+        change.command = id;
         self.bytes += change.len();
         self.changes.push(change);
     }
 
-    /// Sets keys, so many bytes of them and of their values, in the batch of the commands before, if these set keys
-    /// too.
-    fn put(&mut self, bytes: usize, put: impl FnOnce(&mut Change)) {
+    /// Sets keys, so many bytes of them and of their values, in the batch of the commands before, if these are the same
+    /// command.
+    fn put(&mut self, id: Option<CommandId>, bytes: usize, put: impl FnOnce(&mut Change)) {
         if let Some(last) = self.changes.last_mut()
             && last.kind == Kind::Put
+            && last.command == id
             && last.batch.len() < BATCH_BYTES
             && bytes < BATCH_BYTES
         {
@@ -80,7 +83,7 @@ impl Outgoing {
             let mut change = Change::puts();
             change.batch.reserve(self.expected_bytes.min(BATCH_BYTES));
             put(&mut change);
-            self.push(change);
+            self.push(id, change);
         }
     }
 }
@@ -98,7 +101,7 @@ impl Session {
             self.send_writes();
             self.outgoing.silent = self.is_silent();
         }
-        self.outgoing.add(command);
+        self.outgoing.add(self.replies.command, command);
         if self.outgoing.bytes >= PARCEL_BYTES || self.outgoing.changes.len() >= CHANGES_MAX {
             self.send_writes();
         }
@@ -108,7 +111,7 @@ impl Session {
     pub(crate) fn save(&mut self, waits: bool) {
         self.send_writes();
         self.outgoing.silent = !waits || self.is_silent();
-        self.outgoing.push(Change::sync());
+        self.outgoing.push(self.replies.command, Change::sync());
         self.send_writes();
         if !waits {
             self.reply(|writer| writer.simple("Background saving started"));

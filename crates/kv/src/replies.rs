@@ -23,6 +23,7 @@ use crate::command::Ask;
 use crate::output::{Batch, Output, Sending};
 use crate::reads;
 use crate::settings::Settings;
+use crate::spec::CommandId;
 use crate::state::{CoreState, FAMILY, KvStats, Share};
 use crate::stream::{KEYS_PER_LOOKUP, LookupStream, Piece, Rest, Stream};
 use crate::writes::{Run, Slot};
@@ -38,11 +39,11 @@ enum Later {
     /// Ready, behind others that are not.
     Ready(Output),
     /// A question about one key.
-    One { task: JoinHandle<Read>, ask: Ask, protocol: Protocol },
+    One { task: JoinHandle<Read>, ask: Ask, protocol: Protocol, command: Option<CommandId> },
     /// The values of some keys.
-    Some { task: JoinHandle<ReadSome>, protocol: Protocol, keys: usize },
+    Some { task: JoinHandle<ReadSome>, protocol: Protocol, keys: usize, command: Option<CommandId> },
     /// A reply of bounded size.
-    Small { task: JoinHandle<SmallReply>, weight: usize },
+    Small { task: JoinHandle<SmallReply>, weight: usize, command: Option<CommandId> },
     /// The next piece of a reply of any size.
     Piece(JoinHandle<Piece>),
     /// Such a reply, waiting for its reader.
@@ -158,6 +159,8 @@ pub(crate) struct Replies {
     window: Window,
     streaming: bool,
     pub closing: Closing,
+    /// Which command is being executed.
+    pub command: Option<CommandId>,
     sending_bytes: usize,
     sending_pinned_bytes: usize,
     unsent: Share,
@@ -195,6 +198,7 @@ impl Replies {
             window: Window::default(),
             streaming: false,
             closing: Closing::No,
+            command: None,
             sending_bytes: 0,
             sending_pinned_bytes: 0,
             unsent: state.unsent_bytes.share(),
@@ -310,6 +314,9 @@ impl Replies {
                     stats.reads_cached += 1;
                     hit_or_miss(&answer, stats);
                 });
+                if answer.is_err() {
+                    self.state.commands.failed(self.command, 1);
+                }
                 let state = self.state.clone();
                 self.append(|output| write_one(&state, output, &answer, ask, protocol));
             }
@@ -326,7 +333,8 @@ impl Replies {
                     }
                 });
                 self.reads += 1;
-                self.later.push_back(Later::One { task, ask, protocol });
+                let command = self.command;
+                self.later.push_back(Later::One { task, ask, protocol, command });
             }
         }
     }
@@ -350,7 +358,8 @@ impl Replies {
             }
         });
         self.reads += count;
-        self.later.push_back(Later::Some { task, protocol, keys: count });
+        let command = self.command;
+        self.later.push_back(Later::Some { task, protocol, keys: count, command });
     }
 
     /// Gives what the shard answers to a parcel of writes.
@@ -368,7 +377,7 @@ impl Replies {
             Length::Long => (self.state.shared.settings().reads_max / LONG_REPLIES_MAX).max(1),
         };
         self.reads += weight;
-        self.later.push_back(Later::Small { task, weight });
+        self.later.push_back(Later::Small { task, weight, command: self.command });
     }
 
     /// Gives a reply of any size.
@@ -400,7 +409,7 @@ impl Replies {
                         self.output.append(output);
                     }
                 }
-                Later::One { task, ask, protocol } => {
+                Later::One { task, ask, protocol, command } => {
                     match Pin::new(&mut *task).poll(cx) {
                         Poll::Pending => break,
                         Poll::Ready(Read::Again(key)) => {
@@ -412,8 +421,11 @@ impl Replies {
                         }
                         Poll::Ready(Read::Answer(answer, held)) => {
                             self.window.leave(held);
-                            let (ask, protocol) = (*ask, *protocol);
+                            let (ask, protocol, command) = (*ask, *protocol, *command);
                             self.later.pop_front();
+                            if answer.is_err() {
+                                self.state.commands.failed(command, 1);
+                            }
                             self.reads -= 1;
                             self.state.count(|stats| hit_or_miss(&answer, stats));
                             self.saw(std::slice::from_ref(&answer));
@@ -428,13 +440,11 @@ impl Replies {
                     self.writes_bytes -= written.bytes;
                     self.writes_values -= written.values;
                     self.later.pop_front();
-                    if !silent {
-                        self.write_answers(answers, protocol);
-                    }
+                    self.write_answers(answers, protocol, silent);
                 }
-                Later::Some { task, protocol, keys } => {
+                Later::Some { task, protocol, keys, command } => {
                     let Poll::Ready(found) = Pin::new(task).poll(cx) else { break };
-                    let (protocol, keys) = (*protocol, *keys);
+                    let (protocol, keys, command) = (*protocol, *keys, *command);
                     self.later.pop_front();
                     self.reads -= keys;
                     match found {
@@ -449,15 +459,23 @@ impl Replies {
                                 answers.iter().for_each(|answer| hit_or_miss(answer, stats));
                             });
                             self.saw(&answers);
+                            if answers.iter().any(Result::is_err) {
+                                self.state.commands.failed(command, 1);
+                            }
                             let mut writer = Writer::new(self.output.tail(), protocol);
                             reads::write_values(&answers, &mut writer);
                         }
                     }
                 }
-                Later::Small { task, weight } => {
+                Later::Small { task, weight, command } => {
                     let Poll::Ready(reply) = Pin::new(task).poll(cx) else { break };
                     self.reads -= *weight;
+                    let command = *command;
                     self.later.pop_front();
+                    if reply.bytes.first() == Some(&b'-') {
+                        self.state.count(|stats| stats.errors += 1);
+                        self.state.commands.failed(command, 1);
+                    }
                     self.output.tail().extend_from_slice(&reply.bytes);
                     if reply.close {
                         self.later.clear();
@@ -505,13 +523,17 @@ impl Replies {
         moved
     }
 
-    fn write_answers(&mut self, answers: Vec<Run>, protocol: Protocol) {
-        for Run { commands, answer, .. } in answers {
+    fn write_answers(&mut self, answers: Vec<Run>, protocol: Protocol, silent: bool) {
+        for Run { commands, command, answer, .. } in answers {
             if let WriteAnswer::Bulk(value) = &answer {
                 self.value_bytes = value.len().max(self.value_bytes - self.value_bytes / 16);
             }
             if matches!(answer, WriteAnswer::Refused(_) | WriteAnswer::Failed(_)) {
                 self.state.count(|stats| stats.errors += u64::from(commands));
+                self.state.commands.failed(command, commands.into());
+            }
+            if silent {
+                continue;
             }
             let mut writer = Writer::new(self.output.tail(), protocol);
             for _ in 0..commands {

@@ -12,7 +12,7 @@ use resp::{Parser, Progress, Protocol, Writer};
 
 use crate::args::Args;
 use crate::client::Client;
-use crate::command::{Access, Command, Hello, Login, May, parse};
+use crate::command::{Access, Command, Hello, Login, May, Parsed, parse};
 use crate::config_get::{self, Now};
 use crate::describe::describe;
 use crate::help;
@@ -20,6 +20,7 @@ use crate::outgoing::Outgoing;
 use crate::reads::{self, ScanOrder};
 use crate::refusal::Refusal;
 use crate::replies::{Closing, Length, Replies, SmallReply};
+use crate::spec::CommandId;
 use crate::state::CoreState;
 use crate::stream::{RangeStream, Stream};
 use crate::walk::Walk;
@@ -41,6 +42,9 @@ pub(crate) struct Session {
     pub(crate) replies: Replies,
     /// Writes of the commands just taken.
     pub(crate) outgoing: Outgoing,
+    /// The command whose time is being taken, and since when.
+    metered: Option<CommandId>,
+    metered_from_ns: u64,
     /// A `MULTI` was refused, and what follows it is.
     pub(crate) after_multi: bool,
     /// The command at the input's beginning has so many bytes and waits for others before it.
@@ -64,10 +68,30 @@ impl Session {
             entered: state.password.borrow().is_none(),
             replies: Replies::new(state),
             outgoing: Outgoing::default(),
+            metered: None,
+            metered_from_ns: 0,
             after_multi: false,
             held: None,
             waits_for_room: false,
             waits_for_pause: false,
+        }
+    }
+
+    /// Counts a call of a command, and the time of those before it when they were another.
+    fn meter(&mut self, command: CommandId) {
+        self.state.commands.count(command, |stats| stats.calls += 1);
+        if self.metered != Some(command) {
+            self.stop_meter();
+            self.metered = Some(command);
+            self.metered_from_ns = self.state.core.now_exact_ns();
+        }
+    }
+
+    /// Counts the time of the last commands.
+    fn stop_meter(&mut self) {
+        if let Some(command) = self.metered.take() {
+            let time_ns = self.state.core.now_exact_ns().saturating_sub(self.metered_from_ns);
+            self.state.commands.count(command, |stats| stats.time_ns += time_ns);
         }
     }
 
@@ -128,6 +152,7 @@ impl Session {
             }
         };
         self.send_writes();
+        self.stop_meter();
         self.state.count(|stats| stats.commands += commands);
         missing
     }
@@ -175,6 +200,9 @@ impl Session {
         if self.is_silent() {
             let mut nowhere = Vec::new();
             write(&mut Writer::new(&mut nowhere, self.protocol));
+            if nowhere.first() == Some(&b'-') {
+                self.count_error();
+            }
             return;
         }
         let protocol = self.protocol;
@@ -186,8 +214,13 @@ impl Session {
             error = tail.get(before) == Some(&b'-');
         });
         if error {
-            self.state.count(|stats| stats.errors += 1);
+            self.count_error();
         }
+    }
+
+    fn count_error(&self) {
+        self.state.count(|stats| stats.errors += 1);
+        self.state.commands.failed(self.replies.command, 1);
     }
 
     pub(crate) fn is_silent(&self) -> bool {
@@ -196,9 +229,11 @@ impl Session {
 
     /// Executes a command; false when it has to wait for others before it.
     fn execute(&mut self, args: Args<'_>) -> bool {
-        let mut command = parse(args, self.may());
+        let Parsed { mut command, id, name, mut rejected } = parse(args, self.may());
         if self.after_multi {
+            rejected |= command.is_ok();
             command = self.after_multi(command);
+            rejected &= command.is_err();
         }
         let access = command.as_ref().map_or(Access::None, Command::access);
         if access != Access::Write {
@@ -208,11 +243,15 @@ impl Session {
             return false;
         }
         self.skip_this = std::mem::take(&mut self.skip_next);
+        self.client.command.set(name);
+        self.replies.command = id.filter(|_| !rejected);
+        match (id, rejected) {
+            (Some(id), true) => self.state.commands.count(id, |stats| stats.rejected += 1),
+            (Some(id), false) => self.meter(id),
+            (None, _) => self.stop_meter(),
+        }
         match command {
-            Ok(command) => {
-                self.client.command.set(command.name());
-                self.execute_now(command);
-            }
+            Ok(command) => self.execute_now(command),
             Err(refusal) => self.reply(|writer| refusal.write(writer)),
         }
         true
@@ -227,7 +266,7 @@ impl Session {
 
     fn execute_now(&mut self, command: Command<'_>) {
         match command {
-            Command::Write(_, command) => self.write(command),
+            Command::Write(command) => self.write(command),
             Command::One(key, ask) => {
                 if !self.is_silent() {
                     self.replies.read_one(key, ask, self.protocol);

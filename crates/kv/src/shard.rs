@@ -40,6 +40,7 @@ use crate::modify::{self, Old, Write};
 use crate::overlay::{Key, Newest, Overlay, Ticket};
 use crate::reads::error_text;
 use crate::shared::{Posters, Shared};
+use crate::spec::CommandId;
 use crate::state::FAMILY;
 use crate::writes::{Answered, PARCELS_MAX, Parcel, Run, Slot};
 
@@ -156,6 +157,7 @@ struct Place {
     answers: Rc<Answers>,
     at: u32,
     commands: u32,
+    command: Option<CommandId>,
 }
 
 /// The answers to the commands of one parcel.
@@ -312,8 +314,8 @@ impl Inner {
         });
         let mut at = 0;
         for change in changes {
-            let commands = change.commands();
-            self.begin(change, Place { answers: answers.clone(), at, commands });
+            let (commands, command) = (change.commands(), change.command);
+            self.begin(change, Place { answers: answers.clone(), at, commands, command });
             at += commands;
         }
     }
@@ -696,8 +698,8 @@ impl Inner {
 
     fn answer(&self, place: Place, answer: Answer) {
         self.count(|stats| stats.changes += 1);
-        let Place { answers, at, commands } = place;
-        answers.runs.borrow_mut().push(Run { at, commands, answer });
+        let Place { answers, at, commands, command } = place;
+        answers.runs.borrow_mut().push(Run { at, commands, command, answer });
         answers.left.set(answers.left.get() - commands);
         if answers.left.get() > 0 {
             return;
@@ -828,12 +830,10 @@ async fn land_all(inner: Rc<Inner>) {
 
 /// The changes of a change's commands, each with its place.
 fn apart(change: Change, place: Place) -> impl Iterator<Item = (Change, Place)> {
-    let Place { answers, at, .. } = place;
-    change
-        .apart()
-        .into_iter()
-        .zip(at..)
-        .map(move |(change, at)| (change, Place { answers: answers.clone(), at, commands: 1 }))
+    let Place { answers, at, command, .. } = place;
+    change.apart().into_iter().zip(at..).map(move |(change, at)| {
+        (change, Place { answers: answers.clone(), at, commands: 1, command })
+    })
 }
 
 fn old_state(found: Option<lsm::Value>, need: Need) -> Old {

@@ -77,6 +77,11 @@ pub enum CommandId {
     Unlink,
 }
 
+impl CommandId {
+    /// How many there are.
+    pub(crate) const COUNT: usize = Self::Unlink as usize + 1;
+}
+
 /// Where a command's keys stand among its arguments. Zero `first` means that it has none; a negative `last` counts
 /// from the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

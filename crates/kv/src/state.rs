@@ -9,6 +9,7 @@ use lsm::{CfId, Reader};
 use reactor::Core;
 
 use crate::client::Clients;
+use crate::command_stats::AllCommandStats;
 use crate::password::Password;
 use crate::scan_table::ScanTable;
 use crate::shard::Shard;
@@ -51,6 +52,7 @@ pub(crate) struct CoreState {
     pub clients: Clients,
     pub scans: RefCell<ScanTable>,
     pub stats: RefCell<KvStats>,
+    pub commands: AllCommandStats,
     pub questions: Questions,
     pub writes: Rc<Writes>,
     /// What clients must give, if anything.
@@ -79,6 +81,7 @@ impl CoreState {
             clients: Clients::new(core.id(), core.cores()),
             scans: RefCell::new(ScanTable::new(core.id())),
             stats: RefCell::default(),
+            commands: AllCommandStats::default(),
             questions: Questions::default(),
             writes: Writes::new(shard),
             password: RefCell::new(shared.settings().password.clone()),

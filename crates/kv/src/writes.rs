@@ -23,6 +23,7 @@ use crate::client::Client;
 use crate::settings::Settings;
 use crate::shard::Shard;
 use crate::shared::Posters;
+use crate::spec::CommandId;
 use crate::state::{Gauge, Share};
 
 /// Parcels that one core may have on their way.
@@ -42,6 +43,8 @@ pub(crate) struct Run {
     /// How many commands of the parcel come before them.
     pub at: u32,
     pub commands: u32,
+    /// Which command they all are, where that is known.
+    pub command: Option<CommandId>,
     pub answer: Answer,
 }
 
@@ -155,7 +158,10 @@ impl Writes {
                 let commands = changes.iter().map(Change::commands).sum();
                 if !posters.post_parcel(Parcel { core, number, changes }) {
                     let answer = Answer::Failed("ERR the node is shutting down".into());
-                    self.deliver(vec![(number, vec![Run { at: 0, commands, answer }])]);
+                    self.deliver(vec![(
+                        number,
+                        vec![Run { at: 0, commands, command: None, answer }],
+                    )]);
                 }
             }
         }
@@ -203,7 +209,7 @@ mod tests {
         slot.held.replace(Some(Held { writes: writes.clone(), _bytes: bytes, _parcel: parcel }));
         assert!(!writes.has_room(&settings));
         let number = writes.number(&slot);
-        let run = Run { at: 0, commands: 1, answer: Answer::Ok };
+        let run = Run { at: 0, commands: 1, command: None, answer: Answer::Ok };
         writes.deliver(vec![(number, vec![run.clone()])]);
         assert!(writes.has_room(&settings) && writes.bytes() == 0);
         let mut cx = Context::from_waker(Waker::noop());
