@@ -148,6 +148,15 @@ impl Dir {
     /// As the system gives them. After an error of the last step, the sync of the directory,
     /// either may be found after a power cut.
     pub async fn write_small_atomically(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        self.replace_small(name, bytes).await?;
+        self.sync().await
+    }
+
+    /// The same without the last step: the new is found for certain after [`Dir::sync`].
+    ///
+    /// # Errors
+    /// As the system gives them.
+    pub async fn replace_small(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let draft = format!("{name}.dbtmp");
         let file = self.create_or_empty(&draft, Mode::Buffered).await?;
         let file = self.core.attach(&file);
@@ -155,7 +164,6 @@ impl Dir {
         buf.copy_from_slice(bytes);
         file.write_at(0, buf, bytes.len()).await.0?;
         file.sync_data().await?;
-        self.rename(&draft, name).await?;
-        self.sync().await
+        self.rename(&draft, name).await
     }
 }

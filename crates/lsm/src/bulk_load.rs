@@ -13,7 +13,9 @@
 //! ends the load. A snapshot that was taken before sees what was loaded, as it does with RocksDB
 //! where snapshots are not asked to be consistent with ingestion.
 
-use rocksfmt::{Comparator, LEVELS_MAX, SEEK_TYPE, SEQUENCE_MAX, ValueType, VersionEdit, pack};
+use rocksfmt::{
+    Comparator, FileName, LEVELS_MAX, SEEK_TYPE, SEQUENCE_MAX, ValueType, VersionEdit, pack,
+};
 
 use crate::error::{Error, Kind, Result};
 use crate::job::{ENTRIES_AT_ONCE, Job, Made};
@@ -61,7 +63,7 @@ impl Writer {
         let result = loaded.await;
         // Of a change of the MANIFEST that failed nobody knows whether it has them.
         if result.is_err() && !inner.has_failed() {
-            inner.remove_numbers(job.made.take());
+            inner.remove_files(job.made.take().into_iter().map(FileName::Sst).collect());
         }
         result.map(|()| load.entries)
     }
@@ -151,7 +153,7 @@ async fn install(inner: &Inner, id: CfId, tables: &mut Vec<Table>) -> Result<()>
         new_files: tables.iter().map(|table| (level as u32, table.meta.clone())).collect(),
         ..VersionEdit::default()
     };
-    let changed = turn.change(edit, |version| put(version, id, level, tables)).await;
+    let changed = turn.change(vec![edit], |version| put(version, id, level, tables)).await;
     if let Err(error) = &changed
         && error.kind() != Kind::Full
     {

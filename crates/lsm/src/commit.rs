@@ -16,7 +16,7 @@ use crate::space::Task;
 use crate::version::{Family, Level, Slot};
 use crate::wal_writer::{Durability, NewLog, WalWriter};
 use crate::writer::{Generation, Inner, Pending, Request};
-use crate::{compaction, job};
+use crate::{blob_garbage, compaction, job};
 
 /// Bytes of batches that go to the log together, as long as there is more than one.
 const GROUP_BYTES: usize = 512 << 10;
@@ -145,7 +145,12 @@ impl Commit<'_> {
         let visible = inner.db.visible();
         match group.first().map(|first| &first.request) {
             Some(Request::Batch { .. }) => self.commit(group).await?,
-            Some(&Request::Clear(family)) => self.clear(family).await?,
+            Some(Request::Clear(_)) => {
+                let mut ids: Vec<u32> = group.iter().filter_map(Pending::clears).collect();
+                ids.sort_unstable();
+                ids.dedup();
+                self.clear(&ids).await?;
+            }
             Some(Request::Sync) => self.sync().await?,
             None => {}
         }
@@ -320,42 +325,48 @@ impl Commit<'_> {
         Ok(())
     }
 
-    /// Removes all that a column family has. From one record of the MANIFEST on it has no tables,
-    /// and its logs begin with a new one.
-    async fn clear(&mut self, id: u32) -> Result<()> {
+    /// Removes all that column families have. From one change of the MANIFEST on they have no
+    /// tables, and their logs begin with a new one.
+    async fn clear(&mut self, ids: &[u32]) -> Result<()> {
         let inner = self.inner;
         self.begin_log(0).await?;
         let turn = inner.manifest_turn().await?;
         let version = inner.db.version();
-        let family = version.family(id)?;
-        let levels = family.levels.iter().enumerate();
-        let files = levels.flat_map(|(at, level)| level.slots.iter().map(move |&slot| (at, slot)));
-        let files: Vec<(usize, u32)> = files.collect();
-        let number = |&(level, slot): &(usize, u32)| (level as u32, version.meta(slot).number);
-        let edit = VersionEdit {
-            column_family: id,
-            log_number: Some(self.log.number()),
-            keys: (id == 0).then_some(0),
-            deleted_files: files.iter().map(number).collect(),
-            ..VersionEdit::default()
-        };
-        turn.change(edit, |version| {
-            for &(_, slot) in &files {
+        let mut files = Vec::new();
+        let mut edits = Vec::new();
+        for &id in ids {
+            let levels = version.family(id)?.levels.iter().enumerate();
+            let of_family: Vec<(u32, u32)> = levels
+                .flat_map(|(at, level)| level.slots.iter().map(move |&slot| (at as u32, slot)))
+                .collect();
+            let number = |&(level, slot): &(u32, u32)| (level, version.meta(slot).number);
+            edits.push(VersionEdit {
+                column_family: id,
+                log_number: Some(self.log.number()),
+                keys: (id == 0).then_some(0),
+                deleted_files: of_family.iter().map(number).collect(),
+                blob_garbage: blob_garbage::all_alive(turn.state(), id),
+                ..VersionEdit::default()
+            });
+            files.extend(of_family.into_iter().map(|(_, slot)| slot));
+        }
+        turn.change(edits, |version| {
+            for &slot in &files {
                 version.slots[slot as usize] = Slot::Free;
             }
-            for family in version.families.iter_mut().filter(|family| family.id == id) {
+            for family in version.families.iter_mut().filter(|family| ids.contains(&family.id)) {
                 family.mems.truncate(1);
                 family.levels.fill_with(Level::default);
             }
         })
         .await?;
-        inner.cleared.borrow_mut().insert(id, self.log.number());
+        inner.cleared.borrow_mut().extend(ids.iter().map(|&id| (id, self.log.number())));
         inner.db.0.clears.fetch_add(1, Ordering::SeqCst);
-        if id == 0 {
+        if ids.contains(&0) {
             inner.keys_in_tables.set(Some(0));
             inner.db.set_keys(Some(0));
         }
-        inner.remove_tables(files.iter().map(|&(_, slot)| version.meta(slot)));
+        inner.remove_tables(files.iter().map(|&slot| version.meta(slot)));
         Ok(())
     }
 
@@ -391,22 +402,25 @@ fn batches(
     })
 }
 
-/// Batches that follow each other, or one request of another kind.
+/// Batches that follow each other, or clearings that do, or one request of another kind.
 fn take_group(inner: &Inner, group: &mut Vec<Pending>) {
     let mut queue = inner.queue.borrow_mut();
     let mut bytes = 0;
     while let Some(next) = queue.front() {
-        match &next.request {
-            Request::Batch { batch, .. } => bytes += batch.len(),
-            Request::Clear(_) | Request::Sync => bytes = usize::MAX,
-        }
-        if !group.is_empty() && bytes > GROUP_BYTES {
+        let joins = match (group.first().map(|first| &first.request), &next.request) {
+            (None, _) | (Some(Request::Clear(_)), Request::Clear(_)) => true,
+            (Some(Request::Batch { .. }), Request::Batch { batch, .. }) => {
+                bytes + batch.len() <= GROUP_BYTES
+            }
+            _ => false,
+        };
+        if !joins {
             return;
+        }
+        if let Request::Batch { batch, .. } = &next.request {
+            bytes += batch.len();
         }
         group.extend(queue.pop_front());
-        if bytes == usize::MAX {
-            return;
-        }
     }
 }
 

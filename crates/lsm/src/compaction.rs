@@ -20,6 +20,7 @@ use rocksfmt::{
     unpack,
 };
 
+use crate::blob_garbage::BlobMeter;
 use crate::error::{Error, Kind, Result};
 use crate::job::{self, ENTRIES_AT_ONCE, Job, Place};
 use crate::level_iter::{Bounds, LevelIter};
@@ -152,8 +153,8 @@ async fn level0(inner: &Inner) -> Result<bool> {
     let bytes =
         |slots: &[u32]| slots.iter().map(|&slot| version.meta(slot).size_bytes).sum::<u64>();
     let since_ns = inner.core.now_ns();
-    let tables = if inputs.moves {
-        Vec::new()
+    let (tables, blobs) = if inputs.moves {
+        Default::default()
     } else {
         let done = Arc::new(AtomicU64::new(0));
         let pace = inner.merge_pace.clone();
@@ -170,9 +171,9 @@ async fn level0(inner: &Inner) -> Result<bool> {
         let merged =
             job::run(&inner.core, Place::Merge, &inner.db, inner.options.compression, work).await;
         inner.progress.take();
-        let tables = merged?;
+        let merged = merged?;
         inner.sync_names().await?;
-        tables
+        merged
     };
     let written: u64 = tables.iter().map(|table| table.meta.size_bytes).sum();
     let turn = inner.manifest_turn().await?;
@@ -186,7 +187,7 @@ async fn level0(inner: &Inner) -> Result<bool> {
     }
     let moved = inputs.level0.iter().filter(|_| inputs.moves).map(|&slot| version.meta(slot));
     let new = tables.iter().map(|table| &table.meta).chain(moved);
-    let edit = VersionEdit {
+    let mut edit = VersionEdit {
         column_family: id,
         deleted_files: all()
             .map(|(level, &slot)| (level as u32, version.meta(slot).number))
@@ -194,12 +195,13 @@ async fn level0(inner: &Inner) -> Result<bool> {
         new_files: new.map(|meta| (1, meta.clone())).collect(),
         ..VersionEdit::default()
     };
+    edit.blob_garbage = blobs.garbage(turn.state(), &edit);
     if mutant("inputs_go_first") && !inputs.moves {
         let name = FileName::Sst(version.meta(inputs.level0[0]).number).to_string();
         inner.dir.remove(&name).await.map_err(|e| Error::io(&name, &e))?;
     }
     let made: Vec<u64> = tables.iter().map(|table| table.meta.number).collect();
-    let changed = turn.change(edit, |newest| replace(newest, id, &inputs, tables)).await;
+    let changed = turn.change(vec![edit], |newest| replace(newest, id, &inputs, tables)).await;
     if let Err(error) = &changed
         && error.kind() == Kind::Full
     {
@@ -327,9 +329,9 @@ async fn merge(
     inputs: &Inputs,
     done: &AtomicU64,
     pace: &Pace,
-) -> Result<Vec<Table>> {
+) -> Result<(Vec<Table>, BlobMeter)> {
     let Some(family) = version.families.iter().find(|family| family.id == id) else {
-        return Ok(Vec::new());
+        return Ok(Default::default());
     };
     let comparator = family.comparator;
     let at = Reader::uncached(&job.db, &job.core).at_version(version);
@@ -376,6 +378,7 @@ async fn merge(
         let tombstone = ValueType::from_byte(kind).is_some_and(ValueType::is_tombstone);
         let nothing_below = everybody && tombstone && !inputs.deeper;
         let value = source.value();
+        output.blobs.comes_in(&key, &value);
         if !(hidden || nothing_below || sequence < covered) {
             output.add(&key, &value).await?;
         }
@@ -464,6 +467,8 @@ struct Output<'a> {
     start: Option<Vec<u8>>,
     epoch: u64,
     tables: Vec<Table>,
+    /// The references to blob files that came in and went out.
+    blobs: BlobMeter,
 }
 
 impl<'a> Output<'a> {
@@ -476,6 +481,7 @@ impl<'a> Output<'a> {
             start: None,
             epoch: 0,
             tables: Vec::new(),
+            blobs: BlobMeter::default(),
         }
     }
 
@@ -492,6 +498,7 @@ impl<'a> Output<'a> {
             Some(file) => file,
             none => none.insert(TableWriter::create(self.job, self.family, FILE_BYTES).await?),
         };
+        self.blobs.goes_out(key, value);
         file.add(key, value).await
     }
 
@@ -527,9 +534,9 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    async fn finish(mut self) -> Result<Vec<Table>> {
+    async fn finish(mut self) -> Result<(Vec<Table>, BlobMeter)> {
         self.end_file(None).await?;
-        Ok(self.tables)
+        Ok((self.tables, self.blobs))
     }
 }
 

@@ -11,6 +11,7 @@ use crate::db::Db;
 use crate::error::{Error, Kind, Result};
 use crate::manifest_writer::ManifestWriter;
 use crate::spares::spares_max;
+use crate::writer::WriteOptions;
 
 /// Takes the lock that excludes every other user of the directory, RocksDB too.
 pub(crate) async fn lock(dir: &Dir) -> Result<LockGuard> {
@@ -70,7 +71,12 @@ pub(crate) async fn unless_there(core: &Core, dir: &Dir) -> Result<()> {
 
 /// Makes an open directory ours: a new MANIFEST, and no file that nobody refers to, but for tables
 /// that may be written again.
-pub(crate) async fn take_over(core: &Core, dir: &Dir, db: &Db) -> Result<ManifestWriter> {
+pub(crate) async fn take_over(
+    core: &Core,
+    dir: &Dir,
+    db: &Db,
+    options: &WriteOptions,
+) -> Result<ManifestWriter> {
     let io = |e: io::Error| Error::io(dir.path().display(), &e);
     let state = &db.0.manifest;
     let entries = dir.list().await.map_err(io)?;
@@ -89,14 +95,15 @@ pub(crate) async fn take_over(core: &Core, dir: &Dir, db: &Db) -> Result<Manifes
         }
     }
     db.0.next_file.store(next + 1, Ordering::Relaxed);
-    let manifest = ManifestWriter::create(core, dir, next, state, next + 1).await?;
+    let bytes_max = manifest_bytes(db, options);
+    let manifest = ManifestWriter::create(core, dir, next, state, next + 1, bytes_max).await?;
     for entry in &entries {
         let tables = || state.column_families.values().flat_map(|family| family.files());
-        let blobs = || state.column_families.values().flat_map(|family| family.blob_files.keys());
+        let blobs = || state.column_families.values().flat_map(|family| family.live_blob_files());
         let gone = match FileName::parse(&entry.name) {
             Some(FileName::Manifest(_) | FileName::Temp(_)) => true,
             Some(FileName::Sst(number)) => tables().all(|(_, file)| file.number != number),
-            Some(FileName::Blob(number)) => blobs().all(|&blob| blob != number),
+            Some(FileName::Blob(number)) => blobs().all(|blob| blob.number != number),
             _ => false,
         };
         let number = match FileName::parse(&entry.name) {
@@ -116,4 +123,12 @@ pub(crate) async fn take_over(core: &Core, dir: &Dir, db: &Db) -> Result<Manifes
         }
     }
     Ok(manifest)
+}
+
+/// The length at which a MANIFEST is replaced: ours, or RocksDB's if that is smaller.
+fn manifest_bytes(db: &Db, options: &WriteOptions) -> u64 {
+    let file = db.0.options_file.as_ref();
+    let said = file.and_then(|file| file.db("max_manifest_file_size"));
+    let said = said.and_then(|text| text.parse().ok()).unwrap_or(u64::MAX);
+    options.manifest_bytes.min(said)
 }

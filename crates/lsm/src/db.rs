@@ -165,7 +165,7 @@ impl Db {
         }
         let db = Db::open_locked(core, &dir, &options, Some(lock)).await?;
         adopt::check(&dir, &db, write.adopt).await?;
-        let manifest = create::take_over(core, &dir, &db).await?;
+        let manifest = create::take_over(core, &dir, &db, &write).await?;
         let writer = Writer::start(core, &dir, &db, write, manifest).await?;
         Ok((db, writer))
     }

@@ -1,8 +1,8 @@
 //! Writing memtables to tables of level 0, one generation after the other, in the background.
 //!
-//! The order makes every crash harmless: tables, their names, then the MANIFEST's record that
-//! has both the table and the log number; only then do readers change over, and only then do
-//! logs go. A table that no record names is removed at the next opening.
+//! The order makes every crash harmless: tables, their names, then the MANIFEST's records that
+//! have both the tables and the log numbers, all families at once; only then do readers change over,
+//! and only then do logs go. A table that no record names is removed at the next opening.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(crate) async fn run(inner: &Inner) {
 
 async fn all_generations(inner: &Inner) -> Result<()> {
     let none = || inner.waiting.borrow().is_empty();
-    // The families of the first generation that have their tables.
+    // The families of the first generation that have their tables, where others found no room.
     let mut done = Vec::new();
     loop {
         inner.moved.until(|| !none() || inner.rests()).await;
@@ -66,88 +66,128 @@ async fn all_generations(inner: &Inner) -> Result<()> {
     }
 }
 
+/// What a family of a generation has become.
+struct Flushed {
+    id: u32,
+    mems: Vec<Arc<Mem>>,
+    tables: Vec<Table>,
+}
+
+/// Writes the tables of all families, and then one change of the MANIFEST. Where some find no room,
+/// the change is about the others.
 async fn generation_to_tables(
     inner: &Inner,
     generation: &Generation,
     done: &mut Vec<u32>,
 ) -> Result<()> {
     let families: Vec<u32> = inner.db.version().families.iter().map(|family| family.id).collect();
+    let mut all = Vec::new();
+    let mut full = None;
     for id in families {
-        let mems: Vec<Arc<Mem>> = generation
-            .mems
-            .iter()
-            .filter(|(family, _)| *family == id)
-            .map(|(_, mem)| mem.clone())
-            .collect();
+        let of_family = generation.mems.iter().filter(|(family, _)| *family == id);
+        let mems: Vec<Arc<Mem>> = of_family.map(|(_, mem)| mem.clone()).collect();
         if is_cleared(inner, generation, id) || done.contains(&id) {
             continue;
         }
-        let tables = {
-            let (mems, version) = (mems.clone(), inner.db.version());
-            let pace = inner.flush_pace.clone();
-            let work = async move |job: Job| tables(&job, &version, id, &mems, &pace).await;
-            job::run(&inner.core, Place::Flush, &inner.db, inner.options.compression, work).await?
-        };
-        if !tables.is_empty() {
-            inner.sync_names().await?;
+        if !mems.iter().any(|mem| has_entries(mem)) {
+            all.push(Flushed { id, mems, tables: Vec::new() });
+            continue;
         }
-        if mutant("logs_go_first") {
-            inner.log_is_old(generation).await?;
-            // The removal is done by another task.
-            inner.core.sleep_ns(1_000_000).await;
-            return install(inner, id, generation, &mems, tables).await;
+        let (version, own) = (inner.db.version(), mems.clone());
+        let pace = inner.flush_pace.clone();
+        let work = async move |job: Job| tables(&job, &version, id, &own, &pace).await;
+        match job::run(&inner.core, Place::Flush, &inner.db, inner.options.compression, work).await
+        {
+            Ok(tables) => all.push(Flushed { id, mems, tables }),
+            Err(error) if matches!(error.kind(), Kind::Full | Kind::Memory) => {
+                full = Some(error);
+                break;
+            }
+            Err(error) => return Err(error),
         }
-        install(inner, id, generation, &mems, tables).await?;
-        done.push(id);
     }
-    inner.log_is_old(generation).await
+    if all.iter().any(|family| !family.tables.is_empty()) {
+        inner.sync_names().await?;
+    }
+    let first = mutant("logs_go_first");
+    if first && full.is_none() {
+        inner.log_is_old(generation).await?;
+        // The removal is done by another task.
+        inner.core.sleep_ns(1_000_000).await;
+    }
+    let ids: Vec<u32> = all.iter().map(|family| family.id).collect();
+    install(inner, generation, all, full.is_none()).await?;
+    done.extend(ids);
+    match full {
+        Some(error) => Err(error),
+        None if first => Ok(()),
+        None => inner.log_is_old(generation).await,
+    }
 }
 
-/// Puts the tables in the place of the memtables.
+/// Whether a memtable is worth a table.
+fn has_entries(mem: &Mem) -> bool {
+    mem.len() > 0 || mem.tombstones().is_some()
+}
+
+/// Puts the tables in the place of the memtables. `last`: afterwards no family needs the generation's
+/// logs. A family that had nothing needs no record: what it has is not in these logs.
 async fn install(
     inner: &Inner,
-    id: u32,
     generation: &Generation,
-    mems: &[Arc<Mem>],
-    mut tables: Vec<Table>,
+    mut all: Vec<Flushed>,
+    last: bool,
 ) -> Result<()> {
     let turn = inner.manifest_turn().await?;
-    if is_cleared(inner, generation, id) {
-        drop(turn);
-        inner.remove_tables(tables.iter().map(|table| &table.meta));
-        return Ok(());
-    }
-    for table in &mut tables {
-        table.meta.epoch = inner.new_epoch();
-    }
-    let metas: Vec<FileMeta> = tables.iter().map(|table| table.meta.clone()).collect();
+    // Cleared meanwhile.
+    let gone = all.extract_if(.., |family| is_cleared(inner, generation, family.id));
+    let gone: Vec<Flushed> = gone.collect();
+    let log_number = generation.next_log + u64::from(mutant("log_number_is_newer"));
     let keys = inner.keys_in_tables.get().zip(generation.keys);
     let keys = keys.and_then(|(all, new)| all.checked_add_signed(new));
-    let edit = VersionEdit {
-        column_family: id,
-        keys: keys.filter(|_| id == 0),
-        log_number: Some(generation.next_log + u64::from(mutant("log_number_is_newer"))),
-        new_files: metas.iter().map(|meta| (0, meta.clone())).collect(),
-        ..VersionEdit::default()
-    };
-    let changed = turn.change(edit, |version| {
-        let slots: Vec<u32> = tables.into_iter().map(|table| version.put(table)).collect();
-        let Some(at) = version.families.iter().position(|f| f.id == id) else { return };
-        let family = &mut version.families[at];
-        family.mems.retain(|mem| !mems.iter().any(|gone| Arc::ptr_eq(gone, mem)));
-        if family.levels.is_empty() {
-            family.levels.push(Level::default());
+    let mut edits = Vec::new();
+    for family in &mut all {
+        for table in &mut family.tables {
+            table.meta.epoch = inner.new_epoch();
         }
-        let newest_first = slots.into_iter().rev().chain(family.levels[0].slots.iter().copied());
-        family.levels[0] = Level::of(newest_first.collect(), &version.slots);
-    });
-    if let Err(error) = changed.await {
-        if error.kind() == Kind::Full {
-            job::unmake(&inner.dir, metas.iter().map(|meta| meta.number)).await;
+        // The number of keys goes with the default family's log number.
+        let counts = family.id == 0 && keys != inner.keys_in_tables.get();
+        if !family.tables.is_empty() || counts {
+            edits.push(VersionEdit {
+                column_family: family.id,
+                keys: keys.filter(|_| family.id == 0),
+                log_number: Some(log_number),
+                new_files: family.tables.iter().map(|table| (0, table.meta.clone())).collect(),
+                ..VersionEdit::default()
+            });
         }
-        return Err(error);
     }
-    if id == 0 {
+    if last {
+        if edits.is_empty() {
+            edits.push(VersionEdit::default());
+        }
+        // Only with all of the others: they make the logs needless.
+        if let Some(edit) = edits.last_mut() {
+            edit.min_log_number_to_keep = Some(log_number);
+        }
+    }
+    let tables = all.iter().flat_map(|family| &family.tables);
+    let metas: Vec<FileMeta> = tables.map(|table| table.meta.clone()).collect();
+    let has_default = all.iter().any(|family| family.id == 0);
+    let apply = |version: &mut Version| all.into_iter().for_each(|family| replace(version, family));
+    if edits.is_empty() {
+        drop(turn);
+        inner.publish(apply);
+    } else {
+        if let Err(error) = turn.change(edits, apply).await {
+            if error.kind() == Kind::Full {
+                job::unmake(&inner.dir, metas.iter().map(|meta| meta.number)).await;
+            }
+            return Err(error);
+        }
+    }
+    inner.remove_tables(gone.iter().flat_map(|family| &family.tables).map(|table| &table.meta));
+    if has_default {
         inner.keys_in_tables.set(keys);
     }
     inner.stats(|stats| {
@@ -155,6 +195,23 @@ async fn install(
         stats.flushed_bytes += metas.iter().map(|meta| meta.size_bytes).sum::<u64>();
     });
     Ok(())
+}
+
+/// Puts a family's tables in the place of its memtables.
+fn replace(version: &mut Version, flushed: Flushed) {
+    let Flushed { id, mems, tables } = flushed;
+    let slots: Vec<u32> = tables.into_iter().map(|table| version.put(table)).collect();
+    let Some(at) = version.families.iter().position(|family| family.id == id) else { return };
+    let family = &mut version.families[at];
+    family.mems.retain(|mem| !mems.iter().any(|gone| Arc::ptr_eq(gone, mem)));
+    if slots.is_empty() {
+        return;
+    }
+    if family.levels.is_empty() {
+        family.levels.push(Level::default());
+    }
+    let newest_first = slots.into_iter().rev().chain(family.levels[0].slots.iter().copied());
+    family.levels[0] = Level::of(newest_first.collect(), &version.slots);
 }
 
 /// Whether nobody wants the memtables any more. Then the MANIFEST says a later log already.
@@ -175,7 +232,7 @@ async fn tables(
         return Ok(tables);
     };
     for mem in mems.iter().rev() {
-        if mem.len() > 0 || mem.tombstones().is_some() {
+        if has_entries(mem) {
             tables.push(table(job, family, mem, pace).await?);
         }
     }

@@ -20,6 +20,7 @@
 mod adopt;
 mod ahead;
 mod blob;
+mod blob_garbage;
 mod block;
 mod bulk_load;
 mod cache;

@@ -9,7 +9,7 @@ use fs::Dir;
 use reactor::Core;
 use rocksfmt::{
     DamageScan, FileName, LOG_BLOCK_BYTES, LaterRecord, LogEnd, LogKind, LogReader, ManifestReplay,
-    ManifestState, parse_current,
+    ManifestState, is_torn_group, parse_current,
 };
 
 use crate::db::OpenOptions;
@@ -91,9 +91,16 @@ pub(crate) async fn manifest(core: &Core, dir: &Dir, name: &str) -> Result<Manif
             Err(Error::new(Kind::Unsupported, format!("{name} at offset {offset}: {what}")))
         }
         Some(LogEnd::Truncated { offset } | LogEnd::StaleTail { offset }) => {
-            // A torn last record is what a killed writer leaves, unless more comes behind it.
+            // A torn last record is what a killed writer leaves, unless more comes behind it that
+            // is not of the same group.
             let mut scan = DamageScan::new(&reader, *offset, 0);
-            if let Some(later) = look_behind(core, dir, name, &mut scan).await? {
+            let mut later = look_behind(core, dir, name, &mut scan).await?;
+            if later.is_some() && ends_in_torn_group(core, dir, name, *offset).await? {
+                let block_ends = scan.start() + LOG_BLOCK_BYTES as u64;
+                let mut scan = DamageScan::new(&reader, block_ends, 0);
+                later = look_behind(core, dir, name, &mut scan).await?;
+            }
+            if let Some(later) = later {
                 return Err(Error::new(
                     Kind::Corruption,
                     format!(
@@ -159,6 +166,17 @@ pub(crate) async fn logs(
         tracing::info!("{}: ends early, as after a crash: {end:?}", FileName::Wal(*number));
     }
     Ok(replayed)
+}
+
+/// Whether all that a MANIFEST has behind `offset` in that block is of an atomic group.
+async fn ends_in_torn_group(core: &Core, dir: &Dir, name: &str, offset: u64) -> Result<bool> {
+    let place = |e: std::io::Error| Error::io(format_args!("{name} at offset {offset}"), &e);
+    let shared = dir.open(name).await.map_err(place)?;
+    let at = offset as usize % LOG_BLOCK_BYTES;
+    let start = offset - at as u64;
+    let len = (shared.size() - start).min(LOG_BLOCK_BYTES as u64) as usize;
+    let block = fs::read(&core.attach(&shared), start, len).await.map_err(place)?;
+    Ok(is_torn_group(&block, at + 1))
 }
 
 /// Searches the rest of a log for records that are valid and newer than its first damage.

@@ -27,8 +27,8 @@ use fs::{Dir, File};
 use memtable::Reserve;
 use reactor::{Class, Core, DirEntry};
 use rocksfmt::{
-    BatchWriter, Compression, FileMeta, FileName, LOG_BLOCK_BYTES, Op, VersionEdit, WriteBatch,
-    is_recyclable_log,
+    BatchWriter, Compression, FileMeta, FileName, LOG_BLOCK_BYTES, ManifestReplay, Op, VersionEdit,
+    WriteBatch, is_recyclable_log,
 };
 
 use crate::db::Db;
@@ -56,6 +56,9 @@ pub struct WriteOptions {
     pub memtable_bytes: usize,
     /// For the data blocks of tables.
     pub compression: Compression,
+    /// Bytes at which the MANIFEST is replaced by one that has the present state only; RocksDB's
+    /// `max_manifest_file_size`, if OPTIONS has a smaller one.
+    pub manifest_bytes: u64,
 }
 
 impl Default for WriteOptions {
@@ -66,6 +69,7 @@ impl Default for WriteOptions {
             adopt: false,
             memtable_bytes: 64 << 20,
             compression: Compression::None,
+            manifest_bytes: 16 << 20,
         }
     }
 }
@@ -152,6 +156,16 @@ pub(crate) enum Request {
 pub(crate) struct Pending {
     pub request: Request,
     pub done: Rc<Done>,
+}
+
+impl Pending {
+    /// The column family that it clears, if it does.
+    pub fn clears(&self) -> Option<u32> {
+        match self.request {
+            Request::Clear(family) => Some(family),
+            Request::Batch { .. } | Request::Sync => None,
+        }
+    }
 }
 
 /// What became of a batch: its last sequence.
@@ -292,21 +306,47 @@ pub(crate) struct ManifestTurn<'a> {
 }
 
 impl ManifestTurn<'_> {
-    /// Makes a change durable and shows it to all who begin to read from then on. Suspends for the
-    /// disk.
+    /// Makes a change durable, one edit for each column family, and shows it to all who begin to
+    /// read from then on. Suspends for the disk.
     pub async fn change(
         mut self,
-        mut edit: VersionEdit,
+        edits: Vec<VersionEdit>,
         apply: impl FnOnce(&mut Version),
     ) -> Result<()> {
-        edit.next_file_number = Some(self.inner.db.next_file());
-        edit.last_sequence = Some(self.inner.db.visible());
-        match &mut self.manifest {
-            Some(manifest) => manifest.append(&edit).await?,
+        let Some(manifest) = &mut self.manifest else {
+            unreachable!("a turn has the manifest until it ends")
+        };
+        let families: Vec<u32> = edits.iter().map(|edit| edit.column_family).collect();
+        manifest.append(&self.inner.db, edits).await?;
+        let mut dead = Vec::new();
+        self.inner.publish(|version| {
+            apply(version);
+            let mut changed = version.families.iter_mut();
+            while let Some(family) = changed.find(|family| families.contains(&family.id)) {
+                if family.blobs.is_empty() {
+                    continue;
+                }
+                let live = manifest.state().live_blob_files(family.id);
+                family.blobs.retain(|(number, _)| {
+                    let is_live = live.iter().any(|blob| blob.number == *number);
+                    if !is_live {
+                        dead.push(FileName::Blob(*number));
+                    }
+                    is_live
+                });
+            }
+        });
+        dead.extend(manifest.take_replaced().into_iter().map(FileName::Manifest));
+        self.inner.remove_files(dead);
+        Ok(())
+    }
+
+    /// What the MANIFEST says now.
+    pub fn state(&self) -> &ManifestReplay {
+        match &self.manifest {
+            Some(manifest) => manifest.state(),
             None => unreachable!("a turn has the manifest until it ends"),
         }
-        self.inner.publish(apply);
-        Ok(())
     }
 }
 
@@ -379,13 +419,14 @@ impl Inner {
         self.moved.ring();
     }
 
-    /// Removes tables that no MANIFEST has named, by their numbers.
-    pub fn remove_numbers(&self, numbers: Vec<u64>) {
-        let doomed = |number| Doomed { file: FileName::Sst(number), keep_bytes: None };
-        self.doomed.borrow_mut().extend(numbers.into_iter().map(doomed));
+    /// Removes files that are needed no more: MANIFESTs that CURRENT does not name, blob files that
+    /// the MANIFEST does not keep, tables that it has never named. Whoever reads them still has them
+    /// open.
+    pub fn remove_files(&self, files: Vec<FileName>) {
+        let doomed = |file| Doomed { file, keep_bytes: None };
+        self.doomed.borrow_mut().extend(files.into_iter().map(doomed));
         self.moved.ring();
     }
-
     /// Makes spares of files, or removes them, one after the other until writing ends. A device may
     /// stand still while it is told of the blocks that are free (50 ms for 64 MiB were measured), so
     /// it gets time for other things in between, unless there is much to remove. What is left
@@ -713,7 +754,8 @@ impl Writer {
 
     /// Removes everything that was written to a column family before; what is handed over later
     /// stays. Takes the space at once, whatever its size. Suspends until it is durable and visible.
-    /// Snapshots that were taken before end.
+    /// Snapshots that were taken before end. Families of which the clearings follow each other
+    /// without a wait are cleared at once: after a crash all of them are empty, or none.
     ///
     /// # Errors
     /// [`Kind::UnknownColumnFamily`]; else as for [`Writer::write`].

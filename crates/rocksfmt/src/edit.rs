@@ -197,6 +197,10 @@ impl VersionEdit {
         for garbage in &self.blob_garbage {
             garbage.encode(&mut out);
         }
+        if let Some(persisted) = self.persist_timestamps {
+            put_varint(&mut out, u64::from(tag::PERSIST_TIMESTAMPS));
+            put_lps(&mut out, &[u8::from(persisted)]);
+        }
         if let Some(keys) = self.keys {
             let mut value = Vec::new();
             put_varint(&mut value, keys);

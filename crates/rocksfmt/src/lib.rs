@@ -89,7 +89,7 @@ pub use log::{
     LOG_BLOCK_BYTES, LOG_RECORD_BYTES_MAX, LogEnd, LogKind, LogReader, LogRecord, PredecessorWal,
     is_recyclable_log,
 };
-pub use log_scan::{DamageScan, LaterRecord};
+pub use log_scan::{DamageScan, LaterRecord, is_torn_group};
 pub use log_writer::LogWriter;
 pub use manifest::{ColumnFamily, ManifestReplay, ManifestState};
 pub use metaindex::{FilterHandle, Metaindex};

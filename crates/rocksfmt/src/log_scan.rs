@@ -11,6 +11,7 @@
 //! record, the chain is followed from the block's start as far as it goes.
 
 use crate::coding::fixed64_at;
+use crate::edit::VersionEdit;
 use crate::group_end::{GroupEnd, TornGroup};
 use crate::key::SEQUENCE_MAX;
 use crate::log::{LOG_BLOCK_BYTES, LogKind, LogReader};
@@ -41,6 +42,29 @@ pub struct DamageScan {
 
 /// The most that a group's end may have in the block in which it begins.
 const BEGUN_BYTES_MAX: usize = 64;
+
+/// Whether `block`, a MANIFEST's log block, has whole records from the byte `from` on, and all of them
+/// are of atomic groups. So it looks when power was cut while such a group was written, as our writer
+/// does it: the first sector of what it writes into a block comes last.
+pub fn is_torn_group(block: &[u8], from: usize) -> bool {
+    let mut at = from;
+    let mut found = false;
+    while let Some(&kind) = block.get(at + HEADER_BYTES - 1) {
+        let proves = matches!(kind, kind::FULL | kind::FIRST);
+        match proves.then(|| physical(&block[at..], None)) {
+            Some(Physical::Record { payload, bytes, .. }) => {
+                let edit = VersionEdit::decode(payload);
+                if !edit.is_ok_and(|edit| edit.atomic_group_remaining.is_some()) {
+                    return false;
+                }
+                found = true;
+                at += bytes;
+            }
+            _ => at += 1,
+        }
+    }
+    found
+}
 
 impl DamageScan {
     /// A scan behind `damage_offset` for batches that begin at `sequence_min` (the next expected sequence) or

@@ -59,17 +59,22 @@ impl ColumnFamily {
     /// The blob files that RocksDB keeps: not older than the oldest one an SST is linked to, and not all dead.
     /// The others may be gone from the directory.
     pub fn live_blob_files(&self) -> impl Iterator<Item = &BlobFileMeta> {
-        let linked: BTreeSet<u64> = self
-            .files()
-            .map(|(_, file)| file.oldest_blob_file)
-            .filter(|&number| number != 0)
-            .collect();
-        let oldest = linked.iter().copied().find(|number| self.blob_files.contains_key(number));
-        self.blob_files.values().filter(move |blob| {
-            oldest.is_some_and(|oldest| blob.number >= oldest)
-                && (linked.contains(&blob.number) || blob.garbage_count < blob.total_count)
-        })
+        live_blob_files(self.files().map(|(_, file)| file), &self.blob_files)
     }
+}
+
+/// See [`ColumnFamily::live_blob_files`].
+fn live_blob_files<'a>(
+    files: impl Iterator<Item = &'a FileMeta>,
+    blob_files: &'a BTreeMap<u64, BlobFileMeta>,
+) -> impl Iterator<Item = &'a BlobFileMeta> {
+    let linked: BTreeSet<u64> =
+        files.map(|file| file.oldest_blob_file).filter(|&number| number != 0).collect();
+    let oldest = linked.iter().copied().find(|number| blob_files.contains_key(number));
+    blob_files.values().filter(move |blob| {
+        oldest.is_some_and(|oldest| blob.number >= oldest)
+            && (linked.contains(&blob.number) || blob.garbage_count < blob.total_count)
+    })
 }
 
 /// What a MANIFEST says.
@@ -110,6 +115,42 @@ struct Family {
     files: BTreeMap<u64, (u32, FileMeta)>,
     blob_files: BTreeMap<u64, BlobFileMeta>,
     timestamps_persisted: Option<bool>,
+}
+
+/// SST files in one record of a snapshot: few enough that making it takes no long time.
+const SNAPSHOT_FILES: usize = 256;
+
+impl Family {
+    fn live_blob_files(&self) -> impl Iterator<Item = &BlobFileMeta> {
+        live_blob_files(self.files.values().map(|(_, file)| file), &self.blob_files)
+    }
+
+    /// The records that make the family, then its blob files and its SST files.
+    fn snapshot(&self, id: u32, keys: Option<u64>) -> impl Iterator<Item = VersionEdit> {
+        let default = Comparator::default().name();
+        let add = VersionEdit {
+            column_family: id,
+            column_family_add: (id != DEFAULT_FAMILY).then(|| self.name.clone()),
+            comparator: Some(self.comparator.clone().unwrap_or_else(|| default.to_owned())),
+            log_number: Some(self.log_number),
+            persist_timestamps: self.timestamps_persisted.filter(|persisted| !persisted),
+            ..VersionEdit::default()
+        };
+        let state = VersionEdit {
+            column_family: id,
+            log_number: Some(self.log_number),
+            keys: keys.filter(|_| id == DEFAULT_FAMILY),
+            new_blob_files: self.live_blob_files().cloned().collect(),
+            ..VersionEdit::default()
+        };
+        let mut files = self.files.values().cloned();
+        let rest = std::iter::from_fn(move || {
+            let new_files: Vec<_> = files.by_ref().take(SNAPSHOT_FILES).collect();
+            let edit = VersionEdit { column_family: id, new_files, ..VersionEdit::default() };
+            (!edit.new_files.is_empty()).then_some(edit)
+        });
+        [add, state].into_iter().chain(rest)
+    }
 }
 
 /// Applies records one after the other; see the module's head.
@@ -154,6 +195,64 @@ impl ManifestReplay {
             keys: None,
             wals: BTreeMap::new(),
         }
+    }
+
+    /// The replay that led to a state, to go on from there.
+    pub fn resume(state: &ManifestState) -> ManifestReplay {
+        let family = |family: &ColumnFamily| Family {
+            name: family.name.clone(),
+            comparator: Some(family.comparator_name.clone()),
+            log_number: family.log_number,
+            files: family
+                .files()
+                .map(|(level, file)| (file.number, (level as u32, file.clone())))
+                .collect(),
+            blob_files: family.blob_files.clone(),
+            timestamps_persisted: Some(family.timestamps_persisted),
+        };
+        let families = state.column_families.iter();
+        ManifestReplay {
+            families: families.map(|(&id, state)| (id, family(state))).collect(),
+            log_number_seen: true,
+            next_file_number: Some(state.next_file_number),
+            last_sequence: Some(state.last_sequence),
+            min_log_number_to_keep: state.min_log_number_to_keep,
+            max_column_family: state.max_column_family,
+            db_id: state.db_id.clone(),
+            keys: state.keys,
+            wals: state.wals.clone(),
+            ..ManifestReplay::new()
+        }
+    }
+
+    /// The records of a new MANIFEST that lead to the same state, but for dead blob files and for
+    /// logs. A record that adds a column family changes no files: RocksDB would ignore them.
+    pub fn snapshot(&self, next_file_number: u64) -> impl Iterator<Item = VersionEdit> {
+        let first = VersionEdit {
+            db_id: self.db_id.clone(),
+            next_file_number: Some(next_file_number),
+            max_column_family: Some(self.max_column_family),
+            last_sequence: self.last_sequence,
+            min_log_number_to_keep: Some(self.min_log_number_to_keep).filter(|&number| number > 0),
+            ..VersionEdit::default()
+        };
+        let families = self.families.iter();
+        let families = families.flat_map(|(&id, family)| family.snapshot(id, self.keys));
+        std::iter::once(first).chain(families)
+    }
+
+    /// The blob files of a column family that RocksDB keeps; see [`ColumnFamily::live_blob_files`].
+    pub fn live_blob_files(&self, family: u32) -> Vec<BlobFileMeta> {
+        let Some(family) = self.families.get(&family) else { return Vec::new() };
+        family.live_blob_files().cloned().collect()
+    }
+
+    /// The blob files that the SST files of a column family are linked to, each SST file by its
+    /// number.
+    pub fn blob_links(&self, family: u32) -> BTreeMap<u64, u64> {
+        let files = self.families.get(&family).into_iter().flat_map(|family| &family.files);
+        let link = |(&number, (_, file)): (&u64, &(u32, FileMeta))| (number, file.oldest_blob_file);
+        files.map(link).filter(|&(_, blob)| blob != 0).collect()
     }
 
     /// Decodes and applies the next record of the log.

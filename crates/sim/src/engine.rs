@@ -2,8 +2,9 @@
 //!
 //! One core owns the database, and several of its tasks write: batches of puts and deletes, with
 //! values from 10 bytes to 100 KB, into memtables so small that they are switched, flushed and
-//! merged all the time. All cores read. A process after the other runs on the same disk, each at
-//! its own durability:
+//! merged all the time. In every third world the keys are spread over several column families. The
+//! MANIFEST is replaced when it has grown. All cores read. A process after the other runs on the same
+//! disk, each at its own durability:
 //!
 //! 1. It opens the database and finds what is left. Batches are put in order when they are handed
 //!    over, so that must be what the first so many of them lead to: whole batches, without a hole,
@@ -25,13 +26,14 @@ use std::path::Path;
 use std::rc::Rc;
 
 use lsm::{
-    BatchWriter, Db, Durability, Error, IterOptions, Kind, OpenOptions, Reader, WriteOptions,
-    Writer, Written,
+    BatchWriter, Db, Durability, Error, IterOptions, Kind, OpenOptions, Reader, Snapshot,
+    WriteOptions, Writer, Written,
 };
 use reactor::sim::{
     Access, Crash, FailureKind, Fault, FaultCounts, FaultKind, Rng, SimConfig, World,
 };
 use reactor::{Class, Core, JoinHandle};
+use rocksfmt::{LogWriter, VersionEdit};
 
 /// Where the database is in the simulated world.
 pub const DIR: &str = "/db";
@@ -282,7 +284,41 @@ struct Process {
     world: World,
     /// How many keys there may be.
     keys: u64,
+    families: u32,
     batches_max: u64,
+}
+
+/// The column family of a key, where there are so many.
+fn family_of(key: &[u8], families: u32) -> u32 {
+    key.iter().map(|&byte| u32::from(byte)).sum::<u32>() % families
+}
+
+/// Makes a database with several column families.
+fn add_families(world: &World, families: u32) {
+    let first = VersionEdit {
+        db_id: Some("a database".into()),
+        comparator: Some("leveldb.BytewiseComparator".into()),
+        log_number: Some(0),
+        next_file_number: Some(2),
+        last_sequence: Some(0),
+        keys: Some(0),
+        ..VersionEdit::default()
+    };
+    let (mut log, mut bytes) = (LogWriter::new(None, 0), Vec::new());
+    log.append(&first.encode(), &mut bytes);
+    for id in 1..families {
+        let add = VersionEdit {
+            column_family: id,
+            column_family_add: Some(format!("f{id}")),
+            comparator: Some("leveldb.BytewiseComparator".into()),
+            log_number: Some(0),
+            ..VersionEdit::default()
+        };
+        log.append(&add.encode(), &mut bytes);
+    }
+    world.add_file(format!("{DIR}/MANIFEST-000001"), bytes);
+    world.add_file(format!("{DIR}/IDENTITY"), b"a database".to_vec());
+    world.add_file(format!("{DIR}/CURRENT"), b"MANIFEST-000001\n".to_vec());
 }
 
 impl Process {
@@ -321,11 +357,14 @@ impl Process {
         changes.push((LAST.to_vec(), Some(Content { batch: number, place: 99, len: 10 })));
         let mut delta = 0;
         for (key, content) in &changes {
-            delta -= i64::from(model.at(key, number).is_some());
-            delta += i64::from(content.is_some());
+            let family = family_of(key, self.families);
+            if family == 0 {
+                delta -= i64::from(model.at(key, number).is_some());
+                delta += i64::from(content.is_some());
+            }
             match content {
-                Some(content) => batch.put(0, key, &content.bytes()),
-                None => batch.delete(0, key),
+                Some(content) => batch.put(family, key, &content.bytes()),
+                None => batch.delete(family, key),
             }
             model.keys.entry(key.clone()).or_default().push((number, *content));
         }
@@ -343,7 +382,10 @@ impl Process {
 
     /// Hands over that the database be cleared, which counts as a batch.
     fn clear(&self, writer: &Writer) -> Result<(u64, Written), Error> {
-        let written = writer.clear(0)?;
+        let mut written = writer.clear(0)?;
+        for family in 1..self.families {
+            written = writer.clear(family)?;
+        }
         let mut model = self.model.borrow_mut();
         model.batches += 1;
         let number = model.batches;
@@ -495,9 +537,30 @@ impl Process {
     }
 
     /// All that is there in one moment, forward or backward.
-    async fn scan(reader: &Reader, backward: bool) -> Result<Pairs, Error> {
+    async fn scan(&self, reader: &Reader, backward: bool) -> Result<Pairs, Error> {
+        if self.families == 1 {
+            return Self::scan_family(reader, 0, None, backward).await;
+        }
+        let snapshot = reader.snapshot()?;
         let mut found = Vec::new();
-        let mut iter = reader.iter(0, IterOptions::default())?;
+        for family in 0..self.families {
+            let pairs = Self::scan_family(reader, family, Some(&snapshot), backward).await?;
+            assert!(pairs.iter().all(|(key, _)| family_of(key, self.families) == family));
+            assert!(pairs.is_sorted());
+            found.extend(pairs);
+        }
+        found.sort();
+        Ok(found)
+    }
+
+    async fn scan_family(
+        reader: &Reader,
+        family: u32,
+        snapshot: Option<&Snapshot>,
+        backward: bool,
+    ) -> Result<Pairs, Error> {
+        let mut found = Vec::new();
+        let mut iter = reader.iter(family, IterOptions { snapshot, ..IterOptions::default() })?;
         if backward {
             iter.seek_to_last().await?;
         } else {
@@ -521,7 +584,7 @@ impl Process {
     /// nothing: nothing may have been there more than once.
     async fn look(&self, reader: &Reader, least: u64) -> Result<Option<u64>, Error> {
         let backward = self.below(2) == 0;
-        let found = Self::scan(reader, backward).await?;
+        let found = self.scan(reader, backward).await?;
         let mut model = self.model.borrow_mut();
         let number = model.number_in(&found);
         assert!(number >= least, "{number} of {least} acknowledged batches are there");
@@ -535,7 +598,7 @@ impl Process {
     async fn get(&self, reader: &Reader) -> Result<(), Error> {
         let key = self.key();
         let least = self.model.borrow().acknowledged;
-        let found = reader.get(0, &key, None).await?;
+        let found = reader.get(family_of(&key, self.families), &key, None).await?;
         let mut model = self.model.borrow_mut();
         let fits =
             |number| model.at(&key, number).map(Content::bytes).as_deref() == found.as_deref();
@@ -583,7 +646,7 @@ impl Process {
             opened => opened?,
         };
         let keys = db.keys();
-        let found = Self::scan(&db.attach(core), false).await?;
+        let found = self.scan(&db.attach(core), false).await?;
         let mut model = self.model.borrow_mut();
         let number = model.number_in(&found);
         if loose {
@@ -601,7 +664,8 @@ impl Process {
             model.acknowledged = number;
         }
         if let Some(keys) = keys {
-            assert_eq!(keys, found.len() as u64, "the number of keys");
+            let of_default = found.iter().filter(|(key, _)| family_of(key, self.families) == 0);
+            assert_eq!(keys, of_default.count() as u64, "the number of keys");
             model.report.counted += 1;
         }
         model.report.salvaged += u64::from(salvaged);
@@ -615,7 +679,7 @@ impl Process {
         let (db, writer) = self.open(core).await?;
         self.db.replace(Some(db.clone()));
         let is_new = self.model.borrow().batches == 0;
-        if is_new && self.below(3) == 0 {
+        if is_new && self.families == 1 && self.below(3) == 0 {
             self.load(&writer).await?;
         }
         let mut writers: Vec<JoinHandle<Result<(), Error>>> = Vec::new();
@@ -718,6 +782,10 @@ pub fn engine_judged(
     // Worlds of one durability, and worlds in which it changes.
     let durability = [None, Some(Durability::Power), Some(Durability::Process)][rng.index(3)];
     let keys = [8, 60, 400][rng.index(3)];
+    let families = if seed % 3 == 2 { 4 } else { 1 };
+    if families > 1 {
+        add_families(&world, families);
+    }
     for _ in 0..5 {
         world.heal();
         // The process may find the disk as full as the last one did.
@@ -741,6 +809,7 @@ pub fn engine_judged(
             options: WriteOptions {
                 durability: durability.unwrap_or(either),
                 memtable_bytes: [20_000, 60_000, 200_000][rng.index(3)],
+                manifest_bytes: [3_000, 40_000][rng.index(2)],
                 ..WriteOptions::default()
             },
             reading: OpenOptions { cache_bytes: rng.index(2) * 100_000, ..OpenOptions::default() },
@@ -750,6 +819,7 @@ pub fn engine_judged(
             sound: !fails,
             world: world.clone(),
             keys,
+            families,
             batches_max: [80, if scarce { 400 } else { 80 }, 80, 400][rng.index(4)],
         });
         let crash = if rng.coin() { Crash::Kill } else { Crash::PowerCut };

@@ -27,12 +27,23 @@ fn unhex(text: &str) -> Vec<u8> {
         .collect()
 }
 
+/// All that the column families have together, sorted.
 fn scan(dir: &Path) -> Pairs {
-    run("ldb", &[&format!("--db={}", dir.display()), "scan", "--hex"])
-        .lines()
-        .filter_map(|line| line.split_once(" ==> ").or_else(|| line.split_once(" : ")))
-        .map(|(key, value)| (unhex(key.trim()), unhex(value.trim())))
-        .collect()
+    let db = format!("--db={}", dir.display());
+    let listed = run("ldb", &[&db, "list_column_families"]);
+    let names = listed.split_once('{').and_then(|(_, names)| names.split_once('}'));
+    let (names, _) = names.unwrap_or_else(|| panic!("no families in {listed}"));
+    let mut found = Pairs::new();
+    for name in names.split(", ") {
+        let scanned = run("ldb", &[&db, &format!("--column_family={name}"), "scan", "--hex"]);
+        let pairs = scanned
+            .lines()
+            .filter_map(|line| line.split_once(" ==> ").or_else(|| line.split_once(" : ")))
+            .map(|(key, value)| (unhex(key.trim()), unhex(value.trim())));
+        found.extend(pairs);
+    }
+    found.sort();
+    found
 }
 
 #[test]

@@ -1,0 +1,195 @@
+//! What nothing refers to any more in blob files, as RocksDB counts it.
+//!
+//! A merge meters the references that come in and those that go out, for each blob file: their number,
+//! and the bytes of their records. The difference is garbage, and goes into the MANIFEST's record that
+//! puts the new tables in the place of the old. RocksDB drops a blob file that is all garbage.
+//!
+//! What must hold: the garbage of a file never exceeds what the file has, and is not all of it while a
+//! table is linked to the file. RocksDB 7.8 does not open such a database, and 9.8 opens it *empty* and
+//! deletes its files. So what is recorded is checked against the MANIFEST's own state, and too little
+//! is recorded rather than too much: then the file only lives longer.
+
+use std::collections::BTreeMap;
+
+use rocksfmt::{
+    BLOB_RECORD_HEADER_BYTES, BlobGarbage, BlobIndex, KEY_TRAILER_BYTES, ManifestReplay, ValueType,
+    VersionEdit,
+};
+
+/// References to one blob file, more in than out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Balance {
+    count: i64,
+    bytes: i64,
+}
+
+/// See the module text.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BlobMeter(BTreeMap<u64, Balance>);
+
+impl BlobMeter {
+    /// An entry of an input, by its internal key.
+    #[inline]
+    pub fn comes_in(&mut self, key: &[u8], value: &[u8]) {
+        self.count(key, value, 1);
+    }
+
+    /// An entry of an output.
+    #[inline]
+    pub fn goes_out(&mut self, key: &[u8], value: &[u8]) {
+        self.count(key, value, -1);
+    }
+
+    #[inline]
+    fn count(&mut self, key: &[u8], value: &[u8], one: i64) {
+        let kind = key.len().checked_sub(KEY_TRAILER_BYTES).map(|at| key[at]);
+        if kind == Some(ValueType::BlobIndex as u8) {
+            self.count_reference(key.len() - KEY_TRAILER_BYTES, value, one);
+        }
+    }
+
+    #[cold]
+    fn count_reference(&mut self, key_bytes: usize, value: &[u8], one: i64) {
+        // What is no reference is copied, or refused by whoever writes it.
+        let Ok(index) = BlobIndex::parse(value) else { return };
+        let bytes = (BLOB_RECORD_HEADER_BYTES + key_bytes) as u64;
+        let bytes = i64::try_from(bytes.saturating_add(index.size)).unwrap_or(i64::MAX);
+        let balance = self.0.entry(index.file_number).or_default();
+        balance.count += one;
+        balance.bytes = balance.bytes.saturating_add(bytes.saturating_mul(one));
+    }
+
+    /// The garbage that a change of a column family makes, which takes away and adds tables as `edit`
+    /// says. `state` is what the MANIFEST leads to without it.
+    pub fn garbage(&self, state: &ManifestReplay, edit: &VersionEdit) -> Vec<BlobGarbage> {
+        if self.0.values().all(|balance| balance.count <= 0) {
+            return Vec::new();
+        }
+        let mut links = state.blob_links(edit.column_family);
+        for (_, gone) in &edit.deleted_files {
+            links.remove(gone);
+        }
+        links.extend(edit.new_files.iter().map(|(_, file)| (file.number, file.oldest_blob_file)));
+        let mut garbage = Vec::new();
+        for blob in state.live_blob_files(edit.column_family) {
+            let Some(balance) = self.0.get(&blob.number) else { continue };
+            let count = u64::try_from(balance.count).unwrap_or(0);
+            let bytes = u64::try_from(balance.bytes).unwrap_or(0);
+            let is_linked = links.values().any(|&number| number == blob.number);
+            let left = blob.total_count.saturating_sub(blob.garbage_count);
+            let most = left.saturating_sub(u64::from(is_linked));
+            if count > most {
+                tracing::warn!(
+                    "{:06}.blob: {count} of its values died, {left} were alive",
+                    blob.number
+                );
+            }
+            let count = count.min(most);
+            let bytes = bytes.min(blob.total_bytes.saturating_sub(blob.garbage_bytes));
+            if count > 0 {
+                garbage.push(BlobGarbage { number: blob.number, count, bytes });
+            }
+        }
+        garbage
+    }
+}
+
+/// What is alive in the blob files of a column family: garbage, when none of its tables stays.
+pub(crate) fn all_alive(state: &ManifestReplay, family: u32) -> Vec<BlobGarbage> {
+    let alive = state.live_blob_files(family).into_iter().map(|blob| BlobGarbage {
+        number: blob.number,
+        count: blob.total_count.saturating_sub(blob.garbage_count),
+        bytes: blob.total_bytes.saturating_sub(blob.garbage_bytes),
+    });
+    alive.filter(|garbage| garbage.count > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rocksfmt::testing::{EditBuilder, file_meta};
+    use rocksfmt::{pack, put_internal_key};
+
+    /// Ten values in file 9, four of them garbage, and two tables that are linked to it.
+    fn state() -> ManifestReplay {
+        let mut replay = ManifestReplay::new();
+        let mut first = file_meta(7, b"a", b"c", (1, 2));
+        first.oldest_blob_file = 9;
+        let mut second = file_meta(8, b"d", b"f", (3, 4));
+        second.oldest_blob_file = 9;
+        let edit = EditBuilder::new()
+            .required(4, 50, 100)
+            .numbers(400, &[9, 10, 1000, 0, 0, 0])
+            .numbers(401, &[9, 4, 400, 0])
+            .add_file(0, &first)
+            .add_file(0, &second);
+        replay.record(&edit.finish()).unwrap();
+        replay
+    }
+
+    fn entry(kind: ValueType, user_key: &[u8]) -> Vec<u8> {
+        let mut key = Vec::new();
+        put_internal_key(&mut key, user_key, pack(5, kind as u8));
+        key
+    }
+
+    fn dropped(count: usize) -> BlobMeter {
+        let mut meter = BlobMeter::default();
+        let index = [1, 9, 100, 60, 0];
+        for _ in 0..count + 2 {
+            meter.comes_in(&entry(ValueType::BlobIndex, b"keys"), &index);
+        }
+        meter.comes_in(&entry(ValueType::Value, b"keys"), &index);
+        for _ in 0..2 {
+            meter.goes_out(&entry(ValueType::BlobIndex, b"keys"), &index);
+        }
+        meter
+    }
+
+    fn edit(deleted: &[u64], linked: u64) -> VersionEdit {
+        let mut file = file_meta(20, b"a", b"f", (1, 4));
+        file.oldest_blob_file = linked;
+        VersionEdit {
+            deleted_files: deleted.iter().map(|&number| (0, number)).collect(),
+            new_files: vec![(1, file)],
+            ..VersionEdit::default()
+        }
+    }
+
+    #[test]
+    fn what_comes_in_and_does_not_go_out_is_garbage() {
+        let garbage = dropped(2).garbage(&state(), &edit(&[7, 8], 9));
+        assert_eq!(garbage, [BlobGarbage { number: 9, count: 2, bytes: 2 * (32 + 4 + 60) }]);
+        assert!(dropped(0).garbage(&state(), &edit(&[7, 8], 9)).is_empty());
+    }
+
+    #[test]
+    fn a_file_is_all_garbage_only_when_no_table_is_linked_to_it() {
+        let count = |deleted: &[u64], linked, dies| {
+            dropped(dies).garbage(&state(), &edit(deleted, linked))[0].count
+        };
+        assert_eq!(count(&[7, 8], 0, 6), 6);
+        assert_eq!(count(&[7, 8], 0, 7), 6);
+        assert_eq!(count(&[7, 8], 9, 6), 5);
+        assert_eq!(count(&[7], 0, 6), 5);
+        // And of bytes there are not more than there were.
+        let mut replay = state();
+        let edit = VersionEdit {
+            blob_garbage: dropped(6).garbage(&replay, &edit(&[7, 8], 0)),
+            ..edit(&[7, 8], 0)
+        };
+        replay.edit(edit).unwrap();
+        assert!(replay.live_blob_files(0).is_empty());
+    }
+
+    #[test]
+    fn a_family_without_tables_has_nothing_alive() {
+        let mut replay = state();
+        let garbage = all_alive(&replay, 0);
+        assert_eq!(garbage, [BlobGarbage { number: 9, count: 6, bytes: 600 }]);
+        let deleted_files = vec![(0, 7), (0, 8)];
+        let edit = VersionEdit { deleted_files, blob_garbage: garbage, ..VersionEdit::default() };
+        replay.edit(edit).unwrap();
+        assert!(replay.live_blob_files(0).is_empty());
+    }
+}
