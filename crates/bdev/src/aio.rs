@@ -21,8 +21,9 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
+use reactor::aio_abi::{Event, IOCB_CMD_PREADV, IOCB_CMD_PWRITEV, IOCB_FLAG_RESFD, Iocb, Ring};
 use reactor::{Class, Core, FileDone, FileIo, SharedFile};
 
 /// Operations in the kernel at once; more wait here. Contexts share 65536 of these, by default.
@@ -34,55 +35,6 @@ const DRAIN_NS: u64 = 1_000_000;
 
 /// Segments of a request that need no allocation when a slot is first used.
 const SEGMENTS: usize = 4;
-
-const IOCB_CMD_PREADV: u16 = 7;
-const IOCB_CMD_PWRITEV: u16 = 8;
-const IOCB_FLAG_RESFD: u32 = 1;
-const RING_MAGIC: u32 = 0xA10A_10A1;
-
-/// `struct iocb` of linux/aio_abi.h, on a little-endian machine.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Iocb {
-    data: u64,
-    key: u32,
-    rw_flags: u32,
-    opcode: u16,
-    priority: i16,
-    fd: u32,
-    buf: u64,
-    nbytes: u64,
-    offset: i64,
-    reserved: u64,
-    flags: u32,
-    resfd: u32,
-}
-
-/// `struct io_event`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Event {
-    data: u64,
-    obj: u64,
-    res: i64,
-    res2: i64,
-}
-
-/// The head of the kernel's completion ring; its events follow.
-#[repr(C)]
-struct Ring {
-    id: u32,
-    nr: u32,
-    head: AtomicU32,
-    tail: AtomicU32,
-    magic: u32,
-    compat_features: u32,
-    incompat_features: u32,
-    header_length: u32,
-}
-
-const _: () = assert!(size_of::<Iocb>() == 64 && size_of::<Event>() == 32);
-const _: () = assert!(size_of::<Ring>() == 32 && cfg!(target_endian = "little"));
 
 /// An operation.
 struct Slot {
@@ -150,7 +102,7 @@ impl Aio {
             in_kernel: 0,
         };
         let ring = aio.ring();
-        if ring.magic != RING_MAGIC || ring.incompat_features != 0 || ring.header_length != 32 {
+        if !ring.is_known() {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
                 "its AIO ring is unknown to us",

@@ -14,9 +14,9 @@
 //! the cells never span a call into a task, a waker of ours borrows only the task table, and a
 //! future is never dropped while a cell is borrowed.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -85,6 +85,9 @@ pub(crate) struct Inner {
     pollers: RefCell<Pollers>,
     /// Something has come that a poller waits for: none may pass over the next turn.
     look: Cell<bool>,
+    /// How often the pollers have run.
+    rounds: Cell<u64>,
+    locals: RefCell<BTreeMap<TypeId, Rc<dyn Any>>>,
     /// When the core is to take a turn for its pollers.
     turn_at: Cell<u64>,
     calls: RefCell<Calls>,
@@ -103,24 +106,17 @@ pub(crate) struct Inner {
     stats: CoreStats,
 }
 
-/// Operations that wait for room, in the order they came: those of disks by class, and the rest.
+/// Operations of disks that wait for room, by class, in the order they came.
 #[derive(Default)]
-struct Backlog {
-    disk: [VecDeque<(Token, IoOp)>; CLASSES],
-    other: VecDeque<(Token, IoOp)>,
-}
+struct Backlog([VecDeque<(Token, IoOp)>; CLASSES]);
 
 impl Backlog {
-    fn disk_len(&self) -> usize {
-        self.disk.iter().map(VecDeque::len).sum()
-    }
-
     fn len(&self) -> usize {
-        self.disk_len() + self.other.len()
+        self.0.iter().map(VecDeque::len).sum()
     }
 
     fn remove(&mut self, token: Token) -> bool {
-        for queue in self.disk.iter_mut().chain([&mut self.other]) {
+        for queue in &mut self.0 {
             if let Some(at) = queue.iter().position(|(t, _)| *t == token) {
                 queue.remove(at);
                 return true;
@@ -175,6 +171,8 @@ impl Core {
             mesh: RefCell::new(mesh),
             pollers: RefCell::default(),
             look: Cell::new(false),
+            rounds: Cell::new(0),
+            locals: RefCell::default(),
             turn_at: Cell::new(u64::MAX),
             calls: RefCell::default(),
             idle: RefCell::new(Idle::new(config.poll)),
@@ -245,6 +243,19 @@ impl Core {
     /// interface that can signal one. A signal means "look": it says nothing of who sent it.
     pub fn wake_descriptor(&self) -> i32 {
         self.0.shared.event_fd()
+    }
+
+    /// What pollers of one kind share on this core: the one value of its type, made when it is first
+    /// asked for.
+    pub fn local<T: Default + 'static>(&self) -> Rc<T> {
+        let mut locals = self.0.locals.borrow_mut();
+        let local = locals.entry(TypeId::of::<T>()).or_insert_with(|| Rc::new(T::default()));
+        local.clone().downcast().unwrap_or_else(|_| unreachable!("it is found by its type"))
+    }
+
+    /// How often this core's pollers have had their turn, the turn under way included.
+    pub fn rounds(&self) -> u64 {
+        self.0.rounds.get()
     }
 
     /// Counters of this core.
@@ -840,6 +851,7 @@ impl Inner {
     fn poll(&self) -> bool {
         let mut worked = false;
         for _ in 0..POLLS_PER_TURN {
+            self.rounds.set(self.rounds.get() + 1);
             if !Pollers::run(&self.pollers, self.look.take()) {
                 break;
             }
@@ -934,14 +946,14 @@ impl Inner {
         let mut backlog = self.backlog.borrow_mut();
         let mut driver = self.driver.borrow_mut();
         let class = self.class.get();
-        let disk_in_flight = ops.disk_running - backlog.disk_len();
-        let room = ops.running - backlog.len() <= driver.capacity();
+        let disk_in_flight = ops.disk_running - backlog.len();
+        let room = disk_in_flight <= driver.capacity();
         let disk_room = disk_in_flight <= self.disk_depth
             && (class <= Class::Foreground || disk_in_flight <= BACKGROUND_DEPTH);
+        // What waits for a peer may wait for ever, so nothing ever waits for it to end: there are no
+        // more of those than descriptors.
         if is_disk && (!room || !disk_room) {
-            backlog.disk[class as usize].push_back((id.token, op));
-        } else if !room {
-            backlog.other.push_back((id.token, op));
+            backlog.0[class as usize].push_back((id.token, op));
         } else {
             driver.stage(id.token, op);
             // The device should not idle until the last task of a turn has started its share.
@@ -978,16 +990,15 @@ impl Inner {
         let ops = self.ops.borrow();
         let mut backlog = self.backlog.borrow_mut();
         let mut driver = self.driver.borrow_mut();
-        while backlog.len() > 0 && ops.running - backlog.len() < driver.capacity() {
-            let in_flight = ops.disk_running - backlog.disk_len();
-            let next = if let Some(next) = backlog.other.pop_front() {
-                next
-            } else if in_flight < self.disk_depth
-                && let Some(next) = backlog.disk[..2].iter_mut().find_map(VecDeque::pop_front)
+        while backlog.len() > 0 {
+            let in_flight = ops.disk_running - backlog.len();
+            let depth = self.disk_depth.min(driver.capacity());
+            let next = if in_flight < depth
+                && let Some(next) = backlog.0[..2].iter_mut().find_map(VecDeque::pop_front)
             {
                 next
-            } else if in_flight < self.disk_depth.min(BACKGROUND_DEPTH)
-                && let Some(next) = backlog.disk[2..].iter_mut().find_map(VecDeque::pop_front)
+            } else if in_flight < depth.min(BACKGROUND_DEPTH)
+                && let Some(next) = backlog.0[2..].iter_mut().find_map(VecDeque::pop_front)
             {
                 next
             } else {
@@ -1169,14 +1180,39 @@ struct JoinState<T> {
     waker: Option<Waker>,
 }
 
-/// A started task: await it for its result. Dropping it lets the task run on.
+/// A started task: await it for its result. Dropping it lets the task run on; see [`OwnedTask`].
 pub struct JoinHandle<T> {
     core: Core,
     id: TaskId,
     state: Rc<RefCell<JoinState<T>>>,
 }
 
+/// A task that ends with its owner: dropping this ends it where it stands, unless it is the one
+/// running now.
+pub struct OwnedTask<T>(Option<JoinHandle<T>>);
+
+impl<T> OwnedTask<T> {
+    /// Whether the task has ended by itself.
+    pub fn has_ended(&self) -> bool {
+        self.0.as_ref().is_none_or(|task| task.state.borrow().result.is_some())
+    }
+}
+
+impl<T> Drop for OwnedTask<T> {
+    fn drop(&mut self) {
+        if let Some(task) = self.0.take() {
+            task.cancel();
+        }
+    }
+}
+
 impl<T> JoinHandle<T> {
+    /// Binds the task to the value that is returned.
+    #[must_use = "dropping it ends the task"]
+    pub fn owned(self) -> OwnedTask<T> {
+        OwnedTask(Some(self))
+    }
+
     /// Ends the task where it stands, unless it is the one running now.
     pub fn cancel(self) {
         let future = self.core.0.tasks.borrow_mut().remove(self.id);

@@ -12,12 +12,15 @@
 // Under loom only the lock-free parts exist, and `tests/loom.rs` includes them by path.
 #![cfg(not(loom))]
 
+pub mod aio_abi;
 mod buf;
 mod core;
 mod driver;
 mod edge;
+mod event;
 mod file;
 mod file_queue;
+mod foreign;
 mod guard;
 mod idle;
 mod image;
@@ -42,10 +45,12 @@ mod unix;
 mod write;
 
 pub use buf::{BUF_ALIGN, BUF_MAX, Buf, Pool, SharedBuf, Slice, Spare};
-pub use core::{Core, JoinHandle, LockGuard, Sleep};
+pub use core::{Core, JoinHandle, LockGuard, OwnedTask, Sleep};
 pub use driver::DirEntry;
+pub use event::{EventFd, EventWatch};
 pub use file::{File, Mode, Opening, ReadAt, SharedFile};
 pub use file_queue::{FileDone, FileIo, FileQueue, QueueFull, SEGMENTS_MAX};
+pub use foreign::admit;
 pub use guard::{Guard, losses};
 pub use idle::PollMode;
 pub use image::{Image, ImageInfo, ImageOpening};
@@ -56,5 +61,5 @@ pub use process::Program;
 pub use runtime::{DriverKind, RuntimeConfig, UPGRADE, block_signals, processors, run, signal};
 pub use stats::{CoreStats, Counter};
 pub use task::Class;
-pub use unix::{EventFd, EventWatch, FDS_MAX, UnixListener, UnixSocket};
+pub use unix::{FDS_MAX, UnixListener, UnixSocket};
 pub use write::{SyncData, WriteAt};

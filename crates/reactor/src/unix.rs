@@ -1,5 +1,5 @@
 //! What a virtual machine's disk is reached through: Unix stream sockets that carry descriptors
-//! beside bytes, and the counters (eventfds) by which both sides wake each other.
+//! beside bytes. The counters by which both sides wake each other are in `event.rs`.
 //!
 //! Messages here are few and small (the set-up of a disk, its stop), so a receive waits until the
 //! socket is readable, holding nothing, and then takes what is there with one system call.
@@ -34,10 +34,10 @@ const WHOLE_BYTES: usize = 64;
 const CUT_NS: u64 = 20_000;
 
 /// A descriptor that a core waits on until it is readable.
-struct Watched(Socket);
+pub(crate) struct Watched(Socket);
 
 impl Watched {
-    fn new(core: &Core, fd: OwnedFd) -> Watched {
+    pub fn new(core: &Core, fd: OwnedFd) -> Watched {
         let fd = match core.inner().sim(|sim| sim.watch(&fd)) {
             Some(number) => Fd::Sim(number.with_host(fd)),
             None => Fd::Host(fd),
@@ -57,7 +57,7 @@ impl Watched {
         self.0.inner()
     }
 
-    fn fd(&self) -> BorrowedFd<'_> {
+    pub fn fd(&self) -> BorrowedFd<'_> {
         match self.inner().fd() {
             Fd::Host(fd) => fd.as_fd(),
             Fd::Sim(fd) => fd.host().expect("made of a descriptor of the host"),
@@ -65,7 +65,7 @@ impl Watched {
         }
     }
 
-    async fn readable(&self) -> io::Result<()> {
+    pub async fn readable(&self) -> io::Result<()> {
         self.0.readable().await
     }
 }
@@ -78,7 +78,7 @@ fn refuse_simulated(core: &Core) -> io::Result<()> {
 }
 
 /// A result of a system call that returns a count or -1.
-fn outcome(result: isize) -> io::Result<usize> {
+pub(crate) fn outcome(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
@@ -96,6 +96,7 @@ impl UnixListener {
         refuse_simulated(core)?;
         let (address, len) = address(path)?;
         let fd = socket()?;
+        set_nonblocking(&fd)?;
         if connects(&fd, &address, len) || exists_otherwise(path) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
@@ -156,12 +157,16 @@ impl AsFd for UnixListener {
 pub struct UnixSocket(Rc<Watched>);
 
 impl UnixSocket {
-    /// A connected socket, for example one that another process handed over.
+    /// A connected socket, for example one that another process handed over. No call on it waits,
+    /// whatever that process does with the flags of the open file, which it may share.
     ///
     /// # Errors
-    /// As the system gives them.
+    /// `InvalidInput` when it is another kind of descriptor.
     pub fn from_fd(core: &Core, fd: OwnedFd) -> io::Result<UnixSocket> {
-        set_nonblocking(&fd)?;
+        let is = |name, value| socket_option(fd.as_fd(), name).is_ok_and(|found| found == value);
+        if !is(libc::SO_DOMAIN, libc::AF_UNIX) || !is(libc::SO_TYPE, libc::SOCK_STREAM) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a Unix stream socket"));
+        }
         Ok(UnixSocket(Rc::new(Watched::new(core, fd))))
     }
 
@@ -246,73 +251,6 @@ impl AsFd for UnixSocket {
     }
 }
 
-/// An eventfd: a counter that one side raises and the other waits for.
-pub struct EventFd(OwnedFd);
-
-impl EventFd {
-    /// A new one, at 0.
-    ///
-    /// # Errors
-    /// As the system gives them.
-    pub fn new() -> io::Result<EventFd> {
-        // SAFETY: takes no pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        outcome(fd as isize)?;
-        // SAFETY: a new descriptor that nobody else owns.
-        Ok(EventFd(unsafe { OwnedFd::from_raw_fd(fd) }))
-    }
-
-    /// One that another process gave us. Never blocks afterwards, for either side.
-    ///
-    /// # Errors
-    /// As the system gives them.
-    pub fn from_fd(fd: OwnedFd) -> io::Result<EventFd> {
-        set_nonblocking(&fd)?;
-        Ok(EventFd(fd))
-    }
-
-    /// Raises the counter: wakes who waits. One that is full wakes them anyway.
-    pub fn signal(&self) {
-        let one = 1u64;
-        // SAFETY: a pointer to eight live bytes, and their number.
-        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
-    }
-
-    /// Puts the counter back to 0.
-    pub fn clear(&self) {
-        let mut count = 0u64;
-        // SAFETY: a pointer to eight live bytes, and their number.
-        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
-    }
-
-    /// A core's way to wait for it.
-    ///
-    /// # Errors
-    /// As the system gives them.
-    pub fn watch(&self, core: &Core) -> io::Result<EventWatch> {
-        Ok(EventWatch(Watched::new(core, self.0.try_clone()?)))
-    }
-}
-
-impl AsFd for EventFd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-/// See [`EventFd::watch`].
-pub struct EventWatch(Watched);
-
-impl EventWatch {
-    /// Waits until the counter is above 0.
-    ///
-    /// # Errors
-    /// As the system gives them.
-    pub async fn raised(&self) -> io::Result<()> {
-        self.0.readable().await
-    }
-}
-
 /// Which of these are readable, have failed or have lost their other side.
 pub(crate) fn are_readable(fds: &[RawFd]) -> Vec<bool> {
     let ask = |&fd: &RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -347,11 +285,12 @@ fn address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
     Ok((address, size_of::<libc::sockaddr_un>() as libc::socklen_t))
 }
 
-/// Whether somebody listens there.
+/// Whether somebody listens there, also one whose queue is full.
 fn connects(fd: &OwnedFd, address: &libc::sockaddr_un, len: libc::socklen_t) -> bool {
     let address = std::ptr::from_ref(address).cast();
     // SAFETY: a live, initialised `sockaddr_un` of at least `len` bytes.
-    unsafe { libc::connect(fd.as_raw_fd(), address, len) == 0 }
+    let done = unsafe { libc::connect(fd.as_raw_fd(), address, len) };
+    done == 0 || io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
 }
 
 /// Whether the name is that of something else than a socket.
@@ -366,6 +305,17 @@ fn remove(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
+}
+
+/// An option of a socket that is a number. Fails on any other descriptor; waits for nothing.
+pub(crate) fn socket_option(fd: BorrowedFd<'_>, name: i32) -> io::Result<i32> {
+    let mut value: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    let to = (&raw mut value).cast();
+    // SAFETY: both pointers are to live variables, `len` tells the room.
+    let done =
+        unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, to, &raw mut len) };
+    outcome(done as isize).map(|_| value)
 }
 
 fn set_nonblocking(fd: &OwnedFd) -> io::Result<()> {

@@ -131,7 +131,7 @@ fn a_stopped_process_does_nothing_and_an_event_wakes_one_that_waits() {
                 let watch = its.watch(&core).unwrap();
                 loop {
                     watch.raised().await.unwrap();
-                    its.clear();
+                    watch.clear();
                     count.set(count.get() + 1);
                 }
             });

@@ -137,7 +137,7 @@ on_every_driver! {
                     }
                 });
                 watch.raised().await.unwrap();
-                event.clear();
+                watch.clear();
                 raised.join().unwrap();
             }
         });

@@ -12,6 +12,10 @@
 //! A ring runs from its start to its stop on one core; [`run`] is that life. A stop pops nothing
 //! more and waits for what is at the device; then nothing here touches the guest's memory again.
 //!
+//! What a ring needs while it runs (its poller, the task that waits for kicks, the channel) it owns, and
+//! it goes with the ring, however that ends; a start that fails leaves nothing. A [`Remote`] that is
+//! dropped stops its ring.
+//!
 //! A ring that the guest has made meaningless is broken: its err descriptor says so, it takes
 //! nothing more, and only this ring stands still. So is a ring whose memory the front end has taken
 //! away from under it (`memory.rs`): each turn asks whether any was lost before it submits what it
@@ -28,7 +32,7 @@ use std::task::{Poll, Waker};
 use atomic_waker::AtomicWaker;
 use bdev::{Bdev, Channel, Done, Full, Io};
 use reactor::spsc::{Consumer, Producer};
-use reactor::{Class, Core, EventFd, Poller};
+use reactor::{Class, Core, EventFd, EventWatch, OwnedTask, Poller};
 
 use crate::dirty::DirtyLog;
 use crate::inflight::InflightArea;
@@ -39,6 +43,9 @@ use crate::stats::QueueStats;
 
 /// Requests taken in one turn. More would keep the core from its other work for too long.
 const TURN: usize = 128;
+/// Kicks in a row, beside one for each place of the ring, that bring no request. A guest has no reason
+/// for them, and each costs the core some microseconds.
+const IDLE_KICKS: u32 = 4096;
 /// Commands under way to one ring.
 const COMMANDS: usize = 256;
 
@@ -104,6 +111,12 @@ impl Remote {
     }
 }
 
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.send(Command::Stop);
+    }
+}
+
 /// The ring's end.
 pub(crate) struct Orders {
     commands: Consumer<Command>,
@@ -129,30 +142,29 @@ pub(crate) struct Ended {
 /// Runs a ring until it is told to stop and what was popped is given back. Suspends until then.
 pub(crate) async fn run(core: Core, start: Start, mut orders: Orders) -> Ended {
     let (index, base, broken) = (start.index, start.setup.base, start.broken);
-    let stats = start.stats.clone();
-    let kick = start.kick.as_ref().filter(|_| !broken);
-    let kick = kick.and_then(|kick| watch(&core, kick, &stats));
     let queue = if broken { Err(()) } else { Queue::start(&core, start) };
-    let Ok(queue) = queue.map(|queue| Rc::new(RefCell::new(queue))) else {
+    let Ok((queue, watch)) = queue else {
         // It stays, so that it can be stopped like any other.
         until_stop(&mut orders).await;
         return Ended { index, base, broken: true };
     };
+    let queue = Rc::new(RefCell::new(queue));
     let _slot = core.add_poller(QueuePoller(queue.clone()));
-    let mut kick = kick;
+    let mut kick = watch.map(|watch| listen(&core, watch, &queue));
     poll_fn(|cx| {
         orders.bell.waker.register(cx.waker());
-        let mut queue = queue.borrow_mut();
         while let Some(command) = orders.commands.pop() {
             if let Command::Kick(new) = command {
-                if let Some(old) = kick.take() {
-                    old.cancel();
+                kick = None;
+                match new.map(|kick| kick.watch(&core)).transpose() {
+                    Ok(watch) => kick = watch.map(|watch| listen(&core, watch, &queue)),
+                    Err(_) => queue.borrow_mut().break_off(Fault::KickUnheard),
                 }
-                kick = new.as_ref().and_then(|kick| watch(&core, kick, &stats));
             } else {
-                queue.obey(command);
+                queue.borrow_mut().obey(command);
             }
         }
+        let mut queue = queue.borrow_mut();
         if orders.bell.overflowed.load(Ordering::Acquire) {
             queue.stopping = true;
         }
@@ -163,25 +175,28 @@ pub(crate) async fn run(core: Core, start: Start, mut orders: Orders) -> Ended {
         Poll::Pending
     })
     .await;
-    if let Some(kick) = kick {
-        kick.cancel();
-    }
+    drop(kick);
     let ring = &queue.borrow().ring;
     Ended { index, base: ring.base(), broken: ring.broken().is_some() }
 }
 
 /// Waits for the guest's kicks: each wakes the core, whose pollers then look.
-fn watch(core: &Core, kick: &EventFd, stats: &Arc<QueueStats>) -> Option<reactor::JoinHandle<()>> {
-    let stats = stats.clone();
-    let watch = kick.watch(core).ok()?;
-    let counter =
-        EventFd::from_fd(std::os::fd::AsFd::as_fd(kick).try_clone_to_owned().ok()?).ok()?;
-    Some(core.spawn(Class::Foreground, async move {
-        while watch.raised().await.is_ok() {
-            counter.clear();
-            stats.kicks.add(1);
+fn listen(core: &Core, watch: EventWatch, queue: &Rc<RefCell<Queue>>) -> OwnedTask<()> {
+    let queue = queue.clone();
+    let listening = async move {
+        loop {
+            let heard = watch.raised().await;
+            watch.clear();
+            let mut queue = queue.borrow_mut();
+            if heard.is_err() {
+                queue.break_off(Fault::KickUnheard);
+            }
+            if queue.ring.broken().is_some() || !queue.kicked() {
+                return;
+            }
         }
-    }))
+    };
+    core.spawn(Class::Foreground, listening).owned()
 }
 
 async fn until_stop(orders: &mut Orders) {
@@ -225,6 +240,11 @@ struct Queue {
     finished: Vec<Finished>,
     /// When each tag's request was popped.
     begun_ns: Box<[u64]>,
+    /// Requests taken, and how many there were at the last kick.
+    taken: u64,
+    taken_at_kick: u64,
+    /// Kicks since the last request.
+    idle_kicks: u32,
     /// It is broken, and that was said.
     reported: bool,
     /// [`reactor::losses`] when it was looked last.
@@ -233,7 +253,8 @@ struct Queue {
 }
 
 impl Queue {
-    fn start(core: &Core, start: Start) -> Result<Queue, ()> {
+    /// With it what its kick is waited for with.
+    fn start(core: &Core, start: Start) -> Result<(Queue, Option<EventWatch>), ()> {
         let Start { disk_name, index, setup, memory, disk: shape, .. } = start;
         let failed = |what: &dyn std::fmt::Display| {
             tracing::warn!(disk = &*disk_name, ring = index, "a ring cannot be started: {what}");
@@ -246,6 +267,9 @@ impl Queue {
         let (ring, recovered) =
             Ring::start(&memory, &setup, start.inflight).map_err(|fault| failed(&fault))?;
         (!memory.is_lost()).then_some(()).ok_or_else(|| failed(&Fault::MemoryLost))?;
+        EventFd::can_signal().map_err(|error| failed(&error))?;
+        let watch = start.kick.as_ref().map(|kick| kick.watch(core)).transpose();
+        let watch = watch.map_err(|error| failed(&error))?;
         let mut channel = start.device.channel(core).map_err(|error| failed(&error))?;
         channel.hold(Rc::new(memory.clone()));
         if let Some(log) = &start.log {
@@ -267,7 +291,7 @@ impl Queue {
             }
         }
         start.stats.resubmitted.add(recovered.resubmits as u64);
-        Ok(Queue {
+        let queue = Queue {
             core: core.clone(),
             disk_name,
             index,
@@ -288,10 +312,26 @@ impl Queue {
             done: Vec::with_capacity(TURN),
             finished: Vec::with_capacity(TURN),
             begun_ns: vec![0; usize::from(setup.num)].into(),
+            taken: 0,
+            taken_at_kick: u64::MAX,
+            idle_kicks: 0,
             reported: false,
             losses,
             stats: start.stats,
-        })
+        };
+        Ok((queue, watch))
+    }
+
+    /// The guest has kicked. False when it does nothing but kick: then the ring is broken.
+    fn kicked(&mut self) -> bool {
+        self.stats.kicks.add(1);
+        let idle = std::mem::replace(&mut self.taken_at_kick, self.taken) == self.taken;
+        self.idle_kicks = if idle { self.idle_kicks + 1 } else { 0 };
+        let storm = self.idle_kicks > IDLE_KICKS + self.begun_ns.len() as u32;
+        if storm {
+            self.break_off(Fault::KickStorm);
+        }
+        !storm
     }
 
     fn obey(&mut self, command: Command) {
@@ -352,8 +392,9 @@ impl Queue {
             worked = true;
             let popped = self.ring.pop(&self.memory, &self.disk, TURN, &mut self.tags);
             self.look_at_memory();
-            if let Err(fault) = popped {
-                self.broke(fault);
+            match popped {
+                Ok(taken) => self.taken += taken as u64,
+                Err(fault) => self.broke(fault),
             }
             let tags = std::mem::take(&mut self.tags);
             let now = self.core.now_ns();
@@ -456,10 +497,22 @@ impl Queue {
     fn break_if_lost(&mut self) {
         self.losses = reactor::losses();
         let log = self.log.as_ref().is_some_and(|log| log.is_lost());
-        if (log || self.memory.is_lost() || self.ring.is_lost()) && !self.reported {
-            self.tags.extend(self.deferred.drain(..));
-            self.ring.break_off(Fault::MemoryLost, &mut self.tags);
-            self.broke(Fault::MemoryLost);
+        if log || self.memory.is_lost() || self.ring.is_lost() {
+            self.break_off(Fault::MemoryLost);
+        }
+    }
+
+    /// Breaks the ring, if it is not broken already. What was popped and not submitted is dropped.
+    #[cold]
+    fn break_off(&mut self, fault: Fault) {
+        if self.reported {
+            return;
+        }
+        self.tags.extend(self.deferred.drain(..));
+        self.ring.break_off(fault, &mut self.tags);
+        self.broke(fault);
+        if let Some(waker) = self.waiting.as_ref() {
+            waker.wake_by_ref();
         }
     }
 

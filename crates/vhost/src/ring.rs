@@ -72,6 +72,10 @@ pub enum Fault {
     IndirectUnmapped(u64),
     /// Memory that the front end gave is not there any more.
     MemoryLost,
+    /// The guest kicks all the time and has no requests.
+    KickStorm,
+    /// The system does not let us wait for the kick.
+    KickUnheard,
 }
 
 impl std::fmt::Display for Fault {
@@ -96,6 +100,8 @@ impl std::fmt::Display for Fault {
             Fault::IndirectUnmapped(addr) => {
                 write!(f, "indirect table at {addr:#x} is outside guest memory")
             }
+            Fault::KickStorm => write!(f, "it is kicked all the time, without requests"),
+            Fault::KickUnheard => write!(f, "its kick cannot be waited for"),
             Fault::MemoryLost => {
                 write!(f, "the memory is not there: its file is shorter now, or pages have run out")
             }

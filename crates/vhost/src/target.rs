@@ -648,7 +648,10 @@ impl<'a> Connection<'a> {
                     self.perform(actions).await
                 }
                 Next::Received(Ok((_, fds))) => {
-                    let step = self.message(&received, fds).await;
+                    let step = match self.admit(fds).await {
+                        Ok(fds) => self.message(&received, fds).await,
+                        Err(refused) => Err(refused),
+                    };
                     received.clear();
                     step
                 }
@@ -681,6 +684,25 @@ impl<'a> Connection<'a> {
                 true => Poll::Pending,
                 false => receive.as_mut().poll(cx).map(Next::Received),
             }
+        })
+        .await
+    }
+
+    /// Lets in only descriptors that can make nobody wait. Those of another kind may make this wait
+    /// for them to be closed, but not longer than until the disk is to stop.
+    async fn admit(&self, fds: Vec<OwnedFd>) -> Result<Vec<OwnedFd>, Refused> {
+        if fds.is_empty() {
+            return Ok(fds);
+        }
+        let target = self.target;
+        let mut admitted = pin!(reactor::admit(&target.core, fds));
+        poll_fn(|cx| {
+            if target.order.get() == Order::Stop {
+                return Poll::Ready(Err(Refused::new("the front end's message", "the disk stops")));
+            }
+            target.events.waker.replace(Some(cx.waker().clone()));
+            let admitted = admitted.as_mut().poll(cx);
+            admitted.map_err(|error| Refused::new("the front end's message", error))
         })
         .await
     }

@@ -315,7 +315,8 @@ pub trait Driver {
     /// Operations staged and not yet submitted.
     fn staged(&self) -> usize;
 
-    /// Most operations that may be unfinished at once.
+    /// Most operations on files that may be unfinished at once. Those that wait for a peer are as many
+    /// as there are descriptors, and completions beyond what a driver has room for are not lost.
     fn capacity(&self) -> usize;
 
     /// Submits what is staged, waits as told, and appends what has completed. A wait should

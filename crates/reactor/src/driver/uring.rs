@@ -2,7 +2,9 @@
 //!
 //! Flags are tried from the full set down (an older kernel answers EINVAL), and the level that
 //! was reached is part of the driver's name. The completion queue is larger than the number of
-//! operations the core may have unfinished, so it cannot overflow. Under DEFER_TASKRUN
+//! file operations that the core may have unfinished. Operations that wait for a peer are as many as
+//! there are descriptors: should all of them complete at once, the kernel keeps what the queue has no
+//! room for (`IORING_FEAT_NODROP`, without which the driver does not start). Under DEFER_TASKRUN
 //! completions appear only inside `enter`; `ready` looks at the flag that asks for that.
 
 use std::io;
@@ -18,7 +20,7 @@ use crate::remote::{Remote, Shared};
 
 const SQ_ENTRIES: u32 = 256;
 const CQ_ENTRIES: u32 = 8192;
-/// Unfinished operations, below `CQ_ENTRIES` with room for cancels and wake-ups.
+/// Unfinished operations on files, below `CQ_ENTRIES` with room for the others.
 const CAPACITY: usize = 6144;
 
 /// How long a wait without an end lasts: the kernel takes a wait for several completions without

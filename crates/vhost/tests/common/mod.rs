@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -50,8 +50,26 @@ struct Told {
     stats: Vec<Vec<Arc<QueueStats>>>,
 }
 
+/// What a core has, as of the last millisecond.
+#[derive(Debug, Default)]
+pub struct Counts {
+    pub tasks: AtomicUsize,
+    pub operations: AtomicUsize,
+    /// How often this was looked at.
+    pub looks: AtomicUsize,
+}
+
+impl Counts {
+    fn look(&self, core: &Core) {
+        self.tasks.store(core.live_tasks(), Ordering::Release);
+        self.operations.store(core.operations_in_flight(), Ordering::Release);
+        self.looks.fetch_add(1, Ordering::Release);
+    }
+}
+
 /// Disks at sockets, until this is dropped.
 pub struct Node {
+    pub counts: Arc<[Counts; 2]>,
     pub dir: Scratch,
     pub stats: Vec<Vec<Arc<QueueStats>>>,
     stop: Arc<AtomicBool>,
@@ -80,18 +98,38 @@ impl Node {
             .collect();
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let ends = stop.clone();
+        let counts: Arc<[Counts; 2]> = Arc::default();
+        let counting = counts.clone();
         let main = move |core: Core| {
             let (disks, tell, ends) = (disks.clone(), tell.clone(), ends.clone());
+            let counts = counting.clone();
             async move {
+                let counts = &counts[core.id()];
                 if core.id() == 0 {
                     let told = |stats| tell.send(Told { stats }).unwrap();
-                    serve(&core, &disks, told, &ends).await;
+                    serve(&core, &disks, told, &ends, counts).await;
+                }
+                while !ends.load(Ordering::Acquire) {
+                    core.sleep_ns(1_000_000).await;
+                    counts.look(&core);
                 }
             }
         };
         let cores = std::thread::spawn(move || _ = reactor::run(&config, main).unwrap());
         let told: Told = told.recv().expect("the disks are there");
-        Node { dir, stats: told.stats, stop, cores: Some(cores) }
+        Node { counts, dir, stats: told.stats, stop, cores: Some(cores) }
+    }
+
+    /// Tasks and operations of all cores, as they are from now on.
+    pub fn holdings(&self) -> (usize, usize) {
+        for counts in self.counts.iter() {
+            let before = counts.looks.load(Ordering::Acquire);
+            until("a core is awake", || counts.looks.load(Ordering::Acquire) > before + 1);
+        }
+        let sum = |of: fn(&Counts) -> &AtomicUsize| {
+            self.counts.iter().map(|counts| of(counts).load(Ordering::Acquire)).sum()
+        };
+        (sum(|counts| &counts.tasks), sum(|counts| &counts.operations))
     }
 
     pub fn socket(&self, disk: usize) -> PathBuf {
@@ -112,6 +150,7 @@ async fn serve(
     disks: &[(String, PathBuf)],
     told: impl FnOnce(Vec<Vec<Arc<QueueStats>>>),
     ends: &AtomicBool,
+    counts: &Counts,
 ) {
     let mut serving = Vec::new();
     for (nth, (uri, socket)) in disks.iter().enumerate() {
@@ -129,6 +168,7 @@ async fn serve(
     told(serving.iter().map(|(target, _)| target.stats().to_vec()).collect());
     while !ends.load(Ordering::Acquire) {
         core.sleep_ns(1_000_000).await;
+        counts.look(core);
     }
     for (target, task) in serving {
         target.stop();
