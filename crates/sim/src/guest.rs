@@ -402,6 +402,8 @@ fn disk(device: &Bdev) -> Disk {
         write_zeroes_may_unmap: true,
         max_discard_sectors: 1 << 16,
         max_write_zeroes_sectors: 1 << 16,
+        segments_max: u32::MAX,
+        segment_bytes_max: u32::MAX,
         serial: [0; SERIAL_LEN],
     }
 }

@@ -126,6 +126,8 @@ fn disk() -> Disk {
         write_zeroes_may_unmap: false,
         max_discard_sectors: 0,
         max_write_zeroes_sectors: 0,
+        segments_max: u32::MAX,
+        segment_bytes_max: u32::MAX,
         serial: [0; SERIAL_LEN],
     }
 }

@@ -8,6 +8,7 @@ use crate::message::CONFIG_BYTES_MAX;
 /// Bits of virtio and of vhost-user that this crate knows.
 #[expect(missing_docs, reason = "the names are the specification's")]
 pub mod feature {
+    pub const SIZE_MAX: u64 = 1 << 1;
     pub const SEG_MAX: u64 = 1 << 2;
     pub const READ_ONLY: u64 = 1 << 5;
     pub const BLK_SIZE: u64 = 1 << 6;
@@ -48,6 +49,8 @@ pub struct Config {
     pub capacity_sectors: u64,
     /// Most data segments in a request. A ring of `n` descriptors has room for `n - 2`.
     pub segments_max: u32,
+    /// Longest of them, bytes.
+    pub segment_bytes_max: u32,
     /// Logical block size, bytes: every request is aligned to it.
     pub block_size: u32,
     /// Physical block size, bytes: what is best aligned to.
@@ -80,7 +83,8 @@ impl Config {
     /// between two starts of this process, and its session goes on.
     pub fn features(&self) -> u64 {
         use feature::*;
-        let mut features = SEG_MAX
+        let mut features = SIZE_MAX
+            | SEG_MAX
             | BLK_SIZE
             | TOPOLOGY
             | FLUSH
@@ -115,7 +119,8 @@ impl Config {
         let mut space = [0; CONFIG_SPACE_BYTES];
         let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &self.capacity_sectors.to_le_bytes());
-        // 8: longest segment, 16: cylinders, heads, sectors: their features are not offered.
+        put(8, &self.segment_bytes_max.to_le_bytes());
+        // 16: cylinders, heads, sectors: their feature is not offered.
         put(12, &self.segments_max.to_le_bytes());
         put(20, &self.block_size.to_le_bytes());
         put(24, &[physical_exponent]);
@@ -154,6 +159,7 @@ pub(crate) mod tests {
         Config {
             capacity_sectors: 0x0001_0203_0405_0607,
             segments_max: 126,
+            segment_bytes_max: 0x40_0000,
             block_size: 512,
             physical_block_size: 4096,
             min_io_bytes: 4096,
@@ -173,7 +179,7 @@ pub(crate) mod tests {
         #[rustfmt::skip]
         let expected: [u8; 60] = [
             7, 6, 5, 4, 3, 2, 1, 0,                 // capacity
-            0, 0, 0, 0,  126, 0, 0, 0,              // size_max, seg_max
+            0, 0, 0x40, 0,  126, 0, 0, 0,           // size_max, seg_max
             0, 0, 0, 0,  0, 2, 0, 0,                // geometry, blk_size
             3, 0, 8, 0,  128, 0, 0, 0,              // topology
             1, 0, 2, 0,                             // wce, unused, num_queues
@@ -201,7 +207,7 @@ pub(crate) mod tests {
     fn features_follow_the_disk() {
         use feature::*;
         let all = config();
-        assert_eq!(all.features(), 0x5_7400_7e44);
+        assert_eq!(all.features(), 0x5_7400_7e46);
         let bare = Config { discard: None, write_zeroes: None, ..all };
         assert_eq!(all.features() & !bare.features(), DISCARD | WRITE_ZEROES);
         let read_only = Config { read_only: true, ..all };

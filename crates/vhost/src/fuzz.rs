@@ -19,6 +19,8 @@ const DISK: Disk = Disk {
     write_zeroes_may_unmap: true,
     max_discard_sectors: 1 << 10,
     max_write_zeroes_sectors: 1 << 10,
+    segments_max: u32::MAX,
+    segment_bytes_max: u32::MAX,
     serial: *b"serial-0123456789abc",
 };
 

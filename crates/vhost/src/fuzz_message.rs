@@ -26,6 +26,7 @@ fn offer(queues: u16) -> Offer {
     let config = Config {
         capacity_sectors: 4096,
         segments_max: 126,
+        segment_bytes_max: 4 << 20,
         block_size: 512,
         physical_block_size: 4096,
         min_io_bytes: 4096,

@@ -22,6 +22,7 @@ mod queue;
 mod request;
 mod ring;
 pub mod session;
+mod share;
 mod split;
 mod stats;
 mod target;

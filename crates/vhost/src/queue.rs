@@ -3,7 +3,9 @@
 //!
 //! 1. A turn takes what the device has completed, pops what the guest has made available, and
 //!    submits it. What completes at once (memory, a device that does nothing) is given back in the
-//!    same turn, all with one publication and at most one signal.
+//!    same turn, all with one publication and at most one signal. How much is submitted in one turn,
+//!    and how much a disk may have at its device, says its [`Share`] (`share.rs`): what has to wait is
+//!    deferred, and a long request goes in pieces.
 //! 2. While the ring is looked at the guest is told not to kick. Before the core sleeps the ring is
 //!    armed: the guest's next kick wakes the core, and the device's next completion does anyway.
 //! 3. What the connection wants (another memory table, a stop) arrives as [`Command`]s, through a
@@ -30,15 +32,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Poll, Waker};
 
 use atomic_waker::AtomicWaker;
-use bdev::{Bdev, Channel, Done, Full, Io};
+use bdev::{Bdev, Channel, Done, Io, QUEUE_DEPTH};
 use reactor::spsc::{Consumer, Producer};
 use reactor::{Class, Core, EventFd, EventWatch, OwnedTask, Poller};
 
 use crate::dirty::DirtyLog;
 use crate::inflight::InflightArea;
 use crate::memory::GuestMemory;
-use crate::request::{Disk, Finished, Kind, Status};
+use crate::request::{Disk, Finished, Kind, Request, Status};
 use crate::ring::{Fault, Ring, Setup};
+use crate::share::{Held, PIECE_MIN, Share, Shares, TICKET_SHIFT, cost};
 use crate::stats::QueueStats;
 
 /// Requests taken in one turn. More would keep the core from its other work for too long.
@@ -215,6 +218,25 @@ async fn until_stop(orders: &mut Orders) {
     .await;
 }
 
+/// A request that goes in pieces.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    /// Bytes submitted.
+    at: u64,
+    /// Pieces at the device.
+    under_way: u32,
+    /// Of the pieces that have come back, the worst.
+    status: bdev::Status,
+}
+
+impl Cut {
+    const NEW: Cut = Cut { at: 0, under_way: 0, status: bdev::Status::Ok };
+}
+
+/// In the device's tag: it is a piece. Below is the request's tag, above the ticket of its share.
+const IS_PIECE: u64 = 1 << 16;
+const _: () = assert!(IS_PIECE < 1 << TICKET_SHIFT);
+
 /// See the module text.
 struct Queue {
     core: Core,
@@ -233,8 +255,14 @@ struct Queue {
     stopping: bool,
     /// Who waits for the end.
     waiting: Option<Waker>,
-    /// Popped, and not yet taken by the device: it is full.
+    share: Rc<Share>,
+    /// Popped, and not yet taken by the device: it is full, or others have their turn. Of the first
+    /// some pieces may be taken.
     deferred: VecDeque<u16>,
+    /// By tag, how far a long request is.
+    cuts: Box<[Cut]>,
+    /// The segments of a piece. Empty between calls.
+    piece: Vec<libc::iovec>,
     tags: Vec<u16>,
     done: Vec<Done>,
     finished: Vec<Finished>,
@@ -291,6 +319,7 @@ impl Queue {
             }
         }
         start.stats.resubmitted.add(recovered.resubmits as u64);
+        let share = core.local::<Shares>().of(&disk_name);
         let queue = Queue {
             core: core.clone(),
             disk_name,
@@ -307,7 +336,10 @@ impl Queue {
             enabled: start.enabled,
             stopping: false,
             waiting: None,
+            share,
             deferred: VecDeque::new(),
+            cuts: vec![Cut::NEW; usize::from(setup.num)].into(),
+            piece: Vec::new(),
             tags: Vec::with_capacity(TURN),
             done: Vec::with_capacity(TURN),
             finished: Vec::with_capacity(TURN),
@@ -381,6 +413,7 @@ impl Queue {
         if self.channel.in_flight() > 0 {
             worked |= self.channel.poll(&mut self.done) > 0;
         }
+        self.share.begin(self.core.rounds());
         while let Some(&tag) = self.deferred.front() {
             if self.submit(tag).is_err() {
                 break;
@@ -400,6 +433,9 @@ impl Queue {
             let now = self.core.now_ns();
             for &tag in &tags {
                 self.begun_ns[usize::from(tag)] = now;
+                if self.ring.request(tag).len > PIECE_MIN {
+                    self.cuts[usize::from(tag)] = Cut::NEW;
+                }
                 if !self.deferred.is_empty() || self.submit(tag).is_err() {
                     self.deferred.push_back(tag);
                 }
@@ -419,6 +455,9 @@ impl Queue {
             waker.wake();
         }
         self.stats.turns.add(1);
+        if worked || self.channel.in_flight() > 0 {
+            self.share.works(self.core.now_ns());
+        }
         if worked {
             self.stats.worked.add(1);
             self.stats.depth.set((self.channel.in_flight() + self.deferred.len()) as u64);
@@ -426,8 +465,12 @@ impl Queue {
         worked
     }
 
+    /// Submits a request, or what may be submitted of it now.
+    ///
+    /// # Errors
+    /// When it is not done with that.
     #[inline]
-    fn submit(&mut self, tag: u16) -> Result<(), Full> {
+    fn submit(&mut self, tag: u16) -> Result<(), Held> {
         let request = self.ring.request(tag);
         let kind = match request.kind {
             Kind::Read => bdev::Kind::Read,
@@ -436,21 +479,77 @@ impl Queue {
             Kind::Discard => bdev::Kind::Discard,
             Kind::WriteZeroes { unmap } => bdev::Kind::WriteZeroes { unmap },
         };
+        let now = self.core.now_ns();
+        if request.len > PIECE_MIN
+            && matches!(kind, bdev::Kind::Read | bdev::Kind::Write)
+            && (self.cuts[usize::from(tag)].at > 0 || request.len > self.share.piece(now))
+        {
+            return self.submit_pieces(tag, kind);
+        }
+        if self.channel.in_flight() >= QUEUE_DEPTH {
+            return Err(Held);
+        }
+        let ticket = self.share.take(cost(&request), now)?;
         let io = Io {
             kind,
             offset: request.offset,
             len: request.len,
             segments: request.segments,
-            tag: u64::from(tag),
+            tag: u64::from(tag) | ticket,
             through: self.through,
         };
         // SAFETY: the segments lie in the mappings of the memory table that the request was popped
         // with, which this queue or, once a later table has taken its place, the channel's
         // operations hold until they have completed (`Channel::hold`). Nothing has a Rust reference
         // to guest memory.
-        unsafe { self.channel.submit(&io)? };
+        unsafe { self.channel.submit(&io) }.expect("it has room");
         self.stats.begin(request.kind, request.len);
         Ok(())
+    }
+
+    #[cold]
+    fn submit_pieces(&mut self, tag: u16, kind: bdev::Kind) -> Result<(), Held> {
+        let request = self.ring.request(tag);
+        let cut = &mut self.cuts[usize::from(tag)];
+        while cut.at < request.len {
+            let now = self.core.now_ns();
+            let len = (request.len - cut.at).min(self.share.piece(now));
+            if self.channel.in_flight() >= QUEUE_DEPTH {
+                return Err(Held);
+            }
+            let ticket = self.share.take(len, now)?;
+            if cut.at == 0 {
+                self.stats.begin(request.kind, request.len);
+            }
+            self.piece.clear();
+            slice(request.segments, cut.at, len, &mut self.piece);
+            let io = Io {
+                kind,
+                offset: request.offset + cut.at,
+                len,
+                segments: &self.piece,
+                tag: u64::from(tag) | IS_PIECE | ticket,
+                through: self.through,
+            };
+            // SAFETY: parts of the request's segments: see `submit`.
+            unsafe { self.channel.submit(&io) }.expect("it has room");
+            cut.at += len;
+            cut.under_way += 1;
+        }
+        Ok(())
+    }
+
+    /// Whether something that was deferred could be submitted, in this round or the next.
+    fn can_go_on(&self) -> bool {
+        let next = |&tag: &u16| {
+            let (request, now) = (self.ring.request(tag), self.core.now_ns());
+            let cost = match request.kind {
+                Kind::Read | Kind::Write => cost(&request).min(self.share.piece(now)),
+                _ => cost(&request),
+            };
+            self.channel.in_flight() < QUEUE_DEPTH && self.share.has_room(cost, now)
+        };
+        self.deferred.front().is_some_and(next)
     }
 
     fn give_back(&mut self) {
@@ -459,9 +558,23 @@ impl Queue {
             true => 0,
             false => self.core.now_exact_ns(),
         };
-        for done in self.done.drain(..) {
-            let kind = self.ring.request(done.tag as u16).kind;
-            let begun = self.begun_ns[done.tag as usize];
+        for mut done in self.done.drain(..) {
+            self.share.give_back(done.tag, now);
+            // The tag came from a `u16` in `submit`.
+            let tag = done.tag as u16;
+            let Request { kind, len, .. } = self.ring.request(tag);
+            if done.tag & IS_PIECE != 0 {
+                let cut = &mut self.cuts[usize::from(tag)];
+                cut.under_way -= 1;
+                if cut.status == bdev::Status::Ok {
+                    cut.status = done.status;
+                }
+                if cut.under_way > 0 || cut.at < len {
+                    continue;
+                }
+                done.status = cut.status;
+            }
+            let begun = self.begun_ns[usize::from(tag)];
             self.stats.of(kind).latency.add(now.saturating_sub(begun));
             let status = match done.status {
                 bdev::Status::Ok => Status::Ok,
@@ -471,8 +584,7 @@ impl Queue {
                     Status::IoError
                 }
             };
-            // The tag came from a `u16` in `submit`.
-            self.finished.push(Finished { tag: done.tag as u16, status });
+            self.finished.push(Finished { tag, status });
         }
         let given = self.ring.complete(&self.memory, self.log.as_deref(), &self.finished);
         self.finished.clear();
@@ -533,6 +645,24 @@ impl Queue {
     }
 }
 
+/// Appends the segments of `len` bytes from `skip` on.
+fn slice(segments: &[libc::iovec], skip: u64, len: u64, out: &mut Vec<libc::iovec>) {
+    let (mut skip, mut left) = (skip as usize, len as usize);
+    for segment in segments {
+        let from = skip.min(segment.iov_len);
+        let n = (segment.iov_len - from).min(left);
+        skip -= from;
+        left -= n;
+        if n > 0 {
+            let iov_base = segment.iov_base.wrapping_byte_add(from);
+            out.push(libc::iovec { iov_base, iov_len: n });
+        }
+        if left == 0 {
+            return;
+        }
+    }
+}
+
 struct QueuePoller(Rc<RefCell<Queue>>);
 
 impl Poller for QueuePoller {
@@ -543,12 +673,16 @@ impl Poller for QueuePoller {
     fn pure_check(&mut self) -> bool {
         let queue = self.0.borrow();
         (queue.channel.in_flight() > 0 && queue.channel.ready())
+            || queue.can_go_on()
             || (queue.pops() && queue.deferred.is_empty() && queue.ring.has_work())
     }
 
     fn arm(&mut self) -> bool {
         let queue = &mut *self.0.borrow_mut();
         if queue.channel.in_flight() > 0 && queue.channel.ready() {
+            return false;
+        }
+        if queue.can_go_on() {
             return false;
         }
         if !queue.pops() || !queue.deferred.is_empty() {

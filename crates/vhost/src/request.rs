@@ -107,6 +107,10 @@ pub struct Disk {
     pub max_discard_sectors: u32,
     /// Most sectors of one write of zeros.
     pub max_write_zeroes_sectors: u32,
+    /// Most descriptors of the data of a read or a write.
+    pub segments_max: u32,
+    /// Longest of them, bytes.
+    pub segment_bytes_max: u32,
     /// The disk's name, filled up with zeros.
     pub serial: [u8; SERIAL_LEN],
 }
@@ -209,12 +213,13 @@ impl Chain {
     }
 }
 
-/// Appends the segments of `take` bytes, not 0, of a stream from `skip` on.
+/// Appends the segments of `take` bytes, not 0, of a stream from `skip` on, if none is longer than `most`.
 #[inline]
 fn gather(
     pieces: &[Piece],
     mut skip: u64,
     mut take: u64,
+    most: u64,
     lookup: &mut Lookup<'_>,
     out: &mut Vec<iovec>,
 ) -> Option<()> {
@@ -225,6 +230,9 @@ fn gather(
             continue;
         }
         let n = (len - skip).min(take);
+        if n > most {
+            return None;
+        }
         lookup.segments(piece.addr.checked_add(skip)?, n, SEGMENTS_MAX, out)?;
         skip = 0;
         take -= n;
@@ -405,7 +413,12 @@ fn judge(
         return Err(Status::IoError);
     }
     let (offset, len) = disk.range(sector, bytes >> SECTOR_SHIFT).ok_or(Status::IoError)?;
-    gather(pieces, skip, len, lookup, &mut slot.segments).ok_or(Status::IoError)?;
+    // Header and status may have descriptors of their own.
+    if chain.len() > (disk.segments_max as usize).saturating_add(2) {
+        return Err(Status::IoError);
+    }
+    let most = disk.segment_bytes_max.into();
+    gather(pieces, skip, len, most, lookup, &mut slot.segments).ok_or(Status::IoError)?;
     if read {
         slot.writes_memory = true;
         slot.used_len = len as u32 + 1;
@@ -428,7 +441,8 @@ fn judge_other(
             let len = (chain.writable_bytes - 1).min(SERIAL_LEN as u64);
             if len > 0 {
                 let writable = &chain.pieces[chain.readable..];
-                gather(writable, 0, len, lookup, &mut slot.segments).ok_or(Status::IoError)?;
+                gather(writable, 0, len, u64::MAX, lookup, &mut slot.segments)
+                    .ok_or(Status::IoError)?;
             }
             slot.writes_memory = true;
             let mut serial = &disk.serial[..];

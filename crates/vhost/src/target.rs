@@ -57,13 +57,15 @@ use crate::inflight::{Form, InflightRegion};
 use crate::memory::{GuestMemory, RegionInfo};
 use crate::message::{Framer, InflightInfo};
 use crate::queue::{self, Command, Ended, Remote, Start};
-use crate::request::{Disk, SERIAL_LEN};
+use crate::request::{DATA_MAX, Disk, SERIAL_LEN};
 use crate::ring::Setup;
 use crate::session::{Action, Kick, Offer, RingState, Session};
 use crate::stats::QueueStats;
 
 /// Rest after an accept that failed, in nanoseconds.
 const RETRY_NS: u64 = 100_000_000;
+/// Longest segment of a request, in bytes: as many as a request may have are within [`DATA_MAX`].
+const SEGMENT_BYTES_MAX: u32 = 4 << 20;
 /// Most ranges in one discard or write of zeroes.
 const RANGES_MAX: u32 = 1;
 
@@ -477,7 +479,8 @@ fn config(geometry: &Geometry, queues: u16) -> Config {
     let limits = |bytes: u64| RangeLimits { sectors_max: sectors(bytes), segments_max: RANGES_MAX };
     Config {
         capacity_sectors: geometry.size_bytes / SECTOR_BYTES,
-        segments_max: geometry.max_segments,
+        segments_max: geometry.max_segments.min((DATA_MAX / u64::from(SEGMENT_BYTES_MAX)) as u32),
+        segment_bytes_max: SEGMENT_BYTES_MAX,
         block_size: geometry.block_size,
         physical_block_size: geometry.physical_block_size,
         min_io_bytes: geometry.min_io,
@@ -906,6 +909,8 @@ impl<'a> Connection<'a> {
         let geometry = self.target.device.geometry();
         let config = config(&geometry, self.session.rings());
         let has = |bit| self.session.features() & bit != 0;
+        // A driver that did not agree to a limit does not know it.
+        let bound = |bit, most| if has(bit) { most } else { u32::MAX };
         let mut serial = [0; SERIAL_LEN];
         for (to, from) in serial.iter_mut().zip(self.target.options.serial.bytes()) {
             *to = from;
@@ -920,6 +925,8 @@ impl<'a> Connection<'a> {
             write_zeroes_may_unmap: config.write_zeroes_may_unmap,
             max_discard_sectors: most(config.discard),
             max_write_zeroes_sectors: most(config.write_zeroes),
+            segments_max: bound(feature::SEG_MAX, config.segments_max),
+            segment_bytes_max: bound(feature::SIZE_MAX, config.segment_bytes_max),
             serial,
         }
     }

@@ -20,6 +20,7 @@ fn config() -> Config {
     Config {
         capacity_sectors: 2048,
         segments_max: 126,
+        segment_bytes_max: 4 << 20,
         block_size: 512,
         physical_block_size: 512,
         min_io_bytes: 0,

@@ -10,7 +10,7 @@ use vhost::config::{Config, RangeLimits};
 use vhost::message::{Framer, InflightInfo, RegionInfo, Violation};
 use vhost::session::{Action, Offer, Reply, RingState, Session};
 
-const FEATURES: u64 = 0x5_7400_7e44;
+const FEATURES: u64 = 0x5_7400_7e46;
 const PROTOCOL_FEATURES: u64 = 0xb22b;
 /// What SeaBIOS acknowledges: VERSION_1, PROTOCOL_FEATURES, BLK_SIZE, SEG_MAX.
 const BIOS: u64 = 0x1_4000_0044;
@@ -21,6 +21,7 @@ fn config() -> Config {
     Config {
         capacity_sectors: 2048,
         segments_max: 126,
+        segment_bytes_max: 4 << 20,
         block_size: 512,
         physical_block_size: 4096,
         min_io_bytes: 4096,

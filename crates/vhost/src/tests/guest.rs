@@ -338,6 +338,8 @@ pub(super) fn disk() -> Disk {
         write_zeroes_may_unmap: true,
         max_discard_sectors: 64,
         max_write_zeroes_sectors: 32,
+        segments_max: u32::MAX,
+        segment_bytes_max: u32::MAX,
         serial: *b"serial-0123456789abc",
     }
 }

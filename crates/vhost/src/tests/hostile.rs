@@ -224,6 +224,26 @@ fn ranges_are_checked() {
 }
 
 #[test]
+fn what_is_beyond_the_limits_that_were_told_is_refused() {
+    everywhere(|t, indirect| {
+        // Data in pieces of such lengths.
+        let mut send = |lengths: &[u32], most: (u32, u32)| {
+            (t.disk.segments_max, t.disk.segment_bytes_max) = most;
+            let (_, p) = t.prepare(1, 0);
+            let pieces = lengths.iter().map(|&len| (p[1].0, len, 0));
+            let parts: Vec<_> = [p[0]].into_iter().chain(pieces).chain([p[2]]).collect();
+            t.send(&parts, indirect)
+        };
+        assert!(matches!(send(&[512, 512], (2, 512)), Device(..)));
+        assert_eq!(send(&[512, 256, 256], (2, 512)), IOERR);
+        assert_eq!(send(&[1024], (2, 512)), IOERR);
+        // Who agreed to no limits has none.
+        assert!(matches!(send(&[512, 256, 256], (u32::MAX, 512)), Device(..)));
+        assert!(matches!(send(&[1024], (2, u32::MAX)), Device(..)));
+    });
+}
+
+#[test]
 fn without_a_header_or_a_status_nothing_is_written() {
     everywhere(|t, indirect| {
         for kind in [0, 1, 4, 8] {

@@ -6,3 +6,4 @@ mod guest;
 mod hostile;
 mod memory;
 mod ring;
+mod share;

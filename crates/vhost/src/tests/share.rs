@@ -1,0 +1,112 @@
+//! Rings of two disks at work on one core of a simulated world: one asks for as much as it can, the other for a sector at
+//! a time. What is counted is rounds of the core's pollers, so that no machine is too slow for it.
+
+use std::sync::Arc;
+
+use bdev::Bdev;
+use reactor::sim::{SimConfig, World};
+use reactor::{Class, Core, JoinHandle};
+
+use super::guest::*;
+use crate::queue::{self, Command, Ended, Remote, Start};
+use crate::share::QUANTUM;
+use crate::*;
+
+const REQUESTS: u64 = 16;
+/// Descriptors of each, of 512 KiB.
+const PARTS: u64 = 24;
+const PART: u64 = 512 << 10;
+
+fn start(core: &Core, name: &str, guest: &Guest, device: &Bdev) -> (Remote, JoinHandle<Ended>) {
+    let (remote, orders) = queue::remote();
+    let start = Start {
+        disk_name: name.into(),
+        index: 0,
+        setup: guest.setup(),
+        memory: Arc::new(guest.memory.clone()),
+        disk: Disk { capacity_sectors: 64 << 11, ..disk() },
+        inflight: None,
+        log: None,
+        kick: None,
+        call: None,
+        err: None,
+        polled: true,
+        through: false,
+        enabled: true,
+        broken: false,
+        device: device.clone(),
+        stats: Arc::default(),
+    };
+    (remote, core.spawn(Class::Control, queue::run(core.clone(), start, orders)))
+}
+
+/// A write of 12 MiB, all of it from the same memory.
+fn attack(guest: &mut Guest, seq: u64) {
+    let head = guest.next_head(true, 1).unwrap();
+    guest.header(head, 1, 0);
+    let [header, _, status] = Guest::parts(head, 1);
+    let mut parts = vec![header];
+    parts.extend((0..PARTS).map(|_| (GPA, PART as u32, 0)));
+    parts.push(status);
+    assert!(guest.offer(seq, &parts, true));
+}
+
+/// As it was, all of it was copied in the first round, and the neighbour's request done after that.
+#[test]
+fn a_guest_that_asks_for_192_mib_at_once_has_its_quantum_in_a_round_and_its_neighbour_is_served_in_each()
+ {
+    for form in [Form::Split, Form::Packed] {
+        World::new(1, 1, SimConfig::default())
+            .run(move |core| async move {
+                let device = Bdev::open(&core, "mem:64M").await.unwrap();
+                let guest = || {
+                    Guest::new(
+                        form,
+                        128,
+                        if form == Form::Packed { 0x8000 } else { 0 },
+                        F_INDIRECT_DESC,
+                    )
+                };
+                let (mut attacker, mut neighbour) = (guest(), guest());
+                let mut rings = vec![
+                    start(&core, "a", &attacker, &device),
+                    start(&core, "b", &neighbour, &device),
+                ];
+                core.yield_now().await;
+                (0..REQUESTS).for_each(|seq| attack(&mut attacker, seq));
+                let begin = core.rounds();
+                let (mut done, mut served, mut longest) = (0, 0, 0);
+                let mut asked = None;
+                while done < REQUESTS {
+                    for (_, head, len) in attacker.collect() {
+                        assert_eq!((attacker.status(head), len), (0, 1));
+                        done += 1;
+                    }
+                    if !neighbour.collect().is_empty() {
+                        served += 1;
+                        longest = longest.max(core.rounds() - asked.take().unwrap());
+                    }
+                    if asked.is_none() {
+                        assert!(neighbour.add(2 * served, false));
+                        asked = Some(core.rounds());
+                    }
+                    core.yield_now().await;
+                }
+                let (rounds, quanta) = (core.rounds() - begin, REQUESTS * PARTS * PART / QUANTUM);
+                assert!(rounds >= quanta - 1, "{quanta} quanta in {rounds} rounds");
+                assert!(rounds <= 3 * quanta, "{quanta} quanta in {rounds} rounds");
+                // This task looks once in as many rounds as a turn has, which are four.
+                assert!(
+                    served >= quanta / 16 && longest <= 12,
+                    "{served} served, {longest} rounds"
+                );
+                for (remote, _) in &mut rings {
+                    remote.send(Command::Stop);
+                }
+                for (_, ended) in rings {
+                    assert!(!ended.await.broken);
+                }
+            })
+            .unwrap();
+    }
+}
