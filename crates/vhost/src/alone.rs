@@ -11,6 +11,7 @@ use crate::memory::GuestMemory;
 use crate::queue::{self, Command, Ended, Remote, Start};
 use crate::request::Disk;
 use crate::ring::Setup;
+use crate::share::Company;
 use crate::stats::QueueStats;
 
 /// What such a ring is started with.
@@ -52,6 +53,7 @@ impl RingAtWork {
             enabled: true,
             broken: false,
             device,
+            company: Company::join(&core.local()),
             stats,
         };
         let ended = core.spawn(Class::Foreground, queue::run(core.clone(), start, orders));

@@ -41,7 +41,7 @@ use crate::inflight::InflightArea;
 use crate::memory::GuestMemory;
 use crate::request::{Disk, Finished, Kind, Request, Status};
 use crate::ring::{Fault, Ring, Setup};
-use crate::share::{Held, PIECE_MIN, Share, Shares, TICKET_SHIFT, cost};
+use crate::share::{Company, Held, PIECE_MIN, Share, Shares, TICKET_SHIFT, cost};
 use crate::stats::QueueStats;
 
 /// Requests taken in one turn. More would keep the core from its other work for too long.
@@ -72,6 +72,8 @@ pub(crate) struct Start {
     /// It was found broken already, in another process or before a rest: it only waits for its stop.
     pub broken: bool,
     pub device: Bdev,
+    /// The disk among those of the process.
+    pub company: Company,
     pub stats: Arc<QueueStats>,
 }
 
@@ -319,7 +321,7 @@ impl Queue {
             }
         }
         start.stats.resubmitted.add(recovered.resubmits as u64);
-        let share = core.local::<Shares>().of(&disk_name);
+        let share = core.local::<Shares>().of(&start.company);
         let queue = Queue {
             core: core.clone(),
             disk_name,

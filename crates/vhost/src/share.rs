@@ -5,17 +5,19 @@
 //!   rounds (deficit round robin).
 //! - A request that is longer than [`PIECE`] goes to the device in pieces, so the debt is at most one piece: a round costs
 //!   the core the copying of less than `QUANTUM + PIECE` bytes for each disk, whatever a guest asks for.
-//! - A disk that is alone at work on its core may have [`WINDOW_ALONE`] bytes under way at its device. While another is at
+//! - A disk that is alone at work in its process may have [`WINDOW_ALONE`] bytes under way at its device. While another is at
 //!   work, and most disks share a device, it may have as many as the device does without making them wait for each other:
 //!   more while requests take little longer than the shortest did, half when they take more than twice as long. Every
 //!   [`PROBE_NS`] it begins anew with [`WINDOW_MIN`], to learn what the shortest is. Then pieces are shorter, too.
 //!
-//! Bytes are a request's cost: see [`cost`]. A core's disks find each other in [`Shares`]; nothing here is seen by other
-//! cores. This file is on the path of every request.
+//! Bytes are a request's cost: see [`cost`]. A disk's rings on one core find their share in [`Shares`]. Cores see nothing
+//! of each other but which disks are at work ([`Company`]), which each says once in a millisecond. This file is on the path
+//! of every request.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::request::{Kind, Request};
 
@@ -35,8 +37,9 @@ const GROWTH: u64 = 8;
 /// How much longer than twice the shortest a request may take, in nanoseconds.
 const SLACK_NS: u64 = 250_000;
 const PROBE_NS: u64 = 2_000_000_000;
-/// How long a disk counts as at work, in nanoseconds.
-const RECENT_NS: u64 = 100_000_000;
+/// How long a disk counts as at work, in units of 2^[`TICK_SHIFT`] ns.
+const RECENT: u64 = 96;
+const TICK_SHIFT: u32 = 20;
 /// The least that a request costs: a ring full of small ones keeps a core busy, too.
 const COST_MIN: u64 = 4096;
 /// Of a range that is given back or zeroed one byte in so many counts.
@@ -70,28 +73,69 @@ const UNIT_SHIFT: u32 = 12;
 const COST_MASK: u64 = (1 << (TIME_SHIFT - TICKET_SHIFT)) - 1;
 const _: () = assert!(QUANTUM <= COST_MASK);
 
+/// Which disks of a process are at work.
+#[derive(Debug, Default)]
+pub(crate) struct Activity {
+    disks: AtomicU64,
+    /// The disk that said so last, and the last other one: its number, and below [`NUMBER_SHIFT`] when.
+    latest: AtomicU64,
+    other: AtomicU64,
+}
+
+const NUMBER_SHIFT: u32 = 44;
+
+/// A disk among those of its process.
+#[derive(Clone, Debug)]
+pub(crate) struct Company {
+    all: Arc<Activity>,
+    number: u64,
+}
+
+impl Company {
+    /// Another disk.
+    pub fn join(all: &Arc<Activity>) -> Company {
+        // Numbers that come again do so after a million disks.
+        let number = all.disks.fetch_add(1, Relaxed) % ((1 << (64 - NUMBER_SHIFT)) - 1) + 1;
+        Company { all: all.clone(), number }
+    }
+
+    /// It is at work. Two that say so at once may leave one out, until it says so again.
+    fn works(&self, tick: u64) {
+        let latest = self.all.latest.load(Relaxed);
+        if latest >> NUMBER_SHIFT != self.number {
+            self.all.other.store(latest, Relaxed);
+        }
+        self.all.latest.store(self.number << NUMBER_SHIFT | tick, Relaxed);
+    }
+
+    /// Whether another one is.
+    #[inline]
+    fn is_at_work(&self, tick: u64) -> bool {
+        [&self.all.latest, &self.all.other].into_iter().any(|said| {
+            let said = said.load(Relaxed);
+            let (number, at) = (said >> NUMBER_SHIFT, said & ((1 << NUMBER_SHIFT) - 1));
+            number != 0 && number != self.number && tick.saturating_sub(at) < RECENT
+        })
+    }
+}
+
 /// The disks of a core.
 #[derive(Default)]
-pub(crate) struct Shares {
-    all: RefCell<Vec<Weak<Share>>>,
-    next: Cell<u64>,
-    /// The disk that was at work last, and the last other one, and when.
-    latest: Cell<Option<(u64, u64)>>,
-    other: Cell<Option<(u64, u64)>>,
-}
+pub(crate) struct Shares(RefCell<Vec<Weak<Share>>>);
 
 impl Shares {
     /// A disk's share: the same for all its rings on this core.
-    pub fn of(self: &Rc<Shares>, disk: &Arc<str>) -> Rc<Share> {
-        let mut all = self.all.borrow_mut();
+    pub fn of(&self, disk: &Company) -> Rc<Share> {
+        let mut all = self.0.borrow_mut();
         all.retain(|share| share.strong_count() > 0);
-        let known = all.iter().filter_map(Weak::upgrade).find(|share| share.disk == *disk);
+        let same = |share: &Rc<Share>| {
+            share.company.number == disk.number && Arc::ptr_eq(&share.company.all, &disk.all)
+        };
+        let known = all.iter().filter_map(Weak::upgrade).find(same);
         known.unwrap_or_else(|| {
-            self.next.set(self.next.get() + 1);
             let share = Rc::new(Share {
-                disk: disk.clone(),
-                number: self.next.get(),
-                shares: self.clone(),
+                company: disk.clone(),
+                said: Cell::new(0),
                 round: Cell::new(0),
                 left: Cell::new(QUANTUM as i64),
                 under_way: Cell::new(0),
@@ -108,9 +152,9 @@ impl Shares {
 
 /// One disk's part of a core.
 pub(crate) struct Share {
-    disk: Arc<str>,
-    number: u64,
-    shares: Rc<Shares>,
+    company: Company,
+    /// When it said last that it is at work.
+    said: Cell<u64>,
     round: Cell<u64>,
     /// What is left of this round; below 0 it is a debt.
     left: Cell<i64>,
@@ -137,9 +181,9 @@ impl Share {
     /// The disk has something to do.
     #[inline]
     pub fn works(&self, now_ns: u64) {
-        let latest = self.shares.latest.replace(Some((self.number, now_ns)));
-        if latest.is_some_and(|(number, _)| number != self.number) {
-            self.shares.other.set(latest);
+        let tick = now_ns >> TICK_SHIFT;
+        if self.said.replace(tick) != tick {
+            self.company.works(tick);
         }
     }
 
@@ -169,7 +213,7 @@ impl Share {
 
     #[inline]
     fn allowance(&self, now_ns: u64) -> u64 {
-        if !self.has_company(now_ns) {
+        if !self.company.is_at_work(now_ns >> TICK_SHIFT) {
             self.probe_ns.set(0);
             return WINDOW_ALONE;
         }
@@ -179,15 +223,6 @@ impl Share {
             self.shortest_ns.set(u64::MAX);
         }
         self.window.get()
-    }
-
-    #[inline]
-    fn has_company(&self, now_ns: u64) -> bool {
-        let other = match self.shares.latest.get() {
-            Some((number, _)) if number == self.number => self.shares.other.get(),
-            latest => latest,
-        };
-        other.is_some_and(|(_, at)| now_ns.saturating_sub(at) < RECENT_NS)
     }
 
     /// What was taken has come back from the device.
@@ -218,8 +253,8 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     fn shares<const N: usize>() -> [Rc<Share>; N] {
-        let shares = Rc::new(Shares::default());
-        std::array::from_fn(|nth| shares.of(&format!("disk{nth}").into()))
+        let (shares, all) = (Shares::default(), Arc::default());
+        std::array::from_fn(|_| shares.of(&Company::join(&all)))
     }
 
     /// Takes as much as it can in a round, in parts of such a cost; nothing stays under way.
@@ -257,14 +292,14 @@ mod tests {
 
     #[test]
     fn all_rings_of_a_disk_have_one_share_and_disks_have_their_own() {
-        let shares = Rc::new(Shares::default());
-        let of = |disk: &str| shares.of(&disk.into());
-        let (a, again, b) = (of("a"), of("a"), of("b"));
+        let (shares, all) = (Shares::default(), Arc::default());
+        let disks = [0, 1].map(|_| Company::join(&all));
+        let (a, again, b) = (shares.of(&disks[0]), shares.of(&disks[0]), shares.of(&disks[1]));
         assert!(Rc::ptr_eq(&a, &again) && !Rc::ptr_eq(&a, &b));
         let first = greed(&a, 1, 4096);
         assert_eq!((first, greed(&again, 1, 4096), greed(&b, 1, 4096)), (QUANTUM, 0, QUANTUM));
         drop((a, again));
-        assert_eq!(shares.all.borrow().iter().filter(|share| share.strong_count() > 0).count(), 1);
+        assert_eq!(shares.0.borrow().iter().filter(|share| share.strong_count() > 0).count(), 1);
     }
 
     #[test]
@@ -285,15 +320,17 @@ mod tests {
             sum
         };
         assert_eq!(under_way(0), WINDOW_ALONE);
-        share.works(0);
-        assert_eq!(under_way(0), WINDOW_ALONE, "its own work is no company");
-        other.works(MS);
-        share.works(MS);
-        assert_eq!((under_way(2 * MS), share.piece(MS)), (WINDOW_MIN, PIECE_MIN));
-        assert_eq!((under_way(102 * MS), share.piece(102 * MS)), (WINDOW_ALONE, PIECE));
-        // One that is longer than the window goes alone.
-        other.works(102 * MS);
-        assert!(share.has_room(PIECE, 103 * MS));
+        share.works(2 * MS);
+        assert_eq!(under_way(2 * MS), WINDOW_ALONE, "its own work is no company");
+        other.works(4 * MS);
+        share.works(6 * MS);
+        assert_eq!((under_way(8 * MS), share.piece(8 * MS)), (WINDOW_MIN, PIECE_MIN));
+        assert_eq!((under_way(110 * MS), share.piece(110 * MS)), (WINDOW_ALONE, PIECE));
+        // One that is longer than the window goes alone. The other disk may be at work on another core.
+        let elsewhere = Shares::default().of(&other.company);
+        elsewhere.works(112 * MS);
+        assert_eq!((under_way(114 * MS), share.piece(114 * MS)), (WINDOW_MIN, PIECE_MIN));
+        assert!(share.has_room(PIECE, 114 * MS));
     }
 
     /// A disk that asks for as much as it can, beside another, of a device that takes so long for the first byte of a

@@ -60,6 +60,7 @@ use crate::queue::{self, Command, Ended, Remote, Start};
 use crate::request::{DATA_MAX, Disk, SERIAL_LEN};
 use crate::ring::Setup;
 use crate::session::{Action, Kick, Offer, RingState, Session};
+use crate::share::Company;
 use crate::stats::QueueStats;
 
 /// Rest after an accept that failed, in nanoseconds.
@@ -86,6 +87,7 @@ pub struct TargetOptions {
 pub struct Target {
     core: Core,
     device: Bdev,
+    company: Company,
     options: TargetOptions,
     name: Arc<str>,
     stats: Vec<Arc<QueueStats>>,
@@ -142,6 +144,7 @@ impl Target {
         Rc::new(Target {
             core: core.clone(),
             device,
+            company: Company::join(&core.local()),
             name: options.name.as_str().into(),
             stats: (0..options.queues).map(|_| Arc::default()).collect(),
             options,
@@ -977,6 +980,7 @@ impl<'a> Connection<'a> {
             enabled: ring.state != RingState::Paused,
             broken: progress.is_some_and(|progress| progress.broken),
             device: target.device.clone(),
+            company: target.company.clone(),
             stats: target.stats[usize::from(index)].clone(),
         };
         let (remote, orders) = queue::remote();

@@ -9,7 +9,7 @@ use reactor::{Class, Core, JoinHandle};
 
 use super::guest::*;
 use crate::queue::{self, Command, Ended, Remote, Start};
-use crate::share::QUANTUM;
+use crate::share::{Company, QUANTUM};
 use crate::*;
 
 const REQUESTS: u64 = 16;
@@ -35,6 +35,7 @@ fn start(core: &Core, name: &str, guest: &Guest, device: &Bdev) -> (Remote, Join
         enabled: true,
         broken: false,
         device: device.clone(),
+        company: Company::join(&core.local()),
         stats: Arc::default(),
     };
     (remote, core.spawn(Class::Control, queue::run(core.clone(), start, orders)))
