@@ -112,7 +112,7 @@ def a_command(rng, kinds):
     """One command; now and then with a word too few or too many."""
     words = rng.choices([make for _, make in kinds], [weight for weight, _ in kinds])[0](rng)
     # Of these it makes commands that are not meant here.
-    if rng.random() < 0.03 and words[0] not in (b"SHUTDOWN", b"COMMAND", b"HELLO", b"INFO", b"WATCH", b"SCAN"):
+    if rng.random() < 0.03 and words[0] not in (b"SHUTDOWN", b"COMMAND", b"HELLO", b"INFO", b"WATCH", b"MULTI", b"SCAN"):
         return words[:-1] if rng.random() < 0.5 and len(words) > 1 else [*words, rng.choice(ODD)]
     return words
 
