@@ -256,6 +256,7 @@ fn persistence(report: &Report<'_>, text: &mut String) {
         "merged_bytes:{}", writer.merged_bytes;
         "merged_into_bytes:{}", writer.merged_into_bytes;
         "level0_files:{}", writer.level0_files;
+        "damaged_tables:{}", writer.damaged_tables;
         "writes_slowed_usec:{}", writer.slowed_ns / 1000;
         "writes_stopped_usec:{}", writer.stopped_ns / 1000;
     );

@@ -202,6 +202,9 @@ const SHARD_GAUGES: &[(&str, &str, Written)] = &[
     ("level0_files", "Tables of level 0 in the column family that has most", |shard| {
         shard.writer.level0_files
     }),
+    ("damaged_tables", "Tables that merges leave alone, because they are damaged", |shard| {
+        shard.writer.damaged_tables
+    }),
 ];
 
 fn write_cores(text: &mut Exposition, cores: &[CoreReport]) {

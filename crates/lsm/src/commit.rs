@@ -13,10 +13,10 @@ use crate::error::{Error, Kind, Result};
 use crate::mem::Mem;
 use crate::mutant::mutant;
 use crate::space::Task;
-use crate::version::{Family, Level, Slot};
+use crate::version::{Level, Slot};
 use crate::wal_writer::{Durability, NewLog, WalWriter};
 use crate::writer::{Generation, Inner, Pending, Request};
-use crate::{blob_garbage, compaction, job};
+use crate::{blob_garbage, job};
 
 /// Bytes of batches that go to the log together, as long as there is more than one.
 const GROUP_BYTES: usize = 512 << 10;
@@ -247,8 +247,7 @@ impl Commit<'_> {
         };
         if full() {
             let since_ns = inner.core.now_ns();
-            let stuck = || inner.progress.borrow().is_none() && stuck(inner).is_some();
-            inner.moved.until(|| !full() || inner.has_failed() || stuck() || in_vain()).await;
+            inner.moved.until(|| !full() || inner.has_failed() || in_vain()).await;
             let ns = inner.core.now_ns() - since_ns;
             tracing::debug!(
                 level0 = level0_files(inner),
@@ -261,10 +260,7 @@ impl Commit<'_> {
         if failed.is_none() && in_vain() {
             return Err(inner.refusal());
         }
-        match failed.or_else(|| stuck(inner).filter(|_| full())) {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+        failed.map_or(Ok(()), Err)
     }
 
     /// Holds writes back while merging is behind, so that they are slow for a while rather than
@@ -460,25 +456,7 @@ fn apply(
     Ok(())
 }
 
-/// Files of level 0 of the family that has most.
+/// Files of level 0 that wait to be merged, of the family that has most.
 pub(crate) fn level0_files(inner: &Inner) -> usize {
-    let version = inner.db.0.current.load();
-    let levels = version.families.iter().filter_map(|family| family.levels.first());
-    levels.map(|level| level.slots.len()).max().unwrap_or(0)
-}
-
-/// Why a full level 0 will never be merged, if so.
-fn stuck(inner: &Inner) -> Option<Error> {
-    let version = inner.db.0.current.load();
-    let is_stuck = |family: &&Family| {
-        family.levels.first().is_some_and(|level| level.slots.len() >= LEVEL0_FILES_MAX)
-            && !compaction::can_merge(&version, family)
-    };
-    version.families.iter().find(is_stuck).map(|family| {
-        let slots = family.levels.iter().take(2).flat_map(|level| &level.slots);
-        let broken = slots.copied().find_map(|slot| version.table(slot).err());
-        let what = broken.map_or_else(String::new, |error| format!(": {error}"));
-        let text = format!("level 0 of {} is full and cannot be merged{what}", family.name);
-        Error::new(Kind::Corruption, text)
-    })
+    inner.quarantine.level0_files(&inner.db.0.current.load())
 }

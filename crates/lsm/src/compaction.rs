@@ -1,14 +1,15 @@
 //! Merging level 0 into level 1, in the background.
 //!
 //! All files of level 0 and those of level 1 that overlap them become new files of level 1. Of a
-//! key's versions stay those that somebody may still see: the newest, and what a snapshot needs. A
-//! tombstone goes when nothing older can lie below it. Files that overlap nothing are not written
-//! again, they only change their level.
+//! key's versions stay those that somebody may still see (`keep.rs`). Files that overlap nothing are not
+//! written again, they only change their level.
 //!
 //! A file's range tombstones count within its bounds alone: they are cut to the bounds of the file
 //! they come from, and to those of the files that come out.
 //!
-//! Not merged, but left as they are: families that cannot be read, or have damaged files.
+//! Not merged, but left as they are: families that cannot be read, and damaged tables. A merge that
+//! meets damage in one of its inputs gives up, says so, and leaves that table alone from then on: the next
+//! one is planned around it (`merge_plan.rs`). Reads of it go on as before.
 
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::collections::BTreeSet;
@@ -16,14 +17,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rocksfmt::{
-    Comparator, FileName, InternalKey, KEY_TRAILER_BYTES, SENTINEL_PACKED, ValueType, VersionEdit,
-    unpack,
+    Comparator, FileName, InternalKey, KEY_TRAILER_BYTES, SENTINEL_PACKED, VersionEdit, unpack,
 };
 
 use crate::blob_garbage::BlobMeter;
 use crate::error::{Error, Kind, Result};
 use crate::job::{self, ENTRIES_AT_ONCE, Job, Place};
+use crate::keep::Keep;
 use crate::level_iter::{Bounds, LevelIter};
+use crate::merge_plan::{self, Memory, Plan, Zone};
 use crate::mutant::mutant;
 use crate::pace::{Pace, Paced};
 use crate::reader::Reader;
@@ -34,12 +36,6 @@ use crate::version::{Family, Level, Slot, Version, user_key};
 use crate::walk::{Direction, Position};
 use crate::{commit, writer::Inner};
 
-/// Files of level 0 that are merged.
-const LEVEL0_FILES: usize = 4;
-/// Files of level 0 that are merged though level 1 is so much larger that little comes of it.
-const LEVEL0_FILES_MANY: usize = 12;
-/// How much larger.
-const MUCH_LARGER: u64 = 4;
 /// A merge may stand on blocks that take such a part of a core's memory.
 const MEMORY_SHARE: u64 = 2;
 /// What a merge reads ahead of each source, in bytes.
@@ -69,7 +65,7 @@ pub(crate) async fn run(inner: &Inner) {
             }
             Ok(false) => {
                 inner.has_room(Task::Merge);
-                let wanted = || is_due(&inner.db.0.current.load());
+                let wanted = || is_due(inner, &inner.db.0.current.load());
                 inner.moved.until(|| wanted() || inner.rests()).await;
             }
             Err(error) => inner.fail(&error),
@@ -106,44 +102,38 @@ impl Progress {
 }
 
 /// Whether a family needs a merge.
-pub(crate) fn is_due(version: &Version) -> bool {
-    version.families.iter().any(|family| can_merge(version, family))
+pub(crate) fn is_due(inner: &Inner, version: &Version) -> bool {
+    planned(inner, version, Memory { files: usize::MAX, bytes: u64::MAX }).is_some()
 }
 
 /// The first family that needs it, and what is to be merged of it.
-fn work(inner: &Inner, version: &Version) -> Option<(u32, Inputs)> {
-    let memory = Memory {
-        files: inner.merge_files_max.get(),
-        bytes: inner.core.pool().limit() as u64 / MEMORY_SHARE,
-    };
-    version.families.iter().find_map(|family| Some((family.id, inputs(version, family, memory)?)))
+fn work(inner: &Inner, version: &Version) -> Option<(u32, Plan)> {
+    let bytes = inner.core.pool().limit() as u64 / MEMORY_SHARE;
+    planned(inner, version, Memory { files: inner.merge_files_max.get(), bytes })
 }
 
-/// What a merge may take: files of level 0, and bytes for the blocks that it stands on.
-#[derive(Clone, Copy)]
-struct Memory {
-    files: usize,
-    bytes: u64,
+fn planned(inner: &Inner, version: &Version, memory: Memory) -> Option<(u32, Plan)> {
+    let left_alone = |slot| inner.quarantine.holds(version, slot);
+    version.families.iter().find_map(|family| {
+        Some((family.id, merge_plan::plan(version, family, memory, &left_alone)?))
+    })
 }
 
-impl Memory {
-    /// The oldest files that may be merged together, at least one. Newest first, as they are given.
-    fn fitting<'a>(&self, version: &Version, level0: &'a [u32], level1: &[u32]) -> &'a [u32] {
-        // A source holds a block as it is stored, and unpacked.
-        let block = |slot: u32| {
-            let properties = version.table(slot).map(|table| &table.properties);
-            properties.map_or(0, |p| 2 * p.data_size / p.num_data_blocks.max(1))
-        };
-        let mut left =
-            self.bytes.saturating_sub(level1.iter().copied().map(block).max().unwrap_or(0));
-        let fits = |slot: &&u32| {
-            let bytes = block(**slot);
-            left = left.saturating_sub(bytes);
-            left > 0
-        };
-        let count = level0.iter().rev().take_while(fits).count().min(self.files).max(1);
-        &level0[level0.len().saturating_sub(count)..]
-    }
+/// What a merge made.
+#[derive(Default)]
+struct Made {
+    /// Of level 1.
+    tables: Vec<Table>,
+    /// Of level 0.
+    stays: Option<Box<Table>>,
+    blobs: BlobMeter,
+}
+
+/// What a merge made, or what kept it from it.
+enum Merged {
+    Made(Made),
+    /// The slot of an input that cannot be read.
+    Damaged(u32, Error),
 }
 
 /// Merges level 0 of the first family that needs it; false if none does.
@@ -153,8 +143,8 @@ async fn level0(inner: &Inner) -> Result<bool> {
     let bytes =
         |slots: &[u32]| slots.iter().map(|&slot| version.meta(slot).size_bytes).sum::<u64>();
     let since_ns = inner.core.now_ns();
-    let (tables, blobs) = if inputs.moves {
-        Default::default()
+    let Made { tables, stays, blobs } = if inputs.moves {
+        Made::default()
     } else {
         let done = Arc::new(AtomicU64::new(0));
         let pace = inner.merge_pace.clone();
@@ -171,18 +161,25 @@ async fn level0(inner: &Inner) -> Result<bool> {
         let merged =
             job::run(&inner.core, Place::Merge, &inner.db, inner.options.compression, work).await;
         inner.progress.take();
-        let merged = merged?;
+        let made = match merged? {
+            Merged::Made(made) => made,
+            Merged::Damaged(slot, error) => {
+                inner.quarantine.add(&version, slot, &error);
+                return Ok(true);
+            }
+        };
         inner.sync_names().await?;
-        merged
+        made
     };
-    let written: u64 = tables.iter().map(|table| table.meta.size_bytes).sum();
+    let made = || tables.iter().chain(stays.as_deref()).map(|table| &table.meta);
+    let written: u64 = made().map(|meta| meta.size_bytes).sum();
     let turn = inner.manifest_turn().await?;
     let all =
         || inputs.level0.iter().map(|slot| (0, slot)).chain(inputs.level1.iter().map(|s| (1, s)));
     if !all().all(|(level, &slot)| inner.db.version().is_at(&version, id, level, slot)) {
         // They were cleared away meanwhile.
         drop(turn);
-        inner.remove_tables(tables.iter().map(|table| &table.meta));
+        inner.remove_tables(made());
         return Ok(true);
     }
     let moved = inputs.level0.iter().filter(|_| inputs.moves).map(|&slot| version.meta(slot));
@@ -192,7 +189,10 @@ async fn level0(inner: &Inner) -> Result<bool> {
         deleted_files: all()
             .map(|(level, &slot)| (level as u32, version.meta(slot).number))
             .collect(),
-        new_files: new.map(|meta| (1, meta.clone())).collect(),
+        new_files: new
+            .map(|meta| (1, meta.clone()))
+            .chain(stays.iter().map(|table| (0, table.meta.clone())))
+            .collect(),
         ..VersionEdit::default()
     };
     edit.blob_garbage = blobs.garbage(turn.state(), &edit);
@@ -200,8 +200,9 @@ async fn level0(inner: &Inner) -> Result<bool> {
         let name = FileName::Sst(version.meta(inputs.level0[0]).number).to_string();
         inner.dir.remove(&name).await.map_err(|e| Error::io(&name, &e))?;
     }
-    let made: Vec<u64> = tables.iter().map(|table| table.meta.number).collect();
-    let changed = turn.change(vec![edit], |newest| replace(newest, id, &inputs, tables)).await;
+    let made: Vec<u64> = made().map(|meta| meta.number).collect();
+    let changed =
+        turn.change(vec![edit], |newest| replace(newest, id, &inputs, tables, stays)).await;
     if let Err(error) = &changed
         && error.kind() == Kind::Full
     {
@@ -227,60 +228,6 @@ async fn level0(inner: &Inner) -> Result<bool> {
     Ok(true)
 }
 
-/// What is merged, by slot. Level 1 in order.
-#[derive(Clone)]
-struct Inputs {
-    level0: Vec<u32>,
-    level1: Vec<u32>,
-    /// Whether deeper levels have files.
-    deeper: bool,
-    /// Nothing overlaps: the files only change their level.
-    moves: bool,
-}
-
-/// Whether there is a merge for a family whose level 0 is full.
-pub(crate) fn can_merge(version: &Version, family: &Family) -> bool {
-    let memory = Memory { files: usize::MAX, bytes: u64::MAX };
-    inputs(version, family, memory).is_some()
-}
-
-fn inputs(version: &Version, family: &Family, memory: Memory) -> Option<Inputs> {
-    let level0 = family.levels.first()?.slots.clone();
-    if level0.len() < LEVEL0_FILES || family.refused.is_some() {
-        return None;
-    }
-    let bytes =
-        |slots: &[u32]| slots.iter().map(|&slot| version.meta(slot).size_bytes).sum::<u64>();
-    let comparator = family.comparator;
-    let smallest = |slot: u32| user_key(&version.meta(slot).smallest);
-    let largest = |slot: u32| user_key(&version.meta(slot).largest);
-    let less = |a: &&[u8], b: &&[u8]| comparator.cmp_user(a, b);
-    let first = level0.iter().map(|&slot| smallest(slot)).min_by(less)?;
-    let last = level0.iter().map(|&slot| largest(slot)).max_by(less)?;
-    let overlaps = |slot: &u32| {
-        comparator.cmp_user(largest(*slot), first).is_ge()
-            && comparator.cmp_user(smallest(*slot), last).is_le()
-    };
-    let level1: Vec<u32> = match family.levels.get(1) {
-        Some(level) => level.slots.iter().copied().filter(overlaps).collect(),
-        None => Vec::new(),
-    };
-    if level0.len() < LEVEL0_FILES_MANY && bytes(&level0) * MUCH_LARGER < bytes(&level1) {
-        return None;
-    }
-    // Older versions of what stays in level 0 may go below it, never the other way.
-    let level0 = memory.fitting(version, &level0, &level1).to_vec();
-    let deeper = family.levels.iter().skip(2).any(|level| !level.slots.is_empty());
-    let mut sorted = level0.clone();
-    sorted.sort_by(|&a, &b| comparator.cmp_user(smallest(a), smallest(b)));
-    let apart =
-        sorted.windows(2).all(|two| comparator.cmp_user(largest(two[0]), smallest(two[1])).is_lt());
-    let moves = apart && level1.is_empty();
-    let mergeable =
-        |&slot: &u32| version.table(slot).is_ok() && cut(version, slot, comparator).is_some();
-    level0.iter().chain(&level1).all(mergeable).then_some(Inputs { level0, level1, deeper, moves })
-}
-
 impl Version {
     /// Whether this version has the table of another's slot in the same place.
     fn is_at(&self, other: &Version, family: u32, level: usize, slot: u32) -> bool {
@@ -298,7 +245,7 @@ impl Version {
 type Tombstone = (Vec<u8>, Vec<u8>, u64);
 
 /// A table's range tombstones, cut to its bounds; `None` where that cannot be said.
-fn cut(version: &Version, slot: u32, comparator: Comparator) -> Option<Vec<Tombstone>> {
+pub(crate) fn cut(version: &Version, slot: u32, comparator: Comparator) -> Option<Vec<Tombstone>> {
     let Some(tombstones) = version.tombstones(slot) else { return Some(Vec::new()) };
     let meta = version.meta(slot);
     let smallest = user_key(&meta.smallest);
@@ -326,12 +273,19 @@ async fn merge(
     job: &Job,
     version: &Arc<Version>,
     id: u32,
-    inputs: &Inputs,
+    inputs: &Plan,
     done: &AtomicU64,
     pace: &Pace,
-) -> Result<(Vec<Table>, BlobMeter)> {
+) -> Result<Merged> {
     let Some(family) = version.families.iter().find(|family| family.id == id) else {
-        return Ok(Default::default());
+        return Ok(Merged::Made(Made::default()));
+    };
+    let damaged = async |slot: u32, error: Error| {
+        if error.kind() == Kind::Memory {
+            return Err(error);
+        }
+        job::unmake(&job.dir, job.made.take().into_iter()).await;
+        Ok(Merged::Damaged(slot, error))
     };
     let comparator = family.comparator;
     let at = Reader::uncached(&job.db, &job.core).at_version(version);
@@ -341,52 +295,56 @@ async fn merge(
     for run in runs.filter(|run| !run.is_empty()) {
         let mut source =
             LevelIter::new(&at, comparator, run.into(), &bounds, false, READ_AHEAD, false);
-        source.seek(Position::First, Direction::Forward).await?;
+        if let Err(error) = source.seek(Position::First, Direction::Forward).await {
+            return damaged(source.slot(), error).await;
+        }
         sources.push(source);
     }
     let slots = || inputs.level0.iter().chain(&inputs.level1).copied();
     let covering: Vec<u32> = slots().filter(|&slot| version.tombstones(slot).is_some()).collect();
-    // What is older than this and hidden, nobody can see.
     let oldest = job.db.oldest_seen();
-    let mut output = Output::new(job, family);
+    let mut output = Output::new(job, family, &inputs.stays);
     output.epoch = inputs.level0.iter().map(|&slot| version.meta(slot).epoch).min().unwrap_or(0);
     for slot in &covering {
         let cut = cut(version, *slot, comparator).unwrap_or_default();
-        output.tombstones.extend(cut.into_iter().filter(|t| t.2 > oldest || inputs.deeper));
+        output.tombstones.extend(cut.iter().filter(|t| t.2 > oldest || inputs.deeper).cloned());
+        output.all_tombstones.extend(cut);
     }
     let mut paced = Paced::new(pace);
     let mut merged = Merging::new(sources, comparator);
     let mut key: Vec<u8> = Vec::new();
-    // The newest version that everybody sees has been met: older ones are hidden.
-    let mut hidden = false;
-    let mut covered = 0;
+    let mut keep = Keep::new(oldest);
     let mut steps = 0;
     while let Some(source) = merged.first() {
         let packed = source.packed();
         let (sequence, kind) = unpack(packed);
         let user = source.user_key();
         if key.len() != user.len() + KEY_TRAILER_BYTES || !key.starts_with(user) {
-            hidden = false;
             output.key_changes(user).await?;
             let tombstones = covering.iter().filter_map(|&slot| version.tombstones(slot));
-            covered = tombstones.map(|set| set.max_sequence(user, oldest)).max().unwrap_or(0);
+            let covered = tombstones.map(|set| set.max_sequence(user, oldest)).max();
+            keep.begin_key(covered.unwrap_or(0), !inputs.deeper && !output.stays);
         }
         key.clear();
         key.extend_from_slice(user);
         key.extend_from_slice(&packed.to_le_bytes());
-        let everybody = sequence <= oldest;
-        let tombstone = ValueType::from_byte(kind).is_some_and(ValueType::is_tombstone);
-        let nothing_below = everybody && tombstone && !inputs.deeper;
         let value = source.value();
         output.blobs.comes_in(&key, &value);
-        if !(hidden || nothing_below || sequence < covered) {
-            output.add(&key, &value).await?;
+        if keep.stays(sequence, kind)
+            && let Err(error) = output.add(&key, &value).await
+        {
+            return match error.kind() {
+                // Its checksums hold, and yet it is not in order.
+                Kind::Corruption | Kind::Unsupported => damaged(source.slot(), error).await,
+                _ => Err(error),
+            };
         }
-        // A merge operand is nothing without what lies below it.
-        hidden |= everybody && kind != ValueType::Merge as u8;
         let bytes = (key.len() + value.len()) as u64;
         done.fetch_add(bytes, Ordering::Relaxed);
-        merged.step().await?;
+        let slot = source.slot();
+        if let Err(error) = merged.step().await {
+            return damaged(merged.first().map_or(slot, LevelIter::slot), error).await;
+        }
         paced.done(&job.core, bytes).await;
         steps += 1;
         if steps % ENTRIES_AT_ONCE == 0 {
@@ -460,41 +418,86 @@ impl Merging {
 struct Output<'a> {
     job: &'a Job,
     family: &'a Family,
+    /// Of level 1.
     file: Option<TableWriter<'a>>,
-    /// The range tombstones that stay.
+    /// The range tombstones that stay there.
     tombstones: Vec<Tombstone>,
     /// Where the keys of the file begin; `None` for the first.
     start: Option<Vec<u8>>,
-    epoch: u64,
     tables: Vec<Table>,
     /// The references to blob files that came in and went out.
     blobs: BlobMeter,
+    /// The zones of level 0, the one next or now, and whether it is now.
+    zones: &'a [Zone],
+    zone: usize,
+    stays: bool,
+    staying: Option<TableWriter<'a>>,
+    all_tombstones: Vec<Tombstone>,
+    epoch: u64,
 }
 
 impl<'a> Output<'a> {
-    fn new(job: &'a Job, family: &'a Family) -> Output<'a> {
+    fn new(job: &'a Job, family: &'a Family, zones: &'a [Zone]) -> Output<'a> {
         Output {
             job,
             family,
             file: None,
             tombstones: Vec::new(),
             start: None,
-            epoch: 0,
             tables: Vec::new(),
             blobs: BlobMeter::default(),
+            zones,
+            zone: 0,
+            stays: false,
+            staying: None,
+            all_tombstones: Vec::new(),
+            epoch: 0,
         }
     }
 
     /// A file may end here: the versions of a key stay together.
     async fn key_changes(&mut self, next: &[u8]) -> Result<()> {
+        self.enter_zones(Some(next)).await?;
         match &self.file {
-            Some(file) if file.len() >= FILE_BYTES => self.end_file(Some(next)).await,
+            Some(file) if file.len() >= FILE_BYTES && !self.stays => {
+                self.end_file(Some(next)).await
+            }
             _ => Ok(()),
         }
     }
 
+    /// Goes on to a key, or to the end: no file of level 1 reaches over a zone.
+    async fn enter_zones(&mut self, next: Option<&[u8]>) -> Result<()> {
+        let order = self.family.comparator;
+        let is_before = |bound: &Option<Vec<u8>>| match (bound, next) {
+            (Some(bound), Some(next)) => order.cmp_user(bound, next).is_le(),
+            (_, None) => true,
+            (None, Some(_)) => false,
+        };
+        let zones = self.zones;
+        while let Some(zone) = zones.get(self.zone) {
+            if !self.stays {
+                if let Some(from) = &zone.from {
+                    if !is_before(&zone.from) {
+                        return Ok(());
+                    }
+                    self.end_file(Some(from)).await?;
+                }
+                self.stays = true;
+            }
+            if zone.to.is_none() || !is_before(&zone.to) {
+                return Ok(());
+            }
+            self.start.clone_from(&zone.to);
+            self.stays = false;
+            self.zone += 1;
+        }
+        Ok(())
+    }
+
     async fn add(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        let file = match &mut self.file {
+        let file = if self.stays { &mut self.staying } else { &mut self.file };
+        let file = match file {
             Some(file) => file,
             none => none.insert(TableWriter::create(self.job, self.family, FILE_BYTES).await?),
         };
@@ -503,24 +506,7 @@ impl<'a> Output<'a> {
     }
 
     async fn end_file(&mut self, next: Option<&[u8]>) -> Result<()> {
-        let order = self.family.comparator;
-        let mut inside = BTreeSet::new();
-        for (start, end, sequence) in &self.tombstones {
-            let (mut start, mut end) = (&start[..], &end[..]);
-            if let Some(first) = &self.start
-                && order.cmp_user(start, first).is_lt()
-            {
-                start = first;
-            }
-            if let Some(next) = next
-                && order.cmp_user(end, next).is_gt()
-            {
-                end = next;
-            }
-            if order.cmp_user(start, end).is_lt() {
-                inside.insert((start, end, *sequence));
-            }
-        }
+        let inside = within(self.family.comparator, &self.tombstones, self.start.as_deref(), next);
         if !inside.is_empty() && self.file.is_none() {
             self.file = Some(TableWriter::create(self.job, self.family, FILE_BYTES).await?);
         }
@@ -534,14 +520,56 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    async fn finish(mut self) -> Result<(Vec<Table>, BlobMeter)> {
-        self.end_file(None).await?;
-        Ok((self.tables, self.blobs))
+    async fn finish(mut self) -> Result<Merged> {
+        self.enter_zones(None).await?;
+        if !self.stays {
+            self.end_file(None).await?;
+        }
+        let mut tombstones = BTreeSet::new();
+        for zone in self.zones {
+            let (from, to) = (zone.from.as_deref(), zone.to.as_deref());
+            tombstones.extend(within(self.family.comparator, &self.all_tombstones, from, to));
+        }
+        if !tombstones.is_empty() && self.staying.is_none() {
+            self.staying = Some(TableWriter::create(self.job, self.family, FILE_BYTES).await?);
+        }
+        let mut stays = None;
+        if let Some(mut file) = self.staying.take() {
+            for (start, end, sequence) in tombstones {
+                file.add_range_tombstone(start, end, sequence);
+            }
+            stays = Some(Box::new(file.finish(self.epoch).await?));
+        }
+        Ok(Merged::Made(Made { tables: self.tables, stays, blobs: self.blobs }))
     }
 }
 
+/// The parts of range tombstones within bounds.
+fn within<'a>(
+    order: Comparator,
+    tombstones: &'a [Tombstone],
+    from: Option<&'a [u8]>,
+    to: Option<&'a [u8]>,
+) -> BTreeSet<(&'a [u8], &'a [u8], u64)> {
+    let cut = |(start, end, sequence): &'a Tombstone| {
+        let starts_before = |from: &&[u8]| order.cmp_user(start, from).is_lt();
+        let ends_after = |to: &&[u8]| order.cmp_user(end, to).is_gt();
+        let start = from.filter(starts_before).unwrap_or(start);
+        let end = to.filter(ends_after).unwrap_or(end);
+        order.cmp_user(start, end).is_lt().then_some((start, end, *sequence))
+    };
+    tombstones.iter().filter_map(cut).collect()
+}
+
 /// Puts the new files in the place of the old.
-fn replace(version: &mut Version, id: u32, inputs: &Inputs, tables: Vec<Table>) {
+fn replace(
+    version: &mut Version,
+    id: u32,
+    inputs: &Plan,
+    tables: Vec<Table>,
+    stays: Option<Box<Table>>,
+) {
+    let stays = stays.map(|table| version.put(*table));
     let mut new: Vec<u32> = tables.into_iter().map(|table| version.put(table)).collect();
     if inputs.moves {
         new.extend(&inputs.level0);
@@ -553,7 +581,11 @@ fn replace(version: &mut Version, id: u32, inputs: &Inputs, tables: Vec<Table>) 
     let without = |level: &Level, gone: &[u32]| -> Vec<u32> {
         level.slots.iter().copied().filter(|slot| !gone.contains(slot)).collect()
     };
-    let rest0 = without(&levels[0], &inputs.level0);
+    // In the place of the run: what came meanwhile is newer.
+    let older = levels[0].slots.iter().rposition(|slot| inputs.level0.contains(slot));
+    let older = levels[0].slots[older.map_or(0, |last| last + 1)..].len();
+    let mut rest0 = without(&levels[0], &inputs.level0);
+    rest0.splice(rest0.len() - older..rest0.len() - older, stays);
     let mut level1 = without(&levels[1], &inputs.level1);
     level1.extend(new);
     levels[0] = Level::of(rest0, &version.slots);

@@ -6,10 +6,11 @@
 
 use std::sync::Arc;
 
-use rocksfmt::{FileMeta, ValueType, VersionEdit, unpack};
+use rocksfmt::{FileMeta, VersionEdit, unpack};
 
 use crate::error::{Kind, Result};
 use crate::job::{self, ENTRIES_AT_ONCE, Job, Place};
+use crate::keep::Keep;
 use crate::mem::{Mem, MemCursor, split};
 use crate::mutant::mutant;
 use crate::pace::{Pace, Paced};
@@ -247,27 +248,21 @@ async fn table(job: &Job, family: &Family, mem: &Mem, pace: &Pace) -> Result<Tab
     let mut more = cursor.seek_to_first(mem);
     let mut added = 0;
     let mut last: Vec<u8> = Vec::new();
-    // What is older than this and hidden, nobody can see.
-    let oldest = job.db.oldest_seen();
-    let mut hidden = false;
+    let mut keep = Keep::new(job.db.oldest_seen());
     while more {
         let key = cursor.key(mem);
         let (user, packed) = split(key);
-        hidden &= user == split(&last).0;
+        if user != split(&last).0 {
+            keep.begin_key(0, false);
+        }
+        let (sequence, kind) = unpack(packed);
         // A log that was replayed twice has the same entry twice.
-        if !hidden && key != &last[..] {
+        if key != &last[..] && keep.stays(sequence, kind) {
             let value = cursor.value(mem);
             let value = value.as_ref().map_or(&b""[..], |value| mem.value(value));
             writer.add(key, value).await?;
             paced.done(&job.core, (key.len() + value.len()) as u64).await;
         }
-        let (sequence, kind) = unpack(packed);
-        // A merge operand is nothing without what lies below it, nor is a deletion of one version.
-        let stands_alone = matches!(
-            ValueType::from_byte(kind),
-            Some(ValueType::Value | ValueType::Deletion | ValueType::BlobIndex)
-        );
-        hidden |= sequence <= oldest && stands_alone;
         last.clear();
         last.extend_from_slice(key);
         more = cursor.next(mem);

@@ -115,6 +115,11 @@ impl LevelIter {
         }
     }
 
+    /// The table stood in, or else the last one.
+    pub fn slot(&self) -> u32 {
+        self.slots.get(self.at).or(self.slots.last()).copied().unwrap_or_default()
+    }
+
     /// The largest sequence number of all tables.
     pub fn largest_sequence(&mut self) -> u64 {
         let version = &self.reader.view.version;

@@ -36,6 +36,7 @@ use crate::error::{Error, Kind, Result};
 use crate::manifest_writer::ManifestWriter;
 use crate::mem::Mem;
 use crate::pace::Pace;
+use crate::quarantine::Quarantine;
 use crate::reader::CfId;
 use crate::space::{Space, Untold};
 use crate::spares::spares_max;
@@ -109,6 +110,8 @@ pub struct WriterStats {
     pub waiting_memtables: u64,
     /// Files of level 0 of the family that has most.
     pub level0_files: u64,
+    /// Tables that merges leave alone, because they are damaged.
+    pub damaged_tables: u64,
     /// 1 while something waits for space on the disk.
     pub disk_full: u64,
     /// Times that this began.
@@ -281,6 +284,8 @@ pub(crate) struct Inner {
     pub merge_pace: Arc<Pace>,
     /// How far the merge is that is under way.
     pub progress: RefCell<Option<compaction::Progress>>,
+    /// Tables that merges leave alone.
+    pub quarantine: Quarantine,
     /// Files that are needed no more.
     doomed: RefCell<VecDeque<Doomed>>,
     /// Logs that are needed no more.
@@ -657,6 +662,7 @@ impl Writer {
             flush_pace: Arc::default(),
             merge_pace: Arc::default(),
             progress: RefCell::default(),
+            quarantine: Quarantine::new(&db.version()),
             doomed: RefCell::default(),
             spare_logs: RefCell::default(),
             stats: Cell::default(),
@@ -787,7 +793,7 @@ impl Writer {
         let inner = &self.0;
         inner.waiting.borrow().is_empty()
             && inner.progress.borrow().is_none()
-            && !compaction::is_due(&inner.db.version())
+            && !compaction::is_due(inner, &inner.db.version())
     }
 
     /// Counters since the opening, and how things stand now.
@@ -801,6 +807,7 @@ impl Writer {
             waiting_memtables: inner.waiting.borrow().len() as u64,
             rewritten_tables: inner.db.0.spares.rewritten.load(Ordering::Relaxed),
             level0_files: level0.map(|level| level.slots.len() as u64).max().unwrap_or(0),
+            damaged_tables: inner.quarantine.tables(&version) as u64,
             disk_full: inner.space.is_short().into(),
             disk_full_times: inner.space.times(),
             refused: inner.space.refused(),

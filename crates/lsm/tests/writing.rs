@@ -1,6 +1,6 @@
 //! What is written is read back, by us and by RocksDB, through flushes and new openings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -325,44 +325,171 @@ fn range_tombstones_of_rocksdb_are_merged() {
     ldb(&dir, &["checkconsistency"]);
 }
 
-/// What is damaged is not merged: writes end with an error when level 0 is full, and do not wait.
-#[test]
-fn a_damaged_table_in_level_0_ends_writing_when_it_is_full() {
-    let dir = fresh_dir("writing-damaged");
-    ldb(&dir, &["put", "key000001", "value", "--create_if_missing"]);
-    ldb(&dir, &["put", "key000002", "value"]);
-    let path = dir.clone();
+/// Overwrites a part of a file.
+async fn damage(core: &Core, path: &Path, offset: u64, bytes: usize) {
+    let (opening, mode) = (reactor::Opening::Existing, reactor::Mode::Buffered);
+    let file = core.open_for_writing(path, opening, mode).await.unwrap();
+    let mut noise = core.alloc(bytes).unwrap();
+    noise.fill(0x5A);
+    core.attach(&file).write_at(offset, noise, bytes).await.0.unwrap();
+}
+
+/// Writes until something was merged, and waits for the rest. Returns the keys written.
+async fn write_and_merge(
+    core: &Core,
+    writer: &lsm::Writer,
+    model: &mut Model,
+    keys: u64,
+) -> BTreeSet<Vec<u8>> {
+    let mut written = BTreeSet::new();
+    for turn in 0..2500 {
+        let key = key(core.random_u64() % keys);
+        if turn % 5 == 0 {
+            writer.delete(&key).await.unwrap();
+            model.remove(&key);
+        } else {
+            let value = vec![core.random_u64() as u8; 400];
+            writer.put(&key, &value).await.unwrap();
+            model.insert(key.clone(), value);
+        }
+        written.insert(key);
+    }
+    let patience = core.now_ns() + 60_000_000_000;
+    while !writer.is_at_rest() && core.now_ns() < patience {
+        core.sleep_ns(1_000_000).await;
+    }
+    written
+}
+
+/// Millrace opens a database of one damaged table twice, and writes.
+fn writing_goes_on_beside_a_damaged_table(
+    dir: &Path,
+    model: &Model,
+    keys: u64,
+    sst: &str,
+    whole: bool,
+) {
+    let (path, model, sst) = (dir.to_owned(), model.clone(), sst.to_owned());
     on_one_core(move |core| {
-        let path = path.clone();
+        let (path, mut model, sst) = (path.clone(), model.clone(), sst.clone());
         async move {
             let files = core.list(&path).await.unwrap();
-            let table = files.iter().find(|file| file.name.ends_with(".sst")).unwrap();
-            let (opening, mode) = (reactor::Opening::Existing, reactor::Mode::Buffered);
-            let file = core.open_for_writing(&path.join(&table.name), opening, mode).await.unwrap();
-            let mut zeros = core.alloc(table.size as usize).unwrap();
-            zeros.fill(0);
-            core.attach(&file).write_at(0, zeros, table.size as usize).await.0.unwrap();
-            let options = WriteOptions {
-                durability: Durability::Process,
-                memtable_bytes: 20_000,
-                ..WriteOptions::default()
-            };
-            let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options);
-            let (db, writer) = open.await.unwrap();
-            let mut written = 0;
-            let error = loop {
-                match writer.put(&key(written), &[7; 9000]).await {
-                    Ok(_) => written += 1,
-                    Err(error) => break error,
+            let size = files.iter().find(|file| file.name == sst).unwrap().size;
+            let (offset, bytes) = if whole { (0, size as usize) } else { (size / 3, 16) };
+            damage(&core, &path.join(&sst), offset, bytes).await;
+            let mut written = BTreeSet::new();
+            for _ in 0..2 {
+                let options = WriteOptions {
+                    durability: Durability::Process,
+                    memtable_bytes: 30_000,
+                    ..WriteOptions::default()
+                };
+                let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options);
+                let (db, writer) = open.await.unwrap();
+                written.extend(write_and_merge(&core, &writer, &mut model, keys).await);
+                assert!(writer.failure().is_none(), "{:?}", writer.failure());
+                let stats = writer.stats();
+                assert_eq!(stats.damaged_tables, 1);
+                assert!(stats.merges > 3 && stats.level0_files < 16, "{stats:?}");
+                let reader = db.attach(&core);
+                for n in 0..keys {
+                    let key = key(n);
+                    match reader.get(0, &key, None).await {
+                        Ok(found) => {
+                            assert_eq!(found.as_deref(), model.get(&key).map(|v| &v[..]), "{n}");
+                        }
+                        // What is in the damaged block alone.
+                        Err(error) => {
+                            assert_eq!(error.kind(), Kind::Corruption);
+                            assert!(!written.contains(&key), "{n}: {error}");
+                            assert!(error.to_string().contains(&sst), "{error}");
+                        }
+                    }
                 }
-            };
-            assert!(written > 20, "{written}: {error}");
-            assert!(error.to_string().contains(&table.name), "{error}");
-            let reader = db.attach(&core);
-            let last = reader.get(0, &key(written - 1), None).await.unwrap();
-            assert_eq!(last.unwrap().len(), 9000, "reading goes on");
+                writer.close().await.unwrap();
+            }
         }
     });
+    if !whole {
+        // RocksDB opens no database of which it cannot open every table.
+        ldb(dir, &["checkconsistency"]);
+    }
+}
+
+/// A database of RocksDB with `keys` keys in level 1, in tables of about so many bytes.
+fn in_level_1(dir: &Path, keys: u64, file_bytes: u64) -> Model {
+    let mut model = Model::new();
+    let mut args = vec!["batchput".to_owned(), "--create_if_missing".to_owned()];
+    for n in 0..keys {
+        let (key, value) = (String::from_utf8(key(n)).unwrap(), format!("{n:0200}"));
+        model.insert(key.clone().into_bytes(), value.clone().into_bytes());
+        args.extend([key, value]);
+    }
+    ldb(dir, &args.iter().map(|arg| &arg[..]).collect::<Vec<_>>());
+    let bytes = format!("--file_size={file_bytes}");
+    ldb(dir, &["compact", &bytes, "--compression_type=no", "--block_size=1024"]);
+    model
+}
+
+fn tables(dir: &Path) -> Vec<String> {
+    let mut tables = names(dir, ".sst");
+    tables.sort();
+    tables
+}
+
+#[test]
+fn a_damaged_table_of_level_1_is_left_alone() {
+    for (name, whole) in [("block", false), ("whole", true)] {
+        let dir = fresh_dir(&format!("writing-damaged-one-{name}"));
+        let model = in_level_1(&dir, 1500, 1 << 20);
+        let all = tables(&dir);
+        assert_eq!(all.len(), 1, "{all:?}");
+        writing_goes_on_beside_a_damaged_table(&dir, &model, 1500, &all[0], whole);
+    }
+}
+
+#[test]
+fn what_does_not_overlap_a_damaged_table_is_merged() {
+    for (name, whole) in [("block", false), ("whole", true)] {
+        let dir = fresh_dir(&format!("writing-damaged-many-{name}"));
+        let model = in_level_1(&dir, 1500, 20_000);
+        let all = tables(&dir);
+        assert!(all.len() > 6, "{all:?}");
+        writing_goes_on_beside_a_damaged_table(&dir, &model, 1500, &all[all.len() / 2], whole);
+        let in_level0: u64 = level0_bytes(&dir);
+        assert!(in_level0 < 400_000, "what overlaps stays, not all: {in_level0}");
+    }
+}
+
+fn level0_bytes(dir: &Path) -> u64 {
+    let dir = dir.to_owned();
+    on_one_core(move |core| {
+        let dir = dir.clone();
+        async move {
+            let db = Db::open(&core, &dir, OpenOptions::default()).await.unwrap();
+            db.stat().column_families[0].levels[0].bytes
+        }
+    })
+}
+
+#[test]
+fn a_damaged_table_of_level_0_is_left_alone() {
+    for (name, whole) in [("block", false), ("whole", true)] {
+        let dir = fresh_dir(&format!("writing-damaged-zero-{name}"));
+        let mut model = in_level_1(&dir, 1500, 20_000);
+        let before = tables(&dir);
+        let mut args = vec!["batchput".to_owned()];
+        for n in 300..600 {
+            args.extend([String::from_utf8(key(n)).unwrap(), "newer".repeat(20)]);
+            model.insert(key(n), "newer".repeat(20).into_bytes());
+        }
+        ldb(&dir, &args.iter().map(|arg| &arg[..]).collect::<Vec<_>>());
+        // The next one makes a table of it.
+        ldb(&dir, &["put", "key000001", "value"]);
+        model.insert(key(1), b"value".to_vec());
+        let new = tables(&dir).into_iter().find(|table| !before.contains(table)).unwrap();
+        writing_goes_on_beside_a_damaged_table(&dir, &model, 1500, &new, whole);
+    }
 }
 
 #[test]

@@ -1,0 +1,320 @@
+//! What a merge takes, and where what comes out of it goes.
+//!
+//! Normally that is all of level 0, and the tables of level 1 that overlap it.
+//!
+//! A table that cannot be read is left alone, in level 0 or 1, and so is what must not change its place relative
+//! to it:
+//!
+//! - Nothing moves past an older table of level 0 that stays. So the files between two that are left alone
+//!   are merged among themselves (a run).
+//! - What overlaps a table that stays, an older one of level 0 or one of level 1, cannot go to level 1. It
+//!   becomes one table of level 0 in the place of the run ([`Plan::stays`]); the rest goes to
+//!   level 1 as usual. So level 0 stays short, however much is written.
+
+use std::ops::Range;
+
+use rocksfmt::{Comparator, FileMeta, InternalKey, SENTINEL_PACKED};
+
+use crate::version::{Family, Version, user_key};
+
+/// Files of level 0 that are merged.
+const LEVEL0_FILES: usize = 4;
+/// Files of level 0 that are merged though level 1, or what stays, is so much larger that little comes of it.
+const LEVEL0_FILES_MANY: usize = 12;
+/// How much larger.
+const MUCH_LARGER: u64 = 4;
+
+/// A range of user keys: from the first, up to but without the second; `None` is no bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Zone {
+    pub from: Option<Vec<u8>>,
+    pub to: Option<Vec<u8>>,
+}
+
+/// What is merged, by slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// The newest first.
+    pub level0: Vec<u32>,
+    /// In the order of their keys.
+    pub level1: Vec<u32>,
+    /// Older versions of what goes to level 1 may lie in deeper levels.
+    pub deeper: bool,
+    /// Nothing overlaps: the files only change their level.
+    pub moves: bool,
+    /// What of it stays in level 0, in order and apart.
+    pub stays: Vec<Zone>,
+}
+
+/// What a merge may take: files of level 0, and bytes for the blocks that it stands on.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory {
+    pub files: usize,
+    pub bytes: u64,
+}
+
+impl Memory {
+    /// The oldest files that may be merged together, at least so many. Newest first, as they are given.
+    fn fitting<'a>(
+        &self,
+        version: &Version,
+        level0: &'a [u32],
+        level1: &[u32],
+        least: usize,
+    ) -> &'a [u32] {
+        // A source holds a block as it is stored, and unpacked.
+        let block = |slot: u32| {
+            let properties = version.table(slot).map(|table| &table.properties);
+            properties.map_or(0, |p| 2 * p.data_size / p.num_data_blocks.max(1))
+        };
+        let mut left =
+            self.bytes.saturating_sub(level1.iter().copied().map(block).max().unwrap_or(0));
+        let fits = |slot: &&u32| {
+            let bytes = block(**slot);
+            left = left.saturating_sub(bytes);
+            left > 0
+        };
+        let count = level0.iter().rev().take_while(fits).count().min(self.files).max(least);
+        &level0[level0.len().saturating_sub(count)..]
+    }
+}
+
+/// What is to be merged of a family, if anything is. `left_alone` says of a slot whether it is not to be touched.
+pub(crate) fn plan(
+    version: &Version,
+    family: &Family,
+    memory: Memory,
+    left_alone: &dyn Fn(u32) -> bool,
+) -> Option<Plan> {
+    let planner = Planner { version, family, left_alone };
+    planner.runs().find_map(|run| planner.run(run, memory))
+}
+
+/// Files of level 0 that merges can make fewer.
+pub(crate) fn level0_files(
+    version: &Version,
+    family: &Family,
+    left_alone: &dyn Fn(u32) -> bool,
+) -> usize {
+    let planner = Planner { version, family, left_alone };
+    planner.runs().map(|run| planner.worthwhile(run).len()).max().unwrap_or(0)
+}
+
+struct Planner<'a> {
+    version: &'a Version,
+    family: &'a Family,
+    left_alone: &'a dyn Fn(u32) -> bool,
+}
+
+impl Planner<'_> {
+    fn level(&self, at: usize) -> &[u32] {
+        self.family.levels.get(at).map_or(&[], |level| &level.slots)
+    }
+
+    fn meta(&self, slot: u32) -> &FileMeta {
+        self.version.meta(slot)
+    }
+
+    fn order(&self) -> Comparator {
+        self.family.comparator
+    }
+
+    fn bytes(&self, slots: &[u32]) -> u64 {
+        slots.iter().map(|&slot| self.meta(slot).size_bytes).sum()
+    }
+
+    /// The stretches of level 0 between files that are left alone, by place, the newest first.
+    fn runs(&self) -> impl Iterator<Item = Range<usize>> {
+        let level0 = self.level(0);
+        let mut runs = Vec::new();
+        let mut from = 0;
+        for (at, &slot) in level0.iter().enumerate() {
+            if (self.left_alone)(slot) {
+                runs.push(from..at);
+                from = at + 1;
+            }
+        }
+        runs.push(from..level0.len());
+        runs.into_iter()
+    }
+
+    /// A run without its oldest files where these are much larger than the rest: what stays in level 0 is not
+    /// written again with every few files that come.
+    fn worthwhile(&self, mut run: Range<usize>) -> Range<usize> {
+        if self.zones(&run).is_empty() {
+            return run;
+        }
+        let level0 = self.level(0);
+        while let [newer @ .., oldest] = &level0[run.clone()]
+            && !newer.is_empty()
+            && self.bytes(&[*oldest]) > MUCH_LARGER * self.bytes(newer)
+        {
+            run.end -= 1;
+        }
+        run
+    }
+
+    fn run(&self, run: Range<usize>, memory: Memory) -> Option<Plan> {
+        if run.len() < LEVEL0_FILES || self.family.refused.is_some() {
+            return None;
+        }
+        let run = self.worthwhile(run);
+        if run.len() < LEVEL0_FILES {
+            return None;
+        }
+        let stays = self.zones(&run);
+        let level0 = self.level(0)[run].to_vec();
+        let (first, last) = self.hull(&level0)?;
+        let order = self.order();
+        let all = self.level(1);
+        let overlaps = |slot: &u32| {
+            let meta = self.meta(*slot);
+            order.cmp_user(user_key(&meta.largest), first).is_ge()
+                && order.cmp_user(user_key(&meta.smallest), last).is_le()
+        };
+        let from = all.iter().position(overlaps).unwrap_or(all.len());
+        let to = all.iter().rposition(overlaps).map_or(from, |last| last + 1);
+        let level1 = &all[self.whole_keys(all, from..to)];
+        let goes_along = |slot: &&u32| !stays.iter().any(|zone| self.meets(zone, **slot));
+        let level1: Vec<u32> = level1.iter().filter(goes_along).copied().collect();
+        if level0.len() < LEVEL0_FILES_MANY
+            && self.bytes(&level0) * MUCH_LARGER < self.bytes(&level1)
+        {
+            return None;
+        }
+        // Older versions of what stays in level 0 may go below it, never the other way. One file that stays may
+        // become the same file.
+        let least = if stays.is_empty() { 1 } else { 2 };
+        let level0 = memory.fitting(self.version, &level0, &level1, least).to_vec();
+        let deeper = self.family.levels.iter().skip(2).any(|level| !level.slots.is_empty());
+        let mut sorted = level0.clone();
+        let smallest = |slot: u32| user_key(&self.meta(slot).smallest);
+        sorted.sort_by(|&a, &b| order.cmp_user(smallest(a), smallest(b)));
+        let apart = sorted.windows(2).all(|two| {
+            order.cmp_user(user_key(&self.meta(two[0]).largest), smallest(two[1])).is_lt()
+        });
+        let moves = apart && level1.is_empty() && stays.is_empty();
+        Some(Plan { level0, level1, deeper, moves, stays })
+    }
+
+    /// The first and the last user key of files.
+    fn hull(&self, slots: &[u32]) -> Option<(&[u8], &[u8])> {
+        let order = |a: &&[u8], b: &&[u8]| self.order().cmp_user(a, b);
+        let smallest = slots.iter().map(|&slot| user_key(&self.meta(slot).smallest));
+        let largest = slots.iter().map(|&slot| user_key(&self.meta(slot).largest));
+        Some((smallest.min_by(order)?, largest.max_by(order)?))
+    }
+
+    /// Whether level 1's table at this place begins with versions of the key that the one before ends with.
+    fn split_before(&self, level1: &[u32], at: usize) -> bool {
+        let (left, right) = (self.meta(level1[at - 1]), self.meta(level1[at]));
+        let (largest, smallest) = (user_key(&left.largest), user_key(&right.smallest));
+        !ends_before(left) && self.order().cmp_user(largest, smallest).is_ge()
+    }
+
+    /// Extends a stretch of level 1 to both sides until no user key has versions inside and outside of it: RocksDB
+    /// splits the versions of a key over tables.
+    fn whole_keys(&self, level1: &[u32], mut range: Range<usize>) -> Range<usize> {
+        while !range.is_empty() && range.start > 0 && self.split_before(level1, range.start) {
+            range.start -= 1;
+        }
+        while !range.is_empty() && range.end < level1.len() && self.split_before(level1, range.end)
+        {
+            range.end += 1;
+        }
+        range
+    }
+
+    /// What of a run's keys cannot go to level 1.
+    fn zones(&self, run: &Range<usize>) -> Vec<Zone> {
+        let (level0, level1) = (self.level(0), self.level(1));
+        let mut zones: Vec<Zone> = level0[run.end..].iter().map(|&slot| self.zone(slot)).collect();
+        let mut groups: Vec<Range<usize>> = Vec::new();
+        let damaged = level1.iter().any(|&slot| (self.left_alone)(slot));
+        if zones.is_empty() && !damaged {
+            return zones;
+        }
+        if self.order() != Comparator::Bytewise {
+            // A range that ends just behind a key can be said in this order alone.
+            return vec![Zone { from: None, to: None }];
+        }
+        for at in 0..level1.len() {
+            match groups.last_mut() {
+                Some(group) if self.split_before(level1, at) => group.end = at + 1,
+                _ => groups.push(at..at + 1),
+            }
+        }
+        // A table of level 1 that overlaps what stays above it stays, too; and so on.
+        groups.retain(|group| {
+            let damaged = level1[group.clone()].iter().any(|&slot| (self.left_alone)(slot));
+            if damaged {
+                zones.extend(level1[group.clone()].iter().map(|&slot| self.zone(slot)));
+            }
+            !damaged
+        });
+        loop {
+            zones = joined(self.order(), zones);
+            let known = groups.len();
+            let mut met = Vec::new();
+            groups.retain(|group| {
+                let slots = &level1[group.clone()];
+                let meets =
+                    slots.iter().any(|slot| zones.iter().any(|zone| self.meets(zone, *slot)));
+                if meets {
+                    met.extend(slots.iter().map(|&slot| self.zone(slot)));
+                }
+                !meets
+            });
+            zones.append(&mut met);
+            if groups.len() == known {
+                break;
+            }
+        }
+        let hull = self.hull(&level0[run.clone()]);
+        zones.into_iter().filter(|zone| hull.is_some_and(|hull| self.touches(zone, hull))).collect()
+    }
+
+    /// The keys within a table's bounds.
+    fn zone(&self, slot: u32) -> Zone {
+        let meta = self.meta(slot);
+        let mut to = user_key(&meta.largest).to_vec();
+        if !ends_before(meta) {
+            to.push(0);
+        }
+        Zone { from: Some(user_key(&meta.smallest).to_vec()), to: Some(to) }
+    }
+
+    fn meets(&self, zone: &Zone, slot: u32) -> bool {
+        let meta = self.meta(slot);
+        self.touches(zone, (user_key(&meta.smallest), user_key(&meta.largest)))
+    }
+
+    /// Whether a zone has keys between two, both included.
+    fn touches(&self, zone: &Zone, (first, last): (&[u8], &[u8])) -> bool {
+        zone.from.as_ref().is_none_or(|from| self.order().cmp_user(from, last).is_le())
+            && zone.to.as_ref().is_none_or(|to| self.order().cmp_user(to, first).is_gt())
+    }
+}
+
+/// Whether a table's largest key is the end of a range tombstone, which is not in it.
+fn ends_before(meta: &FileMeta) -> bool {
+    InternalKey::parse(&meta.largest).is_ok_and(|largest| largest.packed == SENTINEL_PACKED)
+}
+
+/// Zones with both bounds, in order, as zones that are apart.
+fn joined(order: Comparator, mut zones: Vec<Zone>) -> Vec<Zone> {
+    let bound = |bound: &Option<Vec<u8>>| bound.clone().unwrap_or_default();
+    zones.sort_by(|a, b| order.cmp_user(&bound(&a.from), &bound(&b.from)));
+    let mut joined: Vec<Zone> = Vec::new();
+    for zone in zones {
+        match joined.last_mut() {
+            Some(last) if order.cmp_user(&bound(&last.to), &bound(&zone.from)).is_ge() => {
+                if order.cmp_user(&bound(&zone.to), &bound(&last.to)).is_gt() {
+                    last.to = zone.to;
+                }
+            }
+            _ => joined.push(zone),
+        }
+    }
+    joined
+}
