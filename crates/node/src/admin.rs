@@ -143,7 +143,9 @@ pub(crate) trait Commands {
 pub(crate) fn listen(core: &Core, path: &Path) -> Result<UnixListener, Error> {
     UnixListener::bind(core, path).map_err(|error| {
         let what = format!("the admin socket {}: {error}", path.display());
-        Error::new(Kind::System, what).hint("name another one with --admin PATH")
+        let in_use = error.kind() == std::io::ErrorKind::AddrInUse;
+        let kind = if in_use { Kind::Locked } else { Kind::System };
+        Error::new(kind, what).hint("name another one with --admin PATH")
     })
 }
 

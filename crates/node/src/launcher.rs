@@ -63,7 +63,7 @@ use crate::error::{Error, Kind};
 use crate::frames::{Frames, Limits};
 use crate::outside::{Begun, Here, Named, Opened, ToLauncher, ToNode, VERSION, remove};
 use crate::process::use_huge_pages;
-use crate::serve::{LINGER_NS, LOG_PATIENCE, listen_admin, open_state, state_directory};
+use crate::serve::{LOG_PATIENCE, listen_admin, open_state, state_directory};
 use crate::state::{State, remembers_disks};
 use crate::upgrade::{START_NS, Successor, own_program};
 
@@ -256,10 +256,8 @@ impl Node {
 
 impl Beginning {
     async fn first(core: &Core, config: &Config) -> Result<Beginning, Error> {
-        let since_ns = core.now_ns();
-        let patient = || core.now_ns() < since_ns + LINGER_NS;
-        let state = open_state(core, config, patient).await?;
-        let admin = listen_admin(core, config, state.is_some(), patient).await?;
+        let state = open_state(core, config, || false).await?;
+        let admin = listen_admin(core, config, state.is_some(), || false).await?;
         let own = own_program().map_err(|error| system("where this program is", &error))?;
         let node = spawn(core, &own, None).await.map_err(|why| Error::new(Kind::System, why))?;
         let here = Here::new(core, &config.disks, state);

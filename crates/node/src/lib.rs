@@ -27,6 +27,7 @@ mod metrics;
 mod mutant;
 mod open;
 mod outside;
+mod patience;
 mod phases;
 mod process;
 mod serve;

@@ -20,7 +20,7 @@ use crate::admin::Request;
 use crate::channel::Channel;
 use crate::disk_spec::DiskSpec;
 use crate::error::{Error, Kind};
-use crate::serve::LINGER_NS;
+use crate::patience::{Exclusive, Patience};
 use crate::state::State;
 
 /// How often it is looked whether somebody has let go of a disk, in nanoseconds.
@@ -212,12 +212,18 @@ async fn open<T>(
     spec: &DiskSpec,
     open: impl AsyncFn() -> Result<T, bdev::Error>,
 ) -> Result<(T, UnixListener), Error> {
-    let (name, until_ns) = (&spec.name, core.now_ns() + LINGER_NS);
-    let busy = |error: &bdev::Error| error.kind() == ErrorKind::Busy && core.now_ns() < until_ns;
+    let name = &spec.name;
+    let image = match spec.uri.split_once(':') {
+        Some(("file", path)) => Exclusive::File(path.split('?').next().unwrap_or(path).into()),
+        _ => Exclusive::Unknown(spec.uri.clone()),
+    };
+    let image = Patience::with(image);
+    let busy = |error: &bdev::Error| error.kind() == ErrorKind::Busy && image.lasts(core);
     let opened = patiently(core, busy, open).await;
     let opened = opened.map_err(|error| system(format!("disk {name}: {error}")))?;
+    let socket = Patience::with(Exclusive::Socket(spec.socket.clone()));
     let in_use = |error: &std::io::Error| {
-        error.kind() == std::io::ErrorKind::AddrInUse && core.now_ns() < until_ns
+        error.kind() == std::io::ErrorKind::AddrInUse && socket.lasts(core)
     };
     let listener = patiently(core, in_use, async || UnixListener::bind(core, &spec.socket)).await;
     let listener = listener.map_err(|error| {

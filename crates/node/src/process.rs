@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use nix::sys::prctl::set_thp_disable;
-use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 use nix::sys::time::TimeVal;
 
 /// Says whether the pages of 2 MiB that the allocator asks for are wanted. To clear one for each
@@ -16,6 +16,21 @@ use nix::sys::time::TimeVal;
 pub(crate) fn use_huge_pages(wanted: bool) {
     // A kernel without any is content with small ones.
     let _ = set_thp_disable(!wanted);
+}
+
+/// Raises the number of descriptors that the process may have as far as it is allowed to. Processes that this one
+/// starts have it as this one. Returns what it was and what it is.
+pub(crate) fn raise_descriptors() -> (u64, u64) {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return (0, 0) };
+    match soft < hard && setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok() {
+        true => (soft, hard),
+        false => (soft, soft),
+    }
+}
+
+/// Descriptors that the process may have.
+pub(crate) fn descriptors_max() -> u64 {
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft)
 }
 
 /// Processor time.

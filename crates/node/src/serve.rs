@@ -18,7 +18,7 @@
 
 use std::cell::OnceCell;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -44,8 +44,11 @@ use crate::machine::Machine;
 use crate::metrics::{self, Sources};
 use crate::open::{no_directory, open, open_for_writing};
 use crate::outside::{Begun, Here, Outside, ToLauncher, ToNode, VERSION, patiently, remove};
+use crate::patience::{Exclusive, Patience};
 use crate::phases::{Phase, Phases};
-use crate::process::{executable, resident_bytes, use_huge_pages};
+use crate::process::{
+    descriptors_max, executable, raise_descriptors, resident_bytes, use_huge_pages,
+};
 use crate::state::{State, default_state};
 use crate::upgrade::{self, Predecessor, Upgrader, line_to_predecessor};
 
@@ -53,8 +56,10 @@ use crate::upgrade::{self, Predecessor, Upgrader, line_to_predecessor};
 const GRACE_NS: u64 = 5_000_000_000;
 /// How long a process that ends at once waits for its log.
 pub(crate) const LOG_PATIENCE: Duration = Duration::from_millis(100);
-/// How long the locks of a process that was killed may outlive it: the kernel ends its rings later.
-pub(crate) const LINGER_NS: u64 = 1_000_000_000;
+/// Connections that a core serves.
+const CLIENTS_PER_CORE: usize = 10_000;
+/// Descriptors that are kept for files and disks to come, at least.
+const DESCRIPTORS_KEPT: u64 = 128;
 /// How often core 0 looks whether all cores listen.
 const LOOK_NS: u64 = 1_000_000;
 
@@ -136,6 +141,7 @@ pub fn serve(
     on_ready: impl Fn(&Ready) + Clone + Send + 'static,
 ) -> Result<(), Error> {
     reactor::block_signals();
+    let (descriptors_before, descriptors) = raise_descriptors();
     let launched = launcher_of_this_process();
     let renewed = launched.is_none() && std::env::var_os(launcher::RENEWED).is_some();
     let alone = launched.is_none() && line_to_predecessor()?.is_none();
@@ -157,6 +163,11 @@ pub fn serve(
     };
     // Until the end of this function: then the writer has written what the cores logged.
     let (log, _writer) = crate::log::start(&config.log, sink)?;
+    if descriptors > descriptors_before {
+        tracing::info!(
+            "the limit of descriptors is raised from {descriptors_before} to {descriptors}"
+        );
+    }
     let runtime = config.runtime(log.clone(), confined.is_some());
     let cores = config.processors.len();
     let node = Arc::new(Node {
@@ -236,13 +247,17 @@ async fn serve_core(
         first.metrics = match (node.config.metrics, metrics) {
             (None, _) => None,
             (Some(addr), Some(fd)) => Some(inherited_listener(core, addr, fd)?),
-            (Some(addr), None) => Some(listen_alone(core, addr, "--metrics")?),
+            (Some(addr), None) => Some(listen_alone(core, addr, "--metrics").await?),
         };
         let mut opened = None;
         if let Some(data) = &node.config.data {
             if listeners.is_empty() {
-                listeners = listen_on_all(node.config.listen, core.cores())
-                    .map_err(|error| no_port(node.config.listen, "--listen", &error))?;
+                let addr = node.config.listen;
+                let patience = Patience::with(Exclusive::Port(addr));
+                let in_use = |error: &std::io::Error| is_in_use(error) && patience.lasts(core);
+                let listen = async || listen_on_all(addr, core.cores());
+                let listening = patiently(core, in_use, listen).await;
+                listeners = listening.map_err(|error| no_port(addr, "--listen", &error))?;
             }
             let (database, owned) = prepare(core, node, data, listeners, predecessor).await?;
             (opened, shard) = (Some(database), owned);
@@ -294,16 +309,14 @@ async fn serve_clients(
     if core.id() == 0 {
         // The state directory and its socket are the node's before this one until it has ended.
         let before = first.predecessor.clone();
-        let since_ns = core.now_ns();
         let before_holds = || before.as_ref().is_some_and(|before| before.may_hold_locks());
-        let patient = || core.now_ns() < since_ns + LINGER_NS || before_holds();
         let outside = match &first.link {
             Some(Link { channel, begun, .. }) => {
                 Outside::Launcher(channel.clone(), begun.remembers)
             }
             None => {
-                let state = open_state(core, &node.config, patient).await?;
-                steering = listen_admin(core, &node.config, state.is_some(), patient).await?;
+                let state = open_state(core, &node.config, before_holds).await?;
+                steering = listen_admin(core, &node.config, state.is_some(), before_holds).await?;
                 let config = &node.config;
                 let may_attach = config.sandbox == Sandbox::Off || launcher::is_wanted(config);
                 Outside::Here(Here::new(core, &config.disks, state), may_attach)
@@ -427,7 +440,8 @@ fn confine(config: &Config, launcher: u32, succeeds: bool) -> Result<(Sink, Conf
     let handed = |error: Error| if succeeds { Ok(()) } else { Err(error) };
     let (mut clients, mut metrics) = (Vec::new(), None);
     if let Some(data) = &config.data {
-        match listen_on_all(config.listen, config.processors.len()) {
+        let listen = || listen_on_all(config.listen, config.processors.len());
+        match patiently_now(config.listen, succeeds, listen) {
             Ok(sockets) => clients = sockets,
             Err(error) => handed(no_port(config.listen, "--listen", &error))?,
         }
@@ -436,7 +450,7 @@ fn confine(config: &Config, launcher: u32, succeeds: bool) -> Result<(Sink, Conf
         }
     }
     if let Some(addr) = config.metrics {
-        match reactor::listen(addr, false) {
+        match patiently_now(addr, succeeds, || reactor::listen(addr, false)) {
             Ok(socket) => metrics = Some(socket),
             Err(error) => handed(no_port(addr, "--metrics", &error))?,
         }
@@ -461,6 +475,25 @@ fn end_with_launcher(launcher: u32) -> Result<(), Error> {
     match nix::unistd::getppid().as_raw() as u32 == launcher {
         true => Ok(()),
         false => Err(Error::new(Kind::System, "the launcher has ended")),
+    }
+}
+
+/// Listens, as patiently as a core would, before there is one. A successor does not wait: the node before it listens.
+#[expect(clippy::disallowed_methods, reason = "start-up code, before any core runs")]
+fn patiently_now<T>(
+    addr: SocketAddr,
+    succeeds: bool,
+    listen: impl Fn() -> std::io::Result<T>,
+) -> std::io::Result<T> {
+    let (patience, since) = (Patience::with(Exclusive::Port(addr)), std::time::Instant::now());
+    let now_ns = || u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    loop {
+        match listen() {
+            Err(error) if is_in_use(&error) && !succeeds && patience.lasts_at(now_ns(), false) => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            done => return done,
+        }
     }
 }
 
@@ -623,9 +656,11 @@ pub(crate) fn state_directory(config: &Config) -> Option<PathBuf> {
 pub(crate) async fn open_state(
     core: &Core,
     config: &Config,
-    patient: impl Fn() -> bool,
+    before_holds: impl Fn() -> bool,
 ) -> Result<Option<State>, Error> {
     let Some(path) = state_directory(config) else { return Ok(None) };
+    let patience = Patience::with(Exclusive::File(path.join("LOCK")));
+    let patient = || before_holds() || patience.lasts(core);
     let locked = |error: &Error| error.kind() == Kind::Locked && patient();
     let opened = patiently(core, locked, async || State::open(core, &path).await).await;
     if config.state.is_some() {
@@ -647,14 +682,16 @@ pub(crate) async fn listen_admin(
     core: &Core,
     config: &Config,
     has_state: bool,
-    patient: impl Fn() -> bool,
+    before_holds: impl Fn() -> bool,
 ) -> Result<Option<(PathBuf, UnixListener)>, Error> {
     let state = state_directory(config).filter(|_| has_state);
     let Some(path) = config.admin.clone().or(state.as_deref().map(admin::socket_in)) else {
         return Ok(None);
     };
-    let listener =
-        patiently(core, |_: &Error| patient(), async || admin::listen(core, &path)).await;
+    let patience = Patience::with(Exclusive::Socket(path.clone()));
+    let in_use =
+        |error: &Error| error.kind() == Kind::Locked && (before_holds() || patience.lasts(core));
+    let listener = patiently(core, in_use, async || admin::listen(core, &path)).await;
     match listener {
         Ok(listener) => Ok(Some((path, listener))),
         Err(error) if config.admin.is_none() && config.state.is_none() => {
@@ -685,8 +722,14 @@ async fn prepare(
         memory_bytes: budget.shared,
         ..OpenOptions::default()
     };
+    // The node before this one has it open until its clients have had their replies.
+    let patience = Patience::with(Exclusive::File(data.join("LOCK")));
+    let held = |error: &Error| {
+        let before_holds = || predecessor.as_ref().is_some_and(|before| before.may_hold_locks());
+        error.kind() == Kind::Locked && (before_holds() || patience.lasts(core))
+    };
     let (db, writer) = if config.read_only {
-        (open(core, data, options).await?, None)
+        (patiently(core, held, async || open(core, data, options.clone()).await).await?, None)
     } else {
         let write = WriteOptions {
             durability: config.durability,
@@ -694,15 +737,11 @@ async fn prepare(
             memtable_bytes: budget.memtable,
             ..WriteOptions::default()
         };
-        // The node before this one has it open until its clients have had their replies.
-        let before = predecessor.as_ref();
-        let held = |error: &Error| {
-            error.kind() == Kind::Locked && before.is_some_and(|before| before.may_hold_locks())
-        };
         let open = async || open_for_writing(core, data, options.clone(), write.clone()).await;
         let (db, writer) = patiently(core, held, open).await?;
         (db, Some(writer))
     };
+    let first_free = listeners[0].try_clone().map_or(0, |fd| fd.as_raw_fd().unsigned_abs().into());
     for warning in db.warnings() {
         tracing::warn!("{warning}");
     }
@@ -722,7 +761,9 @@ async fn prepare(
         run_id,
         database_bytes: db.memory(),
     };
-    let settings = kv::Settings { password: config.password.clone(), ..budget.door() };
+    let clients_max = clients_max(core.cores(), first_free);
+    let password = config.password.clone();
+    let settings = kv::Settings { password, clients_max, ..budget.door() };
     let door = Shared::new(core.cores(), settings, description);
     let shard =
         writer.map(|writer| Shard::with_memory(core, db.attach(core), writer, budget.known_keys));
@@ -730,6 +771,21 @@ async fn prepare(
         shard.attach(&door).await;
     }
     Ok((Opened { listen, db, door, listeners }, shard))
+}
+
+/// Connections that there may be: as many as cores can serve, or fewer where there are not the descriptors for them.
+/// `first_free` is the lowest one that is not open: they are given out from below.
+fn clients_max(cores: usize, first_free: u64) -> usize {
+    let usual = CLIENTS_PER_CORE.saturating_mul(cores);
+    let limit = descriptors_max();
+    let room = limit.saturating_sub(first_free + DESCRIPTORS_KEPT.max(limit / 8)).max(1);
+    let clients = usize::try_from(room).unwrap_or(usize::MAX).min(usual);
+    if clients < usual {
+        tracing::warn!(
+            "{limit} descriptors (`ulimit -n`) are enough for {clients} connections; {usual} would be served"
+        );
+    }
+    clients
 }
 
 /// Starts to tell metrics, and says where.
@@ -761,8 +817,15 @@ fn inherited_listener(core: &Core, addr: SocketAddr, fd: OwnedFd) -> Result<List
 }
 
 /// Listens where nobody else does. `flag` is what the user would say to listen elsewhere.
-fn listen_alone(core: &Core, addr: SocketAddr, flag: &str) -> Result<Listener, Error> {
-    core.listen_alone(addr).map_err(|error| no_port(addr, flag, &error))
+async fn listen_alone(core: &Core, addr: SocketAddr, flag: &str) -> Result<Listener, Error> {
+    let patience = Patience::with(Exclusive::Port(addr));
+    let in_use = |error: &std::io::Error| is_in_use(error) && patience.lasts(core);
+    let listener = patiently(core, in_use, async || core.listen_alone(addr)).await;
+    listener.map_err(|error| no_port(addr, flag, &error))
+}
+
+fn is_in_use(error: &std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::AddrInUse
 }
 
 fn no_port(addr: SocketAddr, flag: &str, error: &std::io::Error) -> Error {

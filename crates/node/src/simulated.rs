@@ -15,7 +15,7 @@ use crate::disk_spec::DiskSpec;
 use crate::disks::{Disks, Served, options};
 use crate::machine::Machine;
 use crate::outside::{Here, Outside, patiently};
-use crate::serve::LINGER_NS;
+use crate::patience::LINGER_NS;
 use crate::upgrade::{Upgrader, inherit};
 
 /// See the module text.
