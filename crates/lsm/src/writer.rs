@@ -135,6 +135,8 @@ const LEVEL0_FILES_HURRY: usize = 14;
 const MEMORY_PAUSE_NS: u64 = 100_000_000;
 /// Largest batch in bytes.
 const BATCH_BYTES_MAX: usize = 256 << 20;
+// Its value is read back as a block, which holds a little more.
+const _: () = assert!(BATCH_BYTES_MAX + 4096 <= crate::block::BLOCK_BYTES_MAX);
 
 /// A file that is to go, and its length where it may be kept as a spare.
 struct Doomed {
