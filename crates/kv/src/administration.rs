@@ -144,11 +144,8 @@ impl Session {
     pub(crate) fn config_set(&mut self, pairs: Args<'_>) {
         let state = self.state.clone();
         let (settings, node) = (state.shared.settings(), state.shared.node());
-        let now = Now {
-            cores: state.shared.cores(),
-            password: state.password.borrow().clone(),
-            writable: state.shared.is_writable(),
-        };
+        let now =
+            Now { password: state.password.borrow().clone(), writable: state.shared.is_writable() };
         let password = match config_get::check(pairs, &config_get::known(settings, &now, node)) {
             Ok(Some(password)) => Password::new(password),
             Ok(None) => return self.reply(|writer| writer.ok()),

@@ -30,7 +30,6 @@ pub(crate) fn write(
 
 /// What the node's settings do not say.
 pub(crate) struct Now {
-    pub cores: usize,
     pub password: Option<Password>,
     pub writable: bool,
 }
@@ -50,13 +49,14 @@ pub(crate) fn known(
         ("timeout", "0"),
     ]
     .map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let limits = settings.limits();
     let ours = [
-        ("client-query-buffer-limit", settings.request_bytes_max.to_string()),
+        ("client-query-buffer-limit", limits.request_bytes_max.to_string()),
         ("dir", node.data_directory()),
-        ("maxclients", settings.clients_max.saturating_mul(now.cores).to_string()),
+        ("maxclients", settings.clients_max.to_string()),
         ("maxmemory", node.memory_budget_bytes().to_string()),
         ("port", node.tcp_port().to_string()),
-        ("proto-max-bulk-len", settings.bulk_bytes_max.to_string()),
+        ("proto-max-bulk-len", limits.bulk_bytes_max.min(limits.request_bytes_max).to_string()),
     ]
     .map(|(name, value)| (name.to_owned(), value));
     let password = now.password.as_ref().map_or(&b""[..], Password::reveal).to_vec();
@@ -108,7 +108,7 @@ mod tests {
     use resp::Protocol;
 
     fn now() -> Now {
-        Now { cores: 2, password: Password::new("secret"), writable: true }
+        Now { password: Password::new("secret"), writable: true }
     }
 
     #[test]
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn settings_are_found_by_pattern_each_once() {
         assert_eq!(get("save S*ve"), "%1\r\n$4\r\nsave\r\n$0\r\n\r\n");
-        assert_eq!(get("maxclients"), "%1\r\n$10\r\nmaxclients\r\n$5\r\n20000\r\n");
+        assert_eq!(get("maxclients"), "%1\r\n$10\r\nmaxclients\r\n$5\r\n10000\r\n");
         assert_eq!(get("nosuch"), "%0\r\n");
         assert_eq!(
             get("cores"),

@@ -6,6 +6,8 @@
 //! reply is being made a little is received all the same: that is how it is noticed that nobody waits for the reply
 //! any more.
 //!
+//! Of a command that is large no more is received than there is room for, see `large`.
+//!
 //! A connection that is closed behind an error takes in for a moment what its client is still sending: bytes that
 //! nobody has received when a socket is closed make TCP throw away what was sent, the error with it.
 //!
@@ -23,6 +25,7 @@ use reactor::Socket;
 use resp::Parser;
 
 use crate::client::Client;
+use crate::large::Large;
 use crate::output::send;
 use crate::replies::Closing;
 use crate::session::Session;
@@ -44,6 +47,10 @@ const HALF_CLOSED_NS: u64 = 1_000_000_000;
 
 /// While the node stops, a client that takes nothing for so long is not waited for.
 const STOP_STALL_NS: u64 = 1_000_000_000;
+
+/// How long a client may bring less than [`LARGE_BYTES`] of a large command that others wait for.
+const LARGE_PATIENCE_NS: u64 = 10_000_000_000;
+const LARGE_BYTES: u64 = 640 * 1024;
 
 /// Behind an error a connection is closed when nothing has arrived for so long, or after so long at the latest.
 const LINGER_QUIET_NS: u64 = 250_000_000;
@@ -70,6 +77,9 @@ impl Input {
             }
         } else if self.consumed > 0 {
             self.buffer.drain(..self.consumed);
+            if self.buffer.capacity() > 4 * RECEIVE_BYTES && self.buffer.len() <= RECEIVE_BYTES {
+                self.buffer.shrink_to_fit();
+            }
         }
         self.consumed = 0;
         if self.buffer.is_empty() {
@@ -77,11 +87,28 @@ impl Input {
         }
     }
 
+    /// Forgets everything: nothing more is taken or received.
+    fn give_up(&mut self) {
+        self.buffer = Vec::new();
+        (self.consumed, self.missing) = (0, None);
+    }
+
     /// How much to receive next: of a long argument as much as has arrived already, so that announcing one takes no
     /// memory.
     fn wanted(&self) -> usize {
         let most = self.buffer.len().clamp(RECEIVE_BYTES, RECEIVE_LONG_BYTES);
         self.missing.unwrap_or(1).clamp(RECEIVE_BYTES, most)
+    }
+
+    /// Whether no large command is arriving.
+    fn is_small(&self) -> bool {
+        let bytes = if self.missing.is_some() { self.room_wanted() } else { self.buffer.len() };
+        bytes <= Settings::REQUEST_BYTES_SMALL
+    }
+
+    /// Bytes that it has when that has come.
+    fn room_wanted(&self) -> usize {
+        self.buffer.len() + self.wanted()
     }
 }
 
@@ -125,17 +152,22 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
     };
     let mut input_share = state.input_bytes.share();
     let mut idle_share = state.idle_buffer_bytes.share();
+    let mut large = Large::new(&state.large, &client);
     let mut told_to_stop = false;
     let mut sending = pin!(None);
     let mut receiving = pin!(None);
     let mut pause = pin!(None);
     let mut half_closed = pin!(None);
     let mut stalled = pin!(None);
+    let mut patience = pin!(None);
     // What is being received goes into a buffer of its own, and behind the input when it has come.
     let mut apart = false;
     // Sends that have taken something: all, those when the client closed its side, those when the node's end began.
     let sends = Rc::new(Cell::new(0u64));
     let (mut sends_at_half_close, mut sends_at_stall) = (0, 0);
+    // Bytes received, and what it and the sends were when the patience with a large command began.
+    let (mut received, mut at_patience) = (0u64, (0, 0));
+    let mut too_slow = false;
     let mut alive = true;
     loop {
         let paused_until_ns = state.shared.paused_until_ns();
@@ -150,16 +182,18 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
         client.blocked.set(session.waits_for_pause || paused && input.missing.is_none());
         if receiving.is_none() || apart {
             input_share.set(input.buffer.len());
+            if !large.waits() && input.is_small() {
+                large.done();
+            }
         }
-        if input.buffer.len() > Settings::REQUEST_BYTES_SMALL
-            && state.input_bytes.get() > state.shared.settings().requests_bytes_max
-            && session.replies.closing == Closing::No
-        {
+        if std::mem::take(&mut too_slow) && session.replies.closing == Closing::No {
+            receiving.set(None);
+            input.give_up();
+            input_share.set(0);
+            large.done();
             session.refuse(&format!(
-                "ERR Protocol error: unfinished requests are larger than the {} bytes that a core keeps for them (a \
-                 part of its --memory, {} at most)",
-                state.shared.settings().requests_bytes_max,
-                Settings::default().requests_bytes_max
+                "ERR Protocol error: less than {LARGE_BYTES} bytes in {} s of a large request that others wait for",
+                LARGE_PATIENCE_NS / 1_000_000_000
             ));
         }
         if sending.is_none()
@@ -181,7 +215,11 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
                 apart = true;
                 receiving.set(Some(receive(socket.clone(), Vec::new(), RECEIVE_BYTES, true)));
             }
-        } else if may_receive && input.missing.is_some() && (streaming || session.may_take()) {
+        } else if may_receive
+            && input.missing.is_some()
+            && (streaming || session.may_take())
+            && large.admit(input.room_wanted(), state.shared.settings())
+        {
             apart = false;
             let empty = input.buffer.is_empty();
             let room = input.buffer.capacity().max(RECEIVE_BYTES) + session.replies.room_bytes();
@@ -218,6 +256,12 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             sends_at_stall = sends.get();
             stalled.set(Some(state.core.sleep_ns(STOP_STALL_NS)));
         }
+        if !large.is_favoured() {
+            patience.set(None);
+        } else if patience.is_none() {
+            at_patience = (received, sends.get());
+            patience.set(Some(state.core.sleep_ns(LARGE_PATIENCE_NS)));
+        }
         alive = std::future::poll_fn(|cx| {
             client.listen(cx.waker());
             if client.is_killed() {
@@ -225,6 +269,14 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             }
             let mut moved = session.replies.collect(cx);
             moved |= session.has_got_room();
+            moved |= large.waits() && large.admit(input.room_wanted(), state.shared.settings());
+            if finish(&mut patience, cx).is_some() {
+                let waits_for_client = receiving.is_some() || sending.is_some();
+                let brought =
+                    received - at_patience.0 >= LARGE_BYTES || sends.get() > at_patience.1;
+                too_slow = large.is_in_the_way() && waits_for_client && !brought;
+                moved = true;
+            }
             if let Some((result, sent)) = finish(&mut sending, cx) {
                 let result: io::Result<()> = result;
                 let bytes = session.replies.sent(sent) as u64;
@@ -250,6 +302,7 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
                     }
                     Ok(bytes) => {
                         input.missing = None;
+                        received += bytes as u64;
                         client.active_ns.set(state.core.now_ns());
                         state.count(|stats| {
                             stats.receives += 1;
@@ -285,7 +338,7 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
     }
     let unread = session.unread && !input.ended;
     receiving.set(None);
-    drop((session, input, input_share, idle_share));
+    drop((session, input, input_share, idle_share, large));
     if alive && unread {
         linger(&state, &client, &socket).await;
     }

@@ -188,7 +188,7 @@ fn server(report: &Report<'_>, text: &mut String) {
 fn clients(report: &Report<'_>, text: &mut String) {
     lines!(text,
         "connected_clients:{}", report.sum(|core| core.clients as u64);
-        "maxclients:{}", report.settings.clients_max.saturating_mul(report.cores.len());
+        "maxclients:{}", report.settings.clients_max;
         "blocked_clients:{}", report.sum(|core| core.blocked_clients as u64);
         "tracking_clients:0";
         "clients_input_bytes:{}", report.sum(|core| core.input_bytes as u64);

@@ -36,6 +36,7 @@ mod glob;
 mod help;
 mod info;
 mod known;
+mod large;
 mod long_double;
 mod metrics;
 mod modify;

@@ -72,13 +72,19 @@ impl Server {
 async fn accept(state: Rc<CoreState>, listener: Listener) {
     loop {
         match listener.accept().await {
-            Ok(socket) if state.clients.len() >= state.shared.settings().clients_max => {
-                state.count(|stats| stats.rejected += 1);
-                state.core.spawn(Class::Foreground, turn_away(socket));
-            }
-            Ok(socket) => {
-                state.core.spawn(Class::Foreground, serve(state.clone(), socket));
-            }
+            Ok(socket) => match state.shared.count_client() {
+                Some(counted) => {
+                    let serving = serve(state.clone(), socket);
+                    state.core.spawn(Class::Foreground, async move {
+                        serving.await;
+                        drop(counted);
+                    });
+                }
+                None => {
+                    state.count(|stats| stats.rejected += 1);
+                    state.core.spawn(Class::Foreground, turn_away(socket));
+                }
+            },
             // Out of descriptors, most likely: connections wait in the backlog until some are closed.
             Err(_) => state.core.sleep_ns(RETRY_NS).await,
         }

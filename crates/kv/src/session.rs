@@ -317,7 +317,7 @@ impl Session {
                     (self.state.password.borrow().clone(), shared.is_writable());
                 self.reply(|writer| {
                     let (settings, node) = (shared.settings(), shared.node());
-                    let now = Now { cores: shared.cores(), password, writable };
+                    let now = Now { password, writable };
                     config_get::write(patterns, settings, &now, node, writer);
                 });
             }

@@ -9,14 +9,14 @@ use crate::password::Password;
 pub struct Settings {
     /// What clients must give before anything else; `CONFIG SET requirepass` changes it.
     pub password: Option<Password>,
-    /// Connections of one core; the next one is told so and closed.
+    /// Connections of all cores; the next one is told so and closed.
     pub clients_max: usize,
     /// Largest single argument (`proto-max-bulk-len`).
     pub bulk_bytes_max: usize,
     /// Largest command as a whole.
     pub request_bytes_max: usize,
-    /// Bytes of commands that have not arrived whole, of all connections of a core together. Beyond it, a connection
-    /// whose unfinished command is larger than [`Settings::REQUEST_BYTES_SMALL`] is closed.
+    /// Bytes for commands of more than [`Settings::REQUEST_BYTES_SMALL`] that have not arrived whole, of a core: so
+    /// much for one connection, and a quarter of it for all others. Others wait; a command that is larger is refused.
     pub requests_bytes_max: usize,
     /// Reads of one connection under way at once.
     pub reads_max: usize,
@@ -38,7 +38,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// An unfinished command so small is always let be.
+    /// An unfinished command so small may always arrive.
     pub const REQUEST_BYTES_SMALL: usize = 64 * 1024;
     /// Bytes of writes that one connection may have on their way, and one write more.
     pub const WRITES_BYTES_MAX: usize = 4 << 20;
@@ -49,7 +49,7 @@ impl Settings {
     pub fn limits(&self) -> Limits {
         Limits {
             bulk_bytes_max: self.bulk_bytes_max,
-            request_bytes_max: self.request_bytes_max,
+            request_bytes_max: self.request_bytes_max.min(self.requests_bytes_max),
             ..Limits::default()
         }
     }

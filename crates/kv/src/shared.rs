@@ -11,7 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 
@@ -58,6 +58,17 @@ pub struct Shared {
     paused_until_ns: AtomicU64,
     /// The same of those that write.
     writes_paused_until_ns: AtomicU64,
+    /// Connections of all cores.
+    clients: AtomicUsize,
+}
+
+/// A connection that counts until this is dropped.
+pub(crate) struct Counted(Arc<Shared>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.clients.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Shared {
@@ -70,6 +81,7 @@ impl Shared {
             shard: OnceLock::new(),
             paused_until_ns: AtomicU64::new(0),
             writes_paused_until_ns: AtomicU64::new(0),
+            clients: AtomicUsize::new(0),
         })
     }
 
@@ -84,6 +96,15 @@ impl Shared {
 
     pub(crate) fn cores(&self) -> usize {
         self.desks.len()
+    }
+
+    /// Counts one connection more, unless there are as many as there may be.
+    pub(crate) fn count_client(self: &Arc<Self>) -> Option<Counted> {
+        if self.clients.fetch_add(1, Ordering::Relaxed) >= self.settings.clients_max {
+            self.clients.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(Counted(self.clone()))
     }
 
     pub(crate) fn paused_until_ns(&self) -> u64 {

@@ -10,6 +10,7 @@ use reactor::Core;
 
 use crate::client::Clients;
 use crate::command_stats::AllCommandStats;
+use crate::large::LargeRequests;
 use crate::password::Password;
 use crate::scan_table::ScanTable;
 use crate::shard::Shard;
@@ -62,6 +63,7 @@ pub(crate) struct CoreState {
     pub started_ns: u64,
     /// The keys' order is the reverse of that of bytes.
     pub descending: bool,
+    pub large: Rc<LargeRequests>,
     pub input_bytes: Gauge,
     pub unsent_bytes: Gauge,
     pub pinned_bytes: Gauge,
@@ -87,6 +89,7 @@ impl CoreState {
             password: RefCell::new(shared.settings().password.clone()),
             stopping: Cell::new(false),
             started_ns: core.now_ns(),
+            large: Rc::default(),
             input_bytes: Gauge::default(),
             unsent_bytes: Gauge::default(),
             pinned_bytes: Gauge::default(),
