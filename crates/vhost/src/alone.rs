@@ -55,6 +55,7 @@ impl RingAtWork {
             device,
             company: Company::join(&core.local()),
             stats,
+            lines: Arc::default(),
         };
         let ended = core.spawn(Class::Foreground, queue::run(core.clone(), start, orders));
         RingAtWork { remote, ended }

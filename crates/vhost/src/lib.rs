@@ -21,6 +21,7 @@ mod packed;
 mod queue;
 mod request;
 mod ring;
+mod seldom;
 pub mod session;
 mod share;
 mod split;

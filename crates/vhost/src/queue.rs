@@ -28,8 +28,8 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Poll, Waker};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
 
 use atomic_waker::AtomicWaker;
 use bdev::{Bdev, Channel, Done, Io, QUEUE_DEPTH};
@@ -41,6 +41,7 @@ use crate::inflight::InflightArea;
 use crate::memory::GuestMemory;
 use crate::request::{Disk, Finished, Kind, Request, Status};
 use crate::ring::{Fault, Ring, Setup};
+use crate::seldom::Lines;
 use crate::share::{Company, Held, PIECE_MIN, Share, Shares, TICKET_SHIFT, cost};
 use crate::stats::QueueStats;
 
@@ -75,6 +76,7 @@ pub(crate) struct Start {
     /// The disk among those of the process.
     pub company: Company,
     pub stats: Arc<QueueStats>,
+    pub lines: Arc<Lines>,
 }
 
 /// What the connection wants of a running ring.
@@ -88,7 +90,47 @@ pub(crate) enum Command {
     Kick(Option<EventFd>),
     Disk(Disk),
     Through(bool),
+    /// Dropped when all commands before it are done.
+    Obeyed(#[expect(dead_code, reason = "what counts is when it is dropped")] Obeyed),
     Stop,
+}
+
+/// Tells its [`Obedience`] that it was dropped.
+pub(crate) struct Obeyed(Arc<Waiting>);
+
+impl Drop for Obeyed {
+    fn drop(&mut self) {
+        // Release: what the ring did before is seen by the connection that finds the count at 0.
+        self.0.count.fetch_sub(1, Ordering::Release);
+        self.0.waker.wake();
+    }
+}
+
+#[derive(Default)]
+struct Waiting {
+    count: AtomicUsize,
+    waker: AtomicWaker,
+}
+
+/// Waits until several rings, each on its own core, have done what they were told.
+#[derive(Default)]
+pub(crate) struct Obedience(Arc<Waiting>);
+
+impl Obedience {
+    /// For one ring.
+    pub fn token(&self) -> Obeyed {
+        self.0.count.fetch_add(1, Ordering::Relaxed);
+        Obeyed(self.0.clone())
+    }
+
+    /// Ready when all tokens are gone. The token of a ring that has ended may stay as long as its [`Remote`].
+    pub fn poll(&self, cx: &Context<'_>) -> Poll<()> {
+        self.0.waker.register(cx.waker());
+        match self.0.count.load(Ordering::Acquire) {
+            0 => Poll::Ready(()),
+            _ => Poll::Pending,
+        }
+    }
 }
 
 /// What the two ends of a ring's commands share.
@@ -280,6 +322,7 @@ struct Queue {
     /// [`reactor::losses`] when it was looked last.
     losses: usize,
     stats: Arc<QueueStats>,
+    lines: Arc<Lines>,
 }
 
 impl Queue {
@@ -287,7 +330,10 @@ impl Queue {
     fn start(core: &Core, start: Start) -> Result<(Queue, Option<EventWatch>), ()> {
         let Start { disk_name, index, setup, memory, disk: shape, .. } = start;
         let failed = |what: &dyn std::fmt::Display| {
-            tracing::warn!(disk = &*disk_name, ring = index, "a ring cannot be started: {what}");
+            if let Some(line) = start.lines.not_started.line(core.now_ns()) {
+                let (disk, left_out) = (&*disk_name, line.left_out);
+                tracing::warn!(disk, ring = index, left_out, "a ring cannot be started: {what}");
+            }
             if let Some(err) = &start.err {
                 err.signal();
             }
@@ -352,6 +398,7 @@ impl Queue {
             reported: false,
             losses,
             stats: start.stats,
+            lines: start.lines,
         };
         Ok((queue, watch))
     }
@@ -392,7 +439,7 @@ impl Queue {
             Command::Disk(disk) => self.disk = disk,
             Command::Through(through) => self.through = through,
             Command::Stop => self.stopping = true,
-            Command::Kick(_) => {}
+            Command::Kick(_) | Command::Obeyed(_) => {}
         }
     }
 
@@ -560,6 +607,7 @@ impl Queue {
             true => 0,
             false => self.core.now_exact_ns(),
         };
+        let mut failed = None;
         for mut done in self.done.drain(..) {
             self.share.give_back(done.tag, now);
             // The tag came from a `u16` in `submit`.
@@ -583,10 +631,14 @@ impl Queue {
                 bdev::Status::Unsupported => Status::Unsupported,
                 bdev::Status::IoError | bdev::Status::NoSpace => {
                     self.stats.errors.add(1);
+                    failed = Some((tag, done.status));
                     Status::IoError
                 }
             };
             self.finished.push(Finished { tag, status });
+        }
+        if let Some((tag, status)) = failed {
+            self.report_failure(tag, status);
         }
         let given = self.ring.complete(&self.memory, self.log.as_deref(), &self.finished);
         self.finished.clear();
@@ -597,6 +649,25 @@ impl Queue {
             self.stats.signals.add(1);
             call.signal();
         }
+    }
+
+    /// Says what the device could not do; of several requests that came back together, the last one.
+    #[cold]
+    fn report_failure(&self, tag: u16, status: bdev::Status) {
+        let full = status == bdev::Status::NoSpace;
+        let seldom = if full { &self.lines.full } else { &self.lines.failed };
+        let Some(line) = seldom.line(self.core.now_ns()) else { return };
+        let Request { kind, offset, len, .. } = self.ring.request(tag);
+        let why = if full { "there is no space left" } else { "an I/O error" };
+        let (disk, ring, left_out) = (&*self.disk_name, self.index, line.left_out);
+        tracing::error!(
+            disk,
+            ring,
+            offset,
+            len,
+            left_out,
+            "the device failed a request ({kind:?}): {why}"
+        );
     }
 
     /// Breaks the ring if some of its memory is lost. Costs one load while nobody's is.
@@ -635,11 +706,10 @@ impl Queue {
         if std::mem::replace(&mut self.reported, true) {
             return;
         }
-        tracing::warn!(
-            disk = &*self.disk_name,
-            ring = self.index,
-            "the guest broke a ring: {fault}"
-        );
+        if let Some(line) = self.lines.broken.line(self.core.now_ns()) {
+            let (disk, ring, left_out) = (&*self.disk_name, self.index, line.left_out);
+            tracing::warn!(disk, ring, left_out, "the guest broke a ring: {fault}");
+        }
         self.stats.broken.add(1);
         if let Some(err) = &self.err {
             err.signal();

@@ -388,15 +388,16 @@ fn judge(
 ) -> Result<Asked, Status> {
     let (readable, writable) =
         chain.pieces.split_at_checked(chain.readable).ok_or(Status::IoError)?;
+    // Where the status goes comes first: whatever else is wrong, the guest is told.
     let last = writable.last().filter(|last| last.len > 0).ok_or(Status::IoError)?;
-    if chain.readable_bytes < HEADER_LEN {
-        return Err(Status::IoError);
-    }
     let status_addr = last.addr.checked_add(u64::from(last.len - 1)).ok_or(Status::IoError)?;
     if !lookup.has(status_addr) {
         return Err(Status::IoError);
     }
     slot.status_addr = status_addr;
+    if chain.readable_bytes < HEADER_LEN {
+        return Err(Status::IoError);
+    }
     let [word, sector] = chain.header(lookup).ok_or(Status::IoError)?;
     let kind = word as u32;
     if kind != TYPE_IN && kind != TYPE_OUT {

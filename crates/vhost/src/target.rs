@@ -56,9 +56,10 @@ use crate::handover::{ConnectionState, DiskState, RingProgress, Role};
 use crate::inflight::{Form, InflightRegion};
 use crate::memory::{GuestMemory, RegionInfo};
 use crate::message::{Framer, InflightInfo};
-use crate::queue::{self, Command, Ended, Remote, Start};
+use crate::queue::{self, Command, Ended, Obedience, Remote, Start};
 use crate::request::{DATA_MAX, Disk, SERIAL_LEN};
 use crate::ring::Setup;
+use crate::seldom::{Line, Lines, Seldom};
 use crate::session::{Action, Kick, Offer, RingState, Session};
 use crate::share::Company;
 use crate::stats::QueueStats;
@@ -91,6 +92,7 @@ pub struct Target {
     options: TargetOptions,
     name: Arc<str>,
     stats: Vec<Arc<QueueStats>>,
+    lines: Arc<Lines>,
     order: Cell<Order>,
     connected: Cell<bool>,
     events: Rc<Events>,
@@ -147,6 +149,7 @@ impl Target {
             company: Company::join(&core.local()),
             name: options.name.as_str().into(),
             stats: (0..options.queues).map(|_| Arc::default()).collect(),
+            lines: Arc::default(),
             options,
             order: Cell::new(Order::Serve),
             connected: Cell::new(false),
@@ -301,8 +304,11 @@ impl Target {
                 },
             };
             let pid = connection.socket.peer_pid().unwrap_or(0);
-            tracing::info!(disk = name, pid, "a front end has connected");
+            if let Some(Line { left_out }) = self.line(&self.lines.connected) {
+                tracing::info!(disk = name, pid, left_out, "a front end has connected");
+            }
             self.connected.set(true);
+            let _hint = hint_at_unshared_memory(&self.core, self.name.clone(), &self.stats);
             let end = loop {
                 match connection.run().await {
                     End::Resting => {
@@ -320,13 +326,29 @@ impl Target {
             self.regions.take();
             self.connected.set(false);
             match end {
-                End::Gone => tracing::info!(disk = name, pid, "the front end has gone"),
+                End::Gone => {
+                    if let Some(Line { left_out }) = self.line(&self.lines.gone) {
+                        tracing::info!(disk = name, pid, left_out, "the front end has gone");
+                    }
+                }
                 End::Stopped | End::Resting => return,
                 End::Failed(why) => {
-                    tracing::warn!(disk = name, pid, "the connection was closed: {why}");
+                    if let Some(Line { left_out }) = self.line(&self.lines.refused) {
+                        tracing::warn!(
+                            disk = name,
+                            pid,
+                            left_out,
+                            "the connection was closed: {why}"
+                        );
+                    }
                 }
             }
         }
+    }
+
+    /// Whether an event of this kind is to be logged now.
+    fn line(&self, of: &Seldom) -> Option<Line> {
+        of.line(self.core.now_ns())
     }
 
     fn tell(&self, export: Result<Export, String>) {
@@ -469,6 +491,45 @@ impl Target {
     }
 }
 
+/// How often it is looked whether a guest that kicks is heard, in nanoseconds.
+const UNHEARD_NS: u64 = 1_000_000_000;
+/// How often a connection is looked at.
+const UNHEARD_LOOKS: u32 = 60;
+
+/// Says in the log what is wrong where a guest kicks and no ring ever has a request: then its memory is not the memory
+/// that the front end has given us, as it happens where QEMU's memory backend is not shared.
+fn hint_at_unshared_memory(
+    core: &Core,
+    name: Arc<str>,
+    stats: &[Arc<QueueStats>],
+) -> reactor::OwnedTask<()> {
+    let stats = stats.to_vec();
+    let sum = move |of: fn(&QueueStats) -> u64| stats.iter().map(|ring| of(ring)).sum::<u64>();
+    let requests = |ring: &QueueStats| {
+        ring.completions.get() + ring.reads.requests.get() + ring.writes.requests.get()
+    };
+    let (kicks_before, requests_before) = (sum(|ring| ring.kicks.get()), sum(requests));
+    let there = core.clone();
+    let looking = async move {
+        let mut kicked = false;
+        for _ in 0..UNHEARD_LOOKS {
+            there.sleep_ns(UNHEARD_NS).await;
+            if sum(requests) > requests_before {
+                return;
+            }
+            if kicked {
+                return tracing::warn!(
+                    disk = &*name,
+                    "the guest kicks its rings and there is never a request in them: is its memory \
+                     shared (share=on of QEMU's memory-backend)?"
+                );
+            }
+            kicked = sum(|ring| ring.kicks.get()) > kicks_before;
+        }
+    };
+    core.spawn(Class::Control, looking).owned()
+}
+
 /// What came instead of, or with, a connection.
 enum Accepted {
     Socket(UnixSocket),
@@ -549,6 +610,8 @@ struct Connection<'a> {
     log_signal: Option<OwnedFd>,
     channel: Option<UnixSocket>,
     rings: Vec<RingParts>,
+    /// Rings were told something since they were last known to have obeyed.
+    told_rings: bool,
 }
 
 impl<'a> Connection<'a> {
@@ -564,6 +627,7 @@ impl<'a> Connection<'a> {
             log_signal: None,
             channel: None,
             rings: (0..target.options.queues).map(|_| RingParts::default()).collect(),
+            told_rings: false,
         }
     }
 
@@ -752,6 +816,8 @@ impl<'a> Connection<'a> {
         while let Some(action) = actions.pop_front() {
             match action {
                 Action::Reply(reply) => {
+                    // It tells the front end that what it asked for is in force, on every ring's core.
+                    self.until_obeyed().await;
                     let fds: Vec<_> = reply.fd.iter().map(AsFd::as_fd).collect();
                     let sent = self.socket.send(&reply.bytes, &fds).await;
                     sent.map_err(|error| Refused::new("sending a reply", error))?;
@@ -777,7 +843,10 @@ impl<'a> Connection<'a> {
                         if !reply.refuse() {
                             return Err(Refused(why));
                         }
-                        tracing::warn!(disk = &*self.target.name, "refused: {why}");
+                        let target = self.target;
+                        if let Some(Line { left_out }) = target.line(&target.lines.refused) {
+                            tracing::warn!(disk = &*target.name, left_out, "refused: {why}");
+                        }
                         let sent = self.socket.send(&reply.bytes, &[]).await;
                         return sent.map_err(|error| Refused::new("sending a reply", error));
                     }
@@ -863,6 +932,27 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
+    /// Suspends until every ring has done what it was told so far. Not for a ring that has come to its end meanwhile,
+    /// which does nothing more, nor for longer than until the disk is to stop.
+    async fn until_obeyed(&mut self) {
+        if !std::mem::take(&mut self.told_rings) {
+            return;
+        }
+        let obedience = Obedience::default();
+        self.each_ring(|_| Command::Obeyed(obedience.token()));
+        self.told_rings = false;
+        let target = self.target;
+        poll_fn(|cx| {
+            let ended = !target.events.ended.borrow().is_empty();
+            if ended || target.order.get() == Order::Stop {
+                return Poll::Ready(());
+            }
+            target.events.waker.replace(Some(cx.waker().clone()));
+            obedience.poll(cx)
+        })
+        .await;
+    }
+
     fn part(&mut self, ring: u16) -> &mut RingParts {
         &mut self.rings[usize::from(ring)]
     }
@@ -870,6 +960,7 @@ impl<'a> Connection<'a> {
     fn send(&mut self, ring: u16, command: Command) {
         if let Some(remote) = &mut self.part(ring).remote {
             remote.send(command);
+            self.told_rings = true;
         }
     }
 
@@ -982,6 +1073,7 @@ impl<'a> Connection<'a> {
             device: target.device.clone(),
             company: target.company.clone(),
             stats: target.stats[usize::from(index)].clone(),
+            lines: target.lines.clone(),
         };
         let (remote, orders) = queue::remote();
         self.part(index).remote = Some(remote);

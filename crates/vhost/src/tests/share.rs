@@ -37,6 +37,7 @@ fn start(core: &Core, name: &str, guest: &Guest, device: &Bdev) -> (Remote, Join
         device: device.clone(),
         company: Company::join(&core.local()),
         stats: Arc::default(),
+        lines: Arc::default(),
     };
     (remote, core.spawn(Class::Control, queue::run(core.clone(), start, orders)))
 }
