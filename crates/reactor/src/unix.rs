@@ -210,8 +210,7 @@ impl UnixSocket {
         let (mut sent, mut looks) = (0, 0);
         while sent < bytes.len() {
             let fds = if sent == 0 { fds } else { &[] };
-            let part = self.0.at_once(bytes.len() - sent);
-            match send(self.0.fd(), &bytes[sent..sent + part], fds) {
+            match self.try_send(&bytes[sent..], fds) {
                 Ok(n) => {
                     sent += n;
                     if sent < bytes.len() && self.0.inner().core().is_simulated() {
@@ -227,6 +226,15 @@ impl UnixSocket {
             }
         }
         Ok(())
+    }
+
+    /// Sends as many of `bytes` as the socket has room for, at least one, and with the first of them
+    /// the descriptors. Gives how many those were.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is no room; others as the system gives them.
+    pub fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+        send(self.0.fd(), &bytes[..self.0.at_once(bytes.len())], fds)
     }
 
     /// The process on the other side, as it was when it connected: its id.

@@ -298,7 +298,7 @@ pub fn handover(data: &[u8]) {
         }
         let _ = Framer::from_parts(connection.partial.clone(), assigned.partial);
     }
-    drop((assigned.listener, assigned.connection, assigned.mirror));
+    drop((assigned.listener, assigned.connection, assigned.mirror, assigned.unsent));
     fds.assert_all_closed();
 }
 

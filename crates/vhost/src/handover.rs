@@ -48,6 +48,7 @@ mod tag {
     pub const PARTIAL: u16 = 10;
     pub const DESCRIPTORS: u16 = 11;
     pub const FLUSH_FAILED: u16 = 12;
+    pub const UNSENT: u16 = 13;
 }
 
 /// Why a disk was not taken over.
@@ -156,6 +157,8 @@ pub enum Role {
     Err(u16),
     /// Came with the message that has not wholly arrived, in this place.
     Partial(u16),
+    /// Goes with the first byte of the replies that are not sent.
+    Unsent,
 }
 
 impl Role {
@@ -173,6 +176,7 @@ impl Role {
             Self::Call(i) => [10, i],
             Self::Err(i) => [11, i],
             Self::Partial(i) => [12, i],
+            Self::Unsent => [13, 0],
         }
     }
 }
@@ -280,6 +284,10 @@ pub struct ConnectionState {
     pub partial: Vec<u8>,
     /// How many descriptors came with them.
     pub partial_descriptors: u16,
+    /// The bytes of replies that the front end's socket had no room for.
+    pub unsent: Vec<u8>,
+    /// Whether a descriptor goes with the first of them.
+    pub unsent_descriptor: bool,
 }
 
 /// A mirror that copies the disk elsewhere; its bitmap is in shared memory.
@@ -327,6 +335,8 @@ pub struct DiskDescriptors {
     pub session: Vec<OwnedFd>,
     /// For [`crate::message::Framer::from_parts`].
     pub partial: Vec<OwnedFd>,
+    /// Goes with [`ConnectionState::unsent`].
+    pub unsent: Option<OwnedFd>,
 }
 
 impl DiskState {
@@ -342,6 +352,7 @@ impl DiskState {
         if let Some(connection) = &self.connection {
             roles.extend(connection.session.roles());
             roles.extend((0..connection.partial_descriptors).map(Role::Partial));
+            roles.extend(connection.unsent_descriptor.then_some(Role::Unsent));
         }
         roles
     }
@@ -362,6 +373,7 @@ impl DiskState {
                 Role::Connection => assigned.connection = Some(fd),
                 Role::Mirror => assigned.mirror = Some(fd),
                 Role::Partial(_) => assigned.partial.push(fd),
+                Role::Unsent => assigned.unsent = Some(fd),
                 _ => assigned.session.push(fd),
             }
         }
@@ -407,7 +419,9 @@ impl DiskState {
         if self.flush_failed {
             fields.field(tag::FLUSH_FAILED, |_| {});
         }
-
+        if let Some(connection) = &self.connection {
+            connection.encode_unsent(&mut fields);
+        }
         document(&fields.0)
     }
 
@@ -443,13 +457,14 @@ impl DiskState {
     fn decode_fields(fields: &mut Reader<'_>) -> Result<Self, HandoverError> {
         let mut state = Self::default();
         let mut seen = 0u32;
+        let mut listed: &[u8] = &[];
         while !fields.0.is_empty() {
             let cut = HandoverError::Field { field: 0, reason: "cut short" };
             let field = fields.u16().ok_or(cut)?;
             let length = fields.u32().ok_or(cut)? as usize;
             let mut contents = Reader(fields.take(length).ok_or(cut)?);
             let error = |reason| HandoverError::Field { field, reason };
-            if !(tag::DISK..=tag::FLUSH_FAILED).contains(&field) {
+            if !(tag::DISK..=tag::UNSENT).contains(&field) {
                 return Err(HandoverError::UnknownField(field));
             }
             if seen & 1 << field != 0 {
@@ -461,11 +476,7 @@ impl DiskState {
             }
             let parsed = match (field, &mut state.connection) {
                 (tag::DESCRIPTORS, _) => {
-                    let listed = std::mem::take(&mut contents.0);
-                    let numbers = state.roles().into_iter().flat_map(Role::numbers);
-                    if !numbers.flat_map(u16::to_le_bytes).eq(listed.iter().copied()) {
-                        return Err(error("not the descriptors that belong to the state"));
-                    }
+                    listed = std::mem::take(&mut contents.0);
                     Some(())
                 }
                 (..=tag::MIRROR | tag::FLUSH_FAILED, _) => state.decode_own(field, &mut contents),
@@ -480,6 +491,11 @@ impl DiskState {
             if seen & 1 << field == 0 {
                 return Err(HandoverError::MissingField(field));
             }
+        }
+        let numbers = state.roles().into_iter().flat_map(Role::numbers);
+        if !numbers.flat_map(u16::to_le_bytes).eq(listed.iter().copied()) {
+            let reason = "not the descriptors that belong to the state";
+            return Err(HandoverError::Field { field: tag::DESCRIPTORS, reason });
         }
         if state.connection.is_some() && seen & 1 << tag::RINGS == 0 {
             return Err(HandoverError::MissingField(tag::RINGS));
@@ -513,15 +529,16 @@ impl DiskState {
         if self.mirror.is_some_and(|mirror| !mirror.granule_bytes.is_power_of_two()) {
             return error(tag::MIRROR, "granules of a size that is no power of two");
         }
-        let Some(ConnectionState { session, partial, partial_descriptors }) = &self.connection
-        else {
-            return Ok(());
-        };
+        let Some(connection) = &self.connection else { return Ok(()) };
+        let ConnectionState { session, partial, partial_descriptors, .. } = connection;
         if partial.len() >= HEADER_BYTES + PAYLOAD_BYTES_MAX
             || usize::from(*partial_descriptors) > DESCRIPTORS_MAX
             || (partial.is_empty() && *partial_descriptors != 0)
         {
             return error(tag::PARTIAL, "not a part of a message");
+        }
+        if connection.unsent.len() > HEADER_BYTES + PAYLOAD_BYTES_MAX {
+            return error(tag::UNSENT, "more than a reply");
         }
         if session.regions.len() > usize::from(MEMORY_REGIONS_MAX) {
             return error(tag::MEMORY, "too many regions");
@@ -671,6 +688,15 @@ impl ConnectionState {
         }
     }
 
+    fn encode_unsent(&self, fields: &mut Writer) {
+        if !self.unsent.is_empty() {
+            fields.field(tag::UNSENT, |w| {
+                w.u8(u8::from(self.unsent_descriptor));
+                w.0.extend_from_slice(&self.unsent);
+            });
+        }
+    }
+
     fn decode(&mut self, field: u16, contents: &mut Reader<'_>) -> Option<()> {
         let session = &mut self.session;
         match field {
@@ -711,6 +737,10 @@ impl ConnectionState {
                 while !contents.0.is_empty() {
                     session.rings.push(contents.ring()?);
                 }
+            }
+            tag::UNSENT => {
+                self.unsent_descriptor = contents.bool()?;
+                self.unsent = contents.take(contents.0.len())?.to_vec();
             }
             _ => {
                 self.partial_descriptors = contents.u16()?;

@@ -29,6 +29,7 @@ mod stats;
 mod target;
 #[cfg(test)]
 mod tests;
+mod unsent;
 
 pub use dirty::DirtyLog;
 pub use inflight::{Form, InflightArea, InflightInfo, InflightRegion};

@@ -60,9 +60,10 @@ use crate::queue::{self, Command, Ended, Obedience, Remote, Start};
 use crate::request::{DATA_MAX, Disk, SERIAL_LEN};
 use crate::ring::Setup;
 use crate::seldom::{Line, Lines, Seldom};
-use crate::session::{Action, Kick, Offer, RingState, Session};
+use crate::session::{Action, Kick, Offer, Reply, RingState, Session};
 use crate::share::Company;
 use crate::stats::QueueStats;
+use crate::unsent::Unsent;
 
 /// Rest after an accept that failed, in nanoseconds.
 const RETRY_NS: u64 = 100_000_000;
@@ -173,11 +174,26 @@ impl Target {
     async fn told_write_cache(&self, told: Option<bool>) -> Result<(), Refused> {
         self.write_cache.set(told);
         match self.keeper.get() {
-            Some(keeper) => keeper(told)
+            Some(keeper) => self
+                .unless_stopped(keeper(told))
                 .await
+                .unwrap_or_else(|| Err("the disk is being stopped".to_owned()))
                 .map_err(|error| Refused::new("remembering the write cache", error)),
             None => Ok(()),
         }
+    }
+
+    /// Waits for something that others do, but no longer than the disk is served.
+    async fn unless_stopped<T>(&self, done: impl Future<Output = T>) -> Option<T> {
+        let mut done = pin!(done);
+        poll_fn(|cx| {
+            if self.order.get() == Order::Stop {
+                return Poll::Ready(None);
+            }
+            self.events.waker.replace(Some(cx.waker().clone()));
+            done.as_mut().poll(cx).map(Some)
+        })
+        .await
     }
 
     /// What front ends were told of the write cache, if that is known.
@@ -429,6 +445,7 @@ impl Target {
                 let mut connection = UnixSocket::from_fd(&self.core, socket)
                     .map(|socket| Connection::new(self, socket))
                     .map_err(|error| format!("the connection: {error}"))?;
+                connection.unsent.push(state.unsent.clone(), parts.unsent);
                 let adopted = connection.adopt(state, parts.session, parts.partial);
                 adopted.map_err(|Refused(why)| why)?;
                 Some(connection)
@@ -593,6 +610,7 @@ struct RingParts {
 
 enum Next {
     Received(std::io::Result<(usize, Vec<OwnedFd>)>),
+    Sent(std::io::Result<()>),
     Ended(Ended),
     Resized,
     Stop,
@@ -604,6 +622,7 @@ struct Connection<'a> {
     socket: UnixSocket,
     session: Session,
     framer: Framer,
+    unsent: Unsent,
     memory: Arc<GuestMemory>,
     inflight: Option<(InflightInfo, OwnedFd)>,
     log: Option<(Arc<DirtyLog>, OwnedFd)>,
@@ -621,6 +640,7 @@ impl<'a> Connection<'a> {
             socket,
             session: Session::new(Connection::offer(target)),
             framer: Framer::new(),
+            unsent: Unsent::default(),
             memory: target.early.take(),
             inflight: None,
             log: None,
@@ -672,10 +692,13 @@ impl<'a> Connection<'a> {
     fn state(&self) -> Option<ConnectionState> {
         let progress = |ring: u16| self.rings[usize::from(ring)].progress.unwrap_or_default();
         let (partial, descriptors) = self.framer.parts();
+        let (unsent, unsent_descriptor) = self.unsent.parts()?;
         Some(ConnectionState {
             session: self.session.export(progress)?,
             partial: partial.to_vec(),
             partial_descriptors: descriptors.len() as u16,
+            unsent,
+            unsent_descriptor: unsent_descriptor.is_some(),
         })
     }
 
@@ -692,6 +715,7 @@ impl<'a> Connection<'a> {
             Role::Call(nth) => ring(nth)?.call.as_ref().map(AsFd::as_fd),
             Role::Err(nth) => ring(nth)?.err.as_ref().map(AsFd::as_fd),
             Role::Partial(nth) => self.framer.parts().1.get(usize::from(nth)).map(AsFd::as_fd),
+            Role::Unsent => self.unsent.parts()?.1.map(AsFd::as_fd),
             Role::Listener | Role::Mirror | Role::Memory(_) => None,
         }
     }
@@ -705,8 +729,10 @@ impl<'a> Connection<'a> {
         loop {
             let step = match self.next(&mut received).await {
                 Next::Stop => return End::Stopped,
-                Next::Resized => self.resized().await,
+                Next::Resized => self.resized(),
                 Next::Rest => return End::Resting,
+                Next::Sent(Ok(())) => Ok(()),
+                Next::Sent(Err(error)) => Err(Refused::new("sending a reply", error)),
                 Next::Received(Ok((0, _))) => return End::Gone,
                 Next::Received(Err(error)) => return End::Failed(format!("receiving: {error}")),
                 Next::Ended(ended) => {
@@ -733,9 +759,12 @@ impl<'a> Connection<'a> {
     }
 
     /// What happens next. A message that was sent before the last one was answered stays unread.
-    async fn next(&self, received: &mut Vec<u8>) -> Next {
-        let events = &self.target.events;
-        let mut receive = pin!(self.socket.recv(received, self.framer.wanted()));
+    async fn next(&mut self, received: &mut Vec<u8>) -> Next {
+        let Connection { target, socket, session, framer, unsent, .. } = self;
+        let events = &target.events;
+        let sends = !unsent.is_empty();
+        let mut receive = pin!(socket.recv(received, framer.wanted()));
+        let mut send = pin!(unsent.all_sent(&target.core, socket));
         poll_fn(|cx| {
             if let Some(ended) = events.ended.borrow_mut().pop_front() {
                 return Poll::Ready(Next::Ended(ended));
@@ -743,16 +772,17 @@ impl<'a> Connection<'a> {
             if events.resized.take() {
                 return Poll::Ready(Next::Resized);
             }
-            match self.target.order.get() {
+            match target.order.get() {
                 Order::Stop => return Poll::Ready(Next::Stop),
-                // An answer that is due comes first.
-                Order::Rest if !self.session.is_waiting() => return Poll::Ready(Next::Rest),
+                // An answer that is due comes first; whether it is read is the front end's affair.
+                Order::Rest if !session.is_waiting() => return Poll::Ready(Next::Rest),
                 Order::Serve | Order::Rest => {}
             }
             events.waker.replace(Some(cx.waker().clone()));
-            match self.session.is_waiting() {
-                true => Poll::Pending,
-                false => receive.as_mut().poll(cx).map(Next::Received),
+            match (sends, session.is_waiting()) {
+                (true, _) => send.as_mut().poll(cx).map(Next::Sent),
+                (false, true) => Poll::Pending,
+                (false, false) => receive.as_mut().poll(cx).map(Next::Received),
             }
         })
         .await
@@ -798,16 +828,25 @@ impl<'a> Connection<'a> {
     }
 
     /// Lets the rings and the guest know how large the device is now.
-    async fn resized(&mut self) -> Result<(), Refused> {
+    fn resized(&mut self) -> Result<(), Refused> {
         let sectors = self.target.device.size_bytes() / SECTOR_BYTES;
         self.each_ring(|connection| Command::Disk(connection.disk()));
-        match (self.session.set_capacity(sectors), &self.channel) {
-            (Some(message), Some(channel)) => channel
-                .send(&message, &[])
-                .await
-                .map_err(|error| Refused::new("telling the front end of a new size", error)),
-            _ => Ok(()),
+        if let (Some(message), Some(channel)) = (self.session.set_capacity(sectors), &self.channel)
+        {
+            match channel.try_send(&message, &[]) {
+                // It is full of such messages; whoever reads one asks for the size.
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Ok(sent) if sent == message.len() => {}
+                Ok(_) => {
+                    let error = std::io::Error::from(std::io::ErrorKind::WriteZero);
+                    return Err(Refused::new("telling the front end of a new size", error));
+                }
+                Err(error) => {
+                    return Err(Refused::new("telling the front end of a new size", error));
+                }
+            }
         }
+        Ok(())
     }
 
     /// Does what the session says, in its order.
@@ -818,9 +857,7 @@ impl<'a> Connection<'a> {
                 Action::Reply(reply) => {
                     // It tells the front end that what it asked for is in force, on every ring's core.
                     self.until_obeyed().await;
-                    let fds: Vec<_> = reply.fd.iter().map(AsFd::as_fd).collect();
-                    let sent = self.socket.send(&reply.bytes, &fds).await;
-                    sent.map_err(|error| Refused::new("sending a reply", error))?;
+                    self.reply(reply)?;
                 }
                 Action::CreateInflight { queues, queue_size } => {
                     // A front end that begins anew: it knows what it was told on this connection.
@@ -847,13 +884,19 @@ impl<'a> Connection<'a> {
                         if let Some(Line { left_out }) = target.line(&target.lines.refused) {
                             tracing::warn!(disk = &*target.name, left_out, "refused: {why}");
                         }
-                        let sent = self.socket.send(&reply.bytes, &[]).await;
-                        return sent.map_err(|error| Refused::new("sending a reply", error));
+                        return self.reply(reply);
                     }
                 }
             }
         }
         Ok(())
+    }
+
+    /// Sends a reply, now if the front end's socket has room for it.
+    fn reply(&mut self, reply: Reply) -> Result<(), Refused> {
+        self.unsent.push(reply.bytes, reply.fd);
+        let sent = self.unsent.send(&self.socket);
+        sent.map_err(|error| Refused::new("sending a reply", error))
     }
 
     fn apply(&mut self, action: Action) -> Result<(), Refused> {

@@ -105,6 +105,8 @@ fn disk() -> DiskState {
             session,
             partial: vec![12, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 1],
             partial_descriptors: 1,
+            unsent: Vec::new(),
+            unsent_descriptor: false,
         }),
     }
 }
@@ -213,6 +215,38 @@ fn descriptors_are_listed_and_assigned_in_their_order() {
 }
 
 #[test]
+fn replies_that_are_not_sent_go_along() {
+    let with = |unsent: Vec<u8>, unsent_descriptor: bool| {
+        let mut state = disk();
+        let connection = state.connection.as_mut().unwrap();
+        (connection.unsent, connection.unsent_descriptor) = (unsent, unsent_descriptor);
+        state
+    };
+    for there in [false, true] {
+        let state = with(vec![1, 2, 3], there);
+        assert_eq!(DiskState::decode(&state.encode()), Ok(state.clone()));
+        assert_eq!(state.roles().last() == Some(&Role::Unsent), there);
+        let assigned = state.assign(descriptors(15 + usize::from(there))).unwrap();
+        assert_eq!((assigned.unsent.is_some(), assigned.partial.len()), (there, 1));
+    }
+    // No front end is owed so much, and no descriptor without a byte.
+    let long = with(vec![0; 1 << 16], false);
+    let reason = "more than a reply";
+    let error = HandoverError::Field { field: 13, reason };
+    assert_eq!(DiskState::decode(&long.encode()), Err(error));
+    assert!(DiskState::decode(&edited(|b| b.extend([13, 0, 1, 0, 0, 0, 0]))).is_err());
+    let bytes = with(vec![1, 2, 3], true).encode();
+    let fewer = edited(|b| {
+        *b = bytes[..bytes.len() - 4].to_vec();
+        let at = b.len() - 4;
+        b[at] = 0;
+    });
+    let reason = "not the descriptors that belong to the state";
+    let error = HandoverError::Field { field: 11, reason };
+    assert_eq!(DiskState::decode(&fewer), Err(error));
+}
+
+#[test]
 fn an_imported_session_goes_on_where_it_was() {
     let state = disk().connection.unwrap().session;
     let fds = descriptors(state.roles().len());
@@ -304,8 +338,8 @@ fn what_is_no_such_document_is_refused_by_name() {
 
 #[test]
 fn unknown_repeated_and_missing_fields_are_refused() {
-    let unknown = edited(|b| b.extend([13, 0, 1, 0, 0, 0, 9]));
-    assert_eq!(DiskState::decode(&unknown), Err(HandoverError::UnknownField(13)));
+    let unknown = edited(|b| b.extend([14, 0, 1, 0, 0, 0, 9]));
+    assert_eq!(DiskState::decode(&unknown), Err(HandoverError::UnknownField(14)));
     let failed = edited(|b| b.extend([12, 0, 0, 0, 0, 0]));
     assert_eq!(DiskState::decode(&failed), Ok(DiskState { flush_failed: true, ..disk() }));
     let longer = edited(|b| b.extend([12, 0, 1, 0, 0, 0, 9]));
@@ -473,10 +507,12 @@ fn any_disk() -> impl Strategy<Value = DiskState> {
     let numbers = || vec(("[a-zä]{0,40}", any::<u64>()), 0..9);
     let mirror = (0u32..64, any::<u64>())
         .prop_map(|(shift, bits)| MirrorState { granule_bytes: 1 << shift, bits });
-    let connection = (session(), vec(any::<u8>(), 0..300), 0u16..=32).prop_map(
-        |(session, partial, partial_descriptors)| {
+    let unsent = (vec(any::<u8>(), 0..40), any::<bool>());
+    let connection = (session(), vec(any::<u8>(), 0..300), 0u16..=32, unsent).prop_map(
+        |(session, partial, partial_descriptors, (unsent, unsent_descriptor))| {
             let partial_descriptors = if partial.is_empty() { 0 } else { partial_descriptors };
-            ConnectionState { session, partial, partial_descriptors }
+            let unsent_descriptor = unsent_descriptor && !unsent.is_empty();
+            ConnectionState { session, partial, partial_descriptors, unsent, unsent_descriptor }
         },
     );
     (

@@ -1,0 +1,90 @@
+//! Replies on their way to a front end that may not read them. Nothing waits for one to be read but
+//! the front end's own next message: a disk can be brought to rest or ended meanwhile, and what is
+//! not sent goes along to another process.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use reactor::{Core, UnixSocket};
+
+/// How often it is looked whether a full socket has room again, in nanoseconds.
+const LOOK_NS: u64 = 1_000_000;
+/// Looks until the front end is given up: ten seconds.
+const LOOKS: u32 = 10_000;
+
+/// What is to be sent, in order.
+#[derive(Default)]
+pub(crate) struct Unsent {
+    messages: VecDeque<Message>,
+    /// Looks since a byte was sent.
+    looks: u32,
+}
+
+/// The rest of a message, and a descriptor that goes with its first byte.
+struct Message {
+    bytes: Vec<u8>,
+    fd: Option<OwnedFd>,
+}
+
+impl Unsent {
+    /// Adds a message that is not empty.
+    pub fn push(&mut self, bytes: Vec<u8>, fd: Option<OwnedFd>) {
+        if !bytes.is_empty() {
+            self.messages.push_back(Message { bytes, fd });
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// Sends what there is room for.
+    ///
+    /// # Errors
+    /// When the front end has gone.
+    pub fn send(&mut self, socket: &UnixSocket) -> io::Result<()> {
+        while let Some(Message { bytes, fd }) = self.messages.front_mut() {
+            let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+            let sent = match socket.try_send(bytes, &fds) {
+                Ok(sent) => sent,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            *fd = None;
+            self.looks = 0;
+            bytes.drain(..sent);
+            if bytes.is_empty() {
+                self.messages.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    /// Suspends until all is sent. What was sent is known also when this is dropped before.
+    ///
+    /// # Errors
+    /// When the front end has gone, or takes nothing for ten seconds.
+    pub async fn all_sent(&mut self, core: &Core, socket: &UnixSocket) -> io::Result<()> {
+        loop {
+            self.send(socket)?;
+            if self.messages.is_empty() {
+                return Ok(());
+            }
+            if self.looks == LOOKS {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "it reads no replies"));
+            }
+            self.looks += 1;
+            core.sleep_ns(LOOK_NS).await;
+        }
+    }
+
+    /// All bytes, and the descriptor that goes with the first of them; `None` where a later message
+    /// has one.
+    pub fn parts(&self) -> Option<(Vec<u8>, Option<&OwnedFd>)> {
+        let fd = self.messages.front().and_then(|first| first.fd.as_ref());
+        let alone = self.messages.iter().skip(1).all(|later| later.fd.is_none());
+        let bytes = self.messages.iter().flat_map(|message| &message.bytes).copied();
+        alone.then(|| (bytes.collect(), fd))
+    }
+}
