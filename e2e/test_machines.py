@@ -107,19 +107,20 @@ def test_the_driver_goes_and_comes_back_under_load(tmp_path):
 
 
 def test_a_ring_stops_only_when_its_slow_requests_are_done(tmp_path):
-    """Each write takes 5 s; the machine is paused with some at the disk. An upgrade does not wait for that long."""
+    """Each write takes 5 s; the machine is paused with some at the disk. In an upgrade the disk follows when they are done."""
     uri = f"delay:write=5s|file:{image(tmp_path / 'disk.img')}"
     spec = f"name=a uri={uri} socket={tmp_path / 'a.sock'} queues=4"
     with (
         Node(tmp_path, specs=[spec]) as node,
-        guest.Guest(tmp_path / "vm", tmp_path / "a.sock", queues=2, mode="load", secs=8, mib=16) as vm,
+        guest.Guest(tmp_path / "vm", tmp_path / "a.sock", queues=2, mode="load", secs=14, mib=16) as vm,
     ):
 
         def depth():
             return node.disks("stat")["a"]["depth"]
 
         guest.wait_for("writes at the disk", lambda: depth() == 8)
-        node.refuse_upgrade("bringing the disks to rest")
+        node.upgrade()
+        assert re.search(r"they follow when their devices .* disks=\"?a", node.said()), node.said()
         guest.wait_for("writes at the disk", lambda: depth() == 8)
         vm.stop()
         assert depth() == 0

@@ -189,7 +189,7 @@ def test_killed_while_it_hands_over_the_disk_is_there_or_comes_back(tmp_path, lo
 
             node.process.send_signal(signal.SIGUSR2)
             if nth % 2:
-                guest.wait_for("the moment", lambda: said("the disks are the successor's"), 20)
+                guest.wait_for("the moment", lambda: said("the node is the successor"), 20)
             else:
                 time.sleep(rng.uniform(0, 0.05))
             with contextlib.suppress(ProcessLookupError):

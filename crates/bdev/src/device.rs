@@ -193,6 +193,12 @@ impl Bdev {
         Ok(over)
     }
 
+    /// Whether what it holds is in this process's memory, or nowhere: then no operation of a process
+    /// that has ended is still under way at it.
+    pub fn is_memory(&self) -> bool {
+        !matches!(self.lowest().device(), Device::File(_))
+    }
+
     fn new(geometry: Geometry, device: Device) -> Bdev {
         let size_bytes = geometry.size_bytes.into();
         Bdev(Arc::new(Shared { geometry, size_bytes, device }))

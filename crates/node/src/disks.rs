@@ -5,7 +5,10 @@
 //! state directory after it. One change is made at a time.
 
 use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 use bdev::Bdev;
 use reactor::{Class, Core, JoinHandle};
@@ -15,11 +18,19 @@ use crate::disk_spec::{self, DiskSpec};
 use crate::error::{Error, Kind};
 use crate::outside::{Named, Outside, Ready};
 use crate::size::Size;
+use crate::upgrade::{Arrival, Predecessor};
 
 /// Disks at a time.
 const DISKS_MAX: usize = 1024;
 /// How often a change looks whether the one before it has ended, in nanoseconds.
 const LOOK_NS: u64 = 1_000_000;
+
+/// How often a disk is tried to be opened that another process has lost, in nanoseconds.
+const AGAIN_NS: u64 = 100_000_000;
+/// How long devices may take when the node ends, in nanoseconds.
+const STOP_NS: u64 = 5_000_000_000;
+/// Why a disk is not at work that follows from the node before.
+const COMING: &str = "it follows from the node before, when its device has done what it is at";
 
 /// One of them.
 pub(crate) struct Disk {
@@ -51,6 +62,10 @@ pub(crate) struct Disks {
     /// How many there ever were: they begin on the cores by turns.
     begun: Cell<usize>,
     changing: Cell<bool>,
+    /// Disks that are on their way from the node before.
+    coming: Cell<usize>,
+    /// Hands over those that were not at rest when the rest was handed over.
+    following: RefCell<Option<JoinHandle<()>>>,
     ended: Cell<bool>,
     /// They are somebody else's now, with their sockets.
     left: Cell<bool>,
@@ -75,16 +90,24 @@ impl Disks {
         core: &Core,
         outside: Outside,
         taken: Vec<(Served, JoinHandle<()>)>,
+        following: &[DiskSpec],
     ) -> Result<Disks, Error> {
         let named = outside.disks().await?;
         let outside = Some(Rc::new(outside));
-        let disks = Disks { outside, begun: taken.len().into(), ..Disks::default() };
+        let begun = taken.len() + following.len();
+        let disks = Disks { outside, begun: begun.into(), ..Disks::default() };
+        let known = |spec: &DiskSpec| named.iter().find(|named| named.spec.name == spec.name);
         for (Served { spec, target, .. }, serving) in taken {
-            let known = named.iter().find(|named| named.spec.name == spec.name);
-            disks.remember(&spec, &target, known.and_then(|named| named.write_cache));
-            let attached = known.is_none_or(|named| named.attached);
+            disks.remember(&spec, &target, known(&spec).and_then(|named| named.write_cache));
+            let attached = known(&spec).is_none_or(|named| named.attached);
             let serving = Ok(Serving { target, serving });
             disks.all.borrow_mut().push(Disk { spec, attached, serving });
+        }
+        disks.coming.set(following.len());
+        for spec in following {
+            let attached = known(spec).is_none_or(|named| named.attached);
+            let serving = Err(COMING.to_owned());
+            disks.all.borrow_mut().push(Disk { spec: spec.clone(), attached, serving });
         }
         for Named { spec, attached, .. } in named {
             if disks.find(&spec.name).is_ok() {
@@ -123,14 +146,101 @@ impl Disks {
         }
     }
 
+    /// Puts the disks in their places that follow from the node before. Those that it does not hand
+    /// over any more are opened with `open`, as soon as that is possible.
+    pub async fn follow(
+        self: Rc<Self>,
+        core: Core,
+        predecessor: Rc<Predecessor>,
+        open: impl AsyncFn(&DiskSpec) -> Result<Ready, Error> + Clone + 'static,
+    ) {
+        while let Some(arrival) = predecessor.next().await {
+            match arrival {
+                Arrival::Serves(served, serving) => {
+                    let Served { spec, target, .. } = *served;
+                    self.remember(&spec, &target, None);
+                    tracing::info!(disk = %spec.name, "it has followed from the node before");
+                    self.arrived(&spec, Serving { target, serving }).await;
+                }
+                Arrival::Lost(spec, device) => {
+                    let (disks, again, open) = (self.clone(), core.clone(), open.clone());
+                    core.spawn(Class::Control, async move {
+                        disks.open_anew(&again, &spec, device, open).await;
+                    });
+                }
+            }
+        }
+    }
+
+    /// Opens a disk that the node before has lost; `device` has what it holds, if that is memory.
+    async fn open_anew(
+        &self,
+        core: &Core,
+        spec: &DiskSpec,
+        device: Option<Bdev>,
+        open: impl AsyncFn(&DiskSpec) -> Result<Ready, Error>,
+    ) {
+        let mut said = String::new();
+        while !self.ended.get() && self.find(&spec.name).is_ok() {
+            match open(spec).await {
+                Ok(ready) => {
+                    let device = device.unwrap_or(ready.device);
+                    let serving = self.begin(core, spec, Ready { device, ..ready });
+                    return self.arrived(spec, serving).await;
+                }
+                Err(error) => {
+                    let why = error.to_string();
+                    if why != said {
+                        tracing::warn!(disk = %spec.name, "it is not free yet: {why}");
+                        said = why;
+                    }
+                    core.sleep_ns(AGAIN_NS).await;
+                }
+            }
+        }
+        self.coming.set(self.coming.get() - 1);
+    }
+
+    /// A disk is there that was waited for, unless it was detached meanwhile.
+    async fn arrived(&self, spec: &DiskSpec, serving: Serving) {
+        self.coming.set(self.coming.get() - 1);
+        let unwanted = {
+            let mut all = self.all.borrow_mut();
+            match all.iter_mut().find(|disk| disk.spec.name == spec.name) {
+                Some(disk) => {
+                    disk.serving = Ok(serving);
+                    None
+                }
+                None => Some(serving),
+            }
+        };
+        if let Some(serving) = unwanted {
+            serving.stop().await;
+            if let Ok(outside) = self.outside() {
+                outside.close(spec).await;
+            }
+        }
+    }
+
+    /// Opens a disk as it was named, for [`Disks::follow`].
+    pub async fn open(&self, core: &Core, spec: &DiskSpec) -> Result<Ready, Error> {
+        self.outside()?.open(core, spec).await
+    }
+
     /// What it has outside itself.
     fn outside(&self) -> Result<&Rc<Outside>, Error> {
         self.outside.as_ref().ok_or_else(|| Error::new(Kind::System, "the node is starting"))
     }
 
     async fn serve(&self, core: &Core, spec: &DiskSpec) -> Result<Serving, Error> {
+        let ready = self.outside()?.open(core, spec).await?;
+        Ok(self.begin(core, spec, ready))
+    }
+
+    /// Serves a disk that is open.
+    fn begin(&self, core: &Core, spec: &DiskSpec, ready: Ready) -> Serving {
         let name = &spec.name;
-        let Ready { device, listener, write_cache } = self.outside()?.open(core, spec).await?;
+        let Ready { device, listener, write_cache } = ready;
         let options = options(spec, self.begun.replace(self.begun.get() + 1));
         tracing::info!(disk = %name, uri = %spec.uri, socket = %spec.socket.display(), "a disk is there");
         let target = Target::new(core, device, options);
@@ -139,7 +249,7 @@ impl Disks {
             let target = target.clone();
             core.spawn(Class::Control, async move { target.serve(listener).await })
         };
-        Ok(Serving { target, serving })
+        Serving { target, serving }
     }
 
     /// Has what a front end is told of the write cache kept in the state directory.
@@ -156,6 +266,9 @@ impl Disks {
     /// # Errors
     /// When a change is being made, or the node is ending.
     pub fn to_hand_over(&self) -> Result<Vec<Served>, String> {
+        if self.coming.get() > 0 {
+            return Err("disks are still on their way from the node before".to_owned());
+        }
         if self.ended.get() || self.changing.replace(true) {
             return Err("the disks are being changed".to_owned());
         }
@@ -172,8 +285,13 @@ impl Disks {
         self.changing.set(false);
     }
 
-    /// They are somebody else's from now on, with the names of their sockets.
-    pub fn leave(&self) {
+    /// They are somebody else's from now on, with the names of their sockets; those that have yet to
+    /// be handed over when `following` has ended.
+    pub fn leave(&self, following: JoinHandle<()>) {
+        self.following.replace(Some(following));
+        if let Some(outside) = &self.outside {
+            outside.leave();
+        }
         self.left.set(true);
         self.changing.set(false);
     }
@@ -322,20 +440,38 @@ impl Disks {
     }
 
     /// Ends all: what is at the devices comes to its end, what is not stays with the guests, which
-    /// connect again to whoever listens next.
+    /// connect again to whoever listens next. A device that takes longer than [`STOP_NS`] is left
+    /// behind: whoever serves the guest next finds in the in-flight region what was at it.
     pub async fn stop(&self, core: &Core) {
         while self.changing.get() {
             core.sleep_ns(LOOK_NS).await;
         }
         self.ended.set(true);
+        let following = self.following.take();
+        if let Some(following) = following {
+            following.await;
+        }
         let all = self.all.take();
         let served: Vec<_> =
             all.into_iter().filter_map(|disk| Some((disk.spec, disk.serving.ok()?))).collect();
         for (_, serving) in &served {
             serving.target.stop();
         }
+        let until_ns = core.now_ns() + STOP_NS;
         for (spec, serving) in served {
-            serving.stop().await;
+            let mut ended = pin!(serving.stop());
+            let mut late = pin!(core.sleep_ns(until_ns.saturating_sub(core.now_ns())));
+            let in_time = poll_fn(|cx| match ended.as_mut().poll(cx) {
+                Poll::Ready(()) => Poll::Ready(true),
+                Poll::Pending => late.as_mut().poll(cx).map(|()| false),
+            });
+            if !in_time.await {
+                tracing::error!(
+                    disk = %spec.name,
+                    "its device has not done what it is at within {} s: it is left behind",
+                    STOP_NS / 1_000_000_000
+                );
+            }
             // Where they have been left the sockets' names are somebody else's.
             if let Some(outside) = self.outside.as_ref().filter(|_| !self.left.get()) {
                 outside.close(&spec).await;

@@ -88,6 +88,9 @@ const RUN_NS: u64 = 100_000_000_000;
 const HAND_OVER_NS: u64 = 30_000_000_000;
 /// How long a node that has closed its socket may take to end.
 const END_NS: u64 = 1_000_000_000;
+/// How long a node may take that was asked to end: what its clients and devices may take, and the
+/// end of its database.
+const STOP_NS: u64 = 60_000_000_000;
 /// How often it is looked whether a process has ended, when it is about to.
 const LOOK_NS: u64 = 1_000_000;
 /// How often the log file's name is looked at.
@@ -236,6 +239,23 @@ impl Node {
             let _ = nix::sys::signal::kill(self.pid, Signal::SIGKILL);
             // What it has started may live on with its socket.
             let _ = self.stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Asks it to end in good order. One that has not ended in time is ended as by `kill -9`; the
+    /// second signal does so at once.
+    async fn end(self: Rc<Self>, core: Core) {
+        let node = self.clone();
+        core.spawn(Class::Control, async move {
+            if let Err(error) = node.channel.ask(&ToNode::Stop, &[]).await {
+                tracing::debug!(pid = node.pid.as_raw(), "asking it to end: {error}");
+            }
+        });
+        core.sleep_ns(STOP_NS).await;
+        if self.ended.get().is_none() {
+            let seconds = STOP_NS / 1_000_000_000;
+            tracing::error!(pid = self.pid.as_raw(), "not ended within {seconds} s: it is killed");
+            self.kill();
         }
     }
 
@@ -524,14 +544,7 @@ impl Launcher {
                 self.log.flush(LOG_PATIENCE);
                 std::process::exit(128 + signal);
             }
-            let launcher = self.clone();
-            self.core.spawn(Class::Control, async move {
-                // A node that does not take it is ended by the second signal.
-                if let Err(error) = node.channel.ask(&ToNode::Stop, &[]).await {
-                    tracing::debug!(pid = node.pid.as_raw(), "asking it to end: {error}");
-                }
-                drop(launcher);
-            });
+            self.core.spawn(Class::Control, node.end(self.core.clone()));
         }
     }
 
@@ -580,6 +593,11 @@ impl Launcher {
         match &replaced {
             Ok(Successor { pid, .. }) => {
                 tracing::info!(successor = pid, "handed over: the old process comes to its end");
+                if self.stopping.get() {
+                    // The old process was asked, when it was too late for that.
+                    let node = self.current.borrow().clone();
+                    self.core.spawn(Class::Control, node.end(self.core.clone()));
+                }
                 let (launcher, program) = (self.clone(), program.to_owned());
                 self.core.spawn(Class::Control, async move {
                     launcher.renew(&old, &program).await;
@@ -606,6 +624,9 @@ impl Launcher {
             while node.begun.borrow().is_none() {
                 if node.ended.get().is_some() {
                     return Err("starting: the other process has gone".to_owned());
+                }
+                if self.stopping.get() {
+                    return Err("ending: this node was told to end".to_owned());
                 }
                 if self.core.now_ns() > since_ns + START_NS {
                     let seconds = START_NS / 1_000_000_000;
@@ -650,7 +671,7 @@ impl Launcher {
     /// that has ended. Without the token the successor would have ended, too.
     async fn has_taken_over(&self, old: &Node, node: &Node) -> bool {
         let since_ns = self.core.now_ns();
-        let patient = || self.core.now_ns() < since_ns + START_NS;
+        let patient = || self.core.now_ns() < since_ns + START_NS && !self.stopping.get();
         while old.ended.get().is_some()
             && node.ended.get().is_none()
             && !node.serving.get()
@@ -706,7 +727,7 @@ impl Launcher {
     async fn become_program(&self, node: &Node, program: &Path) -> String {
         let prepared = async {
             let failed = |error: std::io::Error| error.to_string();
-            let lock = self.here.state().and_then(State::lock);
+            let lock = self.here.state().map(State::lock).transpose().map_err(failed)?.flatten();
             let estate = Estate {
                 version: ESTATE_VERSION,
                 node: node.pid.as_raw(),
@@ -721,8 +742,9 @@ impl Launcher {
             memory.write_all(&text).and_then(|()| memory.rewind()).map_err(failed)?;
             let channel = node.stream.try_clone().map_err(failed)?;
             let mut descriptors = vec![OwnedFd::from(memory), channel.into()];
-            for fd in lock.into_iter().chain(self.door.as_ref().map(AsFd::as_fd)) {
-                descriptors.push(fd.try_clone_to_owned().map_err(failed)?);
+            descriptors.extend(lock);
+            if let Some(door) = &self.door {
+                descriptors.push(door.try_clone().map_err(failed)?);
             }
             let (ours, theirs) = UnixStream::pair().map_err(failed)?;
             let limits = Limits { body_bytes: 0, descriptors: 0 };

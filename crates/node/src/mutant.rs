@@ -13,6 +13,10 @@ pub enum Mutant {
     StartsEarly,
     /// The successor serves when the old node ends without having said Go.
     ServesWithoutGo,
+    /// The old node goes on serving when it has said what the disk's state is.
+    GoesOnUntilGo,
+    /// The old node takes a disk back that it has handed over, when the successor has gone.
+    TakesBack,
 }
 
 loomable::mutants!(Mutant);

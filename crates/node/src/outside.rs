@@ -257,6 +257,13 @@ impl Outside {
         matches!(self, Outside::Launcher(..) | Outside::Here(_, true))
     }
 
+    /// Gives up what only one process has: another one has it from now on.
+    pub fn leave(&self) {
+        if let Outside::Here(Here { state: Some(state), .. }, _) = self {
+            state.release();
+        }
+    }
+
     /// The disks that were named. Suspends.
     pub async fn disks(&self) -> Result<Vec<Named>, Error> {
         match self {

@@ -211,7 +211,9 @@ async fn serve_core(
     node.started.fetch_add(1, Ordering::AcqRel);
     if core.id() == 0 {
         let leaving = node.clone();
-        let upgrader = Upgrader::new(core, move || leaving.phases.raise(Phase::Draining));
+        let ending = node.clone();
+        let leave = move || leaving.phases.raise(Phase::Draining);
+        let upgrader = Upgrader::new(core, leave, move || ending.phases.now() > Phase::Running);
         let line = match &node.confined {
             None => {
                 let (core, node, upgrader) = (core.clone(), node.clone(), upgrader.clone());
@@ -239,7 +241,7 @@ async fn serve_core(
                 listeners = inherited.clients;
             }
             metrics = inherited.metrics.or(metrics);
-            predecessor = Some(Rc::new(inherited.predecessor));
+            predecessor = Some(inherited.predecessor);
             use_huge_pages(true);
         }
         first.predecessor.clone_from(&predecessor);
@@ -266,13 +268,17 @@ async fn serve_core(
         node.phases.raise(Phase::Running);
     }
     let served = serve_clients(core, node, on_ready, shard.clone(), first).await;
-    let Some(shard) = shard else { return served };
-    // Others may still wait for what they have sent here.
-    while node.ended.load(Ordering::Acquire) < node.listening.load(Ordering::Acquire) {
-        core.sleep_ns(LOOK_NS).await;
+    let mut closed = Ok(());
+    if let Some(shard) = shard {
+        // Others may still wait for what they have sent here.
+        while node.ended.load(Ordering::Acquire) < node.listening.load(Ordering::Acquire) {
+            core.sleep_ns(LOOK_NS).await;
+        }
+        closed = shard.close().await;
     }
-    let closed = shard.close().await;
-    served?;
+    if let Some(ending) = served? {
+        ending.finish(core, node).await;
+    }
     closed.map_err(|error| Error::new(Kind::System, format!("closing the database: {error}")))
 }
 
@@ -300,9 +306,9 @@ async fn serve_clients(
     on_ready: &impl Fn(&Ready),
     shard: Option<Shard>,
     first: First,
-) -> Result<(), Error> {
+) -> Result<Option<Ending>, Error> {
     if node.phases.reached(core.id(), Phase::Running).await > Phase::Draining {
-        return Ok(());
+        return Ok(None);
     }
     let opened = node.opened.get().expect("core 0 has opened the database before it raised");
     let (mut disks, mut steering) = (Rc::new(Disks::default()), None);
@@ -322,13 +328,21 @@ async fn serve_clients(
                 Outside::Here(Here::new(core, &config.disks, state), may_attach)
             }
         };
-        let started = Disks::start(core, outside, first.taken).await;
+        let following = before.as_ref().map_or(&[][..], |before| before.following());
+        let started = Disks::start(core, outside, first.taken, following).await;
         if let (Err(_), Some((path, _))) = (&started, &steering) {
             remove(path);
         }
         disks = Rc::new(started?);
+        if let Some(before) = before {
+            let (again, opener) = (core.clone(), disks.clone());
+            let open = async move |spec: &DiskSpec| opener.open(&again, spec).await;
+            core.spawn(Class::Control, disks.clone().follow(core.clone(), before, open));
+        }
     }
     let (mut clients, mut admin_at) = (None, None);
+    // What goes on telling and answering, until a successor does.
+    let mut telling = Vec::new();
     if let Some(opened) = opened {
         let listener = opened.listeners[core.id()].try_clone();
         let listener = listener.and_then(|fd| Listener::from_fd(core, fd));
@@ -357,7 +371,9 @@ async fn serve_clients(
             let metrics = match first.metrics {
                 Some(metrics) => {
                     let reporter = clients.as_ref().map(|(_, server, _)| server.reporter());
-                    Some(tell_metrics(core, node, reporter, disks.clone(), metrics)?)
+                    let (addr, task) = tell_metrics(core, node, reporter, disks.clone(), metrics)?;
+                    telling.push(task);
+                    Some(addr)
                 }
                 None => None,
             };
@@ -373,7 +389,8 @@ async fn serve_clients(
             };
             if let Some((path, listener)) = steering.take() {
                 let admin = Rc::new(admin(Some(upgrader)));
-                core.spawn(Class::Control, admin::serve(listener, admin, Rc::default()));
+                let answering = admin::serve(listener, admin, Rc::default());
+                telling.push(core.spawn(Class::Control, answering));
                 admin_at = Some(path);
             } else if let Some(link) = &first.link {
                 let _ = link.admin.set(admin(None));
@@ -398,21 +415,41 @@ async fn serve_clients(
     }
     let server = clients.map(|(_, server, _)| server);
     node.phases.reached(core.id(), Phase::Draining).await;
+    if disks.have_left() {
+        telling.drain(..).for_each(JoinHandle::cancel);
+    }
+    // Beside the clients: neither waits for the other.
+    let stopping = {
+        let (core, disks) = (core.clone(), disks.clone());
+        core.clone().spawn(Class::Control, async move { disks.stop(&core).await })
+    };
     if let Some(server) = server {
         server.stop(GRACE_NS).await;
     }
-    disks.stop(core).await;
-    if let Some(path) = admin_at.filter(|_| !disks.have_left()) {
-        remove(&path);
-    }
-    if core.id() == 0 {
-        node.phases.raise(Phase::Stopped);
-    } else {
-        // Until then core 0 may have rings of its disks here.
-        node.phases.reached(core.id(), Phase::Stopped).await;
-    }
     node.ended.fetch_add(1, Ordering::AcqRel);
-    Ok(())
+    Ok(Some(Ending { stopping, disks, admin_at }))
+}
+
+/// What is left of a core's work when its clients have gone.
+struct Ending {
+    stopping: JoinHandle<()>,
+    disks: Rc<Disks>,
+    admin_at: Option<PathBuf>,
+}
+
+impl Ending {
+    async fn finish(self, core: &Core, node: &Node) {
+        self.stopping.await;
+        if let Some(path) = self.admin_at.filter(|_| !self.disks.have_left()) {
+            remove(&path);
+        }
+        if core.id() == 0 {
+            node.phases.raise(Phase::Stopped);
+        } else {
+            // Until then core 0 may have rings of its disks here.
+            node.phases.reached(core.id(), Phase::Stopped).await;
+        }
+    }
 }
 
 /// The process id of the launcher that has started this process, and whether there is a node to
@@ -795,7 +832,7 @@ fn tell_metrics(
     reporter: Option<Reporter>,
     disks: Rc<Disks>,
     listener: Listener,
-) -> Result<SocketAddr, Error> {
+) -> Result<(SocketAddr, JoinHandle<()>), Error> {
     let addr = listener
         .local_addr()
         .map_err(|error| Error::new(Kind::System, format!("listening for metrics: {error}")))?;
@@ -806,8 +843,8 @@ fn tell_metrics(
         started_ns: core.now_ns(),
         memory_bytes: node.config.memory_bytes,
     };
-    core.spawn(Class::Background, metrics::serve(core.clone(), listener, sources));
-    Ok(addr)
+    let telling = core.spawn(Class::Background, metrics::serve(core.clone(), listener, sources));
+    Ok((addr, telling))
 }
 
 /// A socket on which the node before this one listened already.

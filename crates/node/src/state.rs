@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -65,9 +65,11 @@ struct Kept {
 pub(crate) struct State {
     core: Core,
     dir: Dir,
-    lock: LockGuard,
+    /// Until it is released.
+    lock: RefCell<Option<LockGuard>>,
     kept: RefCell<Kept>,
     writing: Cell<bool>,
+    released: Cell<bool>,
 }
 
 impl State {
@@ -121,13 +123,26 @@ impl State {
             }
             Err(error) => return Err(failed(FILE, error)),
         };
-        let (core, kept) = (core.clone(), RefCell::new(kept));
-        Ok(State { core, dir, lock, kept, writing: Cell::new(false) })
+        let (core, kept, lock) = (core.clone(), RefCell::new(kept), RefCell::new(Some(lock)));
+        Ok(State { core, dir, lock, kept, writing: Cell::new(false), released: Cell::new(false) })
     }
 
     /// The open file that has the lock.
-    pub fn lock(&self) -> Option<BorrowedFd<'_>> {
-        self.lock.descriptor()
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn lock(&self) -> io::Result<Option<OwnedFd>> {
+        let lock = self.lock.borrow();
+        let descriptor = lock.as_ref().and_then(LockGuard::descriptor);
+        descriptor.map(|lock| lock.try_clone_to_owned()).transpose()
+    }
+
+    /// Lets another process have the directory; nothing is written from now on.
+    pub fn release(&self) {
+        self.released.set(true);
+        if !self.writing.get() {
+            self.lock.take();
+        }
     }
 
     /// Whether a change is being written.
@@ -187,6 +202,9 @@ impl State {
         while self.writing.get() {
             self.core.sleep_ns(LOOK_NS).await;
         }
+        if self.released.get() {
+            return Err("the state directory is another process's".to_owned());
+        }
         let mut kept = self.kept.borrow().clone();
         change(&mut kept);
         if kept == *self.kept.borrow() {
@@ -196,6 +214,9 @@ impl State {
         self.writing.set(true);
         let written = self.dir.write_small_atomically(FILE, &text).await;
         self.writing.set(false);
+        if self.released.get() {
+            self.lock.take();
+        }
         let path = self.dir.path().display();
         written.map_err(|error| format!("writing {path}/{FILE}: {error}"))?;
         *self.kept.borrow_mut() = kept;

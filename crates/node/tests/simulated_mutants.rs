@@ -11,9 +11,14 @@ fn an_upgrade_that_is_wrong_about_who_serves_is_caught() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
     let mut found = Vec::new();
-    for mutant in
-        [Mutant::OldGoesOn, Mutant::OldStaysAtRest, Mutant::StartsEarly, Mutant::ServesWithoutGo]
-    {
+    for mutant in [
+        Mutant::OldGoesOn,
+        Mutant::OldStaysAtRest,
+        Mutant::StartsEarly,
+        Mutant::ServesWithoutGo,
+        Mutant::GoesOnUntilGo,
+        Mutant::TakesBack,
+    ] {
         node::set_mutant(mutant);
         let caught = (0..600).find(|&seed| std::panic::catch_unwind(|| handover(seed)).is_err());
         println!("{mutant:?} is caught by seed {caught:?}");

@@ -466,7 +466,12 @@ async fn process(core: Core, guest: Rc<RefCell<Guest>>, uri: String, ending: End
 
 /// Some guest, and some device for it, whose image is in the world: its URI.
 pub fn with_disk(world: &World, rng: &mut Rng) -> (Rc<RefCell<Guest>>, String) {
-    world.add_file(IMAGE, vec![0; (SECTORS * SECTOR) as usize]);
+    with_disk_at(world, rng, IMAGE)
+}
+
+/// The same with an image of another name.
+pub fn with_disk_at(world: &World, rng: &mut Rng, image: &str) -> (Rc<RefCell<Guest>>, String) {
+    world.add_file(image, vec![0; (SECTORS * SECTOR) as usize]);
     let guest = Rc::new(RefCell::new(Guest::new(world.rng(), rng.coin())));
     let direct = if rng.coin() { "" } else { "?direct=off" };
     let over = match rng.below(3) {
@@ -474,7 +479,7 @@ pub fn with_disk(world: &World, rng: &mut Rng) -> (Rc<RefCell<Guest>>, String) {
         1 => "dirty:granule=4K|",
         _ => "",
     };
-    (guest, format!("{over}file:{IMAGE}{direct}"))
+    (guest, format!("{over}file:{image}{direct}"))
 }
 
 /// Plays the history of a seed.

@@ -7,29 +7,35 @@
 //!   describe  --- Disk (image, memory) ..., Doors ---->  open devices from their descriptors, map
 //!             --- Prepare ---------------------------->  the guests' memory
 //!             <----------------- Prepared -------------
-//!   bring all
-//!   disks to rest     .- the guests wait from here
-//!             --- State ..., Take -------------------->  take all disks, at rest
+//!   for each disk, by itself:
+//!   bring it to rest  .- its guest waits from here
+//!             --- State ------------------------------>  take it, at rest
 //!             <----------------- Taken ----------------
-//!   leave     --- Go -----------------------------------> let the disks go on
+//!             --- Go ---------------------------------->  let it go on
 //!                     '- to here
+//!   leave     --- Lead -------------------------------->  be the node
 //!   drain clients, close the database, end               wait for the database's lock, open it,
 //!                                                        accept clients
 //! ```
 //!
-//! 1. `Go` is the token. Whoever does not have it pops nothing: the successor's disks are at rest
-//!    until it has heard it, those of the old node from before `State` until for ever, or until it
+//! 1. `Go` is a disk's token. Whoever does not have it pops nothing: the successor's disk is at rest
+//!    until it has heard it, that of the old node from before `State` until for ever, or until it
 //!    gives up. It is said once, as a message that is in the other's socket or is not.
-//! 2. Before `Go` the old node may give up for any reason (the program does not start, refuses,
-//!    speaks another version, says nothing in time, ends): it ends the successor, lets its disks go
-//!    on where they came to rest, and says why in its log. A successor that never hears `Go` ends.
-//! 3. What is slow is done before the disks come to rest.
+//! 2. The first `Go`, or `Lead` where no disk goes over, decides who is the node. Before it the old
+//!    node may give up for any reason (the program does not start, refuses, speaks another version,
+//!    says nothing in time, ends): it ends the successor, lets its disks go on where they came to
+//!    rest, and says why in its log. A successor that hears neither ends. One that has heard it goes
+//!    on whatever becomes of the old node, and opens anew what that has not handed over when it
+//!    ends, as after a crash.
+//! 3. What is slow is done before the disks come to rest. No disk waits for another's device, and
+//!    the node not for one that is slow: that disk follows (`moving.rs`).
 //! 4. Nobody's sockets are closed: listening ones and connections live on in the successor, and no
 //!    connection is refused meanwhile; those of clients of the database wait to be accepted.
 //!
 //! What runs is handed over as it runs, whatever the successor's configuration says of a disk of
 //! the same name; disks that only the configuration knows are started afterwards.
 
+mod moving;
 mod successor;
 mod wire;
 
@@ -49,7 +55,8 @@ use reactor::{Class, Core, Program};
 
 use crate::disks::{Disks, Served};
 use crate::mutant::{Mutant, is};
-pub(crate) use successor::{Predecessor, inherit, line_to_predecessor};
+use moving::Moves;
+pub(crate) use successor::{Arrival, Predecessor, inherit, line_to_predecessor};
 use wire::{Line, Message};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use wire::{fuzz, fuzz_seeds};
@@ -58,12 +65,14 @@ pub(crate) use wire::{fuzz, fuzz_seeds};
 pub(crate) const VARIABLE: &str = "MILLRACE_SUCCESSOR";
 /// How long a successor may take to start, and to open what it is given.
 pub(crate) const START_NS: u64 = 10_000_000_000;
-/// How long what is at the devices may take, while the guests wait.
+/// How long the successor waits for a disk to come to rest until it leads without it.
 const REST_NS: u64 = 2_000_000_000;
-/// How long a successor may take to take the disks, while the guests wait.
+/// How long a successor may take to take its first disk, while the guest waits.
 const TAKE_NS: u64 = 2_000_000_000;
-/// How often it is looked whether a successor that was ended has ended.
+/// How often it is looked whether a successor that was ended has ended, or the node is to end.
 const LOOK_NS: u64 = 5_000_000;
+/// Why there is no upgrade then.
+const ENDS: &str = "ending: this node was told to end";
 
 /// A process that has taken over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,20 +99,38 @@ pub(crate) struct Upgrader {
     /// Listening sockets for clients, by core, and then the one for metrics.
     doors: RefCell<Option<(Vec<OwnedFd>, Option<OwnedFd>)>>,
     busy: Cell<bool>,
+    /// A successor is the node.
+    committed: Rc<Cell<bool>>,
     /// Called when the successor has taken over.
     leave: Box<dyn Fn()>,
+    /// Whether the node is ending.
+    ends: Box<dyn Fn() -> bool>,
 }
 
 impl Upgrader {
-    pub fn new(core: &Core, leave: impl Fn() + 'static) -> Rc<Upgrader> {
+    /// `leave` is called when the successor has taken over; `ends` says whether the node is ending,
+    /// and an upgrade that is not decided is given up.
+    pub fn new(
+        core: &Core,
+        leave: impl Fn() + 'static,
+        ends: impl Fn() -> bool + 'static,
+    ) -> Rc<Upgrader> {
         Rc::new(Upgrader {
             core: core.clone(),
             cores: core.cores(),
             disks: RefCell::default(),
             doors: RefCell::default(),
             busy: Cell::new(false),
+            committed: Rc::default(),
             leave: Box::new(leave),
+            ends: Box::new(ends),
         })
+    }
+
+    /// Set when a successor is the node, even if this process is killed then.
+    #[cfg(feature = "testing")]
+    pub fn committed(&self) -> Rc<Cell<bool>> {
+        self.committed.clone()
     }
 
     /// The node serves this.
@@ -122,15 +149,19 @@ impl Upgrader {
         tracing::info!(program = %program.display(), "starting a successor");
         let handed = self.hand_over(program, &served).await;
         match &handed {
-            Ok(Successor { pid, .. }) => {
+            Ok((pid, _)) => {
                 tracing::info!(successor = pid, "handed over: what is left here comes to its end");
             }
             Err(why) => {
                 tracing::error!(program = %program.display(), "no upgrade, this node goes on: {why}");
             }
         }
-        self.decided(&disks, handed.is_ok());
-        handed
+        let (pid, handed) = match handed {
+            Ok((pid, moves)) => (pid, Ok(moves)),
+            Err(why) => (0, Err(why)),
+        };
+        let pause_us = self.decided(&disks, handed)?;
+        Ok(Successor { pid, pause_us })
     }
 
     /// The same with a successor that somebody else has started, who is at the other end of this
@@ -141,11 +172,10 @@ impl Upgrader {
     pub async fn to_line(&self, line: OwnedFd) -> Result<u64, String> {
         let (disks, served) = self.begin().await?;
         let handed = match Line::from_fd(&self.core, line) {
-            Ok(line) => self.offer(&line, &served).await,
+            Ok(line) => self.offer(Rc::new(line), &served).await,
             Err(error) => Err(format!("the line to the successor: {error}")),
         };
-        self.decided(&disks, handed.is_ok());
-        handed
+        self.decided(&disks, handed)
     }
 
     /// What is there to be handed over; no other change is made until [`Upgrader::decided`].
@@ -168,20 +198,32 @@ impl Upgrader {
         }
     }
 
-    fn decided(&self, disks: &Disks, handed_over: bool) {
-        if handed_over {
-            disks.leave();
-            (self.leave)();
-        } else {
-            disks.go_on();
-            self.busy.set(false);
-        }
+    /// Has the node end, or go on; gives how long the guests waited, in microseconds.
+    fn decided(&self, disks: &Disks, handed: Result<Moves, String>) -> Result<u64, String> {
+        let mut moves = match handed {
+            Ok(moves) => moves,
+            Err(why) => {
+                disks.go_on();
+                self.busy.set(false);
+                return Err(why);
+            }
+        };
+        let (_, longest_us) = moves.pauses_us();
+        let following = self.core.spawn(Class::Control, async move {
+            if let Err(why) = moves.finish().await {
+                let disks = moves.following().join(", ");
+                tracing::error!(disks, "the successor has ended: {why}");
+            }
+        });
+        disks.leave(following);
+        (self.leave)();
+        Ok(longest_us)
     }
 
-    async fn hand_over(&self, program: &Path, disks: &[Served]) -> Result<Successor, String> {
+    async fn hand_over(&self, program: &Path, disks: &[Served]) -> Result<(u32, Moves), String> {
         let system = |error: std::io::Error| format!("starting {}: {error}", program.display());
         let (ours, theirs) = UnixStream::pair().map_err(system)?;
-        let line = Line::from_fd(&self.core, ours.into()).map_err(system)?;
+        let line = Rc::new(Line::from_fd(&self.core, ours.into()).map_err(system)?);
         let program = Program {
             path: program.to_owned(),
             arguments: std::env::args_os().skip(1).collect(),
@@ -190,26 +232,19 @@ impl Upgrader {
         };
         let mut child = self.core.start_process(program).await.map_err(system)?;
         let pid = child.id();
-        match self.offer(&line, disks).await {
-            Ok(pause_us) => Ok(Successor { pid, pause_us }),
-            Err(why) => {
-                drop(line);
-                Err(match self.end(&mut child).await {
-                    Some(status) => format!("{why} ({status})"),
-                    None => why,
-                })
-            }
+        match self.offer(line, disks).await {
+            Ok(moves) => Ok((pid, moves)),
+            Err(why) => Err(match self.end(&mut child).await {
+                Some(status) => format!("{why} ({status})"),
+                None => why,
+            }),
         }
     }
 
     /// Hands over, or lets the disks go on where they are.
-    async fn offer(&self, line: &Line, disks: &[Served]) -> Result<u64, String> {
+    async fn offer(&self, line: Rc<Line>, disks: &[Served]) -> Result<Moves, String> {
         let handed = self.converse(line, disks).await;
-        let goes_on = match handed {
-            Ok(_) => is(Mutant::OldGoesOn),
-            Err(_) => !is(Mutant::OldStaysAtRest),
-        };
-        if goes_on {
+        if handed.is_err() && !is(Mutant::OldStaysAtRest) {
             disks.iter().for_each(|disk| disk.target.go_on());
         }
         handed
@@ -230,8 +265,56 @@ impl Upgrader {
         None
     }
 
-    /// Hands over; gives how long the guests waited, in microseconds.
-    async fn converse(&self, line: &Line, disks: &[Served]) -> Result<u64, String> {
+    /// Hands over. What comes back has to be brought to its end.
+    async fn converse(&self, line: Rc<Line>, disks: &[Served]) -> Result<Moves, String> {
+        let core = &self.core;
+        self.unless_it_ends(self.prepare(&line, disks)).await?;
+        let mut moves = Moves::new(core, line, disks, self.committed.clone());
+        match moves.until_it_leads(&self.ends).await {
+            Err(why) if !moves.is_committed() => return Err(why),
+            Err(why) => {
+                tracing::error!("the successor has ended after it had taken disks: {why}");
+                if is(Mutant::TakesBack) {
+                    disks.iter().for_each(|disk| disk.target.go_on());
+                }
+                moves.is_alone(why);
+            }
+            Ok(()) => {}
+        }
+        let (median_us, pause_us) = moves.pauses_us();
+        let following = moves.following().join(", ");
+        if !following.is_empty() {
+            tracing::warn!(
+                disks = following,
+                "they follow when their devices have done what they are at: only their guests wait"
+            );
+        }
+        tracing::info!(disks = disks.len(), pause_us, median_us, "the node is the successor");
+        Ok(moves)
+    }
+
+    /// Waits for something unless the node ends meanwhile.
+    async fn unless_it_ends<T>(
+        &self,
+        done: impl Future<Output = Result<T, String>>,
+    ) -> Result<T, String> {
+        let mut done = pin!(done);
+        loop {
+            let mut look = pin!(self.core.sleep_ns(LOOK_NS));
+            let step = poll_fn(|cx| match (done.as_mut().poll(cx), look.as_mut().poll(cx)) {
+                (Poll::Ready(done), _) => Poll::Ready(Some(done)),
+                (Poll::Pending, look) => look.map(|()| None),
+            });
+            match step.await {
+                Some(done) => return done,
+                None if (self.ends)() => return Err(ENDS.to_owned()),
+                None => {}
+            }
+        }
+    }
+
+    /// Has the successor start, and open what it will get.
+    async fn prepare(&self, line: &Line, disks: &[Served]) -> Result<(), String> {
         let core = &self.core;
         let cores = within(core, START_NS, "starting", async {
             match line.hear().await?.0 {
@@ -244,23 +327,7 @@ impl Upgrader {
         if usize::from(cores) != self.cores {
             return Err(format!("it runs on {cores} cores, this node on {}", self.cores));
         }
-        within(core, START_NS, "opening what it was given", self.describe(line, disks)).await?;
-
-        let began_ns = core.now_ns();
-        let states = within(core, REST_NS, "bringing the disks to rest", rest(core, disks)).await?;
-        within(core, TAKE_NS, "taking the disks", async {
-            for (state, descriptors) in &states {
-                line.say(&Message::State(state.encode()), descriptors).await?;
-            }
-            line.say(&Message::Take, &[]).await?;
-            line.hear_that(&Message::Taken).await
-        })
-        .await?;
-        // Whatever comes now, the disks are the successor's: see the module text.
-        line.say(&Message::Go, &[]).await?;
-        let pause_us = (core.now_ns() - began_ns) / 1000;
-        tracing::info!(disks = disks.len(), pause_us, "the disks are the successor's");
-        Ok(pause_us)
+        within(core, START_NS, "opening what it was given", self.describe(line, disks)).await
     }
 
     /// Says all that can be said before the disks come to rest.
@@ -293,20 +360,6 @@ impl Upgrader {
         line.say(&Message::Prepare, &[]).await?;
         line.hear_that(&Message::Prepared).await
     }
-}
-
-/// Brings all disks to rest at once.
-async fn rest(core: &Core, disks: &[Served]) -> Result<Vec<vhost::Export>, String> {
-    let begin = |disk: &Served| {
-        let target = disk.target.clone();
-        core.spawn(Class::Control, async move { target.rest().await })
-    };
-    let resting: Vec<_> = disks.iter().map(begin).collect();
-    let mut states = Vec::new();
-    for (disk, resting) in disks.iter().zip(resting) {
-        states.push(resting.await.map_err(|why| format!("disk {}: {why}", disk.spec.name))?);
-    }
-    Ok(states)
 }
 
 /// Waits for something, but not for ever.
@@ -345,82 +398,153 @@ mod tests {
     use super::*;
     use crate::disks::options;
 
+    fn line(core: &Core, end: UnixStream) -> Rc<Line> {
+        Rc::new(Line::from_fd(core, end.into()).unwrap())
+    }
+
     /// Plays a successor that ends after so many of its steps; what the old node says of it.
-    async fn with_successor(core: &Core, disk: &Served, steps: usize) -> Result<u64, String> {
+    async fn with_successor(core: &Core, disk: &Served, steps: usize) -> Result<Moves, String> {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let line = |end: UnixStream| Line::from_fd(core, end.into()).unwrap();
-        let (ours, theirs) = (line(ours), line(theirs));
-        let upgrader = Upgrader::new(core, || {});
+        let (ours, theirs) = (line(core, ours), line(core, theirs));
+        let upgrader = Upgrader::new(core, || {}, || false);
         upgrader.ready(Rc::default(), Vec::new(), None);
         let successor = core.spawn(Class::Control, async move {
-            let says = [Message::Hello { cores: 1 }, Message::Prepared, Message::Taken];
+            let says = [Message::Hello { cores: 1 }, Message::Prepared, Message::Taken("a".into())];
             for (step, say) in says.iter().take(steps).enumerate() {
                 theirs.say(say, &[]).await.unwrap();
-                // What comes before the next step: Disk, Doors, Prepare; State, Take; Go.
-                for _ in 0..[3, 2, 1][step] {
+                // What comes before the next step: Disk, Doors, Prepare; State; Go, Lead.
+                for _ in 0..[3, 1, 2][step] {
                     match theirs.hear().await {
-                        Ok((Message::State(document), descriptors)) => {
+                        Ok((Message::State(name, document), descriptors)) => {
                             let state = DiskState::decode(&document).unwrap();
-                            assert_eq!((&*state.name, descriptors.len()), ("a", 1));
+                            assert_eq!((&*state.name, &*name, descriptors.len()), ("a", "a", 1));
                         }
-                        Ok((Message::Go, _)) => assert_eq!(step, 2, "the token came too early"),
+                        Ok((Message::Go(_), _)) => assert_eq!(step, 2, "the token came too early"),
                         Ok(_) => {}
                         Err(why) => panic!("{why}"),
                     }
                 }
             }
         });
-        let outcome = upgrader.converse(&ours, std::slice::from_ref(disk)).await;
+        let outcome = upgrader.converse(ours, std::slice::from_ref(disk)).await;
         successor.await;
         outcome
     }
 
-    #[test]
-    fn until_the_token_is_given_the_disk_can_go_on_where_it_is() {
-        let name = format!("millrace-upgrade-{}.sock", std::process::id());
-        let socket = std::env::temp_dir().join(name);
-        let spec: crate::DiskSpec =
-            format!("name=a uri=null:1M socket={}", socket.display()).parse().unwrap();
+    /// A disk at a socket in the temporary directory, and the task that serves it.
+    async fn served(core: &Core, name: &str, uri: &str) -> (Served, reactor::JoinHandle<()>) {
+        let socket = format!("millrace-upgrade-{}-{name}.sock", std::process::id());
+        let socket = std::env::temp_dir().join(socket);
+        let spec = format!("name={name} uri={uri} socket={}", socket.display());
+        let spec: crate::DiskSpec = spec.parse().unwrap();
+        let device = Bdev::open(core, &spec.uri).await.unwrap();
+        let target = Target::new(core, device.clone(), options(&spec, 0));
+        let listener = UnixListener::bind(core, &socket).unwrap();
+        let serving = {
+            let target = target.clone();
+            core.spawn(Class::Control, async move { target.serve(listener).await })
+        };
+        (Served { spec, device, target }, serving)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "a test's own file")]
+    fn remove(disk: &Served) {
+        assert!(disk.spec.socket.exists(), "the name is the successor's");
+        std::fs::remove_file(&disk.spec.socket).unwrap();
+    }
+
+    fn run(test: impl AsyncFn(Core) + Clone + Send + 'static) {
         let config =
             RuntimeConfig { processors: vec![0], memory: 16 << 20, ..RuntimeConfig::default() };
-        let path = socket.clone();
         reactor::run(&config, move |core| {
-            let (spec, socket) = (spec.clone(), path.clone());
-            async move {
-                let device = Bdev::open(&core, &spec.uri).await.unwrap();
-                let target = Target::new(&core, device.clone(), options(&spec, 0));
-                let listener = UnixListener::bind(&core, &socket).unwrap();
-                let serving = {
-                    let target = target.clone();
-                    core.spawn(Class::Control, async move { target.serve(listener).await })
-                };
-                let disk = Served { spec, device, target };
-                for (steps, why) in [(0, "starting"), (1, "opening"), (2, "taking")] {
-                    let error = with_successor(&core, &disk, steps).await.unwrap_err();
-                    assert!(error.contains("has gone") && error.contains(why), "{error}");
-                    disk.target.go_on();
-                    let front_end = UnixSocket::connect(&core, &socket).unwrap();
-                    while !disk.target.is_connected() {
-                        core.sleep_ns(100_000).await;
-                    }
-                    drop(front_end);
-                    while disk.target.is_connected() {
-                        core.sleep_ns(100_000).await;
-                    }
-                }
-                with_successor(&core, &disk, 3).await.unwrap();
-                let front_end = UnixSocket::connect(&core, &socket).unwrap();
-                core.sleep_ns(5_000_000).await;
-                assert!(!disk.target.is_connected(), "it is the successor's to accept");
-                drop(front_end);
-                disk.target.stop();
-                serving.await;
-            }
+            let test = test.clone();
+            async move { test(core).await }
         })
         .unwrap();
-        assert!(socket.exists(), "the name is the successor's");
-        #[expect(clippy::disallowed_methods, reason = "a test's own file")]
-        std::fs::remove_file(socket).unwrap();
+    }
+
+    #[test]
+    fn until_the_token_is_given_the_disk_can_go_on_where_it_is() {
+        run(async |core| {
+            let (disk, serving) = served(&core, "a", "null:1M").await;
+            for (steps, why) in [(0, "starting"), (1, "opening"), (2, "taking")] {
+                let error = with_successor(&core, &disk, steps).await.err().unwrap();
+                assert!(error.contains("has gone") && error.contains(why), "{error}");
+                disk.target.go_on();
+                let front_end = UnixSocket::connect(&core, &disk.spec.socket).unwrap();
+                while !disk.target.is_connected() {
+                    core.sleep_ns(100_000).await;
+                }
+                drop(front_end);
+                while disk.target.is_connected() {
+                    core.sleep_ns(100_000).await;
+                }
+            }
+            with_successor(&core, &disk, 3).await.unwrap();
+            serving.await;
+            assert!(UnixSocket::connect(&core, &disk.spec.socket).is_err(), "nobody listens here");
+            remove(&disk);
+        });
+    }
+
+    #[test]
+    fn a_disk_that_does_not_come_to_rest_delays_neither_the_node_nor_other_disks() {
+        run(async |core| {
+            // What is never told of an end never comes to rest.
+            let (quick, _) = served(&core, "quick", "null:1M").await;
+            let (slow, serving) = served(&core, "slow", "null:1M").await;
+            serving.cancel();
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let (ours, theirs) = (line(&core, ours), line(&core, theirs));
+            let heard = core.spawn(Class::Control, async move {
+                let mut kinds = Vec::new();
+                while let Ok((message, _)) = theirs.hear().await {
+                    if let Message::State(name, _) = &message {
+                        theirs.say(&Message::Taken(name.clone()), &[]).await.unwrap();
+                    }
+                    kinds.push(format!("{message:?}"));
+                    if message == Message::Lead {
+                        break;
+                    }
+                }
+                kinds
+            });
+            let disks = [slow.clone(), quick.clone()];
+            let mut moves = Moves::new(&core, ours, &disks, Rc::default());
+            moves.until_it_leads(&|| false).await.unwrap();
+            assert_eq!(moves.following(), ["slow"]);
+            let (_, longest_us) = moves.pauses_us();
+            assert!(longest_us < REST_NS / 1000, "{longest_us}");
+            // It has gone after that.
+            let heard = heard.await;
+            assert!(heard[0].starts_with("State(\"quick\""), "{heard:?}");
+            assert_eq!(heard[1..], ["Go(\"quick\")", "Lead"]);
+            assert!(moves.finish().await.unwrap_err().contains("has gone"));
+            [quick, slow].iter().for_each(remove);
+        });
+    }
+
+    #[test]
+    fn an_upgrade_that_is_not_decided_ends_with_the_node() {
+        run(async |core| {
+            let (slow, serving) = served(&core, "ends", "null:1M").await;
+            serving.cancel();
+            let (ours, _theirs) = UnixStream::pair().unwrap();
+            let ours = line(&core, ours);
+            let ends = Cell::new(false);
+            let mut moves =
+                Moves::new(&core, ours.clone(), std::slice::from_ref(&slow), Rc::default());
+            let began_ns = core.now_ns();
+            let asks = || ends.replace(true);
+            assert_eq!(moves.until_it_leads(&asks).await.unwrap_err(), ENDS);
+            assert!(core.now_ns() < began_ns + REST_NS && !moves.is_committed());
+            // Nor is the successor waited for that says nothing.
+            let upgrader = Upgrader::new(&core, || {}, || true);
+            upgrader.ready(Rc::default(), Vec::new(), None);
+            let error = upgrader.converse(ours, &[]).await.err().unwrap();
+            assert_eq!(error, ENDS);
+            remove(&slow);
+        });
     }
 
     #[test]

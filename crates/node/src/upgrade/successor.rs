@@ -1,12 +1,14 @@
 //! The successor's part.
 
-use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::future::poll_fn;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::task::{Poll, Waker};
 
 use bdev::{Bdev, Parts};
-use reactor::{Class, Core};
+use reactor::{Class, Core, JoinHandle};
 use vhost::handover::DiskState;
 use vhost::{RegionInfo, Target};
 
@@ -24,43 +26,114 @@ const LINGER_NS: u64 = 1_000_000_000;
 /// What a node has from the one before it.
 pub(crate) struct Inherited {
     /// They serve.
-    pub disks: Vec<(Served, reactor::JoinHandle<()>)>,
+    pub disks: Vec<(Served, JoinHandle<()>)>,
     /// Listening sockets for clients, by core.
     pub clients: Vec<OwnedFd>,
     /// The listening socket for metrics.
     pub metrics: Option<OwnedFd>,
-    pub predecessor: Predecessor,
+    pub predecessor: Rc<Predecessor>,
 }
 
-/// The process that this one has taken over from.
+/// The process that this one has taken over from, and the disks that follow.
 pub(crate) struct Predecessor {
     core: Core,
-    ended_ns: Rc<Cell<Option<u64>>>,
+    following: Vec<DiskSpec>,
+    arrived: RefCell<VecDeque<Arrival>>,
+    /// Disks that nobody was told of.
+    left: Cell<usize>,
+    waker: RefCell<Option<Waker>>,
+    ended_ns: Cell<Option<u64>>,
+}
+
+/// What became of a disk that followed.
+pub(crate) enum Arrival {
+    /// It serves.
+    Serves(Box<Served>, JoinHandle<()>),
+    /// The old process has not handed it over, and never will: it is to be opened anew. What it
+    /// holds is in this device, if that is given.
+    Lost(DiskSpec, Option<Bdev>),
+}
+
+impl Arrival {
+    /// Which disk it is.
+    fn spec(&self) -> &DiskSpec {
+        match self {
+            Arrival::Serves(served, _) => &served.spec,
+            Arrival::Lost(spec, _) => spec,
+        }
+    }
 }
 
 impl Predecessor {
-    fn new(core: &Core, line: Line) -> Predecessor {
-        let ended_ns = Rc::new(Cell::new(None));
-        let (clock, ended) = (core.clone(), ended_ns.clone());
-        core.spawn(Class::Background, async move {
-            // It has nothing more to say.
-            let _ = line.hear().await;
-            ended.set(Some(clock.now_ns()));
-        });
-        Predecessor { core: core.clone(), ended_ns }
-    }
-
     /// Whether it may still hold locks.
     pub fn may_hold_locks(&self) -> bool {
         self.ended_ns.get().is_none_or(|ended_ns| self.core.now_ns() < ended_ns + LINGER_NS)
+    }
+
+    /// The disks that were not taken over when this node began to lead.
+    pub fn following(&self) -> &[DiskSpec] {
+        &self.following
+    }
+
+    /// The next disk that has followed; `None` when there is none to come. One task waits at a time.
+    pub async fn next(&self) -> Option<Arrival> {
+        poll_fn(|cx| {
+            if let Some(arrival) = self.arrived.borrow_mut().pop_front() {
+                self.left.set(self.left.get() - 1);
+                return Poll::Ready(Some(arrival));
+            }
+            if self.left.get() == 0 {
+                return Poll::Ready(None);
+            }
+            self.waker.replace(Some(cx.waker().clone()));
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn arrive(&self, arrival: Arrival) {
+        self.arrived.borrow_mut().push_back(arrival);
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// Takes what follows, until the old process has ended.
+    async fn follow(self: Rc<Self>, mut taking: Taking) {
+        let why = loop {
+            match taking.next().await {
+                Ok(Heard::Over(arrival)) => self.arrive(arrival),
+                Ok(Heard::Nothing | Heard::Lead) => {}
+                Err(why) => break why,
+            }
+        };
+        self.has_ended(taking, &why);
+    }
+
+    /// Nothing more comes from the old process, and nothing is said to it.
+    fn has_ended(&self, taking: Taking, why: &str) {
+        self.ended_ns.set(Some(self.core.now_ns()));
+        for lost in taking.left() {
+            let disk = &lost.spec().name;
+            tracing::warn!(%disk, "the node before has not handed it over, it is opened anew: {why}");
+            self.arrive(lost);
+        }
     }
 }
 
 /// A disk on its way here.
 struct Coming {
-    spec: DiskSpec,
-    device: Bdev,
-    regions: Vec<(RegionInfo, OwnedFd)>,
+    served: Served,
+    stage: Stage,
+}
+
+enum Stage {
+    /// The old process has it.
+    There,
+    /// It is at rest here, too.
+    AtRest(JoinHandle<()>),
+    /// It could not be taken as it was.
+    Declined,
 }
 
 /// The socket on which the process that started this one hands the node over, if one did that.
@@ -93,11 +166,9 @@ pub(crate) async fn inherit(
     let line = Line::from_fd(core, line).map_err(|error| {
         Error::new(Kind::System, format!("the line to the running node: {error}"))
     })?;
+    let line = Rc::new(line);
     match converse(core, config, &line, holes).await {
-        Ok((disks, clients, metrics)) => {
-            let predecessor = Predecessor::new(core, line);
-            Ok(Inherited { disks, clients, metrics, predecessor })
-        }
+        Ok(inherited) => Ok(inherited),
         Err(why) => {
             // It may be gone, which is why.
             let _ = line.say(&Message::Refused(why.clone()), &[]).await;
@@ -106,14 +177,12 @@ pub(crate) async fn inherit(
     }
 }
 
-type Taken = (Vec<(Served, reactor::JoinHandle<()>)>, Vec<OwnedFd>, Option<OwnedFd>);
-
 async fn converse(
     core: &Core,
     config: &Config,
-    line: &Line,
+    line: &Rc<Line>,
     holes: &BTreeMap<String, Option<bool>>,
-) -> Result<Taken, String> {
+) -> Result<Inherited, String> {
     line.say(&Message::Hello { cores: core.cores() as u16 }, &[]).await?;
     let mut coming = Vec::new();
     let (mut clients, mut metrics) = (Vec::new(), None);
@@ -125,7 +194,8 @@ async fn converse(
                 }
                 let holes = holes.get(&spec.name).copied().flatten();
                 let images = images.into();
-                coming.push(open(core, spec, images, holes, regions, descriptors).await?);
+                let nth = coming.len();
+                coming.push(open(core, nth, spec, images, holes, regions, descriptors).await?);
             }
             (Message::Doors { clients: count, metrics: there }, mut descriptors) => {
                 if descriptors.len() != usize::from(count) + usize::from(there) {
@@ -147,22 +217,55 @@ async fn converse(
         ));
     }
     line.say(&Message::Prepared, &[]).await?;
-    let disks = take(core, line, coming).await?;
-    line.say(&Message::Taken, &[]).await?;
-    match line.hear_that(&Message::Go).await {
-        Err(_) if is(Mutant::ServesWithoutGo) => {}
-        heard => heard?,
+    let mut taking = Taking { core: core.clone(), line: line.clone(), coming };
+    let (mut disks, mut arrived) = (Vec::new(), VecDeque::new());
+    let ended = loop {
+        match taking.next().await {
+            Ok(Heard::Over(Arrival::Serves(served, serving))) => disks.push((*served, serving)),
+            // It is opened with those that follow.
+            Ok(Heard::Over(lost)) => arrived.push_back(lost),
+            Ok(Heard::Nothing) => {}
+            Ok(Heard::Lead) => break None,
+            // It has handed over, and then ended: this is the node.
+            Err(why) if !disks.is_empty() || !arrived.is_empty() => break Some(why),
+            Err(why) if is(Mutant::ServesWithoutGo) => {
+                for Coming { served, stage } in taking.coming.drain(..) {
+                    if let Stage::AtRest(serving) = stage {
+                        served.target.go_on();
+                        disks.push((served, serving));
+                    }
+                }
+                break Some(why);
+            }
+            Err(why) => return Err(why),
+        }
+    };
+    let coming = taking.coming.iter().map(|coming| &coming.served.spec);
+    let following: Vec<_> = arrived.iter().map(Arrival::spec).chain(coming).cloned().collect();
+    tracing::info!(
+        disks = disks.len(),
+        following = following.len(),
+        "taken over from the node before"
+    );
+    let predecessor = Rc::new(Predecessor {
+        core: core.clone(),
+        left: Cell::new(following.len()),
+        following,
+        arrived: RefCell::new(arrived),
+        waker: RefCell::default(),
+        ended_ns: Cell::new(None),
+    });
+    match ended {
+        None => drop(core.spawn(Class::Control, predecessor.clone().follow(taking))),
+        Some(why) => predecessor.has_ended(taking, &why),
     }
-    for (disk, _) in &disks {
-        disk.target.go_on();
-    }
-    tracing::info!(disks = disks.len(), "taken over from the node before");
-    Ok((disks, clients, metrics))
+    Ok(Inherited { disks, clients, metrics, predecessor })
 }
 
-/// Opens a disk's device from what the old process has open.
+/// Opens a disk's device from what the old process has open, the `nth` of the node.
 async fn open(
     core: &Core,
+    nth: usize,
     spec: DiskSpec,
     images: usize,
     holes: Option<bool>,
@@ -176,42 +279,107 @@ async fn open(
     let memory = descriptors.split_off(images);
     let device = Bdev::take(core, &spec.uri, Parts { descriptors, holes }).await;
     let device = device.map_err(|error| format!("disk {name}: {error}"))?;
-    Ok(Coming { spec, device, regions: regions.into_iter().zip(memory).collect() })
+    let target = Target::new(core, device.clone(), options(&spec, nth));
+    target.map_early(&regions.into_iter().zip(memory).collect::<Vec<_>>());
+    Ok(Coming { served: Served { spec, device, target }, stage: Stage::There })
 }
 
-/// Takes the disks, which stay at rest.
-async fn take(
-    core: &Core,
-    line: &Line,
+/// What the old process has said.
+enum Heard {
+    Nothing,
+    /// A disk is this node's now.
+    Over(Arrival),
+    Lead,
+}
+
+/// Disks on their way here.
+struct Taking {
+    core: Core,
+    line: Rc<Line>,
     coming: Vec<Coming>,
-) -> Result<Vec<(Served, reactor::JoinHandle<()>)>, String> {
-    let mut waiting = Vec::new();
-    for (at, Coming { spec, device, regions }) in coming.into_iter().enumerate() {
-        let target = Target::new(core, device.clone(), options(&spec, at));
-        target.map_early(&regions);
-        waiting.push(Served { spec, device, target });
-    }
-    let mut taken = Vec::new();
-    loop {
-        let (document, descriptors) = match line.hear().await? {
-            (Message::State(document), descriptors) => (document, descriptors),
-            (Message::Take, _) if waiting.is_empty() => return Ok(taken),
-            (Message::Take, _) => return Err("not all disks came".to_owned()),
-            (other, _) => return Err(format!("{other:?} comes too early")),
-        };
-        let state = DiskState::decode(&document).map_err(|error| error.to_string())?;
-        let at = waiting.iter().position(|disk| disk.spec.name == state.name);
-        let disk = waiting.remove(at.ok_or("a disk came that was not announced")?);
-        let name = disk.spec.name.clone();
-        let serving = {
-            let target = disk.target.clone();
-            core.spawn(Class::Control, async move { target.take_over(&state, descriptors).await })
-        };
-        let rested = within(core, TAKE_NS, "taking it", disk.target.rest()).await;
-        rested.map_err(|why| format!("disk {name}: {why}"))?;
-        if is(Mutant::StartsEarly) {
-            disk.target.go_on();
+}
+
+impl Taking {
+    /// Does what the old process says next.
+    ///
+    /// # Errors
+    /// When it has gone, or what it says makes no sense.
+    async fn next(&mut self) -> Result<Heard, String> {
+        match self.line.hear().await? {
+            (Message::State(name, document), descriptors) => {
+                let at = self.place(&name)?;
+                let message = match self.take(at, &document, descriptors).await {
+                    Ok(()) => Message::Taken(name),
+                    Err(why) => {
+                        self.coming[at].stage = Stage::Declined;
+                        Message::Declined(name, why)
+                    }
+                };
+                self.line.say(&message, &[]).await?;
+                Ok(Heard::Nothing)
+            }
+            (Message::Go(name), _) => {
+                let Coming { served, stage } = self.coming.remove(self.place(&name)?);
+                Ok(Heard::Over(match stage {
+                    Stage::AtRest(serving) => {
+                        served.target.go_on();
+                        Arrival::Serves(Box::new(served), serving)
+                    }
+                    Stage::There | Stage::Declined => lost(served),
+                }))
+            }
+            (Message::Lead, _) => Ok(Heard::Lead),
+            (other, _) => Err(format!("{other:?} comes too early")),
         }
-        taken.push((disk, serving));
     }
+
+    /// The place of a disk that has not come.
+    fn place(&self, name: &str) -> Result<usize, String> {
+        let at = self.coming.iter().position(|coming| coming.served.spec.name == name);
+        at.ok_or_else(|| "a disk came that was not announced".to_owned())
+    }
+
+    /// Takes a disk, which stays at rest.
+    async fn take(
+        &mut self,
+        at: usize,
+        document: &[u8],
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), String> {
+        let Coming { served, stage } = &mut self.coming[at];
+        let state = DiskState::decode(document).map_err(|error| error.to_string())?;
+        if state.name != served.spec.name {
+            return Err("it is the state of another disk".to_owned());
+        }
+        let target = served.target.clone();
+        let serving = {
+            let target = target.clone();
+            self.core
+                .spawn(Class::Control, async move { target.take_over(&state, descriptors).await })
+        };
+        let rested = within(&self.core, TAKE_NS, "taking it", target.rest()).await;
+        if let Err(why) = rested {
+            target.stop();
+            return Err(why);
+        }
+        if is(Mutant::StartsEarly) {
+            target.go_on();
+        }
+        *stage = Stage::AtRest(serving);
+        Ok(())
+    }
+
+    /// What has not come, and never will.
+    fn left(self) -> Vec<Arrival> {
+        self.coming.into_iter().map(|coming| lost(coming.served)).collect()
+    }
+}
+
+/// A disk to be opened anew: where an operation of the old process may still be under way at the
+/// device, its lock has to be had anew, too.
+fn lost(served: Served) -> Arrival {
+    let Served { spec, device, target } = served;
+    target.stop();
+    let device = device.is_memory().then_some(device);
+    Arrival::Lost(spec, device)
 }

@@ -12,7 +12,7 @@ use crate::frames::{Frame, Frames, Limits};
 
 const MAGIC: [u8; 8] = *b"MRnode\n\0";
 /// Of the conversation; what a disk's state looks like has a version of its own.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Longest body: a disk's state is the longest.
 const BODY_BYTES_MAX: usize = vhost::handover::DOCUMENT_BYTES_MAX + 4096;
 /// Most descriptors with one message.
@@ -32,16 +32,18 @@ pub(super) enum Message {
     Prepare,
     /// The successor has all of it open.
     Prepared,
-    /// A disk at rest.
-    State(Vec<u8>),
-    /// Those were all.
-    Take,
-    /// The successor has them, at rest.
-    Taken,
-    /// They are the successor's from now on.
-    Go,
+    /// The disk of this name, at rest.
+    State(String, Vec<u8>),
+    /// The successor has the disk of this name, at rest.
+    Taken(String),
+    /// The disk of this name is the successor's from now on.
+    Go(String),
+    /// The successor is the node from now on; disks that have not come yet follow.
+    Lead,
     /// The successor cannot, and says why.
     Refused(String),
+    /// The successor cannot take the disk of this name as it is, and says why.
+    Declined(String, String),
 }
 
 impl Message {
@@ -52,11 +54,12 @@ impl Message {
             Message::Doors { .. } => 3,
             Message::Prepare => 4,
             Message::Prepared => 5,
-            Message::State(_) => 6,
-            Message::Take => 7,
-            Message::Taken => 8,
-            Message::Go => 9,
+            Message::State(..) => 6,
+            Message::Taken(_) => 7,
+            Message::Go(_) => 8,
+            Message::Lead => 9,
             Message::Refused(_) => 10,
+            Message::Declined(..) => 11,
         }
     }
 
@@ -72,10 +75,7 @@ impl Message {
                 let serial = spec.serial.as_deref().unwrap_or_default().as_bytes();
                 let socket = spec.socket.as_os_str().as_bytes();
                 for text in [spec.name.as_bytes(), spec.uri.as_bytes(), socket, serial] {
-                    // What a user can write on a command line or in a file is never so long.
-                    let len = text.len().min(usize::from(u16::MAX)) as u16;
-                    body.extend_from_slice(&len.to_le_bytes());
-                    body.extend_from_slice(&text[..usize::from(len)]);
+                    write_text(&mut body, text);
                 }
                 body.push(u8::from(spec.serial.is_some()));
                 body.extend_from_slice(&spec.queues.to_le_bytes());
@@ -91,10 +91,17 @@ impl Message {
                 body.extend_from_slice(&clients.to_le_bytes());
                 body.push(u8::from(*metrics));
             }
-            Message::State(document) => body.extend_from_slice(document),
-            Message::Refused(why) => body.extend_from_slice(why.as_bytes()),
-            Message::Prepare | Message::Prepared | Message::Take | Message::Taken | Message::Go => {
+            Message::State(name, document) => {
+                write_text(&mut body, name.as_bytes());
+                body.extend_from_slice(document);
             }
+            Message::Refused(why) => body.extend_from_slice(why.as_bytes()),
+            Message::Taken(name) | Message::Go(name) => write_text(&mut body, name.as_bytes()),
+            Message::Declined(name, why) => {
+                write_text(&mut body, name.as_bytes());
+                body.extend_from_slice(why.as_bytes());
+            }
+            Message::Prepare | Message::Prepared | Message::Lead => {}
         }
         body
     }
@@ -122,18 +129,26 @@ impl Message {
                 .map(|(clients, metrics)| Message::Doors { clients, metrics }),
             4 => Some(Message::Prepare),
             5 => Some(Message::Prepared),
-            6 => Some(Message::State(std::mem::take(&mut reader.0).to_vec())),
-            7 => Some(Message::Take),
-            8 => Some(Message::Taken),
-            9 => Some(Message::Go),
-            10 => {
-                let why = String::from_utf8_lossy(std::mem::take(&mut reader.0));
-                Some(Message::Refused(why.into_owned()))
+            6 => {
+                let name = reader.text();
+                name.map(|name| Message::State(name, std::mem::take(&mut reader.0).to_vec()))
             }
+            7 => reader.text().map(Message::Taken),
+            8 => reader.text().map(Message::Go),
+            9 => Some(Message::Lead),
+            10 => Some(Message::Refused(reader.rest())),
+            11 => reader.text().map(|name| Message::Declined(name, reader.rest())),
             _ => return Err(format!("a message of unknown kind {kind}")),
         };
         message.filter(|_| reader.0.is_empty()).ok_or_else(|| cut(kind))
     }
+}
+
+fn write_text(body: &mut Vec<u8>, text: &[u8]) {
+    // What a user can write on a command line or in a file is never so long.
+    let len = text.len().min(usize::from(u16::MAX)) as u16;
+    body.extend_from_slice(&len.to_le_bytes());
+    body.extend_from_slice(&text[..usize::from(len)]);
 }
 
 fn cut(kind: u32) -> String {
@@ -176,6 +191,10 @@ impl<'a> Reader<'a> {
 
     fn text(&mut self) -> Option<String> {
         String::from_utf8(self.bytes()?.to_vec()).ok()
+    }
+
+    fn rest(&mut self) -> String {
+        String::from_utf8_lossy(std::mem::take(&mut self.0)).into_owned()
     }
 
     fn disk(&mut self) -> Option<Message> {
@@ -253,11 +272,12 @@ fn messages() -> Vec<Message> {
         Message::Doors { clients: 2, metrics: true },
         Message::Prepare,
         Message::Prepared,
-        Message::State(vec![1, 2, 3]),
-        Message::Take,
-        Message::Taken,
-        Message::Go,
+        Message::State("vm1".into(), vec![1, 2, 3]),
+        Message::Taken("vm1".into()),
+        Message::Go("vm1".into()),
+        Message::Lead,
         Message::Refused("because".into()),
+        Message::Declined("vm1".into(), "because".into()),
     ]
 }
 
@@ -291,7 +311,9 @@ mod tests {
 
     #[test]
     fn what_is_cut_short_or_has_more_behind_it_is_refused() {
-        let fixed = |message: &Message| !matches!(message, Message::State(_) | Message::Refused(_));
+        let fixed = |message: &Message| {
+            !matches!(message, Message::State(..) | Message::Refused(_) | Message::Declined(..))
+        };
         for message in messages().into_iter().filter(fixed) {
             let mut body = message.body();
             body.push(0);
@@ -301,14 +323,14 @@ mod tests {
                 assert!(short.is_err() || short.unwrap() != message, "{message:?}");
             }
         }
-        assert!(Message::decode(11, &[]).unwrap_err().contains("kind 11"));
+        assert!(Message::decode(12, &[]).unwrap_err().contains("kind 12"));
     }
 
     #[test]
     fn another_version_is_named() {
         let mut body = Message::Hello { cores: 1 }.body();
         body[MAGIC.len()] = 9;
-        assert!(Message::decode(1, &body).unwrap_err().contains("version 9, not 1"));
+        assert!(Message::decode(1, &body).unwrap_err().contains("version 9, not 2"));
         body[0] = b'X';
         assert!(Message::decode(1, &body).unwrap_err().contains("another language"));
     }

@@ -1,14 +1,15 @@
 //! A guest whose disk goes from process to process, in a simulated world.
 //!
-//! One process is outside the others: it is the guest with its front end, and who starts and ends nodes. Each node is a
-//! process with one core, with the real device, session, rings and upgrade over real sockets, of which the world decides
+//! One process is outside the others: it is the guests with their front ends, and who starts and ends nodes. There are one
+//! or two guests, each with a disk of its own. Each node is a process with one core, with the real devices, session, rings and upgrade over real sockets, of which the world decides
 //! when somebody hears of something, and into what pieces it is cut. An attempt to replace a node meets one [`Trouble`],
 //! anywhere on its way. Whatever comes of it:
 //!
 //! 1. What the guest reads is what it wrote, and no request comes back twice ([`sim::guest`] looks at both): so
 //!    nothing was lost, and no two served.
 //! 2. If the old node says that it has handed over, the successor serves; if it says why not, it goes on. If
-//!    either is killed, the other serves, or both end, and then another is started.
+//!    either is killed, the other serves, or both end, and then another is started. A successor serves all disks in the
+//!    end, also those that the old one was killed before it had handed them over.
 //! 3. In the end all that the guest has asked for comes back.
 
 use std::cell::{Cell, RefCell};
@@ -23,10 +24,10 @@ use std::task::Poll;
 
 use frontend::{Connection, Session};
 use node::DiskSpec;
-use node::simulated::Node;
+use node::simulated::{Listen, Node};
 use reactor::sim::{Access, Crash, FailureKind, Fault, FaultKind, Process, Rng, SimConfig, World};
 use reactor::{Class, Core, UnixSocket};
-use sim::guest::{END_NS, Guest, IMAGE, QUEUES, with_disk};
+use sim::guest::{END_NS, Guest, QUEUES, with_disk_at};
 
 /// How often a node looks what it is to do.
 const LOOK_NS: u64 = 400_000;
@@ -35,7 +36,11 @@ const HEADER: usize = 12;
 /// Kinds of messages between nodes.
 pub const HELLO: u32 = 1;
 const STATE: u32 = 6;
-pub const GO: u32 = 9;
+pub const GO: u32 = 8;
+/// Kinds there are, and one more.
+const KINDS: usize = 12;
+/// The image of each guest.
+const IMAGES: [&str; 2] = ["/disks/a.img", "/disks/b.img"];
 /// Longest time between two looks of a guest that waits.
 const IDLE_NS: u64 = 20_000_000;
 /// How long a process may take that is bound to end, or to serve.
@@ -53,8 +58,14 @@ pub struct Report {
     pub upgrades: u64,
     /// Upgrades after which the successor served.
     pub switched: u64,
+    /// Worlds with two guests.
+    pub two: u64,
+    /// Upgrades after which a disk was not at rest in time, and followed.
+    pub followed: u64,
+    /// Old nodes that were killed when they had handed over, but had not said so.
+    pub old_killed_between: u64,
     /// Upgrades that the old node gave up, by what it was doing.
-    pub gave_up: [u64; 5],
+    pub gave_up: [u64; 3],
     /// Upgrades that the old node gave up because something took too long.
     pub late: u64,
     /// Upgrades that the old node gave up because the successor has gone.
@@ -62,7 +73,7 @@ pub struct Report {
     /// Upgrades that either side refused because of the other's version.
     pub version: u64,
     /// Messages that were changed or cut, by kind.
-    pub tampered: [u64; 11],
+    pub tampered: [u64; KINDS],
     /// Old nodes that were killed before the switch,
     pub old_killed_before: u64,
     /// and when they had handed over.
@@ -74,8 +85,8 @@ pub struct Report {
     pub trace: (u64, u64),
 }
 
-/// What an old node was doing when it gave up; the last is to say Go.
-const DOING: [&str; 5] = ["starting", "opening", "bringing", "taking", "sending"];
+/// What an old node was doing when it gave up.
+const DOING: [&str; 3] = ["starting", "opening", "taking"];
 
 /// What is between a node and its successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +97,9 @@ enum Trouble {
     StopOld,
     StopNew,
     SlowDisk,
+    /// A disk is slow, and one of the two is killed when the other disk has gone over.
+    KillOldBetween,
+    KillNewBetween,
     Tamper,
 }
 
@@ -113,6 +127,10 @@ struct Told {
     /// Why it never served.
     failed: RefCell<Option<String>>,
     resubmitted: Cell<u64>,
+    /// A successor is the node.
+    committed: RefCell<Rc<Cell<bool>>>,
+    /// All its disks are at work.
+    has_all: Cell<bool>,
 }
 
 /// A node, from outside.
@@ -130,7 +148,9 @@ impl Running {
 /// What a node does when it serves.
 async fn serve(core: &Core, node: Node, told: &Told) {
     told.serves.set(true);
+    told.committed.replace(node.committed());
     while !told.stop.get() {
+        told.has_all.set(node.has_all());
         told.resubmitted.set(node.resubmitted());
         let line = told.hand_over.take();
         if let Some(line) = line {
@@ -155,18 +175,23 @@ struct FrontEnd {
     gone: Rc<Cell<bool>>,
 }
 
+/// A guest, its disk, and where its front end connects.
+struct Machine {
+    guest: Rc<RefCell<Guest>>,
+    spec: DiskSpec,
+    address: SocketAddr,
+    front_end: Option<FrontEnd>,
+}
+
 /// Everything that is no node.
 struct Outside {
     core: Core,
     world: World,
     rng: Rng,
-    guest: Rc<RefCell<Guest>>,
+    machines: Vec<Machine>,
     report: Rc<RefCell<Report>>,
-    spec: DiskSpec,
     /// What a node is to know of the write cache.
     told_cache: Option<bool>,
-    address: SocketAddr,
-    front_end: Option<FrontEnd>,
     /// All that have not ended.
     nodes: Vec<Running>,
     idle_ns: u64,
@@ -181,31 +206,44 @@ impl Outside {
 
     /// The guest goes on for a moment.
     async fn step(&mut self) {
-        let before = self.guest.borrow().in_flight();
-        self.guest.borrow_mut().step();
-        let waits = before > 0 && self.guest.borrow().in_flight() >= before;
+        let before = self.in_flight();
+        self.machines.iter().for_each(|machine| machine.guest.borrow_mut().step());
+        let waits = before > 0 && self.in_flight() >= before;
         self.idle_ns = if waits { (self.idle_ns * 2).clamp(1000, IDLE_NS) } else { 0 };
         let long_ns = (self.core.now_ns() - self.since_ns) / 8;
         let ns = self.rng.below(60_000 + self.idle_ns + long_ns);
         self.core.sleep_ns(ns).await;
-        if self.front_end.as_ref().is_none_or(|front_end| front_end.gone.get()) {
-            self.front_end = None;
-            self.connect();
+        for at in 0..self.machines.len() {
+            let front_end = &mut self.machines[at].front_end;
+            if front_end.as_ref().is_none_or(|front_end| front_end.gone.get()) {
+                *front_end = None;
+                self.connect(at);
+            }
         }
         for node in self.nodes.extract_if(.., |node| node.process.has_ended()) {
             // What it was given is closed with it.
             node.told.hand_over.take();
-            self.guest.borrow_mut().report.resubmitted += node.told.resubmitted.get();
+            self.machines[0].guest.borrow_mut().report.resubmitted += node.told.resubmitted.get();
         }
     }
 
-    /// Connects the front end, if somebody listens.
-    fn connect(&mut self) {
-        let Ok(stream) = UnixStream::connect_addr(&self.address) else { return };
+    /// How many requests the guests wait for.
+    fn in_flight(&self) -> usize {
+        self.machines.iter().map(|machine| machine.guest.borrow().in_flight()).sum()
+    }
+
+    fn specs(&self) -> Vec<DiskSpec> {
+        self.machines.iter().map(|machine| machine.spec.clone()).collect()
+    }
+
+    /// Connects a front end, if somebody listens.
+    fn connect(&mut self, at: usize) {
+        let Ok(stream) = UnixStream::connect_addr(&self.machines[at].address) else { return };
         self.report(|report| report.reconnected += 1);
         let target = UnixSocket::from_fd(&self.core, stream.into()).expect("a connection");
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
-        let session = self.guest.borrow().connects(Connection::new(ours)).expect("it is read");
+        let session =
+            self.machines[at].guest.borrow().connects(Connection::new(ours)).expect("it is read");
         let source = UnixSocket::from_fd(&self.core, theirs.into()).expect("a socket");
         let gone = Rc::new(Cell::new(false));
         let (core, mut rng, to) = (self.core.clone(), self.rng.fork(), target.clone());
@@ -227,16 +265,20 @@ impl Outside {
             while let Ok((1.., _)) = target.recv(&mut Vec::new(), 1000).await {}
             ended.set(true);
         });
-        self.front_end = Some(FrontEnd { _session: session, gone });
+        self.machines[at].front_end = Some(FrontEnd { _session: session, gone });
     }
 
     /// Starts a node that nobody hands anything to.
     fn start(&mut self) {
-        let listener = UnixListener::bind_addr(&self.address).expect("nobody listens any more");
-        let (told, spec) = (Rc::<Told>::default(), self.spec.clone());
+        let listener = |machine: &Machine| {
+            let listener = UnixListener::bind_addr(&machine.address);
+            (machine.spec.clone(), listener.expect("nobody listens any more").into())
+        };
+        let disks: Vec<_> = self.machines.iter().map(listener).collect();
+        let told = Rc::<Told>::default();
         let (own, told_cache) = (told.clone(), self.told_cache);
         let process = self.world.start_process(move |core| async move {
-            let node = Node::start(&core, &spec, listener.into(), told_cache).await;
+            let node = Node::start(&core, disks, told_cache).await;
             serve(&core, node.expect("nobody has the image any more"), &own).await;
         });
         self.nodes.push(Running { process, told });
@@ -245,10 +287,16 @@ impl Outside {
 
     /// Starts a node that takes over.
     fn start_successor(&mut self, line: OwnedFd) -> (Process, Rc<Told>) {
-        let (told, spec) = (Rc::<Told>::default(), self.spec.clone());
+        let (told, specs) = (Rc::<Told>::default(), self.specs());
         let own = told.clone();
+        let address = |machine: &Machine| (machine.spec.name.clone(), machine.address.clone());
+        let addresses: Vec<_> = self.machines.iter().map(address).collect();
+        let listen: Listen = Rc::new(move |spec| {
+            let (_, address) = addresses.iter().find(|(name, _)| *name == spec.name)?;
+            UnixListener::bind_addr(address).ok().map(OwnedFd::from)
+        });
         let process = self.world.start_process(move |core| async move {
-            match Node::inherit(&core, &spec, line).await {
+            match Node::inherit(&core, &specs, line, listen).await {
                 Ok(node) => serve(&core, node, &own).await,
                 Err(why) => {
                     own.failed.replace(Some(why));
@@ -272,13 +320,15 @@ impl Outside {
     async fn upgrade(&mut self) {
         use Trouble::*;
         self.report(|report| report.upgrades += 1);
-        let trouble = match self.rng.below(12) {
+        let trouble = match self.rng.below(14) {
             0 | 1 => None,
             2 | 3 => KillOld,
             4 | 5 => KillNew,
             6 => StopOld,
             7 => StopNew,
             8 => SlowDisk,
+            9 => KillOldBetween,
+            10 => KillNewBetween,
             _ => Tamper,
         };
         let old = self.nodes.iter().find(|node| node.serves()).expect("somebody serves");
@@ -305,11 +355,22 @@ impl Outside {
         match trouble {
             KillOld => old.kill_after(turns),
             KillNew => new.kill_after(turns),
-            SlowDisk => {
+            SlowDisk | KillOldBetween | KillNewBetween => {
                 let slow = FaultKind::Stall(100_000_000..6_000_000_000);
-                self.world.add_fault(Fault::new(slow).of(Access::Write).chance(300_000));
+                let image = IMAGES[self.rng.index(self.machines.len())];
+                self.world.add_fault(Fault::new(slow).of(Access::Write).on(image).chance(300_000));
             }
             _ => {}
+        }
+        if matches!(trouble, KillOldBetween | KillNewBetween) {
+            let (old, told) = (old.clone(), old_told.clone());
+            self.until("it is decided", |_| {
+                let decided = told.outcome.borrow().is_some() || old.has_ended();
+                decided || told.committed.borrow().get()
+            })
+            .await;
+            let killed = if trouble == KillOldBetween { &old } else { &new };
+            killed.kill_after(self.rng.below(4));
         }
         if let Some(stopped) = stopped {
             stops_ns += self.core.now_ns();
@@ -339,7 +400,10 @@ impl Outside {
                 self.until("the successor serves", |_| told.serves.get() || new.has_ended()).await;
                 self.until("the old one ends", |_| old.has_ended()).await;
                 let killed = new.has_ended();
-                assert!(!killed || trouble == KillNew, "{:?}", new_told.failed);
+                let to_be_killed = matches!(trouble, KillNew | KillNewBetween);
+                assert!(!killed || to_be_killed, "{:?}", new_told.failed);
+                self.report(|report| report.followed += u64::from(!new_told.has_all.get()));
+                self.until("it has all disks", |_| told.has_all.get() || new.has_ended()).await;
                 self.report(|report| {
                     report.switched += u64::from(!killed);
                     report.new_killed_after += u64::from(killed);
@@ -348,7 +412,7 @@ impl Outside {
             }
             Some(Err(why)) => {
                 assert!(!new_told.serves.get(), "both serve: {why}");
-                if new.has_ended() && trouble == KillNew {
+                if new.has_ended() && matches!(trouble, KillNew | KillNewBetween) {
                     self.report(|report| report.new_killed_before += 1);
                 }
                 let both = format!("{why} {}", new_told.failed.borrow().as_deref().unwrap_or(""));
@@ -364,11 +428,16 @@ impl Outside {
                 self.until("the successor ends", |_| new.has_ended()).await;
             }
             Option::None => {
-                assert_eq!(trouble, KillOld);
+                assert!(matches!(trouble, KillOld | KillOldBetween), "{trouble:?}");
                 let (new, told) = (new.clone(), new_told.clone());
+                let committed = old_told.committed.borrow().get();
                 self.until("it serves or ends", |_| told.serves.get() || new.has_ended()).await;
-                assert!(new.has_ended(), "it was never told to serve");
-                self.report(|report| report.old_killed_before += 1);
+                assert_eq!(!new.has_ended(), committed, "it was told to serve, or not");
+                self.report(|report| match committed {
+                    true => report.old_killed_between += 1,
+                    false => report.old_killed_before += 1,
+                });
+                self.until("it has all disks", |_| told.has_all.get() || new.has_ended()).await;
             }
         }
         // An order to be killed that came too late for one of them.
@@ -377,7 +446,12 @@ impl Outside {
 
     /// Carries the dialogue between two sockets, and does something to one message.
     fn tamper(&mut self, old: UnixStream, new: UnixStream) {
-        let nth = self.rng.index(10);
+        // What is said when a disk goes over comes after five others.
+        let disks = self.machines.len();
+        let nth = match self.rng.coin() {
+            true => 4 + disks + self.rng.index(4),
+            false => self.rng.index(6 + 4 * disks),
+        };
         let tamper = match self.rng.below(8) {
             0 => Tamper::Version,
             1 => Tamper::Flip(self.rng.next_u64()),
@@ -446,10 +520,10 @@ impl Outside {
             self.start();
         }
         self.since_ns = self.core.now_ns();
-        self.guest.borrow_mut().ends = true;
+        self.machines.iter().for_each(|machine| machine.guest.borrow_mut().ends = true);
         let end_ns = self.core.now_ns() + END_NS;
-        while self.guest.borrow().in_flight() > 0 {
-            let lost = self.guest.borrow().in_flight();
+        while self.in_flight() > 0 {
+            let lost = self.in_flight();
             assert!(self.core.now_ns() < end_ns, "{lost} requests are lost");
             self.step().await;
         }
@@ -485,7 +559,9 @@ async fn carry(from: &UnixSocket, to: &UnixSocket, strike: &impl AsyncFn(u32) ->
                 bytes.truncate((bytes.len() as u64 * part / 1_000_000) as usize);
             }
             // Of the conversation, or of a disk's state: both are behind eight bytes of magic.
-            Some(Tamper::Version) if kind == HELLO || kind == STATE => bytes[HEADER + 8] += 1,
+            Some(Tamper::Version) if kind == HELLO => bytes[HEADER + 8] += 1,
+            // After the disk's name, of one letter.
+            Some(Tamper::Version) if kind == STATE => bytes[HEADER + 3 + 8] += 1,
             Some(Tamper::Version) => bytes[0] = 99,
             Some(Tamper::Flip(at)) if kind == STATE => {
                 let at = at % ((bytes.len() - HEADER) as u64 * 8);
@@ -517,9 +593,13 @@ fn address() -> SocketAddr {
 pub fn handover(seed: u64) -> Report {
     let world = World::new(seed, 1, SimConfig::default());
     let mut rng = world.rng();
-    let (guest, uri) = with_disk(&world, &mut rng);
-    let spec = format!("name=a uri={uri} socket=/a.sock queues={QUEUES}");
-    let spec: DiskSpec = spec.parse().expect("a disk");
+    let count = 1 + rng.index(2);
+    let mut guests = Vec::new();
+    for (image, name) in IMAGES.iter().zip(["a", "b"]).take(count) {
+        let (guest, uri) = with_disk_at(&world, &mut rng, image);
+        let spec = format!("name={name} uri={uri} socket=/{name}.sock queues={QUEUES}");
+        guests.push((guest, spec.parse::<DiskSpec>().expect("a disk"), *image));
+    }
     let told_cache = if rng.coin() { Some(true) } else { None };
     let report: Rc<RefCell<Report>> = Rc::default();
     let boots = 1 + rng.below(2);
@@ -529,16 +609,19 @@ pub fn handover(seed: u64) -> Report {
         }
         let events = 2 + rng.below(4);
         let run = world.run(|core| {
+            let machine = |(guest, spec, _): &(Rc<RefCell<Guest>>, DiskSpec, &str)| Machine {
+                guest: guest.clone(),
+                spec: spec.clone(),
+                address: address(),
+                front_end: None,
+            };
             let mut outside = Outside {
                 core,
                 world: world.clone(),
                 rng: world.rng(),
-                guest: guest.clone(),
+                machines: guests.iter().map(machine).collect(),
                 report: report.clone(),
-                spec: spec.clone(),
                 told_cache,
-                address: address(),
-                front_end: None,
                 nodes: Vec::new(),
                 idle_ns: 0,
                 since_ns: world.now_ns(),
@@ -546,22 +629,32 @@ pub fn handover(seed: u64) -> Report {
             async move { outside.live(events).await }
         });
         world.heal();
-        let mut guest = guest.borrow_mut();
-        guest.report.processes += 1;
-        match run.map_err(|failure| failure.kind) {
-            Ok(_) => guest.ends = false,
-            Err(FailureKind::Crash(Crash::PowerCut)) => {
-                guest.report.power_cuts += 1;
-                let bytes = world.bytes(IMAGE).expect("the image");
-                guest.ends = false;
-                guest.wakes_up(&bytes);
+        for (guest, _, image) in &guests {
+            let mut guest = guest.borrow_mut();
+            guest.report.processes += 1;
+            guest.ends = false;
+            match run.as_ref().map_err(|failure| &failure.kind) {
+                Ok(_) => {}
+                Err(FailureKind::Crash(Crash::PowerCut)) => {
+                    guest.report.power_cuts += 1;
+                    let bytes = world.bytes(image).expect("the image");
+                    guest.wakes_up(&bytes);
+                }
+                Err(other) => panic!("{other:?}\n{}", world.newest_events()),
             }
-            Err(other) => panic!("{other:?}\n{}", world.newest_events()),
         }
     }
-    assert_eq!(guest.borrow().in_flight(), 0);
     let mut report = report.borrow().clone();
-    report.guest = guest.borrow().report.clone();
+    report.two = u64::from(count == 2);
+    for (guest, ..) in &guests {
+        let guest = guest.borrow();
+        assert_eq!(guest.in_flight(), 0);
+        report.guest.packed |= guest.report.packed;
+        report.guest.power_cuts = guest.report.power_cuts;
+        report.guest.requests += guest.report.requests;
+        report.guest.resubmitted += guest.report.resubmitted;
+        report.guest.checked_sectors += guest.report.checked_sectors;
+    }
     report.trace = world.trace();
     report
 }
