@@ -518,3 +518,54 @@ fn a_damaged_block_is_an_error_reply_and_the_connection_goes_on() {
     let (damaged, right) = *errors.borrow();
     assert!(damaged > 0 && right > 0, "{damaged} {right}");
 }
+
+/// `ECHO` with so many bytes, sent in pieces; what came back.
+async fn echo_large(core: &Core, world: &World, bytes: usize) -> Reply {
+    let mut client = Client::connect(core, world);
+    let mut request = Vec::new();
+    write_command(&mut request, &[b"ECHO", &vec![b'x'; bytes]]);
+    for piece in request.chunks(50_000) {
+        if client.send(piece.to_vec()).await.is_err() {
+            break;
+        }
+    }
+    client.reply().await.expect("there is a reply")
+}
+
+#[test]
+fn large_commands_are_held_back_and_all_are_served_but_the_one_that_stalls() {
+    for seed in seeds() {
+        let settings = Settings { requests_bytes_max: 500_000, ..Settings::default() };
+        stage(seed, settings, 0, |core, stage| async move {
+            let world = stage.world.clone();
+            // It comes first, announces what is allowed, and brings a part of it.
+            let stalls = Client::connect(&core, &world);
+            let mut part = b"*2\r\n$4\r\nECHO\r\n$400000\r\n".to_vec();
+            part.resize(150_000, b'x');
+            stalls.send(part).await.unwrap();
+            core.sleep_ns(50_000_000).await;
+            let large: Vec<_> = (0..8)
+                .map(|n| {
+                    let (core, world) = (core.clone(), world.clone());
+                    core.clone().spawn(Class::Foreground, async move {
+                        let bytes = 200_000 + 35_000 * n;
+                        let reply = echo_large(&core, &world, bytes).await;
+                        assert_eq!(reply.as_bytes().map(<[u8]>::len), Some(bytes));
+                    })
+                })
+                .collect();
+            for large in large {
+                large.await;
+            }
+            // They need all the room there is, so it has been refused where it was in their way.
+            drop(stalls);
+            // What never fits is refused when it is announced, with one error.
+            let mut announces = Client::connect(&core, &world);
+            announces.send(b"*2\r\n$4\r\nECHO\r\n$600000\r\n".to_vec()).await.unwrap();
+            let reply = announces.reply().await.unwrap();
+            let expected = b"ERR Protocol error: request longer than 500000 bytes";
+            assert_eq!(reply, Reply::Error(expected.to_vec()));
+            assert!(announces.reply().await.is_err(), "one error, and the end");
+        });
+    }
+}
