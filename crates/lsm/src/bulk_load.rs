@@ -26,9 +26,6 @@ use crate::table_writer::{FILE_BYTES, TableWriter};
 use crate::version::{Family, Level, Version, user_key};
 use crate::writer::{Inner, Writer};
 
-/// Levels of a database that does not say how many it has.
-const LEVELS: usize = 7;
-
 impl Writer {
     /// Loads entries, all or nothing, into a part of a column family that has none; see the module
     /// text. `next` puts a key and a value into its two arguments, which come empty, until it
@@ -196,9 +193,7 @@ fn has_key(mem: &Mem, order: Comparator, first: &[u8], last: &[u8]) -> bool {
 
 /// The deepest level that RocksDB has too, when it opens the directory with the options it wrote.
 fn bottom_level(inner: &Inner, family: &Family) -> usize {
-    let options = inner.db.0.options_file.as_ref();
-    let said = options.and_then(|file| file.column_family(&family.name, "num_levels"));
-    let levels = said.and_then(|text| text.parse().ok()).unwrap_or(LEVELS);
+    let levels = inner.db.0.choices.levels(&family.name);
     levels.clamp(1, LEVELS_MAX as usize).max(family.levels.len()) - 1
 }
 

@@ -23,34 +23,15 @@ pub(crate) async fn lock(dir: &Dir) -> Result<LockGuard> {
                 dir.path().display()
             ),
         ),
-        _ => Error::io(dir.path().join("LOCK").display(), &e),
+        _ => Error::io(format_args!("locking {}", dir.path().join("LOCK").display()), &e),
     })
 }
 
-/// Makes an empty database in a directory that has none.
-pub(crate) async fn unless_there(core: &Core, dir: &Dir) -> Result<()> {
-    let io = |e: io::Error| Error::io(dir.path().display(), &e);
-    let mut others = Vec::new();
-    for entry in dir.list().await.map_err(io)? {
-        match FileName::parse(&entry.name) {
-            Some(FileName::Current) => return Ok(()),
-            Some(FileName::Wal(_) | FileName::Sst(_) | FileName::Blob(_)) => {
-                others.push(entry.name)
-            }
-            _ => {}
-        }
-    }
-    if !others.is_empty() {
-        return Err(Error::new(
-            Kind::Corruption,
-            format!(
-                "{}: there is no CURRENT file, but {} and perhaps more: a damaged database, in whose \
-                 place none is made",
-                dir.path().display(),
-                others[0]
-            ),
-        ));
-    }
+/// Makes an empty database in a directory that has none; `gate::may_create` was asked. Suspends for
+/// the disk.
+pub(crate) async fn create(core: &Core, dir: &Dir) -> Result<()> {
+    let io =
+        |e: io::Error| Error::io(format_args!("making a database in {}", dir.path().display()), &e);
     let identity = format!("{:016x}-{:016x}", core.random_u64(), core.random_u64());
     dir.write_small_atomically("IDENTITY", identity.as_bytes()).await.map_err(io)?;
     let edit = VersionEdit {
@@ -77,7 +58,8 @@ pub(crate) async fn take_over(
     db: &Db,
     options: &WriteOptions,
 ) -> Result<ManifestWriter> {
-    let io = |e: io::Error| Error::io(dir.path().display(), &e);
+    let io =
+        |e: io::Error| Error::io(format_args!("opening {} for writing", dir.path().display()), &e);
     let state = &db.0.manifest;
     let entries = dir.list().await.map_err(io)?;
     let mut next = state.next_file_number;
@@ -127,7 +109,7 @@ pub(crate) async fn take_over(
 
 /// The length at which a MANIFEST is replaced: ours, or RocksDB's if that is smaller.
 fn manifest_bytes(db: &Db, options: &WriteOptions) -> u64 {
-    let file = db.0.options_file.as_ref();
+    let file = db.0.choices.file.as_ref();
     let said = file.and_then(|file| file.db("max_manifest_file_size"));
     let said = said.and_then(|text| text.parse().ok()).unwrap_or(u64::MAX);
     options.manifest_bytes.min(said)

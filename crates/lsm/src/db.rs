@@ -19,12 +19,14 @@ use std::task::Waker;
 use arc_swap::ArcSwap;
 use fs::{Dir, DirEntry, LockGuard};
 use reactor::{Class, Core};
-use rocksfmt::{FileMeta, FileName, ManifestState, OptionsFile};
+use rocksfmt::{FileMeta, FileName, ManifestState};
 
 use crate::adopt;
 use crate::blob::BlobFile;
+use crate::choices::Choices;
 use crate::create;
 use crate::error::{Error, Kind, Result};
+use crate::gate::{self, Consent, Found, LogsAt};
 use crate::mem::Mem;
 use crate::reader::Reader;
 use crate::recover;
@@ -39,7 +41,8 @@ use crate::writer::{WriteOptions, Writer};
 pub struct OpenOptions {
     /// Serve the state at the opening even while another process writes.
     pub secondary: bool,
-    /// Serve what can be read when the log is damaged in its middle, instead of refusing.
+    /// Serve what can be read when the log is damaged in its middle, instead of refusing; and write
+    /// beside tables that cannot be read.
     pub salvage: bool,
     /// Check every block's checksum when it is read.
     pub verify_checksums: bool,
@@ -101,7 +104,7 @@ pub(crate) struct Shared {
     pub recovered_logs: Vec<u64>,
     pub manifest: ManifestState,
     pub manifest_name: String,
-    pub options_file: Option<OptionsFile>,
+    pub choices: Choices,
     pub warnings: Vec<String>,
     pub memory: usize,
     _lock: Option<LockGuard>,
@@ -151,7 +154,8 @@ impl Db {
     /// # Errors
     /// As for [`Db::open`]; [`Kind::Locked`] also while somebody reads the directory, and
     /// [`Kind::NoDatabase`] only where none is to be made. [`Kind::Older`] where an older RocksDB
-    /// than 7.8 wrote the database last, unless it may be adopted.
+    /// than 7.8 wrote the database last, unless it may be adopted. What stands in the way of writing
+    /// (`gate.rs`) is told before anything is changed.
     pub async fn open_for_writing(
         core: &Core,
         path: &Path,
@@ -159,12 +163,17 @@ impl Db {
         write: WriteOptions,
     ) -> Result<(Db, Writer)> {
         let dir = Dir::new(core, path);
-        let lock = create::lock(&dir).await?;
-        if write.create {
-            create::unless_there(core, &dir).await?;
+        let consent = Consent { adopt: write.adopt, salvage: options.salvage };
+        // A directory that is refused stays as it was, without a LOCK file where it had none.
+        if look(&dir, write.create).await? == There::WithoutLock {
+            drop(Db::open_locked(core, &dir, &options, None, Some(consent)).await?);
         }
-        let db = Db::open_locked(core, &dir, &options, Some(lock)).await?;
-        adopt::check(&dir, &db, write.adopt).await?;
+        let lock = create::lock(&dir).await?;
+        if look(&dir, write.create).await? == There::Nothing {
+            create::create(core, &dir).await?;
+        }
+        let db = Db::open_locked(core, &dir, &options, Some(lock), Some(consent)).await?;
+        adopt::note(&dir, &db).await?;
         let manifest = create::take_over(core, &dir, &db, &write).await?;
         let writer = Writer::start(core, &dir, &db, write, manifest).await?;
         Ok((db, writer))
@@ -173,7 +182,7 @@ impl Db {
     async fn open_once(core: &Core, dir: &Dir, options: &OpenOptions) -> Result<Db> {
         recover::current(dir).await?;
         let lock = if options.secondary { None } else { Some(lock(dir).await?) };
-        Db::open_locked(core, dir, options, lock).await
+        Db::open_locked(core, dir, options, lock, None).await
     }
 
     async fn open_locked(
@@ -181,12 +190,17 @@ impl Db {
         dir: &Dir,
         options: &OpenOptions,
         lock: Option<LockGuard>,
+        writes: Option<Consent>,
     ) -> Result<Db> {
         let current = recover::current(dir).await?;
-        let entries = dir.list().await.map_err(|e| Error::io(dir.path().display(), &e))?;
+        let entries = dir
+            .list()
+            .await
+            .map_err(|e| Error::io(format_args!("listing {}", dir.path().display()), &e))?;
         let manifest_name = FileName::Manifest(current).to_string();
         let manifest = recover::manifest(core, dir, &manifest_name).await?;
-        let options_file = newest_options(dir, &entries).await;
+        let choices = Choices::read(dir, &entries).await;
+        let logs_at = logs_at(core, dir, &choices, &manifest).await?;
         let mut warnings = Vec::new();
         let listed: Vec<Listed> = entries
             .iter()
@@ -195,19 +209,6 @@ impl Db {
         let plan = RecoveryPlan::new(&manifest, &listed)?;
         for blob in &plan.blobs_missing {
             warnings.push(format!("{} is missing", FileName::Blob(*blob)));
-        }
-        if plan.logs.is_empty()
-            && let Some(elsewhere) =
-                logs_elsewhere(core, dir, options_file.as_ref(), &manifest).await
-        {
-            return Err(Error::new(
-                Kind::Unsupported,
-                format!(
-                    "{}: its logs are in another directory, {elsewhere} (wal_dir): open and close \
-                     it with RocksDB, or copy the logs here",
-                    dir.path().display()
-                ),
-            ));
         }
         let mut recovered =
             recover::logs(core, dir, &plan, &manifest, options, &mut warnings).await?;
@@ -224,10 +225,12 @@ impl Db {
                 None => None,
             };
             let comparator = family.comparator();
-            let refused = comparator
+            let unknown = comparator
                 .as_ref()
                 .err()
                 .map(|e| Error::format(format_args!("column family {}", family.name), e));
+            let meaning = choices.refuses_reading(&family.name);
+            let refused = unknown.or(meaning.map(|what| Error::new(Kind::Unsupported, what)));
             let comparator = comparator.unwrap_or(rocksfmt::Comparator::Bytewise);
             let mut levels = Vec::new();
             for files in &family.levels {
@@ -240,10 +243,8 @@ impl Db {
                 }
                 levels.push(level);
             }
-            let merge_operator = options_file
-                .as_ref()
-                .and_then(|file| file.column_family(&family.name, "merge_operator"))
-                .unwrap_or("an unknown name");
+            let merge_operator =
+                choices.family(&family.name, "merge_operator").unwrap_or("an unknown name");
             families.push(Family {
                 id: family.id,
                 name: family.name.clone(),
@@ -258,6 +259,19 @@ impl Db {
         }
         let slots = open_tables(core, dir, &plan, wanted, &mut warnings).await?;
         let last_sequence = manifest.last_sequence.max(recovered.last_sequence);
+        if let Some(consent) = writes {
+            let found = Found {
+                path: dir.path(),
+                entries: &entries,
+                choices: &choices,
+                logs_at,
+                manifest: &manifest,
+                families: &families,
+                slots: &slots,
+                unread: &recovered.unread,
+            };
+            warnings.extend(gate::check(&found, consent)?);
+        }
         let version = Version { families, slots, epoch: 0 };
         let counted = manifest.keys.zip(recovered.keys);
         let keys = counted.and_then(|(keys, new)| keys.checked_add_signed(new));
@@ -290,7 +304,7 @@ impl Db {
             path: dir.path().to_owned(),
             manifest,
             manifest_name,
-            options_file,
+            choices,
             warnings,
             memory,
             _lock: lock,
@@ -395,44 +409,81 @@ pub(crate) async fn lock(dir: &Dir) -> Result<LockGuard> {
                 dir.path().display()
             ),
         ),
-        _ => Error::io(dir.path().join("LOCK").display(), &e),
+        _ => Error::io(format_args!("locking {}", dir.path().join("LOCK").display()), &e),
     })
 }
 
-/// The log directory that the options name, if it is another one and holds logs that count.
-async fn logs_elsewhere(
+/// What is in a directory that is to be written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum There {
+    /// Nothing: a database may be made.
+    Nothing,
+    /// A database that never had a LOCK file, a checkpoint for example.
+    WithoutLock,
+    /// A database.
+    Database,
+}
+
+/// Looks before anything is written. Suspends for the disk.
+async fn look(dir: &Dir, create: bool) -> Result<There> {
+    let entries = match dir.list().await {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => {
+            return Err(Error::io(format_args!("listing {}", dir.path().display()), &error));
+        }
+    };
+    let has = |name: &str| entries.iter().any(|entry| entry.name == name);
+    if has("CURRENT") {
+        return Ok(if has("LOCK") { There::Database } else { There::WithoutLock });
+    }
+    match create {
+        true => gate::may_create(dir.path(), &entries)?,
+        false => drop(recover::current(dir).await?),
+    }
+    Ok(There::Nothing)
+}
+
+/// Where the logs are. A directory that has a CURRENT is a database's own: older versions of RocksDB
+/// always wrote `wal_dir`, and a copy still has its original's.
+///
+/// # Errors
+/// When logs that count are elsewhere: they are not read.
+async fn logs_at(
     core: &Core,
     dir: &Dir,
-    options_file: Option<&OptionsFile>,
+    choices: &Choices,
     manifest: &ManifestState,
-) -> Option<String> {
-    let named = options_file?.db("wal_dir").filter(|named| !named.is_empty())?;
-    if Path::new(named) == dir.path() {
-        return None;
+) -> Result<LogsAt> {
+    let Some(named) = choices.db("wal_dir").filter(|named| Path::new(named) != dir.path()) else {
+        return Ok(LogsAt::Here);
+    };
+    let entries = match core.list(Path::new(named)).await {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(LogsAt::Here),
+        // It may be the original's of a copy, as before.
+        Err(_) if choices.is_older() => return Ok(LogsAt::Elsewhere),
+        Err(error) => return Err(Error::io(format_args!("listing {named} (wal_dir)"), &error)),
+    };
+    if entries.iter().any(|entry| entry.name == "CURRENT") {
+        return Ok(LogsAt::Here);
     }
     let first = first_log(manifest);
-    let entries = core.list(Path::new(named)).await.ok()?;
     let counts = |entry: &DirEntry| {
         matches!(FileName::parse(&entry.name), Some(FileName::Wal(n)) if n >= first)
             && entry.size > 0
     };
-    entries.iter().any(counts).then(|| named.to_owned())
-}
-
-/// The name of the newest OPTIONS file.
-pub(crate) fn newest_options_name(entries: &[DirEntry]) -> Option<&str> {
-    let options = entries.iter().filter_map(|entry| match FileName::parse(&entry.name) {
-        Some(FileName::Options(number)) => Some((number, entry.name.as_str())),
-        _ => None,
-    });
-    options.max().map(|(_, name)| name)
-}
-
-async fn newest_options(dir: &Dir, entries: &[DirEntry]) -> Option<OptionsFile> {
-    let newest = newest_options_name(entries)?;
-    // Only for what is shown to people and named in errors: its absence changes nothing else.
-    let text = dir.read_small(newest, rocksfmt::OPTIONS_BYTES_MAX).await.ok()?;
-    Some(OptionsFile::parse(&text))
+    if entries.iter().any(counts) {
+        return Err(Error::new(
+            Kind::Unsupported,
+            format!(
+                "{}: its logs are in another directory, {named} (wal_dir), which is not supported: \
+                 opening and closing it with RocksDB puts what is in them into tables",
+                dir.path().display()
+            ),
+        ));
+    }
+    Ok(LogsAt::Elsewhere)
 }
 
 async fn open_blobs(

@@ -36,6 +36,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Clone)]
 pub struct Error(Box<(Kind, String)>);
 
+/// Linux's numbers for too many open files, of a process and of the machine.
+const EMFILE: i32 = 24;
+const ENFILE: i32 = 23;
+
 impl Error {
     /// An error whose text says what was being done, to what, expected against found.
     #[cold]
@@ -55,7 +59,20 @@ impl Error {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Kind::Full,
             _ => Kind::Io,
         };
-        Error::new(kind, format!("{place}: {error}"))
+        let advice = match error.kind() {
+            io::ErrorKind::PermissionDenied => "; this user must be allowed to",
+            io::ErrorKind::ReadOnlyFilesystem => {
+                "; a file system that is mounted to be read can be read only"
+            }
+            _ => match error.raw_os_error() {
+                Some(EMFILE) => {
+                    "; `ulimit -n` says how many files a process may have open: raise it"
+                }
+                Some(ENFILE) => "; /proc/sys/fs/file-max says how many files may be open: raise it",
+                _ => "",
+            },
+        };
+        Error::new(kind, format!("{place}: {error}{advice}"))
     }
 
     /// Bytes that do not parse.

@@ -33,7 +33,16 @@ pub(crate) async fn current(dir: &Dir) -> Result<u64> {
                 ),
             ));
         }
-        Err(e) => return Err(Error::io(dir.path().join("CURRENT").display(), &e)),
+        Err(e) => {
+            let name = dir.path().join("CURRENT");
+            return Err(match e.kind() {
+                std::io::ErrorKind::IsADirectory => Error::new(
+                    Kind::Corruption,
+                    format!("{}: a directory, where a file names the MANIFEST", name.display()),
+                ),
+                _ => Error::io(format_args!("reading {}", name.display()), &e),
+            });
+        }
     };
     parse_current(&text).map_err(|e| Error::format("CURRENT", &e))
 }

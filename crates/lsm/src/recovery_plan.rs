@@ -73,6 +73,8 @@ impl RecoveryPlan {
         let mut plan = RecoveryPlan::default();
         let mut missing = Vec::new();
         for family in state.column_families.values() {
+            let files = family.files().count();
+            let missing_before = missing.len();
             for (level, file) in family.files() {
                 let name = FileName::Sst(file.number).to_string();
                 if file.path_id != 0 {
@@ -95,6 +97,16 @@ impl RecoveryPlan {
                     ));
                 }
                 plan.tables.insert(file.number, there.name.clone());
+            }
+            if files > 0 && missing.len() - missing_before == files {
+                return Err(Error::new(
+                    Kind::Unsupported,
+                    format!(
+                        "none of the tables of column family {} is in the directory: db_paths or \
+                         cf_paths put them elsewhere, which is not supported, or they are lost, as {} is",
+                        family.name, missing[missing_before]
+                    ),
+                ));
             }
             for blob in family.live_blob_files() {
                 match blobs_there.get(&blob.number) {
@@ -242,11 +254,14 @@ mod tests {
     #[test]
     fn an_error_names_some_missing_files_and_counts_the_rest() {
         let mut add = edit();
-        for number in 10..22 {
+        for number in 9..22 {
             let key = [number as u8];
             add = add.add_file(1, &file_meta(number, &key, &key, (1, 2)));
         }
-        refused(&state(&[add]), &[], Kind::Corruption, "000014.sst (level 1 of \"default\") and 7");
+        let state = state(&[add]);
+        let text = "000014.sst (level 1 of \"default\") and 7";
+        refused(&state, &[("000009.sst", 1009)], Kind::Corruption, text);
+        refused(&state, &[], Kind::Unsupported, "none of the tables of column family default");
     }
 
     #[test]

@@ -16,7 +16,7 @@
 //! Operations for column families that are dropped, that have flushed this log, or that cannot be read anyway
 //! (an unknown comparator) are skipped, and still take their sequence.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rocksfmt::{
     DamageScan, FileName, GroupEnd, LaterRecord, LogEnd, LogKind, LogReader, LogRecord,
@@ -43,6 +43,8 @@ pub(crate) struct Replayed {
     /// What is written from now on must not be found together with these logs: something stands in
     /// them behind what was replayed, or they were cut and it does not go on where they end.
     pub leftovers: bool,
+    /// The column families that have writes in the logs and no memtable: their order of keys is unknown.
+    pub unread: BTreeSet<u32>,
 }
 
 /// Where a record stands among those before it.
@@ -83,6 +85,7 @@ pub(crate) struct WalReplay {
     /// This log has had no record yet.
     empty: bool,
     leftovers: bool,
+    unread: BTreeSet<u32>,
     /// Every group of this log has its end.
     marked: bool,
     /// A hole was met in this log, and records are read that stand behind it.
@@ -114,6 +117,7 @@ impl WalReplay {
             gap: false,
             empty: false,
             leftovers: false,
+            unread: BTreeSet::new(),
             marked: false,
             torn: None,
         }
@@ -177,10 +181,13 @@ impl WalReplay {
             let Some(id) = op.column_family() else { continue };
             self.operations += 1;
             let Some(family) = self.families.get_mut(&id) else { continue };
-            let Some(builder) = &mut family.builder else { continue };
             if self.number < family.log_number {
                 continue;
             }
+            let Some(builder) = &mut family.builder else {
+                self.unread.insert(id);
+                continue;
+            };
             changes_keys |= id == 0;
             if builder.is_empty() {
                 let left = self.log_bytes.min(self.memory_max).saturating_sub(self.memory);
@@ -390,6 +397,7 @@ impl WalReplay {
             operations: self.operations,
             keys: self.keys.filter(|_| !self.gap),
             leftovers,
+            unread: self.unread,
         }
     }
 

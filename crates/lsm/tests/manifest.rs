@@ -49,6 +49,7 @@ fn database(dir: &Path, count: u32) {
         log_number: Some(0),
         next_file_number: Some(2),
         last_sequence: Some(0),
+        ours: true,
         ..VersionEdit::default()
     };
     let (mut log, mut bytes) = (LogWriter::new(None, 0), Vec::new());

@@ -384,7 +384,15 @@ fn writing_goes_on_beside_a_damaged_table(
                     memtable_bytes: 30_000,
                     ..WriteOptions::default()
                 };
-                let open = Db::open_for_writing(&core, &path, OpenOptions::default(), options);
+                // Beside a table that cannot be opened writing must be asked for.
+                let reading = OpenOptions { salvage: whole, ..OpenOptions::default() };
+                if whole {
+                    let strict = OpenOptions::default();
+                    let refused = Db::open_for_writing(&core, &path, strict, options.clone());
+                    let error = refused.await.err().expect("a table cannot be read");
+                    assert!(error.to_string().contains(&sst), "{error}");
+                }
+                let open = Db::open_for_writing(&core, &path, reading, options);
                 let (db, writer) = open.await.unwrap();
                 written.extend(write_and_merge(&core, &writer, &mut model, keys).await);
                 assert!(writer.failure().is_none(), "{:?}", writer.failure());

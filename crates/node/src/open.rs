@@ -56,7 +56,11 @@ async fn make_directory(core: &Core, path: &Path) -> io::Result<()> {
 
 /// An error of the engine, with advice.
 pub fn explain(path: &Path, error: &lsm::Error) -> Error {
-    let what = error.to_string();
+    let mut what = error.to_string();
+    let directory = path.display().to_string();
+    if !what.contains(&directory) {
+        what = format!("{directory}: {what}");
+    }
     match error.kind() {
         lsm::Kind::NoDatabase => Error::new(Kind::NoDatabase, what).hint(no_database(path)),
         lsm::Kind::Locked => {
@@ -100,7 +104,8 @@ fn no_database(path: &Path) -> String {
             match subdirectory {
                 Some(dir) => format!("did you mean {}?", dir.display()),
                 None => "a RocksDB directory has a file named CURRENT; this one has none. \
-                         Without --read-only a new database is made in an empty directory"
+                         Without --read-only a new database is made in an empty or missing \
+                         directory: name one"
                     .to_owned(),
             }
         }

@@ -133,6 +133,8 @@ pub struct VersionEdit {
     /// The number of keys in the default column family's files, if somebody counts. Ours: RocksDB passes over it,
     /// and its own MANIFEST does not have it.
     pub keys: Option<u64>,
+    /// Whether the record has a field that only this crate writes.
+    pub ours: bool,
     /// Size of the last MANIFEST that held a snapshot only.
     pub last_compacted_manifest_bytes: Option<u64>,
 }
@@ -206,6 +208,9 @@ impl VersionEdit {
             put_varint(&mut value, keys);
             put_varint(&mut out, u64::from(tag::KEYS));
             put_lps(&mut out, &value);
+        } else if self.ours {
+            put_varint(&mut out, u64::from(tag::FILLER));
+            put_lps(&mut out, &[]);
         }
         if self.column_family != 0 {
             put_varint(&mut out, u64::from(tag::COLUMN_FAMILY));
@@ -341,6 +346,11 @@ impl VersionEdit {
             tag::KEYS => {
                 let mut inner = Decoder::new(d.lps("number of keys")?);
                 self.keys = Some(inner.varint64("number of keys")?);
+                self.ours = true;
+            }
+            tag::FILLER => {
+                d.lps("filler")?;
+                self.ours = true;
             }
             tag::PERSIST_TIMESTAMPS => match d.lps("timestamp persistence")? {
                 &[flag] => self.persist_timestamps = Some(flag != 0),

@@ -97,6 +97,9 @@ pub struct ManifestState {
     /// The logs the MANIFEST tracks, with their synced size where known (option
     /// `track_and_verify_wals_in_manifest`; empty without it).
     pub wals: BTreeMap<u64, Option<u64>>,
+    /// Whether some record has a field that only this crate writes. RocksDB replaces the MANIFEST when it
+    /// opens a database for writing, and writes an OPTIONS file then.
+    pub ours: bool,
 }
 
 impl ManifestState {
@@ -169,6 +172,7 @@ pub struct ManifestReplay {
     db_id: Option<String>,
     keys: Option<u64>,
     wals: BTreeMap<u64, Option<u64>>,
+    ours: bool,
 }
 
 impl Default for ManifestReplay {
@@ -194,6 +198,7 @@ impl ManifestReplay {
             db_id: None,
             keys: None,
             wals: BTreeMap::new(),
+            ours: false,
         }
     }
 
@@ -234,6 +239,7 @@ impl ManifestReplay {
             max_column_family: Some(self.max_column_family),
             last_sequence: self.last_sequence,
             min_log_number_to_keep: Some(self.min_log_number_to_keep).filter(|&number| number > 0),
+            ours: true,
             ..VersionEdit::default()
         };
         let families = self.families.iter();
@@ -360,6 +366,7 @@ impl ManifestReplay {
         if edit.db_id.is_some() {
             self.db_id.clone_from(&edit.db_id);
         }
+        self.ours |= edit.ours;
         Ok(())
     }
 
@@ -483,6 +490,7 @@ impl ManifestReplay {
             db_id: self.db_id,
             keys: self.keys,
             wals: self.wals,
+            ours: self.ours,
         })
     }
 }

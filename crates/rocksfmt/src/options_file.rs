@@ -53,6 +53,12 @@ impl OptionsFile {
         self.sections.get(&(kind.to_owned(), column_family.to_owned()))
     }
 
+    /// The kinds of sections that a column family has.
+    pub fn kinds(&self, column_family: &str) -> impl Iterator<Item = &str> {
+        let named = self.sections.keys().filter(move |(_, name)| name == column_family);
+        named.map(|(kind, _)| kind.as_str())
+    }
+
     /// One value of the database's own options.
     pub fn db(&self, key: &str) -> Option<&str> {
         self.section("DBOptions", "")?.get(key).map(String::as_str)

@@ -476,10 +476,8 @@ fn list(path: &Path) -> io::Result<Vec<DirEntry>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(path)? {
         let entry = entry?;
-        // A name that is not UTF-8 is none of an engine's files.
-        let Ok(name) = entry.file_name().into_string() else {
-            continue;
-        };
+        // A name that is not UTF-8 is none of an engine's files, but the directory is not empty.
+        let name = entry.file_name().to_string_lossy().into_owned();
         let meta = match entry.metadata() {
             Ok(meta) => meta,
             // Deleted by its owner between the listing and now.

@@ -320,7 +320,23 @@ fn a_filled_record_has_the_length_asked_for_and_says_the_same() {
             let mut record = plain.clone();
             VersionEdit::fill(&mut record, plain.len() + more);
             assert_eq!(record.len(), plain.len() + more);
-            assert_eq!(VersionEdit::decode(&record).unwrap(), VersionEdit::decode(&plain).unwrap());
+            let said = VersionEdit::decode(&plain).unwrap();
+            let want = VersionEdit { ours: more > 0, ..said };
+            assert_eq!(VersionEdit::decode(&record).unwrap(), want);
         }
     }
+}
+
+#[test]
+fn our_own_records_are_known() {
+    let ours = |record: &[u8]| VersionEdit::decode(record).unwrap().ours;
+    assert!(!ours(&everything().finish()), "RocksDB's");
+    assert!(!ours(&VersionEdit { log_number: Some(3), ..VersionEdit::default() }.encode()));
+    let marked = VersionEdit { ours: true, ..VersionEdit::default() };
+    assert_eq!(VersionEdit::decode(&marked.encode()).unwrap(), marked);
+    let counted = VersionEdit { keys: Some(7), ..VersionEdit::default() };
+    assert!(ours(&counted.encode()));
+    let mut filled = Vec::new();
+    VersionEdit::fill(&mut filled, 40);
+    assert!(ours(&filled));
 }

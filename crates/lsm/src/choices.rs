@@ -1,0 +1,127 @@
+//! What a directory's newest OPTIONS file says: the choices of whoever made the database.
+//!
+//! RocksDB needs no such file to open a database, but it opens it with these options again, and
+//! they say where files may lie and of what kind. `gate.rs` asks for all of them before anything is
+//! written; reading asks only for what changes the meaning of values.
+
+use fs::{Dir, DirEntry};
+use rocksfmt::{FileName, OptionsFile};
+
+/// The oldest RocksDB that reads what is written here.
+pub(crate) const OLDEST: (u64, u64) = (7, 8);
+
+/// The OPTIONS file, as far as there is one.
+#[derive(Default)]
+pub(crate) struct Choices {
+    /// The newest file's name.
+    pub name: Option<String>,
+    /// What is in it, if it can be read.
+    pub file: Option<OptionsFile>,
+    /// Why it cannot be read, if it cannot.
+    pub unreadable: Option<String>,
+}
+
+impl Choices {
+    /// Reads the newest OPTIONS file of a directory. Suspends for the disk.
+    pub async fn read(dir: &Dir, entries: &[DirEntry]) -> Choices {
+        let Some(name) = newest(entries) else { return Choices::default() };
+        let read = dir.read_small(name, rocksfmt::OPTIONS_BYTES_MAX).await;
+        let unreadable = read.as_ref().err().map(ToString::to_string);
+        let file = read.ok().map(|text| OptionsFile::parse(&text));
+        Choices { name: Some(name.to_owned()), file, unreadable }
+    }
+
+    /// Whether the RocksDB that wrote the file cannot read what is written here.
+    pub fn is_older(&self) -> bool {
+        let version = self.file.as_ref().and_then(|file| file.rocksdb_version());
+        version.is_some_and(is_older)
+    }
+
+    /// A value of the database's options that is neither absent nor empty.
+    pub fn db(&self, key: &str) -> Option<&str> {
+        self.file.as_ref()?.db(key).filter(|value| !value.is_empty())
+    }
+
+    /// A value of a family's options that is neither absent nor empty.
+    pub fn family(&self, family: &str, key: &str) -> Option<&str> {
+        self.file.as_ref()?.column_family(family, key).filter(|value| !value.is_empty())
+    }
+
+    /// Why the values of a family mean something else than their bytes, if they do.
+    pub fn refuses_reading(&self, family: &str) -> Option<String> {
+        let filters = ["compaction_filter_factory", "compaction_filter", "merge_operator"];
+        let is_ttl = |value: &str| {
+            ["TtlCompactionFilter", "TtlMergeOperator", "Delete By TTL"]
+                .iter()
+                .any(|name| value.contains(name))
+        };
+        let mut values = filters.iter().filter_map(|key| Some((key, self.family(family, key)?)));
+        values.find(|(_, value)| is_ttl(value)).map(|(key, value)| {
+            format!(
+                "column family {family} is a DBWithTTL's, whose values end in a time stamp, which \
+                 is not supported ({key}={value})"
+            )
+        })
+    }
+
+    /// What the file lacks, if it is cut or older than one of these families.
+    pub fn lacks(&self, families: impl Iterator<Item = impl AsRef<str>>) -> Option<String> {
+        if let Some(error) = &self.unreadable {
+            return Some(format!("cannot be read: {error}"));
+        }
+        let file = self.file.as_ref()?;
+        if file.rocksdb_version().is_none() {
+            return Some("has no rocksdb_version".into());
+        }
+        if file.section("DBOptions", "").is_none() {
+            return Some("has no section DBOptions".into());
+        }
+        for family in families {
+            let family = family.as_ref();
+            // A family's own section is whole when that of its tables has begun.
+            let has = |of: &str| file.kinds(family).any(|kind| kind.starts_with(of));
+            if !has("CFOptions") || !has("TableOptions") {
+                return Some(format!("does not have all options of column family {family}"));
+            }
+        }
+        None
+    }
+
+    /// The number of levels that RocksDB gives a family.
+    pub fn levels(&self, family: &str) -> usize {
+        let said = self.family(family, "num_levels").and_then(|text| text.parse().ok());
+        said.unwrap_or(LEVELS)
+    }
+}
+
+/// Levels of a database that does not say how many it has.
+const LEVELS: usize = 7;
+
+fn is_older(version: &str) -> bool {
+    let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+    (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) < OLDEST
+}
+
+/// The name of the newest OPTIONS file.
+pub(crate) fn newest(entries: &[DirEntry]) -> Option<&str> {
+    let options = entries.iter().filter_map(|entry| match FileName::parse(&entry.name) {
+        Some(FileName::Options(number)) => Some((number, entry.name.as_str())),
+        _ => None,
+    });
+    options.max().map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_by_number() {
+        for older in ["7.7.8", "6.29.5", "5.0", "7", "", "x.y"] {
+            assert!(is_older(older), "{older}");
+        }
+        for newer in ["7.8.3", "7.10.2", "10.0.0", "8.0"] {
+            assert!(!is_older(newer), "{newer}");
+        }
+    }
+}

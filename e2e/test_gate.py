@@ -1,0 +1,466 @@
+"""What a directory has chosen is obeyed, or writing to it is refused by name and leaves every byte as it was."""
+
+import os
+import re
+import shutil
+import struct
+import subprocess
+import time
+
+import databases
+import millrace
+import pytest
+import rocksdb_options
+
+
+def snapshot(path):
+    """Every name below a directory, and the bytes of every file."""
+    return {str(p.relative_to(path)): p.read_bytes() if p.is_file() else None for p in sorted(path.rglob("*"))}
+
+
+def make(path, count=100, flush=False, **options):
+    """A database of RocksDB 7.8 with `count` keys, in its log or in a table."""
+    with rocksdb_options.opened(path, rocksdb_options.options(**options)) as database:
+        for n in range(count):
+            database.put(b"key%05d" % n, b"value %d" % n)
+        if flush:
+            database.flush()
+
+
+REFUSED = {}
+
+
+def refused(pattern):
+    """Adds the decorated maker: writing to what it makes fails with a text that matches `pattern`."""
+
+    def add(maker):
+        REFUSED[maker.__name__.replace("_", "-").strip("-")] = (maker, pattern)
+        return maker
+
+    return add
+
+
+@refused(r"column family odd .*only in the logs.*test\.Comparator")
+def unknown_comparator_in_the_log(path):
+    with rocksdb_options.opened(path) as database:
+        database.create_family("odd", rocksdb_options.options(comparator=rocksdb_options.comparator()))
+        for n in range(100):
+            database.put(b"odd%d" % n, b"value", "odd")
+            database.put(b"key%d" % n, b"value")
+
+
+@refused(r"test\.Comparator")
+def unknown_comparator_of_default(path):
+    make(path, flush=True, comparator=rocksdb_options.comparator())
+
+
+@refused(r"timestamp")
+def timestamps(path):
+    databases.db_bench(path, "fillseq,flush", num=50, user_timestamp_size=8)
+
+
+@refused(r"another directory, .*\.wal \(wal_dir\)")
+def wal_dir(path):
+    make(path, wal_dir=f"{path}.wal".encode())
+
+
+@refused(r"wal_dir=.*\.wal")
+def wal_dir_that_is_empty_now(path):
+    make(path, wal_dir=f"{path}.wal".encode())
+    wal = path.with_name(path.name + ".wal")
+    # To RocksDB an absent log is one that was flushed and removed.
+    for log in wal.glob("*.log"):
+        log.unlink()
+
+
+@refused(r"wal_dir=.*\.wal")
+def wal_dir_that_is_gone(path):
+    wal_dir_that_is_empty_now(path)
+    shutil.rmtree(path.with_name(path.name + ".wal"))
+
+
+@refused(r"db_paths")
+def db_paths_elsewhere(path):
+    make(path, db_paths=[(path.with_name("elsewhere"), 1 << 30)])
+
+
+@refused(r"db_paths|cf_paths")
+def db_paths_elsewhere_with_tables(path):
+    make(path, flush=True, db_paths=[(path.with_name("elsewhere"), 1 << 30)])
+
+
+@refused(r"db_paths, path 1")
+def db_paths_of_which_the_second_is_in_use(path):
+    more = path.with_name("more")
+    with rocksdb_options.opened(path, rocksdb_options.options(write_buffer_size=65536, db_paths=[(path, 1000), (more, 1 << 30)])) as database:
+        deadline = time.monotonic() + 60
+        # Its own compactions put what they write where there is room.
+        while not list(more.glob("*.sst")):
+            assert time.monotonic() < deadline
+            for n in range(1000):
+                database.put(b"key%05d" % n, os.urandom(100))
+            database.flush()
+
+
+@refused(r"num_levels=1.*Universal")
+def one_level(path):
+    make(path, universal=True, num_levels=1)
+
+
+@refused(r"FIFO")
+def fifo(path):
+    make(path, flush=True, compaction_style=2)
+
+
+@refused(r"time stamp.*TtlCompactionFilterFactory")
+def ttl(path):
+    with rocksdb_options.opened(path, ttl=1000) as database:
+        database.put(b"hello", b"world")
+
+
+@refused(r"allow_ingest_behind")
+def ingest_behind(path):
+    make(path, allow_ingest_behind=1)
+
+
+@refused(r"(?i)prepared|two-phase|transaction")
+def prepared_transaction(path):
+    with rocksdb_options.opened(path, transactions=True) as database:
+        database.put(b"hello", b"world")
+        database.prepare(b"one", b"a", b"1")
+
+
+@refused(r"table_factory=PlainTable")
+def plain_tables_to_come(path):
+    make(path, plain_table=True)
+
+
+@refused(r"table_factory=PlainTable")
+def plain_tables(path):
+    make(path, flush=True, plain_table=True)
+
+
+@refused(r"blob_dir")
+def old_blobs(path):
+    make(path)
+    (path / "blob_dir").mkdir()
+
+
+@refused(r"(?i)older.*--adopt|--adopt")
+def no_options_file(path):
+    make(path, flush=True)
+    for file in path.glob("OPTIONS-*"):
+        file.unlink()
+
+
+@refused(r"OPTIONS-\d+ does not have all options of column family default")
+def torn_options_file(path):
+    make(path)
+    newest = max(path.glob("OPTIONS-*"))
+    text = newest.read_text()
+    (path / "OPTIONS-000003").write_text(text)
+    newest.write_text(text[: text.index("  num_levels")])
+
+
+@refused(r"OPTIONS-\d+ has no")
+def options_file_that_does_not_parse(path):
+    make(path)
+    max(path.glob("OPTIONS-*")).write_bytes(os.urandom(5000))
+
+
+@refused(r"OPTIONS-\d+ does not have all options of column family late")
+def family_without_options(path):
+    make(path)
+    with rocksdb_options.opened(path) as database:
+        old = {file.name: file.read_bytes() for file in path.glob("OPTIONS-*")}
+        database.create_family("late", rocksdb_options.options())
+    for file in path.glob("OPTIONS-*"):
+        file.unlink()
+    for name, text in old.items():
+        (path / name).write_bytes(text)
+
+
+@refused(r"000\d+\.sst .*magic.*--read-only")
+def table_without_a_footer(path):
+    make(path, flush=True)
+    table = next(path.glob("*.sst"))
+    table.write_bytes(table.read_bytes()[:-20] + bytes(20))
+
+
+def log_record(payload):
+    """A log of one record, as LevelDB and RocksDB write it."""
+    covered = b"\x01" + payload
+    crc = 0xFFFFFFFF
+    for byte in covered:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+    return struct.pack("<IH", masked, len(payload)) + covered
+
+
+@refused(r"LevelDB.*--adopt")
+def leveldb(path):
+    """What LevelDB leaves after its first writes: a log, and a MANIFEST of LevelDB's tags. No OPTIONS, no IDENTITY."""
+    path.mkdir()
+    comparator = b"leveldb.BytewiseComparator"
+    manifest = b"\x01" + bytes([len(comparator)]) + comparator + b"\x02\x03\x09\x00\x03\x04\x04\x00"
+    (path / "MANIFEST-000002").write_bytes(log_record(manifest))
+    (path / "CURRENT").write_text("MANIFEST-000002\n")
+    (path / "LOCK").touch()
+    (path / "LOG").write_text("2026/01/01-00:00:00.000000 7f Delete type=3 #1\n")
+    (path / "000003.log").write_bytes(log_record(struct.pack("<QI", 1, 1) + b"\x01\x05hello\x05world"))
+
+
+@refused(r"not empty: it has .*passwd")
+def no_database_at_all(path):
+    path.mkdir()
+    (path / "passwd").write_text("root\n")
+    (path / "ssh").mkdir()
+
+
+@refused(r"there is no CURRENT file")
+def database_without_current(path):
+    make(path)
+    (path / "CURRENT").unlink()
+
+
+@refused(r"CURRENT.*director")
+def current_that_is_a_directory(path):
+    path.mkdir()
+    (path / "CURRENT").mkdir()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_names_the_reason_and_changes_nothing(name, tmp_path):
+    maker, pattern = REFUSED[name]
+    data = tmp_path / "db"
+    maker(data)
+    for has_lock in (True, False):
+        if not has_lock:
+            (data / "LOCK").unlink(missing_ok=True)
+        before = snapshot(tmp_path)
+        said = millrace.fail("kv", "put", "new", "value", "--data", data)
+        assert re.search(pattern, said, re.DOTALL) and str(data) in said, said
+        assert snapshot(tmp_path) == before, said
+
+
+def test_every_way_of_writing_asks(tmp_path):
+    data = tmp_path / "db"
+    make(data, wal_dir=str(tmp_path / "wal").encode())
+    pairs = tmp_path / "pairs"
+    pairs.write_text("a\tb\n")
+    before = snapshot(data), snapshot(tmp_path / "wal")
+    for words in (
+        ["kv", "put", "a", "b"],
+        ["kv", "del", "key00001"],
+        ["kv", "import", pairs],
+        ["serve", "--listen", f"127.0.0.1:{millrace.free_port()}"],
+        ["serve", "--adopt", "--listen", f"127.0.0.1:{millrace.free_port()}"],
+        ["bench", "overwrite", "--seconds", "1"],
+    ):
+        said = millrace.fail(*words, "--data", data)
+        assert "wal_dir" in said, f"{words}: {said}"
+        assert (snapshot(data), snapshot(tmp_path / "wal")) == before, words
+
+
+def obeyed(path, families=("default",), count=300, **options):
+    """Writes with RocksDB, with us and with RocksDB again; each finds all there is."""
+    made = {name: rocksdb_options.options(**options) for name in families}
+    expected = {}
+
+    def look_and_write(round_):
+        with rocksdb_options.opened(path, rocksdb_options.options(**options), families=made if round_ else None) as database:
+            for name in families if not round_ else ():
+                if name != "default":
+                    database.create_family(name, rocksdb_options.options(**options))
+            for key, value in expected.items():
+                assert database.get(key) == value, (round_, key)
+            for n in range(count):
+                key, value = b"key%05d" % (n * (round_ + 1)), b"of RocksDB %d" % round_
+                database.put(key, value)
+                expected[key] = value
+                for name in families[1:]:
+                    database.put(key, value, name)
+
+    for round_ in range(3):
+        look_and_write(round_)
+        words = "".join(f"key{n:05}\tours{round_}\n" for n in range(0, 3 * count, 5))
+        (path.with_name("words")).write_text(words)
+        millrace.succeed("kv", "import", path.with_name("words"), "--data", path)
+        expected |= {b"key%05d" % n: b"ours%d" % round_ for n in range(0, 3 * count, 5)}
+        found = dict(millrace.scan(path))
+        assert found == expected
+    look_and_write(3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"universal": True},
+        {"universal": True, "num_levels": 2},
+        {"num_levels": 1},
+        {"text": "atomic_flush=true"},
+        {"text": "recycle_log_file_num=2"},
+        {"text": "manual_wal_flush=true"},
+        {"text": "unordered_write=true"},
+        {"text": "track_and_verify_wals_in_manifest=true"},
+        {"text": "wal_compression=kZSTD"},
+        {"text": "persist_stats_to_disk=true;stats_persist_period_sec=1"},
+        {"text": "disable_auto_compactions=true"},
+        {"text": "avoid_flush_during_recovery=true"},
+    ],
+    ids=lambda options: options.get("text", "-".join(options) or "default").split("=")[0],
+)
+def test_what_needs_no_refusal_is_obeyed(options, tmp_path):
+    obeyed(tmp_path / "db", **options)
+
+
+@pytest.mark.parametrize("options", [{"universal": True, "num_levels": 2}, {"num_levels": 1}], ids=["universal", "one-level"])
+def test_what_we_merge_is_within_the_levels_there_are(options, tmp_path):
+    data = tmp_path / "db"
+    make(data, **options)
+    for n in range(6):
+        millrace.succeed("kv", "put", f"key{n}", "ours", "--data", data)
+    deadline = time.monotonic() + 20
+    with millrace.node(data, tmp_path / "log", writes=True) as node, node.connect() as client:
+        while int(re.search(rb"level0_files:(\d+)", said := client.call("INFO", "everything"))[1]) >= 4:
+            assert time.monotonic() < deadline, said
+            time.sleep(0.05)
+    (family,) = millrace.said_json("kv", "stat", "--data", data)["column_families"]
+    assert [level["level"] for level in family["levels"] if level["files"]][-1] == 1, family["levels"]
+    with rocksdb_options.opened(data, rocksdb_options.options(**options)) as database:
+        assert all(database.get(b"key%d" % n) == b"ours" for n in range(6))
+        assert database.get(b"key00099") == b"value 99"
+
+
+def test_other_families_are_kept(tmp_path):
+    obeyed(tmp_path / "db", families=("default", "second"), count=100)
+
+
+def test_a_family_whose_order_is_unknown_is_kept_while_others_are_written(tmp_path):
+    data = tmp_path / "db"
+    odd = rocksdb_options.options(comparator=rocksdb_options.comparator())
+    with rocksdb_options.opened(data) as database:
+        database.create_family("odd", odd)
+        for n in range(100):
+            database.put(b"odd%d" % n, b"value", "odd")
+        database.flush("odd")
+        database.put(b"hello", b"world")
+    for n in range(3):
+        millrace.succeed("kv", "put", f"key{n}", "ours", "--data", data)
+    with rocksdb_options.opened(data, families={"default": rocksdb_options.options(), "odd": odd}) as database:
+        assert all(database.get(b"odd%d" % n, "odd") == b"value" for n in range(100))
+        assert database.get(b"key2") == b"ours" and database.get(b"hello") == b"world"
+
+
+def test_values_with_a_time_stamp_are_not_served(tmp_path):
+    data = tmp_path / "db"
+    ttl(data)
+    assert "time stamp" in millrace.fail("kv", "get", "hello", "--data", data)
+    with rocksdb_options.opened(data, ttl=1000) as database:
+        assert database.get(b"hello") == b"world"
+
+
+def test_a_filter_of_the_user_is_named(tmp_path):
+    data = tmp_path / "db"
+    make(data, compaction_filter_factory=rocksdb_options.compaction_filter_factory())
+    with millrace.node(data, tmp_path / "log", writes=True) as node:
+        assert "test.FilterFactory" in node.until_ready()
+
+
+def test_without_an_options_file_adopt_is_needed_once(tmp_path):
+    data = tmp_path / "db"
+    no_options_file(data)
+    millrace.succeed("kv", "put", "new", "value", "--data", data, "--adopt")
+    millrace.succeed("kv", "put", "newer", "value", "--data", data)
+    with rocksdb_options.opened(data) as database:
+        assert database.get(b"newer") == b"value" and database.get(b"key00007") == b"value 7"
+
+
+def test_beside_a_table_that_cannot_be_read_the_rest_is_served(tmp_path):
+    data = tmp_path / "db"
+    table_without_a_footer(data)
+    with millrace.node(data, tmp_path / "log") as node, node.connect() as client:
+        assert client.call("PING") == b"PONG" and node.alive()
+
+
+def test_a_checkpoint_is_written_to(tmp_path):
+    """It has no LOCK file."""
+    data = tmp_path / "db"
+    make(data, flush=True)
+    databases.ldb(data, "checkpoint", f"--checkpoint_dir={tmp_path / 'copy'}")
+    assert not (tmp_path / "copy" / "LOCK").exists()
+    millrace.succeed("kv", "put", "new", "value", "--data", tmp_path / "copy")
+    assert databases.ldb(tmp_path / "copy", "get", "new").strip() == "value"
+
+
+@pytest.mark.parametrize("inside", [[], ["lost+found"], ["LOCK"], ["IDENTITY", "MANIFEST-000001", "LOCK"]], ids=lambda names: "-".join(names) or "empty")
+def test_an_empty_directory_becomes_a_database(inside, tmp_path):
+    data = tmp_path / "db"
+    data.mkdir()
+    for name in inside:
+        (data / name).mkdir() if name == "lost+found" else (data / name).touch()
+    millrace.succeed("kv", "put", "hello", "world", "--data", data)
+    assert databases.ldb(data, "get", "hello").strip() == "world"
+
+
+def test_what_the_system_refuses_is_named_with_its_file(tmp_path):
+    data = tmp_path / "db"
+    make(data, flush=True)
+
+    def refused(prefix, *words):
+        done = subprocess.run([*prefix, millrace.BINARY, *words, "--data", data], capture_output=True, text=True, timeout=60)
+        assert done.returncode > 0, done
+        return done.stderr
+
+    (data / "LOCK").chmod(0o444)
+    # Root without its capabilities is a user like others.
+    prefix = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.getuid() == 0 else []
+    said = refused(prefix, "kv", "put", "a", "b")
+    assert f"locking {data / 'LOCK'}" in said and "ermission" in said, said
+    (data / "LOCK").chmod(0o644)
+    for files in range(5, 9):
+        said = refused(["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"], "kv", "put", "a", "b")
+        assert "ulimit -n" in said and str(data) in said, said
+
+
+# One of each kind of choice; with --long every database there is.
+SOME = [
+    "db_bench-column-families",
+    "db_bench-wals-tracked",
+    "db_bench-compaction-universal",
+    "db_bench-compaction-fifo",
+    "rocksdict-blobs-kNoCompression",
+    "rocksdict-comparator-reverse-wal-only",
+    "rocksdict-wal-two-queues",
+    "rocksdict-statistics-persisted",
+    "rocksdict-plain-values-and-one-level",
+    "rocksdict-times-of-sequence-numbers",
+    "rocksdict-entities",
+    "rocksdict-plain-table",
+]
+
+
+def test_each_database_of_theirs_is_kept_or_refused(own_copy, workshop, long):
+    unexpected = []
+    for name in databases.DATABASES if long else SOME:
+        made = databases.DATABASES[name]
+        data = own_copy(name)
+        before = snapshot(data)
+        done = millrace.command("kv", "put", "zz ours", "value", "--data", data)
+        if done.returncode:
+            assert snapshot(data) == before, f"{name}: {done.stderr}"
+            if made.error is None and made.may_refuse is None and "fifo" not in name and "11" not in name:
+                unexpected.append(f"{name}: {done.stderr}")
+        elif made.error is None and made.reader != "archive":
+            for family in made.families:
+                theirs = dict(databases.their_scan(made, data, family))
+                expected = dict(databases.expected(workshop.directory(name), family))
+                if family == "default":
+                    expected[b"zz ours"] = b"value"
+                assert theirs == expected, f"{name}, {family}"
+        shutil.rmtree(data)
+    assert not unexpected, "\n".join(unexpected)
