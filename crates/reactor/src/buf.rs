@@ -13,6 +13,9 @@
 //!
 //! One core owns a pool; nothing here is `Send`. What must hold: `used + free <= limit` in bytes
 //! (the limit covers recycled buffers too), and a buffer's memory never moves while it lives.
+//! The size classes are those of the program's allocator (jemalloc: four to a doubling), so a
+//! buffer occupies exactly what it is counted for. Share counts are kept apart from the buffers:
+//! one behind the data would push a buffer of 4 or 256 KiB into the next class.
 //! The pool does not zero what it hands out twice; a fresh buffer is zeroed.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -29,10 +32,8 @@ pub const BUF_ALIGN: usize = 512;
 pub const BUF_MAX: usize = 1 << 30;
 /// Bytes that are reclaimed beyond what is needed.
 const RECLAIM_BYTES: usize = 1 << 20;
-/// Bytes behind the data that hold the share count.
-const TAIL: usize = 64;
-/// Classes up to 4 KiB in steps of 512 bytes, then eight to a doubling up to `BUF_MAX`.
-const CLASSES: usize = 8 + 8 * 18;
+/// Classes up to 4 KiB in steps of 512 bytes, then four to a doubling up to `BUF_MAX`.
+const CLASSES: usize = 8 + 4 * 18;
 
 /// The class that holds `len` bytes.
 fn class_of(len: usize) -> usize {
@@ -40,9 +41,9 @@ fn class_of(len: usize) -> usize {
         return len.max(1).div_ceil(512) - 1;
     }
     let pow = (len - 1).ilog2(); // 12 for 4097..=8192
-    let step = 1usize << (pow - 3);
-    let steps = (len - (1 << pow)).div_ceil(step); // 1..=8
-    8 + (pow as usize - 12) * 8 + steps - 1
+    let step = 1usize << (pow - 2);
+    let steps = (len - (1 << pow)).div_ceil(step); // 1..=4
+    8 + (pow as usize - 12) * 4 + steps - 1
 }
 
 /// Capacity in bytes of a class.
@@ -50,13 +51,13 @@ fn class_size(class: usize) -> usize {
     if class < 8 {
         return (class + 1) * 512;
     }
-    let pow = 12 + (class - 8) / 8;
-    let step = 1usize << (pow - 3);
-    (1 << pow) + step * ((class - 8) % 8 + 1)
+    let pow = 12 + (class - 8) / 4;
+    let step = 1usize << (pow - 2);
+    (1 << pow) + step * ((class - 8) % 4 + 1)
 }
 
 fn layout(class: usize) -> Layout {
-    Layout::from_size_align(class_size(class) + TAIL, BUF_ALIGN)
+    Layout::from_size_align(class_size(class), BUF_ALIGN)
         .expect("class sizes are far below isize::MAX and the alignment is a power of two")
 }
 
@@ -67,13 +68,39 @@ pub trait Spare {
     fn give_up(&self, bytes: usize) -> usize;
 }
 
+/// A buffer's memory and the place of its share count.
+#[derive(Clone, Copy)]
+struct Memory {
+    ptr: NonNull<u8>,
+    count: u32,
+}
+
+/// The share counts of all buffers.
+#[derive(Default)]
+struct Counts {
+    counts: Vec<u32>,
+    /// Places of buffers that were given back to the allocator.
+    free: Vec<u32>,
+}
+
+impl Counts {
+    fn place(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.counts.push(0);
+            // Each stands for a buffer of at least 512 bytes.
+            u32::try_from(self.counts.len() - 1).expect("fewer than 2^32 buffers in a pool")
+        })
+    }
+}
+
 struct Inner {
     limit: Cell<usize>,
     /// Bytes in buffers that are handed out.
     used: Cell<usize>,
     /// Bytes in buffers on the free lists.
     free_bytes: Cell<usize>,
-    free: RefCell<Vec<Vec<NonNull<u8>>>>,
+    free: RefCell<Vec<Vec<Memory>>>,
+    counts: RefCell<Counts>,
     waiters: RefCell<VecDeque<Waker>>,
     spares: RefCell<Vec<Weak<dyn Spare>>>,
 }
@@ -95,11 +122,11 @@ impl Inner {
         given > 0
     }
 
-    fn put(&self, ptr: NonNull<u8>, class: usize) {
+    fn put(&self, memory: Memory, class: usize) {
         let size = class_size(class);
         self.used.set(self.used.get() - size);
         self.free_bytes.set(self.free_bytes.get() + size);
-        self.free.borrow_mut()[class].push(ptr);
+        self.free.borrow_mut()[class].push(memory);
         while let Some(waker) = self.waiters.borrow_mut().pop_front() {
             waker.wake();
         }
@@ -110,8 +137,9 @@ impl Inner {
         let mut free = self.free.borrow_mut();
         for class in (0..CLASSES).rev() {
             while self.used.get() + self.free_bytes.get() + need > self.limit.get() {
-                let Some(ptr) = free[class].pop() else { break };
+                let Some(Memory { ptr, count }) = free[class].pop() else { break };
                 self.free_bytes.set(self.free_bytes.get() - class_size(class));
+                self.counts.borrow_mut().free.push(count);
                 // SAFETY: `ptr` came from `alloc_zeroed` with `layout(class)`: free lists are
                 // indexed by the class the buffer was made for, and it left the list just now.
                 unsafe { dealloc(ptr.as_ptr(), layout(class)) };
@@ -123,7 +151,7 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         for (class, list) in self.free.get_mut().iter_mut().enumerate() {
-            for ptr in list.drain(..) {
+            for Memory { ptr, .. } in list.drain(..) {
                 // SAFETY: as in `trim`; handed-out buffers keep the pool alive, so none is in use.
                 unsafe { dealloc(ptr.as_ptr(), layout(class)) };
             }
@@ -143,6 +171,7 @@ impl Pool {
             used: Cell::new(0),
             free_bytes: Cell::new(0),
             free: RefCell::new((0..CLASSES).map(|_| Vec::new()).collect()),
+            counts: RefCell::default(),
             waiters: RefCell::new(VecDeque::new()),
             spares: RefCell::default(),
         }))
@@ -157,10 +186,10 @@ impl Pool {
         let size = class_size(class);
         let inner = &*self.0;
         let recycled = inner.free.borrow_mut()[class].pop();
-        let ptr = match recycled {
-            Some(ptr) => {
+        let memory = match recycled {
+            Some(memory) => {
                 inner.free_bytes.set(inner.free_bytes.get() - size);
-                ptr
+                memory
             }
             None => {
                 if inner.used.get() + inner.free_bytes.get() + size > inner.limit.get() {
@@ -171,11 +200,12 @@ impl Pool {
                 }
                 // SAFETY: `layout` has a non-zero size.
                 let ptr = unsafe { alloc_zeroed(layout(class)) };
-                NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout(class)))
+                let ptr = NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout(class)));
+                Memory { ptr, count: inner.counts.borrow_mut().place() }
             }
         };
         inner.used.set(inner.used.get() + size);
-        Some(Buf { ptr, class: class as u32, len, pool: self.clone() })
+        Some(Buf { memory, class: class as u32, len, pool: self.clone() })
     }
 
     /// The same, and whoever keeps buffers for later gives them up first.
@@ -222,7 +252,7 @@ impl Pool {
 
 /// An owned, aligned, initialised buffer of one core. It goes back to its pool when dropped.
 pub struct Buf {
-    ptr: NonNull<u8>,
+    memory: Memory,
     class: u32,
     len: usize,
     pool: Pool,
@@ -247,13 +277,13 @@ impl Buf {
     pub fn share(self) -> SharedBuf {
         let this = std::mem::ManuallyDrop::new(self);
         let shared = SharedBuf {
-            ptr: this.ptr,
+            memory: this.memory,
             class: this.class,
             len: this.len,
             // SAFETY: `this` is never dropped, so its pool handle is moved out exactly once.
             pool: unsafe { std::ptr::read(&this.pool) },
         };
-        shared.count().set(1);
+        shared.pool.0.counts.borrow_mut().counts[shared.memory.count as usize] = 1;
         shared
     }
 }
@@ -263,39 +293,32 @@ impl Deref for Buf {
     fn deref(&self) -> &[u8] {
         // SAFETY: `ptr` points to `capacity()` initialised bytes (zeroed when made, only ever
         // overwritten with bytes) owned by `self`, and `len <= capacity()` by `set_len`/`alloc`.
-        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.memory.ptr.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for Buf {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`; `&mut self` is the only handle, a `Buf` is never shared.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.memory.ptr.as_ptr(), self.len) }
     }
 }
 
 impl Drop for Buf {
     fn drop(&mut self) {
-        self.pool.0.put(self.ptr, self.class as usize);
+        self.pool.0.put(self.memory, self.class as usize);
     }
 }
 
 /// An immutable buffer with several holders on one core. Cloning counts, it does not copy.
 pub struct SharedBuf {
-    ptr: NonNull<u8>,
+    memory: Memory,
     class: u32,
     len: usize,
     pool: Pool,
 }
 
 impl SharedBuf {
-    fn count(&self) -> &Cell<u32> {
-        // SAFETY: `layout` leaves `TAIL` bytes behind the class size, which is a multiple of
-        // 512, so the place is inside the allocation and aligned for `u32`; it was zeroed when
-        // made. Handles are not `Send`, so the `Cell` is touched by one thread only.
-        unsafe { &*self.ptr.as_ptr().add(class_size(self.class as usize)).cast::<Cell<u32>>() }
-    }
-
     /// Bytes of memory the buffer occupies.
     pub fn footprint(&self) -> usize {
         class_size(self.class as usize)
@@ -304,19 +327,21 @@ impl SharedBuf {
 
 impl Clone for SharedBuf {
     fn clone(&self) -> SharedBuf {
-        let count = self.count();
-        count.set(count.get().checked_add(1).expect("fewer than 2^32 holders of one buffer"));
-        SharedBuf { ptr: self.ptr, class: self.class, len: self.len, pool: self.pool.clone() }
+        let count = &mut self.pool.0.counts.borrow_mut().counts[self.memory.count as usize];
+        *count = count.checked_add(1).expect("fewer than 2^32 holders of one buffer");
+        SharedBuf { memory: self.memory, class: self.class, len: self.len, pool: self.pool.clone() }
     }
 }
 
 impl Drop for SharedBuf {
     fn drop(&mut self) {
-        let count = self.count();
-        let left = count.get() - 1;
-        count.set(left);
+        let left = {
+            let count = &mut self.pool.0.counts.borrow_mut().counts[self.memory.count as usize];
+            *count -= 1;
+            *count
+        };
         if left == 0 {
-            self.pool.0.put(self.ptr, self.class as usize);
+            self.pool.0.put(self.memory, self.class as usize);
         }
     }
 }
@@ -326,7 +351,7 @@ impl Deref for SharedBuf {
     fn deref(&self) -> &[u8] {
         // SAFETY: as in `Buf::deref`; nobody can write: `share` consumed the only `Buf` and a
         // recycled buffer needs the count to have reached zero.
-        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.memory.ptr.as_ptr(), self.len) }
     }
 }
 
@@ -391,7 +416,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_length_fits_its_class_and_wastes_at_most_an_eighth_beyond_4k() {
+    fn every_length_fits_its_class_and_wastes_at_most_a_quarter_beyond_4k() {
         for len in (1..200_000).chain([1 << 20, (1 << 20) + 1, BUF_MAX - 1, BUF_MAX]) {
             let class = class_of(len);
             assert!(class < CLASSES, "{len}");
@@ -399,7 +424,7 @@ mod tests {
             assert!(class == 0 || class_size(class - 1) < len, "{len} has a smaller class");
             assert_eq!(class_size(class) % 512, 0);
             if len > 4096 {
-                assert!(class_size(class) <= len + len / 8 + 1);
+                assert!(class_size(class) <= len + len / 4 + 1);
             }
         }
     }
@@ -456,6 +481,13 @@ mod tests {
         assert!(pool.alloc_reclaiming((8 << 20) + 1).is_none());
         drop((first, second));
         assert!(pool.alloc_reclaiming(8 << 20).is_none(), "one is in use");
+    }
+
+    #[test]
+    fn sizes_that_are_asked_for_most_are_classes() {
+        for len in [512, 4096, 8192, 64 << 10, 256 << 10, 1 << 20] {
+            assert_eq!(class_size(class_of(len)), len);
+        }
     }
 
     #[test]
