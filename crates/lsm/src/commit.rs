@@ -24,6 +24,8 @@ const GROUP_BYTES: usize = 512 << 10;
 const LOG_ROOM_MAX: u64 = 64 << 20;
 /// Generations of memtables that may wait for their tables.
 const WAITING_MAX: usize = 2;
+/// Below it the memory that memtables reserve says little: their bytes alone decide.
+const MEMTABLES_SMALL: usize = 1 << 20;
 /// Files of level 0 from which on writes come no faster than merging gets on.
 const LEVEL0_FILES_SLOW: usize = 16;
 /// Files of level 0 at which writes wait: reads ask each of them, and RocksDB stops its writers at
@@ -195,14 +197,16 @@ impl Commit<'_> {
         Ok(())
     }
 
-    /// Small entries take much more memory than their bytes; memory is reserved in chunks that are
-    /// larger than a small limit.
+    /// Small entries take much more memory than their bytes, and many families reserve much that
+    /// they do not use; but memtables of a few bytes would be many small tables.
     fn is_full(&self) -> bool {
         let sum = |of: fn(&memtable::Memtable) -> usize| -> usize {
             self.live.values().map(|writer| of(writer.memtable())).sum()
         };
         let limit = self.inner.options.memtable_bytes;
-        sum(memtable::Memtable::memory) >= limit && sum(memtable::Memtable::bytes) >= limit / 4
+        let memory = sum(memtable::Memtable::memory);
+        memory >= 2 * limit.max(MEMTABLES_SMALL)
+            || (memory.max(MEMTABLES_SMALL) >= limit && sum(memtable::Memtable::bytes) >= limit / 4)
     }
 
     /// Makes sure that the log has room for a group.
@@ -424,9 +428,10 @@ fn take_group(inner: &Inner, group: &mut Vec<Pending>) {
 fn new_memtables(inner: &Inner) -> BTreeMap<u32, memtable::Writer> {
     let mut live = BTreeMap::new();
     inner.publish(|version| {
+        let shares = version.families.len();
         for family in version.families.iter_mut().filter(|family| family.refused.is_none()) {
-            let (writer, table) =
-                memtable::Memtable::new(family.comparator, usize::MAX, inner.core.random_u64());
+            let (bytes, seed) = (inner.options.memtable_bytes, inner.core.random_u64());
+            let (writer, table) = memtable::Memtable::share(family.comparator, bytes, shares, seed);
             family.mems.insert(0, Arc::new(Mem::Live(table)));
             live.insert(family.id, writer);
         }

@@ -40,8 +40,10 @@ pub(crate) async fn unmake(dir: &Dir, made: impl Iterator<Item = u64>) {
 /// Entries between two looks at whether others want the core.
 pub(crate) const ENTRIES_AT_ONCE: usize = 32;
 
-/// Chunks of memory, of a megabyte each, that are kept touched for the memtables.
+/// Chunks of memory, of a megabyte each, that are kept touched for the memtables, and how many of
+/// them: none where memtables are so small that their chunks are smaller.
 const RESERVE: usize = 6;
+const RESERVE_MEMTABLES_MIN: usize = 16 << 20;
 
 /// Where a job runs, as seen from the core that puts writes in order: merges, which are the most
 /// work, on the next core, flushes on the one behind that. With two cores that is the first again.
@@ -81,7 +83,10 @@ pub(crate) async fn run<R: Send + 'static, Fut: Future<Output = Result<R>> + 'st
 /// group, so that nothing is kept where nothing is written.
 pub(crate) fn fill_reserve(inner: &Rc<Inner>) {
     let core = &inner.core;
-    if inner.reserve.borrow().len() >= RESERVE || core.cores() == 1 || inner.reserving.replace(true)
+    if inner.reserve.borrow().len() >= RESERVE
+        || inner.options.memtable_bytes < RESERVE_MEMTABLES_MIN
+        || core.cores() == 1
+        || inner.reserving.replace(true)
     {
         return;
     }

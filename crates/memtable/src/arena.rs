@@ -16,14 +16,21 @@ use loomable::{alloc, dealloc};
 /// The chunk size for a limit: a sixteenth of it, so that a small memtable is not one chunk that is half empty, and no
 /// more than brings the cost of an allocation down to nothing.
 pub(crate) fn chunk_bytes(limit: usize) -> usize {
-    (limit / 16).clamp(4 << 10, 1 << 20)
+    (limit / 16).clamp(4 << 10, CHUNK_MAX)
 }
+
+/// Largest chunk that is not for one node.
+pub(crate) const CHUNK_MAX: usize = 1 << 20;
+/// Smallest first chunk.
+const CHUNK_MIN: usize = 1 << 10;
 
 /// How much is reserved, how much of it is free, and what the next node would need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Space {
     limit: usize,
+    /// The size of the next chunk, and of the largest: each is twice as large as the one before.
     chunk: usize,
+    chunk_max: usize,
     reserved: usize,
     /// Free bytes at the end of the chunk in use.
     room: usize,
@@ -43,7 +50,20 @@ pub(crate) enum Place {
 impl Space {
     /// Nothing is free yet, and `reserved` bytes were reserved by others on the same account.
     pub fn new(limit: usize, chunk: usize, reserved: usize) -> Space {
-        Space { limit, chunk: chunk.next_multiple_of(ALIGN), reserved, room: 0 }
+        let chunk = chunk.next_multiple_of(ALIGN);
+        Space { limit, chunk, chunk_max: chunk, reserved, room: 0 }
+    }
+
+    /// The same, whose first chunk is the `shares`th part of the others.
+    pub fn growing(mut self, shares: usize) -> Space {
+        let first = (self.chunk_max / shares.max(1)).max(CHUNK_MIN).next_multiple_of(ALIGN);
+        self.chunk = first.min(self.chunk_max);
+        self
+    }
+
+    /// The same, where others have reserved bytes on the same account.
+    pub fn with_reserved(self, reserved: usize) -> Space {
+        Space { reserved, ..self }
     }
 
     pub fn reserved(&self) -> usize {
@@ -62,12 +82,18 @@ impl Space {
         }
         if bytes > self.chunk / 4 {
             self.reserved += bytes;
+            self.grow();
             return Some(Place::OwnChunk);
         }
         let chunk = self.chunk.min(left);
         self.reserved += chunk;
         self.room = chunk - bytes;
+        self.grow();
         Some(Place::NewChunk(chunk))
+    }
+
+    fn grow(&mut self) {
+        self.chunk = (2 * self.chunk).min(self.chunk_max);
     }
 }
 
@@ -212,6 +238,24 @@ mod tests {
             [new(96), here, here, here, new(96), here, here, here, new(48), here, None]
         );
         assert_eq!(space.reserved(), 240);
+    }
+
+    #[test]
+    fn the_first_chunk_may_be_small_and_each_is_twice_the_one_before() {
+        let mut space = Space::new(usize::MAX, 16 << 10, 0).growing(8);
+        let mut chunks = Vec::new();
+        while chunks.len() < 5 {
+            if let Some(Place::NewChunk(bytes)) = space.take(256) {
+                chunks.push(bytes);
+            }
+        }
+        assert_eq!(chunks, [2 << 10, 4 << 10, 8 << 10, 16 << 10, 16 << 10]);
+        let mut least = Space::new(usize::MAX, 16 << 10, 0).growing(1000);
+        assert_eq!(least.take(256), Some(Place::NewChunk(CHUNK_MIN)));
+        // Nodes too large for a chunk that is small make the next one larger, too.
+        let mut space = Space::new(usize::MAX, 16 << 10, 0).growing(16);
+        assert_eq!(space.take(512), Some(Place::OwnChunk));
+        assert_eq!(space.take(512), Some(Place::NewChunk(2 << 10)));
     }
 
     #[test]

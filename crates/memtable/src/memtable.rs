@@ -2,6 +2,7 @@
 
 use rocksfmt::{Comparator, SEEK_TYPE, SEQUENCE_MAX, pack};
 
+use crate::arena::Space;
 use crate::list::{List, Target};
 use crate::node::{NodePtr, NodeRef};
 use crate::writer::Writer;
@@ -21,8 +22,24 @@ impl Memtable {
     /// memtable has included. `seed` decides the shape of the list, and nothing that is ever returned: the same seed
     /// and the same calls give the same shape.
     pub fn new(comparator: Comparator, limit_bytes: usize, seed: u64) -> (Writer, Memtable) {
-        let writer =
-            Writer::new(comparator, limit_bytes, crate::arena::chunk_bytes(limit_bytes), seed);
+        let space = Space::new(limit_bytes, crate::arena::chunk_bytes(limit_bytes), 0);
+        Memtable::with_space(comparator, space, seed)
+    }
+
+    /// Makes an empty memtable without a limit that is one of `shares` with some `share_bytes` together: it begins
+    /// with a chunk so small that all of them may have one.
+    pub fn share(
+        comparator: Comparator,
+        share_bytes: usize,
+        shares: usize,
+        seed: u64,
+    ) -> (Writer, Memtable) {
+        let space = Space::new(usize::MAX, crate::arena::chunk_bytes(share_bytes), 0);
+        Memtable::with_space(comparator, space.growing(shares), seed)
+    }
+
+    fn with_space(comparator: Comparator, space: Space, seed: u64) -> (Writer, Memtable) {
+        let writer = Writer::new(comparator, space, seed);
         let memtable = writer.memtable().clone();
         (writer, memtable)
     }

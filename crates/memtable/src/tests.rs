@@ -296,7 +296,7 @@ proptest! {
         seed: u64,
     ) {
         let comparator = if reverse { Comparator::ReverseBytewise } else { Comparator::Bytewise };
-        let mut w = Writer::new(comparator, limit, chunk, seed);
+        let mut w = Writer::new(comparator, crate::arena::Space::new(limit, chunk, 0), seed);
         let t = w.memtable().clone();
         let mut model = Model::new();
         let head = t.memory();

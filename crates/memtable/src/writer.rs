@@ -42,11 +42,11 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub(crate) fn new(comparator: Comparator, limit: usize, chunk: usize, seed: u64) -> Writer {
+    pub(crate) fn new(comparator: Comparator, space: Space, seed: u64) -> Writer {
         let list = List::new(comparator);
         let reserved = list.written.memory.load(Ordering::Relaxed);
         Writer {
-            arena: Arena::new(Space::new(limit, chunk, reserved)),
+            arena: Arena::new(space.with_reserved(reserved)),
             heights: Heights(seed),
             place: [list.head().ptr(); HEIGHT_MAX],
             memtable: Memtable { list: Arc::new(list) },
