@@ -124,7 +124,7 @@ pub fn run(plan: &Plan) -> Result<Outcome, Error> {
     let options = OpenOptions {
         secondary: plan.secondary,
         cache_bytes: budget.map_or(0, |budget| budget.cache),
-        memory_bytes: budget.map_or(usize::MAX, |budget| budget.shared),
+        memory_bytes: budget.map_or(usize::MAX, |budget| budget.tables),
         ..OpenOptions::default()
     };
     let cache_bytes = (options.cache_bytes * cores) as u64;

@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write};
 
 use node::{Config, Machine, Ready, Settings, Size, write_list};
 
+use crate::allocator::{allocated_bytes, return_memory_soon};
 use crate::args::ServeArgs;
 use crate::failure::Failure;
 use crate::output::thousands;
@@ -39,9 +40,13 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         Some(file) => flags.or(Settings::from_file(file)?),
         None => flags,
     };
+    node::count_memory_with(allocated_bytes);
     let machine = Machine::look();
     let mut config = Config::new(settings, &machine)?;
     config.file = args.config;
+    if config.has_little_memory() {
+        return_memory_soon();
+    }
     let about = config.clone();
     node::serve(config, machine, move |ready| say_ready(&about, ready))?;
     Ok(())

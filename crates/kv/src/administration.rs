@@ -184,6 +184,7 @@ impl Session {
                 settings: state.shared.settings(),
                 cores: &cores,
                 shard: ShardReport::ask(&state).await,
+                memory: state.reader.db().memory(),
                 keys: state.keys().unwrap_or(0),
                 unix_time_ms: state.core.unix_time_ms(),
             };

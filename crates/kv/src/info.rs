@@ -5,10 +5,10 @@
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-use lsm::{ReaderStats, WriterStats};
+use lsm::{DbMemory, ReaderStats, WriterStats};
 
 use crate::command_stats::{CommandStats, sums};
-use crate::node_info::NodeInfo;
+use crate::node_info::{MemoryUse, NodeInfo};
 use crate::settings::Settings;
 use crate::shard::{Shard, ShardStats};
 use crate::state::{CoreState, KvStats};
@@ -116,6 +116,8 @@ pub(crate) struct Report<'a> {
     pub cores: &'a [CoreReport],
     /// Where the node takes writes.
     pub shard: Option<ShardReport>,
+    /// What the database keeps in memory for all cores.
+    pub memory: DbMemory,
     /// Keys of the database, counted or estimated.
     pub keys: u64,
     pub unix_time_ms: u64,
@@ -201,19 +203,28 @@ fn clients(report: &Report<'_>, text: &mut String) {
 }
 
 fn memory(report: &Report<'_>, text: &mut String) {
-    let (node, resident) = (report.node, report.node.memory_resident_bytes());
-    let used = report.sum(|core| core.pool_bytes as u64);
+    let node = report.node;
+    let MemoryUse { resident_bytes, resident_peak_bytes, allocated_bytes } = node.memory();
+    let pool = report.sum(|core| core.pool_bytes as u64);
+    let memtables = report.shard.as_ref().map_or(0, |shard| shard.writer.memtable_bytes);
     lines!(text,
-        "used_memory:{}", used;
-        "used_memory_human:{}", human(used);
-        "used_memory_rss:{}", resident;
-        "used_memory_rss_human:{}", human(resident);
+        "used_memory:{}", allocated_bytes;
+        "used_memory_human:{}", human(allocated_bytes);
+        "used_memory_rss:{}", resident_bytes;
+        "used_memory_rss_human:{}", human(resident_bytes);
+        "used_memory_peak:{}", resident_peak_bytes;
+        "used_memory_peak_human:{}", human(resident_peak_bytes);
+        "mem_fragmentation_ratio:{:.2}", resident_bytes as f64 / allocated_bytes.max(1) as f64;
         "total_system_memory:{}", node.memory_machine_bytes();
         "total_system_memory_human:{}", human(node.memory_machine_bytes());
         "maxmemory:{}", node.memory_budget_bytes();
         "maxmemory_human:{}", human(node.memory_budget_bytes());
         "maxmemory_policy:noeviction";
-        "pool_bytes:{}", used;
+        "memtables_bytes:{}", memtables;
+        "tables_bytes:{}", report.memory.tables;
+        "tables_budget_bytes:{}", report.memory.tables_budget;
+        "tables_on_demand:{}", report.memory.tables_on_demand;
+        "pool_bytes:{}", pool;
         "pool_budget_bytes:{}", report.sum(|core| core.pool_budget_bytes as u64);
         "cache_bytes:{}", report.sum(|core| core.reader.cache_bytes);
         "cache_budget_bytes:{}", report.sum(|core| core.reader.cache_budget);
@@ -395,8 +406,9 @@ pub(crate) mod tests {
         fn data_directory(&self) -> String {
             "/data".to_owned()
         }
-        fn memory_resident_bytes(&self) -> u64 {
-            2 << 20
+        fn memory(&self) -> MemoryUse {
+            let resident_bytes = 2 << 20;
+            MemoryUse { resident_bytes, resident_peak_bytes: 3 << 20, allocated_bytes: 1 << 20 }
         }
         fn memory_budget_bytes(&self) -> u64 {
             1 << 30
@@ -427,6 +439,7 @@ pub(crate) mod tests {
             settings: &Settings::default(),
             cores: &cores,
             shard: Some(ShardReport::default()),
+            memory: DbMemory::default(),
             keys: 12,
             unix_time_ms: 1,
         };
@@ -460,6 +473,14 @@ pub(crate) mod tests {
         let text = report(&[]);
         assert!(text.contains("connected_clients:6\r\n"));
         assert!(text.contains("\r\ncore1:driver=io_uring,") && text.contains(",turns=5"));
+    }
+
+    #[test]
+    fn used_memory_is_that_of_the_process() {
+        let text = report(&["memory"]);
+        assert!(text.contains("\r\nused_memory:1048576\r\n"), "{text}");
+        assert!(text.contains("\r\nused_memory_rss:2097152\r\n"), "{text}");
+        assert!(text.contains("\r\nmem_fragmentation_ratio:2.00\r\n"), "{text}");
     }
 
     #[test]

@@ -66,7 +66,7 @@ mod writes;
 pub use change::{Answer, Change};
 pub use exposition::{CONTENT_TYPE, Exposition};
 pub use metrics::{Glance, Reporter};
-pub use node_info::{CpuSeconds, NodeInfo};
+pub use node_info::{CpuSeconds, MemoryUse, NodeInfo};
 pub use password::Password;
 pub use server::Server;
 pub use settings::Settings;

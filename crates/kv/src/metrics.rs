@@ -25,8 +25,17 @@ impl Reporter {
         text.counter("cpu_seconds_total", "Processor time of the process")
             .labelled(&[("mode", &"user")], cpu.user)
             .labelled(&[("mode", &"system")], cpu.system);
+        let memory = node.memory();
         text.gauge("memory_resident_bytes", "Memory that the process occupies")
-            .value(node.memory_resident_bytes());
+            .value(memory.resident_bytes);
+        text.gauge("memory_resident_peak_bytes", "Most memory that the process ever occupied")
+            .value(memory.resident_peak_bytes);
+        text.gauge("memory_allocated_bytes", "Memory in allocations that are in use")
+            .value(memory.allocated_bytes);
+        text.gauge("memory_tables_bytes", "Memory of tables: indexes, filters, descriptions")
+            .value(state.reader.db().memory().tables);
+        text.gauge("memory_tables_budget_bytes", "What indexes and filters may take together")
+            .value(state.reader.db().memory().tables_budget);
         text.gauge("memory_budget_bytes", "Memory that the node may use")
             .value(node.memory_budget_bytes());
         let counted = state.reader.db().keys();

@@ -18,8 +18,8 @@ pub trait NodeInfo: Send + Sync {
     fn config_file(&self) -> String;
     /// The directory it serves.
     fn data_directory(&self) -> String;
-    /// Bytes of memory the process occupies.
-    fn memory_resident_bytes(&self) -> u64;
+    /// What memory the process uses.
+    fn memory(&self) -> MemoryUse;
     /// The memory budget of the node.
     fn memory_budget_bytes(&self) -> u64;
     /// Memory of the machine.
@@ -30,6 +30,17 @@ pub trait NodeInfo: Send + Sync {
     fn shut_down(&self);
     /// Settings of the node beyond those of the protocol, as names and values for `CONFIG GET`.
     fn settings(&self) -> Vec<(String, String)>;
+}
+
+/// The memory of a process, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Occupied now, as the kernel counts it.
+    pub resident_bytes: u64,
+    /// The most that was ever occupied.
+    pub resident_peak_bytes: u64,
+    /// In allocations that are in use; the resident bytes where the allocator does not tell.
+    pub allocated_bytes: u64,
 }
 
 /// Processor time, in seconds.

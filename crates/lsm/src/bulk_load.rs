@@ -22,7 +22,7 @@ use crate::job::{ENTRIES_AT_ONCE, Job, Made};
 use crate::mem::{Mem, MemCursor};
 use crate::reader::CfId;
 use crate::table::Table;
-use crate::table_writer::{FILE_BYTES, TableWriter};
+use crate::table_writer::{TableWriter, file_bytes};
 use crate::version::{Family, Level, Version, user_key};
 use crate::writer::{Inner, Writer};
 
@@ -97,12 +97,14 @@ impl<'a> Load<'a> {
                 return Err(Error::new(Kind::Unsupported, what));
             }
             key.extend_from_slice(&pack(0, ValueType::Value as u8).to_le_bytes());
-            if self.file.as_ref().is_some_and(|file| file.len() >= FILE_BYTES) {
+            if self.file.as_ref().is_some_and(|file| file.len() >= file_bytes(self.job)) {
                 self.end_file().await?;
             }
             let file = match &mut self.file {
                 Some(file) => file,
-                none => none.insert(TableWriter::create(self.job, self.family, FILE_BYTES).await?),
+                none => none.insert(
+                    TableWriter::create(self.job, self.family, file_bytes(self.job)).await?,
+                ),
             };
             file.add(&key, &value).await?;
             std::mem::swap(&mut key, &mut last);

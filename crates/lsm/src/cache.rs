@@ -2,7 +2,7 @@
 //! a scan passes through without pushing out what is read again), bounded in bytes.
 //!
 //! It belongs to one core: no lock, no line that another core writes. A block weighs what its
-//! buffer occupies. Without a budget there is no cache and every read goes to the device.
+//! buffer occupies, and [`ENTRY_BYTES`]. Without a budget there is no cache and every read goes to the device.
 
 use quick_cache::unsync::Cache;
 use quick_cache::{Lifecycle, Weighter};
@@ -27,12 +27,15 @@ impl BlockKey {
     }
 }
 
+/// Bytes that the cache itself takes for a block.
+const ENTRY_BYTES: u64 = 128;
+
 #[derive(Clone)]
 struct Footprint;
 
 impl Weighter<BlockKey, Block> for Footprint {
     fn weight(&self, _: &BlockKey, block: &Block) -> u64 {
-        block.footprint() as u64
+        block.footprint() as u64 + ENTRY_BYTES
     }
 }
 

@@ -24,6 +24,7 @@ use crate::error::{Error, Kind, Result};
 use crate::recover;
 use crate::recovery_plan::{Listed, RecoveryPlan};
 use crate::table::Table;
+use crate::table_memory::TableMemory;
 
 /// Something that is not as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,7 +101,10 @@ pub async fn check(
             progress(work.done, work.total);
             let mut warnings = Vec::new();
             let strict = OpenOptions { salvage: false, ..options.clone() };
-            match recover::logs(core, &dir, &plan, &state, &strict, &mut warnings).await {
+            // What was looked at is not needed any more.
+            let piece = async |_| Ok(());
+            let logs = recover::logs(core, &dir, &plan, &state, &strict, &mut warnings, piece);
+            match logs.await {
                 Ok(replayed) => {
                     report.files += plan.logs.len() as u64;
                     report.bytes += plan.log_bytes();
@@ -298,7 +302,8 @@ async fn check_table(
     report: &mut CheckReport,
     progress: &mut impl FnMut(u64, u64),
 ) -> Result<()> {
-    let table = Table::open(work.core, work.dir, name, meta.clone(), comparator).await?;
+    let memory = TableMemory::new(usize::MAX);
+    let table = Table::open(work.core, work.dir, name, meta.clone(), comparator, &memory).await?;
     let core = work.core;
     let file = Sequential::new(core.attach(&table.file));
     let mut check = TableCheck { table: &table, name, file, decompressor: Decompressor::new() };
@@ -458,7 +463,8 @@ async fn check_entries(
         previous.extend_from_slice(key);
         let user_key = &previous[..user_len];
         let known = match &table.filter {
-            crate::table::Filter::None => true,
+            // With all the memory it wants, a table has its filter there.
+            crate::table::Filter::None | crate::table::Filter::OnDemand(_) => true,
             crate::table::Filter::Full { data, layout } => {
                 layout.may_contain(data, &FilterKey::new(user_key))
             }

@@ -31,7 +31,7 @@ use crate::pace::{Pace, Paced};
 use crate::reader::Reader;
 use crate::space::Task;
 use crate::table::Table;
-use crate::table_writer::{FILE_BYTES, TableWriter};
+use crate::table_writer::{TableWriter, file_bytes};
 use crate::version::{Family, Level, Slot, Version, user_key};
 use crate::walk::{Direction, Position};
 use crate::{commit, writer::Inner};
@@ -459,7 +459,7 @@ impl<'a> Output<'a> {
     async fn key_changes(&mut self, next: &[u8]) -> Result<()> {
         self.enter_zones(Some(next)).await?;
         match &self.file {
-            Some(file) if file.len() >= FILE_BYTES && !self.stays => {
+            Some(file) if file.len() >= file_bytes(self.job) && !self.stays => {
                 self.end_file(Some(next)).await
             }
             _ => Ok(()),
@@ -499,7 +499,9 @@ impl<'a> Output<'a> {
         let file = if self.stays { &mut self.staying } else { &mut self.file };
         let file = match file {
             Some(file) => file,
-            none => none.insert(TableWriter::create(self.job, self.family, FILE_BYTES).await?),
+            none => {
+                none.insert(TableWriter::create(self.job, self.family, file_bytes(self.job)).await?)
+            }
         };
         self.blobs.goes_out(key, value);
         file.add(key, value).await
@@ -508,7 +510,8 @@ impl<'a> Output<'a> {
     async fn end_file(&mut self, next: Option<&[u8]>) -> Result<()> {
         let inside = within(self.family.comparator, &self.tombstones, self.start.as_deref(), next);
         if !inside.is_empty() && self.file.is_none() {
-            self.file = Some(TableWriter::create(self.job, self.family, FILE_BYTES).await?);
+            self.file =
+                Some(TableWriter::create(self.job, self.family, file_bytes(self.job)).await?);
         }
         if let Some(mut file) = self.file.take() {
             for (start, end, sequence) in inside {
@@ -531,7 +534,8 @@ impl<'a> Output<'a> {
             tombstones.extend(within(self.family.comparator, &self.all_tombstones, from, to));
         }
         if !tombstones.is_empty() && self.staying.is_none() {
-            self.staying = Some(TableWriter::create(self.job, self.family, FILE_BYTES).await?);
+            self.staying =
+                Some(TableWriter::create(self.job, self.family, file_bytes(self.job)).await?);
         }
         let mut stays = None;
         if let Some(mut file) = self.staying.take() {

@@ -33,6 +33,7 @@ use crate::recover;
 use crate::recovery_plan::{Listed, RecoveryPlan, first_log};
 use crate::spares::Spares;
 use crate::table::Table;
+use crate::table_memory::TableMemory;
 use crate::version::{Family, Level, Slot, Version};
 use crate::writer::{WriteOptions, Writer};
 
@@ -48,8 +49,12 @@ pub struct OpenOptions {
     pub verify_checksums: bool,
     /// Block cache of each reader in bytes; 0 for none.
     pub cache_bytes: usize,
-    /// What indexes, filters and recovered writes may take together, in bytes.
+    /// What indexes and filters may take together, in bytes: those that do not fit are read when
+    /// they are needed.
     pub memory_bytes: usize,
+    /// What writes recovered from the log may take, in bytes. Where they need more, opening for
+    /// writing makes tables of them first, and opening for reading fails.
+    pub recovered_bytes: usize,
 }
 
 impl Default for OpenOptions {
@@ -60,8 +65,22 @@ impl Default for OpenOptions {
             verify_checksums: true,
             cache_bytes: 0,
             memory_bytes: usize::MAX,
+            recovered_bytes: usize::MAX,
         }
     }
+}
+
+/// What a database keeps in memory for all cores, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DbMemory {
+    /// Indexes, filters and dictionaries of tables.
+    pub tables: usize,
+    /// What these may take; the top level of partitioned ones may go beyond it.
+    pub tables_budget: usize,
+    /// Tables whose index or filter had no room and is read when it is needed.
+    pub tables_on_demand: usize,
+    /// Writes that are in no table yet.
+    pub memtables: usize,
 }
 
 /// A column family, as listed.
@@ -102,11 +121,14 @@ pub(crate) struct Shared {
     pub leftovers: bool,
     /// The numbers of the logs that were replayed.
     pub recovered_logs: Vec<u64>,
+    /// The logs, where they hold more than memory may and are to be made tables of.
+    pub long_logs: Option<RecoveryPlan>,
     pub manifest: ManifestState,
     pub manifest_name: String,
     pub choices: Choices,
     pub warnings: Vec<String>,
-    pub memory: usize,
+    /// What tables keep in memory.
+    pub tables: Arc<TableMemory>,
     _lock: Option<LockGuard>,
 }
 
@@ -210,8 +232,19 @@ impl Db {
         for blob in &plan.blobs_missing {
             warnings.push(format!("{} is missing", FileName::Blob(*blob)));
         }
-        let mut recovered =
-            recover::logs(core, dir, &plan, &manifest, options, &mut warnings).await?;
+        // Whether there is more in the logs than memory may hold. The writer makes tables of it
+        // before anybody reads; here it is only looked at.
+        let mut is_long = false;
+        let piece = async |_| {
+            is_long = true;
+            if writes.is_some() { Ok(()) } else { Err(too_long(dir, &plan, options)) }
+        };
+        let recovered =
+            recover::logs(core, dir, &plan, &manifest, options, &mut warnings, piece).await;
+        let mut recovered = recovered?;
+        if is_long {
+            recovered.memtables.clear();
+        }
         let mut families = Vec::new();
         let mut wanted = Vec::new();
         for family in manifest.column_families.values() {
@@ -257,7 +290,8 @@ impl Db {
                 merge_operator: merge_operator.to_owned(),
             });
         }
-        let slots = open_tables(core, dir, &plan, wanted, &mut warnings).await?;
+        let tables = TableMemory::new(options.memory_bytes);
+        let slots = open_tables(core, dir, &plan, wanted, &tables, &mut warnings).await?;
         let last_sequence = manifest.last_sequence.max(recovered.last_sequence);
         if let Some(consent) = writes {
             let found = Found {
@@ -275,19 +309,6 @@ impl Db {
         let version = Version { families, slots, epoch: 0 };
         let counted = manifest.keys.zip(recovered.keys);
         let keys = counted.and_then(|(keys, new)| keys.checked_add_signed(new));
-        let memory = version.memory();
-        if memory > options.memory_bytes {
-            return Err(Error::new(
-                Kind::Memory,
-                format!(
-                    "{}: indexes, filters and recovered writes need {} MiB, the budget is {} MiB: \
-                     raise --memory",
-                    dir.path().display(),
-                    memory >> 20,
-                    options.memory_bytes >> 20,
-                ),
-            ));
-        }
         Ok(Db(Arc::new(Shared {
             epoch: AtomicU64::new(version.epoch),
             current: ArcSwap::from_pointee(version),
@@ -301,12 +322,13 @@ impl Db {
             options: options.clone(),
             leftovers: recovered.leftovers,
             recovered_logs: plan.logs.iter().map(|log| log.number).collect(),
+            long_logs: is_long.then_some(plan),
             path: dir.path().to_owned(),
             manifest,
             manifest_name,
             choices,
             warnings,
-            memory,
+            tables,
             _lock: lock,
         })))
     }
@@ -353,9 +375,17 @@ impl Db {
         self.0.keys.store(keys.unwrap_or(NOT_COUNTED), Ordering::Relaxed);
     }
 
-    /// Bytes that indexes, filters and recovered writes take.
-    pub fn memory(&self) -> usize {
-        self.0.memory
+    /// What is kept in memory now for all cores.
+    pub fn memory(&self) -> DbMemory {
+        let version = self.0.current.load();
+        let mems = version.families.iter().flat_map(|family| &family.mems);
+        let on_demand = |slot: &&Slot| matches!(slot, Slot::Open(table) if table.is_on_demand());
+        DbMemory {
+            tables: self.0.tables.used(),
+            tables_budget: self.0.tables.budget(),
+            tables_on_demand: version.slots.iter().filter(on_demand).count(),
+            memtables: mems.map(|mem| mem.memory()).sum(),
+        }
     }
 
     pub(crate) fn version(&self) -> Arc<Version> {
@@ -388,15 +418,18 @@ impl Db {
     }
 }
 
-impl Version {
-    fn memory(&self) -> usize {
-        let tables = self.slots.iter().map(|slot| match slot {
-            Slot::Open(table) => table.memory(),
-            Slot::Broken { .. } | Slot::Free => 0,
-        });
-        let mems = self.families.iter().flat_map(|family| &family.mems).map(|mem| mem.memory());
-        tables.chain(mems).sum()
-    }
+/// The logs are longer than whoever only reads can hold.
+fn too_long(dir: &Dir, plan: &RecoveryPlan, options: &OpenOptions) -> Error {
+    Error::new(
+        Kind::Memory,
+        format!(
+            "{}: write-ahead logs of {} MiB, and {} MiB of memory for what is in them: raise \
+             --memory, or open it once without --read-only, which makes tables of them",
+            dir.path().display(),
+            plan.log_bytes() >> 20,
+            options.recovered_bytes >> 20,
+        ),
+    )
 }
 
 pub(crate) async fn lock(dir: &Dir) -> Result<LockGuard> {
@@ -510,6 +543,7 @@ async fn open_tables(
     dir: &Dir,
     plan: &RecoveryPlan,
     wanted: Vec<(FileMeta, rocksfmt::Comparator)>,
+    memory: &Arc<TableMemory>,
     warnings: &mut Vec<String>,
 ) -> Result<Vec<Slot>> {
     let names: Vec<String> = wanted
@@ -523,6 +557,7 @@ async fn open_tables(
         .map(|_| {
             let (core, dir, queue, slots) =
                 (core.clone(), dir.clone(), queue.clone(), slots.clone());
+            let memory = memory.clone();
             core.clone().spawn(Class::Foreground, async move {
                 loop {
                     let (at, ((meta, comparator), name)) = {
@@ -531,8 +566,8 @@ async fn open_tables(
                         queue.0 += 1;
                         (queue.0 - 1, next)
                     };
-                    let slot = match Table::open(&core, &dir, &name, meta.clone(), comparator).await
-                    {
+                    let table = Table::open(&core, &dir, &name, meta.clone(), comparator, &memory);
+                    let slot = match table.await {
                         Ok(table) => Slot::Open(Arc::new(table)),
                         Err(error) => Slot::Broken { meta, error },
                     };

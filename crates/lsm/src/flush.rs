@@ -68,10 +68,10 @@ async fn all_generations(inner: &Inner) -> Result<()> {
 }
 
 /// What a family of a generation has become.
-struct Flushed {
-    id: u32,
-    mems: Vec<Arc<Mem>>,
-    tables: Vec<Table>,
+pub(crate) struct Flushed {
+    pub id: u32,
+    pub mems: Vec<Arc<Mem>>,
+    pub tables: Vec<Table>,
 }
 
 /// Writes the tables of all families, and then one change of the MANIFEST. Where some find no room,
@@ -133,7 +133,7 @@ fn has_entries(mem: &Mem) -> bool {
 
 /// Puts the tables in the place of the memtables. `last`: afterwards no family needs the generation's
 /// logs. A family that had nothing needs no record: what it has is not in these logs.
-async fn install(
+pub(crate) async fn install(
     inner: &Inner,
     generation: &Generation,
     mut all: Vec<Flushed>,
@@ -241,7 +241,7 @@ async fn tables(
 }
 
 /// Writes one memtable to a table and opens it. Versions that nobody can see are left out.
-async fn table(job: &Job, family: &Family, mem: &Mem, pace: &Pace) -> Result<Table> {
+pub(crate) async fn table(job: &Job, family: &Family, mem: &Mem, pace: &Pace) -> Result<Table> {
     let mut paced = Paced::new(pace);
     let mut writer = TableWriter::create(job, family, mem.memory() as u64).await?;
     let mut cursor = MemCursor::new(mem);

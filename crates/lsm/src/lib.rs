@@ -40,6 +40,7 @@ mod iter;
 mod job;
 mod keep;
 mod level_iter;
+mod long_logs;
 mod manifest_writer;
 mod mem;
 mod merge_plan;
@@ -57,6 +58,7 @@ mod space;
 mod spares;
 mod stat;
 mod table;
+mod table_memory;
 mod table_writer;
 mod value;
 mod version;
@@ -66,7 +68,7 @@ mod walk;
 mod writer;
 
 pub use check::{CheckReport, Damage, check};
-pub use db::{ColumnFamilyInfo, Db, OpenOptions};
+pub use db::{ColumnFamilyInfo, Db, DbMemory, OpenOptions};
 pub use error::{Error, Kind, Result};
 pub use iter::{Iter, IterOptions};
 #[cfg(feature = "mutants")]

@@ -135,6 +135,7 @@ impl<'a> Lookup<'a> {
                         continue;
                     }
                 }
+                Filter::OnDemand(handle) => return Ok(self.need(*handle, Stage::Filter)),
                 Filter::Partitioned(top) => match self.top_lookup(top, table)? {
                     Some(handle) => return Ok(self.need(handle, Stage::Filter)),
                     None => continue,
@@ -198,6 +199,25 @@ impl<'a> Lookup<'a> {
         self.stage = Stage::NextTable;
         self.partition = None;
         self.step(reader)
+    }
+
+    /// Takes what became of the block that the last step asked for. A damaged filter hides no keys:
+    /// without it every key may be there.
+    fn take(&mut self, reader: &At, result: Result<Block>) -> Result<Step> {
+        match result {
+            Ok(block) => self.feed(reader, block),
+            Err(error)
+                if matches!(self.stage, Stage::Filter) && error.kind() == Kind::Corruption =>
+            {
+                let table = self.table()?;
+                if let Some(step) = self.look_in_index(table)? {
+                    return Ok(step);
+                }
+                self.stage = Stage::NextTable;
+                self.step(reader)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn need(&mut self, handle: BlockHandle, stage: Stage) -> Step {
@@ -425,8 +445,8 @@ pub(crate) async fn get(
     loop {
         match step {
             Step::Need(Need { slot, handle, kind }) => {
-                let block = inner.block(view, slot, handle, kind, true).await?;
-                step = lookup.feed(reader, block)?;
+                let block = inner.block(view, slot, handle, kind, true).await;
+                step = lookup.take(reader, block)?;
             }
             Step::Done(found) => {
                 let family_at = lookup.family_at;
@@ -531,10 +551,7 @@ pub(crate) async fn multi_get(
     poll_all(&mut waiting).await;
     while let Some((at, result)) = next(&mut waiting).await {
         let Some(lookup) = lookups[at].as_mut() else { continue };
-        let step = match result {
-            Ok(block) => lookup.feed(reader, block),
-            Err(error) => Err(error),
-        };
+        let step = lookup.take(reader, result);
         if let Some(Need { slot, handle, kind }) = settle(at, step, &mut results) {
             let fetch = Box::pin(inner.block(view, slot, handle, kind, true));
             waiting.push_back((at, Fetch::Running(fetch)));

@@ -5,6 +5,9 @@
 //! behind it is not a torn tail: stock RocksDB would silently drop what follows; we refuse, name
 //! file and offset, and serve what lies before only when told to (`salvage`).
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
 use fs::Dir;
 use reactor::Core;
 use rocksfmt::{
@@ -14,6 +17,7 @@ use rocksfmt::{
 
 use crate::db::OpenOptions;
 use crate::error::{Error, Kind, Result};
+use crate::recovered::Sorting;
 use crate::recovery_plan::RecoveryPlan;
 use crate::wal_replay::{Replayed, WalReplay};
 
@@ -47,13 +51,15 @@ pub(crate) async fn current(dir: &Dir) -> Result<u64> {
     parse_current(&text).map_err(|e| Error::format("CURRENT", &e))
 }
 
-/// Feeds a whole log to a reader, piece by piece, until it knows its end.
+/// Feeds a whole log to a reader, piece by piece, until it knows its end. `between` comes after
+/// every piece.
 async fn feed(
     core: &Core,
     dir: &Dir,
     name: &str,
     reader: &mut LogReader,
     mut each: impl FnMut(rocksfmt::LogRecord<'_>) -> Result<()>,
+    mut between: impl AsyncFnMut() -> Result<()>,
 ) -> Result<()> {
     let shared = dir.open(name).await.map_err(|e| Error::io(format_args!("{name}"), &e))?;
     let file = core.attach(&shared);
@@ -77,6 +83,8 @@ async fn feed(
             ahead = fs::start_read(&file, next, len).map_err(|e| place(&e))?;
         }
         reader.feed(&piece, next == size, &mut each)?;
+        drop(piece);
+        between().await?;
         offset = next;
     }
     Ok(())
@@ -86,12 +94,12 @@ async fn feed(
 pub(crate) async fn manifest(core: &Core, dir: &Dir, name: &str) -> Result<ManifestState> {
     let mut reader = LogReader::new(LogKind::Manifest);
     let mut replay = ManifestReplay::new();
-    feed(core, dir, name, &mut reader, |record| {
+    let each = |record: rocksfmt::LogRecord<'_>| {
         replay
             .record(record.data)
             .map_err(|e| Error::format(format_args!("{name} at offset {}", record.offset), &e))
-    })
-    .await?;
+    };
+    feed(core, dir, name, &mut reader, each, async || Ok(())).await?;
     match reader.end() {
         Some(LogEnd::Damage { offset, what }) => {
             Err(Error::new(Kind::Corruption, format!("{name} at offset {offset}: {what}")))
@@ -125,7 +133,9 @@ pub(crate) async fn manifest(core: &Core, dir: &Dir, name: &str) -> Result<Manif
     }
 }
 
-/// Replays the logs that hold what is in no table.
+/// Replays the logs that hold what is in no table. Whenever that is more than memory may hold
+/// (`recovered_bytes`), `piece` gets what was replayed since it came last, the oldest first; what is
+/// left in the end is returned.
 pub(crate) async fn logs(
     core: &Core,
     dir: &Dir,
@@ -133,20 +143,30 @@ pub(crate) async fn logs(
     state: &ManifestState,
     options: &OpenOptions,
     warnings: &mut Vec<String>,
+    mut piece: impl AsyncFnMut(BTreeMap<u32, Sorting>) -> Result<()>,
 ) -> Result<Replayed> {
-    let mut replay = WalReplay::new(state, options.memory_bytes as u64);
+    let mut replay = WalReplay::new(state, options.recovered_bytes as u64);
     replay.expect(plan.log_bytes());
+    let replay = RefCell::new(replay);
     let mut salvaged = false;
     for log in &plan.logs {
-        let mut reader = replay.begin(log.number);
+        let mut reader = replay.borrow_mut().begin(log.number);
         let read = async {
-            feed(core, dir, &log.name, &mut reader, |record| replay.record(record)).await?;
-            let mut scan = replay.scan(&reader);
+            let each = |record: rocksfmt::LogRecord<'_>| replay.borrow_mut().record(record);
+            let between = async || {
+                if !replay.borrow().is_full() {
+                    return Ok(());
+                }
+                let taken = replay.borrow_mut().take_piece();
+                piece(taken).await
+            };
+            feed(core, dir, &log.name, &mut reader, each, between).await?;
+            let mut scan = replay.borrow().scan(&reader);
             let later = match &mut scan {
                 Some(scan) => look_behind(core, dir, &log.name, scan).await?,
                 None => None,
             };
-            replay.end(&reader, scan.as_ref(), later)
+            replay.borrow_mut().end(&reader, scan.as_ref(), later)
         };
         match read.await {
             Ok(()) => {}
@@ -164,7 +184,7 @@ pub(crate) async fn logs(
             Err(error) => return Err(error),
         }
     }
-    let mut replayed = replay.finish();
+    let mut replayed = replay.into_inner().finish();
     replayed.leftovers |= salvaged;
     tracing::debug!(
         "replayed {} operations from {} bytes of log",

@@ -59,6 +59,11 @@ impl RecoveredBuilder {
         }
     }
 
+    /// The order of its keys.
+    pub fn comparator(&self) -> Comparator {
+        self.comparator
+    }
+
     /// Takes an operation that writes a key, with its sequence. Others have no effect.
     pub fn apply(&mut self, sequence: u64, op: &Op<'_>) -> Result<()> {
         match *op {

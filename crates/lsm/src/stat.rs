@@ -147,7 +147,10 @@ impl Db {
             last_sequence: self.visible(),
             next_file_number: shared.manifest.next_file_number,
             rocksdb_version,
-            memory_bytes: shared.memory,
+            memory_bytes: {
+                let memory = self.memory();
+                memory.tables + memory.memtables
+            },
             column_families: families,
             warnings: shared.warnings.clone(),
         }

@@ -2,7 +2,9 @@
 //!
 //! Opening reads the file's tail in one read where the database says how long it is: footer,
 //! metaindex, properties, index, filter, dictionary, range tombstones. Index and filter stay in
-//! memory (of partitioned ones the top level does, and partitions are blocks like any other).
+//! memory while there is room for them (see [`crate::table_memory`]); else they are blocks like any
+//! other, and what stays is an index of one entry that leads to the index. Of partitioned ones the
+//! top level stays, and the partitions are blocks like any other.
 
 use std::sync::Arc;
 
@@ -11,11 +13,12 @@ use reactor::Core;
 use rocksfmt::{
     BlockCheck, BlockHandle, Comparator, Decompressor, Dictionary, FOOTER_BYTES, FileMeta,
     FilterHandle, FilterLayout, Footer, IndexLayout, IndexSearch, IndexType, Metaindex, Properties,
-    RangeTombstones, index_lookup,
+    RangeTombstones, index_lookup, index_of_one,
 };
 
 use crate::block;
 use crate::error::{Error, Kind, Result};
+use crate::table_memory::{Charge, TableMemory};
 
 /// An index block in memory, with what makes searching it touch few lines of memory.
 pub(crate) struct IndexBlock {
@@ -51,6 +54,8 @@ pub(crate) enum Filter {
     None,
     /// One filter for the whole file.
     Full { data: Box<[u8]>, layout: FilterLayout },
+    /// One filter for the whole file that is read when it is needed.
+    OnDemand(BlockHandle),
     /// An index of filters.
     Partitioned(IndexBlock),
 }
@@ -61,6 +66,7 @@ impl Filter {
         match self {
             Filter::None => "none".to_owned(),
             Filter::Partitioned(_) => "partitioned".to_owned(),
+            Filter::OnDemand(_) => "not in memory".to_owned(),
             Filter::Full { layout, .. } => match layout {
                 FilterLayout::Empty => "empty".to_owned(),
                 FilterLayout::Bloom { probes, .. } => format!("Bloom, {probes} probes"),
@@ -83,14 +89,19 @@ pub(crate) struct Table {
     pub metaindex: Metaindex,
     pub properties: Properties,
     pub index: IndexBlock,
+    /// The entries of `index` lead to index blocks: it is partitioned, or not in memory.
     pub two_level: bool,
     pub filter: Filter,
     pub dictionary: Option<Dictionary>,
     pub range_tombstones: Option<RangeTombstones>,
     /// The sequence number that all entries of an ingested file have.
     pub global_sequence: Option<u64>,
+    /// Gives back what stays in memory.
+    _charge: Charge,
 }
 
+/// What the tail read covers where index and filter do not stay in memory, about.
+const TAIL_WITHOUT: usize = 16 << 10;
 /// What the tail read covers at least, in bytes.
 const TAIL_MIN: usize = 4 << 10;
 /// What it covers when the database does not say how long the tail is.
@@ -165,7 +176,9 @@ impl Table {
         name: &str,
         meta: FileMeta,
         comparator: Comparator,
+        memory: &Arc<TableMemory>,
     ) -> Result<Table> {
+        let mut charge = Charge::new(memory);
         let shared = dir.open(name).await.map_err(|e| Error::io(format_args!("{name}"), &e))?;
         if shared.size() != meta.size_bytes {
             return Err(Error::new(
@@ -183,6 +196,7 @@ impl Table {
             0 => TAIL_GUESS,
             known => (known as usize).saturating_add(FOOTER_BYTES),
         };
+        let wanted = if charge.may_take(wanted) { wanted } else { TAIL_WITHOUT };
         let len = (wanted.clamp(TAIL_MIN, TAIL_MAX) as u64).min(size);
         let file = core.attach(&shared);
         let bytes = fs::read(&file, size - len, len as usize)
@@ -209,12 +223,32 @@ impl Table {
             .index
             .or(metaindex.index)
             .ok_or_else(|| Error::new(Kind::Corruption, format!("{name}: no index block")))?;
-        let index = index_block(&tail, core, name, index_handle, &properties, comparator).await?;
+        let partitioned = properties.index_type == IndexType::TwoLevel;
+        let mut resident = None;
+        if partitioned || charge.may_take(index_handle.size as usize) {
+            let index = index_block(&tail, core, name, index_handle, &properties, comparator);
+            let index = index.await?;
+            if partitioned {
+                charge.take_anyway(index.memory());
+            }
+            if partitioned || charge.take(index.memory()) {
+                resident = Some(index);
+            }
+        }
+        let two_level = partitioned || resident.is_none();
+        let index = resident.unwrap_or_else(|| {
+            let user_keys = properties.index_format.user_keys;
+            let (data, layout) = index_of_one(&meta.largest, index_handle, user_keys);
+            IndexBlock { data: data.into(), layout, search: None }
+        });
         let filter = match metaindex.filter {
             _ if !properties.whole_key_filtering => Filter::None,
             None => Filter::None,
             // A damaged filter must not hide keys: without one, every key may be there. It is
             // reported by `check`.
+            Some(FilterHandle::Full(handle)) if !charge.take(handle.size as usize) => {
+                Filter::OnDemand(handle)
+            }
             Some(FilterHandle::Full(handle)) => match tail.contents(core, handle).await {
                 Ok(data) => Filter::Full { layout: FilterLayout::parse(&data), data },
                 Err(e) if e.kind() == Kind::Corruption => Filter::None,
@@ -225,14 +259,21 @@ impl Table {
                 let mut plain = properties.clone();
                 plain.index_format.first_keys = false;
                 match index_block(&tail, core, name, handle, &plain, comparator).await {
-                    Ok(top) => Filter::Partitioned(top),
+                    Ok(top) => {
+                        charge.take_anyway(top.memory());
+                        Filter::Partitioned(top)
+                    }
                     Err(e) if e.kind() == Kind::Corruption => Filter::None,
                     Err(e) => return Err(e),
                 }
             }
         };
         let dictionary = match metaindex.compression_dict {
-            Some(handle) => Some(Dictionary::new(&tail.contents(core, handle).await?)),
+            Some(handle) => {
+                let dictionary = Dictionary::new(&tail.contents(core, handle).await?);
+                charge.take_anyway(dictionary.len());
+                Some(dictionary)
+            }
             None => None,
         };
         let range_tombstones = match metaindex.range_deletions {
@@ -245,7 +286,6 @@ impl Table {
             }
             None => None,
         };
-        let two_level = properties.index_type == IndexType::TwoLevel;
         Ok(Table {
             meta,
             file: shared,
@@ -260,6 +300,7 @@ impl Table {
             dictionary,
             range_tombstones,
             global_sequence,
+            _charge: charge,
         })
     }
 
@@ -269,14 +310,10 @@ impl Table {
         format!("{} at offset {offset}", name.to_string_lossy())
     }
 
-    /// Bytes of heap memory that stay in use while the file is open.
-    pub fn memory(&self) -> usize {
-        let filter = match &self.filter {
-            Filter::None => 0,
-            Filter::Full { data, .. } => data.len(),
-            Filter::Partitioned(top) => top.memory(),
-        };
-        self.index.memory() + filter + self.dictionary.as_ref().map_or(0, Dictionary::len)
+    /// Whether its index or its filter is read when it is needed, though it is not partitioned.
+    pub fn is_on_demand(&self) -> bool {
+        let partitioned = self.properties.index_type == IndexType::TwoLevel;
+        matches!(self.filter, Filter::OnDemand(_)) || (self.two_level && !partitioned)
     }
 
     /// The stored length of a data block with its trailer, if the file can hold it.

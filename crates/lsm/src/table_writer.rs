@@ -8,10 +8,18 @@ use crate::job::Job;
 use crate::table::Table;
 use crate::version::Family;
 
-/// Size of a table below level 0, about.
-pub(crate) const FILE_BYTES: u64 = 64 << 20;
+/// Largest and smallest size of a table below level 0, about.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+const FILE_BYTES_MIN: u64 = 4 << 20;
 /// Bytes that gather before they are handed to the file.
 const PIECE: usize = 16 << 10;
+
+/// Size of a table below level 0, about. Whoever writes one holds its index and the hashes of all
+/// its keys, a tenth of it or more where values are small; and an index or filter that is read on
+/// demand is read whole. So tables are small where memory is little.
+pub(crate) fn file_bytes(job: &Job) -> u64 {
+    (job.db.0.tables.budget() as u64).clamp(FILE_BYTES_MIN, FILE_BYTES_MAX)
+}
 
 /// See the module text.
 pub(crate) struct TableWriter<'a> {
@@ -79,6 +87,7 @@ impl<'a> TableWriter<'a> {
         self.file.finish().await.map_err(io)?;
         let meta = FileMeta { number: self.number, epoch, ..meta };
         let (core, dir) = (&self.job.core, &self.job.dir);
-        Table::open(core, dir, &self.name, meta, self.family.comparator).await
+        let memory = &self.job.db.0.tables;
+        Table::open(core, dir, &self.name, meta, self.family.comparator, memory).await
     }
 }

@@ -93,7 +93,7 @@ pub(crate) struct WalReplay {
 }
 
 impl WalReplay {
-    /// A replay on top of what the MANIFEST says, holding at most `memory_max` bytes.
+    /// A replay on top of what the MANIFEST says, which is full at `memory_max` bytes.
     pub fn new(state: &ManifestState, memory_max: u64) -> WalReplay {
         let family = |cf: &rocksfmt::ColumnFamily| Family {
             log_number: cf.log_number,
@@ -121,6 +121,25 @@ impl WalReplay {
             marked: false,
             torn: None,
         }
+    }
+
+    /// Whether it holds more than it should: then a piece is to be taken.
+    pub fn is_full(&self) -> bool {
+        self.memory > self.memory_max
+    }
+
+    /// Takes what was replayed since the last piece, still to be sorted. It is older than all that
+    /// follows.
+    pub fn take_piece(&mut self) -> BTreeMap<u32, Sorting> {
+        let mut piece = BTreeMap::new();
+        for (&id, family) in &mut self.families {
+            let builder = family.builder.as_mut();
+            let Some(builder) = builder.filter(|builder| !builder.is_empty()) else { continue };
+            let new = RecoveredBuilder::new(builder.comparator());
+            piece.insert(id, std::mem::replace(builder, new).freeze());
+        }
+        self.memory = 0;
+        piece
     }
 
     /// Says how many bytes all logs together have, before the first: about what is to be held.
@@ -196,17 +215,6 @@ impl WalReplay {
             let held = builder.memory();
             builder.apply(sequence, &op)?;
             self.memory += (builder.memory() - held) as u64;
-        }
-        if self.memory > self.memory_max {
-            return Err(Error::new(
-                Kind::Memory,
-                format!(
-                    "{}: the write-ahead logs need more than {} bytes of memory; a larger memory \
-                     limit, or opening and closing the database with RocksDB, helps",
-                    place(self),
-                    self.memory_max
-                ),
-            ));
         }
         self.expected = Some(batch.next_sequence());
         self.first_in_log = false;
@@ -410,7 +418,7 @@ impl WalReplay {
 mod tests {
     use super::*;
     use rocksfmt::testing::{BatchBuilder, EditBuilder, LogBuilder};
-    use rocksfmt::{BatchWriter, LogWriter, ManifestReplay};
+    use rocksfmt::{BatchWriter, LOG_BLOCK_BYTES, LogWriter, ManifestReplay};
 
     fn state() -> ManifestState {
         let mut replay = ManifestReplay::new();
@@ -635,12 +643,28 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded() {
-        let Err(e) = replay_with(10_000, &[(4, log(101..5000))]) else {
-            panic!("replayed without bound")
-        };
-        assert_eq!(e.kind(), Kind::Memory);
-        assert!(e.to_string().contains("10000 bytes"), "{e}");
+    fn a_full_replay_gives_its_pieces_in_order() {
+        let bytes = log(101..5000);
+        let mut replay = WalReplay::new(&state(), 10_000);
+        let mut reader = replay.begin(4);
+        let (mut pieces, mut entries) = (0, 0);
+        for (at, part) in bytes.chunks(LOG_BLOCK_BYTES).enumerate() {
+            let last = (at + 1) * LOG_BLOCK_BYTES >= bytes.len();
+            reader.feed(part, last, |record| replay.record(record)).unwrap();
+            if replay.is_full() {
+                let piece = replay.take_piece().remove(&0).unwrap().finish();
+                assert!(piece.memory() < 60_000 && !replay.is_full());
+                let first = 101 + entries as u64;
+                let (packed, _) = piece.get(&first.to_be_bytes(), 5000).unwrap();
+                assert_eq!(packed >> 8, first);
+                entries += piece.len();
+                pieces += 1;
+            }
+        }
+        replay.end(&reader, None, None).unwrap();
+        let replayed = replay.finish();
+        assert!(pieces > 3);
+        assert_eq!((entries + len(&replayed, 0), replayed.last_sequence), (4899, 4999));
     }
 
     /// A log of ours: its mark, and groups that are padded to 512 bytes. Returns where each begins, too.

@@ -42,7 +42,7 @@ use crate::space::{Space, Untold};
 use crate::spares::spares_max;
 use crate::version::Version;
 use crate::wal_writer::Durability;
-use crate::{commit, compaction, flush};
+use crate::{commit, compaction, flush, long_logs};
 
 /// How to write to a database.
 #[derive(Clone, Debug)]
@@ -688,13 +688,17 @@ impl Writer {
             .flat_map(|family| family.mems.iter().map(|mem| (family.id, mem.clone())))
             .collect();
         let keys = db.keys().zip(db.0.manifest.keys);
-        let recovered = Generation {
+        let mut recovered = Generation {
             mems,
             log_number: None,
             keys: keys.and_then(|(now, before)| now.checked_signed_diff(before)),
             log: None,
             next_log: log.number(),
         };
+        if let Some(logs) = &db.0.long_logs {
+            long_logs::to_tables(&inner, logs, &recovered).await?;
+            recovered.keys = Some(0);
+        }
         inner.waiting.borrow_mut().push_back(recovered);
         let commit = inner.clone();
         core.spawn(Class::Foreground, async move {

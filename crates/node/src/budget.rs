@@ -1,13 +1,19 @@
 //! How one memory budget is divided.
 //!
-//! A quarter is kept for what all cores share: indexes, filters and memtables. Where the node
+//! An eighth, 32 MiB at most, is for what cannot be told beforehand: tables that flushes and merges
+//! are building, writes on their way to the log, and what the allocator loses between buffers of
+//! different sizes. Of the rest a quarter is kept for what all cores share: indexes, filters and memtables. Where the node
 //! writes, three eighths of it are for memtables: one that is written to and those that become
 //! tables; and a sixteenth for remembering which keys are there, which spares writes from reading
-//! when keys are counted. The rest of it is loaded at the opening, so too small a quarter is an error there and
-//! not a surprise later. The other three quarters are split evenly among the cores. Of its part each core gives an eighth
-//! to what its connections have sent and not yet received, and the other seven to its pool: block
-//! cache and reads in flight. The cache leaves room for the reads; when they need more, it gives
-//! way.
+//! when keys are counted. The rest of it is for indexes and filters; those that find no room in it
+//! are read through the cores' caches. The other three quarters are split evenly among the cores.
+//! Of its part each core gives an eighth to what its connections have sent and not yet received,
+//! and the other seven to its pool: block cache, reads in flight, and the buffers of flushes and
+//! merges. The cache leaves room for the reads; when anybody needs more, it gives way.
+//!
+//! Outside the budget is a fixed part of some [`FIXED_BYTES`]: the program itself, its threads'
+//! stacks, the rings shared with the kernel, what a table or a connection is described by. The
+//! allocator may lose 15 % of the budget between allocations.
 //!
 //! Each core touches its pool first from its own pinned thread, so on a machine with several
 //! memory nodes the kernel places it on that core's node.
@@ -20,8 +26,8 @@ use crate::config::Config;
 /// The parts of a node's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// For indexes, filters and recovered writes, shared by all cores.
-    pub shared: usize,
+    /// For indexes and filters, shared by all cores.
+    pub tables: usize,
     /// Size of a memtable, of which there are up to [`MEMTABLES`]; 0 where nothing is written.
     pub memtable: usize,
     /// For remembering which keys are there.
@@ -34,6 +40,13 @@ pub struct Budget {
     pub cache: usize,
 }
 
+/// What a node needs beyond its budget, in bytes.
+pub(crate) const FIXED_BYTES: u64 = 24 << 20;
+/// The smallest budget for which huge pages are worth what they waste: each is 2 MiB, and one that
+/// is used in part is there as a whole. Below it freed memory goes back to the system soon, too.
+const LARGE_MIN: u64 = 512 << 20;
+/// The most that is set aside for what is not told beforehand.
+const UNTOLD_MAX: u64 = 32 << 20;
 /// The most that connections of one core are given.
 const CONNECTIONS_MAX: u64 = 128 << 20;
 /// The largest memtable.
@@ -48,6 +61,7 @@ const IN_FLIGHT_MAX: u64 = 128 << 20;
 impl Budget {
     /// Divides `total` among so many cores, of a node that writes or does not.
     pub fn split(total: u64, cores: usize, writes: bool) -> Budget {
+        let total = total - (total / 8).min(UNTOLD_MAX);
         let shared = total / 4;
         let memtable = if writes { (shared / 8).min(MEMTABLE_MAX) } else { 0 };
         let known_keys = if writes { (shared / 16).min(KNOWN_KEYS_MAX) } else { 0 };
@@ -57,12 +71,21 @@ impl Budget {
         let in_flight = (pool / 4).min(IN_FLIGHT_MAX);
         let bytes = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         Budget {
-            shared: bytes(shared - MEMTABLES * memtable - known_keys),
+            tables: bytes(shared - MEMTABLES * memtable - known_keys),
             memtable: bytes(memtable),
             known_keys: bytes(known_keys),
             connections: bytes(connections),
             pool: bytes(pool),
             cache: bytes(pool - in_flight),
+        }
+    }
+
+    /// What writes recovered from the log may take until they are tables: the place of the
+    /// memtables that are not there yet.
+    pub fn recovered(&self) -> usize {
+        match self.memtable {
+            0 => self.tables,
+            memtable => (MEMTABLES as usize - 1) * memtable,
         }
     }
 
@@ -84,6 +107,12 @@ impl Config {
     /// How this node divides its memory.
     pub fn budget(&self) -> Budget {
         Budget::split(self.memory_bytes, self.processors.len(), !self.read_only)
+    }
+
+    /// Whether memory counts for more than speed: then it is not on huge pages, and what was freed
+    /// goes back to the system soon.
+    pub fn has_little_memory(&self) -> bool {
+        self.memory_bytes < LARGE_MIN
     }
 
     /// What the cores are started with, each with a ring of its own in `log`.
@@ -111,9 +140,9 @@ mod tests {
                 let budget = Budget::split(total, cores, true);
                 let core = budget.connections + budget.pool;
                 let memtables = MEMTABLES as usize * budget.memtable;
-                let shared = budget.shared + memtables + budget.known_keys;
+                let shared = budget.tables + memtables + budget.known_keys;
                 assert!(shared + core * cores <= total as usize);
-                assert!(budget.shared > memtables, "what is recovered is no larger");
+                assert!(budget.recovered() < memtables, "there is room to write meanwhile");
                 assert!(budget.cache < budget.pool, "reads in flight have room");
                 assert!(budget.pool - budget.cache <= IN_FLIGHT_MAX as usize);
             }

@@ -1,11 +1,12 @@
 //! What the node tells the key-value door about itself, for `INFO`, `CONFIG GET` and `HELLO`.
 
-use kv::{CpuSeconds, NodeInfo};
+use kv::{CpuSeconds, MemoryUse, NodeInfo};
 
+use crate::budget::FIXED_BYTES;
 use crate::config::Config;
 use crate::cores::write_list;
 use crate::machine::Machine;
-use crate::process::{CpuTime, executable, resident_bytes};
+use crate::process::{CpuTime, executable, memory_use};
 
 /// A node's description of itself.
 pub struct Description {
@@ -21,8 +22,6 @@ pub struct Description {
     pub driver: &'static str,
     /// Different for every start.
     pub run_id: String,
-    /// What indexes, filters and recovered writes take.
-    pub database_bytes: usize,
 }
 
 impl NodeInfo for Description {
@@ -60,8 +59,8 @@ impl NodeInfo for Description {
         data.map_or_else(String::new, |data| data.display().to_string())
     }
 
-    fn memory_resident_bytes(&self) -> u64 {
-        resident_bytes()
+    fn memory(&self) -> MemoryUse {
+        memory_use()
     }
 
     fn memory_budget_bytes(&self) -> u64 {
@@ -96,9 +95,10 @@ impl NodeInfo for Description {
             pair("io", self.driver.to_owned()),
             pair("poll", config.poll.to_string()),
             pair("memory", config.memory_bytes.to_string()),
-            pair("memory-shared", budget.shared.to_string()),
+            pair("memory-fixed", FIXED_BYTES.to_string()),
+            pair("memory-tables", budget.tables.to_string()),
             pair("memory-memtable", budget.memtable.to_string()),
-            pair("memory-shared-used", self.database_bytes.to_string()),
+            pair("memory-known-keys", budget.known_keys.to_string()),
             pair("memory-connections-per-core", budget.connections.to_string()),
             pair("memory-pool-per-core", budget.pool.to_string()),
             pair("memory-cache-per-core", budget.cache.to_string()),

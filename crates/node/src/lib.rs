@@ -51,7 +51,7 @@ pub use machine::Machine;
 #[doc(hidden)]
 pub use mutant::{Mutant, set_mutant};
 pub use open::{explain, open, open_for_writing};
-pub use process::{CpuTime, resident_bytes};
+pub use process::{CpuTime, count_memory_with, memory_use, resident_bytes};
 pub use serve::{Database, Ready, serve};
 pub use size::Size;
 pub use state::{ADMIN_SOCKET, STATE_VARIABLE, default_state};

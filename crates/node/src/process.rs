@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use kv::MemoryUse;
 use nix::sys::prctl::set_thp_disable;
 use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 use nix::sys::time::TimeVal;
@@ -70,9 +71,35 @@ impl CpuTime {
 /// Most bytes of the kernel's text about a process.
 const STATUS_BYTES: usize = 8 << 10;
 
+/// How the allocator's bytes in use are learnt.
+static ALLOCATED: OnceLock<fn() -> u64> = OnceLock::new();
+
+/// Says how to ask the program's allocator for the bytes that are in use. The first call counts.
+pub fn count_memory_with(allocated: fn() -> u64) {
+    let _ = ALLOCATED.set(allocated);
+}
+
+/// What memory the process uses. The first call must precede the process's confinement.
+pub fn memory_use() -> MemoryUse {
+    let status = status();
+    let field = |name| parse(&status, name).unwrap_or(0);
+    let resident_bytes = field("VmRSS:");
+    let allocated_bytes = ALLOCATED.get().map_or(0, |allocated| allocated());
+    MemoryUse {
+        resident_bytes,
+        resident_peak_bytes: field("VmHWM:").max(resident_bytes),
+        allocated_bytes: if allocated_bytes == 0 { resident_bytes } else { allocated_bytes },
+    }
+}
+
 /// Bytes of memory that the process occupies. The first who asks does so before the process is
 /// confined.
 pub fn resident_bytes() -> u64 {
+    parse(&status(), "VmRSS:").unwrap_or(0)
+}
+
+/// The kernel's text about this process.
+fn status() -> String {
     #[expect(clippy::disallowed_methods, reason = "a file of the kernel's, opened at the start")]
     fn open() -> Option<File> {
         File::open("/proc/self/status").ok()
@@ -82,7 +109,7 @@ pub fn resident_bytes() -> u64 {
     // Each read from the beginning makes the text anew.
     let read = STATUS.get_or_init(open).as_ref().map(|file| file.read_at(&mut text, 0));
     let text = &text[..read.and_then(Result::ok).unwrap_or(0)];
-    parse(&String::from_utf8_lossy(text)).unwrap_or(0)
+    String::from_utf8_lossy(text).into_owned()
 }
 
 /// The file of this program; empty where it is not known. The first who asks does so before the
@@ -92,8 +119,9 @@ pub(crate) fn executable() -> &'static Path {
     EXECUTABLE.get_or_init(|| std::env::current_exe().unwrap_or_default())
 }
 
-fn parse(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+/// A field of the kernel's text, in bytes.
+fn parse(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
 }
@@ -114,8 +142,11 @@ mod tests {
 
     #[test]
     fn memory_is_found_in_the_kernels_text() {
-        assert_eq!(parse("Name:\tx\nVmRSS:\t    2048 kB\nThreads: 1\n"), Some(2 << 20));
-        assert_eq!(parse("VmRSS: much"), None);
-        assert!(resident_bytes() > 100_000);
+        let text = "Name:\tx\nVmHWM:\t 4096 kB\nVmRSS:\t    2048 kB\nThreads: 1\n";
+        assert_eq!(parse(text, "VmRSS:"), Some(2 << 20));
+        assert_eq!(parse(text, "VmHWM:"), Some(4 << 20));
+        assert_eq!(parse("VmRSS: much", "VmRSS:"), None);
+        let used = memory_use();
+        assert!(resident_bytes() > 100_000 && used.resident_peak_bytes >= used.resident_bytes);
     }
 }

@@ -146,7 +146,7 @@ pub fn serve(
     let renewed = launched.is_none() && std::env::var_os(launcher::RENEWED).is_some();
     let alone = launched.is_none() && line_to_predecessor()?.is_none();
     let succeeds = launched.map_or(!alone, |(_, succeeds)| succeeds);
-    use_huge_pages(!succeeds);
+    use_huge_pages(!succeeds && !config.has_little_memory());
     if renewed || (alone && launcher::is_wanted(&config)) {
         return match launcher::run(&config, renewed)? {
             0 => Ok(()),
@@ -242,7 +242,7 @@ async fn serve_core(
             }
             metrics = inherited.metrics.or(metrics);
             predecessor = Some(inherited.predecessor);
-            use_huge_pages(true);
+            use_huge_pages(!node.config.has_little_memory());
         }
         first.predecessor.clone_from(&predecessor);
         first.upgrader = Some(upgrader);
@@ -756,7 +756,8 @@ async fn prepare(
         secondary: config.secondary,
         salvage: config.salvage,
         cache_bytes: budget.cache,
-        memory_bytes: budget.shared,
+        memory_bytes: budget.tables,
+        recovered_bytes: budget.recovered(),
         ..OpenOptions::default()
     };
     // The node before this one has it open until its clients have had their replies.
@@ -796,7 +797,6 @@ async fn prepare(
         port: listen.port(),
         driver: core.driver_name(),
         run_id,
-        database_bytes: db.memory(),
     };
     let clients_max = clients_max(core.cores(), first_free);
     let password = config.password.clone();

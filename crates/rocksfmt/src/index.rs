@@ -15,8 +15,9 @@
 use std::ops::Range;
 
 use crate::block::{BlockLayout, Entries, Entry, bad_entry};
+use crate::block_builder::BlockBuilder;
 use crate::checksum::BLOCK_TRAILER_BYTES;
-use crate::coding::{unzigzag, varint32_at, varint64_at};
+use crate::coding::{put_varint, unzigzag, varint32_at, varint64_at};
 use crate::cursor::Cursor;
 use crate::error::{Error, Result};
 use crate::footer::BlockHandle;
@@ -185,6 +186,29 @@ impl Entries for IndexLayout {
         }
         entries.get(at..at + non_shared as usize)
     }
+}
+
+/// An index block of one entry that leads to `handle`, with how it is laid out: the top of an index that is itself
+/// a block of the file. `largest` is an internal key; no user key of the file is behind its user key.
+pub fn index_of_one(
+    largest: &[u8],
+    handle: BlockHandle,
+    user_keys: bool,
+) -> (Vec<u8>, IndexLayout) {
+    let mut key = largest[..largest.len().saturating_sub(KEY_TRAILER_BYTES)].to_vec();
+    if !user_keys {
+        // Behind all versions of that user key.
+        key.extend_from_slice(&0u64.to_le_bytes());
+    }
+    let mut value = Vec::new();
+    put_varint(&mut value, handle.offset);
+    put_varint(&mut value, handle.size);
+    let mut block = BlockBuilder::new(1);
+    block.add(&key, &value);
+    let data = block.finish().to_vec();
+    let format = IndexFormat { user_keys, ..IndexFormat::default() };
+    let layout = IndexLayout::parse(&data, format).expect("a block that was built here");
+    (data, layout)
 }
 
 /// Finds the block that may hold the first entry at or behind the internal key `target`; `None` if every key of

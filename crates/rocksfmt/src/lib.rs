@@ -79,7 +79,7 @@ pub use file_meta::{BlobFileMeta, FileMeta};
 pub use filter::{AlwaysMatch, BloomBuilder, FilterKey, FilterLayout};
 pub use footer::{BlockHandle, FOOTER_BYTES, Footer};
 pub use group_end::{GroupEnd, TornGroup};
-pub use index::{IndexCursor, IndexFormat, IndexLayout, IndexType, index_lookup};
+pub use index::{IndexCursor, IndexFormat, IndexLayout, IndexType, index_lookup, index_of_one};
 pub use index_search::IndexSearch;
 pub use key::{
     Comparator, InternalKey, KEY_TRAILER_BYTES, SEEK_TYPE, SENTINEL_PACKED, SEQUENCE_MAX,

@@ -812,7 +812,12 @@ pub fn engine_judged(
                 manifest_bytes: [3_000, 40_000][rng.index(2)],
                 ..WriteOptions::default()
             },
-            reading: OpenOptions { cache_bytes: rng.index(2) * 100_000, ..OpenOptions::default() },
+            reading: OpenOptions {
+                cache_bytes: rng.index(2) * 100_000,
+                memory_bytes: [2_000, usize::MAX][rng.index(2)],
+                recovered_bytes: [10_000, usize::MAX][rng.index(2)],
+                ..OpenOptions::default()
+            },
             rng: RefCell::new(rng.fork()),
             ended: Cell::new(false),
             scarce,

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use kv::{CpuSeconds, NodeInfo};
+use kv::{CpuSeconds, MemoryUse, NodeInfo};
 use reactor::sim::World;
 use reactor::{Core, Socket};
 use resp::{Decoder, DecoderLimits, Reply, write_command};
@@ -43,8 +43,8 @@ impl NodeInfo for Node {
     fn data_directory(&self) -> String {
         DIR.to_owned()
     }
-    fn memory_resident_bytes(&self) -> u64 {
-        0
+    fn memory(&self) -> MemoryUse {
+        MemoryUse::default()
     }
     fn memory_budget_bytes(&self) -> u64 {
         0
