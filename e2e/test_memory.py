@@ -1,0 +1,151 @@
+"""Memory is what was promised: under mixed load a node occupies its budget, a seventh more and 24 MiB, and it opens again with what it was written with."""
+
+import pathlib
+import random
+import subprocess
+import threading
+import time
+
+import millrace
+import pytest
+
+MIB = 1 << 20
+FIXED = 24 * MIB
+SIZES = {"64M": 64 * MIB, "128M": 128 * MIB, "512M": 512 * MIB, "4G": 4096 * MIB}
+
+
+def status(node, field):
+    """A field of the kernel's text about the process that serves, in bytes."""
+    pid = millrace.serving(node.process.pid)
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"no {field}")
+
+
+def info(node):
+    """`INFO memory`, as numbers where they are."""
+    with node.connect() as client:
+        lines = client.call("INFO", "memory").decode().splitlines()
+    pairs = (line.split(":", 1) for line in lines if ":" in line)
+    return {name: int(value) if value.isdigit() else value for name, value in pairs}
+
+
+class Load:
+    """Everything at once, until it is stopped: pipelines, large values, scans, counters, connections that come and go."""
+
+    def __init__(self, node):
+        self.node = node
+        self.over = threading.Event()
+        self.failed = []
+        self.large = {}
+        self.idle = [node.connect() for _ in range(200)]
+        self.benchmarks = [
+            self.benchmark("-t", "set", "-r", "2000000", "-d", "200", "-P", "16", "-c", "30"),
+            self.benchmark("-t", "get", "-r", "2000000", "-P", "8", "-c", "20"),
+            self.benchmark("-t", "mset", "-r", "500000", "-d", "1000", "-c", "10"),
+        ]
+        works = [self.values, self.scans, self.counters, self.comers]
+        self.threads = [threading.Thread(target=self.run, args=(work,)) for work in works]
+        for thread in self.threads:
+            thread.start()
+
+    def benchmark(self, *arguments):
+        words = ["redis-benchmark", "-p", str(self.node.port), "-n", "1000000000", "-q", *arguments]
+        return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def run(self, work):
+        # With its data far larger than its memory, a node on a busy machine may be slow.
+        try:
+            with self.node.connect(timeout=120) as client:
+                while not self.over.is_set():
+                    work(client)
+        except Exception as error:
+            self.failed.append((work.__name__, repr(error)))
+
+    def values(self, client):
+        number = random.randrange(40)
+        value = random.randbytes(64) * random.randrange(1, 16 << 10)
+        client.call("SET", f"large{number}", value)
+        self.large[number] = value
+        other = random.choice(list(self.large))
+        assert client.call("GET", f"large{other}") == self.large[other]
+
+    def scans(self, client):
+        cursor = b"0"
+        for _ in range(20):
+            cursor, _keys = client.call("SCAN", cursor, "COUNT", "1000")
+        client.call("MR.RANGE", "-", "+", "LIMIT", "5000")
+
+    def counters(self, client):
+        for number in range(50):
+            client.call("INCR", f"counter{number}")
+            client.call("APPEND", f"appended{number}", "x" * 100)
+
+    def comers(self, _client):
+        with self.node.connect() as client:
+            client.call("MGET", *(f"key:{random.randrange(2_000_000):012}" for _ in range(100)))
+
+    def stop(self):
+        self.over.set()
+        for benchmark in self.benchmarks:
+            assert benchmark.poll() is None, "the load has ended early"
+            benchmark.kill()
+            benchmark.wait()
+        for thread in self.threads:
+            thread.join()
+        for client in self.idle:
+            client.socket.close()
+        assert not self.failed, self.failed
+
+
+def within(node, size):
+    """Asserts the promise, and says what was measured."""
+    peak, said = status(node, "VmHWM"), info(node)
+    parts = {name: value // MIB for name, value in said.items() if isinstance(value, int)}
+    print(f"--memory {size >> 20}M: peak {peak / MIB:.0f} MiB, at most {(size * 1.15 + FIXED) / MIB:.0f}; now {parts}")
+    assert peak <= size * 1.15 + FIXED, f"{peak >> 20} MiB of {size >> 20} MiB: {parts}"
+    # What it says of itself is true.
+    assert abs(said["used_memory_rss"] - status(node, "VmRSS")) < 16 * MIB
+    assert said["used_memory_peak"] <= status(node, "VmHWM")
+    assert said["pool_bytes"] + said["tables_bytes"] + said["memtables_bytes"] <= said["used_memory"] + MIB
+    assert said["used_memory"] <= said["used_memory_rss"] * 1.1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_node_stays_within_its_memory_and_opens_again_with_it(size, tmp_path, long):
+    if not long and size != "64M":
+        pytest.skip("the longer form has the larger sizes")
+    flags = ["--memory", size, "--cores", "2", "--durability", "process"]
+    with millrace.node(tmp_path / "db", tmp_path / "log", *flags, writes=True) as node:
+        load = Load(node)
+        try:
+            time.sleep(600 if long else 12)
+        finally:
+            load.stop()
+        within(node, SIZES[size])
+        node.process.kill()
+    # What was written with so much memory opens with it.
+    with millrace.node(tmp_path / "db", tmp_path / "log2", *flags, writes=True) as node:
+        node.until_ready()
+        with node.connect() as client:
+            for number, value in load.large.items():
+                assert client.call("GET", f"large{number}") == value
+            assert client.call("SET", "after", "restart") == b"OK"
+        within(node, SIZES[size])
+
+
+def test_a_log_longer_than_memory_opens(tmp_path):
+    """Refused before: what had been written with more memory, or by RocksDB, needed as much again."""
+    flags = ["--cores", "1", "--durability", "process"]
+    with millrace.node(tmp_path / "db", tmp_path / "log", *flags, "--memory", "1G", writes=True) as node:
+        with node.connect() as client:
+            for number in range(300):
+                client.call("SET", f"key{number}", bytes([number % 256]) * 100_000)
+        node.process.kill()
+    with millrace.node(tmp_path / "db", tmp_path / "log2", *flags, "--memory", "32M", writes=True) as node:
+        with node.connect() as client:
+            assert client.call("DBSIZE") == 300
+            for number in range(300):
+                assert client.call("GET", f"key{number}") == bytes([number % 256]) * 100_000
+        within(node, 32 * MIB)
