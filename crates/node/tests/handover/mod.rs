@@ -269,7 +269,10 @@ impl Outside {
     }
 
     /// Starts a node that nobody hands anything to.
-    fn start(&mut self) {
+    async fn start(&mut self) {
+        // What was under way between two that have ended may hold a socket for a moment.
+        let free = |machine: &Machine| UnixListener::bind_addr(&machine.address).is_ok();
+        self.until("nobody listens", |outside| outside.machines.iter().all(free)).await;
         let listener = |machine: &Machine| {
             let listener = UnixListener::bind_addr(&machine.address);
             (machine.spec.clone(), listener.expect("nobody listens any more").into())
@@ -459,9 +462,17 @@ impl Outside {
             3 | 4 => Tamper::Late,
             _ => Tamper::Cut(self.rng.below(1_000_000)),
         };
+        let nth = match tamper {
+            // Two kinds of message have one.
+            Tamper::Version => [0, 4 + disks][self.rng.index(2)],
+            // That a disk was taken, which the old one waits for only so long.
+            Tamper::Late if self.rng.coin() => 5 + disks,
+            _ => nth,
+        };
         // Beyond all patience, or hardly.
         let most_ns = if self.rng.coin() { 6_000_000_000 } else { 1 << self.rng.below(24) };
         let late_ns = self.rng.below(most_ns);
+        let heard_ns = self.rng.below(2_000_000);
         let [old, new] = [old, new].map(|end| UnixSocket::from_fd(&self.core, end.into()));
         let (old, new) = (old.expect("a socket"), new.expect("a socket"));
         let (core, report, left) = (self.core.clone(), self.report.clone(), Cell::new(nth));
@@ -478,7 +489,7 @@ impl Outside {
             };
             let mut there = pin!(carry(&old, &new, &strike));
             let mut back = pin!(carry(&new, &old, &strike));
-            // When one direction has ended both sockets are closed.
+            // When one direction has ended both sockets are closed, after a while.
             poll_fn(|cx| {
                 match there.as_mut().poll(cx).is_ready() || back.as_mut().poll(cx).is_ready() {
                     true => Poll::Ready(()),
@@ -486,6 +497,7 @@ impl Outside {
                 }
             })
             .await;
+            core.sleep_ns(heard_ns).await;
         });
     }
 
@@ -495,7 +507,7 @@ impl Outside {
             self.since_ns = self.core.now_ns();
             if !self.nodes.iter().any(Running::serves) {
                 self.until("all have ended", |outside| outside.nodes.is_empty()).await;
-                self.start();
+                self.start().await;
                 self.until("it serves", |outside| outside.nodes[0].serves()).await;
             }
             self.since_ns = self.core.now_ns();
@@ -517,7 +529,7 @@ impl Outside {
         }
         if !self.nodes.iter().any(Running::serves) {
             self.until("all have ended", |outside| outside.nodes.is_empty()).await;
-            self.start();
+            self.start().await;
         }
         self.since_ns = self.core.now_ns();
         self.machines.iter().for_each(|machine| machine.guest.borrow_mut().ends = true);
