@@ -563,8 +563,8 @@ fn large_commands_are_held_back_and_all_are_served_but_the_one_that_stalls() {
             let mut announces = Client::connect(&core, &world);
             announces.send(b"*2\r\n$4\r\nECHO\r\n$600000\r\n".to_vec()).await.unwrap();
             let reply = announces.reply().await.unwrap();
-            let expected = b"ERR Protocol error: request longer than 500000 bytes";
-            assert_eq!(reply, Reply::Error(expected.to_vec()));
+            let Reply::Error(error) = reply else { panic!("not refused: {reply:?}") };
+            assert!(error.starts_with(b"ERR Protocol error: request longer than 500000 bytes"));
             assert!(announces.reply().await.is_err(), "one error, and the end");
         });
     }

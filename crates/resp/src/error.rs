@@ -46,7 +46,7 @@ impl ProtocolError {
                 &mut digits,
                 i64::try_from(*bytes_max).unwrap_or(i64::MAX),
             ));
-            out.extend_from_slice(b" bytes");
+            out.extend_from_slice(b" bytes (the limit follows --memory)");
         }
         out.extend_from_slice(b"\r\n");
     }
@@ -98,7 +98,7 @@ mod tests {
         );
         assert_eq!(
             line(ProtocolError::RequestTooLong { bytes_max: 5 }),
-            b"-ERR Protocol error: request longer than 5 bytes\r\n"
+            b"-ERR Protocol error: request longer than 5 bytes (the limit follows --memory)\r\n"
         );
         assert_eq!(
             ProtocolError::ExpectedBulk(b'x').to_string(),
