@@ -2,44 +2,16 @@
 //! RocksDB makes of it.
 #![expect(clippy::disallowed_methods, reason = "files of the host, as RocksDB will find them")]
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+mod common;
 
+use std::path::Path;
+
+use common::{fresh_dir, ldb, on_one_core};
 use lsm::{BatchWriter, Db, Durability, OpenOptions, WriteOptions, Writer};
-use reactor::{Core, RuntimeConfig};
+use reactor::Core;
 use rocksfmt::{
     FileName, LogKind, LogReader, LogWriter, ManifestReplay, ManifestState, VersionEdit,
 };
-
-fn fresh_dir(name: &str) -> PathBuf {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("manifest-{name}"));
-    let _ = std::fs::remove_dir_all(&dir);
-    std::fs::create_dir_all(&dir).unwrap();
-    dir
-}
-
-fn on_one_core<T: Send + 'static, F>(main: impl Fn(Core) -> F + Clone + Send + 'static) -> T
-where
-    F: Future<Output = T> + 'static,
-{
-    let config = RuntimeConfig {
-        processors: reactor::processors()[..1].to_vec(),
-        memory: 64 << 20,
-        ..RuntimeConfig::default()
-    };
-    reactor::run(&config, main).expect("the runtime starts").remove(0)
-}
-
-fn ldb(dir: &Path, args: &[&str]) -> String {
-    let out = Command::new("ldb")
-        .arg(format!("--db={}", dir.display()))
-        .args(args)
-        .output()
-        .expect("ldb runs: install Debian's rocksdb-tools (./test does)");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(out.status.success(), "ldb {args:?}: {}{}", text(&out.stdout), text(&out.stderr));
-    text(&out.stdout)
-}
 
 /// Makes an empty database with families `f1` to `f{count - 1}` besides the default one.
 fn database(dir: &Path, count: u32) {
@@ -118,7 +90,7 @@ async fn fill(core: &Core, writer: &Writer, families: &[u32], round: u8) {
 fn a_generation_is_one_change_and_families_without_writes_are_not_in_it() {
     const FAMILIES: u32 = 400;
     const ROUNDS: u8 = 10;
-    let dir = fresh_dir("families");
+    let dir = fresh_dir("manifest-families");
     database(&dir, FAMILIES);
     let path = dir.clone();
     on_one_core(move |core| {
@@ -162,7 +134,7 @@ fn a_generation_is_one_change_and_families_without_writes_are_not_in_it() {
 fn a_manifest_that_has_grown_is_replaced_while_the_database_is_open() {
     // By our bound, and by a smaller one of RocksDB's.
     for (name, bound) in [("ours", 8_000), ("theirs", u64::MAX)] {
-        let dir = fresh_dir(&format!("grown-{name}"));
+        let dir = fresh_dir(&format!("manifest-grown-{name}"));
         if name == "theirs" {
             ldb(&dir, &["put", "--create_if_missing", "first", "value"]);
             for entry in std::fs::read_dir(&dir).unwrap() {
@@ -210,7 +182,7 @@ fn a_manifest_that_has_grown_is_replaced_while_the_database_is_open() {
 
 #[test]
 fn a_record_that_is_longer_than_a_block_goes_to_a_new_manifest() {
-    let dir = fresh_dir("long");
+    let dir = fresh_dir("manifest-long");
     let path = dir.clone();
     on_one_core(move |core| {
         let path = path.clone();
@@ -237,7 +209,7 @@ fn a_record_that_is_longer_than_a_block_goes_to_a_new_manifest() {
 
 #[test]
 fn families_that_rocksdb_dropped_are_gone_and_their_numbers_are_not_used_again() {
-    let dir = fresh_dir("dropped");
+    let dir = fresh_dir("manifest-dropped");
     ldb(&dir, &["put", "--create_if_missing", "key", "value"]);
     let blobs = ["--enable_blob_files", "--min_blob_size=0"];
     for name in ["one", "two"] {

@@ -1,31 +1,14 @@
 //! Memory is bounded, and a database that was written opens with as little as it was written with.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+mod common;
 
+use std::collections::BTreeMap;
+
+use common::{fresh_dir, on_one_core_with};
 use lsm::{BatchWriter, Db, Durability, IterOptions, Kind, OpenOptions, WriteOptions, Writer};
-use reactor::{Core, RuntimeConfig};
+use reactor::Core;
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
-
-fn fresh_dir(name: &str) -> PathBuf {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let _ = std::fs::remove_dir_all(&dir);
-    std::fs::create_dir_all(&dir).unwrap();
-    dir
-}
-
-fn on_one_core<T: Send + 'static, F>(main: impl Fn(Core) -> F + Clone + Send + 'static) -> T
-where
-    F: Future<Output = T> + 'static,
-{
-    let config = RuntimeConfig {
-        processors: reactor::processors()[..1].to_vec(),
-        memory: 16 << 20,
-        ..RuntimeConfig::default()
-    };
-    reactor::run(&config, main).expect("the runtime starts").remove(0)
-}
 
 fn key(n: u64) -> Vec<u8> {
     format!("key{:06}", n % 20_000).into_bytes()
@@ -90,7 +73,7 @@ fn indexes_and_filters_that_find_no_room_are_read_on_demand() {
     let mut model = Model::new();
     for memory_bytes in [usize::MAX, BYTES, usize::MAX] {
         let (path, before) = (dir.clone(), model.clone());
-        model = on_one_core(move |core| {
+        model = on_one_core_with(16 << 20, move |core| {
             let (path, mut model) = (path.clone(), before.clone());
             async move {
                 let options =
@@ -125,7 +108,7 @@ fn logs_longer_than_memory_become_tables_at_the_opening() {
     let dir = fresh_dir("memory-logs");
     let options = |recovered_bytes| OpenOptions { recovered_bytes, ..OpenOptions::default() };
     let path = dir.clone();
-    let model = on_one_core(move |core| {
+    let model = on_one_core_with(16 << 20, move |core| {
         let path = path.clone();
         async move {
             let mut model = Model::new();
@@ -139,7 +122,7 @@ fn logs_longer_than_memory_become_tables_at_the_opening() {
     });
     for (round, durability) in [Durability::Power, Durability::Process].into_iter().enumerate() {
         let (path, model) = (dir.clone(), model.clone());
-        on_one_core(move |core| {
+        on_one_core_with(16 << 20, move |core| {
             let (path, model) = (path.clone(), model.clone());
             async move {
                 if round == 0 {

@@ -1,49 +1,17 @@
 //! What is written is read back, by us and by RocksDB, through flushes and new openings.
 
+mod common;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use common::{DRIVER, fresh_dir, ldb, on_one_core};
 use lsm::{BatchWriter, Compression, Db, Durability, IterOptions, Kind, OpenOptions, WriteOptions};
 use reactor::{Core, RuntimeConfig};
 
-/// Chooses the reactor's driver.
-const DRIVER: &str = "MILLRACE_DRIVER";
-
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
-
-fn fresh_dir(name: &str) -> PathBuf {
-    // The same test may run on another driver at the same time.
-    let driver = std::env::var(DRIVER).unwrap_or_default();
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}{driver}"));
-    let _ = std::fs::remove_dir_all(&dir);
-    std::fs::create_dir_all(&dir).unwrap();
-    dir
-}
-
-fn on_one_core<T: Send + 'static, F>(main: impl Fn(Core) -> F + Clone + Send + 'static) -> T
-where
-    F: Future<Output = T> + 'static,
-{
-    let config = RuntimeConfig {
-        processors: reactor::processors()[..1].to_vec(),
-        memory: 64 << 20,
-        ..RuntimeConfig::default()
-    };
-    reactor::run(&config, main).expect("the runtime starts").remove(0)
-}
-
-fn ldb(dir: &Path, args: &[&str]) -> String {
-    let out = Command::new("ldb")
-        .arg(format!("--db={}", dir.display()))
-        .args(args)
-        .output()
-        .expect("ldb runs: install Debian's rocksdb-tools (./test does)");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(out.status.success(), "ldb {args:?}: {}{}", text(&out.stdout), text(&out.stderr));
-    text(&out.stdout)
-}
 
 fn rocksdb_scan(dir: &Path) -> Model {
     let unhex = |text: &str| -> Vec<u8> {
