@@ -63,6 +63,8 @@ pub(crate) struct ReadAhead {
     quota: usize,
     /// Bytes consumed since the last seek.
     consumed: usize,
+    /// The block that was given out last.
+    given: BlockHandle,
     keep: bool,
 }
 
@@ -80,6 +82,7 @@ impl ReadAhead {
             window: 0,
             quota: 0,
             consumed: 0,
+            given: BlockHandle { offset: 0, size: 0 },
             keep,
         }
     }
@@ -251,6 +254,7 @@ impl ReadAhead {
                 if let Some(handle) = chunk.handles.pop_front() {
                     let len = handle.size as usize + BLOCK_TRAILER_BYTES;
                     self.consumed += len;
+                    self.given = handle;
                     let block = self.take(handle, len).await?;
                     return Ok(Some(block));
                 }
@@ -273,6 +277,19 @@ impl ReadAhead {
             self.widen();
             self.top_up(bound).await?;
         }
+    }
+
+    /// Gives up the memory of what was consumed, so that nothing but the block given out holds any of it.
+    pub fn shed(&mut self) {
+        if let Some(chunk) = self.chunks.front_mut().filter(|chunk| chunk.handles.is_empty()) {
+            chunk.data = Data::Single;
+        }
+    }
+
+    /// The block that was given out last, once more. Suspends for it.
+    pub async fn again(&self) -> Result<Block> {
+        let (inner, view) = (&self.reader.inner, &self.reader.view);
+        inner.block(view, self.slot, self.given, BlockKind::Data, self.keep).await
     }
 
     fn widen(&mut self) {

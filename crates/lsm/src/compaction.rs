@@ -38,6 +38,9 @@ use crate::{commit, writer::Inner};
 
 /// A merge may stand on blocks that take such a part of a core's memory.
 const MEMORY_SHARE: u64 = 2;
+/// A source that does not have the next entry gives up a block of so many bytes, when the blocks of all take more than
+/// that part. Such a block is mostly one value, so it is seldom read more than twice.
+const LARGE_BLOCK: usize = 64 << 10;
 /// What a merge reads ahead of each source, in bytes.
 const READ_AHEAD: usize = 1 << 20;
 
@@ -158,12 +161,12 @@ async fn level0(inner: &Inner) -> Result<bool> {
         inner.set_paces();
         let (from, inputs) = (version.clone(), inputs.clone());
         let work = async move |job: Job| merge(&job, &from, id, &inputs, &done, &pace).await;
-        let merged =
-            job::run(&inner.core, Place::Merge, &inner.db, inner.options.compression, work).await;
+        let merged = job::run(inner, Place::Merge, 0, work).await;
         inner.progress.take();
         let made = match merged? {
-            Merged::Made(made) => made,
-            Merged::Damaged(slot, error) => {
+            None => return Ok(false),
+            Some(Merged::Made(made)) => made,
+            Some(Merged::Damaged(slot, error)) => {
                 inner.quarantine.add(&version, slot, &error);
                 return Ok(true);
             }
@@ -298,6 +301,9 @@ async fn merge(
         if let Err(error) = source.seek(Position::First, Direction::Forward).await {
             return damaged(source.slot(), error).await;
         }
+        if source.footprint() >= LARGE_BLOCK {
+            source.shed();
+        }
         sources.push(source);
     }
     let slots = || inputs.level0.iter().chain(&inputs.level1).copied();
@@ -311,7 +317,11 @@ async fn merge(
         output.all_tombstones.extend(cut);
     }
     let mut paced = Paced::new(pace);
-    let mut merged = Merging::new(sources, comparator);
+    let share = job.core.pool().limit() / MEMORY_SHARE as usize;
+    let mut merged = Merging::new(sources, comparator, share);
+    if let Err(error) = merged.regain().await {
+        return damaged(merged.first().map_or(0, LevelIter::slot), error).await;
+    }
     let mut key: Vec<u8> = Vec::new();
     let mut keep = Keep::new(oldest);
     let mut steps = 0;
@@ -360,12 +370,14 @@ struct Merging {
     comparator: Comparator,
     /// Places of those with an entry left; each is before its two children.
     heap: Vec<usize>,
+    /// Bytes of memory that their blocks may take.
+    share: usize,
 }
 
 impl Merging {
-    fn new(sources: Vec<LevelIter>, comparator: Comparator) -> Merging {
+    fn new(sources: Vec<LevelIter>, comparator: Comparator, share: usize) -> Merging {
         let heap: Vec<usize> = (0..sources.len()).filter(|&at| sources[at].valid()).collect();
-        let mut merging = Merging { sources, comparator, heap };
+        let mut merging = Merging { sources, comparator, heap, share };
         for at in (0..merging.heap.len() / 2).rev() {
             merging.sift_down(at);
         }
@@ -384,7 +396,31 @@ impl Merging {
             self.heap.swap_remove(0);
         }
         self.sift_down(0);
-        Ok(())
+        if self.sources[first].footprint() >= LARGE_BLOCK {
+            self.shed();
+        }
+        self.regain().await
+    }
+
+    /// Gives up large blocks of sources that do not have the next entry, when all take too much.
+    fn shed(&mut self) {
+        let Some((_, others)) = self.heap.split_first() else { return };
+        if self.heap.iter().map(|&at| self.sources[at].footprint()).sum::<usize>() <= self.share {
+            return;
+        }
+        for &at in others {
+            if self.sources[at].footprint() >= LARGE_BLOCK {
+                self.sources[at].shed();
+            }
+        }
+    }
+
+    /// Sees to it that the source that has the next entry has its block.
+    async fn regain(&mut self) -> Result<()> {
+        match self.heap.first() {
+            Some(&first) => self.sources[first].regain().await,
+            None => Ok(()),
+        }
     }
 
     fn is_before(&self, a: usize, b: usize) -> bool {

@@ -20,6 +20,10 @@ use crate::table_writer::TableWriter;
 use crate::version::{Family, Level, Version};
 use crate::writer::{Generation, Inner};
 
+/// How long the first generation, which was recovered, may still take when writing has ended, in nanoseconds. Without it
+/// whoever opens, writes little and closes would leave ever more logs.
+const FIRST_GRACE_NS: u64 = 3_000_000_000;
+
 /// Turns generations into tables until writing ends.
 pub(crate) async fn run(inner: &Inner) {
     if let Err(error) = all_generations(inner).await {
@@ -54,9 +58,16 @@ async fn all_generations(inner: &Inner) -> Result<()> {
             }
             Err(error) if error.kind() == Kind::Memory => {
                 inner.lacks_memory("a flush", &error).await;
+                if inner.rests() {
+                    return Ok(());
+                }
                 continue;
             }
-            result => result?,
+            result => {
+                if !result? {
+                    return Ok(());
+                }
+            }
         }
         inner.has_room(Task::Flush);
         done.clear();
@@ -75,12 +86,12 @@ pub(crate) struct Flushed {
 }
 
 /// Writes the tables of all families, and then one change of the MANIFEST. Where some find no room,
-/// the change is about the others.
+/// the change is about the others. False: it was given up, writing has ended.
 async fn generation_to_tables(
     inner: &Inner,
     generation: &Generation,
     done: &mut Vec<u32>,
-) -> Result<()> {
+) -> Result<bool> {
     let families: Vec<u32> = inner.db.version().families.iter().map(|family| family.id).collect();
     let mut all = Vec::new();
     let mut full = None;
@@ -97,9 +108,11 @@ async fn generation_to_tables(
         let (version, own) = (inner.db.version(), mems.clone());
         let pace = inner.flush_pace.clone();
         let work = async move |job: Job| tables(&job, &version, id, &own, &pace).await;
-        match job::run(&inner.core, Place::Flush, &inner.db, inner.options.compression, work).await
-        {
-            Ok(tables) => all.push(Flushed { id, mems, tables }),
+        let grace_ns = if inner.gone.get() == 0 { FIRST_GRACE_NS } else { 0 };
+        match job::run(inner, Place::Flush, grace_ns, work).await {
+            Ok(Some(tables)) => all.push(Flushed { id, mems, tables }),
+            // The next opening removes the tables: no record has them.
+            Ok(None) => return Ok(false),
             Err(error) if matches!(error.kind(), Kind::Full | Kind::Memory) => {
                 full = Some(error);
                 break;
@@ -120,10 +133,11 @@ async fn generation_to_tables(
     install(inner, generation, all, full.is_none()).await?;
     done.extend(ids);
     match full {
-        Some(error) => Err(error),
-        None if first => Ok(()),
-        None => inner.log_is_old(generation).await,
+        Some(error) => return Err(error),
+        None if first => {}
+        None => inner.log_is_old(generation).await?,
     }
+    Ok(true)
 }
 
 /// Whether a memtable is worth a table.

@@ -2,8 +2,12 @@
 //! order, where there is one.
 
 use std::cell::RefCell;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 
 use fs::Dir;
 use memtable::Reserve;
@@ -53,28 +57,69 @@ pub(crate) enum Place {
     Flush = 2,
 }
 
+/// How often a job looks whether it is still wanted, in nanoseconds.
+const LOOK_NS: u64 = 20_000_000;
+
 /// Runs a job on its core and waits for its end. The tables of one that fails are removed.
+///
+/// `None`: it was given up, because writing has ended `grace_ns` ago. What a job waits for then, a device or memory
+/// that others hold, does not keep the database open.
 pub(crate) async fn run<R: Send + 'static, Fut: Future<Output = Result<R>> + 'static>(
-    core: &Core,
+    inner: &Inner,
     place: Place,
-    db: &Db,
-    compression: Compression,
+    grace_ns: u64,
     work: impl FnOnce(Job) -> Fut + Send + 'static,
-) -> Result<R> {
+) -> Result<Option<R>> {
+    let core = &inner.core;
     let there = (core.id() + place as usize) % core.cores();
-    let db = db.clone();
-    core.spawn_on(there, Class::Background, move |there| {
+    let (db, compression) = (inner.db.clone(), inner.options.compression);
+    let given_up = Arc::new(AtomicBool::new(false));
+    let is_given_up = given_up.clone();
+    let mut job = pin!(core.spawn_on(there, Class::Background, move |there| {
         let (core, dir) = (there.clone(), Dir::new(there, db.path()));
         let made = Made::default();
-        let (own, mine) = (dir.clone(), made.clone());
+        let (own, mine, clock) = (dir.clone(), made.clone(), there.clone());
         let done = work(Job { core, dir, db, compression, made });
         async move {
-            let result = done.await;
-            if result.is_err() {
+            let result = while_wanted(&clock, &is_given_up, done).await;
+            if !matches!(result, Some(Ok(_))) {
                 unmake(&own, mine.take().into_iter()).await;
             }
-            result
+            result.transpose()
         }
+    }));
+    let mut end = pin!(async {
+        inner.moved.until(|| inner.rests()).await;
+        core.sleep_ns(grace_ns).await;
+    });
+    poll_fn(|cx| {
+        if !given_up.load(Ordering::Relaxed) && end.as_mut().poll(cx).is_ready() {
+            given_up.store(true, Ordering::Relaxed);
+        }
+        job.as_mut().poll(cx)
+    })
+    .await
+}
+
+/// What comes of a job, unless it is given up before.
+async fn while_wanted<R>(
+    core: &Core,
+    is_given_up: &AtomicBool,
+    job: impl Future<Output = R>,
+) -> Option<R> {
+    let mut job = pin!(job);
+    let mut look = core.sleep_ns(LOOK_NS);
+    poll_fn(|cx| {
+        if let Poll::Ready(result) = job.as_mut().poll(cx) {
+            return Poll::Ready(Some(result));
+        }
+        while Pin::new(&mut look).poll(cx).is_ready() {
+            if is_given_up.load(Ordering::Relaxed) {
+                return Poll::Ready(None);
+            }
+            look = core.sleep_ns(LOOK_NS);
+        }
+        Poll::Pending
     })
     .await
 }

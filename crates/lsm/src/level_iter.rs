@@ -115,6 +115,30 @@ impl LevelIter {
         }
     }
 
+    /// Bytes of memory that the block stood on occupies.
+    pub fn footprint(&self) -> usize {
+        self.block.as_ref().map_or(0, Block::footprint)
+    }
+
+    /// Gives up the block stood on. The key stays; before anything else, [`LevelIter::regain`] gets it again.
+    pub fn shed(&mut self) {
+        self.block = None;
+        if let Some(ahead) = &mut self.ahead {
+            ahead.shed();
+        }
+    }
+
+    /// Gets the block again that was shed, if one was. Suspends for it.
+    pub async fn regain(&mut self) -> Result<()> {
+        if self.valid()
+            && self.block.is_none()
+            && let Some(ahead) = &self.ahead
+        {
+            self.block = Some(ahead.again().await?);
+        }
+        Ok(())
+    }
+
     /// The table stood in, or else the last one.
     pub fn slot(&self) -> u32 {
         self.slots.get(self.at).or(self.slots.last()).copied().unwrap_or_default()

@@ -862,8 +862,9 @@ impl Writer {
         self.write(batch).await
     }
 
-    /// Ends writing: what was handed over before is still written. Suspends until that is done and
-    /// no table is being written. What is in memtables stays in the log.
+    /// Ends writing: what was handed over before is still written. Suspends until that is done and no table is being
+    /// written. Merges and flushes under way are given up: what is in memtables stays in the log. What was recovered
+    /// from older logs is given three seconds to become tables.
     ///
     /// # Errors
     /// What ended the writing earlier, if something did.

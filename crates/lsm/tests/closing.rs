@@ -92,21 +92,67 @@ fn the_cache_gives_way_to_flushes_and_merges_when_nobody_reads() {
 }
 
 #[test]
-fn a_merge_that_lacks_memory_is_tried_again_and_ends_no_writing() {
+fn a_merge_of_large_values_needs_no_more_memory_than_there_is() {
     for seed in 0..3 {
         world(seed, 8 << 20)
             .run(|core| async move {
                 let (db, writer) = open(&core, 0, 1_000_000).await;
                 // A block of each of so many tables is more than there is memory for.
+                let since_ns = core.now_ns();
                 for number in 0..60 {
                     writer.put(&key(number % 20), &vec![number as u8; 600_000]).await.unwrap();
                 }
+                while !writer.is_at_rest() {
+                    core.sleep_ns(10_000_000).await;
+                }
+                let ns = core.now_ns() - since_ns;
+                assert!(writer.stats().merges > 0);
+                assert!(ns < 5_000_000_000, "merges have waited for memory: {ns} ns");
                 writer.close().await.unwrap();
                 let reader = db.attach(&core);
                 for number in 40..60 {
                     let value = reader.get(0, &key(number % 20), None).await.unwrap().unwrap();
                     assert_eq!((value.len(), value[0]), (600_000, number as u8));
                 }
+            })
+            .unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    }
+}
+
+#[test]
+fn a_merge_that_waits_for_memory_is_given_up_at_the_end() {
+    for seed in 0..3 {
+        world(seed, 8 << 20)
+            .run(|core| async move {
+                let (db, writer) = open(&core, 0, 200_000).await;
+                let mut number = 0;
+                while writer.stats().level0_files < 3 {
+                    writer.put(&key(number % 5), &[7; 900_000]).await.unwrap();
+                    number += 1;
+                }
+                while !writer.is_at_rest() {
+                    core.sleep_ns(10_000_000).await;
+                }
+                // What is left is enough for a flush, and not for one of the blocks that the merge needs.
+                let held = take_the_rest(&core).split_off(10);
+                while writer.stats().level0_files < 4 {
+                    writer.put(b"short", &[8; 10_000]).await.unwrap();
+                }
+                core.sleep_ns(100_000_000).await;
+                assert_eq!(writer.stats().merges, 0, "there is memory for merges");
+                let since_ns = core.now_ns();
+                writer.close().await.unwrap();
+                let ns = core.now_ns() - since_ns;
+                assert!(ns < 1_000_000_000, "it took {ns} ns");
+                drop(held);
+                drop((db, writer));
+                // What it had begun is gone at the next opening, and nothing else is.
+                let (db, writer) = open(&core, 0, 200_000).await;
+                let reader = db.attach(&core);
+                for number in 0..number.min(5) {
+                    assert!(reader.get(0, &key(number), None).await.unwrap().is_some());
+                }
+                writer.close().await.unwrap();
             })
             .unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
     }
