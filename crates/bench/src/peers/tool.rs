@@ -1,7 +1,7 @@
 //! Running outside programs, and the few things on the host that go with it.
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -150,10 +150,18 @@ impl Background {
     /// Whether it still runs.
     ///
     /// # Errors
-    /// When it has ended.
+    /// When it has ended; with its last words.
     pub fn check(&mut self) -> Result<(), String> {
         match self.child.try_wait() {
-            Ok(Some(status)) => Err(format!("{} ended ({status})", self.line)),
+            Ok(Some(status)) => {
+                let mut said = String::new();
+                if let Some(mut stderr) = self.child.stderr.take() {
+                    // What cannot be read is not told.
+                    let _ = stderr.read_to_string(&mut said);
+                }
+                let last = said.trim().lines().last().unwrap_or("it said nothing");
+                Err(format!("{} ended ({status}): {last}", self.line))
+            }
             _ => Ok(()),
         }
     }
@@ -266,6 +274,17 @@ mod tests {
         };
         assert!(share("sleep 0.5") < 0.2);
         assert!(share("i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done") > 0.05);
+    }
+
+    #[test]
+    fn a_program_in_the_background_that_ends_has_last_words() {
+        let mut failing = Tool::new("sh").args(["-c", "echo no lock >&2; exit 3"]).start().unwrap();
+        let error = loop {
+            if let Err(error) = failing.check() {
+                break error;
+            }
+        };
+        assert!(error.ends_with("ended (exit status: 3): no lock"), "{error}");
     }
 
     #[test]

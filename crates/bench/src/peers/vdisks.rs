@@ -37,6 +37,10 @@ const IOTHREAD: Knob = &[
     &["--object", "iothread,id=thread,poll-max-ns=1000000"],
 ];
 
+/// How often and how far apart the daemon is started until it gets the lock of its file.
+const LOCK_TRIES: u32 = 50;
+const LOCK_WAIT: Duration = Duration::from_millis(100);
+
 /// What serves a disk, and which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
@@ -111,7 +115,7 @@ impl Vdisk {
         flags: &[&str],
     ) -> Result<Sample, String> {
         let socket = setup.scratch.join("vdisk.sock");
-        let mut daemon = start_daemon(setup, node, &socket, flags)?;
+        let mut daemon = start_daemon_patiently(setup, node, &socket, flags)?;
         let socket = socket.to_string_lossy().into_owned();
         let sample = self.drive(setup, ["--socket".to_owned(), socket])?;
         daemon.check()?;
@@ -134,6 +138,27 @@ impl Vdisk {
             return Err(format!("requests failed: {}", report["errors"]));
         }
         super::ours::sample(command, report)
+    }
+}
+
+/// A target of ours that was killed just now may hold its lock of the file a moment longer than its
+/// launcher lives: the daemon is started again until it gets the lock.
+#[expect(clippy::disallowed_methods, reason = "waits for another program, on no core")]
+fn start_daemon_patiently(
+    setup: &Setup,
+    node: &str,
+    socket: &Path,
+    flags: &[&str],
+) -> Result<Background, String> {
+    let mut tries = 0;
+    loop {
+        match start_daemon(setup, node, socket, flags) {
+            Err(error) if error.contains("lock") && tries < LOCK_TRIES => {
+                tries += 1;
+                std::thread::sleep(LOCK_WAIT);
+            }
+            result => return result,
+        }
     }
 }
 
