@@ -60,10 +60,38 @@ def test_readers_have_as_many_writes_beside_them_as_were_asked_for(tmp_path):
     assert said["writes_per_second"] > 1000, said
 
 
+def test_keys_that_are_not_there(data):
+    said = millrace.said_json("bench", "readrandom", "--absent", "--data", data, "--seconds", "0.3")
+    assert said["absent"] and said["found"] == 0 and said["operations"] > 1000
+    assert said["ios_per_op"] < 0.2, "the filters know most of them"
+
+
+def test_mixed_operations(tmp_path):
+    data = tmp_path / "db"
+    millrace.said_json("bench", "fillseq", "--data", data, "--keys", "20000", "--compression", "lz4")
+    common = ["--data", data, "--keys", "20000", "--seconds", "0.5", "--durability", "process", "--cores", "2"]
+    memory = ["--memory", "64M", "--memtable", "4M", "--compression", "lz4"]
+    for workload in "dabcef":  # d reads the keys that it has inserted itself
+        said = millrace.said_json("bench", "ycsb", "--workload", workload, *common, *memory)
+        assert said["operations"] > 100 and said["found"] == said["operations"], workload
+        assert said["workload"] == workload and said["memory_max_bytes"] > 0
+    said = millrace.said_json("bench", "readrandomwriterandom", *common, "--rate", "2000")
+    assert abs(said["offered_per_second"] / 2000 - 1) < 0.2 and said["write_percent"] == 10
+    assert said["operations"] == round(said["offered_per_second"] * 0.5) == said["found"]
+    assert 0 < said["p50_us"] <= said["p99_us"] <= said["p999_us"]
+    assert "--workload" in millrace.fail("bench", "ycsb", "--data", data)
+    assert "memtables" in millrace.fail("bench", "ycsb", "--workload", "a", "--data", data, "--memory", "64M")
+
+
 def test_peers_are_measured_at_their_best(tmp_path):
     done = millrace.succeed("bench", "--peers", "--only", "vdisk null, randread 4 KiB, depth 1,", "--rounds", "1", "--seconds", "0.2", "--cores", "0,1")
     assert "| too few rounds |" in done, done
     assert "settings of qemu null-co randread 1: " in done and "iothread,id=thread,poll-max-ns=1000000" in done, done
+
+
+def test_a_plot_needs_its_rows(tmp_path):
+    said = millrace.fail("bench", "--peers", "--only", "logging a line", "--plot", tmp_path / "p99.svg")
+    assert "90 % gets, 10 % durable sets" in said
 
 
 def test_a_load_and_a_read(tmp_path):

@@ -1,9 +1,10 @@
 //! `db_bench`'s read cases, one loop each. A loop runs until its meter says that the time is over.
 
 use rocksdb::{DB, DBRawIterator, ReadOptions};
+use workload::Random;
 
 use crate::database::Database;
-use crate::keys::{KEY_LEN, Random, key};
+use crate::keys::{KEY_LEN, absent_key, key};
 use crate::measure::Meter;
 
 /// Keys read between two looks at the clock in the scans, where a look would cost more than a step.
@@ -13,7 +14,10 @@ const SCAN_RUN: u64 = 256;
 #[derive(Clone, Copy)]
 pub enum Case {
     /// One get of a random key.
-    Get,
+    Get {
+        /// Of a key that is not there.
+        absent: bool,
+    },
     /// One MultiGet of `batch` random keys.
     MultiGet {
         /// Keys in a batch.
@@ -43,7 +47,8 @@ pub struct Reads {
 }
 
 impl Reads {
-    fn options(self) -> ReadOptions {
+    /// The same as RocksDB has it.
+    pub fn options(self) -> ReadOptions {
         let mut options = ReadOptions::default();
         options.set_verify_checksums(true);
         options.set_async_io(self.async_io);
@@ -66,7 +71,7 @@ pub fn run(
     let db = &database.db;
     let mut random = Random::new(seed);
     match case {
-        Case::Get => get(db, keys, reads, &mut random, meter),
+        Case::Get { absent } => get(db, keys, absent, reads, &mut random, meter),
         Case::MultiGet { batch } => multi_get(db, keys, batch, reads, &mut random, meter),
         Case::Seek { nexts, reverse } => seek(db, keys, nexts, reverse, reads, &mut random, meter),
         Case::Scan { reverse } => scan(db, reverse, reads, meter),
@@ -88,14 +93,16 @@ pub fn warm_up(db: &DB, keys: u64) -> Result<(), String> {
 fn get(
     db: &DB,
     keys: u64,
+    absent: bool,
     reads: Reads,
     random: &mut Random,
     meter: &mut Meter,
 ) -> Result<(), String> {
     let options = reads.options();
+    let name = if absent { absent_key } else { key };
     loop {
         let value = db
-            .get_pinned_opt(key(random.below(keys)), &options)
+            .get_pinned_opt(name(random.below(keys)), &options)
             .map_err(|error| error.to_string())?;
         meter.returned(value.as_ref().map_or(0, |value| value.len()));
         if !meter.count(1, u64::from(value.is_some())) {
@@ -192,6 +199,6 @@ fn scan(db: &DB, reverse: bool, reads: Reads, meter: &mut Meter) -> Result<(), S
 }
 
 /// Looks at key and value, as db_bench counts their bytes.
-fn touch(iter: &DBRawIterator<'_>) -> usize {
+pub fn touch(iter: &DBRawIterator<'_>) -> usize {
     iter.item().map_or(0, |(key, value)| key.len() + value.len())
 }

@@ -25,6 +25,14 @@ impl CacheKind {
             CacheKind::Hyperclock => "hyperclock",
         }
     }
+
+    /// Such a cache of so many bytes.
+    pub fn cache(self, bytes: usize) -> Cache {
+        match self {
+            CacheKind::Lru => Cache::new_lru_cache(bytes),
+            CacheKind::Hyperclock => Cache::new_hyper_clock_cache(bytes, 0),
+        }
+    }
 }
 
 /// The opened database, and its block cache if it has one.
@@ -45,10 +53,7 @@ pub fn open(
     let mut table = BlockBasedOptions::default();
     // Only tells a reader that filters may be used; the files say which kind they have.
     table.set_bloom_filter(10.0, false);
-    let cache = (cache_bytes > 0).then(|| match kind {
-        CacheKind::Lru => Cache::new_lru_cache(cache_bytes),
-        CacheKind::Hyperclock => Cache::new_hyper_clock_cache(cache_bytes, 0),
-    });
+    let cache = (cache_bytes > 0).then(|| kind.cache(cache_bytes));
     match &cache {
         Some(cache) => table.set_block_cache(cache),
         None => table.disable_cache(),

@@ -5,7 +5,8 @@
 //!
 //! Flow: flags ([`Flags`]) -> one read-only [`rocksdb::DB`] ([`database`]) -> warm up when there is a cache ->
 //! one [`cases`] loop per thread inside one measured window ([`measure`]) -> one JSON object on stdout. The cases
-//! that write ([`writes`]) open the database for writing, and also say how long no write came through ([`stalls`]).
+//! that write ([`writes`]) or do both ([`mix`]) open the database for writing, and also say how long no write came
+//! through ([`stalls`]).
 //!
 //! Invariants: to be read, the database is opened read-only and without its lock; nothing but the case runs inside
 //! the window.
@@ -15,12 +16,14 @@ mod cases;
 mod database;
 mod keys;
 mod measure;
+mod mix;
 mod stalls;
 mod values;
 mod writes;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, Subcommand};
@@ -28,10 +31,12 @@ use serde_json::json;
 
 use cases::{Case, Reads};
 use database::CacheKind;
-use keys::Random;
+use mix::{Arrivals, Worker};
+use rocksdb::{Cache, DB, DBCompressionType, WriteOptions};
 use stalls::StallMeter;
 use values::Values;
-use writes::{Tuning, Write};
+use workload::{Mix, Plan, Random, Source, arrivals};
+use writes::{Blocks, Tuning, Write};
 
 /// The command line.
 #[derive(Parser)]
@@ -83,6 +88,9 @@ enum CaseFlags {
     Readrandom {
         #[command(flatten)]
         common: Common,
+        /// Of keys that are not there.
+        #[arg(long)]
+        absent: bool,
     },
     /// MultiGet batches of random keys; operations are keys, latencies are of whole batches.
     Multireadrandom {
@@ -123,6 +131,72 @@ enum CaseFlags {
         #[command(flatten)]
         write: WriteFlags,
     },
+    /// Get or set random keys.
+    Readrandomwriterandom {
+        #[command(flatten)]
+        mix: MixFlags,
+        /// Of a hundred operations, how many set.
+        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=100))]
+        write_percent: u8,
+    },
+    /// One of YCSB's workloads.
+    Ycsb {
+        #[command(flatten)]
+        mix: MixFlags,
+        /// Which: a to f.
+        #[arg(long)]
+        workload: Mix,
+    },
+}
+
+/// What the cases of mixed operations take. Their `--rate` is of operations, at times that are fixed beforehand.
+#[derive(Args, Clone)]
+struct MixFlags {
+    #[command(flatten)]
+    write: WriteFlags,
+    /// Bytes of memory: memtables, indexes and filters come off it, the rest is block cache. Without it there is none.
+    #[arg(long)]
+    memory: Option<usize>,
+    /// Which of RocksDB's block caches.
+    #[arg(long, value_enum, default_value_t = CacheKind::Lru)]
+    cache: CacheKind,
+    /// Compression of the tables written.
+    #[arg(long, value_enum, default_value_t = Codec::None)]
+    compression: Codec,
+    /// RocksDB's read-ahead for iterators in bytes; 0 leaves it to RocksDB.
+    #[arg(long, default_value_t = 0)]
+    readahead: usize,
+}
+
+/// How blocks are compressed.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Codec {
+    /// As they are.
+    None,
+    /// LZ4.
+    Lz4,
+}
+
+impl From<Codec> for DBCompressionType {
+    fn from(codec: Codec) -> DBCompressionType {
+        match codec {
+            Codec::None => DBCompressionType::None,
+            Codec::Lz4 => DBCompressionType::Lz4,
+        }
+    }
+}
+
+impl WriteFlags {
+    fn tuning(&self, codec: Codec) -> Tuning {
+        Tuning {
+            memtable_bytes: self.memtable_bytes,
+            memtables: self.memtables,
+            jobs: self.jobs,
+            recycle_logs: self.recycle_logs,
+            direct_writes: self.direct_writes,
+            compression: codec.into(),
+        }
+    }
 }
 
 /// What the cases that write take.
@@ -179,12 +253,15 @@ struct WriteFlags {
 enum Work {
     Read(&'static str, Case, Common),
     Write { name: &'static str, reads: bool, flags: WriteFlags },
+    Mix { name: &'static str, mix: Mix, flags: MixFlags },
 }
 
 impl CaseFlags {
     fn split(self) -> Work {
         let (name, case, common) = match self {
-            CaseFlags::Readrandom { common } => ("readrandom", Case::Get, common),
+            CaseFlags::Readrandom { common, absent } => {
+                ("readrandom", Case::Get { absent }, common)
+            }
             CaseFlags::Multireadrandom { common, batch } => {
                 ("multireadrandom", Case::MultiGet { batch }, common)
             }
@@ -200,6 +277,13 @@ impl CaseFlags {
             }
             CaseFlags::Readwhilewriting { write: flags } => {
                 return Work::Write { name: "readwhilewriting", reads: true, flags };
+            }
+            CaseFlags::Readrandomwriterandom { mix: flags, write_percent } => {
+                let mix = Mix::reads_and_writes(write_percent);
+                return Work::Mix { name: "readrandomwriterandom", mix, flags };
+            }
+            CaseFlags::Ycsb { mix: flags, workload: mix } => {
+                return Work::Mix { name: "ycsb", mix, flags };
             }
         };
         Work::Read(name, case, common)
@@ -224,14 +308,8 @@ fn run_write(name: &str, reads: bool, flags: &WriteFlags) -> Result<serde_json::
         return Err("--keys and --threads must be above 0".to_owned());
     }
     let began = Instant::now();
-    let tuning = Tuning {
-        memtable_bytes: flags.memtable_bytes,
-        memtables: flags.memtables,
-        jobs: flags.jobs,
-        recycle_logs: flags.recycle_logs,
-        direct_writes: flags.direct_writes,
-    };
-    let db = writes::open(&flags.data, tuning, !reads, reads)?;
+    let tuning = flags.tuning(Codec::None);
+    let db = writes::open(&flags.data, tuning, !reads, reads, Blocks::Default)?;
     let open_seconds = began.elapsed().as_secs_f64();
     let writers = if reads { 1 } else { flags.threads };
     let share = |thread: usize| Write {
@@ -290,6 +368,7 @@ fn run_write(name: &str, reads: bool, flags: &WriteFlags) -> Result<serde_json::
         "p999_us": us(0.999),
         "cpu_us_per_op": outcome.cpu.as_secs_f64() * 1e6 / outcome.operations.max(1) as f64,
         "seconds": outcome.elapsed.as_secs_f64(),
+        "read_bytes": outcome.read_bytes,
         "open_seconds": open_seconds,
         "rocksdb": rocksdb_version(),
         "flags": {
@@ -302,10 +381,89 @@ fn run_write(name: &str, reads: bool, flags: &WriteFlags) -> Result<serde_json::
     }))
 }
 
+fn run_mix(name: &str, mix: Mix, all: &MixFlags) -> Result<serde_json::Value, String> {
+    let flags = &all.write;
+    if flags.keys == 0 || flags.threads == 0 {
+        return Err("--keys and --threads must be above 0".to_owned());
+    }
+    let tuning = flags.tuning(all.compression);
+    let cache = all.memory.map(|bytes| all.cache.cache(bytes));
+    let blocks = cache.as_ref().map_or(Blocks::Uncached, Blocks::Cached);
+    let db = writes::open(&flags.data, tuning, false, true, blocks)?;
+    let cache_bytes = match (&cache, all.memory) {
+        (Some(cache), Some(memory)) => Some(limit(&db, cache, memory, tuning)?),
+        _ => None,
+    };
+    let plan = Arc::new(Plan::new(mix, flags.keys));
+    let values = Values::new(flags.value_size, &mut Random::new(flags.seed));
+    let times = flags.rate.map(|rate| Arrivals::new(arrivals(rate, flags.seconds, flags.seed)));
+    let stalls = StallMeter::new();
+    let reads = Reads { readahead: all.readahead, async_io: false };
+    let length = Duration::from_secs_f64(flags.seconds);
+    let outcome = measure::window(flags.threads, length, |thread, meter| {
+        let mut puts = WriteOptions::default();
+        puts.set_sync(flags.sync);
+        let worker = Worker {
+            db: &db,
+            source: Source::new(plan.clone(), flags.seed + thread as u64),
+            values: values.clone(),
+            reads,
+            gets: reads.options(),
+            puts,
+            arrivals: times.as_ref(),
+            stalls: &stalls,
+        };
+        worker.run(meter)
+    })?;
+    let us = |quantile| outcome.latency.value_at_quantile(quantile) as f64 / 1000.0;
+    let seconds = outcome.elapsed.as_secs_f64();
+    Ok(json!({
+        "case": name,
+        "workload": mix.name,
+        "ops_per_second": outcome.operations as f64 / seconds,
+        "offered_per_second": times.as_ref().map(|times| times.len() as f64 / flags.seconds),
+        "operations": outcome.operations,
+        "found": outcome.found,
+        "returned_bytes": outcome.bytes,
+        "read_bytes": outcome.read_bytes,
+        "memory_max_bytes": measure::memory_max_bytes(),
+        "cache_bytes": cache_bytes,
+        "p50_us": us(0.5),
+        "p99_us": us(0.99),
+        "p999_us": us(0.999),
+        "cpu_us_per_op": outcome.cpu.as_secs_f64() * 1e6 / outcome.operations.max(1) as f64,
+        "seconds": seconds,
+        "rocksdb": rocksdb_version(),
+        "flags": {
+            "data": flags.data, "keys": flags.keys, "threads": flags.threads, "sync": flags.sync, "rate": flags.rate,
+            "value_size": flags.value_size, "memory": all.memory, "cache": all.cache.name(),
+            "memtable_bytes": flags.memtable_bytes, "memtables": flags.memtables, "jobs": flags.jobs,
+            "recycle_logs": flags.recycle_logs, "direct_writes": flags.direct_writes,
+            "readahead": all.readahead, "seed": flags.seed,
+        },
+    }))
+}
+
+/// Leaves a cache what the memory has beside memtables, indexes and filters; tells how much that is.
+fn limit(db: &DB, cache: &Cache, memory: usize, tuning: Tuning) -> Result<usize, String> {
+    let tables = db
+        .property_int_value(rocksdb::properties::ESTIMATE_TABLE_READERS_MEM)
+        .map_err(|error| error.to_string())?;
+    let memtables = tuning.memtable_bytes * usize::try_from(tuning.memtables).unwrap_or(0);
+    let others = memtables + usize::try_from(tables.unwrap_or(0)).unwrap_or(usize::MAX);
+    let left = memory.checked_sub(others).filter(|left| *left > 0);
+    let left =
+        left.ok_or_else(|| format!("{others} bytes of memory are needed without any cache"))?;
+    let mut cache = cache.clone();
+    cache.set_capacity(left);
+    Ok(left)
+}
+
 fn run(flags: CaseFlags) -> Result<serde_json::Value, String> {
     let (name, case, common) = match flags.split() {
         Work::Read(name, case, common) => (name, case, common),
         Work::Write { name, reads, flags } => return run_write(name, reads, &flags),
+        Work::Mix { name, mix, flags } => return run_mix(name, mix, &flags),
     };
     if common.keys == 0 || common.threads == 0 || common.seconds.is_nan() || common.seconds <= 0.0 {
         return Err("--keys, --threads and --seconds must be above 0".to_owned());
@@ -338,6 +496,8 @@ fn run(flags: CaseFlags) -> Result<serde_json::Value, String> {
         "p999_us": us(0.999),
         "cpu_us_per_op": outcome.cpu.as_secs_f64() * 1e6 / outcome.operations.max(1) as f64,
         "seconds": outcome.elapsed.as_secs_f64(),
+        "read_bytes": outcome.read_bytes,
+        "absent": matches!(case, Case::Get { absent: true }),
         "cache_used_bytes": database.cache.as_ref().map_or(0, rocksdb::Cache::get_usage),
         "rocksdb": rocksdb_version(),
         "flags": {

@@ -19,6 +19,8 @@ pub struct Outcome {
     pub elapsed: Duration,
     /// User and system time of the whole process in the window.
     pub cpu: Duration,
+    /// Bytes that the whole process read from the device in the window, where the kernel tells.
+    pub read_bytes: Option<u64>,
     /// Latencies in nanoseconds.
     pub latency: Histogram<u64>,
 }
@@ -88,13 +90,14 @@ where
             })
             .collect();
         gate.wait();
-        let (start, cpu) = (Instant::now(), cpu_time()?);
+        let (start, cpu, read_bytes) = (Instant::now(), cpu_time()?, io_bytes("read_bytes"));
         let mut total = Outcome {
             operations: 0,
             found: 0,
             bytes: 0,
             elapsed: Duration::ZERO,
             cpu: Duration::ZERO,
+            read_bytes: None,
             latency: histogram()?,
         };
         for handle in handles {
@@ -106,6 +109,8 @@ where
         }
         total.elapsed = start.elapsed();
         total.cpu = cpu_time()?.saturating_sub(cpu);
+        total.read_bytes =
+            io_bytes("read_bytes").zip(read_bytes).map(|(after, before)| after - before);
         Ok(total)
     })
 }
@@ -113,6 +118,23 @@ where
 /// One nanosecond to a minute in three digits.
 fn histogram() -> Result<Histogram<u64>, String> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(|error| error.to_string())
+}
+
+/// Bytes that this process has read from the device or had written to it (`read_bytes` or `write_bytes`).
+pub fn io_bytes(name: &str) -> Option<u64> {
+    number_of("/proc/self/io", name)
+}
+
+/// The most memory that this process has had, in bytes.
+pub fn memory_max_bytes() -> Option<u64> {
+    number_of("/proc/self/status", "VmHWM").map(|kib| kib << 10)
+}
+
+/// The number after a name and a colon in one of the kernel's texts.
+fn number_of(file: &str, name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 /// User and system time of this process until now.

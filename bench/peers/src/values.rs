@@ -1,6 +1,6 @@
 //! `db_bench`'s values, as Millrace's benchmark makes them too: half of every hundred bytes can be compressed away.
 
-use crate::keys::Random;
+use workload::Random;
 
 const STOCK_BYTES: usize = 1 << 20;
 const PIECE: usize = 100;

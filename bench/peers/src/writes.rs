@@ -4,10 +4,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rocksdb::{BlockBasedOptions, DB, Options, ReadOptions, WaitForCompactOptions, WriteOptions};
+use rocksdb::{
+    BlockBasedOptions, Cache, DB, DBCompressionType, Options, ReadOptions, WaitForCompactOptions,
+    WriteOptions,
+};
+use workload::Random;
 
-use crate::keys::{Random, key};
-use crate::measure::Meter;
+use crate::keys::key;
+use crate::measure::{Meter, io_bytes};
 use crate::stalls::StallMeter;
 use crate::values::Values;
 
@@ -37,17 +41,41 @@ pub struct Tuning {
     pub recycle_logs: usize,
     /// Flush and compact with O_DIRECT.
     pub direct_writes: bool,
+    /// Of the blocks of new tables.
+    pub compression: DBCompressionType,
+}
+
+/// Which blocks stay in memory.
+#[derive(Clone, Copy)]
+pub enum Blocks<'a> {
+    /// As many as RocksDB keeps by default.
+    Default,
+    /// None.
+    Uncached,
+    /// Those in this cache.
+    Cached(&'a Cache),
 }
 
 /// Opens `dir` for writing; makes a database if `create`, which must not be there then.
-pub fn open(dir: &Path, tuning: Tuning, create: bool, direct_reads: bool) -> Result<DB, String> {
+pub fn open(
+    dir: &Path,
+    tuning: Tuning,
+    create: bool,
+    direct_reads: bool,
+    blocks: Blocks<'_>,
+) -> Result<DB, String> {
     let mut table = BlockBasedOptions::default();
     table.set_bloom_filter(10.0, false);
+    match blocks {
+        Blocks::Default => {}
+        Blocks::Uncached => table.disable_cache(),
+        Blocks::Cached(cache) => table.set_block_cache(cache),
+    }
     let mut options = Options::default();
     options.set_block_based_table_factory(&table);
     options.create_if_missing(create);
     options.set_error_if_exists(create);
-    options.set_compression_type(rocksdb::DBCompressionType::None);
+    options.set_compression_type(tuning.compression);
     options.set_write_buffer_size(tuning.memtable_bytes);
     options.set_max_write_buffer_number(tuning.memtables);
     options.set_max_background_jobs(tuning.jobs);
@@ -74,8 +102,7 @@ pub fn drain(db: &DB, dir: &Path) -> Result<Drained, String> {
     let options = WaitForCompactOptions::default();
     db.wait_for_compact(&options).map_err(|error| error.to_string())?;
     let seconds = began.elapsed().as_secs_f64();
-    let io = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
-    let device_bytes = io.lines().find_map(|line| line.strip_prefix("write_bytes: ")?.parse().ok());
+    let device_bytes = io_bytes("write_bytes");
     let files = std::fs::read_dir(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     let blocks = files.filter_map(|file| file.ok()?.metadata().ok()).map(|file| file.blocks());
     Ok(Drained { seconds, device_bytes, disk_bytes: blocks.sum::<u64>() * 512 })

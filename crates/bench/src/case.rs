@@ -23,6 +23,10 @@ pub enum Case {
     Overwrite,
     /// Get random keys while others are set.
     ReadWhileWriting,
+    /// Get or set random keys.
+    ReadRandomWriteRandom,
+    /// One of YCSB's workloads.
+    Ycsb,
     /// Hand operations to a shard from many threads; has no database.
     Locks,
     /// Drive a virtual machine's disk as its guest would; has no database.
@@ -31,7 +35,7 @@ pub enum Case {
 
 impl Case {
     /// All of them.
-    pub const ALL: [Case; 11] = [
+    pub const ALL: [Case; 13] = [
         Case::ReadRandom,
         Case::MultiReadRandom,
         Case::SeekRandom,
@@ -41,6 +45,8 @@ impl Case {
         Case::FillRandom,
         Case::Overwrite,
         Case::ReadWhileWriting,
+        Case::ReadRandomWriteRandom,
+        Case::Ycsb,
         Case::Locks,
         Case::Vdisk,
     ];
@@ -57,6 +63,8 @@ impl Case {
             Case::FillRandom => "fillrandom",
             Case::Overwrite => "overwrite",
             Case::ReadWhileWriting => "readwhilewriting",
+            Case::ReadRandomWriteRandom => "readrandomwriterandom",
+            Case::Ycsb => "ycsb",
             Case::Locks => "locks",
             Case::Vdisk => "vdisk",
         }
@@ -74,6 +82,8 @@ impl Case {
             Case::FillRandom => "set random keys of a new database, each an operation",
             Case::Overwrite => "set random keys of a database, each an operation",
             Case::ReadWhileWriting => "get random keys while others are set; operations are gets",
+            Case::ReadRandomWriteRandom => "get or set random keys; an operation is one of both",
+            Case::Ycsb => "one of YCSB's workloads a to f, each operation one of its",
             Case::Locks => {
                 "hand operations to a shard, by a mailbox and by a lock; has no database"
             }
@@ -86,6 +96,7 @@ impl Case {
     pub fn depth_default(self) -> u32 {
         match self {
             Case::ReadRandom | Case::ReadWhileWriting => 64,
+            Case::ReadRandomWriteRandom | Case::Ycsb => 64,
             Case::Vdisk => 32,
             _ => 1,
         }
@@ -103,7 +114,12 @@ impl Case {
 
     /// Whether it writes.
     pub fn writes(self) -> bool {
-        self.fills() || matches!(self, Case::Overwrite | Case::ReadWhileWriting)
+        self.fills() || self.mixes() || matches!(self, Case::Overwrite | Case::ReadWhileWriting)
+    }
+
+    /// Whether one operation reads and the next one writes, on all cores.
+    pub fn mixes(self) -> bool {
+        matches!(self, Case::ReadRandomWriteRandom | Case::Ycsb)
     }
 
     /// Whether it makes the database.

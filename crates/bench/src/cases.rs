@@ -6,13 +6,13 @@ use lsm::{IterOptions, Reader};
 use reactor::Core;
 
 use crate::case::Case;
-use crate::keys::{KEY_LEN, below, key};
+use crate::keys::{KEY_LEN, absent_key, below, key};
 use crate::measure::Meter;
 
 /// Entries read between two looks at the clock in the scans, where a look costs as much as a step.
 const SCAN_RUN: u64 = 256;
 /// How long a task that finds everything in memory runs before it lets the others go on.
-const TURN_NS: u64 = 50_000;
+pub(crate) const TURN_NS: u64 = 50_000;
 
 /// What a task works on.
 #[derive(Clone)]
@@ -31,6 +31,8 @@ pub struct Worker {
     pub nexts: u32,
     /// Whether they go backwards.
     pub reverse: bool,
+    /// Get keys that are not there.
+    pub absent: bool,
 }
 
 impl Worker {
@@ -70,9 +72,11 @@ impl Worker {
     }
 
     async fn read_random(&self) -> lsm::Result<()> {
+        let name = if self.absent { absent_key } else { key };
         let mut from_ns = self.core.now_exact_ns();
         loop {
-            let value = self.reader.get(0, &self.random_key(), None).await?;
+            let wanted = name(below(self.core.random_u64(), self.keys));
+            let value = self.reader.get(0, &wanted, None).await?;
             let found = u64::from(value.is_some());
             self.meter.returned(value.as_ref().map_or(0, |value| value.len()));
             drop(value);

@@ -11,6 +11,14 @@ pub fn key(n: u64) -> [u8; KEY_LEN] {
     key
 }
 
+/// The key between that of `n` and the next one, which no database has.
+#[inline]
+pub fn absent_key(n: u64) -> [u8; KEY_LEN] {
+    let mut key = key(n);
+    key[KEY_LEN - 1] = b'1';
+    key
+}
+
 /// Maps a random number evenly to one below `bound`.
 #[inline]
 pub fn below(random: u64, bound: u64) -> u64 {
@@ -25,6 +33,11 @@ mod tests {
     fn a_key_is_the_number_highest_byte_first_and_then_zeros_as_text() {
         assert_eq!(&key(0x1388), b"\0\0\0\0\0\0\x13\x8800000000");
         assert!(key(255) < key(256), "keys are in the order of their numbers");
+    }
+
+    #[test]
+    fn an_absent_key_lies_between_two_keys() {
+        assert!(key(7) < absent_key(7) && absent_key(7) < key(8));
     }
 
     #[test]

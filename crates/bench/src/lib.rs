@@ -11,6 +11,7 @@ mod cases;
 mod keys;
 mod locks;
 mod measure;
+mod mix;
 mod outcome;
 mod peers;
 mod probe;
@@ -30,4 +31,5 @@ pub use vdisk::{
     IdleOutcome, IdlePlan, Mix, PausesOutcome, PausesPlan, Replacement, VdiskOutcome, VdiskPlan,
     run_idle, run_pauses, run_vdisk,
 };
+pub use workload::Mix as Workload;
 pub use writes::WritePlan;

@@ -88,6 +88,17 @@ pub struct Outcome {
     pub memtable_bytes: Option<usize>,
     /// Writes per second that were begun, where that was said.
     pub rate: Option<f64>,
+    /// Operations per second that were begun at times fixed beforehand, in cases of mixed
+    /// operations, where that was said.
+    pub offered_per_second: Option<f64>,
+    /// Which mix of operations, in such cases.
+    pub workload: Option<&'static str>,
+    /// Of a hundred operations, how many set, in readrandomwriterandom.
+    pub write_percent: Option<u8>,
+    /// Whether the keys asked for are not there.
+    pub absent: bool,
+    /// The most memory that the process has had, in bytes, where the kernel tells.
+    pub memory_max_bytes: Option<u64>,
     /// Memory for cached blocks, over all cores.
     pub cache_bytes: u64,
     /// Whether every key was read once before.

@@ -20,12 +20,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use lsm::{Db, Durability, OpenOptions, Reader, WriteOptions, Writer};
-use node::{Budget, CpuTime, Error, Kind};
+use node::{Budget, CpuTime, Error, Kind, Size};
 use reactor::{Class, Core, DriverKind, PollMode, RuntimeConfig};
+use workload::{Mix, Source, arrivals};
 
 use crate::case::Case;
 use crate::cases::{Worker, warm_up};
 use crate::measure::{Counts, Meter};
+use crate::mix::{Arrivals, Mixing, Owner, Writing};
 use crate::outcome::{DiskCounts, Drained, Outcome, WriteCounts};
 use crate::peers::KEYS;
 use crate::probe::flush_ns;
@@ -56,6 +58,10 @@ pub struct Plan {
     pub nexts: u32,
     /// Whether they go backwards.
     pub reverse: bool,
+    /// Get keys that are not there.
+    pub absent: bool,
+    /// The operations of a case that mixes them.
+    pub mix: Mix,
     /// Draw from the first so many keys; as many as there are otherwise, or [`KEYS`] in a new
     /// database.
     pub keys: Option<u64>,
@@ -71,6 +77,10 @@ pub struct Plan {
 
 /// Buffers of a core that has no block cache.
 const POOL_BYTES: usize = 256 << 20;
+/// Of arrivals and operations; every run draws the same.
+const SEED: u64 = 1;
+/// Memtables that there may be at once: one that is written to and those that become tables.
+const MEMTABLES: u64 = 3;
 /// How far ahead the beginning of the window is named.
 const HEAD_START_NS: u64 = 5_000_000;
 /// How often cores look for each other before the window.
@@ -81,6 +91,8 @@ const WARM_UP_DEPTH: usize = 64;
 /// Where the cores meet.
 struct Meeting {
     db: OnceLock<Result<(Db, f64), Error>>,
+    /// What is asked of a case that mixes operations.
+    workload: OnceLock<Arc<workload::Plan>>,
     ready: AtomicUsize,
     /// Beginning of the window in monotonic nanoseconds; 0 as long as it is not named.
     from_ns: AtomicU64,
@@ -112,7 +124,7 @@ pub fn run(plan: &Plan) -> Result<Outcome, Error> {
         let said = |error| format!("making {}: {error}", plan.data.display());
         std::fs::create_dir_all(&plan.data).map_err(|e| Error::new(Kind::System, said(e)))?;
     }
-    let budget = plan.memory_bytes.map(|bytes| Budget::split(bytes, cores, false));
+    let budget = budget(plan)?;
     let config = RuntimeConfig {
         processors: plan.processors.clone(),
         memory: budget.map_or(POOL_BYTES, |budget| budget.pool),
@@ -130,14 +142,20 @@ pub fn run(plan: &Plan) -> Result<Outcome, Error> {
     let cache_bytes = (options.cache_bytes * cores) as u64;
     let meeting = Arc::new(Meeting {
         db: OnceLock::new(),
+        workload: OnceLock::new(),
         ready: AtomicUsize::new(0),
         from_ns: AtomicU64::new(0),
         done: AtomicUsize::new(0),
     });
-    let shared = (Arc::new(plan.clone()), meeting, options);
+    let times = match plan.write.rate {
+        Some(rate) if plan.case.mixes() => Some(Arc::new(arrivals(rate, plan.seconds, SEED))),
+        _ => None,
+    };
+    let offered = times.as_ref().map(|times| times.len() as f64 / plan.seconds);
+    let shared = (Arc::new(plan.clone()), meeting, options, times);
     let results = reactor::run(&config, move |core| {
-        let (plan, meeting, options) = shared.clone();
-        async move { core_main(&core, &plan, &meeting, options).await }
+        let (plan, meeting, options, times) = shared.clone();
+        async move { core_main(&core, &plan, &meeting, options, times).await }
     })
     .map_err(|error| Error::new(Kind::System, format!("starting the cores: {error}")))?;
     let results: Vec<CoreOutcome> = results.into_iter().collect::<Result<_, _>>()?;
@@ -167,10 +185,17 @@ pub fn run(plan: &Plan) -> Result<Outcome, Error> {
             Durability::Process => "process",
             Durability::Power => "power",
         }),
-        writers: write.filter(|_| case != Case::FillSeq).map(|write| write.writers),
+        writers: write
+            .filter(|_| case != Case::FillSeq && !case.mixes())
+            .map(|write| write.writers),
         value_size: write.map(|write| write.value_size),
         memtable_bytes: write.map(|write| write.memtable_bytes),
-        rate: write.and_then(|write| write.rate),
+        rate: write.filter(|_| !case.mixes()).and_then(|write| write.rate),
+        offered_per_second: offered,
+        workload: case.mixes().then_some(plan.mix.name),
+        write_percent: (case == Case::ReadRandomWriteRandom).then_some(plan.mix.shares.updates),
+        absent: plan.absent,
+        memory_max_bytes: memory_max_bytes(),
         flush_us: first.flush_ns.map(|ns| ns as f64 / 1000.0),
         cache_bytes,
         cached: plan.cached,
@@ -185,11 +210,38 @@ pub fn run(plan: &Plan) -> Result<Outcome, Error> {
     Ok(outcome)
 }
 
+/// How the memory is divided, if a size was named. Where the case writes, its memtables come off it.
+fn budget(plan: &Plan) -> Result<Option<Budget>, Error> {
+    let Some(bytes) = plan.memory_bytes else { return Ok(None) };
+    let memtables = match plan.case.writes() {
+        true => MEMTABLES * plan.write.memtable_bytes as u64,
+        false => 0,
+    };
+    let rest = bytes.checked_sub(memtables).filter(|rest| *rest > 0).ok_or_else(|| {
+        let what = format!("{} is less than {MEMTABLES} memtables", Size(bytes));
+        Error::new(Kind::Usage, what).hint("name more --memory or a smaller --memtable")
+    })?;
+    let mut budget = Budget::split(rest, plan.processors.len(), false);
+    // Nothing is connected to a bench.
+    budget.pool += budget.connections;
+    budget.cache += budget.connections;
+    Ok(Some(budget))
+}
+
+/// The most memory that this process has had.
+#[expect(clippy::disallowed_methods, reason = "asks the kernel after the window")]
+fn memory_max_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
 async fn core_main(
     core: &Core,
     plan: &Plan,
     meeting: &Meeting,
     options: OpenOptions,
+    times: Option<Arc<Vec<u64>>>,
 ) -> Result<CoreOutcome, Error> {
     let mut writer = None;
     if core.id() == 0 {
@@ -226,6 +278,14 @@ async fn core_main(
         }
         _ => None,
     };
+    if plan.case.mixes() {
+        if core.id() == 0 {
+            // Set once, here.
+            let _ = meeting.workload.set(Arc::new(workload::Plan::new(plan.mix, keys)));
+        }
+        // Sleeps end as exactly as the kernel can, instead of up to 50 us late.
+        nix::sys::prctl::set_timerslack(1).map_err(|e| failed(e.to_string()))?;
+    }
     meeting.ready.fetch_add(1, Ordering::AcqRel);
     let from_ns = begin(core, meeting).await;
     prepared.map_err(failed)?;
@@ -234,6 +294,26 @@ async fn core_main(
     let length_ns = (plan.seconds * 1e9) as u64;
     let meter = Rc::new(Meter::new(from_ns + length_ns));
     let writing = writer.as_ref().map(|writer| write_worker(core, plan, writer, keys, from_ns));
+    let mixing = meeting.workload.get().map(|workload| {
+        let owner = writing.as_ref().map(|writing| {
+            Rc::new(Writing {
+                core: core.clone(),
+                writer: writing.writer.clone(),
+                meter: writing.meter.clone(),
+                stalls: writing.stalls.clone(),
+            })
+        });
+        core.local::<Owner>().set(owner);
+        let mixing = Mixing {
+            core: core.clone(),
+            reader: reader.clone(),
+            meter: meter.clone(),
+            values: RefCell::new(Values::new(plan.write.value_size, || core.random_u64())),
+            from_ns,
+            arrivals: times.map(|times| Arrivals::new(times, core.id(), core.cores())),
+        };
+        (Rc::new(mixing), workload.clone())
+    });
     let worker = Worker {
         core: core.clone(),
         reader,
@@ -242,14 +322,22 @@ async fn core_main(
         batch: plan.batch as usize,
         nexts: plan.nexts,
         reverse: plan.reverse,
+        absent: plan.absent,
     };
     let disk_before = disk_counts(core);
     let cpu_before = CpuTime::now().total();
-    let readers = if plan.case.reads() { plan.depth } else { 0 };
+    let readers = if plan.case.reads() && !plan.case.mixes() { plan.depth } else { 0 };
     let mut tasks: Vec<_> = (0..readers)
         .map(|_| core.spawn(Class::Foreground, worker.clone().run(plan.case)))
         .collect();
-    if let Some(writing) = &writing {
+    if let Some((mixing, workload)) = &mixing {
+        let run = |nth| {
+            let seed = SEED + (core.id() as u64) * u64::from(plan.depth) + u64::from(nth);
+            let source = Source::new(workload.clone(), seed);
+            core.spawn(Class::Foreground, mixing.clone().run(source))
+        };
+        tasks.extend((0..plan.depth).map(run));
+    } else if let Some(writing) = &writing {
         if plan.case == Case::FillSeq {
             tasks.push(core.spawn(Class::Foreground, writing.clone().load()));
         } else {
@@ -270,6 +358,7 @@ async fn core_main(
     while meeting.done.load(Ordering::Acquire) < core.cores() {
         core.sleep_ns(LOOK_NS).await;
     }
+    core.local::<Owner>().set(None);
     let disk_after = disk_counts(core);
     let drained = match &writer {
         Some(writer) if plan.write.drain => Some(drain(core, writer, &plan.data).await),

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use bench::{Case, Durability, Outcome, Plan, WritePlan};
+use bench::{Case, Durability, Outcome, Plan, Workload, WritePlan};
 use reactor::{DriverKind, PollMode};
 
 const KEYS: u64 = 5000;
@@ -39,6 +39,8 @@ impl Database {
             batch: 64,
             nexts: 50,
             reverse: false,
+            absent: false,
+            mix: Workload::reads_and_writes(10),
             keys: None,
             write: WritePlan::default(),
             poll: PollMode::Adaptive,
@@ -143,6 +145,59 @@ fn reads_beside_writes_find_every_key() {
     let outcome = bench::run(&plan).expect("the database can be read and written");
     check(&outcome);
     assert!(outcome.writes_per_second.is_some_and(|rate| rate > 0.0), "{outcome:?}");
+}
+
+#[test]
+fn keys_that_are_not_there_are_not_found() {
+    let database = Database::make("bench-absent");
+    let absent = Plan { absent: true, ..database.plan(Case::ReadRandom) };
+    let outcome = bench::run(&absent).expect("the database can be read");
+    assert!(outcome.operations > 0 && outcome.absent, "{outcome:?}");
+    assert_eq!((outcome.found, outcome.returned_bytes), (Some(0), Some(0)));
+}
+
+#[test]
+fn every_workload_finds_all_that_it_reads_on_each_core() {
+    let database = Database::make("bench-ycsb");
+    // Of the keys that inserts add, D reads those of its own run: it comes first.
+    for letter in ["d", "a", "b", "c", "e", "f"] {
+        let plan = database.plan(Case::Ycsb);
+        let outcome = bench::run(&Plan {
+            processors: reactor::processors().into_iter().take(2).collect(),
+            memory_bytes: Some(64 << 20),
+            mix: letter.parse().expect("it is one of YCSB's"),
+            keys: Some(KEYS),
+            write: WritePlan {
+                durability: Durability::Process,
+                memtable_bytes: 4 << 20,
+                ..plan.write.clone()
+            },
+            ..plan
+        })
+        .expect("the database can be read and written");
+        check(&outcome);
+        assert_eq!(outcome.workload, Some(letter));
+        assert_eq!(outcome.writes_per_second > Some(0.0), letter != "c", "{outcome:?}");
+    }
+}
+
+/// More is offered than can be done: each operation waits for those before it, the last ones for
+/// nearly all the time that the run took longer than its arrivals.
+#[test]
+fn in_an_open_loop_a_latency_counts_the_wait_for_a_free_task() {
+    const SECONDS: f64 = 0.01;
+    let database = Database::make("bench-open-loop");
+    let plan = database.plan(Case::ReadRandomWriteRandom);
+    let write =
+        WritePlan { durability: Durability::Process, rate: Some(2e6), ..plan.write.clone() };
+    let plan = Plan { depth: 4, seconds: SECONDS, keys: Some(KEYS), write, ..plan };
+    let outcome = bench::run(&plan).expect("the database can be read and written");
+    check(&outcome);
+    let offered = outcome.offered_per_second.expect("a rate was named");
+    assert_eq!((offered * SECONDS).round() as u64, outcome.operations, "all that arrived");
+    let late_us = (outcome.seconds - SECONDS) * 1e6;
+    assert!(late_us > 0.0 && outcome.p999_us > late_us * 0.9, "{outcome:?}");
+    assert!(outcome.p50_us > late_us * 0.2, "{outcome:?}");
 }
 
 #[test]

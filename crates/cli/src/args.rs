@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use bench::{Case, Compression, Durability, Mix};
+use bench::{Case, Compression, Durability, Mix, Workload};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueHint};
 use node::{CoreChoice, DiskSpec, Sandbox, Size};
@@ -577,10 +577,13 @@ pub struct UpgradeArgs {
         millrace bench fillrandom --data NEW --durability process --num 4000000\n  \
         millrace bench overwrite --data DIR --writers 16 --rate 20000\n  \
         millrace bench readwhilewriting --data DIR --cores 2 --rate 10000\n  \
+        millrace bench readrandomwriterandom --data DIR --write-percent 10 --rate 20000\n  \
+        millrace bench ycsb --workload a --data DIR --memory 400M --compression lz4\n  \
         millrace bench locks --seconds 10\n  \
         millrace bench vdisk --disk mem:1G --rw randrw --verify --cores 0,1\n  \
         millrace bench vdisk --socket disk.sock --rw randread --depth 128\n  \
-        millrace bench --peers --data DIR --out results\n\n\
+        millrace bench --peers --data DIR --out results\n  \
+        millrace bench --peers --data DIR --only '90 % gets' --plot p99.svg\n\n\
         fillseq and fillrandom want an empty directory; overwrite and readwhilewriting change the \
         database.\n\n\
         The database must have db_bench's keys, numbered from 0:\n  \
@@ -626,6 +629,17 @@ pub struct BenchArgs {
     /// Step backwards in seekrandom
     #[arg(long)]
     pub reverse: bool,
+    /// Get keys in readrandom that are not there, each between two that are
+    #[arg(long)]
+    pub absent: bool,
+    /// Which of YCSB's workloads ycsb runs: a to f
+    #[arg(long, value_name = "NAME", required_if_eq("case", "ycsb"))]
+    #[arg(value_parser = workload())]
+    pub workload: Option<Workload>,
+    /// Of a hundred operations of readrandomwriterandom, how many set a key
+    #[arg(long, value_name = "N", default_value = "10")]
+    #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub write_percent: u8,
     /// Use only the first N keys [default: as many as the database has]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub keys: Option<u64>,
@@ -643,6 +657,9 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub num: Option<u64>,
     /// Begin so many writes a second, late or not [default: as many as possible]
+    ///
+    /// In readrandomwriterandom and ycsb, so many operations: they begin at times that are fixed
+    /// beforehand (an open loop), and their latencies count from then.
     #[arg(long, value_name = "N", value_parser = rate)]
     pub rate: Option<f64>,
     /// Size of memtables at which they are written to tables
@@ -711,18 +728,27 @@ pub struct BenchArgs {
     #[arg(long, conflicts_with_all = ["case", "depth", "cached", "batch", "nexts", "reverse"])]
     pub peers: bool,
     /// Rounds of --peers, of which the median counts
-    #[arg(long, value_name = "N", default_value = "3", requires = "peers")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "3",
+        requires = "peers",
+        conflicts_with = "case"
+    )]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=99))]
     pub rounds: u32,
     /// Where to write the raw samples of --peers, as a dated JSON file
-    #[arg(long, value_name = "DIR", requires = "peers", value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", requires = "peers", conflicts_with = "case", value_hint = ValueHint::DirPath)]
     pub out: Option<PathBuf>,
     /// The program of bench/peers [default: where its build leaves it]
-    #[arg(long, value_name = "FILE", requires = "peers", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE", requires = "peers", conflicts_with = "case", value_hint = ValueHint::FilePath)]
     pub peers_bin: Option<PathBuf>,
-    /// Only the rows of --peers whose name contains this
-    #[arg(long, value_name = "TEXT", requires = "peers")]
-    pub only: Option<String>,
+    /// Only the rows of --peers whose name contains this, or one of several
+    #[arg(long, value_name = "TEXT", requires = "peers", conflicts_with = "case")]
+    pub only: Vec<String>,
+    /// Where to draw p99 against throughput, from the rows of --peers at offered loads, as SVG
+    #[arg(long, value_name = "FILE", requires = "peers", conflicts_with = "case", value_hint = ValueHint::FilePath)]
+    pub plot: Option<PathBuf>,
 }
 
 /// The cases that need a directory.
@@ -734,6 +760,10 @@ fn with_database() -> Vec<(&'static str, &'static str)> {
 fn case() -> impl TypedValueParser<Value = Case> {
     let names = Case::ALL.map(|case| PossibleValue::new(case.name()).help(case.describe()));
     PossibleValuesParser::new(names).try_map(|text| text.parse())
+}
+
+fn workload() -> impl TypedValueParser<Value = Workload> {
+    PossibleValuesParser::new(Workload::YCSB.map(|mix| mix.name)).try_map(|text| text.parse())
 }
 
 fn mix() -> impl TypedValueParser<Value = Mix> {
@@ -854,6 +884,14 @@ mod tests {
         assert!(parse("millrace bench vdisk --socket s --restarts 3").is_err());
         assert!(parse("millrace bench vdisk --socket s --bs 1000").is_err());
         assert!(parse("millrace bench readseq --data d --cached").is_err());
+        assert!(parse("millrace bench ycsb --data d --workload e").is_ok());
+        assert!(parse("millrace bench ycsb --data d").is_err());
+        assert!(parse("millrace bench ycsb --data d --workload g").is_err());
+        assert!(
+            parse("millrace bench readrandomwriterandom --data d --write-percent 101").is_err()
+        );
+        assert!(parse("millrace bench --peers --only a --only b --plot p.svg").is_ok());
+        assert!(parse("millrace bench readseq --data d --plot p.svg").is_err());
         assert!(parse("millrace bench readseq --data d --seconds 0").is_err());
         assert!(parse("millrace bench --peers --reverse").is_err());
     }

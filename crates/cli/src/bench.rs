@@ -1,7 +1,8 @@
 //! `millrace bench`.
 
 use bench::{
-    Case, IdlePlan, LocksPlan, PausesPlan, PeersPlan, Plan, Replacement, VdiskPlan, WritePlan,
+    Case, IdlePlan, LocksPlan, PausesPlan, PeersPlan, Plan, Replacement, VdiskPlan, Workload,
+    WritePlan,
 };
 use node::{Machine, place};
 
@@ -33,6 +34,11 @@ pub fn run(args: BenchArgs) -> Result<(), Failure> {
         batch: args.batch,
         nexts: args.nexts,
         reverse: args.reverse,
+        absent: args.absent,
+        mix: match args.workload {
+            Some(workload) => workload,
+            None => Workload::reads_and_writes(args.write_percent),
+        },
         keys: args.keys,
         write: WritePlan {
             durability: args.durability,
@@ -124,6 +130,7 @@ fn peers(args: BenchArgs) -> Result<(), Failure> {
         release: args.peers_bin,
         out: args.out,
         only: args.only,
+        plot: args.plot,
     };
     let table =
         bench::run_peers(&plan, &mut |line| eprintln!("millrace: {line}")).map_err(Failure::new)?;

@@ -1,11 +1,13 @@
 //! On what it was measured: machine, disk, versions, flags. A number without them means nothing.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use node::{Machine, Size, write_list};
 
+use super::bases::Base;
 use super::row::Round;
 use super::tool::{Tool, read_file};
 use super::work::FIO_SAME;
@@ -34,16 +36,21 @@ pub fn describe(setup: &Setup, rounds: &[Round], number: u32) -> Vec<(String, St
             format!(
                 "{} keys of 16 B, made by `{}`{}",
                 setup.keys,
-                debian::recipe(),
+                debian::recipe(KEYS, 1000, "none"),
                 if setup.keys == KEYS { "" } else { " (other numbers of keys were counted)" }
             ),
         );
     }
+    let others = if setup.keys > 0 { Base::recipes(setup) } else { Vec::new() };
+    if !others.is_empty() {
+        say("other databases", others.join(", "));
+    }
     say(
         "method",
         format!(
-            "{number} rounds of {} s each, ours and the peers' in turn; ratios within a round, \
-             then their median; direct I/O, checksums verified, no block cache but where it says \
+            "{number} rounds of {} s each, ours and the peers' in turn; `measured` is the median of \
+             the rounds' ratios, with the lowest and the highest, and may differ from the quotient \
+             of the medians beside it; direct I/O, checksums verified, no block cache but where it says \
              cached; on one core: processor {}",
             setup.seconds, setup.processor
         ),
@@ -74,6 +81,12 @@ pub fn describe(setup: &Setup, rounds: &[Round], number: u32) -> Vec<(String, St
         .find_map(|round| round.sample(FIO_SAME).map(|sample| format!("`{}`", sample.command)));
     if let Some(fio) = fio {
         say("fio's flags", fio);
+    }
+    // The last reason of each is told.
+    let failures: BTreeMap<_, _> = rounds.iter().flat_map(Round::failures).collect();
+    for (name, why) in failures {
+        let times = rounds.iter().filter(|round| round.failures().any(|(of, _)| of == name));
+        say("not measured", format!("{name}, in {} of {number} rounds: {why}", times.count()));
     }
     all
 }

@@ -3,20 +3,24 @@
 //! 1. [`tool`] runs outside programs; [`ours`], [`fio`], [`release`] and [`redis`] each know one of
 //!    them, and [`work`] all. Millrace runs as an outside program too, so that all start alike.
 //!    [`search`] finds the settings with which a peer is at its best, before it is measured.
-//! 2. A [`row`] says what is compared with what. [`read_rows`], [`write_rows`] and [`vdisks`] have
-//!    them. All measurements are made once per round, ours and the peers' in turn, because the
+//! 2. A [`row`] says what is compared with what. [`read_rows`], [`write_rows`], [`value_rows`],
+//!    [`load_rows`], [`ycsb_rows`] and [`vdisks`] have them; [`bases`] are what is read. All measurements are made once per round, ours and the peers' in turn, because the
 //!    machine drifts: a ratio is taken within a round, and the median of the rounds counts.
 //!    What writes ([`writes`]) does so in turn in an empty directory, or in a copy of the database,
 //!    on the disk that has it.
-//! 3. [`table`] prints it, rows we lose included; [`conditions`] says on what it was measured.
+//! 3. [`table`] prints it, rows we lose included; [`conditions`] says on what it was measured; and
+//!    [`plot`] draws the latency at the offered loads.
 //!
 //! A peer that is not installed leaves its rows unmeasured, and the table says so. This module
 //! starts processes and reads the clock: it is a program around programs, no part of a node.
 
+mod bases;
 mod conditions;
 mod debian;
 mod fio;
+mod load_rows;
 mod ours;
+mod plot;
 mod read_rows;
 mod redis;
 mod release;
@@ -25,10 +29,12 @@ mod sample;
 mod search;
 mod table;
 mod tool;
+mod value_rows;
 mod vdisks;
 mod work;
 mod write_rows;
 mod writes;
+mod ycsb_rows;
 
 use std::path::{Path, PathBuf};
 
@@ -54,8 +60,10 @@ pub struct PeersPlan {
     pub release: Option<PathBuf>,
     /// Where to put the raw samples.
     pub out: Option<PathBuf>,
-    /// Only rows whose name contains this.
-    pub only: Option<String>,
+    /// Only rows whose name contains one of these; all of them if it is empty.
+    pub only: Vec<String>,
+    /// Where to draw p99 against throughput.
+    pub plot: Option<PathBuf>,
 }
 
 /// What everything is measured on and with.
@@ -74,13 +82,17 @@ pub(crate) struct Setup {
     pub found: Found,
 }
 
-/// The rows, or those whose name contains `only`.
-fn rows(only: Option<&str>) -> Vec<Row> {
+/// The rows, or those whose name contains one of `only`.
+fn rows(only: &[String]) -> Vec<Row> {
     let mut rows = read_rows::rows();
     rows.extend(write_rows::rows());
+    rows.extend(value_rows::rows());
+    rows.extend(load_rows::rows());
+    rows.extend(ycsb_rows::rows());
     rows.extend(vdisks::rows());
-    if let Some(only) = only {
-        rows.retain(|row| row.name.contains(only) || row.against.contains(only));
+    if !only.is_empty() {
+        let named = |text: &str| only.iter().any(|only| text.contains(only));
+        rows.retain(|row| named(row.name) || named(row.against));
     }
     rows
 }
@@ -96,7 +108,7 @@ pub fn run_peers(plan: &PeersPlan, say: &mut dyn FnMut(&str)) -> Result<String, 
     let millrace = std::env::current_exe().map_err(|e| format!("finding this program: {e}"))?;
     let scratch = std::env::temp_dir().join("millrace-bench");
     tool::make_dir(&scratch)?;
-    let chosen = rows(plan.only.as_deref());
+    let chosen = rows(&plan.only);
     let all = reactor::processors();
     let processor = plan.processors.first().or(all.first()).copied().unwrap_or(0);
     let other = plan.processors.get(1).or(all.iter().find(|cpu| **cpu != processor)).copied();
@@ -114,6 +126,9 @@ pub fn run_peers(plan: &PeersPlan, say: &mut dyn FnMut(&str)) -> Result<String, 
     if chosen.is_empty() {
         return Err("no row has such a name".to_owned());
     }
+    if plan.plot.is_some() && !chosen.iter().any(load_rows::is_load) {
+        return Err(format!("--plot draws the rows \"{}\": choose them, too", load_rows::NAME));
+    }
     if row::works(&chosen, &setup).iter().any(Work::needs_data) {
         setup.data = database(plan, &setup.scratch, say)?;
         setup.keys = ours::count_keys(&setup)?;
@@ -129,6 +144,10 @@ pub fn run_peers(plan: &PeersPlan, say: &mut dyn FnMut(&str)) -> Result<String, 
     }
     let conditions = conditions::describe(&setup, &rounds, plan.rounds);
     let table = table::markdown(&chosen, &rounds, &conditions);
+    if let Some(path) = &plan.plot {
+        tool::write_file(path, plot::svg(&load_rows::chart(&rounds)).as_bytes())?;
+        say(&format!("p99 against throughput is drawn in {}", path.display()));
+    }
     if let Some(dir) = &plan.out {
         let path = write_samples(dir, &conditions, &rounds, &table)?;
         say(&format!("raw samples are in {}", path.display()));
@@ -148,7 +167,7 @@ fn database(
     let data = scratch.join("fillseq-4m");
     if !data.join("CURRENT").exists() {
         say("making the database with db_bench: 4 million keys, 4 GB, about a minute");
-        debian::make_database(&data, KEYS)?;
+        debian::make_database(&data, KEYS, 1000, "none")?;
     }
     Ok(data)
 }
@@ -162,7 +181,11 @@ fn measure(work: &Work, setup: &Setup, round: &mut Round, (number, of): (u32, u3
             round.put(name, sample);
             line
         }
-        Err(error) => format!("round {number} of {of}: {name}: not measured: {error}"),
+        Err(error) => {
+            let line = format!("round {number} of {of}: {name}: not measured: {error}");
+            round.fail(name, error);
+            line
+        }
     }
 }
 

@@ -5,11 +5,16 @@ use std::ffi::OsString;
 use serde_json::Value;
 
 use super::Setup;
+use super::bases::Base;
 use super::sample::Sample;
 use super::tool::Tool;
 
 /// The share of the writes that were asked for that must have been done.
 const RATE_KEPT: f64 = 0.98;
+
+/// The share of the operations that were offered that must have been done in the same time: a
+/// program that does fewer falls back further and further.
+const OFFERED_KEPT: f64 = 0.9;
 
 /// How a case of ours is run.
 #[derive(Clone, Debug, Default)]
@@ -20,12 +25,14 @@ pub struct Ours {
     pub cached_keys: Option<u64>,
     /// On two cores instead of one.
     pub two_cores: bool,
+    /// What is read.
+    pub base: Base,
 }
 
 /// Runs a case.
 pub fn run(setup: &Setup, ours: &Ours) -> Result<Sample, String> {
     let mut tool = Tool::new(&setup.millrace).arg("bench").args(ours.flags.iter().copied());
-    tool = tool.arg("--data").arg(&setup.data).arg("--json");
+    tool = tool.arg("--data").arg(ours.base.dir(setup)?).arg("--json");
     tool = tool.arg("--seconds").arg(setup.seconds.to_string());
     let cores = match (ours.two_cores, setup.other) {
         (false, _) => format!("{0}-{0}", setup.processor),
@@ -79,8 +86,17 @@ pub fn sample(command: String, report: Value) -> Result<Sample, String> {
     {
         return Err(format!("it did only {done:.0} of {wanted:.0} writes a second"));
     }
+    if let Some(offered) = number("offered_per_second")
+        && ops_per_second < offered * OFFERED_KEPT
+    {
+        return Err(format!("it did only {ops_per_second:.0} of {offered:.0} operations a second"));
+    }
     let (operations, found) = (report["operations"].as_u64(), report["found"].as_u64());
-    if found.is_some() && operations != found {
+    let absent = report["absent"].as_bool().unwrap_or(false);
+    if absent && found != Some(0) {
+        return Err(format!("found {found:?} of the keys that are not there"));
+    }
+    if found.is_some() && operations != found && !absent {
         return Err(format!("found {found:?} of {operations:?}: is this db_bench's database?"));
     }
     Ok(Sample {
@@ -113,5 +129,12 @@ mod tests {
         assert_eq!(error, "it did only 1870 of 10000 writes a second");
         let found = json!({"ops_per_second": 5.0, "operations": 10, "found": 9});
         assert!(measured(found).unwrap_err().contains("found"));
+        let offered = |done: f64| json!({"ops_per_second": done, "offered_per_second": 1000.0});
+        assert!(measured(offered(960.0)).is_ok());
+        let error = measured(offered(500.0)).unwrap_err();
+        assert_eq!(error, "it did only 500 of 1000 operations a second");
+        let absent = |found: u64| json!({"ops_per_second": 5.0, "operations": 10, "found": found, "absent": true});
+        assert!(measured(absent(0)).is_ok());
+        assert!(measured(absent(1)).is_err());
     }
 }

@@ -1,6 +1,7 @@
 //! The rows of the table that read a database.
 
 use super::Setup;
+use super::bases::Base;
 use super::ours::Ours;
 use super::redis::{self, Server};
 use super::row::{Compare, Goal, Row, Unit};
@@ -31,9 +32,10 @@ const SEQ_PEER: &str = "rocksdb readseq";
 const REVERSE_PEER: &str = "rocksdb readreverse";
 
 /// Threads that get at the same time.
-const THREADS: Knob =
+pub const THREADS: Knob =
     &[&["--threads", "32"], &["--threads", "8"], &["--threads", "16"], &["--threads", "64"]];
-const CACHES: Knob = &[&["--cache", "lru"], &["--cache", "hyperclock"]];
+/// Which block cache.
+pub const CACHES: Knob = &[&["--cache", "lru"], &["--cache", "hyperclock"]];
 const ASYNC: Knob = &[&[], &["--async-io"]];
 /// What an iterator reads ahead that takes fifty steps.
 const AHEAD_SHORT: Knob = &[
@@ -65,13 +67,16 @@ fn ours(name: &'static str) -> Work {
     };
     let cached = matches!(name, GET_CACHED | GET_CACHED_1 | GET_CACHED_2);
     let two_cores = name == GET_CACHED_2;
-    Work::Ours(name, Ours { flags, cached_keys: cached.then_some(CACHED_KEYS), two_cores })
+    Work::Ours(
+        name,
+        Ours { flags, cached_keys: cached.then_some(CACHED_KEYS), two_cores, base: Base::Sample },
+    )
 }
 
 fn release(name: &'static str, keys: u64, flags: &[&str], knobs: &'static [Knob]) -> Work {
     let mut all: Vec<String> = flags.iter().map(ToString::to_string).collect();
     all.extend(["--keys".to_owned(), keys.to_string()]);
-    Work::Release { name, flags: all, knobs }
+    Work::Release { name, flags: all, knobs, base: Base::Sample }
 }
 
 fn get_one_thread(setup: &Setup) -> Vec<Work> {
@@ -82,7 +87,8 @@ fn get(setup: &Setup) -> Vec<Work> {
     vec![ours(GET), release(GET_PEER, setup.keys, &["readrandom"], &[THREADS])]
 }
 
-fn get_fio(_: &Setup) -> Vec<Work> {
+/// Our gets, and what fio can do with reads of their size.
+pub fn get_fio(_: &Setup) -> Vec<Work> {
     vec![ours(GET), Work::FioSame]
 }
 

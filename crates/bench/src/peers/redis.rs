@@ -79,7 +79,7 @@ pub const fn set(server: Server) -> Load {
 pub fn run(setup: &Setup, load: &Load) -> Result<Sample, String> {
     let port = free_port()?;
     // Removed when it was measured.
-    let place = if load.command == "set" { Some(Place::new(setup, false)?) } else { None };
+    let place = if load.command == "set" { Some(Place::new(setup, None)?) } else { None };
     let server = match (load.server, &place) {
         (Server::Millrace, None) => {
             let data = database(setup)?;

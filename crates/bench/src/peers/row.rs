@@ -13,17 +13,31 @@ const SAME_WORK: f64 = 0.01;
 
 /// The measurements of one round, by name.
 #[derive(Clone, Debug, Default)]
-pub struct Round(BTreeMap<String, Sample>);
+pub struct Round {
+    samples: BTreeMap<String, Sample>,
+    /// Those that could not be made, and why.
+    failures: BTreeMap<String, String>,
+}
 
 impl Round {
     /// Keeps a measurement.
     pub fn put(&mut self, name: &str, sample: Sample) {
-        self.0.insert(name.to_owned(), sample);
+        self.samples.insert(name.to_owned(), sample);
+    }
+
+    /// Keeps why a measurement could not be made.
+    pub fn fail(&mut self, name: &str, why: String) {
+        self.failures.insert(name.to_owned(), why);
+    }
+
+    /// The measurements that could not be made, and why.
+    pub fn failures(&self) -> impl Iterator<Item = (&String, &String)> {
+        self.failures.iter()
     }
 
     /// A measurement of this round.
     pub fn sample(&self, name: &str) -> Option<&Sample> {
-        self.0.get(name)
+        self.samples.get(name)
     }
 
     /// Operations per second of a measurement.
@@ -33,12 +47,12 @@ impl Round {
 
     /// All measurements.
     pub fn samples(&self) -> impl Iterator<Item = &Sample> {
-        self.0.values()
+        self.samples.values()
     }
 
     /// Everything as JSON.
     pub fn json(&self) -> Value {
-        json!(self.0)
+        json!(self.samples)
     }
 }
 
@@ -206,7 +220,7 @@ impl Row {
 /// Whether both returned as many bytes for an operation, where both tell.
 fn same_work(ours: &Sample, theirs: &Sample) -> Result<(), String> {
     match ours.bytes_per_op().zip(theirs.bytes_per_op()) {
-        Some((our, their)) if (our / their - 1.0).abs() > SAME_WORK => {
+        Some((our, their)) if (our - their).abs() > SAME_WORK * their => {
             Err(format!("not the same work: {our:.0} and {their:.0} bytes an operation"))
         }
         _ => Ok(()),

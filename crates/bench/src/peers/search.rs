@@ -33,7 +33,7 @@ impl Found {
     /// The best flags of a peer; searches for them when `name` is new. `run` measures with flags.
     ///
     /// # Errors
-    /// When the peer cannot be measured with its defaults. An alternative that fails is not taken.
+    /// When the peer cannot be measured with any of its settings. Those that fail are not taken.
     pub fn best(
         &self,
         name: &str,
@@ -45,7 +45,11 @@ impl Found {
         }
         let mut chosen: Vec<&[&'static str]> = knobs.iter().map(|knob| knob[0]).collect();
         let mut finding = Finding { flags: chosen.concat(), tried: Vec::new() };
-        let mut best = run(&finding.flags)?.ops_per_second;
+        // With its defaults it may do less than it was asked for, and is no sample then.
+        let (mut best, mut failure) = match run(&finding.flags) {
+            Ok(sample) => (sample.ops_per_second, None),
+            Err(error) => (0.0, Some(error)),
+        };
         finding.tried.push((finding.flags.clone(), best));
         for (nth, knob) in knobs.iter().enumerate() {
             for &alternative in &knob[1..] {
@@ -54,11 +58,14 @@ impl Found {
                 let rate = run(&flags).map_or(0.0, |sample| sample.ops_per_second);
                 finding.tried.push((flags.clone(), rate));
                 if rate > best * MARGIN {
-                    (best, finding.flags) = (rate, flags);
+                    (best, finding.flags, failure) = (rate, flags, None);
                 } else {
                     chosen[nth] = before;
                 }
             }
+        }
+        if let Some(failure) = failure {
+            return Err(failure);
         }
         let flags = finding.flags.clone();
         self.0.borrow_mut().insert(name.to_owned(), finding);
@@ -112,6 +119,16 @@ mod tests {
         assert_eq!(lines[0].0, "settings of peer");
         assert!(lines[0].1.starts_with("`--threads 8`; tried: `--threads 1` 0.0 k/s"), "{lines:?}");
         assert_eq!(lines[0].1.matches(" k/s").count(), 4);
+    }
+
+    #[test]
+    fn a_peer_that_fails_with_its_defaults_may_do_with_other_settings() {
+        let picky = |flags: &[&'static str]| match flags {
+            ["--threads", "8", ..] => Ok(Sample { ops_per_second: 5.0, ..Sample::default() }),
+            _ => Err("it did only 9 of 10".to_owned()),
+        };
+        let found = Found::default();
+        assert_eq!(found.best("peer", &KNOBS, picky), Ok(vec!["--threads", "8"]));
     }
 
     #[test]

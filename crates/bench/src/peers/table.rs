@@ -71,23 +71,25 @@ impl Line {
         }
         figures.sort_by(f64::total_cmp);
         let bounds = bounds(row, rounds);
+        // Such a row would compare how quickly the load is made.
+        let generator = row.unit == Unit::PerSecond && bounds.contains(&"load generator");
         let verdict = match (differs, median(figures.iter().copied())) {
             (Some(why), _) => why,
             (None, None) => "not measured".to_owned(),
             (None, Some(_)) if figures.len() < ROUNDS_MIN => "too few rounds".to_owned(),
             (None, Some(figure)) => match row.goal.reached(figure) {
-                // Such a row compares how quickly the load is made.
-                _ if row.unit == Unit::PerSecond && bounds.contains(&"load generator") => {
-                    "see the processor time".to_owned()
-                }
+                _ if generator => "see the processor time".to_owned(),
                 Some(true) => "reached".to_owned(),
                 Some(false) => "**lost**".to_owned(),
                 None => String::new(),
             },
         };
+        if generator {
+            figures.clear();
+        }
         Line {
-            ours: of(row.ours, row.figure),
-            theirs: of(row.theirs, row.peer_figure),
+            ours: of(row.ours, row.figure).filter(|_| !generator),
+            theirs: of(row.theirs, row.peer_figure).filter(|_| !generator),
             figures,
             bound: if bounds.iter().any(|bound| *bound != "-") {
                 bounds.join(", ")
@@ -192,7 +194,7 @@ mod tests {
     }
 
     fn one_thread(rounds: &[Round]) -> String {
-        let table = markdown(&rows(Some("one thread")), rounds, &[]);
+        let table = markdown(&rows(&["one thread".to_owned()]), rounds, &[]);
         table.lines().nth(2).unwrap().to_owned()
     }
 
@@ -210,10 +212,10 @@ mod tests {
     fn a_lost_row_and_one_that_was_not_measured_stay_in_the_table() {
         let lost = one_thread(&[round(70.0, 10.0), round(70.0, 10.0), round(70.0, 10.0)]);
         assert!(lost.contains("| ≥ 8.00 × | **lost** |"), "{lost}");
-        let nothing = markdown(&rows(None), &[Round::default()], &[]);
+        let nothing = markdown(&rows(&[]), &[Round::default()], &[]);
         assert_eq!(
             nothing.lines().filter(|line| line.contains("not measured")).count(),
-            rows(None).len()
+            rows(&[]).len()
         );
     }
 
@@ -227,6 +229,7 @@ mod tests {
         let line = one_thread(&[busy.clone(), busy.clone(), busy]);
         assert!(line.contains("| -, load generator |"), "{line}");
         assert!(line.ends_with("| see the processor time |"), "{line}");
+        assert!(line.contains("| - | - | - |"), "no rate is told: {line}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What is measured: one program, doing one thing.
 
 use super::Setup;
+use super::bases::Base;
 use super::ours::{self, Ours};
 use super::row::Round;
 use super::sample::Sample;
@@ -29,6 +30,8 @@ pub enum Work {
         flags: Vec<String>,
         /// What may be set.
         knobs: &'static [Knob],
+        /// What is read.
+        base: Base,
     },
     /// fio with requests of the size our reads had in this round.
     FioSame,
@@ -64,8 +67,9 @@ impl Work {
     pub fn run(&self, setup: &Setup, round: &Round) -> Result<Sample, String> {
         match self {
             Work::Ours(_, ours) => ours::run(setup, ours),
-            Work::Release { name, flags, knobs } => {
-                let run = |chosen: &[&str]| release::run(setup, &setup.data, flags, chosen);
+            Work::Release { name, flags, knobs, base } => {
+                let dir = base.dir(setup)?;
+                let run = |chosen: &[&str]| release::run(setup, &dir, flags, chosen);
                 run(&setup.found.best(name, knobs, run)?)
             }
             Work::Write(write) => write.run(setup, round),

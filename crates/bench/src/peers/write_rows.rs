@@ -1,12 +1,13 @@
 //! The rows of the table that write.
 
 use super::Setup;
+use super::bases::Base;
 use super::redis::{self, Server};
 use super::row::{Goal, Row, Unit};
 use super::sample::Sample;
 use super::search::Knob;
 use super::work::Work;
-use super::writes::{LOCKS, REOPEN, Write, num_power, num_process};
+use super::writes::{LOCKS, Load, REOPEN, Write, num_power, num_process};
 
 /// Tasks or threads that write where each write is flushed.
 const SIXTEEN: &str = "16";
@@ -14,7 +15,7 @@ const SIXTEEN: &str = "16";
 const BESIDE: &str = "10000";
 
 /// Threads that write without a flush; RocksDB has shown its best with few.
-const WRITERS: Knob = &[
+pub const WRITERS: Knob = &[
     &["--threads", "1"],
     &["--threads", "2"],
     &["--threads", "4"],
@@ -22,12 +23,16 @@ const WRITERS: Knob = &[
     &["--threads", "16"],
 ];
 /// Threads that read beside a writer.
-const READERS: Knob =
+pub const READERS: Knob =
     &[&["--threads", "16"], &["--threads", "8"], &["--threads", "32"], &["--threads", "64"]];
-const LOGS: Knob = &[&[], &["--recycle-logs", "4"]];
-const DIRECT: Knob = &[&[], &["--direct-writes"]];
-const MEMTABLES: Knob = &[&[], &["--memtables", "4"], &["--memtables", "6"]];
-const JOBS: Knob = &[&[], &["--jobs", "4"]];
+/// Logs that are written over.
+pub const LOGS: Knob = &[&[], &["--recycle-logs", "4"]];
+/// Whether tables are written with direct I/O.
+pub const DIRECT: Knob = &[&[], &["--direct-writes"]];
+/// Memtables that there may be.
+pub const MEMTABLES: Knob = &[&[], &["--memtables", "4"], &["--memtables", "6"]];
+/// Flushes and merges that run at the same time.
+pub const JOBS: Knob = &[&[], &["--jobs", "4"]];
 
 const FILL: &str = "millrace fillrandom process";
 const FILL_PEER: &str = "rocksdb fillrandom";
@@ -40,17 +45,18 @@ const HALF_PEER: &str = "rocksdb fillrandom sync at half its maximum";
 const BOTH: &str = "millrace readwhilewriting";
 const BOTH_PEER: &str = "rocksdb readwhilewriting";
 
-fn words(all: &[&str]) -> Vec<String> {
+/// Flags as a program takes them.
+pub fn words(all: &[&str]) -> Vec<String> {
     all.iter().map(ToString::to_string).collect()
 }
 
 fn ours(name: &'static str, flags: &[&str]) -> Work {
-    Work::Write(Write::Ours { name, flags: words(flags), copy: false, half_of: None })
+    Work::Write(Write::Ours { name, flags: words(flags), copy: None, load: None })
 }
 
 fn release(name: &'static str, flags: &[&str], knobs: &'static [Knob]) -> Work {
     let flags = words(flags);
-    Work::Write(Write::Release { name, flags, knobs, copy: false, half_of: None })
+    Work::Write(Write::Release { name, flags, knobs, copy: None, load: None })
 }
 
 /// Random sets, then all that they leave to be done.
@@ -89,14 +95,15 @@ fn half_of(
     for work in works.clone() {
         works.push(match work {
             Work::Write(Write::Ours { flags, copy, .. }) => {
-                Work::Write(Write::Ours { name: our_half, flags, copy, half_of: Some(ours) })
+                let load = Some(Load { of: ours, share: 0.5 });
+                Work::Write(Write::Ours { name: our_half, flags, copy, load })
             }
             Work::Write(Write::Release { flags, knobs, copy, .. }) => Work::Write(Write::Release {
                 name: their_half,
                 flags,
                 knobs,
                 copy,
-                half_of: Some(theirs),
+                load: Some(Load { of: theirs, share: 0.5 }),
             }),
             other => other,
         });
@@ -109,13 +116,13 @@ fn both(setup: &Setup) -> Vec<Work> {
     let common = ["readwhilewriting", "--keys", &keys, "--rate", BESIDE];
     let flags = words(&[&common[..], &["--durability", "process"]].concat());
     vec![
-        Work::Write(Write::Ours { name: BOTH, flags, copy: true, half_of: None }),
+        Work::Write(Write::Ours { name: BOTH, flags, copy: Some(Base::Sample), load: None }),
         Work::Write(Write::Release {
             name: BOTH_PEER,
             flags: words(&common),
             knobs: &[READERS, LOGS, DIRECT, MEMTABLES, JOBS],
-            copy: true,
-            half_of: None,
+            copy: Some(Base::Sample),
+            load: None,
         }),
     ]
 }

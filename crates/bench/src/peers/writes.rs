@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::Setup;
+use super::bases::Base;
 use super::ours::report;
 use super::release;
 use super::row::Round;
@@ -22,6 +23,23 @@ const LOG_BYTES: u64 = 1 << 30;
 /// How often a growing log is looked at.
 const LOOK: std::time::Duration = std::time::Duration::from_millis(10);
 
+/// A part of the rate that a sample of the same round had.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// The sample's name.
+    pub of: &'static str,
+    /// The part, from 0 to 1.
+    pub share: f64,
+}
+
+impl Load {
+    /// Operations per second.
+    fn rate(self, round: &Round) -> Result<String, String> {
+        let most = round.ops(self.of).ok_or("the maximum was not measured")?;
+        Ok((most * self.share).to_string())
+    }
+}
+
 /// One thing to measure.
 #[derive(Clone, Debug)]
 pub enum Write {
@@ -31,10 +49,10 @@ pub enum Write {
         name: &'static str,
         /// The case and its flags.
         flags: Vec<String>,
-        /// In a copy of the database.
-        copy: bool,
-        /// At half the rate that this sample of the same round had.
-        half_of: Option<&'static str>,
+        /// In a copy of this database.
+        copy: Option<Base>,
+        /// At a part of the rate of another sample.
+        load: Option<Load>,
     },
     /// RocksDB's release, likewise, at the best of its settings.
     Release {
@@ -44,10 +62,10 @@ pub enum Write {
         flags: Vec<String>,
         /// What may be set.
         knobs: &'static [Knob],
-        /// In a copy of the database.
-        copy: bool,
-        /// At half the rate that this sample of the same round had, with that one's settings.
-        half_of: Option<&'static str>,
+        /// In a copy of this database.
+        copy: Option<Base>,
+        /// At a part of the rate of another sample, with its settings.
+        load: Option<Load>,
     },
     /// Opening a database of ours whose writer was killed.
     Reopen,
@@ -85,26 +103,24 @@ impl Write {
     /// Measures. What was measured before in this round is at hand.
     pub fn run(&self, setup: &Setup, round: &Round) -> Result<Sample, String> {
         match self {
-            Write::Ours { flags, copy, half_of, .. } => {
+            Write::Ours { flags, copy, load, .. } => {
                 let place = Place::new(setup, *copy)?;
                 let mut tool = ours(setup, flags, &place);
-                if let Some(of) = half_of {
-                    let most = round.ops(of).ok_or("the maximum was not measured")?;
-                    tool = tool.arg("--rate").arg((most / 2.0).to_string());
+                if let Some(load) = load {
+                    tool = tool.arg("--rate").arg(load.rate(round)?);
                 }
                 report(tool)
             }
-            Write::Release { name, flags, knobs, copy, half_of } => {
+            Write::Release { name, flags, knobs, copy, load } => {
                 let mut flags = flags.clone();
-                if let Some(of) = half_of {
-                    let most = round.ops(of).ok_or("the maximum was not measured")?;
-                    flags.extend(["--rate".to_owned(), (most / 2.0).to_string()]);
+                if let Some(load) = load {
+                    flags.extend(["--rate".to_owned(), load.rate(round)?]);
                 }
                 let run = |chosen: &[&str]| {
                     let place = Place::new(setup, *copy)?;
                     release::run(setup, &place.0, &flags, chosen)
                 };
-                run(&setup.found.best(half_of.unwrap_or(name), knobs, run)?)
+                run(&setup.found.best(load.map_or(*name, |load| load.of), knobs, run)?)
             }
             Write::Reopen => reopen(setup),
             Write::Locks => locks(setup),
@@ -130,7 +146,7 @@ fn ours(setup: &Setup, flags: &[String], place: &Place) -> Tool {
 /// Kills a writer when its log has 1 GiB, and opens what it left.
 #[expect(clippy::disallowed_methods, reason = "waits for another program, on no core")]
 fn reopen(setup: &Setup) -> Result<Sample, String> {
-    let place = Place::new(setup, false)?;
+    let place = Place::new(setup, None)?;
     // A memtable that is never full: everything stays in the log.
     let flags = |case: &str| {
         [case, "--durability", "process", "--memtable", "64G", "--keys"]
@@ -179,15 +195,15 @@ pub struct Place(pub PathBuf);
 
 impl Place {
     /// An empty one, or one with a copy of the database.
-    pub fn new(setup: &Setup, copy: bool) -> Result<Place, String> {
+    pub fn new(setup: &Setup, copy: Option<Base>) -> Result<Place, String> {
         let beside = setup.data.parent().filter(|dir| !dir.as_os_str().is_empty());
         let dir = beside.unwrap_or(Path::new(".")).join(DIRECTORY);
         let place = Place(dir);
         place.remove();
         std::fs::create_dir_all(&place.0)
             .map_err(|error| format!("making {}: {error}", place.0.display()))?;
-        if copy {
-            place.copy_from(&setup.data)?;
+        if let Some(base) = copy {
+            place.copy_from(&base.dir(setup)?)?;
         }
         Tool::new("sync").output()?;
         Ok(place)

@@ -1,0 +1,206 @@
+//! Mixed operations: YCSB's workloads, and reads with writes among them; as fast as they go, or at
+//! times that were fixed beforehand.
+//!
+//! 1. Every core runs `depth` tasks, each with its own [`Source`]. Reads are done where they are
+//!    drawn; writes go to core 0, which owns the database ([`Owner`]).
+//! 2. At fixed times (an open loop) arrivals are dealt to the cores in turn, as connections are.
+//!    Any free task of a core takes the core's next one. Its latency counts from when it was to
+//!    begin: what waited for a task is as slow as its caller would have seen it.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use lsm::{BatchWriter, IterOptions, Reader, Writer};
+use reactor::{Class, Core};
+use workload::{Operation, Source};
+
+use crate::cases::TURN_NS;
+use crate::keys::key;
+use crate::measure::Meter;
+use crate::stalls::StallMeter;
+use crate::values::Values;
+
+/// Where writes are done.
+const OWNER: usize = 0;
+
+/// The operations that one core is to begin, in nanoseconds after the window's start.
+#[derive(Debug)]
+pub struct Arrivals {
+    times_ns: Arc<Vec<u64>>,
+    next: Cell<usize>,
+    step: usize,
+}
+
+impl Arrivals {
+    /// Those of core `core` of `cores`.
+    pub fn new(times_ns: Arc<Vec<u64>>, core: usize, cores: usize) -> Arrivals {
+        Arrivals { times_ns, next: Cell::new(core), step: cores }
+    }
+
+    /// When the next one is to begin, which may be over; `None` when there is none left.
+    fn next(&self) -> Option<u64> {
+        let nth = self.next.get();
+        self.next.set(nth + self.step);
+        self.times_ns.get(nth).copied()
+    }
+}
+
+/// The writer and what it counts, found by tasks that other cores send.
+#[derive(Default)]
+pub struct Owner(RefCell<Option<Rc<Writing>>>);
+
+/// See [`Owner`].
+pub struct Writing {
+    /// The owner core.
+    pub core: Core,
+    /// The database.
+    pub writer: Writer,
+    /// Counts writes.
+    pub meter: Rc<Meter>,
+    /// Sees stalls.
+    pub stalls: Rc<StallMeter>,
+}
+
+impl Owner {
+    /// Lets writes find the writer, or no longer.
+    pub fn set(&self, writing: Option<Rc<Writing>>) {
+        self.0.replace(writing);
+    }
+
+    fn get(&self) -> Result<Rc<Writing>, String> {
+        self.0.borrow().clone().ok_or_else(|| "the database is closed".to_owned())
+    }
+}
+
+impl Writing {
+    async fn write(&self, batch: BatchWriter) -> Result<(), String> {
+        let from_ns = self.core.now_exact_ns();
+        self.stalls.begin(from_ns);
+        self.writer.write(batch).await.map_err(|error| error.to_string())?;
+        let now_ns = self.core.now_exact_ns();
+        self.stalls.end(now_ns);
+        self.meter.count(1, 0, 1, from_ns, now_ns);
+        Ok(())
+    }
+}
+
+/// What the tasks of a core share.
+pub struct Mixing {
+    /// The core.
+    pub core: Core,
+    /// The core's reader.
+    pub reader: Reader,
+    /// Counts all operations.
+    pub meter: Rc<Meter>,
+    /// Values to write.
+    pub values: RefCell<Values>,
+    /// When the window begins.
+    pub from_ns: u64,
+    /// When operations begin; one after the other without.
+    pub arrivals: Option<Arrivals>,
+}
+
+impl Mixing {
+    /// Runs operations until the meter ends it, or all have arrived.
+    ///
+    /// # Errors
+    /// The engine's, as text.
+    pub async fn run(self: Rc<Self>, mut source: Source) -> Result<(), String> {
+        let mut from_ns = self.core.now_exact_ns();
+        loop {
+            if let Some(arrivals) = &self.arrivals {
+                let Some(after_ns) = arrivals.next() else { return Ok(()) };
+                from_ns = self.from_ns + after_ns;
+                if from_ns > self.core.now_exact_ns() {
+                    self.core.sleep_ns(from_ns.saturating_sub(self.core.now_ns())).await;
+                }
+            }
+            let found = self.step(&mut source).await?;
+            let now_ns = self.core.now_exact_ns();
+            let goes_on = self.meter.count(1, u64::from(found), 1, from_ns, now_ns);
+            if !goes_on && self.arrivals.is_none() {
+                return Ok(());
+            }
+            from_ns = now_ns;
+            if now_ns.saturating_sub(self.core.now_ns()) >= TURN_NS {
+                self.core.yield_now().await;
+                from_ns = self.core.now_exact_ns();
+            }
+        }
+    }
+
+    /// One operation; whether it found the key it read, if it read one.
+    async fn step(&self, source: &mut Source) -> Result<bool, String> {
+        match source.draw() {
+            Operation::Read(number) => self.get(number).await,
+            Operation::Update(number) => self.put(number).await.map(|()| true),
+            Operation::Insert(number) => {
+                self.put(number).await?;
+                source.plan().newest.done(number);
+                Ok(true)
+            }
+            Operation::Scan(number, length) => self.scan(number, length).await,
+            Operation::ReadModifyWrite(number) => {
+                let found = self.get(number).await?;
+                self.put(number).await?;
+                Ok(found)
+            }
+        }
+    }
+
+    async fn get(&self, number: u64) -> Result<bool, String> {
+        let value = self.reader.get(0, &key(number), None).await.map_err(|e| e.to_string())?;
+        self.meter.returned(value.as_ref().map_or(0, |value| value.len()));
+        Ok(value.is_some())
+    }
+
+    async fn put(&self, number: u64) -> Result<(), String> {
+        let mut batch = BatchWriter::new();
+        batch.put(0, &key(number), self.values.borrow_mut().next());
+        if self.core.id() == OWNER {
+            return self.core.local::<Owner>().get()?.write(batch).await;
+        }
+        let write = move |there: &Core| {
+            let owner = there.local::<Owner>();
+            async move { owner.get()?.write(batch).await }
+        };
+        self.core.spawn_on(OWNER, Class::Foreground, write).await
+    }
+
+    async fn scan(&self, number: u64, length: u8) -> Result<bool, String> {
+        let said = |error: lsm::Error| error.to_string();
+        let (mut steps, mut bytes) = (0, 0);
+        let options = IterOptions {
+            fill_cache: true,
+            expected: Some(usize::from(length)),
+            ..IterOptions::default()
+        };
+        let mut iter = self.reader.iter(0, options).map_err(said)?;
+        iter.seek(&key(number)).await.map_err(said)?;
+        let found = iter.valid() && iter.key() == key(number);
+        while steps < length && iter.valid() {
+            bytes += iter.key().len() + iter.value().len();
+            iter.next().await.map_err(said)?;
+            steps += 1;
+        }
+        self.meter.step(u64::from(steps));
+        self.meter.returned(bytes);
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrivals_are_dealt_to_the_cores_in_turn() {
+        let times = Arc::new(vec![1, 2, 3, 4, 5]);
+        let of = |core| {
+            let arrivals = Arrivals::new(times.clone(), core, 2);
+            std::iter::from_fn(|| arrivals.next()).collect::<Vec<_>>()
+        };
+        assert_eq!((of(0), of(1)), (vec![1, 3, 5], vec![2, 4]));
+    }
+}
