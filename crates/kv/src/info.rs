@@ -250,11 +250,13 @@ fn persistence(report: &Report<'_>, text: &mut String) {
         "rdb_last_bgsave_status:ok";
         "aof_enabled:1";
         "aof_rewrite_in_progress:0";
-        "aof_last_bgrewrite_status:ok";
+        "aof_last_bgrewrite_status:{}", if writer.tables_failing > 0 { "err" } else { "ok" };
         "aof_last_write_status:{}", if failure.is_some() || writer.disk_full > 0 { "err" } else { "ok" };
         "write_failure:{}", failure.as_deref().unwrap_or("");
         "disk_full:{}", writer.disk_full;
         "disk_full_times:{}", writer.disk_full_times;
+        "tables_failing:{}", writer.tables_failing;
+        "table_failures:{}", writer.table_failures;
         "writes_refused:{}", writer.refused;
         "wal_groups:{}", writer.groups;
         "wal_bytes:{}", writer.log_bytes;

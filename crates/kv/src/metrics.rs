@@ -186,8 +186,13 @@ const SHARD_COUNTERS: &[(&str, &str, Written)] = &[
     ("disk_full_times_total", "Times that the disk was found full", |shard| {
         shard.writer.disk_full_times
     }),
-    ("writes_refused_total", "Batches refused because the disk was full", |shard| {
-        shard.writer.refused
+    (
+        "writes_refused_total",
+        "Batches refused because the disk was full, or no table could be written",
+        |shard| shard.writer.refused,
+    ),
+    ("table_failures_total", "Flushes and merges that failed and were tried again", |shard| {
+        shard.writer.table_failures
     }),
     ("compaction_written_bytes_total", "Bytes of the tables that merges made", |shard| {
         shard.writer.merged_into_bytes
@@ -200,6 +205,9 @@ const SHARD_GAUGES: &[(&str, &str, Written)] = &[
     }),
     ("disk_full", "1 while writes, flushes or merges wait for space on the disk", |shard| {
         shard.writer.disk_full
+    }),
+    ("tables_failing", "1 while a flush or a merge that failed has not succeeded since", |shard| {
+        shard.writer.tables_failing
     }),
     ("unsaved_changes", "Changes since everything was last made to survive a power cut", |shard| {
         shard.shard.unsaved

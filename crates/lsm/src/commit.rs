@@ -244,7 +244,9 @@ impl Commit<'_> {
     async fn until_there_is_room(&self) -> Result<()> {
         let inner = self.inner;
         let many = || inner.waiting.borrow().len() >= WAITING_MAX;
-        let full = || many() || level0_files(inner) >= LEVEL0_FILES_MAX;
+        // Level 0 grows while merges fail: reads get slower, and writes go on.
+        let long = || level0_files(inner) >= LEVEL0_FILES_MAX && !inner.space.fails(Task::Merge);
+        let full = || many() || long();
         let in_vain = || {
             (many() && inner.space.why(Task::Flush).is_some())
                 || (full() && !many() && inner.space.why(Task::Merge).is_some())

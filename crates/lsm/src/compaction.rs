@@ -10,6 +10,10 @@
 //! Not merged, but left as they are: families that cannot be read, and damaged tables. A merge that
 //! meets damage in one of its inputs gives up, says so, and leaves that table alone from then on: the next
 //! one is planned around it (`merge_plan.rs`). Reads of it go on as before.
+//!
+//! No failure of a merge ends writing: what it has made is removed, and it is tried again later (`space.rs`).
+//! One that lacks memory is tried with fewer files; a file that finds no memory by itself, time after time, is
+//! left alone like a damaged one. Only a MANIFEST or a directory that cannot be written ends writing.
 
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::collections::BTreeSet;
@@ -34,7 +38,7 @@ use crate::table::Table;
 use crate::table_writer::{TableWriter, file_bytes};
 use crate::version::{Family, Level, Slot, Version, user_key};
 use crate::walk::{Direction, Position};
-use crate::{commit, writer::Inner};
+use crate::writer::Inner;
 
 /// A merge may stand on blocks that take such a part of a core's memory.
 const MEMORY_SHARE: u64 = 2;
@@ -43,37 +47,59 @@ const MEMORY_SHARE: u64 = 2;
 const LARGE_BLOCK: usize = 64 << 10;
 /// What a merge reads ahead of each source, in bytes.
 const READ_AHEAD: usize = 1 << 20;
+/// Attempts of a merge of as few files as there can be, before one that finds no memory is left alone; and once
+/// another one was.
+const MEMORY_TRIES: u32 = 8;
+const MEMORY_TRIES_LATER: u32 = 2;
 
 /// Merges whenever there is something to merge, until writing ends.
 pub(crate) async fn run(inner: &Inner) {
     while !inner.rests() {
         let since_ns = inner.core.now_ns();
-        match level0(inner).await {
-            Ok(true) => {
+        let fell_short = match level0(inner).await {
+            Ok(Turn::Merged) => {
                 inner.merge_files_max.set(usize::MAX);
                 inner.has_room(Task::Merge);
                 inner.moved.ring();
+                continue;
             }
-            Err(error) if error.kind() == Kind::Full => {
-                inner.is_full(Task::Merge, &error);
-                inner.until_space(since_ns).await;
-                if inner.closing.get() {
-                    return;
-                }
+            Ok(Turn::LeftAlone) => {
+                inner.moved.ring();
+                continue;
             }
-            Err(error) if error.kind() == Kind::Memory => {
-                let files = inner.merge_files_max.get().min(commit::level0_files(inner));
-                inner.merge_files_max.set((files / 2).max(1));
-                inner.lacks_memory("a merge of fewer files", &error).await;
-            }
-            Ok(false) => {
+            Ok(Turn::Nothing) => {
                 inner.has_room(Task::Merge);
                 let wanted = || is_due(inner, &inner.db.0.current.load());
                 inner.moved.until(|| wanted() || inner.rests()).await;
+                continue;
             }
-            Err(error) => inner.fail(&error),
+            Ok(Turn::TooMany(error)) => {
+                inner.lacks_memory("a merge of fewer files", &error).await;
+                continue;
+            }
+            Ok(Turn::FellShort(error)) => error,
+            Err(error) if matches!(error.kind(), Kind::Full | Kind::Memory) => error,
+            Err(error) => return inner.fail(&error),
+        };
+        inner.try_later(Task::Merge, &fell_short, since_ns).await;
+        if inner.closing.get() {
+            return;
         }
     }
+}
+
+/// What became of an attempt to merge.
+enum Turn {
+    /// Files were merged, moved, or cleared away meanwhile.
+    Merged,
+    /// No family needs a merge.
+    Nothing,
+    /// A table is left alone from now on.
+    LeftAlone,
+    /// There was no memory for as many files.
+    TooMany(Error),
+    /// It failed, and nothing is left of it.
+    FellShort(Error),
 }
 
 /// How far a merge is, for whoever decides how fast writes may come.
@@ -135,14 +161,42 @@ struct Made {
 /// What a merge made, or what kept it from it.
 enum Merged {
     Made(Made),
-    /// The slot of an input that cannot be read.
-    Damaged(u32, Error),
+    /// The slot of an input that cannot be read, for want of memory or because it is damaged.
+    Unread(u32, Error),
 }
 
-/// Merges level 0 of the first family that needs it; false if none does.
-async fn level0(inner: &Inner) -> Result<bool> {
+/// A merge of `inputs` found no memory to read a table, or for what it makes. The next one takes fewer files;
+/// where there are no fewer, the table is left alone in the end.
+fn found_no_memory(
+    inner: &Inner,
+    version: &Version,
+    inputs: &Plan,
+    slot: Option<u32>,
+    error: Error,
+) -> Turn {
+    let files = inputs.level0.len();
+    if files > inputs.least_files() {
+        inner.merge_files_max.set((files / 2).max(1));
+        return Turn::TooMany(error);
+    }
+    inner.merge_files_max.set(1);
+    let tries = if inner.quarantine.for_memory() { MEMORY_TRIES_LATER } else { MEMORY_TRIES };
+    if inner.space.failures(Task::Merge) + 1 < tries {
+        return Turn::FellShort(error);
+    }
+    let Some(slot) = slot.or(inputs.level0.last().copied()) else { return Turn::FellShort(error) };
+    inner.quarantine.add(version, slot, &error);
+    inner.has_room(Task::Merge);
+    Turn::LeftAlone
+}
+
+/// Merges level 0 of the first family that needs it.
+///
+/// # Errors
+/// [`Kind::Full`] and [`Kind::Memory`] of the MANIFEST; all others end writing.
+async fn level0(inner: &Inner) -> Result<Turn> {
     let version = inner.db.version();
-    let Some((id, inputs)) = work(inner, &version) else { return Ok(false) };
+    let Some((id, inputs)) = work(inner, &version) else { return Ok(Turn::Nothing) };
     let bytes =
         |slots: &[u32]| slots.iter().map(|&slot| version.meta(slot).size_bytes).sum::<u64>();
     let since_ns = inner.core.now_ns();
@@ -159,17 +213,25 @@ async fn level0(inner: &Inner) -> Result<bool> {
             pace: pace.clone(),
         }));
         inner.set_paces();
-        let (from, inputs) = (version.clone(), inputs.clone());
-        let work = async move |job: Job| merge(&job, &from, id, &inputs, &done, &pace).await;
+        let (from, plan) = (version.clone(), inputs.clone());
+        let work = async move |job: Job| merge(&job, &from, id, &plan, &done, &pace).await;
         let merged = job::run(inner, Place::Merge, 0, work).await;
         inner.progress.take();
-        let made = match merged? {
-            None => return Ok(false),
-            Some(Merged::Made(made)) => made,
-            Some(Merged::Damaged(slot, error)) => {
-                inner.quarantine.add(&version, slot, &error);
-                return Ok(true);
+        let made = match merged {
+            // Writing has ended.
+            Ok(None) => return Ok(Turn::Nothing),
+            Ok(Some(Merged::Made(made))) => made,
+            Ok(Some(Merged::Unread(slot, error))) if error.kind() == Kind::Memory => {
+                return Ok(found_no_memory(inner, &version, &inputs, Some(slot), error));
             }
+            Ok(Some(Merged::Unread(slot, error))) => {
+                inner.quarantine.add(&version, slot, &error);
+                return Ok(Turn::LeftAlone);
+            }
+            Err(error) if error.kind() == Kind::Memory => {
+                return Ok(found_no_memory(inner, &version, &inputs, None, error));
+            }
+            Err(error) => return Ok(Turn::FellShort(error)),
         };
         inner.sync_names().await?;
         made
@@ -183,7 +245,7 @@ async fn level0(inner: &Inner) -> Result<bool> {
         // They were cleared away meanwhile.
         drop(turn);
         inner.remove_tables(made());
-        return Ok(true);
+        return Ok(Turn::Merged);
     }
     let moved = inputs.level0.iter().filter(|_| inputs.moves).map(|&slot| version.meta(slot));
     let new = tables.iter().map(|table| &table.meta).chain(moved);
@@ -228,7 +290,7 @@ async fn level0(inner: &Inner) -> Result<bool> {
         });
         inner.remove_tables(all().map(|(_, &slot)| version.meta(slot)));
     }
-    Ok(true)
+    Ok(Turn::Merged)
 }
 
 impl Version {
@@ -283,12 +345,9 @@ async fn merge(
     let Some(family) = version.families.iter().find(|family| family.id == id) else {
         return Ok(Merged::Made(Made::default()));
     };
-    let damaged = async |slot: u32, error: Error| {
-        if error.kind() == Kind::Memory {
-            return Err(error);
-        }
+    let unread = async |slot: u32, error: Error| {
         job::unmake(&job.dir, job.made.take().into_iter()).await;
-        Ok(Merged::Damaged(slot, error))
+        Ok(Merged::Unread(slot, error))
     };
     let comparator = family.comparator;
     let at = Reader::uncached(&job.db, &job.core).at_version(version);
@@ -299,7 +358,7 @@ async fn merge(
         let mut source =
             LevelIter::new(&at, comparator, run.into(), &bounds, false, READ_AHEAD, false);
         if let Err(error) = source.seek(Position::First, Direction::Forward).await {
-            return damaged(source.slot(), error).await;
+            return unread(source.slot(), error).await;
         }
         if source.footprint() >= LARGE_BLOCK {
             source.shed();
@@ -320,7 +379,7 @@ async fn merge(
     let share = job.core.pool().limit() / MEMORY_SHARE as usize;
     let mut merged = Merging::new(sources, comparator, share);
     if let Err(error) = merged.regain().await {
-        return damaged(merged.first().map_or(0, LevelIter::slot), error).await;
+        return unread(merged.first().map_or(0, LevelIter::slot), error).await;
     }
     let mut key: Vec<u8> = Vec::new();
     let mut keep = Keep::new(oldest);
@@ -345,7 +404,7 @@ async fn merge(
         {
             return match error.kind() {
                 // Its checksums hold, and yet it is not in order.
-                Kind::Corruption | Kind::Unsupported => damaged(source.slot(), error).await,
+                Kind::Corruption | Kind::Unsupported => unread(source.slot(), error).await,
                 _ => Err(error),
             };
         }
@@ -353,7 +412,7 @@ async fn merge(
         done.fetch_add(bytes, Ordering::Relaxed);
         let slot = source.slot();
         if let Err(error) = merged.step().await {
-            return damaged(merged.first().map_or(slot, LevelIter::slot), error).await;
+            return unread(merged.first().map_or(slot, LevelIter::slot), error).await;
         }
         paced.done(&job.core, bytes).await;
         steps += 1;

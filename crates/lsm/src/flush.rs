@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rocksfmt::{FileMeta, VersionEdit, unpack};
 
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::job::{self, ENTRIES_AT_ONCE, Job, Place};
 use crate::keep::Keep;
 use crate::mem::{Mem, MemCursor, split};
@@ -47,27 +47,29 @@ async fn all_generations(inner: &Inner) -> Result<()> {
             Generation { mems: first.mems.clone(), log: None, ..*first }
         };
         let since_ns = inner.core.now_ns();
-        match generation_to_tables(inner, &generation, &mut done).await {
-            Err(error) if error.kind() == Kind::Full => {
-                inner.is_full(Task::Flush, &error);
-                inner.until_space(since_ns).await;
-                if inner.closing.get() {
-                    return Ok(());
-                }
-                continue;
-            }
-            Err(error) if error.kind() == Kind::Memory => {
+        let fell_short = match generation_to_tables(inner, &generation, &mut done).await {
+            Ok(Outcome::Done) => None,
+            Ok(Outcome::GivenUp) => return Ok(()),
+            Ok(Outcome::FellShort(error)) => Some(error),
+            Err(error) if matches!(error.kind(), Kind::Full | Kind::Memory) => Some(error),
+            Err(error) => return Err(error),
+        };
+        match fell_short {
+            Some(error) if error.kind() == Kind::Memory => {
                 inner.lacks_memory("a flush", &error).await;
                 if inner.rests() {
                     return Ok(());
                 }
                 continue;
             }
-            result => {
-                if !result? {
+            Some(error) => {
+                inner.try_later(Task::Flush, &error, since_ns).await;
+                if inner.closing.get() {
                     return Ok(());
                 }
+                continue;
             }
+            None => {}
         }
         inner.has_room(Task::Flush);
         done.clear();
@@ -85,16 +87,25 @@ pub(crate) struct Flushed {
     pub tables: Vec<Table>,
 }
 
-/// Writes the tables of all families, and then one change of the MANIFEST. Where some find no room,
-/// the change is about the others. False: it was given up, writing has ended.
+/// What became of an attempt to write a generation's tables.
+enum Outcome {
+    Done,
+    /// The tables of some family could not be written.
+    FellShort(Error),
+    /// Writing has ended.
+    GivenUp,
+}
+
+/// Writes the tables of all families, and then one change of the MANIFEST. Where one's cannot be written,
+/// the change is about those before it. An error ends all writing, unless it is a full disk or a lack of memory.
 async fn generation_to_tables(
     inner: &Inner,
     generation: &Generation,
     done: &mut Vec<u32>,
-) -> Result<bool> {
+) -> Result<Outcome> {
     let families: Vec<u32> = inner.db.version().families.iter().map(|family| family.id).collect();
     let mut all = Vec::new();
-    let mut full = None;
+    let mut fell_short = None;
     for id in families {
         let of_family = generation.mems.iter().filter(|(family, _)| *family == id);
         let mems: Vec<Arc<Mem>> = of_family.map(|(_, mem)| mem.clone()).collect();
@@ -112,32 +123,29 @@ async fn generation_to_tables(
         match job::run(inner, Place::Flush, grace_ns, work).await {
             Ok(Some(tables)) => all.push(Flushed { id, mems, tables }),
             // The next opening removes the tables: no record has them.
-            Ok(None) => return Ok(false),
-            Err(error) if matches!(error.kind(), Kind::Full | Kind::Memory) => {
-                full = Some(error);
+            Ok(None) => return Ok(Outcome::GivenUp),
+            Err(error) => {
+                fell_short = Some(error);
                 break;
             }
-            Err(error) => return Err(error),
         }
     }
     if all.iter().any(|family| !family.tables.is_empty()) {
         inner.sync_names().await?;
     }
     let first = mutant("logs_go_first");
-    if first && full.is_none() {
-        inner.log_is_old(generation).await?;
+    if first && fell_short.is_none() {
+        inner.log_is_old(generation).await;
         // The removal is done by another task.
         inner.core.sleep_ns(1_000_000).await;
     }
     let ids: Vec<u32> = all.iter().map(|family| family.id).collect();
-    install(inner, generation, all, full.is_none()).await?;
+    install(inner, generation, all, fell_short.is_none()).await?;
     done.extend(ids);
-    match full {
-        Some(error) => return Err(error),
-        None if first => {}
-        None => inner.log_is_old(generation).await?,
+    if !first && fell_short.is_none() {
+        inner.log_is_old(generation).await;
     }
-    Ok(true)
+    Ok(fell_short.map_or(Outcome::Done, Outcome::FellShort))
 }
 
 /// Whether a memtable is worth a table.

@@ -46,6 +46,17 @@ pub(crate) struct Plan {
     pub stays: Vec<Zone>,
 }
 
+impl Plan {
+    /// The fewest files of level 0 that a merge like this may take: one that stays may become the same file.
+    pub fn least_files(&self) -> usize {
+        least_files(&self.stays)
+    }
+}
+
+fn least_files(stays: &[Zone]) -> usize {
+    if stays.is_empty() { 1 } else { 2 }
+}
+
 /// What a merge may take: files of level 0, and bytes for the blocks that it stands on.
 #[derive(Clone, Copy)]
 pub(crate) struct Memory {
@@ -182,9 +193,8 @@ impl Planner<'_> {
         {
             return None;
         }
-        // Older versions of what stays in level 0 may go below it, never the other way. One file that stays may
-        // become the same file.
-        let least = if stays.is_empty() { 1 } else { 2 };
+        // Older versions of what stays in level 0 may go below it, never the other way.
+        let least = least_files(&stays);
         let level0 = memory.fitting(self.version, &level0, &level1, least).to_vec();
         let deeper = self.family.levels.iter().skip(2).any(|level| !level.slots.is_empty());
         let mut sorted = level0.clone();

@@ -1,4 +1,4 @@
-//! Tables that merges leave alone, because they cannot be read.
+//! Tables that merges leave alone, because they cannot be read, or not with this little memory.
 //!
 //! Known from the opening on, or found by a merge. Nothing of it is on the disk: a table that is damaged is
 //! found again after the next opening.
@@ -16,6 +16,8 @@ use crate::version::{Slot, Version};
 pub(crate) struct Quarantine {
     /// Their numbers.
     tables: RefCell<BTreeSet<u64>>,
+    /// One of them needs more memory than there is.
+    for_memory: Cell<bool>,
     /// What [`Quarantine::level0_files`] found, and the version it was for.
     level0_files: Cell<Option<(u64, usize)>>,
 }
@@ -44,12 +46,22 @@ impl Quarantine {
     pub fn add(&self, version: &Version, slot: u32, error: &Error) {
         let number = version.meta(slot).number;
         self.level0_files.set(None);
+        self.for_memory.set(self.for_memory.get() || error.kind() == Kind::Memory);
         if self.tables.borrow_mut().insert(number) {
+            let advice = match error.kind() {
+                Kind::Memory => "start with more memory",
+                _ => "stop and restore the file from a backup",
+            };
             tracing::error!(
                 "merges leave {number:06}.sst alone, with what overlaps it: {error}; writing goes on: \
-                 stop and restore the file from a backup"
+                 {advice}"
             );
         }
+    }
+
+    /// Whether one is left alone because there was no memory to read it.
+    pub fn for_memory(&self) -> bool {
+        self.for_memory.get()
     }
 
     /// Whether a version's table is left alone.

@@ -38,7 +38,7 @@ use crate::mem::Mem;
 use crate::pace::Pace;
 use crate::quarantine::Quarantine;
 use crate::reader::CfId;
-use crate::space::{Space, Untold};
+use crate::space::{Space, Task, Untold};
 use crate::spares::spares_max;
 use crate::version::Version;
 use crate::wal_writer::Durability;
@@ -116,8 +116,12 @@ pub struct WriterStats {
     pub disk_full: u64,
     /// Times that this began.
     pub disk_full_times: u64,
-    /// Requests refused meanwhile.
+    /// Requests refused meanwhile, or while no table could be written.
     pub refused: u64,
+    /// Flushes and merges that failed for another reason than a full disk, and were tried again.
+    pub table_failures: u64,
+    /// 1 while one of these has not succeeded since.
+    pub tables_failing: u64,
 }
 
 /// Logs that are kept to be written again, with the one that only a clearing may take.
@@ -484,9 +488,8 @@ impl Inner {
     }
 
     /// Keeps a few of the logs that the MANIFEST has made needless, to be written again, and
-    /// removes the others.
-    pub async fn log_is_old(&self, generation: &Generation) -> Result<()> {
-        let io = |e: std::io::Error| Error::io(self.dir.path().display(), &e);
+    /// removes the others. What cannot be removed, the next opening removes.
+    pub async fn log_is_old(&self, generation: &Generation) {
         match generation.log_number {
             Some(number) if self.spare_logs.borrow().len() < SPARE_LOGS => {
                 self.spare_logs.borrow_mut().push(number);
@@ -496,7 +499,12 @@ impl Inner {
                 self.doomed.borrow_mut().push_back(Doomed { file, keep_bytes: None });
             }
             None => {
-                for DirEntry { name, size, .. } in self.dir.list().await.map_err(io)? {
+                let listed = self.dir.list().await.unwrap_or_else(|error| {
+                    let path = self.dir.path().display();
+                    tracing::warn!("{path}: old logs stay until the next opening: {error}");
+                    Vec::new()
+                });
+                for DirEntry { name, size, .. } in listed {
                     let Some(file @ FileName::Wal(number)) = FileName::parse(&name) else {
                         continue;
                     };
@@ -505,9 +513,8 @@ impl Inner {
                     }
                     let wanted = self.spare_logs.borrow().len() < SPARE_LOGS
                         && size <= 2 * commit::log_room(self);
-                    if wanted
-                        && may_be_written_over(&self.core, &self.dir, &name).await.map_err(io)?
-                    {
+                    let fits = may_be_written_over(&self.core, &self.dir, &name);
+                    if wanted && fits.await.unwrap_or(false) {
                         self.spare_logs.borrow_mut().push(number);
                     } else {
                         self.doomed.borrow_mut().push_back(Doomed { file, keep_bytes: None });
@@ -516,7 +523,6 @@ impl Inner {
             }
         }
         self.moved.ring();
-        Ok(())
     }
 
     /// Changes the version for all who begin to read from now on.
@@ -817,6 +823,7 @@ impl Writer {
             disk_full: inner.space.is_short().into(),
             disk_full_times: inner.space.times(),
             refused: inner.space.refused(),
+            tables_failing: [Task::Flush, Task::Merge].iter().any(|&t| inner.space.fails(t)).into(),
             ..inner.stats.get()
         }
     }
