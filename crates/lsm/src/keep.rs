@@ -14,6 +14,8 @@
 
 use rocksfmt::ValueType;
 
+use crate::mutant::mutant;
+
 /// What has been met of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Met {
@@ -64,6 +66,9 @@ impl Keep {
             return false;
         }
         if kind == ValueType::SingleDeletion {
+            if mutant("single_deletes_are_hidden") && self.met == Met::Newer {
+                return false;
+            }
             self.met = Met::SingleDelete;
             return true;
         }

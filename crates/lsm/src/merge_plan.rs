@@ -15,7 +15,11 @@ use std::ops::Range;
 
 use rocksfmt::{Comparator, FileMeta, InternalKey, SENTINEL_PACKED};
 
+use crate::mutant::mutant;
 use crate::version::{Family, Version, user_key};
+
+#[cfg(test)]
+mod tests;
 
 /// Files of level 0 that are merged.
 const LEVEL0_FILES: usize = 4;
@@ -225,6 +229,9 @@ impl Planner<'_> {
     /// Extends a stretch of level 1 to both sides until no user key has versions inside and outside of it: RocksDB
     /// splits the versions of a key over tables.
     fn whole_keys(&self, level1: &[u32], mut range: Range<usize>) -> Range<usize> {
+        if mutant("neighbours_stay_behind") {
+            return range;
+        }
         while !range.is_empty() && range.start > 0 && self.split_before(level1, range.start) {
             range.start -= 1;
         }
@@ -241,7 +248,7 @@ impl Planner<'_> {
         let mut zones: Vec<Zone> = level0[run.end..].iter().map(|&slot| self.zone(slot)).collect();
         let mut groups: Vec<Range<usize>> = Vec::new();
         let damaged = level1.iter().any(|&slot| (self.left_alone)(slot));
-        if zones.is_empty() && !damaged {
+        if (zones.is_empty() && !damaged) || mutant("damage_is_overtaken") {
             return zones;
         }
         if self.order() != Comparator::Bytewise {

@@ -1,7 +1,8 @@
 //! Places at which the engine can be made wrong, to show that its simulation finds out.
 //!
 //! [`mutant`]`("name")` guards each. It is a constant that folds away, unless the feature `mutants` is
-//! on; then [`set_mutant`] chooses at most one for the whole process.
+//! on; then [`set_mutant`] chooses at most one for the whole process, or the environment variable `MILLRACE_MUTANT`
+//! does.
 
 #[cfg(not(feature = "mutants"))]
 pub(crate) const fn mutant(_name: &str) -> bool {
@@ -20,5 +21,10 @@ pub fn set_mutant(name: &'static str) {
 
 #[cfg(feature = "mutants")]
 pub(crate) fn mutant(name: &str) -> bool {
-    CHOSEN.load().as_deref().is_some_and(|chosen| *chosen == name)
+    static NAMED: std::sync::LazyLock<Option<String>> =
+        std::sync::LazyLock::new(|| std::env::var("MILLRACE_MUTANT").ok());
+    match CHOSEN.load().as_deref() {
+        Some(chosen) => *chosen == name,
+        None => NAMED.as_deref() == Some(name),
+    }
 }
