@@ -1,37 +1,46 @@
-"""RocksDB 7.8 through its C API, as far as tests need it: Debian's librocksdb, which has its assertions on."""
+"""RocksDB 7.8 in this process, through its C interface: Debian's librocksdb, which has its assertions on. For options and operations that neither ldb nor rocksdict has."""
 
+import contextlib
 import ctypes
-import ctypes.util
 
 LIBRARY = "librocksdb.so.7.8"
-POINTER, TEXT, SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+POINTER, SIZE = ctypes.c_void_p, ctypes.c_size_t
 
-lib = ctypes.CDLL(LIBRARY)
-libc = ctypes.CDLL(None)
-libc.free.argtypes = [POINTER]
+_library = None
 
 
-def call(name, *arguments):
-    """Calls rocksdb_NAME; integers are values, everything else is passed as it is."""
-    function = getattr(lib, "rocksdb_" + name)
-    function.restype = POINTER
-    return function(*arguments)
+def library():
+    """The C interface, loaded once."""
+    global _library
+    if _library is None:
+        _library = ctypes.CDLL(LIBRARY)
+    return _library
 
 
-def checked(name, *arguments):
-    """As call(), for functions whose last argument is where an error goes."""
-    error = ctypes.c_void_p()
-    result = call(name, *arguments, ctypes.byref(error))
-    if error.value:
-        text = ctypes.string_at(error.value).decode(errors="replace")
-        libc.free(error)
-        raise RuntimeError(f"rocksdb_{name}: {text}")
-    return result
+class RocksError(RuntimeError):
+    """What a call of RocksDB failed with."""
 
 
-def p(value):
-    """A pointer as an argument: ctypes would cut a plain integer to 32 bits."""
-    return ctypes.c_void_p(value)
+def call(name, *arguments, result=POINTER):
+    """Calls `rocksdb_NAME`. Texts and bytes go as they are; integers, unless wrapped, as pointers or ints of the ABI."""
+    function = getattr(library(), f"rocksdb_{name}")
+    function.restype = result
+    function.argtypes = None
+    return function(*(POINTER(a) if isinstance(a, int) and a > 0xFFFF_FFFF else a for a in arguments))
+
+
+def checked(name, *arguments, result=POINTER):
+    """The same of a call whose last argument is the place of an error."""
+    error = ctypes.c_char_p()
+    value = call(name, *arguments, ctypes.byref(error), result=result)
+    if error.value is not None:
+        raise RocksError(f"rocksdb_{name}: {error.value.decode(errors='replace')}")
+    return value
+
+
+def with_lengths(*texts):
+    """Each text and its length, as the C interface wants them; `None` is no text."""
+    return [part for text in texts for part in (text, SIZE(len(text or b"")))]
 
 
 def bytes_of(name, *arguments):
@@ -41,111 +50,210 @@ def bytes_of(name, *arguments):
     return ctypes.string_at(start, length.value)
 
 
-def set_options(options, **values):
-    """Calls rocksdb_options_set_NAME for each."""
+# RocksDB calls them as long as a database is open.
+_kept = []
+
+
+def comparator(name=b"test.Comparator"):
+    """A comparator that RocksDB does not know by its name; it compares bytes."""
+    compare_type = ctypes.CFUNCTYPE(ctypes.c_int, POINTER, POINTER, SIZE, POINTER, SIZE)
+    name_type = ctypes.CFUNCTYPE(ctypes.c_char_p, POINTER)
+    destroy_type = ctypes.CFUNCTYPE(None, POINTER)
+
+    def compare(_, a, a_len, b, b_len):
+        a, b = ctypes.string_at(a, a_len), ctypes.string_at(b, b_len)
+        return (a > b) - (a < b)
+
+    parts = [destroy_type(lambda _: None), compare_type(compare), name_type(lambda _: name)]
+    _kept.extend(parts)
+    return call("comparator_create", None, *parts)
+
+
+def compaction_filter_factory(name=b"test.FilterFactory"):
+    """A compaction filter that is known to its user alone."""
+    name_type = ctypes.CFUNCTYPE(ctypes.c_char_p, POINTER)
+    destroy_type = ctypes.CFUNCTYPE(None, POINTER)
+    create_type = ctypes.CFUNCTYPE(POINTER, POINTER, POINTER)
+    parts = [destroy_type(lambda _: None), create_type(lambda *_: None), name_type(lambda _: name)]
+    _kept.extend(parts)
+    return call("compactionfilterfactory_create", None, *parts)
+
+
+def options(**values):
+    """Options with setters called by name: a number, bytes, or a pointer; `text` is `NAME=VALUE;...`, for those without one."""
+    made = call("options_create")
+    if text := values.pop("text", None):
+        base, made = made, call("options_create")
+        checked("get_options_from_string", base, text.encode(), made, result=None)
+    call("options_set_create_if_missing", made, 1, result=None)
     for name, value in values.items():
-        kind = ctypes.c_double if isinstance(value, float) else ctypes.c_uint64
-        call("options_set_" + name, p(options), kind(value))
-
-
-class Rocks:
-    """An open database; its families and the options of each are given."""
-
-    def __init__(self, path, families, read_only=False, **common):
-        self.names = list(families)
-        whole = call("options_create")
-        set_options(whole, create_if_missing=1, create_missing_column_families=1, **common)
-        each = []
-        for own in families.values():
-            options = call("options_create_copy", p(whole))
-            set_options(options, **own)
-            each.append(options)
-        count = len(self.names)
-        names = (TEXT * count)(*[name.encode() for name in self.names])
-        handles = (POINTER * count)()
-        arguments = [p(whole), str(path).encode(), count, names, (POINTER * count)(*each), handles]
-        if read_only:
-            self.db = checked("open_for_read_only_column_families", *arguments, ctypes.c_ubyte(0))
+        if name == "db_paths":
+            paths = [call("dbpath_create", str(path).encode(), ctypes.c_uint64(size)) for path, size in value]
+            call("options_set_db_paths", made, (POINTER * len(paths))(*paths), SIZE(len(paths)), result=None)
+        elif name == "universal":
+            call("options_set_compaction_style", made, 1, result=None)
+        elif name == "plain_table":
+            argument = (ctypes.c_uint32(0), ctypes.c_int(10), ctypes.c_double(0.75), SIZE(16))
+            call("options_set_prefix_extractor", made, call("slicetransform_create_fixed_prefix", SIZE(4)), result=None)
+            call("options_set_allow_mmap_reads", made, 1, result=None)
+            call("options_set_plain_table_factory", made, *argument, result=None)
+        elif name == "block_size":
+            tables = call("block_based_options_create")
+            call("block_based_options_set_block_size", tables, SIZE(value), result=None)
+            call("options_set_block_based_table_factory", made, tables, result=None)
+        elif isinstance(value, float):
+            call(f"options_set_{name}", made, ctypes.c_double(value), result=None)
+        elif isinstance(value, int) and not isinstance(value, bool) and value <= 0xFFFF_FFFF:
+            # As wide as any setter takes it.
+            call(f"options_set_{name}", made, ctypes.c_uint64(value), result=None)
         else:
-            self.db = checked("open_column_families", *arguments)
-        self.handles = {name: handle for name, handle in zip(self.names, handles)}
-        self.writing, self.reading = call("writeoptions_create"), call("readoptions_create")
+            call(f"options_set_{name}", made, value, result=None)
+    return made
+
+
+class Database:
+    """An open database, with its families by name; without families it has the default one."""
+
+    def __init__(self, pointer, families=None, close="close"):
+        self.pointer = pointer
+        self.families = families or {}
+        self._close = close
+        self.write_options = call("writeoptions_create")
+        self.read_options = call("readoptions_create")
         self.snapshots = []
 
-    def _write(self, name, family, *parts):
-        pieces = [piece for part in parts for piece in (part, SIZE(len(part)))]
-        checked(name, p(self.db), p(self.writing), p(self.handles[family]), *pieces)
+    def _of(self, name, family):
+        """The function's name for a family, and where the family is."""
+        if family in self.families:
+            return name + "_cf", [self.families[family]]
+        return name, []
 
-    def put(self, family, key, value):
-        self._write("put_cf", family, key, value)
+    def _write(self, name, family, *texts):
+        name, handle = self._of(name, family)
+        checked(name, self.pointer, self.write_options, *handle, *with_lengths(*texts), result=None)
 
-    def delete(self, family, key):
-        self._write("delete_cf", family, key)
+    def put(self, key, value, family="default"):
+        """Puts a key."""
+        self._write("transactiondb_put" if self._close == "transactiondb_close" else "put", family, key, value)
 
-    def single_delete(self, family, key):
-        self._write("singledelete_cf", family, key)
+    def delete(self, key, family="default"):
+        """Deletes a key."""
+        self._write("delete", family, key)
 
-    def delete_range(self, family, start, end):
-        self._write("delete_range_cf", family, start, end)
+    def single_delete(self, key, family="default"):
+        """Deletes the one version of a key that there is since its last SingleDelete."""
+        self._write("singledelete", family, key)
+
+    def delete_range(self, start, end, family="default"):
+        """Deletes the keys from `start` up to `end`, without it. Needs the families."""
+        self._write("delete_range", family, start, end)
+
+    def get(self, key, family="default"):
+        """The value of a key, or None."""
+        length = SIZE()
+        name, handle = self._of("get", family)
+        value = checked(name, self.pointer, self.read_options, *handle, *with_lengths(key), ctypes.byref(length))
+        return None if value is None else ctypes.string_at(value, length.value)
+
+    def scan(self, family="default", reverse=False):
+        """All pairs, in order or against it."""
+        name, handle = self._of("create_iterator", family)
+        iterator = call(name, self.pointer, self.read_options, *handle)
+        call("iter_seek_to_last" if reverse else "iter_seek_to_first", iterator, result=None)
+        pairs = []
+        while call("iter_valid", iterator, result=ctypes.c_ubyte):
+            pairs.append((bytes_of("iter_key", iterator), bytes_of("iter_value", iterator)))
+            call("iter_prev" if reverse else "iter_next", iterator, result=None)
+        checked("iter_get_error", iterator, result=None)
+        call("iter_destroy", iterator, result=None)
+        return pairs
 
     def snapshot(self):
         """Takes a snapshot, which holds what it sees until release() or close()."""
-        self.snapshots.append(call("create_snapshot", p(self.db)))
+        self.snapshots.append(call("create_snapshot", self.pointer))
 
     def release(self):
         """Releases the oldest snapshot, if there is one."""
         if self.snapshots:
-            call("release_snapshot", p(self.db), p(self.snapshots.pop(0)))
+            call("release_snapshot", self.pointer, self.snapshots.pop(0), result=None)
 
-    def flush(self, family):
-        options = call("flushoptions_create")
-        checked("flush_cf", p(self.db), p(options), p(self.handles[family]))
+    def flush(self, family="default"):
+        """Writes the memtables to a table."""
+        name, handle = self._of("flush", family)
+        checked(name, self.pointer, call("flushoptions_create"), *handle, result=None)
 
-    def compact(self, family, start, end, bottommost=False, level=None):
+    def compact(self, start=None, end=None, bottommost=False, level=None, family="default"):
         """Compacts a range of keys, then moves it to a level if one is given; `None` is no bound."""
-        options = call("compactoptions_create")
+        made = call("compactoptions_create")
         if level is not None:
-            call("compactoptions_set_change_level", p(options), ctypes.c_ubyte(1))
-            call("compactoptions_set_target_level", p(options), ctypes.c_int(level))
+            call("compactoptions_set_change_level", made, ctypes.c_ubyte(1), result=None)
+            call("compactoptions_set_target_level", made, ctypes.c_int(level), result=None)
         if bottommost:
-            call("compactoptions_set_bottommost_level_compaction", p(options), ctypes.c_ubyte(2))
-        bounds = [piece for bound in (start, end) for piece in (bound, SIZE(len(bound or b"")))]
-        call("compact_range_cf_opt", p(self.db), p(self.handles[family]), p(options), *bounds)
-
-    def get(self, family, key):
-        length = SIZE()
-        value = checked("get_cf", p(self.db), p(self.reading), p(self.handles[family]), key, SIZE(len(key)), ctypes.byref(length))
-        return None if value is None else ctypes.string_at(value, length.value)
-
-    def scan(self, family, reverse=False):
-        """All pairs, in order or against it."""
-        iterator = p(call("create_iterator_cf", p(self.db), p(self.reading), p(self.handles[family])))
-        call("iter_seek_to_last" if reverse else "iter_seek_to_first", iterator)
-        pairs = []
-        valid = lib.rocksdb_iter_valid
-        valid.restype = ctypes.c_ubyte
-        while valid(iterator):
-            pairs.append((bytes_of("iter_key", iterator), bytes_of("iter_value", iterator)))
-            call("iter_prev" if reverse else "iter_next", iterator)
-        checked("iter_get_error", iterator)
-        call("iter_destroy", iterator)
-        return pairs
+            call("compactoptions_set_bottommost_level_compaction", made, ctypes.c_ubyte(2), result=None)
+        _, handle = self._of("compact_range", family)
+        name = "compact_range_cf_opt" if handle else "compact_range_opt"
+        call(name, self.pointer, *handle, made, *with_lengths(start, end), result=None)
 
     def bounds(self):
         """(family, level, smallest key, largest key) of every table."""
-        files = p(call("livefiles", p(self.db)))
-        count, level = lib.rocksdb_livefiles_count, lib.rocksdb_livefiles_level
+        files = call("livefiles", self.pointer)
         found = []
-        for n in range(count(files)):
-            name = ctypes.string_at(call("livefiles_column_family_name", files, n)).decode()
+        for n in range(call("livefiles_count", files, result=ctypes.c_int)):
+            name = call("livefiles_column_family_name", files, n, result=ctypes.c_char_p).decode()
             keys = [bytes_of(f"livefiles_{end}", files, n) for end in ("smallestkey", "largestkey")]
-            found.append((name, level(files, n), *keys))
+            found.append((name, call("livefiles_level", files, n, result=ctypes.c_int), *keys))
         return found
 
+    def prepare(self, name, key, value):
+        """A transaction that is prepared and neither committed nor rolled back."""
+        made = call("transaction_begin", self.pointer, self.write_options, call("transaction_options_create"), None)
+        checked("transaction_set_name", made, name, SIZE(len(name)), result=None)
+        checked("transaction_put", made, *with_lengths(key, value), result=None)
+        checked("transaction_prepare", made, result=None)
+        return made
+
+    def create_family(self, name, made):
+        """Makes a column family."""
+        self.families[name] = checked("create_column_family", self.pointer, made, name.encode())
+
     def close(self):
+        """Closes it; what is in memtables stays in the log."""
         while self.snapshots:
             self.release()
-        for handle in self.handles.values():
-            call("column_family_handle_destroy", p(handle))
-        call("close", p(self.db))
-        self.db = None
+        for family in self.families.values():
+            call("column_family_handle_destroy", family, result=None)
+        call(self._close, self.pointer, result=None)
+
+
+def open_families(path, made, families, read_only=False):
+    """The database at `path` with these families: options by name, with `default`."""
+    count = len(families)
+    names = (ctypes.c_char_p * count)(*(family.encode() for family in families))
+    each = (POINTER * count)(*families.values())
+    places = (POINTER * count)()
+    arguments = [made, str(path).encode(), ctypes.c_int(count), names, each, places]
+    if read_only:
+        pointer = checked("open_for_read_only_column_families", *arguments, ctypes.c_ubyte(0))
+    else:
+        pointer = checked("open_column_families", *arguments)
+    return Database(pointer, dict(zip(families, places)))
+
+
+@contextlib.contextmanager
+def opened(path, made=None, ttl=None, families=None, transactions=False):
+    """The database at `path`, closed at the end. `families`: options by name, with `default`."""
+    made = made or options()
+    name = str(path).encode()
+    if transactions:
+        base = call("transactiondb_options_create")
+        database = Database(checked("transactiondb_open", made, base, name), close="transactiondb_close")
+    elif families:
+        database = open_families(path, made, families)
+    elif ttl is not None:
+        database = Database(checked("open_with_ttl", made, name, ctypes.c_int(ttl)))
+    else:
+        database = Database(checked("open", made, name))
+    try:
+        yield database
+    finally:
+        database.close()

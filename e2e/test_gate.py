@@ -10,7 +10,7 @@ import time
 import databases
 import millrace
 import pytest
-import rocksdb_options
+import rocksdb78
 
 
 def snapshot(path):
@@ -20,7 +20,7 @@ def snapshot(path):
 
 def make(path, count=100, flush=False, **options):
     """A database of RocksDB 7.8 with `count` keys, in its log or in a table."""
-    with rocksdb_options.opened(path, rocksdb_options.options(**options)) as database:
+    with rocksdb78.opened(path, rocksdb78.options(**options)) as database:
         for n in range(count):
             database.put(b"key%05d" % n, b"value %d" % n)
         if flush:
@@ -42,8 +42,8 @@ def refused(pattern):
 
 @refused(r"column family odd .*only in the logs.*test\.Comparator")
 def unknown_comparator_in_the_log(path):
-    with rocksdb_options.opened(path) as database:
-        database.create_family("odd", rocksdb_options.options(comparator=rocksdb_options.comparator()))
+    with rocksdb78.opened(path) as database:
+        database.create_family("odd", rocksdb78.options(comparator=rocksdb78.comparator()))
         for n in range(100):
             database.put(b"odd%d" % n, b"value", "odd")
             database.put(b"key%d" % n, b"value")
@@ -51,7 +51,7 @@ def unknown_comparator_in_the_log(path):
 
 @refused(r"test\.Comparator")
 def unknown_comparator_of_default(path):
-    make(path, flush=True, comparator=rocksdb_options.comparator())
+    make(path, flush=True, comparator=rocksdb78.comparator())
 
 
 @refused(r"timestamp")
@@ -92,7 +92,7 @@ def db_paths_elsewhere_with_tables(path):
 @refused(r"db_paths, path 1")
 def db_paths_of_which_the_second_is_in_use(path):
     more = path.with_name("more")
-    with rocksdb_options.opened(path, rocksdb_options.options(write_buffer_size=65536, db_paths=[(path, 1000), (more, 1 << 30)])) as database:
+    with rocksdb78.opened(path, rocksdb78.options(write_buffer_size=65536, db_paths=[(path, 1000), (more, 1 << 30)])) as database:
         deadline = time.monotonic() + 60
         # Its own compactions put what they write where there is room.
         while not list(more.glob("*.sst")):
@@ -114,7 +114,7 @@ def fifo(path):
 
 @refused(r"time stamp.*TtlCompactionFilterFactory")
 def ttl(path):
-    with rocksdb_options.opened(path, ttl=1000) as database:
+    with rocksdb78.opened(path, ttl=1000) as database:
         database.put(b"hello", b"world")
 
 
@@ -125,7 +125,7 @@ def ingest_behind(path):
 
 @refused(r"(?i)prepared|two-phase|transaction")
 def prepared_transaction(path):
-    with rocksdb_options.opened(path, transactions=True) as database:
+    with rocksdb78.opened(path, transactions=True) as database:
         database.put(b"hello", b"world")
         database.prepare(b"one", b"a", b"1")
 
@@ -171,9 +171,9 @@ def options_file_that_does_not_parse(path):
 @refused(r"OPTIONS-\d+ does not have all options of column family late")
 def family_without_options(path):
     make(path)
-    with rocksdb_options.opened(path) as database:
+    with rocksdb78.opened(path) as database:
         old = {file.name: file.read_bytes() for file in path.glob("OPTIONS-*")}
-        database.create_family("late", rocksdb_options.options())
+        database.create_family("late", rocksdb78.options())
     for file in path.glob("OPTIONS-*"):
         file.unlink()
     for name, text in old.items():
@@ -267,14 +267,14 @@ def test_every_way_of_writing_asks(tmp_path):
 
 def obeyed(path, families=("default",), count=300, **options):
     """Writes with RocksDB, with us and with RocksDB again; each finds all there is."""
-    made = {name: rocksdb_options.options(**options) for name in families}
+    made = {name: rocksdb78.options(**options) for name in families}
     expected = {}
 
     def look_and_write(round_):
-        with rocksdb_options.opened(path, rocksdb_options.options(**options), families=made if round_ else None) as database:
+        with rocksdb78.opened(path, rocksdb78.options(**options), families=made if round_ else None) as database:
             for name in families if not round_ else ():
                 if name != "default":
-                    database.create_family(name, rocksdb_options.options(**options))
+                    database.create_family(name, rocksdb78.options(**options))
             for key, value in expected.items():
                 assert database.get(key) == value, (round_, key)
             for n in range(count):
@@ -331,7 +331,7 @@ def test_what_we_merge_is_within_the_levels_there_are(options, tmp_path):
             time.sleep(0.05)
     (family,) = millrace.said_json("kv", "stat", "--data", data)["column_families"]
     assert [level["level"] for level in family["levels"] if level["files"]][-1] == 1, family["levels"]
-    with rocksdb_options.opened(data, rocksdb_options.options(**options)) as database:
+    with rocksdb78.opened(data, rocksdb78.options(**options)) as database:
         assert all(database.get(b"key%d" % n) == b"ours" for n in range(6))
         assert database.get(b"key00099") == b"value 99"
 
@@ -342,8 +342,8 @@ def test_other_families_are_kept(tmp_path):
 
 def test_a_family_whose_order_is_unknown_is_kept_while_others_are_written(tmp_path):
     data = tmp_path / "db"
-    odd = rocksdb_options.options(comparator=rocksdb_options.comparator())
-    with rocksdb_options.opened(data) as database:
+    odd = rocksdb78.options(comparator=rocksdb78.comparator())
+    with rocksdb78.opened(data) as database:
         database.create_family("odd", odd)
         for n in range(100):
             database.put(b"odd%d" % n, b"value", "odd")
@@ -351,7 +351,7 @@ def test_a_family_whose_order_is_unknown_is_kept_while_others_are_written(tmp_pa
         database.put(b"hello", b"world")
     for n in range(3):
         millrace.succeed("kv", "put", f"key{n}", "ours", "--data", data)
-    with rocksdb_options.opened(data, families={"default": rocksdb_options.options(), "odd": odd}) as database:
+    with rocksdb78.opened(data, families={"default": rocksdb78.options(), "odd": odd}) as database:
         assert all(database.get(b"odd%d" % n, "odd") == b"value" for n in range(100))
         assert database.get(b"key2") == b"ours" and database.get(b"hello") == b"world"
 
@@ -360,13 +360,13 @@ def test_values_with_a_time_stamp_are_not_served(tmp_path):
     data = tmp_path / "db"
     ttl(data)
     assert "time stamp" in millrace.fail("kv", "get", "hello", "--data", data)
-    with rocksdb_options.opened(data, ttl=1000) as database:
+    with rocksdb78.opened(data, ttl=1000) as database:
         assert database.get(b"hello") == b"world"
 
 
 def test_a_filter_of_the_user_is_named(tmp_path):
     data = tmp_path / "db"
-    make(data, compaction_filter_factory=rocksdb_options.compaction_filter_factory())
+    make(data, compaction_filter_factory=rocksdb78.compaction_filter_factory())
     with millrace.node(data, tmp_path / "log", writes=True) as node:
         assert "test.FilterFactory" in node.until_ready()
 
@@ -376,7 +376,7 @@ def test_without_an_options_file_adopt_is_needed_once(tmp_path):
     no_options_file(data)
     millrace.succeed("kv", "put", "new", "value", "--data", data, "--adopt")
     millrace.succeed("kv", "put", "newer", "value", "--data", data)
-    with rocksdb_options.opened(data) as database:
+    with rocksdb78.opened(data) as database:
         assert database.get(b"newer") == b"value" and database.get(b"key00007") == b"value 7"
 
 
