@@ -2,16 +2,14 @@
 
 mod common;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{DRIVER, fresh_dir, ldb, on_one_core};
+use common::{DRIVER, Model, compare, fresh_dir, key, ldb, on_one_core, write_some};
 use lsm::{BatchWriter, Compression, Db, Durability, IterOptions, Kind, OpenOptions, WriteOptions};
 use reactor::{Core, RuntimeConfig};
-
-type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 fn rocksdb_scan(dir: &Path) -> Model {
     let unhex = |text: &str| -> Vec<u8> {
@@ -24,51 +22,6 @@ fn rocksdb_scan(dir: &Path) -> Model {
         .filter_map(|line| line.split_once(" ==> ").or_else(|| line.split_once(" : ")))
         .map(|(key, value)| (unhex(key), unhex(value)))
         .collect()
-}
-
-fn key(n: u64) -> Vec<u8> {
-    format!("key{:06}", n % 20_000).into_bytes()
-}
-
-/// Some thousand batches; the model is what they lead to.
-async fn write_some(core: &Core, writer: &lsm::Writer, model: &mut Model, batches: usize) {
-    for _ in 0..batches {
-        let mut batch = BatchWriter::new();
-        for _ in 0..1 + core.random_u64() % 20 {
-            let key = key(core.random_u64());
-            if core.random_u64().is_multiple_of(4) {
-                batch.delete(0, &key);
-                model.remove(&key);
-            } else {
-                let value = vec![core.random_u64() as u8; core.random_u64() as usize % 300];
-                batch.put(0, &key, &value);
-                model.insert(key, value);
-            }
-        }
-        writer.write(batch).await.unwrap();
-    }
-}
-
-async fn compare(core: &Core, db: &Db, model: &Model) {
-    let reader = db.attach(core);
-    for n in 0..2000 {
-        let key = key(n * 7);
-        let found = reader.get(0, &key, None).await.unwrap();
-        assert_eq!(found.as_deref(), model.get(&key).map(|value| &value[..]), "{n}");
-    }
-    let mut iter = reader.iter(0, IterOptions::default()).unwrap();
-    iter.seek_to_first().await.unwrap();
-    for (key, value) in model {
-        assert_eq!((iter.key(), iter.value()), (&key[..], &value[..]));
-        iter.next().await.unwrap();
-    }
-    assert!(!iter.valid());
-    iter.seek_to_last().await.unwrap();
-    for (key, value) in model.iter().rev() {
-        assert_eq!((iter.key(), iter.value()), (&key[..], &value[..]));
-        iter.prev().await.unwrap();
-    }
-    assert!(!iter.valid());
 }
 
 fn written_read_and_judged(durability: Durability, compression: Compression) {

@@ -1,10 +1,13 @@
-//! What the engine's tests share: a directory, a core to run on, and RocksDB's own tool.
+//! What the engine's tests share: a directory, a core to run on, random writes with their model, and RocksDB's own
+//! tool.
 #![allow(dead_code, reason = "each suite uses its part")]
 #![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use lsm::{BatchWriter, Db, IterOptions, Writer};
 use reactor::{Core, RuntimeConfig};
 
 /// Chooses the reactor's driver.
@@ -54,4 +57,65 @@ pub fn ldb(dir: &Path, args: &[&str]) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(out.status.success(), "ldb {args:?}: {}{}", text(&out.stdout), text(&out.stderr));
     text(&out.stdout)
+}
+
+/// What a database holds.
+pub type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// One of 20,000 keys.
+pub fn key(n: u64) -> Vec<u8> {
+    format!("key{:06}", n % 20_000).into_bytes()
+}
+
+/// Writes random batches; the model is what they lead to.
+pub async fn write_some(core: &Core, writer: &Writer, model: &mut Model, batches: usize) {
+    for _ in 0..batches {
+        let mut batch = BatchWriter::new();
+        for _ in 0..1 + core.random_u64() % 20 {
+            let key = key(core.random_u64());
+            if core.random_u64().is_multiple_of(4) {
+                batch.delete(0, &key);
+                model.remove(&key);
+            } else {
+                let value = vec![core.random_u64() as u8; core.random_u64() as usize % 300];
+                batch.put(0, &key, &value);
+                model.insert(key, value);
+            }
+        }
+        writer.write(batch).await.unwrap();
+    }
+}
+
+/// Compares what a database has with a model: gets, scans both ways, and seeks.
+pub async fn compare(core: &Core, db: &Db, model: &Model) {
+    let reader = db.attach(core);
+    for n in 0..1000 {
+        let key = key(n * 17);
+        let found = reader.get(0, &key, None).await.unwrap();
+        assert_eq!(found.as_deref(), model.get(&key).map(|value| &value[..]), "{n}");
+    }
+    let keys: Vec<Vec<u8>> = (0..200).map(|n| key(n * 97 + 5)).collect();
+    let asked: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+    for (found, key) in reader.multi_get(0, &asked, None).await.into_iter().zip(&keys) {
+        assert_eq!(found.unwrap().as_deref(), model.get(key).map(|value| &value[..]));
+    }
+    let mut iter = reader.iter(0, IterOptions::default()).unwrap();
+    iter.seek_to_first().await.unwrap();
+    for (key, value) in model {
+        assert_eq!((iter.key(), iter.value()), (&key[..], &value[..]));
+        iter.next().await.unwrap();
+    }
+    assert!(!iter.valid());
+    iter.seek_to_last().await.unwrap();
+    for (key, value) in model.iter().rev() {
+        assert_eq!((iter.key(), iter.value()), (&key[..], &value[..]));
+        iter.prev().await.unwrap();
+    }
+    assert!(!iter.valid());
+    for n in 0..200 {
+        let from = key(n * 101);
+        iter.seek(&from).await.unwrap();
+        let found = iter.valid().then(|| iter.key().to_vec());
+        assert_eq!(found.as_ref(), model.range(from..).next().map(|(key, _)| key));
+    }
 }
