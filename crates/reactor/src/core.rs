@@ -25,11 +25,12 @@ use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use crate::buf::{Buf, Pool};
 use crate::driver::sim::SimDriver;
-use crate::driver::{Completion, DirEntry, Driver, IoOp, MetaOp, MetaOut, Token, Wait};
+use crate::driver::{Completion, DirEntry, Driver, IoOp, MetaOp, MetaOut, Token, Wait, host};
 use crate::file::{Fd, File, Mode, Opening, SharedFile};
 use crate::idle::{Idle, PollMode};
 use crate::mesh::{Envelope, Mesh};
@@ -475,7 +476,7 @@ impl Core {
     /// `WouldBlock` when somebody holds any lock on it.
     pub async fn lock_exclusive(&self, path: &Path) -> io::Result<LockGuard> {
         match self.meta(MetaOp::LockExclusive { path: path.to_owned() }).await? {
-            MetaOut::Lock(fd) => Ok(LockGuard { _fd: fd }),
+            MetaOut::Lock(fd) => Ok(LockGuard::new(fd)),
             other => unreachable!("a lock answered {other:?}"),
         }
     }
@@ -486,7 +487,7 @@ impl Core {
     /// `WouldBlock` when somebody holds it exclusively.
     pub async fn lock_shared(&self, path: &Path) -> io::Result<LockGuard> {
         match self.meta(MetaOp::LockShared { path: path.to_owned() }).await? {
-            MetaOut::Lock(fd) => Ok(LockGuard { _fd: fd }),
+            MetaOut::Lock(fd) => Ok(LockGuard::new(fd)),
             other => unreachable!("a lock answered {other:?}"),
         }
     }
@@ -1087,23 +1088,43 @@ impl Drop for CallGuard<'_> {
     }
 }
 
-/// A lock on a file, released when dropped.
+/// A lock on a file, released when dropped; but if its open file was shared with another process, when that has
+/// dropped it, too.
 #[derive(Debug)]
 pub struct LockGuard {
-    pub(crate) _fd: Option<Fd>,
+    fd: Option<Fd>,
+    /// Another process may have the open file.
+    shared: AtomicBool,
 }
 
 impl LockGuard {
-    /// A lock that came along with its open file, from where [`LockGuard::descriptor`] was called.
-    pub fn held(fd: OwnedFd) -> LockGuard {
-        LockGuard { _fd: Some(Fd::Host(fd)) }
+    fn new(fd: Option<Fd>) -> LockGuard {
+        LockGuard { fd, shared: AtomicBool::new(false) }
     }
 
-    /// The open file, if it is one of the host.
+    /// A lock that came along with its open file, from where [`LockGuard::descriptor`] was called.
+    pub fn held(fd: OwnedFd) -> LockGuard {
+        LockGuard { fd: Some(Fd::Host(fd)), shared: AtomicBool::new(true) }
+    }
+
+    /// The open file, if it is one of the host; from now on somebody else may have it.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        match &self._fd {
+        self.shared.store(true, Ordering::Relaxed);
+        match &self.fd {
             Some(Fd::Host(fd)) => Some(fd.as_fd()),
             _ => None,
+        }
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        // To close it is not enough: a process that some thread is starting has a copy of each descriptor until it
+        // runs its program.
+        if let Some(Fd::Host(fd)) = &self.fd
+            && !self.shared.load(Ordering::Relaxed)
+        {
+            host::unlock(fd);
         }
     }
 }

@@ -522,6 +522,12 @@ fn lock_exclusive(path: &Path) -> io::Result<OwnedFd> {
     lock(&fd, libc::F_WRLCK).map(|()| fd)
 }
 
+/// Ends a lock that [`lock`] made, whoever has the open file, too.
+pub(crate) fn unlock(file: &OwnedFd) {
+    // A file that cannot be unlocked is closed by the caller, which does the same.
+    let _ = lock(file, libc::F_UNLCK);
+}
+
 /// Locks a file as a whole, or says `WouldBlock`.
 ///
 /// The lock belongs to the open file description, not to the process, as RocksDB's does
