@@ -41,8 +41,8 @@ use crate::reader::CfId;
 use crate::space::{Space, Task, Untold};
 use crate::spares::spares_max;
 use crate::version::Version;
-use crate::wal_writer::Durability;
-use crate::{commit, compaction, flush, long_logs};
+use crate::wal_writer::{Durability, WalWriter};
+use crate::{commit, compaction, flush, long_logs, recovery_plan};
 
 /// How to write to a database.
 #[derive(Clone, Debug)]
@@ -498,31 +498,53 @@ impl Inner {
                 let file = FileName::Wal(number);
                 self.doomed.borrow_mut().push_back(Doomed { file, keep_bytes: None });
             }
-            None => {
-                let listed = self.dir.list().await.unwrap_or_else(|error| {
-                    let path = self.dir.path().display();
-                    tracing::warn!("{path}: old logs stay until the next opening: {error}");
-                    Vec::new()
-                });
-                for DirEntry { name, size, .. } in listed {
-                    let Some(file @ FileName::Wal(number)) = FileName::parse(&name) else {
-                        continue;
-                    };
-                    if number >= generation.next_log {
-                        continue;
-                    }
-                    let wanted = self.spare_logs.borrow().len() < SPARE_LOGS
-                        && size <= 2 * commit::log_room(self);
-                    let fits = may_be_written_over(&self.core, &self.dir, &name);
-                    if wanted && fits.await.unwrap_or(false) {
-                        self.spare_logs.borrow_mut().push(number);
-                    } else {
-                        self.doomed.borrow_mut().push_back(Doomed { file, keep_bytes: None });
-                    }
-                }
-            }
+            None => self.recovered_logs_are_old(generation.next_log).await,
         }
         self.moved.ring();
+    }
+
+    /// The same of all logs below a number.
+    async fn recovered_logs_are_old(&self, below: u64) {
+        for number in self.keep_logs(below).await {
+            let file = FileName::Wal(number);
+            self.doomed.borrow_mut().push_back(Doomed { file, keep_bytes: None });
+        }
+    }
+
+    /// Keeps a few of the logs below a number, which nobody needs. Returns the others.
+    async fn keep_logs(&self, below: u64) -> Vec<u64> {
+        // One of these may get another name while the rest is looked at.
+        let kept = self.spare_logs.borrow().clone();
+        let listed = self.dir.list().await.unwrap_or_else(|error| {
+            let path = self.dir.path().display();
+            tracing::warn!("{path}: old logs stay until the next opening: {error}");
+            Vec::new()
+        });
+        let mut others = Vec::new();
+        for DirEntry { name, size, .. } in listed {
+            let Some(FileName::Wal(number)) = FileName::parse(&name) else { continue };
+            if number >= below || kept.contains(&number) {
+                continue;
+            }
+            let wanted =
+                self.spare_logs.borrow().len() < SPARE_LOGS && size <= 2 * commit::log_room(self);
+            let fits = may_be_written_over(&self.core, &self.dir, &name);
+            if wanted && fits.await.unwrap_or(false) {
+                self.spare_logs.borrow_mut().push(number);
+            } else {
+                others.push(number);
+            }
+        }
+        others
+    }
+
+    /// The first log of an opening. One that an earlier process kept for clearings is left for them, if the disk has
+    /// room for another one.
+    async fn first_log(&self) -> Result<WalWriter> {
+        match commit::new_log(self, 1).await {
+            Err(error) if error.kind() == Kind::Full => commit::new_log(self, 0).await,
+            done => done,
+        }
     }
 
     /// Changes the version for all who begin to read from now on.
@@ -685,7 +707,9 @@ impl Writer {
         if inner.options.durability == Durability::Power {
             sync_logs(core, dir, &db.0.recovered_logs).await?;
         }
-        let log = commit::new_log(&inner, 0).await?;
+        // The others go with those that hold what was recovered.
+        inner.keep_logs(recovery_plan::first_log(&db.0.manifest)).await;
+        let log = inner.first_log().await?;
         // What was recovered from older logs is the first generation to become tables.
         let mems = db
             .version()

@@ -161,6 +161,30 @@ fn clearing_makes_space_after_an_opening_too() {
     }
 }
 
+/// Before anything was written to a table; the logs that the process before had kept are there.
+#[test]
+fn clearing_makes_space_right_after_an_opening() {
+    for seed in 0..20 {
+        let durability = [Durability::Process, Durability::Power][seed as usize % 2];
+        on_first_core(&world(seed), move |core, world| async move {
+            let (db, writer) = open(&core, durability).await.unwrap();
+            for number in 0..300 {
+                writer.put(&key(number), &[7; 1000]).await.unwrap();
+            }
+            core.sleep_ns(1_000_000_000).await;
+            writer.close().await.unwrap();
+            drop((db, writer));
+            // For a MANIFEST, but for no log and no table.
+            world.set_capacity(Some(world.used() + 8_000));
+            let (db, writer) = open(&core, durability).await.unwrap();
+            writer.clear(0).unwrap().await.unwrap();
+            assert!(db.attach(&core).get(0, &key(0), None).await.unwrap().is_none());
+            until_written(&core, &writer, 0).await;
+            writer.close().await.unwrap();
+        });
+    }
+}
+
 #[test]
 fn a_database_that_is_closed_or_opened_on_a_full_disk_keeps_everything() {
     for seed in 0..30 {
