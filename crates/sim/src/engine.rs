@@ -294,7 +294,7 @@ fn family_of(key: &[u8], families: u32) -> u32 {
 }
 
 /// Makes a database with several column families.
-fn add_families(world: &World, families: u32) {
+pub(crate) fn add_families(world: &World, families: u32) {
     let first = VersionEdit {
         db_id: Some("a database".into()),
         comparator: Some("leveldb.BytewiseComparator".into()),

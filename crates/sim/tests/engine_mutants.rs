@@ -1,9 +1,11 @@
 //! A test that cannot fail proves nothing: each way in which the engine can be wrong must be caught.
 //! A program of its own, because a mutant is one for a whole process.
 
+use sim::damage::damage;
 use sim::engine::{DIR, Flaw, engine};
 use sim::history::history;
 use sim::linear::violation;
+use sim::manifest::manifest_cut_everywhere;
 
 /// Syncs that it may forget, and mutants that are built into it.
 const FLAWS: [Flaw; 12] = [
@@ -21,6 +23,10 @@ const FLAWS: [Flaw; 12] = [
     Flaw::Mutant("spares_are_shared"),
 ];
 
+/// Those that only a world about the MANIFEST finds.
+const OF_MANIFEST: [&str; 3] =
+    ["manifest_is_written_at_once", "new_manifest_is_not_synced", "old_manifest_goes_first"];
+
 #[test]
 fn an_engine_that_is_wrong_about_durability_is_caught() {
     for flaw in FLAWS {
@@ -29,6 +35,21 @@ fn an_engine_that_is_wrong_about_durability_is_caught() {
             seeds.clone().find(|&seed| std::panic::catch_unwind(|| engine(seed, flaw)).is_err());
         println!("{flaw:?} is caught by seed {caught:?}");
         assert!(caught.is_some(), "{flaw:?} went unnoticed by {} seeds", seeds.end);
+    }
+    let caught = (0..100).find(|&seed| {
+        let flaw = Flaw::Mutant("damage_is_overtaken");
+        std::panic::catch_unwind(|| damage(seed, flaw)).is_err()
+    });
+    println!("damage_is_overtaken is caught by seed {caught:?}");
+    assert!(caught.is_some(), "merges that overtake damage go unnoticed");
+    for name in OF_MANIFEST {
+        let run = |&seed: &u64| {
+            let cut = || manifest_cut_everywhere(seed, 1, 1, Flaw::Mutant(name));
+            std::panic::catch_unwind(cut).is_err()
+        };
+        let caught = (0..30).find(run);
+        println!("{name} is caught by seed {caught:?}");
+        assert!(caught.is_some(), "{name} went unnoticed");
     }
     // A history shows what is lost, too.
     let caught = (0..100).find(|&seed| {

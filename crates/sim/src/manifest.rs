@@ -1,0 +1,123 @@
+//! A MANIFEST that grows and is replaced all the time, and a power cut at every completion of a run.
+//!
+//! Every batch puts a key of 200 bytes into each of four column families. A flush or two of these is a change that fills
+//! several sectors and makes the MANIFEST long enough to be replaced. After the cut the database must open, with
+//! every acknowledged batch.
+
+use std::cell::Cell;
+use std::path::Path;
+use std::rc::Rc;
+
+use lsm::{BatchWriter, Db, Durability, OpenOptions, WriteOptions, Writer};
+use reactor::Core;
+use reactor::sim::{Crash, FailureKind, SimConfig, World};
+
+use crate::engine::{DIR, Flaw, add_families};
+
+const FAMILIES: u32 = 4;
+const BATCHES: u64 = 14;
+
+/// What a run did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Whether the cut came before the end.
+    pub was_cut: bool,
+    /// Batches acknowledged.
+    pub acknowledged: u64,
+    /// The highest number of a MANIFEST that there was.
+    pub manifest: u64,
+}
+
+fn key(number: u64, family: u32) -> Vec<u8> {
+    format!("{number:03}-{family}-{}", "k".repeat(194)).into_bytes()
+}
+
+async fn open(core: &Core) -> Result<(Db, Writer), lsm::Error> {
+    let options = WriteOptions {
+        durability: Durability::Power,
+        memtable_bytes: 10_000,
+        manifest_bytes: 1,
+        ..WriteOptions::default()
+    };
+    Db::open_for_writing(core, Path::new(DIR), OpenOptions::default(), options).await
+}
+
+async fn write(core: &Core, acknowledged: &Cell<u64>) {
+    let (_db, writer) = open(core).await.expect("the disk is sound");
+    for number in 0..BATCHES {
+        let mut batch = BatchWriter::new();
+        for family in 0..FAMILIES {
+            batch.put(family, &key(number, family), &[number as u8; 700]);
+        }
+        writer.write(batch).await.expect("the disk is sound");
+        acknowledged.set(number + 1);
+    }
+    while !writer.is_at_rest() {
+        core.sleep_ns(100_000).await;
+    }
+}
+
+async fn check(core: &Core, acknowledged: u64) {
+    let (db, writer) = match open(core).await {
+        Ok(opened) => opened,
+        Err(error) => panic!("after {acknowledged} acknowledged batches: {error}"),
+    };
+    let reader = db.attach(core);
+    for number in 0..acknowledged {
+        for family in 0..FAMILIES {
+            let found = reader.get(family, &key(number, family), None).await.expect("a sound disk");
+            let expected = [number as u8; 700];
+            assert!(found.as_deref() == Some(&expected[..]), "batch {number} is not there");
+        }
+    }
+    writer.close().await.expect("the disk is sound");
+}
+
+/// Runs one process until the completion with number `cut`, when power goes, and another one that opens what is left.
+///
+/// # Panics
+/// When it cannot be opened, or something is missing.
+pub fn manifest(seed: u64, cut: u64, flaw: Flaw) -> Report {
+    let world = World::new(seed, 1, SimConfig::default());
+    world.add_dir(DIR);
+    add_families(&world, FAMILIES);
+    flaw.begin(&world);
+    let acknowledged = Rc::new(Cell::new(0));
+    world.crash_at(Crash::PowerCut, cut..cut + 1);
+    let noted = acknowledged.clone();
+    let run = world.run(move |core| {
+        let noted = noted.clone();
+        async move { write(&core, &noted).await }
+    });
+    let was_cut = match run.map_err(|failure| failure.kind) {
+        Ok(_) => false,
+        Err(FailureKind::Crash(_)) => true,
+        Err(kind) => panic!("{kind:?}"),
+    };
+    flaw.end();
+    world.heal();
+    let acknowledged = acknowledged.get();
+    let number = |path: &std::path::PathBuf| {
+        path.file_name()?.to_str()?.strip_prefix("MANIFEST-")?.parse().ok()
+    };
+    let manifest = world.paths().iter().filter_map(number).max().unwrap_or(0);
+    let checked = world.run(move |core| async move { check(&core, acknowledged).await });
+    checked.expect("nothing else goes wrong");
+    Report { was_cut, acknowledged, manifest }
+}
+
+/// Cuts power at completion `first` of a run, at the one `step` further on, and so on, until it comes to its end.
+/// Returns how many there were.
+///
+/// # Panics
+/// As [`manifest`].
+pub fn manifest_cut_everywhere(seed: u64, first: u64, step: usize, flaw: Flaw) -> u64 {
+    for cut in (first..).step_by(step) {
+        let report = manifest(seed, cut, flaw);
+        if !report.was_cut {
+            assert!(report.acknowledged == BATCHES && report.manifest > 20, "{report:?}");
+            return cut - 1;
+        }
+    }
+    unreachable!("a run comes to its end")
+}
