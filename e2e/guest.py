@@ -14,6 +14,8 @@ import millrace
 DIRECTORY = millrace.TARGET / "guest"
 # A guest is up in 4 s on an idle machine; others build and test beside it.
 PATIENCE = 120
+# Bytes a second of a migration.
+FAST = 60_000_000
 
 
 def need(program, package):
@@ -80,16 +82,21 @@ class Guest:
     """QEMU with disks at sockets.
 
     `packed` offers the guest packed rings. `words` are the guest's orders, see e2e/guest/init: mode="load", secs=10, then="stay"...
-    `incoming` is a socket for a migration to arrive at; the guest then does what it did where it came from.
+    `incoming` is a socket for a migration to arrive at; the guest then stands still until `cont`, and goes on with what it did.
     `boot`: firmware and boot loader find the system on the first disk (`boot_image`); there are no orders then.
+    Without `shared` the guest has its memory for itself, as if that was forgotten.
     `hugepages` are those of 2 MiB for the guest's memory, `ill` is a disk from which the guest's kernel may get errors.
     """
 
     def __init__(
         self, directory, disks, *, queues=1, processors=1, memory=256, queue_size=128, packed=False, incoming=None, hugepages=False, ill=None,
-        boot=False, **words,
+        boot=False, shared=True, **words,
     ):
         self.ill = ill
+        self.disks = [str(path) for path in (disks if isinstance(disks, (list, tuple)) else [disks])]
+        self.queues, self.packed, self.memory_mib = queues, packed, memory
+        # What it said to the consoles that it had where it came from.
+        self.said_before = ""
         self.directory = pathlib.Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.console = self.directory / "console"
@@ -102,21 +109,21 @@ class Guest:
             need("qemu-system-x86_64", "qemu-system-x86"),
             "-M", "q35", "-accel", "tcg", "-m", f"{memory}M,slots=2,maxmem=1G", "-smp", str(processors),
             "-nodefaults", "-no-user-config", "-display", "none", "-serial", f"file:{self.console}",
-            "-object", f"memory-backend-memfd,id=mem,size={memory}M,share=on{huge}", "-numa", "node,memdev=mem",
+            "-object", f"memory-backend-memfd,id=mem,size={memory}M,share={'on' if shared else 'off'}{huge}", "-numa", "node,memdev=mem",
             "-qmp", f"unix:{control},server=on,wait=off",
         ]  # fmt: skip
         if not boot:
             kernel, initramfs = images()
             append = f"console=ttyS0 quiet panic=1 no_timer_check memhp_default_state=online_movable {orders}"
             command += ["-kernel", str(kernel), "-initrd", str(initramfs), "-append", append]
-        for nth, path in enumerate(disks if isinstance(disks, (list, tuple)) else [disks]):
+        for nth, path in enumerate(self.disks):
             more = ",packed=on" * packed + ",bootindex=0" * (boot and not nth)
             command += [
                 "-chardev", f"socket,id=c{nth},path={path},reconnect=1",
-                "-device", f"vhost-user-blk-pci,chardev=c{nth},num-queues={queues},queue-size={queue_size}{more}",
+                "-device", f"vhost-user-blk-pci,id=disk{nth},chardev=c{nth},num-queues={queues},queue-size={queue_size}{more}",
             ]  # fmt: skip
         if incoming:
-            command += ["-incoming", f"unix:{incoming}"]
+            command += ["-S", "-incoming", f"unix:{incoming}"]
         self.said = open(self.directory / "qemu.log", "wb")
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.said, stderr=self.said)
         self.qmp = None
@@ -201,14 +208,27 @@ class Guest:
         """running, paused, postmigrate..."""
         return self.qmp.do("query-status")["status"]
 
-    def migrate(self, path):
-        """Moves it to the QEMU that waits at a socket; gives QEMU's report when that is done."""
-        self.begin_migration(path, bandwidth=1_000_000_000)
-        return self.end_migration()
+    def memory(self):
+        """A file with the guest's memory, but for what was plugged in; offsets are physical addresses. It belongs to the caller."""
+        size = self.memory_mib << 20
+        for link in pathlib.Path(f"/proc/{self.process.pid}/fd").iterdir():
+            if "memory-backend-memfd" in os.readlink(link) and link.stat().st_size == size:
+                return open(link, "r+b", buffering=0)
+        raise AssertionError("QEMU has no file for the guest's memory")
+
+    def rings(self):
+        """The rings of its disks as QEMU knows them: (disk, ring, entries, descriptors, driver's part, device's part), the latter three
+        as physical addresses."""
+        found = []
+        for disk in range(len(self.disks)):
+            for ring in range(self.queues):
+                is_ = self.qmp.do("x-query-virtio-queue-status", path=f"/machine/peripheral/disk{disk}/virtio-backend", queue=ring)
+                found.append((disk, ring, is_["vring-num"], is_["vring-desc"], is_["vring-avail"], is_["vring-used"]))
+        return found
 
     def begin_migration(self, path, bandwidth):
-        """Begins to send its memory, so many bytes a second."""
-        self.qmp.do("migrate-set-parameters", **{"max-bandwidth": bandwidth, "downtime-limit": 500})
+        """Begins to send its memory, so many bytes a second; it runs until `end_migration`."""
+        self.qmp.do("migrate-set-parameters", **{"max-bandwidth": bandwidth, "downtime-limit": 1})
         self.qmp.do("migrate", uri=f"unix:{path}")
 
     def migration(self):
@@ -217,9 +237,21 @@ class Guest:
         assert report.get("status") not in ("failed", "cancelled"), report
         return report
 
-    def end_migration(self):
-        """Sends what is left as fast as it can, and waits until the guest has moved."""
-        self.qmp.do("migrate-set-parameters", **{"max-bandwidth": 1_000_000_000})
+    def end_migration(self, early=False):
+        """Lets it run until nearly all of its memory is sent, or `early` two thirds of it, then stops it and waits until it has moved.
+
+        Where QEMU 7.2 looks into its dirty logs a second time while the machine runs, its emulation loses pages nearly always. Ended
+        early it looks once.
+        """
+        self.qmp.do("migrate-set-parameters", **{"max-bandwidth": FAST, "downtime-limit": 1500 if early else 1})
+        if not early:
+
+            def nearly():
+                ram = self.migration().get("ram")
+                return ram and ram["remaining"] < ram["total"] // 8
+
+            wait_for("nearly all of the memory", nearly)
+            self.qmp.do("migrate-set-parameters", **{"downtime-limit": 60_000})
 
         def ended():
             report = self.migration()

@@ -10,6 +10,7 @@ import time
 import urllib.request
 
 import guest
+import migration
 import millrace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,7 +25,7 @@ def test_memory_that_is_plugged_in_and_out_again_under_load(tmp_path):
     with machine(tmp_path, mode="load", secs=11, mib=16, above=4096) as (_, vm):
         vm.wait_for(TICK)
         vm.plug_memory()
-        vm.wait_for(r"GUEST MOVED pages=8")
+        vm.wait_for(r"GUEST MOVED")
         vm.wait_for(TICK, times=vm.text().count("GUEST TICK") + 3)
         vm.unplug_memory()
         vm.wait_for(TICK, times=vm.text().count("GUEST TICK") + 1)
@@ -232,7 +233,7 @@ def test_all_queues_of_a_disk_on_one_core(tmp_path, long):
 def test_killed_while_a_machine_that_is_to_move_sends_its_memory(tmp_path):
     """What it writes meanwhile goes into the log of what is dirty, before the kill and after it."""
     shared = image(tmp_path / "disk.img")
-    words = dict(queues=2, processors=2, mode="load", secs=12, mib=16, workers=16)
+    words = dict(queues=2, processors=2, mode="load", secs=16, mib=16, workers=16)
     with contextlib.ExitStack() as stack:
         here, there = (
             stack.enter_context(
@@ -244,15 +245,17 @@ def test_killed_while_a_machine_that_is_to_move_sends_its_memory(tmp_path):
             for name in "ab"
         )
         vm = stack.enter_context(guest.Guest(tmp_path / "vm-a", here.sockets[0], **words))
-        moved = stack.enter_context(guest.Guest(tmp_path / "vm-b", there.sockets[0], incoming=tmp_path / "arrives", **words))
         vm.wait_for(TICK, times=2)
-        vm.begin_migration(tmp_path / "arrives", bandwidth=4_000_000)
-        guest.wait_for("memory on its way", lambda: vm.migration().get("ram", {}).get("transferred", 0) > 4_000_000)
-        here.restart_connected(0)
-        assert vm.migration()["status"] == "active"
-        vm.wait_for(TICK, times=vm.text().count("GUEST TICK") + 1)
-        vm.end_migration()
-        vm.quit()
+
+        def arrive(at):
+            return stack.enter_context(guest.Guest(tmp_path / "vm-b", there.sockets[0], incoming=at, **words))
+
+        def meanwhile():
+            here.restart_connected(0)
+            assert vm.migration()["status"] == "active"
+            vm.wait_for(TICK, times=vm.text().count("GUEST TICK") + 1)
+
+        moved = migration.move(vm, arrive, meanwhile)
         moved.wait_for(r"GUEST LOAD OK")
         moved.wait_for_end()
         assert "resubmits=" in here.said()

@@ -7,6 +7,9 @@
 // sector's number and the run's, so what is old, torn or elsewhere is told from what is right. In the end every block
 // that was written is read once more.
 //
+// A worker reads into a page that nothing else writes. GUEST READS INTO 0xADDRESS... names these pages, by their physical
+// addresses: what is in them, the disk has written.
+//
 // With ABOVE, in MiB, the workers' buffers move to memory at or above that physical address as soon as the machine has
 // some there: GUEST MOVED. 0 is nowhere.
 //
@@ -41,6 +44,7 @@ static uint32_t *counts;
 static uint8_t *empty;
 static atomic_ulong operations, swept, emptied, slowest_ns;
 static atomic_int wrong;
+// Of each worker, the page that it writes from and the one that it reads into.
 static _Atomic(uint64_t *) *places;
 
 static uint64_t now_ns(void) {
@@ -119,47 +123,51 @@ static void read_block(uint64_t *buffer, uint64_t *right, uint64_t block) {
 
 static void *work(void *argument) {
   uint64_t me = (uintptr_t)argument, own = (blocks - me + workers - 1) / workers, x = mix(run + me) | 1;
-  uint64_t *buffers;
-  if (posix_memalign((void **)&buffers, BLOCK, 2 * BLOCK)) abort();
-  uint64_t *right = buffers + BLOCK / 8;
-  places[me] = buffers;
+  uint64_t right[BLOCK / 8];
   while (now_ns() < end_ns && !wrong) {
     x ^= x >> 12, x ^= x << 25, x ^= x >> 27;
     uint64_t drawn = x * 0x2545f4914f6cdd1du, block = (drawn >> 16) % own * workers + me;
-    uint64_t *buffer = places[me];
-    if (!counts[block] || drawn & 1) write_block(buffer, block);
+    if (!counts[block] || drawn & 1) write_block(places[2 * me], block);
     else if (holes && (drawn >> 1) % 4 == 0) empty_block(block, (drawn >> 3) % 4);
-    else read_block(buffer, right, block);
+    else read_block(places[2 * me + 1], right, block);
     operations++;
   }
   for (uint64_t block = me; block < blocks && !wrong; block += workers) {
     if (counts[block]) swept++;
-    read_block(places[me], right, block);
+    read_block(places[2 * me + 1], right, block);
   }
   return NULL;
 }
 
-// Looks for a page for each worker at or above a physical address.
-static int move(uint64_t above) {
-  enum { LENGTH = 32 << 20 };
-  int map = open("/proc/self/pagemap", O_RDONLY), found = 0;
-  char *memory = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  uint64_t *pages[workers];
-  if (map < 0 || memory == MAP_FAILED) abort();
-  for (char *page = memory; page < memory + LENGTH && found < workers; page += BLOCK) {
-    uint64_t entry;
+// Where a page that has been written is in the machine's memory.
+static uint64_t physical(const void *page) {
+  static int map = -1;
+  uint64_t entry;
+  if (map < 0) map = open("/proc/self/pagemap", O_RDONLY);
+  if (pread(map, &entry, 8, (uintptr_t)page / BLOCK * 8) != 8) abort();
+  // The lower bits are the page's number.
+  return (entry & ((UINT64_C(1) << 55) - 1)) * BLOCK;
+}
+
+// Gives each worker two pages at or above a physical address.
+static int move(uint64_t above, size_t length) {
+  int found = 0;
+  // Shared: no page of it goes elsewhere to become part of a huge one.
+  char *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  uint64_t *pages[2 * workers];
+  if (memory == MAP_FAILED) abort();
+  for (char *page = memory; page < memory + length && found < 2 * workers; page += BLOCK) {
     *page = 1;
-    if (pread(map, &entry, 8, (uintptr_t)page / BLOCK * 8) != 8) abort();
-    // The lower bits are the page's number.
-    if ((entry & ((UINT64_C(1) << 55) - 1)) * BLOCK >= above) pages[found++] = (uint64_t *)page;
+    if (physical(page) >= above) pages[found++] = (uint64_t *)page;
   }
-  close(map);
-  if (found < workers) {
-    munmap(memory, LENGTH);
+  if (found < 2 * workers) {
+    munmap(memory, length);
     return 0;
   }
-  for (int i = 0; i < workers; i++) places[i] = pages[i];
-  printf("GUEST MOVED pages=%d\n", found);
+  for (int i = 0; i < 2 * workers; i++) places[i] = pages[i];
+  char text[32 * workers], *end = text;
+  for (int i = 0; i < workers; i++) end += sprintf(end, " %#lx", (unsigned long)physical(pages[2 * i + 1]));
+  printf("GUEST READS INTO%s\n", text);
   return 1;
 }
 
@@ -180,16 +188,20 @@ int main(int argc, char **argv) {
   run = now_ns() ^ (uint64_t)time(NULL) << 32;
   end_ns = now_ns() + seconds * 1000000000u;
   pthread_t *threads = calloc(workers, sizeof *threads);
-  places = calloc(workers, sizeof *places);
+  places = calloc(2 * workers, sizeof *places);
   holes = argc == 7 && !strcmp(argv[6], "holes");
   uint64_t above = argc >= 6 ? (uint64_t)atol(argv[5]) << 20 : 0;
   printf("GUEST LOAD workers=%d blocks=%lu\n", workers, (unsigned long)blocks);
+  if (!move(0, 2 * workers * BLOCK)) abort();
   for (uintptr_t i = 0; i < (uintptr_t)workers; i++)
     if (pthread_create(&threads[i], NULL, work, (void *)i)) return 2;
   uint64_t slowest = 0;
   while (now_ns() < end_ns && !wrong) {
     sleep(1);
-    if (above && move(above)) above = 0;
+    if (above && move(above, 32 << 20)) {
+      puts("GUEST MOVED");
+      above = 0;
+    }
     uint64_t of_second = atomic_exchange(&slowest_ns, 0);
     if (of_second > slowest) slowest = of_second;
     printf("GUEST TICK ops=%lu slowest_ms=%lu\n", (unsigned long)operations, (unsigned long)(of_second / 1000000));
