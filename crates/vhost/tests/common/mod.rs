@@ -57,6 +57,8 @@ pub struct Counts {
     pub operations: AtomicUsize,
     /// How often this was looked at.
     pub looks: AtomicUsize,
+    /// See [`Node::hold`].
+    hold: AtomicBool,
 }
 
 impl Counts {
@@ -64,6 +66,9 @@ impl Counts {
         self.tasks.store(core.live_tasks(), Ordering::Release);
         self.operations.store(core.operations_in_flight(), Ordering::Release);
         self.looks.fetch_add(1, Ordering::Release);
+        while self.hold.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -130,6 +135,21 @@ impl Node {
             self.counts.iter().map(|counts| of(counts).load(Ordering::Acquire)).sum()
         };
         (sum(|counts| &counts.tasks), sum(|counts| &counts.operations))
+    }
+
+    /// Has a core do nothing until the value is dropped. It is doing nothing already when this returns.
+    pub fn hold(&self, core: usize) -> impl Drop + use<> {
+        struct Held(Arc<[Counts; 2]>, usize);
+        impl Drop for Held {
+            fn drop(&mut self) {
+                self.0[self.1].hold.store(false, Ordering::Release);
+            }
+        }
+        let counts = &self.counts[core];
+        counts.hold.store(true, Ordering::Release);
+        let before = counts.looks.load(Ordering::Acquire);
+        until("the core holds", || counts.looks.load(Ordering::Acquire) > before);
+        Held(self.counts.clone(), core)
     }
 
     pub fn socket(&self, disk: usize) -> PathBuf {
