@@ -3,13 +3,14 @@
 //!
 //! 1. Every core runs `depth` tasks, each with its own [`Source`]. Reads are done where they are
 //!    drawn; writes go to core 0, which owns the database ([`Owner`]).
-//! 2. At fixed times (an open loop) arrivals are dealt to the cores in turn, as connections are.
-//!    Any free task of a core takes the core's next one. Its latency counts from when it was to
-//!    begin: what waited for a task is as slow as its caller would have seen it.
+//! 2. At fixed times (an open loop) any free task of any core takes the next operation, as any
+//!    thread of the peers does. Its latency counts from when it was to begin: what waited for a
+//!    task is as slow as its caller would have seen it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lsm::{BatchWriter, IterOptions, Reader, Writer};
 use reactor::{Class, Core};
@@ -24,25 +25,27 @@ use crate::values::Values;
 /// Where writes are done.
 const OWNER: usize = 0;
 
-/// The operations that one core is to begin, in nanoseconds after the window's start.
+/// When operations begin, in nanoseconds after the window's start, for all cores.
 #[derive(Debug)]
 pub struct Arrivals {
-    times_ns: Arc<Vec<u64>>,
-    next: Cell<usize>,
-    step: usize,
+    times_ns: Vec<u64>,
+    next: AtomicUsize,
 }
 
 impl Arrivals {
-    /// Those of core `core` of `cores`.
-    pub fn new(times_ns: Arc<Vec<u64>>, core: usize, cores: usize) -> Arrivals {
-        Arrivals { times_ns, next: Cell::new(core), step: cores }
+    /// These times, in order.
+    pub fn new(times_ns: Vec<u64>) -> Arrivals {
+        Arrivals { times_ns, next: AtomicUsize::new(0) }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.times_ns.len()
     }
 
     /// When the next one is to begin, which may be over; `None` when there is none left.
     fn next(&self) -> Option<u64> {
-        let nth = self.next.get();
-        self.next.set(nth + self.step);
-        self.times_ns.get(nth).copied()
+        self.times_ns.get(self.next.fetch_add(1, Ordering::Relaxed)).copied()
     }
 }
 
@@ -98,7 +101,7 @@ pub struct Mixing {
     /// When the window begins.
     pub from_ns: u64,
     /// When operations begin; one after the other without.
-    pub arrivals: Option<Arrivals>,
+    pub arrivals: Option<Arc<Arrivals>>,
 }
 
 impl Mixing {
@@ -195,12 +198,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrivals_are_dealt_to_the_cores_in_turn() {
-        let times = Arc::new(vec![1, 2, 3, 4, 5]);
-        let of = |core| {
-            let arrivals = Arrivals::new(times.clone(), core, 2);
-            std::iter::from_fn(|| arrivals.next()).collect::<Vec<_>>()
-        };
-        assert_eq!((of(0), of(1)), (vec![1, 3, 5], vec![2, 4]));
+    fn each_arrival_is_taken_once_whichever_core_takes_it() {
+        let arrivals = Arc::new(Arrivals::new(vec![1, 2, 3]));
+        let other = arrivals.clone();
+        assert_eq!((arrivals.next(), other.next(), arrivals.next()), (Some(1), Some(2), Some(3)));
+        assert_eq!((arrivals.next(), other.next()), (None, None));
     }
 }

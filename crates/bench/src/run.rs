@@ -148,7 +148,9 @@ pub fn run(plan: &Plan) -> Result<Outcome, Error> {
         done: AtomicUsize::new(0),
     });
     let times = match plan.write.rate {
-        Some(rate) if plan.case.mixes() => Some(Arc::new(arrivals(rate, plan.seconds, SEED))),
+        Some(rate) if plan.case.mixes() => {
+            Some(Arc::new(Arrivals::new(arrivals(rate, plan.seconds, SEED))))
+        }
         _ => None,
     };
     let offered = times.as_ref().map(|times| times.len() as f64 / plan.seconds);
@@ -241,7 +243,7 @@ async fn core_main(
     plan: &Plan,
     meeting: &Meeting,
     options: OpenOptions,
-    times: Option<Arc<Vec<u64>>>,
+    times: Option<Arc<Arrivals>>,
 ) -> Result<CoreOutcome, Error> {
     let mut writer = None;
     if core.id() == 0 {
@@ -310,7 +312,7 @@ async fn core_main(
             meter: meter.clone(),
             values: RefCell::new(Values::new(plan.write.value_size, || core.random_u64())),
             from_ns,
-            arrivals: times.map(|times| Arrivals::new(times, core.id(), core.cores())),
+            arrivals: times,
         };
         (Rc::new(mixing), workload.clone())
     });
