@@ -223,7 +223,8 @@ enum Step {
     WriteZeroes,
 }
 
-/// A buffer that an operation under way holds as well. Only the kernel and `copy` touch its bytes.
+/// A buffer that an operation under way holds as well, with the owner of the request's memory. Only
+/// the kernel and `copy` touch its bytes.
 #[derive(Clone)]
 struct Bounce {
     ptr: *mut u8,
@@ -440,7 +441,8 @@ impl FileChannel {
                 self.core.turn_at(self.core.now_ns() + RETRY_NS);
                 return;
             };
-            job.buffer = Some(Bounce { ptr: buf.as_mut_ptr(), buf: Rc::new(buf) });
+            let ptr = buf.as_mut_ptr();
+            job.buffer = Some(Bounce { ptr, buf: Rc::new((buf, self.keep.clone())) });
             self.buffers += 1;
             self.waiting.pop_front();
             self.go_on(number, done);

@@ -156,11 +156,16 @@ impl Disks {
     ) {
         while let Some(arrival) = predecessor.next().await {
             match arrival {
-                Arrival::Serves(served, serving) => {
+                Arrival::Serves(served, serving, unsettled) => {
+                    self.coming.set(self.coming.get() + usize::from(unsettled));
                     let Served { spec, target, .. } = *served;
                     self.remember(&spec, &target, None);
                     tracing::info!(disk = %spec.name, "it has followed from the node before");
                     self.arrived(&spec, Serving { target, serving }).await;
+                }
+                Arrival::Settled(spec) => {
+                    self.coming.set(self.coming.get() - 1);
+                    tracing::info!(disk = %spec.name, "the node before has nothing of it under way");
                 }
                 Arrival::Lost(spec, device) => {
                     let (disks, again, open) = (self.clone(), core.clone(), open.clone());
@@ -180,6 +185,17 @@ impl Disks {
         device: Option<Bdev>,
         open: impl AsyncFn(&DiskSpec) -> Result<Ready, Error>,
     ) {
+        // What was taken over, if it was, has been given up.
+        let serving = {
+            let mut all = self.all.borrow_mut();
+            let disk = all.iter_mut().find(|disk| disk.spec.name == spec.name);
+            disk.and_then(|disk| std::mem::replace(&mut disk.serving, Err(COMING.to_owned())).ok())
+        };
+        if let Some(Serving { target, serving }) = serving {
+            serving.await;
+            // Its device is open, and has the lock.
+            drop(target);
+        }
         let mut said = String::new();
         while !self.ended.get() && self.find(&spec.name).is_ok() {
             match open(spec).await {

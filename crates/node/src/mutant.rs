@@ -17,6 +17,8 @@ pub enum Mutant {
     GoesOnUntilGo,
     /// The old node takes a disk back that it has handed over, when the successor has gone.
     TakesBack,
+    /// The successor does again what the old node has under way before that has ended.
+    ReleasesEarly,
 }
 
 loomable::mutants!(Mutant);

@@ -120,11 +120,20 @@ impl Node {
         self.upgrader.committed()
     }
 
-    /// Whether all disks are at work.
+    /// Whether all disks are at work, and wait for nothing that the node before has under way.
     pub fn has_all(&self) -> bool {
-        let mut all = true;
+        let mut all = !self.holds();
         self.disks.each(|disk| all &= disk.serving.is_ok());
         all
+    }
+
+    /// Whether requests of a disk wait for what the node before has under way.
+    pub fn holds(&self) -> bool {
+        let mut holds = false;
+        self.disks.each(|disk| {
+            holds |= disk.serving.as_ref().is_ok_and(|serving| serving.target.holds());
+        });
+        holds
     }
 
     /// How many requests were done that an earlier process had left unfinished.

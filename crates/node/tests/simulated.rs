@@ -4,7 +4,8 @@ mod handover;
 
 use std::cell::RefCell;
 
-use handover::{GO, HELLO, Report, handover};
+use handover::{GO, HELLO, Report, handover, unanswered};
+use reactor::sim::Access;
 use sim::seeds;
 
 #[test]
@@ -28,7 +29,7 @@ fn a_disk_is_handed_over_or_not_whatever_happens_on_the_way() {
     let tampered = each(|r| &r.tampered);
     println!(
         "{} worlds, {} with two guests: {} nodes started, {} killed, {} times without power; {} upgrades, {} switched, gave up while \
-         starting, opening, taking: {gave_up:?}, {} with a disk that followed, {} because late, {} because gone, {} because of a version; \
+         starting, opening, taking: {gave_up:?}, {} with a disk that followed, {} with requests under way, {} old and {} new ones killed then, {} because late, {} because gone, {} because of a version; \
          messages tampered with by kind: {tampered:?}; killed on the way: {}, {} and {} old ones before, in and after the \
          switch, {} and {} new ones; {} requests, {} done again, {} sectors checked, {} connections",
         all.len(),
@@ -39,6 +40,9 @@ fn a_disk_is_handed_over_or_not_whatever_happens_on_the_way() {
         sum(|r| r.upgrades),
         sum(|r| r.switched),
         sum(|r| r.followed),
+        sum(|r| r.held),
+        sum(|r| r.killed_under_way[0]),
+        sum(|r| r.killed_under_way[1]),
         sum(|r| r.late),
         sum(|r| r.gone),
         sum(|r| r.version),
@@ -59,6 +63,8 @@ fn a_disk_is_handed_over_or_not_whatever_happens_on_the_way() {
         assert!(sum(|r| r.upgrades) > 200 && sum(|r| r.switched) > 100);
         assert!(gave_up.iter().all(|&count| count > 2), "{gave_up:?}");
         assert!(sum(|r| r.two) > 20 && sum(|r| r.followed) > 5);
+        let killed = each(|r| &r.killed_under_way);
+        assert!(sum(|r| r.held) > 5 && killed.iter().all(|&count| count > 0), "{killed:?}");
         assert!(sum(|r| r.late) > 5 && sum(|r| r.gone) > 5 && sum(|r| r.version) > 0);
         let tampered = &tampered[HELLO as usize..GO as usize];
         assert!(tampered.iter().all(|&count| count > 0), "{tampered:?}");
@@ -66,6 +72,24 @@ fn a_disk_is_handed_over_or_not_whatever_happens_on_the_way() {
         assert!(sum(|r| r.old_killed_between) > 0);
         assert!(sum(|r| r.new_killed_before) > 10 && sum(|r| r.new_killed_after) > 10);
         assert!(sum(|r| r.guest.resubmitted) > 500);
+    }
+}
+
+/// Reads, writes and flushes that a device does not answer keep neither their own disk nor its neighbour for longer than
+/// was said, and come back when they are answered, each once. That no late answer changes anything the guest finds.
+#[test]
+fn a_disk_whose_device_does_not_answer_goes_over_with_what_is_in_flight() {
+    for seed in 0..6 {
+        for access in [Access::Read, Access::Write, Access::Sync] {
+            let told = unanswered(seed, access);
+            println!("{access:?}: {told:?}");
+            assert!((2_000_000_000..2_500_000_000).contains(&told.over_ns), "{told:?}");
+            // Flushes wait for one that is not answered, and in the end take all room.
+            let least = if access == Access::Sync { 20 } else { 1000 };
+            assert!(told.done > least, "{told:?}");
+            assert!(told.neighbour_ns < 500_000_000, "{told:?}");
+            assert!(told.resubmitted >= 3, "{told:?}");
+        }
     }
 }
 

@@ -3,8 +3,9 @@
 
 mod handover;
 
-use handover::handover;
+use handover::{handover, unanswered};
 use node::Mutant;
+use reactor::sim::Access;
 
 #[test]
 fn an_upgrade_that_is_wrong_about_who_serves_is_caught() {
@@ -18,9 +19,19 @@ fn an_upgrade_that_is_wrong_about_who_serves_is_caught() {
         Mutant::ServesWithoutGo,
         Mutant::GoesOnUntilGo,
         Mutant::TakesBack,
+        Mutant::ReleasesEarly,
     ] {
         node::set_mutant(mutant);
-        let caught = (0..600).find(|&seed| std::panic::catch_unwind(|| handover(seed)).is_err());
+        let play = |seed| match mutant {
+            // Late answers are rare elsewhere.
+            Mutant::ReleasesEarly => {
+                unanswered(seed, Access::Write);
+            }
+            _ => {
+                handover(seed);
+            }
+        };
+        let caught = (0..600).find(|&seed| std::panic::catch_unwind(|| play(seed)).is_err());
         println!("{mutant:?} is caught by seed {caught:?}");
         found.push((mutant, caught));
     }

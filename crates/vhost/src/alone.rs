@@ -52,6 +52,7 @@ impl RingAtWork {
             through: false,
             enabled: true,
             broken: false,
+            hold: None,
             device,
             company: Company::join(&core.local()),
             stats,

@@ -49,6 +49,7 @@ mod tag {
     pub const DESCRIPTORS: u16 = 11;
     pub const FLUSH_FAILED: u16 = 12;
     pub const UNSENT: u16 = 13;
+    pub const UNDER_WAY: u16 = 14;
 }
 
 /// Why a disk was not taken over.
@@ -181,7 +182,7 @@ impl Role {
     }
 }
 
-/// Where a ring stands that is at work, with nothing of it in flight.
+/// Where a ring stands that is at work, with nothing of it in flight but what the in-flight region has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingProgress {
     /// Next avail index to take, or for packed rings the next descriptor.
@@ -299,6 +300,13 @@ pub struct MirrorState {
     pub bits: u64,
 }
 
+/// What an old process has under way at the device of a disk that it was forced to hand over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnderWay {
+    /// There may be a flush among it.
+    pub flushes: bool,
+}
+
 /// A disk with everything that its successor needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskState {
@@ -318,6 +326,9 @@ pub struct DiskState {
     pub listening: bool,
     /// Whether a flush of the device has failed, so that it takes no more writes.
     pub flush_failed: bool,
+    /// Operations of the old process that are still under way: until it says that they are not, what the in-flight
+    /// region has is not done again.
+    pub under_way: Option<UnderWay>,
     /// The front end's connection, if there is one.
     pub connection: Option<ConnectionState>,
 }
@@ -422,6 +433,9 @@ impl DiskState {
         if let Some(connection) = &self.connection {
             connection.encode_unsent(&mut fields);
         }
+        if let Some(UnderWay { flushes }) = self.under_way {
+            fields.field(tag::UNDER_WAY, |w| w.u8(u8::from(flushes)));
+        }
         document(&fields.0)
     }
 
@@ -464,7 +478,7 @@ impl DiskState {
             let length = fields.u32().ok_or(cut)? as usize;
             let mut contents = Reader(fields.take(length).ok_or(cut)?);
             let error = |reason| HandoverError::Field { field, reason };
-            if !(tag::DISK..=tag::UNSENT).contains(&field) {
+            if !(tag::DISK..=tag::UNDER_WAY).contains(&field) {
                 return Err(HandoverError::UnknownField(field));
             }
             if seen & 1 << field != 0 {
@@ -479,7 +493,9 @@ impl DiskState {
                     listed = std::mem::take(&mut contents.0);
                     Some(())
                 }
-                (..=tag::MIRROR | tag::FLUSH_FAILED, _) => state.decode_own(field, &mut contents),
+                (..=tag::MIRROR | tag::FLUSH_FAILED | tag::UNDER_WAY, _) => {
+                    state.decode_own(field, &mut contents)
+                }
                 (_, Some(connection)) => connection.decode(field, &mut contents),
                 (_, None) => return Err(HandoverError::MissingField(tag::SESSION)),
             };
@@ -515,6 +531,7 @@ impl DiskState {
             tag::STATISTICS => self.statistics = contents.numbers()?,
             tag::LIMITS => self.limits = contents.numbers()?,
             tag::FLUSH_FAILED => self.flush_failed = true,
+            tag::UNDER_WAY => self.under_way = Some(UnderWay { flushes: contents.bool()? }),
             _ => {
                 let (granule_bytes, bits) = (contents.u64()?, contents.u64()?);
                 self.mirror = Some(MirrorState { granule_bytes, bits });
@@ -528,6 +545,10 @@ impl DiskState {
         let error = |field, reason| Err(HandoverError::Field { field, reason });
         if self.mirror.is_some_and(|mirror| !mirror.granule_bytes.is_power_of_two()) {
             return error(tag::MIRROR, "granules of a size that is no power of two");
+        }
+        let session = self.connection.as_ref().map(|connection| &connection.session);
+        if self.under_way.is_some() && session.is_none_or(|session| session.inflight.is_none()) {
+            return error(tag::UNDER_WAY, "nothing says what it is");
         }
         let Some(connection) = &self.connection else { return Ok(()) };
         let ConnectionState { session, partial, partial_descriptors, .. } = connection;

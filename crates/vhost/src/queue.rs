@@ -18,12 +18,17 @@
 //! it goes with the ring, however that ends; a start that fails leaves nothing. A [`Remote`] that is
 //! dropped stops its ring.
 //!
+//! A device may take longer than anybody wants to wait for. A ring that is *abandoned* is given up at once: nothing of it
+//! is given back or noted any more, as if the process had been killed, and its operations end by themselves. When the
+//! last of them has, whoever abandoned the ring hears of it: until then they may still write to the guest's memory and to
+//! the disk. Whoever goes on with the ring *holds* what the in-flight region says was begun until then ([`Hold`]).
+//!
 //! A ring that the guest has made meaningless is broken: its err descriptor says so, it takes
 //! nothing more, and only this ring stands still. So is a ring whose memory the front end has taken
 //! away from under it (`memory.rs`): each turn asks whether any was lost before it submits what it
 //! popped and before it says what was done.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -72,11 +77,22 @@ pub(crate) struct Start {
     pub enabled: bool,
     /// It was found broken already, in another process or before a rest: it only waits for its stop.
     pub broken: bool,
+    /// Operations of an earlier process may still be under way.
+    pub hold: Option<Hold>,
     pub device: Bdev,
     /// The disk among those of the process.
     pub company: Company,
     pub stats: Arc<QueueStats>,
     pub lines: Arc<Lines>,
+}
+
+/// What a ring does not submit until [`Remote::release`], because operations of an earlier process are still under way: the
+/// requests that this process has left unfinished, which may only be done again, and completed, when no late write
+/// and no late read of that process can follow. The ring does not come to rest before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hold {
+    /// Flushes too, since one of that process may be told of an error that the system tells only once.
+    pub flushes: bool,
 }
 
 /// What the connection wants of a running ring.
@@ -92,6 +108,8 @@ pub(crate) enum Command {
     Through(bool),
     /// Dropped when all commands before it are done.
     Obeyed(#[expect(dead_code, reason = "what counts is when it is dropped")] Obeyed),
+    /// Give the ring up; the token is dropped when nothing of it is under way any more.
+    Abandon(Obeyed),
     Stop,
 }
 
@@ -123,6 +141,11 @@ impl Obedience {
         Obeyed(self.0.clone())
     }
 
+    /// Whether they are.
+    pub fn is_given(&self) -> bool {
+        self.0.count.load(Ordering::Acquire) == 0
+    }
+
     /// Ready when all tokens are gone. The token of a ring that has ended may stay as long as its [`Remote`].
     pub fn poll(&self, cx: &Context<'_>) -> Poll<()> {
         self.0.waker.register(cx.waker());
@@ -139,6 +162,8 @@ struct Bell {
     waker: AtomicWaker,
     /// There was no room for a command.
     overflowed: AtomicBool,
+    /// Nothing is to be held any more.
+    released: AtomicBool,
 }
 
 /// The connection's end.
@@ -154,6 +179,12 @@ impl Remote {
         if self.commands.push_published(command).is_err() {
             self.bell.overflowed.store(true, Ordering::Release);
         }
+        self.bell.waker.wake();
+    }
+
+    /// Ends its [`Hold`].
+    pub fn release(&self) {
+        self.bell.released.store(true, Ordering::Release);
         self.bell.waker.wake();
     }
 }
@@ -184,16 +215,25 @@ pub(crate) struct Ended {
     pub base: u32,
     /// It does not go on: the guest made it meaningless, or it could not be started.
     pub broken: bool,
+    /// It was abandoned with a flush, or a write that is flushed, among what it had begun.
+    pub flushes: bool,
+}
+
+impl Ended {
+    /// A ring that stands where it stood.
+    pub fn at(index: u16, base: u32, broken: bool) -> Ended {
+        Ended { index, base, broken, flushes: false }
+    }
 }
 
 /// Runs a ring until it is told to stop and what was popped is given back. Suspends until then.
 pub(crate) async fn run(core: Core, start: Start, mut orders: Orders) -> Ended {
-    let (index, base, broken) = (start.index, start.setup.base, start.broken);
+    let (index, base, broken, hold) = (start.index, start.setup.base, start.broken, start.hold);
     let queue = if broken { Err(()) } else { Queue::start(&core, start) };
     let Ok((queue, watch)) = queue else {
         // It stays, so that it can be stopped like any other.
-        until_stop(&mut orders).await;
-        return Ended { index, base, broken: true };
+        until_stop(&mut orders, hold).await;
+        return Ended::at(index, base, true);
     };
     let queue = Rc::new(RefCell::new(queue));
     let _slot = core.add_poller(QueuePoller(queue.clone()));
@@ -215,6 +255,9 @@ pub(crate) async fn run(core: Core, start: Start, mut orders: Orders) -> Ended {
         if orders.bell.overflowed.load(Ordering::Acquire) {
             queue.stopping = true;
         }
+        if queue.hold.is_some() && orders.bell.released.load(Ordering::Acquire) {
+            queue.release();
+        }
         if queue.is_at_rest() {
             return Poll::Ready(());
         }
@@ -223,8 +266,9 @@ pub(crate) async fn run(core: Core, start: Start, mut orders: Orders) -> Ended {
     })
     .await;
     drop(kick);
-    let ring = &queue.borrow().ring;
-    Ended { index, base: ring.base(), broken: ring.broken().is_some() }
+    let queue = queue.borrow();
+    let flushes = queue.abandoned && queue.flushes();
+    Ended { index, base: queue.ring.base(), broken: queue.ring.broken().is_some(), flushes }
 }
 
 /// Waits for the guest's kicks: each wakes the core, whose pollers then look.
@@ -246,20 +290,30 @@ fn listen(core: &Core, watch: EventWatch, queue: &Rc<RefCell<Queue>>) -> OwnedTa
     core.spawn(Class::Foreground, listening).owned()
 }
 
-async fn until_stop(orders: &mut Orders) {
+async fn until_stop(orders: &mut Orders, hold: Option<Hold>) {
+    let mut stops = false;
     poll_fn(|cx| {
         orders.bell.waker.register(cx.waker());
         while let Some(command) = orders.commands.pop() {
-            if let Command::Stop = command {
-                return Poll::Ready(());
+            match command {
+                Command::Stop => stops = true,
+                Command::Abandon(_) => return Poll::Ready(()),
+                _ => {}
             }
         }
-        match orders.bell.overflowed.load(Ordering::Acquire) {
+        stops |= orders.bell.overflowed.load(Ordering::Acquire);
+        match stops && (hold.is_none() || orders.bell.released.load(Ordering::Acquire)) {
             true => Poll::Ready(()),
             false => Poll::Pending,
         }
     })
     .await;
+}
+
+/// Keeps the memory of a ring's requests mapped. Each operation of its channel holds one, and so does the ring.
+struct Keep {
+    _memory: Arc<GuestMemory>,
+    _under_way: Rc<OnceCell<Obeyed>>,
 }
 
 /// A request that goes in pieces.
@@ -297,6 +351,14 @@ struct Queue {
     through: bool,
     enabled: bool,
     stopping: bool,
+    abandoned: bool,
+    hold: Option<Hold>,
+    /// Popped, and held.
+    held: Vec<u16>,
+    /// A write was flushed since the start, or may have been.
+    flushes_writes: bool,
+    /// Dropped when neither the ring nor an operation of its channel is there any more.
+    under_way: Rc<OnceCell<Obeyed>>,
     /// Who waits for the end.
     waiting: Option<Waker>,
     share: Rc<Share>,
@@ -347,7 +409,8 @@ impl Queue {
         let watch = start.kick.as_ref().map(|kick| kick.watch(core)).transpose();
         let watch = watch.map_err(|error| failed(&error))?;
         let mut channel = start.device.channel(core).map_err(|error| failed(&error))?;
-        channel.hold(Rc::new(memory.clone()));
+        let under_way = Rc::<OnceCell<_>>::default();
+        channel.hold(keep(&memory, &under_way));
         if let Some(log) = &start.log {
             ring.log_all(log);
         }
@@ -383,6 +446,11 @@ impl Queue {
             through: start.through,
             enabled: start.enabled,
             stopping: false,
+            abandoned: false,
+            hold: start.hold,
+            held: Vec::new(),
+            flushes_writes: start.through || !start.device.geometry().volatile_cache,
+            under_way,
             waiting: None,
             share,
             deferred: VecDeque::new(),
@@ -419,7 +487,7 @@ impl Queue {
         match command {
             Command::Enable(enabled) => self.enabled = enabled,
             Command::Memory(memory) => {
-                self.channel.hold(Rc::new(memory.clone()));
+                self.channel.hold(keep(&memory, &self.under_way));
                 self.memory = memory;
             }
             Command::Log(log) => {
@@ -437,22 +505,54 @@ impl Queue {
             Command::Call(call) => self.call = call,
             Command::Err(err) => self.err = err,
             Command::Disk(disk) => self.disk = disk,
-            Command::Through(through) => self.through = through,
+            Command::Through(through) => {
+                self.through = through;
+                self.flushes_writes |= through;
+            }
+            Command::Abandon(token) => {
+                let _ = self.under_way.set(token);
+                self.abandoned = true;
+            }
             Command::Stop => self.stopping = true,
             Command::Kick(_) | Command::Obeyed(_) => {}
         }
     }
 
-    /// Nothing is popped any more, and nothing that was popped is left.
+    /// Whether a request is flushed before it is done.
+    fn is_flushed(&self, kind: Kind) -> bool {
+        kind == Kind::Flush || (kind != Kind::Read && self.flushes_writes)
+    }
+
+    /// Whether that is so of a request that was popped and not given back.
+    fn flushes(&self) -> bool {
+        self.ring.kinds_in_flight().any(|kind| self.is_flushed(kind))
+    }
+
+    /// Whether a request that was popped is not submitted yet; `again` says that an earlier process had begun it.
+    fn is_held(&self, tag: u16, again: bool) -> bool {
+        let Some(hold) = self.hold else { return false };
+        again || (hold.flushes && self.is_flushed(self.ring.request(tag).kind))
+    }
+
+    /// No operation of an earlier process is under way any more.
+    fn release(&mut self) {
+        self.hold = None;
+        self.deferred.extend(self.held.drain(..));
+    }
+
+    /// Nothing is popped any more, and nothing that was popped is left, or the ring was abandoned.
     fn is_at_rest(&self) -> bool {
-        self.stopping
-            && self.channel.in_flight() == 0
+        self.abandoned || (self.stopping && self.hold.is_none() && self.has_nothing())
+    }
+
+    fn has_nothing(&self) -> bool {
+        self.channel.in_flight() == 0
             && self.deferred.is_empty()
             && (self.ring.answered() == 0 || self.ring.broken().is_some())
     }
 
     fn pops(&self) -> bool {
-        self.enabled && !self.stopping && self.ring.broken().is_none()
+        self.enabled && !self.stopping && !self.abandoned && self.ring.broken().is_none()
     }
 
     /// One turn; true when something was done.
@@ -472,7 +572,10 @@ impl Queue {
         }
         if self.deferred.is_empty() && self.pops() && self.ring.has_work() {
             worked = true;
-            let popped = self.ring.pop(&self.memory, &self.disk, TURN, &mut self.tags);
+            // Those that an earlier process had begun come first, and then by themselves.
+            let again = if self.hold.is_some() { self.ring.resubmits() } else { 0 };
+            let most = if again > 0 { again.min(TURN) } else { TURN };
+            let popped = self.ring.pop(&self.memory, &self.disk, most, &mut self.tags);
             self.look_at_memory();
             match popped {
                 Ok(taken) => self.taken += taken as u64,
@@ -485,7 +588,9 @@ impl Queue {
                 if self.ring.request(tag).len > PIECE_MIN {
                     self.cuts[usize::from(tag)] = Cut::NEW;
                 }
-                if !self.deferred.is_empty() || self.submit(tag).is_err() {
+                if self.is_held(tag, again > 0) {
+                    self.held.push(tag);
+                } else if !self.deferred.is_empty() || self.submit(tag).is_err() {
                     self.deferred.push_back(tag);
                 }
             }
@@ -509,7 +614,8 @@ impl Queue {
         }
         if worked {
             self.stats.worked.add(1);
-            self.stats.depth.set((self.channel.in_flight() + self.deferred.len()) as u64);
+            let waiting = self.deferred.len() + self.held.len();
+            self.stats.depth.set((self.channel.in_flight() + waiting) as u64);
         }
         worked
     }
@@ -693,7 +799,7 @@ impl Queue {
         if self.reported {
             return;
         }
-        self.tags.extend(self.deferred.drain(..));
+        self.tags.extend(self.deferred.drain(..).chain(self.held.drain(..)));
         self.ring.break_off(fault, &mut self.tags);
         self.broke(fault);
         if let Some(waker) = self.waiting.as_ref() {
@@ -715,6 +821,10 @@ impl Queue {
             err.signal();
         }
     }
+}
+
+fn keep(memory: &Arc<GuestMemory>, under_way: &Rc<OnceCell<Obeyed>>) -> Rc<Keep> {
+    Rc::new(Keep { _memory: memory.clone(), _under_way: under_way.clone() })
 }
 
 /// Appends the segments of `len` bytes from `skip` on.

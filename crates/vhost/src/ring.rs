@@ -17,7 +17,7 @@ use crate::dirty::DirtyLog;
 use crate::inflight::InflightArea;
 use crate::memory::{Area, GuestMemory, Lookup};
 use crate::packed::PackedRing;
-use crate::request::{Chain, Disk, Finished, Request, SEGMENTS_MAX, Slot, Status, parse};
+use crate::request::{Chain, Disk, Finished, Kind, Request, SEGMENTS_MAX, Slot, Status, parse};
 use crate::split::SplitRing;
 
 pub(crate) const DESC_F_NEXT: u16 = 1;
@@ -271,6 +271,11 @@ impl Ring {
     /// Requests that were popped and are not completed, those answered without the device included.
     pub fn in_flight(&self) -> usize {
         self.requests().in_flight
+    }
+
+    /// What requests are that were popped and are not completed.
+    pub(crate) fn kinds_in_flight(&self) -> impl Iterator<Item = Kind> + '_ {
+        self.requests().slots.iter().filter(|slot| slot.busy).map(|slot| slot.request(0).kind)
     }
 
     /// Requests answered without the device that wait for the next [`Ring::complete`].

@@ -37,6 +37,12 @@
 //! at the same time; which of them goes on, they agree on by themselves. From there a disk goes on in the same way, whether
 //! it was brought to rest here or elsewhere: rings start where they stopped, look for requests at
 //! once, and signal once.
+//!
+//! A device may not be done for minutes. [`Target::force`] brings the disk to rest all the same: rings give up what they
+//! have at the device, which only the in-flight region knows then, as after a crash. But this process still lives, and its
+//! operations still write to the guest's memory and to the disk, until [`Target::settled`]. Whoever goes on with the
+//! disk takes new requests at once. Those in the region it neither does nor completes before [`Target::release`]: so a
+//! late read never meets memory that the guest uses again, and a late write never a newer one.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
@@ -52,11 +58,11 @@ use reactor::{Class, Core, EventFd, UnixListener, UnixSocket};
 
 use crate::config::{Config, RangeLimits, SECTOR_BYTES, feature};
 use crate::dirty::DirtyLog;
-use crate::handover::{ConnectionState, DiskState, RingProgress, Role};
+use crate::handover::{ConnectionState, DiskState, RingProgress, Role, UnderWay};
 use crate::inflight::{Form, InflightRegion};
 use crate::memory::{GuestMemory, RegionInfo};
 use crate::message::{Framer, InflightInfo};
-use crate::queue::{self, Command, Ended, Obedience, Remote, Start};
+use crate::queue::{self, Command, Ended, Hold, Obedience, Remote, Start};
 use crate::request::{DATA_MAX, Disk, SERIAL_LEN};
 use crate::ring::Setup;
 use crate::seldom::{Line, Lines, Seldom};
@@ -107,6 +113,12 @@ pub struct Target {
     /// What `rest` waits for.
     export: RefCell<Option<Result<Export, String>>>,
     resting: RefCell<Option<Waker>>,
+    /// Its device is not waited for any more.
+    forced: Cell<bool>,
+    /// Operations of rings that were abandoned, and whether a flush is among them.
+    under_way: RefCell<Option<(Obedience, UnderWay)>>,
+    /// Operations of the process before, until [`Target::release`].
+    hold: Cell<Option<Hold>>,
 }
 
 /// A disk at rest: its state, and the descriptors that go with it, in the order of
@@ -161,6 +173,9 @@ impl Target {
             early: RefCell::default(),
             export: RefCell::default(),
             resting: RefCell::default(),
+            forced: Cell::new(false),
+            under_way: RefCell::default(),
+            hold: Cell::new(None),
         })
     }
 
@@ -244,12 +259,51 @@ impl Target {
     /// # Errors
     /// Why the disk cannot be handed over, or could not be taken over.
     pub async fn rest(&self) -> Result<Export, String> {
+        self.forced.set(false);
         self.give_order(Order::Rest);
         poll_fn(|cx| {
             self.resting.replace(Some(cx.waker().clone()));
             self.export.take().map_or(Poll::Pending, Poll::Ready)
         })
         .await
+    }
+
+    /// Has [`Target::rest`] wait no longer for the device, if the front end has given an in-flight region and waits
+    /// for no answer. Not to be followed by [`Target::go_on`].
+    pub fn force(&self) {
+        self.forced.set(true);
+        self.events.ring();
+    }
+
+    /// Ends [`Target::serve`] soon, without waiting for the device. The in-flight region has what it is at.
+    pub fn give_up(&self) {
+        self.forced.set(true);
+        self.stop();
+    }
+
+    /// Suspends until no operation is under way any more of a disk that was forced to rest. To be called by one at a
+    /// time, after [`Target::rest`].
+    pub async fn settled(&self) {
+        poll_fn(|cx| match &*self.under_way.borrow() {
+            Some((operations, _)) => operations.poll(cx),
+            None => Poll::Ready(()),
+        })
+        .await;
+    }
+
+    /// Whether it waits for [`Target::release`].
+    pub fn holds(&self) -> bool {
+        self.hold.get().is_some()
+    }
+
+    /// No operation of the process before is under way any more, of a disk that was forced to rest there. Whether a
+    /// flush had failed there by then.
+    pub fn release(&self, flush_failed: bool) {
+        if flush_failed {
+            self.device.set_flush_failed();
+        }
+        self.hold.set(None);
+        self.events.ring();
     }
 
     /// Ends the rest.
@@ -328,7 +382,7 @@ impl Target {
             let end = loop {
                 match connection.run().await {
                     End::Resting => {
-                        connection.stop_rings().await;
+                        connection.stop_rings(true).await;
                         let export = self.export(&listener, Some(&connection));
                         if !self.at_rest(export).await {
                             break End::Stopped;
@@ -337,7 +391,8 @@ impl Target {
                     end => break end,
                 }
             };
-            connection.stop_rings().await;
+            // A front end that comes next must not meet operations of this one's.
+            connection.stop_rings(false).await;
             drop(connection);
             self.regions.take();
             self.connected.set(false);
@@ -401,6 +456,7 @@ impl Target {
             statistics: self.statistics(),
             listening: true,
             flush_failed: self.device.flush_failed(),
+            under_way: self.under_way(),
             connection: match connection {
                 None => None,
                 Some(connection) => Some(connection.state().ok_or("an answer is due")?),
@@ -425,6 +481,13 @@ impl Target {
         Ok((state, descriptors))
     }
 
+    /// What is under way although the disk is at rest.
+    fn under_way(&self) -> Option<UnderWay> {
+        let under_way = self.under_way.borrow();
+        let (operations, what) = under_way.as_ref()?;
+        (!operations.is_given()).then_some(*what)
+    }
+
     /// The disk as another process had it, at rest.
     fn adopt(
         &self,
@@ -440,6 +503,7 @@ impl Target {
         if state.flush_failed {
             self.device.set_flush_failed();
         }
+        self.hold.set(state.under_way.map(|UnderWay { flushes }| Hold { flushes }));
         let connection = match (&state.connection, parts.connection) {
             (Some(state), Some(socket)) => {
                 let mut connection = UnixSocket::from_fd(&self.core, socket)
@@ -613,6 +677,7 @@ enum Next {
     Sent(std::io::Result<()>),
     Ended(Ended),
     Resized,
+    Released,
     Stop,
     Rest,
 }
@@ -631,6 +696,8 @@ struct Connection<'a> {
     rings: Vec<RingParts>,
     /// Rings were told something since they were last known to have obeyed.
     told_rings: bool,
+    /// Rings were started that hold requests.
+    holds: bool,
 }
 
 impl<'a> Connection<'a> {
@@ -648,6 +715,7 @@ impl<'a> Connection<'a> {
             channel: None,
             rings: (0..target.options.queues).map(|_| RingParts::default()).collect(),
             told_rings: false,
+            holds: false,
         }
     }
 
@@ -730,6 +798,10 @@ impl<'a> Connection<'a> {
             let step = match self.next(&mut received).await {
                 Next::Stop => return End::Stopped,
                 Next::Resized => self.resized(),
+                Next::Released => {
+                    self.release();
+                    Ok(())
+                }
                 Next::Rest => return End::Resting,
                 Next::Sent(Ok(())) => Ok(()),
                 Next::Sent(Err(error)) => Err(Refused::new("sending a reply", error)),
@@ -760,7 +832,7 @@ impl<'a> Connection<'a> {
 
     /// What happens next. A message that was sent before the last one was answered stays unread.
     async fn next(&mut self, received: &mut Vec<u8>) -> Next {
-        let Connection { target, socket, session, framer, unsent, .. } = self;
+        let Connection { target, socket, session, framer, unsent, holds, .. } = self;
         let events = &target.events;
         let sends = !unsent.is_empty();
         let mut receive = pin!(socket.recv(received, framer.wanted()));
@@ -771,6 +843,9 @@ impl<'a> Connection<'a> {
             }
             if events.resized.take() {
                 return Poll::Ready(Next::Resized);
+            }
+            if *holds && target.hold.get().is_none() {
+                return Poll::Ready(Next::Released);
             }
             match target.order.get() {
                 Order::Stop => return Poll::Ready(Next::Stop),
@@ -1113,11 +1188,13 @@ impl<'a> Connection<'a> {
             through: !self.session.write_cache(),
             enabled: ring.state != RingState::Paused,
             broken: progress.is_some_and(|progress| progress.broken),
+            hold: target.hold.get(),
             device: target.device.clone(),
             company: target.company.clone(),
             stats: target.stats[usize::from(index)].clone(),
             lines: target.lines.clone(),
         };
+        self.holds |= start.hold.is_some();
         let (remote, orders) = queue::remote();
         self.part(index).remote = Some(remote);
         let there = (target.options.first_core + usize::from(index)) % target.core.cores();
@@ -1136,7 +1213,7 @@ impl<'a> Connection<'a> {
             self.send(ring, Command::Stop);
         } else {
             let base = self.session.ring(ring).base;
-            let ended = Ended { index: ring, base, broken: false };
+            let ended = Ended::at(ring, base, false);
             self.target.events.ended.borrow_mut().push_back(ended);
         }
     }
@@ -1151,29 +1228,55 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Brings all rings to rest: stops them and waits for what they have at the device.
-    async fn stop_rings(&mut self) {
+    /// Lets the rings go on with what they hold, if it is time.
+    fn release(&mut self) {
+        if self.holds && self.target.hold.get().is_none() {
+            self.holds = false;
+            self.rings.iter().filter_map(|parts| parts.remote.as_ref()).for_each(Remote::release);
+        }
+    }
+
+    /// Brings all rings to rest: stops them and waits for what they have at the device. Not for longer than until the
+    /// disk is forced, if it goes on elsewhere with what the in-flight region has, or ends.
+    async fn stop_rings(&mut self, goes_on: bool) {
         for parts in &mut self.rings {
             if let Some(remote) = &mut parts.remote {
                 remote.send(Command::Stop);
             }
         }
-        let events = &self.target.events;
+        let target = self.target;
+        let events = &target.events;
         let packed = self.session.packed();
-        let rings = &mut self.rings;
+        let mut abandoned = None;
+        let mut what = UnderWay::default();
         poll_fn(|cx| {
-            for Ended { index, base, broken } in events.ended.borrow_mut().drain(..) {
+            self.release();
+            let rings = &mut self.rings;
+            for Ended { index, base, broken, flushes } in events.ended.borrow_mut().drain(..) {
                 let parts = &mut rings[usize::from(index)];
                 parts.remote = None;
                 parts.progress = Some(RingProgress::from_base(base, packed, broken));
+                what.flushes |= flushes;
             }
             events.waker.replace(Some(cx.waker().clone()));
-            match rings.iter().all(|parts| parts.remote.is_none()) {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
+            if rings.iter().all(|parts| parts.remote.is_none()) {
+                return Poll::Ready(());
             }
+            // At the end it is as after a crash, whatever the front end knows.
+            let known = goes_on && self.inflight.is_some() || target.order.get() == Order::Stop;
+            if known && target.forced.get() && abandoned.is_none() {
+                let operations = Obedience::default();
+                for remote in rings.iter_mut().filter_map(|parts| parts.remote.as_mut()) {
+                    remote.send(Command::Abandon(operations.token()));
+                }
+                abandoned = Some(operations);
+            }
+            Poll::Pending
         })
         .await;
+        if let Some(operations) = abandoned {
+            target.under_way.replace(Some((operations, what)));
+        }
     }
 }
 

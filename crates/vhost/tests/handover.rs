@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use vhost::config::{Config, feature};
 use vhost::handover::{
     ConnectionState, DiskState, HandoverError, MirrorState, RingProgress, Role, SessionState,
+    UnderWay,
 };
 use vhost::message::{InflightInfo, LogInfo, RegionInfo, RingAddresses};
 use vhost::session::{Action, Kick, Offer, Ring, RingState, Session};
@@ -101,6 +102,7 @@ fn disk() -> DiskState {
         mirror: Some(MirrorState { granule_bytes: 65536, bits: 16 }),
         listening: true,
         flush_failed: false,
+        under_way: None,
         connection: Some(ConnectionState {
             session,
             partial: vec![12, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 1],
@@ -247,6 +249,24 @@ fn replies_that_are_not_sent_go_along() {
 }
 
 #[test]
+fn what_is_under_way_goes_along_where_the_in_flight_region_has_it() {
+    for flushes in [false, true] {
+        let under_way = Some(UnderWay { flushes });
+        let state = DiskState { under_way, ..disk() };
+        assert_eq!(DiskState::decode(&state.encode()), Ok(state));
+    }
+    let reason = "nothing says what it is";
+    let error = HandoverError::Field { field: 14, reason };
+    let mut state = DiskState { under_way: Some(UnderWay::default()), ..disk() };
+    state.connection.as_mut().unwrap().session.inflight = None;
+    assert_eq!(DiskState::decode(&state.encode()), Err(error));
+    state.connection = None;
+    assert_eq!(DiskState::decode(&state.encode()), Err(error));
+    let no_bool = edited(|b| b.extend([14, 0, 1, 0, 0, 0, 2]));
+    assert!(DiskState::decode(&no_bool).is_err());
+}
+
+#[test]
 fn an_imported_session_goes_on_where_it_was() {
     let state = disk().connection.unwrap().session;
     let fds = descriptors(state.roles().len());
@@ -338,8 +358,8 @@ fn what_is_no_such_document_is_refused_by_name() {
 
 #[test]
 fn unknown_repeated_and_missing_fields_are_refused() {
-    let unknown = edited(|b| b.extend([14, 0, 1, 0, 0, 0, 9]));
-    assert_eq!(DiskState::decode(&unknown), Err(HandoverError::UnknownField(14)));
+    let unknown = edited(|b| b.extend([15, 0, 1, 0, 0, 0, 9]));
+    assert_eq!(DiskState::decode(&unknown), Err(HandoverError::UnknownField(15)));
     let failed = edited(|b| b.extend([12, 0, 0, 0, 0, 0]));
     assert_eq!(DiskState::decode(&failed), Ok(DiskState { flush_failed: true, ..disk() }));
     let longer = edited(|b| b.extend([12, 0, 1, 0, 0, 0, 9]));
@@ -517,7 +537,7 @@ fn any_disk() -> impl Strategy<Value = DiskState> {
     );
     (
         ".{0,60}",
-        any::<(u64, u64, bool, bool)>(),
+        any::<(u64, u64, bool, bool, Option<bool>)>(),
         numbers(),
         numbers(),
         option::of(mirror),
@@ -526,12 +546,14 @@ fn any_disk() -> impl Strategy<Value = DiskState> {
         .prop_map(
             |(
                 name,
-                (capacity_sectors, resize_epoch, listening, flush_failed),
+                (capacity_sectors, resize_epoch, listening, flush_failed, flushes),
                 statistics,
                 limits,
                 mirror,
                 connection,
             )| {
+                let region = |connection: &ConnectionState| connection.session.inflight.is_some();
+                let known = connection.as_ref().is_some_and(region);
                 DiskState {
                     name,
                     capacity_sectors,
@@ -541,6 +563,7 @@ fn any_disk() -> impl Strategy<Value = DiskState> {
                     mirror,
                     listening,
                     flush_failed,
+                    under_way: flushes.filter(|_| known).map(|flushes| UnderWay { flushes }),
                     connection,
                 }
             },

@@ -28,7 +28,7 @@
 //!    on whatever becomes of the old node, and opens anew what that has not handed over when it
 //!    ends, as after a crash.
 //! 3. What is slow is done before the disks come to rest. No disk waits for another's device, and
-//!    the node not for one that is slow: that disk follows (`moving.rs`).
+//!    the node not for one that is slow: that disk follows, with what it has in flight (`moving.rs`).
 //! 4. Nobody's sockets are closed: listening ones and connections live on in the successor, and no
 //!    connection is refused meanwhile; those of clients of the database wait to be accepted.
 //!
@@ -286,7 +286,7 @@ impl Upgrader {
         if !following.is_empty() {
             tracing::warn!(
                 disks = following,
-                "they follow when their devices have done what they are at: only their guests wait"
+                "their devices have not done what they are at: they follow with what is in flight"
             );
         }
         tracing::info!(disks = disks.len(), pause_us, median_us, "the node is the successor");

@@ -11,7 +11,11 @@
 //! 2. The first Go is the one that counts: before it this node may give up for any reason. After it
 //!    the successor is the node, and a successor that ends then is like any node that ends.
 //! 3. When every disk is over, or has been coming to rest for [`REST_NS`], the successor is told to
-//!    lead. Disks that are not at rest yet follow when they are. Only their own guests wait.
+//!    lead. Disks that are not at rest by then follow: they are forced to rest, and what they have at
+//!    their devices goes along in their in-flight regions. Until the last operation of such a disk
+//!    has ended here, and the successor was told so, this process stays ([`Target::force`]).
+//!    A disk whose front end has no such region, or waits for an answer, follows when its device is
+//!    done. Only its own guest waits.
 //! 4. A disk that the successor cannot take as it is goes over without its connection: what was
 //!    popped is done, the front end connects again.
 
@@ -28,6 +32,8 @@ use super::wire::{Line, Message};
 use super::{ENDS, LOOK_NS, REST_NS, TAKE_NS};
 use crate::disks::Served;
 use crate::mutant::{Mutant, is};
+#[cfg(doc)]
+use vhost::Target;
 
 /// How long the next disk waits for the one before it.
 const STEP_NS: u64 = 20_000_000;
@@ -53,7 +59,17 @@ struct Moving {
     stage: Stage,
     began_ns: u64,
     said_ns: u64,
+    /// Waits until it is at rest, or has settled.
     resting: Option<JoinHandle<()>>,
+    forced: bool,
+    /// Operations of it are under way although it is at rest.
+    under_way: bool,
+}
+
+impl Moving {
+    fn is_done(&self) -> bool {
+        self.stage == Stage::Over && !self.under_way
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -66,6 +82,7 @@ enum Stage {
 
 enum Event {
     AtRest(usize, Result<Box<vhost::Export>, String>),
+    Settled(usize),
     Heard(Result<Message, String>),
 }
 
@@ -124,6 +141,8 @@ impl Moves {
             began_ns: 0,
             said_ns: 0,
             resting: None,
+            forced: false,
+            under_way: false,
         };
         Moves {
             core: core.clone(),
@@ -167,18 +186,30 @@ impl Moves {
         self.gone = Some(why);
     }
 
-    /// Hands over the disks that were not at rest before.
+    /// Hands over the disks that were not at rest before, and waits for what they have under way.
     ///
     /// # Errors
     /// When the successor has gone.
     pub async fn finish(&mut self) -> Result<(), String> {
-        while self.disks.iter().any(|moving| moving.stage != Stage::Over) {
+        while !self.disks.iter().all(Moving::is_done) {
             if let Some(why) = self.gone.take() {
                 return Err(why);
             }
+            self.force();
             self.step(REST_NS).await?;
         }
         Ok(())
+    }
+
+    /// Forces disks to rest whose time is up. The successor leads: there is no way back.
+    fn force(&mut self) {
+        let now_ns = self.core.now_ns();
+        for moving in &mut self.disks {
+            let late = moving.stage == Stage::Resting && now_ns >= moving.began_ns + REST_NS;
+            if late && !std::mem::replace(&mut moving.forced, true) {
+                moving.disk.target.force();
+            }
+        }
     }
 
     /// How long the guests waited whose disks are over, in microseconds: half of them no longer than
@@ -192,7 +223,7 @@ impl Moves {
 
     /// The names of those that are not over.
     pub fn following(&self) -> Vec<&str> {
-        let left = self.disks.iter().filter(|moving| moving.stage != Stage::Over);
+        let left = self.disks.iter().filter(|moving| !moving.is_done());
         left.map(|moving| &*moving.disk.spec.name).collect()
     }
 
@@ -223,6 +254,7 @@ impl Moves {
         let until_ns = until_ns.unwrap_or(now_ns);
         match self.events.next_until(&self.core, until_ns).await {
             Some(Event::AtRest(at, export)) => self.at_rest(at, export).await,
+            Some(Event::Settled(at)) => self.settled(at).await,
             Some(Event::Heard(Ok(Message::Taken(name)))) => {
                 let at = self.said(&name)?;
                 self.go(at).await
@@ -273,6 +305,7 @@ impl Moves {
         };
         let moving = &mut self.disks[at];
         moving.resting = None;
+        moving.under_way = state.under_way.is_some();
         moving.stage = Stage::Said;
         moving.said_ns = self.core.now_ns();
         let name = moving.disk.spec.name.clone();
@@ -288,6 +321,32 @@ impl Moves {
         let named = |moving: &Moving| moving.stage == Stage::Said && moving.disk.spec.name == name;
         let at = self.disks.iter().position(named);
         at.ok_or_else(|| format!("taking the disks: {name} was not handed over"))
+    }
+
+    /// Tells of it when nothing of a disk is under way any more.
+    fn settle(&mut self, at: usize) {
+        let moving = &mut self.disks[at];
+        if moving.under_way {
+            let (target, events) = (moving.disk.target.clone(), self.events.clone());
+            moving.resting = Some(self.core.spawn(Class::Control, async move {
+                target.settled().await;
+                events.push(Event::Settled(at));
+            }));
+        }
+    }
+
+    /// Nothing of a disk is under way any more.
+    async fn settled(&mut self, at: usize) -> Result<(), String> {
+        let moving = &mut self.disks[at];
+        (moving.resting, moving.under_way) = (None, false);
+        if moving.stage != Stage::Over {
+            // It goes over without its connection.
+            return self.go(at).await;
+        }
+        let Served { spec, device, .. } = &moving.disk;
+        let message = Message::Settled(spec.name.clone(), device.flush_failed());
+        let said = self.line.say(&message, &[]).await;
+        said.map_err(|why| format!("what was under way has ended: {why}"))
     }
 
     /// Lets the successor go on with a disk.
@@ -306,6 +365,7 @@ impl Moves {
             // What it has open here is not needed any more.
             false => target.stop(),
         }
+        self.settle(at);
         Ok(())
     }
 
@@ -317,6 +377,11 @@ impl Moves {
         }
         tracing::error!(disk = %name, "it goes over without its connection: {why}");
         self.disks[at].disk.target.stop();
-        self.go(at).await
+        match self.disks[at].under_way {
+            // Not before: it is opened anew, and done again what it was at.
+            true => self.settle(at),
+            false => self.go(at).await?,
+        }
+        Ok(())
     }
 }

@@ -47,10 +47,14 @@ pub(crate) struct Predecessor {
 
 /// What became of a disk that followed.
 pub(crate) enum Arrival {
-    /// It serves.
-    Serves(Box<Served>, JoinHandle<()>),
-    /// The old process has not handed it over, and never will: it is to be opened anew. What it
-    /// holds is in this device, if that is given.
+    /// It serves. Whether requests that the old process has begun wait for what it still has under
+    /// way: then [`Arrival::Settled`] follows, or that it is lost.
+    Serves(Box<Served>, JoinHandle<()>, bool),
+    /// They wait no longer.
+    Settled(DiskSpec),
+    /// The old process has not handed it over, or has ended with operations under way, of which
+    /// nobody knows when they have: it is to be opened anew. What it holds is in this device, if that
+    /// is given.
     Lost(DiskSpec, Option<Bdev>),
 }
 
@@ -58,8 +62,8 @@ impl Arrival {
     /// Which disk it is.
     fn spec(&self) -> &DiskSpec {
         match self {
-            Arrival::Serves(served, _) => &served.spec,
-            Arrival::Lost(spec, _) => spec,
+            Arrival::Serves(served, ..) => &served.spec,
+            Arrival::Settled(spec) | Arrival::Lost(spec, _) => spec,
         }
     }
 }
@@ -92,6 +96,9 @@ impl Predecessor {
     }
 
     fn arrive(&self, arrival: Arrival) {
+        if let Arrival::Serves(.., true) = arrival {
+            self.left.set(self.left.get() + 1);
+        }
         self.arrived.borrow_mut().push_back(arrival);
         if let Some(waker) = self.waker.take() {
             waker.wake();
@@ -115,7 +122,7 @@ impl Predecessor {
         self.ended_ns.set(Some(self.core.now_ns()));
         for lost in taking.left() {
             let disk = &lost.spec().name;
-            tracing::warn!(%disk, "the node before has not handed it over, it is opened anew: {why}");
+            tracing::warn!(%disk, "the node before has not done with it, it is opened anew: {why}");
             self.arrive(lost);
         }
     }
@@ -217,11 +224,17 @@ async fn converse(
         ));
     }
     line.say(&Message::Prepared, &[]).await?;
-    let mut taking = Taking { core: core.clone(), line: line.clone(), coming };
+    let mut taking = Taking {
+        core: core.clone(),
+        line: line.clone(),
+        coming,
+        settling: Vec::new(),
+        leads: false,
+    };
     let (mut disks, mut arrived) = (Vec::new(), VecDeque::new());
     let ended = loop {
         match taking.next().await {
-            Ok(Heard::Over(Arrival::Serves(served, serving))) => disks.push((*served, serving)),
+            Ok(Heard::Over(Arrival::Serves(served, serving, _))) => disks.push((*served, serving)),
             // It is opened with those that follow.
             Ok(Heard::Over(lost)) => arrived.push_back(lost),
             Ok(Heard::Nothing) => {}
@@ -297,6 +310,9 @@ struct Taking {
     core: Core,
     line: Rc<Line>,
     coming: Vec<Coming>,
+    /// They serve, while the old process has operations under way.
+    settling: Vec<Served>,
+    leads: bool,
 }
 
 impl Taking {
@@ -323,12 +339,31 @@ impl Taking {
                 Ok(Heard::Over(match stage {
                     Stage::AtRest(serving) => {
                         served.target.go_on();
-                        Arrival::Serves(Box::new(served), serving)
+                        let holds = served.target.holds();
+                        if holds {
+                            let disk = &served.spec.name;
+                            tracing::warn!(%disk, "the node before has requests of it at its device: they are done again when that is done");
+                            self.settling.push(served.clone());
+                        }
+                        if is(Mutant::ReleasesEarly) {
+                            served.target.release(false);
+                        }
+                        Arrival::Serves(Box::new(served), serving, holds)
                     }
                     Stage::There | Stage::Declined => lost(served),
                 }))
             }
-            (Message::Lead, _) => Ok(Heard::Lead),
+            (Message::Lead, _) => {
+                self.leads = true;
+                Ok(Heard::Lead)
+            }
+            (Message::Settled(name, flush_failed), _) => {
+                let at = self.settling.iter().position(|served| served.spec.name == name);
+                let at = at.ok_or_else(|| format!("nothing of {name} was under way"))?;
+                let Served { spec, target, .. } = self.settling.remove(at);
+                target.release(flush_failed);
+                Ok(Heard::Over(Arrival::Settled(spec)))
+            }
             (other, _) => Err(format!("{other:?} comes too early")),
         }
     }
@@ -351,6 +386,9 @@ impl Taking {
         if state.name != served.spec.name {
             return Err("it is the state of another disk".to_owned());
         }
+        if state.under_way.is_some() && !self.leads {
+            return Err("its device is not done, and there is a way back".to_owned());
+        }
         let target = served.target.clone();
         let serving = {
             let target = target.clone();
@@ -371,7 +409,8 @@ impl Taking {
 
     /// What has not come, and never will.
     fn left(self) -> Vec<Arrival> {
-        self.coming.into_iter().map(|coming| lost(coming.served)).collect()
+        let settling = self.settling.into_iter().inspect(|served| served.target.give_up());
+        self.coming.into_iter().map(|coming| coming.served).chain(settling).map(lost).collect()
     }
 }
 

@@ -44,6 +44,9 @@ pub(super) enum Message {
     Refused(String),
     /// The successor cannot take the disk of this name as it is, and says why.
     Declined(String, String),
+    /// No operation of the old process is under way any more at the disk of this name; whether a flush
+    /// of it has failed.
+    Settled(String, bool),
 }
 
 impl Message {
@@ -60,6 +63,7 @@ impl Message {
             Message::Lead => 9,
             Message::Refused(_) => 10,
             Message::Declined(..) => 11,
+            Message::Settled(..) => 12,
         }
     }
 
@@ -101,6 +105,10 @@ impl Message {
                 write_text(&mut body, name.as_bytes());
                 body.extend_from_slice(why.as_bytes());
             }
+            Message::Settled(name, flush_failed) => {
+                write_text(&mut body, name.as_bytes());
+                body.push(u8::from(*flush_failed));
+            }
             Message::Prepare | Message::Prepared | Message::Lead => {}
         }
         body
@@ -138,6 +146,10 @@ impl Message {
             9 => Some(Message::Lead),
             10 => Some(Message::Refused(reader.rest())),
             11 => reader.text().map(|name| Message::Declined(name, reader.rest())),
+            12 => reader
+                .text()
+                .zip(reader.bool())
+                .map(|(name, flush_failed)| Message::Settled(name, flush_failed)),
             _ => return Err(format!("a message of unknown kind {kind}")),
         };
         message.filter(|_| reader.0.is_empty()).ok_or_else(|| cut(kind))
@@ -278,6 +290,7 @@ fn messages() -> Vec<Message> {
         Message::Lead,
         Message::Refused("because".into()),
         Message::Declined("vm1".into(), "because".into()),
+        Message::Settled("vm1".into(), true),
     ]
 }
 
@@ -323,7 +336,7 @@ mod tests {
                 assert!(short.is_err() || short.unwrap() != message, "{message:?}");
             }
         }
-        assert!(Message::decode(12, &[]).unwrap_err().contains("kind 12"));
+        assert!(Message::decode(13, &[]).unwrap_err().contains("kind 13"));
     }
 
     #[test]

@@ -37,8 +37,9 @@ const HEADER: usize = 12;
 pub const HELLO: u32 = 1;
 const STATE: u32 = 6;
 pub const GO: u32 = 8;
+const LEAD: u32 = 9;
 /// Kinds there are, and one more.
-const KINDS: usize = 12;
+const KINDS: usize = 13;
 /// The image of each guest.
 const IMAGES: [&str; 2] = ["/disks/a.img", "/disks/b.img"];
 /// Longest time between two looks of a guest that waits.
@@ -62,6 +63,10 @@ pub struct Report {
     pub two: u64,
     /// Upgrades after which a disk was not at rest in time, and followed.
     pub followed: u64,
+    /// Those where requests waited for what the old node had under way.
+    pub held: u64,
+    /// Such old nodes that were killed meanwhile, and successors.
+    pub killed_under_way: [u64; 2],
     /// Old nodes that were killed when they had handed over, but had not said so.
     pub old_killed_between: u64,
     /// Upgrades that the old node gave up, by what it was doing.
@@ -100,6 +105,9 @@ enum Trouble {
     /// A disk is slow, and one of the two is killed when the other disk has gone over.
     KillOldBetween,
     KillNewBetween,
+    /// A disk is slow, and one of the two is killed when it has gone over all the same.
+    KillOldUnderWay,
+    KillNewUnderWay,
     Tamper,
 }
 
@@ -131,6 +139,8 @@ struct Told {
     committed: RefCell<Rc<Cell<bool>>>,
     /// All its disks are at work.
     has_all: Cell<bool>,
+    /// A disk of it holds, or has held, requests that the node before had begun.
+    holds: Cell<bool>,
 }
 
 /// A node, from outside.
@@ -151,6 +161,7 @@ async fn serve(core: &Core, node: Node, told: &Told) {
     told.committed.replace(node.committed());
     while !told.stop.get() {
         told.has_all.set(node.has_all());
+        told.holds.set(told.holds.get() || node.holds());
         told.resubmitted.set(node.resubmitted());
         let line = told.hand_over.take();
         if let Some(line) = line {
@@ -323,7 +334,7 @@ impl Outside {
     async fn upgrade(&mut self) {
         use Trouble::*;
         self.report(|report| report.upgrades += 1);
-        let trouble = match self.rng.below(14) {
+        let trouble = match self.rng.below(16) {
             0 | 1 => None,
             2 | 3 => KillOld,
             4 | 5 => KillNew,
@@ -332,6 +343,8 @@ impl Outside {
             8 => SlowDisk,
             9 => KillOldBetween,
             10 => KillNewBetween,
+            11 => KillOldUnderWay,
+            12 => KillNewUnderWay,
             _ => Tamper,
         };
         let old = self.nodes.iter().find(|node| node.serves()).expect("somebody serves");
@@ -358,7 +371,7 @@ impl Outside {
         match trouble {
             KillOld => old.kill_after(turns),
             KillNew => new.kill_after(turns),
-            SlowDisk | KillOldBetween | KillNewBetween => {
+            SlowDisk | KillOldBetween | KillNewBetween | KillOldUnderWay | KillNewUnderWay => {
                 let slow = FaultKind::Stall(100_000_000..6_000_000_000);
                 let image = IMAGES[self.rng.index(self.machines.len())];
                 self.world.add_fault(Fault::new(slow).of(Access::Write).on(image).chance(300_000));
@@ -374,6 +387,22 @@ impl Outside {
             .await;
             let killed = if trouble == KillOldBetween { &old } else { &new };
             killed.kill_after(self.rng.below(4));
+        }
+        if matches!(trouble, KillOldUnderWay | KillNewUnderWay) {
+            let (old, old_told, told) = (old.clone(), old_told.clone(), new_told.clone());
+            self.until("it is under way, or over", |_| {
+                let gave_up = matches!(&*old_told.outcome.borrow(), Some(Err(_)));
+                told.holds.get() || gave_up || old.has_ended()
+            })
+            .await;
+            if new_told.holds.get() {
+                for _ in 0..self.rng.below(40) {
+                    self.step().await;
+                }
+                let nth = usize::from(trouble == KillNewUnderWay);
+                self.report(|report| report.killed_under_way[nth] += 1);
+                [&old, &new][nth].kill_after(self.rng.below(4));
+            }
         }
         if let Some(stopped) = stopped {
             stops_ns += self.core.now_ns();
@@ -403,11 +432,12 @@ impl Outside {
                 self.until("the successor serves", |_| told.serves.get() || new.has_ended()).await;
                 self.until("the old one ends", |_| old.has_ended()).await;
                 let killed = new.has_ended();
-                let to_be_killed = matches!(trouble, KillNew | KillNewBetween);
+                let to_be_killed = matches!(trouble, KillNew | KillNewBetween | KillNewUnderWay);
                 assert!(!killed || to_be_killed, "{:?}", new_told.failed);
                 self.report(|report| report.followed += u64::from(!new_told.has_all.get()));
                 self.until("it has all disks", |_| told.has_all.get() || new.has_ended()).await;
                 self.report(|report| {
+                    report.held += u64::from(new_told.holds.get());
                     report.switched += u64::from(!killed);
                     report.new_killed_after += u64::from(killed);
                     report.old_killed_after += u64::from(old.was_killed());
@@ -478,7 +508,9 @@ impl Outside {
         let (core, report, left) = (self.core.clone(), self.report.clone(), Cell::new(nth));
         self.core.spawn(Class::Foreground, async move {
             let strike = async |kind: u32| {
-                let strikes = left.get() == 0 && (kind != GO || matches!(tamper, Tamper::Late));
+                // They decide, and are so short that they come as a whole.
+                let decides = matches!(kind, GO | LEAD);
+                let strikes = left.get() == 0 && (!decides || matches!(tamper, Tamper::Late));
                 left.set(left.get().wrapping_sub(1));
                 if !strikes {
                     return None;
@@ -596,6 +628,111 @@ fn address() -> SocketAddr {
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let name = format!("millrace-simulated-{}-{count}", std::process::id());
     SocketAddr::from_abstract_name(name).expect("a short name")
+}
+
+/// What has become of a disk whose device does not answer.
+#[derive(Debug)]
+pub struct Unanswered {
+    /// From the beginning of the upgrade until it was at work in the successor.
+    pub over_ns: u64,
+    /// What its guest had done meanwhile, with what was asked before still at the device.
+    pub done: u64,
+    /// The longest that its neighbour waited.
+    pub neighbour_ns: u64,
+    pub resubmitted: u64,
+}
+
+/// An upgrade of a node with two disks, one of which has requests at its device that are not answered
+/// for a second after it has gone over.
+pub fn unanswered(seed: u64, access: Access) -> Unanswered {
+    let world = World::new(seed, 1, SimConfig::default());
+    let mut rng = world.rng();
+    let guests = IMAGES.map(|image| with_disk_at(&world, &mut rng, image));
+    let run = world.run(|core| {
+        let machine = |((guest, uri), name): (&(Rc<RefCell<Guest>>, String), &str)| Machine {
+            guest: guest.clone(),
+            spec: format!("name={name} uri={uri} socket=/{name}.sock queues={QUEUES}")
+                .parse()
+                .expect("a disk"),
+            address: address(),
+            front_end: None,
+        };
+        let mut outside = Outside {
+            core,
+            world: world.clone(),
+            rng: world.rng(),
+            machines: guests.iter().zip(["a", "b"]).map(machine).collect(),
+            report: Rc::default(),
+            told_cache: Some(true),
+            nodes: Vec::new(),
+            idle_ns: 0,
+            since_ns: world.now_ns(),
+        };
+        async move { outside.meets_no_answer(access).await }
+    });
+    run.unwrap_or_else(|failure| panic!("{failure:?}\n{}", world.newest_events())).remove(0)
+}
+
+impl Outside {
+    /// How many requests of a guest have come back.
+    fn done(&self, at: usize) -> u64 {
+        let guest = self.machines[at].guest.borrow();
+        guest.report.requests - guest.in_flight() as u64
+    }
+
+    /// Lets both guests go on for so long, or until something is so. Gives the longest that the first
+    /// one waited.
+    async fn watched(&mut self, ns: u64, so: impl Fn() -> bool) -> u64 {
+        let (mut done, mut since_ns, mut longest) = (self.done(0), self.core.now_ns(), 0);
+        let end_ns = since_ns + ns;
+        while !so() && self.core.now_ns() < end_ns {
+            self.since_ns = self.core.now_ns();
+            self.idle_ns = 0;
+            self.step().await;
+            self.core.sleep_ns(1_000_000).await;
+            let now_ns = self.core.now_ns();
+            if std::mem::replace(&mut done, self.done(0)) != self.done(0) {
+                since_ns = now_ns;
+            }
+            longest = longest.max(now_ns - since_ns);
+        }
+        longest
+    }
+
+    async fn meets_no_answer(&mut self, access: Access) -> Unanswered {
+        const SECOND: u64 = 1_000_000_000;
+        self.start().await;
+        self.until("it serves", |outside| outside.nodes[0].serves()).await;
+        self.watched(SECOND / 20, || false).await;
+        let stuck = Fault::new(FaultKind::Stuck).of(access).on(IMAGES[1]).times(3);
+        self.world.add_fault(stuck);
+        let world = self.world.clone();
+        self.until("requests are stuck", |_| world.faults().stuck == 3).await;
+        let (old, old_told) = (self.nodes[0].process.clone(), self.nodes[0].told.clone());
+        let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+        old_told.hand_over.replace(Some(ours.into()));
+        let (_, new) = self.start_successor(theirs.into());
+        let began_ns = self.core.now_ns();
+        let over = new.clone();
+        let mut neighbour_ns = self.watched(20 * SECOND, || over.holds.get()).await;
+        let over_ns = self.core.now_ns() - began_ns;
+        assert!(new.holds.get() && new.serves.get(), "it is not over");
+        let before = self.done(1);
+        neighbour_ns = neighbour_ns.max(self.watched(SECOND, || false).await);
+        let done = self.done(1) - before;
+        // Nobody has given up, and nothing that is stuck has come back from elsewhere.
+        assert!(!old.has_ended() && self.machines[1].guest.borrow().in_flight() > 0);
+        self.world.heal();
+        self.until("the old one ends", |_| old.has_ended()).await;
+        self.watched(SECOND / 10, || false).await;
+        self.machines.iter().for_each(|machine| machine.guest.borrow_mut().ends = true);
+        self.until("all is done", |outside| outside.in_flight() == 0).await;
+        let connects = self.report(|report| report.reconnected);
+        assert_eq!(connects, 2, "a connection was lost");
+        new.stop.set(true);
+        self.until("all have ended", |outside| outside.nodes.is_empty()).await;
+        Unanswered { over_ns, done, neighbour_ns, resubmitted: new.resubmitted.get() }
+    }
 }
 
 /// Plays the history of a seed.

@@ -34,6 +34,7 @@ fn start(core: &Core, name: &str, guest: &Guest, device: &Bdev) -> (Remote, Join
         through: false,
         enabled: true,
         broken: false,
+        hold: None,
         device: device.clone(),
         company: Company::join(&core.local()),
         stats: Arc::default(),
