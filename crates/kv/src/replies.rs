@@ -43,7 +43,7 @@ enum Later {
     /// The values of some keys.
     Some { task: JoinHandle<ReadSome>, protocol: Protocol, keys: usize, command: Option<CommandId> },
     /// A reply of bounded size.
-    Small { task: JoinHandle<SmallReply>, weight: usize, command: Option<CommandId> },
+    Small { task: JoinHandle<SmallReply>, weight: usize, command: Option<CommandId>, silent: bool },
     /// The next piece of a reply of any size.
     Piece(JoinHandle<Piece>),
     /// Such a reply, waiting for its reader.
@@ -165,6 +165,8 @@ pub(crate) struct Replies {
     sending_pinned_bytes: usize,
     unsent: Share,
     pinned: Share,
+    /// Its part of the reads that are under way on the core.
+    own_reads: Share,
     slow: bool,
 }
 
@@ -203,6 +205,7 @@ impl Replies {
             sending_pinned_bytes: 0,
             unsent: state.unsent_bytes.share(),
             pinned: state.pinned_bytes.share(),
+            own_reads: state.reads.share(),
             slow: false,
         }
     }
@@ -265,7 +268,12 @@ impl Replies {
     fn reads_max(&self) -> usize {
         let settings = self.state.shared.settings();
         let fitting = settings.unsent_bytes_max / self.value_bytes.max(1);
-        settings.reads_max.min(fitting.max(READS_MIN))
+        let most = settings.reads_max.min(fitting.max(READS_MIN));
+        // Each read that waits is a task.
+        match self.state.reads.get() > Settings::READS_TOTAL_MAX {
+            true => most.min(READS_MIN),
+            false => most,
+        }
     }
 
     /// Tells the core what this connection holds.
@@ -273,6 +281,7 @@ impl Replies {
         self.unsent.set(self.unsent_bytes());
         let waiting = self.output.pinned_bytes() + self.later_pinned_bytes;
         self.pinned.set(waiting + self.sending_pinned_bytes);
+        self.own_reads.set(self.reads);
     }
 
     /// Takes what is ready out to be sent. There is one such batch at a time; [`Replies::sent`] ends it.
@@ -370,14 +379,14 @@ impl Replies {
         self.later.push_back(Later::Written(written));
     }
 
-    /// Gives what a task replies.
-    pub fn small(&mut self, task: JoinHandle<SmallReply>, length: Length) {
+    /// Gives what a task replies, if somebody wants it: it counts in any case, until it has ended.
+    pub fn small(&mut self, task: JoinHandle<SmallReply>, length: Length, silent: bool) {
         let weight = match length {
             Length::Short => 1,
             Length::Long => (self.state.shared.settings().reads_max / LONG_REPLIES_MAX).max(1),
         };
         self.reads += weight;
-        self.later.push_back(Later::Small { task, weight, command: self.command });
+        self.later.push_back(Later::Small { task, weight, command: self.command, silent });
     }
 
     /// Gives a reply of any size.
@@ -467,16 +476,18 @@ impl Replies {
                         }
                     }
                 }
-                Later::Small { task, weight, command } => {
+                Later::Small { task, weight, command, silent } => {
                     let Poll::Ready(reply) = Pin::new(task).poll(cx) else { break };
                     self.reads -= *weight;
-                    let command = *command;
+                    let (command, silent) = (*command, *silent);
                     self.later.pop_front();
                     if reply.bytes.first() == Some(&b'-') {
                         self.state.count(|stats| stats.errors += 1);
                         self.state.commands.failed(command, 1);
                     }
-                    self.output.tail().extend_from_slice(&reply.bytes);
+                    if !silent {
+                        self.output.tail().extend_from_slice(&reply.bytes);
+                    }
                     if reply.close {
                         self.later.clear();
                         (self.later_bytes, self.later_pinned_bytes) = (0, 0);

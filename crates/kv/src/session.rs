@@ -368,16 +368,15 @@ impl Session {
         }
     }
 
-    /// Starts a task that makes a reply. It runs also when its reply is not wanted: it may do more than reply.
+    /// Starts a task that makes a reply. It runs also when its reply is not wanted: it may do more than reply. There are
+    /// only so many at once, wanted or not.
     pub(crate) fn small(
         &mut self,
         length: Length,
         make: impl Future<Output = SmallReply> + 'static,
     ) {
         let task = self.state.core.spawn(Class::Foreground, make);
-        if !self.is_silent() {
-            self.replies.small(task, length);
-        }
+        self.replies.small(task, length, self.is_silent());
     }
 
     fn stream(&mut self, stream: Stream) {

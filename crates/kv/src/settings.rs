@@ -42,6 +42,8 @@ impl Settings {
     pub const REQUEST_BYTES_SMALL: usize = 64 * 1024;
     /// Bytes of writes that one connection may have on their way, and one write more.
     pub const WRITES_BYTES_MAX: usize = 4 << 20;
+    /// Reads under way of a core's connections together, beyond which each of them may have only a few.
+    pub const READS_TOTAL_MAX: usize = 1 << 16;
     /// Unsent bytes that a connection may always have.
     pub const UNSENT_BYTES_SMALL: usize = 64 * 1024;
 

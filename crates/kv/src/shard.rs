@@ -58,6 +58,8 @@ const BUILT_BYTES_MAX: usize = 64 << 20;
 const KNOWN_BYTES: usize = 1 << 20;
 /// Parcels taken from the mailbox in one go.
 const PARCELS_PER_TURN: usize = 256;
+/// Changes that are made in tasks of their own at once, because they read something.
+const MAKING_MAX: usize = 4096;
 
 /// The writing side of a database, on the core that owns it; see the module text. Clones are the same.
 ///
@@ -94,6 +96,9 @@ struct Inner {
     lander: RefCell<Option<Waker>>,
     /// Changes that wait in queues of keys.
     jobs: Cell<usize>,
+    /// Tasks that make them, and those whose turn has come at all their keys and that have no task yet.
+    making: Cell<usize>,
+    due: RefCell<VecDeque<Rc<Job>>>,
     built_bytes: Cell<usize>,
     /// Answers for other cores, by core, and the way there.
     outbox: RefCell<Vec<Answered>>,
@@ -209,6 +214,8 @@ impl Shard {
             watchers: RefCell::default(),
             lander: RefCell::default(),
             jobs: Cell::new(0),
+            making: Cell::new(0),
+            due: RefCell::default(),
             built_bytes: Cell::new(0),
             outbox: RefCell::new((0..core.cores()).map(|_| Vec::new()).collect()),
             posters: OnceCell::new(),
@@ -758,8 +765,21 @@ impl Inner {
         }
     }
 
+    /// Makes a change whose turn has come at all its keys, so that no other one can be waited for; when there is a task
+    /// for it.
     fn start(self: &Rc<Self>, job: Rc<Job>) {
-        self.core.spawn(Class::Foreground, run(self.clone(), job));
+        if self.making.get() == MAKING_MAX {
+            return self.due.borrow_mut().push_back(job);
+        }
+        self.making.set(self.making.get() + 1);
+        let (inner, mut next) = (self.clone(), Some(job));
+        self.core.spawn(Class::Foreground, async move {
+            while let Some(job) = next {
+                run(&inner, job).await;
+                next = inner.due.borrow_mut().pop_front();
+            }
+            inner.making.set(inner.making.get() - 1);
+        });
     }
 
     /// Reads what is not known yet of a change's keys, whose turn it is.
@@ -793,7 +813,7 @@ impl Inner {
 }
 
 /// Makes a change whose turn has come at all its keys.
-async fn run(inner: Rc<Inner>, job: Rc<Job>) {
+async fn run(inner: &Rc<Inner>, job: Rc<Job>) {
     let mut waiting: VecDeque<_> = job.change.take().into_iter().collect();
     while let Some((mut change, place)) = waiting.pop_front() {
         inner.until(|| inner.has_room(&change)).await;

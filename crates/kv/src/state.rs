@@ -67,6 +67,8 @@ pub(crate) struct CoreState {
     pub input_bytes: Gauge,
     pub unsent_bytes: Gauge,
     pub pinned_bytes: Gauge,
+    /// Reads under way, in tasks of their own.
+    pub reads: Gauge,
     pub idle_buffer_bytes: Gauge,
 }
 
@@ -93,6 +95,7 @@ impl CoreState {
             input_bytes: Gauge::default(),
             unsent_bytes: Gauge::default(),
             pinned_bytes: Gauge::default(),
+            reads: Gauge::default(),
             idle_buffer_bytes: Gauge::default(),
             posters: Posters::new(&shared),
             shared,

@@ -877,6 +877,45 @@ fn what_follows_multi_is_not_executed_until_exec_or_discard() {
     });
 }
 
+/// Each is a task while it waits for the disk. A client that wanted no replies could once make as many as it liked.
+#[test]
+fn commands_whose_replies_nobody_wants_are_bounded_like_others() {
+    let most = Rc::new(Cell::new(0));
+    let seen = most.clone();
+    stage(1, Durability::Process, move |core, stage| {
+        let most = most.clone();
+        async move {
+            let (own, over) = (core.clone(), stage.clone());
+            let watching = core.spawn(Class::Foreground, async move {
+                while over.added.get() == 0 {
+                    most.set(most.get().max(own.live_tasks()));
+                    own.sleep_ns(50_000).await;
+                }
+            });
+            if core.id() == 0 {
+                let mut client = Client::connect(&core, &stage.world);
+                for nth in 0..300 {
+                    let key = format!("k{nth:03}");
+                    assert_eq!(text(&client.call(&["SET", &key, &"x".repeat(1000)]).await), "OK");
+                }
+                let stall = FaultKind::Stall(1_000_000..5_000_000);
+                stage.world.add_fault(Fault::new(stall).on(".sst"));
+                let mut request = b"CLIENT REPLY OFF\r\n".to_vec();
+                for nth in 0..2000 {
+                    request.extend(format!("EXISTS k{:03}\r\n", nth * 7 % 300).bytes());
+                }
+                request.extend(b"CLIENT REPLY ON\r\n");
+                client.send(request).await.expect("the connection stands");
+                assert_eq!(text(&client.reply().await.expect("one reply")), "OK");
+                stage.world.heal();
+                stage.added.set(1);
+            }
+            watching.await;
+        }
+    });
+    assert!(seen.get() < 100, "{} tasks at once", seen.get());
+}
+
 #[test]
 fn a_pause_of_writes_holds_back_writes_alone() {
     stage(6, Durability::Process, |core, stage| async move {
