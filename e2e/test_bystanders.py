@@ -1,9 +1,15 @@
 """A front end that misbehaves is nobody else's problem: not in an upgrade, and not at the end."""
 
+import contextlib
+import os
+import pathlib
 import signal
 import socket
+import subprocess
+import time
 
 import guest
+import millrace
 import pytest
 from test_admin import Node, spec
 
@@ -61,3 +67,84 @@ def test_a_front_end_that_reads_nothing_delays_no_upgrade_and_no_end(tmp_path, s
         else:
             assert node.stop() == 0, node.said()
         del again, operator
+
+
+# A device that does not answer for as long as a test lasts.
+HANGS = "delay:read=600s|mem:64M"
+
+
+@contextlib.contextmanager
+def load(tmp_path, *names):
+    """Front ends that read all the time, as far as they are answered."""
+    command = [millrace.BINARY, "bench", "vdisk", "--rw", "randread", "--depth", "4", "--seconds", "60"]
+    run = lambda name: subprocess.Popen([*command, "--socket", tmp_path / f"{name}.sock"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = [run(name) for name in names]
+    try:
+        yield
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+
+
+def reads(node, name):
+    return node.disks("stat")[name]["read"]["requests"]
+
+
+def family(pid):
+    """A process and all that come from it."""
+    own = [pid]
+    for task in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        own += [one for child in task.read_text().split() for one in family(int(child))]
+    return own
+
+
+def runs(pid):
+    """Whether a process runs; one that nobody has waited for does not."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+def test_a_disk_whose_device_hangs_goes_over_when_its_time_is_up(tmp_path, sandbox):
+    """The old process would wait for ten minutes, and the guest with it."""
+    specs = [spec(tmp_path, "hangs", HANGS), spec(tmp_path, "other", "mem:64M")]
+    with Node(tmp_path, "--sandbox", sandbox, specs=specs) as node, load(tmp_path, "hangs", "other"):
+        guest.wait_for("requests", lambda: reads(node, "hangs") == 4 and reads(node, "other") > 100)
+        # It comes back when the old process has ended.
+        node.upgrade()
+        guest.wait_for("all disks", lambda: all(disk["connected"] for disk in node.disks().values()))
+        assert node.disks("stat")["hangs"]["resubmitted"] == 4
+        assert "the front end has gone" not in node.said() and "was closed" not in node.said()
+        before = reads(node, "other")
+        guest.wait_for("the other guest", lambda: reads(node, "other") > before + 100)
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+def test_a_node_ends_in_its_time_though_a_device_hangs_and_in_an_upgrade(tmp_path, sandbox, long):
+    """At rest, while a successor starts, while disks go over, while one waits for its device, when it has gone over."""
+    moments = [None, 0.1, 1.0, 2.2, 4.0] if long else [None, 1.0, 2.2]
+    for nth, moment in enumerate(moments):
+        at = tmp_path / str(nth)
+        at.mkdir()
+        specs = [spec(at, "hangs", HANGS), *(spec(at, f"other{n}", "mem:16M") for n in range(3))]
+        node = Node(at, "--sandbox", sandbox, specs=specs).start()
+        with load(at, "hangs", "other0"):
+            guest.wait_for("requests", lambda: reads(node, "hangs") == 4 and reads(node, "other0") > 100)
+            known = set(family(node.process.pid))
+            if moment:
+                node.process.send_signal(signal.SIGUSR2)
+                until = time.monotonic() + moment
+                while time.monotonic() < until:
+                    known |= set(family(node.process.pid))
+                    time.sleep(0.01)
+            told = time.monotonic()
+            for pid in known if sandbox == "off" else [node.process.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            node.process.wait(30)
+            guest.wait_for("the end of all", lambda: not any(map(runs, known)), 30)
+            took = time.monotonic() - told
+        assert took < 10, f"{took} s at {moment}: {node.said()}"
