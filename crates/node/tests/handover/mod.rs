@@ -632,6 +632,7 @@ fn address() -> SocketAddr {
 
 /// What has become of a disk whose device does not answer.
 #[derive(Debug)]
+#[allow(dead_code, reason = "the program of the mutants looks at none of it")]
 pub struct Unanswered {
     /// From the beginning of the upgrade until it was at work in the successor.
     pub over_ns: u64,
