@@ -36,7 +36,8 @@ fn an_engine_that_is_wrong_about_durability_is_caught() {
         println!("{flaw:?} is caught by seed {caught:?}");
         assert!(caught.is_some(), "{flaw:?} went unnoticed by {} seeds", seeds.end);
     }
-    let caught = (0..100).find(|&seed| {
+    // In world 0 such merges repeat without an end, which takes long to be noticed.
+    let caught = (1..100).find(|&seed| {
         let flaw = Flaw::Mutant("damage_is_overtaken");
         std::panic::catch_unwind(|| damage(seed, flaw)).is_err()
     });
