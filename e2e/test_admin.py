@@ -229,6 +229,7 @@ def test_metrics_and_top_need_no_database(tmp_path):
         for kind in ("read", "write", "flush", "discard"):
             assert value["millrace_disk_requests_total", kind, None] == stat[kind]["requests"]
             assert value["millrace_disk_bytes_total", kind, None] == stat[kind]["bytes"]
+            assert value["millrace_disk_errors_total", kind, None] == value["millrace_disk_no_space_total", kind, None] == 0
             # All that was given to the device came back.
             assert value["millrace_disk_latency_seconds_count", kind, None] == stat[kind]["requests"]
             assert value["millrace_disk_latency_seconds_bucket", kind, "+Inf"] == stat[kind]["requests"]

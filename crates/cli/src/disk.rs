@@ -192,7 +192,8 @@ fn describe(disk: &Value) -> String {
     let size = Size(number(disk, "size_bytes"));
     let mut said = format!("disk {name}: {size}{read_only}, {connected}{cache}\n");
     said.push_str(&format!("  {} at {}\n", text(disk, "uri"), text(disk, "socket")));
-    let mut rows = vec![["", "requests", "bytes", "mean", "p50", "p99"].map(str::to_owned)];
+    let mut rows =
+        vec![["", "requests", "bytes", "mean", "p50", "p99", "failed"].map(str::to_owned)];
     for kind in KINDS {
         let latency = Latency::of(&disk[kind]["latency"]);
         rows.push([
@@ -202,17 +203,22 @@ fn describe(disk: &Value) -> String {
             duration(latency.mean_ns()),
             duration(latency.quantile_ns(0.5)),
             duration(latency.quantile_ns(0.99)),
+            thousands(number(&disk[kind], "errors")),
         ]);
     }
-    said.push_str(&table(&rows, &[1, 2, 3, 4, 5]));
+    said.push_str(&table(&rows, &[1, 2, 3, 4, 5, 6]));
     let count = |name| thousands(number(disk, name));
     let polls = number(disk, "polls");
     let efficiency = match polls {
         0 => "-".to_owned(),
         polls => format!("{:.1} %", number(disk, "polls_with_work") as f64 * 100.0 / polls as f64),
     };
+    let no_space = match number(disk, "no_space") {
+        0 => String::new(),
+        n => format!(" (no space {})", thousands(n)),
+    };
     said.push_str(&format!(
-        "  in flight {}, failed {}, resubmitted {}, broken rings {}\n  interrupts {}, kicks {}, \
+        "  in flight {}, failed {}{no_space}, resubmitted {}, broken rings {}\n  interrupts {}, kicks {}, \
          polls with work {efficiency}\n",
         count("depth"),
         count("errors"),
@@ -339,19 +345,20 @@ mod tests {
 
     #[test]
     fn a_disk_is_described_in_words_and_numbers() {
-        let kind =
-            json!({"requests": 1234, "bytes": 4096, "latency": {"sum_ns": 0, "log2_ns": []}});
+        let kind = json!({"requests": 1234, "bytes": 4096, "errors": 3, "latency": {"sum_ns": 0, "log2_ns": []}});
         let disk = json!({
             "name": "a", "size_bytes": 1 << 30, "connected": true, "write_cache": false,
             "uri": "null:1G", "socket": "/a.sock", "polls": 200, "polls_with_work": 50,
             "read": kind, "write": kind, "flush": kind, "discard": kind, "kicks": 7,
+            "errors": 12, "no_space": 5,
         });
         let said = describe(&disk);
         assert!(
             said.starts_with("disk a: 1 GiB, a guest is connected, write cache off\n"),
             "{said}"
         );
-        assert!(said.contains("  read        1,234  4 KiB     -    -    -\n"), "{said}");
+        assert!(said.contains("  read        1,234  4 KiB     -    -    -       3\n"), "{said}");
+        assert!(said.contains("failed 12 (no space 5), "), "{said}");
         assert!(said.contains("kicks 7, polls with work 25.0 %"), "{said}");
     }
 }

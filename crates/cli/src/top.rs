@@ -119,6 +119,8 @@ fn rates(before: &Value, now: &Value) -> Value {
                 shown[kind] = json!({"iops": grown("requests"), "bytes_per_s": grown("bytes")});
                 all = all.and(&latency);
             }
+            let failed = number(disk, "errors").saturating_sub(number(&then, "errors"));
+            shown["failed"] = (failed as f64 / seconds).into();
             shown["mean_ns"] = all.mean_ns().into();
             shown["p99_ns"] = all.quantile_ns(0.99).into();
             shown
@@ -167,7 +169,8 @@ fn frame(rates: &Value) -> String {
         ]);
     }
     said.push_str(&table(&rows, &[0, 1, 2]));
-    let head = ["DISK", "GUEST", "DEPTH", "READ/S", "READ", "WRITE/S", "WRITE", "MEAN", "P99"];
+    let head =
+        ["DISK", "GUEST", "DEPTH", "READ/S", "READ", "WRITE/S", "WRITE", "MEAN", "P99", "FAILED/S"];
     let mut rows = vec![head.map(str::to_owned)];
     for disk in array(rates, "disks") {
         let iops = |kind: &str| thousands(float(&disk[kind]["iops"]).round() as u64);
@@ -182,11 +185,12 @@ fn frame(rates: &Value) -> String {
             bytes("write"),
             duration(disk["mean_ns"].as_f64()),
             duration(disk["p99_ns"].as_f64()),
+            thousands(float(&disk["failed"]).ceil() as u64),
         ]);
     }
     if rows.len() > 1 {
         said.push('\n');
-        said.push_str(&table(&rows, &[2, 3, 4, 5, 6, 7, 8]));
+        said.push_str(&table(&rows, &[2, 3, 4, 5, 6, 7, 8, 9]));
     }
     let head = [
         "SHARD",
@@ -243,7 +247,9 @@ mod tests {
             json!({
                 "now_ns": at, "resident_bytes": 1 << 20,
                 "cores": [{"core": 0, "cpu_ns": cpu, "turns": reads}],
-                "disks": [{"name": "a", "connected": true, "depth": 3, "read": read}],
+                "disks": [{
+                    "name": "a", "connected": true, "depth": 3, "read": read, "errors": reads / 100,
+                }],
             })
         };
         let (before, now) =
@@ -252,6 +258,7 @@ mod tests {
         assert_eq!(rates["cores"][0]["cpu"], 0.5);
         assert_eq!(rates["disks"][0]["read"]["iops"], 100.0);
         assert_eq!(rates["disks"][0]["mean_ns"], 1000.0);
+        assert_eq!(rates["disks"][0]["failed"], 1.0);
         let said = frame(&rates);
         assert!(said.contains("   0  50 %      100\n"), "{said}");
         assert!(said.contains("0.4 MB/s"), "{said}");

@@ -14,6 +14,8 @@ use crate::disks::{Disk, Disks};
 struct KindTotal {
     requests: u64,
     bytes: u64,
+    errors: u64,
+    no_space: u64,
     sum_ns: u64,
     buckets: [u64; LATENCY_BUCKETS],
 }
@@ -36,6 +38,8 @@ impl KindTotal {
             let kind = kind(ring);
             total.requests += kind.requests.get();
             total.bytes += kind.bytes.get();
+            total.errors += kind.errors.get();
+            total.no_space += kind.no_space.get();
             total.sum_ns = total.sum_ns.wrapping_add(kind.latency.sum_ns.get());
             for (total, count) in total.buckets.iter_mut().zip(kind.latency.counts()) {
                 *total += count;
@@ -52,8 +56,7 @@ impl KindTotal {
 /// Name, help and value of what is counted once for each ring.
 type Count = (&'static str, &'static str, fn(&QueueStats) -> &Counter);
 
-const COUNTS: [Count; 9] = [
-    ("errors", "Requests that failed at the device", |ring| &ring.errors),
+const COUNTS: [Count; 8] = [
     ("completions", "Requests given back to guests", |ring| &ring.completions),
     ("batches", "Turns in which requests were given back", |ring| &ring.batches),
     ("interrupts", "Interrupts of guests", |ring| &ring.signals),
@@ -109,14 +112,21 @@ pub(crate) fn long(disk: &Disk) -> Value {
     for (name, _, of) in COUNTS {
         value[name] = sum(disk, of).into();
     }
+    let (mut errors, mut no_space) = (0, 0);
     for (name, kind) in KINDS {
         let total = KindTotal::of(disk, kind);
+        errors += total.errors;
+        no_space += total.no_space;
         value[name] = json!({
             "requests": total.requests,
             "bytes": total.bytes,
+            "errors": total.errors,
+            "no_space": total.no_space,
             "latency": {"sum_ns": total.sum_ns, "log2_ns": total.buckets},
         });
     }
+    value["errors"] = errors.into();
+    value["no_space"] = no_space.into();
     value
 }
 
@@ -169,6 +179,9 @@ pub(crate) fn metrics(text: &mut Exposition, disks: &Disks) {
     };
     of_kind(text, "disk_requests_total", "Requests given to a disk", |total| total.requests);
     of_kind(text, "disk_bytes_total", "Bytes of requests given to a disk", |total| total.bytes);
+    of_kind(text, "disk_errors_total", "Requests that failed at the device", |total| total.errors);
+    let help = "Requests that failed at the device for lack of space";
+    of_kind(text, "disk_no_space_total", help, |total| total.no_space);
     let help = "Time from taking a request to giving it back";
     let mut metric = text.histogram("disk_latency_seconds", help);
     for ((disk, ..), totals) in names.iter().zip(&kinds) {

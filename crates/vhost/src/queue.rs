@@ -736,7 +736,7 @@ impl Queue {
                 bdev::Status::Ok => Status::Ok,
                 bdev::Status::Unsupported => Status::Unsupported,
                 bdev::Status::IoError | bdev::Status::NoSpace => {
-                    self.stats.errors.add(1);
+                    self.stats.failed(kind, done.status == bdev::Status::NoSpace);
                     failed = Some((tag, done.status));
                     Status::IoError
                 }

@@ -69,6 +69,10 @@ pub struct KindStats {
     pub bytes: Counter,
     /// How long those took that the device has done.
     pub latency: Latency,
+    /// Failed at the device, for whatever reason.
+    pub errors: Counter,
+    /// Of these, for lack of space.
+    pub no_space: Counter,
 }
 
 /// Counters of one ring since the disk was attached.
@@ -83,8 +87,6 @@ pub struct QueueStats {
     pub flushes: KindStats,
     /// Discards and writes of zeroes.
     pub discards: KindStats,
-    /// Requests that failed at the device.
-    pub errors: Counter,
     /// Requests given back to the guest, also those that needed no device.
     pub completions: Counter,
     /// Turns in which requests were given back.
@@ -109,7 +111,6 @@ impl QueueStats {
     /// All that count up, each under the name by which a successor finds it.
     pub(crate) fn counters(&self) -> Vec<(String, &Counter)> {
         let mut all: Vec<_> = [
-            ("errors", &self.errors),
             ("completions", &self.completions),
             ("batches", &self.batches),
             ("signals", &self.signals),
@@ -130,6 +131,8 @@ impl QueueStats {
         for (kind, of) in kinds {
             all.push((kind.to_owned(), &of.requests));
             all.push((format!("{kind}-bytes"), &of.bytes));
+            all.push((format!("{kind}-errors"), &of.errors));
+            all.push((format!("{kind}-no-space"), &of.no_space));
             all.push((format!("{kind}-ns"), &of.latency.sum_ns));
             let buckets = of.latency.buckets.iter().enumerate();
             all.extend(buckets.map(|(at, counter)| (format!("{kind}-log2-{at}"), counter)));
@@ -154,6 +157,13 @@ impl QueueStats {
         }
     }
 
+    #[cold]
+    pub(crate) fn failed(&self, kind: Kind, no_space: bool) {
+        let of = self.of(kind);
+        of.errors.add(1);
+        of.no_space.add(no_space.into());
+    }
+
     #[inline]
     pub(crate) fn completed(&self, requests: u64) {
         self.completions.add(requests);
@@ -170,7 +180,7 @@ mod tests {
         let stats = QueueStats::default();
         let names: std::collections::BTreeSet<_> =
             stats.counters().into_iter().map(|(name, _)| name).collect();
-        assert_eq!(names.len(), 9 + 4 * (3 + LATENCY_BUCKETS));
+        assert_eq!(names.len(), 8 + 4 * (5 + LATENCY_BUCKETS));
         stats.of(Kind::Read).latency.add(300);
         let counted: Vec<_> = stats.counters().into_iter().filter(|(_, n)| n.get() > 0).collect();
         let counted: Vec<_> = counted.iter().map(|(name, n)| (name.as_str(), n.get())).collect();

@@ -123,6 +123,23 @@ fn every_shape_of_ring_does_everything_on_every_kind_of_device() {
     }
 }
 
+#[test]
+fn what_the_device_fails_is_counted_by_kind_and_reason() {
+    let uris = ["error:kind=write&status=nospace|mem:16M", "error:kind=read&count=2|mem:16M"];
+    let node = Node::start(Scratch::new("failures"), &uris);
+    let failed = node.stats.iter().enumerate().map(|(nth, stats)| {
+        let mut disk = Disk::connect(&node.socket(nth), DiskOptions::default()).unwrap();
+        let mut queue = disk.take_queue(0);
+        for block in 0..3 {
+            let _ = queue.write(block * 4096, &[1; 4096]).unwrap();
+            let _ = queue.read(block * 4096, &mut [0; 4096]).unwrap();
+        }
+        let ring = &stats[0];
+        [&ring.reads, &ring.writes].map(|of| (of.errors.get(), of.no_space.get()))
+    });
+    assert_eq!(failed.collect::<Vec<_>>(), [[(0, 0), (3, 3)], [(2, 0), (0, 0)]]);
+}
+
 /// The index of a split ring and both turns of a packed one go around many times.
 #[test]
 fn many_requests_come_back_once_each() {
