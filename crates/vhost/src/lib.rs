@@ -9,6 +9,7 @@
 pub mod alone;
 pub mod config;
 mod dirty;
+mod elsewhere;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzz;

@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use libc::iovec;
 use reactor::Guard;
 
+use crate::elsewhere::drop_elsewhere;
 pub use crate::message::RegionInfo;
 
 /// Most regions that a table may have.
@@ -173,8 +174,20 @@ impl Mapping {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and whoever could still point into it held it and is gone.
-        unsafe { libc::munmap(self.map.as_ptr().cast(), self.map_len) };
+        drop_elsewhere(Unneeded(self.map, self.map_len));
+    }
+}
+
+/// What was mapped and is to be unmapped.
+struct Unneeded(NonNull<u8>, usize);
+
+// SAFETY: a mapping belongs to the process, and nobody else has this one's address any more.
+unsafe impl Send for Unneeded {}
+
+impl Drop for Unneeded {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was that of `Pages`, and whoever could still point into it held that and is gone.
+        unsafe { libc::munmap(self.0.as_ptr().cast(), self.1) };
     }
 }
 

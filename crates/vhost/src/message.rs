@@ -270,6 +270,11 @@ impl Framer {
         (&self.bytes, &self.descriptors)
     }
 
+    /// Takes the descriptors that have come with it, when it does not go on.
+    pub(crate) fn take_descriptors(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.descriptors)
+    }
+
     /// Whether no part of a message has arrived.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty() && self.descriptors.is_empty()

@@ -58,6 +58,7 @@ use reactor::{Class, Core, EventFd, UnixListener, UnixSocket};
 
 use crate::config::{Config, RangeLimits, SECTOR_BYTES, feature};
 use crate::dirty::DirtyLog;
+use crate::elsewhere::{self, drop_elsewhere};
 use crate::handover::{ConnectionState, DiskState, RingProgress, Role, UnderWay};
 use crate::inflight::{Form, InflightRegion};
 use crate::memory::{GuestMemory, RegionInfo};
@@ -71,6 +72,8 @@ use crate::share::Company;
 use crate::stats::QueueStats;
 use crate::unsent::Unsent;
 
+/// How often it is looked whether what front ends have left was given back, in nanoseconds.
+const FULL_NS: u64 = 1_000_000;
 /// Rest after an accept that failed, in nanoseconds.
 const RETRY_NS: u64 = 100_000_000;
 /// Longest segment of a request, in bytes: as many as a request may have are within [`DATA_MAX`].
@@ -394,7 +397,7 @@ impl Target {
             // A front end that comes next must not meet operations of this one's.
             connection.stop_rings(false).await;
             drop(connection);
-            self.regions.take();
+            drop_elsewhere(self.regions.take());
             self.connected.set(false);
             match end {
                 End::Gone => {
@@ -700,6 +703,13 @@ struct Connection<'a> {
     holds: bool,
 }
 
+impl Drop for Connection<'_> {
+    fn drop(&mut self) {
+        drop_elsewhere(self.framer.take_descriptors());
+        drop_elsewhere((self.inflight.take(), self.log.take()));
+    }
+}
+
 impl<'a> Connection<'a> {
     fn new(target: &'a Target, socket: UnixSocket) -> Connection<'a> {
         Connection {
@@ -817,7 +827,8 @@ impl<'a> Connection<'a> {
                 }
                 Next::Received(Ok((_, fds))) => {
                     let step = match self.admit(fds).await {
-                        Ok(fds) => self.message(&received, fds).await,
+                        Ok(fds) if fds.is_empty() => self.message(&received, fds).await,
+                        Ok(fds) => self.message_with(&received, fds).await,
                         Err(refused) => Err(refused),
                     };
                     received.clear();
@@ -880,6 +891,21 @@ impl<'a> Connection<'a> {
             admitted.map_err(|error| Refused::new("the front end's message", error))
         })
         .await
+    }
+
+    /// The same of a message with descriptors, none of which is closed here for good.
+    async fn message_with(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), Refused> {
+        let kept: Vec<_> = fds.iter().filter_map(|fd| fd.try_clone().ok()).collect();
+        let step = self.message(bytes, fds).await;
+        drop_elsewhere(kept);
+        let core = &self.target.core;
+        let room = async {
+            while elsewhere::is_full() {
+                core.sleep_ns(FULL_NS).await;
+            }
+        };
+        self.target.unless_stopped(room).await;
+        step
     }
 
     async fn message(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), Refused> {
@@ -988,7 +1014,7 @@ impl<'a> Connection<'a> {
                     regions.iter().map(|(region, fd)| (*region, fd.as_fd())).collect();
                 let memory = self.memory.replace(&table);
                 self.set_memory(memory.map_err(|e| Refused::new("the memory table", e))?);
-                self.target.regions.replace(regions);
+                drop_elsewhere(self.target.regions.replace(regions));
             }
             Action::AddRegion(region, fd) => {
                 let memory = self.memory.with_region(region, fd.as_fd()).map_err(|e| {
@@ -1002,17 +1028,19 @@ impl<'a> Connection<'a> {
                 let memory = self.memory.without_region(region);
                 self.set_memory(memory.map_err(|e| Refused::new("a memory region", e))?);
                 let known = self.session.regions();
-                self.target.regions.borrow_mut().retain(|(region, _)| known.contains(region));
+                let mut regions = self.target.regions.borrow_mut();
+                let gone = regions.extract_if(.., |(region, _)| !known.contains(region));
+                drop_elsewhere(gone.collect::<Vec<_>>());
             }
             Action::Inflight(area, fd) => {
                 // Whether it can be used shows when a ring starts, for its form is known then.
-                self.inflight = Some((area, fd));
+                drop_elsewhere(self.inflight.replace((area, fd)));
             }
-            Action::DropInflight => self.inflight = None,
+            Action::DropInflight => drop_elsewhere(self.inflight.take()),
             Action::Log(area, fd) => {
                 let log = DirtyLog::map(fd.as_fd(), area.mmap_size, area.mmap_offset);
                 let log = log.map_err(|e| Refused::new("the dirty log", e))?;
-                self.log = Some((Arc::new(log), fd));
+                drop_elsewhere(self.log.replace((Arc::new(log), fd)));
                 self.each_ring(|connection| Command::Log(connection.log()));
             }
             // The front end looks at the log by itself.

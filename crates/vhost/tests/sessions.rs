@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Node, PATIENCE, Scratch};
-use frontend::{Disk, DiskOptions, Status};
+use common::{Node, PATIENCE, Scratch, until};
+use frontend::message::{feature, protocol};
+use frontend::{Disk, DiskOptions, Memory, Pages, Region, Session, Status};
 
 /// GET_FEATURES: header, no payload.
 const GET_FEATURES: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
@@ -109,4 +110,74 @@ fn a_front_end_that_never_stops_asking_leaves_others_their_turn() {
     ends.store(true, Ordering::Release);
     asks.join().unwrap();
     reads.join().unwrap();
+}
+
+/// A front end that has said all that comes before its memory.
+fn session(node: &Node, disk: usize) -> Session {
+    let mut session = Session::connect(&node.socket(disk)).unwrap();
+    session.set_features(feature::VERSION_1 | feature::PROTOCOL_FEATURES).unwrap();
+    session.set_protocol_features(protocol::REPLY_ACK).unwrap();
+    session.set_owner().unwrap();
+    session
+}
+
+fn memory(regions: u64, bytes: u64) -> Memory {
+    let region = |nth| Region::new(nth * bytes, bytes, Pages::Small).unwrap();
+    Memory::with_regions((0..regions).map(region).collect())
+}
+
+/// What threads of this name have taken of processors, in ticks.
+fn ticks(name: &str) -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let of = |dir: std::path::PathBuf| {
+        let own = std::fs::read_to_string(dir.join("comm")).ok()?;
+        let stat = std::fs::read_to_string(dir.join("stat")).ok()?;
+        let mut fields = stat.rsplit(')').next()?.split_whitespace().skip(11);
+        let user: u64 = fields.next()?.parse().ok()?;
+        let system: u64 = fields.next()?.parse().ok()?;
+        (own.trim() == name).then_some(user + system)
+    };
+    tasks.filter_map(|task| of(task.ok()?.path())).sum()
+}
+
+/// Whoever lets go of it last frees its pages, which takes a tenth of a second and more.
+#[test]
+fn the_memory_of_a_machine_that_has_ended_is_given_back_by_no_core() {
+    let node = Node::start(Scratch::new("ended"), &["mem:16M"]);
+    let memory = memory(1, 512 << 20);
+    let page = vec![1; 1 << 20];
+    (0..512).for_each(|nth| memory.write(nth << 20, &page));
+    let session = session(&node, 0);
+    session.set_mem_table(&memory).unwrap();
+    session.get_features().unwrap();
+    let before = ticks("millrace-unmap");
+    drop(memory);
+    drop(session);
+    until("a thread has freed it", || ticks("millrace-unmap") > before);
+}
+
+#[test]
+fn a_front_end_that_maps_memory_again_and_again_leaves_others_their_turn() {
+    let node = Node::start(Scratch::new("maps"), &["mem:16M", "mem:16M"]);
+    let tables = [memory(8, 16 << 20), memory(7, 32 << 20)];
+    let session = session(&node, 0);
+    let ends = Arc::new(AtomicBool::new(false));
+    let ended = ends.clone();
+    let maps = std::thread::spawn(move || {
+        let mut times = 0;
+        while !ended.load(Ordering::Acquire) && session.set_mem_table(&tables[times % 2]).is_ok() {
+            times += 1;
+        }
+        times
+    });
+    let began = Instant::now();
+    for _ in 0..20 {
+        works(&node, 1);
+    }
+    assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
+    let began = Instant::now();
+    drop(node);
+    assert!(began.elapsed() < END, "{:?}", began.elapsed());
+    ends.store(true, Ordering::Release);
+    assert!(maps.join().unwrap() > 20);
 }
