@@ -319,6 +319,8 @@ def test_what_is_no_request_gets_an_error_and_the_node_stays(node):
         client = socket.socket(socket.AF_UNIX)
         client.connect(str(node.state / "admin.sock"))
         idle.append(client)
+    said = node.refuses("list")
+    assert "16 programs are connected" in said and "cut off after a minute" in said
     for client in idle:
         client.close()
     guest.wait_for("the next client", lambda: "result" in answer_or_nothing(node))

@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 import socket
+import struct
 import subprocess
 import time
 
@@ -148,3 +149,49 @@ def test_a_node_ends_in_its_time_though_a_device_hangs_and_in_an_upgrade(tmp_pat
             guest.wait_for("the end of all", lambda: not any(map(runs, known)), 30)
             took = time.monotonic() - told
         assert took < 10, f"{took} s at {moment}: {node.said()}"
+
+
+def test_a_node_that_has_just_been_taken_over_ends_in_good_order(tmp_path, long):
+    """Ended at once before, with status 143: the successor did not serve yet."""
+    for nth in range(90 if long else 24):
+        at = tmp_path / str(nth)
+        at.mkdir()
+        node = Node(at, specs=[spec(at, "disk", "mem:16M")]).start()
+        node.process.send_signal(signal.SIGUSR2)
+        until = time.monotonic() + 10
+        while "handed over: the old process" not in node.said() and time.monotonic() < until:
+            time.sleep(0.0005)
+        time.sleep(nth % 6 * 0.0005)
+        node.process.terminate()
+        assert node.process.wait(15) == 0, node.said()
+        assert "killed" not in node.said()
+
+
+def message(request, payload=b"", flags=1):
+    return struct.pack("<III", request, flags, len(payload)) + payload
+
+
+def test_a_front_end_that_ends_its_channel_keeps_its_disk_through_a_resize(tmp_path):
+    """The node closed the connection: it could not tell the new size."""
+    with Node(tmp_path, specs=[spec(tmp_path, "a", "mem:64M")]) as node:
+        stream = connect(tmp_path, "a")
+        stream.settimeout(10)
+        # SET_FEATURES with VERSION_1 and PROTOCOL_FEATURES; SET_PROTOCOL_FEATURES with BACKEND_REQ and CONFIG; SET_OWNER.
+        stream.sendall(message(2, struct.pack("<Q", 1 << 32 | 1 << 30)))
+        stream.sendall(message(16, struct.pack("<Q", 1 << 5 | 1 << 9)))
+        stream.sendall(message(3))
+        ours, theirs = socket.socketpair()
+        # SET_BACKEND_REQ_FD.
+        socket.send_fds(stream, [message(21)], [theirs.fileno()])
+        theirs.close()
+
+        def asks():
+            stream.sendall(GET_FEATURES)
+            return len(stream.recv(REPLY_BYTES, socket.MSG_WAITALL))
+
+        assert asks() == REPLY_BYTES
+        ours.close()
+        for size in ("96M", "80M"):
+            node.do("resize", "a", "--size", size, "--shrink")
+            guest.wait_for("the warning", lambda: "telling the front end of a new size" in node.said())
+            assert asks() == REPLY_BYTES

@@ -52,9 +52,12 @@ impl Admin {
     /// Sends a request and waits for its result; an error of the node is a failure.
     pub fn call(&mut self, request: &Request) -> Result<Value, Failure> {
         let sent = self.stream.get_mut().write_all(request.line().as_bytes());
-        sent.map_err(|error| self.failed(&error).gone())?;
         let mut line = Vec::new();
+        // A node that takes no more connections says so before it has read anything.
         let received = (&mut self.stream).take(ANSWER_BYTES_MAX).read_until(b'\n', &mut line);
+        if !line.ends_with(b"\n") {
+            sent.map_err(|error| self.failed(&error).gone())?;
+        }
         received.map_err(|error| self.failed(&error).gone())?;
         if !line.ends_with(b"\n") {
             return Err(self.failed(&"the node has closed the connection").gone());

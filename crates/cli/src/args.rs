@@ -548,8 +548,8 @@ pub struct TopArgs {
     millrace upgrade --to /opt/millrace-2/millrace --state /srv/millrace\n\n\
     The other program is started as the node was, takes over, and goes on: guests wait for some \
     milliseconds and learn of nothing, clients of the database connect again. If anything fails, \
-    the old one goes on, and this command exits with 2 and says why. Disks on mem: cannot be handed \
-    over. SIGUSR2 does what the command does without --to.")]
+    the old one goes on, and this command exits with 2 and says why. Disks on mem: keep what they \
+    hold. SIGUSR2 does what the command does without --to.")]
 pub struct UpgradeArgs {
     /// The program [default: the one that is under the node's own name now]
     #[arg(long, value_name = "PROGRAM", value_hint = ValueHint::FilePath)]

@@ -166,10 +166,29 @@ pub(crate) async fn serve(
                     open.set(open.get() - 1);
                 });
             }
-            Ok(_) => {}
+            Ok(socket) => {
+                // A new connection's buffer has room for a line.
+                admin.core().clone().spawn(Class::Control, async move {
+                    let _ = socket.send(refused(&crowded()).as_bytes(), &[]).await;
+                });
+            }
             Err(_) => admin.core().sleep_ns(RETRY_NS).await,
         }
     }
+}
+
+fn crowded() -> Error {
+    let what = format!("{CONNECTIONS_MAX} programs are connected to the admin socket");
+    Error::new(Kind::System, what).hint("end one of them; a silent one is cut off after a minute")
+}
+
+/// The line that says what went wrong.
+fn refused(error: &Error) -> String {
+    let mut reply = json!({"version": VERSION, "error": error.to_string()});
+    if let Some(hint) = error.advice() {
+        reply["hint"] = hint.into();
+    }
+    format!("{reply}\n")
 }
 
 async fn answer(admin: &impl Commands, socket: &UnixSocket) {
@@ -187,13 +206,7 @@ async fn answer(admin: &impl Commands, socket: &UnixSocket) {
         let too_long = received.len() > LINE_BYTES_MAX;
         let reply = match reply {
             Ok(result) => format!("{{\"version\":{VERSION},\"result\":{result}}}\n"),
-            Err(error) => {
-                let mut reply = json!({"version": VERSION, "error": error.to_string()});
-                if let Some(hint) = error.advice() {
-                    reply["hint"] = hint.into();
-                }
-                format!("{reply}\n")
-            }
+            Err(error) => refused(&error),
         };
         let sent = socket.send(reply.as_bytes(), &[]).await;
         if sent.is_err() || too_long {

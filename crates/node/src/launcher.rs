@@ -539,7 +539,9 @@ impl Launcher {
                 continue;
             }
             let node = self.current.borrow().clone();
-            if self.stopping.replace(true) || !node.serving.get() {
+            // One that has just taken over does not serve yet, and yet ends in good order.
+            let starts = !node.serving.get() && !self.upgrading.get();
+            if self.stopping.replace(true) || starts {
                 node.kill();
                 self.log.flush(LOG_PATIENCE);
                 std::process::exit(128 + signal);

@@ -807,7 +807,10 @@ impl<'a> Connection<'a> {
         loop {
             let step = match self.next(&mut received).await {
                 Next::Stop => return End::Stopped,
-                Next::Resized => self.resized(),
+                Next::Resized => {
+                    self.resized();
+                    Ok(())
+                }
                 Next::Released => {
                     self.release();
                     Ok(())
@@ -929,25 +932,24 @@ impl<'a> Connection<'a> {
     }
 
     /// Lets the rings and the guest know how large the device is now.
-    fn resized(&mut self) -> Result<(), Refused> {
+    fn resized(&mut self) {
         let sectors = self.target.device.size_bytes() / SECTOR_BYTES;
         self.each_ring(|connection| Command::Disk(connection.disk()));
-        if let (Some(message), Some(channel)) = (self.session.set_capacity(sectors), &self.channel)
-        {
-            match channel.try_send(&message, &[]) {
-                // It is full of such messages; whoever reads one asks for the size.
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                Ok(sent) if sent == message.len() => {}
-                Ok(_) => {
-                    let error = std::io::Error::from(std::io::ErrorKind::WriteZero);
-                    return Err(Refused::new("telling the front end of a new size", error));
-                }
-                Err(error) => {
-                    return Err(Refused::new("telling the front end of a new size", error));
-                }
-            }
-        }
-        Ok(())
+        let Some(message) = self.session.set_capacity(sectors) else { return };
+        let Some(channel) = &self.channel else { return };
+        let why = match channel.try_send(&message, &[]) {
+            Ok(sent) if sent == message.len() => return,
+            // It is full of such messages; whoever reads one asks for the size.
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+            Ok(_) => std::io::Error::from(std::io::ErrorKind::WriteZero),
+            Err(error) => error,
+        };
+        // Its guest learns the size when it looks. What it does meanwhile is not to suffer.
+        tracing::warn!(
+            disk = &*self.target.name,
+            "telling the front end of a new size: {why}; it is told of none any more"
+        );
+        self.channel = None;
     }
 
     /// Does what the session says, in its order.
