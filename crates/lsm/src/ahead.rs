@@ -21,7 +21,7 @@ use crate::reader::{At, count};
 use crate::walk::{Direction, Position, Walk};
 
 /// Bytes scheduled or read and not yet consumed, at most.
-const WINDOW_MAX: usize = 1 << 20;
+pub(crate) const WINDOW_MAX: usize = 1 << 20;
 /// The first window that is wider than a block.
 const WINDOW_START: usize = 16 << 10;
 /// Largest single read.
@@ -59,6 +59,8 @@ pub(crate) struct ReadAhead {
     chunks: VecDeque<Chunk>,
     scheduled: usize,
     window: usize,
+    /// The widest window, at most [`WINDOW_MAX`].
+    window_max: usize,
     /// Bytes that a seek asked for at once: until they are used up nothing more is fetched.
     quota: usize,
     /// Bytes consumed since the last seek.
@@ -69,7 +71,13 @@ pub(crate) struct ReadAhead {
 }
 
 impl ReadAhead {
-    pub fn new(reader: &At, slot: u32, comparator: Comparator, keep: bool) -> ReadAhead {
+    pub fn new(
+        reader: &At,
+        slot: u32,
+        comparator: Comparator,
+        keep: bool,
+        window_max: usize,
+    ) -> ReadAhead {
         ReadAhead {
             reader: reader.clone(),
             slot,
@@ -80,6 +88,7 @@ impl ReadAhead {
             chunks: VecDeque::new(),
             scheduled: 0,
             window: 0,
+            window_max: window_max.clamp(WINDOW_START, WINDOW_MAX),
             quota: 0,
             consumed: 0,
             given: BlockHandle { offset: 0, size: 0 },
@@ -110,8 +119,8 @@ impl ReadAhead {
         self.scheduled = 0;
         self.consumed = 0;
         self.direction = direction;
-        self.window = window.min(WINDOW_MAX);
-        self.quota = if self.window < WINDOW_MAX { self.window } else { 0 };
+        self.window = window.min(self.window_max);
+        self.quota = if self.window < self.window_max { self.window } else { 0 };
         // Should this be dropped or fail on its way, there is nothing to go on with.
         self.more = false;
         self.more = self.walk.go(position).await?;
@@ -293,7 +302,7 @@ impl ReadAhead {
     }
 
     fn widen(&mut self) {
-        self.window = (self.window * 2).clamp(WINDOW_START, WINDOW_MAX);
+        self.window = (self.window * 2).clamp(WINDOW_START, self.window_max);
     }
 
     async fn take(&mut self, handle: BlockHandle, len: usize) -> Result<Block> {

@@ -45,7 +45,9 @@ const MEMORY_SHARE: u64 = 2;
 /// A source that does not have the next entry gives up a block of so many bytes, when the blocks of all take more than
 /// that part. Such a block is mostly one value, so it is seldom read more than twice.
 const LARGE_BLOCK: usize = 64 << 10;
-/// What a merge reads ahead of each source, in bytes.
+/// What part of a core's memory a merge reads ahead, in all.
+const READ_AHEAD_SHARE: usize = 8;
+/// What a merge reads ahead of each source at most, in bytes.
 const READ_AHEAD: usize = 1 << 20;
 /// Attempts of a merge of as few files as there can be, before one that finds no memory is left alone; and once
 /// another one was.
@@ -354,9 +356,11 @@ async fn merge(
     let bounds = std::rc::Rc::new(Bounds::default());
     let mut sources = Vec::new();
     let runs = inputs.level0.iter().map(|&slot| vec![slot]).chain([inputs.level1.clone()]);
+    let window = job.core.pool().limit() / READ_AHEAD_SHARE / (inputs.level0.len() + 1);
     for run in runs.filter(|run| !run.is_empty()) {
         let mut source =
-            LevelIter::new(&at, comparator, run.into(), &bounds, false, READ_AHEAD, false);
+            LevelIter::new(&at, comparator, run.into(), &bounds, false, READ_AHEAD, false)
+                .with_window_max(window.min(READ_AHEAD));
         if let Err(error) = source.seek(Position::First, Direction::Forward).await {
             return unread(source.slot(), error).await;
         }

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use rocksfmt::{BlockCursor, Comparator, KEY_TRAILER_BYTES, pack, unpack};
 
-use crate::ahead::ReadAhead;
+use crate::ahead::{ReadAhead, WINDOW_MAX};
 use crate::block::Block;
 use crate::error::{Error, Result};
 use crate::reader::At;
@@ -39,6 +39,8 @@ pub(crate) struct LevelIter {
     /// The table stood in; `slots.len()` when nowhere.
     at: usize,
     ahead: Option<ReadAhead>,
+    /// The widest window of read-ahead.
+    window_max: usize,
     block: Option<Block>,
     cursor: BlockCursor,
     direction: Direction,
@@ -72,6 +74,7 @@ impl LevelIter {
             slots,
             largest_sequence: None,
             ahead: None,
+            window_max: WINDOW_MAX,
             block: None,
             cursor: BlockCursor::new(),
             direction: Direction::Forward,
@@ -81,6 +84,12 @@ impl LevelIter {
             passed: 0,
             positioned: false,
         }
+    }
+
+    /// The same, reading at most so many bytes ahead.
+    pub fn with_window_max(mut self, bytes: usize) -> LevelIter {
+        self.window_max = bytes;
+        self
     }
 
     #[inline]
@@ -237,7 +246,9 @@ impl LevelIter {
         };
         if self.at != at || self.ahead.is_none() {
             self.at = at;
-            self.ahead = Some(ReadAhead::new(&self.reader, slot, self.comparator, self.keep));
+            let (comparator, keep) = (self.comparator, self.keep);
+            let ahead = ReadAhead::new(&self.reader, slot, comparator, keep, self.window_max);
+            self.ahead = Some(ahead);
             self.global = self.reader.view.version.table(slot)?.global_sequence;
         }
         let bounds = self.bounds.clone();

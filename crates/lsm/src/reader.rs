@@ -423,9 +423,10 @@ impl Inner {
 
     /// Starts a read ahead of need, if there is memory to spare: half of what the cache leaves
     /// stays for what is needed now, or iterators would wait for memory that they hold themselves.
+    /// The cache is that of the core, also for a reader that has none of its own.
     pub fn read_ahead(&self, file: &File, offset: u64, len: usize) -> Option<fs::Reading> {
         let pool = self.core.pool();
-        let cache = self.cache.borrow().budget().min(pool.limit() as u64) as usize;
+        let cache = self.db.options().cache_bytes.min(pool.limit());
         let reserve = ((pool.limit() - cache) / 2).max(pool.limit() / 16);
         if pool.used().saturating_add(len).saturating_add(reserve) > pool.limit() {
             return None;

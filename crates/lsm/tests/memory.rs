@@ -2,8 +2,11 @@
 
 mod common;
 
+use std::path::Path;
+
 use common::{Model, compare, fresh_dir, on_one_core_with, write_some};
 use lsm::{Db, Durability, Kind, OpenOptions, WriteOptions};
+use reactor::sim::{SimConfig, World};
 
 /// Indexes and filters of 30 tables take a hundred times what they may here.
 #[test]
@@ -89,4 +92,54 @@ fn logs_longer_than_memory_become_tables_at_the_opening() {
         });
     }
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn a_merge_reads_ahead_beside_a_cache_that_is_full() {
+    let config = SimConfig { memory: 16 << 20, ..SimConfig::default() };
+    let world = World::new(1, 1, config);
+    world.add_dir("/db");
+    let done = world.run(|core| async move {
+        let options = OpenOptions { cache_bytes: 12 << 20, ..OpenOptions::default() };
+        let durability = Durability::Process;
+        let write = WriteOptions { durability, memtable_bytes: 1 << 20, ..WriteOptions::default() };
+        let (db, writer) =
+            Db::open_for_writing(&core, Path::new("/db"), options, write).await.unwrap();
+        let reader = db.attach(&core);
+        let mut number: u64 = 0;
+        let mut noise = 1_u64;
+        // Values that no codec makes smaller, all over the keys.
+        let mut put = async |count: u64| {
+            for _ in 0..count {
+                number += 1;
+                let value: Vec<u8> = (0..1000)
+                    .map(|_| {
+                        noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        (noise >> 56) as u8
+                    })
+                    .collect();
+                let key = format!("key{:06}", number * 7919 % 20_000);
+                writer.put(key.as_bytes(), &value).await.unwrap();
+            }
+            while !writer.is_at_rest() {
+                core.sleep_ns(10_000_000).await;
+            }
+        };
+        put(20_000).await;
+        let mut at = 0;
+        while reader.stats().cache_bytes < 11 << 20 {
+            at += 1;
+            assert!(at < 100_000, "{:?}", reader.stats());
+            let key = format!("key{:06}", at * 31 % 20_000);
+            reader.get(0, key.as_bytes(), None).await.unwrap();
+        }
+        let (reads, before) = (core.stats().disk_reads.get(), writer.stats());
+        put(6_000).await;
+        let (reads, after) = (core.stats().disk_reads.get() - reads, writer.stats());
+        let merged = after.merged_bytes - before.merged_bytes;
+        assert!(merged > 10 << 20, "{merged}");
+        assert!(reads * (32 << 10) < merged, "{reads} reads for {merged} bytes");
+        writer.close().await.unwrap();
+    });
+    done.unwrap_or_else(|failure| panic!("{failure}"));
 }
