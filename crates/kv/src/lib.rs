@@ -60,6 +60,7 @@ mod state;
 mod stream;
 mod table;
 mod transaction;
+mod turns;
 mod walk;
 mod writes;
 

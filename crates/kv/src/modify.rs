@@ -29,6 +29,11 @@ impl Old {
         matches!(self, Old::There | Old::Value(_))
     }
 
+    /// Bytes of the value.
+    pub fn len(&self) -> usize {
+        self.bytes().map_or(0, <[u8]>::len)
+    }
+
     fn bytes(&self) -> Option<&[u8]> {
         match self {
             Old::Value(value) => Some(value),

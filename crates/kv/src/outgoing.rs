@@ -130,7 +130,7 @@ impl Session {
         let values = changes.iter().filter(|change| change.gives_value()).count();
         let silent = outgoing.silent;
         let (state, core) = (&self.state, self.state.core.id());
-        let slot = state.writes.send(&state.posters, core, changes, bytes);
+        let slot = state.writes.send(&state.posters, core, self.client.id, changes, bytes);
         self.replies.write(Written { slot, protocol: self.protocol, silent, bytes, values });
     }
 }

@@ -6,12 +6,13 @@
 //!    engine has in memory.
 //! 2. Known: the change is made at once: its batch goes to the engine in order, small ones of a turn together, and the
 //!    overlay notes what it leaves. So a thousand increments of one key in a row go out in one group.
-//! 3. Not known, or somebody waits for one of the keys: the change queues up at all its keys, reads when it is first
-//!    at each of them, and is then made.
+//! 3. Not known, or somebody waits for one of the keys, or something of the same connection waits: the change queues
+//!    up at all its keys, reads when it is first at each of them, and is made when nothing of its connection is before
+//!    it any more (`turns.rs`). So a connection's changes read at the same time and are made one after the other.
 //! 4. The engine says that a batch is durable and visible: its answer is ready. An answer that needed no write waits
 //!    for all writes before it, as it may tell of them. When all commands of a parcel have theirs, they go back.
 //!
-//! What must hold: changes of one key are made in the order in which they came; what an answer tells is durable; the
+//! What must hold: changes of one key and those of one connection are made in the order in which they came; what an answer tells is durable; the
 //! engine's count of keys is told by how many each batch changes it, where it counts; after a write has failed every
 //! change is refused; one that is refused for want of space takes with it all that was built on it; each command has
 //! one answer, and where a key of a change cannot be read, only the commands that name it are refused. Everything here
@@ -42,6 +43,7 @@ use crate::reads::error_text;
 use crate::shared::{Posters, Shared};
 use crate::spec::CommandId;
 use crate::state::FAMILY;
+use crate::turns::{Connection, Turns};
 use crate::writes::{Answered, PARCELS_MAX, Parcel, Run, Slot};
 
 /// Largest batch of the engine.
@@ -56,6 +58,12 @@ const KEPT_BYTES_MAX: usize = 1024;
 const BUILT_BYTES_MAX: usize = 64 << 20;
 /// Bytes for remembering which keys are there, where nobody says how many.
 const KNOWN_BYTES: usize = 1 << 20;
+/// Bytes of values that have been read for changes whose turn has not come.
+const AHEAD_BYTES_MAX: usize = 16 << 20;
+/// Changes whose turn comes one after the other that are made in one go.
+const MADE_PER_TURN: usize = 256;
+/// Whoever calls the shard itself.
+const CALLER: Connection = 0;
 /// Parcels taken from the mailbox in one go.
 const PARCELS_PER_TURN: usize = 256;
 /// Changes that are made in tasks of their own at once, because they read something.
@@ -94,12 +102,14 @@ struct Inner {
     watchers: RefCell<Vec<Waker>>,
     /// Wakes the task that waits for the first flight.
     lander: RefCell<Option<Waker>>,
-    /// Changes that wait in queues of keys.
+    /// Changes that wait in queues of keys and of connections.
     jobs: Cell<usize>,
-    /// Tasks that make them, and those whose turn has come at all their keys and that have no task yet.
+    turns: RefCell<Turns<Job>>,
+    /// Tasks that read for them and make them, and those whose turn has come at all their keys and that have no task yet.
     making: Cell<usize>,
     due: RefCell<VecDeque<Rc<Job>>>,
     built_bytes: Cell<usize>,
+    ahead_bytes: Cell<usize>,
     /// Answers for other cores, by core, and the way there.
     outbox: RefCell<Vec<Answered>>,
     posters: OnceCell<Posters>,
@@ -129,13 +139,26 @@ pub struct ShardStats {
     pub unsaved: u64,
 }
 
-/// A change that waits at its keys.
+/// A change that waits at its keys and for those before it of its connection.
 struct Job {
     change: RefCell<Option<(Change, Place)>>,
+    connection: Connection,
     /// Each once.
     keys: Vec<Box<[u8]>>,
     /// Of the keys, those where another is before it.
     behind: Cell<usize>,
+    /// It has looked what is there, and only its connection is in its way.
+    is_ready: Cell<bool>,
+    ahead: Cell<Option<Ahead>>,
+}
+
+/// What was there before a change whose turn has not come.
+struct Ahead {
+    old: Vec<Old>,
+    /// Of its values.
+    bytes: usize,
+    /// How many there had been: a later one may have taken back what it knows.
+    refusals: u64,
 }
 
 /// Changes that have been made.
@@ -168,6 +191,7 @@ struct Place {
 /// The answers to the commands of one parcel.
 struct Answers {
     to: Origin,
+    connection: Connection,
     /// Commands that have none yet.
     left: Cell<u32>,
     /// As they come; nearly always in the order of the commands.
@@ -214,9 +238,11 @@ impl Shard {
             watchers: RefCell::default(),
             lander: RefCell::default(),
             jobs: Cell::new(0),
+            turns: RefCell::default(),
             making: Cell::new(0),
             due: RefCell::default(),
             built_bytes: Cell::new(0),
+            ahead_bytes: Cell::new(0),
             outbox: RefCell::new((0..core.cores()).map(|_| Vec::new()).collect()),
             posters: OnceCell::new(),
             clearing: Cell::new(false),
@@ -245,7 +271,7 @@ impl Shard {
                 door.open_shard(owner_core, &posting, cx.waker());
                 let more = owner.take(PARCELS_PER_TURN, &mut |parcel: Parcel| {
                     let origin = Origin::Core { core: parcel.core, number: parcel.number };
-                    inner.accept(parcel.changes, origin);
+                    inner.accept(parcel.connection, parcel.changes, origin);
                 });
                 inner.end_turn();
                 if more == Scheduled::Yes {
@@ -265,7 +291,7 @@ impl Shard {
     /// also when nobody waits for its answer any more; changes are made in the order of the calls.
     pub fn change(&self, change: Change) -> impl Future<Output = Answer> + use<> {
         let slot = Rc::new(Slot::default());
-        self.accept(vec![change], &slot);
+        self.accept(CALLER, vec![change], &slot);
         async move {
             let answers = poll_fn(|cx| slot.poll(cx)).await;
             answers.into_iter().next().map_or(Answer::Null, |run| run.answer)
@@ -273,8 +299,8 @@ impl Shard {
     }
 
     /// The changes of a connection of this core.
-    pub(crate) fn accept(&self, changes: Vec<Change>, slot: &Rc<Slot>) {
-        self.0.accept(changes, Origin::Here(slot.clone()));
+    pub(crate) fn accept(&self, connection: Connection, changes: Vec<Change>, slot: &Rc<Slot>) {
+        self.0.accept(connection, changes, Origin::Here(slot.clone()));
         self.0.end_turn();
     }
 
@@ -313,9 +339,10 @@ impl Shard {
 }
 
 impl Inner {
-    fn accept(self: &Rc<Self>, changes: Vec<Change>, to: Origin) {
+    fn accept(self: &Rc<Self>, connection: Connection, changes: Vec<Change>, to: Origin) {
         let answers = Rc::new(Answers {
             to,
+            connection,
             left: Cell::new(changes.iter().map(Change::commands).sum()),
             runs: RefCell::new(Vec::with_capacity(changes.len())),
         });
@@ -333,15 +360,13 @@ impl Inner {
             self.held.borrow_mut().push_back((change, place));
             return;
         }
-        match change.kind {
-            Kind::Clear => return self.clear(place),
-            Kind::Sync => return self.sync(place),
-            _ => {}
+        if change.kind == Kind::Clear {
+            return self.clear(place);
         }
-        let awaited = {
+        let awaited = self.jobs.get() > 0 && {
             let overlay = self.overlay.borrow();
-            self.jobs.get() > 0
-                && change.entries().any(|(key, _)| overlay.is_awaited(key, self.print(key)))
+            self.turns.borrow().is_awaited(place.answers.connection)
+                || change.entries().any(|(key, _)| overlay.is_awaited(key, self.print(key)))
         };
         if !awaited && self.has_room(&change) {
             match self.look(&mut change) {
@@ -470,6 +495,9 @@ impl Inner {
 
     /// Makes a change whose keys are known.
     fn make(&self, mut change: Change, mut old: Vec<Old>, place: Place) {
+        if change.kind == Kind::Sync {
+            return self.sync(place);
+        }
         if let Some(text) = &*self.failed.borrow() {
             return self.answer_in_turn(place, Answer::Failed(text.clone()));
         }
@@ -743,7 +771,7 @@ impl Inner {
         self.stats.set(stats);
     }
 
-    /// Lets a change wait for its turn at all its keys.
+    /// Lets a change wait for its turn at all its keys and in its connection.
     fn queue(self: &Rc<Self>, mut change: Change, place: Place) {
         let mut keys: Vec<Box<[u8]>> = change.entries().map(|(key, _)| key.into()).collect();
         keys.sort_unstable();
@@ -751,10 +779,14 @@ impl Inner {
         self.count(|stats| stats.waited += 1);
         self.jobs.set(self.jobs.get() + 1);
         let job = Rc::new(Job {
+            connection: place.answers.connection,
             change: RefCell::new(Some((change, place))),
             keys,
             behind: Cell::new(0),
+            is_ready: Cell::new(false),
+            ahead: Cell::new(None),
         });
+        self.turns.borrow_mut().wait(job.connection, &job);
         let mut overlay = self.overlay.borrow_mut();
         let behind =
             job.keys.iter().filter(|key| !overlay.wait(key, self.print(key), &job)).count();
@@ -765,8 +797,8 @@ impl Inner {
         }
     }
 
-    /// Makes a change whose turn has come at all its keys, so that no other one can be waited for; when there is a task
-    /// for it.
+    /// Looks what is there before a change whose turn has come at all its keys, so that no other one can be waited for,
+    /// and makes it if it is its turn in its connection; when there is a task for it.
     fn start(self: &Rc<Self>, job: Rc<Job>) {
         if self.making.get() == MAKING_MAX {
             return self.due.borrow_mut().push_back(job);
@@ -776,10 +808,72 @@ impl Inner {
         self.core.spawn(Class::Foreground, async move {
             while let Some(job) = next {
                 run(&inner, job).await;
+                inner.core.checkpoint().await;
                 next = inner.due.borrow_mut().pop_front();
             }
             inner.making.set(inner.making.get() - 1);
         });
+    }
+
+    /// Whether nothing of its connection is before a change.
+    fn is_first(&self, job: &Rc<Job>) -> bool {
+        self.turns.borrow().is_first(job.connection, job)
+    }
+
+    /// Looks what is there before a change that is not made yet. Nobody else changes its keys meanwhile.
+    async fn read_ahead(&self, job: &Job) {
+        let Some((mut change, place)) = job.change.take() else { return };
+        self.until(|| self.has_room(&change)).await;
+        // What cannot be read is tried again when it is its turn.
+        if let Ok(old) = self.read(&mut change).await {
+            let bytes = old.iter().map(Old::len).sum();
+            if self.ahead_bytes.get() + bytes <= AHEAD_BYTES_MAX {
+                self.ahead_bytes.set(self.ahead_bytes.get() + bytes);
+                job.ahead.set(Some(Ahead { old, bytes, refusals: self.refusals.get() }));
+            }
+        }
+        job.change.replace(Some((change, place)));
+    }
+
+    fn take_ahead(&self, job: &Job) -> Option<Ahead> {
+        let ahead = job.ahead.take()?;
+        self.ahead_bytes.set(self.ahead_bytes.get() - ahead.bytes);
+        Some(ahead)
+    }
+
+    /// A change that has waited is made: gives its place at its keys to the next.
+    fn done(self: &Rc<Self>, job: &Job) {
+        self.jobs.set(self.jobs.get() - 1);
+        for key in &job.keys {
+            let next = self.overlay.borrow_mut().next(key, self.print(key));
+            if let Some(next) = next {
+                next.behind.set(next.behind.get() - 1);
+                if next.behind.get() == 0 {
+                    self.start(next);
+                }
+            }
+        }
+    }
+
+    /// The first change of a connection that waited is made: makes those behind it for which nothing else is waited.
+    fn make_next(self: &Rc<Self>, connection: Connection) {
+        let mut made = 0;
+        loop {
+            let next = self.turns.borrow_mut().next(connection);
+            let Some(job) = next.filter(|job| job.is_ready.get()) else { return };
+            let has_room =
+                job.change.borrow().as_ref().is_some_and(|(change, _)| self.has_room(change));
+            let ahead = if has_room && made < MADE_PER_TURN { self.take_ahead(&job) } else { None };
+            let ahead = ahead.filter(|ahead| ahead.refusals == self.refusals.get());
+            let Some((ahead, (change, place))) =
+                ahead.and_then(|ahead| Some((ahead, job.change.take()?)))
+            else {
+                return self.due.borrow_mut().push_front(job);
+            };
+            self.make(change, ahead.old, place);
+            self.done(&job);
+            made += 1;
+        }
     }
 
     /// Reads what is not known yet of a change's keys, whose turn it is.
@@ -812,28 +906,34 @@ impl Inner {
     }
 }
 
-/// Makes a change whose turn has come at all its keys.
+/// Makes a change whose turn has come at all its keys; or reads what it has to know, if others of its connection are
+/// before it.
 async fn run(inner: &Rc<Inner>, job: Rc<Job>) {
+    if !inner.is_first(&job) && !job.is_ready.get() {
+        inner.read_ahead(&job).await;
+    }
+    if !inner.is_first(&job) {
+        return job.is_ready.set(true);
+    }
+    let mut ahead = inner.take_ahead(&job);
     let mut waiting: VecDeque<_> = job.change.take().into_iter().collect();
     while let Some((mut change, place)) = waiting.pop_front() {
         inner.until(|| inner.has_room(&change)).await;
-        match inner.read(&mut change).await {
+        // Else it may have been refused meanwhile.
+        let ahead = ahead.take().filter(|ahead| ahead.refusals == inner.refusals.get());
+        let old = match ahead {
+            Some(ahead) => Ok(ahead.old),
+            None => inner.read(&mut change).await,
+        };
+        match old {
             Ok(old) => inner.make(change, old, place),
             // One of its commands, perhaps: the others do not need that key.
             Err(_) if change.commands() > 1 => waiting.extend(apart(change, place)),
             Err(error) => inner.answer_in_turn(place, engine_answer(&error)),
         }
     }
-    inner.jobs.set(inner.jobs.get() - 1);
-    for key in &job.keys {
-        let next = inner.overlay.borrow_mut().next(key, inner.print(key));
-        if let Some(next) = next {
-            next.behind.set(next.behind.get() - 1);
-            if next.behind.get() == 0 {
-                inner.start(next);
-            }
-        }
-    }
+    inner.done(&job);
+    inner.make_next(job.connection);
     inner.tell_watchers();
     inner.end_turn();
 }

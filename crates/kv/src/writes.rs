@@ -5,8 +5,8 @@
 //! 2. The shard answers all commands of a parcel together, each of them once. Answers for another core come back with those of other
 //!    parcels in one message, and go into the slot that the connection polls.
 //!
-//! Order: the parcels of one core are made in the order in which they were sent. Across cores nothing but an answer
-//! orders them: a parcel sent after the answer to another has come is made after it. A write that nobody has had an
+//! Order: what a connection sends is made in that order, so a crash leaves the first so much of it. Across connections
+//! nothing but an answer orders parcels: a parcel sent after the answer to another has come is made after it. A write that nobody has had an
 //! answer to may thus be made after one that was sent later, elsewhere, even by a client who knew of it: say, who has
 //! killed the connection of the first. That is what a write without an answer always may.
 //!
@@ -25,6 +25,7 @@ use crate::shard::Shard;
 use crate::shared::Posters;
 use crate::spec::CommandId;
 use crate::state::{Gauge, Share};
+use crate::turns::Connection;
 
 /// Parcels that one core may have on their way.
 pub(crate) const PARCELS_MAX: usize = 1 << 14;
@@ -34,6 +35,7 @@ pub(crate) struct Parcel {
     /// Where the answers go: the core, and the number of the slot there.
     pub core: usize,
     pub number: u32,
+    pub connection: Connection,
     pub changes: Vec<Change>,
 }
 
@@ -137,11 +139,12 @@ impl Writes {
         }
     }
 
-    /// Sends a parcel of so many bytes.
+    /// Sends a parcel of so many bytes, behind those of the same connection.
     pub fn send(
         self: &Rc<Self>,
         posters: &Posters,
         core: usize,
+        connection: Connection,
         changes: Vec<Change>,
         bytes: usize,
     ) -> Rc<Slot> {
@@ -152,11 +155,11 @@ impl Writes {
         let held = Held { writes: self.clone(), _bytes: bytes_share, _parcel: parcel_share };
         slot.held.replace(Some(held));
         match &self.shard {
-            Some(shard) => shard.accept(changes, &slot),
+            Some(shard) => shard.accept(connection, changes, &slot),
             None => {
                 let number = self.number(&slot);
                 let commands = changes.iter().map(Change::commands).sum();
-                if !posters.post_parcel(Parcel { core, number, changes }) {
+                if !posters.post_parcel(Parcel { core, number, connection, changes }) {
                     let answer = Answer::Failed("ERR the node is shutting down".into());
                     self.deliver(vec![(
                         number,
