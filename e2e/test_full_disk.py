@@ -1,9 +1,11 @@
 """A disk without space: a small file system of its own, mounted where only the node sees it."""
 
 import random
+import resource
 import signal
 import time
 
+import millrace
 import pytest
 import resp
 from small_disk import SmallDisk
@@ -90,3 +92,25 @@ def test_writes_are_refused_reads_go_on_and_writing_too_when_there_is_space(dura
             assert client.call("FLUSHALL") == OK
             write_again(client, 0)
             assert client.call("DBSIZE") == 1
+
+
+def test_a_limit_on_the_size_of_files_refuses_writes_and_kills_nobody(tmp_path):
+    """The kernel's signal for it ended the process."""
+    limit = 1 << 20
+
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    with millrace.node(tmp_path / "db", tmp_path / "log", writes=True, preexec_fn=small_files) as node:
+        with node.connect() as client:
+            keys, refusal = write_until_refused(client, 0)
+            assert "MISCONF" in refusal and "ulimit -f" in refusal, refusal
+            all_there(client, keys)
+            assert persistence(client)["write_failure"] == ""
+        assert node.alive()
+        node.process.kill()
+    with millrace.node(tmp_path / "db", tmp_path / "log2", writes=True) as node:
+        node.until_ready()
+        with node.connect() as client:
+            all_there(client, keys)
+            assert client.call("SET", "after", "x") == OK

@@ -73,7 +73,7 @@ impl Status {
     pub(crate) fn of(errno: i32) -> Status {
         match errno {
             0 => Status::Ok,
-            libc::ENOSPC | libc::EDQUOT => Status::NoSpace,
+            libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Status::NoSpace,
             libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => Status::Unsupported,
             _ => Status::IoError,
         }

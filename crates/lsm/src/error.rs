@@ -57,13 +57,18 @@ impl Error {
             // A file that ends early contradicts what the database says about it.
             io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound => Kind::Corruption,
             io::ErrorKind::OutOfMemory => Kind::Memory,
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Kind::Full,
+            io::ErrorKind::StorageFull
+            | io::ErrorKind::QuotaExceeded
+            | io::ErrorKind::FileTooLarge => Kind::Full,
             _ => Kind::Io,
         };
         let advice = match error.kind() {
             io::ErrorKind::PermissionDenied => "; this user must be allowed to",
             io::ErrorKind::ReadOnlyFilesystem => {
                 "; a file system that is mounted to be read can be read only"
+            }
+            io::ErrorKind::FileTooLarge => {
+                "; `ulimit -f` says how large a file of this process may become: raise it"
             }
             _ => match error.raw_os_error() {
                 Some(EMFILE) => {

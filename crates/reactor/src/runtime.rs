@@ -134,6 +134,7 @@ where
     if n == 0 {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "no processor to run on"));
     }
+    ignore_file_size_signal();
     let helpers = Arc::new(Helpers::start(2)?);
     let parts: Vec<_> = (0..n).map(|_| Shared::new()).collect::<io::Result<Vec<_>>>()?;
     let everybody: Vec<_> = parts.iter().map(|(shared, _)| shared.clone()).collect();
@@ -269,6 +270,13 @@ pub async fn signal(core: &Core) -> io::Result<i32> {
     }
 }
 
+/// A write beyond the file size limit (`ulimit -f`) fails with `EFBIG` and does not kill the process. The standard
+/// library already does the same for `SIGPIPE`.
+fn ignore_file_size_signal() {
+    // SAFETY: SIG_IGN installs no handler, and nothing in this process handles SIGXFSZ.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 fn signals() -> libc::sigset_t {
     // SAFETY: `sigset_t` is plain data, and sigemptyset initialises it before it is read.
     unsafe {
@@ -281,8 +289,10 @@ fn signals() -> libc::sigset_t {
     }
 }
 
-/// Blocks the signals that [`signal`] waits for, in this thread and those it starts later.
+/// Blocks the signals that [`signal`] waits for, in this thread and those it starts later. Ignores `SIGXFSZ`, as
+/// [`run`] does.
 pub fn block_signals() {
+    ignore_file_size_signal();
     let set = signals();
     // SAFETY: `set` is live and initialised; no old mask is asked for.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
