@@ -87,6 +87,14 @@ impl Choices {
         None
     }
 
+    /// Whether RocksDB opens a log that was written over an older one, whose records are behind its end. In
+    /// two modes it does not: it calls them damage (`kAbsoluteConsistency`), or looks for a valid record
+    /// behind them for ever (`kSkipAnyCorruptedRecords`). Unknown modes count as these.
+    pub fn take_old_records_for_the_end(&self) -> bool {
+        let mode = self.db("wal_recovery_mode").unwrap_or("kPointInTimeRecovery");
+        ["kPointInTimeRecovery", "kTolerateCorruptedTailRecords"].contains(&mode)
+    }
+
     /// The number of levels that RocksDB gives a family.
     pub fn levels(&self, family: &str) -> usize {
         let said = self.family(family, "num_levels").and_then(|text| text.parse().ok());

@@ -15,7 +15,7 @@ use crate::mutant::mutant;
 use crate::space::Task;
 use crate::version::{Level, Slot};
 use crate::wal_writer::{Durability, NewLog, WalWriter};
-use crate::writer::{Generation, Inner, Pending, Request};
+use crate::writer::{Generation, Inner, Pending, Request, WriteOptions};
 use crate::{blob_garbage, job};
 
 /// Bytes of batches that go to the log together, as long as there is more than one.
@@ -83,9 +83,9 @@ pub(crate) async fn run(inner: &Rc<Inner>, log: WalWriter) {
 }
 
 /// Bytes that a log has on the disk from the start.
-pub(crate) fn log_room(inner: &Inner) -> u64 {
+pub(crate) fn log_room(options: &WriteOptions) -> u64 {
     // And for the end of what is just not too much.
-    (inner.options.memtable_bytes as u64).min(LOG_ROOM_MAX) + (64 << 10)
+    (options.memtable_bytes as u64).min(LOG_ROOM_MAX) + (64 << 10)
 }
 
 /// Makes a log. `kept` spare ones are left alone.
@@ -96,8 +96,9 @@ pub(crate) async fn new_log(inner: &Inner, kept: usize) -> Result<WalWriter> {
             let mut spares = inner.spare_logs.borrow_mut();
             if spares.len() > kept { spares.pop() } else { None }
         },
+        emptied: !inner.db.0.choices.take_old_records_for_the_end(),
         durability: inner.options.durability,
-        room: log_room(inner),
+        room: log_room(&inner.options),
         next_sequence: inner.db.visible() + 1,
     };
     WalWriter::create(&inner.core, &inner.dir, new).await

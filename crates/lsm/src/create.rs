@@ -3,15 +3,16 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use fs::{Dir, LockGuard};
+use fs::{Dir, DirEntry, LockGuard};
 use reactor::Core;
 use rocksfmt::{Comparator, FileName, LogWriter, VersionEdit};
 
+use crate::commit::log_room;
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
 use crate::manifest_writer::ManifestWriter;
 use crate::spares::spares_max;
-use crate::writer::WriteOptions;
+use crate::writer::{WriteOptions, may_be_written_over};
 
 /// Takes the lock that excludes every other user of the directory, RocksDB too.
 pub(crate) async fn lock(dir: &Dir) -> Result<LockGuard> {
@@ -83,6 +84,7 @@ pub(crate) async fn take_over(
         let tables = || state.column_families.values().flat_map(|family| family.files());
         let blobs = || state.column_families.values().flat_map(|family| family.live_blob_files());
         let gone = match FileName::parse(&entry.name) {
+            Some(FileName::Temp(_)) if was_log(core, dir, entry, options).await => false,
             Some(FileName::Manifest(_) | FileName::Temp(_)) => true,
             Some(FileName::Sst(number)) => tables().all(|(_, file)| file.number != number),
             Some(FileName::Blob(number)) => blobs().all(|blob| blob.number != number),
@@ -105,6 +107,12 @@ pub(crate) async fn take_over(
         }
     }
     Ok(manifest)
+}
+
+/// Whether a temporary file is a log that an earlier process kept: the writer takes it over.
+async fn was_log(core: &Core, dir: &Dir, entry: &DirEntry, options: &WriteOptions) -> bool {
+    entry.size <= 2 * log_room(options)
+        && may_be_written_over(core, dir, &entry.name).await.unwrap_or(false)
 }
 
 /// The length at which a MANIFEST is replaced: ours, or RocksDB's if that is smaller.

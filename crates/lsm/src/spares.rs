@@ -69,6 +69,11 @@ impl Spares {
         spares.len() < SPARES_MAX && sum.saturating_add(bytes) <= limit
     }
 
+    /// Whether a temporary file of this number is one.
+    pub fn has(&self, number: u64) -> bool {
+        self.spares.load().iter().any(|spare| spare.number == number)
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.spares.load().is_empty()

@@ -11,10 +11,11 @@
 //! a log begins: recovery must know which holes a power cut can have torn (`rocksfmt`'s
 //! `group_end.rs`).
 //!
-//! A log that is needed no more gets a new name and is written again from its start. Every record
-//! has its log's number, so what is left of the old one behind its end is not taken for its own. So
-//! no blocks are given back and taken again, and at `power` a flush has no block to enter into the
-//! file system's books.
+//! A log that is needed no more is kept as `NNNNNN.dbtmp`, gets a new name and is written again from its
+//! start. Every record has its log's number, so what is left of the old one behind its end is not taken
+//! for its own. So no blocks are given back and taken again, and at `power` a flush has no block to enter
+//! into the file system's books. Two of RocksDB's `wal_recovery_mode`s take the old records for damage:
+//! there the kept log is emptied first.
 //!
 //! A group that failed is not written again: nobody knows what of it is there.
 
@@ -38,8 +39,10 @@ pub enum Durability {
 /// What a log is to be like.
 pub(crate) struct NewLog {
     pub number: u64,
-    /// A log that is needed no more, to be written again.
+    /// A log that is needed no more, to be written again: the number of the temporary file.
     pub spare: Option<u64>,
+    /// Nothing of the spare one may be left.
+    pub emptied: bool,
     pub durability: Durability,
     /// Room that it gets on the disk, in bytes.
     pub room: u64,
@@ -68,16 +71,27 @@ impl WalWriter {
     /// # Errors
     /// The device's.
     pub async fn create(core: &Core, dir: &Dir, new: NewLog) -> Result<WalWriter> {
-        let NewLog { number, spare, durability, room, next_sequence } = new;
+        let NewLog { number, spare, emptied, durability, room, next_sequence } = new;
         let name = FileName::Wal(number).to_string();
         let io = |e: std::io::Error| Error::io(&name, &e);
         let mode = match durability {
             Durability::Process => Mode::Buffered,
             Durability::Power => Mode::Direct,
         };
-        let old = spare.map(|spare| FileName::Wal(spare).to_string());
-        let made = WalWriter::make_file(core, dir, &name, old.as_deref(), mode, room).await;
-        let file = match made {
+        let old = spare.map(|spare| FileName::Temp(spare).to_string());
+        let made = async {
+            if let Some(old) = &old {
+                let room = emptied.then_some(room);
+                let reopened = WalWriter::reopen(core, dir, &name, old, mode, room).await?;
+                if let Some(file) = reopened {
+                    return Ok(file);
+                }
+            }
+            let file = core.attach(&dir.create_or_empty(&name, mode).await?);
+            WalWriter::allocate(&file, room).await?;
+            Ok(file)
+        };
+        let file = match made.await {
             Ok(file) => file,
             Err(error) => {
                 // Nothing is in it. What cannot be removed is an empty log to whoever recovers.
@@ -104,26 +118,51 @@ impl WalWriter {
         Ok(writer)
     }
 
-    /// A file for a log, with room on the disk.
-    async fn make_file(
+    /// An old log under its new name; emptied first where it gets new room. `None` where somebody else has
+    /// the file, a reader or a checkpoint of hard links: then its old name goes.
+    async fn reopen(
         core: &Core,
         dir: &Dir,
         name: &str,
-        spare: Option<&str>,
+        old: &str,
         mode: Mode,
-        room: u64,
-    ) -> std::io::Result<File> {
-        if let Some(spare) = spare {
-            dir.rename(spare, name).await?;
-            return Ok(core.attach(&dir.open_for_writing(name, mode).await?));
+        room: Option<u64>,
+    ) -> std::io::Result<Option<File>> {
+        let mut tries = 1;
+        let opened = loop {
+            match dir.open_unshared(old, mode).await {
+                // Who has just looked at it may not have closed it yet.
+                Err(error) if is_in_use(&error) && tries < REOPEN_TRIES => {
+                    tries += 1;
+                    core.sleep_ns(REOPEN_PAUSE_NS).await;
+                }
+                done => break done,
+            }
+        };
+        let Ok(opened) = opened else {
+            // What cannot be removed, the next opening removes.
+            let _ = dir.remove(old).await;
+            return Ok(None);
+        };
+        let file = core.attach(&opened);
+        if let Some(room) = room {
+            file.set_len(0).await?;
+            WalWriter::allocate(&file, room).await?;
+            // Before it is a log's: the name may be durable earlier than the length.
+            file.sync_data().await?;
         }
-        let file = core.attach(&dir.create_or_empty(name, mode).await?);
+        dir.rename(old, name).await?;
+        Ok(Some(file))
+    }
+
+    /// Gives an empty file room on the disk.
+    async fn allocate(file: &File, room: u64) -> std::io::Result<()> {
         if let Err(error) = file.allocate(room).await {
             // Less is better than nothing: it grows when it must.
             file.set_len(0).await?;
             file.allocate(room / 16).await.map_err(|_| error)?;
         }
-        Ok(file)
+        Ok(())
     }
 
     /// The most that the log is long with a group of so many batches, of together so many bytes.
@@ -210,3 +249,10 @@ impl WalWriter {
 
 /// Largest single write in bytes; a multiple of every alignment.
 const PIECE: usize = 1 << 20;
+/// Attempts to open an old log, and the pause between them in nanoseconds.
+const REOPEN_TRIES: u32 = 5;
+const REOPEN_PAUSE_NS: u64 = 1_000_000;
+
+fn is_in_use(error: &std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::WouldBlock
+}

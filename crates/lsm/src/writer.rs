@@ -294,7 +294,7 @@ pub(crate) struct Inner {
     pub quarantine: Quarantine,
     /// Files that are needed no more.
     doomed: RefCell<VecDeque<Doomed>>,
-    /// Logs that are needed no more.
+    /// Logs that are needed no more, as temporary files of these numbers.
     pub spare_logs: RefCell<Vec<u64>>,
     stats: Cell<WriterStats>,
     pub space: Space,
@@ -382,7 +382,11 @@ async fn sync_logs(core: &Core, dir: &Dir, logs: &[u64]) -> Result<()> {
 
 /// Whether a log has records that say which log they belong to, so that they are not taken for those
 /// of a log that is written over it. Suspends for the disk.
-async fn may_be_written_over(core: &Core, dir: &Dir, name: &str) -> std::io::Result<bool> {
+pub(crate) async fn may_be_written_over(
+    core: &Core,
+    dir: &Dir,
+    name: &str,
+) -> std::io::Result<bool> {
     let file = core.attach(&dir.open(name).await?);
     let len = file.size().min(LOG_BLOCK_BYTES as u64) as usize;
     Ok(len > 0 && is_recyclable_log(&fs::read(&file, 0, len).await?))
@@ -489,30 +493,36 @@ impl Inner {
 
     /// Keeps a few of the logs that the MANIFEST has made needless, to be written again, and
     /// removes the others. What cannot be removed, the next opening removes.
+    ///
+    /// A kept one is a log no more: who repairs the directory takes all logs for writes that are in no
+    /// table, and RocksDB's repair then finds each of them twice and drops the tables.
     pub async fn log_is_old(&self, generation: &Generation) {
-        match generation.log_number {
+        let others = match generation.log_number {
             Some(number) if self.spare_logs.borrow().len() < SPARE_LOGS => {
-                self.spare_logs.borrow_mut().push(number);
+                self.keep_log(number).await;
+                Vec::new()
             }
-            Some(number) => {
-                let file = FileName::Wal(number);
-                self.doomed.borrow_mut().push_back(Doomed { file, keep_bytes: None });
-            }
-            None => self.recovered_logs_are_old(generation.next_log).await,
-        }
-        self.moved.ring();
+            Some(number) => vec![FileName::Wal(number)],
+            None => self.keep_logs(generation.next_log).await,
+        };
+        self.remove_files(others);
     }
 
-    /// The same of all logs below a number.
-    async fn recovered_logs_are_old(&self, below: u64) {
-        for number in self.keep_logs(below).await {
-            let file = FileName::Wal(number);
-            self.doomed.borrow_mut().push_back(Doomed { file, keep_bytes: None });
+    /// Keeps a log, under the name of a temporary file.
+    async fn keep_log(&self, number: u64) {
+        let log = FileName::Wal(number);
+        match self.dir.rename(&log.to_string(), &FileName::Temp(number).to_string()).await {
+            Ok(()) => self.spare_logs.borrow_mut().push(number),
+            Err(error) => {
+                tracing::warn!("{log} could not be renamed: {error}");
+                self.remove_files(vec![log]);
+            }
         }
     }
 
-    /// Keeps a few of the logs below a number, which nobody needs. Returns the others.
-    async fn keep_logs(&self, below: u64) -> Vec<u64> {
+    /// Keeps a few of the logs below a number, which nobody needs, and of those that were kept before.
+    /// Returns the others.
+    async fn keep_logs(&self, below: u64) -> Vec<FileName> {
         // One of these may get another name while the rest is looked at.
         let kept = self.spare_logs.borrow().clone();
         let listed = self.dir.list().await.unwrap_or_else(|error| {
@@ -522,17 +532,28 @@ impl Inner {
         });
         let mut others = Vec::new();
         for DirEntry { name, size, .. } in listed {
-            let Some(FileName::Wal(number)) = FileName::parse(&name) else { continue };
-            if number >= below || kept.contains(&number) {
-                continue;
-            }
-            let wanted =
-                self.spare_logs.borrow().len() < SPARE_LOGS && size <= 2 * commit::log_room(self);
-            let fits = may_be_written_over(&self.core, &self.dir, &name);
-            if wanted && fits.await.unwrap_or(false) {
-                self.spare_logs.borrow_mut().push(number);
-            } else {
-                others.push(number);
+            let wanted = self.spare_logs.borrow().len() < SPARE_LOGS
+                && size <= 2 * commit::log_room(&self.options);
+            let fits =
+                async || may_be_written_over(&self.core, &self.dir, &name).await.unwrap_or(false);
+            match FileName::parse(&name) {
+                Some(FileName::Wal(number)) if number < below => {
+                    if wanted && fits().await {
+                        self.keep_log(number).await;
+                    } else {
+                        others.push(FileName::Wal(number));
+                    }
+                }
+                // Others are tables, which are kept or removed elsewhere.
+                Some(file @ FileName::Temp(number))
+                    if !kept.contains(&number) && !self.db.0.spares.has(number) && fits().await =>
+                {
+                    match wanted {
+                        true => self.spare_logs.borrow_mut().push(number),
+                        false => others.push(file),
+                    }
+                }
+                _ => {}
             }
         }
         others
