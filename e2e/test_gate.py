@@ -226,6 +226,50 @@ def database_without_current(path):
     (path / "CURRENT").unlink()
 
 
+@refused(r"4294967295\.sst.*32 bits")
+def stray_table_with_the_last_number(path):
+    make(path)
+    (path / "4294967295.sst").write_bytes(b"stray")
+
+
+@refused(r"MANIFEST-18446744073709551615.*32 bits")
+def stray_manifest_with_the_very_last_number(path):
+    make(path)
+    (path / "MANIFEST-18446744073709551615").write_bytes(b"")
+
+
+@refused(r"OPTIONS-4278190080")
+def stray_options_with_a_large_number(path):
+    make(path)
+    (path / "OPTIONS-4278190080").write_bytes(max(path.glob("OPTIONS-*")).read_bytes())
+
+
+def varint(number):
+    """A number as MANIFESTs have it."""
+    text = b""
+    while number >= 128:
+        text, number = text + bytes([number & 127 | 128]), number >> 7
+    return text + bytes([number])
+
+
+def append_edit(path, edit):
+    """Adds an edit to the MANIFEST of a database."""
+    with (path / (path / "CURRENT").read_text().strip()).open("ab") as manifest:
+        manifest.write(log_record(edit))
+
+
+@refused(r"MANIFEST says .*numbers from 18446744073709551615")
+def manifest_whose_next_number_is_the_last(path):
+    make(path, flush=True)
+    append_edit(path, b"\x03" + varint(2**64 - 1))
+
+
+@refused(r"sequence 72057594037927935.*56 bits")
+def manifest_whose_last_sequence_is_the_last(path):
+    make(path, flush=True)
+    append_edit(path, b"\x04" + varint(2**56 - 1))
+
+
 @refused(r"CURRENT.*director")
 def current_that_is_a_directory(path):
     path.mkdir()

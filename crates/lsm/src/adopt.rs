@@ -24,7 +24,7 @@ pub(crate) async fn note(dir: &Dir, db: &Db) -> Result<()> {
     let text = with_version(&String::from_utf8_lossy(&text));
     let numbers = entries.iter().filter_map(|entry| FileName::parse(&entry.name)?.number());
     let next = numbers
-        .fold(db.0.manifest.next_file_number, |next, number| next.max(number.saturating_add(1)));
+        .fold(db.0.manifest.next_number(), |next, number| next.max(number.saturating_add(1)));
     let name = FileName::Options(next).to_string();
     dir.write_small_atomically(&name, text.as_bytes()).await.map_err(io)
 }

@@ -90,8 +90,13 @@ pub(crate) fn log_room(options: &WriteOptions) -> u64 {
 
 /// Makes a log. `kept` spare ones are left alone.
 pub(crate) async fn new_log(inner: &Inner, kept: usize) -> Result<WalWriter> {
+    let number = inner.db.new_number();
+    if number > u32::MAX.into() {
+        let text = format!("no number is left for a log: {number} has more than 32 bits");
+        return Err(Error::new(Kind::Unsupported, text));
+    }
     let new = NewLog {
-        number: inner.db.new_number(),
+        number,
         spare: {
             let mut spares = inner.spare_logs.borrow_mut();
             if spares.len() > kept { spares.pop() } else { None }

@@ -63,7 +63,7 @@ pub(crate) async fn take_over(
         |e: io::Error| Error::io(format_args!("opening {} for writing", dir.path().display()), &e);
     let state = &db.0.manifest;
     let entries = dir.list().await.map_err(io)?;
-    let mut next = state.next_file_number;
+    let mut next = state.next_number();
     for entry in &entries {
         if let Some(
             FileName::Wal(number)

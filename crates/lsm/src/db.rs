@@ -300,6 +300,7 @@ impl Db {
                 choices: &choices,
                 logs_at,
                 manifest: &manifest,
+                last_sequence,
                 families: &families,
                 slots: &slots,
                 unread: &recovered.unread,

@@ -40,6 +40,11 @@ const NOTHING: [&str; 7] = [
 ];
 /// Names that an error shows.
 const NAMES_MAX: usize = 4;
+/// The first number that no file may have where new ones are to be made. RocksDB tells a log's records by
+/// the lower 32 bits of the log's number; a writer has this many numbers left at least.
+const NUMBERS_END: u64 = (1 << 32) - (1 << 24);
+/// The same of sequences, which have 56 bits.
+const SEQUENCES_END: u64 = (1 << 56) - (1 << 40);
 /// Where the old kind of BlobDB keeps its files.
 const OLD_BLOBS: &str = "blob_dir";
 
@@ -51,6 +56,8 @@ pub(crate) struct Found<'a> {
     /// Where `wal_dir` leads.
     pub logs_at: LogsAt,
     pub manifest: &'a ManifestState,
+    /// The largest sequence that was found.
+    pub last_sequence: u64,
     pub families: &'a [Family],
     pub slots: &'a [Slot],
     /// Column families whose writes are in the logs and in no memtable.
@@ -133,6 +140,9 @@ pub(crate) fn check(found: &Found<'_>, consent: Consent) -> Result<Vec<String>> 
     if let Some(what) = damaged_options(found) {
         return unsupported(what);
     }
+    if let Some(what) = found.used_up() {
+        return unsupported(what);
+    }
     if let Some(what) = found.choice_of_database() {
         return unsupported(what);
     }
@@ -177,6 +187,34 @@ fn damaged_options(found: &Found<'_>) -> Option<String> {
 }
 
 impl Found<'_> {
+    /// Numbers or sequences that there are too few of. New files get numbers after all that are there, and
+    /// nobody wrote so many files: a stray file or damage says so.
+    fn used_up(&self) -> Option<String> {
+        let is_last = |number: u64| number >= NUMBERS_END;
+        let mut names = self.entries.iter().map(|entry| &entry.name);
+        if let Some(name) =
+            names.find(|name| FileName::parse(name).and_then(FileName::number).is_some_and(is_last))
+        {
+            return Some(format!(
+                "new files would have larger numbers than {name}, and those of logs end at 32 bits: move it \
+                 away if it is not the database's"
+            ));
+        }
+        let next = self.manifest.next_number();
+        if is_last(next) {
+            return Some(format!(
+                "the MANIFEST says that new files have numbers from {next} on, and those of logs end at 32 \
+                 bits: it is damaged, or other databases' files were put into this one"
+            ));
+        }
+        (self.last_sequence >= SEQUENCES_END).then(|| {
+            format!(
+                "the last write has the sequence {}, and they end at 56 bits: a MANIFEST or a log is damaged",
+                self.last_sequence
+            )
+        })
+    }
+
     /// What stands in the way in the options of the database as a whole.
     fn choice_of_database(&self) -> Option<String> {
         let is_true = |key: &str| self.choices.db(key) == Some("true");
@@ -364,6 +402,7 @@ mod tests {
             choices: &choices,
             logs_at,
             manifest: &manifest,
+            last_sequence: 100,
             families: &[family],
             slots: &[],
             unread: &BTreeSet::new(),

@@ -103,6 +103,17 @@ pub struct ManifestState {
 }
 
 impl ManifestState {
+    /// A number that is larger than [`ManifestState::next_file_number`] and than that of every file and log
+    /// that the MANIFEST names, which may be larger.
+    pub fn next_number(&self) -> u64 {
+        let families = || self.column_families.values();
+        let files = families().flat_map(|family| family.files().map(|(_, file)| file.number));
+        let blobs = families().flat_map(|family| family.blob_files.keys().copied());
+        let logs = families().map(|family| family.log_number).chain([self.min_log_number_to_keep]);
+        let named = files.chain(blobs).chain(logs).chain(self.wals.keys().copied());
+        named.fold(self.next_file_number, |next, number| next.max(number.saturating_add(1)))
+    }
+
     /// A live column family by name.
     pub fn column_family(&self, name: &str) -> Option<&ColumnFamily> {
         self.column_families.values().find(|cf| cf.name == name)
