@@ -130,6 +130,15 @@ def prepared_transaction(path):
         database.prepare(b"one", b"a", b"1")
 
 
+@refused(r"1 prepared transactions.*one")
+def prepared_transaction_in_a_flushed_log(path):
+    with rocksdb78.opened(path, transactions=True) as database:
+        database.put(b"hello", b"world")
+        database.prepare(b"one", b"a", b"1")
+    with rocksdb78.opened(path, transactions=True):
+        pass
+
+
 @refused(r"table_factory=PlainTable")
 def plain_tables_to_come(path):
     make(path, plain_table=True)
@@ -378,6 +387,25 @@ def test_what_we_merge_is_within_the_levels_there_are(options, tmp_path):
     with rocksdb78.opened(data, rocksdb78.options(**options)) as database:
         assert all(database.get(b"key%d" % n) == b"ours" for n in range(6))
         assert database.get(b"key00099") == b"value 99"
+
+
+@pytest.mark.parametrize("openings", range(1, 4))
+def test_a_transaction_database_without_prepared_transactions_is_written_to(openings, tmp_path):
+    """From its second opening on it keeps a log that no family needs."""
+    data, expected = tmp_path / "db", {}
+    for n in range(openings):
+        with rocksdb78.opened(data, transactions=True) as database:
+            database.put(b"key%d" % n, b"theirs")
+        expected[b"key%d" % n] = b"theirs"
+    for n in range(2):
+        millrace.succeed("kv", "put", f"ours{n}", "value", "--data", data)
+        expected[b"ours%d" % n] = b"value"
+        assert dict(millrace.scan(data)) == expected
+        with rocksdb78.opened(data, transactions=True) as database:
+            database.put(b"again", b"%d" % n)
+        expected[b"again"] = b"%d" % n
+    with rocksdb78.opened(data) as database:
+        assert dict(database.scan()) == expected
 
 
 def test_other_families_are_kept(tmp_path):

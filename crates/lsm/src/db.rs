@@ -294,6 +294,10 @@ impl Db {
         let slots = open_tables(core, dir, &plan, wanted, &tables, &mut warnings).await?;
         let last_sequence = manifest.last_sequence.max(recovered.last_sequence);
         if let Some(consent) = writes {
+            let prepared = match choices.db("allow_2pc") {
+                Some("true") => recover::prepared(core, dir, &plan.kept_logs).await?,
+                _ => None,
+            };
             let found = Found {
                 path: dir.path(),
                 entries: &entries,
@@ -304,6 +308,7 @@ impl Db {
                 families: &families,
                 slots: &slots,
                 unread: &recovered.unread,
+                prepared,
             };
             warnings.extend(gate::check(&found, consent)?);
         }

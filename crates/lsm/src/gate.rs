@@ -25,7 +25,6 @@ use rocksfmt::{FileName, ManifestState};
 
 use crate::choices::{Choices, OLDEST};
 use crate::error::{Error, Kind, Result};
-use crate::recovery_plan::first_log;
 use crate::version::{Family, Slot};
 
 /// What an interrupted creation of a database leaves behind, and what a file system's root has.
@@ -62,6 +61,9 @@ pub(crate) struct Found<'a> {
     pub slots: &'a [Slot],
     /// Column families whose writes are in the logs and in no memtable.
     pub unread: &'a BTreeSet<u32>,
+    /// What is known of transactions that are prepared in logs that nobody else needs: see
+    /// [`crate::recover::prepared`].
+    pub prepared: Option<String>,
 }
 
 /// What the caller agreed to.
@@ -243,16 +245,8 @@ impl Found<'_> {
         if is_true("allow_ingest_behind") {
             return Some("allow_ingest_behind reserves its last level".into());
         }
-        if is_true("allow_2pc") {
-            let first = first_log(self.manifest);
-            let kept = self.manifest.min_log_number_to_keep;
-            if may_hold_prepared(self.entries, kept, first) {
-                return Some(
-                    "a log that all column families have flushed is kept, and may hold prepared \
-                     transactions (allow_2pc): end them with TransactionDB"
-                        .into(),
-                );
-            }
+        if is_true("allow_2pc") && self.prepared.is_some() {
+            return self.prepared.clone();
         }
         None
     }
@@ -328,14 +322,6 @@ impl Found<'_> {
     }
 }
 
-/// Whether there is a log that no family needs and that is to be kept.
-fn may_hold_prepared(entries: &[DirEntry], kept: u64, first: u64) -> bool {
-    entries.iter().any(|entry| match FileName::parse(&entry.name) {
-        Some(FileName::Wal(number)) => (kept..first).contains(&number) && entry.size > 0,
-        _ => false,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -406,6 +392,7 @@ mod tests {
             families: &[family],
             slots: &[],
             unread: &BTreeSet::new(),
+            prepared: None,
         };
         check(&found, consent)
     }
@@ -444,17 +431,6 @@ mod tests {
             assert!(error.to_string().contains(text), "{edit}: {error}");
             assert!(error.to_string().starts_with("/x: "), "{error}");
         }
-    }
-
-    #[test]
-    fn a_log_that_may_hold_a_prepared_transaction_is_in_the_way() {
-        // Log 5 is to be kept though every family has flushed it; log 4 is not.
-        asked("8.0.0", "allow_2pc=true", LogsAt::Here, NO).unwrap();
-        let mut listed = entries(&["000005.log"]);
-        listed[0].size = 0;
-        assert!(!may_hold_prepared(&listed, 5, 6));
-        listed[0].size = 1;
-        assert!(may_hold_prepared(&listed, 5, 6) && !may_hold_prepared(&listed, 6, 6));
     }
 
     #[test]

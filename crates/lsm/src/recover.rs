@@ -6,19 +6,19 @@
 //! file and offset, and serve what lies before only when told to (`salvage`).
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fs::Dir;
 use reactor::Core;
 use rocksfmt::{
     DamageScan, FileName, LOG_BLOCK_BYTES, LaterRecord, LogEnd, LogKind, LogReader, ManifestReplay,
-    ManifestState, is_torn_group, parse_current,
+    ManifestState, Marker, Op, WriteBatch, is_torn_group, parse_current,
 };
 
 use crate::db::OpenOptions;
 use crate::error::{Error, Kind, Result};
 use crate::recovered::Sorting;
-use crate::recovery_plan::RecoveryPlan;
+use crate::recovery_plan::{PlannedLog, RecoveryPlan};
 use crate::wal_replay::{Replayed, WalReplay};
 
 /// Bytes read of a log at a time: whole log blocks.
@@ -195,6 +195,72 @@ pub(crate) async fn logs(
         tracing::info!("{}: ends early, as after a crash: {end:?}", FileName::Wal(*number));
     }
     Ok(replayed)
+}
+
+/// Looks for transactions that were prepared and not ended in the logs that all families have flushed and that are
+/// kept for these. Says what is in the way, if something is.
+pub(crate) async fn prepared(
+    core: &Core,
+    dir: &Dir,
+    kept: &[PlannedLog],
+) -> Result<Option<String>> {
+    let open = RefCell::new(BTreeSet::new());
+    for log in kept {
+        let mut reader = LogReader::new(LogKind::Wal { number: log.number });
+        let each = |record: rocksfmt::LogRecord<'_>| {
+            let format = |e| Error::format(format_args!("{} at {}", log.name, record.offset), &e);
+            for op in WriteBatch::parse(record.data).map_err(format)?.ops() {
+                let Op::Marker(marker) = op.map_err(format)?.1 else { continue };
+                let mut open = open.borrow_mut();
+                match marker {
+                    Marker::EndPrepare(name) => drop(open.insert(name.to_vec())),
+                    Marker::Commit(name)
+                    | Marker::CommitWithTimestamp { name, .. }
+                    | Marker::Rollback(name) => drop(open.remove(name)),
+                    // Its end comes with its name.
+                    Marker::BeginPrepare
+                    | Marker::BeginPersistedPrepare
+                    | Marker::BeginUnprepare => {}
+                }
+            }
+            Ok(())
+        };
+        let read = feed(core, dir, &log.name, &mut reader, each, async || Ok(())).await;
+        let damage = match (read, reader.end()) {
+            (Err(error), _) if [Kind::Corruption, Kind::Unsupported].contains(&error.kind()) => {
+                Some(error.to_string())
+            }
+            (Err(error), _) => return Err(error),
+            (Ok(()), Some(LogEnd::Clean)) => None,
+            (Ok(()), Some(LogEnd::Truncated { offset } | LogEnd::StaleTail { offset })) => {
+                let mut scan = DamageScan::new(&reader, *offset, 0);
+                let later = look_behind(core, dir, &log.name, &mut scan).await?;
+                later.map(|later| {
+                    format!(
+                        "{} at {offset}: damage, and a valid record at {}",
+                        log.name, later.offset
+                    )
+                })
+            }
+            (Ok(()), end) => Some(format!("{}: {end:?}", log.name)),
+        };
+        if let Some(damage) = damage {
+            return Ok(Some(format!(
+                "{} is kept for prepared transactions (allow_2pc), and cannot be read: {damage}. Opening and \
+                 closing the database once with DB::Open, without allow_2pc, removes it",
+                log.name
+            )));
+        }
+    }
+    let open = open.into_inner();
+    Ok(open.first().map(|name| {
+        format!(
+            "a log that all column families have flushed holds {} prepared transactions (allow_2pc), {:?} for \
+             example: commit them or roll them back with TransactionDB",
+            open.len(),
+            String::from_utf8_lossy(&name[..name.len().min(64)])
+        )
+    }))
 }
 
 /// Whether all that a MANIFEST has behind `offset` in that block is of an atomic group.

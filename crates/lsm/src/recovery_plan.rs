@@ -35,6 +35,9 @@ pub(crate) struct PlannedLog {
 pub(crate) struct RecoveryPlan {
     /// Logs to be replayed, in order.
     pub logs: Vec<PlannedLog>,
+    /// Logs that all families have flushed, from the first on that is to be kept: RocksDB keeps them while a
+    /// transaction is prepared in them.
+    pub kept_logs: Vec<PlannedLog>,
     /// Names of the live tables by number: `.sst`, or `.ldb` from LevelDB.
     pub tables: BTreeMap<u64, String>,
     /// Live blob files by number.
@@ -122,12 +125,9 @@ impl RecoveryPlan {
 
         let first = first_log(state);
         refuse_logs(state, first, &logs_there)?;
-        for (&number, &file) in logs_there.range(first..) {
-            plan.logs.push(PlannedLog {
-                number,
-                name: file.name.clone(),
-                size_bytes: file.size_bytes,
-            });
+        for (&number, &file) in logs_there.range(state.min_log_number_to_keep..) {
+            let logs = if number < first { &mut plan.kept_logs } else { &mut plan.logs };
+            logs.push(PlannedLog { number, name: file.name.clone(), size_bytes: file.size_bytes });
         }
         Ok(plan)
     }
