@@ -8,6 +8,7 @@ import time
 
 import millrace
 import pytest
+import resp
 
 MIB = 1 << 20
 FIXED = 24 * MIB
@@ -149,3 +150,36 @@ def test_a_log_longer_than_memory_opens(tmp_path):
             for number in range(300):
                 assert client.call("GET", f"key{number}") == bytes([number % 256]) * 100_000
         within(node, 32 * MIB)
+
+
+def test_values_that_commands_build_are_as_long_as_arguments_may_be(tmp_path):
+    """Short orders made values that needed more memory than the node had, and could not be read afterwards."""
+    flags = ["--memory", "64M", "--cores", "1", "--durability", "process"]
+    with millrace.node(tmp_path / "db", tmp_path / "log", *flags, writes=True) as node:
+        with node.connect(timeout=60) as client:
+            longest = int(client.call("CONFIG", "GET", "proto-max-bulk-len")[1])
+            assert longest < 4 * MIB
+            for offset in (longest, 40_000_000, 250_000_000, 536_870_911):
+                reply = client.call("SETRANGE", "built", str(offset), "x")
+                assert reply == "ERR string exceeds maximum allowed size (proto-max-bulk-len)", reply
+            assert client.call("EXISTS", "built") == 0
+            assert client.call("SETRANGE", "built", str(longest - 1), "x") == longest
+            reply = client.call("APPEND", "built", "x")
+            assert reply == "ERR string exceeds maximum allowed size (proto-max-bulk-len)", reply
+        # All at once, of keys that nobody knows and of keys that are there.
+        clients = [node.connect(timeout=120) for _ in range(60)]
+        for _ in range(2):
+            for number, client in enumerate(clients):
+                client.send(resp.encode("SETRANGE", f"built{number}", str(longest - 1), "x"))
+            for client in clients:
+                assert client.reply() == longest
+        within(node, 64 * MIB)
+        node.process.kill()
+    with millrace.node(tmp_path / "db", tmp_path / "log2", *flags, writes=True) as node:
+        node.until_ready()
+        with node.connect(timeout=60) as client:
+            assert client.call("DBSIZE") == 61
+            for key in ("built", *(f"built{number}" for number in range(60))):
+                assert client.call("STRLEN", key) == longest
+                assert client.call("DEL", key) == 1
+        within(node, 64 * MIB)

@@ -10,7 +10,8 @@ use crate::long_double::LongDouble;
 use crate::spec::CommandId;
 use crate::state::FAMILY;
 
-/// Largest value that a command may build: Redis's `proto-max-bulk-len`.
+/// Largest value that a command may build where no [`Settings`](crate::Settings) say less: Redis's
+/// `proto-max-bulk-len`.
 pub(crate) const VALUE_BYTES_MAX: usize = resp::BULK_BYTES_MAX;
 
 /// A change of one or more keys: all of it happens, or none.

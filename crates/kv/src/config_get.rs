@@ -56,7 +56,7 @@ pub(crate) fn known(
         ("maxclients", settings.clients_max.to_string()),
         ("maxmemory", node.memory_budget_bytes().to_string()),
         ("port", node.tcp_port().to_string()),
-        ("proto-max-bulk-len", limits.bulk_bytes_max.min(limits.request_bytes_max).to_string()),
+        ("proto-max-bulk-len", settings.value_bytes_max().to_string()),
     ]
     .map(|(name, value)| (name.to_owned(), value));
     let password = now.password.as_ref().map_or(&b""[..], Password::reveal).to_vec();

@@ -3,7 +3,7 @@
 use lsm::BatchWriter;
 use resp::parse_i64;
 
-use crate::change::{Answer, Kind, Only, PutReply, VALUE_BYTES_MAX};
+use crate::change::{Answer, Kind, Only, PutReply};
 use crate::long_double::LongDouble;
 use crate::state::FAMILY;
 
@@ -59,8 +59,18 @@ pub(crate) enum Write {
     Value(Vec<u8>),
 }
 
-/// What a change of one key writes and is answered. `operand` is what its batch has for a value.
-pub(crate) fn modify(kind: Kind, old: Old, operand: &[u8]) -> (Write, Answer) {
+/// How long a value a change builds, as far as the change itself tells. The old value may make it longer.
+pub(crate) fn built_bytes_told(kind: Kind, operand_bytes: usize) -> usize {
+    match kind {
+        Kind::Append => operand_bytes,
+        Kind::SetRange(offset) => offset.saturating_add(operand_bytes),
+        _ => 0,
+    }
+}
+
+/// What a change of one key writes and is answered. `operand` is what its batch has for a value. A value longer than
+/// `bytes_max` is refused before memory is taken for it.
+pub(crate) fn modify(kind: Kind, old: Old, operand: &[u8], bytes_max: usize) -> (Write, Answer) {
     match kind {
         Kind::PutIf { only, reply } => {
             let sets = match only {
@@ -81,7 +91,7 @@ pub(crate) fn modify(kind: Kind, old: Old, operand: &[u8]) -> (Write, Answer) {
         }
         Kind::Append => {
             let mut value = take(old);
-            if value.len() + operand.len() > VALUE_BYTES_MAX {
+            if value.len() + operand.len() > bytes_max {
                 return refuse(TOO_LONG);
             }
             value.extend_from_slice(operand);
@@ -93,7 +103,7 @@ pub(crate) fn modify(kind: Kind, old: Old, operand: &[u8]) -> (Write, Answer) {
                 return (Write::Nothing, Answer::Integer(value.len() as i64));
             }
             let end = offset.saturating_add(operand.len());
-            if end > VALUE_BYTES_MAX {
+            if value.len().max(end) > bytes_max {
                 return refuse(TOO_LONG);
             }
             if value.len() < end {
@@ -157,8 +167,10 @@ mod tests {
         Old::Value(text.into())
     }
 
+    const BYTES_MAX: usize = 100;
+
     fn made(kind: Kind, old: Old, operand: &str) -> (Option<String>, Answer) {
-        let (write, answer) = modify(kind, old, operand.as_bytes());
+        let (write, answer) = modify(kind, old, operand.as_bytes(), BYTES_MAX);
         let text = match write {
             Write::Nothing => None,
             Write::AsItIs => Some(operand.to_owned()),
@@ -212,9 +224,16 @@ mod tests {
         );
         assert_eq!(made(Kind::SetRange(9), value("ab"), ""), (None, Answer::Integer(2)));
         assert_eq!(made(Kind::SetRange(9), Old::Missing, ""), (None, Answer::Integer(0)));
-        for offset in [VALUE_BYTES_MAX, usize::MAX] {
+        for offset in [BYTES_MAX, usize::MAX] {
             let refused = made(Kind::SetRange(offset), value("ab"), "x");
             assert_eq!(refused, (None, Answer::Refused(TOO_LONG)));
+        }
+        let (_, longest) = made(Kind::SetRange(BYTES_MAX - 1), value("ab"), "x");
+        assert_eq!(longest, Answer::Integer(BYTES_MAX as i64));
+        // What was written where more was allowed is not built again, either.
+        let longer = "x".repeat(BYTES_MAX + 1);
+        for kind in [Kind::Append, Kind::SetRange(0)] {
+            assert_eq!(made(kind, value(&longer), "y"), (None, Answer::Refused(TOO_LONG)));
         }
     }
 

@@ -47,6 +47,12 @@ impl Settings {
     /// Unsent bytes that a connection may always have.
     pub const UNSENT_BYTES_SMALL: usize = 64 * 1024;
 
+    /// Largest value: what an argument may have, and what a command may build (`proto-max-bulk-len`).
+    pub fn value_bytes_max(&self) -> usize {
+        let limits = self.limits();
+        limits.bulk_bytes_max.min(limits.request_bytes_max)
+    }
+
     /// What the parser enforces.
     pub fn limits(&self) -> Limits {
         Limits {

@@ -35,7 +35,7 @@ use reactor::mailbox::{Scheduled, mailbox};
 use reactor::{Class, Core, JoinHandle};
 use twox_hash::XxHash3_128;
 
-use crate::change::{Answer, Change, Kind, Need, entries};
+use crate::change::{Answer, Change, Kind, Need, VALUE_BYTES_MAX, entries};
 use crate::known::{Fingerprint, Known};
 use crate::modify::{self, Old, Write};
 use crate::overlay::{Key, Newest, Overlay, Ticket};
@@ -54,7 +54,7 @@ const GATHERED_EACH_BYTES: usize = 1024;
 const GATHERED_BYTES: usize = 64 * 1024;
 /// Longest value that the overlay keeps for the next change of its key.
 const KEPT_BYTES_MAX: usize = 1024;
-/// Bytes of values built here and not yet written at which the next long one waits.
+/// Bytes of values built here and not yet written at which the next one waits, at most.
 const BUILT_BYTES_MAX: usize = 64 << 20;
 /// Bytes for remembering which keys are there, where nobody says how many.
 const KNOWN_BYTES: usize = 1 << 20;
@@ -108,7 +108,11 @@ struct Inner {
     /// Tasks that read for them and make them, and those whose turn has come at all their keys and that have no task yet.
     making: Cell<usize>,
     due: RefCell<VecDeque<Rc<Job>>>,
+    /// Bytes of values built here and not yet written, or about to be built; beyond the most the next one waits.
     built_bytes: Cell<usize>,
+    built_bytes_max: Cell<usize>,
+    /// Longest value that is built.
+    value_bytes_max: Cell<usize>,
     ahead_bytes: Cell<usize>,
     /// Answers for other cores, by core, and the way there.
     outbox: RefCell<Vec<Answered>>,
@@ -242,6 +246,8 @@ impl Shard {
             making: Cell::new(0),
             due: RefCell::default(),
             built_bytes: Cell::new(0),
+            built_bytes_max: Cell::new(BUILT_BYTES_MAX),
+            value_bytes_max: Cell::new(VALUE_BYTES_MAX),
             ahead_bytes: Cell::new(0),
             outbox: RefCell::new((0..core.cores()).map(|_| Vec::new()).collect()),
             posters: OnceCell::new(),
@@ -263,6 +269,9 @@ impl Shard {
     pub async fn attach(&self, shared: &Arc<Shared>) {
         let inner = self.0.clone();
         inner.posters.get_or_init(|| Posters::new(shared));
+        let settings = shared.settings();
+        inner.value_bytes_max.set(settings.value_bytes_max());
+        inner.built_bytes_max.set(settings.writes_bytes_max.min(BUILT_BYTES_MAX));
         let (posting, mut owner) = mailbox(PARCELS_MAX);
         let (door, owner_core) = (shared.clone(), self.0.core.id());
         let task = self.0.core.spawn(Class::Foreground, async move {
@@ -437,7 +446,15 @@ impl Inner {
     /// Whether one more value may be built.
     fn has_room(&self, change: &Change) -> bool {
         !matches!(change.kind, Kind::Append | Kind::SetRange(_))
-            || self.built_bytes.get() <= BUILT_BYTES_MAX
+            || self.built_bytes.get() <= self.built_bytes_max.get()
+    }
+
+    /// Takes room for the value that a change is about to build.
+    fn expect_built(&self, change: &Change) -> usize {
+        let bytes = modify::built_bytes_told(change.kind, change.len());
+        let expected = bytes.min(self.value_bytes_max.get());
+        self.built_bytes.set(self.built_bytes.get() + expected);
+        expected
     }
 
     #[inline]
@@ -519,6 +536,7 @@ impl Inner {
                     kind,
                     mem::replace(&mut old[0], Old::There),
                     operand.unwrap_or_default(),
+                    self.value_bytes_max.get(),
                 );
                 let batch = match write {
                     Write::Nothing => None,
@@ -919,13 +937,18 @@ async fn run(inner: &Rc<Inner>, job: Rc<Job>) {
     let mut waiting: VecDeque<_> = job.change.take().into_iter().collect();
     while let Some((mut change, place)) = waiting.pop_front() {
         inner.until(|| inner.has_room(&change)).await;
+        // Others that wait for the same room must see what this one takes while it reads.
+        let expected = inner.expect_built(&change);
         // Else it may have been refused meanwhile.
         let ahead = ahead.take().filter(|ahead| ahead.refusals == inner.refusals.get());
         let old = match ahead {
             Some(ahead) => Ok(ahead.old),
             None => inner.read(&mut change).await,
         };
+        inner.built_bytes.set(inner.built_bytes.get() - expected);
         match old {
+            // They did not see how long the old value is.
+            Ok(_) if !inner.has_room(&change) => waiting.push_front((change, place)),
             Ok(old) => inner.make(change, old, place),
             // One of its commands, perhaps: the others do not need that key.
             Err(_) if change.commands() > 1 => waiting.extend(apart(change, place)),
