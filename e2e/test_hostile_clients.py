@@ -257,3 +257,59 @@ def test_it_ends_behind_the_replies_of_clients_that_read(data, tmp_path):
                 time.sleep(0.01)
             assert len(client.reply()) == 40000
         assert node.process.wait(5) == 0, node.said()
+
+
+def values(tmp_path, sizes):
+    """A database with a value of each length, under its index."""
+    with millrace.node(tmp_path / "db", tmp_path / "log-made", "--memory", "512M", writes=True) as made:
+        with made.connect() as client:
+            for number, size in enumerate(sizes):
+                assert client.call("SET", f"value{number}", os.urandom(1000) * (size // 1000)) == b"OK"
+    return tmp_path / "db"
+
+
+@pytest.mark.parametrize(
+    "clients, size, request_",
+    [
+        (150, 2_600_000, [("GET", "value0")] * 3),
+        (200, 10_000, [("GET", "value0")] * 300),
+        (150, 100_000, [("MGET", *["value0"] * 50)] * 4),
+        (150, 100_000, [("MR.RANGE", "-", "+")] * 4),
+        (150, 20_000, [("ECHO", "x" * 20_000)] * 30),
+    ],
+    ids=["large", "many", "MGET", "MR.RANGE", "ECHO"],
+)
+def test_replies_that_many_clients_do_not_read_have_one_bound(tmp_path, long, clients, size, request_):
+    """What each could hold was bounded, and 300 of them held 300 times as much."""
+    count = 40 if request_[0][0] == "MR.RANGE" else 1
+    data = values(tmp_path, [size] * count + [1000])
+    with millrace.node(data, tmp_path / "log", "--memory", "64M", writes=True) as node:
+        words = b"".join(resp.encode(*words) for words in request_)
+        greedy = [socket.create_connection(("127.0.0.1", node.port), 20) for _ in range(clients)]
+        for client in greedy:
+            # The kernel, too, holds little for it.
+            client.setblocking(False)
+            try:
+                client.send(words)
+            except BlockingIOError:
+                pass
+        highest = 0
+        deadline = time.monotonic() + (10 if long else 3)
+        with node.connect() as other:
+            while time.monotonic() < deadline:
+                highest = max(highest, node.rss())
+                # Small replies need not wait for anybody.
+                started = time.monotonic()
+                assert len(other.call("GET", f"value{count}")) == 1000
+                assert time.monotonic() - started < 3
+                time.sleep(0.05)
+        most = MEMORY * 1.15 + (24 << 20)
+        print(f"{highest >> 20} MiB, at most {most / (1 << 20):.0f}")
+        assert highest <= most
+        # One that reads gets its reply in the end, although all others still hold on to theirs.
+        with node.connect(timeout=150) as reads:
+            assert len(reads.call("GET", "value0")) == size
+        assert highest <= most
+        for client in greedy:
+            client.close()
+        assert node.alive()

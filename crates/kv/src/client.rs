@@ -28,6 +28,14 @@ pub(crate) struct Client {
     pub blocked: Cell<bool>,
     pub input_room_bytes: Cell<usize>,
     pub unsent_bytes: Cell<usize>,
+    /// Of these, the bytes that only its reading holds up.
+    pub sending_bytes: Cell<usize>,
+    /// How often its socket has taken something.
+    pub sends: Rc<Cell<u64>>,
+    /// What that was when it was last seen to take something, and when; see `room`.
+    pub watched: Cell<(u64, u64)>,
+    /// It waits for memory for a reply.
+    pub waits_for_room: Cell<bool>,
     killed: Cell<bool>,
     waker: RefCell<Option<Waker>>,
 }
@@ -60,6 +68,10 @@ impl Client {
 
     fn has_address(address: Option<SocketAddr>, wanted: &[u8]) -> bool {
         write_address(address).as_bytes() == wanted
+    }
+
+    pub fn address_text(&self) -> String {
+        write_address(self.address)
     }
 
     /// A line of `CLIENT LIST`, in Redis 7.0's words.
@@ -190,6 +202,10 @@ impl Clients {
             blocked: Cell::default(),
             input_room_bytes: Cell::default(),
             unsent_bytes: Cell::default(),
+            sending_bytes: Cell::default(),
+            sends: Rc::default(),
+            watched: Cell::default(),
+            waits_for_room: Cell::default(),
             killed: Cell::default(),
             waker: RefCell::default(),
         });
@@ -199,6 +215,10 @@ impl Clients {
 
     pub fn remove(&self, id: u64) {
         self.list.borrow_mut().remove(&id);
+    }
+
+    pub fn for_each(&self, each: impl FnMut(&Rc<Client>)) {
+        self.list.borrow().values().for_each(each);
     }
 
     pub fn wake_all(&self) {

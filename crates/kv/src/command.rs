@@ -10,6 +10,7 @@ use crate::args::Args;
 use crate::change::{Kind, Only, PutReply};
 use crate::long_double::LongDouble;
 use crate::range::{RangeBound, RangeQuery};
+use crate::reads::SCAN_BYTES_MAX;
 use crate::refusal::Refusal;
 use crate::spec::{CommandId, Spec, takes_count};
 use crate::table::{self, Known};
@@ -126,7 +127,21 @@ impl Command<'_> {
             _ => Access::None,
         }
     }
+
+    /// The most bytes that its reply may have, where that is known before and not small. `0` of commands whose replies
+    /// are admitted when it is known how long they are.
+    pub(crate) fn reply_bytes(&self) -> usize {
+        match self {
+            Self::Echo(message) | Self::Ping(Some(message)) => message.len(),
+            Self::Scan(_) => SCAN_BYTES_MAX,
+            Self::Client(ClientCommand::List(_)) | Self::Describe(_) => LIST_BYTES,
+            _ => 0,
+        }
+    }
 }
+
+/// About how long lists of clients and of commands are.
+const LIST_BYTES: usize = 64 * 1024;
 
 /// What a command that reads one key wants to know of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

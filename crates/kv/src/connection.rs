@@ -14,7 +14,6 @@
 //! An idle connection keeps its buffers as long as those of all idle connections of the core fit a budget; beyond that
 //! it waits without any, and receives only when something has arrived.
 
-use std::cell::Cell;
 use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
@@ -28,6 +27,7 @@ use crate::client::Client;
 use crate::large::Large;
 use crate::output::send;
 use crate::replies::Closing;
+use crate::room::SWEEP_NS;
 use crate::session::Session;
 use crate::settings::Settings;
 use crate::state::CoreState;
@@ -160,10 +160,11 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
     let mut half_closed = pin!(None);
     let mut stalled = pin!(None);
     let mut patience = pin!(None);
+    let mut sweep = pin!(None);
     // What is being received goes into a buffer of its own, and behind the input when it has come.
     let mut apart = false;
     // Sends that have taken something: all, those when the client closed its side, those when the node's end began.
-    let sends = Rc::new(Cell::new(0u64));
+    let sends = client.sends.clone();
     let (mut sends_at_half_close, mut sends_at_stall) = (0, 0);
     // Bytes received, and what it and the sends were when the patience with a large command began.
     let (mut received, mut at_patience) = (0u64, (0, 0));
@@ -202,7 +203,6 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             sending.set(Some(send(socket.clone(), batch, sends.clone())));
         }
         session.replies.account();
-        client.unsent_bytes.set(session.replies.unsent_bytes());
         let quiet = sending.is_none() && !session.replies.is_busy();
         let last = session.replies.closing != Closing::No || input.ended && input.missing.is_some();
         if session.replies.closing == Closing::Now || quiet && (last || state.stopping.get()) {
@@ -256,6 +256,11 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             sends_at_stall = sends.get();
             stalled.set(Some(state.core.sleep_ns(STOP_STALL_NS)));
         }
+        if !client.waits_for_room.get() {
+            sweep.set(None);
+        } else if sweep.is_none() {
+            sweep.set(Some(state.core.sleep_ns(SWEEP_NS)));
+        }
         if !large.is_favoured() {
             patience.set(None);
         } else if patience.is_none() {
@@ -269,7 +274,13 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             }
             let mut moved = session.replies.collect(cx);
             moved |= session.has_got_room();
+            // It has just begun to wait, and looks for clients that take nothing.
+            moved |= client.waits_for_room.get() && sweep.is_none();
             moved |= large.waits() && large.admit(input.room_wanted(), state.shared.settings());
+            if finish(&mut sweep, cx).is_some() {
+                state.room.sweep(&state);
+                moved = true;
+            }
             if finish(&mut patience, cx).is_some() {
                 let waits_for_client = receiving.is_some() || sending.is_some();
                 let brought =

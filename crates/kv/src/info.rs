@@ -285,6 +285,7 @@ fn stats(report: &Report<'_>, text: &mut String) {
         "rejected_connections:{}", sum(|kv| kv.rejected);
         "expired_keys:0";
         "evicted_keys:0";
+        "evicted_clients:{}", sum(|kv| kv.slow_closed);
         "keyspace_hits:{}", sum(|kv| kv.hits);
         "keyspace_misses:{}", sum(|kv| kv.misses);
         "total_error_replies:{}", sum(|kv| kv.errors);

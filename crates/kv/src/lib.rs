@@ -49,6 +49,7 @@ mod range;
 mod reads;
 mod refusal;
 mod replies;
+mod room;
 mod scan_table;
 mod server;
 mod session;

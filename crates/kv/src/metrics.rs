@@ -117,6 +117,11 @@ const COUNTERS: &[(&str, &str, Value)] = &[
     ("keyspace_misses_total", "Keys that commands did not find", |core| core.kv.misses),
     ("reads_from_memory_total", "Reads answered from memory at once", |core| core.kv.reads_cached),
     ("reads_that_waited_total", "Reads that waited for the disk", |core| core.kv.reads_waited),
+    (
+        "slow_closed_total",
+        "Connections closed that took nothing of their replies while others waited for memory",
+        |core| core.kv.slow_closed,
+    ),
     ("slow_readers_total", "Times a connection's commands waited for its reader", |core| {
         core.kv.slow_readers
     }),

@@ -149,8 +149,7 @@ pub(crate) async fn send(
             (Ok(()), Sending::Bytes(bytes))
         }
         Sending::Parts(parts) => {
-            let (result, parts) = socket.send_parts(parts).await;
-            sends.set(sends.get() + 1);
+            let (result, parts) = socket.send_parts(parts, &sends).await;
             (result, Sending::Parts(parts))
         }
     }

@@ -16,7 +16,7 @@ use crate::walk::Walk;
 const SCAN_KEYS_MAX: u64 = 10_000;
 
 /// A `SCAN`'s reply ends with the key that makes it so long.
-const SCAN_BYTES_MAX: usize = 128 * 1024;
+pub(crate) const SCAN_BYTES_MAX: usize = 128 * 1024;
 
 /// The cursor behind all others, also written -1: in Redis, too, nothing but the end comes behind it.
 const CURSOR_END: u64 = u64::MAX;

@@ -5,7 +5,8 @@
 //!
 //! What it holds is bounded: no command is taken while the output is full or a reply of unbounded size is being made;
 //! reads started ahead of their turn give back what does not fit (see [`Window`]) and are fewer where values are large;
-//! a task whose reply may be long counts as many reads.
+//! a task whose reply may be long counts as many reads. What all connections of a core hold is bounded, too: a reply
+//! that is not small is admitted first (see `room`). A value that is not admitted is dropped and read again when it is.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -19,6 +20,7 @@ use reactor::{Class, JoinHandle};
 use resp::{Protocol, Writer};
 
 use crate::change::Answer as WriteAnswer;
+use crate::client::Client;
 use crate::command::Ask;
 use crate::output::{Batch, Output, Sending};
 use crate::reads;
@@ -38,15 +40,29 @@ const LONG_REPLIES_MAX: usize = 2;
 enum Later {
     /// Ready, behind others that are not.
     Ready(Output),
-    /// A question about one key.
-    One { task: JoinHandle<Read>, ask: Ask, protocol: Protocol, command: Option<CommandId> },
+    /// A question about one key. With a share of the core's unsent bytes the answer has been admitted.
+    One {
+        task: JoinHandle<Read>,
+        admitted: Option<Share>,
+        ask: Ask,
+        protocol: Protocol,
+        command: Option<CommandId>,
+    },
+    /// The same, whose answer has so many bytes and is read when its turn has come and there is memory for it.
+    Held { key: Vec<u8>, bytes: usize, ask: Ask, protocol: Protocol, command: Option<CommandId> },
     /// The values of some keys.
     Some { task: JoinHandle<ReadSome>, protocol: Protocol, keys: usize, command: Option<CommandId> },
     /// A reply of bounded size.
-    Small { task: JoinHandle<SmallReply>, weight: usize, command: Option<CommandId>, silent: bool },
+    Small {
+        task: JoinHandle<SmallReply>,
+        _admitted: Option<Share>,
+        weight: usize,
+        command: Option<CommandId>,
+        silent: bool,
+    },
     /// The next piece of a reply of any size.
     Piece(JoinHandle<Piece>),
-    /// Such a reply, waiting for its reader.
+    /// Such a reply, waiting for its reader or for memory.
     Parked(Box<Stream>),
     /// What the shard says to a parcel of writes.
     Written(Written),
@@ -68,15 +84,16 @@ type Answer = lsm::Result<Option<Value>>;
 
 /// How a read ended that was started ahead of its turn.
 enum Read {
-    /// With the place it takes in the window.
-    Answer(Answer, usize),
-    /// What it found would not fit beside what the others found; it is read again when its turn has come.
-    Again(Vec<u8>),
+    /// With the key, and the place it takes in the window.
+    Answer(Vec<u8>, Answer, usize),
+    /// What it found, of so many bytes, would not fit beside what the others found; it is read again when its turn has
+    /// come.
+    Again(Vec<u8>, usize),
 }
 
 /// The same for several keys at once.
 enum ReadSome {
-    Answers(Vec<Answer>, usize),
+    Answers(Vec<Vec<u8>>, Vec<Answer>, usize),
     Again(Vec<Vec<u8>>),
 }
 
@@ -143,6 +160,7 @@ pub(crate) enum Closing {
 /// See the module text.
 pub(crate) struct Replies {
     state: Rc<CoreState>,
+    client: Rc<Client>,
     output: Output,
     later: VecDeque<Later>,
     /// Bytes that are ready in the queue, and bytes of the engine's buffers that these pin.
@@ -168,26 +186,30 @@ pub(crate) struct Replies {
     /// Its part of the reads that are under way on the core.
     own_reads: Share,
     slow: bool,
+    /// What the next command's reply has been admitted for.
+    reserved: Option<Share>,
 }
 
 impl Drop for Replies {
     fn drop(&mut self) {
+        self.state.room.leave(&self.client);
         for later in self.later.drain(..) {
             match later {
                 Later::One { task, .. } => task.cancel(),
                 Later::Some { task, .. } => task.cancel(),
                 Later::Small { task, .. } => task.cancel(),
                 Later::Piece(task) => task.cancel(),
-                Later::Ready(_) | Later::Parked(_) | Later::Written(_) => {}
+                Later::Ready(_) | Later::Held { .. } | Later::Parked(_) | Later::Written(_) => {}
             }
         }
     }
 }
 
 impl Replies {
-    pub fn new(state: &Rc<CoreState>) -> Self {
+    pub fn new(state: &Rc<CoreState>, client: &Rc<Client>) -> Self {
         Self {
             state: state.clone(),
+            client: client.clone(),
             output: Output::default(),
             later: VecDeque::new(),
             later_bytes: 0,
@@ -207,7 +229,46 @@ impl Replies {
             pinned: state.pinned_bytes.share(),
             own_reads: state.reads.share(),
             slow: false,
+            reserved: None,
         }
+    }
+
+    /// Bytes that all connections of the core hold, this one as it is now.
+    fn total_bytes(&self) -> usize {
+        self.state.unsent_bytes.get() - self.unsent.part() + self.unsent_bytes()
+    }
+
+    /// Unsent bytes that this connection may have now.
+    fn unsent_bytes_max(&self) -> usize {
+        self.state.unsent_bytes_max(self.total_bytes())
+    }
+
+    /// Whether a reply of so many bytes may be made now. If not, the connection's task is woken when it may.
+    fn admit(&self, bytes: usize) -> bool {
+        let total_max = self.state.shared.settings().unsent_total_bytes_max;
+        bytes <= Settings::REPLY_BYTES_SMALL
+            || self.state.room.admit(&self.client, bytes, self.total_bytes(), total_max)
+    }
+
+    /// Takes memory for the reply of the next command, where it is known before how long it may be. If there is none,
+    /// the connection's task is woken when there is.
+    pub fn reserve(&mut self, bytes: usize) -> bool {
+        if !self.admit(bytes) {
+            return false;
+        }
+        self.reserved = Some(self.share_of(bytes));
+        true
+    }
+
+    fn share_of(&self, bytes: usize) -> Share {
+        let mut share = self.state.unsent_bytes.share();
+        share.set(bytes);
+        share
+    }
+
+    /// The next command has been executed.
+    pub fn end_reservation(&mut self) {
+        self.reserved = None;
     }
 
     /// Bytes of replies that are made and not yet sent.
@@ -252,7 +313,7 @@ impl Replies {
 
     /// Whether another command may be taken.
     pub fn have_room(&mut self) -> bool {
-        let slow = self.unsent_bytes() > self.state.unsent_bytes_max();
+        let slow = self.unsent_bytes() > self.unsent_bytes_max();
         if slow && !self.slow {
             self.state.count(|stats| stats.slow_readers += 1);
         }
@@ -279,6 +340,13 @@ impl Replies {
     /// Tells the core what this connection holds.
     pub fn account(&mut self) {
         self.unsent.set(self.unsent_bytes());
+        if self.later.is_empty() && self.unsent_bytes() == 0 {
+            self.state.room.sent(&self.client);
+        }
+        let total_max = self.state.shared.settings().unsent_total_bytes_max;
+        self.state.room.changed(self.state.unsent_bytes.get(), total_max);
+        self.client.unsent_bytes.set(self.unsent_bytes());
+        self.client.sending_bytes.set(self.sending_bytes);
         let waiting = self.output.pinned_bytes() + self.later_pinned_bytes;
         self.pinned.set(waiting + self.sending_pinned_bytes);
         self.own_reads.set(self.reads);
@@ -295,6 +363,9 @@ impl Replies {
     pub fn sent(&mut self, batch: Sending) -> usize {
         self.output.reuse(batch);
         self.sending_pinned_bytes = 0;
+        if self.output.is_empty() {
+            self.state.room.sent(&self.client);
+        }
         std::mem::take(&mut self.sending_bytes)
     }
 
@@ -318,6 +389,12 @@ impl Replies {
     /// Answers a question about one key: at once from memory, without allocating anything, or by a task.
     pub fn read_one(&mut self, key: &[u8], ask: Ask, protocol: Protocol) {
         match self.state.reader.get_cached(FAMILY, key) {
+            Some(answer) if !self.admit(answer_bytes(&answer, ask)) => {
+                let (key, bytes) = (key.to_vec(), answer_bytes(&answer, ask));
+                self.reads += 1;
+                let command = self.command;
+                self.later.push_back(Later::Held { key, bytes, ask, protocol, command });
+            }
             Some(answer) => {
                 self.state.count(|stats| {
                     stats.reads_cached += 1;
@@ -337,13 +414,14 @@ impl Replies {
                     let answer = state.reader.get(FAMILY, &key, None).await;
                     let bytes_max = state.shared.settings().unsent_bytes_max;
                     match window.admit(std::slice::from_ref(&answer), bytes_max) {
-                        Some(held) => Read::Answer(answer, held),
-                        None => Read::Again(key),
+                        Some(held) => Read::Answer(key, answer, held),
+                        None => Read::Again(key, answer_bytes(&answer, ask)),
                     }
                 });
                 self.reads += 1;
                 let command = self.command;
-                self.later.push_back(Later::One { task, ask, protocol, command });
+                let admitted = None;
+                self.later.push_back(Later::One { task, admitted, ask, protocol, command });
             }
         }
     }
@@ -362,7 +440,7 @@ impl Replies {
                 state.reader.multi_get(FAMILY, &keys, None).await
             };
             match window.admit(&answers, bytes_max) {
-                Some(held) => ReadSome::Answers(answers, held),
+                Some(held) => ReadSome::Answers(keys, answers, held),
                 None => ReadSome::Again(keys),
             }
         });
@@ -386,30 +464,32 @@ impl Replies {
             Length::Long => (self.state.shared.settings().reads_max / LONG_REPLIES_MAX).max(1),
         };
         self.reads += weight;
-        self.later.push_back(Later::Small { task, weight, command: self.command, silent });
+        let (command, _admitted) = (self.command, self.reserved.take());
+        self.later.push_back(Later::Small { task, _admitted, weight, command, silent });
     }
 
     /// Gives a reply of any size.
     pub fn stream(&mut self, stream: Stream) {
         self.streaming = true;
-        let task = self.next_piece(Box::new(stream));
-        self.later.push_back(task);
+        self.later.push_back(Later::Parked(Box::new(stream)));
     }
 
-    fn next_piece(&self, stream: Box<Stream>) -> Later {
+    /// Makes the next piece, which has been admitted.
+    fn next_piece(&self, mut stream: Box<Stream>) -> Later {
+        stream.take_room(self.share_of(stream.wanted()));
         Later::Piece(self.state.core.spawn(Class::Background, async move { stream.next().await }))
     }
 
     /// Moves what is ready from the front of the queue to the output; true when anything moved.
     pub fn collect(&mut self, cx: &mut Context<'_>) -> bool {
         let mut moved = false;
-        while let Some(front) = self.later.front_mut() {
+        while let Some(front) = self.later.front() {
             // What is ready moves; what has just been found waits for room, where it counts as little as it can.
             let ready = matches!(front, Later::Ready(_) | Later::Parked(_));
-            let sendable = self.sending_bytes + self.output.len();
-            if !ready && sendable > self.state.unsent_bytes_max() {
+            if !ready && self.sendable_bytes() > self.unsent_bytes_max() {
                 break;
             }
+            let Some(front) = self.later.front_mut() else { break };
             match front {
                 Later::Ready(_) => {
                     if let Some(Later::Ready(output)) = self.later.pop_front() {
@@ -418,19 +498,37 @@ impl Replies {
                         self.output.append(output);
                     }
                 }
-                Later::One { task, ask, protocol, command } => {
+                Later::Held { key, bytes, ask, protocol, command } => {
+                    let (bytes, ask, protocol, command) = (*bytes, *ask, *protocol, *command);
+                    let key = std::mem::take(key);
+                    if !self.admit(bytes) {
+                        self.later[0] = Later::Held { key, bytes, ask, protocol, command };
+                        break;
+                    }
+                    let reader = self.state.reader.clone();
+                    // Now it is its turn: whatever it finds goes out.
+                    let task = self.state.core.spawn(Class::Foreground, async move {
+                        let answer = reader.get(FAMILY, &key, None).await;
+                        Read::Answer(key, answer, 0)
+                    });
+                    let admitted = Some(self.share_of(bytes));
+                    self.later[0] = Later::One { task, admitted, ask, protocol, command };
+                }
+                Later::One { task, admitted, ask, protocol, command } => {
+                    let (ask, protocol, command) = (*ask, *protocol, *command);
                     match Pin::new(&mut *task).poll(cx) {
                         Poll::Pending => break,
-                        Poll::Ready(Read::Again(key)) => {
-                            let reader = self.state.reader.clone();
-                            // Now it is its turn: whatever it finds goes out.
-                            *task = self.state.core.spawn(Class::Foreground, async move {
-                                Read::Answer(reader.get(FAMILY, &key, None).await, 0)
-                            });
+                        Poll::Ready(Read::Again(key, bytes)) => {
+                            self.later[0] = Later::Held { key, bytes, ask, protocol, command };
                         }
-                        Poll::Ready(Read::Answer(answer, held)) => {
+                        Poll::Ready(Read::Answer(key, answer, held)) => {
+                            let admitted = admitted.take().is_some();
                             self.window.leave(held);
-                            let (ask, protocol, command) = (*ask, *protocol, *command);
+                            let bytes = answer_bytes(&answer, ask);
+                            if !admitted && !self.admit(bytes) {
+                                self.later[0] = Later::Held { key, bytes, ask, protocol, command };
+                                continue;
+                            }
                             self.later.pop_front();
                             if answer.is_err() {
                                 self.state.commands.failed(command, 1);
@@ -457,13 +555,13 @@ impl Replies {
                     self.later.pop_front();
                     self.reads -= keys;
                     match found {
-                        ReadSome::Again(keys) => {
-                            let stream = LookupStream::of_large(&self.state, keys, protocol);
-                            let task = self.next_piece(Box::new(Stream::Lookup(stream)));
-                            self.later.push_front(task);
-                        }
-                        ReadSome::Answers(answers, held) => {
+                        ReadSome::Again(keys) => self.stream_first(keys, protocol),
+                        ReadSome::Answers(keys, answers, held) => {
                             self.window.leave(held);
+                            if !self.admit(held) {
+                                self.stream_first(keys, protocol);
+                                continue;
+                            }
                             self.state.count(|stats| {
                                 answers.iter().for_each(|answer| hit_or_miss(answer, stats));
                             });
@@ -476,7 +574,7 @@ impl Replies {
                         }
                     }
                 }
-                Later::Small { task, weight, command, silent } => {
+                Later::Small { task, weight, command, silent, .. } => {
                     let Poll::Ready(reply) = Pin::new(task).poll(cx) else { break };
                     self.reads -= *weight;
                     let (command, silent) = (*command, *silent);
@@ -497,6 +595,7 @@ impl Replies {
                 Later::Piece(task) => {
                     let Poll::Ready(piece) = Pin::new(task).poll(cx) else { break };
                     self.output.tail().extend_from_slice(&piece.bytes);
+                    drop(piece.room);
                     match piece.rest {
                         Rest::Done => {
                             self.later.pop_front();
@@ -507,7 +606,8 @@ impl Replies {
                             self.closing = Closing::Now;
                         }
                         Rest::More(mut stream) => {
-                            if self.sendable_bytes() <= self.state.unsent_bytes_max() {
+                            let may_go_on = self.sendable_bytes() <= self.unsent_bytes_max();
+                            if may_go_on && self.admit(stream.wanted()) {
                                 let next = self.next_piece(stream);
                                 self.later[0] = next;
                             } else {
@@ -520,7 +620,14 @@ impl Replies {
                 }
                 Later::Parked(_) => {
                     // Half empty before it goes on, so that it does not stop and go with every piece.
-                    if self.sendable_bytes() > self.state.unsent_bytes_max() / 2 {
+                    if self.sendable_bytes() > self.unsent_bytes_max() / 2 {
+                        break;
+                    }
+                    let wanted = match self.later.front() {
+                        Some(Later::Parked(stream)) => stream.wanted(),
+                        _ => break,
+                    };
+                    if !self.admit(wanted) {
                         break;
                     }
                     if let Some(Later::Parked(stream)) = self.later.pop_front() {
@@ -532,6 +639,13 @@ impl Replies {
             moved = true;
         }
         moved
+    }
+
+    /// Gives the values at the front of the queue piece by piece. What writes later waits for them.
+    fn stream_first(&mut self, keys: Vec<Vec<u8>>, protocol: Protocol) {
+        let stream = LookupStream::of_large(&self.state, keys, protocol);
+        self.streaming = true;
+        self.later.push_front(Later::Parked(Box::new(Stream::Lookup(stream))));
     }
 
     fn write_answers(&mut self, answers: Vec<Run>, protocol: Protocol, silent: bool) {
@@ -572,6 +686,14 @@ impl Replies {
 
 fn is_stream(later: &Later) -> bool {
     matches!(later, Later::Piece(_) | Later::Parked(_))
+}
+
+/// About how long the reply is.
+fn answer_bytes(answer: &Answer, ask: Ask) -> usize {
+    match (answer, ask) {
+        (Ok(Some(value)), Ask::Value | Ask::Part { .. }) => value.len(),
+        _ => 0,
+    }
 }
 
 fn hit_or_miss(answer: &Answer, stats: &mut KvStats) {

@@ -20,6 +20,7 @@ use crate::outgoing::Outgoing;
 use crate::reads::{self, ScanOrder};
 use crate::refusal::Refusal;
 use crate::replies::{Closing, Length, Replies, SmallReply};
+use crate::settings::Settings;
 use crate::spec::CommandId;
 use crate::state::CoreState;
 use crate::stream::{RangeStream, Stream};
@@ -49,8 +50,9 @@ pub(crate) struct Session {
     pub(crate) after_multi: bool,
     /// The command at the input's beginning has so many bytes and waits for others before it.
     held: Option<usize>,
-    /// It waits for room for writes.
+    /// It waits for room for writes, or for memory for a reply of so many bytes.
     waits_for_room: bool,
+    waits_for_reply: Option<usize>,
     /// It waits for the end of a pause of writes.
     pub(crate) waits_for_pause: bool,
 }
@@ -66,13 +68,14 @@ impl Session {
             skip_this: false,
             unread: false,
             entered: state.password.borrow().is_none(),
-            replies: Replies::new(state),
+            replies: Replies::new(state, client),
             outgoing: Outgoing::default(),
             metered: None,
             metered_from_ns: 0,
             after_multi: false,
             held: None,
             waits_for_room: false,
+            waits_for_reply: None,
             waits_for_pause: false,
         }
     }
@@ -157,8 +160,15 @@ impl Session {
         missing
     }
 
-    /// Whether what it waited for has come: room for writes.
+    /// Whether what it waited for has come: room for writes, or memory for a reply.
     pub fn has_got_room(&mut self) -> bool {
+        if let Some(bytes) = self.waits_for_reply
+            && self.replies.reserve(bytes)
+        {
+            self.replies.end_reservation();
+            self.waits_for_reply = None;
+            return true;
+        }
         if !self.waits_for_room {
             return false;
         }
@@ -242,6 +252,11 @@ impl Session {
         if !self.is_its_turn(access) {
             return false;
         }
+        let reply_bytes = command.as_ref().map_or(0, Command::reply_bytes);
+        if reply_bytes > Settings::REPLY_BYTES_SMALL && !self.replies.reserve(reply_bytes) {
+            self.waits_for_reply = Some(reply_bytes);
+            return false;
+        }
         self.skip_this = std::mem::take(&mut self.skip_next);
         self.client.command.set(name);
         self.replies.command = id.filter(|_| !rejected);
@@ -254,6 +269,7 @@ impl Session {
             Ok(command) => self.execute_now(command),
             Err(refusal) => self.reply(|writer| refusal.write(writer)),
         }
+        self.replies.end_reservation();
         true
     }
 
@@ -358,12 +374,24 @@ impl Session {
             }
             Command::Keys(pattern) => {
                 let walk = Walk::matching(&self.state, Some(pattern));
-                self.stream(Stream::Range(RangeStream::new(walk, false, None, self.protocol)));
+                self.stream(Stream::Range(RangeStream::new(
+                    &self.state,
+                    walk,
+                    false,
+                    None,
+                    self.protocol,
+                )));
             }
             Command::Range(query) => {
                 let walk = Walk::range(&self.state, &query);
                 let (values, limit) = (query.values, query.limit);
-                self.stream(Stream::Range(RangeStream::new(walk, values, limit, self.protocol)));
+                self.stream(Stream::Range(RangeStream::new(
+                    &self.state,
+                    walk,
+                    values,
+                    limit,
+                    self.protocol,
+                )));
             }
         }
     }

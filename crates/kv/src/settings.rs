@@ -22,8 +22,8 @@ pub struct Settings {
     pub reads_max: usize,
     /// Unsent bytes at which a connection's commands wait for its reader.
     pub unsent_bytes_max: usize,
-    /// Unsent bytes of all connections of a core together, beyond which each of them may have only
-    /// [`Settings::UNSENT_BYTES_SMALL`].
+    /// Unsent bytes of all connections of a core together. Beyond it each connection may have only replies of up to
+    /// [`Settings::REPLY_BYTES_SMALL`], and one connection at a time a longer one; the others wait.
     pub unsent_total_bytes_max: usize,
     /// Bytes of writes of a core's connections that the engine has not acknowledged; beyond it no command that writes
     /// is taken.
@@ -44,8 +44,8 @@ impl Settings {
     pub const WRITES_BYTES_MAX: usize = 4 << 20;
     /// Reads under way of a core's connections together, beyond which each of them may have only a few.
     pub const READS_TOTAL_MAX: usize = 1 << 16;
-    /// Unsent bytes that a connection may always have.
-    pub const UNSENT_BYTES_SMALL: usize = 64 * 1024;
+    /// A reply so long may always be made; and unsent bytes with which a connection may always take a command.
+    pub const REPLY_BYTES_SMALL: usize = 4 * 1024;
 
     /// Largest value: what an argument may have, and what a command may build (`proto-max-bulk-len`).
     pub fn value_bytes_max(&self) -> usize {

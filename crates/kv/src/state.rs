@@ -12,6 +12,7 @@ use crate::client::Clients;
 use crate::command_stats::AllCommandStats;
 use crate::large::LargeRequests;
 use crate::password::Password;
+use crate::room::ReplyRoom;
 use crate::scan_table::ScanTable;
 use crate::shard::Shard;
 use crate::shared::{Posters, Questions, Shared};
@@ -42,6 +43,8 @@ pub(crate) struct KvStats {
     pub reads_waited: u64,
     /// Times a connection's commands waited for its reader.
     pub slow_readers: u64,
+    /// Connections closed because they took nothing of their replies while others waited for memory.
+    pub slow_closed: u64,
 }
 
 /// One core's part of the key-value door.
@@ -65,7 +68,9 @@ pub(crate) struct CoreState {
     pub descending: bool,
     pub large: Rc<LargeRequests>,
     pub input_bytes: Gauge,
+    /// Bytes of replies that are made and not sent, or admitted and not yet made.
     pub unsent_bytes: Gauge,
+    pub room: ReplyRoom,
     pub pinned_bytes: Gauge,
     /// Reads under way, in tasks of their own.
     pub reads: Gauge,
@@ -94,6 +99,7 @@ impl CoreState {
             large: Rc::default(),
             input_bytes: Gauge::default(),
             unsent_bytes: Gauge::default(),
+            room: ReplyRoom::default(),
             pinned_bytes: Gauge::default(),
             reads: Gauge::default(),
             idle_buffer_bytes: Gauge::default(),
@@ -116,11 +122,11 @@ impl CoreState {
         change(&mut self.stats.borrow_mut());
     }
 
-    /// Unsent bytes that a connection may have now.
-    pub fn unsent_bytes_max(&self) -> usize {
+    /// Unsent bytes that a connection may have when all have `total`.
+    pub fn unsent_bytes_max(&self, total: usize) -> usize {
         let settings = self.shared.settings();
-        if self.unsent_bytes.get() > settings.unsent_total_bytes_max {
-            settings.unsent_bytes_max.min(crate::settings::Settings::UNSENT_BYTES_SMALL)
+        if total > settings.unsent_total_bytes_max {
+            settings.unsent_bytes_max.min(crate::settings::Settings::REPLY_BYTES_SMALL)
         } else {
             settings.unsent_bytes_max
         }
@@ -150,6 +156,10 @@ pub(crate) struct Share {
 }
 
 impl Share {
+    pub fn part(&self) -> usize {
+        self.part
+    }
+
     #[inline]
     pub fn set(&mut self, part: usize) {
         if part != self.part {

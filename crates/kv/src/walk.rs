@@ -93,6 +93,13 @@ impl Walk {
         self.last = Some(key);
     }
 
+    /// Goes on after `key`, or begins again.
+    pub fn go_on_from(&mut self, key: Option<Vec<u8>>) {
+        self.iter = None;
+        self.ended = false;
+        self.last = key;
+    }
+
     /// Lets go of what it would not hold while it waits.
     pub fn park(&mut self) {
         if let Some(iter) = self.iter.take()

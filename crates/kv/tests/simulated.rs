@@ -278,8 +278,12 @@ async fn nuisance(core: Core, stage: Rc<Stage>, mut rng: Rng) {
 }
 
 fn right_replies(seed: u64) -> (u64, u64) {
+    right_replies_within(seed, small())
+}
+
+fn right_replies_within(seed: u64, settings: Settings) -> (u64, u64) {
     let cache_bytes = [0, 20_000, 8 << 20][seed as usize % 3];
-    stage(seed, small(), cache_bytes, |core, stage| async move {
+    stage(seed, settings, cache_bytes, |core, stage| async move {
         let mut rng = Rng::new(stage.seed ^ (core.id() as u64) << 32);
         stage.world.add_fault(Fault::new(FaultKind::Stall(0..50_000_000)).chance(20_000));
         let clients: Vec<_> = (0..6)
@@ -304,6 +308,55 @@ fn every_reply_is_the_models_whatever_the_network_and_the_neighbours_do() {
     for seed in seeds() {
         right_replies(seed);
     }
+}
+
+#[test]
+fn every_reply_is_the_models_where_few_replies_have_room_at_once() {
+    for seed in seeds() {
+        let unsent_total_bytes_max = [1000, 12_000, 60_000][seed as usize / 3 % 3];
+        right_replies_within(seed, Settings { unsent_total_bytes_max, ..small() });
+    }
+}
+
+#[test]
+fn clients_that_do_not_read_hold_little_together_and_are_closed_when_others_wait() {
+    let settings = Settings { unsent_total_bytes_max: 60_000, ..small() };
+    stage(5, settings, 8 << 20, |core, stage| async move {
+        let gets: String =
+            stage.made.keys.iter().map(|key| format!("GET {}\r\n", key.escape_ascii())).collect();
+        let all: Vec<&[u8]> = stage.made.keys.iter().map(Vec::as_slice).collect();
+        let mut get_all = Vec::new();
+        write_command(&mut get_all, &[&[&b"MGET"[..]], &all[..]].concat());
+        let mut greedy = Vec::new();
+        for number in 0..40 {
+            let client = Client::connect(&core, &stage.world);
+            let request = match number % 4 {
+                0 => b"MR.RANGE - +\r\n".repeat(3),
+                1 => get_all.clone(),
+                2 => b"SCAN 0 COUNT 10000\r\n".repeat(50),
+                _ => gets.clone().into_bytes(),
+            };
+            let socket = client.socket.clone();
+            core.spawn(Class::Foreground, async move { socket.send(request).await.0 });
+            greedy.push(client);
+        }
+        let mut other = Client::connect(&core, &stage.world);
+        for _ in 0..20 {
+            core.sleep_ns(50_000_000).await;
+            let unsent = info(&mut other, "clients", "clients_unsent_bytes").await;
+            // Of each core: its limit, the favoured's reply, and of each a small one and a command's more.
+            let most = (CORES * (60_000 + 128 * 1024 + 16_000) + 40 * CORES * 8 * 1024) as u64;
+            assert!(unsent < most, "{unsent} bytes unsent, at most {most}");
+        }
+        // They stand in the way of one that reads until they are closed, and no longer.
+        other.send(get_all).await.unwrap();
+        let Reply::Array(values) = other.reply().await.unwrap() else { panic!("no values") };
+        assert_eq!(values.len(), stage.made.keys.len());
+        assert!(info(&mut other, "stats", "evicted_clients").await > 0);
+        for client in &greedy {
+            client.socket.shutdown();
+        }
+    });
 }
 
 fn seeds() -> std::ops::Range<u64> {

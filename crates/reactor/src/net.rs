@@ -3,6 +3,7 @@
 //! Buffers go in by value and come back with the result. A receive that is dropped before it is
 //! done loses what it would have brought, so a connection that drops one must be closed.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::io;
 use std::mem::size_of;
@@ -235,8 +236,12 @@ impl Socket {
     }
 
     /// Sends all the pieces in order, shared ones without a copy; suspends while the socket is
-    /// full. The (emptied) vector comes back for reuse.
-    pub async fn send_parts(&self, mut parts: Vec<Part>) -> (io::Result<()>, Vec<Part>) {
+    /// full. The (emptied) vector comes back for reuse. `sends` counts how often the socket has taken something.
+    pub async fn send_parts(
+        &self,
+        mut parts: Vec<Part>,
+        sends: &Cell<u64>,
+    ) -> (io::Result<()>, Vec<Part>) {
         let total: usize = parts.iter().map(Part::len).sum();
         let mut sent = 0;
         while sent < total {
@@ -271,7 +276,10 @@ impl Socket {
             parts = message.parts;
             match io_result(result) {
                 Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), parts),
-                Ok(n) => sent += n,
+                Ok(n) => {
+                    sent += n;
+                    sends.set(sends.get() + 1);
+                }
                 Err(error) => return (Err(error), parts),
             }
         }

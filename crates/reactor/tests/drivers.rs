@@ -351,7 +351,7 @@ on_every_driver! {
                         parts.push(Part::Slice(Slice::new(shared, 1..(1 << 20))));
                     }
                 }
-                let (result, back) = socket.send_parts(parts).await;
+                let (result, back) = socket.send_parts(parts, &Cell::default()).await;
                 result.unwrap();
                 assert!(back.is_empty());
             },

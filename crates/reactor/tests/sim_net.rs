@@ -68,7 +68,7 @@ async fn echo(core: Core, socket: Socket) {
             let (shared, middle) = (buf.share(), n / 2);
             let first = Part::Slice(Slice::new(shared, 0..middle));
             let parts = vec![first, Part::Bytes(bytes[middle..].to_vec())];
-            socket.send_parts(parts).await.0
+            socket.send_parts(parts, &Cell::default()).await.0
         };
         if sent.is_err() {
             return;
