@@ -153,6 +153,21 @@ def test_a_request_that_never_fits_gets_one_error(tmp_path):
             connection.reply()
 
 
+def test_many_large_commands_that_stall_hold_up_others_as_long_as_one(tmp_path):
+    """They were waited for one after the other, ten seconds each."""
+    with millrace.node(tmp_path / "db", tmp_path / "log", "--memory", "64M", writes=True) as node:
+        largest = int(node.connect().call("CONFIG", "GET", "proto-max-bulk-len")[1]) - 1000
+        stalling = [node.connect(60) for _ in range(20)]
+        for client in stalling:
+            client.send(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$%d\r\n" % largest + b"x" * 70_000)
+        time.sleep(0.3)
+        with node.connect(40) as honest:
+            assert honest.call("SET", "large", b"x" * 200_000) == b"OK"
+            assert len(honest.call("GET", "large")) == 200_000
+        for client in stalling:
+            client.socket.close()
+
+
 def test_large_values_wait_for_each_other_and_not_for_one_that_stalls(tmp_path, long):
     with millrace.node(tmp_path / "db", tmp_path / "log", "--memory", "64M", writes=True) as node:
         largest = int(node.connect().call("CONFIG", "GET", "proto-max-bulk-len")[1])

@@ -48,9 +48,10 @@ const HALF_CLOSED_NS: u64 = 1_000_000_000;
 /// While the node stops, a client that takes nothing for so long is not waited for.
 const STOP_STALL_NS: u64 = 1_000_000_000;
 
-/// How long a client may bring less than [`LARGE_BYTES`] of a large command that others wait for.
-const LARGE_PATIENCE_NS: u64 = 10_000_000_000;
-const LARGE_BYTES: u64 = 640 * 1024;
+/// What a client must bring of a large command that others wait for, on average while they have patience with it.
+const LARGE_BYTES_PER_S: u64 = 64 * 1024;
+/// How often this is looked at.
+const LARGE_CHECK_NS: u64 = 100_000_000;
 
 /// Behind an error a connection is closed when nothing has arrived for so long, or after so long at the latest.
 const LINGER_QUIET_NS: u64 = 250_000_000;
@@ -166,8 +167,8 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
     // Sends that have taken something: all, those when the client closed its side, those when the node's end began.
     let sends = client.sends.clone();
     let (mut sends_at_half_close, mut sends_at_stall) = (0, 0);
-    // Bytes received, and what it and the sends were when the patience with a large command began.
-    let (mut received, mut at_patience) = (0u64, (0, 0));
+    // Bytes received, and what it and the sends were when the patience with a large command began, and when that was.
+    let (mut received, mut at_patience) = (0u64, (0, 0, 0));
     let mut too_slow = false;
     let mut alive = true;
     loop {
@@ -193,8 +194,8 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             input_share.set(0);
             large.done();
             session.refuse(&format!(
-                "ERR Protocol error: less than {LARGE_BYTES} bytes in {} s of a large request that others wait for",
-                LARGE_PATIENCE_NS / 1_000_000_000
+                "ERR Protocol error: less than {LARGE_BYTES_PER_S} bytes a second of a large request that others wait \
+                 for"
             ));
         }
         if sending.is_none()
@@ -261,11 +262,11 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
         } else if sweep.is_none() {
             sweep.set(Some(state.core.sleep_ns(SWEEP_NS)));
         }
-        if !large.is_favoured() {
+        if !large.has_room() {
             patience.set(None);
+            at_patience.2 = 0;
         } else if patience.is_none() {
-            at_patience = (received, sends.get());
-            patience.set(Some(state.core.sleep_ns(LARGE_PATIENCE_NS)));
+            patience.set(Some(state.core.sleep_ns(LARGE_CHECK_NS)));
         }
         alive = std::future::poll_fn(|cx| {
             client.listen(cx.waker());
@@ -282,10 +283,20 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
                 moved = true;
             }
             if finish(&mut patience, cx).is_some() {
+                let now_ns = state.core.now_ns();
                 let waits_for_client = receiving.is_some() || sending.is_some();
-                let brought =
-                    received - at_patience.0 >= LARGE_BYTES || sends.get() > at_patience.1;
-                too_slow = large.is_in_the_way() && waits_for_client && !brought;
+                let passed_ns = now_ns.saturating_sub(at_patience.2);
+                match large.patience_ns().filter(|_| waits_for_client && at_patience.2 > 0) {
+                    Some(patience_ns) if passed_ns < patience_ns => {}
+                    patience => {
+                        let enough =
+                            LARGE_BYTES_PER_S as u128 * u128::from(passed_ns) / 1_000_000_000;
+                        let brought = u128::from(received - at_patience.0) >= enough
+                            || sends.get() > at_patience.1;
+                        too_slow = patience.is_some() && !brought;
+                        at_patience = (received, sends.get(), now_ns);
+                    }
+                }
                 moved = true;
             }
             if let Some((result, sent)) = finish(&mut sending, cx) {

@@ -9,7 +9,8 @@
 //! 3. Whoever finds no room waits, and its connection receives nothing meanwhile, which TCP tells the client. The first
 //!    that waits is the next favoured.
 //!
-//! A favoured client that brings next to nothing while others wait is refused after a while (`connection`).
+//! A client that has room and brings next to nothing while others wait is refused after a while (`connection`). The more
+//! wait, the shorter that while is: else each of them could hold the others up for as long, one after the other.
 //!
 //! What must hold: whoever stops waiting, for whatever reason, leaves room for the next one to be woken. So both the end
 //! of a [`Large`] and every change of what it holds wake the first that waits.
@@ -25,6 +26,11 @@ use crate::settings::Settings;
 
 /// Of the room for the favoured, what all others have together.
 const OTHERS_SHARE: usize = 4;
+
+/// How long a client may bring too little while another waits; divided by the square of how many wait, so that many in
+/// a row take hardly longer than one.
+pub(crate) const PATIENCE_NS: u64 = 10_000_000_000;
+const PATIENCE_NS_MIN: u64 = 250_000_000;
 
 /// See the module text.
 #[derive(Default)]
@@ -95,9 +101,16 @@ impl Large {
         self.waits
     }
 
-    /// Whether others wait for this one.
-    pub fn is_in_the_way(&self) -> bool {
-        self.is_favoured() && !self.all.waiting.borrow().is_empty()
+    /// Whether it has room that others may want.
+    pub fn has_room(&self) -> bool {
+        self.is_favoured() || self.bytes > 0
+    }
+
+    /// How long it may bring too little, if it has room for which others wait.
+    pub fn patience_ns(&self) -> Option<u64> {
+        let waiting = self.all.waiting.borrow().len() as u64;
+        (self.has_room() && waiting > 0)
+            .then(|| (PATIENCE_NS / waiting.saturating_mul(waiting)).max(PATIENCE_NS_MIN))
     }
 
     /// The large command has been taken, or is not wanted.
@@ -115,7 +128,7 @@ impl Large {
     }
 
     /// Whether it is the one that may have all.
-    pub fn is_favoured(&self) -> bool {
+    fn is_favoured(&self) -> bool {
         self.all.favoured.get() == Some(self.client.id)
     }
 
@@ -185,7 +198,9 @@ mod tests {
         assert!(ones[0].large.admit(16 * SMALL, &settings));
         assert!(ones[1].large.admit(3 * SMALL, &settings));
         assert!(!ones[2].large.admit(2 * SMALL, &settings));
-        assert!(ones[0].large.is_in_the_way() && !ones[1].large.is_in_the_way());
+        let patience = |one: &One| one.large.patience_ns();
+        assert_eq!([patience(&ones[0]), patience(&ones[1])], [Some(PATIENCE_NS); 2]);
+        assert_eq!(patience(&ones[3]), None, "it has no room");
         // Whoever comes later does not overtake, small ones aside.
         assert!(!ones[1].large.admit(4 * SMALL, &settings));
         assert!(ones[3].large.admit(SMALL, &settings));

@@ -622,3 +622,31 @@ fn large_commands_are_held_back_and_all_are_served_but_the_one_that_stalls() {
         });
     }
 }
+
+#[test]
+fn many_large_commands_that_stall_hold_up_others_as_long_as_one() {
+    for seed in seeds() {
+        let settings = Settings { requests_bytes_max: 500_000, ..Settings::default() };
+        stage(seed, settings, 0, |core, stage| async move {
+            let world = stage.world.clone();
+            let mut stalling = Vec::new();
+            for _ in 0..60 {
+                let stalls = Client::connect(&core, &world);
+                let mut part = b"*2\r\n$4\r\nECHO\r\n$400000\r\n".to_vec();
+                part.resize(70_000, b'x');
+                let socket = stalls.socket.clone();
+                core.spawn(Class::Foreground, async move { socket.send(part).await.0 });
+                stalling.push(stalls);
+            }
+            core.sleep_ns(50_000_000).await;
+            let before = core.now_ns();
+            let reply = echo_large(&core, &world, 200_000).await;
+            assert_eq!(reply.as_bytes().map(<[u8]>::len), Some(200_000));
+            let waited_ns = core.now_ns() - before;
+            assert!(waited_ns < 30_000_000_000, "seed {}: {waited_ns} ns", stage.seed);
+            for client in &stalling {
+                client.socket.shutdown();
+            }
+        });
+    }
+}
