@@ -285,6 +285,29 @@ def current_that_is_a_directory(path):
     (path / "CURRENT").mkdir()
 
 
+@refused(r"CURRENT: not a regular file")
+def current_that_is_a_pipe(path):
+    make(path)
+    (path / "CURRENT").unlink()
+    os.mkfifo(path / "CURRENT")
+
+
+@refused(r"OPTIONS-\d+ cannot be read: not a regular file")
+def options_that_are_a_pipe(path):
+    make(path)
+    newest = max(path.glob("OPTIONS-*"))
+    newest.unlink()
+    os.mkfifo(newest)
+
+
+@refused(r"\d+\.log.*not a regular file")
+def log_that_is_a_pipe(path):
+    make(path)
+    log = max(path.glob("*.log"))
+    log.unlink()
+    os.mkfifo(log)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refusal_names_the_reason_and_changes_nothing(name, tmp_path):
     maker, pattern = REFUSED[name]
@@ -406,6 +429,35 @@ def test_a_transaction_database_without_prepared_transactions_is_written_to(open
         expected[b"again"] = b"%d" % n
     with rocksdb78.opened(data) as database:
         assert dict(database.scan()) == expected
+
+
+def test_a_lock_that_is_a_pipe_is_named(tmp_path):
+    data = tmp_path / "db"
+    make(data, flush=True)
+    (data / "LOCK").unlink()
+    os.mkfifo(data / "LOCK")
+    for words in (["kv", "put", "a", "b"], ["kv", "get", "key00001"]):
+        said = millrace.fail(*words, "--data", data)
+        assert f"locking {data / 'LOCK'}: not a regular file" in said, said
+
+
+def test_what_links_lead_to_is_read_and_never_written(tmp_path):
+    data, elsewhere = tmp_path / "db", tmp_path / "elsewhere"
+    make(data, flush=True)
+    with rocksdb78.opened(data) as database:
+        database.put(b"late", b"in the log")
+    elsewhere.mkdir()
+    for file in [*data.glob("*.sst"), *data.glob("*.log")]:
+        shutil.move(file, elsewhere / file.name)
+        file.symlink_to(elsewhere / file.name)
+    before = snapshot(elsewhere)
+    with millrace.node(data, tmp_path / "log", "--memory", "64M", "--durability", "process", writes=True) as node, node.connect() as client:
+        assert client.call("GET", "late") == b"in the log" and client.call("GET", "key00007") == b"value 7"
+        for n in range(6_000):
+            client.call("SET", "key%05d" % (n % 500), "x" * 1500)
+    assert snapshot(elsewhere) == before
+    with rocksdb78.opened(data) as database:
+        assert database.get(b"late") == b"in the log" and database.get(b"key00499") == b"x" * 1500
 
 
 def test_other_families_are_kept(tmp_path):

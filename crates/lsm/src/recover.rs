@@ -44,6 +44,13 @@ pub(crate) async fn current(dir: &Dir) -> Result<u64> {
                     Kind::Corruption,
                     format!("{}: a directory, where a file names the MANIFEST", name.display()),
                 ),
+                std::io::ErrorKind::InvalidData => Error::new(
+                    Kind::Corruption,
+                    format!(
+                        "{}: {e}, and it should have the name of a MANIFEST only",
+                        name.display()
+                    ),
+                ),
                 _ => Error::io(format_args!("reading {}", name.display()), &e),
             });
         }

@@ -83,7 +83,11 @@ impl RecoveryPlan {
                 if file.path_id != 0 {
                     return Err(Error::new(
                         Kind::Unsupported,
-                        format!("{name} is in another directory (db_paths, path {})", file.path_id),
+                        format!(
+                            "{name} is in another directory (db_paths, path {}), which is not read: let \
+                             RocksDB compact all tables into the first path",
+                            file.path_id
+                        ),
                     ));
                 }
                 let Some(there) = tables_there.remove(&file.number) else {

@@ -150,17 +150,20 @@ fn open_for_writing(
     cleaner: &Cleaner,
 ) -> io::Result<Arc<SharedFile>> {
     let mut options = fs::OpenOptions::new();
-    options.read(true).write(true).mode(FILE_MODE).custom_flags(libc::O_CLOEXEC);
+    // What is to lose what it holds is not somebody else's file behind a link.
+    let follow = match opening {
+        Opening::NewOrEmptied | Opening::Unshared => libc::O_NOFOLLOW,
+        Opening::New | Opening::Existing => 0,
+    };
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | follow;
+    options.read(true).write(true).mode(FILE_MODE).custom_flags(flags);
     match opening {
         Opening::New => options.create_new(true),
         Opening::NewOrEmptied => options.create(true).truncate(true),
         Opening::Existing | Opening::Unshared => &mut options,
     };
     let file = options.open(path)?;
-    let meta = file.metadata()?;
-    if !meta.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-    }
+    let meta = regular(&file)?;
     let fd = OwnedFd::from(file);
     if opening == Opening::Unshared && (meta.nlink() != 1 || !is_open_once(&fd)) {
         return Err(io::ErrorKind::WouldBlock.into());
@@ -171,6 +174,28 @@ fn open_for_writing(
     };
     let fd = Fd::File(HostFile::new(fd, cleaner));
     Ok(Arc::new(SharedFile::new(fd, path.to_owned(), meta.len(), alignment)))
+}
+
+/// What is known of an open file, which must be a regular one.
+fn regular(file: &fs::File) -> io::Result<fs::Metadata> {
+    let meta = file.metadata()?;
+    if meta.is_dir() {
+        return Err(io::Error::from_raw_os_error(libc::EISDIR));
+    }
+    if !meta.is_file() {
+        let text = "not a regular file (a pipe, a socket or a device)";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    Ok(meta)
+}
+
+/// Opens a small file without waiting for the other end of a pipe.
+#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
+fn open_small(path: &Path) -> io::Result<fs::File> {
+    let mut options = fs::OpenOptions::new();
+    let file = options.read(true).custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK).open(path)?;
+    regular(&file)?;
+    Ok(file)
 }
 
 /// Which signal tells of a lease's end; the C library's headers have it, `libc` has not.
@@ -433,10 +458,7 @@ fn open(path: &Path, buffered: bool, cleaner: &Cleaner) -> io::Result<Arc<Shared
         Some(file) => file,
         None => options.open(path)?,
     };
-    let meta = file.metadata()?;
-    if meta.is_dir() {
-        return Err(io::Error::from_raw_os_error(libc::EISDIR));
-    }
+    let meta = regular(&file)?;
     let fd = OwnedFd::from(file);
     let alignment = if is_direct { direct_alignment(&fd) } else { 1 };
     let fd = Fd::File(HostFile::new(fd, cleaner));
@@ -478,7 +500,12 @@ fn list(path: &Path) -> io::Result<Vec<DirEntry>> {
         let entry = entry?;
         // A name that is not UTF-8 is none of an engine's files, but the directory is not empty.
         let name = entry.file_name().to_string_lossy().into_owned();
-        let meta = match entry.metadata() {
+        // Of a link, what it leads to; nothing where it leads nowhere.
+        let meta = match fs::metadata(entry.path()).or_else(|_| entry.metadata()) {
+            Ok(meta) if meta.is_symlink() => {
+                entries.push(DirEntry { name, size: 0, is_dir: false });
+                continue;
+            }
             Ok(meta) => meta,
             // Deleted by its owner between the listing and now.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
@@ -490,10 +517,9 @@ fn list(path: &Path) -> io::Result<Vec<DirEntry>> {
     Ok(entries)
 }
 
-#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
 fn read_small(path: &Path, max: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    fs::File::open(path)?.take(max as u64 + 1).read_to_end(&mut bytes)?;
+    open_small(path)?.take(max as u64 + 1).read_to_end(&mut bytes)?;
     if bytes.len() > max {
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("longer than {max} bytes")));
     }
@@ -501,9 +527,8 @@ fn read_small(path: &Path, max: usize) -> io::Result<Vec<u8>> {
 }
 
 /// A shared lock. A file that is not there needs none: nobody can hold it.
-#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
 fn lock_shared(path: &Path) -> io::Result<Option<OwnedFd>> {
-    match fs::File::open(path) {
+    match open_small(path) {
         Ok(file) => {
             let fd = OwnedFd::from(file);
             lock(&fd, libc::F_RDLCK).map(|()| Some(fd))
@@ -518,7 +543,9 @@ fn lock_shared(path: &Path) -> io::Result<Option<OwnedFd>> {
 fn lock_exclusive(path: &Path) -> io::Result<OwnedFd> {
     let mut options = fs::OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
-    let fd = OwnedFd::from(options.open(path)?);
+    let file = options.custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK).open(path)?;
+    regular(&file)?;
+    let fd = OwnedFd::from(file);
     lock(&fd, libc::F_WRLCK).map(|()| fd)
 }
 
