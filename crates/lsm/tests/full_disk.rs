@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use lsm::{Db, Durability, Error, Kind, OpenOptions, WriteOptions, Writer};
 use reactor::Core;
-use reactor::sim::{Crash, FailureKind, SimConfig, World};
+use reactor::sim::{Access, Crash, FailureKind, Fault, FaultKind, SimConfig, World};
 
 const DIR: &str = "/db";
 
@@ -183,6 +183,49 @@ fn clearing_makes_space_right_after_an_opening() {
             writer.close().await.unwrap();
         });
     }
+}
+
+/// What was recovered is longer than the disk has room for, so no write is taken.
+#[test]
+fn clearing_makes_space_though_what_was_recovered_finds_no_room() {
+    let refused = Rc::new(Cell::new(0));
+    for seed in 0..20 {
+        let durability = [Durability::Process, Durability::Power][seed as usize % 2];
+        let count = refused.clone();
+        on_first_core(&world(seed), move |core, world| {
+            let refused = count.clone();
+            async move {
+                let (db, writer) = open(&core, durability).await.unwrap();
+                // Long enough for a log that is kept.
+                for number in 0..60 {
+                    writer.put(&key(number), &[7; 1000]).await.unwrap();
+                }
+                core.sleep_ns(1_000_000_000).await;
+                world.add_fault(Fault::new(FaultKind::Error(28)).of(Access::Write).on(".sst"));
+                world.set_capacity(Some(world.used() + 300_000 + seed * 10_000));
+                let keys = fill(&writer, 60).await;
+                writer.close().await.unwrap();
+                drop((db, writer));
+                world.set_capacity(Some(world.used() + 8_000));
+                let (db, writer) = open(&core, durability).await.unwrap();
+                core.sleep_ns(seed * 100_000_000).await;
+                if let Err(error) = writer.put(&key(keys), &[7; 1000]).await {
+                    assert_eq!(error.kind(), Kind::Full, "{error}");
+                    refused.set(refused.get() + 1);
+                }
+                writer.clear(0).unwrap().await.unwrap();
+                assert!(db.attach(&core).get(0, &key(0), None).await.unwrap().is_none());
+                until_written(&core, &writer, 0).await;
+                writer.close().await.unwrap();
+                drop((db, writer));
+                world.heal();
+                world.set_capacity(None);
+                let (db, _writer) = open(&core, durability).await.unwrap();
+                is_all_there(&core, &db, 1).await;
+            }
+        });
+    }
+    assert!(refused.get() > 0, "what was recovered always found room");
 }
 
 #[test]
