@@ -158,6 +158,8 @@ struct Launcher {
     open: RefCell<BTreeMap<String, Open>>,
     /// The node that serves, or is to.
     current: RefCell<Rc<Node>>,
+    /// Whoever waits for another node to become the current one.
+    replaced: RefCell<Option<Waker>>,
     upgrading: Cell<bool>,
     /// Upgrades that wait for the one before them.
     waiting: Cell<usize>,
@@ -342,6 +344,7 @@ impl Launcher {
             orders: RefCell::default(),
             open: RefCell::new(open),
             current: RefCell::new(node.clone()),
+            replaced: RefCell::default(),
             upgrading: Cell::new(false),
             waiting: Cell::new(0),
             stopping: Cell::new(false),
@@ -375,8 +378,20 @@ impl Launcher {
     async fn until_the_end(self: Rc<Self>) -> Result<i32, Error> {
         let status = loop {
             let node = self.current.borrow().clone();
-            let status = node.until_it_ends(&self.core).await;
-            if Rc::ptr_eq(&node, &self.current.borrow()) && !self.upgrading.get() {
+            // One that has handed over may wait for a device, long after its successor has ended.
+            let is_current = || Rc::ptr_eq(&node, &self.current.borrow());
+            let mut end = pin!(node.until_it_ends(&self.core));
+            let ended = poll_fn(|cx| {
+                if !is_current() {
+                    return Poll::Ready(None);
+                }
+                self.replaced.replace(Some(cx.waker().clone()));
+                end.as_mut().poll(cx).map(Some)
+            });
+            if let Some(status) = ended.await
+                && is_current()
+                && !self.upgrading.get()
+            {
                 break status;
             }
             self.core.sleep_ns(LOOK_NS).await;
@@ -645,7 +660,7 @@ impl Launcher {
         };
         match handed.await {
             Ok(pause_us) => {
-                self.current.replace(node.clone());
+                self.make_current(&node);
                 Ok(Successor { pid: node.pid.as_raw() as u32, pause_us })
             }
             Err(why) => {
@@ -653,7 +668,7 @@ impl Launcher {
                 self.core.sleep_ns(5 * LOOK_NS).await;
                 if self.has_taken_over(old, &node).await {
                     tracing::warn!("the node before ended while it handed over: {why}");
-                    self.current.replace(node.clone());
+                    self.make_current(&node);
                     let pause_us = (self.core.now_ns() - asked_ns.get()) / 1000;
                     return Ok(Successor { pid: node.pid.as_raw() as u32, pause_us });
                 }
@@ -666,6 +681,13 @@ impl Launcher {
                     _ => why,
                 })
             }
+        }
+    }
+
+    fn make_current(&self, node: &Rc<Node>) {
+        self.current.replace(node.clone());
+        if let Some(waiting) = self.replaced.take() {
+            waiting.wake();
         }
     }
 
