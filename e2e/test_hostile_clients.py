@@ -302,7 +302,7 @@ def test_replies_that_many_clients_do_not_read_have_one_bound(tmp_path, long, cl
                 # Small replies need not wait for anybody.
                 started = time.monotonic()
                 assert len(other.call("GET", f"value{count}")) == 1000
-                assert time.monotonic() - started < 3
+                assert time.monotonic() - started < 10
                 time.sleep(0.05)
         most = MEMORY * 1.15 + (24 << 20)
         print(f"{highest >> 20} MiB, at most {most / (1 << 20):.0f}")

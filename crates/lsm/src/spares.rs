@@ -100,9 +100,9 @@ impl Spares {
         taken
     }
 
-    /// Takes one that is beyond `limit` bytes of them, to be removed.
+    /// Takes one that is beyond `limit` bytes of them, to be removed: any where none may be, also an empty one.
     pub fn take_beyond(&self, limit: u64) -> Option<String> {
-        if self.have_room(0, limit) {
+        if limit > 0 && self.have_room(0, limit) {
             return None;
         }
         self.take(0).map(|spare| FileName::Temp(spare.number).to_string())
@@ -170,5 +170,9 @@ mod tests {
         assert_eq!(number(spares.take(50)), Some(2));
         assert_eq!(spares.take_beyond(9), Some("000001.dbtmp".to_owned()));
         assert_eq!(spares.take(0), None);
+        // A full disk: whoever removes spares until there are none would never end.
+        spares.put(4, 0);
+        assert_eq!(spares.take_beyond(0), Some("000004.dbtmp".to_owned()));
+        assert!(spares.is_empty() && spares.take_beyond(0).is_none());
     }
 }
