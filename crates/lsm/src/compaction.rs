@@ -24,6 +24,7 @@ use rocksfmt::{
     Comparator, FileName, InternalKey, KEY_TRAILER_BYTES, SENTINEL_PACKED, VersionEdit, unpack,
 };
 
+use crate::ahead::WINDOW_MAX;
 use crate::blob_garbage::BlobMeter;
 use crate::error::{Error, Kind, Result};
 use crate::job::{self, ENTRIES_AT_ONCE, Job, Place};
@@ -47,8 +48,6 @@ const MEMORY_SHARE: u64 = 2;
 const LARGE_BLOCK: usize = 64 << 10;
 /// What part of a core's memory a merge reads ahead, in all.
 const READ_AHEAD_SHARE: usize = 8;
-/// What a merge reads ahead of each source at most, in bytes.
-const READ_AHEAD: usize = 1 << 20;
 /// Attempts of a merge of as few files as there can be, before one that finds no memory is left alone; and once
 /// another one was.
 const MEMORY_TRIES: u32 = 8;
@@ -359,8 +358,8 @@ async fn merge(
     let window = job.core.pool().limit() / READ_AHEAD_SHARE / (inputs.level0.len() + 1);
     for run in runs.filter(|run| !run.is_empty()) {
         let mut source =
-            LevelIter::new(&at, comparator, run.into(), &bounds, false, READ_AHEAD, false)
-                .with_window_max(window.min(READ_AHEAD));
+            LevelIter::new(&at, comparator, run.into(), &bounds, false, WINDOW_MAX, false)
+                .with_window_max(window);
         if let Err(error) = source.seek(Position::First, Direction::Forward).await {
             return unread(source.slot(), error).await;
         }

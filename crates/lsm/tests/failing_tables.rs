@@ -1,8 +1,11 @@
 //! Tables that cannot be written, or merged, for a while or for ever, in a simulated world: writing goes on.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use common::on_first_core;
 use lsm::{Db, Durability, Kind, OpenOptions, WriteOptions, Writer};
 use reactor::Core;
 use reactor::sim::{Access, Fault, FaultKind, SimConfig, World};
@@ -20,24 +23,6 @@ async fn open(core: &Core, durability: Durability) -> (Db, Writer) {
     let options = WriteOptions { durability, memtable_bytes: 20_000, ..WriteOptions::default() };
     let opened = Db::open_for_writing(core, Path::new(DIR), OpenOptions::default(), options);
     opened.await.unwrap()
-}
-
-/// Runs `main` on the first core of a world.
-fn on_first_core<F, Fut>(world: &World, main: F)
-where
-    F: Fn(Core, World) -> Fut + 'static,
-    Fut: Future<Output = ()> + 'static,
-{
-    let inside = world.clone();
-    let run = world.run(move |core| {
-        let main = (core.id() == 0).then(|| main(core, inside.clone()));
-        async move {
-            if let Some(main) = main {
-                main.await;
-            }
-        }
-    });
-    run.unwrap();
 }
 
 /// Puts a key; as often as it takes, while no table can be written. Says how often it was refused.

@@ -1,9 +1,12 @@
 //! A disk without space, in a simulated world: what is refused, what goes on, what is left behind.
 
+mod common;
+
 use std::cell::Cell;
 use std::path::Path;
 use std::rc::Rc;
 
+use common::on_first_core;
 use lsm::{Db, Durability, Error, Kind, OpenOptions, WriteOptions, Writer};
 use reactor::Core;
 use reactor::sim::{Access, Crash, FailureKind, Fault, FaultKind, SimConfig, World};
@@ -23,24 +26,6 @@ async fn open(core: &Core, durability: Durability) -> Result<(Db, Writer), Error
 
 fn key(number: u64) -> Vec<u8> {
     format!("key{number:06}").into_bytes()
-}
-
-/// Runs `main` on the first core of a world.
-fn on_first_core<F, Fut>(world: &World, main: F)
-where
-    F: Fn(Core, World) -> Fut + 'static,
-    Fut: Future<Output = ()> + 'static,
-{
-    let inside = world.clone();
-    let run = world.run(move |core| {
-        let main = (core.id() == 0).then(|| main(core, inside.clone()));
-        async move {
-            if let Some(main) = main {
-                main.await;
-            }
-        }
-    });
-    run.unwrap();
 }
 
 /// Writes until the disk is full. Returns how many keys there are.

@@ -3,15 +3,15 @@
 
 #![expect(clippy::disallowed_methods, reason = "a test makes, damages and deletes directories")]
 
-use std::collections::BTreeMap;
+mod common;
+
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use common::{Model, scan_both_ways};
 use lsm::{Db, Iter, IterOptions, Kind, OpenOptions, Reader};
 use reactor::{Core, RuntimeConfig};
-
-type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// splitmix64: the same directory every time.
 struct Random(u64);
@@ -169,18 +169,7 @@ fn scans_of_both_directions_give_every_key_in_order() {
             let model = model.clone();
             async move {
                 let mut iter = reader.iter(0, IterOptions::default()).unwrap();
-                iter.seek_to_first().await.unwrap();
-                for (key, value) in &model {
-                    assert_eq!((iter.key(), iter.value()), (&key[..], &value[..]));
-                    iter.next().await.unwrap();
-                }
-                assert!(!iter.valid());
-                iter.seek_to_last().await.unwrap();
-                for (key, value) in model.iter().rev() {
-                    assert_eq!((iter.key(), iter.value()), (&key[..], &value[..]));
-                    iter.prev().await.unwrap();
-                }
-                assert!(!iter.valid());
+                scan_both_ways(&mut iter, &model).await;
             }
         });
     }

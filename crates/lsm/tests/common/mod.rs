@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use lsm::{BatchWriter, Db, IterOptions, Writer};
+use lsm::{BatchWriter, Db, Iter, IterOptions, Writer};
+use reactor::sim::World;
 use reactor::{Core, RuntimeConfig};
 
 /// Chooses the reactor's driver.
@@ -100,6 +101,17 @@ pub async fn compare(core: &Core, db: &Db, model: &Model) {
         assert_eq!(found.unwrap().as_deref(), model.get(key).map(|value| &value[..]));
     }
     let mut iter = reader.iter(0, IterOptions::default()).unwrap();
+    scan_both_ways(&mut iter, model).await;
+    for n in 0..200 {
+        let from = key(n * 101);
+        iter.seek(&from).await.unwrap();
+        let found = iter.valid().then(|| iter.key().to_vec());
+        assert_eq!(found.as_ref(), model.range(from..).next().map(|(key, _)| key));
+    }
+}
+
+/// Walks over everything, from each end to the other.
+pub async fn scan_both_ways(iter: &mut Iter, model: &Model) {
     iter.seek_to_first().await.unwrap();
     for (key, value) in model {
         assert_eq!((iter.key(), iter.value()), (&key[..], &value[..]));
@@ -112,10 +124,22 @@ pub async fn compare(core: &Core, db: &Db, model: &Model) {
         iter.prev().await.unwrap();
     }
     assert!(!iter.valid());
-    for n in 0..200 {
-        let from = key(n * 101);
-        iter.seek(&from).await.unwrap();
-        let found = iter.valid().then(|| iter.key().to_vec());
-        assert_eq!(found.as_ref(), model.range(from..).next().map(|(key, _)| key));
-    }
+}
+
+/// Runs `main` on the first core of a world.
+pub fn on_first_core<F, Fut>(world: &World, main: F)
+where
+    F: Fn(Core, World) -> Fut + 'static,
+    Fut: Future<Output = ()> + 'static,
+{
+    let inside = world.clone();
+    let run = world.run(move |core| {
+        let main = (core.id() == 0).then(|| main(core, inside.clone()));
+        async move {
+            if let Some(main) = main {
+                main.await;
+            }
+        }
+    });
+    run.unwrap();
 }
