@@ -211,6 +211,21 @@ struct Outside {
 }
 
 impl Outside {
+    /// Beside machines whose nodes know of the write cache; nothing is reported yet.
+    fn new(core: Core, world: &World, machines: Vec<Machine>) -> Outside {
+        Outside {
+            core,
+            world: world.clone(),
+            rng: world.rng(),
+            machines,
+            report: Rc::default(),
+            told_cache: Some(true),
+            nodes: Vec::new(),
+            idle_ns: 0,
+            since_ns: world.now_ns(),
+        }
+    }
+
     fn report<T>(&self, note: impl FnOnce(&mut Report) -> T) -> T {
         note(&mut self.report.borrow_mut())
     }
@@ -658,17 +673,8 @@ pub fn unanswered(seed: u64, access: Access) -> Unanswered {
             address: address(),
             front_end: None,
         };
-        let mut outside = Outside {
-            core,
-            world: world.clone(),
-            rng: world.rng(),
-            machines: guests.iter().zip(["a", "b"]).map(machine).collect(),
-            report: Rc::default(),
-            told_cache: Some(true),
-            nodes: Vec::new(),
-            idle_ns: 0,
-            since_ns: world.now_ns(),
-        };
+        let mut outside =
+            Outside::new(core, &world, guests.iter().zip(["a", "b"]).map(machine).collect());
         async move { outside.meets_no_answer(access).await }
     });
     run.unwrap_or_else(|failure| panic!("{failure:?}\n{}", world.newest_events())).remove(0)
@@ -766,15 +772,9 @@ pub fn handover(seed: u64) -> Report {
                 front_end: None,
             };
             let mut outside = Outside {
-                core,
-                world: world.clone(),
-                rng: world.rng(),
-                machines: guests.iter().map(machine).collect(),
                 report: report.clone(),
                 told_cache,
-                nodes: Vec::new(),
-                idle_ns: 0,
-                since_ns: world.now_ns(),
+                ..Outside::new(core, &world, guests.iter().map(machine).collect())
             };
             async move { outside.live(events).await }
         });
