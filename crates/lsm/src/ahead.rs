@@ -7,16 +7,20 @@
 //! 3. Blocks that are in the cache already are taken from there.
 //!
 //! Blocks are checked and unpacked when they are consumed. Chunks do not go into the cache: a
-//! scan does not push out what others read again. When memory is short there is no read-ahead.
+//! scan does not push out what others read again. When memory is short there is no read-ahead, and
+//! what was read is given up for what others need now: it is read again block by block.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::mem;
+use std::rc::Rc;
 
 use fs::{Reading, Slice};
 use rocksfmt::{BLOCK_TRAILER_BYTES, BlockHandle, Comparator};
 
 use crate::block::{Block, BlockKind};
 use crate::cache::BlockKey;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Kind, Result};
 use crate::reader::{At, count};
 use crate::walk::{Direction, Position, Walk};
 
@@ -30,7 +34,7 @@ const CHUNK_MAX: usize = 256 << 10;
 const GAP_MAX: u64 = 4096;
 
 /// Blocks fetched together, in the order in which they will be consumed.
-struct Chunk {
+pub(crate) struct Chunk {
     handles: VecDeque<BlockHandle>,
     /// File offset of the first byte fetched.
     offset: u64,
@@ -43,8 +47,23 @@ enum Data {
     Cached(Block),
     Reading(Reading),
     Read(Slice),
-    /// One block, to be fetched through the cache when it is consumed.
+    /// Nothing: its blocks are fetched one by one through the cache when they are consumed.
     Single,
+}
+
+/// The chunks of one read-ahead, in the order in which they will be consumed.
+pub(crate) type Chunks = RefCell<VecDeque<Chunk>>;
+
+impl Chunk {
+    /// Gives up what was read. Returns the bytes of memory it took; those of a read under way come back when it ends.
+    pub fn give_up(&mut self) -> usize {
+        match mem::replace(&mut self.data, Data::Single) {
+            Data::Cached(block) => block.footprint(),
+            Data::Reading(_) => self.bytes,
+            Data::Read(slice) => slice.footprint(),
+            Data::Single => 0,
+        }
+    }
 }
 
 /// See the module text.
@@ -56,7 +75,9 @@ pub(crate) struct ReadAhead {
     direction: Direction,
     /// The walk stands on a block that is not scheduled yet.
     more: bool,
-    chunks: VecDeque<Chunk>,
+    chunks: Rc<Chunks>,
+    /// The reader knows that the chunks' memory can be given up.
+    registered: bool,
     scheduled: usize,
     window: usize,
     /// The widest window, at most [`WINDOW_MAX`].
@@ -85,7 +106,8 @@ impl ReadAhead {
             walk: Walk::new(reader, slot),
             direction: Direction::Forward,
             more: false,
-            chunks: VecDeque::new(),
+            chunks: Rc::default(),
+            registered: false,
             scheduled: 0,
             window: 0,
             window_max: window_max.clamp(WINDOW_START, WINDOW_MAX),
@@ -106,6 +128,13 @@ impl ReadAhead {
         self.window
     }
 
+    /// Gives up what was read and not consumed.
+    pub fn leave(&mut self) {
+        self.chunks.borrow_mut().clear();
+        self.scheduled = 0;
+        self.more = false;
+    }
+
     /// Starts over at a position. `window` is what the past suggests in bytes, 0 for nothing.
     /// False when there is no block.
     pub async fn seek(
@@ -115,14 +144,12 @@ impl ReadAhead {
         window: usize,
         bound: Option<&[u8]>,
     ) -> Result<bool> {
-        self.chunks.clear();
-        self.scheduled = 0;
+        // Should this be dropped or fail on its way, there is nothing to go on with.
+        self.leave();
         self.consumed = 0;
         self.direction = direction;
         self.window = window.min(self.window_max);
         self.quota = if self.window < self.window_max { self.window } else { 0 };
-        // Should this be dropped or fail on its way, there is nothing to go on with.
-        self.more = false;
         self.more = self.walk.go(position).await?;
         if !self.more {
             return Ok(false);
@@ -145,11 +172,9 @@ impl ReadAhead {
         direction: Direction,
         bound: Option<&[u8]>,
     ) -> Result<()> {
-        self.chunks.clear();
-        self.scheduled = 0;
+        self.leave();
         self.quota = 0;
         self.direction = direction;
-        self.more = false;
         self.more = self.walk.go(Position::AtOrBehind(at)).await?;
         if self.more {
             self.advance(bound).await?;
@@ -164,7 +189,7 @@ impl ReadAhead {
     fn schedule_single(&mut self, handle: BlockHandle) -> Result<()> {
         let bytes = self.stored_len(handle)?;
         self.scheduled += bytes;
-        self.chunks.push_back(Chunk {
+        self.chunks.borrow_mut().push_back(Chunk {
             handles: VecDeque::from([handle]),
             offset: handle.offset,
             bytes,
@@ -207,7 +232,7 @@ impl ReadAhead {
             if let Some(block) = self.reader.inner.cached(key) {
                 let bytes = self.stored_len(first)?;
                 self.scheduled += bytes;
-                self.chunks.push_back(Chunk {
+                self.chunks.borrow_mut().push_back(Chunk {
                     handles: VecDeque::from([first]),
                     offset: first.offset,
                     bytes,
@@ -241,8 +266,16 @@ impl ReadAhead {
                 Some(reading) => {
                     count(&self.reader.inner.counters.read_ahead_bytes, bytes as u64);
                     self.scheduled += bytes;
+                    if !mem::replace(&mut self.registered, true) {
+                        self.reader.inner.add_read_ahead(&self.chunks);
+                    }
                     let data = Data::Reading(reading);
-                    self.chunks.push_back(Chunk { handles, offset: from, bytes, data });
+                    self.chunks.borrow_mut().push_back(Chunk {
+                        handles,
+                        offset: from,
+                        bytes,
+                        data,
+                    });
                 }
                 None => {
                     // No memory to spare: block by block.
@@ -259,19 +292,21 @@ impl ReadAhead {
     /// The next block in this direction; `None` at the end.
     pub async fn next(&mut self, bound: Option<&[u8]>) -> Result<Option<Block>> {
         loop {
-            if let Some(chunk) = self.chunks.front_mut() {
-                if let Some(handle) = chunk.handles.pop_front() {
-                    let len = handle.size as usize + BLOCK_TRAILER_BYTES;
-                    self.consumed += len;
-                    self.given = handle;
-                    let block = self.take(handle, len).await?;
-                    return Ok(Some(block));
-                }
-                self.scheduled -= chunk.bytes;
-                self.chunks.pop_front();
+            if let Some(handle) = self.next_handle() {
+                self.consumed += handle.size as usize + BLOCK_TRAILER_BYTES;
+                self.given = handle;
+                return self.take(handle).await.map(Some);
+            }
+            if self
+                .chunks
+                .borrow_mut()
+                .pop_front()
+                .map(|chunk| self.scheduled -= chunk.bytes)
+                .is_some()
+            {
                 // Keep the device busy while what is left is consumed.
                 if self.consumed >= self.quota
-                    && !self.chunks.is_empty()
+                    && !self.chunks.borrow().is_empty()
                     && self.more
                     && self.scheduled < self.window / 2
                 {
@@ -288,11 +323,9 @@ impl ReadAhead {
         }
     }
 
-    /// Gives up the memory of what was consumed, so that nothing but the block given out holds any of it.
-    pub fn shed(&mut self) {
-        if let Some(chunk) = self.chunks.front_mut().filter(|chunk| chunk.handles.is_empty()) {
-            chunk.data = Data::Single;
-        }
+    /// The next block of the first chunk; `None` when it has no more.
+    fn next_handle(&self) -> Option<BlockHandle> {
+        self.chunks.borrow_mut().front_mut()?.handles.pop_front()
     }
 
     /// The block that was given out last, once more. Suspends for it.
@@ -305,36 +338,46 @@ impl ReadAhead {
         self.window = (self.window * 2).clamp(WINDOW_START, self.window_max);
     }
 
-    async fn take(&mut self, handle: BlockHandle, len: usize) -> Result<Block> {
+    /// A block of the first chunk.
+    async fn take(&mut self, handle: BlockHandle) -> Result<Block> {
         let inner = &*self.reader.inner;
         let view = &*self.reader.view;
-        let table = view.version.table(self.slot)?;
-        let Some(chunk) = self.chunks.front_mut() else {
-            unreachable!("a handle was just taken from the first chunk")
+        // Out of the queue while this suspends: whoever gives up chunks passes it over.
+        let (offset, data) = match self.chunks.borrow_mut().front_mut() {
+            Some(chunk) => (chunk.offset, mem::replace(&mut chunk.data, Data::Single)),
+            None => unreachable!("a handle was just taken from the first chunk"),
         };
-        if let Data::Reading(reading) = &mut chunk.data {
-            match reading.await {
-                Ok(slice) => chunk.data = Data::Read(slice),
-                // Perhaps only one block of it cannot be read: fetch each by itself.
-                Err(_) => chunk.data = Data::Single,
-            }
-        }
-        match &chunk.data {
-            Data::Cached(block) => return Ok(block.clone()),
-            Data::Read(slice) => {
-                let start = (handle.offset - chunk.offset) as usize;
-                let stored = slice.slice(start..start + len);
-                match inner.unpack(table, handle, stored, BlockKind::Data).await {
-                    // Read again by itself below, before it is called damaged.
-                    Err(error) if error.kind() == Kind::Corruption => {}
-                    done => return done,
+        let slice = match data {
+            Data::Cached(block) => return Ok(block),
+            Data::Read(slice) => Some(slice),
+            // If it fails, perhaps only one block of it cannot be read: each is fetched by itself.
+            Data::Reading(reading) => reading.await.ok(),
+            Data::Single => None,
+        };
+        if let Some(slice) = slice {
+            let table = view.version.table(self.slot)?;
+            let start = (handle.offset - offset) as usize;
+            let stored = slice.slice(start..start + handle.size as usize + BLOCK_TRAILER_BYTES);
+            match inner.unpack_now(table, handle, stored, BlockKind::Data) {
+                // No memory, and the chunk holds some.
+                Err(_) => drop(slice),
+                // Read again by itself below, before it is called damaged.
+                Ok(Err(error)) if error.kind() == Kind::Corruption => self.put_back(slice),
+                Ok(done) => {
+                    self.put_back(slice);
+                    return done;
                 }
-            }
-            Data::Single => {}
-            Data::Reading(_) => {
-                return Err(Error::new(Kind::Io, table.place(handle.offset)));
             }
         }
         inner.block(view, self.slot, handle, BlockKind::Data, self.keep).await
+    }
+
+    /// Keeps the first chunk's bytes if it has more blocks.
+    fn put_back(&self, slice: Slice) {
+        if let Some(chunk) = self.chunks.borrow_mut().front_mut()
+            && !chunk.handles.is_empty()
+        {
+            chunk.data = Data::Read(slice);
+        }
     }
 }

@@ -82,6 +82,8 @@ pub struct Iter {
     key: Vec<u8>,
     value: Value,
     valid: bool,
+    /// About the bytes of memory that a seek takes.
+    seek_bytes: usize,
     /// Entries passed over.
     passed: u32,
 }
@@ -147,6 +149,7 @@ impl Iter {
             key: Vec::new(),
             value: Value::empty(),
             valid: false,
+            seek_bytes: found.seek_bytes(version),
             passed: 0,
         })
     }
@@ -290,6 +293,13 @@ impl Iter {
 
     async fn seek_all(&mut self, position: Position<'_>, direction: Direction) -> Result<()> {
         self.direction = direction;
+        self.value = Value::empty();
+        for source in &mut self.sources {
+            if let Source::Level(level) = source {
+                level.leave();
+            }
+        }
+        let _room = self.reader.inner.promise(self.seek_bytes).await?;
         for at in 0..self.sources.len() {
             self.seek_source(at, position, direction).await?;
         }

@@ -129,12 +129,17 @@ impl LevelIter {
         self.block.as_ref().map_or(0, Block::footprint)
     }
 
+    /// Gives up all memory; to be called before a seek that may wait.
+    pub fn leave(&mut self) {
+        self.block = None;
+        if let Some(ahead) = &mut self.ahead {
+            ahead.leave();
+        }
+    }
+
     /// Gives up the block stood on. The key stays; before anything else, [`LevelIter::regain`] gets it again.
     pub fn shed(&mut self) {
         self.block = None;
-        if let Some(ahead) = &mut self.ahead {
-            ahead.shed();
-        }
     }
 
     /// Gets the block again that was shed, if one was. Suspends for it.

@@ -12,9 +12,10 @@ use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 
 use fs::{File, Slice};
-use reactor::{Buf, Core, Spare};
+use reactor::{Buf, Core, Promise, Spare};
 use rocksfmt::{BLOCK_TRAILER_BYTES, BlockHandle, Compression, Decompressor, compression_byte};
 
+use crate::ahead::{Chunk, Chunks};
 use crate::block::{BLOCK_BYTES_MAX, Block, BlockKind};
 use crate::cache::{BlockCache, BlockKey};
 use crate::db::Db;
@@ -140,9 +141,27 @@ pub(crate) struct Inner {
     pub counters: Counters,
     cache: RefCell<BlockCache>,
     flights: RefCell<Flights>,
+    /// What its iterators have read ahead.
+    read_ahead: RefCell<Vec<Weak<Chunks>>>,
     decompressor: RefCell<Decompressor>,
     snapshots: Rc<Registry>,
     verify: bool,
+}
+
+/// A stored block that was checked.
+enum Stored {
+    Plain(Block),
+    Packed(Packed),
+}
+
+/// A block to be decompressed.
+struct Packed {
+    handle: BlockHandle,
+    kind: BlockKind,
+    codec: Compression,
+    payload: Slice,
+    /// Bytes of the block in memory.
+    len: usize,
 }
 
 /// A reader and the view that a lookup or an iterator works on until it ends.
@@ -174,14 +193,13 @@ impl Reader {
             counters: Counters::default(),
             cache: RefCell::new(BlockCache::new(cache_bytes)),
             flights: RefCell::default(),
+            read_ahead: RefCell::default(),
             decompressor: RefCell::default(),
             snapshots: Registry::new(core, db),
             verify: db.options().verify_checksums,
         });
-        if cache_bytes > 0 {
-            let weak: Weak<Inner> = Rc::downgrade(&inner);
-            core.pool().add_spare(weak);
-        }
+        let weak: Weak<Inner> = Rc::downgrade(&inner);
+        core.pool().add_spare(weak);
         Reader(inner)
     }
 
@@ -335,8 +353,17 @@ impl Reader {
 }
 
 impl Spare for Inner {
+    /// The cache first, then what was read ahead: that may be needed soon, but whoever waits needs it now.
     fn give_up(&self, bytes: usize) -> usize {
-        self.cache.borrow_mut().shrink(bytes as u64) as usize
+        let mut given = self.cache.borrow_mut().shrink(bytes as u64) as usize;
+        let read_ahead = self.read_ahead.borrow();
+        for chunks in read_ahead.iter().filter_map(Weak::upgrade) {
+            if given >= bytes {
+                break;
+            }
+            given += chunks.borrow_mut().iter_mut().map(Chunk::give_up).sum::<usize>();
+        }
+        given
     }
 }
 
@@ -401,7 +428,15 @@ impl Inner {
         let len = table.stored_len(handle)?;
         let file = view.file(slot)?;
         let stored = self.read(file, handle.offset, len).await?;
-        match self.unpack(table, handle, stored, kind).await {
+        let unpacked = match self.unpack_now(table, handle, stored, kind) {
+            Ok(done) => done,
+            Err(need) => {
+                let _room = self.promise(len + need).await?;
+                let stored = self.read(file, handle.offset, len).await?;
+                self.unpack(table, handle, stored, kind).await
+            }
+        };
+        match unpacked {
             Err(error) if error.kind() == Kind::Corruption => {
                 // A bit may have flipped on the way rather than on the disk: look once more.
                 count(&self.counters.rereads, 1);
@@ -434,6 +469,20 @@ impl Inner {
         fs::start_read(file, offset, len).ok().flatten()
     }
 
+    /// From now on the memory of these chunks may be taken for what is needed more.
+    pub fn add_read_ahead(&self, chunks: &Rc<Chunks>) {
+        let mut all = self.read_ahead.borrow_mut();
+        if all.len() == all.capacity() {
+            all.retain(|chunks| chunks.strong_count() > 0);
+        }
+        all.push(Rc::downgrade(chunks));
+    }
+
+    /// Room for blocks that take `bytes` in all; suspends until there is some.
+    pub async fn promise(&self, bytes: usize) -> Result<Promise> {
+        self.core.promise(bytes).await.map_err(|e| Error::io("memory for blocks", &e))
+    }
+
     async fn alloc(&self, len: usize) -> Result<Buf> {
         self.core.alloc_wait(len).await.map_err(|e| Error::io("a block's memory", &e))
     }
@@ -447,6 +496,41 @@ impl Inner {
         stored: Slice,
         kind: BlockKind,
     ) -> Result<Block> {
+        match self.check(table, handle, stored, kind)? {
+            Stored::Plain(block) => Ok(block),
+            Stored::Packed(packed) => {
+                let out = self.alloc(packed.len).await?;
+                self.decompress(table, &packed, out)
+            }
+        }
+    }
+
+    /// The same without suspending: the bytes that it needs when there is no memory now. The stored bytes are gone
+    /// then, so that nobody holds some and waits for more.
+    pub fn unpack_now(
+        &self,
+        table: &Table,
+        handle: BlockHandle,
+        stored: Slice,
+        kind: BlockKind,
+    ) -> std::result::Result<Result<Block>, usize> {
+        match self.check(table, handle, stored, kind) {
+            Ok(Stored::Plain(block)) => Ok(Ok(block)),
+            Ok(Stored::Packed(packed)) => match self.core.pool().alloc_reclaiming(packed.len) {
+                Some(out) => Ok(self.decompress(table, &packed, out)),
+                None => Err(packed.len),
+            },
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    fn check(
+        &self,
+        table: &Table,
+        handle: BlockHandle,
+        stored: Slice,
+        kind: BlockKind,
+    ) -> Result<Stored> {
         let format = |e: rocksfmt::Error| Error::format(table.place(handle.offset), &e);
         let checked = if self.verify {
             table.check.verify(&stored, handle.offset)
@@ -456,17 +540,21 @@ impl Inner {
         let byte = checked.map_err(format)?;
         let payload = stored.slice(0..stored.len() - BLOCK_TRAILER_BYTES);
         if byte == 0 {
-            return Block::parse(payload, kind).map_err(format);
+            return Block::parse(payload, kind).map(Stored::Plain).map_err(format);
         }
         let codec = Compression::from_byte(byte).map_err(format)?;
         let len = codec.decompressed_len(&payload, BLOCK_BYTES_MAX).map_err(format)?;
-        let mut out = self.alloc(len).await?;
-        let dictionary = table.dictionary.as_ref().filter(|_| kind == BlockKind::Data);
+        Ok(Stored::Packed(Packed { handle, kind, codec, payload, len }))
+    }
+
+    fn decompress(&self, table: &Table, packed: &Packed, mut out: Buf) -> Result<Block> {
+        let format = |e: rocksfmt::Error| Error::format(table.place(packed.handle.offset), &e);
+        let dictionary = table.dictionary.as_ref().filter(|_| packed.kind == BlockKind::Data);
         self.decompressor
             .borrow_mut()
-            .decompress(codec, &payload, dictionary, &mut out)
+            .decompress(packed.codec, &packed.payload, dictionary, &mut out)
             .map_err(format)?;
-        Block::parse(Slice::new(out.share(), 0..len), kind).map_err(format)
+        Block::parse(Slice::new(out.share(), 0..packed.len), packed.kind).map_err(format)
     }
 
     /// Unpacks a blob's bytes.

@@ -176,6 +176,22 @@ impl Version {
 }
 
 impl Family {
+    /// About the bytes of memory that a seek of an iterator takes: a block of each sorted run, as stored and unpacked.
+    pub fn seek_bytes(&self, version: &Version) -> usize {
+        let of_table = |&slot: &u32| {
+            let properties = &version.table(slot).ok()?.properties;
+            let raw = properties.raw_key_size.saturating_add(properties.raw_value_size);
+            let bytes = properties.data_size.saturating_add(raw);
+            let each = bytes.checked_div(properties.num_data_blocks).unwrap_or(BLOCK_BYTES_USUAL);
+            usize::try_from(each).ok()
+        };
+        let runs = self.levels.iter().enumerate().flat_map(|(depth, level)| {
+            let tables = if depth == 0 { level.slots.len() } else { 1 };
+            level.slots.iter().take(tables)
+        });
+        runs.filter_map(of_table).fold(0, usize::saturating_add)
+    }
+
     /// Entries by the tables' own count, less their tombstones: an estimate of live keys.
     pub fn estimated_keys(&self, version: &Version) -> u64 {
         let tables = self.levels.iter().flat_map(|level| &level.slots);
@@ -196,6 +212,9 @@ impl Family {
         keys.saturating_sub(gone.saturating_mul(2)).saturating_add(in_memory as u64)
     }
 }
+
+/// Bytes of a block, stored and unpacked, of a table that does not say how many it has.
+const BLOCK_BYTES_USUAL: u64 = 8 << 10;
 
 /// The user key of an internal key of the manifest, which was checked to be long enough.
 pub(crate) fn user_key(internal: &[u8]) -> &[u8] {

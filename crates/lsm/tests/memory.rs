@@ -3,9 +3,11 @@
 mod common;
 
 use std::path::Path;
+use std::rc::Rc;
 
 use common::{Model, compare, fresh_dir, on_one_core_with, write_some};
-use lsm::{Db, Durability, Kind, OpenOptions, WriteOptions};
+use lsm::{Compression, Db, Durability, IterOptions, Kind, OpenOptions, WriteOptions};
+use reactor::Class;
 use reactor::sim::{SimConfig, World};
 
 /// Indexes and filters of 30 tables take a hundred times what they may here.
@@ -142,4 +144,75 @@ fn a_merge_reads_ahead_beside_a_cache_that_is_full() {
         writer.close().await.unwrap();
     });
     done.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// Nobody waits for memory that those hold who wait for more themselves: scans gave up nothing of what they had read
+/// ahead, each began with a part of the blocks that it needs, and a get kept what it had read until there was room to
+/// unpack it.
+#[test]
+fn many_reads_at_once_share_little_memory() {
+    for compression in [Compression::Lz4, Compression::None] {
+        let config = SimConfig { memory: 6 << 20, ..SimConfig::default() };
+        let world = World::new(2, 1, config);
+        world.add_dir("/db");
+        let done = world.run(move |core| async move {
+            let options = OpenOptions { cache_bytes: 3 << 20, ..OpenOptions::default() };
+            let write = WriteOptions {
+                durability: Durability::Process,
+                memtable_bytes: 1 << 20,
+                compression,
+                ..WriteOptions::default()
+            };
+            let (db, writer) =
+                Db::open_for_writing(&core, Path::new("/db"), options, write).await.unwrap();
+            let mut model = Model::new();
+            let mut random = 1_u64;
+            let level0 = || db.stat().column_families[0].levels[0].files;
+            while model.len() < 8_000 || level0() < 3 {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let key = format!("key{:05}", (random >> 33) % 20_000).into_bytes();
+                let value = random.to_string().repeat(50).into_bytes();
+                writer.put(&key, &value).await.unwrap();
+                model.insert(key, value);
+            }
+            let reader = db.attach(&core);
+            let model = Rc::new(model);
+            let scans: Vec<_> = (0..200_u64)
+                .map(|nth| {
+                    let (core, reader, model) = (core.clone(), reader.clone(), model.clone());
+                    core.clone().spawn(Class::Foreground, async move {
+                        for round in 0..5 {
+                            let from = format!("key{:05}", (nth * 97 + round * 4001) % 20_000);
+                            let options =
+                                IterOptions { expected: Some(60), ..IterOptions::default() };
+                            let mut iter = reader.iter(0, options).unwrap();
+                            iter.seek(from.as_bytes()).await.unwrap();
+                            for (key, value) in model.range(from.into_bytes()..).take(60) {
+                                assert_eq!((iter.key(), iter.value()), (&key[..], &value[..]));
+                                iter.next().await.unwrap();
+                            }
+                        }
+                    })
+                })
+                .collect();
+            for scan in scans {
+                scan.await;
+            }
+            let gets: Vec<_> = (0..4_000_u64)
+                .map(|nth| {
+                    let (reader, model) = (reader.clone(), model.clone());
+                    core.spawn(Class::Foreground, async move {
+                        let key = format!("key{:05}", nth * 7919 % 20_000).into_bytes();
+                        let found = reader.get(0, &key, None).await.unwrap();
+                        assert_eq!(found.as_deref(), model.get(&key).map(|value| &value[..]));
+                    })
+                })
+                .collect();
+            for get in gets {
+                get.await;
+            }
+            writer.close().await.unwrap();
+        });
+        done.unwrap_or_else(|failure| panic!("{compression:?}: {failure}"));
+    }
 }

@@ -11,6 +11,9 @@
 //! Whoever keeps buffers that it could do without (a cache) registers as a [`Spare`]: it is asked for them before
 //! anybody waits, so memory that is only kept for later never holds back work that needs it now.
 //!
+//! Whoever waits for a buffer while it holds others may wait for those who wait for it. Work that needs several asks
+//! for a [`Promise`] first, while it holds none: all promises together fit under the limit, or there is only one.
+//!
 //! One core owns a pool; nothing here is `Send`. What must hold: `used + free <= limit` in bytes
 //! (the limit covers recycled buffers too), and a buffer's memory never moves while it lives.
 //! The size classes are those of the program's allocator (jemalloc: four to a doubling), so a
@@ -32,6 +35,8 @@ pub const BUF_ALIGN: usize = 512;
 pub const BUF_MAX: usize = 1 << 30;
 /// Bytes that are reclaimed beyond what is needed.
 const RECLAIM_BYTES: usize = 1 << 20;
+/// This part of the limit is never promised: it is for those who give a buffer back and take another.
+const UNPROMISED: usize = 16;
 /// Classes up to 4 KiB in steps of 512 bytes, then four to a doubling up to `BUF_MAX`.
 const CLASSES: usize = 8 + 4 * 18;
 
@@ -99,6 +104,8 @@ struct Inner {
     used: Cell<usize>,
     /// Bytes in buffers on the free lists.
     free_bytes: Cell<usize>,
+    /// Bytes that all [`Promise`]s are for.
+    promised: Cell<usize>,
     free: RefCell<Vec<Vec<Memory>>>,
     counts: RefCell<Counts>,
     waiters: RefCell<VecDeque<Waker>>,
@@ -127,6 +134,11 @@ impl Inner {
         self.used.set(self.used.get() - size);
         self.free_bytes.set(self.free_bytes.get() + size);
         self.free.borrow_mut()[class].push(memory);
+        self.wake();
+    }
+
+    /// Wakes all who wait for memory.
+    fn wake(&self) {
         while let Some(waker) = self.waiters.borrow_mut().pop_front() {
             waker.wake();
         }
@@ -170,6 +182,7 @@ impl Pool {
             limit: Cell::new(limit),
             used: Cell::new(0),
             free_bytes: Cell::new(0),
+            promised: Cell::new(0),
             free: RefCell::new((0..CLASSES).map(|_| Vec::new()).collect()),
             counts: RefCell::default(),
             waiters: RefCell::new(VecDeque::new()),
@@ -222,6 +235,25 @@ impl Pool {
         }
     }
 
+    /// Room for `bytes` in buffers, beside what is promised to others; `None` when there is none now. A first promise
+    /// is made whatever it is for.
+    pub(crate) fn promise(&self, bytes: usize) -> Option<Promise> {
+        let inner = &*self.0;
+        let promised = inner.promised.get();
+        let limit = inner.limit.get() - inner.limit.get() / UNPROMISED;
+        let excess = || {
+            let wanted = inner.used.get().saturating_add(promised).saturating_add(bytes);
+            wanted.saturating_sub(limit)
+        };
+        while promised > 0 && excess() > 0 {
+            if !inner.reclaim(excess()) {
+                return None;
+            }
+        }
+        inner.promised.set(promised.saturating_add(bytes));
+        Some(Promise { pool: self.clone(), bytes })
+    }
+
     /// Asks `spare` for its buffers when memory is short, as long as it lives.
     pub fn add_spare(&self, spare: Weak<dyn Spare>) {
         let mut spares = self.0.spares.borrow_mut();
@@ -247,6 +279,21 @@ impl Pool {
     /// Whether a buffer of `len` bytes could ever be handed out.
     pub fn could_hold(&self, len: usize) -> bool {
         len <= BUF_MAX && class_size(class_of(len)) <= self.0.limit.get()
+    }
+}
+
+/// Room in a pool for what somebody is about to take; see the module text. The buffers that its holder has taken
+/// already are counted twice until it is dropped.
+pub struct Promise {
+    pool: Pool,
+    bytes: usize,
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        let promised = &self.pool.0.promised;
+        promised.set(promised.get() - self.bytes);
+        self.pool.0.wake();
     }
 }
 
@@ -414,6 +461,22 @@ impl Deref for Slice {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn promises_fit_together_or_there_is_one() {
+        let pool = Pool::new(16 << 10);
+        let first = pool.promise(1 << 20).unwrap();
+        assert!(pool.promise(512).is_none());
+        drop(first);
+        let small = pool.promise(4 << 10).unwrap();
+        let held = pool.alloc(4 << 10).unwrap();
+        assert!(pool.promise(8 << 10).is_none(), "a sixteenth is for nobody");
+        let other = pool.promise(7 << 10).unwrap();
+        drop((small, held));
+        assert!(pool.promise(8 << 10).is_some());
+        drop(other);
+        assert_eq!(pool.0.promised.get(), 0);
+    }
 
     #[test]
     fn every_length_fits_its_class_and_wastes_at_most_a_quarter_beyond_4k() {

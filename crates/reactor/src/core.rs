@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use crate::buf::{Buf, Pool};
+use crate::buf::{Buf, Pool, Promise};
 use crate::driver::sim::SimDriver;
 use crate::driver::{Completion, DirEntry, Driver, IoOp, MetaOp, MetaOut, Token, Wait, host};
 use crate::file::{Fd, File, Mode, Opening, SharedFile};
@@ -297,10 +297,27 @@ impl Core {
                 format!("{len} bytes are more than this core's memory budget"),
             ));
         }
+        self.wait_for_memory(len, || self.0.pool.alloc_reclaiming(len)).await
+    }
+
+    /// Room for `bytes` in buffers that are about to be allocated; suspends until there is some. Caches give way
+    /// first. To be asked for by work that takes several buffers, while it holds none.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when there was no room for ten seconds.
+    pub async fn promise(&self, bytes: usize) -> io::Result<Promise> {
+        self.wait_for_memory(bytes, || self.0.pool.promise(bytes)).await
+    }
+
+    async fn wait_for_memory<T>(
+        &self,
+        bytes: usize,
+        mut take: impl FnMut() -> Option<T>,
+    ) -> io::Result<T> {
         let mut limit = None;
         std::future::poll_fn(|cx| {
-            if let Some(buf) = self.0.pool.alloc_reclaiming(len) {
-                return Poll::Ready(Ok(buf));
+            if let Some(taken) = take() {
+                return Poll::Ready(Ok(taken));
             }
             self.0.stats.memory_waits.add(1);
             self.0.pool.wait(cx.waker().clone());
@@ -308,7 +325,7 @@ impl Core {
             Pin::new(limit).poll(cx).map(|()| {
                 Err(io::Error::new(
                     io::ErrorKind::OutOfMemory,
-                    format!("no memory for {len} bytes: the budget is held by other requests"),
+                    format!("no memory for {bytes} bytes: the budget is held by other requests"),
                 ))
             })
         })

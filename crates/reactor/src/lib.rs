@@ -44,7 +44,7 @@ mod timer;
 mod unix;
 mod write;
 
-pub use buf::{BUF_ALIGN, BUF_MAX, Buf, Pool, SharedBuf, Slice, Spare};
+pub use buf::{BUF_ALIGN, BUF_MAX, Buf, Pool, Promise, SharedBuf, Slice, Spare};
 pub use core::{Core, JoinHandle, LockGuard, OwnedTask, Sleep};
 pub use driver::DirEntry;
 pub use event::{EventFd, EventWatch};
