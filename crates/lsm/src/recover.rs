@@ -140,9 +140,25 @@ pub(crate) async fn manifest(core: &Core, dir: &Dir, name: &str) -> Result<Manif
     }
 }
 
+/// What was replayed since the piece before.
+pub(crate) struct Piece {
+    pub memtables: BTreeMap<u32, Sorting>,
+    /// Where it ends with a log.
+    pub border: Option<Border>,
+}
+
+/// Between two logs.
+pub(crate) struct Border {
+    /// The log that follows.
+    pub next_log: u64,
+    /// By how many all logs before it change the keys of the default column family, if that is known.
+    pub keys: Option<i64>,
+}
+
 /// Replays the logs that hold what is in no table. Whenever that is more than memory may hold
 /// (`recovered_bytes`), `piece` gets what was replayed since it came last, the oldest first; what is
-/// left in the end is returned.
+/// left in the end is returned. A log that has begun in a piece before ends a piece, too, and where the
+/// plan says so (`border_bytes`) others do.
 pub(crate) async fn logs(
     core: &Core,
     dir: &Dir,
@@ -150,13 +166,14 @@ pub(crate) async fn logs(
     state: &ManifestState,
     options: &OpenOptions,
     warnings: &mut Vec<String>,
-    mut piece: impl AsyncFnMut(BTreeMap<u32, Sorting>) -> Result<()>,
+    mut piece: impl AsyncFnMut(Piece) -> Result<()>,
 ) -> Result<Replayed> {
     let mut replay = WalReplay::new(state, options.recovered_bytes as u64);
     replay.expect(plan.log_bytes());
     let replay = RefCell::new(replay);
     let mut salvaged = false;
-    for log in &plan.logs {
+    let mut is_begun = false;
+    for (at, log) in plan.logs.iter().enumerate() {
         let mut reader = replay.borrow_mut().begin(log.number);
         let read = async {
             let each = |record: rocksfmt::LogRecord<'_>| replay.borrow_mut().record(record);
@@ -164,8 +181,9 @@ pub(crate) async fn logs(
                 if !replay.borrow().is_full() {
                     return Ok(());
                 }
-                let taken = replay.borrow_mut().take_piece();
-                piece(taken).await
+                is_begun = true;
+                let memtables = replay.borrow_mut().take_piece();
+                piece(Piece { memtables, border: None }).await
             };
             feed(core, dir, &log.name, &mut reader, each, between).await?;
             let mut scan = replay.borrow().scan(&reader);
@@ -173,7 +191,15 @@ pub(crate) async fn logs(
                 Some(scan) => look_behind(core, dir, &log.name, scan).await?,
                 None => None,
             };
-            replay.borrow_mut().end(&reader, scan.as_ref(), later)
+            replay.borrow_mut().end(&reader, scan.as_ref(), later)?;
+            let Some(next) = plan.logs.get(at + 1) else { return Ok(()) };
+            if !is_begun && plan.border_bytes.is_none_or(|bytes| replay.borrow().held() < bytes) {
+                return Ok(());
+            }
+            is_begun = false;
+            let memtables = replay.borrow_mut().take_piece();
+            let border = Border { next_log: next.number, keys: replay.borrow().keys() };
+            piece(Piece { memtables, border: Some(border) }).await
         };
         match read.await {
             Ok(()) => {}

@@ -128,6 +128,16 @@ impl WalReplay {
         self.memory > self.memory_max
     }
 
+    /// Bytes that it holds: what was replayed since the last piece.
+    pub fn held(&self) -> u64 {
+        self.memory
+    }
+
+    /// By how many the batches so far change the keys of the default column family, if that is known.
+    pub fn keys(&self) -> Option<i64> {
+        self.keys.filter(|_| !self.gap)
+    }
+
     /// Takes what was replayed since the last piece, still to be sorted. It is older than all that
     /// follows.
     pub fn take_piece(&mut self) -> BTreeMap<u32, Sorting> {
@@ -389,6 +399,7 @@ impl WalReplay {
 
     /// Ends the replay; what it found is still to be sorted.
     pub fn finish(self) -> Replayed {
+        let keys = self.keys();
         let mut memtables = BTreeMap::new();
         for (id, family) in self.families {
             if let Some(builder) = family.builder.filter(|builder| !builder.is_empty()) {
@@ -403,7 +414,7 @@ impl WalReplay {
             last_sequence: self.last_sequence,
             tails: self.tails,
             operations: self.operations,
-            keys: self.keys.filter(|_| !self.gap),
+            keys,
             leftovers,
             unread: self.unread,
         }

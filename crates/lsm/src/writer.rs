@@ -478,12 +478,16 @@ impl Inner {
         }
     }
 
-    async fn remove_and_rest(&self, name: &str) {
-        let since_ns = self.core.now_ns();
+    async fn remove(&self, name: &str) {
         if let Err(error) = self.dir.remove(name).await {
             tracing::warn!("{name} could not be removed: {error}");
         }
         self.space.has_grown();
+    }
+
+    async fn remove_and_rest(&self, name: &str) {
+        let since_ns = self.core.now_ns();
+        self.remove(name).await;
         let ends = self.closing.get() || self.has_failed();
         if self.doomed.borrow().len() < DOOMED_MANY && !ends {
             let ns = self.core.now_ns() - since_ns;
@@ -506,6 +510,24 @@ impl Inner {
             None => self.keep_logs(generation.next_log).await,
         };
         self.remove_files(others);
+    }
+
+    /// The same at once, of all logs below a number, which the MANIFEST has made needless.
+    pub async fn remove_logs(&self, below: u64) {
+        for file in self.keep_logs(below).await {
+            self.remove(&file.to_string()).await;
+        }
+    }
+
+    /// Removes all that is kept to be written again, at once: there is no room.
+    pub async fn remove_spares(&self) {
+        let spares = &self.db.0.spares;
+        while let Some(name) = spares.take_beyond(0) {
+            self.remove(&name).await;
+        }
+        for number in self.spare_logs.take() {
+            self.remove(&FileName::Temp(number).to_string()).await;
+        }
     }
 
     /// Keeps a log, under the name of a temporary file.
@@ -730,6 +752,9 @@ impl Writer {
         }
         // The others go with those that hold what was recovered.
         inner.keep_logs(recovery_plan::first_log(&db.0.manifest)).await;
+        if let Some(logs) = &db.0.long_logs {
+            long_logs::to_tables(&inner, logs).await?;
+        }
         let log = inner.first_log().await?;
         // What was recovered from older logs is the first generation to become tables.
         let mems = db
@@ -739,17 +764,14 @@ impl Writer {
             .flat_map(|family| family.mems.iter().map(|mem| (family.id, mem.clone())))
             .collect();
         let keys = db.keys().zip(db.0.manifest.keys);
-        let mut recovered = Generation {
+        let keys = keys.and_then(|(now, before)| now.checked_signed_diff(before));
+        let recovered = Generation {
             mems,
             log_number: None,
-            keys: keys.and_then(|(now, before)| now.checked_signed_diff(before)),
+            keys: if db.0.long_logs.is_some() { Some(0) } else { keys },
             log: None,
             next_log: log.number(),
         };
-        if let Some(logs) = &db.0.long_logs {
-            long_logs::to_tables(&inner, logs, &recovered).await?;
-            recovered.keys = Some(0);
-        }
         inner.waiting.borrow_mut().push_back(recovered);
         let commit = inner.clone();
         core.spawn(Class::Foreground, async move {

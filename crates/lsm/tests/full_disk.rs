@@ -289,3 +289,87 @@ fn a_long_record_that_power_cuts_off_is_cut_off() {
     }
     assert!(cuts > 30 && torn > 3, "{cuts} {torn}");
 }
+
+/// Opens with less memory than the logs need.
+async fn open_long(core: &Core, durability: Durability) -> Result<(Db, Writer), Error> {
+    let options = WriteOptions { durability, memtable_bytes: 50_000, ..WriteOptions::default() };
+    let reading = OpenOptions { recovered_bytes: 30_000, ..OpenOptions::default() };
+    Db::open_for_writing(core, Path::new(DIR), reading, options).await
+}
+
+/// Writes logs that become no tables. Returns how many keys there are.
+async fn leave_logs(core: &Core, world: &World, durability: Durability) -> u64 {
+    let options = WriteOptions { durability, memtable_bytes: 200_000, ..WriteOptions::default() };
+    let reading = OpenOptions::default();
+    let open = Db::open_for_writing(core, Path::new(DIR), reading, options).await;
+    let (db, writer) = open.unwrap();
+    world.add_fault(Fault::new(FaultKind::Error(28)).of(Access::Write).on(".sst"));
+    world.set_capacity(Some(world.used() + 1_000_000));
+    let keys = fill(&writer, 0).await;
+    writer.close().await.unwrap();
+    drop((db, writer));
+    world.heal();
+    world.set_capacity(None);
+    keys
+}
+
+fn logs_and_tables(world: &World) -> (u64, usize) {
+    let paths = world.paths();
+    let ends = |end: &str| {
+        let it = paths.iter().filter(move |path| path.extension() == Some(end.as_ref()));
+        it.cloned().collect::<Vec<_>>()
+    };
+    let bytes = |path: &std::path::PathBuf| world.bytes(path).unwrap().len() as u64;
+    (ends("log").iter().map(bytes).sum(), ends("sst").len())
+}
+
+/// There is room for the tables of one log, and not for those of all.
+#[test]
+fn long_logs_become_tables_one_by_one_where_there_is_little_room() {
+    for seed in 0..20 {
+        let durability = [Durability::Process, Durability::Power][seed as usize % 2];
+        on_first_core(&world(seed), move |core, world| async move {
+            let keys = leave_logs(&core, &world, durability).await;
+            let room = 70_000 + seed * 2_000;
+            assert!(keys * 1000 > room + 30_000, "{keys} keys");
+            world.set_capacity(Some(world.used() + room));
+            let (db, writer) = open_long(&core, durability).await.unwrap();
+            is_all_there(&core, &db, keys).await;
+            until_written(&core, &writer, keys).await;
+            writer.close().await.unwrap();
+            drop((db, writer));
+            let (db, _writer) = open(&core, durability).await.unwrap();
+            is_all_there(&core, &db, keys + 1).await;
+        });
+    }
+}
+
+#[test]
+fn long_logs_that_find_no_room_stay_as_they_are() {
+    for seed in 0..20 {
+        let durability = [Durability::Process, Durability::Power][seed as usize % 2];
+        on_first_core(&world(seed), move |core, world| async move {
+            let keys = leave_logs(&core, &world, durability).await;
+            let before = logs_and_tables(&world);
+            world.add_fault(Fault::new(FaultKind::Error(28)).of(Access::Write).on(".sst"));
+            for _ in 0..3 {
+                let error = match open_long(&core, durability).await {
+                    Ok(_) => panic!("there was room"),
+                    Err(error) => error,
+                };
+                assert_eq!(error.kind(), Kind::Full, "{error}");
+                let text = error.to_string();
+                assert!(text.contains("/db: ") && text.contains("Free "), "{error}");
+                assert_eq!(logs_and_tables(&world), before);
+            }
+            // What fits into memory can be read.
+            let (db, writer) = open(&core, durability).await.unwrap();
+            is_all_there(&core, &db, keys).await;
+            writer.close().await.unwrap();
+            drop((db, writer));
+            world.heal();
+            let (db, _writer) = open_long(&core, durability).await.unwrap();
+            is_all_there(&core, &db, keys).await;
+        });
+    }
+}
