@@ -178,6 +178,18 @@ def test_a_connection_may_be_silent(pair):
         assert client.call("GET", "s") == b"4"
 
 
+@pytest.mark.parametrize("sent", ["SKIP;RESET", "OFF;RESET", "OFF;SKIP;RESET", "SKIP;OFF;RESET", "SKIP;ON", "SKIP;NONSENSE", "SKIP;RESET;NONSENSE"])
+def test_a_reset_is_silent_where_redis_s_is(sent, pair):
+    said = []
+    for server in pair:
+        with server.connect() as client:
+            for word in sent.split(";"):
+                client.send(resp.encode(*(["CLIENT", "REPLY", word] if word in ("ON", "OFF", "SKIP") else [word])))
+            client.send(resp.encode("QUIT"))
+            said.append(client.until_closed())
+    assert said[1] == said[0]
+
+
 def test_commands_are_described_as_redis_describes_them(pair):
     names = COMMANDS + ["AUTH", "SAVE", "BGSAVE", "SHUTDOWN", "CONFIG|SET", "CONFIG|REWRITE"]
     theirs, ours = (server.connect() for server in pair)

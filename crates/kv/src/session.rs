@@ -416,7 +416,7 @@ impl Session {
     fn reset(&mut self) {
         self.set_protocol(Protocol::V2);
         self.client.name.borrow_mut().clear();
-        (self.silent, self.skip_next, self.skip_this) = (false, false, false);
+        (self.silent, self.skip_next) = (false, false);
         self.entered = self.state.password.borrow().is_none();
         self.reply(|writer| writer.simple("RESET"));
     }
