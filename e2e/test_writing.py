@@ -1,6 +1,7 @@
 """Writing: the same commands to Redis 7.0.15 and to Millrace get the same replies, and what was written is kept."""
 
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -211,6 +212,37 @@ def command_stats(client):
             assert list(fields) == ["calls", "usec", "usec_per_call", "rejected_calls", "failed_calls"], line
             stats[name] = [int(fields[name]) for name in ("calls", "rejected_calls", "failed_calls")]
     return stats
+
+
+def figure(client, section, name):
+    return int(re.search(rf"(?m)^{name}:(\d+)", client.call("INFO", section).decode())[1])
+
+
+def test_commands_that_are_refused_are_not_processed(pair):
+    """Of an unknown name, with too few words, without the password; a command that fails was executed."""
+    grown = []
+    for server in pair:
+        with server.connect() as client, server.connect() as other:
+            assert client.call("SET", "a", "text") == OK
+            rows = []
+            for line in "PING;NONSENSE;GET;GET a b;CLIENT NONSENSE;CLIENT;SET a b NONSENSE;INCR a;CLIENT CACHING YES;CLIENT CACHING;EXEC;DISCARD;MULTI".split(";"):
+                before = figure(client, "stats", "total_commands_processed")
+                other.call(*line.split())
+                if line == "MULTI":
+                    other.call("DISCARD")
+                # Redis counts a call when it has ended, Millrace when it is taken: each time this INFO or that before it.
+                rows.append((line, figure(client, "stats", "total_commands_processed") - before - 1))
+            assert client.call("CONFIG", "SET", "requirepass", "secret") == OK
+            try:
+                with server.connect() as stranger:
+                    before = figure(client, "stats", "total_commands_processed")
+                    assert stranger.call("GET", "a").startswith("NOAUTH ")
+                    assert stranger.call("AUTH", "wrong").startswith("WRONGPASS ")
+                    rows.append(("stranger", figure(client, "stats", "total_commands_processed") - before - 1))
+            finally:
+                assert client.call("CONFIG", "SET", "requirepass", "") == OK
+            grown.append(rows)
+    assert grown[1] == grown[0]
 
 
 def test_command_stats_count_what_redis_counts(pair):

@@ -104,7 +104,7 @@ type Value = fn(&CoreReport) -> u64;
 const COUNTERS: &[(&str, &str, Value)] = &[
     ("accepted_connections_total", "Connections accepted", |core| core.kv.connections),
     ("rejected_connections_total", "Connections turned away", |core| core.kv.rejected),
-    ("commands_total", "Commands taken", |core| core.kv.commands),
+    ("commands_total", "Commands executed, refused ones not included", |core| core.kv.commands),
     ("error_replies_total", "Commands answered by an error", |core| core.kv.errors),
     ("protocol_errors_total", "Connections closed for what is no request", |core| {
         core.kv.protocol_errors

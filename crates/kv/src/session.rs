@@ -43,6 +43,8 @@ pub(crate) struct Session {
     pub(crate) replies: Replies,
     /// Writes of the commands just taken.
     pub(crate) outgoing: Outgoing,
+    /// Commands executed since they were last counted.
+    executed: u64,
     /// The command whose time is being taken, and since when.
     metered: Option<CommandId>,
     metered_from_ns: u64,
@@ -70,6 +72,7 @@ impl Session {
             entered: state.password.borrow().is_none(),
             replies: Replies::new(state, client),
             outgoing: Outgoing::default(),
+            executed: 0,
             metered: None,
             metered_from_ns: 0,
             after_multi: false,
@@ -120,7 +123,6 @@ impl Session {
         input: &mut [u8],
         consumed: &mut usize,
     ) -> Option<usize> {
-        let mut commands = 0;
         self.waits_for_pause = false;
         let missing = loop {
             if !self.may_take() {
@@ -134,12 +136,9 @@ impl Session {
             match progress {
                 Ok(Progress::Complete(length)) => {
                     let args = Args::new(&rest[..length], parser.args());
-                    if !args.is_empty() {
-                        if !self.execute(args) {
-                            self.held = Some(length);
-                            break None;
-                        }
-                        commands += 1;
+                    if !args.is_empty() && !self.execute(args) {
+                        self.held = Some(length);
+                        break None;
                     }
                     *consumed += length;
                 }
@@ -156,7 +155,8 @@ impl Session {
         };
         self.send_writes();
         self.stop_meter();
-        self.state.count(|stats| stats.commands += commands);
+        let executed = std::mem::take(&mut self.executed);
+        self.state.count(|stats| stats.commands += executed);
         missing
     }
 
@@ -260,6 +260,7 @@ impl Session {
         self.skip_this = std::mem::take(&mut self.skip_next);
         self.client.command.set(name);
         self.replies.command = id.filter(|_| !rejected);
+        self.executed += u64::from(!rejected);
         match (id, rejected) {
             (Some(id), true) => self.state.commands.count(id, |stats| stats.rejected += 1),
             (Some(id), false) => self.meter(id),
