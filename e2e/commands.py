@@ -98,6 +98,7 @@ OTHERS = [
     (1, lambda r: [b"CLIENT", b"SETNAME", r.choice((b"me", b"", b"you"))]),
     (2, lambda r: [b"CLIENT", r.choice((b"GETNAME", b"GETREDIR", b"TRACKINGINFO", b"ID", b"INFO", b"LIST", b"UNPAUSE"))]),
     (1, lambda r: [b"CLIENT", b"NO-EVICT", b"on"]),
+    (1, lambda r: [b"CLIENT", b"CACHING", r.choice((b"YES", b"NO", b"maybe"))]),
     (1, lambda r: [b"CLIENT", b"UNBLOCK", b"999999"]),
     (1, lambda r: [b"CLIENT", b"REPLY", b"ON"]),
     (1, lambda r: [b"COMMAND", r.choice((b"GETKEYS", b"GETKEYSANDFLAGS")), *r.choice(([b"SET", b"a", b"b", *set_options(r)], [b"MSET", b"a", b"1", b"b", b"2"], [b"GET"], [b"PING"], [b"GETDEL", b"x"]))]),

@@ -109,7 +109,7 @@ def replica(tmp_path_factory):
 WORDS = ["", "0", "-1", "1", "x", "1.5", " 1", "+1", "01", "-0", "0x1", "9223372036854775808", "-9223372036854775809", "9" * 30, "help", "a\0b", "é", "*"]
 OPTIONS = ["COUNT", "match", "Type", "SETNAME", "auth", "ON", "off", "ID", "skipme", "PATTERN", "ASYNC", "all", "WRITE"]
 COMMANDS = [[word] for word in "PING ECHO RESET HELLO AUTH SELECT DBSIZE GET MGET EXISTS STRLEN GETRANGE SUBSTR SCAN KEYS TYPE TTL PTTL RANDOMKEY".split()]
-COMMANDS += [["CLIENT", word] for word in "GETREDIR KILL NO-EVICT SETNAME TRACKINGINFO UNBLOCK UNPAUSE NONSENSE".split()]
+COMMANDS += [["CLIENT", word] for word in "CACHING GETREDIR KILL NO-EVICT SETNAME TRACKINGINFO UNBLOCK UNPAUSE NONSENSE".split()]
 COMMANDS += [["COMMAND", word] for word in "LIST NONSENSE".split()] + [["CONFIG", word] for word in "GET NONSENSE".split()]
 COMMANDS += [[word] for word in "FLUSHALL FLUSHDB SET DEL APPEND INCR SORT XGROUP SWAPDB RENAME NONSENSE".split()] + [["XGROUP", "create"]]
 

@@ -404,6 +404,8 @@ fn checked<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>, Refus
         CommandId::Bgsave => Err(Refusal::SYNTAX),
         // A container alone has too few arguments, so only its subcommands arrive here.
         CommandId::Client | CommandId::Config => Err(Refusal::WrongCount(spec.name)),
+        // Tracking is not there, so it is never on.
+        CommandId::ClientCaching => Err(Refusal::NOT_TRACKED),
         CommandId::ClientGetname => client(ClientCommand::GetName),
         CommandId::ClientGetredir => client(ClientCommand::GetRedir),
         CommandId::ClientHelp => client(ClientCommand::Help),

@@ -5,6 +5,8 @@ use resp::Writer;
 /// `CLIENT HELP`.
 pub const CLIENT: &[&str] = &[
     "CLIENT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
+    "CACHING (YES|NO)",
+    "    Refused: connections are not tracked.",
     "GETNAME",
     "    Tell this connection's name.",
     "GETREDIR",

@@ -41,6 +41,10 @@ impl Refusal<'_> {
     pub const SYNTAX: Self = Refusal::Text("ERR syntax error");
     /// The password comes first.
     pub const NO_PASSWORD: Self = Refusal::Text("NOAUTH Authentication required.");
+    /// `CLIENT CACHING` without tracking.
+    pub const NOT_TRACKED: Self = Refusal::Text(
+        "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled",
+    );
     /// A number was expected.
     pub const NOT_AN_INTEGER: Self = Refusal::Text("ERR value is not an integer or out of range");
 

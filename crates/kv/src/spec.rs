@@ -7,6 +7,7 @@ pub enum CommandId {
     Auth,
     Bgsave,
     Client,
+    ClientCaching,
     ClientGetname,
     ClientGetredir,
     ClientHelp,

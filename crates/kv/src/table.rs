@@ -63,6 +63,19 @@ const CLIENT_TYPE: Argument = Argument::one_of(
 
 const CLIENT: &[Spec] = &[
     Spec::new(
+        CommandId::ClientCaching,
+        "client|caching",
+        3,
+        "connection",
+        "Tells which keys are tracked; refused, because none are",
+    )
+    .since("6.0.0")
+    .flags(PER_CLIENT, SLOW_CONNECTION)
+    .takes(&[Argument::one_of(
+        "mode",
+        &[Argument::word("yes", "YES"), Argument::word("no", "NO")],
+    )]),
+    Spec::new(
         CommandId::ClientGetname,
         "client|getname",
         2,
