@@ -183,3 +183,28 @@ def test_values_that_commands_build_are_as_long_as_arguments_may_be(tmp_path):
                 assert client.call("STRLEN", key) == longest
                 assert client.call("DEL", key) == 1
         within(node, 64 * MIB)
+
+
+def test_values_larger_than_memory_can_be_removed_and_written_over(tmp_path):
+    """They were written with more memory. Every command that had to know of them was refused."""
+    long = random.Random(1).randbytes(40 * MIB)
+    with millrace.node(tmp_path / "db", tmp_path / "log", "--memory", "1G", writes=True) as node, node.connect() as client:
+        for number in range(100):
+            assert client.call("SET", f"key:{number:03}", "small") == b"OK"
+        for name in ("key:005+", "key:050", "key:050+", "key:099"):
+            assert client.call("SET", name, long) == b"OK"
+        node.stop()
+    with millrace.node(tmp_path / "db", tmp_path / "log2", "--memory", "64M", writes=True) as node, node.connect() as client:
+        node.until_ready()
+        keys = client.call("DBSIZE")
+        assert keys == 102
+        refused = client.call("GET", "key:050")
+        assert isinstance(refused, resp.Error) and refused.startswith("OOM "), refused
+        assert client.call("EXISTS", "key:050", "key:049", "key:050+", "key:0505", "key:099", "key:005+") == 5
+        assert client.call("TYPE", "key:099") == b"string" and client.call("TTL", "key:050") == -1 and client.call("TTL", "key:0505") == -2
+        assert client.call("SET", "key:050", "short") == b"OK" and client.call("GET", "key:050") == b"short"
+        assert client.call("DEL", "key:050+", "key:049", "key:0505") == 2
+        assert client.call("UNLINK", "key:099", "key:099") == 1
+        assert client.call("SETNX", "key:005+", "x") == 0
+        assert client.call("DBSIZE") == keys - 3
+        assert client.call("EXISTS", "key:050+", "key:099", "key:050") == 1

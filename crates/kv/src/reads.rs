@@ -50,6 +50,20 @@ pub(crate) fn write_answer(value: Option<&[u8]>, ask: Ask, writer: &mut Writer<'
     }
 }
 
+/// What a question about one key needs: its value, or an empty one where only its existence is asked for and the value
+/// does not fit into memory. Suspends for the blocks that are not in memory.
+pub(crate) async fn look_up(state: &CoreState, key: &[u8], ask: Ask) -> lsm::Result<Option<Value>> {
+    match state.reader.get(FAMILY, key, None).await {
+        Err(error)
+            if error.kind() == lsm::Kind::Memory && matches!(ask, Ask::Type | Ask::TimeToLive) =>
+        {
+            let there = state.reader.contains(FAMILY, &[key]).await.pop().unwrap_or(Err(error))?;
+            Ok(there.then(Value::empty))
+        }
+        answer => answer,
+    }
+}
+
 /// The reply of `MGET` from its values, or the first failure among them.
 pub(crate) fn write_values(values: &[lsm::Result<Option<Value>>], writer: &mut Writer<'_>) {
     if let Some(error) = values.iter().find_map(|value| value.as_ref().err()) {
@@ -75,9 +89,9 @@ pub(crate) async fn exists(
     let mut writer = Writer::new(&mut reply, protocol);
     for some in keys.chunks(KEYS_PER_LOOKUP) {
         let some: Vec<&[u8]> = some.iter().map(Vec::as_slice).collect();
-        for answer in state.reader.multi_get(FAMILY, &some, None).await {
+        for answer in state.reader.contains(FAMILY, &some).await {
             match answer {
-                Ok(value) => found += i64::from(value.is_some()),
+                Ok(there) => found += i64::from(there),
                 Err(error) => {
                     write_error(&error, &mut writer);
                     return reply;

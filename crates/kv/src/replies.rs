@@ -411,7 +411,7 @@ impl Replies {
                 let (state, key) = (self.state.clone(), key.to_vec());
                 let window = self.window.clone();
                 let task = self.state.core.spawn(Class::Foreground, async move {
-                    let answer = state.reader.get(FAMILY, &key, None).await;
+                    let answer = reads::look_up(&state, &key, ask).await;
                     let bytes_max = state.shared.settings().unsent_bytes_max;
                     match window.admit(std::slice::from_ref(&answer), bytes_max) {
                         Some(held) => Read::Answer(key, answer, held),

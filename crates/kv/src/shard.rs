@@ -910,9 +910,19 @@ impl Inner {
                         .enumerate()
                         .filter(|(at, _)| old[*at] == Old::Unknown)
                         .unzip();
-                    let found = self.reader.multi_get(FAMILY, &keys, None).await;
-                    for (at, found) in at.into_iter().zip(found) {
-                        old[at] = old_state(found?, need);
+                    match need {
+                        Need::Existence => {
+                            let found = self.reader.contains(FAMILY, &keys).await;
+                            for (at, found) in at.into_iter().zip(found) {
+                                old[at] = if found? { Old::There } else { Old::Missing };
+                            }
+                        }
+                        _ => {
+                            let found = self.reader.multi_get(FAMILY, &keys, None).await;
+                            for (at, found) in at.into_iter().zip(found) {
+                                old[at] = old_state(found?, need);
+                            }
+                        }
                     }
                     // Else what was known may have been refused meanwhile.
                     if self.refusals.get() == refusals {

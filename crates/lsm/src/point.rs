@@ -16,8 +16,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use rocksfmt::{
-    BlockHandle, FileMeta, FilterKey, IndexCursor, IndexFormat, IndexLayout, KEY_TRAILER_BYTES,
-    Lookup as Hit, ValueType, index_lookup, pack, point_lookup, unpack,
+    BlockHandle, FileMeta, FilterKey, HeadLookup, IndexCursor, IndexFormat, IndexLayout,
+    KEY_TRAILER_BYTES, Lookup as Hit, ValueType, index_lookup, pack, point_lookup, unpack,
 };
 
 use crate::blob;
@@ -195,6 +195,35 @@ impl<'a> Lookup<'a> {
                 }
             }
             Stage::Start | Stage::NextTable => unreachable!("no block was asked for"),
+        }
+        self.stage = Stage::NextTable;
+        self.partition = None;
+        self.step(reader)
+    }
+
+    /// Takes what the beginning of the data block that the last step asked for says. Whoever feeds it wants to know
+    /// only whether the key is there: a value that it finds is empty.
+    #[cold]
+    fn feed_head(&mut self, reader: &At, head: HeadLookup) -> Result<Step> {
+        let table = self.table()?;
+        match head {
+            HeadLookup::Found(packed) => {
+                let packed = match rocksfmt::value_type(packed) {
+                    Ok(ValueType::WideColumnEntity | ValueType::ValuePreferredSeqno) => {
+                        pack(unpack(packed).0, ValueType::Value as u8)
+                    }
+                    _ => packed,
+                };
+                if let Some(done) = self.resolve(packed, table.global_sequence, Value::empty())? {
+                    return Ok(done);
+                }
+            }
+            HeadLookup::Absent => {}
+            HeadLookup::PastEnd => {
+                if let Some(step) = self.look_behind(table)? {
+                    return Ok(step);
+                }
+            }
         }
         self.stage = Stage::NextTable;
         self.partition = None;
@@ -452,6 +481,35 @@ pub(crate) async fn get(
                 let family_at = lookup.family_at;
                 return answer(reader, family_at, key, found).await;
             }
+        }
+    }
+}
+
+/// Whether a key is there, where its value does not fit into memory: its blob is not read, and of a data block that
+/// does not fit as little as tells. Needs one small buffer at a time.
+#[cold]
+pub(crate) async fn contains(reader: &At, family: CfId, key: &[u8], sequence: u64) -> Result<bool> {
+    let inner = &*reader.inner;
+    let view = &reader.view;
+    let mut lookup = Lookup::new(view, family, key, sequence)?;
+    let mut step = lookup.step(reader)?;
+    loop {
+        match step {
+            Step::Need(Need { slot, handle, kind }) => {
+                let block = inner.block(view, slot, handle, kind, true).await;
+                step = match block {
+                    Err(error) if error.kind() == Kind::Memory && kind == BlockKind::Data => {
+                        let (comparator, target) =
+                            (lookup.family.comparator, lookup.seek.as_slice());
+                        match inner.peek(view, slot, handle, comparator, target).await? {
+                            Some(head) => lookup.feed_head(reader, head)?,
+                            None => return Err(error),
+                        }
+                    }
+                    block => lookup.take(reader, block)?,
+                };
+            }
+            Step::Done(found) => return Ok(found.is_some()),
         }
     }
 }

@@ -13,7 +13,10 @@ use std::task::{Poll, Waker};
 
 use fs::{File, Slice};
 use reactor::{Buf, Core, Promise, Spare};
-use rocksfmt::{BLOCK_TRAILER_BYTES, BlockHandle, Compression, Decompressor, compression_byte};
+use rocksfmt::{
+    BLOCK_TRAILER_BYTES, BlockHandle, BlockSum, Comparator, Compression, Decompressor, HeadLookup,
+    compression_byte, head_lookup,
+};
 
 use crate::ahead::{Chunk, Chunks};
 use crate::block::{BLOCK_BYTES_MAX, Block, BlockKind};
@@ -350,6 +353,26 @@ impl Reader {
             Err(error) => keys.iter().map(|_| Err(error.clone())).collect(),
         }
     }
+
+    /// Which of many keys are there: as [`Reader::multi_get`], but a value need not fit into memory where it lies in a
+    /// blob file or in a block that is not compressed.
+    pub async fn contains(&self, family: CfId, keys: &[&[u8]]) -> Vec<Result<bool>> {
+        let (at, sequence) = match self.now(None) {
+            Ok(now) => now,
+            Err(error) => return keys.iter().map(|_| Err(error.clone())).collect(),
+        };
+        let mut answers = Vec::with_capacity(keys.len());
+        let found = crate::point::multi_get(&at, family, keys, sequence).await;
+        for (key, found) in keys.iter().zip(found) {
+            answers.push(match found {
+                Err(error) if error.kind() == Kind::Memory => {
+                    crate::point::contains(&at, family, key, sequence).await
+                }
+                found => found.map(|value| value.is_some()),
+            });
+        }
+        answers
+    }
 }
 
 impl Spare for Inner {
@@ -445,6 +468,51 @@ impl Inner {
             }
             done => done,
         }
+    }
+
+    /// What the beginning of a data block that is not compressed says about a key; `None` where it does not tell. All
+    /// of the block is read and checked, piece by piece.
+    pub async fn peek(
+        &self,
+        view: &View,
+        slot: u32,
+        handle: BlockHandle,
+        comparator: Comparator,
+        target: &[u8],
+    ) -> Result<Option<HeadLookup>> {
+        const FOOTER_BYTES: usize = 4;
+        const PIECE_BYTES: usize = 128 << 10;
+        let table = view.version.table(slot)?;
+        let file = view.file(slot)?;
+        let len = table.stored_len(handle)?.saturating_sub(BLOCK_TRAILER_BYTES);
+        let Some(footer_at) = len.checked_sub(FOOTER_BYTES) else { return Ok(None) };
+        let tail_at = handle.offset + footer_at as u64;
+        let tail = self.read(file, tail_at, FOOTER_BYTES + BLOCK_TRAILER_BYTES).await?;
+        let Some((&footer, trailer)) = tail.split_first_chunk() else { return Ok(None) };
+        let Some(&trailer) = trailer.first_chunk() else { return Ok(None) };
+        if trailer[0] != Compression::None.to_byte() {
+            return Ok(None);
+        }
+        drop(tail);
+        let (mut told, mut at, mut sum) = (None, 0, BlockSum::new(table.check));
+        while at < len {
+            let piece =
+                self.read(file, handle.offset + at as u64, PIECE_BYTES.min(len - at)).await?;
+            if at == 0 {
+                let footer = u32::from_le_bytes(footer);
+                told = head_lookup(&piece, len, footer, comparator, target);
+            }
+            if told.is_none() || !self.verify {
+                return Ok(told);
+            }
+            sum.add(&piece);
+            at += piece.len();
+            drop(piece);
+            self.core.checkpoint().await;
+        }
+        sum.verify(trailer, handle.offset)
+            .map_err(|e| Error::format(table.place(handle.offset), &e))?;
+        Ok(told)
     }
 
     /// Exact bytes of a file.

@@ -34,7 +34,8 @@ impl Value {
         Value(Repr::Memory { view: view.clone(), family, mem, value })
     }
 
-    pub(crate) fn empty() -> Value {
+    /// A value of no bytes.
+    pub fn empty() -> Value {
         Value(Repr::Empty)
     }
 

@@ -216,3 +216,82 @@ fn many_reads_at_once_share_little_memory() {
         done.unwrap_or_else(|failure| panic!("{compression:?}: {failure}"));
     }
 }
+
+/// A value that was written with more memory than there is now: it can be neither read nor merged, but it can be seen,
+/// written over, and removed. Every operation on its key failed before.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the damage is done on the host")]
+fn a_value_larger_than_memory_is_there_and_can_be_removed() {
+    const LARGE: usize = 9 << 20;
+    let dir = fresh_dir("memory-large");
+    let write = || WriteOptions {
+        durability: Durability::Process,
+        memtable_bytes: 1 << 20,
+        ..WriteOptions::default()
+    };
+    let path = dir.clone();
+    on_one_core_with(64 << 20, move |core| {
+        let path = path.clone();
+        async move {
+            let (_db, writer) =
+                Db::open_for_writing(&core, &path, OpenOptions::default(), write()).await.unwrap();
+            for number in 0..300 {
+                writer.put(format!("key{number:03}").as_bytes(), &[7; 100]).await.unwrap();
+            }
+            for key in [&b"key100"[..], b"key200", b"key200+"] {
+                writer.put(key, &vec![b'v'; LARGE]).await.unwrap();
+            }
+            while !writer.is_at_rest() {
+                core.sleep_ns(10_000_000).await;
+            }
+            writer.close().await.unwrap();
+        }
+    });
+    let path = dir.clone();
+    on_one_core_with(6 << 20, move |core| {
+        let path = path.clone();
+        async move {
+            let options = || OpenOptions { cache_bytes: 1 << 20, ..OpenOptions::default() };
+            let (db, writer) =
+                Db::open_for_writing(&core, &path, options(), write()).await.unwrap();
+            let reader = db.attach(&core);
+            let contains = async |keys: &[&str]| {
+                let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
+                let found = reader.contains(0, &keys).await;
+                found.into_iter().collect::<lsm::Result<Vec<bool>>>().unwrap()
+            };
+            let failed = reader.get(0, b"key200", None).await.unwrap_err();
+            assert_eq!(failed.kind(), Kind::Memory, "{failed}");
+            let keys = ["key099", "key100", "key100x", "key101", "key200", "key200+", "key2000"];
+            assert_eq!(contains(&keys).await, [true, true, false, true, true, true, false]);
+            writer.delete(b"key100").await.unwrap();
+            writer.put(b"key200", b"small").await.unwrap();
+            assert_eq!(contains(&["key100", "key200"]).await, [false, true]);
+            assert_eq!(reader.get(0, b"key100", None).await.unwrap().as_deref(), None);
+            let found = reader.get(0, b"key200", None).await.unwrap();
+            assert_eq!(found.as_deref(), Some(&b"small"[..]));
+            writer.close().await.unwrap();
+        }
+    });
+    // A bit of the value that is never unpacked.
+    for entry in std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.extension().is_some_and(|ending| ending == "sst") {
+            let mut bytes = std::fs::read(&entry).unwrap();
+            for at in (4 << 20..bytes.len().saturating_sub(1 << 20)).step_by(4 << 20) {
+                bytes[at] ^= 1;
+            }
+            std::fs::write(&entry, bytes).unwrap();
+        }
+    }
+    let path = dir.clone();
+    on_one_core_with(6 << 20, move |core| {
+        let path = path.clone();
+        async move {
+            let options = OpenOptions { cache_bytes: 1 << 20, ..OpenOptions::default() };
+            let db = Db::open(&core, &path, options).await.unwrap();
+            let answer = db.attach(&core).contains(0, &[b"key200+"]).await.remove(0);
+            assert_eq!(answer.unwrap_err().kind(), Kind::Corruption);
+        }
+    });
+    std::fs::remove_dir_all(&dir).unwrap();
+}

@@ -27,11 +27,11 @@ use crate::search;
 
 const _: () = assert!(usize::BITS >= 64, "offset arithmetic relies on 64-bit usize");
 
-const FLAG_HASH_INDEX: u32 = 1 << 31;
-const FLAG_RESERVED: u32 = 1 << 30;
+pub(crate) const FLAG_HASH_INDEX: u32 = 1 << 31;
+pub(crate) const FLAG_RESERVED: u32 = 1 << 30;
 const FLAG_UNIFORM: u32 = 1 << 29;
-const FLAG_SEPARATED: u32 = 1 << 28;
-const RESTART_COUNT_MASK: u32 = FLAG_SEPARATED - 1;
+pub(crate) const FLAG_SEPARATED: u32 = 1 << 28;
+pub(crate) const RESTART_COUNT_MASK: u32 = FLAG_SEPARATED - 1;
 
 /// Where the parts of a block are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,7 +267,7 @@ impl Entries for BlockLayout {
 
 /// Reads three varint32; nearly always one byte each.
 #[inline(always)]
-fn header3(data: &[u8], at: usize) -> Option<(u32, u32, u32, usize)> {
+pub(crate) fn header3(data: &[u8], at: usize) -> Option<(u32, u32, u32, usize)> {
     if let Some(&[a, b, c]) = data.get(at..)?.first_chunk::<3>()
         && (a | b | c) < 0x80
     {

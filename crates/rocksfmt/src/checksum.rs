@@ -7,7 +7,9 @@
 //! Hot: one call of [`BlockCheck::verify`] per block read; 4 KiB take about 0.13 us with XXH3 and 0.3 us with
 //! crc32c. Nothing here may allocate except to build an error.
 
-use crate::crc::{crc32c, mask_crc};
+use std::hash::Hasher;
+
+use crate::crc::{crc32c, crc32c_append, mask_crc};
 use crate::error::{Error, Result};
 
 /// Bytes behind every block: compression type and checksum.
@@ -62,10 +64,7 @@ impl ChecksumType {
             ChecksumType::Crc32c => mask_crc(crc32c(data)),
             ChecksumType::XxHash => twox_hash::XxHash32::oneshot(0, data),
             ChecksumType::XxHash64 => twox_hash::XxHash64::oneshot(0, data) as u32,
-            ChecksumType::Xxh3 => {
-                let hash = twox_hash::XxHash3_64::oneshot(body) as u32;
-                hash ^ u32::from(last).wrapping_mul(0x6B90_83D9)
-            }
+            ChecksumType::Xxh3 => with_last_byte(twox_hash::XxHash3_64::oneshot(body), last),
         }
     }
 }
@@ -116,6 +115,72 @@ impl BlockCheck {
     }
 }
 
+/// The checksum of a block that comes in pieces.
+pub struct BlockSum {
+    check: BlockCheck,
+    state: SumState,
+}
+
+enum SumState {
+    None,
+    Crc32c(u32),
+    XxHash(twox_hash::XxHash32),
+    XxHash64(twox_hash::XxHash64),
+    Xxh3(Box<twox_hash::XxHash3_64>),
+}
+
+impl BlockSum {
+    /// Of a block of which nothing has come yet.
+    pub fn new(check: BlockCheck) -> BlockSum {
+        let state = match check.kind {
+            ChecksumType::None => SumState::None,
+            ChecksumType::Crc32c => SumState::Crc32c(0),
+            ChecksumType::XxHash => SumState::XxHash(twox_hash::XxHash32::with_seed(0)),
+            ChecksumType::XxHash64 => SumState::XxHash64(twox_hash::XxHash64::with_seed(0)),
+            ChecksumType::Xxh3 => SumState::Xxh3(Box::default()),
+        };
+        BlockSum { check, state }
+    }
+
+    /// Takes the next bytes of the payload.
+    pub fn add(&mut self, piece: &[u8]) {
+        match &mut self.state {
+            SumState::None => {}
+            SumState::Crc32c(sum) => *sum = crc32c_append(*sum, piece),
+            SumState::XxHash(hash) => hash.write(piece),
+            SumState::XxHash64(hash) => hash.write(piece),
+            SumState::Xxh3(hash) => hash.write(piece),
+        }
+    }
+
+    /// Checks the whole block, which lies at file offset `offset`, against its trailer.
+    pub fn verify(mut self, trailer: [u8; BLOCK_TRAILER_BYTES], offset: u64) -> Result<()> {
+        let [last, sum @ ..] = trailer;
+        if !matches!(self.state, SumState::Xxh3(_)) {
+            self.add(&[last]);
+        }
+        let sum_of_bytes = match &self.state {
+            SumState::None => 0,
+            SumState::Crc32c(sum) => mask_crc(*sum),
+            SumState::XxHash(hash) => hash.finish_32(),
+            SumState::XxHash64(hash) => hash.finish() as u32,
+            SumState::Xxh3(hash) => with_last_byte(hash.finish(), last),
+        };
+        let modifier = context_modifier(self.check.base_context, offset);
+        let (found, expected) = (u32::from_le_bytes(sum), sum_of_bytes.wrapping_add(modifier));
+        if found != expected {
+            return Err(self.check.mismatch(found, expected, offset));
+        }
+        Ok(())
+    }
+}
+
+/// XXH3 takes the type byte separately.
+#[inline]
+fn with_last_byte(hash: u64, last: u8) -> u32 {
+    hash as u32 ^ u32::from(last).wrapping_mul(0x6B90_83D9)
+}
+
 /// The compression type byte of a block with trailer whose checksum is not to be checked.
 #[inline]
 pub fn compression_byte(block: &[u8]) -> Result<u8> {
@@ -133,6 +198,27 @@ fn no_trailer(len: usize) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_have_the_checksum_of_the_whole() {
+        let data: Vec<u8> = (0..5000_u32).map(|n| ((n * n) >> 3) as u8).collect();
+        for kind in (0..5).map(|byte| ChecksumType::from_byte(byte).unwrap()) {
+            for (base_context, cut) in [(0, 0), (7, 1), (9, 300), (11, 4999), (13, 5000)] {
+                let check = BlockCheck { kind, base_context };
+                let stored = [&data[..], &[4]].concat();
+                let verify = |sum: u32| {
+                    let mut pieces = BlockSum::new(check);
+                    pieces.add(&data[..cut]);
+                    pieces.add(&data[cut..]);
+                    let [a, b, c, d] = sum.to_le_bytes();
+                    pieces.verify([4, a, b, c, d], 1 << 33)
+                };
+                let sum = check.compute(&stored, 1 << 33);
+                verify(sum).unwrap();
+                verify(sum ^ 256).unwrap_err();
+            }
+        }
+    }
 
     #[test]
     fn every_type_matches_rocksdb() {

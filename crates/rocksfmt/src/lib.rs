@@ -17,6 +17,7 @@ mod batch;
 mod blob;
 mod block;
 mod block_builder;
+mod block_head;
 mod checksum;
 mod coding;
 mod compress;
@@ -65,7 +66,8 @@ pub use blob::{
     BlobIndex, BlobRecord,
 };
 pub use block::{BlockCursor, BlockLayout, Lookup, point_lookup};
-pub use checksum::{BLOCK_TRAILER_BYTES, BlockCheck, ChecksumType, compression_byte};
+pub use block_head::{HeadLookup, head_lookup};
+pub use checksum::{BLOCK_TRAILER_BYTES, BlockCheck, BlockSum, ChecksumType, compression_byte};
 pub use coding::{
     Decoder, fixed32_at, fixed64_at, hash32, put_lps, put_svarint, put_varint, unzigzag,
     varint32_at, varint64_at,
