@@ -35,7 +35,8 @@ const LEVEL0_FILES_MAX: usize = 24;
 const SLOWED_MAX_NS: u64 = 100_000_000;
 
 /// Commits until writing ends.
-pub(crate) async fn run(inner: &Rc<Inner>, log: WalWriter) {
+/// `log` is `None` where there was no room for one.
+pub(crate) async fn run(inner: &Rc<Inner>, log: Option<WalWriter>) {
     let mut commit = Commit { inner, log, keys: Some(0), live: new_memtables(inner) };
     let mut group = Vec::new();
     // Nor may what recovery left lying behind a hole be found together with what is written now.
@@ -113,7 +114,8 @@ pub(crate) async fn new_log(inner: &Inner, kept: usize) -> Result<WalWriter> {
 
 struct Commit<'a> {
     inner: &'a Inner,
-    log: WalWriter,
+    /// `None` before the first group, if the opening found no room for it.
+    log: Option<WalWriter>,
     /// By how many what is in the log changes the number of keys, if that is known.
     keys: Option<i64>,
     /// The memtables that are written to, by column family.
@@ -174,16 +176,17 @@ impl Commit<'_> {
         let mut next = first;
         let mut bytes: u64 = batches(group).map(|batch| batch.0.len() as u64).sum();
         self.reserve(group.len() as u64, bytes).await?;
+        let Some(log) = &mut self.log else { unreachable!("it has room for the group") };
         bytes = 0;
         for batch in batches(group) {
-            self.log.add(batch.0.finish(next));
+            log.add(batch.0.finish(next));
             next += u64::from(batch.0.count());
             bytes += batch.0.len() as u64;
         }
         if mutant("acknowledge_first") {
             group.iter().for_each(|pending| pending.done.set(Ok(next - 1)));
         }
-        let log_bytes = self.log.commit(next).await?;
+        let log_bytes = log.commit(next).await?;
         inner.stats(|stats| {
             stats.groups += 1;
             stats.batch_bytes += bytes;
@@ -220,7 +223,11 @@ impl Commit<'_> {
     /// Makes sure that the log has room for a group.
     async fn reserve(&mut self, batches: u64, bytes: u64) -> Result<()> {
         let inner = self.inner;
-        if self.log.has_room(batches, bytes) {
+        if self.log.is_none() && inner.no_log_now().is_none() {
+            self.log = Some(self.tried(inner.first_log().await)?);
+        }
+        let Some(log) = &mut self.log else { return Err(inner.refusal()) };
+        if log.has_room(batches, bytes) {
             // Not at once: large and small groups may take turns.
             if inner.space.why(Task::Log).is_some() && inner.no_log_now().is_none() {
                 inner.has_room(Task::Log);
@@ -230,7 +237,7 @@ impl Commit<'_> {
         if inner.no_log_now().is_some() {
             return Err(inner.refusal());
         }
-        let reserved = self.log.reserve(batches, bytes).await;
+        let reserved = log.reserve(batches, bytes).await;
         self.tried(reserved)
     }
 
@@ -313,7 +320,8 @@ impl Commit<'_> {
             return Err(inner.refusal());
         }
         let new = self.tried(new_log(inner, kept_spares).await)?;
-        let log = std::mem::replace(&mut self.log, new);
+        let next_log = new.number();
+        let Some(log) = self.log.replace(new) else { return Ok(()) };
         inner.stats(|stats| stats.logs += 1);
         let version = inner.db.version();
         let mems = version
@@ -326,7 +334,6 @@ impl Commit<'_> {
         let log_number = Some(log.number());
         let keys = self.keys.replace(0);
         let log = (durability == Durability::Process).then(|| log.into_file());
-        let next_log = self.log.number();
         inner.waiting.borrow_mut().push_back(Generation { mems, log_number, keys, log, next_log });
         let now_ns = inner.core.now_ns();
         inner.fill_ns.set(now_ns.saturating_sub(inner.filled_at_ns.replace(now_ns)));
@@ -342,6 +349,8 @@ impl Commit<'_> {
         if self.live.values().any(|writer| !writer.memtable().is_empty()) {
             self.begin_log(0).await?;
         }
+        // Where there is no log yet, it gets a larger number.
+        let first_log = self.log.as_ref().map_or_else(|| inner.db.new_number(), WalWriter::number);
         let turn = inner.manifest_turn().await?;
         let version = inner.db.version();
         let mut files = Vec::new();
@@ -354,7 +363,7 @@ impl Commit<'_> {
             let number = |&(level, slot): &(u32, u32)| (level, version.meta(slot).number);
             edits.push(VersionEdit {
                 column_family: id,
-                log_number: Some(self.log.number()),
+                log_number: Some(first_log),
                 keys: (id == 0).then_some(0),
                 deleted_files: of_family.iter().map(number).collect(),
                 blob_garbage: blob_garbage::all_alive(turn.state(), id),
@@ -372,7 +381,7 @@ impl Commit<'_> {
             }
         })
         .await?;
-        inner.cleared.borrow_mut().extend(ids.iter().map(|&id| (id, self.log.number())));
+        inner.cleared.borrow_mut().extend(ids.iter().map(|&id| (id, first_log)));
         inner.db.0.clears.fetch_add(1, Ordering::SeqCst);
         if ids.contains(&0) {
             inner.keys_in_tables.set(Some(0));
@@ -400,7 +409,7 @@ impl Commit<'_> {
             let waiting = self.inner.waiting.borrow();
             waiting.iter().filter_map(|waiting| waiting.log.clone()).collect()
         };
-        for file in older.iter().chain([self.log.file()]) {
+        for file in older.iter().chain(self.log.as_ref().map(WalWriter::file)) {
             let synced = file.sync_data().await;
             synced.map_err(|e| Error::io(file.path().display(), &e).for_good())?;
         }

@@ -78,14 +78,27 @@ pub(crate) async fn take_over(
         }
     }
     db.0.next_file.store(next + 1, Ordering::Relaxed);
-    let bytes_max = manifest_bytes(db, options);
-    let manifest = ManifestWriter::create(core, dir, next, state, next + 1, bytes_max).await?;
-    for entry in &entries {
+    let mut manifest =
+        ManifestWriter::new(core, dir, db.0.manifest_number, state, manifest_bytes(db, options));
+    let mut begun = manifest.begin(next, next + 1).await;
+    if is_full(&begun) {
+        make_room(dir, db, &entries).await.map_err(io)?;
+        begun = manifest.begin(next, next + 1).await;
+    }
+    if is_full(&begun) {
+        tracing::warn!("{}: the disk is full: no new MANIFEST is made", dir.path().display());
+        // A power cut may take back what the old one says last: what it says is needed no more stays.
+        return Ok(manifest);
+    }
+    begun?;
+    manifest.take_replaced();
+    for entry in &dir.list().await.map_err(io)? {
         let tables = || state.column_families.values().flat_map(|family| family.files());
         let blobs = || state.column_families.values().flat_map(|family| family.live_blob_files());
         let gone = match FileName::parse(&entry.name) {
             Some(FileName::Temp(_)) if was_log(core, dir, entry, options).await => false,
-            Some(FileName::Manifest(_) | FileName::Temp(_)) => true,
+            Some(FileName::Manifest(number)) => number != next,
+            Some(FileName::Temp(_)) => true,
             Some(FileName::Sst(number)) => tables().all(|(_, file)| file.number != number),
             Some(FileName::Blob(number)) => blobs().all(|blob| blob.number != number),
             _ => false,
@@ -107,6 +120,30 @@ pub(crate) async fn take_over(
         }
     }
     Ok(manifest)
+}
+
+fn is_full(begun: &Result<()>) -> bool {
+    begun.as_ref().is_err_and(|error| error.kind() == Kind::Full)
+}
+
+/// Removes what no MANIFEST can name that a crash may bring back: temporary files, and tables that are newer
+/// than the last change.
+async fn make_room(dir: &Dir, db: &Db, entries: &[DirEntry]) -> io::Result<()> {
+    let state = &db.0.manifest;
+    let tables = || state.column_families.values().flat_map(|family| family.files());
+    for entry in entries {
+        let gone = match FileName::parse(&entry.name) {
+            Some(FileName::Temp(_)) => true,
+            Some(FileName::Sst(number)) => {
+                number >= state.next_file_number && tables().all(|(_, file)| file.number != number)
+            }
+            _ => false,
+        };
+        if gone {
+            dir.remove(&entry.name).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether a temporary file is a log that an earlier process kept: the writer takes it over.

@@ -125,6 +125,7 @@ pub(crate) struct Shared {
     pub long_logs: Option<RecoveryPlan>,
     pub manifest: ManifestState,
     pub manifest_name: String,
+    pub manifest_number: u64,
     pub choices: Choices,
     pub warnings: Vec<String>,
     /// What tables keep in memory.
@@ -332,6 +333,7 @@ impl Db {
             path: dir.path().to_owned(),
             manifest,
             manifest_name,
+            manifest_number: current,
             choices,
             warnings,
             tables,

@@ -18,7 +18,8 @@
 //!
 //! A new MANIFEST is durable, name and all, before CURRENT is replaced by renaming; so a crash leaves
 //! the old one or the new one, and the other is removed. A full disk leaves things as they were: a
-//! record has its room before it is written, and a new MANIFEST that does not fit is given up.
+//! record has its room before it is written, and a new MANIFEST that does not fit is given up. One that
+//! an opening finds no room for is begun with the first change.
 
 use fs::{Dir, File, Mode};
 use reactor::Core;
@@ -49,7 +50,8 @@ pub(crate) struct ManifestWriter {
     dir: Dir,
     number: u64,
     name: String,
-    file: File,
+    /// `None` before it is begun: then `number` is that of the one before.
+    file: Option<File>,
     log: LogWriter,
     /// Bytes of the disk that it has, from its start on.
     room: u64,
@@ -65,38 +67,42 @@ pub(crate) struct ManifestWriter {
 }
 
 impl ManifestWriter {
-    /// Writes a new MANIFEST with all that `state` says and makes it the current one. It is replaced
-    /// when it is longer than `bytes_max`. Suspends for the disk.
-    ///
-    /// # Errors
-    /// The device's.
-    pub async fn create(
+    /// For changes of what the current MANIFEST says: `number` is its number, and `state` all that it says.
+    /// They go to a new one, which is replaced when it is longer than `bytes_max`.
+    pub fn new(
         core: &Core,
         dir: &Dir,
         number: u64,
         state: &ManifestState,
-        next_file_number: u64,
         bytes_max: u64,
-    ) -> Result<ManifestWriter> {
-        let state = ManifestReplay::resume(state);
-        let (file, log) = write_new(core, dir, number, &state, next_file_number, &[]).await?;
-        let mut writer = ManifestWriter {
+    ) -> ManifestWriter {
+        ManifestWriter {
             core: core.clone(),
             dir: dir.clone(),
             number,
             name: FileName::Manifest(number).to_string(),
-            file,
-            log,
+            file: None,
+            log: LogWriter::new(None, 0),
             room: 0,
-            state,
+            state: ManifestReplay::resume(state),
             bytes_max,
             replace_at: 0,
             replaced: Vec::new(),
             broken: false,
-        };
-        writer.make_current(number).await?;
-        writer.replace_at = bytes_max.max(GROWTH * writer.log.position());
-        Ok(writer)
+        }
+    }
+
+    /// Writes the new MANIFEST and makes it the current one. Suspends for the disk.
+    ///
+    /// # Errors
+    /// The device's. After [`Kind::Full`] it may be called again, and the first change does so.
+    pub async fn begin(&mut self, number: u64, next_file_number: u64) -> Result<()> {
+        self.replace(number, &[], next_file_number).await
+    }
+
+    /// Whether the new MANIFEST is the current one.
+    pub fn is_begun(&self) -> bool {
+        self.file.is_some()
     }
 
     /// What all records so far lead to.
@@ -127,12 +133,13 @@ impl ManifestWriter {
         }
         let records = encode(db, &mut edits);
         let is_long = records.iter().any(|record| HEADER + record.len() > LOG_BLOCK_BYTES);
+        let must = is_long || !self.is_begun();
         let mut is_there = false;
-        if is_long || self.log.position() >= self.replace_at {
+        if must || self.log.position() >= self.replace_at {
             let number = db.new_number();
             match self.replace(number, &encode(db, &mut edits), db.next_file()).await {
                 // The old one still does.
-                Err(error) if !self.broken && !is_long => tracing::debug!("{}: {error}", self.name),
+                Err(error) if !self.broken && !must => tracing::debug!("{}: {error}", self.name),
                 replaced => {
                     replaced?;
                     is_there = true;
@@ -180,7 +187,7 @@ impl ManifestWriter {
         self.replaced.push(self.number);
         self.number = number;
         self.name = FileName::Manifest(number).to_string();
-        (self.file, self.log, self.room) = (file, log, 0);
+        (self.file, self.log, self.room) = (Some(file), log, 0);
         self.replace_at = self.bytes_max.max(GROWTH * self.log.position());
         Ok(())
     }
@@ -212,13 +219,21 @@ impl ManifestWriter {
         error
     }
 
+    fn file(&self) -> &File {
+        match &self.file {
+            Some(file) => file,
+            None => unreachable!("the first change has begun it"),
+        }
+    }
+
     /// Gets room up to `end`.
     async fn reserve(&mut self, end: u64) -> Result<()> {
         if end > self.room {
-            self.room = match self.file.reserve(end + ROOM).await {
+            let file = self.file();
+            self.room = match file.reserve(end + ROOM).await {
                 Ok(()) => end + ROOM,
                 Err(_) => {
-                    let reserved = self.file.reserve(end).await;
+                    let reserved = file.reserve(end).await;
                     reserved.map_err(|e| Error::io(&self.name, &e))?;
                     end
                 }
@@ -234,10 +249,10 @@ impl ManifestWriter {
         let (head, rest) = bytes.split_at(if at_once { 0 } else { bytes.len().min(SECTOR) });
         let parts = [(start + head.len() as u64, rest), (start, head)];
         for (at, bytes) in parts.into_iter().filter(|(_, bytes)| !bytes.is_empty()) {
-            let written = write(&self.file, at, bytes).await;
+            let written = write(self.file(), at, bytes).await;
             written.map_err(|e| Error::io(&self.name, &e).for_good())?;
             if !mutant("manifest_is_not_synced") {
-                let synced = self.file.sync_data().await;
+                let synced = self.file().sync_data().await;
                 synced.map_err(|e| Error::io(&self.name, &e).for_good())?;
             }
         }

@@ -581,9 +581,9 @@ impl Inner {
         others
     }
 
-    /// The first log of an opening. One that an earlier process kept for clearings is left for them, if the disk has
+    /// The first log after an opening. One that an earlier process kept for clearings is left for them, if the disk has
     /// room for another one.
-    async fn first_log(&self) -> Result<WalWriter> {
+    pub async fn first_log(&self) -> Result<WalWriter> {
         match commit::new_log(self, 1).await {
             Err(error) if error.kind() == Kind::Full => commit::new_log(self, 0).await,
             done => done,
@@ -751,11 +751,20 @@ impl Writer {
             sync_logs(core, dir, &db.0.recovered_logs).await?;
         }
         // The others go with those that hold what was recovered.
-        inner.keep_logs(recovery_plan::first_log(&db.0.manifest)).await;
+        let is_durable = inner.manifest.borrow().as_ref().is_some_and(ManifestWriter::is_begun);
+        let first = if is_durable { recovery_plan::first_log(&db.0.manifest) } else { 0 };
+        inner.keep_logs(first).await;
         if let Some(logs) = &db.0.long_logs {
             long_logs::to_tables(&inner, logs).await?;
         }
-        let log = inner.first_log().await?;
+        let log = match inner.first_log().await {
+            // The first write tries again.
+            Err(error) if error.kind() == Kind::Full => {
+                inner.is_full(Task::Log, &error);
+                None
+            }
+            log => Some(log?),
+        };
         // What was recovered from older logs is the first generation to become tables.
         let mems = db
             .version()
@@ -770,7 +779,7 @@ impl Writer {
             log_number: None,
             keys: if db.0.long_logs.is_some() { Some(0) } else { keys },
             log: None,
-            next_log: log.number(),
+            next_log: log.as_ref().map_or_else(|| db.new_number(), WalWriter::number),
         };
         inner.waiting.borrow_mut().push_back(recovered);
         let commit = inner.clone();
