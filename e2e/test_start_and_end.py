@@ -131,6 +131,19 @@ def test_connections_that_there_are_no_descriptors_for_are_told_so(tmp_path):
             pytest.fail("there is room again, and nobody gets it")
 
 
+def test_few_descriptors_serve_some_connections_or_the_start_is_refused(tmp_path):
+    """There was room for one, and nothing said so."""
+    with serve_with("-n 128", tmp_path) as node:
+        connection = node.connect()
+        limit = int(connection.call("CONFIG", "GET", "maxclients")[1])
+        assert 16 <= limit < 128
+        others = [node.connect() for _ in range(limit - 1)]
+        assert all(other.call("SET", "a", "b") == b"OK" for other in others)
+    serve = [millrace.BINARY, "serve", "--data", tmp_path / "db", "--listen", f"127.0.0.1:{millrace.free_port()}", "--memory", "256M", "--cores", "2"]
+    ended = subprocess.run(["sh", "-c", 'ulimit -n 48; exec "$0" "$@"', *map(str, serve)], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert ended.returncode != 0 and "48 descriptors (`ulimit -n`) are too few" in ended.stderr and "ulimit -n 1024" in ended.stderr, ended.stderr
+
+
 def test_the_soft_limit_of_descriptors_is_raised(tmp_path):
     hard = int(subprocess.check_output(["sh", "-c", "ulimit -Hn"], text=True).replace("unlimited", str(1 << 20)))
     if hard < 2000:

@@ -30,6 +30,7 @@ mod outside;
 mod patience;
 mod phases;
 mod process;
+mod room_for_clients;
 mod serve;
 #[cfg(feature = "testing")]
 #[doc(hidden)]

@@ -49,6 +49,7 @@ use crate::phases::{Phase, Phases};
 use crate::process::{
     descriptors_max, executable, raise_descriptors, resident_bytes, use_huge_pages,
 };
+use crate::room_for_clients::clients_max;
 use crate::state::{State, default_state};
 use crate::upgrade::{self, Predecessor, Upgrader, line_to_predecessor};
 
@@ -56,10 +57,6 @@ use crate::upgrade::{self, Predecessor, Upgrader, line_to_predecessor};
 const GRACE_NS: u64 = 5_000_000_000;
 /// How long a process that ends at once waits for its log.
 pub(crate) const LOG_PATIENCE: Duration = Duration::from_millis(100);
-/// Connections that a core serves.
-const CLIENTS_PER_CORE: usize = 10_000;
-/// Descriptors that are kept for files and disks to come, at least.
-const DESCRIPTORS_KEPT: u64 = 128;
 /// How often core 0 looks whether all cores listen.
 const LOOK_NS: u64 = 1_000_000;
 
@@ -798,7 +795,7 @@ async fn prepare(
         driver: core.driver_name(),
         run_id,
     };
-    let clients_max = clients_max(core.cores(), first_free);
+    let clients_max = clients_max(core.cores(), descriptors_max(), first_free)?;
     let password = config.password.clone();
     let settings = kv::Settings { password, clients_max, ..budget.door() };
     let door = Shared::new(core.cores(), settings, description);
@@ -808,21 +805,6 @@ async fn prepare(
         shard.attach(&door).await;
     }
     Ok((Opened { listen, db, door, listeners }, shard))
-}
-
-/// Connections that there may be: as many as cores can serve, or fewer where there are not the descriptors for them.
-/// `first_free` is the lowest one that is not open: they are given out from below.
-fn clients_max(cores: usize, first_free: u64) -> usize {
-    let usual = CLIENTS_PER_CORE.saturating_mul(cores);
-    let limit = descriptors_max();
-    let room = limit.saturating_sub(first_free + DESCRIPTORS_KEPT.max(limit / 8)).max(1);
-    let clients = usize::try_from(room).unwrap_or(usize::MAX).min(usual);
-    if clients < usual {
-        tracing::warn!(
-            "{limit} descriptors (`ulimit -n`) are enough for {clients} connections; {usual} would be served"
-        );
-    }
-    clients
 }
 
 /// Starts to tell metrics, and says where.
