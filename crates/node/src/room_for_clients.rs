@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(clients(128, 80), Some(16));
         assert_eq!(clients(128, 81), None);
         assert_eq!(clients(16, 20), None);
-        let error = clients_max(2, 128, 90).unwrap_err().to_string();
+        let error = format!("{:?}", clients_max(2, 128, 90).unwrap_err());
         assert!(error.contains("128 descriptors") && error.contains("ulimit -n 1024"), "{error}");
     }
 }
