@@ -243,15 +243,17 @@ fn persistence(report: &Report<'_>, text: &mut String) {
         return;
     };
     // The log is to clients what an append-only file is: every write is in it before it is answered.
+    let refused_for_tables = writer.tables_failing > 0 && shard.write_failed;
+    let writes_fail = failure.is_some() || writer.disk_full > 0 || refused_for_tables;
     lines!(text,
         "rdb_changes_since_last_save:{}", shard.unsaved;
         "rdb_bgsave_in_progress:0";
         "rdb_last_save_time:{}", saved_ms / 1000;
-        "rdb_last_bgsave_status:ok";
+        "rdb_last_bgsave_status:{}", if shard.save_failed { "err" } else { "ok" };
         "aof_enabled:1";
         "aof_rewrite_in_progress:0";
         "aof_last_bgrewrite_status:{}", if writer.tables_failing > 0 { "err" } else { "ok" };
-        "aof_last_write_status:{}", if failure.is_some() || writer.disk_full > 0 { "err" } else { "ok" };
+        "aof_last_write_status:{}", if writes_fail { "err" } else { "ok" };
         "write_failure:{}", failure.as_deref().unwrap_or("");
         "disk_full:{}", writer.disk_full;
         "disk_full_times:{}", writer.disk_full_times;

@@ -127,6 +127,9 @@ struct Inner {
     /// Writes landed since the last sync, and when that was.
     unsaved: Cell<u64>,
     saved_ms: Cell<u64>,
+    /// Whether the last sync, and the last write, failed.
+    save_failed: Cell<bool>,
+    write_failed: Cell<bool>,
     tasks: RefCell<Vec<JoinHandle<()>>>,
 }
 
@@ -141,6 +144,10 @@ pub struct ShardStats {
     pub waited: u64,
     /// Of those that wrote something, the ones since everything was last made to survive a power cut.
     pub unsaved: u64,
+    /// Whether the last `SAVE` failed.
+    pub save_failed: bool,
+    /// Whether the last write was refused by the engine.
+    pub write_failed: bool,
 }
 
 /// A change that waits at its keys and for those before it of its connection.
@@ -257,6 +264,8 @@ impl Shard {
             refusals: Cell::new(0),
             stats: Cell::default(),
             unsaved: Cell::new(0),
+            save_failed: Cell::new(false),
+            write_failed: Cell::new(false),
             saved_ms: Cell::new(core.unix_time_ms()),
             tasks: RefCell::default(),
         });
@@ -320,7 +329,12 @@ impl Shard {
 
     /// Counters since the start.
     pub fn stats(&self) -> ShardStats {
-        ShardStats { unsaved: self.0.unsaved.get(), ..self.0.stats.get() }
+        ShardStats {
+            unsaved: self.0.unsaved.get(),
+            save_failed: self.0.save_failed.get(),
+            write_failed: self.0.write_failed.get(),
+            ..self.0.stats.get()
+        }
     }
 
     /// When `SAVE` last was done, or the start was, in milliseconds since 1970.
@@ -437,6 +451,7 @@ impl Inner {
                 self.fly(Flight { written, built_bytes: 0, answers });
             }
             Err(error) => {
+                self.save_failed.set(true);
                 let answer = self.fail(&error);
                 self.answer_in_turn(place, answer);
             }
@@ -697,9 +712,15 @@ impl Inner {
                 let mut overlay = self.overlay.borrow_mut();
                 keys.iter().for_each(|key| overlay.landed(key, *ticket));
                 self.landed.set(*ticket);
-                match result.is_ok() && keys.is_empty() {
-                    true => self.is_saved(),
-                    false => self.unsaved.set(self.unsaved.get() + 1),
+                // What has no keys is a sync.
+                match (keys.is_empty(), result.is_ok()) {
+                    (true, true) => self.is_saved(),
+                    (true, false) => self.save_failed.set(true),
+                    (false, true) => {
+                        self.write_failed.set(false);
+                        self.unsaved.set(self.unsaved.get() + 1);
+                    }
+                    (false, false) => {}
                 }
             }
             // What has been written is told so, also when something else has ended the writing meanwhile. What needed
@@ -743,6 +764,7 @@ impl Inner {
         let text = || Box::from(format!("MISCONF Errors writing to the database: {error}"));
         self.known.borrow_mut().forget();
         self.refusals.set(self.refusals.get() + 1);
+        self.write_failed.set(true);
         if error.kind() == lsm::Kind::Full {
             return Answer::Failed(text());
         }
@@ -780,6 +802,7 @@ impl Inner {
     /// Everything written so far survives a power cut.
     fn is_saved(&self) {
         self.unsaved.set(0);
+        self.save_failed.set(false);
         self.saved_ms.set(self.core.unix_time_ms());
     }
 

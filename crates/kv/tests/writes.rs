@@ -514,6 +514,10 @@ fn when_the_log_cannot_be_written_writes_say_so_and_reads_go_on() {
             assert_eq!(text(&client.call(&["GET", "before"]).await), "1");
             let report = text(&client.call(&["INFO", "persistence"]).await);
             assert!(report.contains("aof_last_write_status:err\r\n"), "{report}");
+            assert!(report.contains("rdb_changes_since_last_save:1\r\n"), "{report}");
+            assert!(matches!(client.call(&["SAVE"]).await, Reply::Error(_)));
+            let report = text(&client.call(&["INFO", "persistence"]).await);
+            assert!(report.contains("rdb_last_bgsave_status:err\r\n"), "{report}");
             stage.world.heal();
             let reply = client.call(&["SET", "k", "v"]).await;
             assert!(matches!(reply, Reply::Error(_)), "nobody knows what is in the log");
