@@ -208,3 +208,65 @@ def test_values_larger_than_memory_can_be_removed_and_written_over(tmp_path):
         assert client.call("SETNX", "key:005+", "x") == 0
         assert client.call("DBSIZE") == keys - 3
         assert client.call("EXISTS", "key:050+", "key:099", "key:050") == 1
+
+
+@pytest.mark.parametrize("words", [["GETDEL"], ["GETSET", "x"], ["SET", "x", "GET"]], ids=" ".join)
+def test_old_values_that_clients_do_not_take_are_bounded_together(words, tmp_path, long):
+    """They were bounded for each connection only. They are admitted before the write is made."""
+    if not long and words[0] != "SET":
+        pytest.skip("the longer form has the other commands")
+    flags = ["--memory", "64M", "--cores", "1", "--durability", "process"]
+    command = lambda key: [words[0], key, *words[1:]]
+    with millrace.node(tmp_path / "db", tmp_path / "log", *flags, writes=True) as node, node.connect(60) as honest:
+        value = random.Random(1).randbytes(int(honest.call("CONFIG", "GET", "proto-max-bulk-len")[1]) - 1000)
+        for number in range(80):
+            assert honest.call("SET", f"key{number}", value) == b"OK"
+        stalled = [node.connect(60) for _ in range(20)]
+        for number, client in enumerate(stalled):
+            # The first values lie in the socket.
+            orders = [command(f"key{4 * number + nth}") for nth in range(4)]
+            client.send(b"".join(resp.encode(*order) for order in [["PING"], *orders, ["SET", f"last{number}", "x"]]))
+        assert honest.call("SET", "honest", value) == b"OK"
+        assert honest.call(*command("honest")) == value
+        # What a client has just set itself counts, too.
+        for number, client in enumerate(stalled):
+            client.socket.close()
+        stalled = [node.connect(60) for _ in range(10)]
+        for number, client in enumerate(stalled):
+            orders = [order for _ in range(3) for order in (["SET", f"own{number}", value], command(f"own{number}"))]
+            client.socket.settimeout(1)
+            try:
+                client.send(b"".join(resp.encode(*order) for order in orders))
+            except TimeoutError:
+                pass
+        assert honest.call("SET", "honest", value) == b"OK"
+        assert honest.call(*command("honest")) == value
+        for client in stalled:
+            client.socket.close()
+        within(node, 64 * MIB)
+
+
+@pytest.mark.parametrize("ahead", ["large", "small"])
+def test_reads_of_clients_that_take_nothing_keep_no_memory(ahead, tmp_path):
+    """Values found ahead of their turn kept the engine's blocks until their client took what came before them."""
+    flags = ["--memory", "64M", "--cores", "1", "--durability", "process"]
+    with millrace.node(tmp_path / "db", tmp_path / "log", *flags, writes=True) as node, node.connect(60) as honest:
+        value = random.Random(1).randbytes(int(honest.call("CONFIG", "GET", "proto-max-bulk-len")[1]) - 1000)
+        small = random.Random(2).randbytes(100_000)
+        for number in range(50):
+            assert honest.call("SET", f"large{number}", value) == b"OK"
+        for number in range(60_000):
+            honest.send(resp.encode("SET", f"key{number:06}", small[number : number + 1000]))
+            if number % 1000 == 999:
+                assert all(honest.reply() == b"OK" for _ in range(1000))
+        stalled = [node.connect(60) for _ in range(150)]
+        for number, client in enumerate(stalled):
+            mine = [f"key{(400 * number + 8 * nth) % 60_000:06}" for nth in range(120)]
+            mine = mine if ahead == "small" else [f"large{(7 * number + nth) % 50}" for nth in range(4)]
+            client.send(b"".join(resp.encode("GET", key) for key in [f"large{number % 50}", f"large{(number + 9) % 50}", *mine]))
+        time.sleep(0.5)
+        for number in range(0, 60_000, 977):
+            assert honest.call("GET", f"key{number:06}") == small[number : number + 1000]
+        for client in stalled:
+            client.socket.close()
+        within(node, 64 * MIB)

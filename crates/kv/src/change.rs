@@ -7,6 +7,7 @@
 use lsm::{BatchWriter, Op, WriteBatch};
 
 use crate::long_double::LongDouble;
+use crate::settings::Settings;
 use crate::spec::CommandId;
 use crate::state::FAMILY;
 
@@ -107,6 +108,13 @@ pub enum Answer {
     Refused(&'static str),
     /// The engine cannot do it: its text, with Redis's code in front.
     Failed(Box<str>),
+}
+
+impl Kind {
+    /// Whether it is answered with the value that was there.
+    pub(crate) fn gives_old(self) -> bool {
+        matches!(self, Kind::GetDelete | Kind::PutIf { reply: PutReply::Old, .. })
+    }
 }
 
 impl Change {
@@ -223,9 +231,10 @@ impl Change {
         }
     }
 
-    /// Whether its answer may be as long as a value.
-    pub(crate) fn gives_value(&self) -> bool {
-        matches!(self.kind, Kind::GetDelete | Kind::PutIf { reply: PutReply::Old, .. })
+    /// Whether it may leave a value that is not small.
+    pub(crate) fn may_leave_long_value(&self) -> bool {
+        matches!(self.kind, Kind::Append | Kind::SetRange(_))
+            || self.len() > Settings::REPLY_BYTES_SMALL
     }
 
     /// Its keys in order, with the value or operand of each; a removal has none.

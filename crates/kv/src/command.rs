@@ -128,6 +128,15 @@ impl Command<'_> {
         }
     }
 
+    /// The key whose old value it gives back.
+    pub(crate) fn gives_old_of(&self) -> Option<&[u8]> {
+        match self {
+            Self::Write(WriteCommand::GetDelete(key)) => Some(key),
+            Self::Write(WriteCommand::Modify(kind, key, _)) if kind.gives_old() => Some(key),
+            _ => None,
+        }
+    }
+
     /// The most bytes that its reply may have, where that is known before and not small. `0` of commands whose replies
     /// are admitted when it is known how long they are.
     pub(crate) fn reply_bytes(&self) -> usize {

@@ -60,6 +60,11 @@ impl Outgoing {
         }
     }
 
+    /// Whether a key may have a value after these that is not small.
+    pub fn leaves_long(&self) -> bool {
+        self.changes.iter().any(Change::may_leave_long_value)
+    }
+
     fn push(&mut self, id: Option<CommandId>, mut change: Change) {
         change.command = id;
         self.bytes += change.len();
@@ -102,7 +107,8 @@ impl Session {
             self.outgoing.silent = self.is_silent();
         }
         self.outgoing.add(self.replies.command, command);
-        if self.outgoing.bytes >= PARCEL_BYTES || self.outgoing.changes.len() >= CHANGES_MAX {
+        let is_long = self.outgoing.bytes >= PARCEL_BYTES;
+        if is_long || self.outgoing.changes.len() >= CHANGES_MAX || self.replies.is_reserved() {
             self.send_writes();
         }
     }
@@ -124,13 +130,15 @@ impl Session {
         if outgoing.changes.is_empty() {
             return;
         }
+        let leaves_long = outgoing.leaves_long();
         let changes = std::mem::take(&mut outgoing.changes);
         let bytes = std::mem::take(&mut outgoing.bytes);
         outgoing.expected_bytes = bytes;
-        let values = changes.iter().filter(|change| change.gives_value()).count();
+        let values = changes.iter().filter(|change| change.kind.gives_old()).count();
         let silent = outgoing.silent;
         let (state, core) = (&self.state, self.state.core.id());
         let slot = state.writes.send(&state.posters, core, self.client.id, changes, bytes);
-        self.replies.write(Written { slot, protocol: self.protocol, silent, bytes, values });
+        let protocol = self.protocol;
+        self.replies.write(Written { slot, protocol, silent, bytes, values, leaves_long });
     }
 }

@@ -5,6 +5,7 @@
 //!
 //! What it holds is bounded: no command is taken while the output is full or a reply of unbounded size is being made;
 //! reads started ahead of their turn give back what does not fit (see [`Window`]) and are fewer where values are large;
+//! while a client is waited for, they give back all that they have found;
 //! a task whose reply may be long counts as many reads. What all connections of a core hold is bounded, too: a reply
 //! that is not small is admitted first (see `room`). A value that is not admitted is dropped and read again when it is.
 
@@ -55,7 +56,7 @@ enum Later {
     /// A reply of bounded size.
     Small {
         task: JoinHandle<SmallReply>,
-        _admitted: Option<Share>,
+        admitted: Option<Share>,
         weight: usize,
         command: Option<CommandId>,
         silent: bool,
@@ -65,7 +66,7 @@ enum Later {
     /// Such a reply, waiting for its reader or for memory.
     Parked(Box<Stream>),
     /// What the shard says to a parcel of writes.
-    Written(Written),
+    Written { written: Written, admitted: Option<Share> },
 }
 
 /// A parcel of writes on its way.
@@ -78,6 +79,8 @@ pub(crate) struct Written {
     pub bytes: usize,
     /// How many of the answers may be as long as values.
     pub values: usize,
+    /// Whether a key may have a value afterwards that is not small.
+    pub leaves_long: bool,
 }
 
 type Answer = lsm::Result<Option<Value>>;
@@ -172,6 +175,8 @@ pub(crate) struct Replies {
     writes: usize,
     writes_bytes: usize,
     writes_values: usize,
+    /// Those that may leave a value that is not small.
+    writes_long: usize,
     /// The largest value read lately, which decides how many reads may be under way.
     value_bytes: usize,
     window: Window,
@@ -199,7 +204,8 @@ impl Drop for Replies {
                 Later::Some { task, .. } => task.cancel(),
                 Later::Small { task, .. } => task.cancel(),
                 Later::Piece(task) => task.cancel(),
-                Later::Ready(_) | Later::Held { .. } | Later::Parked(_) | Later::Written(_) => {}
+                Later::Ready(_) | Later::Held { .. } | Later::Parked(_) | Later::Written { .. } => {
+                }
             }
         }
     }
@@ -218,6 +224,7 @@ impl Replies {
             writes: 0,
             writes_bytes: 0,
             writes_values: 0,
+            writes_long: 0,
             value_bytes: 0,
             window: Window::default(),
             streaming: false,
@@ -266,6 +273,11 @@ impl Replies {
         share
     }
 
+    /// Whether memory has been taken for the reply of the command that is being executed.
+    pub fn is_reserved(&self) -> bool {
+        self.reserved.is_some()
+    }
+
     /// The next command has been executed.
     pub fn end_reservation(&mut self) {
         self.reserved = None;
@@ -306,6 +318,11 @@ impl Replies {
         self.writes > 0
     }
 
+    /// Whether a write on its way may leave a value that is not small.
+    pub fn is_writing_long(&self) -> bool {
+        self.writes_long > 0
+    }
+
     /// Whether a reply of any size is being made.
     pub fn is_streaming(&self) -> bool {
         self.streaming
@@ -331,7 +348,7 @@ impl Replies {
         let fitting = settings.unsent_bytes_max / self.value_bytes.max(1);
         let most = settings.reads_max.min(fitting.max(READS_MIN));
         // Each read that waits is a task.
-        match self.state.reads.get() > Settings::READS_TOTAL_MAX {
+        match self.state.reads.get() > settings.reads_total_max {
             true => most.min(READS_MIN),
             false => most,
         }
@@ -363,7 +380,8 @@ impl Replies {
     pub fn sent(&mut self, batch: Sending) -> usize {
         self.output.reuse(batch);
         self.sending_pinned_bytes = 0;
-        if self.output.is_empty() {
+        // What it is favoured for may still be made.
+        if self.output.is_empty() && !self.later.iter().any(is_admitted) {
             self.state.room.sent(&self.client);
         }
         std::mem::take(&mut self.sending_bytes)
@@ -454,7 +472,9 @@ impl Replies {
         self.writes += 1;
         self.writes_bytes += written.bytes;
         self.writes_values += written.values;
-        self.later.push_back(Later::Written(written));
+        self.writes_long += usize::from(written.leaves_long);
+        let admitted = self.reserved.take();
+        self.later.push_back(Later::Written { written, admitted });
     }
 
     /// Gives what a task replies, if somebody wants it: it counts in any case, until it has ended.
@@ -464,8 +484,8 @@ impl Replies {
             Length::Long => (self.state.shared.settings().reads_max / LONG_REPLIES_MAX).max(1),
         };
         self.reads += weight;
-        let (command, _admitted) = (self.command, self.reserved.take());
-        self.later.push_back(Later::Small { task, _admitted, weight, command, silent });
+        let (command, admitted) = (self.command, self.reserved.take());
+        self.later.push_back(Later::Small { task, admitted, weight, command, silent });
     }
 
     /// Gives a reply of any size.
@@ -483,10 +503,12 @@ impl Replies {
     /// Moves what is ready from the front of the queue to the output; true when anything moved.
     pub fn collect(&mut self, cx: &mut Context<'_>) -> bool {
         let mut moved = false;
+        let mut waits_for_client = false;
         while let Some(front) = self.later.front() {
             // What is ready moves; what has just been found waits for room, where it counts as little as it can.
             let ready = matches!(front, Later::Ready(_) | Later::Parked(_));
             if !ready && self.sendable_bytes() > self.unsent_bytes_max() {
+                waits_for_client = true;
                 break;
             }
             let Some(front) = self.later.front_mut() else { break };
@@ -503,6 +525,7 @@ impl Replies {
                     let key = std::mem::take(key);
                     if !self.admit(bytes) {
                         self.later[0] = Later::Held { key, bytes, ask, protocol, command };
+                        waits_for_client = true;
                         break;
                     }
                     let reader = self.state.reader.clone();
@@ -540,12 +563,13 @@ impl Replies {
                         }
                     }
                 }
-                Later::Written(written) => {
+                Later::Written { written, .. } => {
                     let Poll::Ready(answers) = written.slot.poll(cx) else { break };
                     let (protocol, silent) = (written.protocol, written.silent);
                     self.writes -= 1;
                     self.writes_bytes -= written.bytes;
                     self.writes_values -= written.values;
+                    self.writes_long -= usize::from(written.leaves_long);
                     self.later.pop_front();
                     self.write_answers(answers, protocol, silent);
                 }
@@ -621,6 +645,7 @@ impl Replies {
                 Later::Parked(_) => {
                     // Half empty before it goes on, so that it does not stop and go with every piece.
                     if self.sendable_bytes() > self.unsent_bytes_max() / 2 {
+                        waits_for_client = true;
                         break;
                     }
                     let wanted = match self.later.front() {
@@ -628,6 +653,7 @@ impl Replies {
                         _ => break,
                     };
                     if !self.admit(wanted) {
+                        waits_for_client = true;
                         break;
                     }
                     if let Some(Later::Parked(stream)) = self.later.pop_front() {
@@ -638,7 +664,46 @@ impl Replies {
             }
             moved = true;
         }
+        if waits_for_client {
+            self.drop_found(cx);
+        }
         moved
+    }
+
+    /// Drops what has been found and has to wait for a client, this one or those that hold the memory for replies: it
+    /// would keep the engine's blocks and memtables for as long. It is read again when its turn has come.
+    fn drop_found(&mut self, cx: &mut Context<'_>) {
+        for later in &mut self.later {
+            match later {
+                Later::One { task, admitted: None, ask, protocol, command } => {
+                    let Poll::Ready(found) = Pin::new(task).poll(cx) else { continue };
+                    let (ask, protocol, command) = (*ask, *protocol, *command);
+                    let (key, bytes) = match found {
+                        Read::Again(key, bytes) => (key, bytes),
+                        Read::Answer(key, answer, held) => {
+                            self.window.leave(held);
+                            (key, answer_bytes(&answer, ask))
+                        }
+                    };
+                    *later = Later::Held { key, bytes, ask, protocol, command };
+                }
+                Later::Some { task, protocol, keys, .. } => {
+                    let Poll::Ready(found) = Pin::new(task).poll(cx) else { continue };
+                    self.reads -= *keys;
+                    let keys = match found {
+                        ReadSome::Again(keys) => keys,
+                        ReadSome::Answers(keys, _, held) => {
+                            self.window.leave(held);
+                            keys
+                        }
+                    };
+                    let stream = LookupStream::of_large(&self.state, keys, *protocol);
+                    self.streaming = true;
+                    *later = Later::Parked(Box::new(Stream::Lookup(stream)));
+                }
+                _ => {}
+            }
+        }
     }
 
     /// Gives the values at the front of the queue piece by piece. What writes later waits for them.
@@ -681,6 +746,18 @@ impl Replies {
                 self.value_bytes = value.len().max(self.value_bytes - self.value_bytes / 16);
             }
         }
+    }
+}
+
+/// Whether memory has been taken for it already.
+fn is_admitted(later: &Later) -> bool {
+    match later {
+        Later::One { admitted, .. }
+        | Later::Written { admitted, .. }
+        | Later::Small { admitted, .. } => admitted.is_some(),
+
+        Later::Piece(_) => true,
+        _ => false,
     }
 }
 

@@ -4,6 +4,7 @@
 //! [`Replies`]) and the node is not on its way out. Commands about the connection itself are executed here and in
 //! `administration`, all others through the reader.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;
 
@@ -22,7 +23,7 @@ use crate::refusal::Refusal;
 use crate::replies::{Closing, Length, Replies, SmallReply};
 use crate::settings::Settings;
 use crate::spec::CommandId;
-use crate::state::CoreState;
+use crate::state::{CoreState, FAMILY};
 use crate::stream::{RangeStream, Stream};
 use crate::walk::Walk;
 
@@ -55,6 +56,9 @@ pub(crate) struct Session {
     /// It waits for room for writes, or for memory for a reply of so many bytes.
     waits_for_room: bool,
     waits_for_reply: Option<usize>,
+    /// It looks how long the value is that the command at the input's beginning gives back, or has just found that.
+    looks: Option<Rc<Cell<Option<usize>>>>,
+    found_bytes: Option<usize>,
     /// It waits for the end of a pause of writes.
     pub(crate) waits_for_pause: bool,
 }
@@ -79,6 +83,8 @@ impl Session {
             held: None,
             waits_for_room: false,
             waits_for_reply: None,
+            looks: None,
+            found_bytes: None,
             waits_for_pause: false,
         }
     }
@@ -160,8 +166,12 @@ impl Session {
         missing
     }
 
-    /// Whether what it waited for has come: room for writes, or memory for a reply.
+    /// Whether what it waited for has come: room for writes, memory for a reply, or how long that is.
     pub fn has_got_room(&mut self) -> bool {
+        if let Some(bytes) = self.looks.as_ref().and_then(|found| found.get()) {
+            (self.looks, self.found_bytes) = (None, Some(bytes));
+            return true;
+        }
         if let Some(bytes) = self.waits_for_reply
             && self.replies.reserve(bytes)
         {
@@ -252,7 +262,11 @@ impl Session {
         if !self.is_its_turn(access) {
             return false;
         }
-        let reply_bytes = command.as_ref().map_or(0, Command::reply_bytes);
+        let Some(reply_bytes) =
+            command.as_ref().map_or(Some(0), |command| self.reply_bytes(command))
+        else {
+            return false;
+        };
         if reply_bytes > Settings::REPLY_BYTES_SMALL && !self.replies.reserve(reply_bytes) {
             self.waits_for_reply = Some(reply_bytes);
             return false;
@@ -272,6 +286,46 @@ impl Session {
         }
         self.replies.end_reservation();
         true
+    }
+
+    /// The most bytes that a command's reply may have, see [`Command::reply_bytes`]; `None` when it has to wait until
+    /// that is known.
+    ///
+    /// The value that a write gives back is looked at before: once it is written, the reply cannot be made later. If
+    /// another client makes the value longer meanwhile, the reply is longer than was admitted.
+    fn reply_bytes(&mut self, command: &Command<'_>) -> Option<usize> {
+        let Some(key) = command.gives_old_of().filter(|_| !self.silent && !self.skip_next) else {
+            return Some(command.reply_bytes());
+        };
+        if let Some(bytes) = self.found_bytes.take() {
+            return Some(bytes);
+        }
+        if self.looks.is_some() {
+            return None;
+        }
+        if self.outgoing.leaves_long() {
+            self.send_writes();
+        }
+        if self.replies.is_writing_long() {
+            return None;
+        }
+        // It is there twice for a moment: as the shard's answer, and in the reply.
+        let length = |found: lsm::Result<Option<lsm::Value>>| match found {
+            Ok(Some(value)) => 2 * value.len(),
+            // The shard meets the same failure.
+            Ok(None) | Err(_) => 0,
+        };
+        if let Some(found) = self.state.reader.get_cached(FAMILY, key) {
+            return Some(length(found));
+        }
+        let (state, client, key) = (self.state.clone(), self.client.clone(), key.to_vec());
+        let found = Rc::new(Cell::new(None));
+        self.looks = Some(found.clone());
+        self.state.core.spawn(Class::Foreground, async move {
+            found.set(Some(length(state.reader.get(FAMILY, &key, None).await)));
+            client.wake();
+        });
+        None
     }
 
     fn may(&self) -> May {

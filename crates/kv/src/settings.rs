@@ -20,6 +20,9 @@ pub struct Settings {
     pub requests_bytes_max: usize,
     /// Reads of one connection under way at once.
     pub reads_max: usize,
+    /// Reads of all connections of a core under way at once, beyond which each connection may have only a few. One that
+    /// waits takes about [`Settings::READ_BYTES`].
+    pub reads_total_max: usize,
     /// Unsent bytes at which a connection's commands wait for its reader.
     pub unsent_bytes_max: usize,
     /// Unsent bytes of all connections of a core together. Beyond it each connection may have only replies of up to
@@ -38,12 +41,12 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Memory of a read under way, beside its blocks.
+    pub const READ_BYTES: usize = 4 * 1024;
     /// An unfinished command so small may always arrive.
     pub const REQUEST_BYTES_SMALL: usize = 64 * 1024;
     /// Bytes of writes that one connection may have on their way, and one write more.
     pub const WRITES_BYTES_MAX: usize = 4 << 20;
-    /// Reads under way of a core's connections together, beyond which each of them may have only a few.
-    pub const READS_TOTAL_MAX: usize = 1 << 16;
     /// A reply so long may always be made; and unsent bytes with which a connection may always take a command.
     pub const REPLY_BYTES_SMALL: usize = 4 * 1024;
 
@@ -72,6 +75,7 @@ impl Default for Settings {
             request_bytes_max: resp::REQUEST_BYTES_MAX,
             requests_bytes_max: 64 << 20,
             reads_max: 128,
+            reads_total_max: 1 << 16,
             unsent_bytes_max: 1 << 20,
             unsent_total_bytes_max: 64 << 20,
             writes_bytes_max: 32 << 20,
