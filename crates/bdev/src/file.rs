@@ -199,6 +199,8 @@ struct Job {
     at: u64,
     through: bool,
     segments: Vec<libc::iovec>,
+    /// Of the segments, if the job has such.
+    keep: Option<Rc<dyn Any>>,
     buffer: Option<Bounce>,
     /// Its step has ended with this error number.
     ended: Option<i32>,
@@ -415,6 +417,7 @@ impl FileChannel {
         job.segments.clear();
         job.segments.extend_from_slice(io.segments);
         if bounces {
+            job.keep.clone_from(&self.keep);
             self.bounced += 1;
             self.waiting.push_back(number);
             self.find_buffers(done);
@@ -442,7 +445,7 @@ impl FileChannel {
                 return;
             };
             let ptr = buf.as_mut_ptr();
-            job.buffer = Some(Bounce { ptr, buf: Rc::new((buf, self.keep.clone())) });
+            job.buffer = Some(Bounce { ptr, buf: Rc::new((buf, job.keep.clone())) });
             self.buffers += 1;
             self.waiting.pop_front();
             self.go_on(number, done);
@@ -543,6 +546,7 @@ impl FileChannel {
             status => done.push(Done { tag, status }),
         }
         job.step = Step::Free;
+        job.keep = None;
         self.buffers -= usize::from(job.buffer.take().is_some());
         self.free.push(number);
     }

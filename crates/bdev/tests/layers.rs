@@ -4,8 +4,11 @@
 
 mod common;
 
-use bdev::{Kind, Status};
-use common::{Disk, PLACES, Place};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use bdev::{Bdev, Io, Kind, Status};
+use common::{Disk, Guest, PLACES, Place};
 use reactor::Core;
 
 async fn statuses(disk: &Disk, kind: Kind, offsets: impl Iterator<Item = u64>) -> Vec<Status> {
@@ -140,6 +143,43 @@ fn layers_lie_over_each_other_and_over_files() {
             disk.bdev.resize(&core, 1 << 19).await.unwrap();
             assert_eq!(disk.read(1 << 19, 512).await, Err(Status::IoError));
             assert_eq!(disk.channel().in_flight(), 0);
+        });
+    }
+}
+
+/// The memory of unaligned requests is copied when one of 64 buffers is free, and `limit:` begins them later: both after
+/// another memory has taken the place of theirs.
+#[test]
+fn requests_that_wait_hold_the_memory_that_they_were_submitted_with() {
+    for place in PLACES.into_iter().filter(|place| place.available()) {
+        place.run("holds", 1 << 20, |core, path| async move {
+            let path = common::quoted(&path);
+            for over in ["", "limit:iops=100000&burst=1us|", "error:kind=flush|dirty:granule=4K|"] {
+                let device = Bdev::open(&core, &format!("{over}file:{path}")).await.unwrap();
+                let mut channel = device.channel(&core).unwrap();
+                let gone = Rc::new(RefCell::new(false));
+                let guest = Rc::new(Guest::telling(1 << 20, &gone));
+                channel.hold(guest.clone());
+                for tag in 0..200 {
+                    let kind = if tag % 2 == 0 { Kind::Read } else { Kind::Write };
+                    let segments = [guest.at(1 + 4096 * tag as usize, 4096)];
+                    let offset = 4096 * tag;
+                    let io =
+                        Io { kind, offset, len: 4096, segments: &segments, tag, through: false };
+                    // SAFETY: the memory goes with the last request that holds it.
+                    unsafe { channel.submit(&io) }.unwrap();
+                }
+                channel.hold(Rc::new(()));
+                drop(guest);
+                let mut done = Vec::new();
+                while channel.in_flight() > 0 {
+                    assert!(!*gone.borrow(), "{over}: {} are under way", channel.in_flight());
+                    channel.poll(&mut done);
+                    core.sleep_ns(10_000).await;
+                }
+                assert!(done.iter().all(|done| done.status == Status::Ok));
+                assert!(*gone.borrow(), "{over}: nobody needs it any more");
+            }
         });
     }
 }

@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use libc::iovec;
 use reactor::Guard;
 
+use crate::dirty::DirtyLog;
 use crate::elsewhere::drop_elsewhere;
 pub use crate::message::RegionInfo;
 
@@ -458,6 +459,15 @@ impl GuestMemory {
             let offset = (host.addr() as u64).checked_sub(region.base.addr() as u64)?;
             (offset < region.size).then(|| region.guest_addr + offset)
         })
+    }
+
+    /// Marks in a dirty log what is in this memory of segments that were written.
+    pub(crate) fn log_segments(&self, segments: &[iovec], log: &DirtyLog) {
+        for segment in segments {
+            if let Some(addr) = self.host_to_guest(segment.iov_base) {
+                log.mark(addr, segment.iov_len as u64);
+            }
+        }
     }
 
     /// Begins to translate addresses, with the region that the last ones were in.

@@ -310,9 +310,10 @@ async fn until_stop(orders: &mut Orders, hold: Option<Hold>) {
     .await;
 }
 
-/// Keeps the memory of a ring's requests mapped. Each operation of its channel holds one, and so does the ring.
+/// Keeps the memory of a ring's requests mapped. Each operation of its channel holds the one that was in force when its
+/// request was popped, and so does the ring.
 struct Keep {
-    _memory: Arc<GuestMemory>,
+    memory: Arc<GuestMemory>,
     _under_way: Rc<OnceCell<Obeyed>>,
 }
 
@@ -342,6 +343,12 @@ struct Queue {
     index: u16,
     ring: Ring,
     memory: Arc<GuestMemory>,
+    /// Of `memory`: what the channel is told to hold.
+    keep: Rc<Keep>,
+    /// By tag, of requests popped and not given back: the memory that the request was popped with, if another has taken
+    /// its place since. And how many there are.
+    popped_with: Box<[Option<Rc<Keep>>]>,
+    popped_before: usize,
     disk: Disk,
     channel: Channel,
     log: Option<Arc<DirtyLog>>,
@@ -410,7 +417,8 @@ impl Queue {
         let watch = watch.map_err(|error| failed(&error))?;
         let mut channel = start.device.channel(core).map_err(|error| failed(&error))?;
         let under_way = Rc::<OnceCell<_>>::default();
-        channel.hold(keep(&memory, &under_way));
+        let keep = keep(&memory, &under_way);
+        channel.hold(keep.clone());
         if let Some(log) = &start.log {
             ring.log_all(log);
         }
@@ -437,6 +445,9 @@ impl Queue {
             index,
             ring,
             memory,
+            keep,
+            popped_with: vec![None; usize::from(setup.num)].into(),
+            popped_before: 0,
             disk: shape,
             channel,
             log: start.log,
@@ -486,10 +497,7 @@ impl Queue {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Enable(enabled) => self.enabled = enabled,
-            Command::Memory(memory) => {
-                self.channel.hold(keep(&memory, &self.under_way));
-                self.memory = memory;
-            }
+            Command::Memory(memory) => self.take_memory(memory),
             Command::Log(log) => {
                 if let Some(log) = &log {
                     self.ring.log_all(log);
@@ -516,6 +524,21 @@ impl Queue {
             Command::Stop => self.stopping = true,
             Command::Kick(_) | Command::Obeyed(_) => {}
         }
+    }
+
+    /// Requests are popped with this memory from now on. Those that were popped before point into the memory of then and
+    /// keep it until they are given back: some of them are not submitted yet.
+    fn take_memory(&mut self, memory: Arc<GuestMemory>) {
+        let old = std::mem::replace(&mut self.keep, keep(&memory, &self.under_way));
+        for tag in self.ring.tags_in_flight() {
+            let place = &mut self.popped_with[usize::from(tag)];
+            if place.is_none() {
+                *place = Some(old.clone());
+                self.popped_before += 1;
+            }
+        }
+        self.channel.hold(self.keep.clone());
+        self.memory = memory;
     }
 
     /// Whether a request is flushed before it is done.
@@ -626,6 +649,27 @@ impl Queue {
     /// When it is not done with that.
     #[inline]
     fn submit(&mut self, tag: u16) -> Result<(), Held> {
+        if self.popped_before > 0 {
+            return self.submit_held(tag);
+        }
+        self.submit_now(tag)
+    }
+
+    /// The same while another memory than that of now may have to be held for it.
+    #[cold]
+    fn submit_held(&mut self, tag: u16) -> Result<(), Held> {
+        let Some(keep) = self.popped_with[usize::from(tag)].clone() else {
+            return self.submit_now(tag);
+        };
+        self.channel.hold(keep);
+        let submitted = self.submit_now(tag);
+        self.channel.hold(self.keep.clone());
+        submitted
+    }
+
+    /// The same of a request whose memory the channel holds.
+    #[inline]
+    fn submit_now(&mut self, tag: u16) -> Result<(), Held> {
         let request = self.ring.request(tag);
         let kind = match request.kind {
             Kind::Read => bdev::Kind::Read,
@@ -654,9 +698,10 @@ impl Queue {
             through: self.through,
         };
         // SAFETY: the segments lie in the mappings of the memory table that the request was popped
-        // with, which this queue or, once a later table has taken its place, the channel's
-        // operations hold until they have completed (`Channel::hold`). Nothing has a Rust reference
-        // to guest memory.
+        // with. It is `self.memory` or, once a later table has taken its place (`take_memory`), in
+        // `popped_with`, so it is mapped now. The channel was told to hold just this table (`start`,
+        // `take_memory`, `submit_held`), and its operations hold it until they have completed, also
+        // when this queue is gone. Nothing has a Rust reference to guest memory.
         unsafe { self.channel.submit(&io) }.expect("it has room");
         self.stats.begin(request.kind, request.len);
         Ok(())
@@ -686,7 +731,7 @@ impl Queue {
                 tag: u64::from(tag) | IS_PIECE | ticket,
                 through: self.through,
             };
-            // SAFETY: parts of the request's segments: see `submit`.
+            // SAFETY: parts of the request's segments: see `submit_now`.
             unsafe { self.channel.submit(&io) }.expect("it has room");
             cut.at += len;
             cut.under_way += 1;
@@ -716,7 +761,7 @@ impl Queue {
         let mut failed = None;
         for mut done in self.done.drain(..) {
             self.share.give_back(done.tag, now);
-            // The tag came from a `u16` in `submit`.
+            // The tag came from a `u16` in `submit_now`.
             let tag = done.tag as u16;
             let Request { kind, len, .. } = self.ring.request(tag);
             if done.tag & IS_PIECE != 0 {
@@ -746,6 +791,11 @@ impl Queue {
         if let Some((tag, status)) = failed {
             self.report_failure(tag, status);
         }
+        if self.popped_before > 0 {
+            for nth in 0..self.finished.len() {
+                self.forget_memory_of(self.finished[nth].tag);
+            }
+        }
         let given = self.ring.complete(&self.memory, self.log.as_deref(), &self.finished);
         self.finished.clear();
         self.stats.completed(given as u64);
@@ -754,6 +804,18 @@ impl Queue {
         {
             self.stats.signals.add(1);
             call.signal();
+        }
+    }
+
+    /// A request is given back or dropped: it needs the memory of before no longer, if it had such. What it wrote there is
+    /// marked in the dirty log, since only the table of then can say where that is for the guest.
+    #[cold]
+    fn forget_memory_of(&mut self, tag: u16) {
+        let Some(keep) = self.popped_with[usize::from(tag)].take() else { return };
+        self.popped_before -= 1;
+        let request = self.ring.request(tag);
+        if let (Some(log), Kind::Read) = (&self.log, request.kind) {
+            keep.memory.log_segments(request.segments, log);
         }
     }
 
@@ -800,6 +862,9 @@ impl Queue {
             return;
         }
         self.tags.extend(self.deferred.drain(..).chain(self.held.drain(..)));
+        for nth in 0..self.tags.len() {
+            self.forget_memory_of(self.tags[nth]);
+        }
         self.ring.break_off(fault, &mut self.tags);
         self.broke(fault);
         if let Some(waker) = self.waiting.as_ref() {
@@ -824,7 +889,7 @@ impl Queue {
 }
 
 fn keep(memory: &Arc<GuestMemory>, under_way: &Rc<OnceCell<Obeyed>>) -> Rc<Keep> {
-    Rc::new(Keep { _memory: memory.clone(), _under_way: under_way.clone() })
+    Rc::new(Keep { memory: memory.clone(), _under_way: under_way.clone() })
 }
 
 /// Appends the segments of `len` bytes from `skip` on.

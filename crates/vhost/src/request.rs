@@ -342,11 +342,7 @@ impl Slot {
     #[cold]
     fn log_data(&self, memory: &GuestMemory, log: &DirtyLog) {
         if self.writes_memory {
-            for segment in &self.segments {
-                if let Some(addr) = memory.host_to_guest(segment.iov_base) {
-                    log.mark(addr, segment.iov_len as u64);
-                }
-            }
+            memory.log_segments(&self.segments, log);
         }
     }
 }

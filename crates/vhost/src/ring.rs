@@ -273,6 +273,12 @@ impl Ring {
         self.requests().in_flight
     }
 
+    /// Tags of requests that were popped and are not completed.
+    pub(crate) fn tags_in_flight(&self) -> impl Iterator<Item = u16> + '_ {
+        let slots = self.requests().slots.iter().zip(0..=u16::MAX);
+        slots.filter(|(slot, _)| slot.busy).map(|(_, tag)| tag)
+    }
+
     /// What requests are that were popped and are not completed.
     pub(crate) fn kinds_in_flight(&self) -> impl Iterator<Item = Kind> + '_ {
         self.requests().slots.iter().filter(|slot| slot.busy).map(|slot| slot.request(0).kind)
