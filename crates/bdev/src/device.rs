@@ -254,16 +254,15 @@ impl Bdev {
         changed
     }
 
-    /// The size in bytes that the device had in the process that it was taken from. Only a `null:`
-    /// device has nothing else to know it from: it becomes so long if it can. Any other device stays
-    /// as it is.
+    /// The size in bytes that the device had in the process that it was taken from, where that can be
+    /// so. A `null:` device has nothing else to know it from. A file may have been given another length
+    /// from outside meanwhile: its guest still knows this one, and what the file does not have fails.
+    /// A `mem:` device knows its own.
     pub fn set_taken_size(&self, size_bytes: u64) {
         let block = u64::from(self.0.geometry.block_size);
         let possible = size_bytes != 0 && size_bytes.is_multiple_of(block);
-        if matches!(self.lowest().device(), Device::Null(_))
-            && possible
-            && self.maps_cover(size_bytes)
-        {
+        let knows = matches!(self.lowest().device(), Device::Mem(_));
+        if !knows && possible && self.maps_cover(size_bytes) {
             self.set_size(size_bytes);
         }
     }

@@ -47,4 +47,4 @@ pub use mutant::{Mutant, set_mutant};
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use uri::fuzz as fuzz_uri;
-pub use uri::uri_under;
+pub use uri::{image_of, uri_under};

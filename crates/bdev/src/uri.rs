@@ -485,6 +485,14 @@ pub fn uri_under(uri: &str, dir: &Path) -> String {
     whole + "/" + path
 }
 
+/// The image that a device lies on, if that is a file.
+pub fn image_of(uri: &str) -> Option<PathBuf> {
+    match uri.parse::<Spec>().ok()?.base {
+        Base::File { path, .. } => Some(path),
+        _ => None,
+    }
+}
+
 /// What is no URI is refused with words that can be shown, and what is one has its twin in another
 /// directory; for fuzzers.
 #[cfg(feature = "testing")]
@@ -526,6 +534,19 @@ mod tests {
         for same in ["limit:iops=1|file:/vm.img", "file:%2fvm.img", "null:1G", "file:", "file:?a"] {
             assert_eq!(under(same), same);
         }
+    }
+
+    #[test]
+    fn the_image_is_below_all_layers() {
+        let image = |uri| super::image_of(uri).map(|path| path.display().to_string());
+        for uri in
+            ["file:/a%20b", "file:/a%20b?engine=mmap", "delay:all=1s|limit:iops=1|file:/a%20b"]
+        {
+            assert_eq!(image(uri).as_deref(), Some("/a b"), "{uri}");
+        }
+        assert_eq!(image("mem:1M"), None);
+        assert_eq!(image("delay:all=1s|null:1M"), None);
+        assert_eq!(image("nothing"), None);
     }
 
     #[test]

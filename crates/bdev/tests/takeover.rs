@@ -14,7 +14,7 @@ const SIZE: u64 = 1 << 20;
 fn on<Fut: Future<Output = ()> + 'static>(
     name: &str,
     uri: &'static str,
-    main: fn(Core, String) -> Fut,
+    main: impl Fn(Core, String) -> Fut + Clone + Send + 'static,
 ) {
     Place::Epoll.run(name, SIZE, move |core, path| main(core, uri.replace("FILE", &quoted(&path))));
 }
@@ -85,6 +85,32 @@ fn a_device_that_keeps_nothing_is_told_its_size() {
         mem.set_taken_size(2 * SIZE);
         assert_eq!(mem.size_bytes(), SIZE, "it knows its own");
     });
+}
+
+#[test]
+fn a_file_that_others_gave_another_length_is_as_large_as_it_was() {
+    for uri in ["file:FILE", "file:FILE?engine=mmap", "delay:all=1us|file:FILE"] {
+        for len in [SIZE / 2, SIZE + 512, 2 * SIZE, 0] {
+            on("outside", uri, move |core, uri| async move {
+                let disk = Disk::open(&core, &uri).await;
+                assert_eq!(disk.write(0, &[7; 4096]).await, Status::Ok);
+                let mut files = owned(disk.bdev.descriptors().unwrap());
+                std::fs::File::from(files.remove(0)).set_len(len).unwrap();
+                let mut expected = Vec::new();
+                for at in [0, SIZE - 4096] {
+                    expected.push((disk.read(at, 4096).await, at));
+                }
+                let taken = take(&core, &disk.bdev, &uri).await.unwrap();
+                taken.set_taken_size(SIZE);
+                assert_eq!(taken.size_bytes(), SIZE, "{uri}, {len}");
+                let disk = Disk::over(&core, &taken);
+                for (read, at) in expected {
+                    assert_eq!(disk.read(at, 4096).await, read, "{uri}, {len}, {at}");
+                }
+                assert_eq!(disk.write(SIZE, &[9; 4096]).await, Status::IoError);
+            });
+        }
+    }
 }
 
 #[test]
