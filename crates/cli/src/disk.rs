@@ -23,12 +23,22 @@ pub fn run(command: DiskCommand) -> Result<(), Failure> {
         DiskCommand::Attach { spec, node } => attach(spec, &node),
         DiskCommand::Detach { name, force, node } => {
             let request = Request::DiskDetach { name: name.clone(), force };
-            tell(&node, &request, |result| match result["comes_back"].as_bool() {
-                Some(true) => format!(
-                    "disk {name} is detached; it was named when the node was started, and is there \
-                     again after the next start in the same way"
-                ),
-                _ => format!("disk {name} is detached"),
+            tell(&node, &request, |result| {
+                let rest = match result["comes_back"].as_bool() {
+                    Some(true) => {
+                        "; it was named when the node was started, and is there again after the \
+                         next start in the same way"
+                    }
+                    _ => "",
+                };
+                let under_way = match result["under_way"].as_bool() {
+                    Some(true) => {
+                        "\nits device has not done what it is at: until then its image, its name and \
+                         its socket are in use, and `millrace disk list` shows it"
+                    }
+                    _ => "",
+                };
+                format!("disk {name} is detached{rest}{under_way}")
             })
         }
         DiskCommand::Resize { name, size, shrink, node } => {
@@ -116,8 +126,8 @@ fn list(node: &Node) -> Result<(), Failure> {
     }
     let mut rows = vec![["NAME", "SIZE", "GUEST", "QUEUES", "SOCKET", "URI"].map(str::to_owned)];
     for disk in array(&result, "disks") {
-        let guest = match (disk["failed"].is_string(), disk["connected"].as_bool()) {
-            (true, _) => "failed",
+        let guest = match (absent(disk), disk["connected"].as_bool()) {
+            (Some((kind, _)), _) => kind,
             (_, Some(true)) => "connected",
             _ => "-",
         };
@@ -132,10 +142,20 @@ fn list(node: &Node) -> Result<(), Failure> {
         ]);
     }
     out.bytes(table(&rows, &[]).as_bytes())?;
-    for disk in array(&result, "disks").iter().filter(|disk| disk["failed"].is_string()) {
-        out.line(&text(disk, "failed"))?;
+    for disk in array(&result, "disks") {
+        match absent(disk) {
+            Some(("failed", why)) => out.line(why)?,
+            Some((_, why)) => out.line(&format!("disk {}: {why}", text(disk, "name")))?,
+            None => {}
+        }
     }
     Ok(out.flush()?)
+}
+
+/// In which way a disk is not at work, and why.
+fn absent(disk: &Value) -> Option<(&'static str, &str)> {
+    let told = |kind: &'static str| Some((kind, disk[kind].as_str()?));
+    ["failed", "follows", "leaves"].into_iter().find_map(told)
 }
 
 fn stat(name: Option<String>, node: &Node) -> Result<(), Failure> {
@@ -176,8 +196,8 @@ fn with_quantiles(disk: &Value) -> Value {
 
 fn describe(disk: &Value) -> String {
     let name = text(disk, "name");
-    if disk["failed"].is_string() {
-        return format!("disk {name} is not there\n  {}\n", text(disk, "failed"));
+    if let Some((_, why)) = absent(disk) {
+        return format!("disk {name} is not there\n  {why}\n");
     }
     let connected = match disk["connected"].as_bool() {
         Some(true) => "a guest is connected",

@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 
 use crate::disk_report;
 use crate::disk_spec::DiskSpec;
-use crate::disks::Disks;
+use crate::disks::{Detached, Disks};
 use crate::error::{Error, Kind};
 use crate::metrics::within;
 use crate::process::{CpuTime, resident_bytes};
@@ -239,8 +239,8 @@ impl Admin {
                 Ok(json!({"name": name, "socket": socket, "remembered": remembered}))
             }
             Request::DiskDetach { name, force } => {
-                let attached = disks.detach(core, &name, force).await?;
-                Ok(json!({"name": name, "comes_back": !attached}))
+                let Detached { comes_back, under_way } = disks.detach(core, &name, force).await?;
+                Ok(json!({"name": name, "comes_back": comes_back, "under_way": under_way}))
             }
             Request::DiskResize { name, size_bytes, shrink } => {
                 let old = disks.resize(core, &name, size_bytes, shrink).await?;

@@ -7,7 +7,7 @@ use kv::Exposition;
 use serde_json::{Value, json};
 use vhost::{Counter, KindStats, LATENCY_BUCKETS, Latency, QueueStats};
 
-use crate::disks::{Disk, Disks};
+use crate::disks::{Absent, Disk, Disks};
 
 /// Requests of one kind, of all rings.
 #[derive(Clone, Copy, Default)]
@@ -78,6 +78,15 @@ fn sum(disk: &Disk, of: fn(&QueueStats) -> &Counter) -> u64 {
     rings(disk).map(|ring| of(ring).get()).sum()
 }
 
+/// Under which name it is told why a disk is not at work.
+fn kind(why: &Absent) -> &'static str {
+    match why {
+        Absent::Failed(_) => "failed",
+        Absent::Follows | Absent::Lost => "follows",
+        Absent::Leaves(_) => "leaves",
+    }
+}
+
 /// A disk in a line.
 pub(crate) fn short(disk: &Disk) -> Value {
     let spec = &disk.spec;
@@ -95,7 +104,7 @@ pub(crate) fn short(disk: &Disk) -> Value {
             value["read_only"] = geometry.read_only.into();
             value["connected"] = serving.target.is_connected().into();
         }
-        Err(why) => value["failed"] = why.as_str().into(),
+        Err(why) => value[kind(why)] = why.to_string().into(),
     }
     value
 }
@@ -146,7 +155,7 @@ pub(crate) fn metrics(text: &mut Exposition, disks: &Disks) {
     if names.is_empty() {
         return;
     }
-    let mut metric = text.gauge("disk_up", "1 for a disk that is there, 0 for one that failed");
+    let mut metric = text.gauge("disk_up", "1 for a disk that is at work, 0 for one that is not");
     for (name, gauges, _) in &names {
         metric = metric.labelled(&[("disk", name)], u8::from(gauges.is_some()));
     }

@@ -18,7 +18,7 @@ use crate::disk_spec::{self, DiskSpec};
 use crate::error::{Error, Kind};
 use crate::outside::{Named, Outside, Ready};
 use crate::size::Size;
-use crate::upgrade::{Arrival, Predecessor};
+use crate::upgrade::{Arrival, Lost, Predecessor};
 
 /// Disks at a time.
 const DISKS_MAX: usize = 1024;
@@ -29,15 +29,55 @@ const LOOK_NS: u64 = 1_000_000;
 const AGAIN_NS: u64 = 100_000_000;
 /// How long devices may take when the node ends, in nanoseconds.
 const STOP_NS: u64 = 5_000_000_000;
-/// Why a disk is not at work that follows from the node before.
-const COMING: &str = "it follows from the node before, when its device has done what it is at";
 
 /// One of them.
 pub(crate) struct Disk {
     pub spec: DiskSpec,
     /// It was attached, and comes back after a restart.
     pub attached: bool,
-    pub serving: Result<Serving, String>,
+    pub serving: Result<Serving, Absent>,
+}
+
+/// Why a disk is not at work here.
+pub(crate) enum Absent {
+    /// It could not be opened.
+    Failed(String),
+    /// The node before has it, with its front end's connection if there is one.
+    Follows,
+    /// The node before has ended without handing it over.
+    Lost,
+    /// It was detached, and something of it is still under way: at its device, if it is given, or in
+    /// the node before. Until that has ended nobody has its name, its socket or its image.
+    Leaves(Option<Rc<Target>>),
+}
+
+impl std::fmt::Display for Absent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Absent::Failed(why) => why,
+            Absent::Follows => {
+                "it follows from the node before, when its device has done what it is at"
+            }
+            Absent::Lost => "the node before has lost it: it is opened anew when it is free",
+            Absent::Leaves(Some(_)) => {
+                "it was detached, but its device has not done what it is at: until then its image, \
+                 its name and its socket are in use"
+            }
+            Absent::Leaves(None) => {
+                "it was detached, but the node before still has it, with its guest: until that has \
+                 handed it over its image, its name and its socket are in use"
+            }
+        })
+    }
+}
+
+/// What a disk was when it was detached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Detached {
+    /// It comes back when the node is started in the same way.
+    pub comes_back: bool,
+    /// Why it has not wholly gone.
+    pub under_way: bool,
 }
 
 /// A disk that is there; the other case is why it is not.
@@ -62,6 +102,10 @@ pub(crate) struct Disks {
     /// How many there ever were: they begin on the cores by turns.
     begun: Cell<usize>,
     changing: Cell<bool>,
+    /// That change is an upgrade.
+    handing_over: Cell<bool>,
+    /// Disks that were detached and have yet to end here.
+    ending: Cell<usize>,
     /// Disks that are on their way from the node before.
     coming: Cell<usize>,
     /// Hands over those that were not at rest when the rest was handed over.
@@ -85,14 +129,17 @@ impl Disks {
     /// attached earlier and cannot be opened any more is left out, and said.
     ///
     /// # Errors
-    /// When a device cannot be opened, or somebody listens on a socket already.
+    /// When a device cannot be opened, or somebody listens on a socket already. Where there is a node
+    /// before (`following`) that is said, too: the others are at work already.
     pub async fn start(
         core: &Core,
         outside: Outside,
         taken: Vec<(Served, JoinHandle<()>)>,
-        following: &[DiskSpec],
+        following: Option<&[DiskSpec]>,
     ) -> Result<Disks, Error> {
         let named = outside.disks().await?;
+        let takes_over = following.is_some();
+        let following = following.unwrap_or_default();
         let outside = Some(Rc::new(outside));
         let begun = taken.len() + following.len();
         let disks = Disks { outside, begun: begun.into(), ..Disks::default() };
@@ -106,7 +153,7 @@ impl Disks {
         disks.coming.set(following.len());
         for spec in following {
             let attached = known(spec).is_none_or(|named| named.attached);
-            let serving = Err(COMING.to_owned());
+            let serving = Err(Absent::Follows);
             disks.all.borrow_mut().push(Disk { spec: spec.clone(), attached, serving });
         }
         for Named { spec, attached, .. } in named {
@@ -114,9 +161,9 @@ impl Disks {
                 continue;
             }
             let serving = match disks.serve(core, &spec).await {
-                Err(error) if attached => {
-                    tracing::error!("{error}; it was attached and is kept for the next start");
-                    Err(error.to_string())
+                Err(error) if attached || takes_over => {
+                    tracing::error!("{error}; it is kept for the next start");
+                    Err(Absent::Failed(error.to_string()))
                 }
                 serving => Ok(serving?),
             };
@@ -138,10 +185,10 @@ impl Disks {
             if self.find(&spec.name).is_ok() {
                 continue;
             }
-            let serving = self.serve(core, &spec).await.map_err(|error| error.to_string());
-            if let Err(why) = &serving {
-                tracing::error!("{why}");
-            }
+            let serving = self.serve(core, &spec).await.map_err(|error| {
+                tracing::error!("{error}");
+                Absent::Failed(error.to_string())
+            });
             self.all.borrow_mut().push(Disk { spec, attached, serving });
         }
     }
@@ -161,48 +208,50 @@ impl Disks {
                     let Served { spec, target, .. } = *served;
                     self.remember(&spec, &target, None);
                     tracing::info!(disk = %spec.name, "it has followed from the node before");
-                    self.arrived(&spec, Serving { target, serving }).await;
+                    self.arrived(&core, &spec, Serving { target, serving }).await;
                 }
                 Arrival::Settled(spec) => {
                     self.coming.set(self.coming.get() - 1);
                     tracing::info!(disk = %spec.name, "the node before has nothing of it under way");
                 }
-                Arrival::Lost(spec, device) => {
+                Arrival::Lost(lost) => {
                     let (disks, again, open) = (self.clone(), core.clone(), open.clone());
                     core.spawn(Class::Control, async move {
-                        disks.open_anew(&again, &spec, device, open).await;
+                        disks.open_anew(&again, lost, open).await;
                     });
                 }
             }
         }
     }
 
-    /// Opens a disk that the node before has lost; `device` has what it holds, if that is memory.
+    /// Opens a disk that the node before has lost.
     async fn open_anew(
-        &self,
+        self: Rc<Self>,
         core: &Core,
-        spec: &DiskSpec,
-        device: Option<Bdev>,
+        lost: Lost,
         open: impl AsyncFn(&DiskSpec) -> Result<Ready, Error>,
     ) {
+        let Lost { spec, device, mut statistics } = lost;
         // What was taken over, if it was, has been given up.
-        let serving = {
-            let mut all = self.all.borrow_mut();
-            let disk = all.iter_mut().find(|disk| disk.spec.name == spec.name);
-            disk.and_then(|disk| std::mem::replace(&mut disk.serving, Err(COMING.to_owned())).ok())
-        };
-        if let Some(Serving { target, serving }) = serving {
+        let taken = self.with(&spec.name, |disk| match &disk.serving {
+            Err(Absent::Leaves(_)) => None,
+            _ => std::mem::replace(&mut disk.serving, Err(Absent::Lost)).ok(),
+        });
+        if let Some(Serving { target, serving }) = taken.flatten() {
             serving.await;
+            statistics = target.statistics();
             // Its device is open, and has the lock.
             drop(target);
         }
         let mut said = String::new();
-        while !self.ended.get() && self.find(&spec.name).is_ok() {
-            match open(spec).await {
+        let wanted = || self.with(&spec.name, |disk| matches!(disk.serving, Err(Absent::Lost)));
+        while !self.ended.get() && wanted() == Some(true) {
+            match open(&spec).await {
                 Ok(ready) => {
                     let device = device.unwrap_or(ready.device);
-                    let serving = self.begin(core, spec, Ready { device, ..ready });
-                    return self.arrived(spec, serving).await;
+                    let serving = self.begin(core, &spec, Ready { device, ..ready });
+                    serving.target.take_statistics(&statistics);
+                    return self.arrived(core, &spec, serving).await;
                 }
                 Err(error) => {
                     let why = error.to_string();
@@ -215,27 +264,74 @@ impl Disks {
             }
         }
         self.coming.set(self.coming.get() - 1);
+        // It was detached meanwhile.
+        let leaves = self.with(&spec.name, |disk| match &disk.serving {
+            Err(Absent::Leaves(Some(target))) => {
+                target.release(false);
+                false
+            }
+            Err(Absent::Leaves(None)) => true,
+            _ => false,
+        });
+        if leaves == Some(true) {
+            self.gone(&spec.name);
+        }
     }
 
-    /// A disk is there that was waited for, unless it was detached meanwhile.
-    async fn arrived(&self, spec: &DiskSpec, serving: Serving) {
+    /// A disk is there that was waited for. One that was detached meanwhile ends.
+    async fn arrived(self: &Rc<Self>, core: &Core, spec: &DiskSpec, serving: Serving) {
         self.coming.set(self.coming.get() - 1);
-        let unwanted = {
-            let mut all = self.all.borrow_mut();
-            match all.iter_mut().find(|disk| disk.spec.name == spec.name) {
-                Some(disk) => {
-                    disk.serving = Ok(serving);
-                    None
-                }
-                None => Some(serving),
-            }
-        };
-        if let Some(serving) = unwanted {
-            serving.stop().await;
-            if let Ok(outside) = self.outside() {
+        let leaves = |disk: &mut Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
+        if self.with(&spec.name, leaves) == Some(true) {
+            self.end(core, &spec.name, serving);
+            if let Some(outside) = self.outside.as_ref().filter(|_| !self.left.get()) {
                 outside.close(spec).await;
             }
+            return;
         }
+        self.with(&spec.name, |disk| disk.serving = Ok(serving));
+    }
+
+    /// Looks at the disk of that name, or changes it, if there is one.
+    fn with<T>(&self, name: &str, look: impl FnOnce(&mut Disk) -> T) -> Option<T> {
+        let mut all = self.all.borrow_mut();
+        all.iter_mut().find(|disk| disk.spec.name == name).map(look)
+    }
+
+    /// A disk that was detached has gone.
+    fn gone(&self, name: &str) {
+        let leaves = |disk: &Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
+        self.all.borrow_mut().retain(|disk| disk.spec.name != name || !leaves(disk));
+    }
+
+    /// Ends a disk that was detached. A device that takes longer than [`STOP_NS`] is left to itself;
+    /// the disk has gone when nothing is under way there any more.
+    fn end(self: &Rc<Self>, core: &Core, name: &str, serving: Serving) {
+        let Serving { target, mut serving } = serving;
+        self.with(name, |disk| disk.serving = Err(Absent::Leaves(Some(target.clone()))));
+        target.stop();
+        self.ending.set(self.ending.get() + 1);
+        let (disks, again, name) = (self.clone(), core.clone(), name.to_owned());
+        core.spawn(Class::Control, async move {
+            if !in_time(&again, again.now_ns() + STOP_NS, &mut serving).await {
+                tracing::error!(
+                    disk = %name,
+                    "it was detached, and its device has not done what it is at within {} s: that is \
+                     left to itself, and its image stays locked until it is done",
+                    STOP_NS / 1_000_000_000
+                );
+                target.give_up();
+                serving.await;
+            }
+            target.settled().await;
+            while target.holds() {
+                again.sleep_ns(LOOK_NS).await;
+            }
+            drop(target);
+            disks.gone(&name);
+            disks.ending.set(disks.ending.get() - 1);
+            tracing::info!(disk = %name, "nothing is under way any more of a disk that was detached");
+        });
     }
 
     /// Opens a disk as it was named, for [`Disks::follow`].
@@ -277,17 +373,35 @@ impl Disks {
         }
     }
 
+    /// Whether no disk is on its way from the node before.
+    ///
+    /// # Errors
+    /// Which ones are, or have operations there that their requests wait for.
+    pub fn all_came(&self) -> Result<(), String> {
+        if self.coming.get() == 0 {
+            return Ok(());
+        }
+        let all = self.all.borrow();
+        let comes = |disk: &&Disk| match &disk.serving {
+            Ok(serving) => serving.target.holds(),
+            Err(Absent::Follows | Absent::Lost | Absent::Leaves(None)) => true,
+            Err(_) => false,
+        };
+        let names: Vec<_> = all.iter().filter(comes).map(|disk| &*disk.spec.name).collect();
+        let names = names.join(", ");
+        Err(format!("disks are still on their way from the node before: {names}"))
+    }
+
     /// What is served. No change is made from now on until [`Disks::go_on`].
     ///
     /// # Errors
     /// When a change is being made, or the node is ending.
     pub fn to_hand_over(&self) -> Result<Vec<Served>, String> {
-        if self.coming.get() > 0 {
-            return Err("disks are still on their way from the node before".to_owned());
-        }
+        self.all_came()?;
         if self.ended.get() || self.changing.replace(true) {
             return Err("the disks are being changed".to_owned());
         }
+        self.handing_over.set(true);
         let all = self.all.borrow();
         let served = all.iter().filter_map(|disk| {
             let target = disk.serving.as_ref().ok()?.target.clone();
@@ -298,6 +412,7 @@ impl Disks {
 
     /// Changes may be made again.
     pub fn go_on(&self) {
+        self.handing_over.set(false);
         self.changing.set(false);
     }
 
@@ -309,7 +424,7 @@ impl Disks {
             outside.leave();
         }
         self.left.set(true);
-        self.changing.set(false);
+        self.go_on();
     }
 
     /// Whether [`Disks::leave`] was called.
@@ -323,7 +438,7 @@ impl Disks {
             core.sleep_ns(LOOK_NS).await;
         }
         if self.ended.get() {
-            return Err(Error::new(Kind::System, "the node is ending"));
+            return Err(ends());
         }
         self.changing.set(true);
         Ok(Change(self))
@@ -351,7 +466,7 @@ impl Disks {
         let at = self.find(name)?;
         match &self.all.borrow()[at].serving {
             Ok(serving) => Ok(serving.target.clone()),
-            Err(why) => Err(Error::new(Kind::System, why.clone())),
+            Err(why) => Err(Error::new(Kind::System, format!("disk {name}: {why}"))),
         }
     }
 
@@ -372,6 +487,7 @@ impl Disks {
                      in a sandbox; or with --sandbox off to go without one",
             ));
         }
+        self.check_free(&spec)?;
         let mut specs: Vec<_> = self.all.borrow().iter().map(|disk| disk.spec.clone()).collect();
         if specs.len() == DISKS_MAX {
             return Err(usage(format!("a node has {DISKS_MAX} disks at most")));
@@ -379,7 +495,11 @@ impl Disks {
         specs.push(spec.clone());
         disk_spec::check_all(&specs).map_err(usage)?;
         let serving = self.serve(core, &spec).await?;
-        if let Err(error) = outside.keep(&spec).await {
+        let kept = match self.ended.get() {
+            true => Err(ends()),
+            false => outside.keep(&spec).await,
+        };
+        if let Err(error) = kept {
             serving.stop().await;
             outside.close(&spec).await;
             return Err(error);
@@ -388,40 +508,83 @@ impl Disks {
         Ok(outside.remembers())
     }
 
-    /// Takes a disk away and forgets it. Gives whether it was attached: another one comes back when
-    /// the node is started in the same way. Suspends until nothing uses its device any more.
+    /// No disk may be added that has the name or the socket of one that was detached and has not gone.
+    fn check_free(&self, spec: &DiskSpec) -> Result<(), Error> {
+        let all = self.all.borrow();
+        let leaves = |disk: &&Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
+        let same = |disk: &&Disk| disk.spec.name == spec.name || disk.spec.socket == spec.socket;
+        match all.iter().filter(leaves).find(same) {
+            None => Ok(()),
+            Some(Disk { spec: DiskSpec { name, .. }, serving, .. }) => {
+                let why = serving.as_ref().err().map(Absent::to_string).unwrap_or_default();
+                Err(Error::new(Kind::Usage, format!("disk {name} has not gone: {why}"))
+                    .hint("`millrace disk list` shows it until then"))
+            }
+        }
+    }
+
+    /// Takes a disk away and forgets it. Suspends until nothing uses its device any more, but not for
+    /// longer than [`STOP_NS`]: what is under way then is left to itself. Other changes may be made
+    /// meanwhile.
     ///
     /// # Errors
     /// When there is none of that name, a virtual machine has it and `force` is not given, or the
     /// state directory cannot be written.
-    pub async fn detach(&self, core: &Core, name: &str, force: bool) -> Result<bool, Error> {
-        let _change = self.change(core).await?;
+    pub async fn detach(
+        self: &Rc<Self>,
+        core: &Core,
+        name: &str,
+        force: bool,
+    ) -> Result<Detached, Error> {
+        let change = self.change(core).await?;
         let at = self.find(name)?;
-        let spec = {
+        let (spec, attached) = {
             let disk = &self.all.borrow()[at];
-            let connected =
-                disk.serving.as_ref().is_ok_and(|serving| serving.target.is_connected());
-            if connected && !force {
-                return Err(Error::new(
-                    Kind::Usage,
-                    format!("a virtual machine is connected to disk {name}"),
-                )
-                .hint(
+            let refused = match &disk.serving {
+                Ok(serving) if serving.target.is_connected() && !force => {
+                    Some(format!("a virtual machine is connected to disk {name}"))
+                }
+                Err(Absent::Follows) if !force => Some(format!(
+                    "disk {name} follows from the node before, when its device has done what it is \
+                     at; a virtual machine may be connected to it"
+                )),
+                Err(why @ Absent::Leaves(_)) => {
+                    return Err(Error::new(Kind::Usage, format!("disk {name}: {why}")));
+                }
+                _ => None,
+            };
+            if let Some(refused) = refused {
+                return Err(Error::new(Kind::Usage, refused).hint(
                     "end it, or take the disk out of it; --force takes the disk away: the guest's \
                      requests then wait until a disk is attached at the same socket again",
                 ));
             }
-            disk.spec.clone()
+            (disk.spec.clone(), disk.attached)
         };
         let outside = self.outside()?;
         outside.forget(&spec).await?;
-        let disk = self.all.borrow_mut().remove(at);
-        if let Ok(serving) = disk.serving {
-            serving.stop().await;
+        // One that follows may have come meanwhile.
+        let was =
+            self.with(name, |disk| std::mem::replace(&mut disk.serving, Err(Absent::Leaves(None))));
+        if !matches!(was, Some(Err(Absent::Failed(_)))) {
             outside.close(&spec).await;
         }
+        match was {
+            Some(Ok(serving)) => self.end(core, name, serving),
+            // It has gone when it has come, or cannot come any more.
+            Some(Err(Absent::Follows | Absent::Lost)) => {}
+            _ => self.gone(name),
+        }
+        drop(change);
+        let until_ns = core.now_ns() + STOP_NS + LOOK_NS;
+        let leaves = |disk: &mut Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
+        while self.with(name, leaves) == Some(true) && core.now_ns() < until_ns && !self.ended.get()
+        {
+            core.sleep_ns(LOOK_NS).await;
+        }
         tracing::info!(disk = %name, "a disk was detached");
-        Ok(disk.attached)
+        let under_way = self.with(name, leaves) == Some(true);
+        Ok(Detached { comes_back: !attached, under_way })
     }
 
     /// Gives a disk another size in bytes, and tells its guest. Gives the size it had. Suspends.
@@ -457,12 +620,13 @@ impl Disks {
 
     /// Ends all: what is at the devices comes to its end, what is not stays with the guests, which
     /// connect again to whoever listens next. A device that takes longer than [`STOP_NS`] is left
-    /// behind: whoever serves the guest next finds in the in-flight region what was at it.
+    /// behind: whoever serves the guest next finds in the in-flight region what was at it. Nor is a
+    /// change waited for any longer, but for an upgrade, which gives up by itself.
     pub async fn stop(&self, core: &Core) {
-        while self.changing.get() {
+        self.ended.set(true);
+        while self.handing_over.get() {
             core.sleep_ns(LOOK_NS).await;
         }
-        self.ended.set(true);
         let following = self.following.take();
         if let Some(following) = following {
             following.await;
@@ -475,13 +639,7 @@ impl Disks {
         }
         let until_ns = core.now_ns() + STOP_NS;
         for (spec, serving) in served {
-            let mut ended = pin!(serving.stop());
-            let mut late = pin!(core.sleep_ns(until_ns.saturating_sub(core.now_ns())));
-            let in_time = poll_fn(|cx| match ended.as_mut().poll(cx) {
-                Poll::Ready(()) => Poll::Ready(true),
-                Poll::Pending => late.as_mut().poll(cx).map(|()| false),
-            });
-            if !in_time.await {
+            if !in_time(core, until_ns, serving.stop()).await {
                 tracing::error!(
                     disk = %spec.name,
                     "its device has not done what it is at within {} s: it is left behind",
@@ -493,7 +651,26 @@ impl Disks {
                 outside.close(&spec).await;
             }
         }
+        let busy = || self.changing.get() || self.ending.get() > 0;
+        while busy() && core.now_ns() < until_ns {
+            core.sleep_ns(LOOK_NS).await;
+        }
     }
+}
+
+/// Waits for something until then; whether it was done.
+async fn in_time(core: &Core, until_ns: u64, done: impl Future<Output = ()>) -> bool {
+    let (mut done, mut late) =
+        (pin!(done), pin!(core.sleep_ns(until_ns.saturating_sub(core.now_ns()))));
+    poll_fn(|cx| match done.as_mut().poll(cx) {
+        Poll::Ready(()) => Poll::Ready(true),
+        Poll::Pending => late.as_mut().poll(cx).map(|()| false),
+    })
+    .await
+}
+
+fn ends() -> Error {
+    Error::new(Kind::System, "the node is ending")
 }
 
 impl Serving {
@@ -510,5 +687,55 @@ pub(crate) fn options(spec: &DiskSpec, nth: usize) -> TargetOptions {
         serial: spec.serial().to_owned(),
         queues: spec.queues,
         first_core: nth,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use reactor::sim::{SimConfig, World};
+
+    use super::*;
+    use crate::outside::Here;
+
+    #[test]
+    fn a_disk_that_follows_counts_as_connected_until_it_has_come() {
+        let world = World::new(1, 1, SimConfig::default());
+        let run = world.run(|core| async move {
+            let spec = |name: &str| -> DiskSpec {
+                format!("name={name} uri=mem:1M socket=/nowhere/{name}.sock").parse().unwrap()
+            };
+            let outside = Outside::Here(Here::new(&core, &[], None), true);
+            let following = [spec("s"), spec("t")];
+            let disks = Disks::start(&core, outside, Vec::new(), Some(&following)).await.unwrap();
+            let disks = Rc::new(disks);
+            let error = disks.detach(&core, "s", false).await.unwrap_err();
+            assert!(error.to_string().contains("disk s follows"), "{error}");
+            assert!(error.advice().unwrap().contains("--force"));
+            let why = disks.all_came().unwrap_err();
+            assert!(why.ends_with("from the node before: s, t"), "{why}");
+
+            // By force it goes as soon as it has come. Its name and its socket are not free before.
+            let began_ns = core.now_ns();
+            let detached = disks.detach(&core, "s", true).await.unwrap();
+            assert!(detached.under_way && core.now_ns() < began_ns + 2 * STOP_NS);
+            for other in [spec("s"), DiskSpec { socket: spec("s").socket, ..spec("u") }] {
+                let error = disks.attach(&core, other).await.unwrap_err().to_string();
+                assert!(error.starts_with("disk s has not gone: it was detached"), "{error}");
+            }
+            assert!(disks.to_hand_over().is_err());
+            let device = Bdev::open(&core, "mem:1M").await.unwrap();
+            let come = |name: &str| {
+                let target = Target::new(&core, device.clone(), options(&spec(name), 0));
+                Serving { target, serving: core.spawn(Class::Control, async {}) }
+            };
+            disks.arrived(&core, &spec("s"), come("s")).await;
+            disks.arrived(&core, &spec("t"), come("t")).await;
+            while disks.find("s").is_ok() {
+                core.sleep_ns(LOOK_NS).await;
+            }
+            assert!(disks.target("t").is_ok() && disks.all_came().is_ok());
+            assert_eq!(disks.to_hand_over().unwrap().len(), 1);
+        });
+        run.unwrap();
     }
 }

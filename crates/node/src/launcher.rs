@@ -93,6 +93,11 @@ const END_NS: u64 = 1_000_000_000;
 const STOP_NS: u64 = 60_000_000_000;
 /// How often it is looked whether a process has ended, when it is about to.
 const LOOK_NS: u64 = 1_000_000;
+/// How often a node is asked whether an upgrade makes sense that waits for the one before it.
+const ASK_NS: u64 = 200_000_000;
+/// Disks that are opened for a node at a time; it opens them one after the other, but for those that
+/// a node before it has lost.
+const OPENING_MAX: usize = 64;
 /// How often the log file's name is looked at.
 const LOG_LOOK_NS: u64 = 1_000_000_000;
 
@@ -213,6 +218,8 @@ struct Node {
     /// It has begun, or was refused.
     begun: RefCell<Option<Result<(), String>>>,
     serving: Cell<bool>,
+    /// Disks that are being opened for it.
+    opening: Cell<usize>,
     ended: Cell<Option<WaitStatus>>,
     attended: RefCell<Option<JoinHandle<()>>>,
 }
@@ -230,6 +237,7 @@ impl Node {
             line: Cell::default(),
             begun: RefCell::default(),
             serving: Cell::new(false),
+            opening: Cell::new(0),
             ended: Cell::new(None),
             attended: RefCell::default(),
         })
@@ -421,6 +429,10 @@ impl Launcher {
                     Ok(question) => question,
                     Err(why) => break tracing::debug!(pid = node.pid.as_raw(), "{why}"),
                 };
+                if matches!(question.read(), Ok(ToLauncher::Open { .. })) {
+                    launcher.open(&node, question);
+                    continue;
+                }
                 let answer = launcher.answer(&node, &question).await;
                 if let Err(why) = node.channel.answer(&question, answer).await {
                     break tracing::warn!(pid = node.pid.as_raw(), "{why}");
@@ -442,6 +454,26 @@ impl Launcher {
             node.ended.set(Some(status));
         });
         node.attended.replace(Some(attending));
+    }
+
+    /// Opens a disk for a node. That may need patience, which nothing else has to wait for.
+    fn open(self: &Rc<Self>, node: &Rc<Node>, question: Question) {
+        let (launcher, node) = (self.clone(), node.clone());
+        self.core.spawn(Class::Control, async move {
+            let count = node.opening.get();
+            node.opening.set(count + 1);
+            let answer = match count < OPENING_MAX {
+                true => launcher.answer(&node, &question).await,
+                false => Err(Error::new(
+                    Kind::System,
+                    format!("{OPENING_MAX} disks are being opened already"),
+                )),
+            };
+            if let Err(why) = node.channel.answer(&question, answer).await {
+                tracing::warn!(pid = node.pid.as_raw(), "{why}");
+            }
+            node.opening.set(node.opening.get() - 1);
+        });
     }
 
     async fn answer(
@@ -597,10 +629,19 @@ impl Launcher {
         // The one before it may not have ended, or its successor not serve yet.
         let since_ns = self.core.now_ns();
         self.waiting.set(self.waiting.get() + 1);
-        while self.upgrading.get() && self.core.now_ns() < since_ns + START_NS {
+        let (mut asked_ns, mut refused) = (0, None);
+        while self.upgrading.get() && self.core.now_ns() < since_ns + START_NS && refused.is_none()
+        {
+            if self.core.now_ns() >= asked_ns + ASK_NS {
+                refused = self.why_not().await;
+                asked_ns = self.core.now_ns();
+            }
             self.core.sleep_ns(LOOK_NS).await;
         }
         self.waiting.set(self.waiting.get() - 1);
+        if let Some(why) = refused {
+            return Err(why);
+        }
         let old = self.current.borrow().clone();
         if self.stopping.get() || !old.serving.get() || self.upgrading.replace(true) {
             return Err("not now: the node is starting, ending or being upgraded".to_owned());
@@ -627,6 +668,18 @@ impl Launcher {
             }
         }
         replaced
+    }
+
+    /// Why the node could not hand over, if it says so.
+    async fn why_not(&self) -> Option<String> {
+        let node = self.current.borrow().clone();
+        if !node.serving.get() {
+            return None;
+        }
+        // One of another version does not know the question.
+        let asked = node.channel.ask(&ToNode::MayHandOver, &[]);
+        let answer = within(&self.core, ASK_NS, asked).await.ok()?;
+        answer.read::<Option<String>>().ok()?
     }
 
     async fn replace(self: &Rc<Self>, old: &Node, program: &Path) -> Result<Successor, String> {
@@ -733,7 +786,8 @@ impl Launcher {
         if let Some(waker) = self.signals.take() {
             waker.wake();
         }
-        while self.here.state().is_some_and(State::is_writing) {
+        // What it has asked for before that is answered.
+        while self.here.state().is_some_and(State::is_writing) || node.opening.get() > 0 {
             core.sleep_ns(LOOK_NS).await;
         }
         if !unwanted() {
@@ -1049,6 +1103,78 @@ mod tests {
                     assert_eq!(launcher.has_taken_over(&old, &node).await, serves);
                     saying.await;
                 }
+            }
+        })
+        .unwrap();
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    /// A node that serves, whose part the test plays: the other end of its channel, which answers
+    /// every question with this text.
+    fn played(core: &Core, launcher: &Rc<Launcher>, says: &'static str) -> Rc<Channel> {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let node = Rc::new(Node::new(core, i32::MAX, ours.into()).unwrap());
+        node.serving.set(true);
+        launcher.attend(&node);
+        launcher.make_current(&node);
+        let limits = Limits { body_bytes: SAID_BYTES_MAX, descriptors: 9 };
+        let channel = Rc::new(Channel::from_fd(core, theirs.into(), limits).unwrap());
+        let ear = channel.clone();
+        core.spawn(Class::Control, async move {
+            while let Ok(question) = ear.next().await {
+                let answer = (says.as_bytes().to_vec(), Vec::new());
+                ear.answer(&question, Ok(answer)).await.unwrap();
+            }
+        });
+        channel
+    }
+
+    #[test]
+    fn nobody_waits_for_patience_with_another_disk() {
+        let root = directory("patient");
+        new_file(&root.join("asked.img")).set_len(1 << 20).unwrap();
+        let place = root.clone();
+        reactor::run(&one_core(), move |core| {
+            let root = place.clone();
+            async move {
+                let (launcher, _) = launcher(&core, &root).await;
+                let channel = played(&core, &launcher, "{}");
+                // Somebody has the image.
+                let held = launcher.here.parts(&disk(&root, "asked")).await.unwrap();
+                let opened = Rc::new(Cell::new(false));
+                let (done, asks) = (opened.clone(), channel.clone());
+                let opening = core.spawn(Class::Control, async move {
+                    let open = ToLauncher::Open { name: "asked".into() };
+                    let error = asks.ask(&open, &[]).await.unwrap_err();
+                    done.set(true);
+                    error
+                });
+                core.sleep_ns(20 * LOOK_NS).await;
+                let listed = launcher.relay(Request::DiskList).await.unwrap();
+                assert!(listed == "{}" && !opened.get(), "it waited until that was given up");
+                let error = opening.await.to_string();
+                assert!(error.contains("asked"), "{error}");
+                drop(held);
+            }
+        })
+        .unwrap();
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn an_upgrade_is_refused_at_once_while_disks_follow() {
+        let root = directory("follow");
+        let place = root.clone();
+        reactor::run(&one_core(), move |core| {
+            let root = place.clone();
+            async move {
+                let (launcher, _) = launcher(&core, &root).await;
+                let _channel = played(&core, &launcher, r#""disks are still on their way""#);
+                launcher.upgrading.set(true);
+                let since_ns = core.now_ns();
+                let why = launcher.upgrade(Path::new("/bin/true")).await.unwrap_err();
+                assert_eq!(why, "disks are still on their way");
+                assert!(core.now_ns() < since_ns + START_NS / 2, "it waited for the old process");
             }
         })
         .unwrap();

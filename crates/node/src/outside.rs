@@ -59,6 +59,8 @@ pub(crate) enum ToNode {
     Run { request: Request },
     /// To hand over on the line that comes along: the pause in microseconds.
     HandOver,
+    /// Whether it could hand over, as far as its disks go: why not, or nothing.
+    MayHandOver,
     /// To end in good order.
     Stop,
     /// To log into the file that comes along.
@@ -213,9 +215,9 @@ async fn open<T>(
     open: impl AsyncFn() -> Result<T, bdev::Error>,
 ) -> Result<(T, UnixListener), Error> {
     let name = &spec.name;
-    let image = match spec.uri.split_once(':') {
-        Some(("file", path)) => Exclusive::File(path.split('?').next().unwrap_or(path).into()),
-        _ => Exclusive::Unknown(spec.uri.clone()),
+    let image = match bdev::image_of(&spec.uri) {
+        Some(path) => Exclusive::File(path),
+        None => Exclusive::Unknown(spec.uri.clone()),
     };
     let image = Patience::with(image);
     let busy = |error: &bdev::Error| error.kind() == ErrorKind::Busy && image.lasts(core);

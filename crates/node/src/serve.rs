@@ -325,7 +325,7 @@ async fn serve_clients(
                 Outside::Here(Here::new(core, &config.disks, state), may_attach)
             }
         };
-        let following = before.as_ref().map_or(&[][..], |before| before.following());
+        let following = before.as_ref().map(|before| before.following());
         let started = Disks::start(core, outside, first.taken, following).await;
         if let (Err(_), Some((path, _))) = (&started, &steering) {
             remove(path);
@@ -640,6 +640,7 @@ async fn answer_launcher(
                     Ok(pause_us) => saying(&pause_us),
                     Err(why) => Err(Error::new(Kind::System, why)),
                 },
+                (Ok(ToNode::MayHandOver), _) => saying(&upgrader.may_hand_over().err()),
                 (Ok(ToNode::Log | ToNode::HandOver), None) => Err(missing()),
                 (Ok(ToNode::Hold), _) => {
                     let ended = nix::sys::prctl::set_pdeathsig(None);

@@ -59,7 +59,7 @@ impl Node {
             };
             serving.push((Served { spec, device, target }, task));
         }
-        Node::with(core, serving, &[]).await
+        Node::with(core, serving, None).await
     }
 
     /// Takes over from the node at the other end of a line; `specs` are what is configured here.
@@ -78,7 +78,7 @@ impl Node {
         let inherited = inherit(core, &config, line, &BTreeMap::new()).await;
         let inherited = inherited.map_err(|error| error.to_string())?;
         let before = inherited.predecessor;
-        let node = Node::with(core, inherited.disks, before.following()).await?;
+        let node = Node::with(core, inherited.disks, Some(before.following())).await?;
         let again = core.clone();
         let open = async move |spec: &DiskSpec| {
             let failed = |what: String| Error::new(Kind::System, what);
@@ -96,7 +96,7 @@ impl Node {
     async fn with(
         core: &Core,
         disks: Vec<(Served, reactor::JoinHandle<()>)>,
-        following: &[DiskSpec],
+        following: Option<&[DiskSpec]>,
     ) -> Result<Node, String> {
         let outside = Outside::Here(Here::new(core, &[], None), false);
         let disks = Disks::start(core, outside, disks, following).await;
@@ -146,6 +146,36 @@ impl Node {
             }
         });
         count
+    }
+
+    /// How many requests of a disk were given back, also by the processes before.
+    pub fn completions(&self, name: &str) -> u64 {
+        let mut count = 0;
+        self.disks.each(|disk| {
+            if let Ok(serving) = &disk.serving
+                && disk.spec.name == name
+            {
+                let stats = serving.target.stats().iter();
+                count += stats.map(|ring| ring.completions.get()).sum::<u64>();
+            }
+        });
+        count
+    }
+
+    /// Takes a disk away. Gives whether something of it is still under way.
+    ///
+    /// # Errors
+    /// Why it is not possible.
+    pub async fn detach(&self, name: &str, force: bool) -> Result<bool, String> {
+        let detached = self.disks.detach(&self.core, name, force).await;
+        detached.map(|detached| detached.under_way).map_err(|error| error.to_string())
+    }
+
+    /// The names of the disks that there are, at work or not.
+    pub fn names(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        self.disks.each(|disk| names.push(disk.spec.name.clone()));
+        names
     }
 
     /// Ends it in good order.

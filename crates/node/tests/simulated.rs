@@ -4,7 +4,7 @@ mod handover;
 
 use std::cell::RefCell;
 
-use handover::{GO, HELLO, Report, handover, unanswered};
+use handover::{GO, HELLO, Meanwhile, Report, declined, detached, handover, unanswered};
 use reactor::sim::Access;
 use sim::seeds;
 
@@ -89,6 +89,44 @@ fn a_disk_whose_device_does_not_answer_goes_over_with_what_is_in_flight() {
             assert!(told.done > least, "{told:?}");
             assert!(told.neighbour_ns < 500_000_000, "{told:?}");
             assert!(told.resubmitted >= 3, "{told:?}");
+        }
+    }
+}
+
+/// A disk that the successor cannot take as it is goes over without its connection, with its counts, wherever it is in the
+/// order; its neighbour notices nothing. So does one that it cannot take at all.
+#[test]
+fn a_disk_that_is_declined_stops_no_upgrade_and_harms_no_other() {
+    let cases: [(&[usize], [u64; 2]); 6] = [
+        (&[0], [2, 1]),
+        (&[1], [1, 2]),
+        (&[0, 1], [2, 2]),
+        // The third is what comes of the first that was declined.
+        (&[0, 2], [2, 1]),
+        (&[1, 2], [1, 2]),
+        (&[0, 1, 2, 3], [2, 2]),
+    ];
+    for (states, connects) in cases {
+        for seed in 0..4 {
+            let told = declined(seed, states);
+            let what = format!("{states:?}, seed {seed}: {told:?}");
+            // Of what is declined twice nothing was read. Its socket closes once more, perhaps with the front end waiting.
+            let twice = states.iter().any(|&nth| nth > 1);
+            for ((count, [before, after]), least) in told.into_iter().zip(connects) {
+                assert!(count == least || twice && least == 2 && count == 3, "{what}");
+                assert!(0 < before && (twice || before < after), "{what}");
+            }
+        }
+    }
+}
+
+/// A disk whose device does not answer is detached in its time, and keeps nobody: neither its neighbour, nor an upgrade, nor
+/// the end of the node. It has gone when nothing is under way.
+#[test]
+fn a_detached_disk_whose_device_does_not_answer_keeps_nobody() {
+    for meanwhile in [Meanwhile::Nothing, Meanwhile::Upgrade, Meanwhile::End] {
+        for seed in 0..4 {
+            detached(seed, meanwhile);
         }
     }
 }

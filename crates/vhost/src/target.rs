@@ -116,6 +116,8 @@ pub struct Target {
     /// What `rest` waits for.
     export: RefCell<Option<Result<Export, String>>>,
     resting: RefCell<Option<Waker>>,
+    /// It is to rest anew, without its front end's connection.
+    alone: Cell<bool>,
     /// Its device is not waited for any more.
     forced: Cell<bool>,
     /// Operations of rings that were abandoned, and whether a flush is among them.
@@ -176,6 +178,7 @@ impl Target {
             early: RefCell::default(),
             export: RefCell::default(),
             resting: RefCell::default(),
+            alone: Cell::new(false),
             forced: Cell::new(false),
             under_way: RefCell::default(),
             hold: Cell::new(None),
@@ -263,6 +266,21 @@ impl Target {
     /// Why the disk cannot be handed over, or could not be taken over.
     pub async fn rest(&self) -> Result<Export, String> {
         self.forced.set(false);
+        self.rested().await
+    }
+
+    /// Brings a disk that is at rest to rest without its front end's connection: that is closed, and
+    /// [`Target::go_on`] brings it back no more. Suspends until no operation is under way any more.
+    ///
+    /// # Errors
+    /// As for [`Target::rest`].
+    pub async fn rest_alone(&self) -> Result<Export, String> {
+        self.settled().await;
+        self.alone.set(true);
+        self.rested().await
+    }
+
+    async fn rested(&self) -> Result<Export, String> {
         self.give_order(Order::Rest);
         poll_fn(|cx| {
             self.resting.replace(Some(cx.waker().clone()));
@@ -354,8 +372,10 @@ impl Target {
                 false => Err("the disk is another one here".to_owned()),
             }
         });
-        if self.at_rest(export).await {
-            self.serve_all(listener, connection).await;
+        match self.at_rest(export).await {
+            Order::Serve => self.serve_all(listener, connection).await,
+            Order::Rest => self.serve_all(listener, None).await,
+            Order::Stop => {}
         }
     }
 
@@ -369,8 +389,8 @@ impl Target {
                     Accepted::Rest => {
                         let export = self.export(&listener, None);
                         match self.at_rest(export).await {
-                            true => continue,
-                            false => return,
+                            Order::Serve | Order::Rest => continue,
+                            Order::Stop => return,
                         }
                     }
                     Accepted::Stop => return,
@@ -387,8 +407,10 @@ impl Target {
                     End::Resting => {
                         connection.stop_rings(true).await;
                         let export = self.export(&listener, Some(&connection));
-                        if !self.at_rest(export).await {
-                            break End::Stopped;
+                        match self.at_rest(export).await {
+                            Order::Serve => {}
+                            Order::Rest => break End::Resting,
+                            Order::Stop => break End::Stopped,
                         }
                     }
                     end => break end,
@@ -405,7 +427,9 @@ impl Target {
                         tracing::info!(disk = name, pid, left_out, "the front end has gone");
                     }
                 }
-                End::Stopped | End::Resting => return,
+                // Without the connection.
+                End::Resting => {}
+                End::Stopped => return,
                 End::Failed(why) => {
                     if let Some(Line { left_out }) = self.line(&self.lines.refused) {
                         tracing::warn!(
@@ -432,19 +456,20 @@ impl Target {
         }
     }
 
-    /// Says what is at rest, and waits for what comes then: to go on (true), or the end.
-    async fn at_rest(&self, export: Result<Export, String>) -> bool {
+    /// Says what is at rest, and waits for what comes then: to go on, the end, or to rest anew
+    /// without the connection.
+    async fn at_rest(&self, export: Result<Export, String>) -> Order {
         self.tell(export);
         let order = poll_fn(|cx| {
             self.events.waker.replace(Some(cx.waker().clone()));
             match self.order.get() {
-                Order::Rest => Poll::Pending,
+                Order::Rest if !self.alone.take() => Poll::Pending,
                 order => Poll::Ready(order),
             }
         })
         .await;
         self.export.take();
-        order == Order::Serve
+        order
     }
 
     /// Everything that a successor needs of a disk at rest.
@@ -502,7 +527,7 @@ impl Target {
         let listener = UnixListener::from_fd(&self.core, listener)
             .map_err(|error| format!("the listening socket: {error}"))?;
         self.take_statistics(&state.statistics);
-        self.device.set_taken_size(state.capacity_sectors.saturating_mul(SECTOR_BYTES));
+        self.take_size(state.capacity_sectors.saturating_mul(SECTOR_BYTES));
         if state.flush_failed {
             self.device.set_flush_failed();
         }
@@ -522,8 +547,23 @@ impl Target {
         Ok((listener, connection))
     }
 
+    /// The disk keeps the size that its guest knows, also where the image has another length by now.
+    fn take_size(&self, size_bytes: u64) {
+        let found = self.device.size_bytes();
+        if found != size_bytes && !self.device.is_memory() {
+            tracing::warn!(
+                disk = &*self.name,
+                found,
+                size_bytes,
+                "the length of its image was changed from outside: the disk keeps the size that its \
+                 guest knows (`millrace disk resize` changes it), and what is not there fails"
+            );
+        }
+        self.device.set_taken_size(size_bytes);
+    }
+
     /// The counters that are not 0, of all rings together.
-    fn statistics(&self) -> Vec<(String, u64)> {
+    pub fn statistics(&self) -> Vec<(String, u64)> {
         let mut all: Vec<(String, u64)> = Vec::new();
         for stats in &self.stats {
             let counters =
@@ -539,7 +579,7 @@ impl Target {
 
     /// Those of another process are added to the first ring's. Counters of another version may have
     /// no place here.
-    fn take_statistics(&self, statistics: &[(String, u64)]) {
+    pub fn take_statistics(&self, statistics: &[(String, u64)]) {
         let Some(first) = self.stats.first() else { return };
         for (name, counter) in first.counters() {
             if let Some((_, count)) = statistics.iter().find(|(known, _)| *known == name) {

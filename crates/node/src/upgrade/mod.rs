@@ -56,7 +56,7 @@ use reactor::{Class, Core, Program};
 use crate::disks::{Disks, Served};
 use crate::mutant::{Mutant, is};
 use moving::Moves;
-pub(crate) use successor::{Arrival, Predecessor, inherit, line_to_predecessor};
+pub(crate) use successor::{Arrival, Lost, Predecessor, inherit, line_to_predecessor};
 use wire::{Line, Message};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use wire::{fuzz, fuzz_seeds};
@@ -178,6 +178,14 @@ impl Upgrader {
         self.decided(&disks, handed)
     }
 
+    /// Whether the disks could be handed over, as far as is known.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn may_hand_over(&self) -> Result<(), String> {
+        self.disks.borrow().as_ref().map_or(Ok(()), |disks| disks.all_came())
+    }
+
     /// What is there to be handed over; no other change is made until [`Upgrader::decided`].
     async fn begin(&self) -> Result<(Rc<Disks>, Vec<Served>), String> {
         // A node that has just taken over is ready when the one before it has ended.
@@ -282,10 +290,10 @@ impl Upgrader {
             Ok(()) => {}
         }
         let (median_us, pause_us) = moves.pauses_us();
-        let following = moves.following().join(", ");
-        if !following.is_empty() {
+        let slow = moves.slow().join(", ");
+        if !slow.is_empty() {
             tracing::warn!(
-                disks = following,
+                disks = slow,
                 "their devices have not done what they are at: they follow with what is in flight"
             );
         }

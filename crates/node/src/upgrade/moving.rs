@@ -16,8 +16,9 @@
 //!    has ended here, and the successor was told so, this process stays ([`Target::force`]).
 //!    A disk whose front end has no such region, or waits for an answer, follows when its device is
 //!    done. Only its own guest waits.
-//! 4. A disk that the successor cannot take as it is goes over without its connection: what was
-//!    popped is done, the front end connects again.
+//! 4. A disk that the successor cannot take as it is decides nothing: it waits until the successor is
+//!    the node, and goes over without its connection. What was popped is done, its counters and its
+//!    size go along, the front end connects again. One that cannot go over even so is opened anew.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -62,6 +63,8 @@ struct Moving {
     /// Waits until it is at rest, or has settled.
     resting: Option<JoinHandle<()>>,
     forced: bool,
+    /// It goes over without its connection.
+    alone: bool,
     /// Operations of it are under way although it is at rest.
     under_way: bool,
 }
@@ -77,6 +80,8 @@ enum Stage {
     Here,
     Resting,
     Said,
+    /// It cannot go over with its connection, and does without when there is no way back.
+    Declined,
     Over,
 }
 
@@ -142,6 +147,7 @@ impl Moves {
             said_ns: 0,
             resting: None,
             forced: false,
+            alone: false,
             under_way: false,
         };
         Moves {
@@ -204,7 +210,7 @@ impl Moves {
     /// Forces disks to rest whose time is up. The successor leads: there is no way back.
     fn force(&mut self) {
         let now_ns = self.core.now_ns();
-        for moving in &mut self.disks {
+        for moving in self.disks.iter_mut().filter(|moving| !moving.alone) {
             let late = moving.stage == Stage::Resting && now_ns >= moving.began_ns + REST_NS;
             if late && !std::mem::replace(&mut moving.forced, true) {
                 moving.disk.target.force();
@@ -227,18 +233,27 @@ impl Moves {
         left.map(|moving| &*moving.disk.spec.name).collect()
     }
 
+    /// The names of those whose devices have not done what they are at.
+    pub fn slow(&self) -> Vec<&str> {
+        let slow =
+            self.disks.iter().filter(|moving| moving.stage == Stage::Resting && !moving.alone);
+        slow.map(|moving| &*moving.disk.spec.name).collect()
+    }
+
     fn had_its_time(&self, moving: &Moving) -> bool {
         let waited = || self.core.now_ns() >= moving.began_ns + REST_NS;
         match moving.stage {
             Stage::Here => false,
             Stage::Resting => waited(),
             Stage::Said => self.committed.get() && waited(),
+            Stage::Declined => !self.committed.get(),
             Stage::Over => true,
         }
     }
 
     /// Waits for what happens next, but not for long, and does what follows from it.
     async fn step(&mut self, most_ns: u64) -> Result<(), String> {
+        self.part();
         let now_ns = self.core.now_ns();
         let under_way = |moving: &&Moving| matches!(moving.stage, Stage::Resting | Stage::Said);
         let steps = self.disks.iter().filter(under_way).map(|moving| moving.began_ns + STEP_NS);
@@ -294,6 +309,22 @@ impl Moves {
         }));
     }
 
+    /// Has disks go over without their connections that cannot with them, when there is no way back.
+    fn part(&mut self) {
+        let committed = self.committed.get();
+        for (at, moving) in self.disks.iter_mut().enumerate() {
+            if !committed || moving.stage != Stage::Declined {
+                continue;
+            }
+            (moving.stage, moving.alone) = (Stage::Resting, true);
+            let (target, events) = (moving.disk.target.clone(), self.events.clone());
+            moving.resting = Some(self.core.spawn(Class::Control, async move {
+                let export = target.rest_alone().await.map(Box::new);
+                events.push(Event::AtRest(at, export));
+            }));
+        }
+    }
+
     async fn at_rest(
         &mut self,
         at: usize,
@@ -339,10 +370,6 @@ impl Moves {
     async fn settled(&mut self, at: usize) -> Result<(), String> {
         let moving = &mut self.disks[at];
         (moving.resting, moving.under_way) = (None, false);
-        if moving.stage != Stage::Over {
-            // It goes over without its connection.
-            return self.go(at).await;
-        }
         let Served { spec, device, .. } = &moving.disk;
         let message = Message::Settled(spec.name.clone(), device.flush_failed());
         let said = self.line.say(&message, &[]).await;
@@ -369,19 +396,17 @@ impl Moves {
         Ok(())
     }
 
-    /// A disk cannot go over as it is. Where it is not too late, nothing does.
+    /// A disk cannot go over as it is.
     async fn lose(&mut self, at: usize, why: &str) -> Result<(), String> {
-        let name = self.disks[at].disk.spec.name.clone();
-        if !self.committed.get() {
-            return Err(format!("taking the disks: disk {name}: {why}"));
+        let moving = &mut self.disks[at];
+        let disk = &moving.disk.spec.name;
+        (moving.resting, moving.under_way) = (None, false);
+        if moving.alone {
+            tracing::error!(%disk, "nor without its connection, it is opened anew: {why}");
+            return self.go(at).await;
         }
-        tracing::error!(disk = %name, "it goes over without its connection: {why}");
-        self.disks[at].disk.target.stop();
-        match self.disks[at].under_way {
-            // Not before: it is opened anew, and done again what it was at.
-            true => self.settle(at),
-            false => self.go(at).await?,
-        }
+        tracing::error!(%disk, "it goes over without its connection: {why}");
+        moving.stage = Stage::Declined;
         Ok(())
     }
 }

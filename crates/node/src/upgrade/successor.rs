@@ -9,7 +9,7 @@ use std::task::{Poll, Waker};
 
 use bdev::{Bdev, Parts};
 use reactor::{Class, Core, JoinHandle};
-use vhost::handover::DiskState;
+use vhost::handover::{DiskState, HandoverError};
 use vhost::{RegionInfo, Target};
 
 use super::wire::{Line, Message};
@@ -52,10 +52,17 @@ pub(crate) enum Arrival {
     Serves(Box<Served>, JoinHandle<()>, bool),
     /// They wait no longer.
     Settled(DiskSpec),
-    /// The old process has not handed it over, or has ended with operations under way, of which
-    /// nobody knows when they have: it is to be opened anew. What it holds is in this device, if that
-    /// is given.
-    Lost(DiskSpec, Option<Bdev>),
+    Lost(Lost),
+}
+
+/// A disk that the old process has not handed over, or of which it had operations under way when it
+/// ended, and nobody knows when they have: it is to be opened anew.
+pub(crate) struct Lost {
+    pub spec: DiskSpec,
+    /// Has what the disk holds, if that is memory.
+    pub device: Option<Bdev>,
+    /// Counts that go on, as far as they came.
+    pub statistics: Vec<(String, u64)>,
 }
 
 impl Arrival {
@@ -63,7 +70,7 @@ impl Arrival {
     fn spec(&self) -> &DiskSpec {
         match self {
             Arrival::Serves(served, ..) => &served.spec,
-            Arrival::Settled(spec) | Arrival::Lost(spec, _) => spec,
+            Arrival::Settled(spec) | Arrival::Lost(Lost { spec, .. }) => spec,
         }
     }
 }
@@ -130,8 +137,36 @@ impl Predecessor {
 
 /// A disk on its way here.
 struct Coming {
-    served: Served,
+    spec: DiskSpec,
+    /// The how many-th disk of the node it is.
+    nth: usize,
+    /// Or why it could not be opened.
+    opened: Result<(Bdev, Rc<Target>), String>,
+    /// What its state says of them.
+    statistics: Vec<(String, u64)>,
     stage: Stage,
+}
+
+impl Coming {
+    /// It could not be taken as it was, and may come once more.
+    fn decline(&mut self, core: &Core) {
+        self.stage = Stage::Declined;
+        if let Ok((device, target)) = &mut self.opened {
+            target.stop();
+            *target = Target::new(core, device.clone(), options(&self.spec, self.nth));
+        }
+    }
+
+    /// To be opened anew: where an operation of the old process may still be under way at the
+    /// device, its lock has to be had anew, too.
+    fn lost(self) -> Arrival {
+        let Coming { spec, opened, statistics, .. } = self;
+        let device = opened.ok().and_then(|(device, target)| {
+            target.stop();
+            device.is_memory().then_some(device)
+        });
+        Arrival::Lost(Lost { spec, device, statistics })
+    }
 }
 
 enum Stage {
@@ -229,6 +264,7 @@ async fn converse(
         line: line.clone(),
         coming,
         settling: Vec::new(),
+        has_taken: false,
         leads: false,
     };
     let (mut disks, mut arrived) = (Vec::new(), VecDeque::new());
@@ -242,10 +278,10 @@ async fn converse(
             // It has handed over, and then ended: this is the node.
             Err(why) if !disks.is_empty() || !arrived.is_empty() => break Some(why),
             Err(why) if is(Mutant::ServesWithoutGo) => {
-                for Coming { served, stage } in taking.coming.drain(..) {
-                    if let Stage::AtRest(serving) = stage {
-                        served.target.go_on();
-                        disks.push((served, serving));
+                for Coming { spec, opened, stage, .. } in taking.coming.drain(..) {
+                    if let (Stage::AtRest(serving), Ok((device, target))) = (stage, opened) {
+                        target.go_on();
+                        disks.push((Served { spec, device, target }, serving));
                     }
                 }
                 break Some(why);
@@ -253,7 +289,7 @@ async fn converse(
             Err(why) => return Err(why),
         }
     };
-    let coming = taking.coming.iter().map(|coming| &coming.served.spec);
+    let coming = taking.coming.iter().map(|coming| &coming.spec);
     let following: Vec<_> = arrived.iter().map(Arrival::spec).chain(coming).cloned().collect();
     tracing::info!(
         disks = disks.len(),
@@ -291,10 +327,12 @@ async fn open(
     }
     let memory = descriptors.split_off(images);
     let device = Bdev::take(core, &spec.uri, Parts { descriptors, holes }).await;
-    let device = device.map_err(|error| format!("disk {name}: {error}"))?;
-    let target = Target::new(core, device.clone(), options(&spec, nth));
-    target.map_early(&regions.into_iter().zip(memory).collect::<Vec<_>>());
-    Ok(Coming { served: Served { spec, device, target }, stage: Stage::There })
+    let opened = device.map_err(|error| error.to_string()).map(|device| {
+        let target = Target::new(core, device.clone(), options(&spec, nth));
+        target.map_early(&regions.into_iter().zip(memory).collect::<Vec<_>>());
+        (device, target)
+    });
+    Ok(Coming { spec, nth, opened, statistics: Vec::new(), stage: Stage::There })
 }
 
 /// What the old process has said.
@@ -312,6 +350,8 @@ struct Taking {
     coming: Vec<Coming>,
     /// They serve, while the old process has operations under way.
     settling: Vec<Served>,
+    /// The old process was told that a disk was taken.
+    has_taken: bool,
     leads: bool,
 }
 
@@ -324,10 +364,24 @@ impl Taking {
         match self.line.hear().await? {
             (Message::State(name, document), descriptors) => {
                 let at = self.place(&name)?;
-                let message = match self.take(at, &document, descriptors).await {
-                    Ok(()) => Message::Taken(name),
+                let state = match DiskState::decode(&document) {
+                    // Nor can it read another disk's, and there is a way back.
+                    Err(error @ HandoverError::Version(_)) if !self.has_taken && !self.leads => {
+                        return Err(error.to_string());
+                    }
+                    state => state.map_err(|error| error.to_string()),
+                };
+                let taken = match state {
+                    Ok(state) => self.take(at, state, descriptors).await,
+                    Err(why) => Err(why),
+                };
+                let message = match taken {
+                    Ok(()) => {
+                        self.has_taken = true;
+                        Message::Taken(name)
+                    }
                     Err(why) => {
-                        self.coming[at].stage = Stage::Declined;
+                        self.coming[at].decline(&self.core);
                         Message::Declined(name, why)
                     }
                 };
@@ -335,9 +389,15 @@ impl Taking {
                 Ok(Heard::Nothing)
             }
             (Message::Go(name), _) => {
-                let Coming { served, stage } = self.coming.remove(self.place(&name)?);
-                Ok(Heard::Over(match stage {
-                    Stage::AtRest(serving) => {
+                let coming = self.coming.remove(self.place(&name)?);
+                Ok(Heard::Over(match coming {
+                    Coming {
+                        spec,
+                        opened: Ok((device, target)),
+                        stage: Stage::AtRest(serving),
+                        ..
+                    } => {
+                        let served = Served { spec, device, target };
                         served.target.go_on();
                         let holds = served.target.holds();
                         if holds {
@@ -350,7 +410,7 @@ impl Taking {
                         }
                         Arrival::Serves(Box::new(served), serving, holds)
                     }
-                    Stage::There | Stage::Declined => lost(served),
+                    coming => coming.lost(),
                 }))
             }
             (Message::Lead, _) => {
@@ -370,7 +430,7 @@ impl Taking {
 
     /// The place of a disk that has not come.
     fn place(&self, name: &str) -> Result<usize, String> {
-        let at = self.coming.iter().position(|coming| coming.served.spec.name == name);
+        let at = self.coming.iter().position(|coming| coming.spec.name == name);
         at.ok_or_else(|| "a disk came that was not announced".to_owned())
     }
 
@@ -378,28 +438,25 @@ impl Taking {
     async fn take(
         &mut self,
         at: usize,
-        document: &[u8],
+        state: DiskState,
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), String> {
-        let Coming { served, stage } = &mut self.coming[at];
-        let state = DiskState::decode(document).map_err(|error| error.to_string())?;
-        if state.name != served.spec.name {
+        let Coming { spec, opened, statistics, stage, .. } = &mut self.coming[at];
+        statistics.clone_from(&state.statistics);
+        let (_, target) = opened.as_ref().map_err(Clone::clone)?;
+        if state.name != spec.name {
             return Err("it is the state of another disk".to_owned());
         }
         if state.under_way.is_some() && !self.leads {
             return Err("its device is not done, and there is a way back".to_owned());
         }
-        let target = served.target.clone();
+        let target = target.clone();
         let serving = {
             let target = target.clone();
             self.core
                 .spawn(Class::Control, async move { target.take_over(&state, descriptors).await })
         };
-        let rested = within(&self.core, TAKE_NS, "taking it", target.rest()).await;
-        if let Err(why) = rested {
-            target.stop();
-            return Err(why);
-        }
+        within(&self.core, TAKE_NS, "taking it", target.rest()).await?;
         if is(Mutant::StartsEarly) {
             target.go_on();
         }
@@ -409,16 +466,12 @@ impl Taking {
 
     /// What has not come, and never will.
     fn left(self) -> Vec<Arrival> {
-        let settling = self.settling.into_iter().inspect(|served| served.target.give_up());
-        self.coming.into_iter().map(|coming| coming.served).chain(settling).map(lost).collect()
+        // Their counts are with the disks that serve.
+        let settling = self.settling.into_iter().map(|Served { spec, device, target }| {
+            target.give_up();
+            let device = device.is_memory().then_some(device);
+            Arrival::Lost(Lost { spec, device, statistics: Vec::new() })
+        });
+        self.coming.into_iter().map(Coming::lost).chain(settling).collect()
     }
-}
-
-/// A disk to be opened anew: where an operation of the old process may still be under way at the
-/// device, its lock has to be had anew, too.
-fn lost(served: Served) -> Arrival {
-    let Served { spec, device, target } = served;
-    target.stop();
-    let device = device.is_memory().then_some(device);
-    Arrival::Lost(spec, device)
 }

@@ -131,14 +131,21 @@ struct Told {
     serves: Cell<bool>,
     hand_over: RefCell<Option<OwnedFd>>,
     stop: Cell<bool>,
+    stopped: Cell<bool>,
     outcome: RefCell<Option<Result<u64, String>>>,
     /// Why it never served.
     failed: RefCell<Option<String>>,
     resubmitted: Cell<u64>,
+    /// Requests of each disk that were given back.
+    completions: [Cell<u64>; 2],
     /// A successor is the node.
     committed: RefCell<Rc<Cell<bool>>>,
     /// All its disks are at work.
     has_all: Cell<bool>,
+    /// Disks that it is to detach by force, and what came of each.
+    detach: RefCell<Vec<&'static str>>,
+    detached: RefCell<Vec<Result<bool, String>>>,
+    names: RefCell<Vec<String>>,
     /// A disk of it holds, or has held, requests that the node before had begun.
     holds: Cell<bool>,
 }
@@ -156,13 +163,25 @@ impl Running {
 }
 
 /// What a node does when it serves.
-async fn serve(core: &Core, node: Node, told: &Told) {
+async fn serve(core: &Core, node: Node, told: &Rc<Told>) {
+    let node = Rc::new(node);
     told.serves.set(true);
     told.committed.replace(node.committed());
     while !told.stop.get() {
         told.has_all.set(node.has_all());
         told.holds.set(told.holds.get() || node.holds());
         told.resubmitted.set(node.resubmitted());
+        told.names.replace(node.names());
+        for name in told.detach.take() {
+            let (node, told) = (node.clone(), told.clone());
+            core.spawn(Class::Control, async move {
+                let detached = node.detach(name, true).await;
+                told.detached.borrow_mut().push(detached);
+            });
+        }
+        for (count, name) in told.completions.iter().zip(["a", "b"]) {
+            count.set(node.completions(name));
+        }
         let line = told.hand_over.take();
         if let Some(line) = line {
             let outcome = node.hand_over(line).await;
@@ -178,6 +197,7 @@ async fn serve(core: &Core, node: Node, told: &Told) {
     }
     node.stop().await;
     told.serves.set(false);
+    told.stopped.set(true);
 }
 
 /// A front end's connection to a node.
@@ -192,6 +212,8 @@ struct Machine {
     spec: DiskSpec,
     address: SocketAddr,
     front_end: Option<FrontEnd>,
+    /// How often it was connected.
+    connects: u64,
 }
 
 /// Everything that is no node.
@@ -266,6 +288,7 @@ impl Outside {
     fn connect(&mut self, at: usize) {
         let Ok(stream) = UnixStream::connect_addr(&self.machines[at].address) else { return };
         self.report(|report| report.reconnected += 1);
+        self.machines[at].connects += 1;
         let target = UnixSocket::from_fd(&self.core, stream.into()).expect("a connection");
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         let session =
@@ -661,6 +684,36 @@ pub struct Unanswered {
 /// An upgrade of a node with two disks, one of which has requests at its device that are not answered
 /// for a second after it has gone over.
 pub fn unanswered(seed: u64, access: Access) -> Unanswered {
+    with_two(seed, async move |outside| outside.meets_no_answer(access).await)
+}
+
+/// An upgrade of a node with two disks in which the successor cannot take what comes in these
+/// messages of a state, of which there are two or more. Gives how many connections each disk had, and
+/// how many of its requests each node says were given back.
+#[allow(dead_code, reason = "the program of the mutants does not play it")]
+pub fn declined(seed: u64, states: &'static [usize]) -> [(u64, [u64; 2]); 2] {
+    with_two(seed, async move |outside| outside.is_declined(states).await)
+}
+
+/// A node detaches a disk whose device does not answer; meanwhile it is replaced, or told to end.
+#[allow(dead_code, reason = "the program of the mutants does not play it")]
+pub fn detached(seed: u64, meanwhile: Meanwhile) {
+    with_two(seed, async move |outside| outside.detaches(meanwhile).await)
+}
+
+/// What happens meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "the program of the mutants does not play it")]
+pub enum Meanwhile {
+    Nothing,
+    Upgrade,
+    End,
+}
+
+fn with_two<T: Send + 'static>(
+    seed: u64,
+    play: impl AsyncFn(&mut Outside) -> T + Clone + Send + 'static,
+) -> T {
     let world = World::new(seed, 1, SimConfig::default());
     let mut rng = world.rng();
     let guests = IMAGES.map(|image| with_disk_at(&world, &mut rng, image));
@@ -672,10 +725,12 @@ pub fn unanswered(seed: u64, access: Access) -> Unanswered {
                 .expect("a disk"),
             address: address(),
             front_end: None,
+            connects: 0,
         };
         let mut outside =
             Outside::new(core, &world, guests.iter().zip(["a", "b"]).map(machine).collect());
-        async move { outside.meets_no_answer(access).await }
+        let play = play.clone();
+        async move { play(&mut outside).await }
     });
     run.unwrap_or_else(|failure| panic!("{failure:?}\n{}", world.newest_events())).remove(0)
 }
@@ -704,6 +759,117 @@ impl Outside {
             longest = longest.max(now_ns - since_ns);
         }
         longest
+    }
+
+    #[allow(dead_code, reason = "the program of the mutants does not play it")]
+    async fn detaches(&mut self, meanwhile: Meanwhile) {
+        const SECOND: u64 = 1_000_000_000;
+        self.start().await;
+        self.until("it serves", |outside| outside.nodes[0].serves()).await;
+        self.watched(SECOND / 20, || false).await;
+        let stuck = Fault::new(FaultKind::Stuck).of(Access::Write).on(IMAGES[1]).times(3);
+        self.world.add_fault(stuck);
+        let world = self.world.clone();
+        self.until("requests are stuck", |_| world.faults().stuck == 3).await;
+        let (process, told) = (self.nodes[0].process.clone(), self.nodes[0].told.clone());
+        told.detach.borrow_mut().push("b");
+        let began_ns = self.core.now_ns();
+        let neighbour_ns = self.watched(SECOND, || false).await;
+        assert!(neighbour_ns < SECOND / 2, "{neighbour_ns}");
+        assert!(told.detached.borrow().is_empty(), "its device has not answered");
+        match meanwhile {
+            Meanwhile::Nothing => {
+                // One detach is enough.
+                told.detach.borrow_mut().push("b");
+                let again = told.clone();
+                self.until("it is refused", |_| !again.detached.borrow().is_empty()).await;
+                let refused = told.detached.take().remove(0).unwrap_err();
+                assert!(refused.contains("was detached"), "{refused}");
+                let done = told.clone();
+                self.until("it is detached", |_| !done.detached.borrow().is_empty()).await;
+                assert_eq!(told.detached.take(), [Ok(true)]);
+                let took_ns = self.core.now_ns() - began_ns;
+                assert!((4 * SECOND..6 * SECOND).contains(&took_ns), "{took_ns}");
+                self.watched(SECOND, || false).await;
+                assert_eq!(*told.names.borrow(), ["a", "b"], "its writes are under way");
+                self.world.heal();
+                let gone = told.clone();
+                self.until("it has gone", |_| *gone.names.borrow() == ["a"]).await;
+                told.stop.set(true);
+            }
+            Meanwhile::Upgrade => {
+                let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+                told.hand_over.replace(Some(ours.into()));
+                let (_, new) = self.start_successor(theirs.into());
+                let over = told.clone();
+                self.until("an outcome", |_| over.outcome.borrow().is_some()).await;
+                let outcome = told.outcome.take();
+                assert!(matches!(outcome, Some(Ok(_))), "{outcome:?}");
+                let serves = new.clone();
+                self.until("it serves", |_| serves.has_all.get()).await;
+                assert_eq!(*new.names.borrow(), ["a"]);
+                assert!(self.core.now_ns() < began_ns + 4 * SECOND, "it was waited for");
+                new.stop.set(true);
+            }
+            Meanwhile::End => told.stop.set(true),
+        }
+        let told_ns = self.core.now_ns();
+        self.until("it ends", |_| told.stopped.get()).await;
+        let took_ns = self.core.now_ns() - told_ns;
+        assert!(took_ns < 6 * SECOND, "{meanwhile:?}: {took_ns}");
+        // The system has its process wait for its operations.
+        self.world.heal();
+        self.until("its process ends", |_| process.has_ended()).await;
+        self.until("all have ended", |outside| outside.nodes.is_empty()).await;
+    }
+
+    #[allow(dead_code, reason = "the program of the mutants does not play it")]
+    async fn is_declined(&mut self, states: &[usize]) -> [(u64, [u64; 2]); 2] {
+        self.start().await;
+        self.until("it serves", |outside| outside.nodes[0].serves()).await;
+        self.watched(50_000_000, || false).await;
+        let (old, old_told) = (self.nodes[0].process.clone(), self.nodes[0].told.clone());
+        let (ours, far) = UnixStream::pair().expect("a pair of sockets");
+        let (near, theirs) = UnixStream::pair().expect("a pair of sockets");
+        let [far, near] = [far, near].map(|end| UnixSocket::from_fd(&self.core, end.into()));
+        let (far, near) = (far.expect("a socket"), near.expect("a socket"));
+        let struck = states.to_vec();
+        self.core.spawn(Class::Foreground, async move {
+            let nth = Cell::new(0);
+            let strike = async |kind: u32| {
+                let strikes = kind == STATE && struck.contains(&nth.get());
+                nth.set(nth.get() + usize::from(kind == STATE));
+                // In the document, after the disk's name, its magic and its version.
+                strikes.then_some(Tamper::Flip(8 * 23))
+            };
+            let none = async |_| None;
+            let mut there = pin!(carry(&far, &near, &strike));
+            let mut back = pin!(carry(&near, &far, &none));
+            poll_fn(|cx| match (there.as_mut().poll(cx), back.as_mut().poll(cx)) {
+                (Poll::Pending, Poll::Pending) => Poll::Pending,
+                _ => Poll::Ready(()),
+            })
+            .await;
+        });
+        let connected = [0, 1].map(|at| self.machines[at].connects);
+        assert_eq!(connected, [1, 1]);
+        let before = [0, 1].map(|at| old_told.completions[at].get());
+        old_told.hand_over.replace(Some(ours.into()));
+        let (new, told) = self.start_successor(theirs.into());
+        self.until("an outcome", |_| old_told.outcome.borrow().is_some()).await;
+        let outcome = old_told.outcome.take();
+        assert!(matches!(outcome, Some(Ok(_))), "{outcome:?}");
+        let (process, has_all) = (new.clone(), told.clone());
+        self.until("it has all disks", |_| has_all.has_all.get() || process.has_ended()).await;
+        self.until("the old one ends", |_| old.has_ended()).await;
+        self.watched(50_000_000, || false).await;
+        self.machines.iter().for_each(|machine| machine.guest.borrow_mut().ends = true);
+        self.until("all is done", |outside| outside.in_flight() == 0).await;
+        self.watched(5_000_000, || false).await;
+        let after = [0, 1].map(|at| told.completions[at].get());
+        told.stop.set(true);
+        self.until("all have ended", |outside| outside.nodes.is_empty()).await;
+        [0, 1].map(|at| (self.machines[at].connects, [before[at], after[at]]))
     }
 
     async fn meets_no_answer(&mut self, access: Access) -> Unanswered {
@@ -770,6 +936,7 @@ pub fn handover(seed: u64) -> Report {
                 spec: spec.clone(),
                 address: address(),
                 front_end: None,
+                connects: 0,
             };
             let mut outside = Outside {
                 report: report.clone(),
