@@ -189,7 +189,8 @@ impl UnixSocket {
     /// them; suspends until something arrives. No bytes: the other side has ended.
     ///
     /// # Errors
-    /// `InvalidData` when more than [`FDS_MAX`] descriptors came; others as the system gives them.
+    /// `InvalidData` when more than [`FDS_MAX`] descriptors came; `Other` when this process cannot have those that came;
+    /// others as the system gives them.
     pub async fn recv(&self, buf: &mut Vec<u8>, most: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
         loop {
             self.0.readable().await?;
@@ -369,6 +370,13 @@ fn receive(
     unsafe { buf.set_len(buf.len() + received) };
     let fds = descriptors(&header);
     if header.msg_flags & libc::MSG_CTRUNC != 0 {
+        if fds.len() < FDS_MAX {
+            // There was room for the numbers: it is this process that can have no more.
+            return Err(io::Error::other(
+                "descriptors that came with a message were lost: the process has as many open as it \
+                 may have; raise `ulimit -n` (LimitNOFILE)",
+            ));
+        }
         let what = format!("more than {FDS_MAX} descriptors with one message");
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
     }
