@@ -7,6 +7,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
+use crate::account::Account;
 use crate::memory::{Area, MemoryError};
 
 /// log2 of the bytes that one bit stands for, whatever the host's page size.
@@ -21,7 +22,17 @@ pub struct DirtyLog {
 impl DirtyLog {
     /// Maps the log that the front end sent: `size` bytes at `offset` of the file.
     pub fn map(fd: BorrowedFd<'_>, size: u64, offset: u64) -> Result<DirtyLog, MemoryError> {
-        Ok(DirtyLog { bitmap: Area::map(fd, offset, size)? })
+        DirtyLog::map_for(&Account::default(), fd, size, offset)
+    }
+
+    /// The same for a front end.
+    pub(crate) fn map_for(
+        account: &Account,
+        fd: BorrowedFd<'_>,
+        size: u64,
+        offset: u64,
+    ) -> Result<DirtyLog, MemoryError> {
+        Ok(DirtyLog { bitmap: Area::map_for(account, fd, offset, size)? })
     }
 
     /// See [`Area::is_lost`].

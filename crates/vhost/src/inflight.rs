@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use crate::account::Account;
 use crate::memory::{Area, MemoryError};
 pub use crate::message::InflightInfo;
 use crate::ring::Fault;
@@ -124,11 +125,21 @@ impl InflightRegion {
         info: InflightInfo,
         form: Form,
     ) -> Result<InflightRegion, MemoryError> {
+        InflightRegion::map_for(&Account::default(), fd, info, form)
+    }
+
+    /// The same for a front end.
+    pub(crate) fn map_for(
+        account: &Account,
+        fd: BorrowedFd<'_>,
+        info: InflightInfo,
+        form: Form,
+    ) -> Result<InflightRegion, MemoryError> {
         let needed = u64::from(info.queues) * stride(form, info.queue_size);
         if info.mmap_size < needed {
             return Err(MemoryError::Short { needed, size: info.mmap_size });
         }
-        let area = Area::map(fd, info.mmap_offset, info.mmap_size)?;
+        let area = Area::map_for(account, fd, info.mmap_offset, info.mmap_size)?;
         if !area.is_aligned(8) {
             return Err(MemoryError::Io(io::Error::from_raw_os_error(libc::EINVAL)));
         }

@@ -4,6 +4,7 @@
 //! A [`Target`] serves one disk. What is below it does no I/O: [`message`] and [`session`] are the
 //! protocol, [`Ring`] and its requests are the guest's memory.
 
+mod account;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod alone;
@@ -32,6 +33,7 @@ mod target;
 mod tests;
 mod unsent;
 
+pub use account::NoRoom;
 pub use dirty::DirtyLog;
 pub use inflight::{Form, InflightArea, InflightInfo, InflightRegion};
 pub use memory::{Area, GuestMemory, MemoryError, REGIONS_MAX, RegionInfo};

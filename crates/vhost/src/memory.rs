@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use libc::iovec;
 use reactor::Guard;
 
+use crate::account::{Account, Entry, NoRoom, Table};
 use crate::dirty::DirtyLog;
 use crate::elsewhere::drop_elsewhere;
 pub use crate::message::RegionInfo;
@@ -48,6 +49,8 @@ pub enum MemoryError {
         /// Bytes that it has.
         size: u64,
     },
+    /// The front end would have more than its share.
+    NoRoom(NoRoom),
     /// The descriptor is not a file that memory can be in.
     NotAFile,
     /// The system refused.
@@ -67,6 +70,7 @@ impl std::fmt::Display for MemoryError {
             MemoryError::Short { needed, size } => {
                 write!(f, "memory file has {size} bytes, {needed} are needed")
             }
+            MemoryError::NoRoom(why) => why.fmt(f),
             MemoryError::NotAFile => write!(f, "memory descriptor is not a regular file"),
             MemoryError::Io(_) => write!(f, "mapping memory"),
         }
@@ -100,6 +104,8 @@ struct Mapping {
 struct Pages {
     map: NonNull<u8>,
     map_len: usize,
+    /// There until it is dropped.
+    entry: Option<Entry>,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread; it is only unmapped in `drop`, by whoever is the last to
@@ -108,8 +114,17 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above; a shared `Mapping` gives out nothing but its address and lengths.
 unsafe impl Sync for Mapping {}
 
-impl Mapping {
-    fn new(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Mapping, MemoryError> {
+/// A file that has what is to be mapped of it.
+struct Source<'a> {
+    fd: BorrowedFd<'a>,
+    /// Device and inode.
+    file: (u64, u64),
+    /// What offsets are multiples of.
+    align: u64,
+}
+
+impl<'a> Source<'a> {
+    fn new(fd: BorrowedFd<'a>, offset: u64, len: u64) -> Result<Source<'a>, MemoryError> {
         // SAFETY: all-zero bytes are a valid `stat`, a struct of integers.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: `fd` is an open descriptor for as long as it is borrowed, and `stat` is ours to write.
@@ -119,7 +134,6 @@ impl Mapping {
         if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
             return Err(MemoryError::NotAFile);
         }
-        let too_long = || MemoryError::Io(io::Error::from_raw_os_error(libc::EOVERFLOW));
         let needed = offset.checked_add(len).ok_or_else(too_long)?;
         let size = stat.st_size as u64;
         if needed > size {
@@ -128,6 +142,22 @@ impl Mapping {
         // Huge pages can only be mapped from a multiple of their size, which is the file's block size.
         let block = u64::try_from(stat.st_blksize).unwrap_or(0);
         let align = if block.is_power_of_two() { block.max(4096) } else { 4096 };
+        Ok(Source { fd, file: (stat.st_dev, stat.st_ino), align })
+    }
+}
+
+fn too_long() -> MemoryError {
+    MemoryError::Io(io::Error::from_raw_os_error(libc::EOVERFLOW))
+}
+
+impl Mapping {
+    fn new(
+        source: &Source<'_>,
+        offset: u64,
+        len: u64,
+        account: &Account,
+    ) -> Result<Mapping, MemoryError> {
+        let align = source.align;
         let offset_in_map = offset & (align - 1);
         let map_len = len
             .checked_add(offset_in_map)
@@ -135,6 +165,7 @@ impl Mapping {
             .filter(|&len| len > 0 && len <= isize::MAX as u64)
             .ok_or_else(too_long)?;
         let map_offset = i64::try_from(offset - offset_in_map).map_err(|_| too_long())?;
+        let entry = account.enter(map_len).map_err(MemoryError::NoRoom)?;
         // SAFETY: a new mapping at an address of the system's choice replaces nothing.
         let map = unsafe {
             libc::mmap(
@@ -142,7 +173,7 @@ impl Mapping {
                 map_len as usize,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED | libc::MAP_NORESERVE,
-                fd.as_raw_fd(),
+                source.fd.as_raw_fd(),
                 map_offset,
             )
         };
@@ -152,6 +183,7 @@ impl Mapping {
         let pages = Pages {
             map: NonNull::new(map.cast()).ok_or(MemoryError::NotAFile)?,
             map_len: map_len as usize,
+            entry: Some(entry),
         };
         // A guest's memory does not belong into a core dump. That it stays there if this fails harms nobody.
         // SAFETY: the range was just mapped, and the advice changes no content.
@@ -163,7 +195,7 @@ impl Mapping {
             pages,
             offset_in_map: offset_in_map as usize,
             len: len as usize,
-            file: (stat.st_dev, stat.st_ino),
+            file: source.file,
         })
     }
 
@@ -175,12 +207,16 @@ impl Mapping {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        drop_elsewhere(Unneeded(self.map, self.map_len));
+        drop_elsewhere(Unneeded(self.map, self.map_len, self.entry.take()));
     }
 }
 
 /// What was mapped and is to be unmapped.
-struct Unneeded(NonNull<u8>, usize);
+struct Unneeded(
+    NonNull<u8>,
+    usize,
+    #[expect(dead_code, reason = "what counts is that it is dropped afterwards")] Option<Entry>,
+);
 
 // SAFETY: a mapping belongs to the process, and nobody else has this one's address any more.
 unsafe impl Send for Unneeded {}
@@ -239,7 +275,18 @@ macro_rules! access {
 impl Area {
     /// Maps `len` bytes of a file from `offset` on, as an in-flight region or a dirty log is given.
     pub fn map(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Area, MemoryError> {
-        let mapping = Arc::new(Mapping::new(fd, offset, len)?);
+        Area::map_for(&Account::default(), fd, offset, len)
+    }
+
+    /// The same for a front end.
+    pub(crate) fn map_for(
+        account: &Account,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: u64,
+    ) -> Result<Area, MemoryError> {
+        let source = Source::new(fd, offset, len)?;
+        let mapping = Arc::new(Mapping::new(&source, offset, len, account)?);
         Ok(Area { base: mapping.base(), len: mapping.len, keep: mapping })
     }
 
@@ -331,12 +378,19 @@ unsafe impl Sync for Region {}
 #[derive(Clone, Debug, Default)]
 pub struct GuestMemory {
     regions: Vec<Region>,
+    /// Tables that are made of this one are in the same account.
+    table: Table,
 }
 
 impl GuestMemory {
     /// A table without regions.
     pub fn new() -> GuestMemory {
         GuestMemory::default()
+    }
+
+    /// What its front end has mapped.
+    pub(crate) fn account(&self) -> &Account {
+        self.table.account()
     }
 
     /// The regions in the order of their guest-physical addresses.
@@ -355,7 +409,7 @@ impl GuestMemory {
         &self,
         table: &[(RegionInfo, BorrowedFd<'_>)],
     ) -> Result<GuestMemory, MemoryError> {
-        let mut memory = GuestMemory::new();
+        let mut memory = GuestMemory { regions: Vec::new(), table: self.table.clone() };
         for &(info, fd) in table {
             memory.insert(info, fd, &self.regions)?;
         }
@@ -408,14 +462,18 @@ impl GuestMemory {
         if self.regions.iter().any(overlaps) {
             return Err(MemoryError::Overlap(info));
         }
-        let mut mapping = Arc::new(Mapping::new(fd, info.mmap_offset, info.size)?);
-        // The same part of the same file is the same memory: keep the mapping that requests under way point into.
+        let source = Source::new(fd, info.mmap_offset, info.size)?;
+        // The same part of the same file is the same memory.
         let same = |r: &&Region| {
-            r.info == info && r.mapping.file == mapping.file && !r.mapping.guard.is_lost()
+            r.info == info && r.mapping.file == source.file && !r.mapping.guard.is_lost()
         };
-        if let Some(same) = old.iter().find(same) {
-            mapping = same.mapping.clone();
-        }
+        let mapping = match old.iter().find(same) {
+            Some(same) => same.mapping.clone(),
+            None => {
+                let account = self.table.account();
+                Arc::new(Mapping::new(&source, info.mmap_offset, info.size, account)?)
+            }
+        };
         let at = self.regions.partition_point(|r| r.guest_addr < info.guest_addr);
         self.regions.insert(
             at,

@@ -850,9 +850,18 @@ impl Queue {
     fn break_if_lost(&mut self) {
         self.losses = reactor::losses();
         let log = self.log.as_ref().is_some_and(|log| log.is_lost());
-        if log || self.memory.is_lost() || self.ring.is_lost() {
+        if log || self.memory.is_lost() || self.ring.is_lost() || self.is_old_memory_lost() {
             self.break_off(Fault::MemoryLost);
         }
+    }
+
+    /// Whether memory is lost that only requests of before still have.
+    fn is_old_memory_lost(&self) -> bool {
+        let mut last = None;
+        self.popped_with.iter().flatten().any(|keep| {
+            let seen = last.replace(keep).is_some_and(|last| Rc::ptr_eq(last, keep));
+            !seen && keep.memory.is_lost()
+        })
     }
 
     /// Breaks the ring, if it is not broken already. What was popped and not submitted is dropped.

@@ -422,6 +422,16 @@ impl Session {
         self.regions.retain(|known| known != region);
     }
 
+    /// The channel of an [`Action::BackendChannel`] that failed is not there, or it is of no use any more.
+    pub fn forget_backend_channel(&mut self) {
+        self.backend_channel = false;
+    }
+
+    /// Takes the table of an [`Action::ReplaceMemory`] that failed back: these are the regions still.
+    pub fn keep_regions(&mut self, regions: impl Iterator<Item = RegionInfo>) {
+        self.regions = regions.collect();
+    }
+
     /// Handles a message. See the module for what must be done with the answer.
     ///
     /// # Errors

@@ -56,24 +56,28 @@ use std::task::{Poll, Waker};
 use bdev::{Bdev, Geometry};
 use reactor::{Class, Core, EventFd, UnixListener, UnixSocket};
 
+use crate::account;
 use crate::config::{Config, RangeLimits, SECTOR_BYTES, feature};
 use crate::dirty::DirtyLog;
 use crate::elsewhere::{self, drop_elsewhere};
 use crate::handover::{ConnectionState, DiskState, RingProgress, Role, UnderWay};
 use crate::inflight::{Form, InflightRegion};
-use crate::memory::{GuestMemory, RegionInfo};
+use crate::memory::{GuestMemory, MemoryError, RegionInfo};
 use crate::message::{Framer, InflightInfo};
 use crate::queue::{self, Command, Ended, Hold, Obedience, Remote, Start};
 use crate::request::{DATA_MAX, Disk, SERIAL_LEN};
 use crate::ring::Setup;
 use crate::seldom::{Line, Lines, Seldom};
-use crate::session::{Action, Kick, Offer, Reply, RingState, Session};
+use crate::session::{Action, Kick, MEMORY_REGIONS_MAX, Offer, Reply, RingState, Session};
 use crate::share::Company;
 use crate::stats::QueueStats;
 use crate::unsent::Unsent;
 
 /// How often it is looked whether what front ends have left was given back, in nanoseconds.
 const FULL_NS: u64 = 1_000_000;
+/// How often it is looked whether the device is done with memory of before, and how often at most: for a minute.
+const OLD_MEMORY_NS: u64 = 5_000_000;
+const OLD_MEMORY_LOOKS: u32 = 12_000;
 /// Rest after an accept that failed, in nanoseconds.
 const RETRY_NS: u64 = 100_000_000;
 /// Longest segment of a request, in bytes: as many as a request may have are within [`DATA_MAX`].
@@ -385,7 +389,13 @@ impl Target {
             let mut connection = match taken.take() {
                 Some(connection) => connection,
                 None => match self.accept(&listener).await {
-                    Accepted::Socket(socket) => Connection::new(self, socket),
+                    Accepted::Socket(socket) => {
+                        // It was mapped for a front end that did not come.
+                        drop(self.early.take());
+                        let connection = Connection::new(self, socket);
+                        connection.memory.account().bound();
+                        connection
+                    }
                     Accepted::Rest => {
                         let export = self.export(&listener, None);
                         match self.at_rest(export).await {
@@ -774,7 +784,9 @@ impl<'a> Connection<'a> {
         target.events.resized.set(false);
         let mut config = config(&target.device.geometry(), target.options.queues);
         config.write_cache &= target.write_cache.get() != Some(false);
-        Offer::new(config)
+        let offer = Offer::new(config);
+        let memory_regions_max = offer.memory_regions_max.min(account::regions_max());
+        Offer { memory_regions_max, ..offer }
     }
 
     /// Becomes what it was in another process, with its rings at rest.
@@ -785,7 +797,9 @@ impl<'a> Connection<'a> {
         partial: Vec<OwnedFd>,
     ) -> Result<(), Refused> {
         let bad = |error: &dyn std::fmt::Display| Refused::new("the connection", error);
-        let offer = Connection::offer(self.target);
+        // What it has given was admitted where it came from.
+        let memory_regions_max = MEMORY_REGIONS_MAX;
+        let offer = Offer { memory_regions_max, ..Connection::offer(self.target) };
         let imported = Session::import(offer, &state.session, descriptors);
         let (session, actions) = imported.map_err(|error| bad(&error))?;
         self.target.write_cache.set(Some(session.told_write_cache()));
@@ -802,6 +816,7 @@ impl<'a> Connection<'a> {
         for (parts, (_, progress)) in self.rings.iter_mut().zip(&state.session.rings) {
             parts.progress = *progress;
         }
+        self.memory.account().bound();
         Ok(())
     }
 
@@ -990,6 +1005,33 @@ impl<'a> Connection<'a> {
             "telling the front end of a new size: {why}; it is told of none any more"
         );
         self.channel = None;
+        self.session.forget_backend_channel();
+    }
+
+    /// Suspends while requests that the device has keep so much memory of before that what is given now has no room beside
+    /// it, but not for longer than a minute, nor than until the disk is to stop.
+    async fn until_old_memory_is_gone(&self, action: &Action) {
+        let new: Vec<_> = match action {
+            Action::ReplaceMemory(regions) => regions.iter().map(|(region, _)| region).collect(),
+            Action::AddRegion(region, _) => vec![region],
+            Action::RemoveRegion(_) => Vec::new(),
+            _ => return,
+        };
+        let lacks = |region: &&&RegionInfo| !self.memory.regions().any(|known| known == **region);
+        let new = new.iter().filter(lacks).map(|region| region.size);
+        let (bytes, count) =
+            new.fold((0_u64, 0), |(bytes, count), size| (bytes.saturating_add(size), count + 1));
+        let (account, core) = (self.memory.account(), &self.target.core);
+        let waiting = async {
+            for _ in 0..OLD_MEMORY_LOOKS {
+                let room = account.table_room().and_then(|()| account.room(bytes, count));
+                if room.is_ok() || !account.keeps_tables() {
+                    return;
+                }
+                core.sleep_ns(OLD_MEMORY_NS).await;
+            }
+        };
+        self.target.unless_stopped(waiting).await;
     }
 
     /// Does what the session says, in its order.
@@ -1016,6 +1058,7 @@ impl<'a> Connection<'a> {
                 }
                 Action::StopRing(ring) => self.stop_ring(ring),
                 action => {
+                    self.until_old_memory_is_gone(&action).await;
                     if let Err(Refused(why)) = self.apply(action) {
                         let Some(Action::Reply(mut reply)) = actions.pop_back() else {
                             return Err(Refused(why));
@@ -1054,12 +1097,19 @@ impl<'a> Connection<'a> {
             Action::ReplaceMemory(regions) => {
                 let table: Vec<_> =
                     regions.iter().map(|(region, fd)| (*region, fd.as_fd())).collect();
-                let memory = self.memory.replace(&table);
-                self.set_memory(memory.map_err(|e| Refused::new("the memory table", e))?);
+                let room = self.memory.account().table_room().map_err(MemoryError::NoRoom);
+                let memory = room.and_then(|()| self.memory.replace(&table)).map_err(|e| {
+                    let known = self.target.regions.borrow();
+                    self.session.keep_regions(known.iter().map(|(region, _)| *region));
+                    Refused::new("the memory table", e)
+                })?;
+                self.set_memory(memory);
                 drop_elsewhere(self.target.regions.replace(regions));
             }
             Action::AddRegion(region, fd) => {
-                let memory = self.memory.with_region(region, fd.as_fd()).map_err(|e| {
+                let room = self.memory.account().table_room().map_err(MemoryError::NoRoom);
+                let added = room.and_then(|()| self.memory.with_region(region, fd.as_fd()));
+                let memory = added.map_err(|e| {
                     self.session.forget_region(&region);
                     Refused::new("a memory region", e)
                 })?;
@@ -1080,7 +1130,8 @@ impl<'a> Connection<'a> {
             }
             Action::DropInflight => drop_elsewhere(self.inflight.take()),
             Action::Log(area, fd) => {
-                let log = DirtyLog::map(fd.as_fd(), area.mmap_size, area.mmap_offset);
+                let account = self.memory.account();
+                let log = DirtyLog::map_for(account, fd.as_fd(), area.mmap_size, area.mmap_offset);
                 let log = log.map_err(|e| Refused::new("the dirty log", e))?;
                 drop_elsewhere(self.log.replace((Arc::new(log), fd)));
                 self.each_ring(|connection| Command::Log(connection.log()));
@@ -1089,8 +1140,13 @@ impl<'a> Connection<'a> {
             Action::LogSignal(fd) => self.log_signal = Some(fd),
             Action::BackendChannel(fd) => {
                 let channel = UnixSocket::from_fd(&self.target.core, fd);
-                self.channel =
-                    Some(channel.map_err(|e| Refused::new("the channel for messages", e))?);
+                let channel = channel.map_err(|e| {
+                    self.session.forget_backend_channel();
+                    Refused::new("the channel for messages", e)
+                });
+                // The one of before is of no use either: it is not known any more.
+                self.channel = None;
+                self.channel = Some(channel?);
             }
             Action::Kick(ring, fd) => {
                 let event = event(fd.as_ref())?;
@@ -1218,7 +1274,8 @@ impl<'a> Connection<'a> {
         let inflight = match &self.inflight {
             None => None,
             Some((info, fd)) => {
-                let region = InflightRegion::map(fd.as_fd(), *info, self.form());
+                let account = self.memory.account();
+                let region = InflightRegion::map_for(account, fd.as_fd(), *info, self.form());
                 let region = region.map_err(|e| Refused::new("the in-flight region", e))?;
                 if target.write_cache.get().is_none() && self.session.told_write_cache() {
                     self.session.distrust_write_cache();

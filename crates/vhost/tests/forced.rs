@@ -3,12 +3,14 @@
 
 mod common;
 
+use std::os::fd::{AsFd, FromRawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use bdev::{Bdev, Parts};
 use common::{PATIENCE, Scratch, pattern, until};
+use frontend::message::request;
 use frontend::{Disk, DiskOptions, Request, Status};
 use reactor::{Class, Core, RuntimeConfig, UnixListener, processors};
 use vhost::{Target, TargetOptions};
@@ -158,4 +160,58 @@ fn a_front_end_without_an_in_flight_region_waits_for_its_device() {
         assert!(shared.waited.load(Ordering::Acquire));
         assert_eq!(queue.in_flight(), 1);
     });
+}
+
+/// A table that was refused, because it is longer than any may be, is not what a successor would be told of.
+#[test]
+fn what_was_refused_is_not_handed_over() {
+    let dir = Scratch::new("refused");
+    let socket = dir.path("a.sock");
+    let shared = Arc::<Shared>::default();
+    let config = RuntimeConfig {
+        processors: processors().into_iter().take(1).collect(),
+        memory: 64 << 20,
+        ..RuntimeConfig::default()
+    };
+    let (there, told) = (socket.clone(), shared.clone());
+    let main = move |core: Core| {
+        let (socket, shared) = (there.clone(), told.clone());
+        async move {
+            let device = Bdev::open(&core, "null:1G").await.unwrap();
+            let target = Target::new(&core, device, options());
+            let listener = UnixListener::bind(&core, &socket).unwrap();
+            let serving = target.clone();
+            let serving = core.spawn(Class::Control, async move { serving.serve(listener).await });
+            shared.serves.store(true, Ordering::Release);
+            when(&core, &shared.handed_over).await;
+            target.resize(1 << 29).await.unwrap();
+            shared.waited.store(true, Ordering::Release);
+            when(&core, &shared.hand_over).await;
+            let (state, _) = target.rest().await.unwrap();
+            let session = state.connection.unwrap().session;
+            assert!(session.regions.len() == 1 && session.regions[0].size < 1 << 40);
+            target.stop();
+            serving.await;
+        }
+    };
+    let core = std::thread::spawn(move || _ = reactor::run(&config, main).unwrap());
+    until("it serves", || shared.serves.load(Ordering::Acquire));
+    let disk = Disk::connect(&socket, DiskOptions::default()).unwrap();
+    let len = 60_u64 << 40;
+    // SAFETY: the name is a C string, and the descriptor is new and nobody else's.
+    let file = unsafe {
+        let file = libc::memfd_create(c"own".as_ptr(), libc::MFD_CLOEXEC);
+        std::fs::File::from(std::os::fd::OwnedFd::from_raw_fd(file))
+    };
+    file.set_len(len).unwrap();
+    let bytes = |numbers: &[u64]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<_>>();
+    let table = bytes(&[1, 0, len, 0, 0]);
+    assert!(disk.session().tell(request::SET_MEM_TABLE, &table, &[file.as_fd()]).is_err());
+    // Nor is a channel that the front end has closed, once that was noticed.
+    drop(disk.session().set_backend_channel().unwrap());
+    shared.handed_over.store(true, Ordering::Release);
+    until("the size has changed", || shared.waited.load(Ordering::Acquire));
+    disk.session().get_features().unwrap();
+    shared.hand_over.store(true, Ordering::Release);
+    core.join().expect("the core has panicked");
 }
