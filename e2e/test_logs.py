@@ -60,6 +60,96 @@ def test_logs_are_read_in_the_recovery_mode_of_the_directory(mode, durability, k
     assert their_scan(data, choice) == expected
 
 
+TWO_LOGS = """
+import os, signal, sys, rocksdb78
+options = rocksdb78.options(text="write_buffer_size=100000;max_write_buffer_number=20;min_write_buffer_number_to_merge=10")
+with rocksdb78.opened(sys.argv[1], options) as database:
+    database.put(b"balance", b"OLD"), database.put(b"victim", b"should be deleted")
+    database.flush()
+    database.put(b"balance", b"NEW"), database.delete(b"victim")
+    for n in range(400):
+        database.put(b"fill%05d" % n, b"x" * 500)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def two_logs_of_rocksdb(path):
+    """Of a killed process: the older one overwrites and deletes what is in a table."""
+    environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parent)}
+    subprocess.run([sys.executable, "-c", TWO_LOGS, path], env=environment, timeout=30)
+
+
+def logs_of_ours(path):
+    """Of a killed node, which flushed none of them."""
+    with millrace.node(path, path.with_suffix(".log"), "--memory", "32M", "--durability", "process", writes=True) as node:
+        with node.connect() as client:
+            for n in range(600):
+                client.call("MSET", *[part for k in range(50) for part in (f"key{n * 50 + k:06d}", "x" * 200)])
+                if len(list(path.glob("*.log"))) > 1:
+                    break
+        os.killpg(node.process.pid, signal.SIGKILL)
+        node.process.wait()
+
+
+def refused_with_a_gap(data, log):
+    """Reading, writing and checking say which log it is."""
+    for words in (["check"], ["get", "balance"], ["put", "new", "value"]):
+        done = millrace.command("kv", *words, "--data", data)
+        assert done.returncode in (1, 2), (words, done)
+        assert log.name in done.stdout + done.stderr, (words, done)
+
+
+@pytest.mark.parametrize("maker", [two_logs_of_rocksdb, logs_of_ours])
+def test_a_log_that_lost_its_beginning_is_not_passed_over(maker, tmp_path):
+    data = tmp_path / "db"
+    maker(data)
+    older, newer = sorted(data.glob("*.log"))[-2:]
+    whole = older.read_bytes()
+    assert "nothing is damaged" in millrace.succeed("kv", "check", "--data", data)
+    lost = [b"", whole[:7], whole[:11], whole[:20], bytes(len(whole)), whole[:512] + bytes(len(whole) - 512), whole[:40_001]]
+    for left in lost:
+        older.write_bytes(left)
+        refused_with_a_gap(data, older)
+    older.unlink()
+    if maker is logs_of_ours:
+        refused_with_a_gap(data, newer)
+    else:
+        # RocksDB may have written without a log here.
+        assert f"warning: {newer.name} begins with sequence" in millrace.succeed("kv", "check", "--data", data)
+
+
+WITHOUT_A_LOG = """
+import os, signal, sys, rocksdict
+options = rocksdict.Options(raw_mode=True)
+options.create_if_missing(True)
+database = rocksdict.Rdict(sys.argv[1], options)
+without = rocksdict.WriteOptions()
+without.disable_wal = True
+for time in range(3):
+    for n in range(5):
+        database.put(b"logged%d.%d" % (time, n), b"value")
+    if time < 2:
+        for n in range(5):
+            database.put(b"not%d.%d" % (time, n), b"value", write_opt=without)
+        database.flush()
+    for n in range(5):
+        database.put(b"lost%d.%d" % (time, n), b"value", write_opt=without)
+    database.put(b"last%d" % time, b"value")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_writes_without_a_log_make_no_damage_of_a_gap(tmp_path):
+    """Healthy: whoever writes so loses these writes with the process."""
+    data = tmp_path / "db"
+    subprocess.run([sys.executable, "-c", WITHOUT_A_LOG, data], timeout=30)
+    assert list(data.glob("*.log"))
+    millrace.succeed("kv", "check", "--data", data)
+    assert millrace.succeed("kv", "get", "last2", "--data", data) == "value\n"
+    millrace.succeed("kv", "put", "new", "value", "--data", data)
+    assert millrace.succeed("kv", "get", "new", "--data", data) == "value\n"
+
+
 def test_a_repair_by_rocksdb_finds_everything(tmp_path):
     data, expected = tmp_path / "db", {}
     for n in range(4):

@@ -19,6 +19,7 @@ use rocksfmt::{
     KEY_TRAILER_BYTES, LOG_BLOCK_BYTES, ManifestState, ValueType, unpack,
 };
 
+use crate::choices::Choices;
 use crate::db::OpenOptions;
 use crate::error::{Error, Kind, Result};
 use crate::recover;
@@ -50,6 +51,8 @@ pub struct CheckReport {
     pub entries: u64,
     /// What is damaged.
     pub damages: Vec<Damage>,
+    /// What is odd and need not be damage.
+    pub warnings: Vec<String>,
 }
 
 /// Damages that are listed one by one; further ones of the same file are counted in the last.
@@ -96,14 +99,16 @@ pub async fn check(
     let mut work = Work { core, dir: &dir, done: 0, total: 0 };
     work.total = total_bytes(&state, &listed);
     match RecoveryPlan::new(&state, &listed) {
-        Ok(plan) => {
+        Ok(mut plan) => {
+            let choices = Choices::read(&dir, &entries).await;
+            plan.empty_logs_may_count = choices.keeps_logs_at_openings();
             work.total += plan.log_bytes();
             progress(work.done, work.total);
-            let mut warnings = Vec::new();
             let strict = OpenOptions { salvage: false, ..options.clone() };
             // What was looked at is not needed any more.
             let piece = async |_| Ok(());
-            let logs = recover::logs(core, &dir, &plan, &state, &strict, &mut warnings, piece);
+            let logs =
+                recover::logs(core, &dir, &plan, &state, &strict, &mut report.warnings, piece);
             match logs.await {
                 Ok(replayed) => {
                     report.files += plan.logs.len() as u64;

@@ -95,6 +95,11 @@ impl Choices {
         ["kPointInTimeRecovery", "kTolerateCorruptedTailRecords"].contains(&mode)
     }
 
+    /// Whether RocksDB's openings leave logs that count as they are, also those in which nothing is.
+    pub fn keeps_logs_at_openings(&self) -> bool {
+        self.db("avoid_flush_during_recovery") == Some("true")
+    }
+
     /// The number of levels that RocksDB gives a family.
     pub fn levels(&self, family: &str) -> usize {
         let said = self.family(family, "num_levels").and_then(|text| text.parse().ok());

@@ -334,7 +334,9 @@ impl Commit<'_> {
         let log_number = Some(log.number());
         let keys = self.keys.replace(0);
         let log = (durability == Durability::Process).then(|| log.into_file());
-        inner.waiting.borrow_mut().push_back(Generation { mems, log_number, keys, log, next_log });
+        let last_sequence = inner.db.visible();
+        let generation = Generation { mems, log_number, keys, log, next_log, last_sequence };
+        inner.waiting.borrow_mut().push_back(generation);
         let now_ns = inner.core.now_ns();
         inner.fill_ns.set(now_ns.saturating_sub(inner.filled_at_ns.replace(now_ns)));
         inner.set_paces();
@@ -364,6 +366,7 @@ impl Commit<'_> {
             edits.push(VersionEdit {
                 column_family: id,
                 log_number: Some(first_log),
+                last_sequence: Some(inner.db.visible()),
                 keys: (id == 0).then_some(0),
                 deleted_files: of_family.iter().map(number).collect(),
                 blob_garbage: blob_garbage::all_alive(turn.state(), id),

@@ -229,7 +229,8 @@ impl Db {
             .iter()
             .map(|entry| Listed { name: entry.name.clone(), size_bytes: entry.size })
             .collect();
-        let plan = RecoveryPlan::new(&manifest, &listed)?;
+        let mut plan = RecoveryPlan::new(&manifest, &listed)?;
+        plan.empty_logs_may_count = choices.keeps_logs_at_openings();
         for blob in &plan.blobs_missing {
             warnings.push(format!("{} is missing", FileName::Blob(*blob)));
         }

@@ -194,6 +194,9 @@ pub(crate) async fn install(
             edit.min_log_number_to_keep = Some(log_number);
         }
     }
+    for edit in &mut edits {
+        edit.last_sequence = Some(generation.last_sequence);
+    }
     let tables = all.iter().flat_map(|family| &family.tables);
     let metas: Vec<FileMeta> = tables.map(|table| table.meta.clone()).collect();
     let has_default = all.iter().any(|family| family.id == 0);

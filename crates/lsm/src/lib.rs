@@ -40,6 +40,7 @@ mod iter;
 mod job;
 mod keep;
 mod level_iter;
+mod log_chain;
 mod long_logs;
 mod manifest_writer;
 mod mem;

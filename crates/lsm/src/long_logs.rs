@@ -49,6 +49,7 @@ pub(crate) async fn to_tables(inner: &Inner, logs: &RecoveryPlan) -> Result<()> 
         inner,
         version: inner.db.version(),
         first_log: Cell::new(inner.db.0.manifest.min_log_number_to_keep),
+        last_sequence: Cell::new(inner.db.0.manifest.last_sequence),
         keys: Cell::new(0),
         tables: RefCell::default(),
         job,
@@ -69,6 +70,7 @@ pub(crate) async fn to_tables(inner: &Inner, logs: &RecoveryPlan) -> Result<()> 
             return Err(no_room(inner, &rest, &error));
         }
         state.min_log_number_to_keep = pieces.first_log.get();
+        state.last_sequence = state.last_sequence.max(pieces.last_sequence.get());
         pieces.is_tight = true;
         rest.border_bytes = Some(0);
         inner.remove_spares().await;
@@ -103,6 +105,8 @@ struct Pieces<'a> {
     version: Arc<Version>,
     /// The first log that is needed, as the MANIFEST says.
     first_log: Cell<u64>,
+    /// The last sequence before it.
+    last_sequence: Cell<u64>,
     /// By how many the logs that are in tables change the number of keys.
     keys: Cell<i64>,
     /// Those of each family that the MANIFEST does not name yet, the oldest first.
@@ -122,7 +126,9 @@ impl Pieces<'_> {
         let piece = async |piece: Piece| {
             self.write(piece.memtables).await?;
             match piece.border {
-                Some(Border { next_log, keys }) => self.install(next_log, counted(keys)).await?,
+                Some(Border { next_log, last_sequence, keys }) => {
+                    self.install(next_log, last_sequence, counted(keys)).await?;
+                }
                 None => return Ok(()),
             }
             if self.is_tight {
@@ -134,7 +140,7 @@ impl Pieces<'_> {
         let rest = recover::logs(core, dir, logs, state, options, &mut warnings, piece);
         let rest = rest.await?;
         self.write(rest.memtables).await?;
-        self.install(inner.db.new_number(), counted(rest.keys)).await
+        self.install(inner.db.new_number(), rest.last_sequence, counted(rest.keys)).await
     }
 
     /// Makes tables of a piece.
@@ -153,16 +159,22 @@ impl Pieces<'_> {
         Ok(())
     }
 
-    /// Puts the tables in the place of the logs below `next_log`; with them all logs so far change the number
-    /// of keys by `keys`.
-    async fn install(&self, next_log: u64, keys: Option<i64>) -> Result<()> {
+    /// Puts the tables in the place of the logs below `next_log`, which end with `last_sequence`; with them all
+    /// logs so far change the number of keys by `keys`.
+    async fn install(&self, next_log: u64, last_sequence: u64, keys: Option<i64>) -> Result<()> {
         let inner = self.inner;
         inner.sync_names().await?;
         // A gap between two logs is seen by who has replayed both.
         let keys = inner.db.keys().and(keys);
         let change = keys.and_then(|keys| keys.checked_sub(self.keys.get()));
-        let covered =
-            Generation { mems: Vec::new(), log_number: None, keys: change, log: None, next_log };
+        let covered = Generation {
+            mems: Vec::new(),
+            log_number: None,
+            keys: change,
+            log: None,
+            next_log,
+            last_sequence,
+        };
         let mut tables = self.tables.take();
         // Also a family without tables needs the logs no more.
         let flushed = |family: &Family| Flushed {
@@ -176,6 +188,7 @@ impl Pieces<'_> {
         self.job.made.take();
         flush::install(inner, &covered, all, true).await?;
         self.first_log.set(next_log);
+        self.last_sequence.set(last_sequence);
         self.keys.set(keys.unwrap_or(0));
         inner.remove_logs(next_log).await;
         Ok(())

@@ -131,13 +131,20 @@ impl ManifestWriter {
         for (at, edit) in edits.iter_mut().enumerate() {
             edit.atomic_group_remaining = (count > 1).then(|| (count - 1 - at) as u32);
         }
-        let records = encode(db, &mut edits);
+        let records = encode(db, self.state.last_sequence(), &mut edits);
         let is_long = records.iter().any(|record| HEADER + record.len() > LOG_BLOCK_BYTES);
         let must = is_long || !self.is_begun();
         let mut is_there = false;
         if must || self.log.position() >= self.replace_at {
             let number = db.new_number();
-            match self.replace(number, &encode(db, &mut edits), db.next_file()).await {
+            match self
+                .replace(
+                    number,
+                    &encode(db, self.state.last_sequence(), &mut edits),
+                    db.next_file(),
+                )
+                .await
+            {
                 // The old one still does.
                 Err(error) if !self.broken && !must => tracing::debug!("{}: {error}", self.name),
                 replaced => {
@@ -260,11 +267,12 @@ impl ManifestWriter {
     }
 }
 
-/// The records of a change.
-fn encode(db: &Db, edits: &mut [VersionEdit]) -> Vec<Vec<u8>> {
+/// The records of a change, where `last_sequence` is the MANIFEST's so far: the largest that no log holds which counts.
+/// It does not become larger but with these logs, or recovery could not tell that one of them is missing.
+fn encode(db: &Db, last_sequence: u64, edits: &mut [VersionEdit]) -> Vec<Vec<u8>> {
     let add = |edit: &mut VersionEdit| {
         edit.next_file_number = Some(db.next_file());
-        edit.last_sequence = Some(db.visible());
+        edit.last_sequence = edit.last_sequence.max(Some(last_sequence));
         edit.encode()
     };
     edits.iter_mut().map(add).collect()

@@ -151,6 +151,8 @@ pub(crate) struct Piece {
 pub(crate) struct Border {
     /// The log that follows.
     pub next_log: u64,
+    /// The last sequence before it.
+    pub last_sequence: u64,
     /// By how many all logs before it change the keys of the default column family, if that is known.
     pub keys: Option<i64>,
 }
@@ -170,6 +172,9 @@ pub(crate) async fn logs(
 ) -> Result<Replayed> {
     let mut replay = WalReplay::new(state, options.recovered_bytes as u64);
     replay.expect(plan.log_bytes());
+    if plan.empty_logs_may_count {
+        replay.empty_logs_may_count();
+    }
     let replay = RefCell::new(replay);
     let mut salvaged = false;
     let mut is_begun = false;
@@ -198,7 +203,8 @@ pub(crate) async fn logs(
             }
             is_begun = false;
             let memtables = replay.borrow_mut().take_piece();
-            let border = Border { next_log: next.number, keys: replay.borrow().keys() };
+            let (keys, last_sequence) = (replay.borrow().keys(), replay.borrow().last_sequence());
+            let border = Border { next_log: next.number, last_sequence, keys };
             piece(Piece { memtables, border: Some(border) }).await
         };
         match read.await {
@@ -219,6 +225,7 @@ pub(crate) async fn logs(
     }
     let mut replayed = replay.into_inner().finish();
     replayed.leftovers |= salvaged;
+    warnings.append(&mut replayed.warnings);
     tracing::debug!(
         "replayed {} operations from {} bytes of log",
         replayed.operations,

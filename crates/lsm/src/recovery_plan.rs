@@ -35,6 +35,8 @@ pub(crate) struct PlannedLog {
 pub(crate) struct RecoveryPlan {
     /// Logs to be replayed, in order.
     pub logs: Vec<PlannedLog>,
+    /// Logs in which nothing is may stay and count: RocksDB has `avoid_flush_during_recovery` here.
+    pub empty_logs_may_count: bool,
     /// A log ends a piece of what is replayed where at least as many bytes are held then.
     pub border_bytes: Option<u64>,
     /// Logs that all families have flushed, from the first on that is to be kept: RocksDB keeps them while a

@@ -6,8 +6,7 @@
 //! What must hold, or replay is refused with file and offset:
 //! - A log may be cut short or end in stale bytes, but nothing valid and newer may stand behind that.
 //! - Sequences never go back. They may jump (a writer may skip the log for some writes), but not over a zeroed
-//!   stretch, and not from a log that was cut short or has a stale tail to the next one (RocksDB drops the
-//!   next one then).
+//!   stretch. Whether a log goes on where the one before ended, `log_chain.rs` judges.
 //! - In a log of ours that marks its groups ([`GroupEnd`]) the last group may have holes anywhere: it was
 //!   written at once and never acknowledged. What stands in front of its first hole is taken, what stands
 //!   behind is not. A later group behind the hole makes it damage.
@@ -19,11 +18,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rocksfmt::{
-    DamageScan, FileName, GroupEnd, LaterRecord, LogEnd, LogKind, LogReader, LogRecord,
-    ManifestState, Op, TornGroup, WriteBatch, keys_noted,
+    DamageScan, FileName, GroupEnd, LaterRecord, LogEnd, LogKind, LogReader, LogRecord, LogStart,
+    ManifestState, Op, TornGroup, WriteBatch, keys_noted, looks_compressed,
 };
 
 use crate::error::{Error, Kind, Result};
+use crate::log_chain::LogChain;
 use crate::mutant::mutant;
 use crate::recovered::{RecoveredBuilder, Sorting};
 use crate::recovery_plan::first_log;
@@ -45,6 +45,8 @@ pub(crate) struct Replayed {
     pub leftovers: bool,
     /// The column families that have writes in the logs and no memtable: their order of keys is unknown.
     pub unread: BTreeSet<u32>,
+    /// What is odd about the logs and does not prove a loss.
+    pub warnings: Vec<String>,
 }
 
 /// Where a record stands among those before it.
@@ -73,8 +75,7 @@ pub(crate) struct WalReplay {
     expected: Option<u64>,
     number: u64,
     previous: Option<u64>,
-    /// The log before ended in something else than a whole record, at this offset.
-    cut: Option<(u64, u64)>,
+    chain: LogChain,
     first_number: u64,
     first_in_log: bool,
     tails: Vec<(u64, LogEnd)>,
@@ -108,7 +109,7 @@ impl WalReplay {
             expected: None,
             number: 0,
             previous: None,
-            cut: None,
+            chain: LogChain::new(covered(state)),
             first_number: first_log(state).max(1),
             first_in_log: true,
             tails: Vec::new(),
@@ -157,6 +158,16 @@ impl WalReplay {
         self.log_bytes = log_bytes;
     }
 
+    /// Logs without anything may stay and count, as with RocksDB's `avoid_flush_during_recovery`.
+    pub fn empty_logs_may_count(&mut self) {
+        self.chain.lenient();
+    }
+
+    /// The last sequence so far.
+    pub fn last_sequence(&self) -> u64 {
+        self.last_sequence
+    }
+
     /// Begins the next log; numbers ascend.
     pub fn begin(&mut self, number: u64) -> LogReader {
         self.number = number;
@@ -178,23 +189,30 @@ impl WalReplay {
         if let Some(zeros) = record.zeros_before
             && is_first
         {
+            let sequence = match looks_compressed(record.data) {
+                true => String::new(),
+                false => format!(" with sequence {}", batch.sequence()),
+            };
             return Err(Error::new(
                 Kind::Corruption,
                 format!(
-                    "{} at {zeros}: zeros, and a valid record with sequence {} behind them at {}",
+                    "{} at {zeros}: zeros, and a valid record{sequence} behind them at {}",
                     self.name(),
-                    batch.sequence(),
                     record.offset
                 ),
             ));
         }
         let end = GroupEnd::parse(record.data);
         self.marked |= end.is_some() && record.offset == 0 && !mutant("groups_are_not_marked");
-        if self.check_order(&batch, &record, end.is_some())? == Order::BehindHole {
+        let start = LogStart::parse(record.data).is_some() && record.offset == 0;
+        if self.check_order(&batch, &record, start || end.is_some())? == Order::BehindHole {
             return self.behind_hole(&batch, &record, end);
         }
-        if end.is_some() {
-            self.group_end(&batch);
+        if record.offset == 0 && (start || end.is_some()) {
+            self.chain.starts(self.number, batch.sequence(), self.expected);
+        }
+        if start || end.is_some() {
+            self.note(&batch);
             return Ok(());
         }
         let before = self.operations;
@@ -237,9 +255,9 @@ impl WalReplay {
         Ok(())
     }
 
-    /// A group is whole. Its end also says where the sequences were when the log was begun: perhaps further
+    /// The end of a group or the start of a log, which also says where the sequences were then: perhaps further
     /// than what is left of the log before, if that was never durable. They must not go back.
-    fn group_end(&mut self, batch: &WriteBatch<'_>) {
+    fn note(&mut self, batch: &WriteBatch<'_>) {
         let last = batch.sequence().saturating_sub(1);
         self.leftovers |= self.expected.is_some_and(|expected| batch.sequence() > expected);
         self.last_sequence = self.last_sequence.max(last);
@@ -275,13 +293,19 @@ impl WalReplay {
         &mut self,
         batch: &WriteBatch<'_>,
         record: &LogRecord<'_>,
-        is_end: bool,
+        is_note: bool,
     ) -> Result<Order> {
         if self.torn.is_some() {
             return Ok(Order::BehindHole);
         }
-        let Some(expected) = self.expected else { return Ok(Order::Next) };
         let found = batch.sequence();
+        let is_first = self.first_in_log && !is_note;
+        let Some(expected) = self.expected else {
+            if is_first {
+                self.chain.goes_on(self.number, found, None)?;
+            }
+            return Ok(Order::Next);
+        };
         let corrupt = |text: String| Err(Error::new(Kind::Corruption, text));
         if found < expected {
             return corrupt(format!(
@@ -290,10 +314,9 @@ impl WalReplay {
                 record.offset
             ));
         }
-        if found == expected {
-            return Ok(Order::Next);
-        }
-        if let Some(zeros) = record.zeros_before {
+        if let Some(zeros) = record.zeros_before
+            && found > expected
+        {
             if self.marked {
                 self.torn = Some(TornGroup::new(zeros));
                 return Ok(Order::BehindHole);
@@ -303,17 +326,10 @@ impl WalReplay {
                 self.name()
             ));
         }
-        if let Some((number, offset)) = self.cut
-            && self.first_in_log
-            && !is_end
-        {
-            return corrupt(format!(
-                "{} ends at {offset} before sequence {expected}, and {} goes on with {found}",
-                FileName::Wal(number),
-                self.name()
-            ));
+        if is_first {
+            self.chain.goes_on(self.number, found, Some(expected))?;
         }
-        self.gap = true;
+        self.gap |= found > expected;
         Ok(Order::Next)
     }
 
@@ -381,13 +397,13 @@ impl WalReplay {
         }
         let torn = scan.and_then(DamageScan::torn).or(self.torn);
         self.leftovers |= torn.is_some_and(|torn| torn.records() > 0);
-        self.cut = match cut {
-            _ if self.torn.is_some() => torn.map(|torn| (self.number, torn.hole())),
-            Some((offset, _)) => Some((self.number, offset)),
-            // A log without any record does not close the gap behind the one before.
-            None if self.first_in_log => self.cut,
-            None => None,
+        let hole = torn.filter(|_| self.torn.is_some()).map(|torn| torn.hole());
+        let hollow = match cut {
+            None if hole.is_none() => reader.zeros_from().or(self.empty.then_some(0)),
+            _ => None,
         };
+        let cut = hole.or(cut.map(|(offset, _)| offset));
+        self.chain.ends(self.number, cut, hollow, !self.first_in_log);
         if let Some(torn) = self.torn {
             self.tails.push((self.number, LogEnd::Truncated { offset: torn.hole() }));
         } else if *end != LogEnd::Clean {
@@ -408,7 +424,7 @@ impl WalReplay {
         }
         // Behind a log that was cut only a log counts that goes on exactly, for RocksDB too.
         let goes_on = self.expected == Some(self.last_sequence + 1);
-        let leftovers = self.leftovers || (self.cut.is_some() && !goes_on);
+        let leftovers = self.leftovers || (self.chain.is_cut() && !goes_on);
         Replayed {
             memtables,
             last_sequence: self.last_sequence,
@@ -417,12 +433,20 @@ impl WalReplay {
             keys,
             leftovers,
             unread: self.unread,
+            warnings: self.chain.into_warnings(),
         }
     }
 
     fn name(&self) -> String {
         FileName::Wal(self.number).to_string()
     }
+}
+
+/// The sequences up to here are in tables, or never were.
+fn covered(state: &ManifestState) -> u64 {
+    let files = state.column_families.values().flat_map(|family| family.files());
+    let largest = files.map(|(_, file)| file.largest_sequence).max();
+    state.last_sequence.max(largest.unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -825,8 +849,103 @@ mod tests {
         // Nor is it known how many keys those had changed.
         assert_eq!((replayed.keys, replayed.leftovers), (None, true));
         let (next, _) = grouped(6, 105, &[&[10]]);
-        let replayed = replay(&[(4, torn), (5, empty), (6, next)]).unwrap();
-        assert_eq!((replayed.last_sequence, replayed.keys), (105, None));
+        // Nobody writes on top of that before a table and the MANIFEST have it.
+        let text = "000005.log at 0: sequences from 102 on are missing, 000005.log begins with 105";
+        refused(&[(4, torn), (5, empty), (6, next)], Kind::Corruption, text);
+    }
+
+    /// As where a log was lost, or its bytes never reached the disk. The MANIFEST knows sequences up to 100.
+    #[test]
+    fn a_log_that_lost_its_beginning_hides_no_gap() {
+        let old = log(101..110);
+        let new = (5, log(110..115));
+        let mut preallocated = old.clone();
+        preallocated.resize(4096, 0);
+        assert_eq!(replay(&[(4, preallocated.clone()), new.clone()]).unwrap().last_sequence, 114);
+        for (bytes, text) in [
+            (
+                vec![],
+                "000004.log has nothing from 0 on, where sequence 101 is missing, and 000005.log",
+            ),
+            (vec![0; 4096], "000004.log has nothing from 0 on"),
+            (old[..5].to_vec(), "000004.log ends at 0 before sequence 101"),
+            (old[..20].to_vec(), "000004.log ends at 0 before sequence 101"),
+            (
+                [&old[..70], &[0; 500]].concat(),
+                "has nothing from 70 on, where sequence 103 is missing",
+            ),
+        ] {
+            let found = replay(&[(4, bytes.clone()), new.clone()]);
+            refused(&[(4, bytes.clone()), new.clone()], Kind::Corruption, text);
+            refused(&[(4, bytes.clone()), (4, vec![]), new.clone()], Kind::Corruption, text);
+            assert!(found.is_err());
+            // Nothing is missing in front of what the MANIFEST knows already.
+            let covered = replay(&[(4, bytes.clone()), (5, log(90..99))]);
+            assert!(covered.is_ok() || bytes.len() > 70);
+            // Nor behind the last batch.
+            assert!(replay(&[(4, bytes), (5, vec![])]).is_ok());
+        }
+        // In the middle.
+        let (older, newer) = ((4, log(101..105)), (6, log(110..112)));
+        let text = "000005.log has nothing from 0 on, where sequence 105 is missing";
+        refused(&[older.clone(), (5, vec![]), newer.clone()], Kind::Corruption, text);
+        let text = "000005.log ends at 0 before sequence 105, and 000006.log goes on with 110";
+        refused(&[older, (5, log(105..110)[..9].to_vec()), newer], Kind::Corruption, text);
+    }
+
+    /// RocksDB writes without a log where it is told to, and a flush may leave nothing of the last writes.
+    #[test]
+    fn a_gap_that_a_healthy_directory_may_have_is_a_warning() {
+        assert_eq!(replay(&[(4, log(101..110)), (5, log(110..112))]).unwrap().warnings.len(), 0);
+        let replayed = replay(&[(4, log(104..110)), (5, log(112..115))]).unwrap();
+        assert_eq!((replayed.last_sequence, replayed.warnings.len()), (114, 2));
+        assert!(replayed.warnings[0].starts_with("000004.log begins with sequence 104, and what"));
+        assert!(replayed.warnings[1].contains("000005.log begins with sequence 112"));
+        // Where openings leave empty logs, they prove nothing.
+        let mut replay = WalReplay::new(&state(), 1 << 30);
+        replay.empty_logs_may_count();
+        for (number, bytes) in [(4, log(101..105)), (5, vec![]), (6, log(110..112))] {
+            let mut reader = replay.begin(number);
+            reader.feed(&bytes, true, |record| replay.record(record)).unwrap();
+            replay.end(&reader, None, None).unwrap();
+        }
+        assert_eq!(replay.finish().warnings.len(), 1);
+    }
+
+    /// A log of `process`, which says where it begins.
+    fn started(number: u64, sequences: std::ops::Range<u64>) -> (u64, Vec<u8>) {
+        let (mut bytes, mut writer) = (Vec::new(), LogWriter::new(Some(number), 0));
+        writer.append(&LogStart { sequence: sequences.start }.encode(), &mut bytes);
+        sequences.for_each(|sequence| writer.append(&put(sequence, 0), &mut bytes));
+        (number, bytes)
+    }
+
+    #[test]
+    fn a_log_of_ours_tells_every_gap_in_front_of_it() {
+        let logs = [started(4, 101..110), started(5, 110..120), started(6, 120..130)];
+        let replayed = replay(&logs).unwrap();
+        assert_eq!((replayed.last_sequence, replayed.leftovers), (129, false));
+        for gone in 0..2 {
+            let mut rest = logs.to_vec();
+            rest.remove(gone);
+            let text = format!("00000{}.log begins with {}", gone + 5, 110 + 10 * gone);
+            refused(&rest, Kind::Corruption, &text);
+            // Cut where a record ends.
+            let mut cut = logs.to_vec();
+            let (number, _) = cut[gone];
+            cut[gone] = started(number, 101 + 9 * gone as u64..105 + 9 * gone as u64);
+            if gone == 0 {
+                refused(&cut, Kind::Corruption, &text);
+            }
+            // Nothing was written on top of it.
+            let (number, _) = rest[gone];
+            rest.truncate(gone);
+            rest.push(started(number, 120..120));
+            assert!(replay(&rest).unwrap().leftovers || gone == 0);
+        }
+        let (marked, _) = grouped(5, 110, &[&[10]]);
+        let text = "000005.log at 0: sequences from 101 on are missing, 000005.log begins with 110";
+        refused(&[(5, marked)], Kind::Corruption, text);
     }
 
     /// As after a power cut of logs that were never flushed.
@@ -842,8 +961,10 @@ mod tests {
         assert_eq!(replay(&[(4, vec![]), (5, counted)]).unwrap().keys, None);
         // The only group of the first log is gone, but for the mark in front of it.
         let (start, _) = grouped(4, 101, &[]);
+        let (late, _) = grouped(5, 102, &[]);
+        assert_eq!(replay(&[(4, start.clone()), (5, late)]).unwrap().keys, None);
         let (late, _) = grouped(5, 102, &[&[10]]);
-        assert_eq!(replay(&[(4, start), (5, late)]).unwrap().keys, None);
+        refused(&[(4, start), (5, late)], Kind::Corruption, "000005.log begins with 102");
         // The MANIFEST knows of later sequences than the log that was cut.
         let torn = log(90..95);
         let replayed = replay(&[(4, torn[..torn.len() - 1].to_vec())]).unwrap();

@@ -11,6 +11,9 @@
 //! a log begins: recovery must know which holes a power cut can have torn (`rocksfmt`'s
 //! `group_end.rs`).
 //!
+//! At both levels the first record says with which sequence the log begins: recovery notices a log that is missing in
+//! front of it, or lacks its end (`log_chain.rs`).
+//!
 //! A log that is needed no more is kept as `NNNNNN.dbtmp`, gets a new name and is written again from its
 //! start. Every record has its log's number, so what is left of the old one behind its end is not taken
 //! for its own. So no blocks are given back and taken again, and at `power` a flush has no block to enter
@@ -21,7 +24,7 @@
 
 use fs::{Dir, File, Mode};
 use reactor::Core;
-use rocksfmt::{FileName, GroupEnd, LOG_BLOCK_BYTES, LogWriter};
+use rocksfmt::{FileName, GroupEnd, LOG_BLOCK_BYTES, LogStart, LogWriter};
 
 use crate::error::{Error, Kind, Result};
 use crate::insist;
@@ -111,8 +114,10 @@ impl WalWriter {
             group: Vec::new(),
             broken: false,
         };
-        if durability == Durability::Power {
-            writer.commit(next_sequence).await?;
+        match durability {
+            // It goes with the first group.
+            Durability::Process => writer.add(&LogStart { sequence: next_sequence }.encode()),
+            Durability::Power => drop(writer.commit(next_sequence).await?),
         }
         dir.sync().await.map_err(|e| io(e).for_good())?;
         Ok(writer)

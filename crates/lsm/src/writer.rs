@@ -255,6 +255,8 @@ pub(crate) struct Generation {
     /// Where it is not known to be durable.
     pub log: Option<File>,
     pub next_log: u64,
+    /// The last sequence before that log.
+    pub last_sequence: u64,
 }
 
 pub(crate) struct Inner {
@@ -780,6 +782,7 @@ impl Writer {
             keys: if db.0.long_logs.is_some() { Some(0) } else { keys },
             log: None,
             next_log: log.as_ref().map_or_else(|| db.new_number(), WalWriter::number),
+            last_sequence: db.visible(),
         };
         inner.waiting.borrow_mut().push_back(recovered);
         let commit = inner.clone();

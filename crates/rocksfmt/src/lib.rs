@@ -38,6 +38,7 @@ mod levels;
 mod log;
 mod log_physical;
 mod log_scan;
+mod log_start;
 mod log_writer;
 mod log_zstd;
 mod manifest;
@@ -92,7 +93,9 @@ pub use log::{
     is_recyclable_log,
 };
 pub use log_scan::{DamageScan, LaterRecord, is_torn_group};
+pub use log_start::LogStart;
 pub use log_writer::LogWriter;
+pub use log_zstd::looks_compressed;
 pub use manifest::{ColumnFamily, ManifestReplay, ManifestState};
 pub use metaindex::{FilterHandle, Metaindex};
 pub use names::{FileName, parse_current};

@@ -206,6 +206,11 @@ impl LogReader {
         &self.timestamp_sizes
     }
 
+    /// Where the zeros begin that the file ends in so far, if nothing else has come behind them.
+    pub fn zeros_from(&self) -> Option<u64> {
+        self.zeros_from
+    }
+
     /// What the log says about the one before it.
     pub fn predecessor(&self) -> Option<PredecessorWal> {
         self.predecessor

@@ -16,7 +16,7 @@ use crate::group_end::{GroupEnd, TornGroup};
 use crate::key::SEQUENCE_MAX;
 use crate::log::{LOG_BLOCK_BYTES, LogKind, LogReader};
 use crate::log_physical::{HEADER_BYTES, Physical, kind, physical};
-use crate::log_zstd::RecordDecompressor;
+use crate::log_zstd::{RecordDecompressor, looks_compressed};
 
 /// A valid record behind a log's first damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,8 @@ impl DamageScan {
             recycled: reader.recycled(),
             damage_offset,
             sequence_min,
-            decompressor: match reader.compressed() {
+            // A log says in its first record whether it is compressed.
+            decompressor: match reader.compressed() || reader.good_until() == 0 {
                 true => RecordDecompressor::new().ok(),
                 false => None,
             },
@@ -208,8 +209,10 @@ impl DamageScan {
             return Some((bytes, self.judge(payload, offset)));
         }
         let head = match &mut self.decompressor {
-            None => payload,
-            Some(decompressor) => decompressor.head(payload).unwrap_or_default(),
+            Some(decompressor) if looks_compressed(payload) => {
+                decompressor.head(payload).unwrap_or_default()
+            }
+            _ => payload,
         };
         Some((bytes, newer(head, self.sequence_min, offset)))
     }

@@ -20,6 +20,12 @@ impl std::fmt::Debug for RecordDecompressor {
     }
 }
 
+/// Whether a record looks like one of a compressed log: where the record that says so is damaged, only this tells.
+/// An uncompressed batch begins so with few sequences, all above 4 * 10^9.
+pub fn looks_compressed(record: &[u8]) -> bool {
+    record.starts_with(&zstd::zstd_safe::MAGICNUMBER.to_le_bytes())
+}
+
 impl RecordDecompressor {
     pub(crate) fn new() -> Result<RecordDecompressor, String> {
         Ok(RecordDecompressor {

@@ -456,6 +456,11 @@ impl ManifestReplay {
         Ok(())
     }
 
+    /// The largest sequence that the records so far name.
+    pub fn last_sequence(&self) -> u64 {
+        self.last_sequence.unwrap_or(0)
+    }
+
     /// Checks the state and sorts it for reading.
     pub fn finish(self) -> Result<ManifestState> {
         let missing = |what| Error::corruption(format!("no {what} entry in MANIFEST"));

@@ -23,6 +23,7 @@ pub fn json(report: &CheckReport) -> Value {
         "blocks": report.blocks,
         "entries": report.entries,
         "damages": damages,
+        "warnings": report.warnings,
     })
 }
 
@@ -38,6 +39,9 @@ pub fn text(path: &Path, report: &CheckReport) -> String {
             }
             None => writeln!(out, "damaged: {}: {}", damage.file, damage.what),
         };
+    }
+    for warning in &report.warnings {
+        let _ = writeln!(out, "warning: {warning}");
     }
     let verdict = match report.damages.len() {
         0 => "nothing is damaged".to_owned(),
@@ -74,6 +78,7 @@ mod tests {
             blocks: 2,
             entries: 1000,
             damages: damages.iter().map(damage).collect(),
+            warnings: Vec::new(),
         }
     }
 

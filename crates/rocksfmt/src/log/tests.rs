@@ -265,6 +265,25 @@ fn damage_in_a_compressed_log_is_told_from_a_tail() {
     assert_eq!(scan.push(0, &bad).unwrap().sequence, Some(next + 1));
 }
 
+/// Only its first record says that a log is compressed.
+#[test]
+fn a_compressed_log_without_its_first_record_is_no_empty_one() {
+    let bytes = log_of(LogBuilder::legacy().compressed(), 1..100).finish();
+    for range in [0..1, 0..7, 7..11, 0..12, 0..512] {
+        let mut bad = bytes.clone();
+        bad[range.clone()].fill(0);
+        let (records, reader) = read_with(LogReader::new(WAL), &bad, usize::MAX);
+        assert!(records.is_empty() && !reader.compressed());
+        let mut scan = DamageScan::new(&reader, 0, 1);
+        let later = scan.push(0, &bad).expect("what stands behind is found");
+        let sequence = later.sequence.unwrap();
+        assert!((1..100).contains(&sequence), "{range:?}: {sequence}");
+        assert!(range.end > 11 || sequence == 1);
+        // Older ones prove nothing.
+        assert_eq!(DamageScan::new(&reader, 0, 100).push(0, &bad), None);
+    }
+}
+
 #[test]
 fn a_manifest_with_a_bad_record_and_more_behind_it_is_damaged() {
     let mut log = LogBuilder::legacy();
