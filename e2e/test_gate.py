@@ -308,6 +308,29 @@ def log_that_is_a_pipe(path):
     os.mkfifo(log)
 
 
+@refused(r"CURRENT\.dbtmp is a directory")
+def draft_of_current_that_is_a_directory(path):
+    make(path)
+    (path / "CURRENT.dbtmp").mkdir()
+
+
+def blob_that_is(path, put):
+    make(path, flush=True, text="enable_blob_files=true")
+    blob = max(path.glob("*.blob"))
+    blob.unlink()
+    put(blob)
+
+
+@refused(r"\d+\.blob: Is a directory")
+def blob_that_is_a_directory(path):
+    blob_that_is(path, os.mkdir)
+
+
+@refused(r"\d+\.blob: not a regular file")
+def blob_that_is_a_pipe(path):
+    blob_that_is(path, os.mkfifo)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refusal_names_the_reason_and_changes_nothing(name, tmp_path):
     maker, pattern = REFUSED[name]
@@ -439,6 +462,35 @@ def test_a_lock_that_is_a_pipe_is_named(tmp_path):
     for words in (["kv", "put", "a", "b"], ["kv", "get", "key00001"]):
         said = millrace.fail(*words, "--data", data)
         assert f"locking {data / 'LOCK'}: not a regular file" in said, said
+
+
+NEEDLESS = ["000001.sst", "000001.blob", "000003.dbtmp", "000001.log", "000999.sst", "000998.dbtmp", "MANIFEST-000001", "MANIFEST-000997"]
+
+
+def test_directories_in_the_place_of_needless_files_are_left_alone(tmp_path):
+    data = tmp_path / "db"
+    make(data, flush=True)
+    for name in [*NEEDLESS, "OPTIONS-000996.dbtmp"]:
+        (data / name).mkdir()
+        (data / name / "something").write_text("of somebody")
+    for n in range(3):
+        millrace.succeed("kv", "put", f"new{n}", "value", "--data", data)
+        assert len([name for name in data.glob("MANIFEST-*") if name.is_file()]) == 1
+    with millrace.node(data, tmp_path / "log", "--durability", "process", writes=True) as node, node.connect() as client:
+        assert client.call("GET", "key00007") == b"value 7" and client.call("GET", "new2") == b"value"
+        assert f"{data / '000999.sst'}: a directory" in (tmp_path / "log").read_text()
+    assert all((data / name / "something").exists() for name in NEEDLESS)
+    with rocksdb78.opened(data) as database:
+        assert len(list(database.scan())) == 103
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/nonexistent/x"), lambda path: path.write_text("torn")], ids=["pipe", "link", "file"])
+def test_a_draft_of_current_is_removed_whatever_it_is(put, tmp_path):
+    data = tmp_path / "db"
+    make(data)
+    put(data / "CURRENT.dbtmp")
+    millrace.succeed("kv", "put", "new", "value", "--data", data)
+    assert not os.path.lexists(data / "CURRENT.dbtmp") and len(list(data.glob("MANIFEST-*"))) == 1
 
 
 def test_what_links_lead_to_is_read_and_never_written(tmp_path):

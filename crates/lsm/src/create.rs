@@ -14,6 +14,9 @@ use crate::manifest_writer::ManifestWriter;
 use crate::spares::spares_max;
 use crate::writer::{WriteOptions, may_be_written_over};
 
+/// What CURRENT is replaced through ([`Dir::replace_small`]).
+pub(crate) const CURRENT_DRAFT: &str = "CURRENT.dbtmp";
+
 /// Takes the lock that excludes every other user of the directory, RocksDB too.
 pub(crate) async fn lock(dir: &Dir) -> Result<LockGuard> {
     dir.lock_exclusive("LOCK").await.map_err(|e| match e.kind() {
@@ -78,6 +81,10 @@ pub(crate) async fn take_over(
         }
     }
     db.0.next_file.store(next + 1, Ordering::Relaxed);
+    if entries.iter().any(|entry| entry.name == CURRENT_DRAFT) {
+        // A crash leaves a file, which would be written over. A link would be followed.
+        dir.remove(CURRENT_DRAFT).await.map_err(io)?;
+    }
     let mut manifest =
         ManifestWriter::new(core, dir, db.0.manifest_number, state, manifest_bytes(db, options));
     let mut begun = manifest.begin(next, next + 1).await;
@@ -103,23 +110,38 @@ pub(crate) async fn take_over(
             Some(FileName::Blob(number)) => blobs().all(|blob| blob.number != number),
             _ => false,
         };
-        let number = match FileName::parse(&entry.name) {
-            Some(FileName::Sst(number) | FileName::Temp(number)) => Some(number),
-            _ => None,
-        };
-        match number {
-            Some(number)
-                if gone && db.0.spares.have_room(entry.size, spares_max(&db.version())) =>
-            {
-                let spare = FileName::Temp(number).to_string();
-                dir.rename(&entry.name, &spare).await.map_err(io)?;
-                db.0.spares.put(number, entry.size);
-            }
-            _ if gone => dir.remove(&entry.name).await.map_err(io)?,
-            _ => {}
+        if gone {
+            discard(dir, db, entry).await;
         }
     }
     Ok(manifest)
+}
+
+/// Keeps a needless file to be written again, or removes it. One that stays does no harm: the next opening tries again.
+async fn discard(dir: &Dir, db: &Db, entry: &DirEntry) {
+    let path = dir.path().join(&entry.name);
+    if entry.is_dir {
+        tracing::warn!(
+            "{}: a directory, in the place of a needless file: it stays",
+            path.display()
+        );
+        return;
+    }
+    let number = match FileName::parse(&entry.name) {
+        Some(FileName::Sst(number) | FileName::Temp(number)) => Some(number),
+        _ => None,
+    };
+    let done = match number {
+        Some(number) if db.0.spares.have_room(entry.size, spares_max(&db.version())) => {
+            let spare = FileName::Temp(number).to_string();
+            let renamed = dir.rename(&entry.name, &spare).await;
+            renamed.map(|()| db.0.spares.put(number, entry.size))
+        }
+        _ => dir.remove(&entry.name).await,
+    };
+    if let Err(error) = done {
+        tracing::warn!("{}: needless, and cannot be removed: {error}", path.display());
+    }
 }
 
 fn is_full(begun: &Result<()>) -> bool {
@@ -131,7 +153,7 @@ fn is_full(begun: &Result<()>) -> bool {
 async fn make_room(dir: &Dir, db: &Db, entries: &[DirEntry]) -> io::Result<()> {
     let state = &db.0.manifest;
     let tables = || state.column_families.values().flat_map(|family| family.files());
-    for entry in entries {
+    for entry in entries.iter().filter(|entry| !entry.is_dir) {
         let gone = match FileName::parse(&entry.name) {
             Some(FileName::Temp(_)) => true,
             Some(FileName::Sst(number)) => {

@@ -249,6 +249,7 @@ impl Db {
         }
         let mut families = Vec::new();
         let mut wanted = Vec::new();
+        let mut unreadable_blobs = Vec::new();
         for family in manifest.column_families.values() {
             let mems = match recovered.memtables.remove(&family.id) {
                 Some(mut sorting) => {
@@ -288,10 +289,11 @@ impl Db {
                 refused,
                 mems: mems.map(|mem| Arc::new(Mem::Recovered(mem))).into_iter().collect(),
                 levels,
-                blobs: open_blobs(dir, family, &plan, &mut warnings).await,
+                blobs: open_blobs(dir, family, &plan, &mut unreadable_blobs).await,
                 merge_operator: merge_operator.to_owned(),
             });
         }
+        warnings.extend(unreadable_blobs.iter().cloned());
         let tables = TableMemory::new(options.memory_bytes);
         let slots = open_tables(core, dir, &plan, wanted, &tables, &mut warnings).await?;
         let last_sequence = manifest.last_sequence.max(recovered.last_sequence);
@@ -309,6 +311,7 @@ impl Db {
                 last_sequence,
                 families: &families,
                 slots: &slots,
+                unreadable_blobs: &unreadable_blobs,
                 unread: &recovered.unread,
                 prepared,
             };
@@ -532,14 +535,14 @@ async fn open_blobs(
     dir: &Dir,
     family: &rocksfmt::ColumnFamily,
     plan: &RecoveryPlan,
-    warnings: &mut Vec<String>,
+    unreadable: &mut Vec<String>,
 ) -> Vec<(u64, Arc<BlobFile>)> {
     let mut blobs = Vec::new();
     for blob in family.live_blob_files() {
         let Some(listed) = plan.blobs.get(&blob.number) else { continue };
         match dir.open(&listed.name).await {
             Ok(file) => blobs.push((blob.number, Arc::new(BlobFile { file }))),
-            Err(e) => warnings.push(format!("{}: {e}", listed.name)),
+            Err(e) => unreadable.push(format!("{}: {e}", listed.name)),
         }
     }
     blobs.sort_by_key(|(number, _)| *number);

@@ -24,6 +24,7 @@ use fs::DirEntry;
 use rocksfmt::{FileName, ManifestState};
 
 use crate::choices::{Choices, OLDEST};
+use crate::create::CURRENT_DRAFT;
 use crate::error::{Error, Kind, Result};
 use crate::version::{Family, Slot};
 
@@ -59,6 +60,8 @@ pub(crate) struct Found<'a> {
     pub last_sequence: u64,
     pub families: &'a [Family],
     pub slots: &'a [Slot],
+    /// Live blob files that are there and cannot be opened, and why.
+    pub unreadable_blobs: &'a [String],
     /// Column families whose writes are in the logs and in no memtable.
     pub unread: &'a BTreeSet<u32>,
     /// What is known of transactions that are prepared in logs that nobody else needs: see
@@ -139,6 +142,9 @@ pub(crate) fn check(found: &Found<'_>, consent: Consent) -> Result<Vec<String>> 
         Err(Error::new(kind, text))
     };
     let unsupported = |what: String| refused(Kind::Unsupported, what);
+    if let Some(what) = found.obstacle() {
+        return unsupported(what);
+    }
     if let Some(what) = damaged_options(found) {
         return unsupported(what);
     }
@@ -189,6 +195,17 @@ fn damaged_options(found: &Found<'_>) -> Option<String> {
 }
 
 impl Found<'_> {
+    /// What stands in the place of a file that is read, or that will be written.
+    fn obstacle(&self) -> Option<String> {
+        let mut draft = self.entries.iter().filter(|entry| entry.name == CURRENT_DRAFT);
+        if draft.any(|entry| entry.is_dir) {
+            return Some(format!(
+                "{CURRENT_DRAFT} is a directory, and CURRENT is replaced through a file of that name: move it away"
+            ));
+        }
+        self.unreadable_blobs.first().map(|blob| format!("its values cannot be read: {blob}"))
+    }
+
     /// Numbers or sequences that there are too few of. New files get numbers after all that are there, and
     /// nobody wrote so many files: a stray file or damage says so.
     fn used_up(&self) -> Option<String> {
@@ -391,6 +408,7 @@ mod tests {
             last_sequence: 100,
             families: &[family],
             slots: &[],
+            unreadable_blobs: &[],
             unread: &BTreeSet::new(),
             prepared: None,
         };
