@@ -15,6 +15,7 @@ import guest
 import millrace
 import pytest
 import resp
+import rocksdb78
 import sandbox
 from test_admin import Node, spec
 from test_disks import Disks, image, machine
@@ -109,6 +110,46 @@ def test_a_database_and_its_clients_notice_nothing_of_the_sandbox(tmp_path):
             assert node.process.wait(20) == 0
     assert list((tmp_path / "db").glob("*.sst"))
     millrace.succeed("kv", "check", "--data", tmp_path / "db")
+
+
+def test_a_confined_node_reads_what_links_lead_to(tmp_path):
+    """As every other one: links to tables, logs, MANIFEST, CURRENT, OPTIONS."""
+    data, elsewhere = tmp_path / "db", tmp_path / "elsewhere"
+    with rocksdb78.opened(data) as database:
+        for n in range(100):
+            database.put(b"key%03d" % n, b"value")
+        database.flush()
+        database.put(b"late", b"in the log")
+    elsewhere.mkdir()
+    for file in [file for file in data.iterdir() if not file.name.startswith("LOG")]:
+        file.rename(elsewhere / file.name)
+        file.symlink_to(elsewhere / file.name)
+    (data / "LOCK").unlink()
+    before = {file.name: file.read_bytes() for file in elsewhere.iterdir()}
+    for mode in (["--read-only"], [], ["--durability", "process"]):
+        port = millrace.free_port()
+        flags = ["--data", data, "--listen", f"127.0.0.1:{port}", "--memory", "64M", "--sandbox", "on", *mode]
+        with Disks(tmp_path / f"log{len(mode)}{mode[:1]}", flags=flags) as node:
+            guest.wait_for("the node", lambda: " serves " in node.said())
+            with resp.Connection(port, 60) as client:
+                assert client.call("GET", "key007") == b"value" and client.call("GET", "late") == b"in the log"
+                if mode != ["--read-only"]:
+                    assert client.call("SET", "new", "value") == b"OK"
+    assert {file.name: file.read_bytes() for file in elsewhere.iterdir()} == before
+
+
+def test_a_confined_node_looks_into_the_directory_of_logs(tmp_path):
+    """All that was in them is in tables: it is served for reading."""
+    data, logs = tmp_path / "db", tmp_path / "wal"
+    with rocksdb78.opened(data, rocksdb78.options(wal_dir=str(logs).encode())) as database:
+        database.put(b"key", b"value")
+        database.flush()
+    port = millrace.free_port()
+    flags = ["--data", data, "--listen", f"127.0.0.1:{port}", "--memory", "64M", "--sandbox", "on", "--read-only"]
+    with Disks(tmp_path / "log", flags=flags) as node:
+        guest.wait_for("the node", lambda: " serves " in node.said())
+        with resp.Connection(port, 60) as client:
+            assert client.call("GET", "key") == b"value"
 
 
 def test_both_processes_end_together(tmp_path):

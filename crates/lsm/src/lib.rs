@@ -46,6 +46,7 @@ mod manifest_writer;
 mod mem;
 mod merge_plan;
 mod mutant;
+mod outside;
 mod pace;
 mod point;
 mod quarantine;
@@ -74,6 +75,7 @@ pub use error::{Error, Kind, Result};
 pub use iter::{Iter, IterOptions};
 #[cfg(feature = "mutants")]
 pub use mutant::set_mutant;
+pub use outside::outside;
 pub use reader::{CfId, Reader, ReaderStats};
 pub use rocksfmt::{BatchWriter, Compression, Op, WriteBatch};
 pub use snapshot::Snapshot;

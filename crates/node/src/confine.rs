@@ -3,7 +3,7 @@
 //! Two walls, each for what the other does not see (docs/SANDBOX.md has the whole picture):
 //!
 //! 1. **Landlock** ([`confine_paths`]): no path is opened, made, renamed or removed but beneath the
-//!    database's directory; no TCP port bound or connected to; no signal and no abstract socket
+//!    database's directory, and what its symbolic links led to is only read; no TCP port bound or connected to; no signal and no abstract socket
 //!    reaches a process outside; no other process is traced. It holds for the thread that asks and
 //!    those started later, and for what their rings do.
 //! 2. **Seccomp** ([`confine_calls`]): only system calls that are listed here, for all threads at
@@ -14,7 +14,7 @@
 //! all disks. Descriptors that are open stay as good as they were.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd,
@@ -36,6 +36,8 @@ pub struct Beneath<'a> {
     pub directory: &'a Path,
     /// Files there may be made, changed and removed.
     pub writable: bool,
+    /// Files elsewhere that may be read, and directories that may be listed: [`lsm::outside`].
+    pub outside: &'a [PathBuf],
 }
 
 /// Takes all paths away from this thread and those it starts later, but for what is beneath a
@@ -62,11 +64,18 @@ pub fn confine_paths(beneath: Option<Beneath<'_>>) -> Result<bool, String> {
         .and_then(|rules| rules.scope(Scope::from_all(LANDLOCK)))
         .and_then(Ruleset::create)
         .map_err(|error| failed(&error))?;
-    if let Some(Beneath { directory, writable }) = beneath {
+    if let Some(Beneath { directory, writable, outside }) = beneath {
         let place = PathFd::new(directory).map_err(|error| failed(&error))?;
         let access = if writable { reads | writes } else { reads };
         let rule = PathBeneath::new(place, access);
         rules = rules.add_rule(rule).map_err(|error| failed(&error))?;
+        for path in outside {
+            // Gone meanwhile, or not for this user: whoever needs it will say so.
+            let Ok(place) = PathFd::new(path) else { continue };
+            let access = if path.is_dir() { AccessFs::ReadDir } else { AccessFs::ReadFile };
+            let rule = PathBeneath::new(place, access);
+            rules = rules.add_rule(rule).map_err(|error| failed(&error))?;
+        }
     }
     let status = rules.restrict_self().map_err(|error| failed(&error))?;
     match status.ruleset {

@@ -490,8 +490,9 @@ fn confine(config: &Config, launcher: u32, succeeds: bool) -> Result<(Sink, Conf
         }
     }
     let data = config.data.as_deref().filter(|data| data.exists());
-    let paths =
-        confine_paths(data.map(|directory| Beneath { directory, writable: !config.read_only }));
+    let outside = data.map(lsm::outside).unwrap_or_default();
+    let (writable, outside) = (!config.read_only, &outside[..]);
+    let paths = confine_paths(data.map(|directory| Beneath { directory, writable, outside }));
     if config.sandbox == Sandbox::On && paths != Ok(true) {
         let why = paths.err().unwrap_or_else(|| "this kernel's Landlock is too old".to_owned());
         return Err(Error::new(Kind::System, format!("this node cannot be confined: {why}"))

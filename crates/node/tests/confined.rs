@@ -102,7 +102,7 @@ fn only_the_databases_directory_is_left_of_all_paths() {
     let own = OpenOptions::new().read(true).write(true).open(place.join("own.img")).unwrap();
     let port = TcpListener::bind("127.0.0.1:0").unwrap();
     let parent = std::os::unix::process::parent_id();
-    let beneath = Beneath { directory: &data, writable: true };
+    let beneath = Beneath { directory: &data, writable: true, outside: &[] };
     let confined = confine_paths(Some(beneath));
     if confined != Ok(true) {
         eprintln!("skipped: Landlock is not there, or too old: {confined:?}");
@@ -161,7 +161,10 @@ fn a_directory_that_is_only_read_is_only_read() {
         return;
     }
     let data = place().join("data");
-    let beneath = Beneath { directory: &data, writable: false };
+    let outside = [place().join("other.img"), place().join("logs")];
+    fs::create_dir_all(outside[1].join("below")).unwrap();
+    fs::write(outside[1].join("log"), "log").unwrap();
+    let beneath = Beneath { directory: &data, writable: false, outside: &outside };
     let confined = confine_paths(Some(beneath));
     if confined != Ok(true) {
         eprintln!("skipped: Landlock is not there, or too old: {confined:?}");
@@ -171,6 +174,13 @@ fn a_directory_that_is_only_read_is_only_read() {
     refused(File::create(data.join("new")));
     refused(append(&data.join("CURRENT")));
     refused(fs::remove_file(data.join("CURRENT")));
+    // What links lead to is read, and the directory of logs is listed.
+    fs::read(&outside[0]).unwrap();
+    refused(append(&outside[0]));
+    refused(fs::remove_file(&outside[0]));
+    assert_eq!(fs::read_dir(&outside[1]).unwrap().count(), 2);
+    refused(File::open(outside[1].join("log")));
+    refused(File::create(outside[1].join("new")));
 }
 
 #[test]
