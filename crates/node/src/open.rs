@@ -77,6 +77,8 @@ pub fn explain(path: &Path, error: &lsm::Error) -> Error {
             path.display()
         )),
         lsm::Kind::Unsupported => Error::new(Kind::Unsupported, what),
+        // Logs longer than memory: reading finds no place for them either, and the text says what helps.
+        lsm::Kind::Full if what.contains("raise --memory") => Error::new(Kind::System, what),
         lsm::Kind::Full => Error::new(Kind::System, what)
             .hint("make space, or open it with --read-only, which needs none"),
         lsm::Kind::Older => Error::new(Kind::Unsupported, what)
@@ -159,5 +161,8 @@ mod tests {
         assert!(error(lsm::Kind::Locked).advice().unwrap().contains("--secondary"));
         assert!(error(lsm::Kind::Corruption).advice().unwrap().contains("kv check"));
         assert_eq!(error(lsm::Kind::Unsupported).kind(), Kind::Unsupported);
+        assert!(error(lsm::Kind::Full).advice().unwrap().contains("--read-only"));
+        let long = lsm::Error::new(lsm::Kind::Full, "logs: free 5 bytes, or raise --memory");
+        assert_eq!(explain(path, &long).advice(), None);
     }
 }
