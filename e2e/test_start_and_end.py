@@ -181,6 +181,19 @@ def test_many_large_commands_that_stall_hold_up_others_as_long_as_one(tmp_path):
             client.socket.close()
 
 
+def test_pipelines_of_short_orders_that_build_long_values_do_not_hold_up_the_end(tmp_path):
+    """All of them counted as taken: the node was killed after a minute."""
+    with millrace.node(tmp_path / "db", tmp_path / "log", "--memory", "64M", writes=True) as node:
+        clients = [node.connect(60) for _ in range(30)]
+        for number, client in enumerate(clients):
+            for order in ("SETRANGE", "APPEND"):
+                words = [order, f"key{number}", *(["1048566"] if order == "SETRANGE" else []), "x"]
+                client.send(resp.encode(*words) * 300)
+        time.sleep(0.5)
+        node.process.terminate()
+        assert node.process.wait(timeout=30) == 0, node.said()
+
+
 def test_large_values_wait_for_each_other_and_not_for_one_that_stalls(tmp_path, long):
     with millrace.node(tmp_path / "db", tmp_path / "log", "--memory", "64M", writes=True) as node:
         largest = int(node.connect().call("CONFIG", "GET", "proto-max-bulk-len")[1])

@@ -7,10 +7,13 @@
 use lsm::{BatchWriter, Op, WriteBatch};
 
 use crate::long_double::LongDouble;
+use crate::modify::built_bytes_told;
 use crate::settings::Settings;
 use crate::spec::CommandId;
 use crate::state::FAMILY;
 
+/// What is noted of a key while a change of it is on its way, in bytes.
+const KEY_BYTES: usize = 256;
 /// Largest value that a command may build where no [`Settings`](crate::Settings) say less: Redis's
 /// `proto-max-bulk-len`.
 pub(crate) const VALUE_BYTES_MAX: usize = resp::BULK_BYTES_MAX;
@@ -104,6 +107,8 @@ pub enum Answer {
     Integer(i64),
     /// A value.
     Bulk(Vec<u8>),
+    /// The value that was there before, if there was one.
+    Old(Option<Vec<u8>>),
     /// Nothing was changed, in Redis's words.
     Refused(&'static str),
     /// The engine cannot do it: its text, with Redis's code in front.
@@ -229,6 +234,13 @@ impl Change {
             | Kind::AddFloat(_) => Need::Value,
             Kind::Clear | Kind::Sync => Need::Nothing,
         }
+    }
+
+    /// About how many bytes of memory it takes until it is answered: its batch, what is noted of each key, and the value
+    /// that it builds, as far as it tells.
+    pub(crate) fn weight(&self) -> usize {
+        let built = built_bytes_told(self.kind, self.len()).min(VALUE_BYTES_MAX);
+        self.len() + self.batch.count() as usize * KEY_BYTES + built
     }
 
     /// Whether it may leave a value that is not small.

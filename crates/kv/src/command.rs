@@ -137,17 +137,24 @@ impl Command<'_> {
         }
     }
 
-    /// The most bytes that its reply may have, where that is known before and not small. `0` of commands whose replies
+    /// The most bytes that its reply, or what it takes to make that, may have, where that is known before and not small. `0` of commands whose replies
     /// are admitted when it is known how long they are.
     pub(crate) fn reply_bytes(&self) -> usize {
         match self {
             Self::Echo(message) | Self::Ping(Some(message)) => message.len(),
             Self::Scan(_) => SCAN_BYTES_MAX,
+            // Its keys, as long as they are looked up.
+            Self::MGet(keys) | Self::Exists(keys) => {
+                keys.iter().map(<[u8]>::len).sum::<usize>() + keys.len() * KEY_BYTES
+            }
             Self::Client(ClientCommand::List(_)) | Self::Describe(_) => LIST_BYTES,
             _ => 0,
         }
     }
 }
+
+/// Memory of a key that is looked up, beside its bytes.
+const KEY_BYTES: usize = 64;
 
 /// About how long lists of clients and of commands are.
 const LIST_BYTES: usize = 64 * 1024;

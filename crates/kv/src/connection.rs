@@ -50,6 +50,8 @@ const STOP_STALL_NS: u64 = 1_000_000_000;
 
 /// What a client must bring of a large command that others wait for, on average while they have patience with it.
 const LARGE_BYTES_PER_S: u64 = 64 * 1024;
+/// For how long at most what it has brought before counts: the way there and back, as others may be waiting for it.
+const LARGE_CREDIT_NS: u64 = 100_000_000;
 /// How often this is looked at.
 const LARGE_CHECK_NS: u64 = 100_000_000;
 
@@ -85,6 +87,9 @@ impl Input {
         self.consumed = 0;
         if self.buffer.is_empty() {
             self.missing = Some(1);
+            if self.parser.room_bytes() > RECEIVE_BYTES {
+                self.parser.release();
+            }
         }
     }
 
@@ -94,22 +99,31 @@ impl Input {
         (self.consumed, self.missing) = (0, None);
     }
 
-    /// How much to receive next: of a long argument as much as has arrived already, so that announcing one takes no
+    /// How much to receive next, `least` at least: of a long argument as much as has arrived already, so that announcing one takes no
     /// memory.
-    fn wanted(&self) -> usize {
-        let most = self.buffer.len().clamp(RECEIVE_BYTES, RECEIVE_LONG_BYTES);
-        self.missing.unwrap_or(1).clamp(RECEIVE_BYTES, most)
+    fn wanted(&self, least: usize) -> usize {
+        let most = self.buffer.len().clamp(least, RECEIVE_LONG_BYTES);
+        self.missing.unwrap_or(1).clamp(least, most)
     }
 
     /// Whether no large command is arriving.
-    fn is_small(&self) -> bool {
-        let bytes = if self.missing.is_some() { self.room_wanted() } else { self.buffer.len() };
-        bytes <= Settings::REQUEST_BYTES_SMALL
+    fn is_small(&self, least: usize, small: usize) -> bool {
+        let bytes =
+            if self.missing.is_some() { self.room_wanted(least) } else { self.buffer.len() };
+        bytes <= small
     }
 
     /// Bytes that it has when that has come.
-    fn room_wanted(&self) -> usize {
-        self.buffer.len() + self.wanted()
+    fn room_wanted(&self, least: usize) -> usize {
+        self.buffer.len() + self.wanted(least)
+    }
+
+    /// Memory of what has arrived and was not taken.
+    fn room_bytes(&self) -> usize {
+        match self.buffer.is_empty() {
+            true => 0,
+            false => self.buffer.capacity() + self.parser.room_bytes(),
+        }
     }
 }
 
@@ -151,7 +165,7 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
         missing: Some(1),
         ended: false,
     };
-    let mut input_share = state.input_bytes.share();
+    let mut input_share = state.large.held.share();
     let mut idle_share = state.idle_buffer_bytes.share();
     let mut large = Large::new(&state.large, &client);
     let mut told_to_stop = false;
@@ -167,9 +181,12 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
     // Sends that have taken something: all, those when the client closed its side, those when the node's end began.
     let sends = client.sends.clone();
     let (mut sends_at_half_close, mut sends_at_stall) = (0, 0);
-    // Bytes received, and what it and the sends were when the patience with a large command began, and when that was.
+    // Bytes received, what it and the sends were when it was last looked whether a large command comes quickly enough,
+    // and since when that has brought too little.
     let (mut received, mut at_patience) = (0u64, (0, 0, 0));
     let mut too_slow = false;
+    // The least that is received at once.
+    let mut least = RECEIVE_BYTES;
     let mut alive = true;
     loop {
         let paused_until_ns = state.shared.paused_until_ns();
@@ -183,8 +200,14 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
         }
         client.blocked.set(session.waits_for_pause || paused && input.missing.is_none());
         if receiving.is_none() || apart {
-            input_share.set(input.buffer.len());
-            if !large.waits() && input.is_small() {
+            input_share.set(input.room_bytes());
+            least = match state.large.is_short(state.shared.settings()) {
+                true => Settings::REQUEST_BYTES_LEAST,
+                false => RECEIVE_BYTES,
+            };
+            if !large.waits()
+                && input.is_small(least, state.large.small_bytes(state.shared.settings()))
+            {
                 large.done();
             }
         }
@@ -219,7 +242,7 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
         } else if may_receive
             && input.missing.is_some()
             && (streaming || session.may_take())
-            && large.admit(input.room_wanted(), state.shared.settings())
+            && large.admit(input.room_wanted(least), state.shared.settings())
         {
             apart = false;
             let empty = input.buffer.is_empty();
@@ -235,9 +258,13 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             } else {
                 idle_share.set(room);
             }
-            let most = input.wanted();
+            // Many connections that wait may all begin a command at once.
+            let most = if crowded { Settings::REQUEST_BYTES_LEAST } else { input.wanted(least) };
             let buffer = std::mem::take(&mut input.buffer);
             client.input_room_bytes.set(if crowded { 0 } else { buffer.len() + most });
+            if !empty {
+                input_share.set(buffer.len() + most + input.parser.room_bytes());
+            }
             receiving.set(Some(receive(socket.clone(), buffer, most, crowded)));
         }
         if (paused || session.waits_for_pause) && pause.is_none() {
@@ -266,7 +293,11 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             patience.set(None);
             at_patience.2 = 0;
         } else if patience.is_none() {
-            patience.set(Some(state.core.sleep_ns(LARGE_CHECK_NS)));
+            if at_patience.2 == 0 {
+                at_patience = (received, sends.get(), state.core.now_ns());
+            }
+            let check_ns = large.patience_ns().map_or(LARGE_CHECK_NS, |ns| ns.min(LARGE_CHECK_NS));
+            patience.set(Some(state.core.sleep_ns(check_ns)));
         }
         alive = std::future::poll_fn(|cx| {
             client.listen(cx.waker());
@@ -277,7 +308,8 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             moved |= session.has_got_room();
             // It has just begun to wait, and looks for clients that take nothing.
             moved |= client.waits_for_room.get() && sweep.is_none();
-            moved |= large.waits() && large.admit(input.room_wanted(), state.shared.settings());
+            moved |=
+                large.waits() && large.admit(input.room_wanted(least), state.shared.settings());
             if finish(&mut sweep, cx).is_some() {
                 state.room.sweep(&state);
                 moved = true;
@@ -285,18 +317,17 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             if finish(&mut patience, cx).is_some() {
                 let now_ns = state.core.now_ns();
                 let waits_for_client = receiving.is_some() || sending.is_some();
-                let passed_ns = now_ns.saturating_sub(at_patience.2);
-                match large.patience_ns().filter(|_| waits_for_client && at_patience.2 > 0) {
-                    Some(patience_ns) if passed_ns < patience_ns => {}
-                    patience => {
-                        let enough =
-                            LARGE_BYTES_PER_S as u128 * u128::from(passed_ns) / 1_000_000_000;
-                        let brought = u128::from(received - at_patience.0) >= enough
-                            || sends.get() > at_patience.1;
-                        too_slow = patience.is_some() && !brought;
-                        at_patience = (received, sends.get(), now_ns);
+                let (received_before, sends_before, since_ns) = at_patience;
+                let brought_ns = (received - received_before) * 1_000_000_000 / LARGE_BYTES_PER_S;
+                let since_ns = match large.patience_ns().filter(|_| waits_for_client) {
+                    Some(patience_ns) if sends.get() == sends_before => {
+                        let since_ns = (since_ns + brought_ns).min(now_ns + LARGE_CREDIT_NS);
+                        too_slow = now_ns.saturating_sub(since_ns) >= patience_ns;
+                        since_ns
                     }
-                }
+                    _ => now_ns,
+                };
+                at_patience = (received, sends.get(), since_ns);
                 moved = true;
             }
             if let Some((result, sent)) = finish(&mut sending, cx) {

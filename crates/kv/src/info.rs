@@ -52,7 +52,7 @@ impl CoreReport {
             blocked_clients: state.clients.blocked(),
             commands: state.commands.list(),
             scans: state.scans.borrow().len(),
-            input_bytes: state.input_bytes.get(),
+            input_bytes: state.large.held.get(),
             unsent_bytes: state.unsent_bytes.get(),
             pinned_bytes: state.pinned_bytes.get(),
             writes_bytes: state.writes.bytes(),
@@ -290,7 +290,7 @@ fn stats(report: &Report<'_>, text: &mut String) {
         "evicted_clients:{}", sum(|kv| kv.slow_closed);
         "keyspace_hits:{}", sum(|kv| kv.hits);
         "keyspace_misses:{}", sum(|kv| kv.misses);
-        "total_error_replies:{}", sum(|kv| kv.errors);
+        "total_error_replies:{}", sum(|kv| kv.errors + kv.protocol_errors);
         "protocol_errors:{}", sum(|kv| kv.protocol_errors);
         "total_reads_processed:{}", sum(|kv| kv.receives);
         "total_writes_processed:{}", sum(|kv| kv.sends);

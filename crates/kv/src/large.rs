@@ -1,6 +1,7 @@
 //! Large commands of one core's connections, held back until there is room for them.
 //!
-//! A command of up to [`Settings::REQUEST_BYTES_SMALL`] may always arrive. Beyond that a connection asks before it
+//! A command of up to [`Settings::REQUEST_BYTES_SMALL`] may always arrive, or of up to
+//! [`Settings::REQUEST_BYTES_LEAST`] while all connections together hold much. Beyond that a connection asks before it
 //! receives more of it:
 //!
 //! 1. One connection is the *favoured*: it may receive as much as one command may have. So a command that fits at all is
@@ -16,6 +17,7 @@
 //! of a [`Large`] and every change of what it holds wake the first that waits.
 //!
 //! [`Settings::REQUEST_BYTES_SMALL`]: crate::Settings::REQUEST_BYTES_SMALL
+//! [`Settings::REQUEST_BYTES_LEAST`]: crate::Settings::REQUEST_BYTES_LEAST
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -23,6 +25,7 @@ use std::rc::Rc;
 
 use crate::client::Client;
 use crate::settings::Settings;
+use crate::state::Gauge;
 
 /// Of the room for the favoured, what all others have together.
 const OTHERS_SHARE: usize = 4;
@@ -30,7 +33,7 @@ const OTHERS_SHARE: usize = 4;
 /// How long a client may bring too little while another waits; divided by the square of how many wait, so that many in
 /// a row take hardly longer than one.
 pub(crate) const PATIENCE_NS: u64 = 10_000_000_000;
-const PATIENCE_NS_MIN: u64 = 250_000_000;
+const PATIENCE_NS_MIN: u64 = 20_000_000;
 
 /// See the module text.
 #[derive(Default)]
@@ -39,9 +42,24 @@ pub(crate) struct LargeRequests {
     waiting: RefCell<VecDeque<Rc<Client>>>,
     /// Bytes of those that are not favoured.
     others: Cell<usize>,
+    /// Bytes of all commands that have not arrived whole, and of those that wait to be taken.
+    pub held: Gauge,
 }
 
 impl LargeRequests {
+    /// A command so long may always arrive: less of it while all connections hold much.
+    pub fn small_bytes(&self, settings: &Settings) -> usize {
+        match self.is_short(settings) {
+            true => Settings::REQUEST_BYTES_LEAST,
+            false => Settings::REQUEST_BYTES_SMALL,
+        }
+    }
+
+    /// Whether all connections together hold more of unfinished commands than is good.
+    pub fn is_short(&self, settings: &Settings) -> bool {
+        self.held.get() > settings.requests_bytes_max / 2
+    }
+
     fn wake_first(&self) {
         if let Some(client) = self.waiting.borrow().front() {
             client.wake();
@@ -69,7 +87,7 @@ impl Large {
 
     /// Whether the connection may hold so many bytes of a command now. If not, its task is woken when it may be so.
     pub fn admit(&mut self, bytes: usize, settings: &Settings) -> bool {
-        if bytes <= Settings::REQUEST_BYTES_SMALL {
+        if bytes <= self.all.small_bytes(settings) {
             self.done();
             return true;
         }
@@ -83,14 +101,23 @@ impl Large {
         if is_next && all.favoured.get().is_none() {
             all.favoured.set(Some(self.client.id));
             all.others.set(all.others.get() - std::mem::take(&mut self.bytes));
-        } else if is_next && all.others.get() - self.bytes + bytes <= room {
-            all.others.set(all.others.get() - self.bytes + bytes);
-            self.bytes = bytes;
         } else {
-            if !std::mem::replace(&mut self.waits, true) {
-                all.waiting.borrow_mut().push_back(self.client.clone());
+            // Enough for it to become no longer small, so that it holds no room while it waits for more.
+            let wanted = bytes.max(Settings::REQUEST_BYTES_SMALL);
+            let others = all.others.get() - self.bytes + wanted;
+            if !is_next || others > room {
+                if !std::mem::replace(&mut self.waits, true) {
+                    let mut waiting = all.waiting.borrow_mut();
+                    // Others wait for what it holds.
+                    match self.bytes > 0 {
+                        true => waiting.push_front(self.client.clone()),
+                        false => waiting.push_back(self.client.clone()),
+                    }
+                }
+                return false;
             }
-            return false;
+            all.others.set(others);
+            self.bytes = wanted;
         }
         self.stop_waiting();
         true
@@ -201,14 +228,27 @@ mod tests {
         let patience = |one: &One| one.large.patience_ns();
         assert_eq!([patience(&ones[0]), patience(&ones[1])], [Some(PATIENCE_NS); 2]);
         assert_eq!(patience(&ones[3]), None, "it has no room");
-        // Whoever comes later does not overtake, small ones aside.
-        assert!(!ones[1].large.admit(4 * SMALL, &settings));
+        // Whoever comes later does not overtake, small ones aside, and those that hold what others wait for.
+        assert!(!ones[1].large.admit(5 * SMALL, &settings));
         assert!(ones[3].large.admit(SMALL, &settings));
         ones[0].large.done();
-        assert_eq!([ones[1].take_wakes(), ones[2].take_wakes()], [0, 1]);
-        assert!(ones[2].large.admit(16 * SMALL, &settings));
-        assert_eq!(ones[1].take_wakes(), 1, "there may be room for the next");
-        assert!(ones[1].large.admit(4 * SMALL, &settings));
+        assert_eq!([ones[1].take_wakes(), ones[2].take_wakes()], [1, 0]);
+        assert!(ones[1].large.admit(16 * SMALL, &settings));
+        assert_eq!(ones[2].take_wakes(), 1, "there may be room for the next");
+        assert!(ones[2].large.admit(2 * SMALL, &settings));
+    }
+
+    #[test]
+    fn less_may_always_arrive_while_all_hold_much() {
+        let (settings, all, mut ones) = some(3);
+        let mut held = all.held.share();
+        held.set(9 * SMALL);
+        assert_eq!(all.small_bytes(&settings), Settings::REQUEST_BYTES_LEAST);
+        assert!(ones[0].large.admit(SMALL / 2, &settings) && ones[0].large.has_room());
+        assert!(ones[1].large.admit(SMALL / 2, &settings) && ones[1].large.has_room());
+        assert_eq!(all.others.get(), SMALL, "so it need not wait for more as long as it is small");
+        assert!(ones[2].large.admit(Settings::REQUEST_BYTES_LEAST, &settings));
+        assert!(!ones[2].large.has_room());
     }
 
     #[test]

@@ -43,8 +43,8 @@ impl Old {
 
     fn answer(self) -> Answer {
         match self {
-            Old::Value(value) => Answer::Bulk(value),
-            _ => Answer::Null,
+            Old::Value(value) => Answer::Old(Some(value)),
+            _ => Answer::Old(None),
         }
     }
 }
@@ -190,7 +190,7 @@ mod tests {
             set(Some(Only::Missing), PutReply::Flag, Old::There),
             (None, Answer::Integer(0))
         );
-        let old = Answer::Bulk(b"old".to_vec());
+        let old = Answer::Old(Some(b"old".to_vec()));
         assert_eq!(set(Some(Only::Existing), PutReply::Old, value("old")), (new, old.clone()));
         assert_eq!(set(Some(Only::Missing), PutReply::Old, value("old")), (None, old));
     }
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn a_value_is_taken_away_once() {
         let taken = made(Kind::GetDelete, value("v"), "");
-        assert_eq!(taken, (Some(String::new()), Answer::Bulk(b"v".to_vec())));
-        assert_eq!(made(Kind::GetDelete, Old::Missing, ""), (None, Answer::Null));
+        assert_eq!(taken, (Some(String::new()), Answer::Old(Some(b"v".to_vec()))));
+        assert_eq!(made(Kind::GetDelete, Old::Missing, ""), (None, Answer::Old(None)));
     }
 }

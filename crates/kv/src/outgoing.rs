@@ -11,8 +11,8 @@ use crate::replies::Written;
 use crate::session::Session;
 use crate::spec::CommandId;
 
-/// Bytes that are sent without waiting for more.
-const PARCEL_BYTES: usize = 128 * 1024;
+/// What is sent without waiting for more.
+const PARCEL_WEIGHT: usize = 128 * 1024;
 /// A batch of several commands ends with the one that makes it so long; a command that is so long has its own.
 const BATCH_BYTES: usize = 64 * 1024;
 /// Changes of one parcel.
@@ -22,8 +22,9 @@ const CHANGES_MAX: usize = 64;
 #[derive(Default)]
 pub(crate) struct Outgoing {
     changes: Vec<Change>,
-    /// Bytes of those changes.
+    /// Bytes of those changes, and what they weigh.
     bytes: usize,
+    weight: usize,
     /// Whether nobody wants the replies.
     silent: bool,
     /// Bytes of the last parcel: the next batch may well become as long.
@@ -68,6 +69,7 @@ impl Outgoing {
     fn push(&mut self, id: Option<CommandId>, mut change: Change) {
         change.command = id;
         self.bytes += change.len();
+        self.weight += change.weight();
         self.changes.push(change);
     }
 
@@ -80,10 +82,11 @@ impl Outgoing {
             && last.batch.len() < BATCH_BYTES
             && bytes < BATCH_BYTES
         {
-            let before = last.len();
+            let (bytes, weight) = (last.len(), last.weight());
             last.next_command();
             put(last);
-            self.bytes += last.len() - before;
+            self.bytes += last.len() - bytes;
+            self.weight += last.weight() - weight;
         } else {
             let mut change = Change::puts();
             change.batch.reserve(self.expected_bytes.min(BATCH_BYTES));
@@ -107,7 +110,7 @@ impl Session {
             self.outgoing.silent = self.is_silent();
         }
         self.outgoing.add(self.replies.command, command);
-        let is_long = self.outgoing.bytes >= PARCEL_BYTES;
+        let is_long = self.outgoing.weight >= PARCEL_WEIGHT;
         if is_long || self.outgoing.changes.len() >= CHANGES_MAX || self.replies.is_reserved() {
             self.send_writes();
         }
@@ -134,11 +137,12 @@ impl Session {
         let changes = std::mem::take(&mut outgoing.changes);
         let bytes = std::mem::take(&mut outgoing.bytes);
         outgoing.expected_bytes = bytes;
+        let weight = std::mem::take(&mut outgoing.weight);
         let values = changes.iter().filter(|change| change.kind.gives_old()).count();
         let silent = outgoing.silent;
         let (state, core) = (&self.state, self.state.core.id());
-        let slot = state.writes.send(&state.posters, core, self.client.id, changes, bytes);
+        let slot = state.writes.send(&state.posters, core, self.client.id, changes, weight);
         let protocol = self.protocol;
-        self.replies.write(Written { slot, protocol, silent, bytes, values, leaves_long });
+        self.replies.write(Written { slot, protocol, silent, weight, values, leaves_long });
     }
 }

@@ -12,6 +12,9 @@ use hashbrown::hash_table::Entry as Slot;
 
 use crate::known::Fingerprint;
 
+/// Keys for which room is kept.
+const ROOM_KEPT: usize = 8192;
+
 /// The place of a write among all writes of a shard.
 pub(crate) type Ticket = u64;
 
@@ -94,8 +97,21 @@ impl<J> Overlay<J> {
             entry.written.take_if(|(last, _)| *last == ticket);
             if entry.written.is_none() && entry.waiting.is_empty() {
                 found.remove();
+                self.shrink();
             }
         }
+    }
+
+    /// Gives back what a change of many keys needed.
+    fn shrink(&mut self) {
+        if self.entries.is_empty() && self.entries.capacity() > ROOM_KEPT {
+            self.entries = HashTable::new();
+        }
+    }
+
+    /// Makes room for so many keys more.
+    pub fn reserve(&mut self, keys: usize) {
+        self.entries.reserve(keys, |entry| entry.key.hash);
     }
 
     /// Puts a change behind those that wait for this key; true when there was none.
@@ -114,6 +130,7 @@ impl<J> Overlay<J> {
         let next = entry.waiting.front().cloned();
         if next.is_none() && entry.written.is_none() {
             found.remove();
+            self.shrink();
         }
         next
     }

@@ -91,7 +91,13 @@ pub(crate) async fn exists(
         let some: Vec<&[u8]> = some.iter().map(Vec::as_slice).collect();
         for answer in state.reader.contains(FAMILY, &some).await {
             match answer {
-                Ok(there) => found += i64::from(there),
+                Ok(there) => {
+                    found += i64::from(there);
+                    state.count(|stats| match there {
+                        true => stats.hits += 1,
+                        false => stats.misses += 1,
+                    });
+                }
                 Err(error) => {
                     write_error(&error, &mut writer);
                     return reply;

@@ -52,7 +52,13 @@ enum Later {
     /// The same, whose answer has so many bytes and is read when its turn has come and there is memory for it.
     Held { key: Vec<u8>, bytes: usize, ask: Ask, protocol: Protocol, command: Option<CommandId> },
     /// The values of some keys.
-    Some { task: JoinHandle<ReadSome>, protocol: Protocol, keys: usize, command: Option<CommandId> },
+    Some {
+        task: JoinHandle<ReadSome>,
+        admitted: Option<Share>,
+        protocol: Protocol,
+        keys: usize,
+        command: Option<CommandId>,
+    },
     /// A reply of bounded size.
     Small {
         task: JoinHandle<SmallReply>,
@@ -76,7 +82,8 @@ pub(crate) struct Written {
     pub protocol: Protocol,
     /// Nobody wants the replies.
     pub silent: bool,
-    pub bytes: usize,
+    /// What its changes weigh.
+    pub weight: usize,
     /// How many of the answers may be as long as values.
     pub values: usize,
     /// Whether a key may have a value afterwards that is not small.
@@ -171,9 +178,9 @@ pub(crate) struct Replies {
     later_pinned_bytes: usize,
     /// Reads under way.
     reads: usize,
-    /// Parcels of writes on their way, their bytes, and how many of their answers may be as long as values.
+    /// Parcels of writes on their way, what they weigh, and how many of their answers may be as long as values.
     writes: usize,
-    writes_bytes: usize,
+    writes_weight: usize,
     writes_values: usize,
     /// Those that may leave a value that is not small.
     writes_long: usize,
@@ -222,7 +229,7 @@ impl Replies {
             later_pinned_bytes: 0,
             reads: 0,
             writes: 0,
-            writes_bytes: 0,
+            writes_weight: 0,
             writes_values: 0,
             writes_long: 0,
             value_bytes: 0,
@@ -339,7 +346,7 @@ impl Replies {
             && !self.streaming
             && self.closing == Closing::No
             && self.reads + self.writes_values < self.reads_max()
-            && self.writes_bytes < Settings::WRITES_BYTES_MAX
+            && self.writes_weight < Settings::WRITES_BYTES_MAX
     }
 
     /// Fewer reads at once where values are large, so that what they bring stays about as large as the output may be.
@@ -448,7 +455,8 @@ impl Replies {
     pub fn read_some(&mut self, keys: Vec<Vec<u8>>, protocol: Protocol) {
         let bytes_max = self.state.shared.settings().unsent_bytes_max;
         if keys.len() > KEYS_PER_LOOKUP || keys.len() * self.value_bytes > bytes_max {
-            let stream = LookupStream::new(&self.state, keys, protocol);
+            let room = self.reserved.take();
+            let stream = LookupStream::new(&self.state, keys, room, protocol);
             return self.stream(Stream::Lookup(stream));
         }
         let (state, window, count) = (self.state.clone(), self.window.clone(), keys.len());
@@ -463,14 +471,14 @@ impl Replies {
             }
         });
         self.reads += count;
-        let command = self.command;
-        self.later.push_back(Later::Some { task, protocol, keys: count, command });
+        let (command, admitted) = (self.command, self.reserved.take());
+        self.later.push_back(Later::Some { task, admitted, protocol, keys: count, command });
     }
 
     /// Gives what the shard answers to a parcel of writes.
     pub fn write(&mut self, written: Written) {
         self.writes += 1;
-        self.writes_bytes += written.bytes;
+        self.writes_weight += written.weight;
         self.writes_values += written.values;
         self.writes_long += usize::from(written.leaves_long);
         let admitted = self.reserved.take();
@@ -567,23 +575,24 @@ impl Replies {
                     let Poll::Ready(answers) = written.slot.poll(cx) else { break };
                     let (protocol, silent) = (written.protocol, written.silent);
                     self.writes -= 1;
-                    self.writes_bytes -= written.bytes;
+                    self.writes_weight -= written.weight;
                     self.writes_values -= written.values;
                     self.writes_long -= usize::from(written.leaves_long);
                     self.later.pop_front();
                     self.write_answers(answers, protocol, silent);
                 }
-                Later::Some { task, protocol, keys, command } => {
+                Later::Some { task, admitted, protocol, keys, command } => {
                     let Poll::Ready(found) = Pin::new(task).poll(cx) else { break };
                     let (protocol, keys, command) = (*protocol, *keys, *command);
+                    let room = admitted.take();
                     self.later.pop_front();
                     self.reads -= keys;
                     match found {
-                        ReadSome::Again(keys) => self.stream_first(keys, protocol),
+                        ReadSome::Again(keys) => self.stream_first(keys, room, protocol),
                         ReadSome::Answers(keys, answers, held) => {
                             self.window.leave(held);
                             if !self.admit(held) {
-                                self.stream_first(keys, protocol);
+                                self.stream_first(keys, room, protocol);
                                 continue;
                             }
                             self.state.count(|stats| {
@@ -687,7 +696,7 @@ impl Replies {
                     };
                     *later = Later::Held { key, bytes, ask, protocol, command };
                 }
-                Later::Some { task, protocol, keys, .. } => {
+                Later::Some { task, admitted, protocol, keys, .. } => {
                     let Poll::Ready(found) = Pin::new(task).poll(cx) else { continue };
                     self.reads -= *keys;
                     let keys = match found {
@@ -697,7 +706,8 @@ impl Replies {
                             keys
                         }
                     };
-                    let stream = LookupStream::of_large(&self.state, keys, *protocol);
+                    let room = admitted.take();
+                    let stream = LookupStream::of_large(&self.state, keys, room, *protocol);
                     self.streaming = true;
                     *later = Later::Parked(Box::new(Stream::Lookup(stream)));
                 }
@@ -707,16 +717,22 @@ impl Replies {
     }
 
     /// Gives the values at the front of the queue piece by piece. What writes later waits for them.
-    fn stream_first(&mut self, keys: Vec<Vec<u8>>, protocol: Protocol) {
-        let stream = LookupStream::of_large(&self.state, keys, protocol);
+    fn stream_first(&mut self, keys: Vec<Vec<u8>>, room: Option<Share>, protocol: Protocol) {
+        let stream = LookupStream::of_large(&self.state, keys, room, protocol);
         self.streaming = true;
         self.later.push_front(Later::Parked(Box::new(Stream::Lookup(stream))));
     }
 
     fn write_answers(&mut self, answers: Vec<Run>, protocol: Protocol, silent: bool) {
         for Run { commands, command, answer, .. } in answers {
-            if let WriteAnswer::Bulk(value) = &answer {
+            if let WriteAnswer::Bulk(value) | WriteAnswer::Old(Some(value)) = &answer {
                 self.value_bytes = value.len().max(self.value_bytes - self.value_bytes / 16);
+            }
+            if let WriteAnswer::Old(old) = &answer {
+                self.state.count(|stats| match old {
+                    Some(_) => stats.hits += 1,
+                    None => stats.misses += 1,
+                });
             }
             if matches!(answer, WriteAnswer::Refused(_) | WriteAnswer::Failed(_)) {
                 self.state.count(|stats| stats.errors += u64::from(commands));
@@ -729,9 +745,9 @@ impl Replies {
             for _ in 0..commands {
                 match &answer {
                     WriteAnswer::Ok => writer.ok(),
-                    WriteAnswer::Null => writer.null(),
+                    WriteAnswer::Null | WriteAnswer::Old(None) => writer.null(),
                     WriteAnswer::Integer(value) => writer.integer(*value),
-                    WriteAnswer::Bulk(value) => writer.bulk(value),
+                    WriteAnswer::Bulk(value) | WriteAnswer::Old(Some(value)) => writer.bulk(value),
                     WriteAnswer::Refused(text) => writer.error(text),
                     WriteAnswer::Failed(text) => writer.error(text),
                 }
@@ -753,10 +769,12 @@ impl Replies {
 fn is_admitted(later: &Later) -> bool {
     match later {
         Later::One { admitted, .. }
+        | Later::Some { admitted, .. }
         | Later::Written { admitted, .. }
         | Later::Small { admitted, .. } => admitted.is_some(),
 
         Later::Piece(_) => true,
+        Later::Parked(stream) => stream.holds_room(),
         _ => false,
     }
 }

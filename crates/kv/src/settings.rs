@@ -45,6 +45,8 @@ impl Settings {
     pub const READ_BYTES: usize = 4 * 1024;
     /// An unfinished command so small may always arrive.
     pub const REQUEST_BYTES_SMALL: usize = 64 * 1024;
+    /// The same while the unfinished commands of a core's connections take more than half of what one may have.
+    pub const REQUEST_BYTES_LEAST: usize = 4 * 1024;
     /// Bytes of writes that one connection may have on their way, and one write more.
     pub const WRITES_BYTES_MAX: usize = 4 << 20;
     /// A reply so long may always be made; and unsent bytes with which a connection may always take a command.

@@ -46,6 +46,8 @@ use crate::state::FAMILY;
 use crate::turns::{Connection, Turns};
 use crate::writes::{Answered, PARCELS_MAX, Parcel, Run, Slot};
 
+/// Keys of one change that are read at once: each takes memory meanwhile.
+const READ_TOGETHER: usize = 256;
 /// Largest batch of the engine.
 const BATCH_BYTES_MAX: usize = 256 << 20;
 /// A change of up to so many bytes goes to the engine together with others.
@@ -56,6 +58,9 @@ const GATHERED_BYTES: usize = 64 * 1024;
 const KEPT_BYTES_MAX: usize = 1024;
 /// Bytes of values built here and not yet written at which the next one waits, at most.
 const BUILT_BYTES_MAX: usize = 64 << 20;
+/// How long changes are still made after the end has begun, and what the others are answered.
+const CLOSE_NS: u64 = 5_000_000_000;
+const CLOSED: &str = "ERR the node is shutting down";
 /// Bytes for remembering which keys are there, where nobody says how many.
 const KNOWN_BYTES: usize = 1 << 20;
 /// Bytes of values that have been read for changes whose turn has not come.
@@ -347,13 +352,21 @@ impl Shard {
         self.0.writer.stats()
     }
 
-    /// Ends: what was handed over is still made and written. Suspends for that.
+    /// Ends: what was handed over is still made and written, for some seconds; what is not made by then is refused.
+    /// Suspends for that.
     ///
     /// # Errors
     /// What ended the writing earlier, if something did.
     pub async fn close(&self) -> lsm::Result<()> {
         let inner = &self.0;
+        let refusing = inner.clone();
+        let late = self.0.core.spawn(Class::Foreground, async move {
+            refusing.core.sleep_ns(CLOSE_NS).await;
+            refusing.failed.borrow_mut().get_or_insert_with(|| CLOSED.into());
+            refusing.tell_watchers();
+        });
         inner.until(|| inner.is_at_rest() && !inner.clearing.get()).await;
+        late.cancel();
         for task in inner.tasks.take() {
             task.cancel();
         }
@@ -598,7 +611,7 @@ impl Inner {
         (place, answer): (Place, Answer),
     ) {
         let ticket = self.ticket.get() + 1;
-        let small = matches!(answer, Answer::Integer(_) | Answer::Bulk(_));
+        let small = matches!(answer, Answer::Integer(_) | Answer::Bulk(_) | Answer::Old(_));
         let gathered = &mut *self.gathered.borrow_mut();
         let mut overlay = self.overlay.borrow_mut();
         let mut known = self.known.borrow_mut();
@@ -829,6 +842,7 @@ impl Inner {
         });
         self.turns.borrow_mut().wait(job.connection, &job);
         let mut overlay = self.overlay.borrow_mut();
+        overlay.reserve(job.keys.len());
         let behind =
             job.keys.iter().filter(|key| !overlay.wait(key, self.print(key), &job)).count();
         drop(overlay);
@@ -864,7 +878,11 @@ impl Inner {
     /// Looks what is there before a change that is not made yet. Nobody else changes its keys meanwhile.
     async fn read_ahead(&self, job: &Job) {
         let Some((mut change, place)) = job.change.take() else { return };
-        self.until(|| self.has_room(&change)).await;
+        self.until(|| self.has_room(&change) || self.failed.borrow().is_some()).await;
+        if self.failed.borrow().is_some() {
+            job.change.replace(Some((change, place)));
+            return;
+        }
         // What cannot be read is tried again when it is its turn.
         if let Ok(old) = self.read(&mut change).await {
             let bytes = old.iter().map(Old::len).sum();
@@ -933,17 +951,19 @@ impl Inner {
                         .enumerate()
                         .filter(|(at, _)| old[*at] == Old::Unknown)
                         .unzip();
-                    match need {
-                        Need::Existence => {
-                            let found = self.reader.contains(FAMILY, &keys).await;
-                            for (at, found) in at.into_iter().zip(found) {
-                                old[at] = if found? { Old::There } else { Old::Missing };
+                    for (at, keys) in at.chunks(READ_TOGETHER).zip(keys.chunks(READ_TOGETHER)) {
+                        match need {
+                            Need::Existence => {
+                                let found = self.reader.contains(FAMILY, keys).await;
+                                for (at, found) in at.iter().zip(found) {
+                                    old[*at] = if found? { Old::There } else { Old::Missing };
+                                }
                             }
-                        }
-                        _ => {
-                            let found = self.reader.multi_get(FAMILY, &keys, None).await;
-                            for (at, found) in at.into_iter().zip(found) {
-                                old[at] = old_state(found?, need);
+                            _ => {
+                                let found = self.reader.multi_get(FAMILY, keys, None).await;
+                                for (at, found) in at.iter().zip(found) {
+                                    old[*at] = old_state(found?, need);
+                                }
                             }
                         }
                     }
@@ -969,7 +989,11 @@ async fn run(inner: &Rc<Inner>, job: Rc<Job>) {
     let mut ahead = inner.take_ahead(&job);
     let mut waiting: VecDeque<_> = job.change.take().into_iter().collect();
     while let Some((mut change, place)) = waiting.pop_front() {
-        inner.until(|| inner.has_room(&change)).await;
+        inner.until(|| inner.has_room(&change) || inner.failed.borrow().is_some()).await;
+        if let Some(text) = &*inner.failed.borrow() {
+            inner.answer_in_turn(place, Answer::Failed(text.clone()));
+            continue;
+        }
         // Others that wait for the same room must see what this one takes while it reads.
         let expected = inner.expect_built(&change);
         // Else it may have been refused meanwhile.

@@ -67,7 +67,6 @@ pub(crate) struct CoreState {
     /// The keys' order is the reverse of that of bytes.
     pub descending: bool,
     pub large: Rc<LargeRequests>,
-    pub input_bytes: Gauge,
     /// Bytes of replies that are made and not sent, or admitted and not yet made.
     pub unsent_bytes: Gauge,
     pub room: ReplyRoom,
@@ -97,7 +96,6 @@ impl CoreState {
             stopping: Cell::new(false),
             started_ns: core.now_ns(),
             large: Rc::default(),
-            input_bytes: Gauge::default(),
             unsent_bytes: Gauge::default(),
             room: ReplyRoom::default(),
             pinned_bytes: Gauge::default(),

@@ -67,6 +67,11 @@ impl Stream {
         }
     }
 
+    /// Whether memory has been taken for what it goes by.
+    pub fn holds_room(&self) -> bool {
+        matches!(self, Self::Lookup(stream) if stream.keys_room.is_some())
+    }
+
     /// How long the next piece may be.
     pub fn wanted(&self) -> usize {
         let element_bytes = match self {
@@ -251,6 +256,8 @@ impl RangeStream {
 pub(crate) struct LookupStream {
     state: Rc<CoreState>,
     keys: Vec<Vec<u8>>,
+    /// For the keys, where they are many.
+    keys_room: Option<Share>,
     given: usize,
     room: Share,
     /// Length of the value for which there was no memory.
@@ -262,10 +269,17 @@ pub(crate) struct LookupStream {
 }
 
 impl LookupStream {
-    pub fn new(state: &Rc<CoreState>, keys: Vec<Vec<u8>>, protocol: Protocol) -> Self {
+    /// `keys_room` is what the keys themselves take of the core's unsent bytes.
+    pub fn new(
+        state: &Rc<CoreState>,
+        keys: Vec<Vec<u8>>,
+        keys_room: Option<Share>,
+        protocol: Protocol,
+    ) -> Self {
         Self {
             state: state.clone(),
             keys,
+            keys_room,
             given: 0,
             room: state.unsent_bytes.share(),
             element_bytes: 0,
@@ -276,8 +290,13 @@ impl LookupStream {
     }
 
     /// For keys whose values are known to be large: they are looked up one by one at first.
-    pub fn of_large(state: &Rc<CoreState>, keys: Vec<Vec<u8>>, protocol: Protocol) -> Self {
-        Self { together: 1, ..Self::new(state, keys, protocol) }
+    pub fn of_large(
+        state: &Rc<CoreState>,
+        keys: Vec<Vec<u8>>,
+        keys_room: Option<Share>,
+        protocol: Protocol,
+    ) -> Self {
+        Self { together: 1, ..Self::new(state, keys, keys_room, protocol) }
     }
 
     async fn next(mut self) -> Piece {

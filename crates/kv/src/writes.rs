@@ -139,18 +139,18 @@ impl Writes {
         }
     }
 
-    /// Sends a parcel of so many bytes, behind those of the same connection.
+    /// Sends a parcel, behind those of the same connection.
     pub fn send(
         self: &Rc<Self>,
         posters: &Posters,
         core: usize,
         connection: Connection,
         changes: Vec<Change>,
-        bytes: usize,
+        weight: usize,
     ) -> Rc<Slot> {
         let slot = Rc::new(Slot::default());
         let (mut bytes_share, mut parcel_share) = (self.bytes.share(), self.parcels.share());
-        bytes_share.set(bytes);
+        bytes_share.set(weight);
         parcel_share.set(1);
         let held = Held { writes: self.clone(), _bytes: bytes_share, _parcel: parcel_share };
         slot.held.replace(Some(held));

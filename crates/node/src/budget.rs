@@ -1,6 +1,6 @@
 //! How one memory budget is divided.
 //!
-//! An eighth, 32 MiB at most, is for what cannot be told beforehand: tables that flushes and merges
+//! A sixth, 32 MiB at most, is for what cannot be told beforehand: tables that flushes and merges
 //! are building, writes on their way to the log, and what the allocator loses between buffers of
 //! different sizes. Of the rest a quarter is kept for what all cores share: indexes, filters and memtables. Where the node
 //! writes, three eighths of it are for memtables: one that is written to and those that become
@@ -61,7 +61,7 @@ const IN_FLIGHT_MAX: u64 = 128 << 20;
 impl Budget {
     /// Divides `total` among so many cores, of a node that writes or does not.
     pub fn split(total: u64, cores: usize, writes: bool) -> Budget {
-        let total = total - (total / 8).min(UNTOLD_MAX);
+        let total = total - (total / 6).min(UNTOLD_MAX);
         let shared = total / 4;
         let memtable = if writes { (shared / 8).min(MEMTABLE_MAX) } else { 0 };
         let known_keys = if writes { (shared / 16).min(KNOWN_KEYS_MAX) } else { 0 };

@@ -128,6 +128,11 @@ impl Parser {
         self.args.capacity() * size_of::<Span>()
     }
 
+    /// Memory for the places of the arguments found so far, in bytes.
+    pub fn room_bytes(&self) -> usize {
+        self.args.capacity() * size_of::<Span>()
+    }
+
     /// Gives back what can be given back between two commands, for a connection that idles.
     pub fn release(&mut self) {
         if self.finished || (self.position == 0 && self.args.is_empty()) {
