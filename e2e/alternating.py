@@ -16,7 +16,7 @@ split over files of level 1, or above pairs of SingleDelete and Put of which the
 
 SingleDelete is used as RocksDB demands: in keys of their own, which are written once between two of them.
 
-That it finds faults is seen with a binary that has them (the names are in crates/lsm/src/merge_plan.rs and keep.rs):
+That it finds faults is seen with a binary that has them (the names are in crates/lsm/src/write/merge_plan.rs and keep.rs):
 
     cargo build -p millrace-cli --features lsm/mutants
     MILLRACE=target/debug/millrace MILLRACE_MUTANT=neighbours_stay_behind python3 e2e/alternating.py 0-5

@@ -8,13 +8,13 @@ use std::rc::Rc;
 
 use reactor::Core;
 
-use crate::delay::DelayChannel;
 use crate::device::{Bdev, Device};
-use crate::dirty::DirtyChannel;
+use crate::devices::file::FileChannel;
 use crate::error::Error;
-use crate::failing::FailingChannel;
-use crate::file::FileChannel;
-use crate::limit::LimitChannel;
+use crate::layers::delay::DelayChannel;
+use crate::layers::dirty::DirtyChannel;
+use crate::layers::failing::FailingChannel;
+use crate::layers::limit::LimitChannel;
 
 /// Requests that one channel may have under way.
 pub const QUEUE_DEPTH: usize = 1024;

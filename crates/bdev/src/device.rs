@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use reactor::Core;
 
 use crate::channel::Channel;
-use crate::dirty::DirtyMap;
+use crate::devices::file::FileDevice;
+use crate::devices::mem::MemDevice;
 use crate::error::{Error, ErrorKind};
-use crate::file::FileDevice;
-use crate::limit::Limit;
-use crate::mem::MemDevice;
+use crate::layers::dirty::DirtyMap;
+use crate::layers::limit::Limit;
 use crate::uri::{Base, Failures, LAYERS_MAX, Layer, Spec};
 
 /// What a device is like. Sizes are in bytes.

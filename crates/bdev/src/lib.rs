@@ -21,26 +21,18 @@
 // Under loom only the shared bitmap exists, and `tests/loom.rs` includes it by path.
 #![cfg(not(loom))]
 
-mod aio;
 mod channel;
-mod delay;
 mod device;
-mod dirty;
+mod devices;
 mod error;
-mod failing;
-mod file;
-mod limit;
-mod mapped;
-mod marks;
-mod mem;
+mod layers;
 mod mutant;
-mod pages;
 mod uri;
 
 pub use channel::{Channel, Done, Full, Io, Kind, QUEUE_DEPTH, Status};
 pub use device::{Bdev, DESCRIPTORS_MAX, Geometry, Parts};
-pub use dirty::{DirtyMap, Taken};
 pub use error::{Error, ErrorKind};
+pub use layers::dirty::{DirtyMap, Taken};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use mutant::{Mutant, set_mutant};

@@ -8,10 +8,10 @@ use loom::sync::atomic::{AtomicU64 as Data, Ordering::Relaxed};
 use loom::thread;
 use loomable::proof::{find_every_mutant, list_is_complete, prove};
 
-#[path = "../src/marks.rs"]
+#[path = "../src/layers/marks.rs"]
 mod marks;
 
-#[path = "../src/pages.rs"]
+#[path = "../src/devices/pages.rs"]
 mod pages;
 
 use marks::Marks;
@@ -154,5 +154,8 @@ fn every_mutant_is_found() {
 
 #[test]
 fn the_list_of_mutants_is_complete() {
-    list_is_complete(MUTANTS, &[include_str!("../src/marks.rs"), include_str!("../src/pages.rs")]);
+    list_is_complete(
+        MUTANTS,
+        &[include_str!("../src/layers/marks.rs"), include_str!("../src/devices/pages.rs")],
+    );
 }

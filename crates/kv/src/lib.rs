@@ -22,58 +22,25 @@
 //! scripts, users other than the default one.
 #![forbid(unsafe_code)]
 
-mod administration;
-mod args;
-mod change;
-mod client;
 mod command;
-mod command_stats;
-mod config_get;
 mod connection;
-mod describe;
-mod exposition;
-mod glob;
-mod help;
+mod core;
 mod info;
-mod known;
-mod large;
-mod long_double;
-mod metrics;
-mod modify;
-mod node_info;
-mod outgoing;
-mod output;
-mod overlay;
 mod password;
-mod range;
-mod reads;
-mod refusal;
-mod replies;
-mod room;
-mod scan_table;
+mod read;
 mod server;
-mod session;
 mod settings;
 mod shard;
-mod shared;
-mod spec;
-mod state;
-mod stream;
-mod table;
-mod transaction;
-mod turns;
-mod walk;
-mod writes;
 
-pub use change::{Answer, Change};
-pub use exposition::{CONTENT_TYPE, Exposition};
-pub use metrics::{Glance, Reporter};
-pub use node_info::{CpuSeconds, MemoryUse, NodeInfo};
+pub use core::shared::Shared;
+pub use info::exposition::{CONTENT_TYPE, Exposition};
+pub use info::metrics::{Glance, Reporter};
+pub use info::node_info::{CpuSeconds, MemoryUse, NodeInfo};
 pub use password::Password;
 pub use server::Server;
 pub use settings::Settings;
+pub use shard::change::{Answer, Change};
 pub use shard::{Shard, ShardStats};
-pub use shared::Shared;
 
 /// The Redis whose commands, replies and error texts are spoken; clients decide by it what they may ask.
 pub const REDIS_VERSION: &str = "7.0.15";

@@ -7,10 +7,10 @@ use lsm::Reader;
 use reactor::{Class, Core, JoinHandle, Listener, Socket};
 
 use crate::connection::serve;
-use crate::metrics::Reporter;
+use crate::core::shared::Shared;
+use crate::core::state::CoreState;
+use crate::info::metrics::Reporter;
 use crate::shard::Shard;
-use crate::shared::Shared;
-use crate::state::CoreState;
 
 /// How long the accepting task waits when the system cannot give it a connection.
 const RETRY_NS: u64 = 100_000_000;

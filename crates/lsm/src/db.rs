@@ -21,21 +21,21 @@ use fs::{Dir, DirEntry, LockGuard};
 use reactor::{Class, Core};
 use rocksfmt::{FileMeta, FileName, ManifestState};
 
-use crate::adopt;
-use crate::blob::BlobFile;
-use crate::choices::Choices;
-use crate::create;
 use crate::error::{Error, Kind, Result};
-use crate::gate::{self, Consent, Found, LogsAt};
 use crate::mem::Mem;
-use crate::reader::Reader;
-use crate::recover;
-use crate::recovery_plan::{Listed, RecoveryPlan, first_log};
-use crate::spares::Spares;
+use crate::open::adopt;
+use crate::open::choices::Choices;
+use crate::open::create;
+use crate::open::gate::{self, Consent, Found, LogsAt};
+use crate::open::recover;
+use crate::open::recovery_plan::{Listed, RecoveryPlan, first_log};
+use crate::read::blob::BlobFile;
+use crate::read::reader::Reader;
 use crate::table::Table;
 use crate::table_memory::TableMemory;
 use crate::version::{Family, Level, Slot, Version};
-use crate::writer::{WriteOptions, Writer};
+use crate::write::spares::Spares;
+use crate::write::writer::{WriteOptions, Writer};
 
 /// How to open a database.
 #[derive(Clone, Debug)]
@@ -117,7 +117,7 @@ pub(crate) struct Shared {
     pub snapshots: ArcSwap<Vec<Arc<AtomicU64>>>,
     pub options: OpenOptions,
     pub path: PathBuf,
-    /// The logs held something behind what was recovered: see [`crate::wal_replay::Replayed`].
+    /// The logs held something behind what was recovered: see [`crate::open::wal_replay::Replayed`].
     pub leftovers: bool,
     /// The numbers of the logs that were replayed.
     pub recovered_logs: Vec<u64>,

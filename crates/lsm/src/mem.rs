@@ -6,7 +6,7 @@ use std::ops::Range;
 use memtable::ValueRef;
 use rocksfmt::{KEY_TRAILER_BYTES, RangeTombstones};
 
-use crate::recovered::{Recovered, RecoveredCursor};
+use crate::open::recovered::{Recovered, RecoveredCursor};
 
 /// See the module text.
 pub(crate) enum Mem {

@@ -16,8 +16,8 @@ use rocksfmt::{
     RangeTombstones, index_lookup, index_of_one,
 };
 
-use crate::block;
 use crate::error::{Error, Kind, Result};
+use crate::read::block;
 use crate::table_memory::{Charge, TableMemory};
 
 /// An index block in memory, with what makes searching it touch few lines of memory.

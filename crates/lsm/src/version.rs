@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use rocksfmt::{Comparator, FileMeta, KEY_TRAILER_BYTES, RangeTombstones};
 
-use crate::blob::BlobFile;
 use crate::error::{Error, Kind, Result};
 use crate::mem::Mem;
+use crate::read::blob::BlobFile;
 use crate::table::Table;
 
 /// One level: tables by their slots, and their bounds side by side for searching.

@@ -14,7 +14,7 @@ use reactor::{DriverKind, PollMode};
 use serde::Deserialize;
 
 use crate::cores::{CoreChoice, place};
-use crate::disk_spec::{self, DiskSpec};
+use crate::disks::spec::{self, DiskSpec};
 use crate::error::{Error, Kind};
 use crate::log::LogConfig;
 use crate::machine::Machine;
@@ -227,7 +227,7 @@ impl Config {
                  uri=... socket=...', or --state DIR to attach disks later",
             ));
         }
-        disk_spec::check_all(&settings.disk).map_err(usage)?;
+        spec::check_all(&settings.disk).map_err(usage)?;
         // What another process writes, or what is damaged, is not written.
         let read_only = [settings.read_only, settings.secondary, settings.salvage];
         let read_only = read_only.contains(&Some(true));

@@ -3,9 +3,10 @@
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use crate::disk_spec::{DiskSpec, check_all};
-use crate::frames::{Arriving, Limits, encode};
-use crate::{channel, upgrade};
+use crate::disks::spec::{DiskSpec, check_all};
+use crate::launcher::channel;
+use crate::launcher::frames::{Arriving, Limits, encode};
+use crate::upgrade;
 
 /// A fuzz target: its name, what to run, and inputs to start from.
 pub type FuzzTarget = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);

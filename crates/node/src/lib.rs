@@ -5,30 +5,18 @@
 //! may ask for and what the machine has.
 #![forbid(unsafe_code)]
 
-mod admin;
 mod budget;
-mod channel;
 mod config;
-mod confine;
 mod cores;
-mod disk_report;
-mod disk_spec;
 mod disks;
 mod error;
-mod frames;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzz;
-mod info;
 mod launcher;
 mod log;
 mod machine;
-mod metrics;
 mod mutant;
-mod open;
-mod outside;
-mod patience;
-mod phases;
 mod process;
 mod room_for_clients;
 mod serve;
@@ -36,23 +24,22 @@ mod serve;
 #[doc(hidden)]
 pub mod simulated;
 mod size;
-mod state;
 mod upgrade;
 
-pub use admin::{Request, VERSION as ADMIN_VERSION};
 pub use budget::Budget;
 pub use config::{CORE_MEMORY_MIN, Config, LISTEN_DEFAULT, Sandbox, Settings};
-pub use confine::{Beneath, confine_calls, confine_paths};
 pub use cores::{Allowed, CoreChoice, place, write_list};
-pub use disk_spec::{DiskSpec, QUEUES_MAX};
+pub use disks::spec::{DiskSpec, QUEUES_MAX};
+pub use disks::state::{ADMIN_SOCKET, STATE_VARIABLE, default_state};
 pub use error::{Error, Kind};
+pub use launcher::confine::{Beneath, confine_calls, confine_paths};
 pub use log::{LOG_VARIABLE, LogConfig, start_tool_log};
 pub use machine::Machine;
 #[cfg(feature = "mutants")]
 #[doc(hidden)]
 pub use mutant::{Mutant, set_mutant};
-pub use open::{explain, open, open_for_writing};
 pub use process::{CpuTime, count_memory_with, memory_use, resident_bytes};
+pub use serve::admin::{Request, VERSION as ADMIN_VERSION};
+pub use serve::open::{explain, open, open_for_writing};
 pub use serve::{Database, Ready, serve};
 pub use size::Size;
-pub use state::{ADMIN_SOCKET, STATE_VARIABLE, default_state};

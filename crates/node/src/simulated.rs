@@ -12,12 +12,12 @@ use reactor::{Class, Core, UnixListener};
 use vhost::Target;
 
 use crate::config::{Config, Settings};
-use crate::disk_spec::DiskSpec;
+use crate::disks::outside::{Here, Outside, Ready, patiently};
+use crate::disks::spec::DiskSpec;
 use crate::disks::{Disks, Served, options};
 use crate::error::{Error, Kind};
 use crate::machine::Machine;
-use crate::outside::{Here, Outside, Ready, patiently};
-use crate::patience::LINGER_NS;
+use crate::serve::patience::LINGER_NS;
 use crate::upgrade::{Upgrader, inherit};
 
 /// See the module text.

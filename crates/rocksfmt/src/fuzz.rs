@@ -4,7 +4,7 @@
 //! A new parser gets a function, an entry in [`TARGETS`] with a few seeds, and a file of one line in
 //! `fuzz/fuzz_targets/`. The seeds are the corpus: `fuzz/src/bin/corpus.rs` writes them out.
 
-use crate::test_block::{BlockBuilder, Form};
+use crate::testing::block::{BlockBuilder, Form};
 use crate::*;
 
 pub use crate::fuzz_logs::{TARGETS as LOG_TARGETS, batch, edit, log, manifest, names};

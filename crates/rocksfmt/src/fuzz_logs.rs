@@ -1,7 +1,7 @@
 //! The targets of the log half: logs, batches, version edits, manifests, names.
 
 use crate::fuzz::Target;
-use crate::log_physical::kind;
+use crate::log::physical::kind;
 use crate::testing::{BatchBuilder, EditBuilder, LogBuilder, file_meta};
 use crate::*;
 

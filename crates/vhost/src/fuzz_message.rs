@@ -6,12 +6,12 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use crate::config::{Config, RangeLimits};
-use crate::handover::{DiskState, HandoverError, RingProgress, Role, SessionState};
-use crate::message::{
+use crate::protocol::config::{Config, RangeLimits};
+use crate::protocol::handover::{DiskState, HandoverError, RingProgress, Role, SessionState};
+use crate::protocol::message::{
     DESCRIPTORS_MAX, Framer, HEADER_BYTES, InflightInfo, Message, PAYLOAD_BYTES_MAX, id,
 };
-use crate::session::{Action, Offer, RingState, Session, protocol_feature};
+use crate::protocol::session::{Action, Offer, RingState, Session, protocol_feature};
 
 /// A fuzz target: its name, what to run, and inputs to start from.
 pub type FuzzTarget = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);
@@ -254,7 +254,7 @@ fn check_export(session: &Session, offer: &Offer, fds: &Descriptors) -> DiskStat
     let progress = |ring| RingProgress { next_avail: ring, ..RingProgress::default() };
     let state = session.export(progress).expect("nothing is due");
     let connection =
-        crate::handover::ConnectionState { session: state.clone(), ..Default::default() };
+        crate::protocol::handover::ConnectionState { session: state.clone(), ..Default::default() };
     let disk = DiskState { connection: Some(connection), ..DiskState::default() };
     assert_eq!(DiskState::decode(&disk.encode()).as_ref(), Ok(&disk));
 
@@ -274,7 +274,8 @@ pub fn handover(data: &[u8]) {
     let Some((&whole, data)) = data.split_first() else {
         return;
     };
-    let document = if whole & 1 == 1 { data.to_vec() } else { crate::handover::document(data) };
+    let document =
+        if whole & 1 == 1 { data.to_vec() } else { crate::protocol::handover::document(data) };
     let state = match DiskState::decode(&document) {
         Ok(state) => state,
         Err(error) => {

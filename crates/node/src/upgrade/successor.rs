@@ -15,7 +15,7 @@ use vhost::{RegionInfo, Target};
 use super::wire::{Line, Message};
 use super::{TAKE_NS, VARIABLE, within};
 use crate::config::Config;
-use crate::disk_spec::DiskSpec;
+use crate::disks::spec::DiskSpec;
 use crate::disks::{Served, options};
 use crate::error::{Error, Kind};
 use crate::mutant::{Mutant, is};

@@ -7,8 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use reactor::Core;
 use vhost::RegionInfo;
 
-use crate::disk_spec::DiskSpec;
-use crate::frames::{Frame, Frames, Limits};
+use crate::disks::spec::DiskSpec;
+use crate::launcher::frames::{Frame, Frames, Limits};
 
 const MAGIC: [u8; 8] = *b"MRnode\n\0";
 /// Of the conversation; what a disk's state looks like has a version of its own.

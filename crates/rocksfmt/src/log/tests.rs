@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::log_scan::{DamageScan, LaterRecord};
+use crate::log::scan::{DamageScan, LaterRecord};
 use crate::testing::{BatchBuilder, LogBuilder};
 
 const NUMBER: u64 = 7;

@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::edit::tag;
 use crate::error::Kind;
 use crate::key::SENTINEL_PACKED;
+use crate::manifest::edit::tag;
 use crate::testing::{EditBuilder, file_meta};
 
 const BYTEWISE: &str = "leveldb.BytewiseComparator";

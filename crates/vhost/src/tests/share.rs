@@ -8,8 +8,8 @@ use reactor::sim::{SimConfig, World};
 use reactor::{Class, Core, JoinHandle};
 
 use super::guest::*;
-use crate::queue::{self, Command, Ended, Remote, Start};
-use crate::share::{Company, QUANTUM};
+use crate::target::queue::{self, Command, Ended, Remote, Start};
+use crate::target::share::{Company, QUANTUM};
 use crate::*;
 
 const REQUESTS: u64 = 16;

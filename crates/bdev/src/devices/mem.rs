@@ -1,0 +1,367 @@
+//! A device in memory, shared by all cores, which another process can go on with.
+//!
+//! Its memory is a file without a name (a memfd), mapped as a whole, that takes a page when it is first written
+//! (`pages.rs`: what was never written, or was discarded, is read as zeroes without being touched). The file
+//! is as long as the device can ever become, so a resize moves nothing and no request ever meets memory that is not
+//! mapped: a range that was cut off is emptied when the device grows over it again. Nobody can make the file shorter,
+//! whoever has it open (it is sealed). Requests of several cores that overlap may mix their bytes, as on a disk.
+//!
+//! The process that takes the file over finds all it needs in it:
+//!
+//! ```text
+//!   0             the device's bytes, as many as it can ever have
+//!   reserved      which of their pages have been written, a bit each, in whole pages
+//!   last page     {magic, size in bytes, reserved}, each a u64 of the machine's byte order
+//! ```
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::channel::{Io, Kind, Status};
+use crate::device::{Geometry, SEGMENTS};
+use crate::devices::pages::Pages;
+use crate::error::{Error, ErrorKind};
+
+/// Room for growth: so many times the first size, and at least [`ROOM_MIN`].
+const ROOM: u64 = 4;
+const ROOM_MIN: u64 = 64 << 30;
+const PAGE: u64 = 4096;
+/// Longest discard of one request: emptying resident pages takes the core some 50 ns each.
+const DISCARD_MAX: u64 = 16 << 20;
+/// "MRmem", a line feed, and the version.
+const MAGIC: u64 = u64::from_le_bytes(*b"MRmem\n\0\x02");
+const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// See the module text.
+pub(crate) struct MemDevice {
+    base: *mut u8,
+    /// Most bytes that the device can have; a multiple of the page.
+    reserved: usize,
+    file: OwnedFd,
+}
+
+/// Bytes of the bits for so many reserved bytes.
+const fn bitmap_bytes(reserved: u64) -> u64 {
+    (reserved / PAGE).div_ceil(8).next_multiple_of(PAGE)
+}
+
+/// Bytes of the file for so many reserved bytes.
+const fn file_bytes(reserved: u64) -> u64 {
+    reserved + bitmap_bytes(reserved) + PAGE
+}
+
+// SAFETY: the mapping belongs to the device until it is dropped. Its bytes are only copied in and
+// out through raw pointers, never referred to, so threads that meet there mix bytes and no more.
+unsafe impl Send for MemDevice {}
+// SAFETY: as above.
+unsafe impl Sync for MemDevice {}
+
+impl MemDevice {
+    /// An empty device.
+    pub fn new(size: u64) -> Result<MemDevice, Error> {
+        let text = || format!("mem: no address space for {size} bytes");
+        let reserved = size
+            .checked_mul(ROOM)
+            .and_then(|size| usize::try_from(size.max(ROOM_MIN).next_multiple_of(PAGE)).ok())
+            .filter(|reserved| *reserved < isize::MAX as usize / 2)
+            .ok_or_else(|| Error::new(ErrorKind::Unsupported, text()))?;
+        // SAFETY: the name is a C string; the calls about the descriptor take no pointers.
+        let file = unsafe {
+            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+            let file = libc::memfd_create(c"millrace-mem".as_ptr(), flags);
+            if file < 0 {
+                return Err(Error::io(text(), io::Error::last_os_error()));
+            }
+            let file = OwnedFd::from_raw_fd(file);
+            let len = file_bytes(reserved as u64) as libc::off_t;
+            if libc::ftruncate(file.as_raw_fd(), len) != 0
+                || libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) != 0
+            {
+                return Err(Error::io(text(), io::Error::last_os_error()));
+            }
+            file
+        };
+        let device = MemDevice::map(file, reserved)?;
+        device.header(0).store(MAGIC, Ordering::Relaxed);
+        device.header(2).store(reserved as u64, Ordering::Relaxed);
+        device.set_size(size);
+        Ok(device)
+    }
+
+    /// The device that a file of another process is, and its size.
+    pub fn take(file: OwnedFd) -> Result<(MemDevice, u64), Error> {
+        let wrong = |what| Error::new(ErrorKind::Unsupported, format!("mem: {what}"));
+        // SAFETY: an all-zero `stat` is a valid value; the calls get a live one and no other pointer.
+        let (sealed, len) = unsafe {
+            let mut stat: libc::stat = std::mem::zeroed();
+            let known = libc::fstat(file.as_raw_fd(), &raw mut stat) == 0;
+            let seals = libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS);
+            (known && seals >= 0 && seals & SEALS == SEALS, stat.st_size as u64)
+        };
+        let header = len.checked_sub(PAGE).filter(|at| at.is_multiple_of(PAGE) && *at > 0);
+        let header = header.filter(|_| sealed).ok_or_else(|| wrong("not a memory disk's file"))?;
+        // Read before the mapping is made, as it says how long the parts are.
+        let mut bytes = [0; 24];
+        let file = std::fs::File::from(file);
+        file.read_exact_at(&mut bytes, header)
+            .map_err(|error| Error::io("mem: reading the header", error))?;
+        let field =
+            |nth: usize| u64::from_ne_bytes(std::array::from_fn(|byte| bytes[8 * nth + byte]));
+        let (magic, size, reserved) = (field(0), field(1), field(2));
+        let fits = reserved.is_multiple_of(PAGE)
+            && reserved < len
+            && file_bytes(reserved) == len
+            && (1..=reserved).contains(&size);
+        if magic != MAGIC || !fits {
+            return Err(wrong("a memory disk's file of another version"));
+        }
+        let device = MemDevice::map(file.into(), reserved as usize)?;
+        Ok((device, size))
+    }
+
+    fn map(file: OwnedFd, reserved: usize) -> Result<MemDevice, Error> {
+        let (any, access) = (std::ptr::null_mut(), libc::PROT_READ | libc::PROT_WRITE);
+        let len = file_bytes(reserved as u64) as usize;
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at a place of the kernel's choice; the advice changes no content.
+        let base = unsafe { libc::mmap(any, len, access, flags, file.as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            let text = format!("mem: no address space for {len} bytes");
+            return Err(Error::io(text, io::Error::last_os_error()));
+        }
+        // Huge pages where the system has them for shared memory, and no core dump of a disk. It is as good without.
+        // SAFETY: the range was just mapped, and the advice changes no content.
+        unsafe {
+            libc::madvise(base, reserved, libc::MADV_HUGEPAGE);
+            libc::madvise(base, len, libc::MADV_DONTDUMP);
+        }
+        Ok(MemDevice { base: base.cast(), reserved, file })
+    }
+
+    /// A number of the last page.
+    fn header(&self, nth: usize) -> &AtomicU64 {
+        let page = self.reserved + bitmap_bytes(self.reserved as u64) as usize;
+        let at = self.base.wrapping_add(page + 8 * nth).cast();
+        // SAFETY: the header is the last page of the mapping and is aligned; all that touch it are atomics.
+        unsafe { AtomicU64::from_ptr(at) }
+    }
+
+    /// Which pages have been written.
+    #[inline]
+    fn pages(&self) -> Pages<'_> {
+        let words = bitmap_bytes(self.reserved as u64) as usize / 8;
+        let first = self.base.wrapping_add(self.reserved).cast::<AtomicU64>();
+        // SAFETY: the bits lie in the mapping, between the device's bytes and the header, from a page's start on; the
+        // mapping lives as long as `self`, and all that touch them are atomics.
+        Pages(unsafe { std::slice::from_raw_parts(first, words) })
+    }
+
+    fn set_size(&self, size: u64) {
+        self.header(1).store(size, Ordering::Relaxed);
+    }
+
+    /// What another process takes it over by.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    pub fn geometry(&self, size_bytes: u64, block_size: u32) -> Geometry {
+        Geometry {
+            size_bytes,
+            block_size,
+            physical_block_size: block_size.max(PAGE as u32),
+            min_io: PAGE as u32,
+            opt_io: 0,
+            read_only: false,
+            // As durable as it will ever be.
+            volatile_cache: false,
+            discard: true,
+            write_zeroes: true,
+            zeroes_after_discard: true,
+            max_segments: SEGMENTS,
+            discard_alignment: PAGE as u32,
+            discard_max: DISCARD_MAX,
+            write_zeroes_max: DISCARD_MAX,
+        }
+    }
+
+    /// Nobody asks for what is behind the smaller of the two sizes meanwhile, but what was asked
+    /// for before may still be under way on other cores.
+    pub fn resize(&self, old: u64, new: u64) -> Result<(), Error> {
+        if new > self.reserved as u64 {
+            let text = format!("mem: can grow to {} bytes", self.reserved);
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        if new > old {
+            self.zero(old, new - old).map_err(|error| Error::io("mem: cannot grow", error))?;
+        }
+        self.set_size(new);
+        Ok(())
+    }
+
+    /// Does a request at once.
+    ///
+    /// # Safety
+    /// The range lies in the device, and the segments, of a read or a write together as long as
+    /// the range, are valid.
+    #[inline]
+    pub unsafe fn perform(&self, io: &Io<'_>) -> Status {
+        let mut at = io.offset as usize;
+        match io.kind {
+            Kind::Read => {
+                for segment in io.segments {
+                    // SAFETY: `at` and the segment's length stay in the device; the segment is valid.
+                    unsafe { self.read(at, segment.iov_base.cast(), segment.iov_len) };
+                    at += segment.iov_len;
+                }
+            }
+            Kind::Write => {
+                for segment in io.segments {
+                    // SAFETY: `at` and the segment's length stay in the device, which is mapped as
+                    // a whole; the segment is valid. Nobody has a reference to either.
+                    unsafe {
+                        let to = self.base.add(at);
+                        std::ptr::copy(segment.iov_base.cast(), to, segment.iov_len);
+                    }
+                    at += segment.iov_len;
+                }
+                self.mark(io.offset, io.len);
+            }
+            Kind::Flush => {}
+            Kind::Discard | Kind::WriteZeroes { .. } => {
+                if let Err(error) = self.zero(io.offset, io.len) {
+                    return Status::of(error.raw_os_error().unwrap_or(libc::EIO));
+                }
+            }
+        }
+        Status::Ok
+    }
+
+    /// Copies bytes out; pages that were never written are zeroes.
+    ///
+    /// # Safety
+    /// The range lies in the device, and `to` is valid for writes of `len` bytes.
+    #[inline]
+    unsafe fn read(&self, from: usize, to: *mut u8, len: usize) {
+        let (pages, end) = (self.pages(), from + len);
+        let mut at = from;
+        while at < end {
+            let (written, last) = pages.run(at as u64 / PAGE, (end as u64 - 1) / PAGE);
+            let n = (((last + 1) * PAGE) as usize).min(end) - at;
+            // SAFETY: `n` bytes from `at` lie in the callers' range, which is mapped, and as many from `at - from` in
+            // `to`. Nobody has a reference to either.
+            unsafe {
+                let to = to.add(at - from);
+                match written {
+                    true => std::ptr::copy(self.base.add(at), to, n),
+                    false => to.write_bytes(0, n),
+                }
+            }
+            at += n;
+        }
+    }
+
+    /// A range, which may be empty, has been written.
+    #[inline]
+    fn mark(&self, offset: u64, len: u64) {
+        if len > 0 {
+            self.pages().mark(offset / PAGE, (offset + len - 1) / PAGE);
+        }
+    }
+
+    /// Whole pages are given back, and come back as zeroes; their parts are written over.
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        let (end, first) = (offset + len, offset.next_multiple_of(PAGE));
+        let last = end / PAGE * PAGE;
+        if first >= last {
+            // SAFETY: the callers' range lies in the device.
+            unsafe { self.base.add(offset as usize).write_bytes(0, len as usize) };
+            self.mark(offset, len);
+            return Ok(());
+        }
+        self.pages().clear(first / PAGE, last / PAGE - 1);
+        // SAFETY: all three parts lie in the callers' range, which lies in the device. What is
+        // given back stays mapped.
+        let done = unsafe {
+            self.base.add(offset as usize).write_bytes(0, (first - offset) as usize);
+            self.base.add(last as usize).write_bytes(0, (end - last) as usize);
+            let whole = self.base.add(first as usize).cast();
+            libc::madvise(whole, (last - first) as usize, libc::MADV_REMOVE)
+        };
+        let error = io::Error::last_os_error();
+        self.mark(offset, first - offset);
+        self.mark(last, end - last);
+        if done == 0 {
+            return Ok(());
+        }
+        // What could not be given back is still there.
+        self.mark(first, last - first);
+        Err(error)
+    }
+}
+
+impl Drop for MemDevice {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `map`; no channel is left, each holds the device.
+        unsafe { libc::munmap(self.base.cast(), file_bytes(self.reserved as u64) as usize) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(kind: Kind, offset: u64, memory: &mut [u8], device: &MemDevice) {
+        let len = memory.len();
+        let segments = [libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: len }];
+        let segments = &segments[..usize::from(matches!(kind, Kind::Read | Kind::Write))];
+        let io = Io { kind, offset, len: len as u64, segments, tag: 0, through: false };
+        // SAFETY: the segment is `memory`, and the callers' ranges lie in the device.
+        assert_eq!(unsafe { device.perform(&io) }, Status::Ok);
+    }
+
+    /// Bytes of memory that the file has.
+    fn resident(device: &MemDevice) -> u64 {
+        // SAFETY: an all-zero `stat` is a valid value, and the call gets a live one.
+        unsafe {
+            let mut stat: libc::stat = std::mem::zeroed();
+            assert_eq!(libc::fstat(device.file.as_raw_fd(), &raw mut stat), 0);
+            stat.st_blocks as u64 * 512
+        }
+    }
+
+    #[test]
+    fn reading_what_was_never_written_takes_no_memory() {
+        let size = 64 << 20;
+        let device = MemDevice::new(size).unwrap();
+        let mut memory = vec![7; 16 << 20];
+        request(Kind::Read, 1 << 20, &mut memory, &device);
+        assert!(memory.iter().all(|byte| *byte == 0));
+        // The header, and a page of bits.
+        assert!(resident(&device) <= 2 * PAGE, "{}", resident(&device));
+        // A block in the middle of a page: the rest of the page is zeroes, and so are its neighbours.
+        request(Kind::Write, (5 << 20) + 512, &mut [1; 512], &device);
+        let written = resident(&device);
+        request(Kind::Read, 1 << 20, &mut memory, &device);
+        let at = (4 << 20) + 512;
+        assert!(
+            memory
+                .iter()
+                .enumerate()
+                .all(|(i, byte)| *byte == u8::from((at..at + 512).contains(&i)))
+        );
+        assert_eq!(resident(&device), written);
+        // It is the same to the process that takes the file over.
+        let (next, known) = MemDevice::take(device.file.try_clone().unwrap()).unwrap();
+        assert_eq!(known, size);
+        request(Kind::Read, 1 << 20, &mut memory, &next);
+        assert_eq!((memory[at - 1], memory[at], resident(&next)), (0, 1, written));
+        // What was discarded is as if it had never been written.
+        request(Kind::Discard, 5 << 20, &mut memory[..1 << 20], &device);
+        request(Kind::Read, 1 << 20, &mut memory, &device);
+        assert!(memory.iter().all(|byte| *byte == 0));
+        assert!(resident(&device) <= 2 * PAGE);
+    }
+}

@@ -1,0 +1,92 @@
+//! `delay:` holds the completions of a device back, each by a time of its kind or a random one
+//! between two; so they come in another order than the device gave them.
+//!
+//! The device has done the request before: what is held back is the news. Nothing is allocated
+//! while it runs; a core that sleeps takes a turn when the next one is due.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use reactor::Core;
+
+use crate::channel::{Channel, Done, Io, QUEUE_DEPTH, Status};
+use crate::layers::failing::kind_index;
+
+pub(crate) struct DelayChannel {
+    pub over: Channel,
+    core: Core,
+    ns: [(u64, u64); 5],
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// What the device has done: when it is due, a number that keeps equals in order, its slot.
+    held: BinaryHeap<Reverse<(u64, u64, u32)>>,
+    order: u64,
+    /// Empty between calls.
+    batch: Vec<Done>,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    tag: u64,
+    kind: u8,
+    status: Status,
+}
+
+impl DelayChannel {
+    pub fn new(over: Channel, ns: [(u64, u64); 5], core: &Core) -> DelayChannel {
+        DelayChannel {
+            over,
+            core: core.clone(),
+            ns,
+            slots: vec![Slot { tag: 0, kind: 0, status: Status::Ok }; QUEUE_DEPTH],
+            free: (0..QUEUE_DEPTH as u32).rev().collect(),
+            held: BinaryHeap::with_capacity(QUEUE_DEPTH),
+            order: 0,
+            batch: Vec::with_capacity(QUEUE_DEPTH),
+        }
+    }
+
+    /// # Safety
+    /// As [`Channel::submit`].
+    pub unsafe fn submit(&mut self, io: &Io<'_>, done: &mut Vec<Done>) {
+        let full = Done { tag: io.tag, status: Status::IoError };
+        // Both cannot be: there are as many of them as the channel above takes.
+        let Some(slot) = self.free.pop() else { return done.push(full) };
+        let kind = kind_index(io.kind) as u8;
+        self.slots[slot as usize] = Slot { tag: io.tag, kind, status: Status::Ok };
+        // SAFETY: by this function's contract.
+        if unsafe { self.over.submit(&Io { tag: slot.into(), ..*io }) }.is_err() {
+            self.free.push(slot);
+            done.push(full);
+        }
+    }
+
+    pub fn poll(&mut self, done: &mut Vec<Done>) {
+        let now = self.core.now_ns();
+        self.over.poll(&mut self.batch);
+        for Done { tag, status } in self.batch.drain(..) {
+            let slot = &mut self.slots[tag as usize];
+            slot.status = status;
+            let (from, to) = self.ns[slot.kind as usize];
+            let ns =
+                if from == to { from } else { from + self.core.random_u64() % (to - from + 1) };
+            self.order += 1;
+            self.held.push(Reverse((now.saturating_add(ns), self.order, tag as u32)));
+        }
+        while let Some(&Reverse((due, _, slot))) = self.held.peek() {
+            if due > now {
+                self.core.turn_at(due);
+                return;
+            }
+            self.held.pop();
+            let Slot { tag, status, .. } = self.slots[slot as usize];
+            self.free.push(slot);
+            done.push(Done { tag, status });
+        }
+    }
+
+    pub fn ready(&self) -> bool {
+        let due = self.held.peek().is_some_and(|Reverse((due, ..))| *due <= self.core.now_ns());
+        due || self.over.ready()
+    }
+}

@@ -1,0 +1,138 @@
+//! Why a command is not executed, in Redis 7.0's words.
+
+use resp::Writer;
+
+use crate::command::args::Args;
+
+/// The most of a client's words that an error repeats.
+const QUOTED_BYTES_MAX: usize = 128;
+
+/// An error reply in the making; it borrows the words it quotes.
+#[derive(Clone, Copy, Debug)]
+pub enum Refusal<'a> {
+    /// A fixed text, its code in front.
+    Text(&'static str),
+    /// There is no such command.
+    UnknownCommand(Args<'a>),
+    /// There is no such subcommand.
+    UnknownSubcommand {
+        /// The container's name.
+        container: &'static str,
+        /// What it was asked for.
+        word: &'a [u8],
+    },
+    /// Too few or too many arguments for the command of this full name.
+    WrongCount(&'static str),
+    /// A write on a node that only reads.
+    ReadOnly,
+    /// A text around a word of the client's.
+    Quoting {
+        /// What stands before the word, the error's code included.
+        before: &'static str,
+        /// The word.
+        word: &'a [u8],
+        /// What stands behind it.
+        after: &'static str,
+    },
+}
+
+impl Refusal<'_> {
+    /// The usual text for options that make no sense.
+    pub const SYNTAX: Self = Refusal::Text("ERR syntax error");
+    /// The password comes first.
+    pub const NO_PASSWORD: Self = Refusal::Text("NOAUTH Authentication required.");
+    /// `CLIENT CACHING` without tracking.
+    pub const NOT_TRACKED: Self = Refusal::Text(
+        "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled",
+    );
+    /// A number was expected.
+    pub const NOT_AN_INTEGER: Self = Refusal::Text("ERR value is not an integer or out of range");
+
+    /// Writes the error reply.
+    pub fn write(&self, writer: &mut Writer<'_>) {
+        match self {
+            Self::Text(text) => writer.error(text),
+            Self::UnknownCommand(args) => {
+                let mut text = b"ERR unknown command '".to_vec();
+                text.extend_from_slice(quotable(args.get(0), QUOTED_BYTES_MAX));
+                text.extend_from_slice(b"', with args beginning with: ");
+                let before = text.len();
+                for arg in args.from(1).iter() {
+                    let room = QUOTED_BYTES_MAX.saturating_sub(text.len() - before);
+                    if room == 0 {
+                        break;
+                    }
+                    text.push(b'\'');
+                    text.extend_from_slice(quotable(arg, room));
+                    text.extend_from_slice(b"' ");
+                }
+                writer.error_bytes(&text);
+            }
+            Self::UnknownSubcommand { container, word } => {
+                let mut text = b"ERR unknown subcommand '".to_vec();
+                text.extend_from_slice(quotable(word, QUOTED_BYTES_MAX));
+                text.extend_from_slice(
+                    format!("'. Try {} HELP.", container.to_uppercase()).as_bytes(),
+                );
+                writer.error_bytes(&text);
+            }
+            Self::WrongCount(name) => {
+                writer.error(&format!("ERR wrong number of arguments for '{name}' command"));
+            }
+            Self::ReadOnly => writer.error("READONLY You can't write against a read only replica."),
+            Self::Quoting { before, word, after } => {
+                let mut text = before.as_bytes().to_vec();
+                text.extend_from_slice(quotable(word, QUOTED_BYTES_MAX));
+                text.extend_from_slice(after.as_bytes());
+                writer.error_bytes(&text);
+            }
+        }
+    }
+}
+
+/// The part of a word that an error repeats: like Redis, up to a zero byte.
+fn quotable(word: &[u8], bytes_max: usize) -> &[u8] {
+    let word = &word[..word.len().min(bytes_max)];
+    let end = word.iter().position(|&byte| byte == 0).unwrap_or(word.len());
+    &word[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::args::tests::with;
+    use resp::Protocol;
+
+    fn text(refusal: Refusal<'_>) -> String {
+        let mut out = Vec::new();
+        refusal.write(&mut Writer::new(&mut out, Protocol::V2));
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn unknown_commands_are_quoted_with_their_arguments() {
+        with(r#"foo bar "b a\r\nz""#, |args| {
+            assert_eq!(
+                text(Refusal::UnknownCommand(args)),
+                "-ERR unknown command 'foo', with args beginning with: 'bar' 'b a  z' \r\n"
+            );
+        });
+        with(&format!("{} {} c", "a".repeat(500), "b".repeat(500)), |args| {
+            assert_eq!(
+                text(Refusal::UnknownCommand(args)),
+                format!(
+                    "-ERR unknown command '{}', with args beginning with: '{}' \r\n",
+                    "a".repeat(128),
+                    "b".repeat(128)
+                )
+            );
+        });
+    }
+
+    #[test]
+    fn a_zero_byte_ends_what_is_quoted() {
+        let refusal =
+            Refusal::Quoting { before: "ERR Unknown client type '", word: b"a\0b", after: "'" };
+        assert_eq!(text(refusal), "-ERR Unknown client type 'a'\r\n");
+    }
+}

@@ -1,0 +1,872 @@
+//! The command table: every command the node knows, in the order of their names, and the names of Redis's other
+//! commands that write, which a read-only node refuses by name.
+//!
+//! Names, arities, flags, categories and key positions are those of Redis 7.0, since clients route by them;
+//! `MR.RANGE` is ours.
+
+use crate::command::spec::{Argument, CommandId, Spec};
+use crate::connection::transaction::Transaction;
+
+const FAST_CONNECTION: &[&str] = &["@fast", "@connection"];
+const SLOW_CONNECTION: &[&str] = &["@slow", "@connection"];
+const ADMIN_CONNECTION: &[&str] = &["@admin", "@slow", "@dangerous", "@connection"];
+const ADMIN: &[&str] = &["@admin", "@slow", "@dangerous"];
+const LOADING: &[&str] = &["loading", "stale"];
+const HANDSHAKE: &[&str] = &["noscript", "loading", "stale", "fast", "no_auth", "allow_busy"];
+const PER_CLIENT: &[&str] = &["noscript", "loading", "stale"];
+const PER_SERVER: &[&str] = &["admin", "noscript", "loading", "stale"];
+const READ_FAST: &[&str] = &["readonly", "fast"];
+const READ: &[&str] = &["readonly"];
+const WRITE: &[&str] = &["write", "denyoom"];
+const WRITE_FAST: &[&str] = &["write", "denyoom", "fast"];
+const REMOVE: &[&str] = &["write"];
+const REMOVE_FAST: &[&str] = &["write", "fast"];
+const STRING: &[&str] = &["@write", "@string", "@slow"];
+const STRING_FAST: &[&str] = &["@write", "@string", "@fast"];
+const CHANGE_PART: &[&str] = &["RW", "update"];
+const CHANGE: &[&str] = &["RW", "access", "update"];
+const OPTIONAL: &[&str] = &["optional"];
+const MULTIPLE: &[&str] = &["multiple"];
+const ANY_NUMBER: &[&str] = &["optional", "multiple"];
+
+const KEY: Argument = Argument::new("key", "key");
+const KEYS: Argument = KEY.flagged(MULTIPLE);
+
+const VALUE: Argument = Argument::new("value", "string");
+const PAIRS: &[Argument] = &[Argument {
+    name: "key_value",
+    kind: "block",
+    token: None,
+    flags: MULTIPLE,
+    parts: &[KEY, VALUE],
+}];
+
+const FLUSH: &[Argument] = &[Argument::one_of(
+    "async",
+    &[Argument::word("async", "ASYNC"), Argument::word("sync", "SYNC")],
+)
+.flagged(OPTIONAL)];
+
+const ON_OFF: &[Argument] = &[Argument::word("on", "ON"), Argument::word("off", "OFF")];
+
+const CLIENT_TYPE: Argument = Argument::one_of(
+    "client-type",
+    &[
+        Argument::word("normal", "NORMAL"),
+        Argument::word("master", "MASTER"),
+        Argument::word("replica", "REPLICA"),
+        Argument::word("pubsub", "PUBSUB"),
+    ],
+)
+.after("TYPE")
+.flagged(OPTIONAL);
+
+const CLIENT: &[Spec] = &[
+    Spec::new(
+        CommandId::ClientCaching,
+        "client|caching",
+        3,
+        "connection",
+        "Tells which keys are tracked; refused, because none are",
+    )
+    .since("6.0.0")
+    .flags(PER_CLIENT, SLOW_CONNECTION)
+    .takes(&[Argument::one_of(
+        "mode",
+        &[Argument::word("yes", "YES"), Argument::word("no", "NO")],
+    )]),
+    Spec::new(
+        CommandId::ClientGetname,
+        "client|getname",
+        2,
+        "connection",
+        "Tells this connection's name",
+    )
+    .since("2.6.9")
+    .flags(PER_CLIENT, SLOW_CONNECTION),
+    Spec::new(
+        CommandId::ClientGetredir,
+        "client|getredir",
+        2,
+        "connection",
+        "Tells where tracking messages go; always nowhere here",
+    )
+    .since("6.0.0")
+    .flags(PER_CLIENT, SLOW_CONNECTION),
+    Spec::new(CommandId::ClientHelp, "client|help", 2, "connection", "Lists the subcommands")
+        .since("5.0.0")
+        .flags(LOADING, SLOW_CONNECTION),
+    Spec::new(CommandId::ClientId, "client|id", 2, "connection", "Tells this connection's number")
+        .since("5.0.0")
+        .flags(PER_CLIENT, SLOW_CONNECTION),
+    Spec::new(CommandId::ClientInfo, "client|info", 2, "connection", "Describes this connection")
+        .since("6.2.0")
+        .flags(PER_CLIENT, SLOW_CONNECTION)
+        .tips(&["nondeterministic_output"]),
+    Spec::new(CommandId::ClientKill, "client|kill", -3, "connection", "Closes connections")
+        .since("2.4.0")
+        .costs("O(N) with N connections")
+        .flags(PER_SERVER, ADMIN_CONNECTION)
+        .takes(&[Argument::one_of(
+            "filter",
+            &[
+                Argument::new("ip:port", "string"),
+                Argument {
+                    name: "filters",
+                    kind: "block",
+                    token: None,
+                    flags: MULTIPLE,
+                    parts: &[
+                        Argument::new("client-id", "integer").after("ID").flagged(OPTIONAL),
+                        CLIENT_TYPE,
+                        Argument::new("username", "string").after("USER").flagged(OPTIONAL),
+                        Argument::new("ip:port", "string").after("ADDR").flagged(OPTIONAL),
+                        Argument::new("ip:port", "string").after("LADDR").flagged(OPTIONAL),
+                        Argument::new("yes/no", "string").after("SKIPME").flagged(OPTIONAL),
+                    ],
+                },
+            ],
+        )]),
+    Spec::new(CommandId::ClientList, "client|list", -2, "connection", "Describes all connections")
+        .since("2.4.0")
+        .costs("O(N) with N connections")
+        .flags(PER_SERVER, ADMIN_CONNECTION)
+        .tips(&["nondeterministic_output"])
+        .takes(&[
+            CLIENT_TYPE,
+            Argument::new("client-id", "integer").after("ID").flagged(ANY_NUMBER),
+        ]),
+    Spec::new(
+        CommandId::ClientNoEvict,
+        "client|no-evict",
+        3,
+        "connection",
+        "Accepted; connections are not evicted here",
+    )
+    .since("7.0.0")
+    .flags(PER_SERVER, ADMIN_CONNECTION)
+    .takes(&[Argument::one_of("enabled", ON_OFF)]),
+    Spec::new(
+        CommandId::ClientPause,
+        "client|pause",
+        -3,
+        "connection",
+        "Holds back all connections' commands for a while",
+    )
+    .since("2.9.50")
+    .flags(PER_SERVER, ADMIN_CONNECTION)
+    .takes(&[
+        Argument::new("timeout", "integer"),
+        Argument::one_of("mode", &[Argument::word("write", "WRITE"), Argument::word("all", "ALL")])
+            .flagged(OPTIONAL),
+    ]),
+    Spec::new(
+        CommandId::ClientReply,
+        "client|reply",
+        3,
+        "connection",
+        "Turns this connection's replies on and off",
+    )
+    .since("3.2.0")
+    .flags(PER_CLIENT, SLOW_CONNECTION)
+    .takes(&[Argument::one_of(
+        "on_off_skip",
+        &[Argument::word("on", "ON"), Argument::word("off", "OFF"), Argument::word("skip", "SKIP")],
+    )]),
+    Spec::new(CommandId::ClientSetname, "client|setname", 3, "connection", "Names this connection")
+        .since("2.6.9")
+        .flags(PER_CLIENT, SLOW_CONNECTION)
+        .takes(&[Argument::new("connection-name", "string")]),
+    Spec::new(
+        CommandId::ClientTrackinginfo,
+        "client|trackinginfo",
+        2,
+        "connection",
+        "Tells whether this connection is tracked; it is not",
+    )
+    .since("6.2.0")
+    .flags(PER_CLIENT, SLOW_CONNECTION),
+    Spec::new(
+        CommandId::ClientUnblock,
+        "client|unblock",
+        -3,
+        "connection",
+        "Ends another connection's wait; nothing waits here",
+    )
+    .since("5.0.0")
+    .flags(PER_SERVER, ADMIN_CONNECTION)
+    .takes(&[
+        Argument::new("client-id", "integer"),
+        Argument::one_of(
+            "timeout_error",
+            &[Argument::word("timeout", "TIMEOUT"), Argument::word("error", "ERROR")],
+        )
+        .flagged(OPTIONAL),
+    ]),
+    Spec::new(CommandId::ClientUnpause, "client|unpause", 2, "connection", "Ends a pause")
+        .since("6.2.0")
+        .flags(PER_SERVER, ADMIN_CONNECTION),
+];
+
+const NAMES: &[Argument] = &[Argument::new("command-name", "string").flagged(ANY_NUMBER)];
+
+const COMMAND: &[Spec] = &[
+    Spec::new(
+        CommandId::CommandCount,
+        "command|count",
+        2,
+        "server",
+        "Tells how many commands there are",
+    )
+    .since("2.8.13")
+    .flags(LOADING, SLOW_CONNECTION),
+    Spec::new(CommandId::CommandDocs, "command|docs", -2, "server", "Documents commands")
+        .since("7.0.0")
+        .costs("O(N) with N names")
+        .flags(LOADING, SLOW_CONNECTION)
+        .tips(&["nondeterministic_output_order"])
+        .takes(NAMES),
+    Spec::new(
+        CommandId::CommandGetkeys,
+        "command|getkeys",
+        -4,
+        "server",
+        "Finds the keys in a command",
+    )
+    .since("2.8.13")
+    .costs("O(N) with N arguments")
+    .flags(LOADING, SLOW_CONNECTION),
+    Spec::new(
+        CommandId::CommandGetkeysandflags,
+        "command|getkeysandflags",
+        -4,
+        "server",
+        "Finds the keys in a command and what happens to them",
+    )
+    .since("7.0.0")
+    .costs("O(N) with N arguments")
+    .flags(LOADING, SLOW_CONNECTION),
+    Spec::new(CommandId::CommandHelp, "command|help", 2, "server", "Lists the subcommands")
+        .since("5.0.0")
+        .flags(LOADING, SLOW_CONNECTION),
+    Spec::new(CommandId::CommandInfo, "command|info", -2, "server", "Describes commands")
+        .since("2.8.13")
+        .costs("O(N) with N names")
+        .flags(LOADING, SLOW_CONNECTION)
+        .tips(&["nondeterministic_output_order"])
+        .takes(NAMES),
+    Spec::new(CommandId::CommandList, "command|list", -2, "server", "Lists the names of commands")
+        .since("7.0.0")
+        .costs("O(N) with N commands")
+        .flags(LOADING, SLOW_CONNECTION)
+        .tips(&["nondeterministic_output_order"])
+        .takes(&[Argument::one_of(
+            "filterby",
+            &[
+                Argument::new("module-name", "string").after("MODULE"),
+                Argument::new("category", "string").after("ACLCAT"),
+                Argument::new("pattern", "pattern").after("PATTERN"),
+            ],
+        )
+        .after("FILTERBY")
+        .flagged(OPTIONAL)]),
+];
+
+const CONFIG: &[Spec] = &[
+    Spec::new(CommandId::ConfigGet, "config|get", -3, "server", "Tells settings by their names")
+        .since("2.0.0")
+        .costs("O(N) with N patterns")
+        .flags(PER_SERVER, ADMIN)
+        .takes(&[Argument::new("parameter", "pattern").flagged(MULTIPLE)]),
+    Spec::new(CommandId::ConfigHelp, "config|help", 2, "server", "Lists the subcommands")
+        .since("5.0.0")
+        .flags(LOADING, &["@slow"]),
+    Spec::new(
+        CommandId::ConfigResetstat,
+        "config|resetstat",
+        2,
+        "server",
+        "Sets the counters of INFO back",
+    )
+    .since("2.0.0")
+    .flags(PER_SERVER, ADMIN),
+    Spec::new(
+        CommandId::ConfigRewrite,
+        "config|rewrite",
+        2,
+        "server",
+        "Refused: a node does not write its configuration file",
+    )
+    .since("2.8.0")
+    .flags(PER_SERVER, ADMIN),
+    Spec::new(CommandId::ConfigSet, "config|set", -4, "server", "Changes settings")
+        .since("2.0.0")
+        .costs("O(N) with N settings")
+        .flags(PER_SERVER, ADMIN)
+        .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"])
+        .takes(&[Argument {
+            name: "parameter_value",
+            kind: "block",
+            token: None,
+            flags: MULTIPLE,
+            parts: &[Argument::new("parameter", "string"), VALUE],
+        }]),
+];
+
+const ACCESS: &[&str] = &["RO", "access"];
+const EXISTENCE: &[&str] = &["RO"];
+
+/// Every command, sorted by name.
+pub static TABLE: &[Spec] = &[
+    Spec::new(CommandId::Append, "append", 3, "string", "Makes a value longer")
+        .since("2.0.0")
+        .costs("O(N) with N bytes of the value")
+        .flags(WRITE_FAST, STRING_FAST)
+        .one_key(&["RW", "insert"])
+        .takes(&[KEY, VALUE]),
+    Spec::new(CommandId::Auth, "auth", -2, "connection", "Logs in with the password")
+        .flags(HANDSHAKE, FAST_CONNECTION)
+        .takes(&[
+            Argument::new("username", "string").flagged(OPTIONAL),
+            Argument::new("password", "string"),
+        ]),
+    Spec::new(CommandId::Bgsave, "bgsave", -1, "server", "Does what SAVE does, and does not wait")
+        .flags(&["admin", "noscript", "no_async_loading"], ADMIN)
+        .takes(&[Argument::word("schedule", "SCHEDULE").flagged(OPTIONAL)]),
+    Spec::new(CommandId::Client, "client", -2, "connection", "Contains commands about connections")
+        .since("2.4.0")
+        .flags(&[], &["@slow"])
+        .costs("Depends on the subcommand")
+        .contains(CLIENT),
+    Spec::new(CommandId::Command, "command", -1, "server", "Describes all commands")
+        .since("2.8.13")
+        .flags(LOADING, SLOW_CONNECTION)
+        .costs("O(N) with N commands")
+        .tips(&["nondeterministic_output_order"])
+        .contains(COMMAND),
+    Spec::new(CommandId::Config, "config", -2, "server", "Contains commands about settings")
+        .since("2.0.0")
+        .flags(&[], &["@slow"])
+        .costs("Depends on the subcommand")
+        .contains(CONFIG),
+    Spec::new(CommandId::Dbsize, "dbsize", 1, "server", "Estimates the number of keys")
+        .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
+        .tips(&["request_policy:all_shards", "response_policy:agg_sum"]),
+    Spec::new(CommandId::Decr, "decr", 2, "string", "Subtracts one from a number")
+        .flags(WRITE_FAST, STRING_FAST)
+        .one_key(CHANGE)
+        .takes(&[KEY]),
+    Spec::new(CommandId::Decrby, "decrby", 3, "string", "Subtracts from a number")
+        .flags(WRITE_FAST, STRING_FAST)
+        .one_key(CHANGE)
+        .takes(&[KEY, Argument::new("decrement", "integer")]),
+    Spec::new(CommandId::Del, "del", -2, "generic", "Removes keys")
+        .costs("O(N) with N keys")
+        .flags(REMOVE, &["@keyspace", "@write", "@slow"])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
+        .many_keys(&["RM", "delete"])
+        .takes(&[KEYS]),
+    Spec::new(CommandId::Echo, "echo", 2, "connection", "Gives its argument back")
+        .flags(&["loading", "stale", "fast"], FAST_CONNECTION)
+        .takes(&[Argument::new("message", "string")]),
+    Spec::new(CommandId::Exists, "exists", -2, "generic", "Counts how many of its keys exist")
+        .costs("O(N) with N keys")
+        .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
+        .many_keys(EXISTENCE)
+        .takes(&[KEYS]),
+    Spec::new(CommandId::Flushall, "flushall", -1, "server", "Removes all keys")
+        .flags(REMOVE, &["@keyspace", "@write", "@slow", "@dangerous"])
+        .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
+        .takes(FLUSH),
+    Spec::new(CommandId::Flushdb, "flushdb", -1, "server", "Removes all keys")
+        .flags(REMOVE, &["@keyspace", "@write", "@slow", "@dangerous"])
+        .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
+        .takes(FLUSH),
+    Spec::new(CommandId::Get, "get", 2, "string", "Reads a value")
+        .flags(READ_FAST, &["@read", "@string", "@fast"])
+        .one_key(ACCESS)
+        .takes(&[KEY]),
+    Spec::new(CommandId::Getdel, "getdel", 2, "string", "Reads a value and removes its key")
+        .since("6.2.0")
+        .flags(REMOVE_FAST, STRING_FAST)
+        .one_key(&["RW", "access", "delete"])
+        .takes(&[KEY]),
+    Spec::new(CommandId::Getrange, "getrange", 4, "string", "Reads a part of a value")
+        .since("2.4.0")
+        .costs("O(N) with N bytes of the value")
+        .flags(READ, &["@read", "@string", "@slow"])
+        .one_key(ACCESS)
+        .takes(&[KEY, Argument::new("start", "integer"), Argument::new("end", "integer")]),
+    Spec::new(CommandId::Getset, "getset", 3, "string", "Reads a value and sets another")
+        .flags(WRITE_FAST, STRING_FAST)
+        .deprecated("6.2.0", "`SET` with the `!GET` argument")
+        .one_key(CHANGE)
+        .takes(&[KEY, VALUE]),
+    Spec::new(CommandId::Hello, "hello", -1, "connection", "Chooses the protocol")
+        .since("6.0.0")
+        .flags(HANDSHAKE, FAST_CONNECTION)
+        .takes(&[Argument {
+            name: "arguments",
+            kind: "block",
+            token: None,
+            flags: OPTIONAL,
+            parts: &[
+                Argument::new("protover", "integer"),
+                Argument {
+                    name: "username_password",
+                    kind: "block",
+                    token: Some("AUTH"),
+                    flags: OPTIONAL,
+                    parts: &[
+                        Argument::new("username", "string"),
+                        Argument::new("password", "string"),
+                    ],
+                },
+                Argument::new("clientname", "string").after("SETNAME").flagged(OPTIONAL),
+            ],
+        }]),
+    Spec::new(CommandId::Incr, "incr", 2, "string", "Adds one to a number")
+        .flags(WRITE_FAST, STRING_FAST)
+        .one_key(CHANGE)
+        .takes(&[KEY]),
+    Spec::new(CommandId::Incrby, "incrby", 3, "string", "Adds to a number")
+        .flags(WRITE_FAST, STRING_FAST)
+        .one_key(CHANGE)
+        .takes(&[KEY, Argument::new("increment", "integer")]),
+    Spec::new(
+        CommandId::Incrbyfloat,
+        "incrbyfloat",
+        3,
+        "string",
+        "Adds to a number that may have decimals",
+    )
+    .since("2.6.0")
+    .flags(WRITE_FAST, STRING_FAST)
+    .one_key(CHANGE)
+    .takes(&[KEY, Argument::new("increment", "double")]),
+    Spec::new(CommandId::Info, "info", -1, "server", "Reports on the node")
+        .flags(LOADING, &["@slow", "@dangerous"])
+        .tips(&["nondeterministic_output", "request_policy:all_shards", "response_policy:special"])
+        .takes(&[Argument::new("section", "string").flagged(ANY_NUMBER)]),
+    Spec::new(
+        CommandId::Keys,
+        "keys",
+        2,
+        "generic",
+        "Lists the keys that match a pattern, in order",
+    )
+    .costs("O(N) with N keys that begin like the pattern")
+    .flags(READ, &["@keyspace", "@read", "@slow", "@dangerous"])
+    .tips(&["request_policy:all_shards"])
+    .takes(&[Argument::new("pattern", "pattern")]),
+    Spec::new(CommandId::Lastsave, "lastsave", 1, "server", "Tells when SAVE last was done")
+        .flags(&["loading", "stale", "fast"], &["@admin", "@fast", "@dangerous"])
+        .tips(&["nondeterministic_output"]),
+    Spec::new(CommandId::Mget, "mget", -2, "string", "Reads several values")
+        .costs("O(N) with N keys")
+        .flags(READ_FAST, &["@read", "@string", "@fast"])
+        .tips(&["request_policy:multi_shard"])
+        .many_keys(ACCESS)
+        .takes(&[KEYS]),
+    Spec::new(
+        CommandId::MrRange,
+        "mr.range",
+        -3,
+        "generic",
+        "Reads keys and values in order, forward or backward",
+    )
+    .since("0.1.0")
+    .costs("O(N) with N keys in the range")
+    .flags(READ, &["@keyspace", "@read", "@slow"])
+    .takes(&[
+        Argument::new("start", "string"),
+        Argument::new("end", "string"),
+        Argument::word("reverse", "REVERSE").flagged(OPTIONAL),
+        Argument::new("limit", "integer").after("LIMIT").flagged(OPTIONAL),
+        Argument::word("novalues", "NOVALUES").flagged(OPTIONAL),
+    ]),
+    Spec::new(CommandId::Mset, "mset", -3, "string", "Sets several values at once")
+        .since("1.0.1")
+        .costs("O(N) with N keys")
+        .flags(WRITE, STRING)
+        .tips(&["request_policy:multi_shard", "response_policy:all_succeeded"])
+        .pairs(&["OW", "update"])
+        .takes(PAIRS),
+    Spec::new(
+        CommandId::Msetnx,
+        "msetnx",
+        -3,
+        "string",
+        "Sets several values at once if none of the keys is there",
+    )
+    .since("1.0.1")
+    .costs("O(N) with N keys")
+    .flags(WRITE, STRING)
+    .tips(&["request_policy:multi_shard", "response_policy:agg_min"])
+    .pairs(&["OW", "insert"])
+    .takes(PAIRS),
+    Spec::new(CommandId::Ping, "ping", -1, "connection", "Answers")
+        .flags(&["fast"], FAST_CONNECTION)
+        .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
+        .takes(&[Argument::new("message", "string").flagged(OPTIONAL)]),
+    Spec::new(CommandId::Pttl, "pttl", 2, "generic", "Tells a key's time to live in milliseconds")
+        .since("2.6.0")
+        .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
+        .tips(&["nondeterministic_output"])
+        .one_key(ACCESS)
+        .takes(&[KEY]),
+    Spec::new(CommandId::Quit, "quit", -1, "connection", "Closes the connection")
+        .flags(HANDSHAKE, FAST_CONNECTION),
+    Spec::new(CommandId::Randomkey, "randomkey", 1, "generic", "Gives some key")
+        .flags(READ, &["@keyspace", "@read", "@slow"])
+        .tips(&["request_policy:all_shards", "nondeterministic_output"]),
+    Spec::new(
+        CommandId::Reset,
+        "reset",
+        1,
+        "connection",
+        "Sets the connection back to its beginning",
+    )
+    .since("6.2.0")
+    .flags(HANDSHAKE, FAST_CONNECTION),
+    Spec::new(
+        CommandId::Save,
+        "save",
+        1,
+        "server",
+        "Makes all that was written survive a power cut",
+    )
+    .flags(&["admin", "noscript", "no_async_loading", "no_multi"], ADMIN),
+    Spec::new(CommandId::Scan, "scan", -2, "generic", "Lists keys piece by piece, in order")
+        .since("2.8.0")
+        .costs("O(COUNT) for every call")
+        .flags(READ, &["@keyspace", "@read", "@slow"])
+        .tips(&["nondeterministic_output", "request_policy:special"])
+        .takes(&[
+            Argument::new("cursor", "integer"),
+            Argument::new("pattern", "pattern").after("MATCH").flagged(OPTIONAL),
+            Argument::new("count", "integer").after("COUNT").flagged(OPTIONAL),
+            Argument::new("type", "string").after("TYPE").flagged(OPTIONAL),
+        ]),
+    Spec::new(
+        CommandId::Select,
+        "select",
+        2,
+        "connection",
+        "Chooses the database; there is only 0",
+    )
+    .flags(&["loading", "stale", "fast"], FAST_CONNECTION)
+    .takes(&[Argument::new("index", "integer")]),
+    Spec::new(CommandId::Set, "set", -3, "string", "Sets a value")
+        .flags(WRITE, STRING)
+        .one_key(&["RW", "access", "update", "variable_flags"])
+        .takes(&[
+            KEY,
+            VALUE,
+            Argument::one_of(
+                "condition",
+                &[Argument::word("nx", "NX"), Argument::word("xx", "XX")],
+            )
+            .flagged(OPTIONAL),
+            Argument::word("get", "GET").flagged(OPTIONAL),
+            Argument::word("keepttl", "KEEPTTL").flagged(OPTIONAL),
+        ]),
+    Spec::new(CommandId::Setnx, "setnx", 3, "string", "Sets a value if the key is not there")
+        .flags(WRITE_FAST, STRING_FAST)
+        .one_key(&["OW", "insert"])
+        .takes(&[KEY, VALUE]),
+    Spec::new(CommandId::Setrange, "setrange", 4, "string", "Overwrites a part of a value")
+        .since("2.2.0")
+        .costs("O(N) with N bytes of the value")
+        .flags(WRITE, STRING)
+        .one_key(CHANGE_PART)
+        .takes(&[KEY, Argument::new("offset", "integer"), VALUE]),
+    Spec::new(CommandId::Shutdown, "shutdown", -1, "server", "Ends the node in good order")
+        .flags(&["admin", "noscript", "loading", "stale", "no_multi", "allow_busy"], ADMIN)
+        .takes(&[
+            Argument::one_of(
+                "nosave_save",
+                &[Argument::word("nosave", "NOSAVE"), Argument::word("save", "SAVE")],
+            )
+            .flagged(OPTIONAL),
+            Argument::word("now", "NOW").flagged(OPTIONAL),
+            Argument::word("force", "FORCE").flagged(OPTIONAL),
+            Argument::word("abort", "ABORT").flagged(OPTIONAL),
+        ]),
+    Spec::new(CommandId::Strlen, "strlen", 2, "string", "Tells the length of a value")
+        .since("2.2.0")
+        .flags(READ_FAST, &["@read", "@string", "@fast"])
+        .one_key(EXISTENCE)
+        .takes(&[KEY]),
+    Spec::new(CommandId::Substr, "substr", 4, "string", "Reads a part of a value")
+        .costs("O(N) with N bytes of the value")
+        .flags(READ, &["@read", "@string", "@slow"])
+        .deprecated("2.0.0", "`GETRANGE`")
+        .one_key(ACCESS)
+        .takes(&[KEY, Argument::new("start", "integer"), Argument::new("end", "integer")]),
+    Spec::new(CommandId::Ttl, "ttl", 2, "generic", "Tells a key's time to live in seconds")
+        .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
+        .tips(&["nondeterministic_output"])
+        .one_key(ACCESS)
+        .takes(&[KEY]),
+    Spec::new(
+        CommandId::Type,
+        "type",
+        2,
+        "generic",
+        "Tells the type of a key's value; always string here",
+    )
+    .flags(READ_FAST, &["@keyspace", "@read", "@fast"])
+    .one_key(EXISTENCE)
+    .takes(&[KEY]),
+    Spec::new(CommandId::Unlink, "unlink", -2, "generic", "Removes keys, as DEL does")
+        .since("4.0.0")
+        .costs("O(N) with N keys")
+        .flags(REMOVE_FAST, &["@keyspace", "@write", "@fast"])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
+        .many_keys(&["RM", "delete"])
+        .takes(&[KEYS]),
+];
+
+/// Redis's commands that write and are not ours, with their arity, sorted by name. `FUNCTION`, whose subcommands write too, is as
+/// unknown here as the commands that run functions.
+static WRITES: &[(&str, i64)] = &[
+    ("bitfield", -2),
+    ("bitop", -4),
+    ("blmove", 6),
+    ("blmpop", -5),
+    ("blpop", -3),
+    ("brpop", -3),
+    ("brpoplpush", 4),
+    ("bzmpop", -5),
+    ("bzpopmax", -3),
+    ("bzpopmin", -3),
+    ("copy", -3),
+    ("expire", -3),
+    ("expireat", -3),
+    ("geoadd", -5),
+    ("georadius", -6),
+    ("georadiusbymember", -5),
+    ("geosearchstore", -8),
+    ("getex", -2),
+    ("hdel", -3),
+    ("hincrby", 4),
+    ("hincrbyfloat", 4),
+    ("hmset", -4),
+    ("hset", -4),
+    ("hsetnx", 4),
+    ("linsert", 5),
+    ("lmove", 5),
+    ("lmpop", -4),
+    ("lpop", -2),
+    ("lpush", -3),
+    ("lpushx", -3),
+    ("lrem", 4),
+    ("lset", 4),
+    ("ltrim", 4),
+    ("migrate", -6),
+    ("move", 3),
+    ("persist", 2),
+    ("pexpire", -3),
+    ("pexpireat", -3),
+    ("pfadd", -2),
+    ("pfdebug", 3),
+    ("pfmerge", -2),
+    ("psetex", 4),
+    ("rename", 3),
+    ("renamenx", 3),
+    ("restore", -4),
+    ("restore-asking", -4),
+    ("rpop", -2),
+    ("rpoplpush", 3),
+    ("rpush", -3),
+    ("rpushx", -3),
+    ("sadd", -3),
+    ("sdiffstore", -3),
+    ("setbit", 4),
+    ("setex", 4),
+    ("sinterstore", -3),
+    ("smove", 4),
+    ("sort", -2),
+    ("spop", -2),
+    ("srem", -3),
+    ("sunionstore", -3),
+    ("swapdb", 3),
+    ("xack", -4),
+    ("xadd", -5),
+    ("xautoclaim", -6),
+    ("xclaim", -6),
+    ("xdel", -3),
+    ("xgroup", -2),
+    ("xgroup|create", -5),
+    ("xgroup|createconsumer", 5),
+    ("xgroup|delconsumer", 5),
+    ("xgroup|destroy", 4),
+    ("xgroup|setid", -5),
+    ("xreadgroup", -7),
+    ("xsetid", -3),
+    ("xtrim", -4),
+    ("zadd", -4),
+    ("zdiffstore", -4),
+    ("zincrby", 4),
+    ("zinterstore", -4),
+    ("zmpop", -4),
+    ("zpopmax", -2),
+    ("zpopmin", -2),
+    ("zrangestore", -5),
+    ("zrem", -3),
+    ("zremrangebylex", 4),
+    ("zremrangebyrank", 4),
+    ("zremrangebyscore", 4),
+    ("zunionstore", -4),
+];
+
+/// Longest name in either table.
+const NAME_BYTES_MAX: usize = 32;
+
+/// What a command's name stands for.
+#[derive(Clone, Copy, Debug)]
+pub enum Known {
+    /// A command of ours.
+    Ours(&'static Spec),
+    /// A container of ours, with a second word that it does not contain.
+    NoSubcommand(&'static Spec),
+    /// A command of Redis that writes and is not ours, with its name and arity.
+    Write(&'static str, i64),
+    /// A container of such commands, by its name, with a second word that it does not contain.
+    NoWrite(&'static str),
+    /// A command of transactions, with its arity.
+    Transaction(Transaction, i64),
+}
+
+/// Finds a command by its name, and by its second word when the first is a container.
+pub fn find(name: &[u8], second: Option<&[u8]>) -> Option<Known> {
+    let mut small = [0; NAME_BYTES_MAX];
+    let small = small.get_mut(..name.len())?;
+    small.copy_from_slice(name);
+    small.make_ascii_lowercase();
+    let small: &[u8] = small;
+    if let Ok(at) = TABLE.binary_search_by(|spec| spec.name.as_bytes().cmp(small)) {
+        let spec = &TABLE[at];
+        return Some(match second {
+            Some(second) if !spec.subcommands.is_empty() => match subcommand(spec, second) {
+                Some(found) => Known::Ours(found),
+                None => Known::NoSubcommand(spec),
+            },
+            _ => Known::Ours(spec),
+        });
+    }
+    if let Some((command, _, arity)) =
+        Transaction::ALL.into_iter().find(|(_, name, _)| name.as_bytes() == small)
+    {
+        return Some(Known::Transaction(command, arity));
+    }
+    let at = WRITES.binary_search_by(|(name, _)| name.as_bytes().cmp(small)).ok()?;
+    let (name, arity) = WRITES[at];
+    match (name.contains('|'), second) {
+        // A full name is no word of the protocol.
+        (true, _) => None,
+        (false, Some(second)) if name == WRITES_CONTAINER => Some(write_subcommand(second)),
+        (false, _) => Some(Known::Write(name, arity)),
+    }
+}
+
+/// The one container among the commands that write.
+const WRITES_CONTAINER: &str = "xgroup";
+
+fn write_subcommand(word: &[u8]) -> Known {
+    let found = WRITES.iter().find(|(name, _)| {
+        let (container, short) = name.split_once('|').unwrap_or_default();
+        container == WRITES_CONTAINER && short.as_bytes().eq_ignore_ascii_case(word)
+    });
+    match found {
+        Some(&(name, arity)) => Known::Write(name, arity),
+        None => Known::NoWrite(WRITES_CONTAINER),
+    }
+}
+
+/// Finds a command or, as `container|name`, a subcommand by its full name.
+pub fn find_full(name: &[u8]) -> Option<&'static Spec> {
+    let mut words = name.splitn(2, |&byte| byte == b'|');
+    let first = words.next()?;
+    let second = words.next();
+    match find(first, second)? {
+        // A second word after a command that contains nothing names nothing.
+        Known::Ours(spec) if second.is_some() && !spec.name.contains('|') => None,
+        Known::Ours(spec) => Some(spec),
+        Known::NoSubcommand(_) | Known::Write(..) | Known::NoWrite(_) | Known::Transaction(..) => {
+            None
+        }
+    }
+}
+
+fn subcommand(container: &'static Spec, word: &[u8]) -> Option<&'static Spec> {
+    container.subcommands.iter().find(|spec| {
+        let short = spec.name.rsplit('|').next().unwrap_or_default();
+        short.as_bytes().eq_ignore_ascii_case(word)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_sorted_and_names_fit() {
+        assert!(TABLE.windows(2).all(|pair| pair[0].name < pair[1].name));
+        assert!(WRITES.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        assert!(TABLE.iter().map(|spec| spec.name).chain(WRITES.iter().map(|write| write.0)).all(
+            |name| {
+                name.len() <= NAME_BYTES_MAX && name.bytes().all(|byte| !byte.is_ascii_uppercase())
+            }
+        ));
+        for container in TABLE {
+            for spec in container.subcommands {
+                let (first, _) = spec.name.split_once('|').unwrap();
+                assert_eq!(first, container.name);
+            }
+            assert!(container.subcommands.windows(2).all(|pair| pair[0].name < pair[1].name));
+        }
+    }
+
+    #[test]
+    fn every_command_is_found_by_its_name_in_any_case() {
+        for spec in TABLE {
+            let name = spec.name.to_uppercase();
+            assert!(
+                matches!(find(name.as_bytes(), None), Some(Known::Ours(found)) if found.id == spec.id)
+            );
+            for sub in spec.subcommands {
+                let (first, second) = sub.name.split_once('|').unwrap();
+                let second = second.to_uppercase();
+                let found = find(first.as_bytes(), Some(second.as_bytes()));
+                assert!(
+                    matches!(found, Some(Known::Ours(found)) if found.id == sub.id),
+                    "{}",
+                    sub.name
+                );
+                assert_eq!(find_full(sub.name.as_bytes()).map(|found| found.id), Some(sub.id));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_found() {
+        assert!(find(b"", None).is_none());
+        assert!(find(b"nosuch", None).is_none());
+        assert!(find(&[b'x'; 1000], None).is_none());
+        assert!(
+            matches!(find(b"client", Some(b"nosuch")), Some(Known::NoSubcommand(spec)) if spec.name == "client")
+        );
+        assert!(
+            matches!(find(b"get", Some(b"key")), Some(Known::Ours(spec)) if spec.name == "get")
+        );
+        assert!(matches!(find(b"HSET", Some(b"key")), Some(Known::Write("hset", -4))));
+        assert!(
+            find_full(b"get|x").is_none()
+                && find_full(b"hset").is_none()
+                && find_full(b"client|x").is_none()
+        );
+    }
+}

@@ -1,0 +1,148 @@
+//! The writes of a connection's commands, gathered until they are sent to the shard.
+//!
+//! Values set by commands in a row share one change: they become durable together anyway, and one batch costs the
+//! engine less than many. The change knows its commands, each of which has a reply of its own. A command with long
+//! values, and everything else, is a change of its own. Whatever is not a write sends what has gathered.
+
+use crate::command::args::Args;
+use crate::command::parse::WriteCommand;
+use crate::command::spec::CommandId;
+use crate::connection::replies::Written;
+use crate::connection::session::Session;
+use crate::shard::change::{Change, Kind};
+
+/// What is sent without waiting for more.
+const PARCEL_WEIGHT: usize = 128 * 1024;
+/// A batch of several commands ends with the one that makes it so long; a command that is so long has its own.
+const BATCH_BYTES: usize = 64 * 1024;
+/// Changes of one parcel.
+const CHANGES_MAX: usize = 64;
+
+/// See the module text.
+#[derive(Default)]
+pub(crate) struct Outgoing {
+    changes: Vec<Change>,
+    /// Bytes of those changes, and what they weigh.
+    bytes: usize,
+    weight: usize,
+    /// Whether nobody wants the replies.
+    silent: bool,
+    /// Bytes of the last parcel: the next batch may well become as long.
+    expected_bytes: usize,
+}
+
+impl Outgoing {
+    fn add(&mut self, id: Option<CommandId>, command: WriteCommand<'_>) {
+        match command {
+            WriteCommand::Put(key, value) => {
+                self.put(id, key.len() + value.len(), |change| change.also_put(key, value));
+            }
+            WriteCommand::PutAll(pairs) => {
+                let bytes = pairs.iter().map(<[u8]>::len).sum();
+                self.put(id, bytes, |change| put_pairs(change, pairs));
+            }
+            WriteCommand::PutAllIfNone(pairs) => {
+                let mut change = Change::of(Kind::PutIfNone);
+                put_pairs(&mut change, pairs);
+                self.push(id, change);
+            }
+            WriteCommand::Clear => self.push(id, Change::clear()),
+            WriteCommand::Delete(keys) => self.push(id, Change::delete(keys.iter())),
+            WriteCommand::GetDelete(key) => {
+                let mut change = Change::delete([key]);
+                change.kind = Kind::GetDelete;
+                self.push(id, change);
+            }
+            WriteCommand::Modify(kind, key, operand) => {
+                let mut change = Change::of(kind);
+                change.also_put(key, operand);
+                self.push(id, change);
+            }
+        }
+    }
+
+    /// Whether a key may have a value after these that is not small.
+    pub fn leaves_long(&self) -> bool {
+        self.changes.iter().any(Change::may_leave_long_value)
+    }
+
+    fn push(&mut self, id: Option<CommandId>, mut change: Change) {
+        change.command = id;
+        self.bytes += change.len();
+        self.weight += change.weight();
+        self.changes.push(change);
+    }
+
+    /// Sets keys, so many bytes of them and of their values, in the batch of the commands before, if these are the same
+    /// command.
+    fn put(&mut self, id: Option<CommandId>, bytes: usize, put: impl FnOnce(&mut Change)) {
+        if let Some(last) = self.changes.last_mut()
+            && last.kind == Kind::Put
+            && last.command == id
+            && last.batch.len() < BATCH_BYTES
+            && bytes < BATCH_BYTES
+        {
+            let (bytes, weight) = (last.len(), last.weight());
+            last.next_command();
+            put(last);
+            self.bytes += last.len() - bytes;
+            self.weight += last.weight() - weight;
+        } else {
+            let mut change = Change::puts();
+            change.batch.reserve(self.expected_bytes.min(BATCH_BYTES));
+            put(&mut change);
+            self.push(id, change);
+        }
+    }
+}
+
+fn put_pairs(change: &mut Change, pairs: Args<'_>) {
+    for at in (0..pairs.len()).step_by(2) {
+        change.also_put(pairs.get(at), pairs.get(at + 1));
+    }
+}
+
+impl Session {
+    /// Takes a command that writes.
+    pub(crate) fn write(&mut self, command: WriteCommand<'_>) {
+        if self.outgoing.silent != self.is_silent() {
+            self.send_writes();
+            self.outgoing.silent = self.is_silent();
+        }
+        self.outgoing.add(self.replies.command, command);
+        let is_long = self.outgoing.weight >= PARCEL_WEIGHT;
+        if is_long || self.outgoing.changes.len() >= CHANGES_MAX || self.replies.is_reserved() {
+            self.send_writes();
+        }
+    }
+
+    /// `SAVE`, or `BGSAVE`, whose reply does not wait for it.
+    pub(crate) fn save(&mut self, waits: bool) {
+        self.send_writes();
+        self.outgoing.silent = !waits || self.is_silent();
+        self.outgoing.push(self.replies.command, Change::sync());
+        self.send_writes();
+        if !waits {
+            self.reply(|writer| writer.simple("Background saving started"));
+        }
+    }
+
+    /// Sends what has gathered to the shard.
+    pub(crate) fn send_writes(&mut self) {
+        let outgoing = &mut self.outgoing;
+        if outgoing.changes.is_empty() {
+            return;
+        }
+        let leaves_long = outgoing.leaves_long();
+        let changes = std::mem::take(&mut outgoing.changes);
+        let bytes = std::mem::take(&mut outgoing.bytes);
+        outgoing.expected_bytes = bytes;
+        let weight = std::mem::take(&mut outgoing.weight);
+        let values = changes.iter().filter(|change| change.kind.gives_old()).count();
+        let silent = outgoing.silent;
+        let (state, core) = (&self.state, self.state.core.id());
+        let slot = state.writes.send(&state.posters, core, self.client.id, changes, weight);
+        let protocol = self.protocol;
+        self.replies.write(Written { slot, protocol, silent, weight, values, leaves_long });
+    }
+}

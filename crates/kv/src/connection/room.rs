@@ -1,0 +1,196 @@
+//! Memory for the replies of one core's connections, of which all together have a bounded amount.
+//!
+//! A reply of up to [`Settings::REPLY_BYTES_SMALL`] needs no admission: a connection takes no further command while it
+//! has more than that unsent and the core's limit is exceeded. For a longer reply the connection asks before memory is
+//! taken:
+//!
+//! 1. What fits under the core's limit is admitted at once.
+//! 2. One connection is the *favoured*: its reply is admitted however long it is, so every reply is made in the end.
+//! 3. The others wait, in order. When memory is given back, the first is woken, and all that fit.
+//!
+//! While somebody waits, a client that takes nothing of its replies for a while is closed: it holds memory that others
+//! need. The more wait, the shorter that while is. Whoever waits looks for such clients now and then; nothing is
+//! measured while nobody waits.
+//!
+//! Invariant: whoever stops waiting, and whoever is no longer the favoured, wakes the next.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use crate::core::client::Client;
+use crate::core::state::CoreState;
+use crate::settings::Settings;
+
+/// How long a client may take nothing while another waits; divided by how many wait.
+const PATIENCE_NS: u64 = 10_000_000_000;
+const PATIENCE_NS_MIN: u64 = 1_000_000_000;
+
+/// Time between two looks for clients that take nothing.
+pub(crate) const SWEEP_NS: u64 = 250_000_000;
+
+/// See the module text.
+#[derive(Default)]
+pub(crate) struct ReplyRoom {
+    favoured: Cell<Option<u64>>,
+    waiting: RefCell<VecDeque<Waiter>>,
+    /// The sum of unsent bytes when it was last looked at.
+    total: Cell<usize>,
+    swept_ns: Cell<u64>,
+}
+
+struct Waiter {
+    client: Rc<Client>,
+    bytes: usize,
+}
+
+impl ReplyRoom {
+    /// Whether a client may hold so many bytes more when all clients hold `total` of `total_max`. If not, its task is
+    /// woken when it may.
+    pub fn admit(&self, client: &Rc<Client>, bytes: usize, total: usize, total_max: usize) -> bool {
+        let is_first =
+            self.waiting.borrow().front().is_none_or(|first| first.client.id == client.id);
+        if total.saturating_add(bytes) > total_max && !self.is_favoured(client) {
+            if self.favoured.get().is_some() || !is_first {
+                self.wait(client, bytes);
+                return false;
+            }
+            self.favoured.set(Some(client.id));
+        }
+        self.stop_waiting(client);
+        true
+    }
+
+    fn wait(&self, client: &Rc<Client>, bytes: usize) {
+        let mut waiting = self.waiting.borrow_mut();
+        match waiting.iter_mut().find(|waiter| waiter.client.id == client.id) {
+            Some(waiter) => waiter.bytes = bytes,
+            None => waiting.push_back(Waiter { client: client.clone(), bytes }),
+        }
+        client.waits_for_room.set(true);
+    }
+
+    fn stop_waiting(&self, client: &Client) {
+        if client.waits_for_room.replace(false) {
+            self.waiting.borrow_mut().retain(|waiter| waiter.client.id != client.id);
+            self.wake_first();
+        }
+    }
+
+    fn wake_first(&self) {
+        if let Some(first) = self.waiting.borrow().front() {
+            first.client.wake();
+        }
+    }
+
+    fn is_favoured(&self, client: &Client) -> bool {
+        self.favoured.get() == Some(client.id)
+    }
+
+    /// The client's reply has been sent.
+    #[inline]
+    pub fn sent(&self, client: &Client) {
+        if self.is_favoured(client) {
+            self.favoured.set(None);
+            self.wake_first();
+        }
+    }
+
+    /// The client wants nothing any more.
+    pub fn leave(&self, client: &Client) {
+        self.stop_waiting(client);
+        self.sent(client);
+    }
+
+    /// All clients hold `total` bytes now.
+    #[inline]
+    pub fn changed(&self, total: usize, total_max: usize) {
+        if total < self.total.replace(total) && !self.waiting.borrow().is_empty() {
+            self.wake_fitting(total_max.saturating_sub(total));
+        }
+    }
+
+    fn wake_fitting(&self, mut room: usize) {
+        self.wake_first();
+        for waiter in &*self.waiting.borrow() {
+            if room < Settings::REPLY_BYTES_SMALL {
+                break;
+            }
+            if waiter.bytes <= room {
+                room -= waiter.bytes;
+                waiter.client.wake();
+            }
+        }
+    }
+
+    /// Closes the clients that have taken nothing for too long although others wait.
+    pub fn sweep(&self, state: &CoreState) {
+        let waiting = self.waiting.borrow().len() as u64;
+        let now_ns = state.core.now_ns();
+        if waiting == 0 || now_ns.saturating_sub(self.swept_ns.get()) < SWEEP_NS {
+            return;
+        }
+        // After a pause nobody has been watched meanwhile.
+        let begins = now_ns.saturating_sub(self.swept_ns.replace(now_ns)) > 8 * SWEEP_NS;
+        let patience_ns = (PATIENCE_NS / waiting).max(PATIENCE_NS_MIN);
+        state.clients.for_each(|client| {
+            let held = client.sending_bytes.get();
+            if held <= Settings::REPLY_BYTES_SMALL || begins {
+                client.watched.set((client.sends.get(), now_ns));
+                return;
+            }
+            let (sends, since_ns) = client.watched.get();
+            if sends != client.sends.get() || since_ns == 0 {
+                client.watched.set((client.sends.get(), now_ns));
+            } else if now_ns - since_ns >= patience_ns && !client.is_killed() {
+                tracing::warn!(
+                    "closing client {} at {}: it has taken nothing for {} ms and holds {held} bytes of replies, while \
+                     {waiting} others wait for memory",
+                    client.id,
+                    client.address_text(),
+                    (now_ns - since_ns) / 1_000_000,
+                );
+                state.count(|stats| stats.slow_closed += 1);
+                client.kill();
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::client::Clients;
+
+    fn some(count: i32) -> (ReplyRoom, Vec<Rc<Client>>) {
+        let clients = Clients::new(0, 1);
+        (ReplyRoom::default(), (0..count).map(|at| clients.add(None, None, at, 0)).collect())
+    }
+
+    #[test]
+    fn what_fits_is_admitted_and_of_the_rest_one_at_a_time() {
+        let (room, clients) = some(4);
+        assert!(room.admit(&clients[0], 60, 0, 100));
+        assert!(room.admit(&clients[1], 60, 60, 100), "the favoured");
+        assert!(!room.admit(&clients[2], 60, 120, 100));
+        assert!(!room.admit(&clients[3], 50, 120, 100));
+        // What fits overtakes; the first of the others is favoured next.
+        assert!(room.admit(&clients[3], 50, 50, 100));
+        assert!(!room.admit(&clients[2], 60, 120, 100));
+        room.sent(&clients[1]);
+        assert!(!room.admit(&clients[3], 60, 120, 100), "another is before it");
+        assert!(room.admit(&clients[2], 60, 120, 100));
+    }
+
+    #[test]
+    fn whoever_leaves_makes_place_for_the_next() {
+        let (room, clients) = some(3);
+        for (at, client) in clients.iter().enumerate() {
+            assert_eq!(room.admit(client, 10, 100, 100), at == 0);
+        }
+        room.leave(&clients[0]);
+        room.leave(&clients[1]);
+        assert!(room.admit(&clients[2], 10, 100, 100));
+        assert!(!clients[2].waits_for_room.get());
+    }
+}

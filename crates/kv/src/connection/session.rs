@@ -1,0 +1,555 @@
+//! What a connection says and means, without its socket.
+//!
+//! [`Session::work`] takes commands from the input as long as it may: as long as there is room for replies (see
+//! [`Replies`]) and the node is not on its way out. Commands about the connection itself are executed here and in
+//! `administration`, all others through the reader.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::rc::Rc;
+
+use reactor::Class;
+use resp::{Parser, Progress, Protocol, Writer};
+
+use crate::command::args::Args;
+use crate::command::describe::describe;
+use crate::command::help;
+use crate::command::parse::{Access, Command, Hello, Login, May, Parsed, parse};
+use crate::command::refusal::Refusal;
+use crate::command::spec::CommandId;
+use crate::connection::outgoing::Outgoing;
+use crate::connection::replies::{Closing, Length, Replies, SmallReply};
+use crate::core::client::Client;
+use crate::core::state::{CoreState, FAMILY};
+use crate::info::config_get::{self, Now};
+use crate::read::small::{self, ScanOrder};
+use crate::read::stream::{RangeStream, Stream};
+use crate::read::walk::Walk;
+use crate::settings::Settings;
+
+/// One connection's conversation.
+pub(crate) struct Session {
+    pub(crate) state: Rc<CoreState>,
+    pub(crate) client: Rc<Client>,
+    pub(crate) protocol: Protocol,
+    /// `CLIENT REPLY OFF`.
+    pub(crate) silent: bool,
+    /// `CLIENT REPLY SKIP`: the next command, and the one being executed.
+    pub(crate) skip_next: bool,
+    pub(crate) skip_this: bool,
+    /// The connection ends while its client may still be sending.
+    pub(crate) unread: bool,
+    /// The client has given the password, or there was none when it came.
+    pub(crate) entered: bool,
+    pub(crate) replies: Replies,
+    /// Writes of the commands just taken.
+    pub(crate) outgoing: Outgoing,
+    /// Commands executed since they were last counted.
+    executed: u64,
+    /// The command whose time is being taken, and since when.
+    metered: Option<CommandId>,
+    metered_from_ns: u64,
+    /// A `MULTI` was refused, and what follows it is.
+    pub(crate) after_multi: bool,
+    /// The command at the input's beginning has so many bytes and waits for others before it.
+    held: Option<usize>,
+    /// It waits for room for writes, or for memory for a reply of so many bytes.
+    waits_for_room: bool,
+    waits_for_reply: Option<usize>,
+    /// It looks how long the value is that the command at the input's beginning gives back, or has just found that.
+    looks: Option<Rc<Cell<Option<usize>>>>,
+    found_bytes: Option<usize>,
+    /// It waits for the end of a pause of writes.
+    pub(crate) waits_for_pause: bool,
+}
+
+impl Session {
+    pub fn new(state: &Rc<CoreState>, client: &Rc<Client>) -> Self {
+        Self {
+            state: state.clone(),
+            client: client.clone(),
+            protocol: Protocol::default(),
+            silent: false,
+            skip_next: false,
+            skip_this: false,
+            unread: false,
+            entered: state.password.borrow().is_none(),
+            replies: Replies::new(state, client),
+            outgoing: Outgoing::default(),
+            executed: 0,
+            metered: None,
+            metered_from_ns: 0,
+            after_multi: false,
+            held: None,
+            waits_for_room: false,
+            waits_for_reply: None,
+            looks: None,
+            found_bytes: None,
+            waits_for_pause: false,
+        }
+    }
+
+    /// Counts a call of a command, and the time of those before it when they were another.
+    fn meter(&mut self, command: CommandId) {
+        self.state.commands.count(command, |stats| stats.calls += 1);
+        if self.metered != Some(command) {
+            self.stop_meter();
+            self.metered = Some(command);
+            self.metered_from_ns = self.state.core.now_exact_ns();
+        }
+    }
+
+    /// Counts the time of the last commands.
+    fn stop_meter(&mut self) {
+        if let Some(command) = self.metered.take() {
+            let time_ns = self.state.core.now_exact_ns().saturating_sub(self.metered_from_ns);
+            self.state.commands.count(command, |stats| stats.time_ns += time_ns);
+        }
+    }
+
+    /// Whether another command may be taken.
+    pub fn may_take(&mut self) -> bool {
+        self.replies.have_room() && !self.state.stopping.get()
+    }
+
+    /// Ends the connection behind an error that nobody asked for.
+    pub fn refuse(&mut self, text: &str) {
+        self.send_writes();
+        self.reply(|writer| writer.error(text));
+        self.replies.closing = Closing::AfterReplies;
+        self.unread = true;
+        self.state.count(|stats| stats.protocol_errors += 1);
+    }
+
+    /// Takes commands from `input`, from `*consumed` on, until it may not or there is no whole one. Returns how many
+    /// bytes the unfinished command at the end still lacks, or `None` when there may be whole ones left.
+    pub fn work(
+        &mut self,
+        parser: &mut Parser,
+        input: &mut [u8],
+        consumed: &mut usize,
+    ) -> Option<usize> {
+        self.waits_for_pause = false;
+        let missing = loop {
+            if !self.may_take() {
+                break None;
+            }
+            let rest = &mut input[*consumed..];
+            let progress = match self.held.take() {
+                Some(length) => Ok(Progress::Complete(length)),
+                None => parser.parse(rest),
+            };
+            match progress {
+                Ok(Progress::Complete(length)) => {
+                    let args = Args::new(&rest[..length], parser.args());
+                    if !args.is_empty() && !self.execute(args) {
+                        self.held = Some(length);
+                        break None;
+                    }
+                    *consumed += length;
+                }
+                Ok(Progress::Incomplete(missing)) => break Some(missing),
+                Err(error) => {
+                    self.send_writes();
+                    self.replies.append(|output| error.write_to(output.tail()));
+                    self.replies.closing = Closing::AfterReplies;
+                    self.unread = true;
+                    self.state.count(|stats| stats.protocol_errors += 1);
+                    break None;
+                }
+            }
+        };
+        self.send_writes();
+        self.stop_meter();
+        let executed = std::mem::take(&mut self.executed);
+        self.state.count(|stats| stats.commands += executed);
+        missing
+    }
+
+    /// Whether what it waited for has come: room for writes, memory for a reply, or how long that is.
+    pub fn has_got_room(&mut self) -> bool {
+        if let Some(bytes) = self.looks.as_ref().and_then(|found| found.get()) {
+            (self.looks, self.found_bytes) = (None, Some(bytes));
+            return true;
+        }
+        if let Some(bytes) = self.waits_for_reply
+            && self.replies.reserve(bytes)
+        {
+            self.replies.end_reservation();
+            self.waits_for_reply = None;
+            return true;
+        }
+        if !self.waits_for_room {
+            return false;
+        }
+        let got = self.state.writes.has_room(self.state.shared.settings());
+        if !got {
+            // Others were quicker.
+            self.state.writes.wait_for_room(&self.client);
+        }
+        self.waits_for_room = !got;
+        got
+    }
+
+    /// Whether a command may be executed now. One that reads waits until the writes before it are visible, one that
+    /// writes until the reads before it have read, and until there is room.
+    fn is_its_turn(&mut self, access: Access) -> bool {
+        match access {
+            Access::None => true,
+            Access::Read => !self.replies.is_writing(),
+            Access::Write if self.replies.is_reading() => false,
+            Access::Write
+                if self.state.shared.writes_paused_until_ns() > self.state.core.now_ns() =>
+            {
+                self.waits_for_pause = true;
+                false
+            }
+            Access::Write => {
+                let has_room = self.state.writes.has_room(self.state.shared.settings());
+                if !has_room {
+                    self.waits_for_room = true;
+                    self.state.writes.wait_for_room(&self.client);
+                }
+                has_room
+            }
+        }
+    }
+
+    /// Writes a reply that is ready, unless the client wants none.
+    pub(crate) fn reply(&mut self, write: impl FnOnce(&mut Writer<'_>)) {
+        if self.is_silent() {
+            let mut nowhere = Vec::new();
+            write(&mut Writer::new(&mut nowhere, self.protocol));
+            if nowhere.first() == Some(&b'-') {
+                self.count_error();
+            }
+            return;
+        }
+        let protocol = self.protocol;
+        let mut error = false;
+        self.replies.append(|output| {
+            let tail = output.tail();
+            let before = tail.len();
+            write(&mut Writer::new(tail, protocol));
+            error = tail.get(before) == Some(&b'-');
+        });
+        if error {
+            self.count_error();
+        }
+    }
+
+    fn count_error(&self) {
+        self.state.count(|stats| stats.errors += 1);
+        self.state.commands.failed(self.replies.command, 1);
+    }
+
+    pub(crate) fn is_silent(&self) -> bool {
+        self.silent || self.skip_this
+    }
+
+    /// Executes a command; false when it has to wait for others before it.
+    fn execute(&mut self, args: Args<'_>) -> bool {
+        let Parsed { mut command, id, name, mut rejected } = parse(args, self.may());
+        if self.after_multi {
+            rejected |= command.is_ok();
+            command = self.after_multi(command);
+            rejected &= command.is_err();
+        }
+        let access = command.as_ref().map_or(Access::None, Command::access);
+        if access != Access::Write {
+            self.send_writes();
+        }
+        if !self.is_its_turn(access) {
+            return false;
+        }
+        let Some(reply_bytes) =
+            command.as_ref().map_or(Some(0), |command| self.reply_bytes(command))
+        else {
+            return false;
+        };
+        if reply_bytes > Settings::REPLY_BYTES_SMALL && !self.replies.reserve(reply_bytes) {
+            self.waits_for_reply = Some(reply_bytes);
+            return false;
+        }
+        self.skip_this = std::mem::take(&mut self.skip_next);
+        self.client.command.set(name);
+        self.replies.command = id.filter(|_| !rejected);
+        self.executed += u64::from(!rejected);
+        match (id, rejected) {
+            (Some(id), true) => self.state.commands.count(id, |stats| stats.rejected += 1),
+            (Some(id), false) => self.meter(id),
+            (None, _) => self.stop_meter(),
+        }
+        match command {
+            Ok(command) => self.execute_now(command),
+            Err(refusal) => self.reply(|writer| refusal.write(writer)),
+        }
+        self.replies.end_reservation();
+        true
+    }
+
+    /// The most bytes that a command's reply may have, see [`Command::reply_bytes`]; `None` when it has to wait until
+    /// that is known.
+    ///
+    /// The value that a write gives back is looked at before: once it is written, the reply cannot be made later. If
+    /// another client makes the value longer meanwhile, the reply is longer than was admitted.
+    fn reply_bytes(&mut self, command: &Command<'_>) -> Option<usize> {
+        let Some(key) = command.gives_old_of().filter(|_| !self.silent && !self.skip_next) else {
+            return Some(command.reply_bytes());
+        };
+        if let Some(bytes) = self.found_bytes.take() {
+            return Some(bytes);
+        }
+        if self.looks.is_some() {
+            return None;
+        }
+        if self.outgoing.leaves_long() {
+            self.send_writes();
+        }
+        if self.replies.is_writing_long() {
+            return None;
+        }
+        // It is there twice for a moment: as the shard's answer, and in the reply.
+        let length = |found: lsm::Result<Option<lsm::Value>>| match found {
+            Ok(Some(value)) => 2 * value.len(),
+            // The shard meets the same failure.
+            Ok(None) | Err(_) => 0,
+        };
+        if let Some(found) = self.state.reader.get_cached(FAMILY, key) {
+            return Some(length(found));
+        }
+        let (state, client, key) = (self.state.clone(), self.client.clone(), key.to_vec());
+        let found = Rc::new(Cell::new(None));
+        self.looks = Some(found.clone());
+        self.state.core.spawn(Class::Foreground, async move {
+            found.set(Some(length(state.reader.get(FAMILY, &key, None).await)));
+            client.wake();
+        });
+        None
+    }
+
+    fn may(&self) -> May {
+        May {
+            write: self.state.shared.is_writable(),
+            enter: self.entered || self.state.password.borrow().is_none(),
+        }
+    }
+
+    fn execute_now(&mut self, command: Command<'_>) {
+        match command {
+            Command::Write(command) => self.write(command),
+            Command::One(key, ask) => {
+                if !self.is_silent() {
+                    self.replies.read_one(key, ask, self.protocol);
+                }
+            }
+            Command::MGet(keys) => {
+                if !self.is_silent() {
+                    self.replies.read_some(owned(keys), self.protocol);
+                }
+            }
+            Command::Ping(None) => self.reply(|writer| writer.simple("PONG")),
+            Command::Ping(Some(message)) | Command::Echo(message) => {
+                self.reply(|writer| writer.bulk(message));
+            }
+            Command::Select => self.reply(|writer| writer.ok()),
+            Command::Quit => {
+                self.reply(|writer| writer.ok());
+                self.replies.closing = Closing::AfterReplies;
+            }
+            Command::Reset => self.reset(),
+            Command::Auth(login) => {
+                let outcome = self.log_in(login);
+                self.reply(|writer| match outcome {
+                    Ok(()) => writer.ok(),
+                    Err(refusal) => refusal.write(writer),
+                });
+            }
+            Command::Save | Command::BackgroundSave if !self.state.shared.is_writable() => {
+                // There is nothing that was written and could be lost.
+                self.reply(|writer| writer.ok());
+            }
+            Command::Save => self.save(true),
+            Command::BackgroundSave => self.save(false),
+            Command::LastSave => self.last_save(),
+            Command::ShutDown => {
+                self.replies.closing = Closing::AfterReplies;
+                self.state.shared.node().shut_down();
+            }
+            Command::Transaction(command) => self.transaction(command),
+            Command::ConfigRewrite => self.config_rewrite(),
+            Command::ConfigSet(pairs) => self.config_set(pairs),
+            Command::Hello(hello) => self.hello(hello),
+            Command::Client(command) => self.client_command(command),
+            Command::Describe(question) => self.reply(|writer| describe(question, writer)),
+            Command::ConfigGet(patterns) => {
+                let shared = self.state.shared.clone();
+                let (password, writable) =
+                    (self.state.password.borrow().clone(), shared.is_writable());
+                self.reply(|writer| {
+                    let (settings, node) = (shared.settings(), shared.node());
+                    let now = Now { password, writable };
+                    config_get::write(patterns, settings, &now, node, writer);
+                });
+            }
+            Command::ConfigHelp => self.reply(|writer| help::write(help::CONFIG, writer)),
+            Command::ConfigResetStat => self.reset_stats(),
+            Command::DbSize => {
+                let keys = self.state.keys();
+                self.reply(|writer| match keys {
+                    Ok(keys) => writer.integer(i64::try_from(keys).unwrap_or(i64::MAX)),
+                    Err(error) => small::write_error(&error, writer),
+                });
+            }
+            Command::Info(sections) => self.info(sections),
+            Command::Exists(keys) => {
+                let (state, keys) = (self.state.clone(), owned(keys));
+                let protocol = self.protocol;
+                self.small(Length::Short, async move {
+                    small::exists(&state, keys, protocol).await.into()
+                });
+            }
+            Command::Scan(scan) => {
+                let (state, protocol) = (self.state.clone(), self.protocol);
+                let order = ScanOrder {
+                    cursor: scan.cursor,
+                    pattern: scan.pattern.map(<[u8]>::to_vec),
+                    count: scan.count,
+                    of_our_type: scan.of_our_type,
+                };
+                self.small(Length::Long, async move {
+                    small::scan(&state, order, protocol).await.into()
+                });
+            }
+            Command::RandomKey => {
+                let (state, protocol) = (self.state.clone(), self.protocol);
+                self.small(Length::Short, async move {
+                    small::random_key(&state, protocol).await.into()
+                });
+            }
+            Command::Keys(pattern) => {
+                let walk = Walk::matching(&self.state, Some(pattern));
+                self.stream(Stream::Range(RangeStream::new(
+                    &self.state,
+                    walk,
+                    false,
+                    None,
+                    self.protocol,
+                )));
+            }
+            Command::Range(query) => {
+                let walk = Walk::range(&self.state, &query);
+                let (values, limit) = (query.values, query.limit);
+                self.stream(Stream::Range(RangeStream::new(
+                    &self.state,
+                    walk,
+                    values,
+                    limit,
+                    self.protocol,
+                )));
+            }
+        }
+    }
+
+    /// Starts a task that makes a reply. It runs also when its reply is not wanted: it may do more than reply. There are
+    /// only so many at once, wanted or not.
+    pub(crate) fn small(
+        &mut self,
+        length: Length,
+        make: impl Future<Output = SmallReply> + 'static,
+    ) {
+        let task = self.state.core.spawn(Class::Foreground, make);
+        self.replies.small(task, length, self.is_silent());
+    }
+
+    fn stream(&mut self, stream: Stream) {
+        if !self.is_silent() {
+            self.replies.stream(stream);
+        }
+    }
+
+    fn reset(&mut self) {
+        self.set_protocol(Protocol::V2);
+        self.client.name.borrow_mut().clear();
+        (self.silent, self.skip_next) = (false, false);
+        self.entered = self.state.password.borrow().is_none();
+        self.reply(|writer| writer.simple("RESET"));
+    }
+
+    fn set_protocol(&mut self, protocol: Protocol) {
+        self.protocol = protocol;
+        self.client.protocol.set(protocol);
+    }
+
+    fn hello(&mut self, hello: Hello<'_>) {
+        let entered = match hello.login {
+            Some(login) => self.log_in(login),
+            None if self.may().enter => Ok(()),
+            None => Err(NOT_ENTERED),
+        };
+        if let Err(refusal) = entered {
+            return self.reply(|writer| refusal.write(writer));
+        }
+        if let Some(name) = hello.name {
+            *self.client.name.borrow_mut() = name.to_vec();
+        }
+        if let Some(protocol) = hello.protocol {
+            self.set_protocol(protocol);
+        }
+        let (id, protocol) = (self.client.id as i64, self.protocol);
+        self.reply(|writer| {
+            writer.map(7);
+            writer.bulk(b"server");
+            writer.bulk(b"redis");
+            writer.bulk(b"version");
+            writer.bulk(crate::REDIS_VERSION.as_bytes());
+            writer.bulk(b"proto");
+            writer.integer(protocol.number());
+            writer.bulk(b"id");
+            writer.integer(id);
+            writer.bulk(b"mode");
+            writer.bulk(b"standalone");
+            writer.bulk(b"role");
+            writer.bulk(b"master");
+            writer.bulk(b"modules");
+            writer.array(0);
+        });
+    }
+}
+
+impl Session {
+    /// Checks a password. Without one, the default user may log in with any.
+    fn log_in(&mut self, login: Login<'_>) -> Result<(), Refusal<'static>> {
+        let password = self.state.password.borrow();
+        let passes = match (&*password, login.user) {
+            (None, None) => {
+                return Err(Refusal::Text(
+                    "ERR AUTH <password> called without any password configured for the default \
+                     user. Are you sure your configuration is correct?",
+                ));
+            }
+            (_, Some(user)) if user != b"default" => false,
+            (None, Some(_)) => true,
+            (Some(password), _) => password.is(login.password),
+        };
+        if !passes {
+            return Err(WRONG_PASSWORD);
+        }
+        drop(password);
+        self.entered = true;
+        Ok(())
+    }
+}
+
+const NOT_ENTERED: Refusal<'static> = Refusal::Text(
+    "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO AUTH <user> <pass> \
+     option can be used to authenticate the client and select the RESP protocol version at the same time",
+);
+
+const WRONG_PASSWORD: Refusal<'static> =
+    Refusal::Text("WRONGPASS invalid username-password pair or user is disabled.");
+
+/// The words, to outlive the connection's buffer.
+pub(crate) fn owned(args: Args<'_>) -> Vec<Vec<u8>> {
+    args.iter().map(<[u8]>::to_vec).collect()
+}

@@ -1,0 +1,131 @@
+//! `MULTI` and its kin, which this version refuses, and with them what was to be executed as one.
+//!
+//! A client that pipelines `MULTI`, commands and `EXEC` has sent the commands before it hears of the refusal. They are
+//! not executed: from `MULTI` on the connection refuses everything until `EXEC` or `DISCARD`, or until `RESET` or
+//! `QUIT`, which Redis does not queue either. What Redis says of commands that are wrong by themselves comes first.
+
+use crate::command::parse::Command;
+use crate::command::refusal::Refusal;
+use crate::connection::session::Session;
+
+/// The commands of transactions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transaction {
+    Discard,
+    Exec,
+    Multi,
+    Unwatch,
+    Watch,
+}
+
+impl Transaction {
+    /// Their names and arities.
+    pub(crate) const ALL: [(Self, &'static str, i64); 5] = [
+        (Self::Discard, "discard", 1),
+        (Self::Exec, "exec", 1),
+        (Self::Multi, "multi", 1),
+        (Self::Unwatch, "unwatch", 1),
+        (Self::Watch, "watch", -2),
+    ];
+
+    /// The name in small letters.
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+
+    /// What is said when it is refused because of the number of its arguments.
+    pub(crate) fn wrong_count(self) -> Refusal<'static> {
+        match self {
+            Self::Exec => ABORTED_BY_COUNT,
+            _ => Refusal::WrongCount(self.name()),
+        }
+    }
+
+    /// What is said before the password has been given.
+    pub(crate) fn no_password(self) -> Refusal<'static> {
+        match self {
+            Self::Exec => ABORTED_BY_PASSWORD,
+            _ => Refusal::NO_PASSWORD,
+        }
+    }
+}
+
+const NO_TRANSACTIONS: Refusal<'static> = Refusal::Text(
+    "ERR transactions are not there yet in this version of millrace: commands are refused until EXEC or DISCARD",
+);
+const NOT_EXECUTED: Refusal<'static> = Refusal::Text(
+    "ERR not executed, because it follows MULTI and transactions are not there yet in this version of millrace: EXEC \
+     or DISCARD first",
+);
+const NOTHING_WATCHED: Refusal<'static> = Refusal::Text(
+    "ERR transactions are not there yet in this version of millrace: nothing is watched",
+);
+const NESTED: Refusal<'static> = Refusal::Text("ERR MULTI calls can not be nested");
+const WATCH_INSIDE: Refusal<'static> = Refusal::Text("ERR WATCH inside MULTI is not allowed");
+const DISCARD_ALONE: Refusal<'static> = Refusal::Text("ERR DISCARD without MULTI");
+const EXEC_ALONE: Refusal<'static> = Refusal::Text("ERR EXEC without MULTI");
+const ABORTED: Refusal<'static> =
+    Refusal::Text("EXECABORT Transaction discarded because of previous errors.");
+const ABORTED_BY_COUNT: Refusal<'static> = Refusal::Text(
+    "EXECABORT Transaction discarded because of: wrong number of arguments for 'exec' command",
+);
+const ABORTED_BY_PASSWORD: Refusal<'static> =
+    Refusal::Text("EXECABORT Transaction discarded because of: NOAUTH Authentication required.");
+
+impl Session {
+    /// What becomes of a command that stands behind a `MULTI`.
+    pub(crate) fn after_multi<'a>(
+        &mut self,
+        command: Result<Command<'a>, Refusal<'a>>,
+    ) -> Result<Command<'a>, Refusal<'a>> {
+        match command {
+            Ok(Command::Quit | Command::Transaction(_)) => command,
+            Ok(Command::Reset) => {
+                self.after_multi = false;
+                command
+            }
+            Ok(_) => Err(NOT_EXECUTED),
+            Err(refusal) => {
+                // An `EXEC` that is refused ends it, too.
+                let ends = matches!(refusal, Refusal::Text(text) if text.starts_with("EXECABORT "));
+                self.after_multi &= !ends;
+                Err(refusal)
+            }
+        }
+    }
+
+    pub(crate) fn transaction(&mut self, command: Transaction) {
+        let after_multi = self.after_multi;
+        self.after_multi = match command {
+            Transaction::Multi => true,
+            Transaction::Discard | Transaction::Exec => false,
+            Transaction::Unwatch | Transaction::Watch => after_multi,
+        };
+        let refusal = match (command, after_multi) {
+            (Transaction::Discard, true) | (Transaction::Unwatch, false) => {
+                return self.reply(|writer| writer.ok());
+            }
+            (Transaction::Discard, false) => DISCARD_ALONE,
+            (Transaction::Exec, false) => EXEC_ALONE,
+            (Transaction::Exec, true) => ABORTED,
+            (Transaction::Multi, false) => NO_TRANSACTIONS,
+            (Transaction::Multi, true) => NESTED,
+            (Transaction::Unwatch, true) => NOT_EXECUTED,
+            (Transaction::Watch, false) => NOTHING_WATCHED,
+            (Transaction::Watch, true) => WATCH_INSIDE,
+        };
+        self.reply(|writer| refusal.write(writer));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_their_commands() {
+        for (command, name, _) in Transaction::ALL {
+            assert_eq!(command.name(), name);
+        }
+    }
+}

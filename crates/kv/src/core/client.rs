@@ -1,0 +1,365 @@
+//! The connections of one core as the others see them: numbers, addresses, names, and how to end them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::task::Waker;
+
+use resp::{Protocol, parse_i64};
+
+use crate::command::parse::{ClientFilter, ClientType, ListFilter};
+
+/// One connection, as its own task keeps it up to date.
+pub(crate) struct Client {
+    pub id: u64,
+    pub address: Option<SocketAddr>,
+    pub local_address: Option<SocketAddr>,
+    pub descriptor: i32,
+    pub connected_ns: u64,
+    pub name: RefCell<Vec<u8>>,
+    pub protocol: Cell<Protocol>,
+    /// When it last sent something.
+    pub active_ns: Cell<u64>,
+    /// The full name of its last command.
+    pub command: Cell<&'static str>,
+    pub input_bytes: Cell<usize>,
+    /// It has sent a command that a pause holds back.
+    pub blocked: Cell<bool>,
+    pub input_room_bytes: Cell<usize>,
+    pub unsent_bytes: Cell<usize>,
+    /// Of these, the bytes that only its reading holds up.
+    pub sending_bytes: Cell<usize>,
+    /// How often its socket has taken something.
+    pub sends: Rc<Cell<u64>>,
+    /// What that was when it was last seen to take something, and when; see `room`.
+    pub watched: Cell<(u64, u64)>,
+    /// It waits for memory for a reply.
+    pub waits_for_room: Cell<bool>,
+    killed: Cell<bool>,
+    waker: RefCell<Option<Waker>>,
+}
+
+impl Client {
+    /// Its task is to end now.
+    pub fn kill(&self) {
+        self.killed.set(true);
+        self.wake();
+    }
+
+    pub fn is_killed(&self) -> bool {
+        self.killed.get()
+    }
+
+    /// Lets its task look at what has changed.
+    pub fn wake(&self) {
+        if let Some(waker) = self.waker.borrow().as_ref() {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Remembers how to wake its task.
+    pub fn listen(&self, waker: &Waker) {
+        let mut known = self.waker.borrow_mut();
+        if known.as_ref().is_none_or(|known| !known.will_wake(waker)) {
+            *known = Some(waker.clone());
+        }
+    }
+
+    fn has_address(address: Option<SocketAddr>, wanted: &[u8]) -> bool {
+        write_address(address).as_bytes() == wanted
+    }
+
+    pub fn address_text(&self) -> String {
+        write_address(self.address)
+    }
+
+    /// A line of `CLIENT LIST`, in Redis 7.0's words.
+    pub fn describe(&self, now_ns: u64) -> Vec<u8> {
+        let seconds = |since_ns: u64| now_ns.saturating_sub(since_ns) / 1_000_000_000;
+        let mut line = format!("id={} ", self.id).into_bytes();
+        line.extend_from_slice(
+            format!(
+                "addr={} laddr={} fd={} name=",
+                write_address(self.address),
+                write_address(self.local_address),
+                self.descriptor
+            )
+            .as_bytes(),
+        );
+        line.extend_from_slice(&self.name.borrow());
+        let (input, room, unsent) =
+            (self.input_bytes.get(), self.input_room_bytes.get(), self.unsent_bytes.get());
+        line.extend_from_slice(
+            format!(
+                " age={} idle={} flags=N db=0 sub=0 psub=0 ssub=0 multi=-1 qbuf={input} \
+                 qbuf-free={} argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl={unsent} oll=0 omem={unsent} \
+                 tot-mem={} events=r cmd={} user=default redir=-1 resp={}\n",
+                seconds(self.connected_ns),
+                seconds(self.active_ns.get()),
+                room.saturating_sub(input),
+                room + unsent + size_of::<Self>(),
+                self.command.get(),
+                self.protocol.get().number(),
+            )
+            .as_bytes(),
+        );
+        line
+    }
+}
+
+fn write_address(address: Option<SocketAddr>) -> String {
+    address.map_or_else(|| "?:0".to_owned(), |address| address.to_string())
+}
+
+/// What `CLIENT KILL` asks of every core.
+#[derive(Clone, Debug)]
+pub(crate) struct KillOrder {
+    address: Option<Vec<u8>>,
+    local_address: Option<Vec<u8>>,
+    id: Option<u64>,
+    kind: Option<ClientType>,
+    /// The connection that asks: spared, or ended only behind its reply.
+    asker: u64,
+}
+
+impl KillOrder {
+    pub fn new(filter: &ClientFilter<'_>, asker: u64) -> Self {
+        Self {
+            address: filter.address.map(<[u8]>::to_vec),
+            local_address: filter.local_address.map(<[u8]>::to_vec),
+            id: filter.id,
+            kind: filter.kind,
+            asker,
+        }
+    }
+}
+
+/// What `CLIENT LIST` asks of every core.
+#[derive(Clone, Debug)]
+pub(crate) enum ListOrder {
+    All,
+    None,
+    Ids(Vec<u64>),
+}
+
+impl ListOrder {
+    pub fn new(filter: ListFilter<'_>) -> Self {
+        match filter {
+            ListFilter::All | ListFilter::Type(ClientType::Normal) => Self::All,
+            ListFilter::Type(ClientType::Other) => Self::None,
+            ListFilter::Ids(ids) => Self::Ids(
+                ids.iter()
+                    .filter_map(|id| parse_i64(id).and_then(|id| u64::try_from(id).ok()))
+                    .collect(),
+            ),
+        }
+    }
+}
+
+/// One core's connections by number. Numbers of different cores never meet: core c of n gives c+1, c+1+n, ...
+pub(crate) struct Clients {
+    list: RefCell<BTreeMap<u64, Rc<Client>>>,
+    next: Cell<u64>,
+    step: u64,
+}
+
+impl Clients {
+    pub fn new(core: usize, cores: usize) -> Self {
+        Self { list: RefCell::default(), next: Cell::new(core as u64 + 1), step: cores as u64 }
+    }
+
+    pub fn len(&self) -> usize {
+        self.list.borrow().len()
+    }
+
+    /// How many wait for the end of a pause.
+    pub fn blocked(&self) -> usize {
+        self.list.borrow().values().filter(|client| client.blocked.get()).count()
+    }
+
+    /// Registers a connection.
+    pub fn add(
+        &self,
+        address: Option<SocketAddr>,
+        local_address: Option<SocketAddr>,
+        descriptor: i32,
+        now_ns: u64,
+    ) -> Rc<Client> {
+        let id = self.next.get();
+        self.next.set(id + self.step);
+        let client = Rc::new(Client {
+            id,
+            address,
+            local_address,
+            descriptor,
+            connected_ns: now_ns,
+            name: RefCell::default(),
+            protocol: Cell::default(),
+            active_ns: Cell::new(now_ns),
+            command: Cell::new("NULL"),
+            input_bytes: Cell::default(),
+            blocked: Cell::default(),
+            input_room_bytes: Cell::default(),
+            unsent_bytes: Cell::default(),
+            sending_bytes: Cell::default(),
+            sends: Rc::default(),
+            watched: Cell::default(),
+            waits_for_room: Cell::default(),
+            killed: Cell::default(),
+            waker: RefCell::default(),
+        });
+        self.list.borrow_mut().insert(id, client.clone());
+        client
+    }
+
+    pub fn remove(&self, id: u64) {
+        self.list.borrow_mut().remove(&id);
+    }
+
+    pub fn for_each(&self, each: impl FnMut(&Rc<Client>)) {
+        self.list.borrow().values().for_each(each);
+    }
+
+    pub fn wake_all(&self) {
+        self.list.borrow().values().for_each(|client| client.wake());
+    }
+
+    pub fn kill_all(&self) {
+        self.list.borrow().values().for_each(|client| client.kill());
+    }
+
+    /// Ends all connections that the order names, except the one that gave it, which is only found.
+    pub fn kill(&self, order: &KillOrder) -> Killed {
+        let mut killed = Killed::default();
+        if order.kind == Some(ClientType::Other) {
+            return killed;
+        }
+        for client in self.list.borrow().values() {
+            let wanted = order.id.is_none_or(|id| id == client.id)
+                && order.address.as_ref().is_none_or(|to| Client::has_address(client.address, to))
+                && order
+                    .local_address
+                    .as_ref()
+                    .is_none_or(|to| Client::has_address(client.local_address, to));
+            if !wanted || client.is_killed() {
+                continue;
+            }
+            if client.id == order.asker {
+                killed.asker = true;
+            } else {
+                client.kill();
+                killed.others += 1;
+            }
+        }
+        killed
+    }
+
+    /// The lines of the connections that the order names, by number.
+    pub fn describe(&self, order: &ListOrder, now_ns: u64) -> Vec<(u64, Vec<u8>)> {
+        let list = self.list.borrow();
+        let line = |client: &Rc<Client>| (client.id, client.describe(now_ns));
+        match order {
+            ListOrder::All => list.values().map(line).collect(),
+            ListOrder::None => Vec::new(),
+            ListOrder::Ids(ids) => ids.iter().filter_map(|id| list.get(id)).map(line).collect(),
+        }
+    }
+}
+
+/// What an order to kill found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Killed {
+    pub others: u64,
+    /// The connection that gave the order is among those it names.
+    pub asker: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filter() -> ClientFilter<'static> {
+        ClientFilter::default()
+    }
+
+    fn address(port: u16) -> Option<SocketAddr> {
+        Some(SocketAddr::from(([127, 0, 0, 1], port)))
+    }
+
+    #[test]
+    fn numbers_of_two_cores_never_meet() {
+        let (a, b) = (Clients::new(0, 2), Clients::new(1, 2));
+        let ids = |clients: &Clients| -> Vec<u64> {
+            (0..3).map(|_| clients.add(None, None, 0, 0).id).collect()
+        };
+        assert_eq!(ids(&a), [1, 3, 5]);
+        assert_eq!(ids(&b), [2, 4, 6]);
+    }
+
+    #[test]
+    fn an_order_to_kill_finds_by_all_that_it_names() {
+        let clients = Clients::new(0, 1);
+        let a = clients.add(address(1), address(9), 3, 0);
+        let b = clients.add(address(2), address(9), 4, 0);
+        let order = KillOrder::new(
+            &ClientFilter { id: Some(a.id), address: Some(b"127.0.0.1:2"), ..filter() },
+            99,
+        );
+        assert_eq!(clients.kill(&order), Killed::default());
+        let order = KillOrder::new(&ClientFilter { address: Some(b"127.0.0.1:2"), ..filter() }, 99);
+        assert_eq!(clients.kill(&order), Killed { others: 1, asker: false });
+        assert!(b.is_killed() && !a.is_killed());
+        let order =
+            KillOrder::new(&ClientFilter { local_address: Some(b"127.0.0.1:9"), ..filter() }, a.id);
+        assert_eq!(clients.kill(&order), Killed { others: 0, asker: true });
+        assert!(!a.is_killed(), "whoever asks ends behind the reply");
+    }
+
+    #[test]
+    fn a_line_has_redis_fields_in_redis_order() {
+        let clients = Clients::new(0, 1);
+        let client = clients.add(address(54952), address(7399), 8, 0);
+        *client.name.borrow_mut() = b"me".to_vec();
+        let line = String::from_utf8(client.describe(5_000_000_000)).unwrap();
+        let fields: Vec<&str> =
+            line.trim_end().split(' ').map(|field| field.split('=').next().unwrap()).collect();
+        assert_eq!(
+            fields,
+            [
+                "id",
+                "addr",
+                "laddr",
+                "fd",
+                "name",
+                "age",
+                "idle",
+                "flags",
+                "db",
+                "sub",
+                "psub",
+                "ssub",
+                "multi",
+                "qbuf",
+                "qbuf-free",
+                "argv-mem",
+                "multi-mem",
+                "rbs",
+                "rbp",
+                "obl",
+                "oll",
+                "omem",
+                "tot-mem",
+                "events",
+                "cmd",
+                "user",
+                "redir",
+                "resp"
+            ]
+        );
+        assert!(
+            line.starts_with("id=1 addr=127.0.0.1:54952 laddr=127.0.0.1:7399 fd=8 name=me age=5 ")
+        );
+        assert!(line.ends_with('\n'));
+    }
+}

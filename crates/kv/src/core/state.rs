@@ -1,0 +1,191 @@
+//! What one core's connections share: the engine's reader, the list of connections, counters, budgets. It never leaves
+//! its core.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use lsm::{CfId, Reader};
+use reactor::Core;
+
+use crate::connection::large::LargeRequests;
+use crate::connection::room::ReplyRoom;
+use crate::core::client::Clients;
+use crate::core::scan_table::ScanTable;
+use crate::core::shared::{Posters, Questions, Shared};
+use crate::core::writes::Writes;
+use crate::info::command_stats::AllCommandStats;
+use crate::password::Password;
+use crate::shard::Shard;
+
+/// The column family that the protocol shows: RocksDB's default one.
+pub(crate) const FAMILY: CfId = 0;
+
+/// RocksDB's name for the comparator whose order is the reverse of that of bytes.
+const DESCENDING: &str = "rocksdb.ReverseBytewiseComparator";
+
+/// Counters of one core's connections since the start or `CONFIG RESETSTAT`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct KvStats {
+    pub connections: u64,
+    pub rejected: u64,
+    pub commands: u64,
+    pub errors: u64,
+    pub protocol_errors: u64,
+    pub received_bytes: u64,
+    pub sent_bytes: u64,
+    pub receives: u64,
+    pub sends: u64,
+    pub hits: u64,
+    pub misses: u64,
+    /// Reads answered from memory at once, and reads that had to wait.
+    pub reads_cached: u64,
+    pub reads_waited: u64,
+    /// Times a connection's commands waited for its reader.
+    pub slow_readers: u64,
+    /// Connections closed because they took nothing of their replies while others waited for memory.
+    pub slow_closed: u64,
+}
+
+/// One core's part of the key-value door.
+pub(crate) struct CoreState {
+    pub core: Core,
+    pub reader: Reader,
+    pub shared: Arc<Shared>,
+    pub posters: Posters,
+    pub clients: Clients,
+    pub scans: RefCell<ScanTable>,
+    pub stats: RefCell<KvStats>,
+    pub commands: AllCommandStats,
+    pub questions: Questions,
+    pub writes: Rc<Writes>,
+    /// What clients must give, if anything.
+    pub password: RefCell<Option<Password>>,
+    /// No new commands: the node is on its way out.
+    pub stopping: Cell<bool>,
+    pub started_ns: u64,
+    /// The keys' order is the reverse of that of bytes.
+    pub descending: bool,
+    pub large: Rc<LargeRequests>,
+    /// Bytes of replies that are made and not sent, or admitted and not yet made.
+    pub unsent_bytes: Gauge,
+    pub room: ReplyRoom,
+    pub pinned_bytes: Gauge,
+    /// Reads under way, in tasks of their own.
+    pub reads: Gauge,
+    pub idle_buffer_bytes: Gauge,
+}
+
+impl CoreState {
+    /// `shard` is there on the core that owns it.
+    pub fn new(core: &Core, reader: Reader, shared: Arc<Shared>, shard: Option<Shard>) -> Rc<Self> {
+        let families = reader.db().column_families();
+        let descending =
+            families.iter().any(|family| family.id == FAMILY && family.comparator == DESCENDING);
+        Rc::new(Self {
+            core: core.clone(),
+            reader,
+            descending,
+            clients: Clients::new(core.id(), core.cores()),
+            scans: RefCell::new(ScanTable::new(core.id())),
+            stats: RefCell::default(),
+            commands: AllCommandStats::default(),
+            questions: Questions::default(),
+            writes: Writes::new(shard),
+            password: RefCell::new(shared.settings().password.clone()),
+            stopping: Cell::new(false),
+            started_ns: core.now_ns(),
+            large: Rc::default(),
+            unsent_bytes: Gauge::default(),
+            room: ReplyRoom::default(),
+            pinned_bytes: Gauge::default(),
+            reads: Gauge::default(),
+            idle_buffer_bytes: Gauge::default(),
+            posters: Posters::new(&shared),
+            shared,
+        })
+    }
+
+    /// The number of keys: exact where they are counted, else estimated.
+    pub fn keys(&self) -> lsm::Result<u64> {
+        match self.reader.db().keys() {
+            Some(keys) => Ok(keys),
+            None => self.reader.approximate_keys(FAMILY),
+        }
+    }
+
+    /// Changes the counters.
+    #[inline]
+    pub fn count(&self, change: impl FnOnce(&mut KvStats)) {
+        change(&mut self.stats.borrow_mut());
+    }
+
+    /// Unsent bytes that a connection may have when all have `total`.
+    pub fn unsent_bytes_max(&self, total: usize) -> usize {
+        let settings = self.shared.settings();
+        if total > settings.unsent_total_bytes_max {
+            settings.unsent_bytes_max.min(crate::settings::Settings::REPLY_BYTES_SMALL)
+        } else {
+            settings.unsent_bytes_max
+        }
+    }
+}
+
+/// A sum of what connections hold; each keeps it right through a [`Share`].
+#[derive(Debug, Default)]
+pub(crate) struct Gauge(Rc<Cell<usize>>);
+
+impl Gauge {
+    pub fn get(&self) -> usize {
+        self.0.get()
+    }
+
+    /// A part of the sum, 0 at first and taken out when dropped.
+    pub fn share(&self) -> Share {
+        Share { sum: self.0.clone(), part: 0 }
+    }
+}
+
+/// One holder's part of a [`Gauge`].
+#[derive(Debug)]
+pub(crate) struct Share {
+    sum: Rc<Cell<usize>>,
+    part: usize,
+}
+
+impl Share {
+    pub fn part(&self) -> usize {
+        self.part
+    }
+
+    #[inline]
+    pub fn set(&mut self, part: usize) {
+        if part != self.part {
+            self.sum.set(self.sum.get() - self.part + part);
+            self.part = part;
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gauge_is_the_sum_of_its_living_shares() {
+        let gauge = Gauge::default();
+        let (mut a, mut b) = (gauge.share(), gauge.share());
+        a.set(10);
+        b.set(5);
+        a.set(7);
+        assert_eq!(gauge.get(), 12);
+        drop(a);
+        assert_eq!(gauge.get(), 5);
+    }
+}

@@ -1,0 +1,158 @@
+//! `CONFIG GET` and `CONFIG SET`: the settings that clients and tools ask for, under the names that Redis gives them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use resp::Writer;
+
+use crate::command::args::Args;
+use crate::info::node_info::NodeInfo;
+use crate::password::Password;
+use crate::read::glob;
+use crate::settings::Settings;
+
+/// Answers with every setting whose name matches one of the patterns, each once.
+pub(crate) fn write(
+    patterns: Args<'_>,
+    settings: &Settings,
+    now: &Now,
+    node: &dyn NodeInfo,
+    writer: &mut Writer<'_>,
+) {
+    let patterns: Vec<Vec<u8>> = patterns.iter().map(<[u8]>::to_ascii_lowercase).collect();
+    let mut all = known(settings, now, node);
+    all.retain(|name, _| patterns.iter().any(|pattern| glob::matches(pattern, name.as_bytes())));
+    writer.map(all.len());
+    for (name, value) in &all {
+        writer.bulk(name.as_bytes());
+        writer.bulk(value);
+    }
+}
+
+/// What the node's settings do not say.
+pub(crate) struct Now {
+    pub password: Option<Password>,
+    pub writable: bool,
+}
+
+pub(crate) fn known(
+    settings: &Settings,
+    now: &Now,
+    node: &dyn NodeInfo,
+) -> BTreeMap<String, Vec<u8>> {
+    // What a Redis that is set up like this node would say: one database, a log of all writes, nothing expired.
+    let fixed = [
+        ("appendonly", if now.writable { "yes" } else { "no" }),
+        ("databases", "1"),
+        ("maxmemory-policy", "noeviction"),
+        ("replica-read-only", "yes"),
+        ("save", ""),
+        ("timeout", "0"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let limits = settings.limits();
+    let ours = [
+        ("client-query-buffer-limit", limits.request_bytes_max.to_string()),
+        ("dir", node.data_directory()),
+        ("maxclients", settings.clients_max.to_string()),
+        ("maxmemory", node.memory_budget_bytes().to_string()),
+        ("port", node.tcp_port().to_string()),
+        ("proto-max-bulk-len", settings.value_bytes_max().to_string()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value));
+    let password = now.password.as_ref().map_or(&b""[..], Password::reveal).to_vec();
+    let all = fixed.into_iter().chain(ours).chain(node.settings());
+    all.map(|(name, value)| (name, value.into_bytes()))
+        .chain([(PASSWORD.to_owned(), password)])
+        .collect()
+}
+
+/// The one setting that can be changed while the node runs.
+pub(crate) const PASSWORD: &str = "requirepass";
+
+/// Checks `CONFIG SET`: names and values by turns. Gives the new password, if there is one among them (which may be
+/// empty), or the error. A setting may be set to what it is.
+pub(crate) fn check(
+    pairs: Args<'_>,
+    known: &BTreeMap<String, Vec<u8>>,
+) -> Result<Option<Vec<u8>>, Vec<u8>> {
+    let mut seen = BTreeSet::new();
+    let mut password = None;
+    for at in (0..pairs.len()).step_by(2) {
+        let (given, value) = (pairs.get(at), pairs.get(at + 1));
+        let name = String::from_utf8_lossy(given).to_ascii_lowercase();
+        let failed = |why: &str| {
+            format!("ERR CONFIG SET failed (possibly related to argument '{name}') - {why}")
+                .into_bytes()
+        };
+        let Some(now) = known.get(&name) else {
+            let before = b"ERR Unknown option or number of arguments for CONFIG SET - '";
+            return Err([&before[..], given, b"'"].concat());
+        };
+        if !seen.insert(name.clone()) {
+            return Err(failed("duplicate parameter"));
+        }
+        if name == PASSWORD {
+            password = Some(value.to_vec());
+        } else if now != value {
+            return Err(failed("can't set immutable config"));
+        }
+    }
+    Ok(password)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::args::tests::with;
+    use crate::info::tests::TestNode;
+    use resp::Protocol;
+
+    fn now() -> Now {
+        Now { password: Password::new("secret"), writable: true }
+    }
+
+    #[test]
+    fn only_the_password_can_be_changed() {
+        let known = known(&Settings::default(), &now(), &TestNode);
+        let set = |line| {
+            with(line, |args| {
+                check(args, &known).map_err(|error| String::from_utf8(error).unwrap())
+            })
+        };
+        assert_eq!(set("requirepass new databases 1"), Ok(Some(b"new".to_vec())));
+        assert_eq!(set("appendonly yes"), Ok(None), "it is so");
+        assert_eq!(
+            set("RequirePass x Databases 2").unwrap_err(),
+            "ERR CONFIG SET failed (possibly related to argument 'databases') - can't set immutable config"
+        );
+        assert_eq!(
+            set("save '' save ''").unwrap_err(),
+            "ERR CONFIG SET failed (possibly related to argument 'save') - duplicate parameter"
+        );
+        assert_eq!(
+            set("foo bar").unwrap_err(),
+            "ERR Unknown option or number of arguments for CONFIG SET - 'foo'"
+        );
+    }
+
+    fn get(line: &str) -> String {
+        let mut out = Vec::new();
+        with(line, |args| {
+            let writer = &mut Writer::new(&mut out, Protocol::V3);
+            write(args, &Settings::default(), &now(), &TestNode, writer);
+        });
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn settings_are_found_by_pattern_each_once() {
+        assert_eq!(get("save S*ve"), "%1\r\n$4\r\nsave\r\n$0\r\n\r\n");
+        assert_eq!(get("maxclients"), "%1\r\n$10\r\nmaxclients\r\n$5\r\n10000\r\n");
+        assert_eq!(get("nosuch"), "%0\r\n");
+        assert_eq!(
+            get("cores"),
+            "%1\r\n$5\r\ncores\r\n$3\r\n0,1\r\n",
+            "the node's own settings too"
+        );
+    }
+}

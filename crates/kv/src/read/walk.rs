@@ -1,0 +1,219 @@
+//! A walk over the keys in order, one way or the other, that can pause: while it waits for a slow client it holds a
+//! snapshot and its last key, no iterator and hence no block.
+
+use std::rc::Rc;
+
+use lsm::{Iter, IterOptions, Snapshot};
+
+use crate::command::range::{RangeBound, RangeQuery};
+use crate::core::state::{CoreState, FAMILY};
+use crate::read::glob;
+
+/// Steps between two looks at whether others wait.
+const STEPS_PER_CHECK: u32 = 64;
+
+/// One end of a walk, owned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum End {
+    Open,
+    Inclusive(Vec<u8>),
+    Exclusive(Vec<u8>),
+}
+
+impl End {
+    /// `None` where nothing can be on this side.
+    fn of(bound: RangeBound<'_>) -> Option<Self> {
+        match bound {
+            RangeBound::Open => Some(Self::Open),
+            RangeBound::Nothing => None,
+            RangeBound::Inclusive(key) => Some(Self::Inclusive(key.to_vec())),
+            RangeBound::Exclusive(key) => Some(Self::Exclusive(key.to_vec())),
+        }
+    }
+}
+
+/// See the module text.
+pub(crate) struct Walk {
+    state: Rc<CoreState>,
+    snapshot: Option<Snapshot>,
+    start: End,
+    end: End,
+    reverse: bool,
+    pattern: Option<Vec<u8>>,
+    prefix: Option<Vec<u8>>,
+    expected: Option<usize>,
+    iter: Option<Iter>,
+    /// The key to go on behind, where there is no iterator; `None` at the beginning.
+    last: Option<Vec<u8>>,
+    ended: bool,
+    steps: u32,
+}
+
+impl Walk {
+    /// Over the keys that match a pattern, or all.
+    pub fn matching(state: &Rc<CoreState>, pattern: Option<&[u8]>) -> Self {
+        Self {
+            state: state.clone(),
+            snapshot: None,
+            start: End::Open,
+            end: End::Open,
+            reverse: false,
+            pattern: pattern.map(<[u8]>::to_vec),
+            prefix: pattern.map(glob::literal_prefix).filter(|prefix| !prefix.is_empty()),
+            expected: None,
+            iter: None,
+            last: None,
+            ended: false,
+            steps: 0,
+        }
+    }
+
+    /// Over a range.
+    pub fn range(state: &Rc<CoreState>, query: &RangeQuery<'_>) -> Self {
+        let mut walk = Self::matching(state, None);
+        match (End::of(query.start), End::of(query.end)) {
+            (Some(start), Some(end)) => (walk.start, walk.end) = (start, end),
+            _ => walk.ended = true,
+        }
+        walk.reverse = query.reverse;
+        walk.expected = query.limit.and_then(|limit| usize::try_from(limit).ok());
+        walk
+    }
+
+    /// Sees from now on what is visible now.
+    pub fn freeze(&mut self) -> lsm::Result<()> {
+        self.snapshot = Some(self.state.reader.snapshot()?);
+        Ok(())
+    }
+
+    /// Goes on behind `key`.
+    pub fn go_on_behind(&mut self, key: Vec<u8>) {
+        self.iter = None;
+        self.ended = false;
+        self.last = Some(key);
+    }
+
+    /// Goes on after `key`, or begins again.
+    pub fn go_on_from(&mut self, key: Option<Vec<u8>>) {
+        self.iter = None;
+        self.ended = false;
+        self.last = key;
+    }
+
+    /// Lets go of what it would not hold while it waits.
+    pub fn park(&mut self) {
+        if let Some(iter) = self.iter.take()
+            && iter.valid()
+        {
+            self.last = Some(iter.key().to_vec());
+        }
+    }
+
+    /// The key it stands on.
+    pub fn key(&self) -> &[u8] {
+        self.iter.as_ref().map_or(&[], Iter::key)
+    }
+
+    /// The value it stands on.
+    pub fn value(&self) -> &[u8] {
+        self.iter.as_ref().map_or(&[], Iter::value)
+    }
+
+    /// Goes to the next key in the range, whether it matches the pattern or not; false behind the last. Gives way to
+    /// others now and then.
+    pub async fn step(&mut self) -> lsm::Result<bool> {
+        if self.ended {
+            return Ok(false);
+        }
+        self.steps += 1;
+        if self.steps.is_multiple_of(STEPS_PER_CHECK) {
+            self.state.core.checkpoint().await;
+        }
+        match &mut self.iter {
+            Some(iter) if self.reverse => iter.prev().await?,
+            Some(iter) => iter.next().await?,
+            None => self.seek().await?,
+        }
+        // An exclusive lower end is still in the iterator's bounds.
+        let lower =
+            |walk: &Self| matches!(&walk.start, End::Exclusive(start) if walk.key() == &start[..]);
+        if !self.reverse && self.valid() && lower(self) {
+            self.advance().await?;
+        }
+        if !self.valid() || (self.reverse && lower(self)) || self.is_beyond_end() {
+            self.ended = true;
+            self.iter = None;
+        }
+        Ok(!self.ended)
+    }
+
+    /// Whether the key it stands on matches the pattern.
+    pub fn matches(&self) -> bool {
+        self.pattern.as_ref().is_none_or(|pattern| glob::matches(pattern, self.key()))
+    }
+
+    fn valid(&self) -> bool {
+        self.iter.as_ref().is_some_and(Iter::valid)
+    }
+
+    async fn advance(&mut self) -> lsm::Result<()> {
+        match &mut self.iter {
+            Some(iter) if self.reverse => iter.prev().await,
+            Some(iter) => iter.next().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn seek(&mut self) -> lsm::Result<()> {
+        let lower = match &self.start {
+            End::Inclusive(key) | End::Exclusive(key) => Some(key.clone()),
+            End::Open => None,
+        };
+        let upper = match &self.end {
+            End::Exclusive(key) => Some(key.clone()),
+            // The first key behind an inclusive end, where the order is that of bytes.
+            End::Inclusive(key) if !self.state.descending => {
+                Some(key.iter().copied().chain([0]).collect())
+            }
+            End::Inclusive(_) | End::Open => None,
+        };
+        let options = IterOptions {
+            lower,
+            upper,
+            prefix: self.prefix.clone().filter(|_| !self.state.descending),
+            snapshot: self.snapshot.as_ref(),
+            fill_cache: false,
+            expected: self.expected,
+            expected_backward: self.reverse,
+        };
+        let mut iter = self.state.reader.iter(FAMILY, options)?;
+        match (self.last.take(), self.reverse) {
+            (Some(last), false) => {
+                iter.seek(&last).await?;
+                if iter.valid() && iter.key() == &last[..] {
+                    iter.next().await?;
+                }
+            }
+            (Some(last), true) => {
+                iter.seek_for_prev(&last).await?;
+                if iter.valid() && iter.key() == &last[..] {
+                    iter.prev().await?;
+                }
+            }
+            (None, false) => iter.seek_to_first().await?,
+            (None, true) => match &self.end {
+                End::Inclusive(end) if self.state.descending => iter.seek_for_prev(end).await?,
+                _ => iter.seek_to_last().await?,
+            },
+        }
+        self.iter = Some(iter);
+        Ok(())
+    }
+
+    /// In descending order there is no first key behind an inclusive end, so the walk looks for itself.
+    fn is_beyond_end(&self) -> bool {
+        self.state.descending
+            && !self.reverse
+            && matches!(&self.end, End::Inclusive(end) if self.key() < &end[..])
+    }
+}

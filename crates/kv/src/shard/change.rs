@@ -1,0 +1,312 @@
+//! What a command writes, in the form in which it travels to the shard that owns its keys, and what it is answered.
+//!
+//! A change carries a batch of the engine: for most commands the very one that is written, put together by the core
+//! that read the command. Where the new value depends on the old one, the batch names the key and the operand, and
+//! the shard puts another together when it knows the old value.
+
+use lsm::{BatchWriter, Op, WriteBatch};
+
+use crate::command::spec::CommandId;
+use crate::core::state::FAMILY;
+use crate::settings::Settings;
+use crate::shard::long_double::LongDouble;
+use crate::shard::modify::built_bytes_told;
+
+/// What is noted of a key while a change of it is on its way, in bytes.
+const KEY_BYTES: usize = 256;
+/// Largest value that a command may build where no [`Settings`](crate::Settings) say less: Redis's
+/// `proto-max-bulk-len`.
+pub(crate) const VALUE_BYTES_MAX: usize = resp::BULK_BYTES_MAX;
+
+/// A change of one or more keys: all of it happens, or none.
+pub struct Change {
+    pub(crate) kind: Kind,
+    pub(crate) batch: BatchWriter,
+    /// Which command it is for, where one is.
+    pub(crate) command: Option<CommandId>,
+    commands: Commands,
+}
+
+/// The commands that share a change. Only those that set keys whatever was there do; each of them has a reply of its
+/// own.
+struct Commands {
+    count: u32,
+    /// Keys of all commands but the last, which has the rest.
+    keys_before: u32,
+    /// Of those before the last, the commands that do not have exactly one key: their places and numbers of keys.
+    wide: Vec<(u32, u32)>,
+}
+
+impl Commands {
+    const ONE: Self = Self { count: 1, keys_before: 0, wide: Vec::new() };
+}
+
+/// What is to be done with a change's keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Kind {
+    /// Set all keys, whatever was there.
+    Put,
+    /// Set the key if a condition holds.
+    PutIf {
+        only: Option<Only>,
+        reply: PutReply,
+    },
+    /// Set all keys if none of them is there.
+    PutIfNone,
+    /// Remove the keys and count those that were there.
+    Delete,
+    /// Remove the key and give its value.
+    GetDelete,
+    Append,
+    /// Overwrite a part of the value, from this offset on.
+    SetRange(usize),
+    Add(i64),
+    AddFloat(LongDouble),
+    /// Remove every key.
+    Clear,
+    /// Make what was handed over before survive a power cut.
+    Sync,
+}
+
+/// On which keys `SET` acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Only {
+    /// `NX`.
+    Missing,
+    /// `XX`.
+    Existing,
+}
+
+/// What `SET` in its forms is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PutReply {
+    /// `OK`, or null where nothing was set.
+    Ok,
+    /// The value that was there.
+    Old,
+    /// 1, or 0 where nothing was set.
+    Flag,
+}
+
+/// What must be known of a change's keys before it can be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Need {
+    Nothing,
+    Existence,
+    Value,
+}
+
+/// What a change is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// `OK`.
+    Ok,
+    /// There is no such value, or nothing was set.
+    Null,
+    /// A number.
+    Integer(i64),
+    /// A value.
+    Bulk(Vec<u8>),
+    /// The value that was there before, if there was one.
+    Old(Option<Vec<u8>>),
+    /// Nothing was changed, in Redis's words.
+    Refused(&'static str),
+    /// The engine cannot do it: its text, with Redis's code in front.
+    Failed(Box<str>),
+}
+
+impl Kind {
+    /// Whether it is answered with the value that was there.
+    pub(crate) fn gives_old(self) -> bool {
+        matches!(self, Kind::GetDelete | Kind::PutIf { reply: PutReply::Old, .. })
+    }
+}
+
+impl Change {
+    pub(crate) fn new(kind: Kind, batch: BatchWriter) -> Self {
+        Self { kind, batch, command: None, commands: Commands::ONE }
+    }
+
+    /// Sets a key, as `SET` does. Answered by [`Answer::Ok`].
+    pub fn put(key: &[u8], value: &[u8]) -> Self {
+        let mut change = Self::puts();
+        change.also_put(key, value);
+        change
+    }
+
+    /// Sets nothing yet; see [`Change::also_put`].
+    pub fn puts() -> Self {
+        Self::of(Kind::Put)
+    }
+
+    /// Sets one key more, in the same batch: for a change that was made by [`Change::put`] or [`Change::puts`]. If a
+    /// key comes twice, the last value stays.
+    pub fn also_put(&mut self, key: &[u8], value: &[u8]) {
+        self.batch.put(FAMILY, key, value);
+    }
+
+    /// Removes keys, as `DEL` does. Answered by the number of those that were there.
+    pub fn delete<'a>(keys: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let mut batch = BatchWriter::new();
+        keys.into_iter().for_each(|key| batch.delete(FAMILY, key));
+        Self::new(Kind::Delete, batch)
+    }
+
+    /// Removes every key, as `FLUSHDB` does.
+    pub fn clear() -> Self {
+        Self::of(Kind::Clear)
+    }
+
+    /// Changes nothing, and is answered when everything handed over before survives a power cut, whatever the
+    /// durability: `SAVE`.
+    pub fn sync() -> Self {
+        Self::of(Kind::Sync)
+    }
+
+    /// A change without keys yet.
+    pub(crate) fn of(kind: Kind) -> Self {
+        Self::new(kind, BatchWriter::new())
+    }
+
+    /// What follows sets keys for another command, which has a reply of its own.
+    pub(crate) fn next_command(&mut self) {
+        let commands = &mut self.commands;
+        let keys = self.batch.count() - commands.keys_before;
+        if keys != 1 {
+            commands.wide.push((commands.count - 1, keys));
+        }
+        commands.keys_before += keys;
+        commands.count += 1;
+    }
+
+    /// How many commands it stands for.
+    pub(crate) fn commands(&self) -> u32 {
+        self.commands.count
+    }
+
+    /// A change for each of its commands, in order.
+    pub(crate) fn apart(mut self) -> Vec<Change> {
+        let Commands { count, wide, .. } = std::mem::replace(&mut self.commands, Commands::ONE);
+        if count == 1 {
+            return vec![self];
+        }
+        let mut wide = wide.into_iter().peekable();
+        let mut entries = entries(&mut self.batch);
+        let mut apart = Vec::with_capacity(count as usize);
+        for command in 0..count {
+            let keys = match wide.next_if(|(before, _)| *before == command) {
+                Some((_, keys)) => keys,
+                None if command + 1 < count => 1,
+                None => u32::MAX,
+            };
+            let mut change = Change { command: self.command, ..Change::puts() };
+            for (key, value) in entries.by_ref().take(keys as usize) {
+                change.also_put(key, value.unwrap_or_default());
+            }
+            apart.push(change);
+        }
+        apart
+    }
+
+    /// Bytes of its batch.
+    pub fn len(&self) -> usize {
+        self.batch.len()
+    }
+
+    /// Whether it has no key.
+    pub fn is_empty(&self) -> bool {
+        self.batch.is_empty()
+    }
+
+    /// What must be known of its keys. A database whose keys are counted has to know what was there.
+    pub(crate) fn need(&self, counted: bool) -> Need {
+        match self.kind {
+            Kind::Put | Kind::PutIf { only: None, reply: PutReply::Ok } if !counted => {
+                Need::Nothing
+            }
+            Kind::Put | Kind::PutIfNone | Kind::Delete => Need::Existence,
+            Kind::PutIf { reply: PutReply::Old, .. } => Need::Value,
+            Kind::PutIf { .. } => Need::Existence,
+            Kind::GetDelete
+            | Kind::Append
+            | Kind::SetRange(_)
+            | Kind::Add(_)
+            | Kind::AddFloat(_) => Need::Value,
+            Kind::Clear | Kind::Sync => Need::Nothing,
+        }
+    }
+
+    /// About how many bytes of memory it takes until it is answered: its batch, what is noted of each key, and the value
+    /// that it builds, as far as it tells.
+    pub(crate) fn weight(&self) -> usize {
+        let built = built_bytes_told(self.kind, self.len()).min(VALUE_BYTES_MAX);
+        self.len() + self.batch.count() as usize * KEY_BYTES + built
+    }
+
+    /// Whether it may leave a value that is not small.
+    pub(crate) fn may_leave_long_value(&self) -> bool {
+        matches!(self.kind, Kind::Append | Kind::SetRange(_))
+            || self.len() > Settings::REPLY_BYTES_SMALL
+    }
+
+    /// Its keys in order, with the value or operand of each; a removal has none.
+    pub(crate) fn entries(&mut self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+        entries(&mut self.batch)
+    }
+}
+
+/// The keys of a batch, with the values it sets.
+pub(crate) fn entries(batch: &mut BatchWriter) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+    let batch = WriteBatch::parse(batch.finish(0)).into_iter().flat_map(|batch| batch.ops());
+    batch.filter_map(|op| match op {
+        Ok((_, Op::Put { key, value, .. })) => Some((key, Some(value))),
+        Ok((_, Op::Delete { key, .. })) => Some((key, None)),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_knows_its_keys() {
+        let mut change = Change::put(b"a", b"1");
+        change.also_put(b"b", b"2");
+        let expected = [(&b"a"[..], Some(&b"1"[..])), (b"b", Some(b"2"))];
+        assert_eq!(change.entries().collect::<Vec<_>>(), expected);
+        let mut change = Change::delete([&b"x"[..], b"y"]);
+        assert_eq!(change.entries().map(|(key, _)| key).collect::<Vec<_>>(), [b"x", b"y"]);
+    }
+
+    #[test]
+    fn a_change_of_several_commands_comes_apart_into_theirs() {
+        // How many keys each command has.
+        for sizes in [&[1][..], &[1, 1, 1], &[2, 1], &[1, 2], &[3], &[1, 3, 1, 2, 2, 1]] {
+            let (mut change, mut expected) = (Change::puts(), Vec::new());
+            for (number, &keys) in sizes.iter().enumerate() {
+                if number > 0 {
+                    change.next_command();
+                }
+                let keys: Vec<_> = (0..keys).map(|key| format!("{number}:{key}")).collect();
+                keys.iter().for_each(|key| change.also_put(key.as_bytes(), b"v"));
+                expected.push(keys);
+            }
+            assert_eq!(change.commands() as usize, sizes.len());
+            let apart = change.apart().into_iter().map(|mut change| {
+                assert_eq!((change.kind, change.commands()), (Kind::Put, 1));
+                let keys = change.entries().map(|(key, _)| key.to_vec());
+                keys.map(|key| String::from_utf8(key).unwrap()).collect::<Vec<_>>()
+            });
+            assert_eq!(apart.collect::<Vec<_>>(), expected);
+        }
+    }
+
+    #[test]
+    fn a_plain_put_needs_to_know_nothing_unless_keys_are_counted() {
+        assert_eq!(Change::put(b"a", b"1").need(false), Need::Nothing);
+        assert_eq!(Change::put(b"a", b"1").need(true), Need::Existence);
+        assert_eq!(Change::delete([&b"a"[..]]).need(false), Need::Existence);
+        assert_eq!(Change::of(Kind::Append).need(false), Need::Value);
+    }
+}

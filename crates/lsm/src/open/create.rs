@@ -1,0 +1,183 @@
+//! Making a database, and taking one over for writing.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use fs::{Dir, DirEntry, LockGuard};
+use reactor::Core;
+use rocksfmt::{Comparator, FileName, LogWriter, VersionEdit};
+
+use crate::db::Db;
+use crate::error::{Error, Kind, Result};
+use crate::write::commit::log_room;
+use crate::write::manifest_writer::ManifestWriter;
+use crate::write::spares::spares_max;
+use crate::write::writer::{WriteOptions, may_be_written_over};
+
+/// What CURRENT is replaced through ([`Dir::replace_small`]).
+pub(crate) const CURRENT_DRAFT: &str = "CURRENT.dbtmp";
+
+/// Takes the lock that excludes every other user of the directory, RocksDB too.
+pub(crate) async fn lock(dir: &Dir) -> Result<LockGuard> {
+    dir.lock_exclusive("LOCK").await.map_err(|e| match e.kind() {
+        io::ErrorKind::WouldBlock => Error::new(
+            Kind::Locked,
+            format!(
+                "{}: somebody else has this database open; close it there",
+                dir.path().display()
+            ),
+        ),
+        _ => Error::io(format_args!("locking {}", dir.path().join("LOCK").display()), &e),
+    })
+}
+
+/// Makes an empty database in a directory that has none; `gate::may_create` was asked. Suspends for
+/// the disk.
+pub(crate) async fn create(core: &Core, dir: &Dir) -> Result<()> {
+    let io =
+        |e: io::Error| Error::io(format_args!("making a database in {}", dir.path().display()), &e);
+    let identity = format!("{:016x}-{:016x}", core.random_u64(), core.random_u64());
+    dir.write_small_atomically("IDENTITY", identity.as_bytes()).await.map_err(io)?;
+    let edit = VersionEdit {
+        db_id: Some(identity),
+        comparator: Some(Comparator::Bytewise.name().to_owned()),
+        log_number: Some(0),
+        next_file_number: Some(2),
+        last_sequence: Some(0),
+        keys: Some(0),
+        ..VersionEdit::default()
+    };
+    let name = FileName::Manifest(1).to_string();
+    let mut bytes = Vec::new();
+    LogWriter::new(None, 0).append(&edit.encode(), &mut bytes);
+    dir.write_small_atomically(&name, &bytes).await.map_err(io)?;
+    dir.write_small_atomically("CURRENT", format!("{name}\n").as_bytes()).await.map_err(io)
+}
+
+/// Makes an open directory ours: a new MANIFEST, and no file that nobody refers to, but for tables
+/// that may be written again.
+pub(crate) async fn take_over(
+    core: &Core,
+    dir: &Dir,
+    db: &Db,
+    options: &WriteOptions,
+) -> Result<ManifestWriter> {
+    let io =
+        |e: io::Error| Error::io(format_args!("opening {} for writing", dir.path().display()), &e);
+    let state = &db.0.manifest;
+    let entries = dir.list().await.map_err(io)?;
+    let mut next = state.next_number();
+    for entry in &entries {
+        if let Some(
+            FileName::Wal(number)
+            | FileName::Sst(number)
+            | FileName::Blob(number)
+            | FileName::Manifest(number)
+            | FileName::Options(number)
+            | FileName::Temp(number),
+        ) = FileName::parse(&entry.name)
+        {
+            next = next.max(number.saturating_add(1));
+        }
+    }
+    db.0.next_file.store(next + 1, Ordering::Relaxed);
+    if entries.iter().any(|entry| entry.name == CURRENT_DRAFT) {
+        // A crash leaves a file, which would be written over. A link would be followed.
+        dir.remove(CURRENT_DRAFT).await.map_err(io)?;
+    }
+    let mut manifest =
+        ManifestWriter::new(core, dir, db.0.manifest_number, state, manifest_bytes(db, options));
+    let mut begun = manifest.begin(next, next + 1).await;
+    if is_full(&begun) {
+        make_room(dir, db, &entries).await.map_err(io)?;
+        begun = manifest.begin(next, next + 1).await;
+    }
+    if is_full(&begun) {
+        tracing::warn!("{}: the disk is full: no new MANIFEST is made", dir.path().display());
+        // A power cut may take back what the old one says last: what it says is needed no more stays.
+        return Ok(manifest);
+    }
+    begun?;
+    manifest.take_replaced();
+    for entry in &dir.list().await.map_err(io)? {
+        let tables = || state.column_families.values().flat_map(|family| family.files());
+        let blobs = || state.column_families.values().flat_map(|family| family.live_blob_files());
+        let gone = match FileName::parse(&entry.name) {
+            Some(FileName::Temp(_)) if was_log(core, dir, entry, options).await => false,
+            Some(FileName::Manifest(number)) => number != next,
+            Some(FileName::Temp(_)) => true,
+            Some(FileName::Sst(number)) => tables().all(|(_, file)| file.number != number),
+            Some(FileName::Blob(number)) => blobs().all(|blob| blob.number != number),
+            _ => false,
+        };
+        if gone {
+            discard(dir, db, entry).await;
+        }
+    }
+    Ok(manifest)
+}
+
+/// Keeps a needless file to be written again, or removes it. One that stays does no harm: the next opening tries again.
+async fn discard(dir: &Dir, db: &Db, entry: &DirEntry) {
+    let path = dir.path().join(&entry.name);
+    if entry.is_dir {
+        tracing::warn!(
+            "{}: a directory, in the place of a needless file: it stays",
+            path.display()
+        );
+        return;
+    }
+    let number = match FileName::parse(&entry.name) {
+        Some(FileName::Sst(number) | FileName::Temp(number)) => Some(number),
+        _ => None,
+    };
+    let done = match number {
+        Some(number) if db.0.spares.have_room(entry.size, spares_max(&db.version())) => {
+            let spare = FileName::Temp(number).to_string();
+            let renamed = dir.rename(&entry.name, &spare).await;
+            renamed.map(|()| db.0.spares.put(number, entry.size))
+        }
+        _ => dir.remove(&entry.name).await,
+    };
+    if let Err(error) = done {
+        tracing::warn!("{}: needless, and cannot be removed: {error}", path.display());
+    }
+}
+
+fn is_full(begun: &Result<()>) -> bool {
+    begun.as_ref().is_err_and(|error| error.kind() == Kind::Full)
+}
+
+/// Removes what no MANIFEST can name that a crash may bring back: temporary files, and tables that are newer
+/// than the last change.
+async fn make_room(dir: &Dir, db: &Db, entries: &[DirEntry]) -> io::Result<()> {
+    let state = &db.0.manifest;
+    let tables = || state.column_families.values().flat_map(|family| family.files());
+    for entry in entries.iter().filter(|entry| !entry.is_dir) {
+        let gone = match FileName::parse(&entry.name) {
+            Some(FileName::Temp(_)) => true,
+            Some(FileName::Sst(number)) => {
+                number >= state.next_file_number && tables().all(|(_, file)| file.number != number)
+            }
+            _ => false,
+        };
+        if gone {
+            dir.remove(&entry.name).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a temporary file is a log that an earlier process kept: the writer takes it over.
+async fn was_log(core: &Core, dir: &Dir, entry: &DirEntry, options: &WriteOptions) -> bool {
+    entry.size <= 2 * log_room(options)
+        && may_be_written_over(core, dir, &entry.name).await.unwrap_or(false)
+}
+
+/// The length at which a MANIFEST is replaced: ours, or RocksDB's if that is smaller.
+fn manifest_bytes(db: &Db, options: &WriteOptions) -> u64 {
+    let file = db.0.choices.file.as_ref();
+    let said = file.and_then(|file| file.db("max_manifest_file_size"));
+    let said = said.and_then(|text| text.parse().ok()).unwrap_or(u64::MAX);
+    options.manifest_bytes.min(said)
+}

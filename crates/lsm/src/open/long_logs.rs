@@ -1,0 +1,196 @@
+//! Logs that hold more than memory may: at the opening they become tables, piece by piece.
+//!
+//! 1. The opening has replayed them once, keeping nothing, so that damage and what cannot be served
+//!    are found before anything is written.
+//! 2. [`to_tables`] replays them again. Each piece that memory may hold becomes a table of each
+//!    column family that it writes to.
+//! 3. Where a piece ends with a log, and the names of the tables are durable, one change of the MANIFEST
+//!    names them and says that the logs up to there are needed no more. Then these logs are removed: the
+//!    next piece finds their room.
+//!
+//! Where a piece finds no room on the disk, all that is kept to be written again is removed, and each log is a
+//! piece from there on.
+//!
+//! Nobody reads or writes yet. A crash leaves the logs that no change has covered, and perhaps tables that
+//! nobody names, which the next opening removes.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rocksfmt::ManifestState;
+
+use crate::error::{Error, Kind, Result};
+use crate::mem::Mem;
+use crate::open::recover::{self, Border, Piece};
+use crate::open::recovered::Sorting;
+use crate::open::recovery_plan::RecoveryPlan;
+use crate::table::Table;
+use crate::version::{Family, Version};
+use crate::write::flush::{self, Flushed};
+use crate::write::job::{Job, Made, unmake};
+use crate::write::pace::Pace;
+use crate::write::writer::{Generation, Inner};
+
+/// See the module text. Suspends for the disk.
+///
+/// # Errors
+/// [`Kind::Full`] where a log's tables find no room: what was begun is removed then, and the logs that are
+/// in no table are as they were.
+pub(crate) async fn to_tables(inner: &Inner, logs: &RecoveryPlan) -> Result<()> {
+    let job = Job {
+        core: inner.core.clone(),
+        dir: inner.dir.clone(),
+        db: inner.db.clone(),
+        compression: inner.options.compression,
+        made: Made::default(),
+    };
+    let mut pieces = Pieces {
+        inner,
+        version: inner.db.version(),
+        first_log: Cell::new(inner.db.0.manifest.min_log_number_to_keep),
+        last_sequence: Cell::new(inner.db.0.manifest.last_sequence),
+        keys: Cell::new(0),
+        tables: RefCell::default(),
+        job,
+        is_tight: false,
+    };
+    let half = Some(inner.db.options().recovered_bytes as u64 / 2);
+    let mut rest = RecoveryPlan { border_bytes: half, ..logs.clone() };
+    let mut state = inner.db.0.manifest.clone();
+    while let Err(error) = pieces.of(&rest, &state).await {
+        unmake(&inner.dir, pieces.job.made.take().into_iter()).await;
+        pieces.tables.take();
+        // These are in tables.
+        rest.logs.retain(|log| log.number >= pieces.first_log.get());
+        if error.kind() != Kind::Full {
+            return Err(error);
+        }
+        if pieces.is_tight {
+            return Err(no_room(inner, &rest, &error));
+        }
+        state.min_log_number_to_keep = pieces.first_log.get();
+        state.last_sequence = state.last_sequence.max(pieces.last_sequence.get());
+        pieces.is_tight = true;
+        rest.border_bytes = Some(0);
+        inner.remove_spares().await;
+    }
+    tracing::info!(
+        bytes = logs.log_bytes(),
+        "made tables of write-ahead logs that are longer than memory may hold"
+    );
+    Ok(())
+}
+
+/// There is too little room for tables of the first log.
+fn no_room(inner: &Inner, rest: &RecoveryPlan, error: &Error) -> Error {
+    let first = rest.logs.first();
+    Error::new(
+        Kind::Full,
+        format!(
+            "{}: write-ahead logs of {} MiB are more than the {} MiB of memory for what is in them, and the \
+             disk is full, so no tables can be made of them: {error}. Free {} bytes on this disk, or raise --memory",
+            inner.dir.path().display(),
+            rest.log_bytes() >> 20,
+            inner.db.options().recovered_bytes >> 20,
+            first.map_or(0, |log| log.size_bytes),
+        ),
+    )
+}
+
+/// What has become of the logs so far.
+struct Pieces<'a> {
+    inner: &'a Inner,
+    job: Job,
+    version: Arc<Version>,
+    /// The first log that is needed, as the MANIFEST says.
+    first_log: Cell<u64>,
+    /// The last sequence before it.
+    last_sequence: Cell<u64>,
+    /// By how many the logs that are in tables change the number of keys.
+    keys: Cell<i64>,
+    /// Those of each family that the MANIFEST does not name yet, the oldest first.
+    tables: RefCell<BTreeMap<u32, Vec<Table>>>,
+    /// The disk was full.
+    is_tight: bool,
+}
+
+impl Pieces<'_> {
+    /// Makes tables of these logs, which begin after what is in tables.
+    async fn of(&self, logs: &RecoveryPlan, state: &ManifestState) -> Result<()> {
+        let (inner, options) = (self.inner, self.inner.db.options());
+        // They were said at the opening.
+        let mut warnings = Vec::new();
+        let before = self.keys.get();
+        let counted = |keys: Option<i64>| keys.and_then(|keys| keys.checked_add(before));
+        let piece = async |piece: Piece| {
+            self.write(piece.memtables).await?;
+            match piece.border {
+                Some(Border { next_log, last_sequence, keys }) => {
+                    self.install(next_log, last_sequence, counted(keys)).await?;
+                }
+                None => return Ok(()),
+            }
+            if self.is_tight {
+                inner.remove_spares().await;
+            }
+            Ok(())
+        };
+        let (core, dir) = (&inner.core, &inner.dir);
+        let rest = recover::logs(core, dir, logs, state, options, &mut warnings, piece);
+        let rest = rest.await?;
+        self.write(rest.memtables).await?;
+        self.install(inner.db.new_number(), rest.last_sequence, counted(rest.keys)).await
+    }
+
+    /// Makes tables of a piece.
+    async fn write(&self, piece: BTreeMap<u32, Sorting>) -> Result<()> {
+        let pace = Arc::<Pace>::default();
+        for (id, mut sorting) in piece {
+            let family = self.version.families.iter().find(|family| family.id == id);
+            let Some(family) = family.filter(|family| family.refused.is_none()) else { continue };
+            while sorting.step() {
+                self.job.core.checkpoint().await;
+            }
+            let mem = Mem::Recovered(sorting.finish());
+            let table = flush::table(&self.job, family, &mem, &pace).await?;
+            self.tables.borrow_mut().entry(id).or_default().push(table);
+        }
+        Ok(())
+    }
+
+    /// Puts the tables in the place of the logs below `next_log`, which end with `last_sequence`; with them all
+    /// logs so far change the number of keys by `keys`.
+    async fn install(&self, next_log: u64, last_sequence: u64, keys: Option<i64>) -> Result<()> {
+        let inner = self.inner;
+        inner.sync_names().await?;
+        // A gap between two logs is seen by who has replayed both.
+        let keys = inner.db.keys().and(keys);
+        let change = keys.and_then(|keys| keys.checked_sub(self.keys.get()));
+        let covered = Generation {
+            mems: Vec::new(),
+            log_number: None,
+            keys: change,
+            log: None,
+            next_log,
+            last_sequence,
+        };
+        let mut tables = self.tables.take();
+        // Also a family without tables needs the logs no more.
+        let flushed = |family: &Family| Flushed {
+            id: family.id,
+            mems: Vec::new(),
+            tables: tables.remove(&family.id).unwrap_or_default(),
+        };
+        let served = self.version.families.iter().filter(|family| family.refused.is_none());
+        let all = served.map(flushed).collect();
+        // Whoever cannot say whether the MANIFEST names them must not remove them.
+        self.job.made.take();
+        flush::install(inner, &covered, all, true).await?;
+        self.first_log.set(next_log);
+        self.last_sequence.set(last_sequence);
+        self.keys.set(keys.unwrap_or(0));
+        inner.remove_logs(next_log).await;
+        Ok(())
+    }
+}

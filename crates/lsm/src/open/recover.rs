@@ -1,0 +1,338 @@
+//! Reading CURRENT, the MANIFEST and the logs of a directory. Nothing is written.
+//!
+//! A log that ends in a torn record ends there, as for RocksDB; one of ours may end in a torn group of
+//! records, of which those behind the first hole are not taken. Damage with valid newer records
+//! behind it is not a torn tail: stock RocksDB would silently drop what follows; we refuse, name
+//! file and offset, and serve what lies before only when told to (`salvage`).
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use fs::Dir;
+use reactor::Core;
+use rocksfmt::{
+    DamageScan, FileName, LOG_BLOCK_BYTES, LaterRecord, LogEnd, LogKind, LogReader, ManifestReplay,
+    ManifestState, Marker, Op, WriteBatch, is_torn_group, parse_current,
+};
+
+use crate::db::OpenOptions;
+use crate::error::{Error, Kind, Result};
+use crate::open::recovered::Sorting;
+use crate::open::recovery_plan::{PlannedLog, RecoveryPlan};
+use crate::open::wal_replay::{Replayed, WalReplay};
+
+/// Bytes read of a log at a time: whole log blocks.
+const PIECE: usize = 32 * LOG_BLOCK_BYTES;
+
+/// The number of the MANIFEST that CURRENT names.
+pub(crate) async fn current(dir: &Dir) -> Result<u64> {
+    let text = match dir.read_small("CURRENT", 4096).await {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Error::new(
+                Kind::NoDatabase,
+                format!(
+                    "{}: no RocksDB database here (there is no CURRENT file)",
+                    dir.path().display()
+                ),
+            ));
+        }
+        Err(e) => {
+            let name = dir.path().join("CURRENT");
+            return Err(match e.kind() {
+                std::io::ErrorKind::IsADirectory => Error::new(
+                    Kind::Corruption,
+                    format!("{}: a directory, where a file names the MANIFEST", name.display()),
+                ),
+                std::io::ErrorKind::InvalidData => Error::new(
+                    Kind::Corruption,
+                    format!(
+                        "{}: {e}, and it should have the name of a MANIFEST only",
+                        name.display()
+                    ),
+                ),
+                _ => Error::io(format_args!("reading {}", name.display()), &e),
+            });
+        }
+    };
+    parse_current(&text).map_err(|e| Error::format("CURRENT", &e))
+}
+
+/// Feeds a whole log to a reader, piece by piece, until it knows its end. `between` comes after
+/// every piece.
+async fn feed(
+    core: &Core,
+    dir: &Dir,
+    name: &str,
+    reader: &mut LogReader,
+    mut each: impl FnMut(rocksfmt::LogRecord<'_>) -> Result<()>,
+    mut between: impl AsyncFnMut() -> Result<()>,
+) -> Result<()> {
+    let shared = dir.open(name).await.map_err(|e| Error::io(format_args!("{name}"), &e))?;
+    let file = core.attach(&shared);
+    let size = shared.size();
+    let mut offset = 0;
+    if size == 0 {
+        return reader.feed(&[], true, &mut each);
+    }
+    let mut ahead: Option<fs::Reading> = None;
+    while offset < size && reader.end().is_none() {
+        let len = (size - offset).min(PIECE as u64) as usize;
+        let place = |e: &std::io::Error| Error::io(format_args!("{name} at offset {offset}"), e);
+        let piece = match ahead.take() {
+            Some(reading) => reading.await,
+            None => fs::read(&file, offset, len).await,
+        }
+        .map_err(|e| place(&e))?;
+        let next = offset + len as u64;
+        if next < size {
+            let len = (size - next).min(PIECE as u64) as usize;
+            ahead = fs::start_read(&file, next, len).map_err(|e| place(&e))?;
+        }
+        reader.feed(&piece, next == size, &mut each)?;
+        drop(piece);
+        between().await?;
+        offset = next;
+    }
+    Ok(())
+}
+
+/// Replays a MANIFEST.
+pub(crate) async fn manifest(core: &Core, dir: &Dir, name: &str) -> Result<ManifestState> {
+    let mut reader = LogReader::new(LogKind::Manifest);
+    let mut replay = ManifestReplay::new();
+    let each = |record: rocksfmt::LogRecord<'_>| {
+        replay
+            .record(record.data)
+            .map_err(|e| Error::format(format_args!("{name} at offset {}", record.offset), &e))
+    };
+    feed(core, dir, name, &mut reader, each, async || Ok(())).await?;
+    match reader.end() {
+        Some(LogEnd::Damage { offset, what }) => {
+            Err(Error::new(Kind::Corruption, format!("{name} at offset {offset}: {what}")))
+        }
+        Some(LogEnd::Unsupported { offset, what }) => {
+            Err(Error::new(Kind::Unsupported, format!("{name} at offset {offset}: {what}")))
+        }
+        Some(LogEnd::Truncated { offset } | LogEnd::StaleTail { offset }) => {
+            // A torn last record is what a killed writer leaves, unless more comes behind it that
+            // is not of the same group.
+            let mut scan = DamageScan::new(&reader, *offset, 0);
+            let mut later = look_behind(core, dir, name, &mut scan).await?;
+            if later.is_some() && ends_in_torn_group(core, dir, name, *offset).await? {
+                let block_ends = scan.start() + LOG_BLOCK_BYTES as u64;
+                let mut scan = DamageScan::new(&reader, block_ends, 0);
+                later = look_behind(core, dir, name, &mut scan).await?;
+            }
+            if let Some(later) = later {
+                return Err(Error::new(
+                    Kind::Corruption,
+                    format!(
+                        "{name} at offset {offset}: a record cut short, and a valid one behind \
+                         it at {}",
+                        later.offset
+                    ),
+                ));
+            }
+            replay.finish().map_err(|e| Error::format(name, &e))
+        }
+        _ => replay.finish().map_err(|e| Error::format(name, &e)),
+    }
+}
+
+/// What was replayed since the piece before.
+pub(crate) struct Piece {
+    pub memtables: BTreeMap<u32, Sorting>,
+    /// Where it ends with a log.
+    pub border: Option<Border>,
+}
+
+/// Between two logs.
+pub(crate) struct Border {
+    /// The log that follows.
+    pub next_log: u64,
+    /// The last sequence before it.
+    pub last_sequence: u64,
+    /// By how many all logs before it change the keys of the default column family, if that is known.
+    pub keys: Option<i64>,
+}
+
+/// Replays the logs that hold what is in no table. Whenever that is more than memory may hold
+/// (`recovered_bytes`), `piece` gets what was replayed since it came last, the oldest first; what is
+/// left in the end is returned. A log that has begun in a piece before ends a piece, too, and where the
+/// plan says so (`border_bytes`) others do.
+pub(crate) async fn logs(
+    core: &Core,
+    dir: &Dir,
+    plan: &RecoveryPlan,
+    state: &ManifestState,
+    options: &OpenOptions,
+    warnings: &mut Vec<String>,
+    mut piece: impl AsyncFnMut(Piece) -> Result<()>,
+) -> Result<Replayed> {
+    let mut replay = WalReplay::new(state, options.recovered_bytes as u64);
+    replay.expect(plan.log_bytes());
+    if plan.empty_logs_may_count {
+        replay.empty_logs_may_count();
+    }
+    let replay = RefCell::new(replay);
+    let mut salvaged = false;
+    let mut is_begun = false;
+    for (at, log) in plan.logs.iter().enumerate() {
+        let mut reader = replay.borrow_mut().begin(log.number);
+        let read = async {
+            let each = |record: rocksfmt::LogRecord<'_>| replay.borrow_mut().record(record);
+            let between = async || {
+                if !replay.borrow().is_full() {
+                    return Ok(());
+                }
+                is_begun = true;
+                let memtables = replay.borrow_mut().take_piece();
+                piece(Piece { memtables, border: None }).await
+            };
+            feed(core, dir, &log.name, &mut reader, each, between).await?;
+            let mut scan = replay.borrow().scan(&reader);
+            let later = match &mut scan {
+                Some(scan) => look_behind(core, dir, &log.name, scan).await?,
+                None => None,
+            };
+            replay.borrow_mut().end(&reader, scan.as_ref(), later)?;
+            let Some(next) = plan.logs.get(at + 1) else { return Ok(()) };
+            if !is_begun && plan.border_bytes.is_none_or(|bytes| replay.borrow().held() < bytes) {
+                return Ok(());
+            }
+            is_begun = false;
+            let memtables = replay.borrow_mut().take_piece();
+            let (keys, last_sequence) = (replay.borrow().keys(), replay.borrow().last_sequence());
+            let border = Border { next_log: next.number, last_sequence, keys };
+            piece(Piece { memtables, border: Some(border) }).await
+        };
+        match read.await {
+            Ok(()) => {}
+            Err(error) if options.salvage && error.kind() == Kind::Corruption => {
+                warnings.push(format!("{error}; what follows in the logs is not served"));
+                salvaged = true;
+                break;
+            }
+            Err(error) if error.kind() == Kind::Corruption => {
+                return Err(Error::new(
+                    Kind::Corruption,
+                    format!("{error}; to serve what lies before it, open with --salvage"),
+                ));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let mut replayed = replay.into_inner().finish();
+    replayed.leftovers |= salvaged;
+    warnings.append(&mut replayed.warnings);
+    tracing::debug!(
+        "replayed {} operations from {} bytes of log",
+        replayed.operations,
+        plan.log_bytes()
+    );
+    for (number, end) in &replayed.tails {
+        tracing::info!("{}: ends early, as after a crash: {end:?}", FileName::Wal(*number));
+    }
+    Ok(replayed)
+}
+
+/// Looks for transactions that were prepared and not ended in the logs that all families have flushed and that are
+/// kept for these. Says what is in the way, if something is.
+pub(crate) async fn prepared(
+    core: &Core,
+    dir: &Dir,
+    kept: &[PlannedLog],
+) -> Result<Option<String>> {
+    let open = RefCell::new(BTreeSet::new());
+    for log in kept {
+        let mut reader = LogReader::new(LogKind::Wal { number: log.number });
+        let each = |record: rocksfmt::LogRecord<'_>| {
+            let format = |e| Error::format(format_args!("{} at {}", log.name, record.offset), &e);
+            for op in WriteBatch::parse(record.data).map_err(format)?.ops() {
+                let Op::Marker(marker) = op.map_err(format)?.1 else { continue };
+                let mut open = open.borrow_mut();
+                match marker {
+                    Marker::EndPrepare(name) => drop(open.insert(name.to_vec())),
+                    Marker::Commit(name)
+                    | Marker::CommitWithTimestamp { name, .. }
+                    | Marker::Rollback(name) => drop(open.remove(name)),
+                    // Its end comes with its name.
+                    Marker::BeginPrepare
+                    | Marker::BeginPersistedPrepare
+                    | Marker::BeginUnprepare => {}
+                }
+            }
+            Ok(())
+        };
+        let read = feed(core, dir, &log.name, &mut reader, each, async || Ok(())).await;
+        let damage = match (read, reader.end()) {
+            (Err(error), _) if [Kind::Corruption, Kind::Unsupported].contains(&error.kind()) => {
+                Some(error.to_string())
+            }
+            (Err(error), _) => return Err(error),
+            (Ok(()), Some(LogEnd::Clean)) => None,
+            (Ok(()), Some(LogEnd::Truncated { offset } | LogEnd::StaleTail { offset })) => {
+                let mut scan = DamageScan::new(&reader, *offset, 0);
+                let later = look_behind(core, dir, &log.name, &mut scan).await?;
+                later.map(|later| {
+                    format!(
+                        "{} at {offset}: damage, and a valid record at {}",
+                        log.name, later.offset
+                    )
+                })
+            }
+            (Ok(()), end) => Some(format!("{}: {end:?}", log.name)),
+        };
+        if let Some(damage) = damage {
+            return Ok(Some(format!(
+                "{} is kept for prepared transactions (allow_2pc), and cannot be read: {damage}. Opening and \
+                 closing the database once with DB::Open, without allow_2pc, removes it",
+                log.name
+            )));
+        }
+    }
+    let open = open.into_inner();
+    Ok(open.first().map(|name| {
+        format!(
+            "a log that all column families have flushed holds {} prepared transactions (allow_2pc), {:?} for \
+             example: commit them or roll them back with TransactionDB",
+            open.len(),
+            String::from_utf8_lossy(&name[..name.len().min(64)])
+        )
+    }))
+}
+
+/// Whether all that a MANIFEST has behind `offset` in that block is of an atomic group.
+async fn ends_in_torn_group(core: &Core, dir: &Dir, name: &str, offset: u64) -> Result<bool> {
+    let place = |e: std::io::Error| Error::io(format_args!("{name} at offset {offset}"), &e);
+    let shared = dir.open(name).await.map_err(place)?;
+    let at = offset as usize % LOG_BLOCK_BYTES;
+    let start = offset - at as u64;
+    let len = (shared.size() - start).min(LOG_BLOCK_BYTES as u64) as usize;
+    let block = fs::read(&core.attach(&shared), start, len).await.map_err(place)?;
+    Ok(is_torn_group(&block, at + 1))
+}
+
+/// Searches the rest of a log for records that are valid and newer than its first damage.
+async fn look_behind(
+    core: &Core,
+    dir: &Dir,
+    name: &str,
+    scan: &mut DamageScan,
+) -> Result<Option<LaterRecord>> {
+    let shared = dir.open(name).await.map_err(|e| Error::io(format_args!("{name}"), &e))?;
+    let file = core.attach(&shared);
+    let mut offset = scan.start();
+    while offset < shared.size() {
+        let len = (shared.size() - offset).min(PIECE as u64) as usize;
+        let piece = fs::read(&file, offset, len)
+            .await
+            .map_err(|e| Error::io(format_args!("{name} at offset {offset}"), &e))?;
+        if let Some(later) = scan.push(offset, &piece) {
+            return Ok(Some(later));
+        }
+        offset += len as u64;
+    }
+    Ok(None)
+}

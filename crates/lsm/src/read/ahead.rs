@@ -1,0 +1,383 @@
+//! Read-ahead of one table's blocks, the same in both directions.
+//!
+//! 1. A seek fetches one block through the cache; or, if the iterator's past says how much is
+//!    usually read after a seek, just that much at once, and no more until it is used up.
+//! 2. Whenever the consumer has used a chunk up, the window doubles, up to [`WINDOW_MAX`]; blocks
+//!    that lie one behind the other are fetched as one chunk, several chunks at a time.
+//! 3. Blocks that are in the cache already are taken from there.
+//!
+//! Blocks are checked and unpacked when they are consumed. Chunks do not go into the cache: a
+//! scan does not push out what others read again. When memory is short there is no read-ahead, and
+//! what was read is given up for what others need now: it is read again block by block.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::mem;
+use std::rc::Rc;
+
+use fs::{Reading, Slice};
+use rocksfmt::{BLOCK_TRAILER_BYTES, BlockHandle, Comparator};
+
+use crate::error::{Kind, Result};
+use crate::read::block::{Block, BlockKind};
+use crate::read::cache::BlockKey;
+use crate::read::reader::{At, count};
+use crate::read::walk::{Direction, Position, Walk};
+
+/// Bytes scheduled or read and not yet consumed, at most.
+pub(crate) const WINDOW_MAX: usize = 1 << 20;
+/// The first window that is wider than a block.
+const WINDOW_START: usize = 16 << 10;
+/// Largest single read.
+const CHUNK_MAX: usize = 256 << 10;
+/// Padding between blocks that is read along rather than split at (`block_align`).
+const GAP_MAX: u64 = 4096;
+
+/// Blocks fetched together, in the order in which they will be consumed.
+pub(crate) struct Chunk {
+    handles: VecDeque<BlockHandle>,
+    /// File offset of the first byte fetched.
+    offset: u64,
+    bytes: usize,
+    data: Data,
+}
+
+enum Data {
+    /// One block that was in the cache.
+    Cached(Block),
+    Reading(Reading),
+    Read(Slice),
+    /// Nothing: its blocks are fetched one by one through the cache when they are consumed.
+    Single,
+}
+
+/// The chunks of one read-ahead, in the order in which they will be consumed.
+pub(crate) type Chunks = RefCell<VecDeque<Chunk>>;
+
+impl Chunk {
+    /// Gives up what was read. Returns the bytes of memory it took; those of a read under way come back when it ends.
+    pub fn give_up(&mut self) -> usize {
+        match mem::replace(&mut self.data, Data::Single) {
+            Data::Cached(block) => block.footprint(),
+            Data::Reading(_) => self.bytes,
+            Data::Read(slice) => slice.footprint(),
+            Data::Single => 0,
+        }
+    }
+}
+
+/// See the module text.
+pub(crate) struct ReadAhead {
+    reader: At,
+    slot: u32,
+    comparator: Comparator,
+    walk: Walk,
+    direction: Direction,
+    /// The walk stands on a block that is not scheduled yet.
+    more: bool,
+    chunks: Rc<Chunks>,
+    /// The reader knows that the chunks' memory can be given up.
+    registered: bool,
+    scheduled: usize,
+    window: usize,
+    /// The widest window, at most [`WINDOW_MAX`].
+    window_max: usize,
+    /// Bytes that a seek asked for at once: until they are used up nothing more is fetched.
+    quota: usize,
+    /// Bytes consumed since the last seek.
+    consumed: usize,
+    /// The block that was given out last.
+    given: BlockHandle,
+    keep: bool,
+}
+
+impl ReadAhead {
+    pub fn new(
+        reader: &At,
+        slot: u32,
+        comparator: Comparator,
+        keep: bool,
+        window_max: usize,
+    ) -> ReadAhead {
+        ReadAhead {
+            reader: reader.clone(),
+            slot,
+            comparator,
+            walk: Walk::new(reader, slot),
+            direction: Direction::Forward,
+            more: false,
+            chunks: Rc::default(),
+            registered: false,
+            scheduled: 0,
+            window: 0,
+            window_max: window_max.clamp(WINDOW_START, WINDOW_MAX),
+            quota: 0,
+            consumed: 0,
+            given: BlockHandle { offset: 0, size: 0 },
+            keep,
+        }
+    }
+
+    /// Bytes consumed since the last seek.
+    pub fn consumed(&self) -> usize {
+        self.consumed
+    }
+
+    /// The window now, to be carried over to the next table.
+    pub fn window(&self) -> usize {
+        self.window
+    }
+
+    /// Gives up what was read and not consumed.
+    pub fn leave(&mut self) {
+        self.chunks.borrow_mut().clear();
+        self.scheduled = 0;
+        self.more = false;
+    }
+
+    /// Starts over at a position. `window` is what the past suggests in bytes, 0 for nothing.
+    /// False when there is no block.
+    pub async fn seek(
+        &mut self,
+        position: Position<'_>,
+        direction: Direction,
+        window: usize,
+        bound: Option<&[u8]>,
+    ) -> Result<bool> {
+        // Should this be dropped or fail on its way, there is nothing to go on with.
+        self.leave();
+        self.consumed = 0;
+        self.direction = direction;
+        self.window = window.min(self.window_max);
+        self.quota = if self.window < self.window_max { self.window } else { 0 };
+        self.more = self.walk.go(position).await?;
+        if !self.more {
+            return Ok(false);
+        }
+        if self.window > 0 {
+            self.top_up(bound).await?;
+        } else {
+            let handle = self.walk.handle();
+            self.schedule_single(handle)?;
+            self.advance(bound).await?;
+        }
+        Ok(true)
+    }
+
+    /// Turns around at the block that holds the internal key `at`: what was scheduled is
+    /// dropped, and the next block is the one on the other side of it.
+    pub async fn turn(
+        &mut self,
+        at: &[u8],
+        direction: Direction,
+        bound: Option<&[u8]>,
+    ) -> Result<()> {
+        self.leave();
+        self.quota = 0;
+        self.direction = direction;
+        self.more = self.walk.go(Position::AtOrBehind(at)).await?;
+        if self.more {
+            self.advance(bound).await?;
+        }
+        Ok(())
+    }
+
+    fn stored_len(&self, handle: BlockHandle) -> Result<usize> {
+        self.reader.view.version.table(self.slot)?.stored_len(handle)
+    }
+
+    fn schedule_single(&mut self, handle: BlockHandle) -> Result<()> {
+        let bytes = self.stored_len(handle)?;
+        self.scheduled += bytes;
+        self.chunks.borrow_mut().push_back(Chunk {
+            handles: VecDeque::from([handle]),
+            offset: handle.offset,
+            bytes,
+            data: Data::Single,
+        });
+        Ok(())
+    }
+
+    /// Moves the walk one block on, unless the bound says that nothing behind is wanted.
+    async fn advance(&mut self, bound: Option<&[u8]>) -> Result<()> {
+        // The separator is at or behind every key of its block and before every key of the next.
+        let beyond = |walk: &Walk| {
+            bound.is_some_and(|bound| match self.direction {
+                Direction::Forward => self.comparator.cmp_user(walk.separator(), bound).is_ge(),
+                Direction::Backward => self.comparator.cmp_user(walk.separator(), bound).is_lt(),
+            })
+        };
+        if self.direction == Direction::Forward && beyond(&self.walk) {
+            self.more = false;
+            return Ok(());
+        }
+        self.more = self.walk.step(self.direction).await?;
+        if self.more && self.direction == Direction::Backward {
+            let beyond = bound.is_some_and(|bound| {
+                self.comparator.cmp_user(self.walk.separator(), bound).is_lt()
+            });
+            self.more = !beyond;
+        }
+        Ok(())
+    }
+
+    /// Schedules chunks until the window is full.
+    async fn top_up(&mut self, bound: Option<&[u8]>) -> Result<()> {
+        // What a seek asks for is one read; a stream is several, so that one is always under way.
+        let chunks = if self.consumed < self.quota { 1 } else { 2 };
+        let chunk_max = (self.window / chunks).clamp(1, CHUNK_MAX);
+        while self.more && self.scheduled < self.window {
+            let first = self.walk.handle();
+            let key = BlockKey::of(&self.reader.view.version, self.slot, first);
+            if let Some(block) = self.reader.inner.cached(key) {
+                let bytes = self.stored_len(first)?;
+                self.scheduled += bytes;
+                self.chunks.borrow_mut().push_back(Chunk {
+                    handles: VecDeque::from([first]),
+                    offset: first.offset,
+                    bytes,
+                    data: Data::Cached(block),
+                });
+                self.advance(bound).await?;
+                continue;
+            }
+            let mut handles = VecDeque::with_capacity(chunk_max / 4096 + 1);
+            let (mut from, mut to) = (first.offset, first.offset + self.stored_len(first)? as u64);
+            handles.push_back(first);
+            self.advance(bound).await?;
+            while self.more && (to - from) < chunk_max as u64 {
+                let handle = self.walk.handle();
+                let end = handle.offset + self.stored_len(handle)? as u64;
+                let near = match self.direction {
+                    Direction::Forward => handle.offset >= to && handle.offset - to <= GAP_MAX,
+                    Direction::Backward => end <= from && from - end <= GAP_MAX,
+                };
+                if !near {
+                    break;
+                }
+                from = from.min(handle.offset);
+                to = to.max(end);
+                handles.push_back(handle);
+                self.advance(bound).await?;
+            }
+            let bytes = (to - from) as usize;
+            let file = self.reader.view.file(self.slot)?;
+            match self.reader.inner.read_ahead(file, from, bytes) {
+                Some(reading) => {
+                    count(&self.reader.inner.counters.read_ahead_bytes, bytes as u64);
+                    self.scheduled += bytes;
+                    if !mem::replace(&mut self.registered, true) {
+                        self.reader.inner.add_read_ahead(&self.chunks);
+                    }
+                    let data = Data::Reading(reading);
+                    self.chunks.borrow_mut().push_back(Chunk {
+                        handles,
+                        offset: from,
+                        bytes,
+                        data,
+                    });
+                }
+                None => {
+                    // No memory to spare: block by block.
+                    for handle in handles {
+                        self.schedule_single(handle)?;
+                    }
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The next block in this direction; `None` at the end.
+    pub async fn next(&mut self, bound: Option<&[u8]>) -> Result<Option<Block>> {
+        loop {
+            if let Some(handle) = self.next_handle() {
+                self.consumed += handle.size as usize + BLOCK_TRAILER_BYTES;
+                self.given = handle;
+                return self.take(handle).await.map(Some);
+            }
+            if self
+                .chunks
+                .borrow_mut()
+                .pop_front()
+                .map(|chunk| self.scheduled -= chunk.bytes)
+                .is_some()
+            {
+                // Keep the device busy while what is left is consumed.
+                if self.consumed >= self.quota
+                    && !self.chunks.borrow().is_empty()
+                    && self.more
+                    && self.scheduled < self.window / 2
+                {
+                    self.widen();
+                    self.top_up(bound).await?;
+                }
+                continue;
+            }
+            if !self.more {
+                return Ok(None);
+            }
+            self.widen();
+            self.top_up(bound).await?;
+        }
+    }
+
+    /// The next block of the first chunk; `None` when it has no more.
+    fn next_handle(&self) -> Option<BlockHandle> {
+        self.chunks.borrow_mut().front_mut()?.handles.pop_front()
+    }
+
+    /// The block that was given out last, once more. Suspends for it.
+    pub async fn again(&self) -> Result<Block> {
+        let (inner, view) = (&self.reader.inner, &self.reader.view);
+        inner.block(view, self.slot, self.given, BlockKind::Data, self.keep).await
+    }
+
+    fn widen(&mut self) {
+        self.window = (self.window * 2).clamp(WINDOW_START, self.window_max);
+    }
+
+    /// A block of the first chunk.
+    async fn take(&mut self, handle: BlockHandle) -> Result<Block> {
+        let inner = &*self.reader.inner;
+        let view = &*self.reader.view;
+        // Out of the queue while this suspends: whoever gives up chunks passes it over.
+        let (offset, data) = match self.chunks.borrow_mut().front_mut() {
+            Some(chunk) => (chunk.offset, mem::replace(&mut chunk.data, Data::Single)),
+            None => unreachable!("a handle was just taken from the first chunk"),
+        };
+        let slice = match data {
+            Data::Cached(block) => return Ok(block),
+            Data::Read(slice) => Some(slice),
+            // If it fails, perhaps only one block of it cannot be read: each is fetched by itself.
+            Data::Reading(reading) => reading.await.ok(),
+            Data::Single => None,
+        };
+        if let Some(slice) = slice {
+            let table = view.version.table(self.slot)?;
+            let start = (handle.offset - offset) as usize;
+            let stored = slice.slice(start..start + handle.size as usize + BLOCK_TRAILER_BYTES);
+            match inner.unpack_now(table, handle, stored, BlockKind::Data) {
+                // No memory, and the chunk holds some.
+                Err(_) => drop(slice),
+                // Read again by itself below, before it is called damaged.
+                Ok(Err(error)) if error.kind() == Kind::Corruption => self.put_back(slice),
+                Ok(done) => {
+                    self.put_back(slice);
+                    return done;
+                }
+            }
+        }
+        inner.block(view, self.slot, handle, BlockKind::Data, self.keep).await
+    }
+
+    /// Keeps the first chunk's bytes if it has more blocks.
+    fn put_back(&self, slice: Slice) {
+        if let Some(chunk) = self.chunks.borrow_mut().front_mut()
+            && !chunk.handles.is_empty()
+        {
+            chunk.data = Data::Read(slice);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! A core's block cache: maintained by `quick_cache` (a variant of CLOCK-Pro and S3-FIFO, which
+//! a scan passes through without pushing out what is read again), bounded in bytes.
+//!
+//! It belongs to one core: no lock, no line that another core writes. A block weighs what its
+//! buffer occupies, and [`ENTRY_BYTES`]. Without a budget there is no cache and every read goes to the device.
+
+use quick_cache::unsync::Cache;
+use quick_cache::{Lifecycle, Weighter};
+use rocksfmt::BlockHandle;
+
+use crate::read::block::Block;
+use crate::version::Version;
+
+/// Names a block: the number of the table's file, which no other file ever has, and the block's
+/// offset in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct BlockKey {
+    pub table: u64,
+    pub offset: u64,
+}
+
+impl BlockKey {
+    /// The block's name where a version has its table in a slot.
+    #[inline]
+    pub fn of(version: &Version, slot: u32, handle: BlockHandle) -> BlockKey {
+        BlockKey { table: version.meta(slot).number, offset: handle.offset }
+    }
+}
+
+/// Bytes that the cache itself takes for a block.
+const ENTRY_BYTES: u64 = 128;
+
+#[derive(Clone)]
+struct Footprint;
+
+impl Weighter<BlockKey, Block> for Footprint {
+    fn weight(&self, _: &BlockKey, block: &Block) -> u64 {
+        block.footprint() as u64 + ENTRY_BYTES
+    }
+}
+
+/// A fixed hash, so that a simulated run is the same every time. Block keys are offsets in files
+/// that somebody trusted enough to open; they are not chosen to collide.
+#[derive(Clone, Default)]
+pub(crate) struct FixedHash(u64);
+
+impl std::hash::Hasher for FixedHash {
+    fn finish(&self) -> u64 {
+        // The table uses the top bits for tags and the low ones for places: mix both.
+        (self.0 ^ (self.0 >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+    fn write_u32(&mut self, n: u32) {
+        self.write_u64(u64::from(n));
+    }
+    fn write_u64(&mut self, n: u64) {
+        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    }
+}
+
+pub(crate) type FixedHashBuilder = std::hash::BuildHasherDefault<FixedHash>;
+
+/// See the module text.
+pub(crate) struct BlockCache {
+    blocks: Option<Cache<BlockKey, Block, Footprint, FixedHashBuilder, NoHooks>>,
+    budget: u64,
+}
+
+impl BlockCache {
+    /// A cache of at most `bytes`; none for 0.
+    pub fn new(bytes: usize) -> BlockCache {
+        let blocks = (bytes > 0).then(|| {
+            let items = (bytes / 4096).max(16);
+            Cache::with(items, bytes as u64, Footprint, FixedHashBuilder::default(), NoHooks)
+        });
+        BlockCache { blocks, budget: bytes as u64 }
+    }
+
+    #[inline]
+    pub fn get(&self, key: BlockKey) -> Option<Block> {
+        self.blocks.as_ref()?.get(&key).cloned()
+    }
+
+    pub fn insert(&mut self, key: BlockKey, block: Block) {
+        if let Some(blocks) = &mut self.blocks {
+            blocks.insert(key, block);
+        }
+    }
+
+    /// Bytes held.
+    pub fn used(&self) -> u64 {
+        self.blocks.as_ref().map_or(0, Cache::weight)
+    }
+
+    /// The budget in bytes.
+    pub fn budget(&self) -> u64 {
+        self.budget
+    }
+
+    /// Gives up to `bytes` back at once, because memory is needed elsewhere. Returns how many it gave.
+    pub fn shrink(&mut self, bytes: u64) -> u64 {
+        let budget = self.budget;
+        let Some(blocks) = &mut self.blocks else { return 0 };
+        let before = blocks.weight();
+        blocks.set_capacity(before.saturating_sub(bytes));
+        blocks.set_capacity(budget);
+        before.saturating_sub(blocks.weight())
+    }
+}
+
+#[derive(Clone)]
+struct NoHooks;
+
+impl Lifecycle<BlockKey, Block> for NoHooks {
+    type RequestState = ();
+}

@@ -1,0 +1,652 @@
+//! Iterators: all visible keys of a column family in order, both ways.
+//!
+//! The sources (recovered writes, each table of level 0, each deeper level) are merged by user key
+//! and age. Going forward the sources stand at or behind the entry last returned; going backward
+//! they all stand before its user key, whose newest visible version was picked up on the way.
+//! Turning around steps the sources over the entries in between; blocks in memory stay.
+//!
+//! Range tombstones hide older entries under them; where a source has nothing younger, it skips
+//! to the range's end at once.
+
+use std::cmp::Ordering;
+use std::rc::Rc;
+
+use rocksfmt::{Comparator, SEQUENCE_MAX, pack, unpack};
+
+use crate::error::{Error, Kind, Result};
+use crate::mem::{Mem, MemCursor};
+use crate::read::level_iter::{Bounds, LevelIter};
+use crate::read::point::entry_value;
+use crate::read::reader::{At, CfId, Reader, count};
+use crate::read::seek::SeekKey;
+use crate::read::snapshot::Snapshot;
+use crate::read::value::Value;
+use crate::read::walk::{Direction, Position};
+use crate::version::user_key;
+
+/// What an iterator shall see.
+#[derive(Default)]
+pub struct IterOptions<'a> {
+    /// Keys before this are not there.
+    pub lower: Option<Vec<u8>>,
+    /// This key and all behind it are not there.
+    pub upper: Option<Vec<u8>>,
+    /// Only keys that begin like this (bytewise order only).
+    pub prefix: Option<Vec<u8>>,
+    /// What is visible; the newest state otherwise.
+    pub snapshot: Option<&'a Snapshot>,
+    /// Whether blocks that are read one by one go into the cache.
+    pub fill_cache: bool,
+    /// About how many entries will be read after each seek, if known: read at once.
+    pub expected: Option<usize>,
+    /// Whether these entries lie before what is sought rather than behind it.
+    pub expected_backward: bool,
+}
+
+enum Source {
+    /// A memtable of the view, by its place.
+    Memory(usize, MemCursor),
+    Level(Box<LevelIter>),
+}
+
+impl Source {
+    #[inline]
+    fn valid(&self) -> bool {
+        match self {
+            Source::Memory(_, cursor) => cursor.valid(),
+            Source::Level(level) => level.valid(),
+        }
+    }
+}
+
+/// Entries that turning around steps over one by one before it seeks instead.
+const TURN_STEPS: usize = 64;
+/// Entries passed over between two looks at whether others want the core: in memory nothing else
+/// suspends a walk.
+const PASSED_AT_ONCE: u32 = 64;
+
+/// See the module text. An iterator that returned an error stands nowhere until the next seek.
+pub struct Iter {
+    reader: At,
+    family_at: usize,
+    comparator: Comparator,
+    sequence: u64,
+    bounds: Rc<Bounds>,
+    sources: Vec<Source>,
+    /// Slots of the tables that have range tombstones.
+    tombstone_slots: Vec<u32>,
+    memory_tombstones: bool,
+    /// The source with the next entry in the direction of travel.
+    current: Option<usize>,
+    direction: Direction,
+    key: Vec<u8>,
+    value: Value,
+    valid: bool,
+    /// About the bytes of memory that a seek takes.
+    seek_bytes: usize,
+    /// Entries passed over.
+    passed: u32,
+}
+
+impl Iter {
+    pub(crate) fn new(reader: &Reader, family: CfId, options: IterOptions<'_>) -> Result<Iter> {
+        let (reader, sequence) = reader.now(options.snapshot)?;
+        let view = reader.view.clone();
+        let version = &view.version;
+        let found = version.family(family)?;
+        let family_at =
+            version.families.iter().position(|f| std::ptr::eq(f, found)).unwrap_or_default();
+        let mut bounds = Bounds { lower: options.lower, upper: options.upper };
+        if let Some(prefix) = options.prefix {
+            if found.comparator != Comparator::Bytewise {
+                return Err(Error::new(
+                    Kind::Unsupported,
+                    "a prefix in a column family that is not in bytewise order",
+                ));
+            }
+            bounds.narrow_to(&prefix);
+        }
+        let bounds = Rc::new(bounds);
+        let expected = expected_bytes(&reader, family_at, options.expected);
+        let mut sources = Vec::new();
+        for (at, mem) in found.mems.iter().enumerate() {
+            sources.push(Source::Memory(at, MemCursor::new(mem)));
+        }
+        let level_source = |slots: Rc<[u32]>| {
+            Source::Level(Box::new(LevelIter::new(
+                &reader,
+                found.comparator,
+                slots,
+                &bounds,
+                options.fill_cache,
+                expected,
+                options.expected_backward,
+            )))
+        };
+        let mut tombstone_slots = Vec::new();
+        for (depth, level) in found.levels.iter().enumerate() {
+            if depth == 0 {
+                sources.extend(level.slots.iter().map(|&slot| level_source(Rc::from([slot]))));
+            } else if !level.slots.is_empty() {
+                sources.push(level_source(Rc::from(&level.slots[..])));
+            }
+            tombstone_slots.extend(
+                level.slots.iter().copied().filter(|&slot| version.tombstones(slot).is_some()),
+            );
+        }
+        let memory_tombstones = found.mems.iter().any(|mem| mem.tombstones().is_some());
+        Ok(Iter {
+            reader: reader.clone(),
+            family_at,
+            comparator: found.comparator,
+            sequence,
+            bounds,
+            sources,
+            tombstone_slots,
+            memory_tombstones,
+            current: None,
+            direction: Direction::Forward,
+            key: Vec::new(),
+            value: Value::empty(),
+            valid: false,
+            seek_bytes: found.seek_bytes(version),
+            passed: 0,
+        })
+    }
+
+    /// Whether it stands on an entry.
+    #[inline]
+    pub fn valid(&self) -> bool {
+        self.valid
+    }
+
+    /// The key stood on; empty when nowhere.
+    #[inline]
+    pub fn key(&self) -> &[u8] {
+        if self.valid { &self.key } else { &[] }
+    }
+
+    /// The value stood on; empty when nowhere.
+    #[inline]
+    pub fn value(&self) -> &[u8] {
+        if self.valid { &self.value } else { &[] }
+    }
+
+    /// The value stood on, to be kept while the iterator moves on.
+    pub fn value_handle(&self) -> Value {
+        if self.valid { self.value.clone() } else { Value::empty() }
+    }
+
+    /// Goes to the first key. This and the other moves suspend for blocks that are not in
+    /// memory, and to let others run while they pass over many entries that are not visible.
+    ///
+    /// # Errors
+    /// Damage, a failing device, or an entry that cannot be served; so for all moves.
+    pub async fn seek_to_first(&mut self) -> Result<()> {
+        match self.bounds.lower.clone() {
+            Some(lower) => self.seek_forward(Some(&lower)).await,
+            None => self.seek_forward(None).await,
+        }
+    }
+
+    /// Goes to the last key.
+    ///
+    /// # Errors
+    /// As for [`Iter::seek_to_first`].
+    pub async fn seek_to_last(&mut self) -> Result<()> {
+        self.seek_backward(None).await
+    }
+
+    /// Goes to the first key at or behind `key`.
+    ///
+    /// # Errors
+    /// As for [`Iter::seek_to_first`].
+    pub async fn seek(&mut self, key: &[u8]) -> Result<()> {
+        let bounds = self.bounds.clone();
+        match &bounds.lower {
+            Some(lower) if self.comparator.cmp_user(key, lower).is_lt() => {
+                self.seek_forward(Some(lower)).await
+            }
+            _ => self.seek_forward(Some(key)).await,
+        }
+    }
+
+    /// Goes to the last key at or before `key`.
+    ///
+    /// # Errors
+    /// As for [`Iter::seek_to_first`].
+    pub async fn seek_for_prev(&mut self, key: &[u8]) -> Result<()> {
+        let bounds = self.bounds.clone();
+        match &bounds.upper {
+            Some(upper) if self.comparator.cmp_user(key, upper).is_ge() => {
+                self.seek_backward(None).await
+            }
+            _ => self.seek_backward(Some(key)).await,
+        }
+    }
+
+    /// Goes to the next key. Does nothing when it stands nowhere.
+    ///
+    /// # Errors
+    /// As for [`Iter::seek_to_first`].
+    #[inline]
+    pub async fn next(&mut self) -> Result<()> {
+        if !self.valid {
+            return Ok(());
+        }
+        count(&self.reader.inner.counters.steps, 1);
+        self.valid = false;
+        if self.direction == Direction::Backward {
+            self.turn(Direction::Forward).await?;
+            return self.find_forward(false).await;
+        }
+        self.step_current().await?;
+        self.find_forward(true).await
+    }
+
+    /// Goes to the previous key. Does nothing when it stands nowhere.
+    ///
+    /// # Errors
+    /// As for [`Iter::seek_to_first`].
+    #[inline]
+    pub async fn prev(&mut self) -> Result<()> {
+        if !self.valid {
+            return Ok(());
+        }
+        count(&self.reader.inner.counters.steps, 1);
+        self.valid = false;
+        if self.direction == Direction::Forward {
+            self.turn(Direction::Backward).await?;
+        }
+        self.find_backward().await
+    }
+
+    async fn seek_forward(&mut self, key: Option<&[u8]>) -> Result<()> {
+        self.valid = false;
+        count(&self.reader.inner.counters.seeks, 1);
+        let target = key.map(|key| SeekKey::new(key, self.sequence));
+        let position = match &target {
+            Some(target) => Position::AtOrBehind(target.as_slice()),
+            None => Position::First,
+        };
+        self.seek_all(position, Direction::Forward).await?;
+        self.find_forward(false).await
+    }
+
+    async fn seek_backward(&mut self, key: Option<&[u8]>) -> Result<()> {
+        self.valid = false;
+        count(&self.reader.inner.counters.seeks, 1);
+        let bounds = self.bounds.clone();
+        // Behind all versions of the key; or before all versions of the upper bound.
+        let target = match (key, &bounds.upper) {
+            (Some(key), _) => Some(SeekKey::with_packed(key, 0)),
+            (None, Some(upper)) => Some(SeekKey::with_packed(upper, u64::MAX)),
+            (None, None) => None,
+        };
+        let position = match &target {
+            Some(target) => Position::AtOrBefore(target.as_slice()),
+            None => Position::Last,
+        };
+        self.seek_all(position, Direction::Backward).await?;
+        self.find_backward().await
+    }
+
+    async fn seek_all(&mut self, position: Position<'_>, direction: Direction) -> Result<()> {
+        self.direction = direction;
+        self.value = Value::empty();
+        for source in &mut self.sources {
+            if let Source::Level(level) = source {
+                level.leave();
+            }
+        }
+        let _room = self.reader.inner.promise(self.seek_bytes).await?;
+        for at in 0..self.sources.len() {
+            self.seek_source(at, position, direction).await?;
+        }
+        self.pick();
+        Ok(())
+    }
+
+    async fn seek_source(
+        &mut self,
+        at: usize,
+        position: Position<'_>,
+        direction: Direction,
+    ) -> Result<()> {
+        match &mut self.sources[at] {
+            Source::Level(level) => level.seek(position, direction).await,
+            Source::Memory(mem, cursor) => {
+                let mem = &self.reader.view.version.families[self.family_at].mems[*mem];
+                match position {
+                    Position::First => cursor.seek_to_first(mem),
+                    Position::Last => cursor.seek_to_last(mem),
+                    Position::AtOrBehind(key) => cursor.seek(mem, key),
+                    Position::AtOrBefore(key) => cursor.seek_for_prev(mem, key),
+                };
+                Ok(())
+            }
+        }
+    }
+
+    #[inline]
+    fn user_key(&self, at: usize) -> &[u8] {
+        match &self.sources[at] {
+            Source::Level(level) => level.user_key(),
+            Source::Memory(mem, cursor) => user_key(cursor.key(self.mem(*mem))),
+        }
+    }
+
+    #[inline]
+    fn packed(&self, at: usize) -> u64 {
+        match &self.sources[at] {
+            Source::Level(level) => level.packed(),
+            Source::Memory(mem, cursor) => {
+                let key = cursor.key(self.mem(*mem));
+                key.last_chunk::<8>().map_or(0, |trailer| u64::from_le_bytes(*trailer))
+            }
+        }
+    }
+
+    fn mem(&self, at: usize) -> &Mem {
+        &self.reader.view.version.families[self.family_at].mems[at]
+    }
+
+    fn source_value(&self, at: usize) -> Value {
+        match &self.sources[at] {
+            Source::Level(level) => level.value(),
+            Source::Memory(mem, cursor) => match cursor.value(self.mem(*mem)) {
+                Some(value) => Value::memory(&self.reader.view, self.family_at, *mem, value),
+                None => Value::empty(),
+            },
+        }
+    }
+
+    /// Chooses the source whose entry comes next in the direction of travel.
+    #[inline]
+    fn pick(&mut self) {
+        if let [only] = &self.sources[..] {
+            self.current = only.valid().then_some(0);
+            return;
+        }
+        let mut best: Option<usize> = None;
+        for at in 0..self.sources.len() {
+            if !self.sources[at].valid() {
+                continue;
+            }
+            let Some(other) = best else {
+                best = Some(at);
+                continue;
+            };
+            let order = self
+                .comparator
+                .cmp_user(self.user_key(at), self.user_key(other))
+                .then_with(|| self.packed(other).cmp(&self.packed(at)));
+            let comes_first = match self.direction {
+                Direction::Forward => order.is_lt(),
+                Direction::Backward => order.is_gt(),
+            };
+            if comes_first {
+                best = Some(at);
+            }
+        }
+        self.current = best;
+    }
+
+    #[inline]
+    async fn step_current(&mut self) -> Result<()> {
+        if let Some(at) = self.current {
+            self.step_source(at, self.direction).await?;
+            self.pick();
+        }
+        Ok(())
+    }
+
+    #[inline]
+    async fn step_source(&mut self, at: usize, direction: Direction) -> Result<()> {
+        match &mut self.sources[at] {
+            Source::Level(level) => level.step(direction).await,
+            Source::Memory(mem, cursor) => {
+                let mem = &self.reader.view.version.families[self.family_at].mems[*mem];
+                match direction {
+                    Direction::Forward => cursor.next(mem),
+                    Direction::Backward => cursor.prev(mem),
+                };
+                Ok(())
+            }
+        }
+    }
+
+    /// Stands on the first visible entry from the sources' positions on. `skip`: versions of
+    /// `self.key` are done with.
+    async fn find_forward(&mut self, mut skip: bool) -> Result<()> {
+        let bounds = self.bounds.clone();
+        while let Some(at) = self.current {
+            let packed = self.packed(at);
+            let user_key = self.user_key(at);
+            if let Some(upper) = &bounds.upper
+                && self.comparator.cmp_user(user_key, upper).is_ge()
+            {
+                return Ok(());
+            }
+            let (sequence, kind) = unpack(packed);
+            if sequence > self.sequence || (skip && user_key == &self.key[..]) {
+                self.pass().await;
+                self.step_current().await?;
+                continue;
+            }
+            if self.has_tombstones()
+                && let Some(cover) = self.cover(self.user_key(at))
+                && cover.sequence > sequence
+            {
+                self.pass().await;
+                let user_key = self.user_key(at).to_vec();
+                self.skip_range(&user_key, cover).await?;
+                self.key = user_key;
+                skip = true;
+                continue;
+            }
+            let mut key = std::mem::take(&mut self.key);
+            key.clear();
+            key.extend_from_slice(self.user_key(at));
+            self.key = key;
+            let value = self.source_value(at);
+            match entry_value(&self.reader, self.family_at, &self.key, pack(sequence, kind), value)
+                .await?
+            {
+                Some(value) => {
+                    self.value = value;
+                    self.valid = true;
+                    return Ok(());
+                }
+                None => {
+                    self.pass().await;
+                    skip = true;
+                    self.step_current().await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Stands on the last visible key before the sources' positions, and leaves the sources
+    /// before all of its versions.
+    async fn find_backward(&mut self) -> Result<()> {
+        let bounds = self.bounds.clone();
+        while let Some(at) = self.current {
+            if let Some(lower) = &bounds.lower
+                && self.comparator.cmp_user(self.user_key(at), lower).is_lt()
+            {
+                return Ok(());
+            }
+            let mut key = std::mem::take(&mut self.key);
+            key.clear();
+            key.extend_from_slice(self.user_key(at));
+            self.key = key;
+            // Versions come oldest first; the newest visible one counts.
+            let mut newest: Option<(u64, Value)> = None;
+            while let Some(at) = self.current
+                && self.user_key(at) == &self.key[..]
+            {
+                let packed = self.packed(at);
+                if unpack(packed).0 <= self.sequence {
+                    if newest.is_some() {
+                        self.give_way().await;
+                    }
+                    newest = Some((packed, self.source_value(at)));
+                } else {
+                    self.pass().await;
+                }
+                self.step_current().await?;
+            }
+            let Some((packed, value)) = newest else { continue };
+            if self.has_tombstones()
+                && let Some(cover) = self.cover(&self.key)
+                && cover.sequence > unpack(packed).0
+            {
+                self.pass().await;
+                continue;
+            }
+            match entry_value(&self.reader, self.family_at, &self.key, packed, value).await? {
+                Some(value) => {
+                    self.value = value;
+                    self.valid = true;
+                    return Ok(());
+                }
+                None => self.pass().await,
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts an entry that is passed over, and lets others run now and then.
+    #[inline]
+    async fn pass(&mut self) {
+        count(&self.reader.inner.counters.skipped, 1);
+        self.give_way().await;
+    }
+
+    #[inline]
+    async fn give_way(&mut self) {
+        self.passed = self.passed.wrapping_add(1);
+        if self.passed.is_multiple_of(PASSED_AT_ONCE) {
+            self.reader.inner.core.checkpoint().await;
+        }
+    }
+
+    fn has_tombstones(&self) -> bool {
+        self.memory_tombstones || !self.tombstone_slots.is_empty()
+    }
+
+    /// The newest visible range tombstone over a key.
+    fn cover(&self, key: &[u8]) -> Option<Covered> {
+        let version = &self.reader.view.version;
+        let in_tables = self.tombstone_slots.iter().filter_map(|&slot| version.tombstones(slot));
+        let mems = &version.families[self.family_at].mems;
+        let in_memory = mems.iter().filter_map(|mem| mem.tombstones());
+        in_tables
+            .chain(in_memory)
+            .filter_map(|tombstones| tombstones.cover(key, self.sequence))
+            .max_by_key(|cover| cover.sequence)
+            .map(|cover| Covered { sequence: cover.sequence, end: cover.end.to_vec() })
+    }
+
+    /// Skips entries under a range tombstone: by a seek in sources with nothing younger than
+    /// it, by a step in the current one otherwise.
+    async fn skip_range(&mut self, key: &[u8], cover: Covered) -> Result<()> {
+        let target = SeekKey::new(&cover.end, SEQUENCE_MAX);
+        let beyond = self.comparator.cmp_user(&cover.end, key).is_gt();
+        let current = self.current;
+        for at in 0..self.sources.len() {
+            let older = match &mut self.sources[at] {
+                Source::Level(level) => level.valid() && level.largest_sequence() < cover.sequence,
+                Source::Memory(..) => false,
+            };
+            if beyond && older && self.comparator.cmp_user(self.user_key(at), &cover.end).is_lt() {
+                let position = Position::AtOrBehind(target.as_slice());
+                self.seek_source(at, position, Direction::Forward).await?;
+            } else if current == Some(at) {
+                self.step_source(at, Direction::Forward).await?;
+            }
+        }
+        self.pick();
+        Ok(())
+    }
+
+    /// The other way from here on: every source to its first entry that way which is not a
+    /// version of the key.
+    async fn turn(&mut self, direction: Direction) -> Result<()> {
+        self.direction = direction;
+        let (target, passed): (_, fn(Ordering) -> bool) = match direction {
+            Direction::Forward => (SeekKey::with_packed(&self.key, 0), Ordering::is_gt),
+            Direction::Backward => (SeekKey::with_packed(&self.key, u64::MAX), Ordering::is_lt),
+        };
+        let position = match direction {
+            Direction::Forward => Position::AtOrBehind(target.as_slice()),
+            Direction::Backward => Position::AtOrBefore(target.as_slice()),
+        };
+        for at in 0..self.sources.len() {
+            let mut steps = if self.sources[at].valid() { 0 } else { TURN_STEPS };
+            while steps < TURN_STEPS
+                && self.sources[at].valid()
+                && !passed(self.comparator.cmp_user(self.user_key(at), &self.key))
+            {
+                steps += 1;
+                self.step_source(at, direction).await?;
+            }
+            if steps == TURN_STEPS {
+                self.seek_source(at, position, direction).await?;
+                while self.sources[at].valid() && self.user_key(at) == &self.key[..] {
+                    self.give_way().await;
+                    self.step_source(at, direction).await?;
+                }
+            }
+        }
+        self.pick();
+        Ok(())
+    }
+}
+
+struct Covered {
+    sequence: u64,
+    end: Vec<u8>,
+}
+
+impl Bounds {
+    /// Narrows the bounds to the keys that begin with `prefix`.
+    fn narrow_to(&mut self, prefix: &[u8]) {
+        if prefix.is_empty() {
+            return;
+        }
+        if self.lower.as_deref().is_none_or(|lower| lower < prefix) {
+            self.lower = Some(prefix.to_vec());
+        }
+        // The first key behind all that begin so: the prefix with its last byte below 0xFF
+        // raised. A prefix of 0xFF alone has nothing behind it.
+        let mut end = prefix.to_vec();
+        while end.last() == Some(&0xFF) {
+            end.pop();
+        }
+        if let Some(last) = end.last_mut() {
+            *last += 1;
+            if self.upper.as_deref().is_none_or(|upper| upper > &end[..]) {
+                self.upper = Some(end);
+            }
+        }
+    }
+}
+
+/// Bytes of data blocks that so many entries take, by the tables' own counts.
+fn expected_bytes(reader: &At, family_at: usize, entries: Option<usize>) -> usize {
+    let Some(entries) = entries else { return 0 };
+    let version = &reader.view.version;
+    let slots = version.families[family_at].levels.iter().flat_map(|level| &level.slots);
+    let (mut bytes, mut count) = (0u64, 0u64);
+    for &slot in slots {
+        let Ok(table) = version.table(slot) else { continue };
+        let properties = &table.properties;
+        bytes = bytes.saturating_add(properties.data_size);
+        count = count.saturating_add(properties.num_entries);
+    }
+    let each = bytes.checked_div(count).unwrap_or(0).min(1 << 20) as usize;
+    entries.saturating_mul(each).min(1 << 20)
+}

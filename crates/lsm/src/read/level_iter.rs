@@ -1,0 +1,380 @@
+//! Entries of one sorted run of tables in order: a level, or a single table of level 0.
+
+use std::rc::Rc;
+
+use rocksfmt::{BlockCursor, Comparator, KEY_TRAILER_BYTES, pack, unpack};
+
+use crate::error::{Error, Result};
+use crate::read::ahead::{ReadAhead, WINDOW_MAX};
+use crate::read::block::Block;
+use crate::read::reader::At;
+use crate::read::value::Value;
+use crate::read::walk::{Direction, Position};
+
+/// The bounds of an iterator as user keys: lower inclusive, upper exclusive.
+#[derive(Default)]
+pub(crate) struct Bounds {
+    pub lower: Option<Vec<u8>>,
+    pub upper: Option<Vec<u8>>,
+}
+
+impl Bounds {
+    fn ahead(&self, direction: Direction) -> Option<&[u8]> {
+        match direction {
+            Direction::Forward => self.upper.as_deref(),
+            Direction::Backward => self.lower.as_deref(),
+        }
+    }
+}
+
+/// See the module text.
+pub(crate) struct LevelIter {
+    reader: At,
+    comparator: Comparator,
+    bounds: Rc<Bounds>,
+    keep: bool,
+    slots: Rc<[u32]>,
+    /// What [`LevelIter::largest_sequence`] found, once it was asked for.
+    largest_sequence: Option<u64>,
+    /// The table stood in; `slots.len()` when nowhere.
+    at: usize,
+    ahead: Option<ReadAhead>,
+    /// The widest window of read-ahead.
+    window_max: usize,
+    block: Option<Block>,
+    cursor: BlockCursor,
+    direction: Direction,
+    global: Option<u64>,
+    /// Bytes that were read after a seek lately; what the next seek reads at once.
+    learned: usize,
+    /// Which way the iterator went after its seeks lately: RocksDB's users seek and then go back
+    /// as readily as on. Nothing known: the way of the seek.
+    habit: Option<Direction>,
+    /// Bytes consumed since the last seek in tables left behind.
+    passed: usize,
+    positioned: bool,
+}
+
+impl LevelIter {
+    pub fn new(
+        reader: &At,
+        comparator: Comparator,
+        slots: Rc<[u32]>,
+        bounds: &Rc<Bounds>,
+        keep: bool,
+        expected_bytes: usize,
+        expected_backward: bool,
+    ) -> LevelIter {
+        LevelIter {
+            reader: reader.clone(),
+            comparator,
+            bounds: bounds.clone(),
+            keep,
+            at: slots.len(),
+            slots,
+            largest_sequence: None,
+            ahead: None,
+            window_max: WINDOW_MAX,
+            block: None,
+            cursor: BlockCursor::new(),
+            direction: Direction::Forward,
+            global: None,
+            learned: expected_bytes,
+            habit: expected_backward.then_some(Direction::Backward),
+            passed: 0,
+            positioned: false,
+        }
+    }
+
+    /// The same, reading at most so many bytes ahead.
+    pub fn with_window_max(mut self, bytes: usize) -> LevelIter {
+        self.window_max = bytes;
+        self
+    }
+
+    #[inline]
+    pub fn valid(&self) -> bool {
+        self.cursor.valid()
+    }
+
+    #[inline]
+    pub fn user_key(&self) -> &[u8] {
+        let key = self.cursor.key();
+        &key[..key.len().saturating_sub(KEY_TRAILER_BYTES)]
+    }
+
+    /// Sequence and type of the entry.
+    #[inline]
+    pub fn packed(&self) -> u64 {
+        let key = self.cursor.key();
+        let stored = key.last_chunk::<8>().map_or(0, |trailer| u64::from_le_bytes(*trailer));
+        match self.global {
+            None => stored,
+            Some(sequence) => pack(sequence, unpack(stored).1),
+        }
+    }
+
+    pub fn value(&self) -> Value {
+        match &self.block {
+            Some(block) => {
+                let range = self.cursor.value_range();
+                Value::block(block.data.slice(range))
+            }
+            None => Value::empty(),
+        }
+    }
+
+    /// Bytes of memory that the block stood on occupies.
+    pub fn footprint(&self) -> usize {
+        self.block.as_ref().map_or(0, Block::footprint)
+    }
+
+    /// Gives up all memory; to be called before a seek that may wait.
+    pub fn leave(&mut self) {
+        self.block = None;
+        if let Some(ahead) = &mut self.ahead {
+            ahead.leave();
+        }
+    }
+
+    /// Gives up the block stood on. The key stays; before anything else, [`LevelIter::regain`] gets it again.
+    pub fn shed(&mut self) {
+        self.block = None;
+    }
+
+    /// Gets the block again that was shed, if one was. Suspends for it.
+    pub async fn regain(&mut self) -> Result<()> {
+        if self.valid()
+            && self.block.is_none()
+            && let Some(ahead) = &self.ahead
+        {
+            self.block = Some(ahead.again().await?);
+        }
+        Ok(())
+    }
+
+    /// The table stood in, or else the last one.
+    pub fn slot(&self) -> u32 {
+        self.slots.get(self.at).or(self.slots.last()).copied().unwrap_or_default()
+    }
+
+    /// The largest sequence number of all tables.
+    pub fn largest_sequence(&mut self) -> u64 {
+        let version = &self.reader.view.version;
+        let largest = || self.slots.iter().map(|&slot| version.meta(slot).largest_sequence).max();
+        *self.largest_sequence.get_or_insert_with(|| largest().unwrap_or(0))
+    }
+
+    fn format(&self, e: &rocksfmt::Error) -> Error {
+        match self.slots.get(self.at) {
+            Some(&slot) => {
+                let number = self.reader.view.version.meta(slot).number;
+                Error::format(format_args!("{number:06}.sst"), e)
+            }
+            None => Error::format("a table", e),
+        }
+    }
+
+    /// Learns how much is read after a seek and in which direction, before the next one.
+    fn learn(&mut self) {
+        if self.positioned {
+            let consumed = self.passed + self.ahead.as_ref().map_or(0, ReadAhead::consumed);
+            self.learned = self.learned / 2 + consumed / 2;
+            self.habit = Some(self.direction);
+        }
+        self.passed = 0;
+        self.positioned = true;
+    }
+
+    /// Goes to the first entry in a direction from a position. Suspends for blocks.
+    pub async fn seek(&mut self, position: Position<'_>, direction: Direction) -> Result<()> {
+        self.learn();
+        self.cursor.reset();
+        self.block = None;
+        let found = {
+            let version = &self.reader.view.version;
+            let largest = |slot: &u32| -> &[u8] { &version.meta(*slot).largest };
+            let smallest = |slot: &u32| -> &[u8] { &version.meta(*slot).smallest };
+            match position {
+                Position::First => 0,
+                Position::Last => self.slots.len().wrapping_sub(1),
+                Position::AtOrBehind(key) => self.slots.partition_point(|slot| {
+                    self.comparator.cmp_internal(largest(slot), key).is_lt()
+                }),
+                Position::AtOrBefore(key) => self
+                    .slots
+                    .partition_point(|slot| {
+                        self.comparator.cmp_internal(smallest(slot), key).is_le()
+                    })
+                    .wrapping_sub(1),
+            }
+        };
+        // A bit less than was learned would cost another read at the end; a bit more, little.
+        let window = self.learned + self.learned / 8;
+        let habit = self.habit.filter(|_| window > 0).unwrap_or(direction);
+        self.enter(found, position, habit, window).await?;
+        if self.at >= self.slots.len() {
+            // Nowhere: what the read-ahead holds belongs to the table left.
+            return Ok(());
+        }
+        if habit != direction
+            && let Position::AtOrBehind(key) | Position::AtOrBefore(key) = position
+        {
+            // What lies the usual way is being read; the entry itself is in the first block, or
+            // the first one of its neighbour on the other side.
+            if self.take_block(habit, position).await? || self.at >= self.slots.len() {
+                return Ok(());
+            }
+            let bounds = self.bounds.clone();
+            if let Some(ahead) = &mut self.ahead {
+                ahead.turn(key, direction, bounds.ahead(direction)).await?;
+            }
+            self.direction = direction;
+        }
+        self.settle(direction, position).await
+    }
+
+    /// Opens the table at `at` for iterating; nowhere when there is none.
+    async fn enter(
+        &mut self,
+        at: usize,
+        position: Position<'_>,
+        direction: Direction,
+        window: usize,
+    ) -> Result<()> {
+        self.direction = direction;
+        let Some(&slot) = self.slots.get(at) else {
+            self.at = self.slots.len();
+            self.block = None;
+            self.cursor.reset();
+            return Ok(());
+        };
+        if self.at != at || self.ahead.is_none() {
+            self.at = at;
+            let (comparator, keep) = (self.comparator, self.keep);
+            let ahead = ReadAhead::new(&self.reader, slot, comparator, keep, self.window_max);
+            self.ahead = Some(ahead);
+            self.global = self.reader.view.version.table(slot)?.global_sequence;
+        }
+        let bounds = self.bounds.clone();
+        if let Some(ahead) = &mut self.ahead {
+            ahead.seek(position, direction, window, bounds.ahead(direction)).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes blocks until the cursor stands on the first entry from a position.
+    async fn settle(&mut self, direction: Direction, position: Position<'_>) -> Result<()> {
+        while self.at < self.slots.len() {
+            if self.take_block(direction, position).await? {
+                return Ok(());
+            }
+            // The table has no more; unless it ended at the bound, the next one may.
+            if self.block.is_none() && !self.next_table(direction).await? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the next block and looks for the position in it; true when the cursor stands there.
+    /// No block is held afterwards if there was none.
+    async fn take_block(&mut self, direction: Direction, position: Position<'_>) -> Result<bool> {
+        self.block = None;
+        let bounds = self.bounds.clone();
+        let Some(ahead) = &mut self.ahead else { return Ok(false) };
+        let Some(block) = ahead.next(bounds.ahead(direction)).await? else { return Ok(false) };
+        let (data, layout) = (&block.data, block.entries());
+        let found = match position {
+            Position::First => self.cursor.seek_to_first(data, layout),
+            Position::Last => self.cursor.seek_to_last(data, layout),
+            Position::AtOrBehind(key) => self.cursor.seek(data, layout, self.comparator, key),
+            Position::AtOrBefore(key) => {
+                self.cursor.seek_for_prev(data, layout, self.comparator, key)
+            }
+        };
+        let found = found.map_err(|e| self.format(&e))?;
+        self.block = Some(block);
+        Ok(found)
+    }
+
+    /// Leaves the table for its neighbour, keeping the pace of the read-ahead.
+    async fn next_table(&mut self, direction: Direction) -> Result<bool> {
+        let window = match &self.ahead {
+            Some(ahead) => {
+                self.passed += ahead.consumed();
+                ahead.window()
+            }
+            None => 0,
+        };
+        let next = match direction {
+            Direction::Forward => self.at + 1,
+            Direction::Backward => self.at.wrapping_sub(1),
+        };
+        let position = match direction {
+            Direction::Forward => Position::First,
+            Direction::Backward => Position::Last,
+        };
+        if let Some(&slot) = self.slots.get(next)
+            && self.beyond_bound(slot, direction)
+        {
+            self.at = self.slots.len();
+            self.cursor.reset();
+            return Ok(false);
+        }
+        self.enter(next, position, direction, window).await?;
+        Ok(self.at < self.slots.len())
+    }
+
+    fn beyond_bound(&self, slot: u32, direction: Direction) -> bool {
+        let meta = self.reader.view.version.meta(slot);
+        match (direction, self.bounds.ahead(direction)) {
+            (_, None) => false,
+            (Direction::Forward, Some(upper)) => {
+                self.comparator.cmp_user(crate::version::user_key(&meta.smallest), upper).is_ge()
+            }
+            (Direction::Backward, Some(lower)) => {
+                self.comparator.cmp_user(crate::version::user_key(&meta.largest), lower).is_lt()
+            }
+        }
+    }
+
+    /// Steps inside the block in memory; false when that has no more in this direction.
+    #[inline]
+    pub fn step_in_block(&mut self, direction: Direction) -> Result<bool> {
+        let Some(block) = &self.block else { return Ok(false) };
+        let (data, layout) = (&block.data, block.entries());
+        let moved = match direction {
+            Direction::Forward => self.cursor.next(data, layout),
+            Direction::Backward => self.cursor.prev(data, layout),
+        };
+        moved.map_err(|e| self.format(&e))
+    }
+
+    /// Goes one entry on. Suspends for the next block.
+    pub async fn step(&mut self, direction: Direction) -> Result<()> {
+        if direction != self.direction {
+            self.turn(direction).await?;
+        }
+        if self.step_in_block(direction)? {
+            return Ok(());
+        }
+        let position = match direction {
+            Direction::Forward => Position::First,
+            Direction::Backward => Position::Last,
+        };
+        self.settle(direction, position).await
+    }
+
+    /// From here on the other way: the block in memory stays, only what comes after it changes.
+    async fn turn(&mut self, direction: Direction) -> Result<()> {
+        let bounds = self.bounds.clone();
+        if let Some(ahead) = &mut self.ahead
+            && self.cursor.valid()
+        {
+            ahead.turn(self.cursor.key(), direction, bounds.ahead(direction)).await?;
+        }
+        self.direction = direction;
+        Ok(())
+    }
+}

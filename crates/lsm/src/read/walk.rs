@@ -1,0 +1,156 @@
+//! Walking the data blocks of one table in order, through one or two levels of index.
+
+use rocksfmt::{BlockHandle, IndexCursor, KEY_TRAILER_BYTES};
+
+use crate::error::{Error, Result};
+use crate::read::block::{Block, BlockKind};
+use crate::read::reader::At;
+use crate::table::Table;
+
+/// Which way a walk or an iterator goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Forward,
+    Backward,
+}
+
+/// Where a walk may be put.
+#[derive(Clone, Copy)]
+pub(crate) enum Position<'a> {
+    First,
+    Last,
+    /// The block that may hold the first entry at or behind this internal key.
+    AtOrBehind(&'a [u8]),
+    /// The last block that may hold an entry at or before this internal key.
+    AtOrBefore(&'a [u8]),
+}
+
+/// A position among a table's data blocks.
+pub(crate) struct Walk {
+    reader: At,
+    slot: u32,
+    user_keys: bool,
+    top: IndexCursor,
+    partition: Option<(Block, IndexCursor)>,
+}
+
+impl Walk {
+    pub fn new(reader: &At, slot: u32) -> Walk {
+        let user_keys = reader
+            .view
+            .version
+            .table(slot)
+            .is_ok_and(|table| table.index.layout.format().user_keys);
+        let top = IndexCursor::new();
+        Walk { reader: reader.clone(), slot, user_keys, top, partition: None }
+    }
+
+    /// The block stood on.
+    pub fn handle(&self) -> BlockHandle {
+        match &self.partition {
+            Some((_, cursor)) => cursor.handle(),
+            None => self.top.handle(),
+        }
+    }
+
+    /// The user key of the separator behind the block stood on.
+    pub fn separator(&self) -> &[u8] {
+        let key = match &self.partition {
+            Some((_, cursor)) => cursor.key(),
+            None => self.top.key(),
+        };
+        if self.user_keys { key } else { &key[..key.len().saturating_sub(KEY_TRAILER_BYTES)] }
+    }
+
+    /// Goes somewhere; false when there is no such block. Suspends for an index partition.
+    pub async fn go(&mut self, position: Position<'_>) -> Result<bool> {
+        let (found, two_level) = {
+            let table = self.reader.view.version.table(self.slot)?;
+            let (data, layout) = (&table.index.data, &table.index.layout);
+            (place(&mut self.top, data, layout, table, position)?, table.two_level)
+        };
+        self.partition = None;
+        if !found || !two_level {
+            return Ok(found);
+        }
+        self.load_partition(position).await?;
+        // A key behind the last entry of its partition belongs to the next one.
+        if self.partition.as_ref().is_some_and(|(_, cursor)| !cursor.valid()) {
+            return self.cross(Direction::Forward).await;
+        }
+        Ok(true)
+    }
+
+    /// Goes one block on; false at the end. Suspends for an index partition.
+    pub async fn step(&mut self, direction: Direction) -> Result<bool> {
+        let reader = self.reader.clone();
+        let table = reader.view.version.table(self.slot)?;
+        let format = |e: rocksfmt::Error| Error::format(table.place(0), &e);
+        if let Some((block, cursor)) = &mut self.partition {
+            let moved = match direction {
+                Direction::Forward => cursor.next(&block.data, block.index()),
+                Direction::Backward => cursor.prev(&block.data, block.index()),
+            };
+            if moved.map_err(format)? {
+                return Ok(true);
+            }
+            return self.cross(direction).await;
+        }
+        let (data, layout) = (&table.index.data, &table.index.layout);
+        match direction {
+            Direction::Forward => self.top.next(data, layout),
+            Direction::Backward => self.top.prev(data, layout),
+        }
+        .map_err(format)
+    }
+
+    /// Goes to the next partition that is not empty.
+    async fn cross(&mut self, direction: Direction) -> Result<bool> {
+        let reader = self.reader.clone();
+        let table = reader.view.version.table(self.slot)?;
+        loop {
+            let (data, layout) = (&table.index.data, &table.index.layout);
+            let (moved, position) = match direction {
+                Direction::Forward => (self.top.next(data, layout), Position::First),
+                Direction::Backward => (self.top.prev(data, layout), Position::Last),
+            };
+            if !moved.map_err(|e| Error::format(table.place(0), &e))? {
+                self.partition = None;
+                return Ok(false);
+            }
+            self.load_partition(position).await?;
+            if self.partition.as_ref().is_some_and(|(_, cursor)| cursor.valid()) {
+                return Ok(true);
+            }
+        }
+    }
+
+    async fn load_partition(&mut self, position: Position<'_>) -> Result<()> {
+        let reader = self.reader.clone();
+        let inner = &*reader.inner;
+        let table = reader.view.version.table(self.slot)?;
+        let kind = BlockKind::Index(table.properties.index_format);
+        let handle = self.top.handle();
+        let block = inner.block(&reader.view, self.slot, handle, kind, true).await?;
+        let mut cursor = IndexCursor::new();
+        place(&mut cursor, &block.data, block.index(), table, position)?;
+        self.partition = Some((block, cursor));
+        Ok(())
+    }
+}
+
+fn place(
+    cursor: &mut IndexCursor,
+    data: &[u8],
+    layout: &rocksfmt::IndexLayout,
+    table: &Table,
+    position: Position<'_>,
+) -> Result<bool> {
+    match position {
+        Position::First => cursor.seek_to_first(data, layout),
+        Position::Last => cursor.seek_to_last(data, layout),
+        Position::AtOrBehind(key) => cursor.seek(data, layout, table.comparator, key),
+        Position::AtOrBefore(key) => cursor.seek_for_prev(data, layout, table.comparator, key),
+    }
+    .map_err(|e| Error::format(table.place(0), &e))
+}

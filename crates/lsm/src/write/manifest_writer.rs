@@ -1,0 +1,513 @@
+//! Appending to the MANIFEST. A directory that is opened for writing gets a new one, which begins
+//! with everything that is known; each later change is durable before it counts. So does a MANIFEST
+//! that has grown: it is replaced while the database is open.
+//!
+//! One change is one record for each column family that it is about. Several records are an atomic
+//! group: readers take all of them or none. They are written together:
+//!
+//! 1. A record does not cross the log's 32 KiB blocks; the last one in a block, and the last of all,
+//!    is lengthened (`rocksfmt` adds a field that says nothing), so that the log ends where a sector
+//!    does.
+//! 2. What goes into one block is written and flushed without its first sector, then that sector is
+//!    written and flushed; then comes the next block. A disk writes sectors, each as a whole, in any
+//!    order. While the first one is missing there are zeros in its place: readers take them for the
+//!    end of the block, and all later blocks are empty. RocksDB does not open a MANIFEST with a
+//!    record whose header is there and whose checksum does not hold.
+//! 3. A record that is longer than a block (a merge, or a clearing, of some hundred tables) cannot be
+//!    written so. It goes to the end of a new MANIFEST.
+//!
+//! A new MANIFEST is durable, name and all, before CURRENT is replaced by renaming; so a crash leaves
+//! the old one or the new one, and the other is removed. A full disk leaves things as they were: a
+//! record has its room before it is written, and a new MANIFEST that does not fit is given up. One that
+//! an opening finds no room for is begun with the first change.
+
+use fs::{Dir, File, Mode};
+use reactor::Core;
+use rocksfmt::{FileName, LOG_BLOCK_BYTES, LogWriter, ManifestReplay, ManifestState, VersionEdit};
+
+use crate::db::Db;
+use crate::error::{Error, Kind, Result};
+use crate::mutant::mutant;
+use crate::write::insist;
+
+/// What a disk writes as a whole, in bytes.
+const SECTOR: usize = 512;
+/// Of a record in front of its bytes.
+const HEADER: usize = 7;
+/// What lengthens a record takes as much at least.
+const FILLER_MIN: usize = 3;
+/// Room that it gets at a time, in bytes.
+const ROOM: u64 = 64 << 10;
+/// Largest single write in bytes.
+const PIECE: usize = 1 << 20;
+/// How much longer than what it began with a MANIFEST gets at least, before it is replaced: a small
+/// bound must not replace a large one with every change.
+const GROWTH: u64 = 2;
+
+/// See the module text.
+pub(crate) struct ManifestWriter {
+    core: Core,
+    dir: Dir,
+    number: u64,
+    name: String,
+    /// `None` before it is begun: then `number` is that of the one before.
+    file: Option<File>,
+    log: LogWriter,
+    /// Bytes of the disk that it has, from its start on.
+    room: u64,
+    /// What all its records lead to.
+    state: ManifestReplay,
+    /// Its length at which it is replaced, unless it began with more; and that length.
+    bytes_max: u64,
+    replace_at: u64,
+    /// MANIFESTs that were replaced and are still there.
+    replaced: Vec<u64>,
+    /// An append failed: nobody knows what the file ends in.
+    broken: bool,
+}
+
+impl ManifestWriter {
+    /// For changes of what the current MANIFEST says: `number` is its number, and `state` all that it says.
+    /// They go to a new one, which is replaced when it is longer than `bytes_max`.
+    pub fn new(
+        core: &Core,
+        dir: &Dir,
+        number: u64,
+        state: &ManifestState,
+        bytes_max: u64,
+    ) -> ManifestWriter {
+        ManifestWriter {
+            core: core.clone(),
+            dir: dir.clone(),
+            number,
+            name: FileName::Manifest(number).to_string(),
+            file: None,
+            log: LogWriter::new(None, 0),
+            room: 0,
+            state: ManifestReplay::resume(state),
+            bytes_max,
+            replace_at: 0,
+            replaced: Vec::new(),
+            broken: false,
+        }
+    }
+
+    /// Writes the new MANIFEST and makes it the current one. Suspends for the disk.
+    ///
+    /// # Errors
+    /// The device's. After [`Kind::Full`] it may be called again, and the first change does so.
+    pub async fn begin(&mut self, number: u64, next_file_number: u64) -> Result<()> {
+        self.replace(number, &[], next_file_number).await
+    }
+
+    /// Whether the new MANIFEST is the current one.
+    pub fn is_begun(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// What all records so far lead to.
+    pub fn state(&self) -> &ManifestReplay {
+        &self.state
+    }
+
+    /// The numbers of MANIFESTs that may be removed.
+    pub fn take_replaced(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.replaced)
+    }
+
+    /// Adds a change, one record for each column family, all or none, and makes it durable; suspends
+    /// for the disk. The next file's number and the last sequence are added here.
+    ///
+    /// # Errors
+    /// The device's; after one, every later call fails. Only [`Kind::Full`] changes nothing.
+    pub async fn append(&mut self, db: &Db, mut edits: Vec<VersionEdit>) -> Result<()> {
+        if self.broken {
+            return Err(Error::new(
+                Kind::Io,
+                format!("{}: an earlier write of it failed: open the database again", self.name),
+            ));
+        }
+        let count = edits.len();
+        for (at, edit) in edits.iter_mut().enumerate() {
+            edit.atomic_group_remaining = (count > 1).then(|| (count - 1 - at) as u32);
+        }
+        let records = encode(db, self.state.last_sequence(), &mut edits);
+        let is_long = records.iter().any(|record| HEADER + record.len() > LOG_BLOCK_BYTES);
+        let must = is_long || !self.is_begun();
+        let mut is_there = false;
+        if must || self.log.position() >= self.replace_at {
+            let number = db.new_number();
+            match self
+                .replace(
+                    number,
+                    &encode(db, self.state.last_sequence(), &mut edits),
+                    db.next_file(),
+                )
+                .await
+            {
+                // The old one still does.
+                Err(error) if !self.broken && !must => tracing::debug!("{}: {error}", self.name),
+                replaced => {
+                    replaced?;
+                    is_there = true;
+                }
+            }
+        }
+        if !is_there {
+            self.extend(&records).await?;
+        }
+        for edit in edits {
+            self.state.edit(edit).map_err(|e| Error::format(&self.name, &e))?;
+        }
+        Ok(())
+    }
+
+    /// Writes records to the end of the file.
+    async fn extend(&mut self, records: &[Vec<u8>]) -> Result<()> {
+        let (parts, log) = pack(self.log, records);
+        self.reserve(log.position()).await?;
+        self.broken = true;
+        let mut at = self.log.position();
+        for bytes in parts {
+            self.put(at, &bytes).await?;
+            at += bytes.len() as u64;
+        }
+        debug_assert_eq!(at, log.position());
+        self.log = log;
+        self.broken = false;
+        Ok(())
+    }
+
+    /// Goes on in a new file, which begins with all that is known and then has `records`.
+    async fn replace(&mut self, number: u64, records: &[Vec<u8>], next: u64) -> Result<()> {
+        let new = write_new(&self.core, &self.dir, number, &self.state, next, records).await;
+        let (file, log) = match new {
+            Ok(new) => new,
+            Err(error) => return Err(self.give_up(number, error).await),
+        };
+        if mutant("old_manifest_goes_first") {
+            let removed = self.dir.remove(&self.name).await;
+            removed.map_err(|e| Error::io(&self.name, &e))?;
+        }
+        self.make_current(number).await?;
+        tracing::debug!("{} is replaced: it had {} bytes", self.name, self.log.position());
+        self.replaced.push(self.number);
+        self.number = number;
+        self.name = FileName::Manifest(number).to_string();
+        (self.file, self.log, self.room) = (Some(file), log, 0);
+        self.replace_at = self.bytes_max.max(GROWTH * self.log.position());
+        Ok(())
+    }
+
+    /// Makes a MANIFEST that is whole the current one.
+    async fn make_current(&mut self, number: u64) -> Result<()> {
+        let io = |e: std::io::Error| Error::io("CURRENT", &e);
+        let text = format!("{}\n", FileName::Manifest(number));
+        if let Err(error) = self.dir.replace_small("CURRENT", text.as_bytes()).await {
+            return Err(self.give_up(number, io(error)).await);
+        }
+        // Either of the two may be found now, until this is done.
+        let synced = self.dir.sync().await;
+        self.broken = synced.is_err();
+        synced.map_err(|e| io(e).for_good())
+    }
+
+    /// Removes a MANIFEST that CURRENT does not name. After an error that says nothing of what was
+    /// done it stays, and writing ends.
+    async fn give_up(&mut self, number: u64, error: Error) -> Error {
+        if !matches!(error.kind(), Kind::Full | Kind::Memory) {
+            self.broken = true;
+            return error.for_good();
+        }
+        let name = FileName::Manifest(number).to_string();
+        if let Err(error) = self.dir.remove(&name).await {
+            tracing::debug!("{name} could not be removed: {error}");
+        }
+        error
+    }
+
+    fn file(&self) -> &File {
+        match &self.file {
+            Some(file) => file,
+            None => unreachable!("the first change has begun it"),
+        }
+    }
+
+    /// Gets room up to `end`.
+    async fn reserve(&mut self, end: u64) -> Result<()> {
+        if end > self.room {
+            let file = self.file();
+            self.room = match file.reserve(end + ROOM).await {
+                Ok(()) => end + ROOM,
+                Err(_) => {
+                    let reserved = file.reserve(end).await;
+                    reserved.map_err(|e| Error::io(&self.name, &e))?;
+                    end
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// Makes what goes into one block durable, the sector that it begins with last.
+    async fn put(&self, start: u64, bytes: &[u8]) -> Result<()> {
+        debug_assert!(start.is_multiple_of(SECTOR as u64));
+        let at_once = mutant("manifest_is_written_at_once");
+        let (head, rest) = bytes.split_at(if at_once { 0 } else { bytes.len().min(SECTOR) });
+        let parts = [(start + head.len() as u64, rest), (start, head)];
+        for (at, bytes) in parts.into_iter().filter(|(_, bytes)| !bytes.is_empty()) {
+            let written = write(self.file(), at, bytes).await;
+            written.map_err(|e| Error::io(&self.name, &e).for_good())?;
+            if !mutant("manifest_is_not_synced") {
+                let synced = self.file().sync_data().await;
+                synced.map_err(|e| Error::io(&self.name, &e).for_good())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The records of a change, where `last_sequence` is the MANIFEST's so far: the largest that no log holds which counts.
+/// It does not become larger but with these logs, or recovery could not tell that one of them is missing.
+fn encode(db: &Db, last_sequence: u64, edits: &mut [VersionEdit]) -> Vec<Vec<u8>> {
+    let add = |edit: &mut VersionEdit| {
+        edit.next_file_number = Some(db.next_file());
+        edit.last_sequence = edit.last_sequence.max(Some(last_sequence));
+        edit.encode()
+    };
+    edits.iter_mut().map(add).collect()
+}
+
+/// Writes a MANIFEST that nobody reads yet: what leads to `state`, and `records`. It is durable, its
+/// name too.
+async fn write_new(
+    core: &Core,
+    dir: &Dir,
+    number: u64,
+    state: &ManifestReplay,
+    next_file_number: u64,
+    records: &[Vec<u8>],
+) -> Result<(File, LogWriter)> {
+    let name = FileName::Manifest(number).to_string();
+    let io = |e: std::io::Error| Error::io(&name, &e);
+    // Buffered, so that it is never longer than it says.
+    let file = core.attach(&dir.create_or_empty(&name, Mode::Buffered).await.map_err(io)?);
+    let mut log = LogWriter::new(None, 0);
+    let (mut at, mut bytes) = (0, Vec::new());
+    for edit in state.snapshot(next_file_number) {
+        log.append(&edit.encode(), &mut bytes);
+        if bytes.len() >= PIECE {
+            write(&file, at, &bytes).await.map_err(io)?;
+            at += bytes.len() as u64;
+            bytes.clear();
+        }
+        core.checkpoint().await;
+    }
+    for record in records {
+        log.append(record, &mut bytes);
+    }
+    // A record that says nothing goes to the end of the sector, or of a later one.
+    while !log.position().is_multiple_of(SECTOR as u64) {
+        let mut filler = Vec::new();
+        let over = log.position() as usize % SECTOR;
+        VersionEdit::fill(&mut filler, filled(0, SECTOR - over));
+        log.append(&filler, &mut bytes);
+    }
+    write(&file, at, &bytes).await.map_err(io)?;
+    if !(mutant("manifest_is_not_synced") || mutant("new_manifest_is_not_synced")) {
+        file.sync_data().await.map_err(io)?;
+    }
+    // The MANIFEST's own name must last before CURRENT says it.
+    dir.sync().await.map_err(io)?;
+    Ok((file, log))
+}
+
+async fn write(file: &File, start: u64, bytes: &[u8]) -> std::io::Result<()> {
+    let mut offset = start;
+    for piece in bytes.chunks(PIECE) {
+        let mut buf = insist::memory(file.core(), piece.len()).await?;
+        buf[..piece.len()].copy_from_slice(piece);
+        file.write_at(offset, buf, piece.len()).await.0?;
+        offset += piece.len() as u64;
+    }
+    Ok(())
+}
+
+/// The length that a record of `len` bytes is lengthened to, so that with its header it reaches as far as the end of
+/// the first sector, of which `first` bytes are left, or of a later one.
+fn filled(len: usize, first: usize) -> usize {
+    let mut end = first;
+    while end < HEADER + len || (1..FILLER_MIN).contains(&(end - HEADER - len)) {
+        end += SECTOR;
+    }
+    end - HEADER
+}
+
+/// Lays out records, none of them longer than a block, behind a log that ends with a sector. Returns
+/// what goes into each block, and the log behind it, which ends with a sector, too.
+fn pack(mut log: LogWriter, records: &[Vec<u8>]) -> (Vec<Vec<u8>>, LogWriter) {
+    let left = |log: &LogWriter| LOG_BLOCK_BYTES - log.position() as usize % LOG_BLOCK_BYTES;
+    let (mut parts, mut bytes) = (Vec::new(), Vec::new());
+    for (at, record) in records.iter().enumerate() {
+        if HEADER + record.len() > left(&log) {
+            // The first one finds too little room in the block.
+            let mut filler = Vec::new();
+            VersionEdit::fill(&mut filler, left(&log) - HEADER);
+            log.append(&filler, &mut bytes);
+            parts.push(std::mem::take(&mut bytes));
+        }
+        let end = HEADER + record.len();
+        let room = left(&log) - end;
+        // How far it is lengthened: to the end of the block when the next one does not fit into it,
+        // to the end of a sector when there is no next one.
+        let more = match records.get(at + 1) {
+            Some(next) if HEADER + next.len() <= room => 0,
+            Some(_) => room,
+            None => {
+                let more = (log.position() as usize + end).next_multiple_of(SECTOR)
+                    - (log.position() as usize + end);
+                let again = (1..FILLER_MIN).contains(&more) && more < room;
+                if again { more + SECTOR } else { more }
+            }
+        };
+        let mut record = record.clone();
+        if more >= FILLER_MIN {
+            let len = record.len() + more;
+            VersionEdit::fill(&mut record, len);
+            log.append(&record, &mut bytes);
+        } else {
+            // Too little for a field; at a block's end, where no header fits, zeros do.
+            log.append(&record, &mut bytes);
+            bytes.resize(bytes.len() + more, 0);
+            log = LogWriter::new(None, log.position() + more as u64);
+        }
+        if left(&log) == LOG_BLOCK_BYTES {
+            parts.push(std::mem::take(&mut bytes));
+        }
+    }
+    if !bytes.is_empty() {
+        parts.push(bytes);
+    }
+    (parts, log)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use rocksfmt::{LogEnd, LogKind, LogReader, is_torn_group};
+
+    #[test]
+    fn records_end_where_sectors_do() {
+        for len in 0..2000 {
+            for first in [SECTOR, 1, 6, 7, 8, 9, 10, 11, 300, 511] {
+                let filled = filled(len, first);
+                let more = filled - len;
+                assert!(more == 0 || more >= FILLER_MIN, "{len} and {more}");
+                assert!(more < 2 * SECTOR && (filled + HEADER) % SECTOR == first % SECTOR);
+            }
+        }
+    }
+
+    /// A record of an atomic group with `len` bytes, 8 at least.
+    fn record(len: usize, remaining: usize) -> Vec<u8> {
+        let edit = VersionEdit {
+            atomic_group_remaining: Some(remaining as u32),
+            ..VersionEdit::default()
+        };
+        let mut record = edit.encode();
+        VersionEdit::fill(&mut record, len);
+        record
+    }
+
+    /// The number of whole records, those that are fillers not counted.
+    fn read(bytes: &[u8]) -> (usize, LogEnd, u64) {
+        let mut reader = LogReader::new(LogKind::Manifest);
+        let mut count = 0;
+        let fed = reader.feed(bytes, true, |record| {
+            let edit = VersionEdit::decode(record.data).unwrap();
+            count += usize::from(edit.atomic_group_remaining.is_some());
+            Ok::<_, rocksfmt::Error>(())
+        });
+        fed.unwrap();
+        (count, reader.end().unwrap().clone(), reader.good_until())
+    }
+
+    fn len() -> impl Strategy<Value = usize> {
+        const MOST: usize = LOG_BLOCK_BYTES - HEADER;
+        prop_oneof![
+            8usize..300,
+            480usize..520,
+            9_000usize..17_000,
+            MOST - 2 * SECTOR..=MOST,
+            MOST - 4..=MOST,
+        ]
+    }
+
+    proptest! {
+        /// Whatever sectors of a part are on the disk when power is cut before its first one is:
+        /// readers see the parts before, whole, and then the end.
+        #[test]
+        fn no_prefix_of_a_group_is_taken_for_damage(
+            before in 0usize..65,
+            lens in proptest::collection::vec(len(), 1..12),
+            lost in proptest::collection::vec(any::<bool>(), 64),
+        ) {
+            let count = lens.len();
+            let records: Vec<Vec<u8>> = lens
+                .iter()
+                .enumerate()
+                .map(|(at, &len)| record(len, count - 1 - at))
+                .collect();
+            let mut disk = Vec::new();
+            let mut log = LogWriter::new(None, 0);
+            if before > 0 {
+                let mut filler = Vec::new();
+                VersionEdit::fill(&mut filler, before * SECTOR - HEADER);
+                log.append(&filler, &mut disk);
+            }
+            let (parts, end) = pack(log, &records);
+            let mut whole = 0;
+            for part in parts {
+                prop_assert_eq!(part.len() % SECTOR, 0);
+                prop_assert!(disk.len() % LOG_BLOCK_BYTES + part.len() <= LOG_BLOCK_BYTES);
+                // Without the first sector, and without some others.
+                let mut torn = disk.clone();
+                torn.extend_from_slice(&part);
+                let start = disk.len();
+                for (at, _) in lost.iter().enumerate().filter(|(at, lost)| *at == 0 || **lost) {
+                    let range = start + at * SECTOR..(start + (at + 1) * SECTOR).min(torn.len());
+                    if let Some(sector) = torn.get_mut(range) {
+                        sector.fill(0);
+                    }
+                }
+                let (found, end, good) = read(&torn);
+                prop_assert_eq!(found, whole);
+                match end {
+                    LogEnd::Clean => {}
+                    LogEnd::Truncated { offset } => {
+                        prop_assert!(offset <= start as u64 && offset >= good);
+                        let block = start - start % LOG_BLOCK_BYTES;
+                        let rest = &torn[block..];
+                        // Nothing, or members of the group.
+                        let mut scan = rocksfmt::DamageScan::new(&reader_of(&torn), offset, 0);
+                        if scan.push(block as u64, rest).is_some() {
+                            prop_assert!(is_torn_group(rest, offset as usize % LOG_BLOCK_BYTES + 1));
+                        }
+                    }
+                    other => prop_assert!(false, "{other:?}"),
+                }
+                disk.extend_from_slice(&part);
+                whole = read(&disk).0;
+            }
+            prop_assert_eq!((whole, disk.len() as u64), (count, end.position()));
+            prop_assert_eq!(read(&disk).1, LogEnd::Clean);
+        }
+    }
+
+    fn reader_of(bytes: &[u8]) -> LogReader {
+        let mut reader = LogReader::new(LogKind::Manifest);
+        reader.feed(bytes, true, |_| Ok::<_, rocksfmt::Error>(())).unwrap();
+        reader
+    }
+}

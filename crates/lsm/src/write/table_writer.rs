@@ -1,0 +1,93 @@
+//! Writing one table from entries in their order, and opening it: what a flush and a merge share.
+
+use fs::FileWriter;
+use rocksfmt::{BlobIndex, FileMeta, FileName, SstBuilder, SstOptions, ValueType, unpack};
+
+use crate::error::{Error, Result};
+use crate::table::Table;
+use crate::version::Family;
+use crate::write::job::Job;
+
+/// Largest and smallest size of a table below level 0, about.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+const FILE_BYTES_MIN: u64 = 4 << 20;
+/// Bytes that gather before they are handed to the file.
+const PIECE: usize = 16 << 10;
+
+/// Size of a table below level 0, about. Whoever writes one holds its index and the hashes of all
+/// its keys, a tenth of it or more where values are small; and an index or filter that is read on
+/// demand is read whole. So tables are small where memory is little.
+pub(crate) fn file_bytes(job: &Job) -> u64 {
+    (job.db.0.tables.budget() as u64).clamp(FILE_BYTES_MIN, FILE_BYTES_MAX)
+}
+
+/// See the module text.
+pub(crate) struct TableWriter<'a> {
+    job: &'a Job,
+    family: &'a Family,
+    number: u64,
+    name: String,
+    file: FileWriter,
+    builder: SstBuilder,
+}
+
+impl<'a> TableWriter<'a> {
+    /// Makes the file, with a number of its own, for a table of about so many bytes. Suspends for
+    /// the disk.
+    pub async fn create(job: &'a Job, family: &'a Family, bytes: u64) -> Result<TableWriter<'a>> {
+        let number = job.db.new_number();
+        let name = FileName::Sst(number).to_string();
+        let io = |e: std::io::Error| Error::io(&name, &e);
+        let file = job.db.0.spares.open(&job.dir, &name, bytes).await.map_err(io)?;
+        job.made.borrow_mut().push(number);
+        let file = FileWriter::new(&job.core.attach(&file)).await.map_err(io)?;
+        let builder = SstBuilder::new(SstOptions {
+            comparator: family.comparator,
+            column_family: family.id,
+            column_family_name: family.name.clone(),
+            compression: job.compression,
+            creation_time: job.core.unix_time_ms() / 1000,
+            ..SstOptions::default()
+        });
+        Ok(TableWriter { job, family, number, name, file, builder })
+    }
+
+    /// Bytes of the table so far, about.
+    pub fn len(&self) -> u64 {
+        self.builder.len()
+    }
+
+    /// Adds an entry by its internal key. Suspends when the disk is slower.
+    pub async fn add(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        let format = |e: rocksfmt::Error| Error::format(&self.name, &e);
+        self.builder.add(key, value).map_err(format)?;
+        let packed = key.last_chunk::<8>().map_or(0, |trailer| u64::from_le_bytes(*trailer));
+        if unpack(packed).1 == ValueType::BlobIndex as u8 {
+            let blob = BlobIndex::parse(value).map_err(format)?;
+            self.builder.refers_to_blob_file(blob.file_number);
+        }
+        if self.builder.output().len() >= PIECE {
+            let written = self.file.append(self.builder.output()).await;
+            written.map_err(|e| Error::io(&self.name, &e))?;
+            self.builder.output_taken();
+        }
+        Ok(())
+    }
+
+    /// Adds a range tombstone, in any order.
+    pub fn add_range_tombstone(&mut self, start: &[u8], end: &[u8], sequence: u64) {
+        self.builder.add_range_tombstone(start, end, sequence);
+    }
+
+    /// Ends the file, makes it durable (its name is the caller's business) and opens it.
+    pub async fn finish(mut self, epoch: u64) -> Result<Table> {
+        let io = |e: std::io::Error| Error::io(&self.name, &e);
+        let (rest, meta) = self.builder.finish();
+        self.file.append(&rest).await.map_err(io)?;
+        self.file.finish().await.map_err(io)?;
+        let meta = FileMeta { number: self.number, epoch, ..meta };
+        let (core, dir) = (&self.job.core, &self.job.dir);
+        let memory = &self.job.db.0.tables;
+        Table::open(core, dir, &self.name, meta, self.family.comparator, memory).await
+    }
+}

@@ -1,0 +1,306 @@
+//! The state directory: what a node remembers over a restart, and where its admin socket is.
+//!
+//! `disks.json` holds the disks that were attached while the node ran, and for each socket whether
+//! the front ends there were told of a write cache. It is replaced as a whole and is durable before
+//! the change that it notes is acknowledged. `LOCK` keeps a second node out.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use fs::Dir;
+use reactor::{Core, LockGuard};
+use serde::{Deserialize, Serialize};
+
+use crate::disks::spec::{self, DiskSpec};
+use crate::error::{Error, Kind};
+
+/// The environment variable that names the state directory where no flag does.
+pub const STATE_VARIABLE: &str = "MILLRACE_STATE";
+/// The admin socket's name in the state directory.
+pub const ADMIN_SOCKET: &str = "admin.sock";
+/// The file's name.
+const FILE: &str = "disks.json";
+/// The only version of it that there is.
+const VERSION: u32 = 1;
+/// Most bytes of it.
+const BYTES_MAX: usize = 16 << 20;
+/// How often it is looked whether another write has ended, in nanoseconds.
+const LOOK_NS: u64 = 1_000_000;
+
+/// The state directory of a node that was not told another: `$XDG_STATE_HOME/millrace`, else
+/// `/var/lib/millrace` for root and `~/.local/state/millrace` for others.
+pub fn default_state() -> Option<PathBuf> {
+    let from = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    if let Some(home) = from("XDG_STATE_HOME") {
+        return Some(home.join("millrace"));
+    }
+    match nix::unistd::geteuid().is_root() {
+        true => Some("/var/lib/millrace".into()),
+        false => from("HOME").map(|home| home.join(".local/state/millrace")),
+    }
+}
+
+/// Whether the default state directory has disks that come back, or something that cannot be read.
+#[expect(clippy::disallowed_methods, reason = "start-up code, before any core runs")]
+pub(crate) fn remembers_disks() -> bool {
+    let bytes = default_state().and_then(|path| std::fs::read(path.join(FILE)).ok());
+    bytes.is_some_and(|bytes| parse(&bytes).is_ok_and(|kept| !kept.disks.is_empty()))
+}
+
+/// What is in the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kept {
+    version: u32,
+    disks: Vec<DiskSpec>,
+    /// By socket, which is what a front end knows a disk by.
+    write_cache: BTreeMap<String, bool>,
+}
+
+/// See the module text.
+pub(crate) struct State {
+    core: Core,
+    dir: Dir,
+    /// Until it is released.
+    lock: RefCell<Option<LockGuard>>,
+    kept: RefCell<Kept>,
+    writing: Cell<bool>,
+    released: Cell<bool>,
+}
+
+impl State {
+    /// Opens the directory, which is made if it is missing, and reads what was kept. Suspends.
+    ///
+    /// # Errors
+    /// [`Kind::Locked`] when another node uses it, [`Kind::Damaged`] and [`Kind::Unsupported`] when
+    /// the file cannot be understood, [`Kind::System`] for what the system refuses.
+    pub async fn open(core: &Core, path: &Path) -> Result<State, Error> {
+        State::open_with(core, path, None).await
+    }
+
+    /// The same with the lock that the program before this one had: [`State::lock`]. Suspends.
+    ///
+    /// # Errors
+    /// As for [`State::open`].
+    pub async fn open_locked(core: &Core, path: &Path, lock: OwnedFd) -> Result<State, Error> {
+        State::open_with(core, path, Some(LockGuard::held(lock))).await
+    }
+
+    async fn open_with(core: &Core, path: &Path, lock: Option<LockGuard>) -> Result<State, Error> {
+        let at = path.display();
+        let failed = |what: &str, error: io::Error| {
+            Error::new(Kind::System, format!("the state directory {at}: {what}: {error}"))
+                .hint("name another one with --state DIR")
+        };
+        let mut builder = std::fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700);
+        builder.create(path).map_err(|error| failed("making it", error))?;
+        let dir = Dir::new(core, path);
+        let locked = match lock {
+            Some(lock) => Ok(lock),
+            None => dir.lock_exclusive("LOCK").await,
+        };
+        let lock = locked.map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => {
+                Error::new(Kind::Locked, format!("another node uses the state directory {at}"))
+                    .hint("give this one a directory of its own, with --state DIR")
+            }
+            _ => failed("its lock", error),
+        })?;
+        let kept = match dir.read_small(FILE, BYTES_MAX).await {
+            Ok(bytes) => parse(&bytes).map_err(|(kind, what)| {
+                Error::new(kind, format!("{at}/{FILE}: {what}")).hint(
+                    "it holds the disks that were attached; without it they have to be attached \
+                     again",
+                )
+            })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Kept { version: VERSION, ..Kept::default() }
+            }
+            Err(error) => return Err(failed(FILE, error)),
+        };
+        let (core, kept, lock) = (core.clone(), RefCell::new(kept), RefCell::new(Some(lock)));
+        Ok(State { core, dir, lock, kept, writing: Cell::new(false), released: Cell::new(false) })
+    }
+
+    /// The open file that has the lock.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn lock(&self) -> io::Result<Option<OwnedFd>> {
+        let lock = self.lock.borrow();
+        let descriptor = lock.as_ref().and_then(LockGuard::descriptor);
+        descriptor.map(|lock| lock.try_clone_to_owned()).transpose()
+    }
+
+    /// Lets another process have the directory; nothing is written from now on.
+    pub fn release(&self) {
+        self.released.set(true);
+        if !self.writing.get() {
+            self.lock.take();
+        }
+    }
+
+    /// Whether a change is being written.
+    pub fn is_writing(&self) -> bool {
+        self.writing.get()
+    }
+
+    /// The disks that were attached.
+    pub fn disks(&self) -> Vec<DiskSpec> {
+        self.kept.borrow().disks.clone()
+    }
+
+    /// What the front ends at a socket were told of the write cache, if that is known.
+    pub fn write_cache(&self, socket: &Path) -> Option<bool> {
+        self.kept.borrow().write_cache.get(&name(socket)).copied()
+    }
+
+    /// Keeps a disk, in the place of one of the same name. Suspends until it is durable.
+    ///
+    /// # Errors
+    /// When it cannot be written; then it is not kept.
+    pub async fn keep_disk(&self, spec: &DiskSpec) -> Result<(), String> {
+        self.change(|kept| {
+            kept.disks.retain(|disk| disk.name != spec.name);
+            kept.disks.push(spec.clone());
+        })
+        .await
+    }
+
+    /// Forgets a disk and all that is known of its socket. Suspends until that is durable.
+    ///
+    /// # Errors
+    /// When it cannot be written; then it is still kept.
+    pub async fn forget_disk(&self, disk: &str, socket: &Path) -> Result<(), String> {
+        self.change(|kept| {
+            kept.disks.retain(|kept| kept.name != disk);
+            kept.write_cache.remove(&name(socket));
+        })
+        .await
+    }
+
+    /// Keeps what the front ends at a socket were told. Suspends until it is durable.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub async fn keep_write_cache(&self, socket: &Path, told: Option<bool>) -> Result<(), String> {
+        self.change(|kept| {
+            match told {
+                Some(told) => kept.write_cache.insert(name(socket), told),
+                None => kept.write_cache.remove(&name(socket)),
+            };
+        })
+        .await
+    }
+
+    async fn change(&self, change: impl FnOnce(&mut Kept)) -> Result<(), String> {
+        while self.writing.get() {
+            self.core.sleep_ns(LOOK_NS).await;
+        }
+        if self.released.get() {
+            return Err("the state directory is another process's".to_owned());
+        }
+        let mut kept = self.kept.borrow().clone();
+        change(&mut kept);
+        if kept == *self.kept.borrow() {
+            return Ok(());
+        }
+        let text = serde_json::to_vec_pretty(&kept).map_err(|error| error.to_string())?;
+        self.writing.set(true);
+        let written = self.dir.write_small_atomically(FILE, &text).await;
+        self.writing.set(false);
+        if self.released.get() {
+            self.lock.take();
+        }
+        let path = self.dir.path().display();
+        written.map_err(|error| format!("writing {path}/{FILE}: {error}"))?;
+        *self.kept.borrow_mut() = kept;
+        Ok(())
+    }
+}
+
+/// A socket as a key: from the root, so that it does not depend on where the node was started.
+fn name(socket: &Path) -> String {
+    let whole = std::path::absolute(socket);
+    whole.as_deref().unwrap_or(socket).to_string_lossy().into_owned()
+}
+
+fn parse(bytes: &[u8]) -> Result<Kept, (Kind, String)> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    let wrong = |error: serde_json::Error| (Kind::Damaged, error.to_string());
+    let Versioned { version } = serde_json::from_slice(bytes).map_err(wrong)?;
+    if version != VERSION {
+        let what = format!("version {version}; this program knows version {VERSION}");
+        return Err((Kind::Unsupported, what));
+    }
+    let kept: Kept = serde_json::from_slice(bytes).map_err(wrong)?;
+    spec::check_all(&kept.disks).map_err(|what| (Kind::Damaged, what))?;
+    Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(name: &str) -> DiskSpec {
+        format!("name={name} uri=null:1G socket=/run/{name}.sock").parse().unwrap()
+    }
+
+    #[test]
+    fn what_is_kept_is_found_again_and_a_second_node_is_kept_out() {
+        let path = std::env::temp_dir().join(format!("millrace-state-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        let there = path.join("below");
+        let processors = reactor::processors().into_iter().take(1).collect();
+        let config = reactor::RuntimeConfig { processors, ..reactor::RuntimeConfig::default() };
+        reactor::run(&config, move |core| {
+            let there = there.clone();
+            async move {
+                let state = State::open(&core, &there).await.unwrap();
+                assert!(state.disks().is_empty());
+                state.keep_disk(&disk("a")).await.unwrap();
+                state.keep_disk(&disk("b")).await.unwrap();
+                state.keep_disk(&DiskSpec { queues: 3, ..disk("a") }).await.unwrap();
+                let socket = Path::new("/run/b.sock");
+                assert_eq!(state.write_cache(socket), None);
+                state.keep_write_cache(socket, Some(false)).await.unwrap();
+                let second = State::open(&core, &there).await.err().unwrap();
+                assert_eq!(second.kind(), Kind::Locked);
+                drop(state);
+
+                let state = State::open(&core, &there).await.unwrap();
+                assert_eq!(state.disks(), [disk("b"), DiskSpec { queues: 3, ..disk("a") }]);
+                assert_eq!(state.write_cache(socket), Some(false));
+                state.forget_disk("b", socket).await.unwrap();
+                assert_eq!((state.disks().len(), state.write_cache(socket)), (1, None));
+            }
+        })
+        .unwrap();
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_state_is_refused() {
+        let good = Kept { version: VERSION, disks: vec![disk("a")], ..Kept::default() };
+        assert_eq!(parse(&serde_json::to_vec(&good).unwrap()), Ok(good.clone()));
+        for (text, kind) in [
+            ("", Kind::Damaged),
+            ("{}", Kind::Damaged),
+            (r#"{"version": 2, "volumes": []}"#, Kind::Unsupported),
+            (r#"{"version": 1, "disks": [], "write_cache": {}, "more": 1}"#, Kind::Damaged),
+        ] {
+            assert_eq!(parse(text.as_bytes()).unwrap_err().0, kind, "{text}");
+        }
+        let twice = Kept { disks: vec![disk("a"), disk("a")], ..good };
+        let error = parse(&serde_json::to_vec(&twice).unwrap()).unwrap_err();
+        assert_eq!(error.0, Kind::Damaged);
+    }
+}

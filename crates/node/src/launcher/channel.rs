@@ -1,0 +1,449 @@
+//! Two processes of a node ask each other: questions and answers on one socket, either way at once.
+//!
+//! A question is a JSON object, an answer what the one who asked expects, or an error with its
+//! hint; descriptors may come along with both. One task of each side calls [`Channel::next`], which
+//! brings the other's questions and hands answers to those who wait for them. Messages go out as a
+//! whole, one after the other.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::os::fd::OwnedFd;
+use std::task::{Poll, Waker};
+
+use reactor::Core;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Kind};
+use crate::launcher::frames::{Frame, Frames, Limits};
+
+/// Kinds of messages; each begins with the question's number.
+const QUESTION: u32 = 1;
+const ANSWER: u32 = 2;
+const REFUSAL: u32 = 3;
+/// Bytes of that number.
+const NUMBER_BYTES: usize = 8;
+/// How often a message looks whether the one before it is out, in nanoseconds.
+const LOOK_NS: u64 = 200_000;
+
+/// One end.
+pub(crate) struct Channel {
+    core: Core,
+    frames: Frames,
+    sending: Cell<bool>,
+    /// Nothing is said for now.
+    held: Cell<bool>,
+    broken: Cell<bool>,
+    asked: Cell<u64>,
+    waiting: RefCell<BTreeMap<u64, Waiting>>,
+}
+
+/// Somebody who has asked.
+enum Waiting {
+    Yet(Option<Waker>),
+    Done(Result<Answer, Error>),
+}
+
+/// What came of a question.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub body: Vec<u8>,
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// What the other wants to know.
+#[derive(Debug)]
+pub(crate) struct Question {
+    number: u64,
+    body: Vec<u8>,
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// How an error travels.
+#[derive(Serialize, Deserialize)]
+struct Refusal {
+    error: String,
+    hint: Option<String>,
+}
+
+impl Refusal {
+    fn encode(error: &Error) -> Result<Vec<u8>, String> {
+        let hint = error.advice().map(str::to_owned);
+        let refusal = Refusal { error: error.to_string(), hint };
+        serde_json::to_vec(&refusal).map_err(|error| error.to_string())
+    }
+}
+
+/// What a message says.
+enum Said {
+    Question(Question),
+    /// To the question of this number.
+    Answer(u64, Result<Answer, Error>),
+}
+
+impl Said {
+    fn decode(frame: Frame) -> Result<Said, String> {
+        let Frame { kind, body, descriptors } = frame;
+        let number =
+            body.first_chunk().map(|bytes: &[u8; NUMBER_BYTES]| u64::from_le_bytes(*bytes));
+        let number = number.ok_or("a message is too short")?;
+        let body = body[NUMBER_BYTES..].to_vec();
+        Ok(match kind {
+            QUESTION => Said::Question(Question { number, body, descriptors }),
+            ANSWER => Said::Answer(number, Ok(Answer { body, descriptors })),
+            REFUSAL => {
+                let refusal: Refusal = read(&body).map_err(|error| error.to_string())?;
+                let error = system(refusal.error);
+                let error = match refusal.hint {
+                    Some(hint) => error.hint(hint),
+                    None => error,
+                };
+                Said::Answer(number, Err(error))
+            }
+            _ => return Err(format!("a message of unknown kind {kind}")),
+        })
+    }
+}
+
+/// The body of a message: its question's number, and what it says.
+fn numbered(number: u64, text: &[u8]) -> Vec<u8> {
+    [&number.to_le_bytes(), text].concat()
+}
+
+impl Answer {
+    /// What it says.
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        read(&self.body)
+    }
+}
+
+impl Question {
+    /// One that nobody has sent.
+    #[cfg(test)]
+    pub fn of(text: &str) -> Question {
+        Question { number: 0, body: text.as_bytes().to_vec(), descriptors: Vec::new() }
+    }
+
+    /// What it asks.
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        read(&self.body)
+    }
+}
+
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(body).map_err(|error| system(format!("what it says: {error}")))
+}
+
+fn system(what: impl Into<String>) -> Error {
+    Error::new(Kind::System, what)
+}
+
+/// What is waited for; nobody waits any more when this is dropped.
+struct Place<'a>(&'a Channel, u64);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.borrow_mut().remove(&self.1);
+    }
+}
+
+/// A message on its way, and whether it is out: behind a part of one nothing can be said any more.
+struct Sending<'a>(&'a Channel, bool);
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        self.0.sending.set(false);
+        self.0.broken.set(self.0.broken.get() || !self.1);
+    }
+}
+
+impl Channel {
+    /// On a connected socket; what arrives has these limits.
+    pub fn from_fd(core: &Core, fd: OwnedFd, limits: Limits) -> std::io::Result<Channel> {
+        Ok(Channel {
+            core: core.clone(),
+            frames: Frames::from_fd(core, fd, limits)?,
+            sending: Cell::new(false),
+            held: Cell::new(false),
+            broken: Cell::new(false),
+            // Not the numbers of a program that was here before, whose answers may still come.
+            asked: Cell::new(core.random_u64() >> 1),
+            waiting: RefCell::default(),
+        })
+    }
+
+    /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    /// The other's, or that it has gone.
+    pub async fn ask(
+        &self,
+        question: &impl Serialize,
+        descriptors: &[OwnedFd],
+    ) -> Result<Answer, Error> {
+        let number = self.asked.get();
+        self.asked.set(number + 1);
+        let text = serde_json::to_vec(question).map_err(|error| system(error.to_string()))?;
+        self.waiting.borrow_mut().insert(number, Waiting::Yet(None));
+        let _place = Place(self, number);
+        self.send(QUESTION, number, &text, descriptors).await.map_err(system)?;
+        poll_fn(|cx| {
+            let mut waiting = self.waiting.borrow_mut();
+            match waiting.get_mut(&number) {
+                Some(Waiting::Yet(waker)) => {
+                    *waker = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+                Some(done) => match std::mem::replace(done, Waiting::Yet(None)) {
+                    Waiting::Done(answer) => Poll::Ready(answer),
+                    Waiting::Yet(_) => Poll::Pending,
+                },
+                None => Poll::Ready(Err(system("the other process has gone"))),
+            }
+        })
+        .await
+    }
+
+    /// Says nothing from now on, neither questions nor answers, or goes on.
+    pub fn hold(&self, held: bool) {
+        self.held.set(held);
+    }
+
+    /// The other's next question.
+    ///
+    /// # Errors
+    /// When the other has gone, or says what makes no sense: nothing comes any more, and whoever
+    /// waits for an answer learns of it.
+    pub async fn next(&self) -> Result<Question, String> {
+        loop {
+            let got = self.frames.receive().await.and_then(|frame| self.take(frame));
+            match got {
+                Ok(Some(question)) => return Ok(question),
+                Ok(None) => {}
+                Err(why) => {
+                    for waiting in self.waiting.borrow_mut().values_mut() {
+                        let gone = Waiting::Done(Err(system(why.clone())));
+                        wake(std::mem::replace(waiting, gone));
+                    }
+                    return Err(why);
+                }
+            }
+        }
+    }
+
+    fn take(&self, frame: Frame) -> Result<Option<Question>, String> {
+        match Said::decode(frame)? {
+            Said::Question(question) => Ok(Some(question)),
+            Said::Answer(number, answer) => {
+                // Who asked may have given up.
+                if let Some(waiting) = self.waiting.borrow_mut().get_mut(&number) {
+                    wake(std::mem::replace(waiting, Waiting::Done(answer)));
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// Answers a question.
+    ///
+    /// # Errors
+    /// When the other has gone.
+    pub async fn answer(
+        &self,
+        question: &Question,
+        answer: Result<(Vec<u8>, Vec<OwnedFd>), Error>,
+    ) -> Result<(), String> {
+        let number = question.number;
+        match answer {
+            Ok((body, descriptors)) => self.send(ANSWER, number, &body, &descriptors).await,
+            Err(error) => self.send(REFUSAL, number, &Refusal::encode(&error)?, &[]).await,
+        }
+    }
+
+    async fn send(
+        &self,
+        kind: u32,
+        number: u64,
+        text: &[u8],
+        descriptors: &[OwnedFd],
+    ) -> Result<(), String> {
+        while self.held.get() || self.sending.replace(true) {
+            self.core.sleep_ns(LOOK_NS).await;
+        }
+        let body = numbered(number, text);
+        let mut sending = Sending(self, false);
+        if self.broken.get() {
+            return Err("a message to the other process was cut short".to_owned());
+        }
+        let sent = self.frames.send(kind, &body, descriptors).await;
+        sending.1 = sent.is_ok();
+        sent
+    }
+}
+
+fn wake(waiting: Waiting) {
+    if let Waiting::Yet(Some(waker)) = waiting {
+        waker.wake();
+    }
+}
+
+/// An answer that says something.
+pub(crate) fn saying(what: &impl Serialize) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
+    let text = serde_json::to_vec(what).map_err(|error| system(error.to_string()))?;
+    Ok((text, Vec::new()))
+}
+
+/// Reads a frame as what it says, and that as whatever may be meant; for fuzzers.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn fuzz(frame: Frame) {
+    use crate::disks::outside::{Begun, Named, Opened, ToLauncher, ToNode};
+
+    let bytes = frame.body.clone();
+    match Said::decode(frame) {
+        Ok(Said::Question(Question { number, body, .. })) => {
+            assert_eq!(numbered(number, &body), bytes);
+            stays::<ToLauncher>(&body);
+            stays::<ToNode>(&body);
+        }
+        Ok(Said::Answer(number, Ok(Answer { body, .. }))) => {
+            assert_eq!(numbered(number, &body), bytes);
+            stays::<Begun>(&body);
+            stays::<Vec<Named>>(&body);
+            stays::<Opened>(&body);
+            stays::<u64>(&body);
+        }
+        Ok(Said::Answer(number, Err(error))) => {
+            let body = numbered(number, &Refusal::encode(&error).expect("an error is JSON"));
+            match Said::decode(Frame { kind: REFUSAL, body, descriptors: Vec::new() }) {
+                Ok(Said::Answer(again, Err(same))) => {
+                    assert_eq!((again, same.to_string()), (number, error.to_string()));
+                    assert_eq!(same.advice(), error.advice());
+                }
+                _ => panic!("a refusal that is none any more"),
+            }
+        }
+        Err(why) => assert!(!why.is_empty()),
+    }
+}
+
+/// What is understood is written so that it is understood in the same way.
+#[cfg(any(test, feature = "testing"))]
+fn stays<T: Serialize + DeserializeOwned>(text: &[u8]) {
+    let Ok(meant) = read::<T>(text) else { return };
+    let written = serde_json::to_vec(&meant).expect("it is JSON");
+    let again = read::<T>(&written).expect("of its own");
+    assert_eq!(serde_json::to_vec(&again).expect("it is JSON"), written);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+    use std::rc::Rc;
+
+    use reactor::{Class, DriverKind, RuntimeConfig};
+
+    use super::*;
+
+    const LIMITS: Limits = Limits { body_bytes: 1000, descriptors: 1 };
+
+    fn run(test: impl AsyncFn(Core) + Clone + Send + 'static) {
+        let config = RuntimeConfig {
+            processors: vec![reactor::processors()[0]],
+            memory: 1 << 20,
+            driver: DriverKind::Epoll,
+            ..RuntimeConfig::default()
+        };
+        reactor::run(&config, move |core| {
+            let test = test.clone();
+            async move { test(core).await }
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn both_sides_ask_at_once_and_each_gets_its_answers() {
+        run(async |core| {
+            let (here, there) = UnixStream::pair().unwrap();
+            let ends = [here, there]
+                .map(|end| Rc::new(Channel::from_fd(&core, end.into(), LIMITS).unwrap()));
+            for end in ends.clone() {
+                let answering = async move {
+                    while let Ok(question) = end.next().await {
+                        let answer = match question.read::<u32>() {
+                            Ok(13) => Err(Error::new(Kind::Usage, "not 13").hint("try 14")),
+                            Ok(number) => {
+                                saying(&(number + 1)).map(|(text, _)| (text, question_fd()))
+                            }
+                            Err(error) => Err(error),
+                        };
+                        if end.answer(&question, answer).await.is_err() {
+                            return;
+                        }
+                    }
+                };
+                core.spawn(Class::Control, answering);
+            }
+            for number in 0..100_u32 {
+                for end in &ends {
+                    let answer = end.ask(&number, &[]).await;
+                    if number == 13 {
+                        let error = answer.unwrap_err();
+                        assert_eq!(error.to_string(), "not 13");
+                        assert_eq!(error.advice(), Some("try 14"));
+                    } else {
+                        let answer = answer.unwrap();
+                        assert_eq!(answer.read::<u32>().unwrap(), number + 1);
+                        assert_eq!(answer.descriptors.len(), 1);
+                        assert!(answer.read::<String>().is_err());
+                    }
+                }
+            }
+            assert!(ends.iter().all(|end| end.waiting.borrow().is_empty()));
+        });
+    }
+
+    fn question_fd() -> Vec<OwnedFd> {
+        vec![UnixStream::pair().unwrap().0.into()]
+    }
+
+    #[test]
+    fn who_says_what_makes_no_sense_is_not_listened_to_any_more() {
+        let frame = |kind: u32, length: u32, descriptors: u32, body: &[u8]| {
+            let numbers = [kind, length, descriptors].map(u32::to_le_bytes);
+            [&numbers.concat(), body].concat()
+        };
+        let cases = [
+            frame(QUESTION, 1001, 0, &[]),
+            frame(QUESTION, u32::MAX, 0, &[]),
+            frame(QUESTION, 8, 2, &[0; 8]),
+            frame(QUESTION, 8, 1, &[0; 8]),
+            frame(QUESTION, 7, 0, &[0; 7]),
+            frame(9, 8, 0, &[0; 8]),
+            frame(REFUSAL, 9, 0, &[b'x'; 9]),
+            frame(ANSWER, 20, 0, &[0; 8]),
+        ];
+        run(async move |core| {
+            for bytes in &cases {
+                let (here, mut there) = UnixStream::pair().unwrap();
+                let end = Rc::new(Channel::from_fd(&core, here.into(), LIMITS).unwrap());
+                let asking = {
+                    let end = end.clone();
+                    core.spawn(Class::Control, async move { end.ask(&1, &[]).await })
+                };
+                core.sleep_ns(100_000).await;
+                there.write_all(bytes).unwrap();
+                drop(there);
+                assert!(end.next().await.is_err());
+                assert!(asking.await.is_err());
+            }
+            // An answer that nobody waits for is no harm.
+            let (here, mut there) = UnixStream::pair().unwrap();
+            let end = Channel::from_fd(&core, here.into(), LIMITS).unwrap();
+            there.write_all(&frame(ANSWER, 8, 0, &77_u64.to_le_bytes())).unwrap();
+            there.write_all(&frame(QUESTION, 9, 0, b"12345678\x37")).unwrap();
+            assert_eq!(end.next().await.unwrap().read::<u32>().unwrap(), 7);
+        });
+    }
+}

@@ -1,0 +1,411 @@
+//! The admin socket: how the command line steers a node that runs.
+//!
+//! A client sends a line, a JSON object, and gets a line back; then it may send the next one.
+//!
+//! ```text
+//! {"version":1,"command":"disk-resize","name":"vm1","size_bytes":21474836480}
+//! {"version":1,"result":{"name":"vm1","old_size_bytes":10737418240,"size_bytes":21474836480}}
+//! {"version":1,"command":"disk-detach","name":"vm2"}
+//! {"version":1,"error":"there is no disk vm2","hint":"there are: vm1"}
+//! ```
+//!
+//! A version that the node does not have, a command or a key that it does not know is an error. Only
+//! processes of the node's own user may connect. What a client can take is bounded: connections,
+//! the length of a line, and the time for sending one. A command that has begun is finished, also
+//! when its client has gone.
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use kv::Reporter;
+use reactor::{Class, Core, UnixListener, UnixSocket};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::disks::report;
+use crate::disks::spec::DiskSpec;
+use crate::disks::{Detached, Disks};
+use crate::error::{Error, Kind};
+use crate::process::{CpuTime, resident_bytes};
+use crate::serve::metrics::within;
+use crate::upgrade::{Successor, Upgrader, own_program};
+
+/// The protocol's version.
+pub const VERSION: u64 = 1;
+/// Connections at a time.
+const CONNECTIONS_MAX: usize = 16;
+/// Bytes of a line.
+const LINE_BYTES_MAX: usize = 64 << 10;
+/// How long a connection may be silent.
+const PATIENCE_NS: u64 = 60_000_000_000;
+/// How long the accepting task waits when the system cannot give it a connection.
+const RETRY_NS: u64 = 100_000_000;
+
+/// What a client may ask for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// All disks, in short.
+    DiskList,
+    /// All that is counted of a disk, or of all.
+    DiskStat {
+        /// Which one.
+        #[serde(default)]
+        name: Option<String>,
+    },
+    /// Adds a disk.
+    DiskAttach {
+        /// What it is to be; relative paths begin where the node was started.
+        disk: DiskSpec,
+    },
+    /// Takes a disk away.
+    DiskDetach {
+        /// Which one.
+        name: String,
+        /// Also from a virtual machine that is connected.
+        #[serde(default)]
+        force: bool,
+    },
+    /// Gives a disk another size.
+    DiskResize {
+        /// Which one.
+        name: String,
+        /// The size.
+        size_bytes: u64,
+        /// It may become smaller.
+        #[serde(default)]
+        shrink: bool,
+    },
+    /// Cores, disks and shards, counted since the start, for who asks again and looks at the difference.
+    Top,
+    /// Hands the node over to a program, started as the node was.
+    Upgrade {
+        /// The program, from the root; if it is left out, the one under the node's own name.
+        #[serde(default)]
+        program: Option<PathBuf>,
+    },
+}
+
+impl Request {
+    /// The line that asks for it.
+    pub fn line(&self) -> String {
+        let mut value = json!(self);
+        value["version"] = VERSION.into();
+        format!("{value}\n")
+    }
+
+    fn parse(line: &[u8]) -> Result<Request, Error> {
+        let usage = |what: String| Error::new(Kind::Usage, what);
+        let mut value: Value = serde_json::from_slice(line)
+            .map_err(|error| usage(format!("the line is no JSON: {error}")))?;
+        let version = value.as_object_mut().and_then(|object| object.remove("version"));
+        if version != Some(VERSION.into()) {
+            return Err(usage(format!("this node speaks version {VERSION} of the admin protocol"))
+                .hint("use the millrace program that the node was started from"));
+        }
+        let request: Request =
+            serde_json::from_value(value).map_err(|error| usage(error.to_string()))?;
+        match &request {
+            Request::DiskAttach { disk } => disk.check().map_err(usage)?,
+            Request::Upgrade { program: Some(program) } if !program.is_absolute() => {
+                return Err(usage(format!("{} is no path from the root", program.display())));
+            }
+            _ => {}
+        }
+        Ok(request)
+    }
+}
+
+/// What commands work on.
+pub(crate) struct Admin {
+    pub core: Core,
+    pub disks: Rc<Disks>,
+    /// The cores that serve a database.
+    pub reporter: Option<Reporter>,
+    /// Where this process may start others.
+    pub upgrader: Option<Rc<Upgrader>>,
+}
+
+/// Who does what clients ask for.
+pub(crate) trait Commands {
+    /// The core that answers.
+    fn core(&self) -> &Core;
+
+    /// Does it; gives the result as JSON, in one line. Suspends.
+    async fn run(&self, request: Request) -> Result<String, Error>;
+}
+
+/// Listens under a name.
+///
+/// # Errors
+/// When somebody else does, or the system refuses.
+pub(crate) fn listen(core: &Core, path: &Path) -> Result<UnixListener, Error> {
+    UnixListener::bind(core, path).map_err(|error| {
+        let what = format!("the admin socket {}: {error}", path.display());
+        let in_use = error.kind() == std::io::ErrorKind::AddrInUse;
+        let kind = if in_use { Kind::Locked } else { Kind::System };
+        Error::new(kind, what).hint("name another one with --admin PATH")
+    })
+}
+
+/// Answers the connections of a listener; never ends by itself.
+/// `open` counts the connections.
+pub(crate) async fn serve(
+    listener: UnixListener,
+    admin: Rc<impl Commands + 'static>,
+    open: Rc<Cell<usize>>,
+) {
+    loop {
+        match listener.accept().await {
+            Ok(socket) if open.get() < CONNECTIONS_MAX => {
+                open.set(open.get() + 1);
+                let (open, admin) = (open.clone(), admin.clone());
+                admin.core().clone().spawn(Class::Control, async move {
+                    answer(&*admin, &socket).await;
+                    open.set(open.get() - 1);
+                });
+            }
+            Ok(socket) => {
+                // A new connection's buffer has room for a line.
+                admin.core().clone().spawn(Class::Control, async move {
+                    let _ = socket.send(refused(&crowded()).as_bytes(), &[]).await;
+                });
+            }
+            Err(_) => admin.core().sleep_ns(RETRY_NS).await,
+        }
+    }
+}
+
+fn crowded() -> Error {
+    let what = format!("{CONNECTIONS_MAX} programs are connected to the admin socket");
+    Error::new(Kind::System, what).hint("end one of them; a silent one is cut off after a minute")
+}
+
+/// The line that says what went wrong.
+fn refused(error: &Error) -> String {
+    let mut reply = json!({"version": VERSION, "error": error.to_string()});
+    if let Some(hint) = error.advice() {
+        reply["hint"] = hint.into();
+    }
+    format!("{reply}\n")
+}
+
+async fn answer(admin: &impl Commands, socket: &UnixSocket) {
+    let mut received = Vec::new();
+    loop {
+        let line = within(admin.core(), PATIENCE_NS, read_line(socket, &mut received)).await;
+        let reply = match line {
+            Some(Some(Ok(line))) => match Request::parse(&line) {
+                Ok(request) => admin.run(request).await,
+                Err(error) => Err(error),
+            },
+            Some(Some(Err(error))) => Err(error),
+            Some(None) | None => return,
+        };
+        let too_long = received.len() > LINE_BYTES_MAX;
+        let reply = match reply {
+            Ok(result) => format!("{{\"version\":{VERSION},\"result\":{result}}}\n"),
+            Err(error) => refused(&error),
+        };
+        let sent = socket.send(reply.as_bytes(), &[]).await;
+        if sent.is_err() || too_long {
+            return;
+        }
+    }
+}
+
+impl Commands for Admin {
+    fn core(&self) -> &Core {
+        &self.core
+    }
+
+    async fn run(&self, request: Request) -> Result<String, Error> {
+        self.done(request).await.map(|result| result.to_string())
+    }
+}
+
+impl Admin {
+    async fn done(&self, request: Request) -> Result<Value, Error> {
+        let (core, disks) = (&self.core, &self.disks);
+        match request {
+            Request::DiskList => Ok(json!({"disks": self.all(None, report::short)?})),
+            Request::DiskStat { name } => {
+                Ok(json!({"disks": self.all(name.as_deref(), report::long)?}))
+            }
+            Request::DiskAttach { disk } => {
+                let (name, socket) = (disk.name.clone(), disk.socket.clone());
+                let remembered = disks.attach(core, disk).await?;
+                Ok(json!({"name": name, "socket": socket, "remembered": remembered}))
+            }
+            Request::DiskDetach { name, force } => {
+                let Detached { comes_back, under_way } = disks.detach(core, &name, force).await?;
+                Ok(json!({"name": name, "comes_back": comes_back, "under_way": under_way}))
+            }
+            Request::DiskResize { name, size_bytes, shrink } => {
+                let old = disks.resize(core, &name, size_bytes, shrink).await?;
+                Ok(json!({"name": name, "old_size_bytes": old, "size_bytes": size_bytes}))
+            }
+            Request::Top => {
+                let mut cores = Vec::new();
+                for id in 0..core.cores() {
+                    let there = |there: &Core| {
+                        let turns = there.stats().turns.get();
+                        (CpuTime::of_this_thread().total().as_nanos() as u64, turns)
+                    };
+                    let (cpu_ns, turns) = core.call(id, there).await;
+                    cores.push(json!({"core": id, "cpu_ns": cpu_ns, "turns": turns}));
+                }
+                Ok(json!({
+                    "process": std::process::id(),
+                    "now_ns": core.now_exact_ns(),
+                    "resident_bytes": resident_bytes(),
+                    "cores": cores,
+                    "disks": self.all(None, report::long)?,
+                    "shards": self.shards().await,
+                }))
+            }
+            Request::Upgrade { program } => {
+                let Some(upgrader) = &self.upgrader else {
+                    return Err(Error::new(Kind::System, "a confined process starts no other"));
+                };
+                let done = upgraded(program, async |program| upgrader.to(program).await).await?;
+                Ok(done.as_json())
+            }
+        }
+    }
+
+    /// The database's shards; there is one, if there is a database.
+    async fn shards(&self) -> Vec<Value> {
+        let Some(reporter) = &self.reporter else { return Vec::new() };
+        let glance = reporter.glance().await;
+        let writer = &glance.writer;
+        vec![json!({
+            "shard": 0,
+            "core": glance.writing_core,
+            "keys": glance.keys,
+            "connections": glance.connections,
+            "commands": glance.commands,
+            "gets": glance.gets,
+            "cache_hits": glance.cache_hits,
+            "cache_misses": glance.cache_misses,
+            "writes": glance.writes,
+            "wal_bytes": writer.log_bytes,
+            "memtable_bytes": writer.memtable_bytes,
+            "level0_files": writer.level0_files,
+            "held_back_ns": writer.slowed_ns + writer.stopped_ns,
+        })]
+    }
+
+    fn all(
+        &self,
+        name: Option<&str>,
+        of: impl Fn(&crate::disks::Disk) -> Value,
+    ) -> Result<Vec<Value>, Error> {
+        let mut all = Vec::new();
+        self.disks.each(|disk| {
+            if name.is_none_or(|name| name == disk.spec.name) {
+                all.push(of(disk));
+            }
+        });
+        match name {
+            Some(name) if all.is_empty() => Err(self
+                .disks
+                .target(name)
+                .err()
+                .unwrap_or_else(|| Error::new(Kind::Usage, format!("there is no disk {name}")))),
+            _ => Ok(all),
+        }
+    }
+}
+
+/// Upgrades to a program, or to the one under the node's own name.
+pub(crate) async fn upgraded(
+    program: Option<PathBuf>,
+    to: impl AsyncFnOnce(&Path) -> Result<Successor, String>,
+) -> Result<Successor, Error> {
+    let upgraded = match program.map_or_else(own_program, Ok) {
+        Ok(program) => to(&program).await,
+        Err(error) => Err(format!("where this program is: {error}")),
+    };
+    upgraded.map_err(|why| {
+        Error::new(Kind::System, format!("no upgrade: {why}")).hint(
+            "nothing has changed, the node goes on; what the other program said is where the \
+             node's log is",
+        )
+    })
+}
+
+/// The next line, without its end; `None` when the client has gone.
+async fn read_line(socket: &UnixSocket, received: &mut Vec<u8>) -> Option<Result<Vec<u8>, Error>> {
+    loop {
+        if let Some(end) = received.iter().position(|&byte| byte == b'\n') {
+            let line = received[..end].to_vec();
+            received.drain(..=end);
+            return Some(Ok(line));
+        }
+        if received.len() > LINE_BYTES_MAX {
+            let what = format!("a line has {LINE_BYTES_MAX} bytes at most");
+            return Some(Err(Error::new(Kind::Usage, what)));
+        }
+        let room = LINE_BYTES_MAX + 1 - received.len();
+        match socket.recv(received, room).await {
+            Ok((n, _)) if n > 0 => {}
+            _ => return None,
+        }
+    }
+}
+
+/// Where a node listens that keeps its state there.
+pub(crate) fn socket_in(state: &Path) -> PathBuf {
+    state.join(crate::disks::state::ADMIN_SOCKET)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_a_line_and_is_read_as_it_was_written() {
+        let disk: DiskSpec = "name=a uri=null:1G socket=/a.sock".parse().unwrap();
+        for request in [
+            Request::DiskList,
+            Request::DiskStat { name: Some("a".into()) },
+            Request::DiskAttach { disk },
+            Request::DiskDetach { name: "a".into(), force: true },
+            Request::DiskResize { name: "a".into(), size_bytes: 1 << 40, shrink: false },
+            Request::Top,
+            Request::Upgrade { program: Some("/usr/bin/millrace".into()) },
+        ] {
+            let line = request.line();
+            assert_eq!(line.find('\n'), Some(line.len() - 1), "{line}");
+            assert_eq!(Request::parse(line.as_bytes()).unwrap(), request);
+        }
+        let short = br#"{"version":1,"command":"disk-detach","name":"a"}"#;
+        let expected = Request::DiskDetach { name: "a".into(), force: false };
+        assert_eq!(Request::parse(short).unwrap(), expected);
+        let short = br#"{"version":1,"command":"upgrade"}"#;
+        assert_eq!(Request::parse(short).unwrap(), Request::Upgrade { program: None });
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused_with_a_reason() {
+        for (line, expected) in [
+            ("", "no JSON"),
+            ("[]", "version 1"),
+            (r#"{"command":"disk-list"}"#, "version 1"),
+            (r#"{"version":2,"command":"disk-list"}"#, "version 1"),
+            (r#"{"version":1,"command":"disk-eat"}"#, "disk-eat"),
+            (r#"{"version":1,"command":"disk-detach","name":"a","now":true}"#, "now"),
+            (r#"{"version":1,"command":"disk-detach"}"#, "name"),
+            (r#"{"version":1,"command":"upgrade","program":"new"}"#, "from the root"),
+            (
+                r#"{"version":1,"command":"disk-attach","disk":{"name":"","uri":"null:1G","socket":"s"}}"#,
+                "the name of a disk",
+            ),
+        ] {
+            let error = Request::parse(line.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! What a MANIFEST says about one SST file or one blob file.
+
+use crate::coding::{Decoder, fixed64_at, put_lps, put_varint};
+use crate::error::{Error, Result};
+use crate::key::{InternalKey, SEQUENCE_MAX};
+use crate::manifest::edit::{BlobGarbage, tag};
+
+/// Tags of a file's custom fields.
+pub(crate) mod custom {
+    pub const END: u32 = 1;
+    pub const NEED_COMPACTION: u32 = 2;
+    pub const MIN_LOG_NUMBER_TO_KEEP: u32 = 3;
+    pub const OLDEST_BLOB_FILE: u32 = 4;
+    pub const OLDEST_ANCESTOR_TIME: u32 = 5;
+    pub const CREATION_TIME: u32 = 6;
+    pub const CHECKSUM: u32 = 7;
+    pub const CHECKSUM_FUNCTION: u32 = 8;
+    pub const UNIQUE_ID: u32 = 12;
+    pub const EPOCH: u32 = 13;
+    pub const TAIL_BYTES: u32 = 15;
+    pub const TIMESTAMPS_PERSISTED: u32 = 16;
+    /// Unknown fields with this bit must not be skipped.
+    pub const NOT_IGNORABLE: u32 = 1 << 6;
+    pub const PATH_ID: u32 = 65;
+}
+
+/// An SST file of a level.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileMeta {
+    /// The number in the file's name.
+    pub number: u64,
+    /// Which of the database's paths it is in; 0 is its directory.
+    pub path_id: u32,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Smallest internal key.
+    pub smallest: Vec<u8>,
+    /// Largest internal key; the end of a range tombstone counts, as a sentinel behind which nothing is.
+    pub largest: Vec<u8>,
+    /// Smallest sequence in the file; 0 where the MANIFEST is too old to say.
+    pub smallest_sequence: u64,
+    /// Largest sequence in the file.
+    pub largest_sequence: u64,
+    /// Age among the files of level 0, larger is newer; 0 where the MANIFEST does not say.
+    pub epoch: u64,
+    /// The oldest blob file it refers to; 0 for none.
+    pub oldest_blob_file: u64,
+    /// Unix seconds; 0 for unknown.
+    pub oldest_ancestor_time: u64,
+    /// Unix seconds; 0 for unknown.
+    pub creation_time: u64,
+    /// Both halves of the file's unique id; zeros for unknown.
+    pub unique_id: [u64; 2],
+    /// Bytes from the first meta block to the end of the file; 0 for unknown.
+    pub tail_bytes: u64,
+    /// Whether keys carry their user timestamps (of a column family that has them).
+    pub timestamps_persisted: bool,
+}
+
+impl FileMeta {
+    /// The user key of [`FileMeta::smallest`].
+    pub fn smallest_user_key(&self) -> &[u8] {
+        user_key(&self.smallest)
+    }
+
+    /// The user key of [`FileMeta::largest`].
+    pub fn largest_user_key(&self) -> &[u8] {
+        user_key(&self.largest)
+    }
+
+    /// Reads a new-file payload behind its level. Also the smallest log number to keep, which old writers hid
+    /// in here.
+    pub(crate) fn decode(tag: u32, d: &mut Decoder<'_>) -> Result<(FileMeta, Option<u64>)> {
+        let number = d.varint64("file number")?;
+        let path_id = match tag {
+            tag::NEW_FILE3 => d.varint32("path id")?,
+            _ => 0,
+        };
+        let size_bytes = d.varint64("file size")?;
+        let smallest = bound(d, "smallest key")?;
+        let largest = bound(d, "largest key")?;
+        let mut file = FileMeta {
+            number,
+            path_id,
+            size_bytes,
+            smallest,
+            largest,
+            smallest_sequence: 0,
+            largest_sequence: 0,
+            epoch: 0,
+            oldest_blob_file: 0,
+            oldest_ancestor_time: 0,
+            creation_time: 0,
+            unique_id: [0; 2],
+            tail_bytes: 0,
+            timestamps_persisted: true,
+        };
+        if tag != tag::NEW_FILE {
+            file.smallest_sequence = d.varint64("smallest sequence")?;
+            file.largest_sequence = d.varint64("largest sequence")?;
+            if file.largest_sequence > SEQUENCE_MAX {
+                return Err(Error::corruption(format!(
+                    "file {number} has largest sequence {}, the format ends at {SEQUENCE_MAX}",
+                    file.largest_sequence
+                )));
+            }
+        }
+        let mut min_log = None;
+        if tag == tag::NEW_FILE4 {
+            loop {
+                let field = d.varint32("file field tag")?;
+                if field == custom::END {
+                    break;
+                }
+                let value = d.lps("file field")?;
+                file.custom(field, value, &mut min_log)
+                    .map_err(|e| e.at(format!("field {field} of file {number}")))?;
+            }
+        }
+        Ok((file, min_log))
+    }
+
+    /// Appends a new-file record of the form of today, tag and level first.
+    pub(crate) fn encode(&self, level: u32, out: &mut Vec<u8>) {
+        put_varint(out, u64::from(tag::NEW_FILE4));
+        put_varint(out, u64::from(level));
+        put_varint(out, self.number);
+        put_varint(out, self.size_bytes);
+        put_lps(out, &self.smallest);
+        put_lps(out, &self.largest);
+        put_varint(out, self.smallest_sequence);
+        put_varint(out, self.largest_sequence);
+        for (field, value) in [
+            (custom::OLDEST_BLOB_FILE, self.oldest_blob_file),
+            (custom::OLDEST_ANCESTOR_TIME, self.oldest_ancestor_time),
+            (custom::CREATION_TIME, self.creation_time),
+            (custom::EPOCH, self.epoch),
+            (custom::TAIL_BYTES, self.tail_bytes),
+        ] {
+            if value != 0 {
+                let mut varint = Vec::new();
+                put_varint(&mut varint, value);
+                put_varint(out, u64::from(field));
+                put_lps(out, &varint);
+            }
+        }
+        if self.unique_id != [0; 2] {
+            put_varint(out, u64::from(custom::UNIQUE_ID));
+            put_lps(out, &self.unique_id.map(u64::to_le_bytes).concat());
+        }
+        if self.path_id != 0 {
+            put_varint(out, u64::from(custom::PATH_ID));
+            put_lps(out, &[self.path_id as u8]);
+        }
+        if !self.timestamps_persisted {
+            put_varint(out, u64::from(custom::TIMESTAMPS_PERSISTED));
+            put_lps(out, &[0]);
+        }
+        put_varint(out, u64::from(custom::END));
+    }
+
+    fn custom(&mut self, field: u32, value: &[u8], min_log: &mut Option<u64>) -> Result<()> {
+        let number = |name| Decoder::new(value).varint64(name);
+        let byte = |name: &str| match value {
+            &[byte] => Ok(byte),
+            _ => Err(Error::corruption(format!("{name} has {} bytes, expected 1", value.len()))),
+        };
+        match field {
+            custom::NEED_COMPACTION => {
+                byte("compaction mark")?;
+            }
+            custom::MIN_LOG_NUMBER_TO_KEEP => {
+                *min_log = Some(Decoder::new(value).fixed64("minimum log number to keep")?);
+            }
+            custom::OLDEST_BLOB_FILE => self.oldest_blob_file = number("oldest blob file")?,
+            custom::OLDEST_ANCESTOR_TIME => self.oldest_ancestor_time = number("ancestor time")?,
+            custom::CREATION_TIME => self.creation_time = number("creation time")?,
+            custom::CHECKSUM | custom::CHECKSUM_FUNCTION => {}
+            custom::UNIQUE_ID => match (fixed64_at(value, 0), fixed64_at(value, 8)) {
+                (Some(low), Some(high)) if value.len() == 16 => self.unique_id = [low, high],
+                _ => {
+                    return Err(Error::corruption(format!(
+                        "unique id has {} bytes, expected 16",
+                        value.len()
+                    )));
+                }
+            },
+            custom::EPOCH => self.epoch = number("epoch number")?,
+            custom::TAIL_BYTES => self.tail_bytes = number("tail size")?,
+            custom::TIMESTAMPS_PERSISTED => {
+                self.timestamps_persisted = byte("timestamp persistence")? != 0;
+            }
+            custom::PATH_ID => self.path_id = u32::from(byte("path id")?),
+            _ if field & custom::NOT_IGNORABLE != 0 => {
+                return Err(Error::unsupported("unknown file field"));
+            }
+            _ => {}
+        }
+        if self.path_id > 3 {
+            return Err(Error::corruption(format!("path id {}", self.path_id)));
+        }
+        Ok(())
+    }
+}
+
+fn user_key(internal: &[u8]) -> &[u8] {
+    &internal[..internal.len().saturating_sub(8)]
+}
+
+/// A bound must be an internal key with a type that can stand in an SST.
+fn bound(d: &mut Decoder<'_>, field: &'static str) -> Result<Vec<u8>> {
+    let key = d.lps(field)?;
+    InternalKey::parse(key).map_err(|e| e.at(field))?;
+    Ok(key.to_vec())
+}
+
+/// A blob file of a column family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlobFileMeta {
+    /// The number in the file's name.
+    pub number: u64,
+    /// How many values it has.
+    pub total_count: u64,
+    /// How many bytes those are, with their headers and keys.
+    pub total_bytes: u64,
+    /// How many of the values are dead.
+    pub garbage_count: u64,
+    /// How many bytes those are.
+    pub garbage_bytes: u64,
+}
+
+impl BlobFileMeta {
+    /// Reads a blob file addition.
+    pub(crate) fn decode(d: &mut Decoder<'_>) -> Result<BlobFileMeta> {
+        let file = BlobFileMeta {
+            number: d.varint64("blob file number")?,
+            total_count: d.varint64("blob count")?,
+            total_bytes: d.varint64("blob bytes")?,
+            garbage_count: 0,
+            garbage_bytes: 0,
+        };
+        d.lps("blob checksum method")?;
+        d.lps("blob checksum")?;
+        BlobFileMeta::skip_custom_fields(d)?;
+        Ok(file)
+    }
+
+    /// Appends a blob file addition, tag first, and its garbage if it has any.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        for number in
+            [u64::from(tag::BLOB_FILE_ADDITION), self.number, self.total_count, self.total_bytes]
+        {
+            put_varint(out, number);
+        }
+        // No checksum method, no checksum, no custom fields.
+        out.extend_from_slice(&[0, 0, 0]);
+        if self.garbage_count > 0 {
+            let (number, count) = (self.number, self.garbage_count);
+            BlobGarbage { number, count, bytes: self.garbage_bytes }.encode(out);
+        }
+    }
+
+    pub(crate) fn skip_custom_fields(d: &mut Decoder<'_>) -> Result<()> {
+        loop {
+            let field = d.varint32("blob field tag")?;
+            if field == 0 {
+                return Ok(());
+            }
+            if field & custom::NOT_IGNORABLE != 0 {
+                return Err(Error::unsupported(format!("unknown blob field {field}")));
+            }
+            d.lps("blob field")?;
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! A ring at work without a connection, for simulated worlds that look at nothing else. Everything from the ring to the
+//! device is the real thing.
+
+use std::sync::Arc;
+
+use bdev::Bdev;
+use reactor::{Class, Core, JoinHandle};
+
+use crate::memory::GuestMemory;
+use crate::ring::Setup;
+use crate::ring::inflight::InflightArea;
+use crate::ring::request::Disk;
+use crate::target::queue::{self, Command, Ended, Remote, Start};
+use crate::target::share::Company;
+use crate::target::stats::QueueStats;
+
+/// What such a ring is started with.
+#[expect(missing_docs, reason = "they are what `queue::Start` has")]
+pub struct RingStart {
+    pub index: u16,
+    pub setup: Setup,
+    pub memory: Arc<GuestMemory>,
+    pub disk: Disk,
+    pub inflight: Option<InflightArea>,
+    pub device: Bdev,
+    pub stats: Arc<QueueStats>,
+}
+
+/// A ring on this core. Without a kick it is looked at in the turns that the core has for other reasons.
+pub struct RingAtWork {
+    remote: Remote,
+    ended: JoinHandle<Ended>,
+}
+
+impl RingAtWork {
+    /// Starts it.
+    pub fn new(core: &Core, start: RingStart) -> RingAtWork {
+        let (remote, orders) = queue::remote();
+        let RingStart { index, setup, memory, disk, inflight, device, stats } = start;
+        let start = Start {
+            disk_name: "alone".into(),
+            index,
+            setup,
+            memory,
+            disk,
+            inflight,
+            log: None,
+            kick: None,
+            call: None,
+            err: None,
+            polled: false,
+            through: false,
+            enabled: true,
+            broken: false,
+            hold: None,
+            device,
+            company: Company::join(&core.local()),
+            stats,
+            lines: Arc::default(),
+        };
+        let ended = core.spawn(Class::Foreground, queue::run(core.clone(), start, orders));
+        RingAtWork { remote, ended }
+    }
+
+    /// Brings it to rest: nothing more is popped, and what was is given back. Where it goes on, and whether it was
+    /// broken. Suspends until then.
+    pub async fn rest(mut self) -> (u32, bool) {
+        self.remote.send(Command::Stop);
+        let ended = self.ended.await;
+        (ended.base, ended.broken)
+    }
+}

@@ -1,0 +1,387 @@
+//! What a disk may have of its core, so that no disk waits long for another.
+//!
+//! - A core's pollers run in rounds. In each a disk may submit [`QUANTUM`] bytes, from all its rings on this core
+//!   together. Its last request of a round may be longer than what is left; what it takes too much is missing in the next
+//!   rounds (deficit round robin).
+//! - A request that is longer than [`PIECE`] goes to the device in pieces, so the debt is at most one piece: a round costs
+//!   the core the copying of less than `QUANTUM + PIECE` bytes for each disk, whatever a guest asks for.
+//! - A disk that is alone at work in its process may have [`WINDOW_ALONE`] bytes under way at its device. While another is at
+//!   work, and most disks share a device, it may have as many as the device does without making them wait for each other:
+//!   more while requests take little longer than the shortest did, half when they take more than twice as long. Every
+//!   [`PROBE_NS`] it begins anew with [`WINDOW_MIN`], to learn what the shortest is. Then pieces are shorter, too.
+//!
+//! Bytes are a request's cost: see [`cost`]. A disk's rings on one core find their share in [`Shares`]. Cores see nothing
+//! of each other but which disks are at work ([`Company`]), which each says once in a millisecond. This file is on the path
+//! of every request.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::ring::request::{Kind, Request};
+
+/// What a disk may submit in a round, in bytes: some 100 µs of copying.
+pub(crate) const QUANTUM: u64 = 1 << 20;
+/// Longest part of a request that goes to the device as one.
+pub(crate) const PIECE: u64 = 512 << 10;
+/// The same while another disk is at work and the device is slow.
+pub(crate) const PIECE_MIN: u64 = 128 << 10;
+/// Bytes of a disk at its device while another disk is at work.
+const WINDOW_MIN: u64 = 128 << 10;
+const WINDOW_MAX: u64 = 16 << 20;
+/// The same of a disk that is alone.
+const WINDOW_ALONE: u64 = 64 << 20;
+/// A window grows by its bytes that come back in time, divided by this.
+const GROWTH: u64 = 8;
+/// How much longer than twice the shortest a request may take, in nanoseconds.
+const SLACK_NS: u64 = 250_000;
+const PROBE_NS: u64 = 2_000_000_000;
+/// How long a disk counts as at work, in units of 2^[`TICK_SHIFT`] ns.
+const RECENT: u64 = 96;
+const TICK_SHIFT: u32 = 20;
+/// The least that a request costs: a ring full of small ones keeps a core busy, too.
+const COST_MIN: u64 = 4096;
+/// Of a range that is given back or zeroed one byte in so many counts.
+const RANGE_SHARE: u64 = 16;
+
+const _: () = assert!(PIECE <= QUANTUM && PIECE_MIN <= WINDOW_MIN && WINDOW_MIN <= WINDOW_MAX);
+
+/// What a request costs that goes as one.
+#[inline]
+pub(crate) fn cost(request: &Request<'_>) -> u64 {
+    match request.kind {
+        Kind::Read | Kind::Write => request.len.clamp(COST_MIN, PIECE),
+        Kind::Flush => COST_MIN,
+        Kind::Discard | Kind::WriteZeroes { .. } => {
+            (request.len / RANGE_SHARE).clamp(COST_MIN, QUANTUM)
+        }
+    }
+}
+
+/// It is not submitted now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held;
+
+/// What was taken, and when, above the lowest [`TICKET_SHIFT`] bits of a number: 21 bits of bytes, and 26 of time in units
+/// of 4096 ns.
+pub(crate) type Ticket = u64;
+/// Bits of a [`Ticket`] that are the caller's.
+pub(crate) const TICKET_SHIFT: u32 = 17;
+const TIME_SHIFT: u32 = 38;
+const UNIT_SHIFT: u32 = 12;
+const COST_MASK: u64 = (1 << (TIME_SHIFT - TICKET_SHIFT)) - 1;
+const _: () = assert!(QUANTUM <= COST_MASK);
+
+/// Which disks of a process are at work.
+#[derive(Debug, Default)]
+pub(crate) struct Activity {
+    disks: AtomicU64,
+    /// The disk that said so last, and the last other one: its number, and below [`NUMBER_SHIFT`] when.
+    latest: AtomicU64,
+    other: AtomicU64,
+}
+
+const NUMBER_SHIFT: u32 = 44;
+
+/// A disk among those of its process.
+#[derive(Clone, Debug)]
+pub(crate) struct Company {
+    all: Arc<Activity>,
+    number: u64,
+}
+
+impl Company {
+    /// Another disk.
+    pub fn join(all: &Arc<Activity>) -> Company {
+        // Numbers that come again do so after a million disks.
+        let number = all.disks.fetch_add(1, Relaxed) % ((1 << (64 - NUMBER_SHIFT)) - 1) + 1;
+        Company { all: all.clone(), number }
+    }
+
+    /// It is at work. Two that say so at once may leave one out, until it says so again.
+    fn works(&self, tick: u64) {
+        let latest = self.all.latest.load(Relaxed);
+        if latest >> NUMBER_SHIFT != self.number {
+            self.all.other.store(latest, Relaxed);
+        }
+        self.all.latest.store(self.number << NUMBER_SHIFT | tick, Relaxed);
+    }
+
+    /// Whether another one is.
+    #[inline]
+    fn is_at_work(&self, tick: u64) -> bool {
+        [&self.all.latest, &self.all.other].into_iter().any(|said| {
+            let said = said.load(Relaxed);
+            let (number, at) = (said >> NUMBER_SHIFT, said & ((1 << NUMBER_SHIFT) - 1));
+            number != 0 && number != self.number && tick.saturating_sub(at) < RECENT
+        })
+    }
+}
+
+/// The disks of a core.
+#[derive(Default)]
+pub(crate) struct Shares(RefCell<Vec<Weak<Share>>>);
+
+impl Shares {
+    /// A disk's share: the same for all its rings on this core.
+    pub fn of(&self, disk: &Company) -> Rc<Share> {
+        let mut all = self.0.borrow_mut();
+        all.retain(|share| share.strong_count() > 0);
+        let same = |share: &Rc<Share>| {
+            share.company.number == disk.number && Arc::ptr_eq(&share.company.all, &disk.all)
+        };
+        let known = all.iter().filter_map(Weak::upgrade).find(same);
+        known.unwrap_or_else(|| {
+            let share = Rc::new(Share {
+                company: disk.clone(),
+                said: Cell::new(0),
+                round: Cell::new(0),
+                left: Cell::new(QUANTUM as i64),
+                under_way: Cell::new(0),
+                window: Cell::new(WINDOW_MIN),
+                shortest_ns: Cell::new(u64::MAX),
+                settled_ns: Cell::new(0),
+                probe_ns: Cell::new(0),
+            });
+            all.push(Rc::downgrade(&share));
+            share
+        })
+    }
+}
+
+/// One disk's part of a core.
+pub(crate) struct Share {
+    company: Company,
+    /// When it said last that it is at work.
+    said: Cell<u64>,
+    round: Cell<u64>,
+    /// What is left of this round; below 0 it is a debt.
+    left: Cell<i64>,
+    under_way: Cell<u64>,
+    /// What may be under way beside others.
+    window: Cell<u64>,
+    /// The shortest that something took since the window began.
+    shortest_ns: Cell<u64>,
+    /// Until then what comes back tells of a window before.
+    settled_ns: Cell<u64>,
+    /// When the window begins anew.
+    probe_ns: Cell<u64>,
+}
+
+impl Share {
+    /// A ring of the disk has its turn in a round.
+    #[inline]
+    pub fn begin(&self, round: u64) {
+        if self.round.replace(round) != round {
+            self.left.set(self.left.get().saturating_add(QUANTUM as i64).min(QUANTUM as i64));
+        }
+    }
+
+    /// The disk has something to do.
+    #[inline]
+    pub fn works(&self, now_ns: u64) {
+        let tick = now_ns >> TICK_SHIFT;
+        if self.said.replace(tick) != tick {
+            self.company.works(tick);
+        }
+    }
+
+    /// Takes what something costs, unless it has to wait.
+    #[inline]
+    pub fn take(&self, cost: u64, now_ns: u64) -> Result<Ticket, Held> {
+        if self.left.get() <= 0 || !self.has_room(cost, now_ns) {
+            return Err(Held);
+        }
+        self.left.set(self.left.get() - cost as i64);
+        self.under_way.set(self.under_way.get() + cost);
+        Ok(now_ns >> UNIT_SHIFT << TIME_SHIFT | cost << TICKET_SHIFT)
+    }
+
+    /// Whether something may be under way beside what is.
+    #[inline]
+    pub fn has_room(&self, cost: u64, now_ns: u64) -> bool {
+        let sum = self.under_way.get() + cost;
+        sum <= WINDOW_MIN || sum == cost || sum <= self.allowance(now_ns)
+    }
+
+    /// Longest part of a request that goes as one now.
+    #[inline]
+    pub fn piece(&self, now_ns: u64) -> u64 {
+        (self.allowance(now_ns) / 2 / PIECE_MIN * PIECE_MIN).clamp(PIECE_MIN, PIECE)
+    }
+
+    #[inline]
+    fn allowance(&self, now_ns: u64) -> u64 {
+        if !self.company.is_at_work(now_ns >> TICK_SHIFT) {
+            self.probe_ns.set(0);
+            return WINDOW_ALONE;
+        }
+        if now_ns >= self.probe_ns.get() {
+            self.probe_ns.set(now_ns + PROBE_NS);
+            self.window.set(WINDOW_MIN);
+            self.shortest_ns.set(u64::MAX);
+        }
+        self.window.get()
+    }
+
+    /// What was taken has come back from the device.
+    #[inline]
+    pub fn give_back(&self, ticket: Ticket, now_ns: u64) {
+        let cost = ticket >> TICKET_SHIFT & COST_MASK;
+        self.under_way.set(self.under_way.get() - cost);
+        let units = (now_ns >> UNIT_SHIFT).wrapping_sub(ticket >> TIME_SHIFT);
+        let took_ns = (units & (u64::MAX >> TIME_SHIFT)) << UNIT_SHIFT;
+        let shortest = self.shortest_ns.get().min(took_ns);
+        self.shortest_ns.set(shortest);
+        let window = self.window.get();
+        if took_ns <= 2 * shortest + SLACK_NS {
+            self.window.set((window + cost / GROWTH).min(WINDOW_MAX));
+        } else if now_ns >= self.settled_ns.get() {
+            self.window.set((window / 2).max(WINDOW_MIN));
+            self.settled_ns.set(now_ns + took_ns);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn shares<const N: usize>() -> [Rc<Share>; N] {
+        let (shares, all) = (Shares::default(), Arc::default());
+        std::array::from_fn(|_| shares.of(&Company::join(&all)))
+    }
+
+    /// Takes as much as it can in a round, in parts of such a cost; nothing stays under way.
+    fn greed(share: &Share, round: u64, cost: u64) -> u64 {
+        share.begin(round);
+        let mut sum = 0;
+        while let Ok(ticket) = share.take(cost, 0) {
+            share.give_back(ticket, 0);
+            sum += cost;
+        }
+        sum
+    }
+
+    #[test]
+    fn a_disk_has_its_quantum_in_each_round_whatever_its_requests_cost() {
+        for cost in [COST_MIN, 5000, 65536, PIECE - 512, PIECE] {
+            let [share] = shares();
+            let mut sum = 0;
+            for round in 1..=1000 {
+                let taken = greed(&share, round, cost);
+                assert!(taken < QUANTUM + cost, "{taken} bytes in one round");
+                sum += taken;
+                assert!(sum <= round * QUANTUM + cost, "{sum} in {round} rounds");
+            }
+            assert!(sum >= 1000 * QUANTUM, "{sum} in 1000 rounds");
+        }
+    }
+
+    #[test]
+    fn rounds_that_a_disk_left_out_are_not_saved() {
+        let [share] = shares();
+        greed(&share, 1, PIECE);
+        assert!(greed(&share, 1_000_000, PIECE) < QUANTUM + PIECE);
+    }
+
+    #[test]
+    fn all_rings_of_a_disk_have_one_share_and_disks_have_their_own() {
+        let (shares, all) = (Shares::default(), Arc::default());
+        let disks = [0, 1].map(|_| Company::join(&all));
+        let (a, again, b) = (shares.of(&disks[0]), shares.of(&disks[0]), shares.of(&disks[1]));
+        assert!(Rc::ptr_eq(&a, &again) && !Rc::ptr_eq(&a, &b));
+        let first = greed(&a, 1, 4096);
+        assert_eq!((first, greed(&again, 1, 4096), greed(&b, 1, 4096)), (QUANTUM, 0, QUANTUM));
+        drop((a, again));
+        assert_eq!(shares.0.borrow().iter().filter(|share| share.strong_count() > 0).count(), 1);
+    }
+
+    #[test]
+    fn less_is_under_way_while_another_disk_is_at_work() {
+        let [share, other] = shares();
+        let under_way = |now| {
+            let mut tickets = Vec::new();
+            for round in 1.. {
+                share.begin(round);
+                match share.take(PIECE_MIN, now) {
+                    Ok(ticket) => tickets.push(ticket),
+                    Err(Held) => break,
+                }
+            }
+            let sum = share.under_way.get();
+            tickets.into_iter().for_each(|ticket| share.give_back(ticket, now));
+            assert_eq!(share.under_way.get(), 0);
+            sum
+        };
+        assert_eq!(under_way(0), WINDOW_ALONE);
+        share.works(2 * MS);
+        assert_eq!(under_way(2 * MS), WINDOW_ALONE, "its own work is no company");
+        other.works(4 * MS);
+        share.works(6 * MS);
+        assert_eq!((under_way(8 * MS), share.piece(8 * MS)), (WINDOW_MIN, PIECE_MIN));
+        assert_eq!((under_way(110 * MS), share.piece(110 * MS)), (WINDOW_ALONE, PIECE));
+        // One that is longer than the window goes alone. The other disk may be at work on another core.
+        let elsewhere = Shares::default().of(&other.company);
+        elsewhere.works(112 * MS);
+        assert_eq!((under_way(114 * MS), share.piece(114 * MS)), (WINDOW_MIN, PIECE_MIN));
+        assert!(share.has_room(PIECE, 114 * MS));
+    }
+
+    /// A disk that asks for as much as it can, beside another, of a device that takes so long for the first byte of a
+    /// request and does so many bytes in a millisecond. Gives the share of the device that it has in two seconds, and the
+    /// longest that it makes another wait there after the first 200 ms, in nanoseconds.
+    fn beside(first_ns: u64, bytes_per_ms: u64) -> (f64, u64) {
+        let [share, other] = shares();
+        let (mut now, mut free_at, mut bytes, mut longest) = (MS, 0_u64, 0, 0);
+        let mut at_device: VecDeque<(u64, Ticket)> = VecDeque::new();
+        let end = 2000 * MS;
+        for round in 1.. {
+            while at_device.front().is_some_and(|&(done, _)| done <= now) {
+                let (_, ticket) = at_device.pop_front().unwrap();
+                bytes += ticket >> TICKET_SHIFT & COST_MASK;
+                share.give_back(ticket, now);
+            }
+            if now > end {
+                break;
+            }
+            other.works(now);
+            share.works(now);
+            share.begin(round);
+            let piece = share.piece(now);
+            while let Ok(ticket) = share.take(piece, now) {
+                free_at = free_at.max(now) + piece * MS / bytes_per_ms;
+                at_device.push_back((free_at + first_ns, ticket));
+            }
+            if now > 200 * MS {
+                longest = longest.max(free_at.saturating_sub(now));
+            }
+            now += 20_000;
+        }
+        (bytes as f64 / (2000 * bytes_per_ms) as f64, longest)
+    }
+
+    #[test]
+    fn a_device_is_kept_busy_and_not_waited_for_whether_it_is_fast_slow_or_far() {
+        for (first_us, mb_per_s) in [(80, 3000), (80, 500), (100, 20), (5000, 1000), (1000, 200)] {
+            let first_ns = first_us * 1000;
+            let (busy, longest) = beside(first_ns, mb_per_s * 1000);
+            println!(
+                "{first_us} us, {mb_per_s} MB/s: {busy:.2} of it, longest {} us",
+                longest / 1000
+            );
+            // The shortest has to go through the device, too.
+            let least = PIECE_MIN * 1000 / mb_per_s + first_ns;
+            assert!(busy > 0.7, "{first_us} us, {mb_per_s} MB/s: {busy}");
+            assert!(
+                longest < 4 * least + 2 * SLACK_NS,
+                "{first_us} us, {mb_per_s} MB/s: {longest}"
+            );
+        }
+    }
+}
