@@ -496,9 +496,18 @@ def test_who_connects_while_the_database_is_opened_is_answered(tmp_path):
             assert client.call("MSET", *[word for n in range(50) for word in (f"key:{nth}:{n}", b"x" * 10_000)]) == b"OK"
         node.process.kill()
         node.process.wait()
+    # On a busy machine the database may be open before this process runs again.
+    assert any(connects_early(tmp_path, data) for _ in range(5)), "it was never early enough to show anything"
+
+
+def connects_early(tmp_path, data):
+    """Connects to a node as soon as that listens; true if that had not opened its database by then."""
+    copy, text = tmp_path / "copy", tmp_path / "log2"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(data, copy)
     port = millrace.free_port()
-    again = [millrace.BINARY, "serve", "--data", data, "--listen", f"127.0.0.1:{port}", "--cores", "1", "--memory", "256M"]
-    with open(tmp_path / "log2", "wb") as log:
+    again = [millrace.BINARY, "serve", "--data", copy, "--listen", f"127.0.0.1:{port}", "--cores", "1", "--memory", "256M"]
+    with open(text, "wb") as log:
         process = subprocess.Popen(again, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + 20
@@ -507,10 +516,11 @@ def test_who_connects_while_the_database_is_opened_is_answered(tmp_path):
                 first = resp.Connection(port, 20)
                 break
             except ConnectionRefusedError:
-                assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log2").read_text()
+                assert process.poll() is None and time.monotonic() < deadline, text.read_text()
         with first:
-            assert " keys, " not in (tmp_path / "log2").read_text(), "it was not early enough to show anything"
+            early = " keys, " not in text.read_text()
             assert first.call("GET", "key:39:49") == b"x" * 10_000
+            return early
     finally:
         process.kill()
         process.wait()
