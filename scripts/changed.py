@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Says what has to be tested for what has changed since BASE (default: where this branch left origin/main, else HEAD).
+
+Prints two lines: the crates (`all`, or names of packages), and the black-box tests (`all`, or files). Either may be empty."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+
+def lines(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def base():
+    if len(sys.argv) > 1:
+        return sys.argv[1]
+    found = subprocess.run(["git", "merge-base", "HEAD", "origin/main"], capture_output=True, text=True)
+    return found.stdout.strip() or "HEAD"
+
+
+def changed_files():
+    return {*lines("git", "diff", "--name-only", base()), *lines("git", "ls-files", "--others", "--exclude-standard")}
+
+
+def with_dependents(folders):
+    """The packages in these folders of crates/, and all that depend on one of them."""
+    metadata = json.loads("\n".join(lines("cargo", "metadata", "--format-version=1", "--no-deps", "--locked")))
+    packages = {package["name"]: package for package in metadata["packages"]}
+    found = {name for name, package in packages.items() if pathlib.Path(package["manifest_path"]).parent.name in folders}
+    while True:
+        more = {name for name, package in packages.items() if any(dependency["name"] in found for dependency in package["dependencies"])}
+        if more <= found:
+            return sorted(found)
+        found |= more
+
+
+def main():
+    crates, tests = set(), set()
+    for file in changed_files():
+        parts = pathlib.PurePath(file).parts
+        if file.endswith(".md") or parts[0] in ("docs", "fuzz", "bench", "LICENSE"):
+            continue
+        if parts[0] == "crates" and len(parts) > 2:
+            crates.add(parts[1])
+            tests.add("all")
+        elif parts[0] == "e2e":
+            is_test = parts[-1].startswith("test_") and pathlib.Path(file).exists()
+            tests.add(file if is_test else "all")
+        else:
+            crates.add("all")
+            tests.add("all")
+    print("all" if "all" in crates else " ".join(with_dependents(crates)))
+    print("all" if "all" in tests else " ".join(sorted(tests)))
+
+
+main()
