@@ -1,12 +1,14 @@
-//! Writes small databases with RocksDB 11, which no package of a distribution has yet, for the black-box tests.
+//! Writes small databases with RocksDB 11, which no package of a distribution has yet, for the
+//! black-box tests.
 //!
 //! ```text
 //! cargo run --release --features codecs --example fixtures -- DIR
 //! tar -C DIR --sort=name --owner=0 --group=0 --mtime=@0 -cJf ../../e2e/rocksdb-11.tar.xz .
 //! ```
 //!
-//! Each becomes `DIR/NAME/db`, with what RocksDB's own iterator finds in it in `DIR/NAME/expected/default`, as lines of
-//! `KEYHEX VALUEHEX`. The values are small: the archive is part of the repository.
+//! Each becomes `DIR/NAME/db`, with what RocksDB's own iterator finds in it in
+//! `DIR/NAME/expected/default`, as lines of `KEYHEX VALUEHEX`. The values are small: the archive is
+//! part of the repository.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -24,7 +26,8 @@ use rocksdb::{
 /// Changes the options of one database.
 type Edit = fn(&mut Options, &mut BlockBasedOptions);
 
-/// Name, whether the last writes stay in the WAL, and the options. Those with a codec need `--features codecs`.
+/// Name, whether the last writes stay in the WAL, and the options. Those with a codec need
+/// `--features codecs`.
 const DATABASES: &[(&str, bool, Edit)] = &[
     ("plain", false, |_, _| {}),
     ("hash", false, |_, table| table.set_data_block_index_type(DataBlockIndexType::BinaryAndHash)),

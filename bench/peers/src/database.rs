@@ -1,7 +1,8 @@
 //! Opening the database the way the benchmark asks for.
 //!
-//! Read-only, so neither the directory nor its lock is touched. Index and filter blocks are held in memory by the
-//! table readers, as RocksDB does by default, and every file is opened at once (`max_open_files` -1).
+//! Read-only, so neither the directory nor its lock is touched. Index and filter blocks are held in
+//! memory by the table readers, as RocksDB does by default, and every file is opened at once
+//! (`max_open_files` -1).
 
 use std::path::Path;
 
@@ -62,7 +63,8 @@ pub fn open(
     options.set_block_based_table_factory(&table);
     options.set_max_open_files(-1);
     options.set_use_direct_reads(!buffered);
-    // By name alone a column family would be opened with RocksDB's default options, its cache of 32 MiB included.
+    // By name alone a column family would be opened with RocksDB's default options, its cache of 32
+    // MiB included.
     let family = ColumnFamilyDescriptor::new("default", options.clone());
     let db = DB::open_cf_descriptors_read_only(&options, dir, [family], false)
         .map_err(|error| format!("{}: {error}", dir.display()))?;

@@ -1,15 +1,17 @@
-//! `millrace-peers`: RocksDB's newest release, measured on the same database and the same cases as Millrace.
+//! `millrace-peers`: RocksDB's newest release, measured on the same database and the same cases as
+//! Millrace.
 //!
-//! Debian's `db_bench` is built with assertions on, which is no fair opponent where the processor decides. This
-//! program links the crate `rocksdb` as a release build for this machine and repeats `db_bench`'s cases.
+//! Debian's `db_bench` is built with assertions on, which is no fair opponent where the processor
+//! decides. This program links the crate `rocksdb` as a release build for this machine and repeats
+//! `db_bench`'s cases.
 //!
-//! Flow: flags ([`Flags`]) -> one read-only [`rocksdb::DB`] ([`database`]) -> warm up when there is a cache ->
-//! one [`cases`] loop per thread inside one measured window ([`measure`]) -> one JSON object on stdout. The cases
-//! that write ([`writes`]) or do both ([`mix`]) open the database for writing, and also say how long no write came
-//! through ([`stalls`]).
+//! Flow: flags ([`Flags`]) -> one read-only [`rocksdb::DB`] ([`database`]) -> warm up when there is
+//! a cache -> one [`cases`] loop per thread inside one measured window ([`measure`]) -> one JSON
+//! object on stdout. The cases that write ([`writes`]) or do both ([`mix`]) open the database for
+//! writing, and also say how long no write came through ([`stalls`]).
 //!
-//! Invariants: to be read, the database is opened read-only and without its lock; nothing but the case runs inside
-//! the window.
+//! Invariants: to be read, the database is opened read-only and without its lock; nothing but the
+//! case runs inside the window.
 #![forbid(unsafe_code)]
 
 mod cases;
@@ -58,7 +60,8 @@ struct Common {
     /// How long to measure.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// Size of the block cache; 0 runs without one. With a cache the keys are read once before measuring.
+    /// Size of the block cache; 0 runs without one. With a cache the keys are read once before
+    /// measuring.
     #[arg(long, default_value_t = 0)]
     cache_bytes: usize,
     /// Which of RocksDB's block caches.
@@ -149,12 +152,14 @@ enum CaseFlags {
     },
 }
 
-/// What the cases of mixed operations take. Their `--rate` is of operations, at times that are fixed beforehand.
+/// What the cases of mixed operations take. Their `--rate` is of operations, at times that are
+/// fixed beforehand.
 #[derive(Args, Clone)]
 struct MixFlags {
     #[command(flatten)]
     write: WriteFlags,
-    /// Bytes of memory: memtables, indexes and filters come off it, the rest is block cache. Without it there is none.
+    /// Bytes of memory: memtables, indexes and filters come off it, the rest is block cache.
+    /// Without it there is none.
     #[arg(long)]
     memory: Option<usize>,
     /// Which of RocksDB's block caches.
@@ -241,7 +246,8 @@ struct WriteFlags {
     /// Flush and compact with O_DIRECT.
     #[arg(long)]
     direct_writes: bool,
-    /// After the writes, wait until nothing is left to flush or to compact, and tell how long that took.
+    /// After the writes, wait until nothing is left to flush or to compact, and tell how long that
+    /// took.
     #[arg(long)]
     drain: bool,
     /// Seed of the first thread's random numbers.
@@ -444,7 +450,8 @@ fn run_mix(name: &str, mix: Mix, all: &MixFlags) -> Result<serde_json::Value, St
     }))
 }
 
-/// Leaves a cache what the memory has beside memtables, indexes and filters; tells how much that is.
+/// Leaves a cache what the memory has beside memtables, indexes and filters; tells how much that
+/// is.
 fn limit(db: &DB, cache: &Cache, memory: usize, tuning: Tuning) -> Result<usize, String> {
     let tables = db
         .property_int_value(rocksdb::properties::ESTIMATE_TABLE_READERS_MEM)

@@ -1,4 +1,5 @@
-//! The measured window: threads that start together, a deadline, latencies, and the processor time they took.
+//! The measured window: threads that start together, a deadline, latencies, and the processor time
+//! they took.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -25,7 +26,8 @@ pub struct Outcome {
     pub latency: Histogram<u64>,
 }
 
-/// One thread's counters. One clock reading an operation: an operation starts where the last one ended.
+/// One thread's counters. One clock reading an operation: an operation starts where the last one
+/// ended.
 pub struct Meter {
     deadline: Instant,
     last: Instant,
@@ -46,12 +48,14 @@ impl Meter {
         self.last = from;
     }
 
-    /// Counts one call that did `operations` operations and found `found` keys; false when the time is over.
+    /// Counts one call that did `operations` operations and found `found` keys; false when the time
+    /// is over.
     pub fn count(&mut self, operations: u64, found: u64) -> bool {
         self.count_run(operations, found, 1)
     }
 
-    /// As [`Meter::count`], for a call that was `parts` equal steps: each is given the mean latency.
+    /// As [`Meter::count`], for a call that was `parts` equal steps: each is given the mean
+    /// latency.
     pub fn count_run(&mut self, operations: u64, found: u64, parts: u64) -> bool {
         let now = Instant::now();
         let nanos = now.saturating_duration_since(self.last).as_nanos() as u64;
@@ -120,7 +124,8 @@ fn histogram() -> Result<Histogram<u64>, String> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(|error| error.to_string())
 }
 
-/// Bytes that this process has read from the device or had written to it (`read_bytes` or `write_bytes`).
+/// Bytes that this process has read from the device or had written to it (`read_bytes` or
+/// `write_bytes`).
 pub fn io_bytes(name: &str) -> Option<u64> {
     number_of("/proc/self/io", name)
 }

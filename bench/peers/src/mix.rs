@@ -1,8 +1,9 @@
-//! Mixed operations: YCSB's workloads, and reads with writes among them; as fast as they go, or at times that were
-//! fixed beforehand.
+//! Mixed operations: YCSB's workloads, and reads with writes among them; as fast as they go, or at
+//! times that were fixed beforehand.
 //!
-//! At fixed times (an open loop) any free thread takes the next operation, so none waits for a certain thread. Its
-//! latency counts from when it was to begin: what waited for a thread is as slow as its caller would have seen it.
+//! At fixed times (an open loop) any free thread takes the next operation, so none waits for a
+//! certain thread. Its latency counts from when it was to begin: what waited for a thread is as
+//! slow as its caller would have seen it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

@@ -1,4 +1,5 @@
-//! How long no write was acknowledged. Writing threads always have one waiting, so every such time counts.
+//! How long no write was acknowledged. Writing threads always have one waiting, so every such time
+//! counts.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;

@@ -1,4 +1,5 @@
-//! `db_bench`'s values, as Millrace's benchmark makes them too: half of every hundred bytes can be compressed away.
+//! `db_bench`'s values, as Millrace's benchmark makes them too: half of every hundred bytes can be
+//! compressed away.
 
 use workload::Random;
 

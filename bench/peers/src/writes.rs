@@ -1,4 +1,5 @@
-//! `db_bench`'s write cases: RocksDB opened for writing with its defaults but for what is named here.
+//! `db_bench`'s write cases: RocksDB opened for writing with its defaults but for what is named
+//! here.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -90,7 +91,8 @@ pub fn open(
 pub struct Drained {
     /// How long it took.
     pub seconds: f64,
-    /// Bytes that this process has had written to the device, from its start on, where the kernel tells.
+    /// Bytes that this process has had written to the device, from its start on, where the kernel
+    /// tells.
     pub device_bytes: Option<u64>,
     /// Bytes that the database takes on the disk afterwards.
     pub disk_bytes: u64,

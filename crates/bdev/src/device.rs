@@ -193,8 +193,8 @@ impl Bdev {
         Ok(over)
     }
 
-    /// Whether what it holds is in this process's memory, or nowhere: then no operation of a process
-    /// that has ended is still under way at it.
+    /// Whether what it holds is in this process's memory, or nowhere: then no operation of a
+    /// process that has ended is still under way at it.
     pub fn is_memory(&self) -> bool {
         !matches!(self.lowest().device(), Device::File(_))
     }
@@ -224,8 +224,9 @@ impl Bdev {
     }
 
     /// Gives the device another size, in bytes, for all channels; suspends. What is cut off is
-    /// lost; what is added reads as zeroes, unless a write behind the new end of a smaller device was still
-    /// under way. A block device's size is its own: there this only looks whether it has so much.
+    /// lost; what is added reads as zeroes, unless a write behind the new end of a smaller device
+    /// was still under way. A block device's size is its own: there this only looks whether it
+    /// has so much.
     ///
     /// # Errors
     /// When the size is no multiple of the block, the device cannot have it, or the system refuses.
@@ -254,10 +255,10 @@ impl Bdev {
         changed
     }
 
-    /// The size in bytes that the device had in the process that it was taken from, where that can be
-    /// so. A `null:` device has nothing else to know it from. A file may have been given another length
-    /// from outside meanwhile: its guest still knows this one, and what the file does not have fails.
-    /// A `mem:` device knows its own.
+    /// The size in bytes that the device had in the process that it was taken from, where that can
+    /// be so. A `null:` device has nothing else to know it from. A file may have been given
+    /// another length from outside meanwhile: its guest still knows this one, and what the file
+    /// does not have fails. A `mem:` device knows its own.
     pub fn set_taken_size(&self, size_bytes: u64) {
         let block = u64::from(self.0.geometry.block_size);
         let possible = size_bytes != 0 && size_bytes.is_multiple_of(block);

@@ -1,4 +1,5 @@
-//! The `dirty:` layer: what is written is marked, in a bitmap that others have too, also when who writes is killed.
+//! The `dirty:` layer: what is written is marked, in a bitmap that others have too, also when who
+//! writes is killed.
 #![cfg(not(loom))]
 #![allow(clippy::disallowed_methods, reason = "files and processes of the host, for a test")]
 
@@ -141,7 +142,8 @@ fn a_file_that_is_no_such_bitmap_is_refused_and_left_as_it_is() {
 
 const BLOCKS: u64 = SIZE / 4096;
 
-/// Opens what the kernel may still be at work on for a process that is no more: it holds the lock until that is done.
+/// Opens what the kernel may still be at work on for a process that is no more: it holds the lock
+/// until that is done.
 async fn open_when_free(core: &Core, uri: &str) -> Bdev {
     loop {
         match Bdev::open(core, uri).await {
@@ -156,7 +158,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Writes that are under way at a time.
 const DEPTH: usize = 8;
 
-/// What a child does until it is killed: writes blocks at random, several at a time, and counts those that are done.
+/// What a child does until it is killed: writes blocks at random, several at a time, and counts
+/// those that are done.
 async fn write_until_killed(core: Core, uri: String, done: File) {
     let bdev = open_when_free(&core, &uri).await;
     let disk = Disk::with(&core, &bdev, Guest::new(1 << 20));
@@ -234,7 +237,8 @@ fn copy(map: &DirtyMap, image: &File, replica: &mut [u8], until: Instant) -> u64
     copied
 }
 
-/// Nothing is taken right before the kill: see `docs/formats/dirty.md` for what is taken while its write is under way.
+/// Nothing is taken right before the kill: see `docs/formats/dirty.md` for what is taken while its
+/// write is under way.
 #[test]
 fn a_copy_misses_nothing_when_who_writes_is_killed() {
     if let Ok(uri) = std::env::var("DIRTY_WRITES") {

@@ -147,8 +147,8 @@ fn layers_lie_over_each_other_and_over_files() {
     }
 }
 
-/// The memory of unaligned requests is copied when one of 64 buffers is free, and `limit:` begins them later: both after
-/// another memory has taken the place of theirs.
+/// The memory of unaligned requests is copied when one of 64 buffers is free, and `limit:` begins
+/// them later: both after another memory has taken the place of theirs.
 #[test]
 fn requests_that_wait_hold_the_memory_that_they_were_submitted_with() {
     for place in PLACES.into_iter().filter(|place| place.available()) {

@@ -1,5 +1,5 @@
-//! The proofs of the shared bitmap, as those of the reactor (its `tests/loom.rs`). Run by `scripts/loom.sh`; empty in a
-//! normal build.
+//! The proofs of the shared bitmap, as those of the reactor (its `tests/loom.rs`). Run by
+//! `scripts/loom.sh`; empty in a normal build.
 #![cfg(loom)]
 #![allow(dead_code, reason = "the modules are included whole")]
 
@@ -131,8 +131,8 @@ fn who_copies_may_die_at_any_instant() {
             let disk = disk.clone();
             thread::spawn(move || _ = disk.marks().take(0))
         };
-        // Whoever looks after the taker has died finds the bit in one row or the other. (By ors of nothing, since loom
-        // does not put a plain load everywhere it could be.)
+        // Whoever looks after the taker has died finds the bit in one row or the other. (By ors of
+        // nothing, since loom does not put a plain load everywhere it could be.)
         let looker = {
             let disk = disk.clone();
             thread::spawn(move || {

@@ -1,5 +1,5 @@
-//! A test that cannot fail proves nothing: a device that says too early that a write is durable must
-//! be caught. A program of its own, because a mutant is one for a whole process.
+//! A test that cannot fail proves nothing: a device that says too early that a write is durable
+//! must be caught. A program of its own, because a mutant is one for a whole process.
 #![cfg(not(loom))]
 
 mod common;

@@ -1,4 +1,5 @@
-//! A device goes to another process, as its descriptors: what was written is there, and the size is what it was last.
+//! A device goes to another process, as its descriptors: what was written is there, and the size is
+//! what it was last.
 #![cfg(not(loom))]
 
 mod common;

@@ -1,4 +1,5 @@
-//! The cases that read, as loops of one task each. A task ends when its meter says that the time is over.
+//! The cases that read, as loops of one task each. A task ends when its meter says that the time is
+//! over.
 
 use std::rc::Rc;
 

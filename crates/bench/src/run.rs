@@ -3,8 +3,8 @@
 //! 1. Core 0 opens the database, for writing where the case writes; the others wait for it. A
 //!    second pass over the files is not needed: tables are shared.
 //! 2. Every core attaches a reader and, if asked, warms its cache.
-//! 3. When all are ready, core 0 names the time at which the window begins, a moment ahead, so
-//!    that all begin together.
+//! 3. When all are ready, core 0 names the time at which the window begins, a moment ahead, so that
+//!    all begin together.
 //! 4. Each core runs `depth` tasks that read, and core 0 those that write, until the window ends.
 //!    Processor time and the disk's counters are taken at both ends. Then the writer is closed;
 //!    what background work it still waits for is not in the window.
@@ -212,7 +212,8 @@ pub fn run(plan: &Plan) -> Result<Outcome, Error> {
     Ok(outcome)
 }
 
-/// How the memory is divided, if a size was named. Where the case writes, its memtables come off it.
+/// How the memory is divided, if a size was named. Where the case writes, its memtables come off
+/// it.
 fn budget(plan: &Plan) -> Result<Option<Budget>, Error> {
     let Some(bytes) = plan.memory_bytes else { return Ok(None) };
     let memtables = match plan.case.writes() {
@@ -444,8 +445,8 @@ fn write_worker(
     })
 }
 
-/// Waits until nothing is left to flush or to merge; tells how long that took, what the process has had written to the
-/// device since its start, and what the database takes there now.
+/// Waits until nothing is left to flush or to merge; tells how long that took, what the process has
+/// had written to the device since its start, and what the database takes there now.
 #[expect(clippy::disallowed_methods, reason = "asks the kernel after the window")]
 async fn drain(core: &Core, writer: &Writer, dir: &Path) -> Drained {
     let from_ns = core.now_exact_ns();

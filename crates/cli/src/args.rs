@@ -133,12 +133,13 @@ pub struct ServeArgs {
     /// Confine the process that serves guests: auto, on or off [default: auto]
     ///
     /// A guest that takes this process over can then open no file but the database's, reach nobody
-    /// and start nothing. A second process, the one that was started, opens images and sockets for it.
-    /// auto does so where there are disks or may be (--disk, --state, --admin), as far as the system
-    /// can, and says what it cannot; with on the node then does not start.
+    /// and start nothing. A second process, the one that was started, opens images and sockets for
+    /// it. auto does so where there are disks or may be (--disk, --state, --admin), as far as
+    /// the system can, and says what it cannot; with on the node then does not start.
     #[arg(long, value_name = "MODE", value_parser = sandbox())]
     pub sandbox: Option<Sandbox>,
-    /// What an acknowledged write survives: the end of the process, or a power cut [default: power]
+    /// What an acknowledged write survives: the end of the process, or a power cut [default:
+    /// power]
     ///
     /// power flushes the disk once for all writes that wait, before they are answered; process
     /// leaves them to the system's page cache, which is quicker and safe from everything but the
@@ -382,7 +383,8 @@ pub struct Target {
     /// Print JSON; its shape is described in docs/CLI.md
     #[arg(long)]
     pub json: bool,
-    /// Write to a database that a RocksDB older than 7.8 wrote last; afterwards only 7.8 and newer read it
+    /// Write to a database that a RocksDB older than 7.8 wrote last; afterwards only 7.8 and newer
+    /// read it
     #[arg(long, conflicts_with = "connect")]
     pub adopt: bool,
     /// How to reach the disk

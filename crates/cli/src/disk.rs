@@ -297,8 +297,8 @@ impl Latency {
         (count > 0).then(|| self.sum_ns as f64 / count as f64)
     }
 
-    /// Below which a share of them lies, as far as the buckets tell: within one they count as spread
-    /// evenly.
+    /// Below which a share of them lies, as far as the buckets tell: within one they count as
+    /// spread evenly.
     pub fn quantile_ns(&self, share: f64) -> Option<f64> {
         let count = self.count();
         let mut left = share * count as f64;

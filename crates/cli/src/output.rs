@@ -174,8 +174,8 @@ pub fn put_bytes(object: &mut Map<String, Value>, name: &str, bytes: &[u8], as_h
     };
 }
 
-/// Columns of text, each as wide as it must be, with two spaces between. Those in `right` are aligned
-/// to the right.
+/// Columns of text, each as wide as it must be, with two spaces between. Those in `right` are
+/// aligned to the right.
 pub fn table<const N: usize>(rows: &[[String; N]], right: &[usize]) -> String {
     let widths: [usize; N] =
         std::array::from_fn(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0));

@@ -1,8 +1,9 @@
 //! `millrace top`: what a node does, second by second.
 //!
-//! A frame is the difference of two looks at the same process. After an upgrade or a restart another process answers,
-//! whose clock and counters begin anew: the frame that would mix both is left out, and the next one compares two looks
-//! at the new process. While no process answers, `top` tries to connect again.
+//! A frame is the difference of two looks at the same process. After an upgrade or a restart
+//! another process answers, whose clock and counters begin anew: the frame that would mix both is
+//! left out, and the next one compares two looks at the new process. While no process answers,
+//! `top` tries to connect again.
 
 use std::time::{Duration, Instant};
 

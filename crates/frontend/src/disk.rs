@@ -80,8 +80,9 @@ impl DiskOptions {
         }
     }
 
-    /// A driver of one queue whose ring lies in memory at an address, a multiple of 4096, and which nobody serves yet:
-    /// for targets that are reached by no socket. With it the guest's addresses of the ring's parts.
+    /// A driver of one queue whose ring lies in memory at an address, a multiple of 4096, and which
+    /// nobody serves yet: for targets that are reached by no socket. With it the guest's
+    /// addresses of the ring's parts.
     ///
     /// # Errors
     /// When there can be no such queue.
@@ -359,8 +360,8 @@ impl Disk {
         self.start_device(false)
     }
 
-    /// Stops the device and begins anew with empty rings and a new in-flight region, as a guest does
-    /// that is reset. The old drivers are given back for that; new ones can be taken.
+    /// Stops the device and begins anew with empty rings and a new in-flight region, as a guest
+    /// does that is reset. The old drivers are given back for that; new ones can be taken.
     ///
     /// # Errors
     /// The session's.

@@ -470,7 +470,8 @@ impl Queue {
             let flags = flags | available(progress.next_wrap);
             ring.set_body(progress.next, PackedDesc { addr, len, id: slot.0, flags });
             // The head of the first staged chain shows the target all that is staged, so it is left
-            // for `publish`; that of every other one may come before its chain, for the same reason.
+            // for `publish`; that of every other one may come before its chain, for the same
+            // reason.
             if first && progress.staged.is_none() {
                 progress.staged = Some((progress.next, flags));
             } else {

@@ -55,8 +55,8 @@ struct Places {
     used: *const AtomicU16,
 }
 
-// SAFETY: the pointers lead into memory that `SplitRing::memory` keeps mapped, and what they lead to
-// is written by atomic or volatile stores of whichever thread owns the ring.
+// SAFETY: the pointers lead into memory that `SplitRing::memory` keeps mapped, and what they lead
+// to is written by atomic or volatile stores of whichever thread owns the ring.
 unsafe impl Send for SplitRing {}
 
 impl SplitRing {

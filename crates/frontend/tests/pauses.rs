@@ -1,11 +1,13 @@
-//! How long guests wait in an upgrade of a node with 64 disks, all of them under load. It measures, so it runs by command:
+//! How long guests wait in an upgrade of a node with 64 disks, all of them under load. It measures,
+//! so it runs by command:
 //!
 //! ```text
 //! MILLRACE=target/release/millrace cargo test --release -p millrace-frontend --test pauses -- --ignored --nocapture
 //! ```
 //!
-//! One thread is all front ends. Each keeps two requests in flight, reads and writes by turns. For each guest the longest
-//! time without a completion counts, while nothing happens and while the node is upgraded.
+//! One thread is all front ends. Each keeps two requests in flight, reads and writes by turns. For
+//! each guest the longest time without a completion counts, while nothing happens and while the
+//! node is upgraded.
 #![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
 
 mod common;
@@ -134,7 +136,8 @@ impl Guest {
     }
 }
 
-/// Keeps the load up until something is so. Gives for each guest how long it waited, in microseconds, sorted.
+/// Keeps the load up until something is so. Gives for each guest how long it waited, in
+/// microseconds, sorted.
 fn watch(guests: &mut [Guest], mut over: impl FnMut() -> bool) -> Vec<u64> {
     let (mut done, mut looked) = (Vec::new(), Instant::now());
     for guest in guests.iter_mut() {

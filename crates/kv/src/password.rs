@@ -13,8 +13,8 @@ impl Password {
         Some(word.into()).filter(|word| !word.is_empty()).map(Self)
     }
 
-    /// Whether this is the one. Takes as long for one that is nearly right as for one that is all wrong; only the
-    /// length of what was given shows.
+    /// Whether this is the one. Takes as long for one that is nearly right as for one that is all
+    /// wrong; only the length of what was given shows.
     pub fn is(&self, given: &[u8]) -> bool {
         let expected = self.0.iter().cycle();
         let different = given.iter().zip(expected).fold(0, |all, (a, b)| black_box(all | (a ^ b)));

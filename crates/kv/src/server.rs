@@ -26,8 +26,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves the connections of `listener` from `reader`, both of this core. The core that owns the shard gives it
-    /// too, attached to `shared` already; a node without one only reads.
+    /// Serves the connections of `listener` from `reader`, both of this core. The core that owns
+    /// the shard gives it too, attached to `shared` already; a node without one only reads.
     pub fn start(
         core: &Core,
         reader: Reader,
@@ -51,7 +51,8 @@ impl Server {
         self.state.clients.len()
     }
 
-    /// Accepts no more, lets connections send the replies that are under way, for at most `grace_ns`, and ends them.
+    /// Accepts no more, lets connections send the replies that are under way, for at most
+    /// `grace_ns`, and ends them.
     pub async fn stop(self, grace_ns: u64) {
         let core = &self.state.core;
         self.accepting.cancel();
@@ -85,7 +86,8 @@ async fn accept(state: Rc<CoreState>, listener: Listener) {
                     state.core.spawn(Class::Foreground, turn_away(socket));
                 }
             },
-            // Out of descriptors, most likely: connections wait in the backlog until some are closed.
+            // Out of descriptors, most likely: connections wait in the backlog until some are
+            // closed.
             Err(_) => state.core.sleep_ns(RETRY_NS).await,
         }
     }

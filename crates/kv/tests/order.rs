@@ -1,7 +1,8 @@
-//! What a crash leaves of the pipeline of a connection, in a simulated world: its commands up to one of them, whichever
-//! of their keys had to be read before they could be changed.
+//! What a crash leaves of the pipeline of a connection, in a simulated world: its commands up to
+//! one of them, whichever of their keys had to be read before they could be changed.
 //!
-//! A failure names its seed; `MILLRACE_SEEDS=300` runs more of them, `MILLRACE_SEED=5` only that one.
+//! A failure names its seed; `MILLRACE_SEEDS=300` runs more of them, `MILLRACE_SEED=5` only that
+//! one.
 
 #[allow(dead_code, reason = "the other tests use all of it")]
 mod stage;

@@ -1,7 +1,8 @@
-//! The door in a simulated world: several cores, a network in a mood, a disk that is slow or fails, and clients that
-//! know from a model what they must hear.
+//! The door in a simulated world: several cores, a network in a mood, a disk that is slow or fails,
+//! and clients that know from a model what they must hear.
 //!
-//! A failure names its seed; `MILLRACE_SEEDS=300` runs more of them, `MILLRACE_SEED=5` only that one.
+//! A failure names its seed; `MILLRACE_SEEDS=300` runs more of them, `MILLRACE_SEED=5` only that
+//! one.
 
 mod stage;
 
@@ -41,7 +42,8 @@ struct Stage {
     ended: Cell<usize>,
 }
 
-/// Serves on every core while `clients` runs on every core, then stops, and sees to it that nothing is left.
+/// Serves on every core while `clients` runs on every core, then stops, and sees to it that nothing
+/// is left.
 fn stage<F, Fut>(seed: u64, settings: Settings, cache_bytes: usize, clients: F) -> (u64, u64)
 where
     F: Fn(Core, Rc<Stage>) -> Fut + 'static,
@@ -344,7 +346,8 @@ fn clients_that_do_not_read_hold_little_together_and_are_closed_when_others_wait
         for _ in 0..20 {
             core.sleep_ns(50_000_000).await;
             let unsent = info(&mut other, "clients", "clients_unsent_bytes").await;
-            // Of each core: its limit, the favoured's reply, and of each a small one and a command's more.
+            // Of each core: its limit, the favoured's reply, and of each a small one and a
+            // command's more.
             let most = (CORES * (60_000 + 128 * 1024 + 16_000) + 40 * CORES * 8 * 1024) as u64;
             assert!(unsent < most, "{unsent} bytes unsent, at most {most}");
         }

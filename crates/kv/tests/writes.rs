@@ -1,7 +1,9 @@
-//! Writing in a simulated world: several cores, connections that pipeline, a network and a disk in a mood. Every
-//! client has keys of its own, and knows from a model what it must hear; some keys belong to all.
+//! Writing in a simulated world: several cores, connections that pipeline, a network and a disk in
+//! a mood. Every client has keys of its own, and knows from a model what it must hear; some keys
+//! belong to all.
 //!
-//! A failure names its seed; `MILLRACE_SEEDS=300` runs more of them, `MILLRACE_SEED=5` only that one.
+//! A failure names its seed; `MILLRACE_SEEDS=300` runs more of them, `MILLRACE_SEED=5` only that
+//! one.
 
 mod stage;
 
@@ -46,8 +48,8 @@ struct Stage {
     added: Cell<i64>,
 }
 
-/// Serves a new database on every core while `clients` runs on every core; then it is opened again and compared with
-/// what the clients say they have left. They may say nothing.
+/// Serves a new database on every core while `clients` runs on every core; then it is opened again
+/// and compared with what the clients say they have left. They may say nothing.
 fn stage<F, Fut>(seed: u64, durability: Durability, clients: F) -> (u64, u64)
 where
     F: Fn(Core, Rc<Stage>) -> Fut + 'static,
@@ -419,7 +421,8 @@ fn connections_that_go_away_leave_nothing_behind_and_disturb_nobody() {
     }
 }
 
-/// A key is read from disk for its first change; the changes behind it must wait for that, also those of other cores.
+/// A key is read from disk for its first change; the changes behind it must wait for that, also
+/// those of other cores.
 #[test]
 fn changes_of_one_key_by_all_cores_are_made_one_after_another() {
     for seed in seeds() {
@@ -475,7 +478,8 @@ fn clearing(seed: u64) {
             for _ in 0..7 {
                 replies.push(client.reply().await.expect("there is a reply"));
             }
-            // Another core does the same at the same time, so `a` may have been set or cleared between.
+            // Another core does the same at the same time, so `a` may have been set or cleared
+            // between.
             let ok = Reply::Simple(b"OK".to_vec());
             assert_eq!((&replies[0], &replies[2], &replies[3], &replies[6]), (&ok, &ok, &ok, &ok));
         }
@@ -525,7 +529,8 @@ fn when_the_log_cannot_be_written_writes_say_so_and_reads_go_on() {
     }
 }
 
-/// Every increment that is not refused counts once, also behind others that were refused; and clearing makes space.
+/// Every increment that is not refused counts once, also behind others that were refused; and
+/// clearing makes space.
 #[test]
 fn a_full_disk_refuses_writes_and_what_was_built_on_them_until_there_is_space() {
     for seed in seeds() {
@@ -607,9 +612,9 @@ enum Trouble {
     Rot,
 }
 
-/// Pipelines commands on keys of its own while there is trouble, and compares each reply with what the model says:
-/// it is the model's, or an error that says that the command was not executed. Gives what is left and how many
-/// commands were refused.
+/// Pipelines commands on keys of its own while there is trouble, and compares each reply with what
+/// the model says: it is the model's, or an error that says that the command was not executed.
+/// Gives what is left and how many commands were refused.
 async fn refused_pipeline(core: &Core, stage: &Stage, mut rng: Rng, name: &str) -> (Model, u64) {
     let seed = stage.seed;
     let mut client = Client::connect(core, &stage.world);
@@ -881,7 +886,8 @@ fn what_follows_multi_is_not_executed_until_exec_or_discard() {
     });
 }
 
-/// Each is a task while it waits for the disk. A client that wanted no replies could once make as many as it liked.
+/// Each is a task while it waits for the disk. A client that wanted no replies could once make as
+/// many as it liked.
 #[test]
 fn commands_whose_replies_nobody_wants_are_bounded_like_others() {
     let most = Rc::new(Cell::new(0));

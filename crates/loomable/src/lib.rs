@@ -1,20 +1,23 @@
-//! The atomics, cells, fences and allocations of lock-free code, in one place that loom can take over.
+//! The atomics, cells, fences and allocations of lock-free code, in one place that loom can take
+//! over.
 //!
-//! Code that is to be proved imports these names and nothing else from `std::sync`. In a normal build they are the
-//! standard ones, and [`UnsafeCell`] is a wrapper that costs nothing. Under `--cfg loom` they are loom's, which plays
-//! through the interleavings and the stale values that the memory model permits (`tests/loom.rs` of the crates that
-//! use this, run by `scripts/loom.sh`).
+//! Code that is to be proved imports these names and nothing else from `std::sync`. In a normal
+//! build they are the standard ones, and [`UnsafeCell`] is a wrapper that costs nothing. Under
+//! `--cfg loom` they are loom's, which plays through the interleavings and the stale values that
+//! the memory model permits (`tests/loom.rs` of the crates that use this, run by
+//! `scripts/loom.sh`).
 //!
 //! # Mutants
 //!
-//! A proof that cannot fail proves nothing, so each ordering, fence and check that the proof is about is a *mutation
-//! site*: written as [`weaken`]`(Release, "name")` or guarded by [`mutant`]`("name")`. In a normal build both are
-//! constants that fold away. Under loom the environment variable `MILLRACE_MUTANT` switches one site to its wrong
+//! A proof that cannot fail proves nothing, so each ordering, fence and check that the proof is
+//! about is a *mutation site*: written as [`weaken`]`(Release, "name")` or guarded by
+//! [`mutant`]`("name")`. In a normal build both are constants that fold away. Under loom the
+//! environment variable `MILLRACE_MUTANT` switches one site to its wrong
 //! form, and `proof::find_every_mutant` demands that loom then reports a failure.
 //!
-//! What loom does not model, and what therefore must not be relied upon here: `SeqCst` on a load, store or
-//! read-modify-write counts as `AcqRel`; only `SeqCst` *fences* are real. Sequential consistency is thus always
-//! written as a fence.
+//! What loom does not model, and what therefore must not be relied upon here: `SeqCst` on a load,
+//! store or read-modify-write counts as `AcqRel`; only `SeqCst` *fences* are real. Sequential
+//! consistency is thus always written as a fence.
 
 #[cfg(loom)]
 pub mod proof;
@@ -38,11 +41,12 @@ pub use std::{
     },
 };
 
-/// A number that is shown and that no access depends on: never loom's, which would play through its values in vain.
+/// A number that is shown and that no access depends on: never loom's, which would play
+/// through its values in vain.
 pub use std::sync::atomic::AtomicUsize as Gauge;
 
-/// A [`std::cell::UnsafeCell`] with loom's interface: the pointer is lent to a closure, so that loom sees where an
-/// access begins and ends.
+/// A [`std::cell::UnsafeCell`] with loom's interface: the pointer is lent to a closure, so that
+/// loom sees where an access begins and ends.
 #[cfg(not(loom))]
 #[derive(Debug)]
 #[repr(transparent)]

@@ -1,10 +1,11 @@
 //! What the proofs of all crates have in common.
 //!
-//! A scenario is one test; it prints how many executions loom went through. A list says for each mutation site which
-//! scenario must find it; the program is started anew for each, as a failed loom execution cannot always be unwound.
+//! A scenario is one test; it prints how many executions loom went through. A list says for each
+//! mutation site which scenario must find it; the program is started anew for each, as a failed
+//! loom execution cannot always be unwound.
 //!
-//! A preemption bound limits how often a thread is interrupted where it would not have to be. Where a scenario has
-//! one, it is written there; without one the search is complete.
+//! A preemption bound limits how often a thread is interrupted where it would not have to be. Where
+//! a scenario has one, it is written there; without one the search is complete.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,7 +33,8 @@ pub fn prove(
     println!("proved {name}: {} executions, {bound}", executions.load(Relaxed));
 }
 
-/// Each proof must be able to fail: with one site made wrong, the scenario named for it must report it.
+/// Each proof must be able to fail: with one site made wrong, the scenario named for it must report
+/// it.
 pub fn find_every_mutant(mutants: &[(&str, &str)]) {
     let program = std::env::current_exe().unwrap();
     let mut missed = Vec::new();
@@ -68,7 +70,8 @@ fn finding(text: &str) -> &str {
     lines.map(str::trim).find(|line| !line.is_empty()).unwrap_or("")
 }
 
-/// No site in these sources is without a mutant in the list, and the list names no site that is gone.
+/// No site in these sources is without a mutant in the list, and the list names no site that is
+/// gone.
 pub fn list_is_complete(mutants: &[(&str, &str)], sources: &[&str]) {
     let mut sites = BTreeSet::new();
     for source in sources {

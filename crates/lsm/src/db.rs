@@ -2,12 +2,13 @@
 //!
 //! 1. CURRENT names the MANIFEST; replaying it gives column families, files and logs.
 //! 2. The logs that hold what is not in the files are replayed into memory.
-//! 3. Tables are opened, many at a time; one that cannot be opened is noted, not fatal: who
-//!    needs it gets the error, the rest stays readable.
+//! 3. Tables are opened, many at a time; one that cannot be opened is noted, not fatal: who needs
+//!    it gets the error, the rest stays readable.
 //!
 //! Opening for reading writes nothing: not a log, not a lock file, not an access time that we could
-//! help. The lock file, where there is one, is locked shared, so that no RocksDB opens the directory for
-//! writing meanwhile; with `secondary` it is not, and what is served is the state at the opening.
+//! help. The lock file, where there is one, is locked shared, so that no RocksDB opens the
+//! directory for writing meanwhile; with `secondary` it is not, and what is served is the state at
+//! the opening.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -42,8 +43,8 @@ use crate::write::writer::{WriteOptions, Writer};
 pub struct OpenOptions {
     /// Serve the state at the opening even while another process writes.
     pub secondary: bool,
-    /// Serve what can be read when the log is damaged in its middle, instead of refusing; and write
-    /// beside tables that cannot be read.
+    /// Serve what can be read when the log is damaged in its middle, instead of refusing; and
+    /// write beside tables that cannot be read.
     pub salvage: bool,
     /// Check every block's checksum when it is read.
     pub verify_checksums: bool,
@@ -117,7 +118,8 @@ pub(crate) struct Shared {
     pub snapshots: ArcSwap<Vec<Arc<AtomicU64>>>,
     pub options: OpenOptions,
     pub path: PathBuf,
-    /// The logs held something behind what was recovered: see [`crate::open::wal_replay::Replayed`].
+    /// The logs held something behind what was recovered: see
+    /// [`crate::open::wal_replay::Replayed`].
     pub leftovers: bool,
     /// The numbers of the logs that were replayed.
     pub recovered_logs: Vec<u64>,
@@ -177,8 +179,8 @@ impl Db {
     /// # Errors
     /// As for [`Db::open`]; [`Kind::Locked`] also while somebody reads the directory, and
     /// [`Kind::NoDatabase`] only where none is to be made. [`Kind::Older`] where an older RocksDB
-    /// than 7.8 wrote the database last, unless it may be adopted. What stands in the way of writing
-    /// (`gate.rs`) is told before anything is changed.
+    /// than 7.8 wrote the database last, unless it may be adopted. What stands in the way of
+    /// writing (`gate.rs`) is told before anything is changed.
     pub async fn open_for_writing(
         core: &Core,
         path: &Path,
@@ -489,8 +491,8 @@ async fn look(dir: &Dir, create: bool) -> Result<There> {
     Ok(There::Nothing)
 }
 
-/// Where the logs are. A directory that has a CURRENT is a database's own: older versions of RocksDB
-/// always wrote `wal_dir`, and a copy still has its original's.
+/// Where the logs are. A directory that has a CURRENT is a database's own: older versions of
+/// RocksDB always wrote `wal_dir`, and a copy still has its original's.
 ///
 /// # Errors
 /// When logs that count are elsewhere: they are not read.

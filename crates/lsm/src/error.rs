@@ -16,8 +16,8 @@ pub enum Kind {
     Unsupported,
     /// The device or the system refused.
     Io,
-    /// The disk is full, or no table can be written for now; the text says which. Nothing was written;
-    /// it may be tried again.
+    /// The disk is full, or no table can be written for now; the text says which. Nothing was
+    /// written; it may be tried again.
     Full,
     /// More memory is needed than the budget allows.
     Memory,

@@ -1,8 +1,8 @@
 //! Places at which the engine can be made wrong, to show that its simulation finds out.
 //!
-//! [`mutant`]`("name")` guards each. It is a constant that folds away, unless the feature `mutants` is
-//! on; then [`set_mutant`] chooses at most one for the whole process, or the environment variable `MILLRACE_MUTANT`
-//! does.
+//! [`mutant`]`("name")` guards each. It is a constant that folds away, unless the feature `mutants`
+//! is on; then [`set_mutant`] chooses at most one for the whole process, or the environment
+//! variable `MILLRACE_MUTANT` does.
 
 #[cfg(not(feature = "mutants"))]
 pub(crate) const fn mutant(_name: &str) -> bool {

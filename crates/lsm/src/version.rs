@@ -176,7 +176,8 @@ impl Version {
 }
 
 impl Family {
-    /// About the bytes of memory that a seek of an iterator takes: a block of each sorted run, as stored and unpacked.
+    /// About the bytes of memory that a seek of an iterator takes: a block of each sorted run, as
+    /// stored and unpacked.
     pub fn seek_bytes(&self, version: &Version) -> usize {
         let of_table = |&slot: &u32| {
             let properties = &version.table(slot).ok()?.properties;

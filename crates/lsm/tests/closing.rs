@@ -1,5 +1,5 @@
-//! Writing ends in its time, whatever memory is short and whatever was handed over, in a simulated world: a wake-up
-//! that nobody sends is a deadlock there, and found.
+//! Writing ends in its time, whatever memory is short and whatever was handed over, in a simulated
+//! world: a wake-up that nobody sends is a deadlock there, and found.
 
 use std::path::Path;
 
@@ -133,7 +133,8 @@ fn a_merge_that_waits_for_memory_is_given_up_at_the_end() {
                 while !writer.is_at_rest() {
                     core.sleep_ns(10_000_000).await;
                 }
-                // What is left is enough for a flush, and not for one of the blocks that the merge needs.
+                // What is left is enough for a flush, and not for one of the blocks that the merge
+                // needs.
                 let held = take_the_rest(&core).split_off(10);
                 while writer.stats().level0_files < 4 {
                     writer.put(b"short", &[8; 10_000]).await.unwrap();

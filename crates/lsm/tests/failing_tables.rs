@@ -1,4 +1,5 @@
-//! Tables that cannot be written, or merged, for a while or for ever, in a simulated world: writing goes on.
+//! Tables that cannot be written, or merged, for a while or for ever, in a simulated world: writing
+//! goes on.
 
 mod common;
 

@@ -146,9 +146,9 @@ fn a_merge_reads_ahead_beside_a_cache_that_is_full() {
     done.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-/// Nobody waits for memory that those hold who wait for more themselves: scans gave up nothing of what they had read
-/// ahead, each began with a part of the blocks that it needs, and a get kept what it had read until there was room to
-/// unpack it.
+/// Nobody waits for memory that those hold who wait for more themselves: scans gave up nothing of
+/// what they had read ahead, each began with a part of the blocks that it needs, and a get kept
+/// what it had read until there was room to unpack it.
 #[test]
 fn many_reads_at_once_share_little_memory() {
     for compression in [Compression::Lz4, Compression::None] {
@@ -217,8 +217,8 @@ fn many_reads_at_once_share_little_memory() {
     }
 }
 
-/// A value that was written with more memory than there is now: it can be neither read nor merged, but it can be seen,
-/// written over, and removed. Every operation on its key failed before.
+/// A value that was written with more memory than there is now: it can be neither read nor merged,
+/// but it can be seen, written over, and removed. Every operation on its key failed before.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the damage is done on the host")]
 fn a_value_larger_than_memory_is_there_and_can_be_removed() {

@@ -190,7 +190,8 @@ fn both_find(case: &str, logs: &[(u64, Vec<u8>)], expected: &Model) {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// RocksDB drops something; we refuse with a text that says this, and salvage serves what lies before.
+/// RocksDB drops something; we refuse with a text that says this, and salvage serves what lies
+/// before.
 fn refused(case: &str, bytes: Vec<u8>, text: &str, rocksdb_finds: &Model, salvaged: &Model) {
     let dir = database(case, &[(50, bytes)]);
     let found = rocksdb(&dir).unwrap();

@@ -1,11 +1,11 @@
 //! Where nodes live: chunks of memory, handed out from front to back and freed all at once.
 //!
-//! [`Space`] decides, by arithmetic alone, where the next node goes, so that the question "would these fit?" is
-//! answered by the same code that places them. [`Arena`] does what it says.
+//! [`Space`] decides, by arithmetic alone, where the next node goes, so that the question "would
+//! these fit?" is answered by the same code that places them. [`Arena`] does what it says.
 //!
-//! A node that is larger than a quarter of a chunk gets a chunk of its own, of exactly its size, and the chunk in use
-//! stays in use; so at most a quarter of a chunk is lost where a chunk ends. The last chunks shrink to what the limit
-//! leaves.
+//! A node that is larger than a quarter of a chunk gets a chunk of its own, of exactly its size,
+//! and the chunk in use stays in use; so at most a quarter of a chunk is lost where a chunk ends.
+//! The last chunks shrink to what the limit leaves.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::ptr::NonNull;
@@ -13,8 +13,8 @@ use std::ptr::NonNull;
 use crate::node::ALIGN;
 use loomable::{alloc, dealloc};
 
-/// The chunk size for a limit: a sixteenth of it, so that a small memtable is not one chunk that is half empty, and no
-/// more than brings the cost of an allocation down to nothing.
+/// The chunk size for a limit: a sixteenth of it, so that a small memtable is not one chunk that is
+/// half empty, and no more than brings the cost of an allocation down to nothing.
 pub(crate) fn chunk_bytes(limit: usize) -> usize {
     (limit / 16).clamp(4 << 10, CHUNK_MAX)
 }
@@ -70,7 +70,8 @@ impl Space {
         self.reserved
     }
 
-    /// Sets aside `bytes`, a multiple of [`ALIGN`]; `None`, and nothing has changed, if the limit forbids.
+    /// Sets aside `bytes`, a multiple of [`ALIGN`]; `None`, and nothing has changed, if the limit
+    /// forbids.
     pub fn take(&mut self, bytes: usize) -> Option<Place> {
         if bytes <= self.room {
             self.room -= bytes;
@@ -103,8 +104,8 @@ pub(crate) struct Chunk {
     layout: Layout,
 }
 
-// SAFETY: a chunk owns its allocation and touches nothing but in `drop`, which takes `&mut self`; the global
-// allocator takes memory back on any thread.
+// SAFETY: a chunk owns its allocation and touches nothing but in `drop`, which takes `&mut self`;
+// the global allocator takes memory back on any thread.
 unsafe impl Send for Chunk {}
 
 impl Chunk {
@@ -126,13 +127,15 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        // SAFETY: `new` got `start` from `alloc` with this layout, neither has changed since, and `drop` runs once.
+        // SAFETY: `new` got `start` from `alloc` with this layout, neither has changed since, and
+        // `drop` runs once.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }
     }
 }
 
-/// Chunks that were touched before they are needed. A system finds memory for what is touched first, and may clear
-/// megabytes of it at once, which took 4 ms for 2 MiB on a virtual machine; another core can do that ahead.
+/// Chunks that were touched before they are needed. A system finds memory for what is touched
+/// first, and may clear megabytes of it at once, which took 4 ms for 2 MiB on a virtual machine;
+/// another core can do that ahead.
 #[derive(Default)]
 pub struct Reserve(Vec<Chunk>);
 
@@ -174,14 +177,16 @@ impl Reserve {
 /// The smallest piece of memory that a system finds at once, in bytes.
 const PAGE: usize = 4 << 10;
 
-/// The writer's side: where the next node goes. The chunks themselves belong to the list, which outlives the writer.
+/// The writer's side: where the next node goes. The chunks themselves belong to the list, which
+/// outlives the writer.
 pub(crate) struct Arena {
     space: Space,
     /// The first free byte of the chunk in use; `space.room` bytes follow.
     free: NonNull<u8>,
 }
 
-// SAFETY: `free` points at bytes that nobody uses until this arena hands them out, so it may do that on any thread.
+// SAFETY: `free` points at bytes that nobody uses until this arena hands them out, so it may do
+// that on any thread.
 unsafe impl Send for Arena {}
 
 impl Arena {
@@ -194,9 +199,10 @@ impl Arena {
         self.space
     }
 
-    /// Hands out `bytes`, a multiple of [`ALIGN`] and not 0: uninitialized memory, aligned to `ALIGN`, that nobody
-    /// else has and that stays as long as `chunks`. `None`, and nothing has changed, if the limit forbids.
-    /// A new chunk comes from `reserve`, if that has one of the size.
+    /// Hands out `bytes`, a multiple of [`ALIGN`] and not 0: uninitialized memory, aligned to
+    /// `ALIGN`, that nobody else has and that stays as long as `chunks`. `None`, and nothing
+    /// has changed, if the limit forbids. A new chunk comes from `reserve`, if that has one of
+    /// the size.
     pub fn allocate(
         &mut self,
         chunks: &mut Vec<Chunk>,
@@ -215,9 +221,10 @@ impl Arena {
             Place::NewChunk(bytes) => new_chunk(bytes),
             Place::Here => self.free,
         };
-        // SAFETY: `start` is followed by at least `bytes` bytes of the same allocation: for a new chunk because `take`
-        // made it no smaller, and otherwise because `take` found `room >= bytes` and `room` is what follows `free`.
-        // So the sum stays within the allocation or at its end.
+        // SAFETY: `start` is followed by at least `bytes` bytes of the same allocation: for a new
+        // chunk because `take` made it no smaller, and otherwise because `take` found `room
+        // >= bytes` and `room` is what follows `free`. So the sum stays within the
+        // allocation or at its end.
         self.free = unsafe { start.add(bytes) };
         Some(start)
     }

@@ -1,19 +1,21 @@
 //! A position in a memtable that goes both ways while entries are inserted.
 //!
-//! A node is never unlinked or moved, so an address is a position, and it stays right whatever is inserted. What a
-//! cursor meets is not a snapshot: an entry that is inserted ahead of it is met, one that is inserted behind it is
-//! not. Whoever wants a snapshot passes over the entries with a later sequence.
+//! A node is never unlinked or moved, so an address is a position, and it stays right whatever is
+//! inserted. What a cursor meets is not a snapshot: an entry that is inserted ahead of it is met,
+//! one that is inserted behind it is not. Whoever wants a snapshot passes over the entries with a
+//! later sequence.
 
 use crate::list::Target;
 use crate::memtable::{Entry, Memtable, ValueRef};
 use crate::node::{NodePtr, NodeRef};
 
-/// A position in a memtable: on an entry, or nowhere. It borrows nothing; every call takes the memtable it is for.
+/// A position in a memtable: on an entry, or nowhere. It borrows nothing; every call takes the
+/// memtable it is for.
 ///
 /// # Panics
 ///
-/// A cursor that stands on an entry panics when it is used with another memtable than the one it was placed in. The
-/// calls that place it anew may be given any.
+/// A cursor that stands on an entry panics when it is used with another memtable than the one it
+/// was placed in. The calls that place it anew may be given any.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cursor {
     node: Option<NodePtr>,
@@ -60,7 +62,8 @@ impl Cursor {
         self.stand_behind_head(table, last)
     }
 
-    /// Goes to the first entry at or behind that key and packed number; false, and nowhere, if there is none.
+    /// Goes to the first entry at or behind that key and packed number; false, and nowhere, if
+    /// there is none.
     #[inline]
     pub fn seek(&mut self, table: &Memtable, user_key: &[u8], packed: u64) -> bool {
         let target = Target::new(table.comparator(), user_key, packed);
@@ -68,7 +71,8 @@ impl Cursor {
         self.stand(table, found)
     }
 
-    /// Goes to the last entry at or before that key and packed number; false, and nowhere, if there is none.
+    /// Goes to the last entry at or before that key and packed number; false, and nowhere, if there
+    /// is none.
     pub fn seek_for_prev(&mut self, table: &Memtable, user_key: &[u8], packed: u64) -> bool {
         let target = Target::new(table.comparator(), user_key, packed);
         let (found, _) = table.list.search(|node| target.order_of(node).is_le());
@@ -82,14 +86,14 @@ impl Cursor {
         self.stand(table, next)
     }
 
-    /// Goes one entry back; false, and nowhere, at the beginning or if it stood nowhere. This is a search: there are no
-    /// links back.
+    /// Goes one entry back; false, and nowhere, at the beginning or if it stood nowhere. This is a
+    /// search: there are no links back.
     pub fn prev(&mut self, table: &Memtable) -> bool {
         let Some(node) = self.node(table) else { return false };
         let target = Target::new(table.comparator(), node.user_key(), node.packed());
         let (mut before, mut next) = table.list.search(|node| target.order_of(node).is_lt());
-        // Between the two there was nothing, so this ends at once, unless the same key and number were inserted twice
-        // and this is not the first of them.
+        // Between the two there was nothing, so this ends at once, unless the same key and number
+        // were inserted twice and this is not the first of them.
         while let Some(other) = next.filter(|next| *next != node) {
             (before, next) = (other, other.following());
         }

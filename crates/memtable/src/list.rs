@@ -1,11 +1,12 @@
 //! The list as readers and the writer share it: the way down the levels, and who owns the memory.
 //!
-//! Every node is in the list of level 0, one in four also in that of level 1, one in sixteen in that of level 2, and
-//! so on. A search goes right as far as it may, then a level down, beginning with the head, an empty node at every
-//! level that stands before all others.
+//! Every node is in the list of level 0, one in four also in that of level 1, one in sixteen in
+//! that of level 2, and so on. A search goes right as far as it may, then a level down, beginning
+//! with the head, an empty node at every level that stands before all others.
 //!
-//! Who may touch what: readers follow links and read nodes, no more. The writer, of which there is one, stores into
-//! links and into [`Written`], which is on cache lines of its own; readers look at that only when asked for a figure.
+//! Who may touch what: readers follow links and read nodes, no more. The writer, of which there is
+//! one, stores into links and into [`Written`], which is on cache lines of its own; readers look at
+//! that only when asked for a figure.
 
 use std::cmp::Ordering;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,14 +19,16 @@ use loomable::{Gauge, UnsafeCell};
 
 /// See the module text.
 pub(crate) struct List {
-    /// No other list of this process has it, ever: by it a kept [`NodePtr`] is known to be of a list that is alive.
+    /// No other list of this process has it, ever: by it a kept [`NodePtr`] is known to be of a
+    /// list that is alive.
     pub id: u64,
     pub comparator: Comparator,
     head: NodePtr,
     pub written: Written,
 }
 
-/// What the writer writes besides nodes. 128 bytes, not 64: the adjacent-line prefetcher of x86 pulls lines in pairs.
+/// What the writer writes besides nodes. 128 bytes, not 64: the adjacent-line prefetcher of x86
+/// pulls lines in pairs.
 #[repr(align(128))]
 pub(crate) struct Written {
     pub len: Gauge,
@@ -35,14 +38,16 @@ pub(crate) struct Written {
     pub chunks: UnsafeCell<Vec<Chunk>>,
 }
 
-// SAFETY: what is behind a shared `List` is plain values that do not change, atomics, nodes, which any thread may read
-// (`node.rs`), and `chunks`, whose cell gives no access but by unsafe code: the writer's alone, which is unique and
-// needs `&mut Writer` for it. Dropping a `Vec<Chunk>` on another thread is fine, as `Chunk` is Send.
+// SAFETY: what is behind a shared `List` is plain values that do not change, atomics, nodes, which
+// any thread may read (`node.rs`), and `chunks`, whose cell gives no access but by unsafe code: the
+// writer's alone, which is unique and needs `&mut Writer` for it. Dropping a `Vec<Chunk>` on
+// another thread is fine, as `Chunk` is Send.
 unsafe impl Sync for List {}
 
 impl List {
     pub fn new(comparator: Comparator) -> List {
-        // Different lists need different numbers; nothing else hangs on them. 2^64 lists are never made.
+        // Different lists need different numbers; nothing else hangs on them. 2^64 lists are never
+        // made.
         static IDS: AtomicU64 = AtomicU64::new(1);
         let bytes = node_bytes(HEIGHT_MAX, 0).expect("an empty node is small");
         let chunk = Chunk::new(bytes);
@@ -60,14 +65,15 @@ impl List {
     /// The empty node before all others.
     #[inline(always)]
     pub fn head(&self) -> NodeRef<'_> {
-        // SAFETY: `new` wrote it before anybody had this list, and its chunk stays as long as the list.
+        // SAFETY: `new` wrote it before anybody had this list, and its chunk stays as long as the
+        // list.
         unsafe { self.head.get() }
     }
 
     /// The last node of those that are `before`, the head if there is none, and the node behind it.
     ///
-    /// `before` must hold for the nodes up to some place in the order, and not for those behind it. Between the two
-    /// nodes there was nothing at some moment during the call.
+    /// `before` must hold for the nodes up to some place in the order, and not for those behind it.
+    /// Between the two nodes there was nothing at some moment during the call.
     #[inline(always)]
     pub fn search(
         &self,
@@ -82,8 +88,9 @@ impl List {
     }
 }
 
-/// Goes right from `at`, which is `before`, on one level; returns the last node that is `before`, and the next one.
-/// `behind` is a node known not to be: where the level above ended, so often where this one ends.
+/// Goes right from `at`, which is `before`, on one level; returns the last node that is `before`,
+/// and the next one. `behind` is a node known not to be: where the level above ended, so often
+/// where this one ends.
 ///
 /// # Safety
 ///
@@ -96,12 +103,12 @@ pub(crate) unsafe fn go_right<'a>(
     before: impl Fn(NodeRef<'a>) -> bool,
 ) -> (NodeRef<'a>, Option<NodeRef<'a>>) {
     loop {
-        // SAFETY: `at` is as the caller promises, or was found through a link of this level, and `insert_behind` puts
-        // a node only into links of levels that it has.
+        // SAFETY: `at` is as the caller promises, or was found through a link of this level, and
+        // `insert_behind` puts a node only into links of levels that it has.
         let next = unsafe { at.next(level) };
         if level > 0 {
-            // Looking at `next` is a cache miss, and so will be the first step down; let them run together. That is
-            // worth a tenth of a search among a million entries.
+            // Looking at `next` is a cache miss, and so will be the first step down; let them run
+            // together. That is worth a tenth of a search among a million entries.
             // SAFETY: `at` has this level and so those below.
             unsafe { at.prefetch_next(level - 1) };
         }

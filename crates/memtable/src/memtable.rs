@@ -10,24 +10,25 @@ use loomable::{Arc, Ordering};
 
 /// A handle to a memtable, for reading it on any core while its [`Writer`] goes on inserting.
 ///
-/// Reading writes to no memory that others touch. Cloning and dropping a handle does count, so give each core one
-/// and pass references. The memory is freed with the last handle; the writer has one too.
+/// Reading writes to no memory that others touch. Cloning and dropping a handle does count, so give
+/// each core one and pass references. The memory is freed with the last handle; the writer has one
+/// too.
 #[derive(Clone)]
 pub struct Memtable {
     pub(crate) list: Arc<List>,
 }
 
 impl Memtable {
-    /// Makes an empty memtable that reserves no more than `limit_bytes` of memory, some hundred bytes that every
-    /// memtable has included. `seed` decides the shape of the list, and nothing that is ever returned: the same seed
-    /// and the same calls give the same shape.
+    /// Makes an empty memtable that reserves no more than `limit_bytes` of memory, some hundred
+    /// bytes that every memtable has included. `seed` decides the shape of the list, and
+    /// nothing that is ever returned: the same seed and the same calls give the same shape.
     pub fn new(comparator: Comparator, limit_bytes: usize, seed: u64) -> (Writer, Memtable) {
         let space = Space::new(limit_bytes, crate::arena::chunk_bytes(limit_bytes), 0);
         Memtable::with_space(comparator, space, seed)
     }
 
-    /// Makes an empty memtable without a limit that is one of `shares` with some `share_bytes` together: it begins
-    /// with a chunk so small that all of them may have one.
+    /// Makes an empty memtable without a limit that is one of `shares` with some `share_bytes`
+    /// together: it begins with a chunk so small that all of them may have one.
     pub fn share(
         comparator: Comparator,
         share_bytes: usize,
@@ -65,7 +66,8 @@ impl Memtable {
     ///
     /// # Panics
     ///
-    /// If `value` is of another memtable: a mistake in the caller that must not become a wrong answer.
+    /// If `value` is of another memtable: a mistake in the caller that must not become a wrong
+    /// answer.
     #[inline]
     pub fn value(&self, value: ValueRef) -> &[u8] {
         self.node(value.node, value.table).value()
@@ -75,9 +77,10 @@ impl Memtable {
     #[inline(always)]
     pub(crate) fn node(&self, node: NodePtr, table: u64) -> NodeRef<'_> {
         assert!(table == self.list.id, "a position in another memtable");
-        // SAFETY: whoever keeps an address with a list's number had a `NodeRef` of that list, so the node's `write`
-        // happened before that, and it was handed here by safe means, which order. Numbers are not used twice, so the
-        // list is this one, and it stays, with all its nodes, while `self` is borrowed.
+        // SAFETY: whoever keeps an address with a list's number had a `NodeRef` of that list, so
+        // the node's `write` happened before that, and it was handed here by safe means,
+        // which order. Numbers are not used twice, so the list is this one, and it stays,
+        // with all its nodes, while `self` is borrowed.
         unsafe { node.get() }
     }
 
@@ -96,7 +99,8 @@ impl Memtable {
         self.list.written.bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory reserved: never more than the limit, except that the head of the list is always there.
+    /// Bytes of memory reserved: never more than the limit, except that the head of the list is
+    /// always there.
     pub fn memory(&self) -> usize {
         self.list.written.memory.load(Ordering::Relaxed)
     }
@@ -112,7 +116,8 @@ impl std::fmt::Debug for Memtable {
     }
 }
 
-/// An entry that was found. It stays readable as long as the handle that it was found through is borrowed.
+/// An entry that was found. It stays readable as long as the handle that it was found through is
+/// borrowed.
 #[derive(Clone, Copy)]
 pub struct Entry<'a> {
     node: NodeRef<'a>,
@@ -165,7 +170,8 @@ impl std::fmt::Debug for Entry<'_> {
     }
 }
 
-/// Where a value is. It borrows nothing; [`Memtable::value`] of any handle to its memtable gives the bytes.
+/// Where a value is. It borrows nothing; [`Memtable::value`] of any handle to its memtable gives
+/// the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValueRef {
     node: NodePtr,

@@ -5,17 +5,18 @@
 //!                             ^ the address of the node                                   (fixed64)
 //! ```
 //!
-//! With the links in front, everything else is at a place that does not depend on the node's height, and the height
-//! need not be stored; the link that is followed most, level 0, shares a cache line with what is compared first. User
-//! key and packed number stand together as the internal key that tables have, so that a merge or a flush takes it as
-//! it is.
+//! With the links in front, everything else is at a place that does not depend on the node's
+//! height, and the height need not be stored; the link that is followed most, level 0, shares a
+//! cache line with what is compared first. User key and packed number stand together as the
+//! internal key that tables have, so that a merge or a flush takes it as it is.
 //!
-//! The prefix is the first eight bytes of the user key as a number that sorts like the key: nearly every comparison
-//! ends there. 16 bytes of key and 1000 of value take 24 bytes of header and packed number and on average 10.7 of
-//! links.
+//! The prefix is the first eight bytes of the user key as a number that sorts like the key: nearly
+//! every comparison ends there. 16 bytes of key and 1000 of value take 24 bytes of header and
+//! packed number and on average 10.7 of links.
 //!
-//! What always holds: after [`NodePtr::write`] nothing of a node changes but its links. Those are atomic, and only
-//! the writer stores into them. Whoever has a [`NodeRef`] may read all of it: `write` happened before he got it.
+//! What always holds: after [`NodePtr::write`] nothing of a node changes but its links. Those are
+//! atomic, and only the writer stores into them. Whoever has a [`NodeRef`] may read all of it:
+//! `write` happened before he got it.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -24,8 +25,8 @@ use rocksfmt::{Comparator, KEY_TRAILER_BYTES};
 
 use loomable::{AtomicPtr, Ordering, UnsafeCell, weaken};
 
-/// The most levels a node can be part of: with one node in four going a level up, enough for 4^12 entries. Loom needs
-/// a level above level 0 and no more.
+/// The most levels a node can be part of: with one node in four going a level up, enough for 4^12
+/// entries. Loom needs a level above level 0 and no more.
 pub(crate) const HEIGHT_MAX: usize = if cfg!(loom) { 2 } else { 12 };
 
 /// What nodes are aligned to.
@@ -43,8 +44,9 @@ struct Header {
 /// What a [`NodePtr`] points to; links and bytes are before and behind it.
 #[repr(C)]
 pub(crate) struct Node {
-    /// A cell for loom, which sees by it when a node is read that was not written before. It stands for the bytes
-    /// behind it too: they are written together, and nobody finds them without reading this.
+    /// A cell for loom, which sees by it when a node is read that was not written before. It
+    /// stands for the bytes behind it too: they are written together, and nobody finds them
+    /// without reading this.
     header: UnsafeCell<Header>,
 }
 
@@ -55,15 +57,16 @@ const _: () = {
     assert!(cfg!(loom) || size_of::<Node>() == 16);
 };
 
-/// The bytes that a node takes in the arena, a multiple of [`ALIGN`]; `payload` is user key and value. `None` if that is
-/// over 32 bits.
+/// The bytes that a node takes in the arena, a multiple of [`ALIGN`]; `payload` is user key and
+/// value. `None` if that is over 32 bits.
 pub(crate) fn node_bytes(height: usize, payload: usize) -> Option<usize> {
     u32::try_from(payload).ok()?;
     let fixed = height * size_of::<Link>() + size_of::<Node>() + KEY_TRAILER_BYTES;
     fixed.checked_add(payload)?.checked_next_multiple_of(ALIGN)
 }
 
-/// The first eight bytes of a user key as a number: keys with different prefixes are ordered as their prefixes are.
+/// The first eight bytes of a user key as a number: keys with different prefixes are ordered as
+/// their prefixes are.
 #[inline(always)]
 pub(crate) fn prefix_of(comparator: Comparator, user_key: &[u8]) -> u64 {
     let prefix = match user_key.first_chunk::<8>() {
@@ -84,9 +87,9 @@ pub(crate) fn prefix_of(comparator: Comparator, user_key: &[u8]) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NodePtr(NonNull<Node>);
 
-// SAFETY: it is an address and gives access only by the unsafe `NodePtr::get`, whose caller shows that the node is
-// alive and was written before. What is then reached may be reached from any thread: atomics, and bytes that do not
-// change.
+// SAFETY: it is an address and gives access only by the unsafe `NodePtr::get`, whose caller shows
+// that the node is alive and was written before. What is then reached may be reached from any
+// thread: atomics, and bytes that do not change.
 unsafe impl Send for NodePtr {}
 // SAFETY: as above.
 unsafe impl Sync for NodePtr {}
@@ -96,8 +99,8 @@ impl NodePtr {
     ///
     /// # Safety
     ///
-    /// `memory` is aligned to [`ALIGN`], valid for writing [`node_bytes`] of this height and of both lengths, and
-    /// nobody else's.
+    /// `memory` is aligned to [`ALIGN`], valid for writing [`node_bytes`] of this height and of
+    /// both lengths, and nobody else's.
     pub unsafe fn write(
         memory: NonNull<u8>,
         height: usize,
@@ -112,10 +115,11 @@ impl NodePtr {
             value_bytes: u32::try_from(value.len()).expect("node_bytes refuses longer values"),
         };
         let links = memory.cast::<Link>();
-        // SAFETY: all of it is within the `node_bytes` that the caller grants: `height` links from the beginning,
-        // behind them the header, behind that key, packed number and value. Both types' alignments divide ALIGN, and
-        // so does the size of a link, so links and header are aligned. The slices are borrowed from elsewhere: the
-        // memory is nobody else's.
+        // SAFETY: all of it is within the `node_bytes` that the caller grants: `height` links from
+        // the beginning, behind them the header, behind that key, packed number and value.
+        // Both types' alignments divide ALIGN, and so does the size of a link, so links and
+        // header are aligned. The slices are borrowed from elsewhere: the memory is nobody
+        // else's.
         unsafe {
             for level in 0..height {
                 links.add(level).write(Link::new(std::ptr::null_mut()));
@@ -136,14 +140,16 @@ impl NodePtr {
     ///
     /// # Safety
     ///
-    /// The call of [`write`](Self::write) that gave this address happened before, and the memory stays for `'a`.
+    /// The call of [`write`](Self::write) that gave this address happened before, and the memory
+    /// stays for `'a`.
     #[inline(always)]
     pub unsafe fn get<'a>(self) -> NodeRef<'a> {
         NodeRef(self.0, PhantomData)
     }
 }
 
-/// A node that was written before and that stays for `'a`; only [`NodePtr::get`] says so of an address.
+/// A node that was written before and that stays for `'a`; only [`NodePtr::get`] says so of an
+/// address.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NodeRef<'a>(NonNull<Node>, PhantomData<&'a Node>);
 
@@ -155,7 +161,8 @@ impl<'a> NodeRef<'a> {
 
     #[inline(always)]
     fn header(self) -> Header {
-        // SAFETY: the node stays for 'a, was written before, and nobody writes the header again: what `NodeRef` says.
+        // SAFETY: the node stays for 'a, was written before, and nobody writes the header again:
+        // what `NodeRef` says.
         unsafe { self.0.as_ref().header.with(|header| *header) }
     }
 
@@ -171,9 +178,10 @@ impl<'a> NodeRef<'a> {
     /// `start + len` is no more than key, packed number and value take, according to the header.
     #[inline(always)]
     unsafe fn bytes(self, start: usize, len: usize) -> &'a [u8] {
-        // SAFETY: these bytes were initialized by `write`, before, as the caller shows; they are in the allocation of
-        // the node, which stays for 'a, and nobody writes them again. The address was derived from the allocation's,
-        // not from a reference to the header, so it may be used for what is behind the header.
+        // SAFETY: these bytes were initialized by `write`, before, as the caller shows; they are in
+        // the allocation of the node, which stays for 'a, and nobody writes them again. The
+        // address was derived from the allocation's, not from a reference to the header, so
+        // it may be used for what is behind the header.
         unsafe { std::slice::from_raw_parts(self.0.add(1).cast::<u8>().add(start).as_ptr(), len) }
     }
 
@@ -213,9 +221,10 @@ impl<'a> NodeRef<'a> {
     /// The node was written with a height above `level`.
     #[inline(always)]
     unsafe fn link(self, level: usize) -> &'a Link {
-        // SAFETY: `write` put `height` links in front of the header, level 0 the nearest, so this one, as the caller
-        // shows, is in the node's allocation and was initialized before. It stays for 'a and is atomic: a shared
-        // reference to it is right although the writer stores into it.
+        // SAFETY: `write` put `height` links in front of the header, level 0 the nearest, so this
+        // one, as the caller shows, is in the node's allocation and was initialized before.
+        // It stays for 'a and is atomic: a shared reference to it is right although the
+        // writer stores into it.
         unsafe { self.0.cast::<Link>().sub(level + 1).as_ref() }
     }
 
@@ -229,8 +238,9 @@ impl<'a> NodeRef<'a> {
         // SAFETY: the caller's promise is what `link` asks for.
         let link = unsafe { self.link(level) };
         let next = link.load(weaken(Ordering::Acquire, "memtable.load_relaxed"));
-        // SAFETY: what is in a link was put there by `set_next`, whose caller shows that it lives as long as this
-        // node; its `write` was before the Release store that this Acquire load has read from.
+        // SAFETY: what is in a link was put there by `set_next`, whose caller shows that it lives
+        // as long as this node; its `write` was before the Release store that this Acquire
+        // load has read from.
         NonNull::new(next).map(|next| unsafe { NodePtr(next).get() })
     }
 
@@ -244,7 +254,8 @@ impl<'a> NodeRef<'a> {
         #[cfg(all(target_arch = "x86_64", not(loom)))]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: the caller's promise is what `link` asks for. A prefetch may be given any address.
+            // SAFETY: the caller's promise is what `link` asks for. A prefetch may be given any
+            // address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(self.link(level).load(Ordering::Relaxed).cast()) }
         }
         #[cfg(not(all(target_arch = "x86_64", not(loom))))]
@@ -262,8 +273,8 @@ impl<'a> NodeRef<'a> {
     ///
     /// # Safety
     ///
-    /// Both nodes were written with a height above `level`, and live equally long. The caller is the one writer of the
-    /// list, and `next` is not in it at this level.
+    /// Both nodes were written with a height above `level`, and live equally long. The caller is
+    /// the one writer of the list, and `next` is not in it at this level.
     pub unsafe fn insert_behind(self, level: usize, next: NodeRef<'_>) {
         // SAFETY: the caller's promise is what `link` asks for, of both.
         let (before, between) = unsafe { (self.link(level), next.link(level)) };

@@ -210,7 +210,8 @@ type Place = (Key, Reverse<u64>, usize);
 type Model = BTreeMap<Place, Vec<u8>>;
 
 fn user_key() -> impl Strategy<Value = Vec<u8>> {
-    // Few letters: equal keys, prefixes of keys, keys with equal first eight bytes; and some that are far apart.
+    // Few letters: equal keys, prefixes of keys, keys with equal first eight bytes; and some that
+    // are far apart.
     let letter = prop_oneof![Just(0u8), Just(1), Just(0xff)];
     prop_oneof![
         3 => proptest::collection::vec(letter, 0..12),

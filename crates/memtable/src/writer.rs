@@ -1,15 +1,16 @@
 //! The one that inserts.
 //!
-//! 1. [`Writer::insert`] draws the height of the new node and takes memory for it; if the limit forbids, nothing has
-//!    changed.
+//! 1. [`Writer::insert`] draws the height of the new node and takes memory for it; if the limit
+//!    forbids, nothing has changed.
 //! 2. The node is written whole, which nobody sees.
-//! 3. The place is sought from where the last node went in: up until a level has a gap that the new key falls into,
-//!    then down again. A key that goes right behind the last one needs no step.
-//! 4. The node is linked in, level 0 first. With the store into the link of its predecessor it is there for readers;
-//!    the levels above only make it quicker to find. Whoever comes upon it on a level finds it linked on all below.
+//! 3. The place is sought from where the last node went in: up until a level has a gap that the new
+//!    key falls into, then down again. A key that goes right behind the last one needs no step.
+//! 4. The node is linked in, level 0 first. With the store into the link of its predecessor it is
+//!    there for readers; the levels above only make it quicker to find. Whoever comes upon it on a
+//!    level finds it linked on all below.
 //!
-//! Inserting is the privilege of `&mut Writer`, and a writer is not cloned: that is what makes plain loads and stores
-//! enough, without a lock or an exchange.
+//! Inserting is the privilege of `&mut Writer`, and a writer is not cloned: that is what makes
+//! plain loads and stores enough, without a lock or an exchange.
 
 use rocksfmt::{Comparator, KEY_TRAILER_BYTES};
 
@@ -19,8 +20,8 @@ use crate::memtable::Memtable;
 use crate::node::{HEIGHT_MAX, NodePtr, node_bytes, prefix_of};
 use loomable::{Arc, Ordering, mutant};
 
-/// The memtable has no room for the entry; nothing was changed. A smaller entry may still fit. One that does not fit
-/// into an empty memtable, or has more than `u32::MAX` bytes, never will.
+/// The memtable has no room for the entry; nothing was changed. A smaller entry may still fit. One
+/// that does not fit into an empty memtable, or has more than `u32::MAX` bytes, never will.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
@@ -60,9 +61,9 @@ impl Writer {
 
     /// Inserts an entry; readers on all cores may find it from then on.
     ///
-    /// The same user key and packed number may be inserted more than once, as happens when a log is replayed twice:
-    /// all are kept, in the order in which they came, and [`Memtable::get`] finds the first. So what was once returned
-    /// for a sequence is never replaced.
+    /// The same user key and packed number may be inserted more than once, as happens when a log is
+    /// replayed twice: all are kept, in the order in which they came, and [`Memtable::get`]
+    /// finds the first. So what was once returned for a sequence is never replaced.
     pub fn insert(&mut self, user_key: &[u8], packed: u64, value: &[u8]) -> Result<(), Full> {
         self.insert_from(&mut Reserve::default(), user_key, packed, value)
     }
@@ -81,8 +82,9 @@ impl Writer {
         Ok(())
     }
 
-    /// Whether entries would all be inserted if they came next and in this order, each given by the bytes of its user
-    /// key and value together. The answer is exact: it is for asking before a batch is written to the log.
+    /// Whether entries would all be inserted if they came next and in this order, each given by the
+    /// bytes of its user key and value together. The answer is exact: it is for asking before a
+    /// batch is written to the log.
     pub fn room_for(&self, entries: impl IntoIterator<Item = usize>) -> bool {
         let (mut heights, mut space) = (self.heights, self.arena.space());
         entries.into_iter().all(|bytes| {
@@ -105,8 +107,8 @@ impl Writer {
         let bytes = node_bytes(height, payload).ok_or(Full)?;
         let arena = &mut self.arena;
         let memory = list.written.chunks.with_mut(|chunks| {
-            // SAFETY: the list's chunks are touched only here and when it is dropped. There is one writer, borrowed
-            // exclusively, and it keeps the list from being dropped.
+            // SAFETY: the list's chunks are touched only here and when it is dropped. There is one
+            // writer, borrowed exclusively, and it keeps the list from being dropped.
             arena.allocate(unsafe { &mut *chunks }, reserve, bytes)
         });
         let memory = memory.ok_or(Full)?;
@@ -159,8 +161,8 @@ impl Writer {
             false => head,
         };
         for level in (0..level).rev() {
-            // SAFETY: `at` was in `place` for this level or for one above, or was found one level up, or is the head:
-            // in each case it has this level.
+            // SAFETY: `at` was in `place` for this level or for one above, or was found one level
+            // up, or is the head: in each case it has this level.
             (at, behind) = unsafe { go_right(at, level, behind, before) };
             place[level] = at.ptr();
         }
@@ -171,8 +173,9 @@ impl Writer {
     fn link(&mut self, node: NodePtr, height: usize) {
         for step in 0..height {
             let level = if mutant("memtable.upper_first") { height - 1 - step } else { step };
-            // SAFETY: both were written by this writer and live as long as its list; the node has `height` levels and
-            // what is in `place` has the level. We are the writer, and the node is new.
+            // SAFETY: both were written by this writer and live as long as its list; the node has
+            // `height` levels and what is in `place` has the level. We are the writer,
+            // and the node is new.
             unsafe { self.place[level].get().insert_behind(level, node.get()) };
             self.place[level] = node;
         }
@@ -185,8 +188,8 @@ impl std::fmt::Debug for Writer {
     }
 }
 
-/// Draws heights: one in four goes a level up. SplitMix64, whose every number is a function of a counter, so a copy
-/// foresees what the original will draw.
+/// Draws heights: one in four goes a level up. SplitMix64, whose every number is a function of a
+/// counter, so a copy foresees what the original will draw.
 #[derive(Clone, Copy)]
 struct Heights(u64);
 

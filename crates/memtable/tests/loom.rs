@@ -1,13 +1,14 @@
-//! The proofs of the list: loom plays every interleaving, and every stale value the memory model permits, of the small
-//! scenarios below.
+//! The proofs of the list: loom plays every interleaving, and every stale value the memory model
+//! permits, of the small scenarios below.
 //!
-//! Run by `scripts/loom.sh`; empty in a normal build. The modules are included by path, as in the reactor's
-//! `tests/loom.rs`; [`MUTANTS`] lists for each mutation site the scenario that must find it (see `loomable`). The list has two levels here, so heights are
-//! given: 1, or 2 for a node that is also in the upper level.
+//! Run by `scripts/loom.sh`; empty in a normal build. The modules are included by path, as in the
+//! reactor's `tests/loom.rs`; [`MUTANTS`] lists for each mutation site the scenario that must find
+//! it (see `loomable`). The list has two levels here, so heights are given: 1, or 2 for a node that
+//! is also in the upper level.
 //!
-//! What loom watches: the header of each node is a cell of its, so that reading a node which the reader does not know
-//! to be written is an error; links are its atomics; chunks are its allocations, so that one that is never freed, or
-//! freed twice, is an error too.
+//! What loom watches: the header of each node is a cell of its, so that reading a node which the
+//! reader does not know to be written is an error; links are its atomics; chunks are its
+//! allocations, so that one that is never freed, or freed twice, is an error too.
 #![cfg(loom)]
 #![allow(dead_code, reason = "the modules are included whole")]
 
@@ -133,7 +134,8 @@ fn a_node_met_on_the_upper_level_is_whole() {
     });
 }
 
-/// A search on its way to a node that was always there passes the place where one is being linked in, on both levels.
+/// A search on its way to a node that was always there passes the place where one is being linked
+/// in, on both levels.
 #[test]
 fn what_is_in_the_list_is_found_during_an_insertion() {
     prove("what_is_in_the_list_is_found_during_an_insertion", None, || {
@@ -149,7 +151,8 @@ fn what_is_in_the_list_is_found_during_an_insertion() {
     });
 }
 
-/// Two nodes, one behind the other: who sees the second sees the first, on whichever level he comes.
+/// Two nodes, one behind the other: who sees the second sees the first, on whichever level he
+/// comes.
 #[test]
 fn insertions_become_visible_in_their_order() {
     prove("insertions_become_visible_in_their_order", None, || {
@@ -198,7 +201,8 @@ fn a_cursor_goes_backward_during_insertions() {
     });
 }
 
-/// A seek that lands in front of the place where a node is being linked in, then both ways from there.
+/// A seek that lands in front of the place where a node is being linked in, then both ways from
+/// there.
 #[test]
 fn a_cursor_turns_around_at_an_insertion() {
     prove("a_cursor_turns_around_at_an_insertion", None, || {
@@ -220,7 +224,8 @@ fn a_cursor_turns_around_at_an_insertion() {
     });
 }
 
-/// Writer and reader let go at the same time, one of them frees the memory, and a value is read until then.
+/// Writer and reader let go at the same time, one of them frees the memory, and a value is read
+/// until then.
 #[test]
 fn the_last_handle_frees_the_memory() {
     prove("the_last_handle_frees_the_memory", None, || {

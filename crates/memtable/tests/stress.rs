@@ -1,5 +1,5 @@
-//! One writer, several readers on threads of their own: what they may rely on while it inserts. This is what
-//! ThreadSanitizer looks at (`scripts/sanitize.sh`).
+//! One writer, several readers on threads of their own: what they may rely on while it inserts.
+//! This is what ThreadSanitizer looks at (`scripts/sanitize.sh`).
 #![cfg(not(loom))]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,8 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The key that is written with a sequence: each some four times, in no order but for runs of ascending ones.
+/// The key that is written with a sequence: each some four times, in no order but for runs of
+/// ascending ones.
 fn key(sequence: u64, entries: u64) -> [u8; 16] {
     let number = mix(sequence / 8) % (entries / 4) + sequence % 8;
     let mut key = [b'k'; 16];
@@ -31,15 +32,16 @@ fn value(sequence: u64) -> Vec<u8> {
     (0..len).map(|i| (mix(sequence) >> (i % 8 * 8)) as u8).collect()
 }
 
-/// Writes everything, and says after each entry up to which sequence all is there. Waits for the readers now and then,
-/// who would otherwise see nothing but the end.
+/// Writes everything, and says after each entry up to which sequence all is there. Waits for the
+/// readers now and then, who would otherwise see nothing but the end.
 fn write(mut writer: Writer, visible: &AtomicU64, rounds: &AtomicU64, entries: u64) {
     for sequence in 1..=entries {
         let (key, value) = (key(sequence, entries), value(sequence));
         assert!(writer.room_for([key.len() + value.len()]));
         writer.insert(&key, pack(sequence, 1), &value).unwrap();
         visible.store(sequence, Ordering::Release);
-        // Relaxed, and not for ever: it shall neither order anything nor wait for readers that have failed.
+        // Relaxed, and not for ever: it shall neither order anything nor wait for readers that have
+        // failed.
         for _ in 0..10_000 {
             if rounds.load(Ordering::Relaxed) >= sequence / 100 {
                 break;
@@ -56,7 +58,8 @@ fn check(user_key: &[u8], packed: u64, bytes: &[u8], entries: u64) {
     assert_eq!(bytes, value(sequence));
 }
 
-/// Walks up to `steps` entries from a cursor, checking their order; how many have a sequence of at most `visible`.
+/// Walks up to `steps` entries from a cursor, checking their order; how many have a sequence of at
+/// most `visible`.
 fn walk(t: &Memtable, c: &mut Cursor, backward: bool, steps: u64, seen: u64, entries: u64) -> u64 {
     let (mut count, mut last) = (0, None);
     for _ in 0..steps {

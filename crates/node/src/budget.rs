@@ -2,14 +2,14 @@
 //!
 //! A sixth, 32 MiB at most, is for what cannot be told beforehand: tables that flushes and merges
 //! are building, writes on their way to the log, and what the allocator loses between buffers of
-//! different sizes. Of the rest a quarter is kept for what all cores share: indexes, filters and memtables. Where the node
-//! writes, three eighths of it are for memtables: one that is written to and those that become
-//! tables; and a sixteenth for remembering which keys are there, which spares writes from reading
-//! when keys are counted. The rest of it is for indexes and filters; those that find no room in it
-//! are read through the cores' caches. The other three quarters are split evenly among the cores.
-//! Of its part each core gives an eighth to what its connections have sent and not yet received,
-//! and the other seven to its pool: block cache, reads in flight, and the buffers of flushes and
-//! merges. The cache leaves room for the reads; when anybody needs more, it gives way.
+//! different sizes. Of the rest a quarter is kept for what all cores share: indexes, filters and
+//! memtables. Where the node writes, three eighths of it are for memtables: one that is written to
+//! and those that become tables; and a sixteenth for remembering which keys are there, which spares
+//! writes from reading when keys are counted. The rest of it is for indexes and filters; those that
+//! find no room in it are read through the cores' caches. The other three quarters are split evenly
+//! among the cores. Of its part each core gives an eighth to what its connections have sent and not
+//! yet received, and the other seven to its pool: block cache, reads in flight, and the buffers of
+//! flushes and merges. The cache leaves room for the reads; when anybody needs more, it gives way.
 //!
 //! Outside the budget is a fixed part of some [`FIXED_BYTES`]: the program itself, its threads'
 //! stacks, the rings shared with the kernel, what a table or a connection is described by. The

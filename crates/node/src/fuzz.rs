@@ -1,4 +1,5 @@
-//! Bodies of the fuzz targets, callable from tests as well. Each panics when a promise of this crate is broken.
+//! Bodies of the fuzz targets, callable from tests as well. Each panics when a promise of this
+//! crate is broken.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;

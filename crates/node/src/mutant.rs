@@ -1,5 +1,5 @@
-//! Ways to make an upgrade wrong, to show that the simulation finds out. Without the feature `mutants`
-//! each is a constant that folds away.
+//! Ways to make an upgrade wrong, to show that the simulation finds out. Without the feature
+//! `mutants` each is a constant that folds away.
 
 /// What may be wrong.
 #[doc(hidden)]

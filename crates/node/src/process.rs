@@ -19,8 +19,8 @@ pub(crate) fn use_huge_pages(wanted: bool) {
     let _ = set_thp_disable(!wanted);
 }
 
-/// Raises the number of descriptors that the process may have as far as it is allowed to. Processes that this one
-/// starts have it as this one. Returns what it was and what it is.
+/// Raises the number of descriptors that the process may have as far as it is allowed to. Processes
+/// that this one starts have it as this one. Returns what it was and what it is.
 pub(crate) fn raise_descriptors() -> (u64, u64) {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return (0, 0) };
     match soft < hard && setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok() {

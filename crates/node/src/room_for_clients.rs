@@ -6,12 +6,14 @@ use crate::error::{Error, Kind};
 const CLIENTS_PER_CORE: usize = 10_000;
 /// Fewer are no node: what asks for figures and what administers it take some.
 const CLIENTS_MIN: u64 = 16;
-/// Descriptors that are kept for files and disks to come: an eighth of all, but of few a quarter, up to the second.
+/// Descriptors that are kept for files and disks to come: an eighth of all, but of few a quarter,
+/// up to the second.
 const KEPT_MIN: u64 = 32;
 const KEPT_USUAL: u64 = 128;
 
-/// Connections that there may be: as many as cores can serve, or fewer where there are not the descriptors for them.
-/// `first_free` is the lowest one that is not open: they are given out from below.
+/// Connections that there may be: as many as cores can serve, or fewer where there are not the
+/// descriptors for them. `first_free` is the lowest one that is not open: they are given out from
+/// below.
 ///
 /// # Errors
 /// When that leaves room for hardly any.

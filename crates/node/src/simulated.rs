@@ -32,8 +32,8 @@ pub type Listen = Rc<dyn Fn(&DiskSpec) -> Option<OwnedFd>>;
 
 impl Node {
     /// Opens disks, as patiently as a node does whose predecessor was killed, and serves each on a
-    /// listening socket. `told` is what front ends were told of the write cache, as a state directory
-    /// has it.
+    /// listening socket. `told` is what front ends were told of the write cache, as a state
+    /// directory has it.
     ///
     /// # Errors
     /// When a device cannot be opened.

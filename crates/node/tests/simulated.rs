@@ -75,8 +75,9 @@ fn a_disk_is_handed_over_or_not_whatever_happens_on_the_way() {
     }
 }
 
-/// Reads, writes and flushes that a device does not answer keep neither their own disk nor its neighbour for longer than
-/// was said, and come back when they are answered, each once. That no late answer changes anything the guest finds.
+/// Reads, writes and flushes that a device does not answer keep neither their own disk nor its
+/// neighbour for longer than was said, and come back when they are answered, each once. That no
+/// late answer changes anything the guest finds.
 #[test]
 fn a_disk_whose_device_does_not_answer_goes_over_with_what_is_in_flight() {
     for seed in 0..6 {
@@ -93,8 +94,9 @@ fn a_disk_whose_device_does_not_answer_goes_over_with_what_is_in_flight() {
     }
 }
 
-/// A disk that the successor cannot take as it is goes over without its connection, with its counts, wherever it is in the
-/// order; its neighbour notices nothing. So does one that it cannot take at all.
+/// A disk that the successor cannot take as it is goes over without its connection, with its
+/// counts, wherever it is in the order; its neighbour notices nothing. So does one that it cannot
+/// take at all.
 #[test]
 fn a_disk_that_is_declined_stops_no_upgrade_and_harms_no_other() {
     let cases: [(&[usize], [u64; 2]); 6] = [
@@ -110,7 +112,8 @@ fn a_disk_that_is_declined_stops_no_upgrade_and_harms_no_other() {
         for seed in 0..4 {
             let told = declined(seed, states);
             let what = format!("{states:?}, seed {seed}: {told:?}");
-            // Of what is declined twice nothing was read. Its socket closes once more, perhaps with the front end waiting.
+            // Of what is declined twice nothing was read. Its socket closes once more, perhaps with
+            // the front end waiting.
             let twice = states.iter().any(|&nth| nth > 1);
             for ((count, [before, after]), least) in told.into_iter().zip(connects) {
                 assert!(count == least || twice && least == 2 && count == 3, "{what}");
@@ -120,8 +123,8 @@ fn a_disk_that_is_declined_stops_no_upgrade_and_harms_no_other() {
     }
 }
 
-/// A disk whose device does not answer is detached in its time, and keeps nobody: neither its neighbour, nor an upgrade, nor
-/// the end of the node. It has gone when nothing is under way.
+/// A disk whose device does not answer is detached in its time, and keeps nobody: neither its
+/// neighbour, nor an upgrade, nor the end of the node. It has gone when nothing is under way.
 #[test]
 fn a_detached_disk_whose_device_does_not_answer_keeps_nobody() {
     for meanwhile in [Meanwhile::Nothing, Meanwhile::Upgrade, Meanwhile::End] {

@@ -1,5 +1,5 @@
-//! A test that cannot fail proves nothing: an upgrade that is wrong about who serves must be caught.
-//! A program of its own, because a mutant is one for a whole process.
+//! A test that cannot fail proves nothing: an upgrade that is wrong about who serves must be
+//! caught. A program of its own, because a mutant is one for a whole process.
 
 mod handover;
 

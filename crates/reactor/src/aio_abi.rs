@@ -38,7 +38,8 @@ pub struct Event {
     pub res2: i64,
 }
 
-/// The head of a context's completion ring, which is mapped where the context's number says; `nr` events follow.
+/// The head of a context's completion ring, which is mapped where the context's number says; `nr`
+/// events follow.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Ring {

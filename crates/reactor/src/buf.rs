@@ -8,11 +8,13 @@
 //!    can sit in a cache, be looked at by a cursor and be on its way to a socket without a copy.
 //! 4. The last holder returns it to the pool's free list.
 //!
-//! Whoever keeps buffers that it could do without (a cache) registers as a [`Spare`]: it is asked for them before
-//! anybody waits, so memory that is only kept for later never holds back work that needs it now.
+//! Whoever keeps buffers that it could do without (a cache) registers as a [`Spare`]: it is asked
+//! for them before anybody waits, so memory that is only kept for later never holds back work that
+//! needs it now.
 //!
-//! Whoever waits for a buffer while it holds others may wait for those who wait for it. Work that needs several asks
-//! for a [`Promise`] first, while it holds none: all promises together fit under the limit, or there is only one.
+//! Whoever waits for a buffer while it holds others may wait for those who wait for it. Work that
+//! needs several asks for a [`Promise`] first, while it holds none: all promises together fit under
+//! the limit, or there is only one.
 //!
 //! One core owns a pool; nothing here is `Send`. What must hold: `used + free <= limit` in bytes
 //! (the limit covers recycled buffers too), and a buffer's memory never moves while it lives.
@@ -35,7 +37,8 @@ pub const BUF_ALIGN: usize = 512;
 pub const BUF_MAX: usize = 1 << 30;
 /// Bytes that are reclaimed beyond what is needed.
 const RECLAIM_BYTES: usize = 1 << 20;
-/// This part of the limit is never promised: it is for those who give a buffer back and take another.
+/// This part of the limit is never promised: it is for those who give a buffer back and take
+/// another.
 const UNPROMISED: usize = 16;
 /// Classes up to 4 KiB in steps of 512 bytes, then four to a doubling up to `BUF_MAX`.
 const CLASSES: usize = 8 + 4 * 18;
@@ -68,8 +71,8 @@ fn layout(class: usize) -> Layout {
 
 /// Somebody who keeps buffers of a pool that it can do without.
 pub trait Spare {
-    /// Gives up buffers of about `bytes`, or all it has, at once. Returns how many bytes it gave up; 0 when it has
-    /// none. Must not allocate from the pool.
+    /// Gives up buffers of about `bytes`, or all it has, at once. Returns how many bytes it gave
+    /// up; 0 when it has none. Must not allocate from the pool.
     fn give_up(&self, bytes: usize) -> usize;
 }
 
@@ -227,16 +230,16 @@ impl Pool {
             if let Some(buf) = self.alloc(len) {
                 return Some(buf);
             }
-            // More than is needed now, so that the next ones need not ask. What was given up may be in use elsewhere,
-            // so it goes on until there is room or nothing left.
+            // More than is needed now, so that the next ones need not ask. What was given up may be
+            // in use elsewhere, so it goes on until there is room or nothing left.
             if !self.could_hold(len) || !self.0.reclaim(2 * len + RECLAIM_BYTES) {
                 return None;
             }
         }
     }
 
-    /// Room for `bytes` in buffers, beside what is promised to others; `None` when there is none now. A first promise
-    /// is made whatever it is for.
+    /// Room for `bytes` in buffers, beside what is promised to others; `None` when there is none
+    /// now. A first promise is made whatever it is for.
     pub(crate) fn promise(&self, bytes: usize) -> Option<Promise> {
         let inner = &*self.0;
         let promised = inner.promised.get();
@@ -282,8 +285,8 @@ impl Pool {
     }
 }
 
-/// Room in a pool for what somebody is about to take; see the module text. The buffers that its holder has taken
-/// already are counted twice until it is dropped.
+/// Room in a pool for what somebody is about to take; see the module text. The buffers that its
+/// holder has taken already are counted twice until it is dropped.
 pub struct Promise {
     pool: Pool,
     bytes: usize,

@@ -3,11 +3,11 @@
 //! One turn of the loop:
 //!
 //! 1. take messages: from other cores (at most 32 from each) and from foreign threads;
-//! 2. run pollers and ready tasks, class by class, within the turn's budget; operations that
-//!    tasks start are staged, and submitted early when 16 are staged;
+//! 2. run pollers and ready tasks, class by class, within the turn's budget; operations that tasks
+//!    start are staged, and submitted early when 16 are staged;
 //! 3. publish messages to other cores, one wake-up for each that sleeps;
-//! 4. submit everything staged and reap completions in one system call; completions only fill
-//!    slots and mark tasks ready, no task runs meanwhile;
+//! 4. submit everything staged and reap completions in one system call; completions only fill slots
+//!    and mark tasks ready, no task runs meanwhile;
 //! 5. fire timers; if the turn did nothing, idle (see `idle`).
 //!
 //! Only the core's own thread touches any of this, but for [`crate::remote::Shared`]. Borrows of
@@ -97,7 +97,8 @@ pub(crate) struct Inner {
     pool: Pool,
     now: Cell<u64>,
     class: Cell<Class>,
-    /// Staged disk operations that are submitted at once: few after a wait, then twice as many each time.
+    /// Staged disk operations that are submitted at once: few after a wait, then twice as many
+    /// each time.
     lump: Cell<usize>,
     deadline: Cell<u64>,
     random: Cell<u64>,
@@ -246,8 +247,8 @@ impl Core {
         self.0.shared.event_fd()
     }
 
-    /// What pollers of one kind share on this core: the one value of its type, made when it is first
-    /// asked for.
+    /// What pollers of one kind share on this core: the one value of its type, made when it is
+    /// first asked for.
     pub fn local<T: Default + 'static>(&self) -> Rc<T> {
         let mut locals = self.0.locals.borrow_mut();
         let local = locals.entry(TypeId::of::<T>()).or_insert_with(|| Rc::new(T::default()));
@@ -279,8 +280,8 @@ impl Core {
         &self.0.pool
     }
 
-    /// A buffer of `len` bytes, or `None` when the core's memory budget is used up. Nobody gives anything up for it:
-    /// meant for what can do without.
+    /// A buffer of `len` bytes, or `None` when the core's memory budget is used up. Nobody gives
+    /// anything up for it: meant for what can do without.
     pub fn alloc(&self, len: usize) -> Option<Buf> {
         self.0.pool.alloc(len)
     }
@@ -288,8 +289,8 @@ impl Core {
     /// A buffer of `len` bytes; suspends until there is room. Caches give way first.
     ///
     /// # Errors
-    /// `OutOfMemory` when the whole budget could not hold it, and when there was no room for ten seconds: whoever waits
-    /// may hold memory that another waits for.
+    /// `OutOfMemory` when the whole budget could not hold it, and when there was no room for ten
+    /// seconds: whoever waits may hold memory that another waits for.
     pub async fn alloc_wait(&self, len: usize) -> io::Result<Buf> {
         if !self.0.pool.could_hold(len) {
             return Err(io::Error::new(
@@ -300,8 +301,9 @@ impl Core {
         self.wait_for_memory(len, || self.0.pool.alloc_reclaiming(len)).await
     }
 
-    /// Room for `bytes` in buffers that are about to be allocated; suspends until there is some. Caches give way
-    /// first. To be asked for by work that takes several buffers, while it holds none.
+    /// Room for `bytes` in buffers that are about to be allocated; suspends until there is some.
+    /// Caches give way first. To be asked for by work that takes several buffers, while it
+    /// holds none.
     ///
     /// # Errors
     /// `OutOfMemory` when there was no room for ten seconds.
@@ -746,7 +748,8 @@ impl Core {
         true
     }
 
-    /// Ends every task and asks every operation to end that may be asked. Returns when patience is over.
+    /// Ends every task and asks every operation to end that may be asked. Returns when patience is
+    /// over.
     pub(crate) fn stop(&self, patience_ns: u64) -> u64 {
         let inner = &*self.0;
         self.end_tasks();
@@ -968,8 +971,8 @@ impl Inner {
         let room = disk_in_flight <= driver.capacity();
         let disk_room = disk_in_flight <= self.disk_depth
             && (class <= Class::Foreground || disk_in_flight <= BACKGROUND_DEPTH);
-        // What waits for a peer may wait for ever, so nothing ever waits for it to end: there are no
-        // more of those than descriptors.
+        // What waits for a peer may wait for ever, so nothing ever waits for it to end: there are
+        // no more of those than descriptors.
         if is_disk && (!room || !disk_room) {
             backlog.0[class as usize].push_back((id.token, op));
         } else {
@@ -1105,8 +1108,8 @@ impl Drop for CallGuard<'_> {
     }
 }
 
-/// A lock on a file, released when dropped; but if its open file was shared with another process, when that has
-/// dropped it, too.
+/// A lock on a file, released when dropped; but if its open file was shared with another process,
+/// when that has dropped it, too.
 #[derive(Debug)]
 pub struct LockGuard {
     fd: Option<Fd>,
@@ -1136,8 +1139,8 @@ impl LockGuard {
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        // To close it is not enough: a process that some thread is starting has a copy of each descriptor until it
-        // runs its program.
+        // To close it is not enough: a process that some thread is starting has a copy of each
+        // descriptor until it runs its program.
         if let Some(Fd::Host(fd)) = &self.fd
             && !self.shared.load(Ordering::Relaxed)
         {

@@ -7,8 +7,8 @@
 //! - [`EventFd::signal`] has the kernel raise the counter, as it does for the completion of an
 //!   operation of Linux AIO (`IOCB_FLAG_RESFD`): a counter that is full stays so, and nobody waits.
 //!   The operation reads an empty counter of our own and is over within the call. Each thread has
-//!   one context for that. A `write` costs 0.25 µs and this 0.7; a `write` through io_uring looks at
-//!   the flag twice, and waits if it changes in between.
+//!   one context for that. A `write` costs 0.25 µs and this 0.7; a `write` through io_uring looks
+//!   at the flag twice, and waits if it changes in between.
 //! - [`EventWatch::clear`] reads with `RWF_NOWAIT`, which holds for the one call.
 //!
 //! The same operation tells whether a descriptor is a counter at all ([`EventFd::from_fd`]).
@@ -74,8 +74,8 @@ impl Signaller {
 
     fn ring(&self) -> &Ring {
         // SAFETY: the kernel maps the ring where the context's number says, until the context is
-        // destroyed, which only `drop` does. The kernel writes `tail` only, and the rest of the head
-        // not after `io_setup`; the places that change are atomics.
+        // destroyed, which only `drop` does. The kernel writes `tail` only, and the rest of the
+        // head not after `io_setup`; the places that change are atomics.
         unsafe { &*std::ptr::with_exposed_provenance::<Ring>(self.context as usize) }
     }
 
@@ -194,7 +194,8 @@ impl EventWatch {
         self.0.readable().await
     }
 
-    /// Puts the counter back to 0, or one that counts down (`EFD_SEMAPHORE`) one lower. Never waits.
+    /// Puts the counter back to 0, or one that counts down (`EFD_SEMAPHORE`) one lower. Never
+    /// waits.
     pub fn clear(&self) {
         let mut count = 0u64;
         let piece = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: size_of::<u64>() };
@@ -248,7 +249,8 @@ mod tests {
         assert!(is_counter(theirs.as_fd()).unwrap());
         assert_eq!(count(&theirs), 7);
         let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
-        // SAFETY: the calls take no pointers but a C string, and make descriptors that nobody else owns.
+        // SAFETY: the calls take no pointers but a C string, and make descriptors that nobody else
+        // owns.
         let others = unsafe {
             [
                 OwnedFd::from_raw_fd(libc::memfd_create(c"no-counter".as_ptr(), 0)),

@@ -2,8 +2,8 @@
 //! not its own (a guest's), and what has completed is taken from it by tag. For a block device's
 //! channel, which a poller looks at in every turn.
 //!
-//! 1. [`FileQueue::submit`] copies the list of segments into a slot and stages the operation.
-//!    Slots are made once; the steady state allocates nothing.
+//! 1. [`FileQueue::submit`] copies the list of segments into a slot and stages the operation. Slots
+//!    are made once; the steady state allocates nothing.
 //! 2. The slot keeps the list, the file and whatever keeps the memory mapped until the completion
 //!    has been reaped, also when the queue is dropped meanwhile, and while the core stops.
 //! 3. A device that took or brought part of it is asked for the rest: a read or a write ends with

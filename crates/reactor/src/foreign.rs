@@ -1,11 +1,11 @@
 //! Descriptors that another process sent, before anything is done with them.
 //!
-//! A descriptor can be of a file that its sender serves itself (FUSE), of a file on a machine that is
-//! gone, or of a socket that lingers. Then `fstat`, a page of a mapping, and even `close` wait for as
-//! long as the sender likes. So a descriptor is only used, or closed, by a core when it is of a kind
-//! of which none of this waits: a counter, shared memory (memfd, `/dev/shm`, huge pages), a Unix
-//! socket, or a regular file of a local file system. Whatever else comes is closed by a thread of its
-//! own, for which nobody waits but the one who asked.
+//! A descriptor can be of a file that its sender serves itself (FUSE), of a file on a machine that
+//! is gone, or of a socket that lingers. Then `fstat`, a page of a mapping, and even `close` wait
+//! for as long as the sender likes. So a descriptor is only used, or closed, by a core when it is
+//! of a kind of which none of this waits: a counter, shared memory (memfd, `/dev/shm`, huge pages),
+//! a Unix socket, or a regular file of a local file system. Whatever else comes is closed by a
+//! thread of its own, for which nobody waits but the one who asked.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -20,8 +20,8 @@ use crate::unix::socket_option;
 /// btrfs, overlayfs, ZFS, bcachefs.
 const LOCAL: [u64; 4] = [0x9123_683E, 0x794C_7630, 0x2FC1_2FC1, 0xCA45_1A4E];
 
-/// Whether it is of a known kind. Waits for nothing, whatever it is. `None`: a regular file of which
-/// only a call that may wait can tell.
+/// Whether it is of a known kind. Waits for nothing, whatever it is. `None`: a regular file of
+/// which only a call that may wait can tell.
 fn is_known(fd: BorrowedFd<'_>) -> io::Result<Option<bool>> {
     // SAFETY: takes no pointers. Only memory has seals.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };

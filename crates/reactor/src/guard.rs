@@ -1,17 +1,20 @@
 //! Mappings of files that others may cut off, such as a guest's memory or a disk image.
 //!
-//! Touching a page of a mapping behind the end of its file is a signal (`SIGBUS`) that ends the process; so it is where
-//! the disk behind the file cannot read a page, where huge pages have run out, and where memory has failed. A node must
-//! not end because of one front end's file, so such a mapping gets a [`Guard`]:
+//! Touching a page of a mapping behind the end of its file is a signal (`SIGBUS`) that ends the
+//! process; so it is where the disk behind the file cannot read a page, where huge pages have run
+//! out, and where memory has failed. A node must not end because of one front end's file, so such a
+//! mapping gets a [`Guard`]:
 //!
-//! 1. The handler of the signal finds the mapping that the address lies in, notes that it is lost, and puts empty memory
-//!    of the process in place of the *whole* mapping. The access goes on and meets zeroes.
-//! 2. Whoever touched it looks at [`Guard::is_lost`] before believing what was read or telling anybody what was
-//!    written. [`losses`] says at the price of one load whether there is any reason to look.
+//! 1. The handler of the signal finds the mapping that the address lies in, notes that it is lost,
+//!    and puts empty memory of the process in place of the *whole* mapping. The access goes on and
+//!    meets zeroes.
+//! 2. Whoever touched it looks at [`Guard::is_lost`] before believing what was read or telling
+//!    anybody what was written. [`losses`] says at the price of one load whether there is any
+//!    reason to look.
 //!
-//! All of the mapping is replaced, although a part of its file may still be there, since half of a guest's memory is of
-//! no use, and a front end that cuts its file off must not cost us a signal for each page. What a device is writing to
-//! at that moment the kernel holds by itself.
+//! All of the mapping is replaced, although a part of its file may still be there, since half of a
+//! guest's memory is of no use, and a front end that cuts its file off must not cost us a signal
+//! for each page. What a device is writing to at that moment the kernel holds by itself.
 //!
 //! A signal elsewhere goes to whoever handled it before.
 
@@ -32,18 +35,20 @@ impl Guard {
     /// Guards `len` bytes of a shared mapping from `start` on.
     ///
     /// # Safety
-    /// The range is a mapping of the caller's, made of whole pages (of huge ones where its file has those), that is
-    /// unmapped only after the guard is dropped. There are no Rust references into it: it may become zeroes at any time.
+    /// The range is a mapping of the caller's, made of whole pages (of huge ones where its file has
+    /// those), that is unmapped only after the guard is dropped. There are no Rust references
+    /// into it: it may become zeroes at any time.
     pub unsafe fn new(start: *mut u8, len: usize) -> Guard {
         install();
         Guard(PLACES.add(start.addr(), start.addr().saturating_add(len)))
     }
 
-    /// Whether the mapping was replaced: what was read since may have been zeroes that nobody wrote, and what was
-    /// written went nowhere. Says so of everything that this thread did before.
+    /// Whether the mapping was replaced: what was read since may have been zeroes that nobody
+    /// wrote, and what was written went nowhere. Says so of everything that this thread did
+    /// before.
     pub fn is_lost(&self) -> bool {
-        // The handler ran on this thread, amid an access before this; or on another, and had noted the loss before
-        // there were zeroes to be read.
+        // The handler ran on this thread, amid an access before this; or on another, and had noted
+        // the loss before there were zeroes to be read.
         compiler_fence(Ordering::SeqCst);
         fence(Ordering::Acquire);
         self.0.is_lost()
@@ -62,7 +67,8 @@ impl std::fmt::Debug for Guard {
     }
 }
 
-/// How many mappings of the process have been lost so far. Says so of everything that this thread did before.
+/// How many mappings of the process have been lost so far. Says so of everything that this thread
+/// did before.
 #[inline]
 pub fn losses() -> usize {
     compiler_fence(Ordering::SeqCst);
@@ -73,8 +79,8 @@ pub fn losses() -> usize {
 fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: plain C structs for which all zeroes are valid values. The handler only does what a handler may. What
-        // was there before is kept for ever.
+        // SAFETY: plain C structs for which all zeroes are valid values. The handler only does what
+        // a handler may. What was there before is kept for ever.
         unsafe {
             let before: &'static mut libc::sigaction = Box::leak(Box::new(std::mem::zeroed()));
             let before = &raw mut *before;
@@ -100,8 +106,8 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
         let start = std::ptr::without_provenance_mut(range.start);
-        // SAFETY: the range is a mapping whose owner is in it at this moment and so keeps it, by the contract of
-        // `Guard::new`; what is put in its place is mapped just as well.
+        // SAFETY: the range is a mapping whose owner is in it at this moment and so keeps it, by
+        // the contract of `Guard::new`; what is put in its place is mapped just as well.
         if unsafe { libc::mmap(start, range.len(), access, flags, -1, 0) } != libc::MAP_FAILED {
             return;
         }
@@ -153,7 +159,8 @@ mod tests {
 
     impl Shared {
         fn new() -> Shared {
-            // SAFETY: the name is a C string; the descriptor is new and nobody else's; a new mapping replaces nothing.
+            // SAFETY: the name is a C string; the descriptor is new and nobody else's; a new
+            // mapping replaces nothing.
             unsafe {
                 let file = libc::memfd_create(c"guarded".as_ptr(), libc::MFD_CLOEXEC);
                 let file = OwnedFd::from_raw_fd(file);

@@ -1,5 +1,5 @@
-//! Disk images: a regular file or a block device that somebody else gave its size, opened as a whole
-//! for a disk and, unless told otherwise, locked.
+//! Disk images: a regular file or a block device that somebody else gave its size, opened as a
+//! whole for a disk and, unless told otherwise, locked.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,8 +18,9 @@ pub struct ImageOpening {
     /// Past the page cache where the file system can, which [`SharedFile::alignment`] tells, or
     /// through it.
     pub mode: Mode,
-    /// Exclude others: everybody, or with `read_only` those who write. The lock belongs to the open
-    /// file, so it lasts until the last operation on it is done, also when the process is killed.
+    /// Exclude others: everybody, or with `read_only` those who write. The lock belongs to the
+    /// open file, so it lasts until the last operation on it is done, also when the process is
+    /// killed.
     pub lock: bool,
 }
 
@@ -62,9 +63,9 @@ impl Core {
 
     /// The same of an image that is open already, in a process that handed its descriptor over:
     /// the lock goes along with the open file. `path` is how it was opened there; nothing is looked
-    /// up by it. `holes` is whether holes can be punched ([`ImageInfo::punch_hole`]), where that was
-    /// found out there: of a block device it is in files of the system, which a confined process
-    /// cannot read. Suspends.
+    /// up by it. `holes` is whether holes can be punched ([`ImageInfo::punch_hole`]), where that
+    /// was found out there: of a block device it is in files of the system, which a confined
+    /// process cannot read. Suspends.
     ///
     /// # Errors
     /// As for [`Core::open_image`].

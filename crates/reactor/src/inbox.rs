@@ -1,18 +1,21 @@
-//! A queue from any thread to one owner, who looks into it when he likes: how threads that are no cores reach a core.
+//! A queue from any thread to one owner, who looks into it when he likes: how threads that are no
+//! cores reach a core.
 //!
-//! 1. [`Sender::send`] counts its item (or gives it back: full) and pushes a node on a stack by compare-exchange.
-//! 2. [`Inbox::take`] takes the whole stack by one swap when its private list is empty, and turns it round: oldest
-//!    first.
+//! 1. [`Sender::send`] counts its item (or gives it back: full) and pushes a node on a stack by
+//!    compare-exchange.
+//! 2. [`Inbox::take`] takes the whole stack by one swap when its private list is empty, and turns
+//!    it round: oldest first.
 //!
-//! Order: items are taken in the order of the pushes, hence in order for each sender, and also across senders where
-//! one send happened before the other.
+//! Order: items are taken in the order of the pushes, hence in order for each sender, and also
+//! across senders where one send happened before the other.
 //!
-//! Closing: the owner's drop puts a mark in the stack's place, by the swap that takes what is there. So a push either
-//! comes before and is freed with the rest, or finds the mark and fails; nothing waits for the last handle.
+//! Closing: the owner's drop puts a mark in the stack's place, by the swap that takes what is
+//! there. So a push either comes before and is freed with the rest, or finds the mark and fails;
+//! nothing waits for the last handle.
 //!
-//! It wakes nobody: see [`SleepFlag::must_wake`](crate::sleep::SleepFlag::must_wake). A send allocates and makes two
-//! read-modify-writes on lines that all senders share; where a thread sends often, give it a lane of a
-//! [`mailbox`](crate::mailbox).
+//! It wakes nobody: see [`SleepFlag::must_wake`](crate::sleep::SleepFlag::must_wake). A send
+//! allocates and makes two read-modify-writes on lines that all senders share; where a thread sends
+//! often, give it a lane of a [`mailbox`](crate::mailbox).
 
 use std::{fmt, mem, ptr};
 
@@ -37,8 +40,8 @@ struct Shared<T> {
     capacity: usize,
 }
 
-// SAFETY: `Shared` is atomics and a number; a `T` enters through `send(&self)` on one thread and leaves on the
-// owner's: a move, for which `T: Send` suffices. No `&T` is shared.
+// SAFETY: `Shared` is atomics and a number; a `T` enters through `send(&self)` on one thread and
+// leaves on the owner's: a move, for which `T: Send` suffices. No `&T` is shared.
 unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}
@@ -49,7 +52,8 @@ struct List<T> {
     oldest: *mut Node<T>,
 }
 
-// SAFETY: the list owns its nodes as a `Vec<T>` owns its items: moving it moves the `T`s and nothing is shared.
+// SAFETY: the list owns its nodes as a `Vec<T>` owns its items: moving it moves the `T`s and
+// nothing is shared.
 unsafe impl<T: Send> Send for List<T> {}
 // SAFETY: no method gives access through `&List`.
 unsafe impl<T: Send> Sync for List<T> {}
@@ -61,8 +65,9 @@ impl<T> List<T> {
         if self.oldest.is_null() {
             return None;
         }
-        // SAFETY: by the field's invariant the pointer came from `Box::into_raw` and is owned by this list; moving
-        // `oldest` on in the next line gives that ownership up, so the box is made once.
+        // SAFETY: by the field's invariant the pointer came from `Box::into_raw` and is owned by
+        // this list; moving `oldest` on in the next line gives that ownership up, so the
+        // box is made once.
         let node = unsafe { Box::from_raw(self.oldest) };
         // SAFETY: we own the node.
         self.oldest = node.next.with(|next| unsafe { *next });
@@ -150,13 +155,15 @@ impl<T> Sender<T> {
         let mut older = newest.load(Ordering::Relaxed);
         loop {
             if older == closed() {
-                // SAFETY: `node` came from `Box::into_raw` above and no exchange has succeeded: it is ours alone.
+                // SAFETY: `node` came from `Box::into_raw` above and no exchange has succeeded: it
+                // is ours alone.
                 return Err(SendError::Closed(unsafe { Box::from_raw(node) }.value));
             }
             // SAFETY: as above.
             let next = unsafe { &(*node).next };
-            // SAFETY: as above. `older` is only stored, not followed, so it does not matter if its node is gone: then
-            // the exchange fails, or a new node has the same address, is now the newest, and is what we mean.
+            // SAFETY: as above. `older` is only stored, not followed, so it does not matter if its
+            // node is gone: then the exchange fails, or a new node has the same
+            // address, is now the newest, and is what we mean.
             next.with_mut(|next| unsafe { *next = older });
             let order = weaken(Ordering::Release, "inbox.push_relaxed");
             match newest.compare_exchange_weak(older, node, order, Ordering::Relaxed) {
@@ -194,8 +201,8 @@ impl<T> Inbox<T> {
         Some(value)
     }
 
-    /// Whether [`pop`](Self::pop) would return an item: one look at memory, no side effect. Meant for the look before
-    /// sleep, where the caller has put the fence in front.
+    /// Whether [`pop`](Self::pop) would return an item: one look at memory, no side effect. Meant
+    /// for the look before sleep, where the caller has put the fence in front.
     pub fn pure_check(&self) -> bool {
         !self.list.oldest.is_null() || !self.shared.newest.load(Ordering::Relaxed).is_null()
     }
@@ -206,9 +213,10 @@ impl<T> Inbox<T> {
         let mut node = self.shared.newest.swap(instead, order);
         let mut list = List::EMPTY;
         while !node.is_null() {
-            // SAFETY: every pointer reachable from `newest` came from `Box::into_raw` in `send` (the mark is put there
-            // by the drop of the one owner, who fetches nothing afterwards); its sender's Release exchange happened
-            // before our Acquire swap (later pushes continue the release sequence, being read-modify-writes), so
+            // SAFETY: every pointer reachable from `newest` came from `Box::into_raw` in `send`
+            // (the mark is put there by the drop of the one owner, who fetches nothing
+            // afterwards); its sender's Release exchange happened before our Acquire
+            // swap (later pushes continue the release sequence, being read-modify-writes), so
             // `next` is written; and the swap gave this chain to us alone.
             let next = unsafe { &(*node).next };
             let older = next.with_mut(|next| {

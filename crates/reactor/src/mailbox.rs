@@ -1,46 +1,55 @@
-//! An ordered, bounded queue from many posters to one owner, which stands in its owner's run queue at most once.
+//! An ordered, bounded queue from many posters to one owner, which stands in its owner's run queue
+//! at most once.
 //!
-//! A shard's writes and commands come through one of these. There is no lock and no thread that belongs to a mailbox,
-//! and posters share nothing that they write to.
+//! A shard's writes and commands come through one of these. There is no lock and no thread that
+//! belongs to a mailbox, and posters share nothing that they write to.
 //!
-//! 1. Each [`Poster`] has a lane of its own to the owner, a ring (`spsc`). [`Poster::post`] puts its item there. Then
-//!    it looks at the baton, the one word that all share: does the owner rest? Then it takes the baton from *rest* to
-//!    *scheduled*; who does is told [`Scheduled::Yes`] and puts the owner into its core's run queue. Everybody else is
-//!    done. While the owner is scheduled the baton does not change: it lies in every poster's cache.
-//! 2. In its turn the owner calls [`Owner::take`] with a limit m: it takes from one lane what there is, then from the
-//!    next, up to m items together. A turn that reached its limit ends with [`Scheduled::Yes`]; the next one begins
-//!    with the next lane.
-//! 3. When all lanes are empty the owner stays scheduled for [`PATIENCE`] more turns: the next post often comes before
-//!    the owner could rest, and to wake it costs its poster more than all else. Then it puts the baton to *rest* and
-//!    looks at all lanes once more. Is one not empty, it takes the baton back, unless its poster already has.
+//! 1. Each [`Poster`] has a lane of its own to the owner, a ring (`spsc`). [`Poster::post`] puts
+//!    its item there. Then it looks at the baton, the one word that all share: does the owner rest?
+//!    Then it takes the baton from *rest* to *scheduled*; who does is told [`Scheduled::Yes`] and
+//!    puts the owner into its core's run queue. Everybody else is done. While the owner is
+//!    scheduled the baton does not change: it lies in every poster's cache.
+//! 2. In its turn the owner calls [`Owner::take`] with a limit m: it takes from one lane what there
+//!    is, then from the next, up to m items together. A turn that reached its limit ends with
+//!    [`Scheduled::Yes`]; the next one begins with the next lane.
+//! 3. When all lanes are empty the owner stays scheduled for [`PATIENCE`] more turns: the next post
+//!    often comes before the owner could rest, and to wake it costs its poster more than all else.
+//!    Then it puts the baton to *rest* and looks at all lanes once more. Is one not empty, it takes
+//!    the baton back, unless its poster already has.
 //!
-//! **Why nothing is left lying**: the poster publishes its item, then looks at the baton; the owner lays the baton
-//! down, then looks at the lanes. Between the two steps each has a `SeqCst` fence. Of the two fences one comes first:
-//! if the poster's, the owner's second look sees the item; if the owner's, the poster sees *rest*. This is the same
-//! bargain as that of [`sleep`](crate::sleep).
+//! **Why nothing is left lying**: the poster publishes its item, then looks at the baton; the owner
+//! lays the baton down, then looks at the lanes. Between the two steps each has a `SeqCst` fence.
+//! Of the two fences one comes first: if the poster's, the owner's second look sees the item; if
+//! the owner's, the poster sees *rest*. This is the same bargain as that of
+//! [`sleep`](crate::sleep).
 //!
-//! **Why the owner is scheduled once**: from *rest* the baton is taken by compare-exchange, so of the posters and the
-//! owner one gets it. The owner lays it down by Release and a poster takes it by Acquire: what the poster then does,
-//! and the turn that comes of it, is after all that the owner did in its turn.
+//! **Why the owner is scheduled once**: from *rest* the baton is taken by compare-exchange, so of
+//! the posters and the owner one gets it. The owner lays it down by Release and a poster takes it
+//! by Acquire: what the poster then does, and the turn that comes of it, is after all that the
+//! owner did in its turn.
 //!
-//! Order: each poster's items are run in the order of its posts. **Across posters there is none**, not even when one
-//! post was the cause of the other: the owner may have looked at the lane of the first before, and at the lane of the
-//! second after both. Who needs such an order waits for the answer to the first: what has been answered was run. All
-//! users live with that: kv's parcels and errands are answered, and who depends on one waits for its answer; answers
-//! belong to one question each.
+//! Order: each poster's items are run in the order of its posts. **Across posters there is none**,
+//! not even when one post was the cause of the other: the owner may have looked at the lane of the
+//! first before, and at the lane of the second after both. Who needs such an order waits for the
+//! answer to the first: what has been answered was run. All users live with that: kv's parcels and
+//! errands are answered, and who depends on one waits for its answer; answers belong to one
+//! question each.
 //!
-//! Bound: each lane has room for the capacity that the mailbox was made with. It begins small; a poster that finds its
-//! ring full sends the other end of one twice as large through the ring's last slot, which is kept free for that, and
-//! goes on there. As the old one may still be full then, a lane holds less than twice the capacity.
+//! Bound: each lane has room for the capacity that the mailbox was made with. It begins small; a
+//! poster that finds its ring full sends the other end of one twice as large through the ring's
+//! last slot, which is kept free for that, and goes on there. As the old one may still be full
+//! then, a lane holds less than twice the capacity.
 //!
-//! Closing: when the owner is dropped, posting fails, and what is under way is freed without waiting for the last
-//! handle, as somebody may be waiting for the answer that such an item carries. The owner lays the baton down as
-//! *closed*, has its fence, empties the lanes and lets go of their rings. By the same bargain an item that this misses
-//! has a poster that sees *closed* after its fence, for nothing replaces that word. It lets go of its end, and a ring
-//! that neither end holds is freed with what is in it: also one that lies in the last slot of another, or whose way
-//! to the owner was cut off (a closed inbox refuses it or frees it).
+//! Closing: when the owner is dropped, posting fails, and what is under way is freed without
+//! waiting for the last handle, as somebody may be waiting for the answer that such an item
+//! carries. The owner lays the baton down as *closed*, has its fence, empties the lanes and lets go
+//! of their rings. By the same bargain an item that this misses has a poster that sees *closed*
+//! after its fence, for nothing replaces that word. It lets go of its end, and a ring that neither
+//! end holds is freed with what is in it: also one that lies in the last slot of another, or whose
+//! way to the owner was cut off (a closed inbox refuses it or frees it).
 //!
-//! Costs: a post writes to its own lane and makes one fence. A turn costs the owner a look at each lane.
+//! Costs: a post writes to its own lane and makes one fence. A turn costs the owner a look at each
+//! lane.
 
 use std::fmt;
 
@@ -193,7 +202,8 @@ impl<T> Poster<T> {
         match baton.compare_exchange(REST, SCHEDULED, order, Ordering::Relaxed) {
             Ok(_) => Scheduled::Yes,
             Err(CLOSED) => {
-                // The owner may have missed the item. It goes with the ring when both ends have let go.
+                // The owner may have missed the item. It goes with the ring when both ends have let
+                // go.
                 if !mutant("mailbox.keep_closed") {
                     self.lane = None;
                 }
@@ -231,10 +241,11 @@ pub struct Owner<T> {
 }
 
 impl<T> Owner<T> {
-    /// One turn: hands up to `max` items to `run`. On [`Scheduled::Yes`] the owner must get another turn; the others'
-    /// posts will not say so again.
+    /// One turn: hands up to `max` items to `run`. On [`Scheduled::Yes`] the owner must get another
+    /// turn; the others' posts will not say so again.
     ///
-    /// If `run` panics, its item is gone and the mailbox counts as still scheduled: call `take` again.
+    /// If `run` panics, its item is gone and the mailbox counts as still scheduled: call `take`
+    /// again.
     pub fn take(&mut self, max: usize, run: &mut impl FnMut(T)) -> Scheduled {
         self.welcome();
         let mut left = max;
@@ -291,8 +302,9 @@ impl<T> Owner<T> {
                 || (owner.new.pure_check() && !mutant("mailbox.overlook_new_lanes"))
         };
         let missed = mutant("mailbox.look_before_rest") && has_work(self);
-        // Not a store, as in `sleep`: so it sits behind the value that it replaced, also for loom. Release: the turn
-        // comes before whatever the poster does who takes the baton, above all before the next turn.
+        // Not a store, as in `sleep`: so it sits behind the value that it replaced, also for loom.
+        // Release: the turn comes before whatever the poster does who takes the baton,
+        // above all before the next turn.
         self.baton.swap(REST, weaken(Ordering::Release, "mailbox.rest_relaxed"));
         fence_seq_cst("mailbox.no_owner_fence");
         if mutant("mailbox.look_before_rest") {
@@ -485,7 +497,8 @@ mod tests {
         assert_eq!(until_rest(&mut owner, 3), [4]);
     }
 
-    /// Threads post; whoever is told to schedule the owner sets the one place in the run queue, which must be free.
+    /// Threads post; whoever is told to schedule the owner sets the one place in the run queue,
+    /// which must be free.
     #[test]
     fn many_threads_post_in_order_and_the_owner_is_queued_once() {
         const POSTERS: usize = 4;

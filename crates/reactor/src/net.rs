@@ -236,7 +236,8 @@ impl Socket {
     }
 
     /// Sends all the pieces in order, shared ones without a copy; suspends while the socket is
-    /// full. The (emptied) vector comes back for reuse. `sends` counts how often the socket has taken something.
+    /// full. The (emptied) vector comes back for reuse. `sends` counts how often the socket has
+    /// taken something.
     pub async fn send_parts(
         &self,
         mut parts: Vec<Part>,

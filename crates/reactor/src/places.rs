@@ -1,10 +1,11 @@
-//! Ranges of addresses in a table that a signal handler may look in at any instant: nothing is locked, and nothing that
-//! was in the table is ever freed.
+//! Ranges of addresses in a table that a signal handler may look in at any instant: nothing is
+//! locked, and nothing that was in the table is ever freed.
 //!
-//! The table is a list to which places are only added. A place that is not needed any more is used again, so the list
-//! is as long as there ever were ranges at one time. Because of that reuse a reader could meet the start of one range
-//! and the end of another, so each place counts its changes (odd while it changes), and a reader believes what it read
-//! only if the count stayed the same. It need not try again: whoever looks for an address holds the range that it lies
+//! The table is a list to which places are only added. A place that is not needed any more is used
+//! again, so the list is as long as there ever were ranges at one time. Because of that reuse a
+//! reader could meet the start of one range and the end of another, so each place counts its
+//! changes (odd while it changes), and a reader believes what it read only if the count stayed the
+//! same. It need not try again: whoever looks for an address holds the range that it lies
 //! in, and that one does not change.
 
 use loomable::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, UnsafeCell, mutant, weaken};
@@ -100,10 +101,12 @@ impl Place {
         let changes = self.changes.load(Ordering::Relaxed);
         assert!(changes.is_multiple_of(2), "a place is changed by one at a time");
         self.changes.store(changes + 1, Ordering::Relaxed);
-        // Release: whoever reads one of these numbers sees the odd count, or a later one, when it looks again.
+        // Release: whoever reads one of these numbers sees the odd count, or a later one, when it
+        // looks again.
         self.start.store(start, weaken(Ordering::Release, "places.start_relaxed"));
         self.end.store(end, weaken(Ordering::Release, "places.end_relaxed"));
-        // No mutation site, as is its other half: loom shows no older number behind this count even when it is relaxed.
+        // No mutation site, as is its other half: loom shows no older number behind this count even
+        // when it is relaxed.
         self.changes.store(changes + 2, Ordering::Release);
     }
 

@@ -61,8 +61,8 @@ pub struct RuntimeConfig {
     /// Which driver.
     pub driver: DriverKind,
     /// Rings do nothing but what the driver itself asks of them, whoever fills them: a filter of
-    /// system calls does not see what a ring does. Where the kernel cannot hold a ring to that, the
-    /// driver is epoll.
+    /// system calls does not see what a ring does. Where the kernel cannot hold a ring to that,
+    /// the driver is epoll.
     pub confined: bool,
     /// The log in which each core gets a ring of its own, if there is one.
     pub log: Option<Log>,
@@ -270,8 +270,8 @@ pub async fn signal(core: &Core) -> io::Result<i32> {
     }
 }
 
-/// A write beyond the file size limit (`ulimit -f`) fails with `EFBIG` and does not kill the process. The standard
-/// library already does the same for `SIGPIPE`.
+/// A write beyond the file size limit (`ulimit -f`) fails with `EFBIG` and does not kill the
+/// process. The standard library already does the same for `SIGPIPE`.
 fn ignore_file_size_signal() {
     // SAFETY: SIG_IGN installs no handler, and nothing in this process handles SIGXFSZ.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
@@ -289,8 +289,8 @@ fn signals() -> libc::sigset_t {
     }
 }
 
-/// Blocks the signals that [`signal`] waits for, in this thread and those it starts later. Ignores `SIGXFSZ`, as
-/// [`run`] does.
+/// Blocks the signals that [`signal`] waits for, in this thread and those it starts later. Ignores
+/// `SIGXFSZ`, as [`run`] does.
 pub fn block_signals() {
     ignore_file_size_signal();
     let set = signals();

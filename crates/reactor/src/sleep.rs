@@ -1,7 +1,8 @@
 //! The flag that says "I sleep, wake me": how a core goes to sleep without missing a message.
 //!
-//! A wake-up is a system call that costs its sender some 12 µs here, so it is made only when needed, at most once per
-//! destination and turn; and a message must never lie unseen while its receiver sleeps. Two sides, one flag:
+//! A wake-up is a system call that costs its sender some 12 µs here, so it is made only when
+//! needed, at most once per destination and turn; and a message must never lie unseen while its
+//! receiver sleeps. Two sides, one flag:
 //!
 //! | sleeper | sender |
 //! |---|---|
@@ -10,16 +11,18 @@
 //! | 3. look once more for messages: if there are any, take the flag back and go on | 3. test the flag; if set, take it (swap) |
 //! | 4. wait for the signal; clear the flag | 4. whoever took it signals |
 //!
-//! Of the two fences one comes first. If the sleeper's, the sender sees the flag and signals; if the sender's, the
-//! sleeper's second look sees the message. Without either fence both may look away, and the message waits for the
-//! next one: that is the mutant `sleep.no_sender_fence` of the loom proof.
+//! Of the two fences one comes first. If the sleeper's, the sender sees the flag and signals; if
+//! the sender's, the sleeper's second look sees the message. Without either fence both may look
+//! away, and the message waits for the next one: that is the mutant `sleep.no_sender_fence` of the
+//! loom proof.
 //!
-//! What always holds: for each time the flag was set, at most one sender is told to signal. A signal may arrive after
-//! the sleeper took the flag back (it went on at step 3, or woke for another reason): the next sleep then ends at
-//! once, which is harmless. So a signal means "look", never "there is a message".
+//! What always holds: for each time the flag was set, at most one sender is told to signal. A
+//! signal may arrive after the sleeper took the flag back (it went on at step 3, or woke for
+//! another reason): the next sleep then ends at once, which is harmless. So a signal means "look",
+//! never "there is a message".
 //!
-//! The flag knows nothing of eventfd or the ring; the driver does. The flag guards whatever the second look covers:
-//! rings from other cores, the core's inbox, a guest's ring.
+//! The flag knows nothing of eventfd or the ring; the driver does. The flag guards whatever the
+//! second look covers: rings from other cores, the core's inbox, a guest's ring.
 
 use loomable::{AtomicBool, CachePadded, Ordering, fence_seq_cst, mutant};
 
@@ -35,8 +38,9 @@ impl SleepFlag {
         Self { asleep: CachePadded(AtomicBool::new(false)) }
     }
 
-    /// Sleeper: announces sleep and looks once more. True: wait for the signal now, then call [`awake`](Self::awake).
-    /// False: `has_work` found something, the announcement is withdrawn.
+    /// Sleeper: announces sleep and looks once more. True: wait for the signal now, then call
+    /// [`awake`](Self::awake). False: `has_work` found something, the announcement is
+    /// withdrawn.
     ///
     /// `has_work` must look at every source whose senders use this flag.
     #[must_use]
@@ -46,9 +50,10 @@ impl SleepFlag {
             self.asleep.swap(true, Ordering::AcqRel);
             return !work;
         }
-        // Not a store: each of the sleeper's writes to the flag sits directly behind the value it replaced, so that
-        // a sender's swap can never be overtaken by an older "awake". A plain store is probably right on every
-        // machine there is, but loom cannot prove it, and this path ends in a system call anyway.
+        // Not a store: each of the sleeper's writes to the flag sits directly behind the value it
+        // replaced, so that a sender's swap can never be overtaken by an older "awake". A
+        // plain store is probably right on every machine there is, but loom cannot prove
+        // it, and this path ends in a system call anyway.
         self.set(true);
         fence_seq_cst("sleep.no_sleeper_fence");
         if has_work() {
@@ -167,8 +172,8 @@ mod tests {
             }
         }
         let sleeps: u64 = receiver.join().unwrap();
-        // Each sleep ends by a signal or spuriously; a signal belongs to an announcement, and so there cannot be many
-        // more signals than messages.
+        // Each sleep ends by a signal or spuriously; a signal belongs to an announcement, and so
+        // there cannot be many more signals than messages.
         assert!(signals.load(Ordering::Relaxed) <= u64::from(count));
         assert!(sleeps <= u64::from(count) * 4, "{sleeps} sleeps for {count} messages");
     }

@@ -1,21 +1,28 @@
 //! A bounded ring from one producer to one consumer: how two cores talk.
 //!
-//! 1. [`Producer::push`] writes the value into the slot at the producer's private tail. Nobody sees it yet.
-//! 2. [`Producer::publish`], once per turn of the loop, stores the private tail into the shared one (Release). A batch
-//!    costs one transfer of that cache line, which more than doubles the message rate against publishing singly.
-//! 3. [`Consumer::pop`] compares its private head with the tail it saw last, and only when it has used that up loads
-//!    the shared one (Acquire). It moves the value out, then stores the shared head (Release): the slot is free.
-//! 4. The producer, likewise, loads the shared head (Acquire) only when the head it saw last says "full".
+//! 1. [`Producer::push`] writes the value into the slot at the producer's private tail. Nobody sees
+//!    it yet.
+//! 2. [`Producer::publish`], once per turn of the loop, stores the private tail into the shared one
+//!    (Release). A batch costs one transfer of that cache line, which more than doubles the message
+//!    rate against publishing singly.
+//! 3. [`Consumer::pop`] compares its private head with the tail it saw last, and only when it has
+//!    used that up loads the shared one (Acquire). It moves the value out, then stores the shared
+//!    head (Release): the slot is free.
+//! 4. The producer, likewise, loads the shared head (Acquire) only when the head it saw last says
+//!    "full".
 //!
-//! Who may touch what: the slots in `head .. shared tail` belong to the consumer, all others to the producer. A side
-//! gives slots away only by its Release store and obtains them only by its Acquire load; the two handles are unique
-//! (no `Clone`, `&mut self` to move an index), so each index has one writer.
+//! Who may touch what: the slots in `head .. shared tail` belong to the consumer, all others to the
+//! producer. A side gives slots away only by its Release store and obtains them only by its Acquire
+//! load; the two handles are unique (no `Clone`, `&mut self` to move an index), so each index has
+//! one writer.
 //!
-//! What always holds: `0 <= tail - head <= capacity` in wrapping arithmetic. Indices count up for ever and wrap at
-//! `usize::MAX`; as the number of slots is a power of two, `index & mask` continues seamlessly there.
+//! What always holds: `0 <= tail - head <= capacity` in wrapping arithmetic. Indices count up for
+//! ever and wrap at `usize::MAX`; as the number of slots is a power of two, `index & mask`
+//! continues seamlessly there.
 //!
-//! It does not wake a sleeping consumer: call [`SleepFlag::must_wake`](crate::sleep::SleepFlag::must_wake) after
-//! `publish`. It does not say that the other side is gone: items sent to a dropped consumer are freed with the ring.
+//! It does not wake a sleeping consumer: call
+//! [`SleepFlag::must_wake`](crate::sleep::SleepFlag::must_wake) after `publish`. It does not say
+//! that the other side is gone: items sent to a dropped consumer are freed with the ring.
 
 use std::mem::MaybeUninit;
 
@@ -34,9 +41,9 @@ struct Ring<T> {
     capacity: usize,
 }
 
-// SAFETY: through a shared `Ring` a thread moves a `T` in (producer) or out (consumer), never both at one slot at a
-// time: the module's ownership rule, kept by the index protocol and proved in `tests/loom.rs`. No `&T` is ever handed
-// out to two threads, so `T: Send` suffices.
+// SAFETY: through a shared `Ring` a thread moves a `T` in (producer) or out (consumer), never both
+// at one slot at a time: the module's ownership rule, kept by the index protocol and proved in
+// `tests/loom.rs`. No `&T` is ever handed out to two threads, so `T: Send` suffices.
 unsafe impl<T: Send> Sync for Ring<T> {}
 
 impl<T> Ring<T> {
@@ -48,15 +55,16 @@ impl<T> Ring<T> {
 
 impl<T> Drop for Ring<T> {
     fn drop(&mut self) {
-        // Both handles are gone, and the Arc made everything they did happen before this; the producer's drop
-        // published all it had pushed. Relaxed loads see the final indices.
+        // Both handles are gone, and the Arc made everything they did happen before this; the
+        // producer's drop published all it had pushed. Relaxed loads see the final indices.
         let mut head = self.head.load(Ordering::Relaxed);
         let tail = self.tail.load(Ordering::Relaxed);
         while head != tail {
             self.slot(head).with_mut(|slot| {
-                // SAFETY: `head .. tail` are the slots that were written and published and not yet moved out (the
-                // consumer stores `head` only after moving out), so the value is initialized and dropped once. We
-                // have `&mut Ring`, so nobody else has access.
+                // SAFETY: `head .. tail` are the slots that were written and published and not yet
+                // moved out (the consumer stores `head` only after moving out), so
+                // the value is initialized and dropped once. We have `&mut Ring`,
+                // so nobody else has access.
                 unsafe { (*slot).assume_init_drop() }
             });
             head = head.wrapping_add(1);
@@ -104,8 +112,8 @@ pub struct Producer<T> {
 }
 
 impl<T> Producer<T> {
-    /// Puts `value` into the ring, invisible to the consumer until [`publish`](Self::publish); a full ring gives it
-    /// back.
+    /// Puts `value` into the ring, invisible to the consumer until [`publish`](Self::publish); a
+    /// full ring gives it back.
     #[inline]
     pub fn push(&mut self, value: T) -> Result<(), T> {
         let limit = self.ring.capacity + usize::from(mutant("spsc.one_too_many"));
@@ -117,9 +125,10 @@ impl<T> Producer<T> {
             }
         }
         self.ring.slot(self.tail).with_mut(|slot| {
-            // SAFETY: the slot is ours: `tail` is not below the shared tail, so the consumer does not read it, and
-            // `tail - head_seen < capacity <= slots.len()` says that the item one lap earlier lies below a head that
-            // we loaded with Acquire, that is, the consumer has finished moving it out. `write` does not drop what
+            // SAFETY: the slot is ours: `tail` is not below the shared tail, so the consumer does
+            // not read it, and `tail - head_seen < capacity <= slots.len()` says that
+            // the item one lap earlier lies below a head that we loaded with Acquire,
+            // that is, the consumer has finished moving it out. `write` does not drop what
             // was there, and nothing was.
             unsafe { (*slot).write(value) };
         });
@@ -127,7 +136,8 @@ impl<T> Producer<T> {
         Ok(())
     }
 
-    /// Makes everything pushed so far visible; true if there was something new, and then the consumer may need waking.
+    /// Makes everything pushed so far visible; true if there was something new, and then the
+    /// consumer may need waking.
     #[inline]
     pub fn publish(&mut self) -> bool {
         if self.tail == self.tail_published {
@@ -220,9 +230,9 @@ impl<T> Consumer<T> {
             self.ring.head.store(self.head.wrapping_add(1), Ordering::Release);
         }
         let value = self.ring.slot(self.head).with(|slot| {
-            // SAFETY: `head` lies below a tail that we loaded with Acquire, so the producer's write of this slot
-            // happened before and it writes there again only after our Release store below. The index moves on, so
-            // the value is moved out once.
+            // SAFETY: `head` lies below a tail that we loaded with Acquire, so the producer's write
+            // of this slot happened before and it writes there again only after our
+            // Release store below. The index moves on, so the value is moved out once.
             unsafe { (*slot).assume_init_read() }
         });
         self.head = self.head.wrapping_add(1);
@@ -232,11 +242,12 @@ impl<T> Consumer<T> {
         Some(value)
     }
 
-    /// Whether [`pop`](Self::pop) would return an item: one look at memory, no side effect. Meant for the look before
-    /// sleep, where the caller has put the fence in front.
+    /// Whether [`pop`](Self::pop) would return an item: one look at memory, no side effect. Meant
+    /// for the look before sleep, where the caller has put the fence in front.
     #[inline]
     pub fn pure_check(&self) -> bool {
-        // Relaxed: only the answer is used, no slot; `pop` loads again with Acquire. And the tail never goes back.
+        // Relaxed: only the answer is used, no slot; `pop` loads again with Acquire. And the tail
+        // never goes back.
         self.head != self.tail_seen || self.ring.tail.load(Ordering::Relaxed) != self.head
     }
 

@@ -24,10 +24,12 @@ const _: () = assert!(INDEX_BITS + GEN_BITS + UID_BITS == 64 && usize::BITS == 6
 pub(crate) const UID_MASK: u32 = (1 << UID_BITS) - 1;
 const GEN_MASK: u32 = (1 << GEN_BITS) - 1;
 
-/// Most tasks a core can hold. Whoever spawns for somebody outside bounds it, so that a core does not come here: with
-/// all limits reached at once on one core they are less than 950,000. Connections of clients: 10,000, with a task each;
-/// their reads: 65,536 and 4 more for each connection; changes that read: 4096. Rings of disks: 1024 disks with 256
-/// rings, with three tasks each. Connections of operators and of those who read metrics: 16 of each. A task more would be a leak of our own.
+/// Most tasks a core can hold. Whoever spawns for somebody outside bounds it, so that a core does
+/// not come here: with all limits reached at once on one core they are less than 950,000.
+/// Connections of clients: 10,000, with a task each; their reads: 65,536 and 4 more for each
+/// connection; changes that read: 4096. Rings of disks: 1024 disks with 256 rings, with three tasks
+/// each. Connections of operators and of those who read metrics: 16 of each. A task more would be a
+/// leak of our own.
 pub const TASKS_MAX: usize = 1 << 20;
 
 /// What a task is for: decides when it runs and how much of a turn it may take.

@@ -189,8 +189,8 @@ impl UnixSocket {
     /// them; suspends until something arrives. No bytes: the other side has ended.
     ///
     /// # Errors
-    /// `InvalidData` when more than [`FDS_MAX`] descriptors came; `Other` when this process cannot have those that came;
-    /// others as the system gives them.
+    /// `InvalidData` when more than [`FDS_MAX`] descriptors came; `Other` when this process cannot
+    /// have those that came; others as the system gives them.
     pub async fn recv(&self, buf: &mut Vec<u8>, most: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
         loop {
             self.0.readable().await?;
@@ -229,8 +229,8 @@ impl UnixSocket {
         Ok(())
     }
 
-    /// Sends as many of `bytes` as the socket has room for, at least one, and with the first of them
-    /// the descriptors. Gives how many those were.
+    /// Sends as many of `bytes` as the socket has room for, at least one, and with the first of
+    /// them the descriptors. Gives how many those were.
     ///
     /// # Errors
     /// `WouldBlock` when there is no room; others as the system gives them.

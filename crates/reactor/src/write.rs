@@ -1,11 +1,11 @@
 //! Writing to open files: [`WriteAt`] and [`SyncData`], the futures behind
 //! [`File::write_at`](crate::File::write_at) and [`File::sync_data`](crate::File::sync_data).
 //!
-//! 1. A write takes its buffer. What the disk would refuse (a misaligned direct write) or what
-//!    can no longer mean anything (a write after a failed flush) ends before it is started.
-//! 2. The operation owns the buffer until its completion has been reaped, like a read's. It
-//!    waits in the core behind the device's limit, by class, like a read; so background writes
-//!    leave room for foreground reads and the other way round.
+//! 1. A write takes its buffer. What the disk would refuse (a misaligned direct write) or what can
+//!    no longer mean anything (a write after a failed flush) ends before it is started.
+//! 2. The operation owns the buffer until its completion has been reaped, like a read's. It waits
+//!    in the core behind the device's limit, by class, like a read; so background writes leave room
+//!    for foreground reads and the other way round.
 //! 3. A device that took part of it is given the rest.
 //!
 //! Nobody cancels a write or a sync: not a dropped future, and not a core that stops, which waits

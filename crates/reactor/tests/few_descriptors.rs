@@ -1,4 +1,5 @@
-//! A process that has as many descriptors open as it may have. It is a suite by itself, since the limit is the process's.
+//! A process that has as many descriptors open as it may have. It is a suite by itself, since the
+//! limit is the process's.
 #![cfg(not(loom))]
 #![expect(clippy::disallowed_methods, reason = "a file of the host, for a test")]
 

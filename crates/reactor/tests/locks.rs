@@ -12,7 +12,8 @@ use std::process::Command;
 
 use reactor::{RuntimeConfig, processors, run};
 
-/// Starts a process that stands between fork and exec, with a copy of every descriptor, until something is written.
+/// Starts a process that stands between fork and exec, with a copy of every descriptor, until
+/// something is written.
 fn half_started(mut ready: PipeWriter, mut go_on: PipeReader) {
     let mut command = Command::new("true");
     // SAFETY: it only writes to a pipe and reads from one.

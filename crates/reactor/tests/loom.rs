@@ -1,12 +1,13 @@
-//! The proofs of the lock-free parts: loom plays every interleaving, and every stale value the memory model permits,
-//! of the small scenarios below.
+//! The proofs of the lock-free parts: loom plays every interleaving, and every stale value the
+//! memory model permits, of the small scenarios below.
 //!
-//! Run by `scripts/loom.sh`; empty in a normal build. The modules are included by path, so that nothing else of the
-//! reactor (io_uring, libc) is compiled under loom.
+//! Run by `scripts/loom.sh`; empty in a normal build. The modules are included by path, so that
+//! nothing else of the reactor (io_uring, libc) is compiled under loom.
 //!
 //! [`MUTANTS`] lists for each mutation site the scenario that must find it (see `loomable`).
 #![cfg(loom)]
-// Stress tests of the modules are compiled out under loom, and not each of their functions has a scenario.
+// Stress tests of the modules are compiled out under loom, and not each of their functions has a
+// scenario.
 #![allow(dead_code, reason = "the modules are included whole")]
 
 use std::sync::atomic::{
@@ -87,8 +88,8 @@ const MUTANTS: &[(&str, &str)] = &[
     ("log.newest_relaxed", "log_a_called_ticket_means_written"),
 ];
 
-/// A message whose content loom watches: reading it without a happens-before edge from its making is an error. It is
-/// counted while it lives.
+/// A message whose content loom watches: reading it without a happens-before edge from its making
+/// is an error. It is counted while it lives.
 struct Message {
     content: UnsafeCell<usize>,
     alive: std::sync::Arc<Plain>,
@@ -115,7 +116,8 @@ impl Drop for Message {
     }
 }
 
-// The counter `alive` is a plain atomic that loom does not see: it adds no ordering that could hide a fault.
+// The counter `alive` is a plain atomic that loom does not see: it adds no ordering that could hide
+// a fault.
 fn counter() -> std::sync::Arc<Plain> {
     std::sync::Arc::new(Plain::new(0))
 }
@@ -131,7 +133,8 @@ fn pop_waiting<T>(rx: &mut spsc::Consumer<T>) -> T {
 
 // ---- spsc ----
 
-/// Three items through two slots, the indices passing `usize::MAX`: the producer meets "full", the consumer "empty".
+/// Three items through two slots, the indices passing `usize::MAX`: the producer meets "full", the
+/// consumer "empty".
 #[test]
 fn spsc_items_arrive_once_and_in_order_across_the_wrap() {
     prove("spsc_items_arrive_once_and_in_order_across_the_wrap", None, || {
@@ -180,7 +183,8 @@ fn spsc_a_slot_is_reused_only_after_it_was_read() {
     });
 }
 
-/// Two pushes, one publish: who sees the first sees the second, and a look that says "there is one" is right.
+/// Two pushes, one publish: who sees the first sees the second, and a look that says "there is one"
+/// is right.
 #[test]
 fn spsc_a_batch_becomes_visible_as_a_whole() {
     prove("spsc_a_batch_becomes_visible_as_a_whole", None, || {
@@ -223,8 +227,9 @@ fn spsc_dropping_both_ends_frees_what_is_left() {
 
 // ---- sleep ----
 
-/// The receiving core: pops until it has `count` items, sleeping when there is nothing. A lost wake-up is a deadlock,
-/// which loom reports. `Notify` is the eventfd: it remembers one signal, and it may wake for no reason.
+/// The receiving core: pops until it has `count` items, sleeping when there is nothing. A lost
+/// wake-up is a deadlock, which loom reports. `Notify` is the eventfd: it remembers one signal, and
+/// it may wake for no reason.
 fn receive(
     rings: &mut [spsc::Consumer<usize>],
     flag: &SleepFlag,
@@ -387,7 +392,8 @@ fn inbox_holds_no_more_than_its_capacity() {
     });
 }
 
-/// The owner goes while a sender is half-way: the item is refused, or freed, not kept until the last handle goes.
+/// The owner goes while a sender is half-way: the item is refused, or freed, not kept until the
+/// last handle goes.
 #[test]
 fn inbox_closing_frees_what_is_being_sent() {
     prove("inbox_closing_frees_what_is_being_sent", None, || {
@@ -415,7 +421,8 @@ fn inbox_closing_frees_what_is_being_sent() {
 /// A core's run queue with one place for the mailbox's owner.
 struct Queue {
     queued: AtomicBool,
-    /// Written to by the owner in its turn, and by who is told to schedule it: one after the other, which loom watches.
+    /// Written to by the owner in its turn, and by who is told to schedule it: one after the
+    /// other, which loom watches.
     turns: UnsafeCell<usize>,
 }
 
@@ -436,8 +443,8 @@ impl Queue {
         }
     }
 
-    /// Gives the owner turns for as long as it is queued. It does not wait for that: what was posted and not scheduled
-    /// is missing at the end, when the posters are done.
+    /// Gives the owner turns for as long as it is queued. It does not wait for that: what was
+    /// posted and not scheduled is missing at the end, when the posters are done.
     fn turns(&self, owner: &mut Owner<Message>, max: usize, ran: &mut Vec<usize>) {
         while self.queued.load(Acquire) {
             self.queued.store(false, Relaxed);
@@ -463,8 +470,8 @@ fn post(
     }
 }
 
-/// Three posts through rings of 1 and 3 items, while the owner rests and is scheduled again: they are run once and in
-/// order, and none is left lying.
+/// Three posts through rings of 1 and 3 items, while the owner rests and is scheduled again: they
+/// are run once and in order, and none is left lying.
 #[test]
 fn mailbox_one_poster_and_a_lane_that_grows() {
     prove("mailbox_one_poster_and_a_lane_that_grows", Some(3), || {
@@ -480,7 +487,8 @@ fn mailbox_one_poster_and_a_lane_that_grows() {
     });
 }
 
-/// Two posters and an owner that is about to rest: nobody schedules an owner that is scheduled, and all is run.
+/// Two posters and an owner that is about to rest: nobody schedules an owner that is scheduled, and
+/// all is run.
 #[test]
 fn mailbox_two_posters() {
     prove("mailbox_two_posters", Some(2), || {
@@ -498,8 +506,8 @@ fn mailbox_two_posters() {
     });
 }
 
-/// The owner goes while a poster is half-way, with a lane that it knows or one that it does not: the item is refused,
-/// or freed by one of the two, not kept until the last handle goes.
+/// The owner goes while a poster is half-way, with a lane that it knows or one that it does not:
+/// the item is refused, or freed by one of the two, not kept until the last handle goes.
 #[test]
 fn mailbox_closing_frees_what_is_being_posted() {
     prove("mailbox_closing_frees_what_is_being_posted", None, || {
@@ -528,10 +536,10 @@ fn mailbox_closing_frees_what_is_being_posted() {
     });
 }
 
-/// The whole way of a message from a foreign thread: post, queue the owner, look whether its core sleeps, signal. Only
-/// the post that schedules does more than the first. The core has a message of its own to begin with, so the other's
-/// comes before its turn, or in it, or when it rests, or when it sleeps. A lost wake-up is a deadlock, which loom
-/// reports.
+/// The whole way of a message from a foreign thread: post, queue the owner, look whether its core
+/// sleeps, signal. Only the post that schedules does more than the first. The core has a message of
+/// its own to begin with, so the other's comes before its turn, or in it, or when it rests, or when
+/// it sleeps. A lost wake-up is a deadlock, which loom reports.
 #[test]
 fn mailbox_a_sleeping_owner_is_woken() {
     prove("mailbox_a_sleeping_owner_is_woken", Some(3), || {
@@ -566,8 +574,8 @@ fn mailbox_a_sleeping_owner_is_woken() {
 
 // ---- the log ----
 
-/// A dispatcher that was cloned to another thread brings a second pusher into a lane. The claim keeps them apart; each
-/// line arrives once or is counted.
+/// A dispatcher that was cloned to another thread brings a second pusher into a lane. The claim
+/// keeps them apart; each line arrives once or is counted.
 #[test]
 fn log_two_threads_in_one_lane_lose_nothing_uncounted() {
     prove("log_two_threads_in_one_lane_lose_nothing_uncounted", None, || {
@@ -615,7 +623,8 @@ fn log_an_ended_lane_is_read_to_its_end() {
     });
 }
 
-/// Who finds its ticket called finds its line written: the writer looks at the tickets before it looks for lines.
+/// Who finds its ticket called finds its line written: the writer looks at the tickets before it
+/// looks for lines.
 #[test]
 fn log_a_called_ticket_means_written() {
     prove("log_a_called_ticket_means_written", None, || {
@@ -645,8 +654,9 @@ fn log_a_called_ticket_means_written() {
 
 // ---- places ----
 
-/// While one place goes from one range to another, an address in a second one is looked for: it must not seem to lie in
-/// the first, by the start of what was there and the end of what comes, or the other way round.
+/// While one place goes from one range to another, an address in a second one is looked for: it
+/// must not seem to lie in the first, by the start of what was there and the end of what comes, or
+/// the other way round.
 fn places_move(name: &str, from: usize, to: usize, empty: bool) {
     prove(name, Some(3), move || {
         let places = Arc::new(places::Places::new());

@@ -1,5 +1,5 @@
-//! Several processes in one simulated world: what one has, what they hand each other, and what is left of one that is
-//! killed.
+//! Several processes in one simulated world: what one has, what they hand each other, and what is
+//! left of one that is killed.
 #![cfg(not(loom))]
 
 use std::cell::{Cell, RefCell};

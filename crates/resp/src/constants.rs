@@ -1,6 +1,7 @@
 //! The protocol's limits. Redis 7.0's where it has one; ours where it trusts the peer.
 
-/// Longest line that is not a bulk string: an inline command, or a `*` or `$` header (Redis: `PROTO_INLINE_MAX_SIZE`).
+/// Longest line that is not a bulk string: an inline command, or a `*` or `$` header (Redis:
+/// `PROTO_INLINE_MAX_SIZE`).
 pub const INLINE_BYTES_MAX: usize = 64 * 1024;
 
 /// Largest bulk string in a request (Redis: the default of `proto-max-bulk-len`).
@@ -9,7 +10,8 @@ pub const BULK_BYTES_MAX: usize = 512 * 1024 * 1024;
 /// Most arguments one request may have (Redis up to 6.2; 7.0 allows as many as an `int` counts).
 pub const ARGS_MAX: usize = 1024 * 1024;
 
-/// Largest request as a whole, headers included (Redis: the default of `client-query-buffer-limit`).
+/// Largest request as a whole, headers included (Redis: the default of
+/// `client-query-buffer-limit`).
 pub const REQUEST_BYTES_MAX: usize = 1024 * 1024 * 1024;
 
 /// Deepest nesting of arrays, maps and sets in a reply that the decoder follows.

@@ -1,8 +1,9 @@
 //! The incremental reply decoder of a client.
 //!
-//! Bytes are fed as they arrive; whole replies come out. Aggregates are built on a stack of open ones, so bytes are
-//! looked at once however they are cut. A server is not trusted: depth, elements and bytes of one reply are bounded
-//! by [`DecoderLimits`], and nothing is reserved for elements that were only announced.
+//! Bytes are fed as they arrive; whole replies come out. Aggregates are built on a stack of open
+//! ones, so bytes are looked at once however they are cut. A server is not trusted: depth, elements
+//! and bytes of one reply are bounded by [`DecoderLimits`], and nothing is reserved for elements
+//! that were only announced.
 
 use std::fmt;
 
@@ -158,7 +159,8 @@ impl Decoder {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole reply, or `None` until more bytes are fed. After an error there is only that error.
+    /// The next whole reply, or `None` until more bytes are fed. After an error there is only that
+    /// error.
     pub fn next_reply(&mut self) -> Result<Option<Reply>, DecodeError> {
         if let Some(error) = self.failed {
             return Err(error);
@@ -217,7 +219,8 @@ impl Decoder {
         }
     }
 
-    /// Reads one line, and the string that belongs to it, and steps over them; `None` when they are not all there.
+    /// Reads one line, and the string that belongs to it, and steps over them; `None` when they are
+    /// not all there.
     fn token(&mut self) -> Result<Option<Token>, DecodeError> {
         let Some(&kind) = self.buffer.get(self.position) else {
             return Ok(None);

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// A request that is not RESP. The connection gets the text as an error reply and is closed; nobody else notices.
+/// A request that is not RESP. The connection gets the text as an error reply and is closed; nobody
+/// else notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtocolError {
     /// A `*` header that is no number, or one beyond the limit.

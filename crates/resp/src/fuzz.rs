@@ -1,11 +1,13 @@
-//! Bodies of the fuzz targets, callable from tests as well. Each panics when a promise of this crate is broken.
+//! Bodies of the fuzz targets, callable from tests as well. Each panics when a promise of this
+//! crate is broken.
 
 use crate::{DecodeError, Decoder, DecoderLimits, Limits, Parser, Progress, ProtocolError, Reply};
 
 type Requests = (Vec<Vec<Vec<u8>>>, Option<ProtocolError>);
 type Replies = (Vec<Reply>, Option<DecodeError>);
 
-/// The request parser gives the same commands and the same error however the bytes are cut into pieces.
+/// The request parser gives the same commands and the same error however the bytes are cut into
+/// pieces.
 pub fn request(data: &[u8]) {
     let Some((&seed, stream)) = data.split_first() else {
         return;
@@ -16,7 +18,8 @@ pub fn request(data: &[u8]) {
     assert_eq!(whole, requests(stream, 1));
 }
 
-/// The reply decoder gives the same replies and the same error however the bytes are cut into pieces.
+/// The reply decoder gives the same replies and the same error however the bytes are cut into
+/// pieces.
 pub fn reply(data: &[u8]) {
     let Some((&seed, stream)) = data.split_first() else {
         return;

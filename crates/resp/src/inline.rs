@@ -1,10 +1,12 @@
 //! Inline commands: one line of words, for people with `telnet`.
 //!
-//! Words are separated by white space. A word may contain quoted parts: within double quotes `\n \r \t \a \b`,
-//! `\xHH` and `\` before anything else are escapes, within single quotes only `\'` is. A closing quote has to be
-//! followed by white space or the end of the line. That is how Redis and its command line read a line.
+//! Words are separated by white space. A word may contain quoted parts: within double quotes `\n \r
+//! \t \a \b`, `\xHH` and `\` before anything else are escapes, within single quotes only `\'` is. A
+//! closing quote has to be followed by white space or the end of the line. That is how Redis and
+//! its command line read a line.
 //!
-//! Unescaping never makes a word longer, so it happens in place: the words are spans of the line itself.
+//! Unescaping never makes a word longer, so it happens in place: the words are spans of the line
+//! itself.
 
 use crate::request::Span;
 
@@ -16,7 +18,8 @@ fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | b'\r' | 0x0b | 0x0c)
 }
 
-/// Splits the line `buffer[from..to]` into words, unescaping in place, and appends their spans to `words`.
+/// Splits the line `buffer[from..to]` into words, unescaping in place, and appends their spans to
+/// `words`.
 pub(crate) fn split(
     buffer: &mut [u8],
     from: usize,
@@ -55,7 +58,8 @@ pub(crate) fn split(
     }
 }
 
-/// Splits one line into words by the same rules; `None` when its quotes do not match. For a command line's prompt.
+/// Splits one line into words by the same rules; `None` when its quotes do not match. For a command
+/// line's prompt.
 pub fn split_line(line: &[u8]) -> Option<Vec<Vec<u8>>> {
     let mut buffer = line.to_vec();
     let mut words = Vec::new();

@@ -34,7 +34,8 @@ pub fn format_i64(buffer: &mut [u8; INTEGER_BYTES_MAX], value: i64) -> &[u8] {
     &buffer[at..]
 }
 
-/// Reads a decimal `i64` that is written the one canonical way: no space, no `+`, no leading zero, no `-0`.
+/// Reads a decimal `i64` that is written the one canonical way: no space, no `+`, no leading zero,
+/// no `-0`.
 pub fn parse_i64(text: &[u8]) -> Option<i64> {
     let (negative, digits) = match text {
         [b'-', rest @ ..] => (true, rest),

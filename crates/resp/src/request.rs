@@ -1,16 +1,20 @@
 //! The incremental request parser. Hot file: no allocation per command, no byte looked at twice.
 //!
-//! 1. The connection keeps its unconsumed input in one buffer and passes the part that begins with the current
-//!    command to [`Parser::parse`], again and again as it grows.
-//! 2. [`Progress::Complete`] names how many bytes the command took; [`Parser::args`] has its arguments as [`Span`]s
-//!    from the same beginning. The connection consumes those bytes and calls again with what follows.
-//! 3. [`Progress::Incomplete`] keeps what was found out, so that a command that arrives byte by byte costs no more
-//!    than one that arrives whole. Between two calls the buffer may move in memory; its unconsumed bytes stay the same.
+//! 1. The connection keeps its unconsumed input in one buffer and passes the part that begins with
+//!    the current command to [`Parser::parse`], again and again as it grows.
+//! 2. [`Progress::Complete`] names how many bytes the command took; [`Parser::args`] has its
+//!    arguments as [`Span`]s from the same beginning. The connection consumes those bytes and calls
+//!    again with what follows.
+//! 3. [`Progress::Incomplete`] keeps what was found out, so that a command that arrives byte by
+//!    byte costs no more than one that arrives whole. Between two calls the buffer may move in
+//!    memory; its unconsumed bytes stay the same.
 //!
-//! The parser owns no bytes. What it owns is the list of spans, eight bytes an argument, reused from command to
-//! command and given back when one command made it large. A length the peer announces reserves nothing.
+//! The parser owns no bytes. What it owns is the list of spans, eight bytes an argument, reused
+//! from command to command and given back when one command made it large. A length the peer
+//! announces reserves nothing.
 //!
-//! Like Redis 7.0, the two bytes behind a bulk string and the one behind a header's `\r` are skipped unread.
+//! Like Redis 7.0, the two bytes behind a bulk string and the one behind a header's `\r` are
+//! skipped unread.
 
 use std::ops::Range;
 
@@ -80,7 +84,8 @@ impl Default for Limits {
 /// How far a command has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// All of it is there; it took this many bytes. With no arguments it is to be passed over in silence.
+    /// All of it is there; it took this many bytes. With no arguments it is to be passed over in
+    /// silence.
     Complete(usize),
     /// At least this many bytes are still to come.
     Incomplete(usize),
@@ -141,7 +146,8 @@ impl Parser {
         }
     }
 
-    /// Looks at `input`, which begins with the first byte of the current command. Inline words are unescaped in place.
+    /// Looks at `input`, which begins with the first byte of the current command. Inline words are
+    /// unescaped in place.
     pub fn parse(&mut self, input: &mut [u8]) -> Result<Progress, ProtocolError> {
         if self.finished {
             self.reset();
@@ -185,7 +191,8 @@ impl Parser {
             }
             return Ok(Progress::Incomplete(1));
         };
-        // Redis takes a longer line if it arrives in one piece; what a client may send should not hang on that.
+        // Redis takes a longer line if it arrives in one piece; what a client may send should not
+        // hang on that.
         if newline > self.limits.inline_bytes_max {
             return Err(ProtocolError::InlineTooLong);
         }
@@ -213,8 +220,9 @@ impl Parser {
             let length = match self.bulk {
                 Some(length) => length,
                 None => {
-                    // Redis waits for the whole header before it looks at its first byte; so do we, or a `-` in
-                    // place of a `$` would be answered sooner than by Redis.
+                    // Redis waits for the whole header before it looks at its first byte; so do we,
+                    // or a `-` in place of a `$` would be answered sooner than
+                    // by Redis.
                     let first = input.get(self.position).copied();
                     let Some(length) = self.header(input, ProtocolError::BulkHeaderTooLong)? else {
                         self.args_left = Some(left);
@@ -253,8 +261,8 @@ impl Parser {
         Ok(Progress::Complete(self.position))
     }
 
-    /// Reads the header line at `position` and steps over it: the outer `None` means it is not all there, the inner
-    /// one that what follows its first byte is no number.
+    /// Reads the header line at `position` and steps over it: the outer `None` means it is not all
+    /// there, the inner one that what follows its first byte is no number.
     #[inline]
     #[expect(
         clippy::option_option,

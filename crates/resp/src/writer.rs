@@ -1,7 +1,9 @@
-//! Replies, appended to a buffer in the connection's protocol. Hot file: no allocation but the buffer's own growth.
+//! Replies, appended to a buffer in the connection's protocol. Hot file: no allocation but the
+//! buffer's own growth.
 //!
-//! Protocol 3 has types that protocol 2 lacks; a [`Writer`] lowers them as Redis does: maps, sets and pushes become
-//! arrays, booleans integers, doubles, big numbers and verbatim strings bulk strings, and null a null bulk string.
+//! Protocol 3 has types that protocol 2 lacks; a [`Writer`] lowers them as Redis does: maps, sets
+//! and pushes become arrays, booleans integers, doubles, big numbers and verbatim strings bulk
+//! strings, and null a null bulk string.
 
 use std::io::Write as _;
 

@@ -4,11 +4,12 @@
 //! fixed64 sequence of the first operation | fixed32 number of operations | records: u8 tag, fields
 //! ```
 //!
-//! [`WriteBatch::parse`] reads the header, [`WriteBatch::ops`] walks the records without copying. Every
-//! operation that writes a key takes the next sequence; log data, no-ops and the markers of two-phase commit
-//! take none. The iterator checks at its end that it found as many operations as the header announces:
-//! RocksDB refuses to open a database over a wrong count or an unknown tag, and so should the caller, whatever
-//! its policy for torn tails, because the record's checksum held.
+//! [`WriteBatch::parse`] reads the header, [`WriteBatch::ops`] walks the records without copying.
+//! Every operation that writes a key takes the next sequence; log data, no-ops and the markers of
+//! two-phase commit take none. The iterator checks at its end that it found as many operations as
+//! the header announces: RocksDB refuses to open a database over a wrong count or an unknown tag,
+//! and so should the caller, whatever its policy for torn tails, because the record's checksum
+//! held.
 
 use crate::coding::{Decoder, fixed64_at, put_lps, put_varint};
 use crate::error::{Error, Result};
@@ -102,8 +103,8 @@ impl BatchWriter {
         put_lps(&mut self.bytes, end);
     }
 
-    /// Notes by how many the batch changes the number of keys of the default column family. To RocksDB it is
-    /// an annotation, which it passes over.
+    /// Notes by how many the batch changes the number of keys of the default column family. To
+    /// RocksDB it is an annotation, which it passes over.
     pub fn note_keys(&mut self, change: i64) {
         self.bytes.push(tag::LOG_DATA);
         let mut note = KEYS_MAGIC.to_vec();
@@ -345,8 +346,8 @@ impl<'a> WriteBatch<'a> {
         self.sequence + u64::from(self.count)
     }
 
-    /// Walks the records: the sequence an operation takes (for those that take none, the next one's) and the
-    /// operation. Ends after the first error.
+    /// Walks the records: the sequence an operation takes (for those that take none, the next
+    /// one's) and the operation. Ends after the first error.
     pub fn ops(&self) -> BatchOps<'a> {
         BatchOps {
             d: Decoder::new(self.records),

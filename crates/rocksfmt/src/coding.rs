@@ -1,11 +1,12 @@
 //! The integers and strings every RocksDB format is made of.
 //!
-//! Fixed-width integers are little-endian; varints are unsigned LEB128 (5 bytes at most for 32 bits, 10 for
-//! 64); svarints are zig-zag varints; an `lps` is a varint32 length followed by that many bytes.
+//! Fixed-width integers are little-endian; varints are unsigned LEB128 (5 bytes at most for 32
+//! bits, 10 for 64); svarints are zig-zag varints; an `lps` is a varint32 length followed by that
+//! many bytes.
 //!
-//! Two faces: [`Decoder`] walks a slice and names the field in its errors, for everything read once per file;
-//! [`varint32_at`] and [`varint64_at`] work on offsets and return `None`, for the loops over block entries.
-//! A varint whose value does not fit its width is refused, not cut.
+//! Two faces: [`Decoder`] walks a slice and names the field in its errors, for everything read once
+//! per file; [`varint32_at`] and [`varint64_at`] work on offsets and return `None`, for the loops
+//! over block entries. A varint whose value does not fit its width is refused, not cut.
 
 use crate::error::{Error, Result};
 
@@ -96,7 +97,8 @@ pub fn put_lps(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Walks a slice from front to back. Every method takes the name of the field it reads, for the error.
+/// Walks a slice from front to back. Every method takes the name of the field it reads, for the
+/// error.
 #[derive(Clone, Copy, Debug)]
 pub struct Decoder<'a> {
     rest: &'a [u8],
@@ -211,8 +213,9 @@ fn bad_varint(field: &'static str, bits: u32) -> Error {
     Error::corruption(format!("{field} is not a varint of {bits} bits"))
 }
 
-/// The format's small 32-bit hash (a Murmur variant), used by the data-block hash index and by the legacy
-/// Bloom filter. The one to three tail bytes are *sign-extended*; that accident is part of the format.
+/// The format's small 32-bit hash (a Murmur variant), used by the data-block hash index and by the
+/// legacy Bloom filter. The one to three tail bytes are *sign-extended*; that accident is part of
+/// the format.
 pub fn hash32(data: &[u8], seed: u32) -> u32 {
     const M: u32 = 0xC6A4_A793;
     let mut h = seed ^ (data.len() as u32).wrapping_mul(M);

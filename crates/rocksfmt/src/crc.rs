@@ -1,7 +1,7 @@
 //! CRC-32C and the mask RocksDB stores it under.
 //!
-//! SST blocks with checksum type 1, log records and blob files all store `mask(crc32c(bytes))`: a CRC over
-//! bytes that contain CRCs would otherwise be weak.
+//! SST blocks with checksum type 1, log records and blob files all store `mask(crc32c(bytes))`: a
+//! CRC over bytes that contain CRCs would otherwise be weak.
 
 const MASK_DELTA: u32 = 0xA282_EAD8;
 

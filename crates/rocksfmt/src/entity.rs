@@ -1,9 +1,9 @@
 //! Values with something around them: wide-column entities and values with a preferred sequence.
 //!
-//! A plain read of an entity answers its default column, the one with the empty name, or an empty value.
-//! Columns are strictly sorted by name, so the default column can only be the first. Version 1 stores names and
-//! sizes in turn, then the values; version 2 (11.x) has arrays and may keep a column in a blob file, which is
-//! refused by name.
+//! A plain read of an entity answers its default column, the one with the empty name, or an empty
+//! value. Columns are strictly sorted by name, so the default column can only be the first. Version
+//! 1 stores names and sizes in turn, then the values; version 2 (11.x) has arrays and may keep a
+//! column in a blob file, which is refused by name.
 
 use std::ops::Range;
 

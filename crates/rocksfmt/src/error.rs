@@ -1,7 +1,8 @@
 //! The crate's error: what kind of trouble, and the evidence for it.
 //!
-//! Callers match on [`Kind`]; people read the text. The error is one pointer wide and is built only in
-//! `#[cold]` constructors, so a `Result` costs the success path no more than an `Option<Box<_>>` does.
+//! Callers match on [`Kind`]; people read the text. The error is one pointer wide and is built only
+//! in `#[cold]` constructors, so a `Result` costs the success path no more than an `Option<Box<_>>`
+//! does.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,7 +12,8 @@ use std::fmt;
 pub enum Kind {
     /// The bytes contradict the format or fail their checksum.
     Corruption,
-    /// The bytes are (or may be) fine but use something this reader does not know; the text names it.
+    /// The bytes are (or may be) fine but use something this reader does not know; the text names
+    /// it.
     Unsupported,
     /// A length inside the bytes asks for more than the caller's limit.
     TooLarge,

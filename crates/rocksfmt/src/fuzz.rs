@@ -1,8 +1,9 @@
-//! One function per parser that does everything a reader would do with the bytes, for fuzzers and for the mutation
-//! test below. No answer is wrong here; only a panic, a hang or a huge allocation is.
+//! One function per parser that does everything a reader would do with the bytes, for fuzzers and
+//! for the mutation test below. No answer is wrong here; only a panic, a hang or a huge allocation
+//! is.
 //!
-//! A new parser gets a function, an entry in [`TARGETS`] with a few seeds, and a file of one line in
-//! `fuzz/fuzz_targets/`. The seeds are the corpus: `fuzz/src/bin/corpus.rs` writes them out.
+//! A new parser gets a function, an entry in [`TARGETS`] with a few seeds, and a file of one line
+//! in `fuzz/fuzz_targets/`. The seeds are the corpus: `fuzz/src/bin/corpus.rs` writes them out.
 
 use crate::testing::block::{BlockBuilder, Form};
 use crate::*;
@@ -196,7 +197,8 @@ fn filter_seeds() -> Vec<Vec<u8>> {
     vec![b.finish(), legacy, [vec![0; 64], vec![0xFE, 0, 1, 0, 0]].concat()]
 }
 
-/// A compressed block; the first byte is its type, the second says whether the rest is also the dictionary.
+/// A compressed block; the first byte is its type, the second says whether the rest is also the
+/// dictionary.
 pub fn compress(data: &[u8]) {
     let [kind, dictionary, payload @ ..] = data else { return };
     let Ok(compression) = Compression::from_byte(*kind) else { return };

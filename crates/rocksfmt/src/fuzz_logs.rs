@@ -17,7 +17,8 @@ pub const TARGETS: &[Target] = &[
 const NUMBER: u64 = 7;
 const RECORD_MAX: usize = 1 << 20;
 
-/// A log of either kind: as it is, and with checksums made good, so that what is behind them is reached.
+/// A log of either kind: as it is, and with checksums made good, so that what is behind them is
+/// reached.
 pub fn log(data: &[u8]) {
     let mut sealed = data.to_vec();
     seal(&mut sealed);

@@ -1,11 +1,12 @@
 //! Internal keys: a user key, then `fixed64 (sequence << 8 | type)`.
 //!
-//! Order: user keys ascending under the column family's [`Comparator`]; equal user keys by the packed number
-//! *descending*, so the newest version comes first. To find the newest version visible at sequence S, seek to
-//! `(user key, S, SEEK_TYPE)`: it sorts before every entry of that user key with a sequence of at most S.
+//! Order: user keys ascending under the column family's [`Comparator`]; equal user keys by the
+//! packed number *descending*, so the newest version comes first. To find the newest version
+//! visible at sequence S, seek to `(user key, S, SEEK_TYPE)`: it sorts before every entry of that
+//! user key with a sequence of at most S.
 //!
-//! Hot: the comparison functions run some ten times per index lookup. They compare eight bytes at a time
-//! without calling memcmp, which for keys of 10 to 40 bytes costs more than the work.
+//! Hot: the comparison functions run some ten times per index lookup. They compare eight bytes at a
+//! time without calling memcmp, which for keys of 10 to 40 bytes costs more than the work.
 
 use std::cmp::Ordering;
 
@@ -197,8 +198,8 @@ impl Comparator {
         }
     }
 
-    /// Compares two internal keys. A key without trailer (corruption that a parser missed) counts as a user key
-    /// with trailer 0: some total order, no panic.
+    /// Compares two internal keys. A key without trailer (corruption that a parser missed) counts
+    /// as a user key with trailer 0: some total order, no panic.
     #[inline(always)]
     pub fn cmp_internal(self, a: &[u8], b: &[u8]) -> Ordering {
         let (a, a_packed) = split_lenient(a);
@@ -226,8 +227,8 @@ pub fn compare_bytes(a: &[u8], b: &[u8]) -> Ordering {
         }
     }
     if common >= 8 {
-        // The last eight common bytes: some were compared already and are equal, so the first difference in
-        // this word is the first difference of the keys.
+        // The last eight common bytes: some were compared already and are equal, so the first
+        // difference in this word is the first difference of the keys.
         if let (Some(x), Some(y)) = (a[..common].last_chunk::<8>(), b[..common].last_chunk::<8>())
             && x != y
         {

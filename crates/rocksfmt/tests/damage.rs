@@ -1,5 +1,6 @@
-//! Damaged files: any answer is fine, a panic or a hang is not. Checksums catch most damage, so here the checksums of
-//! most damaged blocks are made right again: the damage then reaches the parsers behind.
+//! Damaged files: any answer is fine, a panic or a hang is not. Checksums catch most damage, so
+//! here the checksums of most damaged blocks are made right again: the damage then reaches the
+//! parsers behind.
 
 #![expect(clippy::disallowed_methods, reason = "tests read files themselves")]
 

@@ -1,5 +1,5 @@
-//! Files written by RocksDB 7.8 (db_bench) and 9.x (rocksdict), read entry by entry and compared with what their
-//! own tools say is in them.
+//! Files written by RocksDB 7.8 (db_bench) and 9.x (rocksdict), read entry by entry and compared
+//! with what their own tools say is in them.
 
 #![expect(clippy::disallowed_methods, reason = "tests read files themselves")]
 
@@ -80,7 +80,8 @@ fn rocksdict_files_of_every_variant_hold_what_rocksdict_reads() {
     }
     // The generator must really have produced what this test is about.
     assert!(names > 30, "{names} databases");
-    // The zlib of this rocksdict build never finds a block worth compressing; db_bench covers it below.
+    // The zlib of this rocksdict build never finds a block worth compressing; db_bench covers it
+    // below.
     for compression in [1, 3, 4, 5, 7] {
         assert!(
             compressions.contains(&(compression, false)),

@@ -1,5 +1,5 @@
-//! Logs and MANIFESTs written by RocksDB 7.8 (db_bench, ldb) and 9.x (rocksdict), also by processes that were
-//! killed, compared with what RocksDB itself says is in them.
+//! Logs and MANIFESTs written by RocksDB 7.8 (db_bench, ldb) and 9.x (rocksdict), also by processes
+//! that were killed, compared with what RocksDB itself says is in them.
 
 #![expect(clippy::disallowed_methods, reason = "tests read files themselves")]
 
@@ -23,7 +23,8 @@ fn python() -> String {
     }
 }
 
-/// Lets rocksdict make a database and die; returns its directory, what was in it, and its last sequence.
+/// Lets rocksdict make a database and die; returns its directory, what was in it, and its last
+/// sequence.
 fn killed_writer(case: &str) -> (PathBuf, BTreeMap<String, Pairs>, u64) {
     let root = fresh_dir(&format!("logs-{case}"));
     let python = python();
@@ -379,7 +380,8 @@ fn a_recycled_log_is_read_up_to_its_stale_tail() {
     assert_eq!(want.len(), 700);
     assert!(replayed.families["default"] == want);
 
-    // One bit in an early record: the stale tail begins there, but a newer record of this log gives it away.
+    // One bit in an early record: the stale tail begins there, but a newer record of this log gives
+    // it away.
     let mut bad = bytes.clone();
     bad[3000] ^= 1;
     let mut reader = LogReader::new(LogKind::Wal { number });

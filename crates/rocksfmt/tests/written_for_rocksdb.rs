@@ -1,5 +1,5 @@
-//! RocksDB's own tools judge what the writers make: tables, a MANIFEST and a write-ahead log, put together to
-//! databases whose contents are known.
+//! RocksDB's own tools judge what the writers make: tables, a MANIFEST and a write-ahead log, put
+//! together to databases whose contents are known.
 #![expect(clippy::disallowed_methods, reason = "files of the host, for RocksDB's tools")]
 
 mod support;

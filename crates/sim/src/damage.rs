@@ -1,7 +1,8 @@
 //! Blocks rot while a database is written to, and merges meet them.
 //!
-//! One process after the other writes small tables that are merged all the time. Now and then a byte of a table's data
-//! rots; then every key is looked up, so that it is known which ones need that block. What must hold from then on:
+//! One process after the other writes small tables that are merged all the time. Now and then a
+//! byte of a table's data rots; then every key is looked up, so that it is known which ones need
+//! that block. What must hold from then on:
 //!
 //! 1. Writing never ends, and merges go on around the table.
 //! 2. Every other key has its newest value, and so has one of these that was written since.

@@ -3,8 +3,8 @@
 //! One core owns the database, and several of its tasks write: batches of puts and deletes, with
 //! values from 10 bytes to 100 KB, into memtables so small that they are switched, flushed and
 //! merged all the time. In every third world the keys are spread over several column families. The
-//! MANIFEST is replaced when it has grown. All cores read. A process after the other runs on the same
-//! disk, each at its own durability:
+//! MANIFEST is replaced when it has grown. All cores read. A process after the other runs on the
+//! same disk, each at its own durability:
 //!
 //! 1. It opens the database and finds what is left. Batches are put in order when they are handed
 //!    over, so that must be what the first so many of them lead to: whole batches, without a hole,
@@ -13,8 +13,8 @@
 //! 2. Writers write, readers compare what they see with the list, all in one moment or key by key.
 //! 3. Somewhere the process is killed or power is cut, also while it opens the database; or it
 //!    closes the database; or an operation on the disk fails, the writing ends, and reading goes
-//!    on. Or the disk is full for a while: writes are refused and leave nothing, reading goes on, and
-//!    so does writing when there is space again, in the same process.
+//!    on. Or the disk is full for a while: writes are refused and leave nothing, reading goes on,
+//!    and so does writing when there is space again, in the same process.
 //!
 //! A power cut leaves less to be promised of what was acknowledged at `process`: then the opening
 //! may be refused with damage in a log, with salvage it must succeed, and every key must have one
@@ -98,8 +98,8 @@ pub struct Report {
     pub closes: u64,
     /// Processes whose writing ended with an error.
     pub failures: u64,
-    /// Batches refused because the disk was full, and times that it was found full, by processes that came to
-    /// their end.
+    /// Batches refused because the disk was full, and times that it was found full, by processes
+    /// that came to their end.
     pub refused: u64,
     /// See [`Report::refused`].
     pub full: u64,

@@ -1,21 +1,25 @@
-//! A guest and its disk in a simulated world: the real rings, in-flight region, requests and devices over a simulated
-//! disk that completes out of order, and a guest that lives in its own memory.
+//! A guest and its disk in a simulated world: the real rings, in-flight region, requests and
+//! devices over a simulated disk that completes out of order, and a guest that lives in its own
+//! memory.
 //!
 //! One seed is one history:
 //!
-//! 1. The guest has two queues, split or packed, and keeps book of every sector: what it wrote last, what it may have
-//!    written since, and what must be durable. No sector has two requests at a time, so what a read brings is known.
-//! 2. The process that serves it is killed in place of any completion, and another one starts with the same memory and
-//!    in-flight region. Or it brings the rings to rest and goes on, or hands them over at rest: the next process starts
-//!    from the base that it was told, or dies before it has done anything.
-//! 3. Or the power goes: then the guest is gone too, and what it was promised is looked for on the disk by the next one,
-//!    which has new memory.
+//! 1. The guest has two queues, split or packed, and keeps book of every sector: what it wrote
+//!    last, what it may have written since, and what must be durable. No sector has two requests at
+//!    a time, so what a read brings is known.
+//! 2. The process that serves it is killed in place of any completion, and another one starts with
+//!    the same memory and in-flight region. Or it brings the rings to rest and goes on, or hands
+//!    them over at rest: the next process starts from the base that it was told, or dies before it
+//!    has done anything.
+//! 3. Or the power goes: then the guest is gone too, and what it was promised is looked for on the
+//!    disk by the next one, which has new memory.
 //! 4. In the end everything is left alone, and all that the guest has asked for must come back.
 //!
-//! What is said when a disk is handed over is not here, but in crate `node`'s `tests/simulated.rs`, with the same guest.
+//! What is said when a disk is handed over is not here, but in crate `node`'s `tests/simulated.rs`,
+//! with the same guest.
 //!
-//! That an answer comes twice, or to nothing that was asked, [`frontend::Queue`] finds; that one never comes shows at the
-//! end.
+//! That an answer comes twice, or to nothing that was asked, [`frontend::Queue`] finds; that one
+//! never comes shows at the end.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

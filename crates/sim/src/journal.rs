@@ -6,10 +6,9 @@
 //!
 //! 1. Recovery: reads the log that `CURRENT` names, up to the first record that is not whole, and
 //!    demands that every acknowledged record is there, and nothing that was not written.
-//! 2. Copies what it found into a new log, syncs that, syncs the directory, replaces `CURRENT`,
-//!    and removes the old logs. It must not build on the old log, although it reads well: after a
-//!    flush that failed, the page cache shows what will never be on the disk, and another flush
-//!    succeeds.
+//! 2. Copies what it found into a new log, syncs that, syncs the directory, replaces `CURRENT`, and
+//!    removes the old logs. It must not build on the old log, although it reads well: after a flush
+//!    that failed, the page cache shows what will never be on the disk, and another flush succeeds.
 //! 3. Appends records, one by one or a few at once; syncs; only then acknowledges them.
 //! 4. Somewhere the process is killed or power is cut, also during recovery, and the next
 //!    generation begins; or an operation fails, and the process ends by itself.

@@ -42,7 +42,8 @@ pub struct Operation {
     pub answer: Option<Value>,
 }
 
-/// Finds a key whose history is not linearizable, and returns that history. All keys are absent at first.
+/// Finds a key whose history is not linearizable, and returns that history. All keys are absent at
+/// first.
 pub fn violation(history: &[Operation]) -> Option<Vec<Operation>> {
     let mut keys: BTreeMap<u64, Vec<Operation>> = BTreeMap::new();
     for operation in history {
@@ -155,7 +156,8 @@ mod tests {
         for history in [
             vec![],
             vec![get(0, 1, None)],
-            // While a write is under way both answers are right, the new one only once it was seen.
+            // While a write is under way both answers are right, the new one only once it was
+            // seen.
             vec![set(0, 9, 1), get(1, 2, None), get(3, 4, Some(1)), get(5, 6, Some(1))],
             // The second write may come first.
             vec![set(0, 9, 1), set(1, 8, 2), get(10, 11, Some(1))],

@@ -1,8 +1,9 @@
-//! A MANIFEST that grows and is replaced all the time, and a power cut at every completion of a run.
+//! A MANIFEST that grows and is replaced all the time, and a power cut at every completion of a
+//! run.
 //!
-//! Every batch puts a key of 200 bytes into each of four column families. A flush or two of these is a change that fills
-//! several sectors and makes the MANIFEST long enough to be replaced. After the cut the database must open, with
-//! every acknowledged batch.
+//! Every batch puts a key of 200 bytes into each of four column families. A flush or two of these
+//! is a change that fills several sectors and makes the MANIFEST long enough to be replaced. After
+//! the cut the database must open, with every acknowledged batch.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -73,7 +74,8 @@ async fn check(core: &Core, acknowledged: u64) {
     writer.close().await.expect("the disk is sound");
 }
 
-/// Runs one process until the completion with number `cut`, when power goes, and another one that opens what is left.
+/// Runs one process until the completion with number `cut`, when power goes, and another one that
+/// opens what is left.
 ///
 /// # Panics
 /// When it cannot be opened, or something is missing.
@@ -106,8 +108,8 @@ pub fn manifest(seed: u64, cut: u64, flaw: Flaw) -> Report {
     Report { was_cut, acknowledged, manifest }
 }
 
-/// Cuts power at completion `first` of a run, at the one `step` further on, and so on, until it comes to its end.
-/// Returns how many there were.
+/// Cuts power at completion `first` of a run, at the one `step` further on, and so on, until it
+/// comes to its end. Returns how many there were.
 ///
 /// # Panics
 /// As [`manifest`].

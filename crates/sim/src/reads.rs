@@ -7,8 +7,8 @@
 //!    dropped at a random time.
 //! 3. Every answer equals the model's, or is an error that names the file and where in it.
 //! 4. The disk is healed. Now every core must read everything, both ways, without an error.
-//! 5. Readers and database are dropped: no file stays open, no buffer is lost, no operation
-//!    stays under way.
+//! 5. Readers and database are dropped: no file stays open, no buffer is lost, no operation stays
+//!    under way.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;

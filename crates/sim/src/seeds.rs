@@ -22,8 +22,9 @@ fn usual() -> u64 {
     if std::env::var_os("MILLRACE_LONG").is_some() { MANY } else { FEW }
 }
 
-/// Runs a scenario with as many seeds as `MILLRACE_SEEDS` says, or a few, or more with `MILLRACE_LONG`. A failing one prints
-/// how to replay it: `test` is the name of a test that runs [`one`] seed.
+/// Runs a scenario with as many seeds as `MILLRACE_SEEDS` says, or a few, or more with
+/// `MILLRACE_LONG`. A failing one prints how to replay it: `test` is the name of a test that runs
+/// [`one`] seed.
 pub fn each(test: &str, run: impl Fn(u64)) {
     many(test, 1, run);
 }

@@ -1,5 +1,5 @@
-//! A test that cannot fail proves nothing: each way in which the engine can be wrong must be caught.
-//! A program of its own, because a mutant is one for a whole process.
+//! A test that cannot fail proves nothing: each way in which the engine can be wrong must be
+//! caught. A program of its own, because a mutant is one for a whole process.
 
 use sim::damage::damage;
 use sim::engine::{DIR, Flaw, engine};

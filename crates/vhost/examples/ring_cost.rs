@@ -1,8 +1,9 @@
-//! What the ring code costs: nanoseconds for a request of three descriptors, from the available ring to the used ring,
-//! with a device that does nothing. `cargo run --release -p millrace-vhost --example ring_cost [SECONDS]`
+//! What the ring code costs: nanoseconds for a request of three descriptors, from the available
+//! ring to the used ring, with a device that does nothing. `cargo run --release -p millrace-vhost
+//! --example ring_cost [SECONDS]`
 //!
-//! The guest's side is rewound rather than played: the same chains are made available again by moving the index, so
-//! almost all of the time is the target's.
+//! The guest's side is rewound rather than played: the same chains are made available again by
+//! moving the index, so almost all of the time is the target's.
 
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -142,7 +143,8 @@ fn parts(guest: &Guest, i: usize) -> [(u64, u32, u16); 3] {
     [(gpa, 16, 0), (gpa + 4096, 4096, 2), (gpa + 16, 1, 2)]
 }
 
-/// Turns of a poller until the time is over; `again` makes a batch available. Gives ns for a request.
+/// Turns of a poller until the time is over; `again` makes a batch available. Gives ns for a
+/// request.
 fn turns(
     ring: &mut Ring,
     memory: &GuestMemory,

@@ -1,5 +1,5 @@
-//! What a ring does with arbitrary bytes, for fuzzers and for the property tests. No answer is wrong here; only a
-//! panic, a loop or memory that is not the guest's is.
+//! What a ring does with arbitrary bytes, for fuzzers and for the property tests. No answer is
+//! wrong here; only a panic, a loop or memory that is not the guest's is.
 
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -34,8 +34,9 @@ fn memfd(len: usize) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// A guest whose memory, two regions with a hole behind them, begins with `bytes`: a ring of up to 32 descriptors,
-/// whose addresses and lengths are made small if `tame`, so that they mean something.
+/// A guest whose memory, two regions with a hole behind them, begins with `bytes`: a ring of up to
+/// 32 descriptors, whose addresses and lengths are made small if `tame`, so that they mean
+/// something.
 struct Guest {
     memory: GuestMemory,
     own: Area,
@@ -98,7 +99,8 @@ impl Guest {
         Guest { memory, own, setup, form }
     }
 
-    /// Runs the ring until it has nothing more, breaks, or has taken more than any guest could have asked for.
+    /// Runs the ring until it has nothing more, breaks, or has taken more than any guest could have
+    /// asked for.
     fn run(&self, ring: &mut Ring) {
         let log = DirtyLog::map(memfd(4096).as_fd(), 4096, 0).expect("a log");
         let mut tags = Vec::new();
@@ -147,8 +149,8 @@ pub fn ring(data: &[u8]) {
     }
 }
 
-/// A front end that gives back anything as the in-flight region: the first four bytes choose the ring, the next 2048
-/// are the region's, the rest the guest's memory.
+/// A front end that gives back anything as the in-flight region: the first four bytes choose the
+/// ring, the next 2048 are the region's, the rest the guest's memory.
 pub fn inflight(data: &[u8]) {
     let Some((choice, bytes)) = data.split_first_chunk::<4>() else { return };
     let (region_bytes, bytes) = bytes.split_at(bytes.len().min(2048));

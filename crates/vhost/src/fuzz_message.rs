@@ -1,5 +1,5 @@
-//! Bodies of the fuzz targets of messages, session and hand-over, callable from tests as well. Each panics when a promise
-//! of this crate is broken.
+//! Bodies of the fuzz targets of messages, session and hand-over, callable from tests as well. Each
+//! panics when a promise of this crate is broken.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -186,17 +186,18 @@ impl Target {
     }
 }
 
-/// Whatever a front end sends, in whatever pieces, with whatever descriptors: the session survives or closes, every
-/// descriptor has one place or is closed, a target that obeys is never told nonsense, and the state can be handed over
-/// at every moment of rest.
+/// Whatever a front end sends, in whatever pieces, with whatever descriptors: the session survives
+/// or closes, every descriptor has one place or is closed, a target that obeys is never told
+/// nonsense, and the state can be handed over at every moment of rest.
 ///
-/// The first byte says in which pieces the rest arrives; then each message has a byte before it, its number of
-/// descriptors.
+/// The first byte says in which pieces the rest arrives; then each message has a byte before it,
+/// its number of descriptors.
 pub fn session(data: &[u8]) {
     run(data, |_, _| {});
 }
 
-/// Shows what each message led to: the disk that could be handed over, and the names of the actions.
+/// Shows what each message led to: the disk that could be handed over, and the names of the
+/// actions.
 fn run(data: &[u8], mut observe: impl FnMut(&DiskState, &[String])) {
     let Some((&step, mut stream)) = data.split_first() else {
         return;
@@ -428,7 +429,8 @@ mod tests {
         (0u32..3).prop_map(start_ring)
     }
 
-    /// A message as [`session`] reads it, mostly one that makes sense; or the five that start a ring.
+    /// A message as [`session`] reads it, mostly one that makes sense; or the five that start a
+    /// ring.
     fn message() -> impl Strategy<Value = Vec<u8>> {
         prop_oneof![1 => start(), 9 => single()]
     }

@@ -1,4 +1,5 @@
-//! A sparse file costs a front end nothing, but its mapping takes addresses of the node, and each region a descriptor.
+//! A sparse file costs a front end nothing, but its mapping takes addresses of the node, and each
+//! region a descriptor.
 #![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
 
 mod common;

@@ -1,6 +1,7 @@
-//! What a front end can do with the descriptors that it gives, which is nothing to anybody but itself: a start that fails
-//! leaves nothing behind, counters that are full or never empty stop no core, and what is no counter is not taken. With
-//! `MILLRACE_LONG` the start fails fifty times as often.
+//! What a front end can do with the descriptors that it gives, which is nothing to anybody but
+//! itself: a start that fails leaves nothing behind, counters that are full or never empty stop no
+//! core, and what is no counter is not taken. With `MILLRACE_LONG` the start fails fifty times as
+//! often.
 #![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
 
 mod common;
@@ -69,7 +70,8 @@ impl ByHand {
     }
 }
 
-/// As it was, 2,000 of these left as many tasks, twice as many descriptors and as many operations on the core.
+/// As it was, 2,000 of these left as many tasks, twice as many descriptors and as many operations
+/// on the core.
 #[test]
 fn a_start_that_fails_leaves_nothing_behind() {
     let times = if std::env::var_os("MILLRACE_LONG").is_some() { 100_000 } else { 2_000 };
@@ -164,7 +166,8 @@ fn a_kick_that_never_falls_silent_breaks_its_ring_and_burns_no_core() {
     });
 }
 
-/// Descriptors of kinds that a core must not touch: some hang for ever when they are read, looked at or closed.
+/// Descriptors of kinds that a core must not touch: some hang for ever when they are read, looked
+/// at or closed.
 fn others() -> Vec<OwnedFd> {
     let mut pipe = [0; 2];
     // SAFETY: room for two descriptors, which nobody else owns.

@@ -1,4 +1,5 @@
-//! A process that may have few descriptors. It is a suite by itself, since the limit is the process's.
+//! A process that may have few descriptors. It is a suite by itself, since the limit is the
+//! process's.
 #![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
 
 mod common;

@@ -1,4 +1,5 @@
-//! A disk whose device takes minutes for a request goes on elsewhere all the same, with the request in its in-flight region.
+//! A disk whose device takes minutes for a request goes on elsewhere all the same, with the request
+//! in its in-flight region.
 #![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
 
 mod common;
@@ -38,7 +39,8 @@ async fn when(core: &Core, flag: &AtomicBool) {
     }
 }
 
-/// Serves a memory disk that takes ten minutes for a read; then hands it over to a target without that delay.
+/// Serves a memory disk that takes ten minutes for a read; then hands it over to a target without
+/// that delay.
 async fn serve(core: Core, socket: PathBuf, shared: Arc<Shared>) {
     let slow = Bdev::open(&core, "delay:read=600s|mem:64M").await.unwrap();
     let first = Target::new(&core, slow.clone(), options());
@@ -162,7 +164,8 @@ fn a_front_end_without_an_in_flight_region_waits_for_its_device() {
     });
 }
 
-/// A table that was refused, because it is longer than any may be, is not what a successor would be told of.
+/// A table that was refused, because it is longer than any may be, is not what a successor would be
+/// told of.
 #[test]
 fn what_was_refused_is_not_handed_over() {
     let dir = Scratch::new("refused");

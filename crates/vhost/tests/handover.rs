@@ -1,4 +1,5 @@
-//! A disk's state survives being written and read, in one form only; and what is not that form is refused by name.
+//! A disk's state survives being written and read, in one form only; and what is not that form is
+//! refused by name.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -41,7 +42,8 @@ fn offer() -> Offer {
     Offer { features, ..Offer::new(config()) }
 }
 
-/// A disk in the middle of everything: the first ring runs, the second is paused and broken, the third was never used.
+/// A disk in the middle of everything: the first ring runs, the second is paused and broken, the
+/// third was never used.
 fn disk() -> DiskState {
     let ring = Ring {
         size: 128,
@@ -381,7 +383,8 @@ fn unknown_repeated_and_missing_fields_are_refused() {
             let length = u32::from_le_bytes(b[at + 2..at + 6].try_into().unwrap()) as usize;
             b.drain(at..at + 6 + length);
         });
-        // Some may be missing, but then their descriptors are too many, or what needs them is incomplete.
+        // Some may be missing, but then their descriptors are too many, or what needs them is
+        // incomplete.
         match tag {
             2 | 3 => assert!(DiskState::decode(&missing).is_ok()),
             _ => assert!(DiskState::decode(&missing).is_err(), "without field {tag}"),

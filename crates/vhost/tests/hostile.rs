@@ -1,6 +1,6 @@
-//! What a hostile guest can do to its neighbours, which is nothing: each malformed request gets its answer from the real
-//! target over real devices, and a ring that makes no sense stands still alone, while the other ring of the same disk and
-//! another disk go on under load.
+//! What a hostile guest can do to its neighbours, which is nothing: each malformed request gets its
+//! answer from the real target over real devices, and a ring that makes no sense stands still
+//! alone, while the other ring of the same disk and another disk go on under load.
 #![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
 
 mod common;
@@ -345,7 +345,8 @@ impl Hostile {
         [(HEADER, 16, 0), (DATA, len, data), (STATUS, 1, WRITE)]
     }
 
-    /// The ring is broken: it says nothing more, the neighbours do not notice, and a new start makes it whole.
+    /// The ring is broken: it says nothing more, the neighbours do not notice, and a new start
+    /// makes it whole.
     fn recovers(&mut self) {
         self.first.goes_on();
         self.other.0.goes_on();
@@ -492,7 +493,8 @@ fn chains(h: &mut Hostile) {
         assert_eq!(h.send(&parts, nested), Broken, "{parts:?}");
         h.recovers();
     }
-    // What is in flight is given back by nobody once the ring is broken; here it is in the same pop.
+    // What is in flight is given back by nobody once the ring is broken; here it is in the same
+    // pop.
     h.fresh();
     h.header(0, 0);
     let at = h.used_at();
@@ -623,7 +625,8 @@ fn a_head_in_flight_cannot_be_taken_twice() {
     });
 }
 
-/// A guest that has broken a ring in earnest: with an in-flight region, which remembers what was taken.
+/// A guest that has broken a ring in earnest: with an in-flight region, which remembers what was
+/// taken.
 #[test]
 fn a_reset_makes_a_broken_ring_whole() {
     for packed in [false, true] {
@@ -635,8 +638,9 @@ fn a_reset_makes_a_broken_ring_whole() {
             let mut queue = disk.take_queue(0);
             assert_eq!(queue.write(0, &pattern(round, 4096)).unwrap(), Status::Ok);
             let memory = disk.memory().clone();
-            // Everywhere in the ring, so that whatever is looked at next makes no sense: a split ring's index jumps, and
-            // all of a packed one is available with an id that cannot be.
+            // Everywhere in the ring, so that whatever is looked at next makes no sense: a split
+            // ring's index jumps, and all of a packed one is available with an id that
+            // cannot be.
             memory.write(SPARE, &[0x88, 0x08].repeat(4096));
             queue.kick().signal();
             until("the ring breaks", || disk.take_queue_error(0));

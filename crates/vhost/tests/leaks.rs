@@ -1,5 +1,6 @@
-//! Nothing is left behind: descriptors, mappings and memory of the process are after very many connections and requests
-//! what they were before. With `MILLRACE_LONG` there are more of both, by orders.
+//! Nothing is left behind: descriptors, mappings and memory of the process are after very many
+//! connections and requests what they were before. With `MILLRACE_LONG` there are more of both, by
+//! orders.
 #![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
 
 mod common;

@@ -1,5 +1,5 @@
-//! A front end that takes the memory away that it has given: its file becomes shorter while it is mapped here. That is a
-//! signal that would end the process, and with it every other guest's disk.
+//! A front end that takes the memory away that it has given: its file becomes shorter while it is
+//! mapped here. That is a signal that would end the process, and with it every other guest's disk.
 #![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
 
 mod common;
@@ -35,7 +35,8 @@ fn neighbour_goes_on(node: &Node) {
     assert!(read == bytes);
 }
 
-/// Both rings of a disk have said that they are broken; they can be stopped all the same, and the next guest has its disk.
+/// Both rings of a disk have said that they are broken; they can be stopped all the same, and the
+/// next guest has its disk.
 fn has_ended_well(node: &Node, disk: Disk, packed: bool, rings: std::ops::Range<u16>) {
     for ring in rings {
         until("the ring says that it is broken", || disk.take_queue_error(ring));
@@ -63,7 +64,8 @@ fn memory_that_goes_while_rings_rest_breaks_these_rings_and_nothing_else() {
             // From here on whatever touches the memory of this guest on this side ends the test.
             cut(disk.memory().regions()[0].as_fd(), left);
             queue.kick().signal();
-            // The first ring may lie in what is left, and look to have nothing to do; the core wakes for both.
+            // The first ring may lie in what is left, and look to have nothing to do; the core
+            // wakes for both.
             has_ended_well(&node, disk, packed, 0..u16::from(left == 0));
         }
     }
@@ -171,8 +173,8 @@ impl TwoFiles {
     }
 }
 
-/// Where the kernel moves the data, it says that it cannot, and the ring goes on; where the core copies it, nothing that
-/// was read may be believed.
+/// Where the kernel moves the data, it says that it cannot, and the ring goes on; where the core
+/// copies it, nothing that was read may be believed.
 #[test]
 #[cfg_attr(tsan, ignore = "the fault comes inside the sanitizer, under a lock of its own")]
 fn data_that_goes_is_an_error_of_its_requests_or_breaks_the_ring() {

@@ -1,9 +1,11 @@
-//! How long a disk waits for another of its core, which a guest drives as hard as it can: both rings full of requests for
-//! 1,021 MiB each, whose indirect tables name one buffer of 1 MiB 1,021 times.
+//! How long a disk waits for another of its core, which a guest drives as hard as it can: both
+//! rings full of requests for 1,021 MiB each, whose indirect tables name one buffer of 1 MiB 1,021
+//! times.
 //!
-//! The short form asserts only that nobody stands still; what a disk may have of a turn is asserted in `share.rs`, in
-//! bytes. The long form measures, with MILLRACE_NEIGHBOURS="URI URI...", for example "mem:2G file:/data/disk.img":
-//! `cargo test --release -p millrace-vhost --test neighbours -- --ignored --nocapture`
+//! The short form asserts only that nobody stands still; what a disk may have of a turn is asserted
+//! in `share.rs`, in bytes. The long form measures, with MILLRACE_NEIGHBOURS="URI URI...", for
+//! example "mem:2G file:/data/disk.img": `cargo test --release -p millrace-vhost --test neighbours
+//! -- --ignored --nocapture`
 #![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
 
 mod common;
@@ -141,7 +143,8 @@ fn measure(name: &str, uris: [&str; 2], lasting: Duration) -> [Vec<Duration>; 2]
 #[test]
 fn nobody_stands_still_beside_a_guest_that_asks_for_everything() {
     let [_, beside] = measure("short", ["mem:1G", "mem:16M"], Duration::from_secs(1));
-    // It was 8 s on a machine with nothing else to do. What is promised is 20 ms, which a busy machine cannot show.
+    // It was 8 s on a machine with nothing else to do. What is promised is 20 ms, which a busy
+    // machine cannot show.
     assert!(beside[beside.len() - 1] < Duration::from_secs(6));
 }
 

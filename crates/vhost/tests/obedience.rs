@@ -1,4 +1,5 @@
-//! A reply says that what the front end asked for is in force, also on the core of a ring that is slow to obey.
+//! A reply says that what the front end asked for is in force, also on the core of a ring that is
+//! slow to obey.
 #![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
 
 mod common;
@@ -53,8 +54,8 @@ fn what_is_acknowledged_is_in_force_on_every_rings_core() {
     }
 }
 
-/// What is under way when a machine stops for its last copy comes back while the rings come to rest, and is in the log like
-/// everything before it.
+/// What is under way when a machine stops for its last copy comes back while the rings come to
+/// rest, and is in the log like everything before it.
 #[test]
 fn what_comes_back_while_a_ring_comes_to_rest_is_in_the_log() {
     let node = Node::start(Scratch::new("last"), &["delay:all=20ms..60ms|mem:16M"]);

@@ -1,5 +1,6 @@
-//! A front end that takes memory out of its table while requests on it are under way. They end in the memory that they
-//! were taken with: another front end may have memory of its own at the same addresses by then.
+//! A front end that takes memory out of its table while requests on it are under way. They end in
+//! the memory that they were taken with: another front end may have memory of its own at the same
+//! addresses by then.
 #![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
 
 mod common;
@@ -99,7 +100,8 @@ enum How {
     Table,
 }
 
-/// Memory of another front end, as long as what the first has given, which nobody has a reason to write to.
+/// Memory of another front end, as long as what the first has given, which nobody has a reason to
+/// write to.
 struct Bystander {
     session: Session,
     regions: Vec<Region>,

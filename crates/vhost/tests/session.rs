@@ -1,5 +1,6 @@
-//! What QEMU 7.2 was seen to send, message by message, and what each must lead to: every reply byte for byte, every
-//! action in order, every descriptor in its place. The front end here builds its bytes by itself.
+//! What QEMU 7.2 was seen to send, message by message, and what each must lead to: every reply byte
+//! for byte, every action in order, every descriptor in its place. The front end here builds its
+//! bytes by itself.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};

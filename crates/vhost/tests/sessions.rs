@@ -41,7 +41,8 @@ fn works(node: &Node, disk: usize) {
     assert_eq!(disk.take_queue(0).write(0, &[7; 4096]).unwrap(), Status::Ok);
 }
 
-/// The second disk works again and again, and the node ends in its time, whatever goes on at the first.
+/// The second disk works again and again, and the node ends in its time, whatever goes on at the
+/// first.
 fn has_its_turn_and_ends(node: Node) {
     let began = Instant::now();
     for _ in 0..20 {

@@ -1,8 +1,10 @@
-//! The target against a driver that others wrote (libblkio's): several queues, each full all the time, everything
-//! checked. It has no in-flight region, no reconnection and no dirty log, so what it judges is the protocol and the rings.
+//! The target against a driver that others wrote (libblkio's): several queues, each full all the
+//! time, everything checked. It has no in-flight region, no reconnection and no dirty log, so what
+//! it judges is the protocol and the rings.
 //!
-//! Split rings only. Version 0.6.1 cannot use packed ones over vhost-user: it says with SET_VRING_BASE that they begin at
-//! 0, which is position 0 in a lap of wrap counter 0, and then begins with wrap counter 1, as it should.
+//! Split rings only. Version 0.6.1 cannot use packed ones over vhost-user: it says with
+//! SET_VRING_BASE that they begin at 0, which is position 0 in a lap of wrap counter 0, and then
+//! begins with wrap counter 1, as it should.
 #![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
 
 mod common;
@@ -42,7 +44,8 @@ impl Driver<'_> {
     fn write(&mut self, slot: usize, offset: u64, bytes: &[u8]) {
         self.memory.write(self.at + (slot * BLOCK) as u64, bytes);
         let buffer = self.buffer(slot);
-        // SAFETY: the slot's buffer, mapped as long as `memory` lives; nobody has a reference to it.
+        // SAFETY: the slot's buffer, mapped as long as `memory` lives; nobody has a reference to
+        // it.
         unsafe { self.queue.write_raw(offset, buffer, bytes.len(), slot) }.unwrap();
     }
 

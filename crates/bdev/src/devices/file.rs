@@ -11,7 +11,8 @@
 //! What must be durable when it completes (`write=through`, or a guest without a write cache) is
 //! done and then flushed. One flush is under way at a time; it covers everything that was done
 //! before it was submitted, and its outcome is theirs. What is done meanwhile waits for the next.
-//! One call with `RWF_DSYNC` for each write was slower at nearly every depth: see docs/BENCHMARKS.md.
+//! One call with `RWF_DSYNC` for each write was slower at nearly every depth: see
+//! docs/BENCHMARKS.md.
 //!
 //! A failed flush poisons the file: every later write and flush fails, on all cores, until the
 //! device is opened again, since nobody knows what the kernel has dropped.

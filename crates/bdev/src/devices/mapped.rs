@@ -1,19 +1,19 @@
-//! A file mapped into memory (`engine=mmap`): what is in the page cache is copied from there, without
-//! asking the kernel for more than whether it is there.
+//! A file mapped into memory (`engine=mmap`): what is in the page cache is copied from there,
+//! without asking the kernel for more than whether it is there.
 //!
 //! A mapping has two traps, and a core may step into neither. A page that is not there is read by
 //! the fault, and the core would stand still for as long as the disk takes. And a page that cannot
 //! be had (the file was cut off, the disk fails) is a signal that ends the process. So:
 //!
 //! - Only reads are copied, short ones, and only when `mincore` says that all their pages are in
-//!   the cache. Everything else is a read or a write of the descriptor, through the same cache,
-//!   and both see the same bytes. Writes are never copied: the first one into a clean page waits for
+//!   the cache. Everything else is a read or a write of the descriptor, through the same cache, and
+//!   both see the same bytes. Writes are never copied: the first one into a clean page waits for
 //!   the file system, and may find no room, by signal.
 //! - Between the question and the copy the kernel may take a page back. Then the copy waits for the
 //!   disk, once; that is rare, and the price of asking a page's place in memory and not holding it.
-//! - A [`Guard`] puts empty memory where the mapping was if a page cannot be had. The copy goes on, its
-//!   result is thrown away, and this and all later reads are reads of the descriptor, which say what
-//!   is wrong.
+//! - A [`Guard`] puts empty memory where the mapping was if a page cannot be had. The copy goes on,
+//!   its result is thrown away, and this and all later reads are reads of the descriptor, which say
+//!   what is wrong.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -43,8 +43,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `len` bytes of a file; nothing where there is nothing to be won: a kernel that
-    /// does not tell what is in the cache.
+    /// Maps the first `len` bytes of a file; nothing where there is nothing to be won: a kernel
+    /// that does not tell what is in the cache.
     pub fn new(fd: BorrowedFd<'_>, len: u64) -> Option<Mapping> {
         let len = usize::try_from(len).ok().filter(|&len| len > 0)?;
         if !tells(fd) {
@@ -88,8 +88,9 @@ impl Mapping {
         }
         let mut at = offset as usize;
         for segment in segments {
-            // SAFETY: `at` and the segment's length stay below `end`, which lies in the mapping; the
-            // segment is valid. A page that cannot be had becomes an empty one, by the handler.
+            // SAFETY: `at` and the segment's length stay below `end`, which lies in the mapping;
+            // the segment is valid. A page that cannot be had becomes an empty one, by
+            // the handler.
             unsafe {
                 let from = self.pages.base.add(at);
                 std::ptr::copy_nonoverlapping(from, segment.iov_base.cast(), segment.iov_len);
@@ -107,8 +108,8 @@ impl Drop for Pages {
     }
 }
 
-/// Whether `mincore` tells the truth of this file: to others than its owner, and those who may write
-/// it, it says that everything is there.
+/// Whether `mincore` tells the truth of this file: to others than its owner, and those who may
+/// write it, it says that everything is there.
 fn tells(fd: BorrowedFd<'_>) -> bool {
     // SAFETY: a plain C struct for which all zeroes is a valid value.
     let mut stat: libc::stat64 = unsafe { std::mem::zeroed() };

@@ -1,10 +1,11 @@
 //! A device in memory, shared by all cores, which another process can go on with.
 //!
-//! Its memory is a file without a name (a memfd), mapped as a whole, that takes a page when it is first written
-//! (`pages.rs`: what was never written, or was discarded, is read as zeroes without being touched). The file
-//! is as long as the device can ever become, so a resize moves nothing and no request ever meets memory that is not
-//! mapped: a range that was cut off is emptied when the device grows over it again. Nobody can make the file shorter,
-//! whoever has it open (it is sealed). Requests of several cores that overlap may mix their bytes, as on a disk.
+//! Its memory is a file without a name (a memfd), mapped as a whole, that takes a page when it is
+//! first written (`pages.rs`: what was never written, or was discarded, is read as zeroes without
+//! being touched). The file is as long as the device can ever become, so a resize moves nothing and
+//! no request ever meets memory that is not mapped: a range that was cut off is emptied when the
+//! device grows over it again. Nobody can make the file shorter, whoever has it open (it is
+//! sealed). Requests of several cores that overlap may mix their bytes, as on a disk.
 //!
 //! The process that takes the file over finds all it needs in it:
 //!
@@ -93,7 +94,8 @@ impl MemDevice {
     /// The device that a file of another process is, and its size.
     pub fn take(file: OwnedFd) -> Result<(MemDevice, u64), Error> {
         let wrong = |what| Error::new(ErrorKind::Unsupported, format!("mem: {what}"));
-        // SAFETY: an all-zero `stat` is a valid value; the calls get a live one and no other pointer.
+        // SAFETY: an all-zero `stat` is a valid value; the calls get a live one and no other
+        // pointer.
         let (sealed, len) = unsafe {
             let mut stat: libc::stat = std::mem::zeroed();
             let known = libc::fstat(file.as_raw_fd(), &raw mut stat) == 0;
@@ -131,8 +133,9 @@ impl MemDevice {
             let text = format!("mem: no address space for {len} bytes");
             return Err(Error::io(text, io::Error::last_os_error()));
         }
-        // Huge pages where the system has them for shared memory, and no core dump of a disk. It is as good without.
-        // SAFETY: the range was just mapped, and the advice changes no content.
+        // Huge pages where the system has them for shared memory, and no core dump of a disk. It is
+        // as good without. SAFETY: the range was just mapped, and the advice changes no
+        // content.
         unsafe {
             libc::madvise(base, reserved, libc::MADV_HUGEPAGE);
             libc::madvise(base, len, libc::MADV_DONTDUMP);
@@ -144,7 +147,8 @@ impl MemDevice {
     fn header(&self, nth: usize) -> &AtomicU64 {
         let page = self.reserved + bitmap_bytes(self.reserved as u64) as usize;
         let at = self.base.wrapping_add(page + 8 * nth).cast();
-        // SAFETY: the header is the last page of the mapping and is aligned; all that touch it are atomics.
+        // SAFETY: the header is the last page of the mapping and is aligned; all that touch it are
+        // atomics.
         unsafe { AtomicU64::from_ptr(at) }
     }
 
@@ -153,8 +157,9 @@ impl MemDevice {
     fn pages(&self) -> Pages<'_> {
         let words = bitmap_bytes(self.reserved as u64) as usize / 8;
         let first = self.base.wrapping_add(self.reserved).cast::<AtomicU64>();
-        // SAFETY: the bits lie in the mapping, between the device's bytes and the header, from a page's start on; the
-        // mapping lives as long as `self`, and all that touch them are atomics.
+        // SAFETY: the bits lie in the mapping, between the device's bytes and the header, from a
+        // page's start on; the mapping lives as long as `self`, and all that touch them are
+        // atomics.
         Pages(unsafe { std::slice::from_raw_parts(first, words) })
     }
 
@@ -212,7 +217,8 @@ impl MemDevice {
         match io.kind {
             Kind::Read => {
                 for segment in io.segments {
-                    // SAFETY: `at` and the segment's length stay in the device; the segment is valid.
+                    // SAFETY: `at` and the segment's length stay in the device; the segment is
+                    // valid.
                     unsafe { self.read(at, segment.iov_base.cast(), segment.iov_len) };
                     at += segment.iov_len;
                 }
@@ -250,8 +256,8 @@ impl MemDevice {
         while at < end {
             let (written, last) = pages.run(at as u64 / PAGE, (end as u64 - 1) / PAGE);
             let n = (((last + 1) * PAGE) as usize).min(end) - at;
-            // SAFETY: `n` bytes from `at` lie in the callers' range, which is mapped, and as many from `at - from` in
-            // `to`. Nobody has a reference to either.
+            // SAFETY: `n` bytes from `at` lie in the callers' range, which is mapped, and as many
+            // from `at - from` in `to`. Nobody has a reference to either.
             unsafe {
                 let to = to.add(at - from);
                 match written {
@@ -341,7 +347,8 @@ mod tests {
         assert!(memory.iter().all(|byte| *byte == 0));
         // The header, and a page of bits.
         assert!(resident(&device) <= 2 * PAGE, "{}", resident(&device));
-        // A block in the middle of a page: the rest of the page is zeroes, and so are its neighbours.
+        // A block in the middle of a page: the rest of the page is zeroes, and so are its
+        // neighbours.
         request(Kind::Write, (5 << 20) + 512, &mut [1; 512], &device);
         let written = resident(&device);
         request(Kind::Read, 1 << 20, &mut memory, &device);

@@ -1,16 +1,17 @@
 //! Which pages of a device in memory have been written: one bit for each, in the device's own file.
 //!
-//! Reading a page of a shared mapping for the first time gives it memory, so what was never written is not read but
-//! answered with zeroes. Writers, readers and discards of several cores meet here:
+//! Reading a page of a shared mapping for the first time gives it memory, so what was never written
+//! is not read but answered with zeroes. Writers, readers and discards of several cores meet here:
 //!
 //! ```text
 //!   write     copies the bytes --> mark          discard   clear --> gives the pages back
 //! ```
 //!
-//! What must hold: a page whose bit is clear, and which no request touches, is all zeroes. Else what was hidden would
-//! come to light again with the next write to another block of the page. A write and a discard of one page at the same
-//! time are the hard case: both order their two steps with a fence, so either the write finds the bit cleared and sets
-//! it again, or the discard gives back what was written.
+//! What must hold: a page whose bit is clear, and which no request touches, is all zeroes. Else
+//! what was hidden would come to light again with the next write to another block of the page. A
+//! write and a discard of one page at the same time are the hard case: both order their two steps
+//! with a fence, so either the write finds the bit cleared and sets it again, or the discard gives
+//! back what was written.
 
 use loomable::{AtomicU64, Ordering, fence, mutant};
 
@@ -43,7 +44,8 @@ impl Pages<'_> {
         }
     }
 
-    /// Whether page `first` has been written, and the last page up to `last` of which the same is true of all between.
+    /// Whether page `first` has been written, and the last page up to `last` of which the same is
+    /// true of all between.
     #[inline]
     pub fn run(&self, first: u64, last: u64) -> (bool, u64) {
         let mut page = first;

@@ -1,16 +1,18 @@
-//! `dirty:` notes which parts of a device have been written, in a bitmap that other processes can have: for whoever
-//! copies the device elsewhere while it is in use.
+//! `dirty:` notes which parts of a device have been written, in a bitmap that other processes can
+//! have: for whoever copies the device elsewhere while it is in use.
 //!
-//! 1. A write, a discard or a write of zeroes marks its granules, then goes to the device, and marks them again when it
-//!    has completed, whatever came of it, before anybody is told.
-//! 2. Who copies takes marks ([`DirtyMap::take`]), reads what they stand for, and finishes them. `marks.rs` says what
-//!    neither side can miss, and why.
+//! 1. A write, a discard or a write of zeroes marks its granules, then goes to the device, and
+//!    marks them again when it has completed, whatever came of it, before anybody is told.
+//! 2. Who copies takes marks ([`DirtyMap::take`]), reads what they stand for, and finishes them.
+//!    `marks.rs` says what neither side can miss, and why.
 //!
-//! The bitmap is a file, or a memfd if no file is named, that is mapped as a whole; its layout is in
-//! `docs/formats/dirty.md`. It survives the process, and is not meant to survive the machine: one that was made before
-//! the system was started last says nothing, and then everything is marked.
+//! The bitmap is a file, or a memfd if no file is named, that is mapped as a whole; its layout is
+//! in `docs/formats/dirty.md`. It survives the process, and is not meant to survive the machine:
+//! one that was made before the system was started last says nothing, and then everything is
+//! marked.
 //!
-//! A bitmap whose file is cut off is lost ([`DirtyMap::is_lost`]); the device itself does not suffer.
+//! A bitmap whose file is cut off is lost ([`DirtyMap::is_lost`]); the device itself does not
+//! suffer.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -67,7 +69,8 @@ struct Pages {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to the process and goes when this does; all that touches it are atomics.
+// SAFETY: the mapping belongs to the process and goes when this does; all that touches it are
+// atomics.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -99,8 +102,8 @@ impl Pages {
             return None;
         }
         let at = self.base.wrapping_add(offset as usize).cast();
-        // SAFETY: the numbers lie in the mapping, as was just checked, and are aligned. Atomics may be shared with
-        // other processes, and become zeroes at any time.
+        // SAFETY: the numbers lie in the mapping, as was just checked, and are aligned. Atomics may
+        // be shared with other processes, and become zeroes at any time.
         Some(unsafe { std::slice::from_raw_parts(at, count as usize) })
     }
 }
@@ -138,7 +141,8 @@ fn memfd() -> io::Result<OwnedFd> {
 }
 
 impl DirtyMap {
-    /// Opens the bitmap of a device: the one at a path, which is made if it is not there, or one without a name.
+    /// Opens the bitmap of a device: the one at a path, which is made if it is not there, or one
+    /// without a name.
     pub(crate) async fn open(
         core: &Core,
         path: Option<&Path>,
@@ -160,7 +164,8 @@ impl DirtyMap {
             DirtyMap::make(&file, granule, bits.div_ceil(64), boot).map_err(failed)?;
         }
         let map = DirtyMap::take_over(file, granule, size_bytes)?;
-        // Where the system does not tell, a bitmap that is there already may be from before it was started.
+        // Where the system does not tell, a bitmap that is there already may be from before it was
+        // started.
         if !made && (map.boot() != boot || boot == [0; 2]) {
             map.mark_range(0, size_bytes);
             map.set_boot(boot);
@@ -216,8 +221,8 @@ impl DirtyMap {
             return Err(wrong("the file is no bitmap"));
         }
         let pages = Pages::map(file.as_fd(), len).map_err(failed)?;
-        // SAFETY: all of the mapping, in whole pages, which goes after the guard. What refers to it are atomics, which may
-        // become zeroes.
+        // SAFETY: all of the mapping, in whole pages, which goes after the guard. What refers to it
+        // are atomics, which may become zeroes.
         let guard = unsafe { Guard::new(pages.base, len.next_multiple_of(PAGE) as usize) };
         let mut map = DirtyMap { guard, pages, file, granule: 0, words: 0 };
         let header = |at: usize| map.number(at);
@@ -293,8 +298,8 @@ impl DirtyMap {
         self.guard.is_lost()
     }
 
-    /// Takes marks: those of the next 64 granules from `from` on that have any. What is read of the device from now on is
-    /// at least as new as they are. One at a time may take.
+    /// Takes marks: those of the next 64 granules from `from` on that have any. What is read of the
+    /// device from now on is at least as new as they are. One at a time may take.
     pub fn take(&self, from: u64) -> Option<Taken> {
         let marks = self.marks();
         self.find(from, |word| marks.take(word))
@@ -308,7 +313,8 @@ impl DirtyMap {
         }
     }
 
-    /// What somebody has taken from `from` on and not finished: to begin with, after one who copied has died.
+    /// What somebody has taken from `from` on and not finished: to begin with, after one who copied
+    /// has died.
     pub fn unfinished(&self, from: u64) -> Option<Taken> {
         let marks = self.marks();
         self.find(from, |word| marks.unfinished(word))

@@ -1,4 +1,5 @@
-//! Which parts of a device have been written: two rows of bits in shared memory, one bit for each granule.
+//! Which parts of a device have been written: two rows of bits in shared memory, one bit for each
+//! granule.
 //!
 //! ```text
 //!   who writes   begin --> [the device writes] --> end        begin, end: the granules' bits in `dirty` are set
@@ -8,13 +9,15 @@
 //!
 //! What must hold:
 //!
-//! - *No write that has completed is missed.* Who takes a bit and then reads the granule reads the write or finds the bit
-//!   again, because the bit is set once more after the write, before anybody is told of it. The bit that was set before
-//!   may be gone by then, with the old bytes. Setting is an atomic or, whose release meets the acquire of the taking;
-//!   to look first whether the bit is there still would not do, since the look could be done before the write is seen.
-//! - *Who writes may die at any instant.* Whatever differs then was marked before it was written. (But not if it was
-//!   taken in between; see `docs/formats/dirty.md`.)
-//! - *Who copies may die at any instant.* A bit is in `taken` before it leaves `dirty`, and stays until the copy is done.
+//! - *No write that has completed is missed.* Who takes a bit and then reads the granule reads the
+//!   write or finds the bit again, because the bit is set once more after the write, before anybody
+//!   is told of it. The bit that was set before may be gone by then, with the old bytes. Setting is
+//!   an atomic or, whose release meets the acquire of the taking; to look first whether the bit is
+//!   there still would not do, since the look could be done before the write is seen.
+//! - *Who writes may die at any instant.* Whatever differs then was marked before it was written.
+//!   (But not if it was taken in between; see `docs/formats/dirty.md`.)
+//! - *Who copies may die at any instant.* A bit is in `taken` before it leaves `dirty`, and stays
+//!   until the copy is done.
 //!
 //! Any number may write, and one may copy. Nobody waits for anybody.
 
@@ -69,8 +72,8 @@ impl Marks<'_> {
         if !mutant("marks.clear_first") {
             keep();
         }
-        // Acquire: what is read from now on is as new as what was marked. Release: who misses a bit here finds it in the
-        // other row.
+        // Acquire: what is read from now on is as new as what was marked. Release: who misses a bit
+        // here finds it in the other row.
         dirty.fetch_and(!bits, weaken(Ordering::AcqRel, "marks.take_relaxed"));
         if mutant("marks.clear_first") {
             keep();

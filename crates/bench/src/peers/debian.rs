@@ -1,4 +1,5 @@
-//! Debian's db_bench: it makes the databases. It is built with assertions on, so it is no fair peer.
+//! Debian's db_bench: it makes the databases. It is built with assertions on, so it is no fair
+//! peer.
 
 use std::path::Path;
 

@@ -9,7 +9,8 @@ use super::sample::Sample;
 use super::search::Knob;
 use super::tool::{Tool, files_ending};
 
-/// How fio asks: each request by itself, or several with one system call; with memory and files that the kernel knows.
+/// How fio asks: each request by itself, or several with one system call; with memory and files
+/// that the kernel knows.
 const KNOBS: &[Knob] = &[
     &[
         &[],
@@ -22,7 +23,8 @@ const KNOBS: &[Knob] = &[
 /// As many as there are.
 const MOST: &str = "--iodepth_batch_complete_max=256";
 
-/// Random direct reads of the database's own files, by one job with 64 in flight, at the best of its settings.
+/// Random direct reads of the database's own files, by one job with 64 in flight, at the best of
+/// its settings.
 pub fn run(setup: &Setup, name: &str, block: u64, align: u64) -> Result<Sample, String> {
     let run = |flags: &[&str]| run_once(setup, block, align, flags);
     run(&setup.found.best(name, KNOBS, run)?)

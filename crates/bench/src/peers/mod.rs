@@ -4,10 +4,11 @@
 //!    them, and [`work`] all. Millrace runs as an outside program too, so that all start alike.
 //!    [`search`] finds the settings with which a peer is at its best, before it is measured.
 //! 2. A [`row`] says what is compared with what. [`read_rows`], [`write_rows`], [`value_rows`],
-//!    [`load_rows`], [`ycsb_rows`] and [`vdisks`] have them; [`bases`] are what is read. All measurements are made once per round, ours and the peers' in turn, because the
-//!    machine drifts: a ratio is taken within a round, and the median of the rounds counts.
-//!    What writes ([`writes`]) does so in turn in an empty directory, or in a copy of the database,
-//!    on the disk that has it.
+//!    [`load_rows`], [`ycsb_rows`] and [`vdisks`] have them; [`bases`] are what is read. All
+//!    measurements are made once per round, ours and the peers' in turn, because the machine
+//!    drifts: a ratio is taken within a round, and the median of the rounds counts. What writes
+//!    ([`writes`]) does so in turn in an empty directory, or in a copy of the database, on the disk
+//!    that has it.
 //! 3. [`table`] prints it, rows we lose included; [`conditions`] says on what it was measured; and
 //!    [`plot`] draws the latency at the offered loads.
 //!
@@ -47,7 +48,8 @@ use work::Work;
 /// What to do.
 #[derive(Clone, Debug)]
 pub struct PeersPlan {
-    /// The database, or `None` to make one in the directory for temporary files if a row needs one.
+    /// The database, or `None` to make one in the directory for temporary files if a row needs
+    /// one.
     pub data: Option<PathBuf>,
     /// Processors: the first is that of everything that runs on one, the second is added where
     /// two are measured; any other if only one is named.

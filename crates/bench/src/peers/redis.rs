@@ -32,8 +32,8 @@ pub enum Server {
     Redis,
 }
 
-/// A server under redis-benchmark. Keys are always drawn from many: with one key redis-benchmark sends what it has
-/// prepared, and is itself what is measured.
+/// A server under redis-benchmark. Keys are always drawn from many: with one key redis-benchmark
+/// sends what it has prepared, and is itself what is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// Its name in rows and results.
@@ -209,8 +209,8 @@ fn ask(setup: &Setup, port: u16, requests: u64, load: &Load) -> Result<Asked, St
     Ok(Asked { rate: figures[0], p50_us: us(3), p99_us: us(5), busy, line })
 }
 
-/// The figures in `"GET","142857.14",...`: requests per second; mean, least, median, p95, p99 and longest latency in
-/// milliseconds.
+/// The figures in `"GET","142857.14",...`: requests per second; mean, least, median, p95, p99 and
+/// longest latency in milliseconds.
 fn parse(text: &str, command: &str) -> Option<Vec<f64>> {
     let name = format!("\"{}\"", command.to_uppercase());
     let line = text.lines().find(|line| line.starts_with(&name))?;

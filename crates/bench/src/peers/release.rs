@@ -29,7 +29,8 @@ pub fn find(named: Option<&Path>) -> Result<Option<PathBuf>, String> {
         .find(|path| path.is_file()))
 }
 
-/// Runs a case with these flags on a database, and with the settings that a search has chosen or tries.
+/// Runs a case with these flags on a database, and with the settings that a search has chosen or
+/// tries.
 pub fn run(
     setup: &Setup,
     data: &Path,

@@ -8,7 +8,8 @@ use super::Setup;
 use super::sample::Sample;
 use super::work::Work;
 
-/// By how much the bytes that two programs return for an operation may differ: they read other random keys.
+/// By how much the bytes that two programs return for an operation may differ: they read other
+/// random keys.
 const SAME_WORK: f64 = 0.01;
 
 /// The measurements of one round, by name.

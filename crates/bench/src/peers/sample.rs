@@ -61,8 +61,8 @@ impl Sample {
         (bytes <= GET_BYTES_MAX).then_some(bytes / BLOCK_BYTES * self.ops_per_second)
     }
 
-    /// What kept the program from being faster, as far as it was measured. `disk` is how many reads of that size a
-    /// second the disk was seen to do.
+    /// What kept the program from being faster, as far as it was measured. `disk` is how many reads
+    /// of that size a second the disk was seen to do.
     pub fn bound(&self, disk: Option<f64>) -> Option<&'static str> {
         if self.generator_busy.is_some_and(|share| share >= BUSY) {
             return Some("load generator");

@@ -1,9 +1,10 @@
 //! The settings with which a peer is at its best.
 //!
-//! Nobody is measured with settings that its own experts would not choose. So before a peer is measured for the first
-//! time, its knobs are turned one after the other, from the one that matters most to the least: each alternative is
-//! tried once, and stays if it is faster by more than [`MARGIN`]. The measurements that count are made afterwards, so
-//! the winner is not the one that was lucky once. The conditions of the table say what was tried and chosen.
+//! Nobody is measured with settings that its own experts would not choose. So before a peer is
+//! measured for the first time, its knobs are turned one after the other, from the one that matters
+//! most to the least: each alternative is tried once, and stays if it is faster by more than
+//! [`MARGIN`]. The measurements that count are made afterwards, so the winner is not the one that
+//! was lucky once. The conditions of the table say what was tried and chosen.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

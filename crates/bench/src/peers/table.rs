@@ -1,7 +1,8 @@
 //! The table of the README: one row per comparison, medians over the rounds, rows we lose too.
 //!
-//! `measured` is the median of what the rounds gave, each round comparing what was measured next to each other; behind
-//! it stand the lowest and the highest. It may differ from the quotient of the medians beside it.
+//! `measured` is the median of what the rounds gave, each round comparing what was measured next to
+//! each other; behind it stand the lowest and the highest. It may differ from the quotient of the
+//! medians beside it.
 
 use std::fmt::Write as _;
 

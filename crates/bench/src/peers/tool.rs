@@ -106,7 +106,8 @@ impl Tool {
         Err(format!("{} failed ({}): {last}", self.program.display(), output.status))
     }
 
-    /// Runs it as [`Tool::output`] does, and tells what share of one processor it needed from start to end.
+    /// Runs it as [`Tool::output`] does, and tells what share of one processor it needed from start
+    /// to end.
     ///
     /// # Errors
     /// As those of [`Tool::output`].

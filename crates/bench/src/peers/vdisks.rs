@@ -29,7 +29,8 @@ const IDLE_DISKS: u16 = 32;
 /// How often a target is replaced.
 const REPLACEMENTS: &str = "20";
 
-/// qemu-storage-daemon's main loop, or a thread of its own that looks for so many nanoseconds before it sleeps.
+/// qemu-storage-daemon's main loop, or a thread of its own that looks for so many nanoseconds
+/// before it sleeps.
 const IOTHREAD: Knob = &[
     &[],
     &["--object", "iothread,id=thread"],

@@ -22,7 +22,8 @@ pub const FIO_4K: &str = "fio 4k";
 pub enum Work {
     /// A case of ours.
     Ours(&'static str, Ours),
-    /// RocksDB's release reading the database, with the flags of bench/peers, at the best of its settings.
+    /// RocksDB's release reading the database, with the flags of bench/peers, at the best of its
+    /// settings.
     Release {
         /// Its name in rows and results.
         name: &'static str,

@@ -439,7 +439,8 @@ impl<'a> Front<'a> {
         self.began.elapsed().as_nanos() as u64
     }
 
-    /// Writes all of an own disk in memory that is going to be read: what was never written costs it no copy.
+    /// Writes all of an own disk in memory that is going to be read: what was never written costs
+    /// it no copy.
     fn fill(&mut self) -> Result<(), Error> {
         let in_memory = self.plan.disk.as_ref().is_some_and(|disk| disk.contains("mem:"));
         if !in_memory || self.plan.socket.is_some() {

@@ -21,7 +21,8 @@ pub struct VdiskOutcome {
     pub errors: u64,
     /// Bytes read and written per second.
     pub bytes_per_second: f64,
-    /// Mean latency in microseconds, from the request's publication to the look that found it done.
+    /// Mean latency in microseconds, from the request's publication to the look that found it
+    /// done.
     pub mean_us: f64,
     /// Median latency.
     pub p50_us: f64,
@@ -104,7 +105,8 @@ impl VdiskOutcome {
     }
 }
 
-/// What disks cost that nobody uses. As JSON its fields are the keys; names stay, new ones may come.
+/// What disks cost that nobody uses. As JSON its fields are the keys; names stay, new ones may
+/// come.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct IdleOutcome {
     /// The case.

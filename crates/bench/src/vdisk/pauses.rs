@@ -1,10 +1,10 @@
-//! How long a guest waits when its disk's target is replaced: by a successor that is handed the disk
-//! (`SIGUSR2`), or by a new process after `kill -9`.
+//! How long a guest waits when its disk's target is replaced: by a successor that is handed the
+//! disk (`SIGUSR2`), or by a new process after `kill -9`.
 //!
 //! The front end keeps its load up the whole time. It looks at its clock in short slices, and keeps
 //! of each slice the longest time without a completion and when that ended. Another thread replaces
-//! the target again and again, and notes when. Before each replacement it leaves a while alone: what
-//! the machine itself stands still shows there. Both are put together in the end.
+//! the target again and again, and notes when. Before each replacement it leaves a while alone:
+//! what the machine itself stands still shows there. Both are put together in the end.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! The `kv` commands that write to a directory: one core of our own opens it as a node would, with the exclusive lock,
-//! so that the number of keys stays exact.
+//! The `kv` commands that write to a directory: one core of our own opens it as a node would, with
+//! the exclusive lock, so that the number of keys stays exact.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -81,7 +81,8 @@ pub fn delete(keys: Vec<Vec<u8>>, target: Target) -> Result<u64, Failure> {
     })
 }
 
-/// `kv import --data`. Batches go out without a flush of the disk each; the last thing is one flush for all.
+/// `kv import --data`. Batches go out without a flush of the disk each; the last thing is one flush
+/// for all.
 pub fn import(input: Input, target: Target) -> Result<Imported, Failure> {
     let io = target.io;
     on_core(io, async move |core| {

@@ -7,8 +7,8 @@
 //! | json | an object per line: `key` or `key_hex`, and `value` or `value_hex` |
 //! | resp | what `redis-cli --pipe` takes: `SET`, `MSET`, `DEL` and `UNLINK`, in either way to write a command |
 //!
-//! Empty lines count for nothing. What makes no sense is an error that names its line or command: an import that
-//! guesses would lose data.
+//! Empty lines count for nothing. What makes no sense is an error that names its line or command:
+//! an import that guesses would lose data.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, Read};

@@ -10,7 +10,8 @@ pub struct Args<'a> {
 }
 
 impl<'a> Args<'a> {
-    /// Arguments at `spans` of the command that `bytes` begins with. The spans come from the parser that read it.
+    /// Arguments at `spans` of the command that `bytes` begins with. The spans come from the parser
+    /// that read it.
     pub fn new(bytes: &'a [u8], spans: &'a [Span]) -> Self {
         Self { bytes, spans }
     }

@@ -1,7 +1,7 @@
 //! Commands: what a request says, pure.
 //!
-//! `parse` makes a `Command` of the arguments; `table` and `spec` describe all commands, `refusal` is what
-//! an invalid one is answered. Nothing here knows a connection.
+//! `parse` makes a `Command` of the arguments; `table` and `spec` describe all commands, `refusal`
+//! is what an invalid one is answered. Nothing here knows a connection.
 
 pub(crate) mod args;
 pub(crate) mod describe;

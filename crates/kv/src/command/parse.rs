@@ -1,8 +1,9 @@
 //! Commands as values: names, counts and options checked, numbers read, nothing executed yet.
 //!
-//! [`parse`] checks in Redis's order (is there such a command, does it take so many arguments, would it write, do its
-//! options make sense), so that a client that gets several things wrong hears of the same one first. A command
-//! borrows its words from the connection's buffer; whoever needs them longer copies them.
+//! [`parse`] checks in Redis's order (is there such a command, does it take so many arguments,
+//! would it write, do its options make sense), so that a client that gets several things wrong
+//! hears of the same one first. A command borrows its words from the connection's buffer; whoever
+//! needs them longer copies them.
 
 use resp::{Protocol, parse_i64};
 
@@ -137,8 +138,9 @@ impl Command<'_> {
         }
     }
 
-    /// The most bytes that its reply, or what it takes to make that, may have, where that is known before and not small. `0` of commands whose replies
-    /// are admitted when it is known how long they are.
+    /// The most bytes that its reply, or what it takes to make that, may have, where that is known
+    /// before and not small. `0` of commands whose replies are admitted when it is known how
+    /// long they are.
     pub(crate) fn reply_bytes(&self) -> usize {
         match self {
             Self::Echo(message) | Self::Ping(Some(message)) => message.len(),
@@ -166,7 +168,8 @@ pub enum Ask {
     Value,
     /// `STRLEN`.
     Length,
-    /// `GETRANGE` and `SUBSTR`: bytes from a first to a last position; negative ones count from the end.
+    /// `GETRANGE` and `SUBSTR`: bytes from a first to a last position; negative ones count from the
+    /// end.
     Part {
         /// The first byte.
         start: i64,
@@ -840,7 +843,8 @@ fn scan(args: Args<'_>) -> Result<Scan<'_>, Refusal<'_>> {
     Ok(scan)
 }
 
-/// Reads a cursor as leniently as Redis: C's `strtoul`, except that it may not begin with white space.
+/// Reads a cursor as leniently as Redis: C's `strtoul`, except that it may not begin with white
+/// space.
 fn scan_cursor(word: &[u8]) -> Option<u64> {
     let (negative, digits) = match word {
         [b'-', rest @ ..] => (true, rest),

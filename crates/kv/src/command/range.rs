@@ -1,8 +1,8 @@
 //! What `MR.RANGE` asks for.
 //!
-//! `start` is always the lower end and `end` the upper one; `REVERSE` changes only the direction of the walk. Ends
-//! are written as in `ZRANGEBYLEX`: `[key` with the key, `(key` without it, `-` before the first key, `+` behind the
-//! last.
+//! `start` is always the lower end and `end` the upper one; `REVERSE` changes only the direction of
+//! the walk. Ends are written as in `ZRANGEBYLEX`: `[key` with the key, `(key` without it, `-`
+//! before the first key, `+` behind the last.
 
 /// One end of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -83,8 +83,8 @@ impl CommandId {
     pub(crate) const COUNT: usize = Self::Unlink as usize + 1;
 }
 
-/// Where a command's keys stand among its arguments. Zero `first` means that it has none; a negative `last` counts
-/// from the end.
+/// Where a command's keys stand among its arguments. Zero `first` means that it has none; a
+/// negative `last` counts from the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyPositions {
     /// Index of the first key.

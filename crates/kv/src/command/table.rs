@@ -1,8 +1,8 @@
-//! The command table: every command the node knows, in the order of their names, and the names of Redis's other
-//! commands that write, which a read-only node refuses by name.
+//! The command table: every command the node knows, in the order of their names, and the names of
+//! Redis's other commands that write, which a read-only node refuses by name.
 //!
-//! Names, arities, flags, categories and key positions are those of Redis 7.0, since clients route by them;
-//! `MR.RANGE` is ours.
+//! Names, arities, flags, categories and key positions are those of Redis 7.0, since clients route
+//! by them; `MR.RANGE` is ours.
 
 use crate::command::spec::{Argument, CommandId, Spec};
 use crate::connection::transaction::Transaction;
@@ -629,8 +629,8 @@ pub static TABLE: &[Spec] = &[
         .takes(&[KEYS]),
 ];
 
-/// Redis's commands that write and are not ours, with their arity, sorted by name. `FUNCTION`, whose subcommands write too, is as
-/// unknown here as the commands that run functions.
+/// Redis's commands that write and are not ours, with their arity, sorted by name. `FUNCTION`,
+/// whose subcommands write too, is as unknown here as the commands that run functions.
 static WRITES: &[(&str, i64)] = &[
     ("bitfield", -2),
     ("bitop", -4),

@@ -1,5 +1,5 @@
-//! Commands about connections and about the node: `CLIENT`, `INFO`, `CONFIG RESETSTAT`. What other cores know, they
-//! are asked for.
+//! Commands about connections and about the node: `CLIENT`, `INFO`, `CONFIG RESETSTAT`. What other
+//! cores know, they are asked for.
 
 use std::rc::Rc;
 
@@ -151,7 +151,8 @@ impl Session {
             Ok(None) => return self.reply(|writer| writer.ok()),
             Err(error) => return self.reply(|writer| writer.error_bytes(&error)),
         };
-        // Here at once, so that no new connection of this core slips through; elsewhere before the reply.
+        // Here at once, so that no new connection of this core slips through; elsewhere before the
+        // reply.
         state.password.replace(password.clone());
         let (asking, protocol) = (state.clone(), self.protocol);
         self.small(Length::Short, async move {

@@ -1,20 +1,24 @@
 //! Large commands of one core's connections, held back until there is room for them.
 //!
 //! A command of up to [`Settings::REQUEST_BYTES_SMALL`] may always arrive, or of up to
-//! [`Settings::REQUEST_BYTES_LEAST`] while all connections together hold much. Beyond that a connection asks before it
-//! receives more of it:
+//! [`Settings::REQUEST_BYTES_LEAST`] while all connections together hold much. Beyond that a
+//! connection asks before it receives more of it:
 //!
-//! 1. One connection is the *favoured*: it may receive as much as one command may have. So a command that fits at all is
-//!    served in the end, and two that have each arrived in part never wait for each other.
-//! 2. Others share a quarter of that as long as nobody waits, so that one slow client does not hold up all.
-//! 3. Whoever finds no room waits, and its connection receives nothing meanwhile, which TCP tells the client. The first
-//!    that waits is the next favoured.
+//! 1. One connection is the *favoured*: it may receive as much as one command may have. So a
+//!    command that fits at all is served in the end, and two that have each arrived in part never
+//!    wait for each other.
+//! 2. Others share a quarter of that as long as nobody waits, so that one slow client does not hold
+//!    up all.
+//! 3. Whoever finds no room waits, and its connection receives nothing meanwhile, which TCP tells
+//!    the client. The first that waits is the next favoured.
 //!
-//! A client that has room and brings next to nothing while others wait is refused after a while (`connection`). The more
-//! wait, the shorter that while is: else each of them could hold the others up for as long, one after the other.
+//! A client that has room and brings next to nothing while others wait is refused after a while
+//! (`connection`). The more wait, the shorter that while is: else each of them could hold the
+//! others up for as long, one after the other.
 //!
-//! What must hold: whoever stops waiting, for whatever reason, leaves room for the next one to be woken. So both the end
-//! of a [`Large`] and every change of what it holds wake the first that waits.
+//! What must hold: whoever stops waiting, for whatever reason, leaves room for the next one to be
+//! woken. So both the end of a [`Large`] and every change of what it holds wake the first that
+//! waits.
 //!
 //! [`Settings::REQUEST_BYTES_SMALL`]: crate::Settings::REQUEST_BYTES_SMALL
 //! [`Settings::REQUEST_BYTES_LEAST`]: crate::Settings::REQUEST_BYTES_LEAST
@@ -30,8 +34,8 @@ use crate::settings::Settings;
 /// Of the room for the favoured, what all others have together.
 const OTHERS_SHARE: usize = 4;
 
-/// How long a client may bring too little while another waits; divided by the square of how many wait, so that many in
-/// a row take hardly longer than one.
+/// How long a client may bring too little while another waits; divided by the square of how many
+/// wait, so that many in a row take hardly longer than one.
 pub(crate) const PATIENCE_NS: u64 = 10_000_000_000;
 const PATIENCE_NS_MIN: u64 = 20_000_000;
 
@@ -85,7 +89,8 @@ impl Large {
         Self { all: all.clone(), client: client.clone(), bytes: 0, waits: false }
     }
 
-    /// Whether the connection may hold so many bytes of a command now. If not, its task is woken when it may be so.
+    /// Whether the connection may hold so many bytes of a command now. If not, its task is woken
+    /// when it may be so.
     pub fn admit(&mut self, bytes: usize, settings: &Settings) -> bool {
         if bytes <= self.all.small_bytes(settings) {
             self.done();
@@ -102,7 +107,8 @@ impl Large {
             all.favoured.set(Some(self.client.id));
             all.others.set(all.others.get() - std::mem::take(&mut self.bytes));
         } else {
-            // Enough for it to become no longer small, so that it holds no room while it waits for more.
+            // Enough for it to become no longer small, so that it holds no room while it waits for
+            // more.
             let wanted = bytes.max(Settings::REQUEST_BYTES_SMALL);
             let others = all.others.get() - self.bytes + wanted;
             if !is_next || others > room {
@@ -228,7 +234,8 @@ mod tests {
         let patience = |one: &One| one.large.patience_ns();
         assert_eq!([patience(&ones[0]), patience(&ones[1])], [Some(PATIENCE_NS); 2]);
         assert_eq!(patience(&ones[3]), None, "it has no room");
-        // Whoever comes later does not overtake, small ones aside, and those that hold what others wait for.
+        // Whoever comes later does not overtake, small ones aside, and those that hold what others
+        // wait for.
         assert!(!ones[1].large.admit(5 * SMALL, &settings));
         assert!(ones[3].large.admit(SMALL, &settings));
         ones[0].large.done();

@@ -1,18 +1,19 @@
 //! One connection: its socket, its input, and the task that keeps both busy.
 //!
-//! The task waits for whatever comes first: bytes to arrive, bytes to be taken, a read to finish, an order to end. One
-//! send and one receive are under way at a time; the replies of one turn go out in one send. While commands may not be
-//! taken nothing is received, so a client that does not read is not read either, and TCP tells it. Only while a long
-//! reply is being made a little is received all the same: that is how it is noticed that nobody waits for the reply
-//! any more.
+//! The task waits for whatever comes first: bytes to arrive, bytes to be taken, a read to finish,
+//! an order to end. One send and one receive are under way at a time; the replies of one turn go
+//! out in one send. While commands may not be taken nothing is received, so a client that does not
+//! read is not read either, and TCP tells it. Only while a long reply is being made a little is
+//! received all the same: that is how it is noticed that nobody waits for the reply any more.
 //!
 //! Of a command that is large no more is received than there is room for, see `large`.
 //!
-//! A connection that is closed behind an error takes in for a moment what its client is still sending: bytes that
-//! nobody has received when a socket is closed make TCP throw away what was sent, the error with it.
+//! A connection that is closed behind an error takes in for a moment what its client is still
+//! sending: bytes that nobody has received when a socket is closed make TCP throw away what was
+//! sent, the error with it.
 //!
-//! An idle connection keeps its buffers as long as those of all idle connections of the core fit a budget; beyond that
-//! it waits without any, and receives only when something has arrived.
+//! An idle connection keeps its buffers as long as those of all idle connections of the core fit a
+//! budget; beyond that it waits without any, and receives only when something has arrived.
 
 pub(crate) mod administration;
 pub(crate) mod large;
@@ -50,21 +51,24 @@ const RECEIVE_LONG_BYTES: usize = 1024 * 1024;
 /// How often a paused connection looks whether the pause has ended early.
 const PAUSE_CHECK_NS: u64 = 20_000_000;
 
-/// How long a client that has closed its side waits for a long reply to begin. It may be gone altogether: only
-/// sending to it would tell.
+/// How long a client that has closed its side waits for a long reply to begin. It may be gone
+/// altogether: only sending to it would tell.
 const HALF_CLOSED_NS: u64 = 1_000_000_000;
 
 /// While the node stops, a client that takes nothing for so long is not waited for.
 const STOP_STALL_NS: u64 = 1_000_000_000;
 
-/// What a client must bring of a large command that others wait for, on average while they have patience with it.
+/// What a client must bring of a large command that others wait for, on average while they have
+/// patience with it.
 const LARGE_BYTES_PER_S: u64 = 64 * 1024;
-/// For how long at most what it has brought before counts: the way there and back, as others may be waiting for it.
+/// For how long at most what it has brought before counts: the way there and back, as others may be
+/// waiting for it.
 const LARGE_CREDIT_NS: u64 = 100_000_000;
 /// How often this is looked at.
 const LARGE_CHECK_NS: u64 = 100_000_000;
 
-/// Behind an error a connection is closed when nothing has arrived for so long, or after so long at the latest.
+/// Behind an error a connection is closed when nothing has arrived for so long, or after so long at
+/// the latest.
 const LINGER_QUIET_NS: u64 = 250_000_000;
 const LINGER_NS: u64 = 5_000_000_000;
 
@@ -108,8 +112,8 @@ impl Input {
         (self.consumed, self.missing) = (0, None);
     }
 
-    /// How much to receive next, `least` at least: of a long argument as much as has arrived already, so that announcing one takes no
-    /// memory.
+    /// How much to receive next, `least` at least: of a long argument as much as has arrived
+    /// already, so that announcing one takes no memory.
     fn wanted(&self, least: usize) -> usize {
         let most = self.buffer.len().clamp(least, RECEIVE_LONG_BYTES);
         self.missing.unwrap_or(1).clamp(least, most)
@@ -136,7 +140,8 @@ impl Input {
     }
 }
 
-/// Receives behind what `buffer` holds. An idle connection waits first, without room to receive into.
+/// Receives behind what `buffer` holds. An idle connection waits first, without room to receive
+/// into.
 async fn receive(
     socket: Socket,
     buffer: Vec<u8>,
@@ -187,11 +192,12 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
     let mut sweep = pin!(None);
     // What is being received goes into a buffer of its own, and behind the input when it has come.
     let mut apart = false;
-    // Sends that have taken something: all, those when the client closed its side, those when the node's end began.
+    // Sends that have taken something: all, those when the client closed its side, those when the
+    // node's end began.
     let sends = client.sends.clone();
     let (mut sends_at_half_close, mut sends_at_stall) = (0, 0);
-    // Bytes received, what it and the sends were when it was last looked whether a large command comes quickly enough,
-    // and since when that has brought too little.
+    // Bytes received, what it and the sends were when it was last looked whether a large command
+    // comes quickly enough, and since when that has brought too little.
     let (mut received, mut at_patience) = (0u64, (0, 0, 0));
     let mut too_slow = false;
     // The least that is received at once.

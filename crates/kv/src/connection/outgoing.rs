@@ -1,8 +1,9 @@
 //! The writes of a connection's commands, gathered until they are sent to the shard.
 //!
-//! Values set by commands in a row share one change: they become durable together anyway, and one batch costs the
-//! engine less than many. The change knows its commands, each of which has a reply of its own. A command with long
-//! values, and everything else, is a change of its own. Whatever is not a write sends what has gathered.
+//! Values set by commands in a row share one change: they become durable together anyway, and one
+//! batch costs the engine less than many. The change knows its commands, each of which has a reply
+//! of its own. A command with long values, and everything else, is a change of its own. Whatever is
+//! not a write sends what has gathered.
 
 use crate::command::args::Args;
 use crate::command::parse::WriteCommand;
@@ -13,7 +14,8 @@ use crate::shard::change::{Change, Kind};
 
 /// What is sent without waiting for more.
 const PARCEL_WEIGHT: usize = 128 * 1024;
-/// A batch of several commands ends with the one that makes it so long; a command that is so long has its own.
+/// A batch of several commands ends with the one that makes it so long; a command that is so long
+/// has its own.
 const BATCH_BYTES: usize = 64 * 1024;
 /// Changes of one parcel.
 const CHANGES_MAX: usize = 64;
@@ -73,8 +75,8 @@ impl Outgoing {
         self.changes.push(change);
     }
 
-    /// Sets keys, so many bytes of them and of their values, in the batch of the commands before, if these are the same
-    /// command.
+    /// Sets keys, so many bytes of them and of their values, in the batch of the commands before,
+    /// if these are the same command.
     fn put(&mut self, id: Option<CommandId>, bytes: usize, put: impl FnOnce(&mut Change)) {
         if let Some(last) = self.changes.last_mut()
             && last.kind == Kind::Put

@@ -1,4 +1,5 @@
-//! Bytes on their way to a client, in order: most of them copied into one buffer, long values by reference.
+//! Bytes on their way to a client, in order: most of them copied into one buffer, long values by
+//! reference.
 
 use std::cell::Cell;
 use std::io;
@@ -106,7 +107,8 @@ impl Output {
         Some(Batch { sending, bytes, pinned_bytes })
     }
 
-    /// Takes a sent buffer back for the next replies, unless others have begun or it has grown large.
+    /// Takes a sent buffer back for the next replies, unless others have begun or it has grown
+    /// large.
     pub fn reuse(&mut self, sent: Sending) {
         if let Sending::Bytes(mut buffer) = sent
             && self.tail.capacity() == 0

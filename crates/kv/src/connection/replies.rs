@@ -1,13 +1,16 @@
-//! One connection's replies, in the order of its commands, also when they are not made in that order.
+//! One connection's replies, in the order of its commands, also when they are not made in that
+//! order.
 //!
-//! What needs no disk is written at once. Everything else becomes a task, and takes its place in a queue; replies
-//! behind it queue up too. [`Replies::collect`] moves what is ready from the queue's front to the output.
+//! What needs no disk is written at once. Everything else becomes a task, and takes its place in a
+//! queue; replies behind it queue up too. [`Replies::collect`] moves what is ready from the queue's
+//! front to the output.
 //!
-//! What it holds is bounded: no command is taken while the output is full or a reply of unbounded size is being made;
-//! reads started ahead of their turn give back what does not fit (see [`Window`]) and are fewer where values are large;
-//! while a client is waited for, they give back all that they have found;
-//! a task whose reply may be long counts as many reads. What all connections of a core hold is bounded, too: a reply
-//! that is not small is admitted first (see `room`). A value that is not admitted is dropped and read again when it is.
+//! What it holds is bounded: no command is taken while the output is full or a reply of unbounded
+//! size is being made; reads started ahead of their turn give back what does not fit (see
+//! [`Window`]) and are fewer where values are large; while a client is waited for, they give back
+//! all that they have found; a task whose reply may be long counts as many reads. What all
+//! connections of a core hold is bounded, too: a reply that is not small is admitted first (see
+//! `room`). A value that is not admitted is dropped and read again when it is.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -41,7 +44,8 @@ const LONG_REPLIES_MAX: usize = 2;
 enum Later {
     /// Ready, behind others that are not.
     Ready(Output),
-    /// A question about one key. With a share of the core's unsent bytes the answer has been admitted.
+    /// A question about one key. With a share of the core's unsent bytes the answer has been
+    /// admitted.
     One {
         task: JoinHandle<Read>,
         admitted: Option<Share>,
@@ -49,7 +53,8 @@ enum Later {
         protocol: Protocol,
         command: Option<CommandId>,
     },
-    /// The same, whose answer has so many bytes and is read when its turn has come and there is memory for it.
+    /// The same, whose answer has so many bytes and is read when its turn has come and there is
+    /// memory for it.
     Held { key: Vec<u8>, bytes: usize, ask: Ask, protocol: Protocol, command: Option<CommandId> },
     /// The values of some keys.
     Some {
@@ -96,8 +101,8 @@ type Answer = lsm::Result<Option<Value>>;
 enum Read {
     /// With the key, and the place it takes in the window.
     Answer(Vec<u8>, Answer, usize),
-    /// What it found, of so many bytes, would not fit beside what the others found; it is read again when its turn has
-    /// come.
+    /// What it found, of so many bytes, would not fit beside what the others found; it is read
+    /// again when its turn has come.
     Again(Vec<u8>, usize),
 }
 
@@ -107,13 +112,14 @@ enum ReadSome {
     Again(Vec<Vec<u8>>),
 }
 
-/// The bytes of values that one connection's reads have found and that wait for their turn. Nobody knows before a
-/// read how much it will find, so what does not fit is dropped and read again later.
+/// The bytes of values that one connection's reads have found and that wait for their turn. Nobody
+/// knows before a read how much it will find, so what does not fit is dropped and read again later.
 #[derive(Clone, Default)]
 struct Window(Rc<Cell<usize>>);
 
 impl Window {
-    /// Keeps a place for these answers; not if they do not fit, or if memory was short for one of them.
+    /// Keeps a place for these answers; not if they do not fit, or if memory was short for one of
+    /// them.
     fn admit(&self, answers: &[Answer], bytes_max: usize) -> Option<usize> {
         let short = answers
             .iter()
@@ -178,7 +184,8 @@ pub(crate) struct Replies {
     later_pinned_bytes: usize,
     /// Reads under way.
     reads: usize,
-    /// Parcels of writes on their way, what they weigh, and how many of their answers may be as long as values.
+    /// Parcels of writes on their way, what they weigh, and how many of their answers may be as
+    /// long as values.
     writes: usize,
     writes_weight: usize,
     writes_values: usize,
@@ -257,15 +264,16 @@ impl Replies {
         self.state.unsent_bytes_max(self.total_bytes())
     }
 
-    /// Whether a reply of so many bytes may be made now. If not, the connection's task is woken when it may.
+    /// Whether a reply of so many bytes may be made now. If not, the connection's task is woken
+    /// when it may.
     fn admit(&self, bytes: usize) -> bool {
         let total_max = self.state.shared.settings().unsent_total_bytes_max;
         bytes <= Settings::REPLY_BYTES_SMALL
             || self.state.room.admit(&self.client, bytes, self.total_bytes(), total_max)
     }
 
-    /// Takes memory for the reply of the next command, where it is known before how long it may be. If there is none,
-    /// the connection's task is woken when there is.
+    /// Takes memory for the reply of the next command, where it is known before how long it may be.
+    /// If there is none, the connection's task is woken when there is.
     pub fn reserve(&mut self, bytes: usize) -> bool {
         if !self.admit(bytes) {
             return false;
@@ -349,7 +357,8 @@ impl Replies {
             && self.writes_weight < Settings::WRITES_BYTES_MAX
     }
 
-    /// Fewer reads at once where values are large, so that what they bring stays about as large as the output may be.
+    /// Fewer reads at once where values are large, so that what they bring stays about as large as
+    /// the output may be.
     fn reads_max(&self) -> usize {
         let settings = self.state.shared.settings();
         let fitting = settings.unsent_bytes_max / self.value_bytes.max(1);
@@ -376,7 +385,8 @@ impl Replies {
         self.own_reads.set(self.reads);
     }
 
-    /// Takes what is ready out to be sent. There is one such batch at a time; [`Replies::sent`] ends it.
+    /// Takes what is ready out to be sent. There is one such batch at a time; [`Replies::sent`]
+    /// ends it.
     pub fn take(&mut self) -> Option<Sending> {
         let Batch { sending, bytes, pinned_bytes } = self.output.take()?;
         (self.sending_bytes, self.sending_pinned_bytes) = (bytes, pinned_bytes);
@@ -411,7 +421,8 @@ impl Replies {
         }
     }
 
-    /// Answers a question about one key: at once from memory, without allocating anything, or by a task.
+    /// Answers a question about one key: at once from memory, without allocating anything, or by a
+    /// task.
     pub fn read_one(&mut self, key: &[u8], ask: Ask, protocol: Protocol) {
         match self.state.reader.get_cached(FAMILY, key) {
             Some(answer) if !self.admit(answer_bytes(&answer, ask)) => {
@@ -513,7 +524,8 @@ impl Replies {
         let mut moved = false;
         let mut waits_for_client = false;
         while let Some(front) = self.later.front() {
-            // What is ready moves; what has just been found waits for room, where it counts as little as it can.
+            // What is ready moves; what has just been found waits for room, where it counts as
+            // little as it can.
             let ready = matches!(front, Later::Ready(_) | Later::Parked(_));
             if !ready && self.sendable_bytes() > self.unsent_bytes_max() {
                 waits_for_client = true;
@@ -652,7 +664,8 @@ impl Replies {
                     }
                 }
                 Later::Parked(_) => {
-                    // Half empty before it goes on, so that it does not stop and go with every piece.
+                    // Half empty before it goes on, so that it does not stop and go with every
+                    // piece.
                     if self.sendable_bytes() > self.unsent_bytes_max() / 2 {
                         waits_for_client = true;
                         break;
@@ -679,8 +692,9 @@ impl Replies {
         moved
     }
 
-    /// Drops what has been found and has to wait for a client, this one or those that hold the memory for replies: it
-    /// would keep the engine's blocks and memtables for as long. It is read again when its turn has come.
+    /// Drops what has been found and has to wait for a client, this one or those that hold the
+    /// memory for replies: it would keep the engine's blocks and memtables for as long. It is
+    /// read again when its turn has come.
     fn drop_found(&mut self, cx: &mut Context<'_>) {
         for later in &mut self.later {
             match later {

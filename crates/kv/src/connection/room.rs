@@ -1,16 +1,17 @@
 //! Memory for the replies of one core's connections, of which all together have a bounded amount.
 //!
-//! A reply of up to [`Settings::REPLY_BYTES_SMALL`] needs no admission: a connection takes no further command while it
-//! has more than that unsent and the core's limit is exceeded. For a longer reply the connection asks before memory is
-//! taken:
+//! A reply of up to [`Settings::REPLY_BYTES_SMALL`] needs no admission: a connection takes no
+//! further command while it has more than that unsent and the core's limit is exceeded. For a
+//! longer reply the connection asks before memory is taken:
 //!
 //! 1. What fits under the core's limit is admitted at once.
-//! 2. One connection is the *favoured*: its reply is admitted however long it is, so every reply is made in the end.
+//! 2. One connection is the *favoured*: its reply is admitted however long it is, so every reply is
+//!    made in the end.
 //! 3. The others wait, in order. When memory is given back, the first is woken, and all that fit.
 //!
-//! While somebody waits, a client that takes nothing of its replies for a while is closed: it holds memory that others
-//! need. The more wait, the shorter that while is. Whoever waits looks for such clients now and then; nothing is
-//! measured while nobody waits.
+//! While somebody waits, a client that takes nothing of its replies for a while is closed: it holds
+//! memory that others need. The more wait, the shorter that while is. Whoever waits looks for such
+//! clients now and then; nothing is measured while nobody waits.
 //!
 //! Invariant: whoever stops waiting, and whoever is no longer the favoured, wakes the next.
 
@@ -45,8 +46,8 @@ struct Waiter {
 }
 
 impl ReplyRoom {
-    /// Whether a client may hold so many bytes more when all clients hold `total` of `total_max`. If not, its task is
-    /// woken when it may.
+    /// Whether a client may hold so many bytes more when all clients hold `total` of `total_max`.
+    /// If not, its task is woken when it may.
     pub fn admit(&self, client: &Rc<Client>, bytes: usize, total: usize, total_max: usize) -> bool {
         let is_first =
             self.waiting.borrow().front().is_none_or(|first| first.client.id == client.id);

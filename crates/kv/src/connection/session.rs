@@ -1,8 +1,8 @@
 //! What a connection says and means, without its socket.
 //!
-//! [`Session::work`] takes commands from the input as long as it may: as long as there is room for replies (see
-//! [`Replies`]) and the node is not on its way out. Commands about the connection itself are executed here and in
-//! `administration`, all others through the reader.
+//! [`Session::work`] takes commands from the input as long as it may: as long as there is room for
+//! replies (see [`Replies`]) and the node is not on its way out. Commands about the connection
+//! itself are executed here and in `administration`, all others through the reader.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -56,7 +56,8 @@ pub(crate) struct Session {
     /// It waits for room for writes, or for memory for a reply of so many bytes.
     waits_for_room: bool,
     waits_for_reply: Option<usize>,
-    /// It looks how long the value is that the command at the input's beginning gives back, or has just found that.
+    /// It looks how long the value is that the command at the input's beginning gives back, or has
+    /// just found that.
     looks: Option<Rc<Cell<Option<usize>>>>,
     found_bytes: Option<usize>,
     /// It waits for the end of a pause of writes.
@@ -121,8 +122,9 @@ impl Session {
         self.state.count(|stats| stats.protocol_errors += 1);
     }
 
-    /// Takes commands from `input`, from `*consumed` on, until it may not or there is no whole one. Returns how many
-    /// bytes the unfinished command at the end still lacks, or `None` when there may be whole ones left.
+    /// Takes commands from `input`, from `*consumed` on, until it may not or there is no whole one.
+    /// Returns how many bytes the unfinished command at the end still lacks, or `None` when
+    /// there may be whole ones left.
     pub fn work(
         &mut self,
         parser: &mut Parser,
@@ -166,7 +168,8 @@ impl Session {
         missing
     }
 
-    /// Whether what it waited for has come: room for writes, memory for a reply, or how long that is.
+    /// Whether what it waited for has come: room for writes, memory for a reply, or how long that
+    /// is.
     pub fn has_got_room(&mut self) -> bool {
         if let Some(bytes) = self.looks.as_ref().and_then(|found| found.get()) {
             (self.looks, self.found_bytes) = (None, Some(bytes));
@@ -191,8 +194,8 @@ impl Session {
         got
     }
 
-    /// Whether a command may be executed now. One that reads waits until the writes before it are visible, one that
-    /// writes until the reads before it have read, and until there is room.
+    /// Whether a command may be executed now. One that reads waits until the writes before it are
+    /// visible, one that writes until the reads before it have read, and until there is room.
     fn is_its_turn(&mut self, access: Access) -> bool {
         match access {
             Access::None => true,
@@ -288,11 +291,12 @@ impl Session {
         true
     }
 
-    /// The most bytes that a command's reply may have, see [`Command::reply_bytes`]; `None` when it has to wait until
-    /// that is known.
+    /// The most bytes that a command's reply may have, see [`Command::reply_bytes`]; `None` when it
+    /// has to wait until that is known.
     ///
-    /// The value that a write gives back is looked at before: once it is written, the reply cannot be made later. If
-    /// another client makes the value longer meanwhile, the reply is longer than was admitted.
+    /// The value that a write gives back is looked at before: once it is written, the reply cannot
+    /// be made later. If another client makes the value longer meanwhile, the reply is longer
+    /// than was admitted.
     fn reply_bytes(&mut self, command: &Command<'_>) -> Option<usize> {
         let Some(key) = command.gives_old_of().filter(|_| !self.silent && !self.skip_next) else {
             return Some(command.reply_bytes());
@@ -451,8 +455,8 @@ impl Session {
         }
     }
 
-    /// Starts a task that makes a reply. It runs also when its reply is not wanted: it may do more than reply. There are
-    /// only so many at once, wanted or not.
+    /// Starts a task that makes a reply. It runs also when its reply is not wanted: it may do more
+    /// than reply. There are only so many at once, wanted or not.
     pub(crate) fn small(
         &mut self,
         length: Length,

@@ -1,8 +1,9 @@
 //! `MULTI` and its kin, which this version refuses, and with them what was to be executed as one.
 //!
-//! A client that pipelines `MULTI`, commands and `EXEC` has sent the commands before it hears of the refusal. They are
-//! not executed: from `MULTI` on the connection refuses everything until `EXEC` or `DISCARD`, or until `RESET` or
-//! `QUIT`, which Redis does not queue either. What Redis says of commands that are wrong by themselves comes first.
+//! A client that pipelines `MULTI`, commands and `EXEC` has sent the commands before it hears of
+//! the refusal. They are not executed: from `MULTI` on the connection refuses everything until
+//! `EXEC` or `DISCARD`, or until `RESET` or `QUIT`, which Redis does not queue either. What Redis
+//! says of commands that are wrong by themselves comes first.
 
 use crate::command::parse::Command;
 use crate::command::refusal::Refusal;

@@ -1,4 +1,5 @@
-//! The connections of one core as the others see them: numbers, addresses, names, and how to end them.
+//! The connections of one core as the others see them: numbers, addresses, names, and how to end
+//! them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -157,7 +158,8 @@ impl ListOrder {
     }
 }
 
-/// One core's connections by number. Numbers of different cores never meet: core c of n gives c+1, c+1+n, ...
+/// One core's connections by number. Numbers of different cores never meet: core c of n gives c+1,
+/// c+1+n, ...
 pub(crate) struct Clients {
     list: RefCell<BTreeMap<u64, Rc<Client>>>,
     next: Cell<u64>,

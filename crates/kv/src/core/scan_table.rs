@@ -1,20 +1,21 @@
 //! Where `SCAN` goes on: a bounded table from cursors to keys.
 //!
-//! A cursor is a number of 64 bits, a position among ordered keys is a key; so every core keeps a table of positions
-//! and a cursor names an entry of it:
+//! A cursor is a number of 64 bits, a position among ordered keys is a key; so every core keeps a
+//! table of positions and a cursor names an entry of it:
 //!
 //! ```text
 //!   bits  63 62 ............ 28 27 ...... 10 9 ..... 0
 //!         0  generation (35)    slot (18)    core (10)
 //! ```
 //!
-//! The generation is never 0 and never comes again, so a cursor is never 0, and one whose entry has been taken for another scan is
-//! recognised. A cursor works on every connection: whoever gets one of another core asks that core.
+//! The generation is never 0 and never comes again, so a cursor is never 0, and one whose entry has
+//! been taken for another scan is recognised. A cursor works on every connection: whoever gets one
+//! of another core asks that core.
 //!
-//! An entry is kept when it has been used, so that a client may repeat a call whose reply was lost; but it is then
-//! the first to go. So a table of N entries serves N scans at a time, however long or fast each of them is, and the
-//! entry that goes next when all are live is the one that was made first. Keys may be long: the table is bounded in
-//! bytes too.
+//! An entry is kept when it has been used, so that a client may repeat a call whose reply was lost;
+//! but it is then the first to go. So a table of N entries serves N scans at a time, however long
+//! or fast each of them is, and the entry that goes next when all are live is the one that was made
+//! first. Keys may be long: the table is bounded in bytes too.
 
 use std::collections::VecDeque;
 
@@ -43,8 +44,9 @@ pub struct ScanTable {
     core: u64,
     entries: Vec<Entry>,
     free: Vec<u32>,
-    /// Slots and generations in the order they were made, those not yet used and those used. Either may name an entry
-    /// that has gone or changed sides meanwhile; it is then passed over.
+    /// Slots and generations in the order they were made, those not yet used and those used.
+    /// Either may name an entry that has gone or changed sides meanwhile; it is then passed
+    /// over.
     live: VecDeque<(u32, u64)>,
     used: VecDeque<(u32, u64)>,
     generation: u64,
@@ -142,7 +144,8 @@ impl ScanTable {
         }
     }
 
-    /// Takes out of `live` what is used or gone, once that is the greater part: each is taken out once.
+    /// Takes out of `live` what is used or gone, once that is the greater part: each is taken out
+    /// once.
     fn trim(&mut self) {
         if self.live.len() > 2 * self.entries_max {
             let entries = &self.entries;

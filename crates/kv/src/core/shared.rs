@@ -1,10 +1,11 @@
-//! What the cores of a node have in common: settings that never change, a way to ask each other, and the end of a
-//! pause. Everything else belongs to one core.
+//! What the cores of a node have in common: settings that never change, a way to ask each other,
+//! and the end of a pause. Everything else belongs to one core.
 //!
-//! A question to another core is a function that runs there: it is posted to that core's mailbox, whose owner task
-//! runs it between requests; its answer comes back the same way, under a ticket. `CLIENT LIST`, `INFO` and a `SCAN`
-//! that has changed cores ask; a read never does. Errands of one core run in their order; those of different cores in
-//! any, unless one was sent after the answer to the other had come.
+//! A question to another core is a function that runs there: it is posted to that core's mailbox,
+//! whose owner task runs it between requests; its answer comes back the same way, under a ticket.
+//! `CLIENT LIST`, `INFO` and a `SCAN` that has changed cores ask; a read never does. Errands of one
+//! core run in their order; those of different cores in any, unless one was sent after the answer
+//! to the other had come.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -28,8 +29,9 @@ type Errand = Box<dyn FnOnce(&Rc<CoreState>) + Send>;
 /// Most questions of one core that wait for their answers.
 const QUESTIONS_MAX: usize = 256;
 
-/// Errands of one poster that a core may have before it. From another core these are its questions and its answers to
-/// questions of this one; from the shard answers to parcels, each for at least one.
+/// Errands of one poster that a core may have before it. From another core these are its questions
+/// and its answers to questions of this one; from the shard answers to parcels, each for at least
+/// one.
 const ERRANDS_MAX: usize = PARCELS_MAX;
 
 const _: () = assert!(2 * QUESTIONS_MAX <= ERRANDS_MAX);
@@ -143,7 +145,8 @@ impl Shared {
     }
 }
 
-/// One core's posting ends to the desks of all cores and to the shard, each made when it is first used.
+/// One core's posting ends to the desks of all cores and to the shard, each made when it is first
+/// used.
 pub(crate) struct Posters {
     shared: Arc<Shared>,
     desks: Vec<RefCell<Option<Poster<Errand>>>>,
@@ -244,8 +247,8 @@ impl Questions {
 }
 
 impl CoreState {
-    /// Runs `question` on core `core` and gives its answer; `None` when that core does not serve or has too much
-    /// before it.
+    /// Runs `question` on core `core` and gives its answer; `None` when that core does not serve or
+    /// has too much before it.
     pub(crate) async fn ask<R: Send + 'static>(
         self: &Rc<Self>,
         core: usize,
@@ -259,7 +262,8 @@ impl CoreState {
         let errand: Errand = Box::new(move |there| {
             let answer: Box<dyn Any + Send> = Box::new(question(there));
             let deliver: Errand = Box::new(move |back| back.questions.fulfil(number, answer));
-            // Room for it is kept, see ERRANDS_MAX; it fails only when the core that asked has ended.
+            // Room for it is kept, see ERRANDS_MAX; it fails only when the core that asked has
+            // ended.
             let _ = there.posters.post(from, deliver);
         });
         self.posters.post(core, errand).ok()?;
@@ -281,7 +285,8 @@ impl CoreState {
         answer.downcast().ok().map(|answer| *answer)
     }
 
-    /// Asks every core, this one too, and gives the answers of those that answer, in the order of their numbers.
+    /// Asks every core, this one too, and gives the answers of those that answer, in the order of
+    /// their numbers.
     pub(crate) async fn ask_all<R: Send + 'static>(
         self: &Rc<Self>,
         question: impl Fn(&Rc<CoreState>) -> R + Clone + Send + 'static,

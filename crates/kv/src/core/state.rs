@@ -1,5 +1,5 @@
-//! What one core's connections share: the engine's reader, the list of connections, counters, budgets. It never leaves
-//! its core.
+//! What one core's connections share: the engine's reader, the list of connections, counters,
+//! budgets. It never leaves its core.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -43,7 +43,8 @@ pub(crate) struct KvStats {
     pub reads_waited: u64,
     /// Times a connection's commands waited for its reader.
     pub slow_readers: u64,
-    /// Connections closed because they took nothing of their replies while others waited for memory.
+    /// Connections closed because they took nothing of their replies while others waited for
+    /// memory.
     pub slow_closed: u64,
 }
 

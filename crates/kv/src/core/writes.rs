@@ -1,18 +1,22 @@
 //! One core's writes on their way to the shard and back.
 //!
-//! 1. A connection gathers the changes of consecutive commands into a parcel (`session`), which goes to the shard at
-//!    the end of a turn: directly where this core owns it, else through the shard's mailbox, as one message.
-//! 2. The shard answers all commands of a parcel together, each of them once. Answers for another core come back with those of other
-//!    parcels in one message, and go into the slot that the connection polls.
+//! 1. A connection gathers the changes of consecutive commands into a parcel (`session`), which
+//!    goes to the shard at the end of a turn: directly where this core owns it, else through the
+//!    shard's mailbox, as one message.
+//! 2. The shard answers all commands of a parcel together, each of them once. Answers for another
+//!    core come back with those of other parcels in one message, and go into the slot that the
+//!    connection polls.
 //!
-//! Order: what a connection sends is made in that order, so a crash leaves the first so much of it. Across connections
-//! nothing but an answer orders parcels: a parcel sent after the answer to another has come is made after it. A write that nobody has had an
-//! answer to may thus be made after one that was sent later, elsewhere, even by a client who knew of it: say, who has
+//! Order: what a connection sends is made in that order, so a crash leaves the first so much of it.
+//! Across connections nothing but an answer orders parcels: a parcel sent after the answer to
+//! another has come is made after it. A write that nobody has had an answer to may thus be made
+//! after one that was sent later, elsewhere, even by a client who knew of it: say, who has
 //! killed the connection of the first. That is what a write without an answer always may.
 //!
-//! Bounded: parcels and bytes on their way are counted from the sending to the answer, per core. Beyond a limit the
-//! connections of this core take no command that writes until answers have come. So the mailbox is never full, and
-//! the engine's queue holds no more than the cores' limits allow; one write is let through however large it is.
+//! Bounded: parcels and bytes on their way are counted from the sending to the answer, per core.
+//! Beyond a limit the connections of this core take no command that writes until answers have come.
+//! So the mailbox is never full, and the engine's queue holds no more than the cores' limits allow;
+//! one write is let through however large it is.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

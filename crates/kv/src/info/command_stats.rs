@@ -1,8 +1,9 @@
-//! How often each command was called on a core, how long that took, and how often it was refused: `INFO commandstats`.
+//! How often each command was called on a core, how long that took, and how often it was refused:
+//! `INFO commandstats`.
 //!
-//! The time is the core's: from taking a command until its reply is ready or waits for something else. Waiting for a
-//! disk or for the shard is not in it. Commands of the same name in a row are timed together, so that a pipeline reads
-//! the clock twice.
+//! The time is the core's: from taking a command until its reply is ready or waits for something
+//! else. Waiting for a disk or for the shard is not in it. Commands of the same name in a row are
+//! timed together, so that a pipeline reads the clock twice.
 
 use std::cell::RefCell;
 

@@ -1,4 +1,5 @@
-//! `CONFIG GET` and `CONFIG SET`: the settings that clients and tools ask for, under the names that Redis gives them.
+//! `CONFIG GET` and `CONFIG SET`: the settings that clients and tools ask for, under the names that
+//! Redis gives them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +40,8 @@ pub(crate) fn known(
     now: &Now,
     node: &dyn NodeInfo,
 ) -> BTreeMap<String, Vec<u8>> {
-    // What a Redis that is set up like this node would say: one database, a log of all writes, nothing expired.
+    // What a Redis that is set up like this node would say: one database, a log of all writes,
+    // nothing expired.
     let fixed = [
         ("appendonly", if now.writable { "yes" } else { "no" }),
         ("databases", "1"),
@@ -69,8 +71,8 @@ pub(crate) fn known(
 /// The one setting that can be changed while the node runs.
 pub(crate) const PASSWORD: &str = "requirepass";
 
-/// Checks `CONFIG SET`: names and values by turns. Gives the new password, if there is one among them (which may be
-/// empty), or the error. A setting may be set to what it is.
+/// Checks `CONFIG SET`: names and values by turns. Gives the new password, if there is one among
+/// them (which may be empty), or the error. A setting may be set to what it is.
 pub(crate) fn check(
     pairs: Args<'_>,
     known: &BTreeMap<String, Vec<u8>>,

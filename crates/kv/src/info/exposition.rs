@@ -1,7 +1,7 @@
 //! Prometheus's text format, version 0.0.4: what a scrape of metrics answers.
 //!
-//! A metric is a name with its help and type, once, and behind them a line for each set of labels. Names are in base
-//! units (bytes, seconds); those of counters end in `_total`.
+//! A metric is a name with its help and type, once, and behind them a line for each set of labels.
+//! Names are in base units (bytes, seconds); those of counters end in `_total`.
 
 use std::fmt::{Display, Write};
 

@@ -301,7 +301,8 @@ mod tests {
         for line in text.lines() {
             if let Some(rest) = line.strip_prefix("# TYPE ") {
                 let (name, kind) = rest.split_once(' ').unwrap();
-                // Newer formats take a counter's name without its ending for the name of the metric.
+                // Newer formats take a counter's name without its ending for the name of the
+                // metric.
                 let plain = name.strip_suffix("_total").unwrap_or(name);
                 assert!(declared.insert(plain), "{plain} twice");
                 assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");

@@ -248,7 +248,8 @@ fn persistence(report: &Report<'_>, text: &mut String) {
         );
         return;
     };
-    // The log is to clients what an append-only file is: every write is in it before it is answered.
+    // The log is to clients what an append-only file is: every write is in it before it is
+    // answered.
     let refused_for_tables = writer.tables_failing > 0 && shard.write_failed;
     let writes_fail = failure.is_some() || writer.disk_full > 0 || refused_for_tables;
     lines!(text,

@@ -1,6 +1,7 @@
 //! What the key-value door does not know about the node it belongs to, and asks when it reports.
 
-/// Provided by whoever starts the node. Called for `INFO`, `CONFIG GET`, `HELLO` and `SHUTDOWN`, never on the way of a read.
+/// Provided by whoever starts the node. Called for `INFO`, `CONFIG GET`, `HELLO` and `SHUTDOWN`,
+/// never on the way of a read.
 pub trait NodeInfo: Send + Sync {
     /// The node's own version.
     fn version(&self) -> String;

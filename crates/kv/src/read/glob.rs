@@ -1,7 +1,7 @@
 //! Redis's patterns: `*`, `?`, `[a-z]`, `[^a]`, and `\` before what is meant as it is.
 //!
-//! Matching goes back only to the last `*`, so it costs at most the product of both lengths and no recursion, however
-//! the pattern is made.
+//! Matching goes back only to the last `*`, so it costs at most the product of both lengths and no
+//! recursion, however the pattern is made.
 
 /// Whether all of `text` matches `pattern`.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
@@ -38,7 +38,8 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     }
 }
 
-/// Matches one byte against the element that `pattern` begins with, which is no star; gives the element's length.
+/// Matches one byte against the element that `pattern` begins with, which is no star; gives the
+/// element's length.
 fn one(pattern: &[u8], byte: u8) -> Option<usize> {
     match pattern {
         [b'?', ..] => Some(1),
@@ -52,8 +53,8 @@ fn one(pattern: &[u8], byte: u8) -> Option<usize> {
     }
 }
 
-/// Whether `byte` is in the class whose inside `pattern` begins with, and how many bytes the class takes with its
-/// closing bracket. A class that is not closed ends with the pattern.
+/// Whether `byte` is in the class whose inside `pattern` begins with, and how many bytes the class
+/// takes with its closing bracket. A class that is not closed ends with the pattern.
 fn class(pattern: &[u8], byte: u8) -> (bool, usize) {
     let (negated, mut at) = if pattern.first() == Some(&b'^') { (true, 1) } else { (false, 0) };
     let mut found = false;

@@ -18,7 +18,8 @@ const SCAN_KEYS_MAX: u64 = 10_000;
 /// A `SCAN`'s reply ends with the key that makes it so long.
 pub(crate) const SCAN_BYTES_MAX: usize = 128 * 1024;
 
-/// The cursor behind all others, also written -1: in Redis, too, nothing but the end comes behind it.
+/// The cursor behind all others, also written -1: in Redis, too, nothing but the end comes behind
+/// it.
 const CURSOR_END: u64 = u64::MAX;
 
 /// What the engine's failure says to a client.
@@ -50,8 +51,9 @@ pub(crate) fn write_answer(value: Option<&[u8]>, ask: Ask, writer: &mut Writer<'
     }
 }
 
-/// What a question about one key needs: its value, or an empty one where only its existence is asked for and the value
-/// does not fit into memory. Suspends for the blocks that are not in memory.
+/// What a question about one key needs: its value, or an empty one where only its existence is
+/// asked for and the value does not fit into memory. Suspends for the blocks that are not in
+/// memory.
 pub(crate) async fn look_up(state: &CoreState, key: &[u8], ask: Ask) -> lsm::Result<Option<Value>> {
     match state.reader.get(FAMILY, key, None).await {
         Err(error)
@@ -128,7 +130,8 @@ pub(crate) async fn scan(state: &Rc<CoreState>, order: ScanOrder, protocol: Prot
             writer.array(piece.keys);
             reply.extend_from_slice(&piece.body);
         }
-        // Redis's cursors never expire; to begin again in silence could go on for ever, and to end would lose keys.
+        // Redis's cursors never expire; to begin again in silence could go on for ever, and to end
+        // would lose keys.
         Ok(None) => {
             Refusal::Text("ERR invalid cursor: it is unknown or has expired, begin again at 0")
                 .write(&mut writer);

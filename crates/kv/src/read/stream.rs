@@ -1,13 +1,15 @@
 //! Replies of any size in pieces of bounded size: `KEYS`, `MR.RANGE`, and `MGET` of many keys.
 //!
-//! An array says first how many elements it has. So a walk collects its first piece and, if there is more, only
-//! counts the rest; then it gives the header and the piece, goes back to the last key given, and walks again to give
-//! the others. Under its snapshot both walks find the same keys. What fits into one piece is walked once.
+//! An array says first how many elements it has. So a walk collects its first piece and, if there
+//! is more, only counts the rest; then it gives the header and the piece, goes back to the last key
+//! given, and walks again to give the others. Under its snapshot both walks find the same keys.
+//! What fits into one piece is walked once.
 //!
-//! A piece is made by a task of its own and handed to the connection, which asks for the next one when its client has
-//! taken enough and there is memory for it. An element that is longer than a piece may be is left for the next one, which
-//! is admitted with that length. What fails before the header has gone is an error reply; afterwards there is no reply left that
-//! would be true, and the connection is closed.
+//! A piece is made by a task of its own and handed to the connection, which asks for the next one
+//! when its client has taken enough and there is memory for it. An element that is longer than a
+//! piece may be is left for the next one, which is admitted with that length. What fails before the
+//! header has gone is an error reply; afterwards there is no reply left that would be true, and the
+//! connection is closed.
 
 use std::rc::Rc;
 
@@ -17,7 +19,8 @@ use crate::core::state::{CoreState, FAMILY, Share};
 use crate::read::small::write_error;
 use crate::read::walk::Walk;
 
-/// A piece ends with the element that makes it so long, and before one for which there is no memory.
+/// A piece ends with the element that makes it so long, and before one for which there is no
+/// memory.
 const PIECE_BYTES: usize = 128 * 1024;
 
 /// Keys that are looked up together.
@@ -90,8 +93,8 @@ impl Stream {
     }
 }
 
-/// Whether a piece may have so many bytes: what it was admitted for, or more as long as all connections of the core
-/// have less than they may.
+/// Whether a piece may have so many bytes: what it was admitted for, or more as long as all
+/// connections of the core have less than they may.
 fn fits(state: &CoreState, room: &mut Share, bytes: usize) -> bool {
     if bytes <= room.part() {
         return true;

@@ -1,5 +1,5 @@
-//! A walk over the keys in order, one way or the other, that can pause: while it waits for a slow client it holds a
-//! snapshot and its last key, no iterator and hence no block.
+//! A walk over the keys in order, one way or the other, that can pause: while it waits for a slow
+//! client it holds a snapshot and its last key, no iterator and hence no block.
 
 use std::rc::Rc;
 
@@ -119,8 +119,8 @@ impl Walk {
         self.iter.as_ref().map_or(&[], Iter::value)
     }
 
-    /// Goes to the next key in the range, whether it matches the pattern or not; false behind the last. Gives way to
-    /// others now and then.
+    /// Goes to the next key in the range, whether it matches the pattern or not; false behind the
+    /// last. Gives way to others now and then.
     pub async fn step(&mut self) -> lsm::Result<bool> {
         if self.ended {
             return Ok(false);
@@ -210,7 +210,8 @@ impl Walk {
         Ok(())
     }
 
-    /// In descending order there is no first key behind an inclusive end, so the walk looks for itself.
+    /// In descending order there is no first key behind an inclusive end, so the walk looks for
+    /// itself.
     fn is_beyond_end(&self) -> bool {
         self.state.descending
             && !self.reverse

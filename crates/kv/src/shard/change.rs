@@ -1,8 +1,10 @@
-//! What a command writes, in the form in which it travels to the shard that owns its keys, and what it is answered.
+//! What a command writes, in the form in which it travels to the shard that owns its keys, and what
+//! it is answered.
 //!
-//! A change carries a batch of the engine: for most commands the very one that is written, put together by the core
-//! that read the command. Where the new value depends on the old one, the batch names the key and the operand, and
-//! the shard puts another together when it knows the old value.
+//! A change carries a batch of the engine: for most commands the very one that is written, put
+//! together by the core that read the command. Where the new value depends on the old one, the
+//! batch names the key and the operand, and the shard puts another together when it knows the old
+//! value.
 
 use lsm::{BatchWriter, Op, WriteBatch};
 
@@ -27,13 +29,14 @@ pub struct Change {
     commands: Commands,
 }
 
-/// The commands that share a change. Only those that set keys whatever was there do; each of them has a reply of its
-/// own.
+/// The commands that share a change. Only those that set keys whatever was there do; each of them
+/// has a reply of its own.
 struct Commands {
     count: u32,
     /// Keys of all commands but the last, which has the rest.
     keys_before: u32,
-    /// Of those before the last, the commands that do not have exactly one key: their places and numbers of keys.
+    /// Of those before the last, the commands that do not have exactly one key: their places and
+    /// numbers of keys.
     wide: Vec<(u32, u32)>,
 }
 
@@ -139,8 +142,8 @@ impl Change {
         Self::of(Kind::Put)
     }
 
-    /// Sets one key more, in the same batch: for a change that was made by [`Change::put`] or [`Change::puts`]. If a
-    /// key comes twice, the last value stays.
+    /// Sets one key more, in the same batch: for a change that was made by [`Change::put`] or
+    /// [`Change::puts`]. If a key comes twice, the last value stays.
     pub fn also_put(&mut self, key: &[u8], value: &[u8]) {
         self.batch.put(FAMILY, key, value);
     }
@@ -157,8 +160,8 @@ impl Change {
         Self::of(Kind::Clear)
     }
 
-    /// Changes nothing, and is answered when everything handed over before survives a power cut, whatever the
-    /// durability: `SAVE`.
+    /// Changes nothing, and is answered when everything handed over before survives a power cut,
+    /// whatever the durability: `SAVE`.
     pub fn sync() -> Self {
         Self::of(Kind::Sync)
     }
@@ -218,7 +221,8 @@ impl Change {
         self.batch.is_empty()
     }
 
-    /// What must be known of its keys. A database whose keys are counted has to know what was there.
+    /// What must be known of its keys. A database whose keys are counted has to know what was
+    /// there.
     pub(crate) fn need(&self, counted: bool) -> Need {
         match self.kind {
             Kind::Put | Kind::PutIf { only: None, reply: PutReply::Ok } if !counted => {
@@ -236,8 +240,8 @@ impl Change {
         }
     }
 
-    /// About how many bytes of memory it takes until it is answered: its batch, what is noted of each key, and the value
-    /// that it builds, as far as it tells.
+    /// About how many bytes of memory it takes until it is answered: its batch, what is noted of
+    /// each key, and the value that it builds, as far as it tells.
     pub(crate) fn weight(&self) -> usize {
         let built = built_bytes_told(self.kind, self.len()).min(VALUE_BYTES_MAX);
         self.len() + self.batch.count() as usize * KEY_BYTES + built

@@ -1,9 +1,11 @@
-//! Which keys are there, as far as the last changes tell: so that a change which only has to know whether its key
-//! exists (in a database whose keys are counted, every `SET`) need not look in memtables and tables, let alone read.
+//! Which keys are there, as far as the last changes tell: so that a change which only has to know
+//! whether its key exists (in a database whose keys are counted, every `SET`) need not look in
+//! memtables and tables, let alone read.
 //!
-//! Of a key it keeps 127 bits of its hash, under a seed that nobody outside knows; two keys of the same will not be
-//! met. There are two generations: what is told goes into the young one; when that is full it becomes the old one, and
-//! what was old is forgotten. Until something has been forgotten of a database that was empty, it knows all there is.
+//! Of a key it keeps 127 bits of its hash, under a seed that nobody outside knows; two keys of the
+//! same will not be met. There are two generations: what is told goes into the young one; when that
+//! is full it becomes the old one, and what was old is forgotten. Until something has been
+//! forgotten of a database that was empty, it knows all there is.
 
 use std::mem;
 

@@ -1,9 +1,10 @@
-//! Numbers as `INCRBYFLOAT` computes with them: x86's 80-bit floating point, whose results Redis stores as text.
+//! Numbers as `INCRBYFLOAT` computes with them: x86's 80-bit floating point, whose results Redis
+//! stores as text.
 //!
-//! A number is `mantissa * 2^exponent`; a normal mantissa has its highest bit set, so 64 bits count. Texts are read
-//! with correct rounding (half to even) as `strtold` reads them, a sum is rounded once, and what is written is what
-//! `printf("%.17Lf")` gives, without the zeros at its end. So sums of decimal fractions come out as people write
-//! them: 0.1 + 0.2 is 0.3.
+//! A number is `mantissa * 2^exponent`; a normal mantissa has its highest bit set, so 64 bits
+//! count. Texts are read with correct rounding (half to even) as `strtold` reads them, a sum is
+//! rounded once, and what is written is what `printf("%.17Lf")` gives, without the zeros at its
+//! end. So sums of decimal fractions come out as people write them: 0.1 + 0.2 is 0.3.
 
 use std::cmp::Ordering;
 
@@ -22,7 +23,8 @@ const BINARY_EXPONENT_MAX: i64 = 20_000;
 /// Decimals that are written.
 const DECIMALS: usize = 17;
 
-/// See the module text. Infinity and what is no number at all may be summands, but are never written.
+/// See the module text. Infinity and what is no number at all may be summands, but are never
+/// written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum LongDouble {
     Finite { negative: bool, mantissa: u64, exponent: i32 },
@@ -33,8 +35,8 @@ pub(crate) enum LongDouble {
 impl LongDouble {
     pub const ZERO: Self = Self::Finite { negative: false, mantissa: 0, exponent: EXPONENT_MIN };
 
-    /// Reads a number, or infinity, that takes all of `text`. What is too large or too small to be told from infinity
-    /// or nothing is no number.
+    /// Reads a number, or infinity, that takes all of `text`. What is too large or too small to be
+    /// told from infinity or nothing is no number.
     pub fn parse(text: &[u8]) -> Option<Self> {
         if text.len() >= TEXT_BYTES_MAX {
             return None;
@@ -118,8 +120,8 @@ impl LongDouble {
     }
 }
 
-/// The number nearest to `(mantissa + something below 1 if there is a rest) * 2^exponent`. With a rest, the mantissa
-/// has at least two bits more than are kept.
+/// The number nearest to `(mantissa + something below 1 if there is a rest) * 2^exponent`. With a
+/// rest, the mantissa has at least two bits more than are kept.
 fn round(negative: bool, mantissa: u128, exponent: i32, rest: bool) -> LongDouble {
     let bits = (128 - mantissa.leading_zeros()) as i32;
     let shift = (bits - 64).max(EXPONENT_MIN - exponent).max(0) as u32;

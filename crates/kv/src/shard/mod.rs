@@ -1,25 +1,29 @@
 //! The writing side of a database: one core owns it, and puts the changes of all cores in order.
 //!
-//! 1. A change arrives, from a connection of this core or through the shard's mailbox (`writes.rs`), with others of
-//!    the same connection. What it has to know of its keys is looked for in the overlay (what has been written and
-//!    readers do not see yet), in what is known of keys that have been changed lately (`known.rs`), and in what the
-//!    engine has in memory.
-//! 2. Known: the change is made at once: its batch goes to the engine in order, small ones of a turn together, and the
-//!    overlay notes what it leaves. So a thousand increments of one key in a row go out in one group.
-//! 3. Not known, or somebody waits for one of the keys, or something of the same connection waits: the change queues
-//!    up at all its keys, reads when it is first at each of them, and is made when nothing of its connection is before
-//!    it any more (`turns.rs`). So a connection's changes read at the same time and are made one after the other.
-//! 4. The engine says that a batch is durable and visible: its answer is ready. An answer that needed no write waits
-//!    for all writes before it, as it may tell of them. When all commands of a parcel have theirs, they go back.
+//! 1. A change arrives, from a connection of this core or through the shard's mailbox
+//!    (`writes.rs`), with others of the same connection. What it has to know of its keys is looked
+//!    for in the overlay (what has been written and readers do not see yet), in what is known of
+//!    keys that have been changed lately (`known.rs`), and in what the engine has in memory.
+//! 2. Known: the change is made at once: its batch goes to the engine in order, small ones of a
+//!    turn together, and the overlay notes what it leaves. So a thousand increments of one key in a
+//!    row go out in one group.
+//! 3. Not known, or somebody waits for one of the keys, or something of the same connection waits:
+//!    the change queues up at all its keys, reads when it is first at each of them, and is made
+//!    when nothing of its connection is before it any more (`turns.rs`). So a connection's changes
+//!    read at the same time and are made one after the other.
+//! 4. The engine says that a batch is durable and visible: its answer is ready. An answer that
+//!    needed no write waits for all writes before it, as it may tell of them. When all commands of
+//!    a parcel have theirs, they go back.
 //!
-//! What must hold: changes of one key and those of one connection are made in the order in which they came; what an answer tells is durable; the
-//! engine's count of keys is told by how many each batch changes it, where it counts; after a write has failed every
-//! change is refused; one that is refused for want of space takes with it all that was built on it; each command has
-//! one answer, and where a key of a change cannot be read, only the commands that name it are refused. Everything here
-//! belongs to the owner's core.
+//! What must hold: changes of one key and those of one connection are made in the order in which
+//! they came; what an answer tells is durable; the engine's count of keys is told by how many each
+//! batch changes it, where it counts; after a write has failed every change is refused; one that is
+//! refused for want of space takes with it all that was built on it; each command has one answer,
+//! and where a key of a change cannot be read, only the commands that name it are refused.
+//! Everything here belongs to the owner's core.
 //!
-//! Not here: bounds on what waits. Who hands changes over holds them back (`writes.rs`); the shard only sees to it
-//! that changes which build long values from short orders do not do so all at once.
+//! Not here: bounds on what waits. Who hands changes over holds them back (`writes.rs`); the shard
+//! only sees to it that changes which build long values from short orders do not do so all at once.
 
 pub(crate) mod change;
 pub(crate) mod known;
@@ -81,10 +85,11 @@ const PARCELS_PER_TURN: usize = 256;
 /// Changes that are made in tasks of their own at once, because they read something.
 const MAKING_MAX: usize = 4096;
 
-/// The writing side of a database, on the core that owns it; see the module text. Clones are the same.
+/// The writing side of a database, on the core that owns it; see the module text. Clones are the
+/// same.
 ///
-/// A node attaches it to its [`Shared`]; without a node, [`Shard::change`] makes single changes with the same rules
-/// and the same exact count:
+/// A node attaches it to its [`Shared`]; without a node, [`Shard::change`] makes single changes
+/// with the same rules and the same exact count:
 ///
 /// ```text
 /// let (db, writer) = Db::open_for_writing(&core, path, options, write_options).await?;
@@ -117,10 +122,12 @@ struct Inner {
     /// Changes that wait in queues of keys and of connections.
     jobs: Cell<usize>,
     turns: RefCell<Turns<Job>>,
-    /// Tasks that read for them and make them, and those whose turn has come at all their keys and that have no task yet.
+    /// Tasks that read for them and make them, and those whose turn has come at all their keys and
+    /// that have no task yet.
     making: Cell<usize>,
     due: RefCell<VecDeque<Rc<Job>>>,
-    /// Bytes of values built here and not yet written, or about to be built; beyond the most the next one waits.
+    /// Bytes of values built here and not yet written, or about to be built; beyond the most the
+    /// next one waits.
     built_bytes: Cell<usize>,
     built_bytes_max: Cell<usize>,
     /// Longest value that is built.
@@ -154,7 +161,8 @@ pub struct ShardStats {
     pub written: u64,
     /// Changes that had to wait for a read or for another change.
     pub waited: u64,
-    /// Of those that wrote something, the ones since everything was last made to survive a power cut.
+    /// Of those that wrote something, the ones since everything was last made to survive a power
+    /// cut.
     pub unsaved: u64,
     /// Whether the last `SAVE` failed.
     pub save_failed: bool,
@@ -243,8 +251,8 @@ impl Shard {
         Self::with_memory(core, reader, writer, KNOWN_BYTES)
     }
 
-    /// The same, with so many bytes for remembering which keys are there. A change whose key is remembered reads
-    /// nothing.
+    /// The same, with so many bytes for remembering which keys are there. A change whose key is
+    /// remembered reads nothing.
     pub fn with_memory(core: &Core, reader: Reader, writer: Writer, known_bytes: usize) -> Self {
         let is_empty = reader.db().keys() == Some(0);
         let inner = Rc::new(Inner {
@@ -317,8 +325,9 @@ impl Shard {
         }
     }
 
-    /// Makes a change: suspends until it is as durable as the database was opened for, and visible. The change is made
-    /// also when nobody waits for its answer any more; changes are made in the order of the calls.
+    /// Makes a change: suspends until it is as durable as the database was opened for, and visible.
+    /// The change is made also when nobody waits for its answer any more; changes are made in
+    /// the order of the calls.
     pub fn change(&self, change: Change) -> impl Future<Output = Answer> + use<> {
         let slot = Rc::new(Slot::default());
         self.accept(CALLER, vec![change], &slot);
@@ -359,8 +368,8 @@ impl Shard {
         self.0.writer.stats()
     }
 
-    /// Ends: what was handed over is still made and written, for some seconds; what is not made by then is refused.
-    /// Suspends for that.
+    /// Ends: what was handed over is still made and written, for some seconds; what is not made by
+    /// then is refused. Suspends for that.
     ///
     /// # Errors
     /// What ended the writing earlier, if something did.
@@ -501,8 +510,8 @@ impl Inner {
         self.reader.db().keys().is_some()
     }
 
-    /// Finds out without waiting what has to be known of a change's keys. `Not` has [`Old::Unknown`] for those that
-    /// have to be read.
+    /// Finds out without waiting what has to be known of a change's keys. `Not` has
+    /// [`Old::Unknown`] for those that have to be read.
     fn look(&self, change: &mut Change) -> Knowledge {
         let need = change.need(self.is_counted());
         let overlay = self.overlay.borrow();
@@ -743,9 +752,10 @@ impl Inner {
                     (false, false) => {}
                 }
             }
-            // What has been written is told so, also when something else has ended the writing meanwhile. What needed
-            // no write may have been told by one that failed. The engine has refused all writes behind it, too, and
-            // takes none before each has landed here.
+            // What has been written is told so, also when something else has ended the writing
+            // meanwhile. What needed no write may have been told by one that failed.
+            // The engine has refused all writes behind it, too, and takes none before
+            // each has landed here.
             failed = match &result {
                 Err(error) => Some(self.fail(error)),
                 Ok(_) if flight.written.is_some() => None,
@@ -778,8 +788,8 @@ impl Inner {
         .await;
     }
 
-    /// Something was not written, and what was built on it will not be: for want of space, or because nothing can be
-    /// written from now on. Gives what a change is answered.
+    /// Something was not written, and what was built on it will not be: for want of space, or
+    /// because nothing can be written from now on. Gives what a change is answered.
     fn fail(&self, error: &lsm::Error) -> Answer {
         let text = || Box::from(format!("MISCONF Errors writing to the database: {error}"));
         self.known.borrow_mut().forget();
@@ -807,8 +817,8 @@ impl Inner {
         }
     }
 
-    /// The end of a turn: hands the changes that have gathered to the engine, and sends the answers that have gathered
-    /// for other cores, one message for each.
+    /// The end of a turn: hands the changes that have gathered to the engine, and sends the answers
+    /// that have gathered for other cores, one message for each.
     fn end_turn(&self) {
         self.submit();
         let Some(posters) = self.posters.get() else { return };
@@ -859,8 +869,9 @@ impl Inner {
         }
     }
 
-    /// Looks what is there before a change whose turn has come at all its keys, so that no other one can be waited for,
-    /// and makes it if it is its turn in its connection; when there is a task for it.
+    /// Looks what is there before a change whose turn has come at all its keys, so that no other
+    /// one can be waited for, and makes it if it is its turn in its connection; when there is a
+    /// task for it.
     fn start(self: &Rc<Self>, job: Rc<Job>) {
         if self.making.get() == MAKING_MAX {
             return self.due.borrow_mut().push_back(job);
@@ -882,7 +893,8 @@ impl Inner {
         self.turns.borrow().is_first(job.connection, job)
     }
 
-    /// Looks what is there before a change that is not made yet. Nobody else changes its keys meanwhile.
+    /// Looks what is there before a change that is not made yet. Nobody else changes its keys
+    /// meanwhile.
     async fn read_ahead(&self, job: &Job) {
         let Some((mut change, place)) = job.change.take() else { return };
         self.until(|| self.has_room(&change) || self.failed.borrow().is_some()).await;
@@ -921,7 +933,8 @@ impl Inner {
         }
     }
 
-    /// The first change of a connection that waited is made: makes those behind it for which nothing else is waited.
+    /// The first change of a connection that waited is made: makes those behind it for which
+    /// nothing else is waited.
     fn make_next(self: &Rc<Self>, connection: Connection) {
         let mut made = 0;
         loop {
@@ -984,8 +997,8 @@ impl Inner {
     }
 }
 
-/// Makes a change whose turn has come at all its keys; or reads what it has to know, if others of its connection are
-/// before it.
+/// Makes a change whose turn has come at all its keys; or reads what it has to know, if others of
+/// its connection are before it.
 async fn run(inner: &Rc<Inner>, job: Rc<Job>) {
     if !inner.is_first(&job) && !job.is_ready.get() {
         inner.read_ahead(&job).await;
@@ -1051,8 +1064,8 @@ fn old_state(found: Option<lsm::Value>, need: Need) -> Old {
     }
 }
 
-/// Of the removals of a batch, those of keys that are there, each once, and how many they are. `old` becomes what was
-/// there before these.
+/// Of the removals of a batch, those of keys that are there, each once, and how many they are.
+/// `old` becomes what was there before these.
 fn existing(batch: &mut BatchWriter, old: &mut Vec<Old>) -> (BatchWriter, i64) {
     let mut kept = BatchWriter::new();
     let mut seen = BTreeSet::new();

@@ -59,7 +59,8 @@ pub(crate) enum Write {
     Value(Vec<u8>),
 }
 
-/// How long a value a change builds, as far as the change itself tells. The old value may make it longer.
+/// How long a value a change builds, as far as the change itself tells. The old value may make it
+/// longer.
 pub(crate) fn built_bytes_told(kind: Kind, operand_bytes: usize) -> usize {
     match kind {
         Kind::Append => operand_bytes,
@@ -68,8 +69,8 @@ pub(crate) fn built_bytes_told(kind: Kind, operand_bytes: usize) -> usize {
     }
 }
 
-/// What a change of one key writes and is answered. `operand` is what its batch has for a value. A value longer than
-/// `bytes_max` is refused before memory is taken for it.
+/// What a change of one key writes and is answered. `operand` is what its batch has for a value. A
+/// value longer than `bytes_max` is refused before memory is taken for it.
 pub(crate) fn modify(kind: Kind, old: Old, operand: &[u8], bytes_max: usize) -> (Write, Answer) {
     match kind {
         Kind::PutIf { only, reply } => {

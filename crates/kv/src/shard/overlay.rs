@@ -1,8 +1,10 @@
-//! What a shard knows of keys that it has changed and readers do not see yet, and who waits for them.
+//! What a shard knows of keys that it has changed and readers do not see yet, and who waits for
+//! them.
 //!
-//! A key has an entry while a write of it is on its way, or a change waits for what its old value is. Every change
-//! that has to wait stands in the queues of all its keys from its arrival on, and is made when it is first in each:
-//! so changes of one key are made in the order of their arrival, and none waits for one that came later.
+//! A key has an entry while a write of it is on its way, or a change waits for what its old value
+//! is. Every change that has to wait stands in the queues of all its keys from its arrival on, and
+//! is made when it is first in each: so changes of one key are made in the order of their arrival,
+//! and none waits for one that came later.
 
 use std::collections::VecDeque;
 use std::rc::Rc;

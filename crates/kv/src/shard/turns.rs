@@ -1,7 +1,7 @@
 //! The changes of each connection that wait, in the order in which it sent them.
 //!
-//! While one of a connection waits, all that it sends later wait for it: what they write does not get into the log
-//! before what it sent earlier. Connections do not wait for each other here.
+//! While one of a connection waits, all that it sends later wait for it: what they write does not
+//! get into the log before what it sent earlier. Connections do not wait for each other here.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;

@@ -1,4 +1,5 @@
-//! What the tests of the door in a simulated world have in common: a node that tells nothing, and a client.
+//! What the tests of the door in a simulated world have in common: a node that tells nothing, and a
+//! client.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,9 +1,10 @@
 //! Taking over what an older RocksDB wrote.
 //!
-//! What is written here is read by RocksDB 7.8 and newer. `gate.rs` refuses a database that an older
-//! one wrote last, which may still be in use there, unless somebody agrees. Then a new OPTIONS file
-//! notes the version from which on it can be read, with all options as they were: so it need not be
-//! said again at the next opening. Where there is no OPTIONS file, our MANIFEST says it.
+//! What is written here is read by RocksDB 7.8 and newer. `gate.rs` refuses a database that an
+//! older one wrote last, which may still be in use there, unless somebody agrees. Then a new
+//! OPTIONS file notes the version from which on it can be read, with all options as they were: so
+//! it need not be said again at the next opening. Where there is no OPTIONS file, our MANIFEST says
+//! it.
 
 use fs::Dir;
 use rocksfmt::FileName;

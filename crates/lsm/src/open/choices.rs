@@ -87,15 +87,17 @@ impl Choices {
         None
     }
 
-    /// Whether RocksDB opens a log that was written over an older one, whose records are behind its end. In
-    /// two modes it does not: it calls them damage (`kAbsoluteConsistency`), or looks for a valid record
-    /// behind them for ever (`kSkipAnyCorruptedRecords`). Unknown modes count as these.
+    /// Whether RocksDB opens a log that was written over an older one, whose records are behind its
+    /// end. In two modes it does not: it calls them damage (`kAbsoluteConsistency`), or looks
+    /// for a valid record behind them for ever (`kSkipAnyCorruptedRecords`). Unknown modes
+    /// count as these.
     pub fn take_old_records_for_the_end(&self) -> bool {
         let mode = self.db("wal_recovery_mode").unwrap_or("kPointInTimeRecovery");
         ["kPointInTimeRecovery", "kTolerateCorruptedTailRecords"].contains(&mode)
     }
 
-    /// Whether RocksDB's openings leave logs that count as they are, also those in which nothing is.
+    /// Whether RocksDB's openings leave logs that count as they are, also those in which nothing
+    /// is.
     pub fn keeps_logs_at_openings(&self) -> bool {
         self.db("avoid_flush_during_recovery") == Some("true")
     }

@@ -94,7 +94,8 @@ pub(crate) async fn take_over(
     }
     if is_full(&begun) {
         tracing::warn!("{}: the disk is full: no new MANIFEST is made", dir.path().display());
-        // A power cut may take back what the old one says last: what it says is needed no more stays.
+        // A power cut may take back what the old one says last: what it says is needed no more
+        // stays.
         return Ok(manifest);
     }
     begun?;
@@ -117,7 +118,8 @@ pub(crate) async fn take_over(
     Ok(manifest)
 }
 
-/// Keeps a needless file to be written again, or removes it. One that stays does no harm: the next opening tries again.
+/// Keeps a needless file to be written again, or removes it. One that stays does no harm: the next
+/// opening tries again.
 async fn discard(dir: &Dir, db: &Db, entry: &DirEntry) {
     let path = dir.path().join(&entry.name);
     if entry.is_dir {
@@ -148,8 +150,8 @@ fn is_full(begun: &Result<()>) -> bool {
     begun.as_ref().is_err_and(|error| error.kind() == Kind::Full)
 }
 
-/// Removes what no MANIFEST can name that a crash may bring back: temporary files, and tables that are newer
-/// than the last change.
+/// Removes what no MANIFEST can name that a crash may bring back: temporary files, and tables that
+/// are newer than the last change.
 async fn make_room(dir: &Dir, db: &Db, entries: &[DirEntry]) -> io::Result<()> {
     let state = &db.0.manifest;
     let tables = || state.column_families.values().flat_map(|family| family.files());

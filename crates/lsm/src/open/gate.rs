@@ -40,8 +40,8 @@ const NOTHING: [&str; 7] = [
 ];
 /// Names that an error shows.
 const NAMES_MAX: usize = 4;
-/// The first number that no file may have where new ones are to be made. RocksDB tells a log's records by
-/// the lower 32 bits of the log's number; a writer has this many numbers left at least.
+/// The first number that no file may have where new ones are to be made. RocksDB tells a log's
+/// records by the lower 32 bits of the log's number; a writer has this many numbers left at least.
 const NUMBERS_END: u64 = (1 << 32) - (1 << 24);
 /// The same of sequences, which have 56 bits.
 const SEQUENCES_END: u64 = (1 << 56) - (1 << 40);
@@ -206,8 +206,8 @@ impl Found<'_> {
         self.unreadable_blobs.first().map(|blob| format!("its values cannot be read: {blob}"))
     }
 
-    /// Numbers or sequences that there are too few of. New files get numbers after all that are there, and
-    /// nobody wrote so many files: a stray file or damage says so.
+    /// Numbers or sequences that there are too few of. New files get numbers after all that are
+    /// there, and nobody wrote so many files: a stray file or damage says so.
     fn used_up(&self) -> Option<String> {
         let is_last = |number: u64| number >= NUMBERS_END;
         let mut names = self.entries.iter().map(|entry| &entry.name);
@@ -367,8 +367,8 @@ mod tests {
         may(&["LOG"]).unwrap_err();
     }
 
-    /// A directory with one family, its OPTIONS file changed by `edit` (a line, or several), and logs
-    /// 4 to 9, of which those from 6 on count.
+    /// A directory with one family, its OPTIONS file changed by `edit` (a line, or several), and
+    /// logs 4 to 9, of which those from 6 on count.
     fn asked(version: &str, edit: &str, logs_at: LogsAt, consent: Consent) -> Result<Vec<String>> {
         let mut replay = rocksfmt::ManifestReplay::new();
         let edit_builder = rocksfmt::testing::EditBuilder::new;

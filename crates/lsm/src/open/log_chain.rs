@@ -1,12 +1,13 @@
 //! Whether each write-ahead log goes on where those before it ended.
 //!
-//! Sequences between two logs may be missing in a healthy directory: RocksDB writes without a log where it is told
-//! to, and a flush may leave nothing of the last ones. So a gap is refused only with a proof that a log lacks its
-//! end, or all it had:
-//! - it was cut, ends in zeros, or has no record at all. RocksDB begins no new log while the one before is empty,
-//!   and no opening leaves an empty one that still counts, but with `avoid_flush_during_recovery`;
-//! - a log of ours says with which sequence it begins ([`LogStart`](rocksfmt::LogStart), or the mark of its first
-//!   group): all before it are in tables or in older logs.
+//! Sequences between two logs may be missing in a healthy directory: RocksDB writes without a log
+//! where it is told to, and a flush may leave nothing of the last ones. So a gap is refused only
+//! with a proof that a log lacks its end, or all it had:
+//! - it was cut, ends in zeros, or has no record at all. RocksDB begins no new log while the one
+//!   before is empty, and no opening leaves an empty one that still counts, but with
+//!   `avoid_flush_during_recovery`;
+//! - a log of ours says with which sequence it begins ([`LogStart`](rocksfmt::LogStart), or the
+//!   mark of its first group): all before it are in tables or in older logs.
 //!
 //! Every other gap between logs is a warning.
 
@@ -109,7 +110,8 @@ impl LogChain {
         Ok(())
     }
 
-    /// A log ends: `cut` in the middle of a record, or after whole ones with `hollow` room behind them.
+    /// A log ends: `cut` in the middle of a record, or after whole ones with `hollow` room behind
+    /// them.
     pub fn ends(&mut self, log: u64, cut: Option<u64>, hollow: Option<u64>, had_batches: bool) {
         self.cut = match cut {
             Some(offset) => Some((log, offset)),

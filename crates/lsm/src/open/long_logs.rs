@@ -4,15 +4,15 @@
 //!    are found before anything is written.
 //! 2. [`to_tables`] replays them again. Each piece that memory may hold becomes a table of each
 //!    column family that it writes to.
-//! 3. Where a piece ends with a log, and the names of the tables are durable, one change of the MANIFEST
-//!    names them and says that the logs up to there are needed no more. Then these logs are removed: the
-//!    next piece finds their room.
+//! 3. Where a piece ends with a log, and the names of the tables are durable, one change of the
+//!    MANIFEST names them and says that the logs up to there are needed no more. Then these logs
+//!    are removed: the next piece finds their room.
 //!
-//! Where a piece finds no room on the disk, all that is kept to be written again is removed, and each log is a
-//! piece from there on.
+//! Where a piece finds no room on the disk, all that is kept to be written again is removed, and
+//! each log is a piece from there on.
 //!
-//! Nobody reads or writes yet. A crash leaves the logs that no change has covered, and perhaps tables that
-//! nobody names, which the next opening removes.
+//! Nobody reads or writes yet. A crash leaves the logs that no change has covered, and perhaps
+//! tables that nobody names, which the next opening removes.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -35,8 +35,8 @@ use crate::write::writer::{Generation, Inner};
 /// See the module text. Suspends for the disk.
 ///
 /// # Errors
-/// [`Kind::Full`] where a log's tables find no room: what was begun is removed then, and the logs that are
-/// in no table are as they were.
+/// [`Kind::Full`] where a log's tables find no room: what was begun is removed then, and the logs
+/// that are in no table are as they were.
 pub(crate) async fn to_tables(inner: &Inner, logs: &RecoveryPlan) -> Result<()> {
     let job = Job {
         core: inner.core.clone(),
@@ -159,8 +159,8 @@ impl Pieces<'_> {
         Ok(())
     }
 
-    /// Puts the tables in the place of the logs below `next_log`, which end with `last_sequence`; with them all
-    /// logs so far change the number of keys by `keys`.
+    /// Puts the tables in the place of the logs below `next_log`, which end with `last_sequence`;
+    /// with them all logs so far change the number of keys by `keys`.
     async fn install(&self, next_log: u64, last_sequence: u64, keys: Option<i64>) -> Result<()> {
         let inner = self.inner;
         inner.sync_names().await?;

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use rocksfmt::{FileName, OPTIONS_BYTES_MAX, OptionsFile};
 
-/// What a database reads beside its directory: files that symbolic links of its files lead to, and the directory
-/// of `wal_dir`, which is listed only. For whoever closes all other paths to a process before it opens the
-/// database. Does not suspend, and uses no core; what cannot be read is left out.
+/// What a database reads beside its directory: files that symbolic links of its files lead to, and
+/// the directory of `wal_dir`, which is listed only. For whoever closes all other paths to a
+/// process before it opens the database. Does not suspend, and uses no core; what cannot be read is
+/// left out.
 #[expect(clippy::disallowed_methods, reason = "for a process that has no core yet")]
 pub fn outside(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };

@@ -1,7 +1,7 @@
 //! Reading CURRENT, the MANIFEST and the logs of a directory. Nothing is written.
 //!
-//! A log that ends in a torn record ends there, as for RocksDB; one of ours may end in a torn group of
-//! records, of which those behind the first hole are not taken. Damage with valid newer records
+//! A log that ends in a torn record ends there, as for RocksDB; one of ours may end in a torn group
+//! of records, of which those behind the first hole are not taken. Damage with valid newer records
 //! behind it is not a torn tail: stock RocksDB would silently drop what follows; we refuse, name
 //! file and offset, and serve what lies before only when told to (`salvage`).
 
@@ -153,14 +153,15 @@ pub(crate) struct Border {
     pub next_log: u64,
     /// The last sequence before it.
     pub last_sequence: u64,
-    /// By how many all logs before it change the keys of the default column family, if that is known.
+    /// By how many all logs before it change the keys of the default column family, if that is
+    /// known.
     pub keys: Option<i64>,
 }
 
 /// Replays the logs that hold what is in no table. Whenever that is more than memory may hold
-/// (`recovered_bytes`), `piece` gets what was replayed since it came last, the oldest first; what is
-/// left in the end is returned. A log that has begun in a piece before ends a piece, too, and where the
-/// plan says so (`border_bytes`) others do.
+/// (`recovered_bytes`), `piece` gets what was replayed since it came last, the oldest first; what
+/// is left in the end is returned. A log that has begun in a piece before ends a piece, too, and
+/// where the plan says so (`border_bytes`) others do.
 pub(crate) async fn logs(
     core: &Core,
     dir: &Dir,
@@ -237,8 +238,8 @@ pub(crate) async fn logs(
     Ok(replayed)
 }
 
-/// Looks for transactions that were prepared and not ended in the logs that all families have flushed and that are
-/// kept for these. Says what is in the way, if something is.
+/// Looks for transactions that were prepared and not ended in the logs that all families have
+/// flushed and that are kept for these. Says what is in the way, if something is.
 pub(crate) async fn prepared(
     core: &Core,
     dir: &Dir,

@@ -1,22 +1,22 @@
 //! The writes of a column family that were found in the write-ahead log, sorted for reading.
 //!
-//! 1. [`RecoveredBuilder::apply`] takes the log's operations in any order of keys and copies key and value
-//!    behind one another into one arena.
-//! 2. [`RecoveredBuilder::freeze`] sorts an array of offsets, once, in short steps. From then on nothing changes, so any core
-//!    may read.
+//! 1. [`RecoveredBuilder::apply`] takes the log's operations in any order of keys and copies key
+//!    and value behind one another into one arena.
+//! 2. [`RecoveredBuilder::freeze`] sorts an array of offsets, once, in short steps. From then on
+//!    nothing changes, so any core may read.
 //! 3. [`Recovered::get`] and [`RecoveredCursor`] search the array. Neither allocates.
 //!
-//! Order: user keys by the comparator, versions of a key newest first, as in a table. Range tombstones are
-//! kept apart; whoever reads asks [`Recovered::tombstones`] as well.
+//! Order: user keys by the comparator, versions of a key newest first, as in a table. Range
+//! tombstones are kept apart; whoever reads asks [`Recovered::tombstones`] as well.
 //!
 //! ```text
 //! arena    varint32 user key length | varint32 value length | user key | fixed64 packed | value    per entry
 //! entries  u64 key prefix, u64 offset into the arena                                               sorted
 //! ```
 //!
-//! The prefix is the eight bytes behind what all keys have in common, as a number that sorts like the key.
-//! Comparing it settles nearly every comparison without touching the arena: that makes sorting a million
-//! entries a matter of a tenth of a second, and a lookup one or two cache misses.
+//! The prefix is the eight bytes behind what all keys have in common, as a number that sorts like
+//! the key. Comparing it settles nearly every comparison without touching the arena: that makes
+//! sorting a million entries a matter of a tenth of a second, and a lookup one or two cache misses.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -281,7 +281,8 @@ impl Recovered {
         &self.tombstones
     }
 
-    /// The newest entry of a user key visible at a sequence: sequence and type, and where its value is.
+    /// The newest entry of a user key visible at a sequence: sequence and type, and where its value
+    /// is.
     #[inline]
     pub fn get(&self, user_key: &[u8], sequence: u64) -> Option<(u64, Range<usize>)> {
         let at = self.lower_bound(user_key, pack(sequence, SEEK_TYPE));

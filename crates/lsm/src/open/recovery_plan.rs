@@ -2,9 +2,10 @@
 //!
 //! Rules, as RocksDB has them:
 //! - Every table the MANIFEST lists must be there, with the size it says.
-//! - Of the logs, those count that are not below both the smallest log number of a column family and the
-//!   smallest number to keep; in ascending order. The MANIFEST need not mention them.
-//! - An operation in log N counts for a column family whose log number is at most N. The others are in tables.
+//! - Of the logs, those count that are not below both the smallest log number of a column family
+//!   and the smallest number to keep; in ascending order. The MANIFEST need not mention them.
+//! - An operation in log N counts for a column family whose log number is at most N. The others are
+//!   in tables.
 
 use std::collections::BTreeMap;
 
@@ -35,12 +36,13 @@ pub(crate) struct PlannedLog {
 pub(crate) struct RecoveryPlan {
     /// Logs to be replayed, in order.
     pub logs: Vec<PlannedLog>,
-    /// Logs in which nothing is may stay and count: RocksDB has `avoid_flush_during_recovery` here.
+    /// Logs in which nothing is may stay and count: RocksDB has `avoid_flush_during_recovery`
+    /// here.
     pub empty_logs_may_count: bool,
     /// A log ends a piece of what is replayed where at least as many bytes are held then.
     pub border_bytes: Option<u64>,
-    /// Logs that all families have flushed, from the first on that is to be kept: RocksDB keeps them while a
-    /// transaction is prepared in them.
+    /// Logs that all families have flushed, from the first on that is to be kept: RocksDB keeps
+    /// them while a transaction is prepared in them.
     pub kept_logs: Vec<PlannedLog>,
     /// Names of the live tables by number: `.sst`, or `.ldb` from LevelDB.
     pub tables: BTreeMap<u64, String>,
@@ -53,8 +55,8 @@ pub(crate) struct RecoveryPlan {
 }
 
 impl RecoveryPlan {
-    /// Decides what to open and replay. `files` is the listing of the database's directory, and of its log
-    /// directory where that is another one.
+    /// Decides what to open and replay. `files` is the listing of the database's directory, and of
+    /// its log directory where that is another one.
     pub fn new(state: &ManifestState, files: &[Listed]) -> Result<RecoveryPlan> {
         let mut tables_there = BTreeMap::new();
         let mut blobs_there = BTreeMap::new();

@@ -1,19 +1,23 @@
 //! Replays write-ahead logs into memtables, and decides what the end of each log means.
 //!
-//! One log: [`WalReplay::begin`] gives the reader to feed with the file, [`WalReplay::record`] takes its records,
-//! [`WalReplay::scan`] says whether the rest of the file must be searched, and [`WalReplay::end`] judges.
+//! One log: [`WalReplay::begin`] gives the reader to feed with the file, [`WalReplay::record`]
+//! takes its records, [`WalReplay::scan`] says whether the rest of the file must be searched, and
+//! [`WalReplay::end`] judges.
 //!
 //! What must hold, or replay is refused with file and offset:
-//! - A log may be cut short or end in stale bytes, but nothing valid and newer may stand behind that.
-//! - Sequences never go back. They may jump (a writer may skip the log for some writes), but not over a zeroed
-//!   stretch. Whether a log goes on where the one before ended, `log_chain.rs` judges.
-//! - In a log of ours that marks its groups ([`GroupEnd`]) the last group may have holes anywhere: it was
-//!   written at once and never acknowledged. What stands in front of its first hole is taken, what stands
-//!   behind is not. A later group behind the hole makes it damage.
-//! - Batches are whole: a record whose checksum holds and whose batch does not parse is damage anywhere.
+//! - A log may be cut short or end in stale bytes, but nothing valid and newer may stand behind
+//!   that.
+//! - Sequences never go back. They may jump (a writer may skip the log for some writes), but not
+//!   over a zeroed stretch. Whether a log goes on where the one before ended, `log_chain.rs`
+//!   judges.
+//! - In a log of ours that marks its groups ([`GroupEnd`]) the last group may have holes anywhere:
+//!   it was written at once and never acknowledged. What stands in front of its first hole is
+//!   taken, what stands behind is not. A later group behind the hole makes it damage.
+//! - Batches are whole: a record whose checksum holds and whose batch does not parse is damage
+//!   anywhere.
 //!
-//! Operations for column families that are dropped, that have flushed this log, or that cannot be read anyway
-//! (an unknown comparator) are skipped, and still take their sequence.
+//! Operations for column families that are dropped, that have flushed this log, or that cannot be
+//! read anyway (an unknown comparator) are skipped, and still take their sequence.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,7 +47,8 @@ pub(crate) struct Replayed {
     /// What is written from now on must not be found together with these logs: something stands in
     /// them behind what was replayed, or they were cut and it does not go on where they end.
     pub leftovers: bool,
-    /// The column families that have writes in the logs and no memtable: their order of keys is unknown.
+    /// The column families that have writes in the logs and no memtable: their order of keys is
+    /// unknown.
     pub unread: BTreeSet<u32>,
     /// What is odd about the logs and does not prove a loss.
     pub warnings: Vec<String>,
@@ -134,7 +139,8 @@ impl WalReplay {
         self.memory
     }
 
-    /// By how many the batches so far change the keys of the default column family, if that is known.
+    /// By how many the batches so far change the keys of the default column family, if that is
+    /// known.
     pub fn keys(&self) -> Option<i64> {
         self.keys.filter(|_| !self.gap)
     }
@@ -255,8 +261,9 @@ impl WalReplay {
         Ok(())
     }
 
-    /// The end of a group or the start of a log, which also says where the sequences were then: perhaps further
-    /// than what is left of the log before, if that was never durable. They must not go back.
+    /// The end of a group or the start of a log, which also says where the sequences were then:
+    /// perhaps further than what is left of the log before, if that was never durable. They
+    /// must not go back.
     fn note(&mut self, batch: &WriteBatch<'_>) {
         let last = batch.sequence().saturating_sub(1);
         self.leftovers |= self.expected.is_some_and(|expected| batch.sequence() > expected);
@@ -333,7 +340,8 @@ impl WalReplay {
         Ok(Order::Next)
     }
 
-    /// The search to make in the rest of the file, from [`DamageScan::start`] on, before [`WalReplay::end`].
+    /// The search to make in the rest of the file, from [`DamageScan::start`] on, before
+    /// [`WalReplay::end`].
     pub fn scan(&self, reader: &LogReader) -> Option<DamageScan> {
         let offset = match reader.end()? {
             LogEnd::Clean | LogEnd::Unsupported { .. } => return None,
@@ -702,7 +710,8 @@ mod tests {
         assert_eq!((entries + len(&replayed, 0), replayed.last_sequence), (4899, 4999));
     }
 
-    /// A log of ours: its mark, and groups that are padded to 512 bytes. Returns where each begins, too.
+    /// A log of ours: its mark, and groups that are padded to 512 bytes. Returns where each begins,
+    /// too.
     fn grouped(number: u64, first: u64, groups: &[&[usize]]) -> (Vec<u8>, Vec<usize>) {
         let (mut bytes, mut starts) = (Vec::new(), Vec::new());
         let mut writer = LogWriter::new(Some(number), 0);
@@ -723,7 +732,8 @@ mod tests {
         (bytes, starts)
     }
 
-    /// Keeps any sectors of the last group, on zeros or on an old log, in every way for small groups.
+    /// Keeps any sectors of the last group, on zeros or on an old log, in every way for small
+    /// groups.
     #[test]
     fn a_torn_last_group_is_cut_at_its_first_hole_whatever_is_left_of_it() {
         let (old, _) = grouped(3, 1, &[&[3000, 700, 50_000, 100, 100, 900][..]; 4]);
@@ -854,7 +864,8 @@ mod tests {
         refused(&[(4, torn), (5, empty), (6, next)], Kind::Corruption, text);
     }
 
-    /// As where a log was lost, or its bytes never reached the disk. The MANIFEST knows sequences up to 100.
+    /// As where a log was lost, or its bytes never reached the disk. The MANIFEST knows sequences
+    /// up to 100.
     #[test]
     fn a_log_that_lost_its_beginning_hides_no_gap() {
         let old = log(101..110);
@@ -893,7 +904,8 @@ mod tests {
         refused(&[older, (5, log(105..110)[..9].to_vec()), newer], Kind::Corruption, text);
     }
 
-    /// RocksDB writes without a log where it is told to, and a flush may leave nothing of the last writes.
+    /// RocksDB writes without a log where it is told to, and a flush may leave nothing of the last
+    /// writes.
     #[test]
     fn a_gap_that_a_healthy_directory_may_have_is_a_warning() {
         assert_eq!(replay(&[(4, log(101..110)), (5, log(110..112))]).unwrap().warnings.len(), 0);

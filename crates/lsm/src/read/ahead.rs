@@ -55,7 +55,8 @@ enum Data {
 pub(crate) type Chunks = RefCell<VecDeque<Chunk>>;
 
 impl Chunk {
-    /// Gives up what was read. Returns the bytes of memory it took; those of a read under way come back when it ends.
+    /// Gives up what was read. Returns the bytes of memory it took; those of a read under way come
+    /// back when it ends.
     pub fn give_up(&mut self) -> usize {
         match mem::replace(&mut self.data, Data::Single) {
             Data::Cached(block) => block.footprint(),

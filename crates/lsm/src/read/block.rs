@@ -3,7 +3,8 @@
 use fs::Slice;
 use rocksfmt::{BlockLayout, FilterLayout, IndexFormat, IndexLayout};
 
-/// Largest block we unpack, in bytes: whatever a core's memory can hold at all, and so whatever can be written.
+/// Largest block we unpack, in bytes: whatever a core's memory can hold at all, and so whatever can
+/// be written.
 pub(crate) const BLOCK_BYTES_MAX: usize = reactor::BUF_MAX;
 
 /// How the bytes of a block are laid out.

@@ -2,7 +2,8 @@
 //! a scan passes through without pushing out what is read again), bounded in bytes.
 //!
 //! It belongs to one core: no lock, no line that another core writes. A block weighs what its
-//! buffer occupies, and [`ENTRY_BYTES`]. Without a budget there is no cache and every read goes to the device.
+//! buffer occupies, and [`ENTRY_BYTES`]. Without a budget there is no cache and every read goes to
+//! the device.
 
 use quick_cache::unsync::Cache;
 use quick_cache::{Lifecycle, Weighter};
@@ -103,7 +104,8 @@ impl BlockCache {
         self.budget
     }
 
-    /// Gives up to `bytes` back at once, because memory is needed elsewhere. Returns how many it gave.
+    /// Gives up to `bytes` back at once, because memory is needed elsewhere. Returns how many it
+    /// gave.
     pub fn shrink(&mut self, bytes: u64) -> u64 {
         let budget = self.budget;
         let Some(blocks) = &mut self.blocks else { return 0 };

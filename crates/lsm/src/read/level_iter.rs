@@ -137,7 +137,8 @@ impl LevelIter {
         }
     }
 
-    /// Gives up the block stood on. The key stays; before anything else, [`LevelIter::regain`] gets it again.
+    /// Gives up the block stood on. The key stays; before anything else, [`LevelIter::regain`] gets
+    /// it again.
     pub fn shed(&mut self) {
         self.block = None;
     }

@@ -201,8 +201,8 @@ impl<'a> Lookup<'a> {
         self.step(reader)
     }
 
-    /// Takes what the beginning of the data block that the last step asked for says. Whoever feeds it wants to know
-    /// only whether the key is there: a value that it finds is empty.
+    /// Takes what the beginning of the data block that the last step asked for says. Whoever feeds
+    /// it wants to know only whether the key is there: a value that it finds is empty.
     #[cold]
     fn feed_head(&mut self, reader: &At, head: HeadLookup) -> Result<Step> {
         let table = self.table()?;
@@ -485,8 +485,8 @@ pub(crate) async fn get(
     }
 }
 
-/// Whether a key is there, where its value does not fit into memory: its blob is not read, and of a data block that
-/// does not fit as little as tells. Needs one small buffer at a time.
+/// Whether a key is there, where its value does not fit into memory: its blob is not read, and of a
+/// data block that does not fit as little as tells. Needs one small buffer at a time.
 #[cold]
 pub(crate) async fn contains(reader: &At, family: CfId, key: &[u8], sequence: u64) -> Result<bool> {
     let inner = &*reader.inner;
@@ -642,8 +642,8 @@ async fn poll_last(waiting: &mut VecDeque<(usize, Fetch<'_>)>) {
 }
 
 /// The block that was asked for first. While it is not there all others are polled too: one of
-/// them may be a read that somebody else waits for (see [`crate::read::flight`]), perhaps the very one
-/// whose read the first block is, and two that wait for each other would never end.
+/// them may be a read that somebody else waits for (see [`crate::read::flight`]), perhaps the very
+/// one whose read the first block is, and two that wait for each other would never end.
 async fn next(waiting: &mut VecDeque<(usize, Fetch<'_>)>) -> Option<(usize, Result<Block>)> {
     std::future::poll_fn(|cx| {
         match waiting.front_mut() {

@@ -281,9 +281,9 @@ impl Reader {
 
     /// The sequence number to read at, and a view that has all that is visible at it.
     ///
-    /// The view has what was visible before it was taken; and of what a flush or a merge drops later,
-    /// because newer versions hide it, the view keeps what is visible now. So the two belong
-    /// together when no view was published between them.
+    /// The view has what was visible before it was taken; and of what a flush or a merge drops
+    /// later, because newer versions hide it, the view keeps what is visible now. So the two
+    /// belong together when no view was published between them.
     #[inline]
     pub(crate) fn now(&self, snapshot: Option<&Snapshot>) -> Result<(At, u64)> {
         loop {
@@ -354,8 +354,8 @@ impl Reader {
         }
     }
 
-    /// Which of many keys are there: as [`Reader::multi_get`], but a value need not fit into memory where it lies in a
-    /// blob file or in a block that is not compressed.
+    /// Which of many keys are there: as [`Reader::multi_get`], but a value need not fit into memory
+    /// where it lies in a blob file or in a block that is not compressed.
     pub async fn contains(&self, family: CfId, keys: &[&[u8]]) -> Vec<Result<bool>> {
         let (at, sequence) = match self.now(None) {
             Ok(now) => now,
@@ -376,7 +376,8 @@ impl Reader {
 }
 
 impl Spare for Inner {
-    /// The cache first, then what was read ahead: that may be needed soon, but whoever waits needs it now.
+    /// The cache first, then what was read ahead: that may be needed soon, but whoever waits needs
+    /// it now.
     fn give_up(&self, bytes: usize) -> usize {
         let mut given = self.cache.borrow_mut().shrink(bytes as u64) as usize;
         let read_ahead = self.read_ahead.borrow();
@@ -470,8 +471,8 @@ impl Inner {
         }
     }
 
-    /// What the beginning of a data block that is not compressed says about a key; `None` where it does not tell. All
-    /// of the block is read and checked, piece by piece.
+    /// What the beginning of a data block that is not compressed says about a key; `None` where it
+    /// does not tell. All of the block is read and checked, piece by piece.
     pub async fn peek(
         &self,
         view: &View,
@@ -573,8 +574,8 @@ impl Inner {
         }
     }
 
-    /// The same without suspending: the bytes that it needs when there is no memory now. The stored bytes are gone
-    /// then, so that nobody holds some and waits for more.
+    /// The same without suspending: the bytes that it needs when there is no memory now. The stored
+    /// bytes are gone then, so that nobody holds some and waits for more.
     pub fn unpack_now(
         &self,
         table: &Table,

@@ -1,13 +1,14 @@
 //! What nothing refers to any more in blob files, as RocksDB counts it.
 //!
-//! A merge meters the references that come in and those that go out, for each blob file: their number,
-//! and the bytes of their records. The difference is garbage, and goes into the MANIFEST's record that
-//! puts the new tables in the place of the old. RocksDB drops a blob file that is all garbage.
+//! A merge meters the references that come in and those that go out, for each blob file: their
+//! number, and the bytes of their records. The difference is garbage, and goes into the MANIFEST's
+//! record that puts the new tables in the place of the old. RocksDB drops a blob file that is all
+//! garbage.
 //!
-//! What must hold: the garbage of a file never exceeds what the file has, and is not all of it while a
-//! table is linked to the file. RocksDB 7.8 does not open such a database, and 9.8 opens it *empty* and
-//! deletes its files. So what is recorded is checked against the MANIFEST's own state, and too little
-//! is recorded rather than too much: then the file only lives longer.
+//! What must hold: the garbage of a file never exceeds what the file has, and is not all of it
+//! while a table is linked to the file. RocksDB 7.8 does not open such a database, and 9.8 opens it
+//! *empty* and deletes its files. So what is recorded is checked against the MANIFEST's own state,
+//! and too little is recorded rather than too much: then the file only lives longer.
 
 use std::collections::BTreeMap;
 
@@ -59,8 +60,8 @@ impl BlobMeter {
         balance.bytes = balance.bytes.saturating_add(bytes.saturating_mul(one));
     }
 
-    /// The garbage that a change of a column family makes, which takes away and adds tables as `edit`
-    /// says. `state` is what the MANIFEST leads to without it.
+    /// The garbage that a change of a column family makes, which takes away and adds tables as
+    /// `edit` says. `state` is what the MANIFEST leads to without it.
     pub fn garbage(&self, state: &ManifestReplay, edit: &VersionEdit) -> Vec<BlobGarbage> {
         if self.0.values().all(|balance| balance.count <= 0) {
             return Vec::new();

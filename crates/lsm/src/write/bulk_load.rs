@@ -2,8 +2,8 @@
 //!
 //! 1. The entries go to tables, one behind the other, of the size that merges give theirs.
 //! 2. The tables' names are made durable; then one record of the MANIFEST has them all. Before it
-//!    nobody sees any of them, behind it everybody sees all. A crash before it leaves files that
-//!    no record names, which go at the next opening.
+//!    nobody sees any of them, behind it everybody sees all. A crash before it leaves files that no
+//!    record names, which go at the next opening.
 //!
 //! The entries have the sequence number 0, as RocksDB gives it to what it ingests into the bottom
 //! level. So nothing may be there that a reader could take for older than they are: from the first

@@ -68,8 +68,8 @@ pub(crate) async fn run(inner: &Rc<Inner>, log: Option<WalWriter>) {
                     pending.done.set(Ok(sequence));
                 }
                 // Who has waited for this group may have more to write at once. If the next group,
-                // which costs a flush, did not wait for that, it would have half the writers, and all
-                // would wait for two groups.
+                // which costs a flush, did not wait for that, it would have half the writers, and
+                // all would wait for two groups.
                 if inner.options.durability == Durability::Power {
                     inner.core.yield_now().await;
                 }
@@ -346,7 +346,8 @@ impl Commit<'_> {
     }
 
     /// Removes all that column families have. From one change of the MANIFEST on they have no
-    /// tables, and their logs begin with a new one. One in which nothing is will do: it needs no room.
+    /// tables, and their logs begin with a new one. One in which nothing is will do: it needs no
+    /// room.
     async fn clear(&mut self, ids: &[u32]) -> Result<()> {
         let inner = self.inner;
         if self.live.values().any(|writer| !writer.memtable().is_empty()) {

@@ -1,19 +1,20 @@
 //! Merging level 0 into level 1, in the background.
 //!
 //! All files of level 0 and those of level 1 that overlap them become new files of level 1. Of a
-//! key's versions stay those that somebody may still see (`keep.rs`). Files that overlap nothing are not
-//! written again, they only change their level.
+//! key's versions stay those that somebody may still see (`keep.rs`). Files that overlap nothing
+//! are not written again, they only change their level.
 //!
 //! A file's range tombstones count within its bounds alone: they are cut to the bounds of the file
 //! they come from, and to those of the files that come out.
 //!
 //! Not merged, but left as they are: families that cannot be read, and damaged tables. A merge that
-//! meets damage in one of its inputs gives up, says so, and leaves that table alone from then on: the next
-//! one is planned around it (`merge_plan.rs`). Reads of it go on as before.
+//! meets damage in one of its inputs gives up, says so, and leaves that table alone from then on:
+//! the next one is planned around it (`merge_plan.rs`). Reads of it go on as before.
 //!
-//! No failure of a merge ends writing: what it has made is removed, and it is tried again later (`space.rs`).
-//! One that lacks memory is tried with fewer files; a file that finds no memory by itself, time after time, is
-//! left alone like a damaged one. Only a MANIFEST or a directory that cannot be written ends writing.
+//! No failure of a merge ends writing: what it has made is removed, and it is tried again later
+//! (`space.rs`). One that lacks memory is tried with fewer files; a file that finds no memory by
+//! itself, time after time, is left alone like a damaged one. Only a MANIFEST or a directory that
+//! cannot be written ends writing.
 
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::collections::BTreeSet;
@@ -43,13 +44,14 @@ use crate::write::writer::Inner;
 
 /// A merge may stand on blocks that take such a part of a core's memory.
 const MEMORY_SHARE: u64 = 2;
-/// A source that does not have the next entry gives up a block of so many bytes, when the blocks of all take more than
-/// that part. Such a block is mostly one value, so it is seldom read more than twice.
+/// A source that does not have the next entry gives up a block of so many bytes, when the blocks of
+/// all take more than that part. Such a block is mostly one value, so it is seldom read more than
+/// twice.
 const LARGE_BLOCK: usize = 64 << 10;
 /// What part of a core's memory a merge reads ahead, in all.
 const READ_AHEAD_SHARE: usize = 8;
-/// Attempts of a merge of as few files as there can be, before one that finds no memory is left alone; and once
-/// another one was.
+/// Attempts of a merge of as few files as there can be, before one that finds no memory is left
+/// alone; and once another one was.
 const MEMORY_TRIES: u32 = 8;
 const MEMORY_TRIES_LATER: u32 = 2;
 
@@ -166,8 +168,8 @@ enum Merged {
     Unread(u32, Error),
 }
 
-/// A merge of `inputs` found no memory to read a table, or for what it makes. The next one takes fewer files;
-/// where there are no fewer, the table is left alone in the end.
+/// A merge of `inputs` found no memory to read a table, or for what it makes. The next one takes
+/// fewer files; where there are no fewer, the table is left alone in the end.
 fn found_no_memory(
     inner: &Inner,
     version: &Version,

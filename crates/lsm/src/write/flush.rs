@@ -1,8 +1,8 @@
 //! Writing memtables to tables of level 0, one generation after the other, in the background.
 //!
 //! The order makes every crash harmless: tables, their names, then the MANIFEST's records that
-//! have both the tables and the log numbers, all families at once; only then do readers change over,
-//! and only then do logs go. A table that no record names is removed at the next opening.
+//! have both the tables and the log numbers, all families at once; only then do readers change
+//! over, and only then do logs go. A table that no record names is removed at the next opening.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use crate::write::space::Task;
 use crate::write::table_writer::TableWriter;
 use crate::write::writer::{Generation, Inner};
 
-/// How long the first generation, which was recovered, may still take when writing has ended, in nanoseconds. Without it
-/// whoever opens, writes little and closes would leave ever more logs.
+/// How long the first generation, which was recovered, may still take when writing has ended, in
+/// nanoseconds. Without it whoever opens, writes little and closes would leave ever more logs.
 const FIRST_GRACE_NS: u64 = 3_000_000_000;
 
 /// Turns generations into tables until writing ends.
@@ -96,8 +96,9 @@ enum Outcome {
     GivenUp,
 }
 
-/// Writes the tables of all families, and then one change of the MANIFEST. Where one's cannot be written,
-/// the change is about those before it. An error ends all writing, unless it is a full disk or a lack of memory.
+/// Writes the tables of all families, and then one change of the MANIFEST. Where one's cannot be
+/// written, the change is about those before it. An error ends all writing, unless it is a full
+/// disk or a lack of memory.
 async fn generation_to_tables(
     inner: &Inner,
     generation: &Generation,
@@ -153,8 +154,8 @@ fn has_entries(mem: &Mem) -> bool {
     mem.len() > 0 || mem.tombstones().is_some()
 }
 
-/// Puts the tables in the place of the memtables. `last`: afterwards no family needs the generation's
-/// logs. A family that had nothing needs no record: what it has is not in these logs.
+/// Puts the tables in the place of the memtables. `last`: afterwards no family needs the
+/// generation's logs. A family that had nothing needs no record: what it has is not in these logs.
 pub(crate) async fn install(
     inner: &Inner,
     generation: &Generation,

@@ -1,7 +1,7 @@
 //! Memory for what must be written: the log and the MANIFEST.
 //!
-//! A failed write of either ends all writing, and a lack of memory is no such failure: whoever holds it gives it back
-//! in the end, because everybody else gives up waiting at some time.
+//! A failed write of either ends all writing, and a lack of memory is no such failure: whoever
+//! holds it gives it back in the end, because everybody else gives up waiting at some time.
 
 use std::io;
 

@@ -62,8 +62,8 @@ const LOOK_NS: u64 = 20_000_000;
 
 /// Runs a job on its core and waits for its end. The tables of one that fails are removed.
 ///
-/// `None`: it was given up, because writing has ended `grace_ns` ago. What a job waits for then, a device or memory
-/// that others hold, does not keep the database open.
+/// `None`: it was given up, because writing has ended `grace_ns` ago. What a job waits for then, a
+/// device or memory that others hold, does not keep the database open.
 pub(crate) async fn run<R: Send + 'static, Fut: Future<Output = Result<R>> + 'static>(
     inner: &Inner,
     place: Place,

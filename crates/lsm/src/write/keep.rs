@@ -1,14 +1,15 @@
 //! Which versions of a key a flush or a merge writes. Pure; both ask it version by version.
 //!
-//! Versions come newest first. What is newer than the oldest snapshot always stays. Of what everybody
-//! sees, a version goes when
+//! Versions come newest first. What is newer than the oldest snapshot always stays. Of what
+//! everybody sees, a version goes when
 //!
 //! - a range tombstone that everybody sees covers it,
 //! - a newer version that everybody sees hides it, or
-//! - it is a tombstone and nothing older lies outside of what is written; older versions go with it.
+//! - it is a tombstone and nothing older lies outside of what is written; older versions go with
+//!   it.
 //!
-//! A SingleDelete neither hides nor is hidden: RocksDB lets it vanish together with the one version below
-//! it. Without it that version would be visible again once a later SingleDelete has taken the
+//! A SingleDelete neither hides nor is hidden: RocksDB lets it vanish together with the one version
+//! below it. Without it that version would be visible again once a later SingleDelete has taken the
 //! newer one; without that version it would take another one, or meet a Delete, which RocksDB calls
 //! corruption. So both stay, until nothing lies below.
 
@@ -43,8 +44,8 @@ impl Keep {
         Keep { oldest, covered: 0, nothing_below: false, met: Met::Nothing }
     }
 
-    /// Begins a key. `covered` is the newest sequence at which a range tombstone that everybody sees covers it;
-    /// `nothing_below`: all older versions that exist will be asked about.
+    /// Begins a key. `covered` is the newest sequence at which a range tombstone that everybody
+    /// sees covers it; `nothing_below`: all older versions that exist will be asked about.
     pub fn begin_key(&mut self, covered: u64, nothing_below: bool) {
         (self.covered, self.nothing_below, self.met) = (covered, nothing_below, Met::Nothing);
     }

@@ -5,21 +5,21 @@
 //! One change is one record for each column family that it is about. Several records are an atomic
 //! group: readers take all of them or none. They are written together:
 //!
-//! 1. A record does not cross the log's 32 KiB blocks; the last one in a block, and the last of all,
-//!    is lengthened (`rocksfmt` adds a field that says nothing), so that the log ends where a sector
-//!    does.
+//! 1. A record does not cross the log's 32 KiB blocks; the last one in a block, and the last of
+//!    all, is lengthened (`rocksfmt` adds a field that says nothing), so that the log ends where a
+//!    sector does.
 //! 2. What goes into one block is written and flushed without its first sector, then that sector is
-//!    written and flushed; then comes the next block. A disk writes sectors, each as a whole, in any
-//!    order. While the first one is missing there are zeros in its place: readers take them for the
-//!    end of the block, and all later blocks are empty. RocksDB does not open a MANIFEST with a
+//!    written and flushed; then comes the next block. A disk writes sectors, each as a whole, in
+//!    any order. While the first one is missing there are zeros in its place: readers take them for
+//!    the end of the block, and all later blocks are empty. RocksDB does not open a MANIFEST with a
 //!    record whose header is there and whose checksum does not hold.
-//! 3. A record that is longer than a block (a merge, or a clearing, of some hundred tables) cannot be
-//!    written so. It goes to the end of a new MANIFEST.
+//! 3. A record that is longer than a block (a merge, or a clearing, of some hundred tables) cannot
+//!    be written so. It goes to the end of a new MANIFEST.
 //!
-//! A new MANIFEST is durable, name and all, before CURRENT is replaced by renaming; so a crash leaves
-//! the old one or the new one, and the other is removed. A full disk leaves things as they were: a
-//! record has its room before it is written, and a new MANIFEST that does not fit is given up. One that
-//! an opening finds no room for is begun with the first change.
+//! A new MANIFEST is durable, name and all, before CURRENT is replaced by renaming; so a crash
+//! leaves the old one or the new one, and the other is removed. A full disk leaves things as they
+//! were: a record has its room before it is written, and a new MANIFEST that does not fit is given
+//! up. One that an opening finds no room for is begun with the first change.
 
 use fs::{Dir, File, Mode};
 use reactor::Core;
@@ -67,8 +67,8 @@ pub(crate) struct ManifestWriter {
 }
 
 impl ManifestWriter {
-    /// For changes of what the current MANIFEST says: `number` is its number, and `state` all that it says.
-    /// They go to a new one, which is replaced when it is longer than `bytes_max`.
+    /// For changes of what the current MANIFEST says: `number` is its number, and `state` all that
+    /// it says. They go to a new one, which is replaced when it is longer than `bytes_max`.
     pub fn new(
         core: &Core,
         dir: &Dir,
@@ -115,8 +115,8 @@ impl ManifestWriter {
         std::mem::take(&mut self.replaced)
     }
 
-    /// Adds a change, one record for each column family, all or none, and makes it durable; suspends
-    /// for the disk. The next file's number and the last sequence are added here.
+    /// Adds a change, one record for each column family, all or none, and makes it durable;
+    /// suspends for the disk. The next file's number and the last sequence are added here.
     ///
     /// # Errors
     /// The device's; after one, every later call fails. Only [`Kind::Full`] changes nothing.
@@ -267,8 +267,9 @@ impl ManifestWriter {
     }
 }
 
-/// The records of a change, where `last_sequence` is the MANIFEST's so far: the largest that no log holds which counts.
-/// It does not become larger but with these logs, or recovery could not tell that one of them is missing.
+/// The records of a change, where `last_sequence` is the MANIFEST's so far: the largest that no log
+/// holds which counts. It does not become larger but with these logs, or recovery could not tell
+/// that one of them is missing.
 fn encode(db: &Db, last_sequence: u64, edits: &mut [VersionEdit]) -> Vec<Vec<u8>> {
     let add = |edit: &mut VersionEdit| {
         edit.next_file_number = Some(db.next_file());
@@ -278,8 +279,8 @@ fn encode(db: &Db, last_sequence: u64, edits: &mut [VersionEdit]) -> Vec<Vec<u8>
     edits.iter_mut().map(add).collect()
 }
 
-/// Writes a MANIFEST that nobody reads yet: what leads to `state`, and `records`. It is durable, its
-/// name too.
+/// Writes a MANIFEST that nobody reads yet: what leads to `state`, and `records`. It is durable,
+/// its name too.
 async fn write_new(
     core: &Core,
     dir: &Dir,
@@ -333,8 +334,8 @@ async fn write(file: &File, start: u64, bytes: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The length that a record of `len` bytes is lengthened to, so that with its header it reaches as far as the end of
-/// the first sector, of which `first` bytes are left, or of a later one.
+/// The length that a record of `len` bytes is lengthened to, so that with its header it reaches as
+/// far as the end of the first sector, of which `first` bytes are left, or of a later one.
 fn filled(len: usize, first: usize) -> usize {
     let mut end = first;
     while end < HEADER + len || (1..FILLER_MIN).contains(&(end - HEADER - len)) {
@@ -343,8 +344,8 @@ fn filled(len: usize, first: usize) -> usize {
     end - HEADER
 }
 
-/// Lays out records, none of them longer than a block, behind a log that ends with a sector. Returns
-/// what goes into each block, and the log behind it, which ends with a sector, too.
+/// Lays out records, none of them longer than a block, behind a log that ends with a sector.
+/// Returns what goes into each block, and the log behind it, which ends with a sector, too.
 fn pack(mut log: LogWriter, records: &[Vec<u8>]) -> (Vec<Vec<u8>>, LogWriter) {
     let left = |log: &LogWriter| LOG_BLOCK_BYTES - log.position() as usize % LOG_BLOCK_BYTES;
     let (mut parts, mut bytes) = (Vec::new(), Vec::new());

@@ -2,14 +2,14 @@
 //!
 //! Normally that is all of level 0, and the tables of level 1 that overlap it.
 //!
-//! A table that cannot be read is left alone, in level 0 or 1, and so is what must not change its place relative
-//! to it:
+//! A table that cannot be read is left alone, in level 0 or 1, and so is what must not change its
+//! place relative to it:
 //!
-//! - Nothing moves past an older table of level 0 that stays. So the files between two that are left alone
-//!   are merged among themselves (a run).
-//! - What overlaps a table that stays, an older one of level 0 or one of level 1, cannot go to level 1. It
-//!   becomes one table of level 0 in the place of the run ([`Plan::stays`]); the rest goes to
-//!   level 1 as usual. So level 0 stays short, however much is written.
+//! - Nothing moves past an older table of level 0 that stays. So the files between two that are
+//!   left alone are merged among themselves (a run).
+//! - What overlaps a table that stays, an older one of level 0 or one of level 1, cannot go to
+//!   level 1. It becomes one table of level 0 in the place of the run ([`Plan::stays`]); the rest
+//!   goes to level 1 as usual. So level 0 stays short, however much is written.
 
 use std::ops::Range;
 
@@ -23,7 +23,8 @@ mod tests;
 
 /// Files of level 0 that are merged.
 const LEVEL0_FILES: usize = 4;
-/// Files of level 0 that are merged though level 1, or what stays, is so much larger that little comes of it.
+/// Files of level 0 that are merged though level 1, or what stays, is so much larger that little
+/// comes of it.
 const LEVEL0_FILES_MANY: usize = 12;
 /// How much larger.
 const MUCH_LARGER: u64 = 4;
@@ -51,7 +52,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The fewest files of level 0 that a merge like this may take: one that stays may become the same file.
+    /// The fewest files of level 0 that a merge like this may take: one that stays may become the
+    /// same file.
     pub fn least_files(&self) -> usize {
         least_files(&self.stays)
     }
@@ -69,7 +71,8 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// The oldest files that may be merged together, at least so many. Newest first, as they are given.
+    /// The oldest files that may be merged together, at least so many. Newest first, as they are
+    /// given.
     fn fitting<'a>(
         &self,
         version: &Version,
@@ -94,7 +97,8 @@ impl Memory {
     }
 }
 
-/// What is to be merged of a family, if anything is. `left_alone` says of a slot whether it is not to be touched.
+/// What is to be merged of a family, if anything is. `left_alone` says of a slot whether it is not
+/// to be touched.
 pub(crate) fn plan(
     version: &Version,
     family: &Family,
@@ -153,8 +157,8 @@ impl Planner<'_> {
         runs.into_iter()
     }
 
-    /// A run without its oldest files where these are much larger than the rest: what stays in level 0 is not
-    /// written again with every few files that come.
+    /// A run without its oldest files where these are much larger than the rest: what stays in
+    /// level 0 is not written again with every few files that come.
     fn worthwhile(&self, mut run: Range<usize>) -> Range<usize> {
         if self.zones(&run).is_empty() {
             return run;
@@ -219,15 +223,16 @@ impl Planner<'_> {
         Some((smallest.min_by(order)?, largest.max_by(order)?))
     }
 
-    /// Whether level 1's table at this place begins with versions of the key that the one before ends with.
+    /// Whether level 1's table at this place begins with versions of the key that the one before
+    /// ends with.
     fn split_before(&self, level1: &[u32], at: usize) -> bool {
         let (left, right) = (self.meta(level1[at - 1]), self.meta(level1[at]));
         let (largest, smallest) = (user_key(&left.largest), user_key(&right.smallest));
         !ends_before(left) && self.order().cmp_user(largest, smallest).is_ge()
     }
 
-    /// Extends a stretch of level 1 to both sides until no user key has versions inside and outside of it: RocksDB
-    /// splits the versions of a key over tables.
+    /// Extends a stretch of level 1 to both sides until no user key has versions inside and outside
+    /// of it: RocksDB splits the versions of a key over tables.
     fn whole_keys(&self, level1: &[u32], mut range: Range<usize>) -> Range<usize> {
         if mutant("neighbours_stay_behind") {
             return range;

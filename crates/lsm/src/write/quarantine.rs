@@ -1,7 +1,7 @@
 //! Tables that merges leave alone, because they cannot be read, or not with this little memory.
 //!
-//! Known from the opening on, or found by a merge. Nothing of it is on the disk: a table that is damaged is
-//! found again after the next opening.
+//! Known from the opening on, or found by a merge. Nothing of it is on the disk: a table that is
+//! damaged is found again after the next opening.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;

@@ -1,13 +1,14 @@
 //! A full disk, and tables that cannot be written: who waits, and what is said about it.
 //!
-//! Whoever finds no room for new bytes (a flush, a merge, a log that has to begin or to grow) takes back what it
-//! has begun and tries again later: after a while, and when a file has gone. Nothing that was acknowledged is at
-//! stake. As long as writes cannot be taken they are refused, together with all that were handed over behind them;
-//! and no other is taken until everybody whose write was refused has been told. So what is written never stands on
-//! something that was refused.
+//! Whoever finds no room for new bytes (a flush, a merge, a log that has to begin or to grow) takes
+//! back what it has begun and tries again later: after a while, and when a file has gone. Nothing
+//! that was acknowledged is at stake. As long as writes cannot be taken they are refused, together
+//! with all that were handed over behind them; and no other is taken until everybody whose write
+//! was refused has been told. So what is written never stands on something that was refused.
 //!
-//! A flush or a merge that fails for another reason (its table cannot be created, written, flushed or read) does
-//! the same, with longer and longer pauses: no record names its tables, and what they were made of is still there.
+//! A flush or a merge that fails for another reason (its table cannot be created, written, flushed
+//! or read) does the same, with longer and longer pauses: no record names its tables, and what they
+//! were made of is still there.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -151,8 +152,8 @@ impl Inner {
         }
     }
 
-    /// A flush or a merge that began at `since_ns` has failed, and nothing of it is left: says so, and waits until
-    /// it may be tried again or the database is closed.
+    /// A flush or a merge that began at `since_ns` has failed, and nothing of it is left: says so,
+    /// and waits until it may be tried again or the database is closed.
     pub async fn try_later(&self, task: Task, error: &Error, since_ns: u64) {
         if error.kind() == Kind::Full {
             self.is_full(task, error);

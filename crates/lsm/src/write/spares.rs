@@ -100,7 +100,8 @@ impl Spares {
         taken
     }
 
-    /// Takes one that is beyond `limit` bytes of them, to be removed: any where none may be, also an empty one.
+    /// Takes one that is beyond `limit` bytes of them, to be removed: any where none may be, also
+    /// an empty one.
     pub fn take_beyond(&self, limit: u64) -> Option<String> {
         if limit > 0 && self.have_room(0, limit) {
             return None;

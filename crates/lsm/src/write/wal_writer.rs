@@ -1,24 +1,24 @@
 //! Writing the write-ahead log: whole groups of batches, at most one of them not yet durable.
 //!
 //! - `process`: a group is one buffered write. It survives the end of the process.
-//! - `power`: a group is padded to the device's block, written directly and flushed. It survives
-//!   a power cut.
+//! - `power`: a group is padded to the device's block, written directly and flushed. It survives a
+//!   power cut.
 //!
-//! The file has its room on the disk from the start, and gets more before it needs it: so a write does not find
-//! the disk full, and at `power` a flush need not wait for more than the blocks.
+//! The file has its room on the disk from the start, and gets more before it needs it: so a write
+//! does not find the disk full, and at `power` a flush need not wait for more than the blocks.
 //!
 //! At `power` every group ends in a record that says where it began, also the empty one with which
 //! a log begins: recovery must know which holes a power cut can have torn (`rocksfmt`'s
 //! `group_end.rs`).
 //!
-//! At both levels the first record says with which sequence the log begins: recovery notices a log that is missing in
-//! front of it, or lacks its end (`log_chain.rs`).
+//! At both levels the first record says with which sequence the log begins: recovery notices a log
+//! that is missing in front of it, or lacks its end (`log_chain.rs`).
 //!
-//! A log that is needed no more is kept as `NNNNNN.dbtmp`, gets a new name and is written again from its
-//! start. Every record has its log's number, so what is left of the old one behind its end is not taken
-//! for its own. So no blocks are given back and taken again, and at `power` a flush has no block to enter
-//! into the file system's books. Two of RocksDB's `wal_recovery_mode`s take the old records for damage:
-//! there the kept log is emptied first.
+//! A log that is needed no more is kept as `NNNNNN.dbtmp`, gets a new name and is written again
+//! from its start. Every record has its log's number, so what is left of the old one behind its end
+//! is not taken for its own. So no blocks are given back and taken again, and at `power` a flush
+//! has no block to enter into the file system's books. Two of RocksDB's `wal_recovery_mode`s take
+//! the old records for damage: there the kept log is emptied first.
 //!
 //! A group that failed is not written again: nobody knows what of it is there.
 
@@ -68,8 +68,8 @@ pub(crate) struct WalWriter {
 }
 
 impl WalWriter {
-    /// Makes a log, of a spare one where there is one; its name is durable when this is done. Suspends for the
-    /// disk.
+    /// Makes a log, of a spare one where there is one; its name is durable when this is done.
+    /// Suspends for the disk.
     ///
     /// # Errors
     /// The device's.
@@ -123,8 +123,8 @@ impl WalWriter {
         Ok(writer)
     }
 
-    /// An old log under its new name; emptied first where it gets new room. `None` where somebody else has
-    /// the file, a reader or a checkpoint of hard links: then its old name goes.
+    /// An old log under its new name; emptied first where it gets new room. `None` where somebody
+    /// else has the file, a reader or a checkpoint of hard links: then its old name goes.
     async fn reopen(
         core: &Core,
         dir: &Dir,

@@ -6,8 +6,8 @@
 //! 2. Then the group goes into the memtables, its last sequence is published, and every batch of it
 //!    is acknowledged: readers on all cores see whole batches, in order.
 //! 3. When the memtables have grown to their limit, new ones and a new log take their place, and
-//!    the flush task (`flush.rs`) writes the old ones to tables of level 0. When two generations
-//!    of memtables wait for that, so do writes.
+//!    the flush task (`flush.rs`) writes the old ones to tables of level 0. When two generations of
+//!    memtables wait for that, so do writes.
 //!
 //! What must hold: a batch is acknowledged after its group is in the log as promised; the MANIFEST
 //! is durable before a log that it makes needless is removed; a failed write to log or MANIFEST
@@ -387,8 +387,8 @@ async fn sync_logs(core: &Core, dir: &Dir, logs: &[u64]) -> Result<()> {
     Ok(())
 }
 
-/// Whether a log has records that say which log they belong to, so that they are not taken for those
-/// of a log that is written over it. Suspends for the disk.
+/// Whether a log has records that say which log they belong to, so that they are not taken for
+/// those of a log that is written over it. Suspends for the disk.
 pub(crate) async fn may_be_written_over(
     core: &Core,
     dir: &Dir,
@@ -442,17 +442,17 @@ impl Inner {
     }
 
     /// Removes files that are needed no more: MANIFESTs that CURRENT does not name, blob files that
-    /// the MANIFEST does not keep, tables that it has never named. Whoever reads them still has them
-    /// open.
+    /// the MANIFEST does not keep, tables that it has never named. Whoever reads them still has
+    /// them open.
     pub fn remove_files(&self, files: Vec<FileName>) {
         let doomed = |file| Doomed { file, keep_bytes: None };
         self.doomed.borrow_mut().extend(files.into_iter().map(doomed));
         self.moved.ring();
     }
     /// Makes spares of files, or removes them, one after the other until writing ends. A device may
-    /// stand still while it is told of the blocks that are free (50 ms for 64 MiB were measured), so
-    /// it gets time for other things in between, unless there is much to remove. What is left
-    /// lying, in a crash or after an error, the next opening takes care of.
+    /// stand still while it is told of the blocks that are free (50 ms for 64 MiB were measured),
+    /// so it gets time for other things in between, unless there is much to remove. What is
+    /// left lying, in a crash or after an error, the next opening takes care of.
     async fn remove_doomed(&self) {
         let spares = &self.db.0.spares;
         loop {
@@ -505,8 +505,8 @@ impl Inner {
     /// Keeps a few of the logs that the MANIFEST has made needless, to be written again, and
     /// removes the others. What cannot be removed, the next opening removes.
     ///
-    /// A kept one is a log no more: who repairs the directory takes all logs for writes that are in no
-    /// table, and RocksDB's repair then finds each of them twice and drops the tables.
+    /// A kept one is a log no more: who repairs the directory takes all logs for writes that are in
+    /// no table, and RocksDB's repair then finds each of them twice and drops the tables.
     pub async fn log_is_old(&self, generation: &Generation) {
         let others = match generation.log_number {
             Some(number) if self.spare_logs.borrow().len() < SPARE_LOGS => {
@@ -549,8 +549,8 @@ impl Inner {
         }
     }
 
-    /// Keeps a few of the logs below a number, which nobody needs, and of those that were kept before.
-    /// Returns the others.
+    /// Keeps a few of the logs below a number, which nobody needs, and of those that were kept
+    /// before. Returns the others.
     async fn keep_logs(&self, below: u64) -> Vec<FileName> {
         // One of these may get another name while the rest is looked at.
         let kept = self.spare_logs.borrow().clone();
@@ -588,8 +588,8 @@ impl Inner {
         others
     }
 
-    /// The first log after an opening. One that an earlier process kept for clearings is left for them, if the disk has
-    /// room for another one.
+    /// The first log after an opening. One that an earlier process kept for clearings is left for
+    /// them, if the disk has room for another one.
     pub async fn first_log(&self) -> Result<WalWriter> {
         match commit::new_log(self, 1).await {
             Err(error) if error.kind() == Kind::Full => commit::new_log(self, 0).await,
@@ -820,10 +820,10 @@ impl Writer {
     ///
     /// # Errors
     /// [`Kind::UnknownColumnFamily`], [`Kind::Unsupported`] for range deletions, [`Kind::Memory`]
-    /// for a batch of more than 256 MiB, [`Kind::Full`] when there is no room for it on the disk: then
-    /// it is not written, nor is any that was handed over behind it before everybody who was refused
-    /// has been told; and [`Kind::Io`] when the log cannot be written: then it is not known whether
-    /// the batch will be there after the next opening.
+    /// for a batch of more than 256 MiB, [`Kind::Full`] when there is no room for it on the disk:
+    /// then it is not written, nor is any that was handed over behind it before everybody who
+    /// was refused has been told; and [`Kind::Io`] when the log cannot be written: then it is
+    /// not known whether the batch will be there after the next opening.
     pub async fn write(&self, batch: BatchWriter) -> Result<u64> {
         self.submit(batch, None)?.await
     }
@@ -883,8 +883,8 @@ impl Writer {
         Ok(Written(done))
     }
 
-    /// Whether no memtable waits to be flushed and no merge is due or under way: all background work
-    /// that was caused by the writes so far is done.
+    /// Whether no memtable waits to be flushed and no merge is due or under way: all background
+    /// work that was caused by the writes so far is done.
     pub fn is_at_rest(&self) -> bool {
         let inner = &self.0;
         inner.waiting.borrow().is_empty()
@@ -953,9 +953,10 @@ impl Writer {
         self.write(batch).await
     }
 
-    /// Ends writing: what was handed over before is still written. Suspends until that is done and no table is being
-    /// written. Merges and flushes under way are given up: what is in memtables stays in the log. What was recovered
-    /// from older logs is given three seconds to become tables.
+    /// Ends writing: what was handed over before is still written. Suspends until that is done and
+    /// no table is being written. Merges and flushes under way are given up: what is in
+    /// memtables stays in the log. What was recovered from older logs is given three seconds to
+    /// become tables.
     ///
     /// # Errors
     /// What ended the writing earlier, if something did.

@@ -1,5 +1,5 @@
-//! What the engine's tests share: a directory, a core to run on, random writes with their model, and RocksDB's own
-//! tool.
+//! What the engine's tests share: a directory, a core to run on, random writes with their model,
+//! and RocksDB's own tool.
 #![allow(dead_code, reason = "each suite uses its part")]
 #![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
 

@@ -51,8 +51,8 @@ pub(crate) enum Absent {
     Follows,
     /// The node before has ended without handing it over.
     Lost,
-    /// It was detached, and something of it is still under way: at its device, if it is given, or in
-    /// the node before. Until that has ended nobody has its name, its socket or its image.
+    /// It was detached, and something of it is still under way: at its device, if it is given, or
+    /// in the node before. Until that has ended nobody has its name, its socket or its image.
     Leaves(Option<Rc<Target>>),
 }
 
@@ -134,8 +134,8 @@ impl Disks {
     /// attached earlier and cannot be opened any more is left out, and said.
     ///
     /// # Errors
-    /// When a device cannot be opened, or somebody listens on a socket already. Where there is a node
-    /// before (`following`) that is said, too: the others are at work already.
+    /// When a device cannot be opened, or somebody listens on a socket already. Where there is a
+    /// node before (`following`) that is said, too: the others are at work already.
     pub async fn start(
         core: &Core,
         outside: Outside,
@@ -309,8 +309,8 @@ impl Disks {
         self.all.borrow_mut().retain(|disk| disk.spec.name != name || !leaves(disk));
     }
 
-    /// Ends a disk that was detached. A device that takes longer than [`STOP_NS`] is left to itself;
-    /// the disk has gone when nothing is under way there any more.
+    /// Ends a disk that was detached. A device that takes longer than [`STOP_NS`] is left to
+    /// itself; the disk has gone when nothing is under way there any more.
     fn end(self: &Rc<Self>, core: &Core, name: &str, serving: Serving) {
         let Serving { target, mut serving } = serving;
         self.with(name, |disk| disk.serving = Err(Absent::Leaves(Some(target.clone()))));
@@ -421,8 +421,8 @@ impl Disks {
         self.changing.set(false);
     }
 
-    /// They are somebody else's from now on, with the names of their sockets; those that have yet to
-    /// be handed over when `following` has ended.
+    /// They are somebody else's from now on, with the names of their sockets; those that have yet
+    /// to be handed over when `following` has ended.
     pub fn leave(&self, following: JoinHandle<()>) {
         self.following.replace(Some(following));
         if let Some(outside) = &self.outside {
@@ -475,7 +475,8 @@ impl Disks {
         }
     }
 
-    /// Adds a disk, and remembers it if there is a state directory. Gives whether it does. Suspends.
+    /// Adds a disk, and remembers it if there is a state directory. Gives whether it does.
+    /// Suspends.
     ///
     /// # Errors
     /// When there is one of that name or socket, or it cannot be served or remembered.
@@ -513,7 +514,8 @@ impl Disks {
         Ok(outside.remembers())
     }
 
-    /// No disk may be added that has the name or the socket of one that was detached and has not gone.
+    /// No disk may be added that has the name or the socket of one that was detached and has not
+    /// gone.
     fn check_free(&self, spec: &DiskSpec) -> Result<(), Error> {
         let all = self.all.borrow();
         let leaves = |disk: &&Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
@@ -528,9 +530,9 @@ impl Disks {
         }
     }
 
-    /// Takes a disk away and forgets it. Suspends until nothing uses its device any more, but not for
-    /// longer than [`STOP_NS`]: what is under way then is left to itself. Other changes may be made
-    /// meanwhile.
+    /// Takes a disk away and forgets it. Suspends until nothing uses its device any more, but not
+    /// for longer than [`STOP_NS`]: what is under way then is left to itself. Other changes may
+    /// be made meanwhile.
     ///
     /// # Errors
     /// When there is none of that name, a virtual machine has it and `force` is not given, or the

@@ -65,8 +65,8 @@ pub(crate) enum ToNode {
     Stop,
     /// To log into the file that comes along.
     Log,
-    /// To live on when this launcher ends, and say nothing behind the answer: its program is about to
-    /// be replaced.
+    /// To live on when this launcher ends, and say nothing behind the answer: its program is about
+    /// to be replaced.
     Hold,
     /// To end with the launcher again, and go on: this is the new program.
     Resume,

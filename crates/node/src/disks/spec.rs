@@ -1,5 +1,5 @@
-//! How a user names a disk: `name=vm1 uri=file:vm1.img?engine=uring socket=vm1.sock queues=2` on the
-//! command line, the same keys in a `[[disk]]` table of the configuration file.
+//! How a user names a disk: `name=vm1 uri=file:vm1.img?engine=uring socket=vm1.sock queues=2` on
+//! the command line, the same keys in a `[[disk]]` table of the configuration file.
 //!
 //! On the command line spaces separate the keys, and the first `=` ends a key. There is one quoting
 //! rule: `%` and two hexadecimal digits stand for a byte, so a space in a value is `%20` and a

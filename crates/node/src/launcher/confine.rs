@@ -3,9 +3,10 @@
 //! Two walls, each for what the other does not see (docs/SANDBOX.md has the whole picture):
 //!
 //! 1. **Landlock** ([`confine_paths`]): no path is opened, made, renamed or removed but beneath the
-//!    database's directory, and what its symbolic links led to is only read; no TCP port bound or connected to; no signal and no abstract socket
-//!    reaches a process outside; no other process is traced. It holds for the thread that asks and
-//!    those started later, and for what their rings do.
+//!    database's directory, and what its symbolic links led to is only read; no TCP port bound or
+//!    connected to; no signal and no abstract socket reaches a process outside; no other process is
+//!    traced. It holds for the thread that asks and those started later, and for what their rings
+//!    do.
 //! 2. **Seccomp** ([`confine_calls`]): only system calls that are listed here, for all threads at
 //!    once. A ring's operations pass it by: so no ring is made after it, and those that are there
 //!    take only what the reactor's driver asks for (`reactor::RuntimeConfig::confined`).
@@ -231,9 +232,9 @@ const IOCTL: &[u64] = &[
     0x5401,      // TCGETS
 ];
 
-/// Takes all system calls from all threads of this process, now and later, but for those that a node
-/// needs; with `paths` also those that open, make and remove files, which [`confine_paths`] holds to
-/// one directory. No ring can be made any more.
+/// Takes all system calls from all threads of this process, now and later, but for those that a
+/// node needs; with `paths` also those that open, make and remove files, which [`confine_paths`]
+/// holds to one directory. No ring can be made any more.
 ///
 /// # Errors
 /// When the kernel has no seccomp, or a thread has got a filter of its own.
@@ -241,8 +242,8 @@ pub fn confine_calls(paths: bool) -> Result<(), String> {
     let failed = |error: &dyn std::fmt::Display| format!("seccomp: {error}");
     let build = || -> Result<[BpfProgram; 2], seccompiler::BackendError> {
         let architecture = std::env::consts::ARCH.try_into()?;
-        // The C library tells threads from processes in a structure that a filter cannot read; where
-        // that call is missing it uses one whose arguments can be.
+        // The C library tells threads from processes in a structure that a filter cannot read;
+        // where that call is missing it uses one whose arguments can be.
         let missing = SeccompAction::Errno(libc::ENOSYS as u32);
         let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
         let clone3 = SeccompFilter::new(clone3, SeccompAction::Allow, missing, architecture)?;

@@ -17,16 +17,17 @@
 //!
 //! 1. It believes nothing that the node says. What arrives from there is bounded, and descriptors
 //!    are not taken. The node names disks and never paths; it gets a disk that an operator has
-//!    named: on the command line, in the configuration file, in the state directory, or in a request
-//!    that came through the admin socket and is being done at this moment. Only such a request makes
-//!    it add to the state directory or take away from it.
+//!    named: on the command line, in the configuration file, in the state directory, or in a
+//!    request that came through the admin socket and is being done at this moment. Only such a
+//!    request makes it add to the state directory or take away from it.
 //! 2. It parses nothing that a guest has written, and its cores read no guest's memory.
 //! 3. The node ends with it, also when it is killed: the kernel kills the node then, and a node
 //!    that finds its socket closed ends. It ends with the node, with its exit code.
 //! 4. It keeps no image open: the lock on an image is that of the node which has it.
-//! 5. Its process id stays the same over upgrades. When the node before has ended, the launcher puts
-//!    the new program in its own place, too (`execve`), and hands itself what it has open. Until the
-//!    new program says so, the node says nothing, and does not end with the launcher's threads.
+//! 5. Its process id stays the same over upgrades. When the node before has ended, the launcher
+//!    puts the new program in its own place, too (`execve`), and hands itself what it has open.
+//!    Until the new program says so, the node says nothing, and does not end with the launcher's
+//!    threads.
 
 pub(crate) mod channel;
 pub(crate) mod confine;
@@ -74,7 +75,8 @@ use crate::upgrade::{START_NS, Successor, own_program};
 /// Tells a process that it is a node, and that its standard input is the socket to its launcher,
 /// which has this process id; behind a colon whether there is a node to take over from.
 pub(crate) const VARIABLE: &str = "MILLRACE_LAUNCHER";
-/// Tells a launcher that it goes on with a node that runs; what there is comes on its standard input.
+/// Tells a launcher that it goes on with a node that runs; what there is comes on its standard
+/// input.
 pub(crate) const RENEWED: &str = "MILLRACE_LAUNCHER_RENEWED";
 /// Of what comes there.
 const ESTATE_VERSION: u32 = 1;
@@ -99,8 +101,8 @@ const STOP_NS: u64 = 60_000_000_000;
 const LOOK_NS: u64 = 1_000_000;
 /// How often a node is asked whether an upgrade makes sense that waits for the one before it.
 const ASK_NS: u64 = 200_000_000;
-/// Disks that are opened for a node at a time; it opens them one after the other, but for those that
-/// a node before it has lost.
+/// Disks that are opened for a node at a time; it opens them one after the other, but for those
+/// that a node before it has lost.
 const OPENING_MAX: usize = 64;
 /// How often the log file's name is looked at.
 const LOG_LOOK_NS: u64 = 1_000_000_000;
@@ -748,8 +750,8 @@ impl Launcher {
         }
     }
 
-    /// Whether a successor serves although the node before has not said that it handed over: because
-    /// that has ended. Without the token the successor would have ended, too.
+    /// Whether a successor serves although the node before has not said that it handed over:
+    /// because that has ended. Without the token the successor would have ended, too.
     async fn has_taken_over(&self, old: &Node, node: &Node) -> bool {
         let since_ns = self.core.now_ns();
         let patient = || self.core.now_ns() < since_ns + START_NS && !self.stopping.get();

@@ -9,10 +9,10 @@
 //! {"version":1,"error":"there is no disk vm2","hint":"there are: vm1"}
 //! ```
 //!
-//! A version that the node does not have, a command or a key that it does not know is an error. Only
-//! processes of the node's own user may connect. What a client can take is bounded: connections,
-//! the length of a line, and the time for sending one. A command that has begun is finished, also
-//! when its client has gone.
+//! A version that the node does not have, a command or a key that it does not know is an error.
+//! Only processes of the node's own user may connect. What a client can take is bounded:
+//! connections, the length of a line, and the time for sending one. A command that has begun is
+//! finished, also when its client has gone.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -77,7 +77,8 @@ pub enum Request {
         #[serde(default)]
         shrink: bool,
     },
-    /// Cores, disks and shards, counted since the start, for who asks again and looks at the difference.
+    /// Cores, disks and shards, counted since the start, for who asks again and looks at the
+    /// difference.
     Top,
     /// Hands the node over to a program, started as the node was.
     Upgrade {

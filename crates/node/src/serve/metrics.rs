@@ -1,12 +1,15 @@
-//! Metrics over HTTP, for a monitoring system that comes and asks: `GET /metrics`, and `GET /healthz` for who only
-//! wants to know whether the node serves.
+//! Metrics over HTTP, for a monitoring system that comes and asks: `GET /metrics`, and `GET
+//! /healthz` for who only wants to know whether the node serves.
 //!
-//! 1. Core 0 accepts, at most [`CONNECTIONS_MAX`] at a time; who comes then is turned away by closing.
-//! 2. A connection's request is received up to the empty line behind its headers, of which only the first line counts.
+//! 1. Core 0 accepts, at most [`CONNECTIONS_MAX`] at a time; who comes then is turned away by
+//!    closing.
+//! 2. A connection's request is received up to the empty line behind its headers, of which only the
+//!    first line counts.
 //! 3. The answer closes the connection. All this may take [`PATIENCE_NS`] together.
 //!
-//! It works as background work, so that a scrape costs a client's request nothing that is worth measuring. What always
-//! holds: whoever connects here can take [`CONNECTIONS_MAX`] times [`REQUEST_BYTES_MAX`] of memory, and no more.
+//! It works as background work, so that a scrape costs a client's request nothing that is worth
+//! measuring. What always holds: whoever connects here can take [`CONNECTIONS_MAX`] times
+//! [`REQUEST_BYTES_MAX`] of memory, and no more.
 //!
 //! It is no web server: one request per connection, no compression, no body in a request, no TLS.
 

@@ -1,12 +1,12 @@
 //! A node from start to end.
 //!
-//! 1. Signals are blocked, then cores started. Core 0 finds out whether the port is free, opens
-//!    the database and raises the phase to running; the other cores wait for that.
-//! 2. Every core listens for itself on the same address and attaches a reader of its own. When
-//!    all do, the node is ready, and says so.
+//! 1. Signals are blocked, then cores started. Core 0 finds out whether the port is free, opens the
+//!    database and raises the phase to running; the other cores wait for that.
+//! 2. Every core listens for itself on the same address and attaches a reader of its own. When all
+//!    do, the node is ready, and says so.
 //! 3. The first signal raises the phase to draining: every core accepts no more, sends the replies
-//!    that are under way, and ends its connections after a grace at the latest. When all cores
-//!    have done so, core 0, which owns the shard, lets it finish what it was handed, and closes the
+//!    that are under way, and ends its connections after a grace at the latest. When all cores have
+//!    done so, core 0, which owns the shard, lets it finish what it was handed, and closes the
 //!    database. Then the cores end and are joined; the reactor gives operations of the disk a
 //!    deadline of its own. `SHUTDOWN` does the same.
 //! 4. A second signal ends the process at once, as does a first one before the node is ready: what
@@ -520,7 +520,8 @@ fn end_with_launcher(launcher: u32) -> Result<(), Error> {
     }
 }
 
-/// Listens, as patiently as a core would, before there is one. A successor does not wait: the node before it listens.
+/// Listens, as patiently as a core would, before there is one. A successor does not wait: the node
+/// before it listens.
 #[expect(clippy::disallowed_methods, reason = "start-up code, before any core runs")]
 fn patiently_now<T>(
     addr: SocketAddr,

@@ -77,7 +77,8 @@ pub fn explain(path: &Path, error: &lsm::Error) -> Error {
             path.display()
         )),
         lsm::Kind::Unsupported => Error::new(Kind::Unsupported, what),
-        // Logs longer than memory: reading finds no place for them either, and the text says what helps.
+        // Logs longer than memory: reading finds no place for them either, and the text says what
+        // helps.
         lsm::Kind::Full if what.contains("raise --memory") => Error::new(Kind::System, what),
         lsm::Kind::Full => Error::new(Kind::System, what)
             .hint("make space, or open it with --read-only, which needs none"),

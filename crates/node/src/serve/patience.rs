@@ -1,11 +1,13 @@
-//! Patience with what a process that was killed still holds: a port, a lock, a socket's name, an image.
+//! Patience with what a process that was killed still holds: a port, a lock, a socket's name, an
+//! image.
 //!
-//! The kernel takes an io_uring ring apart after its process has ended, in the background, and the operations of the
-//! ring hold files and sockets until then: 1.5 s after `kill -9` were seen. So a start tries again for a while where
-//! something is in use, and says so in the log.
+//! The kernel takes an io_uring ring apart after its process has ended, in the background, and the
+//! operations of the ring hold files and sockets until then: 1.5 s after `kill -9` were seen. So a
+//! start tries again for a while where something is in use, and says so in the log.
 //!
-//! A holder that is alive will not go away: as far as the kernel tells who has the thing open, such a start is refused
-//! soon. It gets a moment, because a process that is being killed looks alive until its files are closed.
+//! A holder that is alive will not go away: as far as the kernel tells who has the thing open, such
+//! a start is refused soon. It gets a moment, because a process that is being killed looks alive
+//! until its files are closed.
 
 use std::cell::Cell;
 use std::net::SocketAddr;

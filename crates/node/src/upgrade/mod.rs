@@ -18,17 +18,18 @@
 //!                                                        accept clients
 //! ```
 //!
-//! 1. `Go` is a disk's token. Whoever does not have it pops nothing: the successor's disk is at rest
-//!    until it has heard it, that of the old node from before `State` until for ever, or until it
-//!    gives up. It is said once, as a message that is in the other's socket or is not.
+//! 1. `Go` is a disk's token. Whoever does not have it pops nothing: the successor's disk is at
+//!    rest until it has heard it, that of the old node from before `State` until for ever, or until
+//!    it gives up. It is said once, as a message that is in the other's socket or is not.
 //! 2. The first `Go`, or `Lead` where no disk goes over, decides who is the node. Before it the old
 //!    node may give up for any reason (the program does not start, refuses, speaks another version,
 //!    says nothing in time, ends): it ends the successor, lets its disks go on where they came to
-//!    rest, and says why in its log. A successor that hears neither ends. One that has heard it goes
-//!    on whatever becomes of the old node, and opens anew what that has not handed over when it
-//!    ends, as after a crash.
+//!    rest, and says why in its log. A successor that hears neither ends. One that has heard it
+//!    goes on whatever becomes of the old node, and opens anew what that has not handed over when
+//!    it ends, as after a crash.
 //! 3. What is slow is done before the disks come to rest. No disk waits for another's device, and
-//!    the node not for one that is slow: that disk follows, with what it has in flight (`moving.rs`).
+//!    the node not for one that is slow: that disk follows, with what it has in flight
+//!    (`moving.rs`).
 //! 4. Nobody's sockets are closed: listening ones and connections live on in the successor, and no
 //!    connection is refused meanwhile; those of clients of the database wait to be accepted.
 //!

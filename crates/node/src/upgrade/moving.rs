@@ -6,19 +6,20 @@
 //! ```
 //!
 //! 1. Each disk goes on this way by itself. The next one begins when the one before it is over or
-//!    has had its [`STEP_NS`], so no guest waits for another's disk, or for more than a few messages
-//!    of its own.
+//!    has had its [`STEP_NS`], so no guest waits for another's disk, or for more than a few
+//!    messages of its own.
 //! 2. The first Go is the one that counts: before it this node may give up for any reason. After it
 //!    the successor is the node, and a successor that ends then is like any node that ends.
 //! 3. When every disk is over, or has been coming to rest for [`REST_NS`], the successor is told to
-//!    lead. Disks that are not at rest by then follow: they are forced to rest, and what they have at
-//!    their devices goes along in their in-flight regions. Until the last operation of such a disk
-//!    has ended here, and the successor was told so, this process stays ([`Target::force`]).
-//!    A disk whose front end has no such region, or waits for an answer, follows when its device is
+//!    lead. Disks that are not at rest by then follow: they are forced to rest, and what they have
+//!    at their devices goes along in their in-flight regions. Until the last operation of such a
+//!    disk has ended here, and the successor was told so, this process stays ([`Target::force`]). A
+//!    disk whose front end has no such region, or waits for an answer, follows when its device is
 //!    done. Only its own guest waits.
-//! 4. A disk that the successor cannot take as it is decides nothing: it waits until the successor is
-//!    the node, and goes over without its connection. What was popped is done, its counters and its
-//!    size go along, the front end connects again. One that cannot go over even so is opened anew.
+//! 4. A disk that the successor cannot take as it is decides nothing: it waits until the successor
+//!    is the node, and goes over without its connection. What was popped is done, its counters and
+//!    its size go along, the front end connects again. One that cannot go over even so is opened
+//!    anew.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -218,8 +219,8 @@ impl Moves {
         }
     }
 
-    /// How long the guests waited whose disks are over, in microseconds: half of them no longer than
-    /// the first, none longer than the second.
+    /// How long the guests waited whose disks are over, in microseconds: half of them no longer
+    /// than the first, none longer than the second.
     pub fn pauses_us(&self) -> (u64, u64) {
         let mut all = self.pauses_us.clone();
         all.sort_unstable();
@@ -309,7 +310,8 @@ impl Moves {
         }));
     }
 
-    /// Has disks go over without their connections that cannot with them, when there is no way back.
+    /// Has disks go over without their connections that cannot with them, when there is no way
+    /// back.
     fn part(&mut self) {
         let committed = self.committed.get();
         for (at, moving) in self.disks.iter_mut().enumerate() {

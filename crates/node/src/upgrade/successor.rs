@@ -86,7 +86,8 @@ impl Predecessor {
         &self.following
     }
 
-    /// The next disk that has followed; `None` when there is none to come. One task waits at a time.
+    /// The next disk that has followed; `None` when there is none to come. One task waits at a
+    /// time.
     pub async fn next(&self) -> Option<Arrival> {
         poll_fn(|cx| {
             if let Some(arrival) = self.arrived.borrow_mut().pop_front() {

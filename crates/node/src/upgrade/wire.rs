@@ -44,8 +44,8 @@ pub(super) enum Message {
     Refused(String),
     /// The successor cannot take the disk of this name as it is, and says why.
     Declined(String, String),
-    /// No operation of the old process is under way any more at the disk of this name; whether a flush
-    /// of it has failed.
+    /// No operation of the old process is under way any more at the disk of this name; whether a
+    /// flush of it has failed.
     Settled(String, bool),
 }
 

@@ -1,15 +1,17 @@
 //! A guest whose disk goes from process to process, in a simulated world.
 //!
-//! One process is outside the others: it is the guests with their front ends, and who starts and ends nodes. There are one
-//! or two guests, each with a disk of its own. Each node is a process with one core, with the real devices, session, rings and upgrade over real sockets, of which the world decides
-//! when somebody hears of something, and into what pieces it is cut. An attempt to replace a node meets one [`Trouble`],
-//! anywhere on its way. Whatever comes of it:
+//! One process is outside the others: it is the guests with their front ends, and who starts and
+//! ends nodes. There are one or two guests, each with a disk of its own. Each node is a process
+//! with one core, with the real devices, session, rings and upgrade over real sockets, of which the
+//! world decides when somebody hears of something, and into what pieces it is cut. An attempt to
+//! replace a node meets one [`Trouble`], anywhere on its way. Whatever comes of it:
 //!
-//! 1. What the guest reads is what it wrote, and no request comes back twice ([`sim::guest`] looks at both): so
-//!    nothing was lost, and no two served.
-//! 2. If the old node says that it has handed over, the successor serves; if it says why not, it goes on. If
-//!    either is killed, the other serves, or both end, and then another is started. A successor serves all disks in the
-//!    end, also those that the old one was killed before it had handed them over.
+//! 1. What the guest reads is what it wrote, and no request comes back twice ([`sim::guest`] looks
+//!    at both): so nothing was lost, and no two served.
+//! 2. If the old node says that it has handed over, the successor serves; if it says why not, it
+//!    goes on. If either is killed, the other serves, or both end, and then another is started. A
+//!    successor serves all disks in the end, also those that the old one was killed before it had
+//!    handed them over.
 //! 3. In the end all that the guest has asked for comes back.
 
 use std::cell::{Cell, RefCell};
@@ -614,8 +616,8 @@ impl Outside {
     }
 }
 
-/// The next message of a socket, of which both protocols say after a header of twelve bytes how many
-/// more there are; the number is at `len_at`.
+/// The next message of a socket, of which both protocols say after a header of twelve bytes how
+/// many more there are; the number is at `len_at`.
 async fn message(from: &UnixSocket, len_at: usize) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
     let (mut bytes, mut fds, mut wanted) = (Vec::new(), Vec::new(), HEADER);
     while bytes.len() < wanted {
@@ -681,15 +683,15 @@ pub struct Unanswered {
     pub resubmitted: u64,
 }
 
-/// An upgrade of a node with two disks, one of which has requests at its device that are not answered
-/// for a second after it has gone over.
+/// An upgrade of a node with two disks, one of which has requests at its device that are not
+/// answered for a second after it has gone over.
 pub fn unanswered(seed: u64, access: Access) -> Unanswered {
     with_two(seed, async move |outside| outside.meets_no_answer(access).await)
 }
 
 /// An upgrade of a node with two disks in which the successor cannot take what comes in these
-/// messages of a state, of which there are two or more. Gives how many connections each disk had, and
-/// how many of its requests each node says were given back.
+/// messages of a state, of which there are two or more. Gives how many connections each disk had,
+/// and how many of its requests each node says were given back.
 #[allow(dead_code, reason = "the program of the mutants does not play it")]
 pub fn declined(seed: u64, states: &'static [usize]) -> [(u64, [u64; 2]); 2] {
     with_two(seed, async move |outside| outside.is_declined(states).await)
@@ -742,8 +744,8 @@ impl Outside {
         guest.report.requests - guest.in_flight() as u64
     }
 
-    /// Lets both guests go on for so long, or until something is so. Gives the longest that the first
-    /// one waited.
+    /// Lets both guests go on for so long, or until something is so. Gives the longest that the
+    /// first one waited.
     async fn watched(&mut self, ns: u64, so: impl Fn() -> bool) -> u64 {
         let (mut done, mut since_ns, mut longest) = (self.done(0), self.core.now_ns(), 0);
         let end_ns = since_ns + ns;

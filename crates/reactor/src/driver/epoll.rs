@@ -4,8 +4,9 @@
 //! One `enter`:
 //!
 //! 1. staged operations: a file read that the page cache can answer is answered at once, other
-//!    reads, writes and syncs go to the file threads (`file_threads`) in one batch; a socket operation is tried at once,
-//!    without waiting, and remembered with its descriptor when it would block;
+//!    reads, writes and syncs go to the file threads (`file_threads`) in one batch; a socket
+//!    operation is tried at once, without waiting, and remembered with its descriptor when it would
+//!    block;
 //! 2. results of the file threads;
 //! 3. `epoll_wait`, if told to wait, or if sockets have not been looked at for a while; what has
 //!    become ready is tried again.

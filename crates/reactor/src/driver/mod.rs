@@ -251,7 +251,8 @@ pub enum MetaOut {
     List(Vec<DirEntry>),
     /// To `ReadSmall`.
     Bytes(Vec<u8>),
-    /// To `LockShared` and `LockExclusive`: held while the descriptor lives; `None` where nothing needs holding.
+    /// To `LockShared` and `LockExclusive`: held while the descriptor lives; `None` where nothing
+    /// needs holding.
     Lock(Option<Fd>),
 }
 
@@ -315,8 +316,9 @@ pub trait Driver {
     /// Operations staged and not yet submitted.
     fn staged(&self) -> usize;
 
-    /// Most operations on files that may be unfinished at once. Those that wait for a peer are as many
-    /// as there are descriptors, and completions beyond what a driver has room for are not lost.
+    /// Most operations on files that may be unfinished at once. Those that wait for a peer are as
+    /// many as there are descriptors, and completions beyond what a driver has room for are not
+    /// lost.
     fn capacity(&self) -> usize;
 
     /// Submits what is staged, waits as told, and appends what has completed. A wait should

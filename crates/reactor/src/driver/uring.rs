@@ -2,10 +2,11 @@
 //!
 //! Flags are tried from the full set down (an older kernel answers EINVAL), and the level that
 //! was reached is part of the driver's name. The completion queue is larger than the number of
-//! file operations that the core may have unfinished. Operations that wait for a peer are as many as
-//! there are descriptors: should all of them complete at once, the kernel keeps what the queue has no
-//! room for (`IORING_FEAT_NODROP`, without which the driver does not start). Under DEFER_TASKRUN
-//! completions appear only inside `enter`; `ready` looks at the flag that asks for that.
+//! file operations that the core may have unfinished. Operations that wait for a peer are as many
+//! as there are descriptors: should all of them complete at once, the kernel keeps what the queue
+//! has no room for (`IORING_FEAT_NODROP`, without which the driver does not start). Under
+//! DEFER_TASKRUN completions appear only inside `enter`; `ready` looks at the flag that asks for
+//! that.
 
 use std::io;
 use std::sync::Arc;

@@ -48,7 +48,8 @@ impl LogFile {
         Ok(LogFile { path: path.to_owned(), file: open(path)?, looked: Instant::now(), next: None })
     }
 
-    /// Opens or creates it; later files of the name come from `next`, and the name is not looked at.
+    /// Opens or creates it; later files of the name come from `next`, and the name is not looked
+    /// at.
     ///
     /// # Errors
     /// As the system gives them.

@@ -1,15 +1,18 @@
-//! The lock-free parts of the log: one thread's way to the writer, and the tickets of those who wait for it.
+//! The lock-free parts of the log: one thread's way to the writer, and the tickets of those who
+//! wait for it.
 //!
-//! 1. A thread gives a line to its [`Lane`]: it claims the producer of its ring by a swap, pushes, publishes, and lets
-//!    go by a store. A full ring drops the line and counts it.
+//! 1. A thread gives a line to its [`Lane`]: it claims the producer of its ring by a swap, pushes,
+//!    publishes, and lets go by a store. A full ring drops the line and counts it.
 //! 2. The writer takes lines from the lane's other end, its [`Tap`].
-//! 3. A dropped lane marks itself ended. The writer drops the tap when it has seen the mark and then nothing more.
+//! 3. A dropped lane marks itself ended. The writer drops the tap when it has seen the mark and
+//!    then nothing more.
 //!
-//! Who may touch what: a lane belongs to one thread, but it stands in a `tracing` dispatcher, which anybody may clone
-//! and use elsewhere. So the producer has a claim. It is no lock, as nobody waits for it: who finds it taken drops the
-//! line and counts it, as with a full ring.
+//! Who may touch what: a lane belongs to one thread, but it stands in a `tracing` dispatcher, which
+//! anybody may clone and use elsewhere. So the producer has a claim. It is no lock, as nobody waits
+//! for it: who finds it taken drops the line and counts it, as with a full ring.
 //!
-//! What always holds: a line that [`Lane::push`] took arrives once, in the order of the pushes; any other is counted.
+//! What always holds: a line that [`Lane::push`] took arrives once, in the order of the pushes; any
+//! other is counted.
 
 use crate::spsc::{Consumer, Producer, ring};
 use loomable::{Arc, AtomicBool, AtomicU64, Ordering, UnsafeCell, mutant, weaken};
@@ -35,9 +38,10 @@ pub struct Lane<T> {
     state: Arc<LaneState>,
 }
 
-// SAFETY: the only field that is not `Sync` by itself is the producer's cell, and `push` alone touches it, between
-// claiming it by an Acquire swap that found `false` and giving it back by a Release store. So one thread at a time has
-// it, and sees what the one before did; `T: Send` lets the items move between them.
+// SAFETY: the only field that is not `Sync` by itself is the producer's cell, and `push` alone
+// touches it, between claiming it by an Acquire swap that found `false` and giving it back by a
+// Release store. So one thread at a time has it, and sees what the one before did; `T: Send` lets
+// the items move between them.
 unsafe impl<T: Send> Sync for Lane<T> {}
 
 /// The end of the writer.
@@ -62,12 +66,14 @@ pub fn lane<T>(capacity: usize) -> (Lane<T>, Tap<T>) {
 }
 
 impl<T> Lane<T> {
-    /// Hands over a line; false when it was dropped, and counted. The writer may need waking afterwards.
+    /// Hands over a line; false when it was dropped, and counted. The writer may need waking
+    /// afterwards.
     pub fn push(&self, line: T) -> bool {
         let taken = self.claimed.swap(true, weaken(Ordering::Acquire, "log.claim_relaxed"));
         let pushed = (!taken || mutant("log.no_claim"))
             && self.producer.with_mut(|producer| {
-                // SAFETY: the swap found `false`, so nobody else has the producer until the store below.
+                // SAFETY: the swap found `false`, so nobody else has the producer until the store
+                // below.
                 unsafe { (*producer).push_published(line) }.is_ok()
             });
         if !taken {
@@ -88,7 +94,8 @@ impl<T> Drop for Lane<T> {
 }
 
 impl<T> Tap<T> {
-    /// Gives `take` the lines that are there, at most `max`. False when there is nothing more and never will be.
+    /// Gives `take` the lines that are there, at most `max`. False when there is nothing more and
+    /// never will be.
     pub fn drain(&mut self, max: usize, take: &mut impl FnMut(T)) -> bool {
         for _ in 0..max {
             match self.consumer.pop() {
@@ -115,7 +122,8 @@ impl<T> Tap<T> {
 /// How a thread learns that what it has logged is written.
 ///
 /// 1. It takes a ticket, after it has logged, and wakes the writer.
-/// 2. The writer looks which ticket is the newest, *then* takes the lines, writes them, and calls the ticket.
+/// 2. The writer looks which ticket is the newest, *then* takes the lines, writes them, and calls
+///    the ticket.
 /// 3. The thread finds its ticket called.
 #[derive(Debug)]
 pub struct Tickets {

@@ -111,7 +111,8 @@ impl Log {
         Ok((log.clone(), Writer { log, thread: Some(thread) }))
     }
 
-    /// Gives this thread a ring of its own until the guard is dropped. `core` is named in its lines.
+    /// Gives this thread a ring of its own until the guard is dropped. `core` is named in its
+    /// lines.
     pub fn enter(&self, core: Option<usize>) -> Entered {
         let lane = self.lane();
         let outlet = Outlet::Lane { lane, hub: self.0.clone(), core };

@@ -186,7 +186,8 @@ impl Disk {
         Ok(entries.into_values().collect())
     }
 
-    /// Decides what goes wrong with an access to `range`; the faults that strike are told to `note`.
+    /// Decides what goes wrong with an access to `range`; the faults that strike are told to
+    /// `note`.
     pub fn plan(
         &mut self,
         rng: &mut Rng,

@@ -133,8 +133,8 @@ impl Inode {
         self.set_len(len);
     }
 
-    /// A write for which there is no room: what lies within the room that the file has is written, or some of it.
-    /// Returns the error number.
+    /// A write for which there is no room: what lies within the room that the file has is written,
+    /// or some of it. Returns the error number.
     pub fn write_within(&mut self, rng: &mut Rng, offset: u64, bytes: &[u8]) -> i32 {
         let len = self.room().saturating_sub(offset).min(bytes.len() as u64);
         self.write_prefix(rng, offset, &bytes[..len as usize]);

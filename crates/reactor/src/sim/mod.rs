@@ -26,27 +26,27 @@
 //!    fires, or another core took the flag. A wake-up that nobody sends is a deadlock, and found.
 //! 3. The clock moves a little whenever it is read; when all cores sleep it jumps to the next
 //!    event. Nothing waits for real.
-//! 4. When all cores' main tasks have ended, the cores shut down as on the host: tasks are
-//!    dropped, operations cancelled and reaped; the run ends when all cores have.
-//! 5. If nothing can happen any more, or too many turns or hours have passed, the run fails with
-//!    a text that names the seed, what each core waits for, and the newest events.
+//! 4. When all cores' main tasks have ended, the cores shut down as on the host: tasks are dropped,
+//!    operations cancelled and reaped; the run ends when all cores have.
+//! 5. If nothing can happen any more, or too many turns or hours have passed, the run fails with a
+//!    text that names the seed, what each core waits for, and the newest events.
 //!
 //! Everything that happens goes into a hash; the same seed gives the same hash ([`World::trace`]).
 //! The disk, the clock and the faults outlive a run, so a second run is a restarted process.
 //!
 //! # Several processes
 //!
-//! [`World::start_process`] starts a process beside those cores, with a core of its own, on the same
-//! disk and by the same clock. It can be killed at the end of any of its turns, or stopped for a while, and the others go
-//! on. What is under way in one that is killed ends as in a crash, and its files, locks and sockets
-//! are closed.
+//! [`World::start_process`] starts a process beside those cores, with a core of its own, on the
+//! same disk and by the same clock. It can be killed at the end of any of its turns, or stopped for
+//! a while, and the others go on. What is under way in one that is killed ends as in a crash, and
+//! its files, locks and sockets are closed.
 //!
-//! Processes reach each other by what they share, as on the host: Unix sockets, eventfds and memory.
-//! These are the kernel's, for what it does with them it does at once and in order. The world decides
-//! when somebody who waits for one learns of it, and cuts what goes through a socket anywhere, but for
-//! what has 64 bytes or less, which the kernel takes as a whole or not. An image that is open has a
-//! descriptor that can be sent along; the open file and its lock last until all processes have
-//! closed it, and messages that nobody has received count.
+//! Processes reach each other by what they share, as on the host: Unix sockets, eventfds and
+//! memory. These are the kernel's, for what it does with them it does at once and in order. The
+//! world decides when somebody who waits for one learns of it, and cuts what goes through a socket
+//! anywhere, but for what has 64 bytes or less, which the kernel takes as a whole or not. An image
+//! that is open has a descriptor that can be sent along; the open file and its lock last until all
+//! processes have closed it, and messages that nobody has received count.
 //!
 //! # Faults
 //!

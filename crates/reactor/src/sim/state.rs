@@ -40,8 +40,8 @@ pub(crate) enum Descriptor {
     Host(RawFd),
 }
 
-/// An image that processes have open: its descriptors are the writing end of a pipe, which tells when
-/// the last of them is closed.
+/// An image that processes have open: its descriptors are the writing end of a pipe, which tells
+/// when the last of them is closed.
 struct OpenImage {
     pipe: PipeReader,
     file: OpenFile,

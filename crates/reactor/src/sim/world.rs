@@ -58,8 +58,8 @@ struct ProcessState {
     left: Cell<Option<u64>>,
 }
 
-/// A process beside the one that a [`World`] runs: see [`World::start_process`]. Clones are the same
-/// process.
+/// A process beside the one that a [`World`] runs: see [`World::start_process`]. Clones are the
+/// same process.
 #[derive(Clone)]
 pub struct Process(Rc<ProcessState>);
 
@@ -462,9 +462,9 @@ impl World {
         Failure { kind, seed: self.0.seed, detail }
     }
 
-    /// Starts another process in this run, with one core of its own: it shares the disk and the clock
-    /// with the others, and what descriptors it is given. The run ends, and with it all processes,
-    /// when the one that it began with has ended.
+    /// Starts another process in this run, with one core of its own: it shares the disk and the
+    /// clock with the others, and what descriptors it is given. The run ends, and with it all
+    /// processes, when the one that it began with has ended.
     pub fn start_process<Fut>(&self, main: impl FnOnce(Core) -> Fut + 'static) -> Process
     where
         Fut: Future<Output = ()> + 'static,

@@ -1,4 +1,5 @@
-//! Builds blocks that every RocksDB from 7.8 on reads: prefix-compressed entries and restart points.
+//! Builds blocks that every RocksDB from 7.8 on reads: prefix-compressed entries and restart
+//! points.
 
 use crate::coding::put_varint;
 

@@ -1,11 +1,12 @@
 //! Block checksums of SST files: five functions, one trailer.
 //!
-//! Every block is followed by five bytes, `compression type, fixed32 checksum`. The checksum covers the stored
-//! (possibly compressed) bytes and the type byte. From format version 6 on, a modifier made of a per-file
-//! random number and the block's file offset is added, so that a block read from the wrong place fails.
+//! Every block is followed by five bytes, `compression type, fixed32 checksum`. The checksum covers
+//! the stored (possibly compressed) bytes and the type byte. From format version 6 on, a modifier
+//! made of a per-file random number and the block's file offset is added, so that a block read from
+//! the wrong place fails.
 //!
-//! Hot: one call of [`BlockCheck::verify`] per block read; 4 KiB take about 0.13 us with XXH3 and 0.3 us with
-//! crc32c. Nothing here may allocate except to build an error.
+//! Hot: one call of [`BlockCheck::verify`] per block read; 4 KiB take about 0.13 us with XXH3 and
+//! 0.3 us with crc32c. Nothing here may allocate except to build an error.
 
 use std::hash::Hasher;
 
@@ -54,8 +55,8 @@ impl ChecksumType {
         }
     }
 
-    /// The checksum of a block's bytes *with* its compression type byte as the last one (also used for whole
-    /// buffers, whose last byte then plays that part). An empty buffer gives 0.
+    /// The checksum of a block's bytes *with* its compression type byte as the last one (also used
+    /// for whole buffers, whose last byte then plays that part). An empty buffer gives 0.
     #[inline]
     pub fn compute(self, data: &[u8]) -> u32 {
         let Some((&last, body)) = data.split_last() else { return 0 };
@@ -85,14 +86,15 @@ pub struct BlockCheck {
 }
 
 impl BlockCheck {
-    /// What the trailer of a block at file offset `offset` must hold; `stored` ends in the type byte.
+    /// What the trailer of a block at file offset `offset` must hold; `stored` ends in the type
+    /// byte.
     #[inline]
     pub fn compute(&self, stored: &[u8], offset: u64) -> u32 {
         self.kind.compute(stored).wrapping_add(context_modifier(self.base_context, offset))
     }
 
-    /// Checks a block as read from file offset `offset`: its stored bytes and the five bytes of trailer.
-    /// Returns the compression type byte; the payload is `block[..block.len() - 5]`.
+    /// Checks a block as read from file offset `offset`: its stored bytes and the five bytes of
+    /// trailer. Returns the compression type byte; the payload is `block[..block.len() - 5]`.
     #[inline]
     pub fn verify(&self, block: &[u8], offset: u64) -> Result<u8> {
         let Some((stored, sum)) = block.split_last_chunk::<4>() else {

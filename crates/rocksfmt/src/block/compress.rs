@@ -1,14 +1,16 @@
 //! Undoing block compression, into a buffer the caller provides.
 //!
-//! Flow: [`Compression::from_byte`] on the trailer's type byte; [`Compression::decompressed_len`] to get a buffer
-//! of exactly that size (it refuses more than the caller's limit, since the size is whatever the block says);
-//! [`Decompressor::decompress`] to fill it. A block that unpacks to more or fewer bytes is corrupt.
+//! Flow: [`Compression::from_byte`] on the trailer's type byte; [`Compression::decompressed_len`]
+//! to get a buffer of exactly that size (it refuses more than the caller's limit, since the size is
+//! whatever the block says); [`Decompressor::decompress`] to fill it. A block that unpacks to more
+//! or fewer bytes is corrupt.
 //!
-//! Snappy blocks know their size; all others are preceded by it as a varint32. Zlib is raw deflate without a
-//! header, LZ4 the block format, ZSTD a frame. A file's dictionary is used for its data blocks only, never for
-//! its index blocks; Snappy and BZip2 ignore it.
+//! Snappy blocks know their size; all others are preceded by it as a varint32. Zlib is raw deflate
+//! without a header, LZ4 the block format, ZSTD a frame. A file's dictionary is used for its data
+//! blocks only, never for its index blocks; Snappy and BZip2 ignore it.
 //!
-//! A [`Decompressor`] holds the codecs' state; one per core is enough. A [`Dictionary`] belongs to a file.
+//! A [`Decompressor`] holds the codecs' state; one per core is enough. A [`Dictionary`] belongs to
+//! a file.
 
 use crate::coding::varint32_at;
 use crate::error::{Error, Result};
@@ -31,7 +33,8 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// Decodes the type byte of a block trailer or blob index. What this reader cannot undo is named.
+    /// Decodes the type byte of a block trailer or blob index. What this reader cannot undo is
+    /// named.
     #[inline]
     pub fn from_byte(byte: u8) -> Result<Compression> {
         Ok(match byte {
@@ -69,7 +72,8 @@ impl Compression {
         }
     }
 
-    /// Size of the block behind `payload` (the stored block without its trailer); more than `max` is refused.
+    /// Size of the block behind `payload` (the stored block without its trailer); more than `max`
+    /// is refused.
     pub fn decompressed_len(self, payload: &[u8], max: usize) -> Result<usize> {
         let len = match self {
             Compression::None => payload.len(),
@@ -155,7 +159,8 @@ impl Decompressor {
         Decompressor::default()
     }
 
-    /// Unpacks `payload` into `out`, whose length must be what [`Compression::decompressed_len`] said.
+    /// Unpacks `payload` into `out`, whose length must be what [`Compression::decompressed_len`]
+    /// said.
     pub fn decompress(
         &mut self,
         compression: Compression,

@@ -18,7 +18,8 @@ impl std::fmt::Debug for Compressor {
 }
 
 impl Compressor {
-    /// The compressed form of a block, where that saves an eighth of it. Zlib and BZip2 are read only.
+    /// The compressed form of a block, where that saves an eighth of it. Zlib and BZip2 are read
+    /// only.
     pub fn compress(&mut self, compression: Compression, block: &[u8]) -> Option<&[u8]> {
         self.out.clear();
         match compression {

@@ -1,14 +1,15 @@
 //! The moving part of block and index cursors.
 //!
-//! Forward steps parse the next entry and patch the key. Backward steps need the start of each earlier entry,
-//! which a block does not store: the first step back walks the restart interval once and notes where its
-//! entries are (the *trail*); further steps only pop from it and put the key together from the suffixes,
-//! starting with the bytes it shares with the key at hand. The trail of an interval of n entries takes O(n)
-//! memory whatever the keys are.
+//! Forward steps parse the next entry and patch the key. Backward steps need the start of each
+//! earlier entry, which a block does not store: the first step back walks the restart interval once
+//! and notes where its entries are (the *trail*); further steps only pop from it and put the key
+//! together from the suffixes, starting with the bytes it shares with the key at hand. The trail of
+//! an interval of n entries takes O(n) memory whatever the keys are.
 //!
-//! State, all of it set only here: `valid` says that `key`, `at`, `next` and `value` describe an entry;
-//! `trail_at` is that entry's index in `trail`, or `NO_TRAIL`; `boundary` is the restart offset that ends the
-//! interval of `at`, so that `next == boundary` means that a restart point comes next.
+//! State, all of it set only here: `valid` says that `key`, `at`, `next` and `value` describe an
+//! entry; `trail_at` is that entry's index in `trail`, or `NO_TRAIL`; `boundary` is the restart
+//! offset that ends the interval of `at`, so that `next == boundary` means that a restart point
+//! comes next.
 
 use crate::block::search;
 use crate::block::{Entries, bad_entry};
@@ -232,7 +233,8 @@ impl<F: Entries> Cursor<F> {
         self.boundary = layout.restart(data, self.restart + 1).unwrap_or(usize::MAX);
     }
 
-    /// Stands on the last entry that starts before `limit`, which must be the start of an entry or the end.
+    /// Stands on the last entry that starts before `limit`, which must be the start of an entry or
+    /// the end.
     fn last_before(
         &mut self,
         data: &[u8],
@@ -273,12 +275,14 @@ impl<F: Entries> Cursor<F> {
         self.land(entries, last, 0)
     }
 
-    /// Stands on entry `index` of the trail. The first `keep` bytes of the key at hand belong to its key.
+    /// Stands on entry `index` of the trail. The first `keep` bytes of the key at hand belong to
+    /// its key.
     fn land(&mut self, entries: &[u8], index: usize, keep: usize) -> Result<bool> {
         let here = self.trail[index];
         let keep = keep.min(self.key.len());
         self.key.resize(here.key_len as usize, 0);
-        // The bytes from `keep` on come from this entry's suffix and, further left, from earlier suffixes.
+        // The bytes from `keep` on come from this entry's suffix and, further left, from earlier
+        // suffixes.
         let mut missing = here.key_len as usize;
         for step in self.trail[..=index].iter().rev() {
             if missing <= keep {

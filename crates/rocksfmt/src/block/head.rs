@@ -1,7 +1,7 @@
 //! The beginning of a block that as a whole is too large for memory.
 //!
-//! A long value ends its block, so every key lies near the beginning, and whether a key is there can be told without
-//! the value.
+//! A long value ends its block, so every key lies near the beginning, and whether a key is there
+//! can be told without the value.
 
 use crate::block::{FLAG_HASH_INDEX, FLAG_RESERVED, FLAG_SEPARATED, RESTART_COUNT_MASK, header3};
 use crate::key::{Comparator, split_lenient};
@@ -9,7 +9,8 @@ use crate::key::{Comparator, split_lenient};
 /// What the beginning of a block says about a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadLookup {
-    /// The first entry at or behind the seek key has its user key: sequence and type, see [`crate::unpack`].
+    /// The first entry at or behind the seek key has its user key: sequence and type, see
+    /// [`crate::unpack`].
     Found(u64),
     /// The first entry at or behind the seek key has another user key.
     Absent,
@@ -17,8 +18,9 @@ pub enum HeadLookup {
     PastEnd,
 }
 
-/// Looks for the first entry at or behind the internal key `target` in `head`, the first bytes of an uncompressed
-/// data block of `len` bytes whose last four are `footer`. `None`: its beginning does not tell.
+/// Looks for the first entry at or behind the internal key `target` in `head`, the first bytes of
+/// an uncompressed data block of `len` bytes whose last four are `footer`. `None`: its beginning
+/// does not tell.
 pub fn head_lookup(
     head: &[u8],
     len: usize,

@@ -5,16 +5,19 @@
 //! entry = varint32 shared, varint32 non_shared, varint32 value_len, key suffix, value
 //! ```
 //!
-//! A key is the first `shared` bytes of its predecessor plus the suffix; at a restart point `shared` is 0. The
-//! footer word holds R in bits 0 to 27 and flags above (a hash index, which is skipped; keys and values kept
-//! in separate sections, since 11.0; a hint about key spacing, which is ignored).
+//! A key is the first `shared` bytes of its predecessor plus the suffix; at a restart point
+//! `shared` is 0. The footer word holds R in bits 0 to 27 and flags above (a hash index, which is
+//! skipped; keys and values kept in separate sections, since 11.0; a hint about key spacing, which
+//! is ignored).
 //!
-//! How it is used: a block is read and decompressed once, [`BlockLayout::parse`] looks at its end once, and
-//! both are kept in a cache. Lookups ([`point_lookup`]) and cursors ([`BlockCursor`]) take data and layout as
-//! arguments and borrow neither, so that a cursor can live next to a reference-counted buffer.
+//! How it is used: a block is read and decompressed once, [`BlockLayout::parse`] looks at its end
+//! once, and both are kept in a cache. Lookups ([`point_lookup`]) and cursors ([`BlockCursor`])
+//! take data and layout as arguments and borrow neither, so that a cursor can live next to a
+//! reference-counted buffer.
 //!
-//! What must hold: every offset is checked where it is used, so a layout used with the wrong bytes gives wrong
-//! answers or errors, never a panic. Every step of a walk moves by at least two bytes, so all loops end.
+//! What must hold: every offset is checked where it is used, so a layout used with the wrong bytes
+//! gives wrong answers or errors, never a panic. Every step of a walk moves by at least two bytes,
+//! so all loops end.
 
 pub(crate) mod builder;
 pub(crate) mod checksum;
@@ -153,7 +156,8 @@ impl BlockLayout {
         low.saturating_sub(1)
     }
 
-    /// The entries (the key section if values are separate); `None` if `data` is not this layout's block.
+    /// The entries (the key section if values are separate); `None` if `data` is not this layout's
+    /// block.
     #[inline(always)]
     pub(crate) fn entries<'d>(&self, data: &'d [u8]) -> Option<&'d [u8]> {
         data.get(..self.entries_end as usize)
@@ -184,7 +188,8 @@ pub(crate) struct Entry<V> {
     pub next: usize,
 }
 
-/// How the entries of a kind of block are read: the difference between data blocks and index blocks.
+/// How the entries of a kind of block are read: the difference between data blocks and index
+/// blocks.
 pub(crate) trait Entries: Copy {
     /// What stands behind a key.
     type Value: Copy + Default;
@@ -192,8 +197,9 @@ pub(crate) trait Entries: Copy {
     fn trailer_bytes(self) -> usize;
     /// The block's parts.
     fn layout(&self) -> &BlockLayout;
-    /// Reads the entry at `at`. `entries` is [`BlockLayout::entries`]; `restart` says that `at` is a restart
-    /// point; `previous` is the value of the entry before (default at a restart point).
+    /// Reads the entry at `at`. `entries` is [`BlockLayout::entries`]; `restart` says that `at` is
+    /// a restart point; `previous` is the value of the entry before (default at a restart
+    /// point).
     fn entry(
         self,
         entries: &[u8],
@@ -289,7 +295,8 @@ pub(crate) fn header3(data: &[u8], at: usize) -> Option<(u32, u32, u32, usize)> 
 /// What a block knows about a seek key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// The first entry at or behind the seek key has its user key: sequence and type, and where the value is.
+    /// The first entry at or behind the seek key has its user key: sequence and type, and where the
+    /// value is.
     Found {
         /// See [`crate::unpack`].
         packed: u64,
@@ -298,7 +305,8 @@ pub enum Lookup {
         /// End of the value in the block.
         end: u32,
     },
-    /// The first entry at or behind the seek key has another user key: the file has no visible version.
+    /// The first entry at or behind the seek key has another user key: the file has no visible
+    /// version.
     Absent,
     /// Every entry is before the seek key: the next block may have it.
     PastEnd,
@@ -315,11 +323,11 @@ impl Lookup {
     }
 }
 
-/// Finds the first entry of a data block at or behind the internal key `target` and says whether it is a version
-/// of the same user key.
+/// Finds the first entry of a data block at or behind the internal key `target` and says whether it
+/// is a version of the same user key.
 ///
-/// `scratch` is used only when versions of one user key share trailer bytes and keys must be put together;
-/// pass one that lives longer than a lookup.
+/// `scratch` is used only when versions of one user key share trailer bytes and keys must be put
+/// together; pass one that lives longer than a lookup.
 #[inline]
 pub fn point_lookup(
     data: &[u8],
@@ -347,8 +355,9 @@ pub(crate) fn bad_entry() -> Error {
 
 /// A position in a block of internal keys (data and range-deletion blocks).
 ///
-/// Borrows nothing: every method that moves takes the block's data and layout, which must be the same from one
-/// positioning call to the next. Once its buffers have grown to the keys at hand it allocates nothing.
+/// Borrows nothing: every method that moves takes the block's data and layout, which must be the
+/// same from one positioning call to the next. Once its buffers have grown to the keys at hand it
+/// allocates nothing.
 #[derive(Clone, Debug, Default)]
 pub struct BlockCursor {
     inner: Cursor<BlockLayout>,
@@ -549,7 +558,8 @@ mod tests {
         SeekForPrev(Vec<u8>),
     }
 
-    /// Short keys over few letters, so that prefixes, equal user keys and shared trailer bytes are common.
+    /// Short keys over few letters, so that prefixes, equal user keys and shared trailer bytes are
+    /// common.
     fn user_key() -> impl Strategy<Value = Vec<u8>> {
         proptest::collection::vec(
             prop_oneof![Just(0u8), Just(1), Just(b'a'), Just(b'b'), Just(255)],

@@ -1,16 +1,19 @@
 //! Finding the first entry at or behind a key in a block, without putting keys together.
 //!
 //! 1. Binary search over the restart points, whose keys stand whole in the block.
-//! 2. A scan of one restart interval. It remembers how many bytes `m` of the target's user key the previous
-//!    entry had (that entry sorts before the target). If the next entry shares more than `m` bytes with it, it
-//!    has the same wrong byte at `m` and also sorts before: skipped without a look. If it shares at most `m`, its
-//!    first `shared` bytes are those of the target, so comparing the suffix with the rest of the target is
-//!    enough. `m` and the suffix comparison give the next `m`.
+//! 2. A scan of one restart interval. It remembers how many bytes `m` of the target's user key the
+//!    previous entry had (that entry sorts before the target). If the next entry shares more than
+//!    `m` bytes with it, it has the same wrong byte at `m` and also sorts before: skipped without a
+//!    look. If it shares at most `m`, its first `shared` bytes are those of the target, so
+//!    comparing the suffix with the rest of the target is enough. `m` and the suffix comparison
+//!    give the next `m`.
 //!
-//! The scan needs the trailer (sequence and type) to be inside the suffix. It is not when versions of one user
-//! key share trailer bytes; then the interval is walked again with keys put together in `scratch`.
+//! The scan needs the trailer (sequence and type) to be inside the suffix. It is not when versions
+//! of one user key share trailer bytes; then the interval is walked again with keys put together in
+//! `scratch`.
 //!
-//! Hot: this and `key.rs` are the inner loops of every point read. No allocation, no calls that do not inline.
+//! Hot: this and `key.rs` are the inner loops of every point read. No allocation, no calls that do
+//! not inline.
 
 use std::cmp::Ordering;
 
@@ -35,8 +38,8 @@ pub(crate) struct Found<V> {
     /// Sequence and type; 0 in blocks of user keys.
     pub packed: u64,
     pub equal_user_key: bool,
-    /// The key is in the scratch buffer. Otherwise it is the first `entry.shared` bytes of the target and the
-    /// entry's suffix.
+    /// The key is in the scratch buffer. Otherwise it is the first `entry.shared` bytes of the
+    /// target and the entry's suffix.
     pub key_in_scratch: bool,
 }
 
@@ -55,7 +58,8 @@ pub(crate) fn compare<F: Entries>(
     }
 }
 
-/// Number of restart points whose key is less than `target`, known to be in `low..=high`. `None`: corrupt.
+/// Number of restart points whose key is less than `target`, known to be in `low..=high`. `None`:
+/// corrupt.
 #[inline(always)]
 pub(crate) fn restarts_less<F: Entries>(
     data: &[u8],
@@ -79,8 +83,8 @@ pub(crate) fn restarts_less<F: Entries>(
     Some(low)
 }
 
-/// Finds the first entry not less than `target` (an internal key, or a user key if the block holds those).
-/// `None`: the block is corrupt.
+/// Finds the first entry not less than `target` (an internal key, or a user key if the block holds
+/// those). `None`: the block is corrupt.
 #[inline(always)]
 pub(crate) fn first_not_less<F: Entries>(
     data: &[u8],
@@ -109,7 +113,8 @@ pub(crate) fn first_not_less_behind<F: Entries>(
     less: u32,
 ) -> Option<Hit<F::Value>> {
     let layout = format.layout();
-    // The key at restart `less` (if there is one) is not less; entries before restart `less - 1` are less.
+    // The key at restart `less` (if there is one) is not less; entries before restart `less - 1`
+    // are less.
     let limit = layout.restart(data, less).unwrap_or(entries.len());
     if less > 0 {
         let start = layout.restart(data, less - 1)?;
@@ -156,7 +161,8 @@ enum Scan<V> {
     Corrupt,
 }
 
-/// Scans the restart interval `start..limit`, whose first entry is known to be less than the target.
+/// Scans the restart interval `start..limit`, whose first entry is known to be less than the
+/// target.
 #[inline(always)]
 fn scan<F: Entries>(
     entries: &[u8],

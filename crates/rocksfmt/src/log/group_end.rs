@@ -1,9 +1,9 @@
 //! The record that ends a group of a write-ahead log of ours.
 //!
-//! Batches that are written and flushed together are a group. While one is under way its sectors may reach
-//! the disk in any order, so after a power cut a whole record may stand behind a hole; but only in the last
-//! group, which nobody acknowledged. Behind a hole in an earlier group stands a later group. To tell the two
-//! apart every group ends in a record that says where it begins.
+//! Batches that are written and flushed together are a group. While one is under way its sectors
+//! may reach the disk in any order, so after a power cut a whole record may stand behind a hole;
+//! but only in the last group, which nobody acknowledged. Behind a hole in an earlier group stands
+//! a later group. To tell the two apart every group ends in a record that says where it begins.
 //!
 //! To RocksDB it is an empty batch with an annotation, which it replays and forgets:
 //!
@@ -12,8 +12,8 @@
 //! "mge" | varint start of the group in the file | zeros
 //! ```
 //!
-//! The zeros fill the disk's block. A log whose *first* record is one of these has one behind every group
-//! ([`TornGroup`] counts on that).
+//! The zeros fill the disk's block. A log whose *first* record is one of these has one behind every
+//! group ([`TornGroup`] counts on that).
 
 use crate::batch::{BATCH_HEADER_BYTES, tag};
 use crate::coding::{Decoder, put_varint};
@@ -71,8 +71,8 @@ impl TornGroup {
         self.records
     }
 
-    /// Takes the next record behind the hole, and what it says if it ends a group. True if it belongs to a
-    /// later group than the hole: that one was whole once, and the hole is damage.
+    /// Takes the next record behind the hole, and what it says if it ends a group. True if it
+    /// belongs to a later group than the hole: that one was whole once, and the hole is damage.
     pub fn is_outlived_by(&mut self, end: Option<GroupEnd>) -> bool {
         self.records += 1;
         if self.ended {

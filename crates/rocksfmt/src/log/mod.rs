@@ -1,22 +1,25 @@
 //! Reads RocksDB's log format: the container of write-ahead logs and of MANIFESTs.
 //!
-//! A log is a sequence of 32 KiB blocks. Physical records never cross a block; a logical record is one `Full`
-//! record or `First`, `Middle`…, `Last`. One pass over a file:
+//! A log is a sequence of 32 KiB blocks. Physical records never cross a block; a logical record is
+//! one `Full` record or `First`, `Middle`…, `Last`. One pass over a file:
 //!
 //! 1. [`LogReader::new`] says which file it is: a WAL and its number, or a MANIFEST.
-//! 2. [`LogReader::feed`] takes the file in consecutive pieces (whole blocks, the last one shorter) and calls
-//!    back once per logical record. Only a record that is split over pieces or blocks is copied.
-//! 3. After the last piece, or as soon as reading cannot go on, [`LogReader::end`] says how the log ended.
+//! 2. [`LogReader::feed`] takes the file in consecutive pieces (whole blocks, the last one shorter)
+//!    and calls back once per logical record. Only a record that is split over pieces or blocks is
+//!    copied.
+//! 3. After the last piece, or as soon as reading cannot go on, [`LogReader::end`] says how the log
+//!    ended.
 //!
-//! How a log may end matters more than anything else here. A writer that was killed leaves a record cut short
-//! ([`LogEnd::Truncated`]); a recycled file (an old log overwritten from its start) goes on with bytes of its
-//! former life, which fail their checksum or carry another log number ([`LogEnd::StaleTail`]); preallocated
-//! space reads as zeros ([`LogEnd::Clean`]). None of these is damage. A record that fails its checksum in a
-//! file that was never recycled may be ([`LogEnd::Damage`]); whether something valid stands behind it is for
+//! How a log may end matters more than anything else here. A writer that was killed leaves a record
+//! cut short ([`LogEnd::Truncated`]); a recycled file (an old log overwritten from its start) goes
+//! on with bytes of its former life, which fail their checksum or carry another log number
+//! ([`LogEnd::StaleTail`]); preallocated space reads as zeros ([`LogEnd::Clean`]). None of these is
+//! damage. A record that fails its checksum in a file that was never recycled may be
+//! ([`LogEnd::Damage`]); whether something valid stands behind it is for
 //! [`DamageScan`](crate::DamageScan) to find out.
 //!
-//! A zeroed stretch in front of further records is skipped, as RocksDB does, but the next record says so in
-//! [`LogRecord::zeros_before`]: if its sequence does not continue the one before the stretch, writes are lost.
+//! A zeroed stretch in front of further records is skipped, as RocksDB does, but the next record
+//! says so in [`LogRecord::zeros_before`]: if its sequence does not continue the one before the stretch, writes are lost.
 
 pub(crate) mod group_end;
 pub(crate) mod physical;
@@ -34,8 +37,8 @@ use crate::log::zstd::RecordDecompressor;
 /// Size of a log block.
 pub const LOG_BLOCK_BYTES: usize = 32 * 1024;
 
-/// Bound on a logical record, unless the caller sets another: RocksDB's own batches end at 4 GiB, but what a
-/// record expands to must not be up to a few bytes of compressed input alone.
+/// Bound on a logical record, unless the caller sets another: RocksDB's own batches end at 4 GiB,
+/// but what a record expands to must not be up to a few bytes of compressed input alone.
 pub const LOG_RECORD_BYTES_MAX: usize = 1 << 30;
 
 /// Which file a log is.
@@ -124,8 +127,8 @@ pub struct LogReader {
     end: Option<LogEnd>,
 }
 
-/// Whether a log, of which `start` is the first block, is of the recyclable form: each record has its
-/// log's number, so that it is not taken for one of a log that is written over it.
+/// Whether a log, of which `start` is the first block, is of the recyclable form: each record has
+/// its log's number, so that it is not taken for one of a log that is written over it.
 pub fn is_recyclable_log(start: &[u8]) -> bool {
     matches!(physical(start, None), Physical::Record { kind, .. } if has_recyclable_header(kind))
 }
@@ -157,9 +160,9 @@ impl LogReader {
 
     /// Takes the next piece of the file and calls `each` for every logical record that ends in it.
     ///
-    /// Every piece but the last must be a multiple of [`LOG_BLOCK_BYTES`]; a piece that is not is taken for the
-    /// last, whatever `last` says. Stops at the callback's first error and hands it back. Once
-    /// [`LogReader::end`] is known further pieces are ignored.
+    /// Every piece but the last must be a multiple of [`LOG_BLOCK_BYTES`]; a piece that is not is
+    /// taken for the last, whatever `last` says. Stops at the callback's first error and hands
+    /// it back. Once [`LogReader::end`] is known further pieces are ignored.
     pub fn feed<E>(
         &mut self,
         piece: &[u8],
@@ -305,8 +308,8 @@ impl LogReader {
         }
     }
 
-    /// Takes one valid physical record. `Some(first)`: a logical record ends here, and its bytes are the
-    /// payload if `first == offset` began it, else those in `pending`.
+    /// Takes one valid physical record. `Some(first)`: a logical record ends here, and its bytes
+    /// are the payload if `first == offset` began it, else those in `pending`.
     fn record(
         &mut self,
         kind: u8,
@@ -406,7 +409,8 @@ impl LogReader {
         };
         let begins = part == kind::FULL || part == kind::FIRST;
         if begins {
-            // Old writers could leave an empty `First` at the very end of a block and begin again behind it.
+            // Old writers could leave an empty `First` at the very end of a block and begin again
+            // behind it.
             if let Some(from) = self.pending_from
                 && !self.pending.is_empty()
             {

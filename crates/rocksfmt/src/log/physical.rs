@@ -5,8 +5,8 @@
 //! recyclable header   fixed32 masked crc | fixed16 length | u8 type | fixed32 low log number      11 bytes
 //! ```
 //!
-//! The checksum covers everything from the type on, so not the length: behind a record that fails it nothing
-//! in the block can be trusted.
+//! The checksum covers everything from the type on, so not the length: behind a record that fails
+//! it nothing in the block can be trusted.
 
 use crate::crc::{crc32c, mask_crc};
 
@@ -58,8 +58,8 @@ pub(crate) fn has_recyclable_header(kind: u8) -> bool {
     )
 }
 
-/// Reads the physical record at the start of `rest`, the remainder of its block. The log number is compared
-/// before the checksum: stale records are the normal end of a recycled file.
+/// Reads the physical record at the start of `rest`, the remainder of its block. The log number is
+/// compared before the checksum: stale records are the normal end of a recycled file.
 pub(crate) fn physical(rest: &[u8], log_number_low: Option<u32>) -> Physical<'_> {
     let Some(header) = rest.first_chunk::<HEADER_BYTES>() else {
         return Physical::Trailer;

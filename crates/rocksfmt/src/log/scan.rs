@@ -1,14 +1,15 @@
 //! Looks behind the first damage of a log for a record that should have been read.
 //!
-//! A log that simply stops was cut by a crash; everything acknowledged stands in front of the cut. A log that
-//! stops and then *goes on* has lost something in its middle. Stock RocksDB drops what follows the first bad
-//! record without a word, so the difference has to be found here.
+//! A log that simply stops was cut by a crash; everything acknowledged stands in front of the cut.
+//! A log that stops and then *goes on* has lost something in its middle. Stock RocksDB drops what
+//! follows the first bad record without a word, so the difference has to be found here.
 //!
-//! What counts as proof is a whole `Full` or `First` record with a valid checksum and, in a recyclable log,
-//! this file's number, whose batch begins at or behind the next expected sequence. `Middle` and `Last` records
-//! prove nothing: they may belong to the very record that was torn. The block with the damage is searched at
-//! every byte, since the length of the bad record cannot be trusted; in later blocks, which begin with a
-//! record, the chain is followed from the block's start as far as it goes.
+//! What counts as proof is a whole `Full` or `First` record with a valid checksum and, in a
+//! recyclable log, this file's number, whose batch begins at or behind the next expected sequence.
+//! `Middle` and `Last` records prove nothing: they may belong to the very record that was torn. The
+//! block with the damage is searched at every byte, since the length of the bad record cannot be
+//! trusted; in later blocks, which begin with a record, the chain is followed from the block's
+//! start as far as it goes.
 
 use crate::coding::fixed64_at;
 use crate::key::SEQUENCE_MAX;
@@ -36,16 +37,17 @@ pub struct DamageScan {
     sequence_min: u64,
     decompressor: Option<RecordDecompressor>,
     torn: Option<TornGroup>,
-    /// Where a short record began that goes on in the next block, and its bytes so far: a group's end may.
+    /// Where a short record began that goes on in the next block, and its bytes so far: a group's
+    /// end may.
     begun: Option<(u64, Vec<u8>)>,
 }
 
 /// The most that a group's end may have in the block in which it begins.
 const BEGUN_BYTES_MAX: usize = 64;
 
-/// Whether `block`, a MANIFEST's log block, has whole records from the byte `from` on, and all of them
-/// are of atomic groups. So it looks when power was cut while such a group was written, as our writer
-/// does it: the first sector of what it writes into a block comes last.
+/// Whether `block`, a MANIFEST's log block, has whole records from the byte `from` on, and all of
+/// them are of atomic groups. So it looks when power was cut while such a group was written, as our
+/// writer does it: the first sector of what it writes into a block comes last.
 pub fn is_torn_group(block: &[u8], from: usize) -> bool {
     let mut at = from;
     let mut found = false;
@@ -67,8 +69,8 @@ pub fn is_torn_group(block: &[u8], from: usize) -> bool {
 }
 
 impl DamageScan {
-    /// A scan behind `damage_offset` for batches that begin at `sequence_min` (the next expected sequence) or
-    /// later, in the log that `reader` has read so far.
+    /// A scan behind `damage_offset` for batches that begin at `sequence_min` (the next expected
+    /// sequence) or later, in the log that `reader` has read so far.
     pub fn new(reader: &LogReader, damage_offset: u64, sequence_min: u64) -> DamageScan {
         DamageScan {
             log: reader.kind(),
@@ -122,8 +124,8 @@ impl DamageScan {
         None
     }
 
-    /// Follows the chain of records from the start of a block. Where it breaks the damage goes on, unless
-    /// zeros or the records of a file's former life say that the log ends here.
+    /// Follows the chain of records from the start of a block. Where it breaks the damage goes on,
+    /// unless zeros or the records of a file's former life say that the log ends here.
     fn follow(&mut self, block: &[u8], offset: u64) -> Option<LaterRecord> {
         let mut at = 0;
         while let Some((bytes, found)) = self.record_at(&block[at..], offset + at as u64) {
@@ -138,8 +140,8 @@ impl DamageScan {
         if ends { None } else { self.search(block, offset, at + 1) }
     }
 
-    /// Tries every byte of a block from `at` on. Only a type that can be proof is worth a checksum: that
-    /// keeps the work on bytes made to be slow at some milliseconds.
+    /// Tries every byte of a block from `at` on. Only a type that can be proof is worth a checksum:
+    /// that keeps the work on bytes made to be slow at some milliseconds.
     fn search(&mut self, block: &[u8], offset: u64, mut at: usize) -> Option<LaterRecord> {
         while let Some(&kind) = block.get(at + HEADER_BYTES - 1) {
             let mut step = 1;
@@ -217,7 +219,8 @@ impl DamageScan {
         Some((bytes, newer(head, self.sequence_min, offset)))
     }
 
-    /// The proof that a record is where it may be of the torn group. `record` may be the first part of one.
+    /// The proof that a record is where it may be of the torn group. `record` may be the first part
+    /// of one.
     fn judge(&mut self, record: &[u8], offset: u64) -> Option<LaterRecord> {
         let later = newer(record, self.sequence_min, offset)?;
         self.torn.as_mut()?.is_outlived_by(GroupEnd::parse(record)).then_some(later)

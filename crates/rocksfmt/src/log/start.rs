@@ -1,8 +1,9 @@
 //! The record with which a write-ahead log of ours begins, where its groups have no ends
 //! ([`GroupEnd`](crate::GroupEnd) says the same at the start of a log).
 //!
-//! Its sequence is that of the log's first batch, so that a log that is missing in front of it, or lacks its end,
-//! is noticed. To RocksDB it is an empty batch with an annotation, which it replays and forgets:
+//! Its sequence is that of the log's first batch, so that a log that is missing in front of it, or
+//! lacks its end, is noticed. To RocksDB it is an empty batch with an annotation, which it replays
+//! and forgets:
 //!
 //! ```text
 //! fixed64 sequence of the first batch | fixed32 0 | u8 3 (LogData) | u8 3 | "mls"

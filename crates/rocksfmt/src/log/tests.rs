@@ -116,7 +116,8 @@ fn a_record_without_payload_may_fill_its_block_exactly() {
     assert_eq!(end, LogEnd::Clean);
 }
 
-/// Old writers began a record with an empty `First` at the end of a block, then began again behind it.
+/// Old writers began a record with an empty `First` at the end of a block, then began again behind
+/// it.
 #[test]
 fn an_empty_first_fragment_may_be_abandoned() {
     let mut log = LogBuilder::legacy();
@@ -505,7 +506,8 @@ fn a_length_that_leaves_its_block_is_damage_inside_and_truncation_at_the_end() {
     let (records, end) = read(WAL, &inside);
     assert!(records.is_empty());
     assert_eq!(damage_at(&end), 0);
-    // The last block's first record may be the end of a split one; its header begins the block either way.
+    // The last block's first record may be the end of a split one; its header begins the block
+    // either way.
     bytes[last_block + 5] = 0xff;
     assert!(matches!(read(WAL, &bytes).1, LogEnd::Truncated { .. }));
 }

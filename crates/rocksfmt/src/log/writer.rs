@@ -1,7 +1,7 @@
 //! Writes logs: the MANIFEST, and write-ahead logs of the recyclable form.
 //!
-//! A logical record becomes physical records that do not cross the log's 32 KiB blocks. The writer only makes
-//! bytes; where they go and when they are safe is the caller's business.
+//! A logical record becomes physical records that do not cross the log's 32 KiB blocks. The writer
+//! only makes bytes; where they go and when they are safe is the caller's business.
 
 use crate::batch::{BATCH_HEADER_BYTES, tag};
 use crate::crc::{crc32c, mask_crc};
@@ -75,9 +75,10 @@ impl LogWriter {
         }
     }
 
-    /// Ends a group with the record that says so; `sequence` is that of the next batch. The record fills the log up
-    /// to a multiple of `alignment`, which divides the log's blocks and is at least 64. Zeros would not do for that,
-    /// behind them RocksDB reads no further in the block.
+    /// Ends a group with the record that says so; `sequence` is that of the next batch. The record
+    /// fills the log up to a multiple of `alignment`, which divides the log's blocks and is at
+    /// least 64. Zeros would not do for that, behind them RocksDB reads no further in the
+    /// block.
     pub fn end_group(&mut self, end: GroupEnd, sequence: u64, alignment: usize, out: &mut Vec<u8>) {
         let mut annotation = end.annotation();
         let fixed = BATCH_HEADER_BYTES + 1;
@@ -98,8 +99,8 @@ impl LogWriter {
         // Where the room reaches over the block's end, the record has two parts with a header each.
         let headers = if room <= left { 1 } else { 2 };
         let with_length = room - headers * self.header_bytes() - fixed;
-        // A length and so many bytes: together just what is left, if need be by a length of more bytes than it
-        // takes.
+        // A length and so many bytes: together just what is left, if need be by a length of more
+        // bytes than it takes.
         let length_bytes = [129, 16_386].iter().filter(|&&more| with_length >= more).count() + 1;
         annotation.resize(with_length - length_bytes, 0);
         for byte in 0..length_bytes {

@@ -1,7 +1,7 @@
 //! Expands the records of a compressed write-ahead log.
 //!
-//! After a SetCompression record every logical record is one ZSTD frame that does not announce its size. The
-//! buffer and the context live as long as the reader, so a warm reader allocates nothing.
+//! After a SetCompression record every logical record is one ZSTD frame that does not announce its
+//! size. The buffer and the context live as long as the reader, so a warm reader allocates nothing.
 
 use zstd::stream::raw::{Decoder, InBuffer, Operation, OutBuffer};
 
@@ -20,8 +20,8 @@ impl std::fmt::Debug for RecordDecompressor {
     }
 }
 
-/// Whether a record looks like one of a compressed log: where the record that says so is damaged, only this tells.
-/// An uncompressed batch begins so with few sequences, all above 4 * 10^9.
+/// Whether a record looks like one of a compressed log: where the record that says so is damaged,
+/// only this tells. An uncompressed batch begins so with few sequences, all above 4 * 10^9.
 pub fn looks_compressed(record: &[u8]) -> bool {
     record.starts_with(&zstd::zstd_safe::MAGICNUMBER.to_le_bytes())
 }

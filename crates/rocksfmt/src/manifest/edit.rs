@@ -1,18 +1,19 @@
 //! Version edits, the records of a MANIFEST.
 //!
-//! An edit is a sequence of `varint32 tag, payload` to the end of the record. It must be read completely before
-//! it is applied: the tag that names the column family usually comes last. [`VersionEdit::decode`] keeps what
-//! this crate's users need; what only a writer's statistics need is checked for shape and dropped.
+//! An edit is a sequence of `varint32 tag, payload` to the end of the record. It must be read
+//! completely before it is applied: the tag that names the column family usually comes last.
+//! [`VersionEdit::decode`] keeps what this crate's users need; what only a writer's statistics need
+//! is checked for shape and dropped.
 //!
-//! An unknown tag with bit 13 set carries a length and is skipped; any other unknown tag is refused by number.
-//! The same rule holds, with bit 6 the other way round, for the custom fields of a file.
+//! An unknown tag with bit 13 set carries a length and is skipped; any other unknown tag is refused
+//! by number. The same rule holds, with bit 6 the other way round, for the custom fields of a file.
 
 use crate::coding::{Decoder, put_lps, put_varint};
 use crate::error::{Error, Result};
 use crate::manifest::file_meta::{BlobFileMeta, FileMeta};
 
-/// Levels a MANIFEST may name. RocksDB's `num_levels` is 7 and rarely changed; the bound only keeps a damaged
-/// varint from becoming an allocation.
+/// Levels a MANIFEST may name. RocksDB's `num_levels` is 7 and rarely changed; the bound only keeps
+/// a damaged varint from becoming an allocation.
 pub const LEVELS_MAX: u32 = 64;
 
 /// Tags of a version edit.
@@ -130,8 +131,8 @@ pub struct VersionEdit {
     pub full_history_ts_low: Option<Vec<u8>>,
     /// Whether user timestamps are kept in the files; `None` where the record does not say.
     pub persist_timestamps: Option<bool>,
-    /// The number of keys in the default column family's files, if somebody counts. Ours: RocksDB passes over it,
-    /// and its own MANIFEST does not have it.
+    /// The number of keys in the default column family's files, if somebody counts. Ours: RocksDB
+    /// passes over it, and its own MANIFEST does not have it.
     pub keys: Option<u64>,
     /// Whether the record has a field that only this crate writes.
     pub ours: bool,
@@ -149,12 +150,12 @@ impl BlobGarbage {
 }
 
 impl VersionEdit {
-    /// The record. Tags stand in RocksDB's order; what it says of logs is not written, because logs that are
-    /// recycled cannot be told by size.
+    /// The record. Tags stand in RocksDB's order; what it says of logs is not written, because logs
+    /// that are recycled cannot be told by size.
     ///
     /// # Panics
-    /// When the edit adds or drops a column family and changes files too: RocksDB ignores the files of such a
-    /// record without a word.
+    /// When the edit adds or drops a column family and changes files too: RocksDB ignores the files
+    /// of such a record without a word.
     pub fn encode(&self) -> Vec<u8> {
         let changes_files = !(self.new_files.is_empty()
             && self.deleted_files.is_empty()
@@ -230,8 +231,8 @@ impl VersionEdit {
         out
     }
 
-    /// Lengthens an encoded record to `len` bytes, which are none or at least three more than it has, by a
-    /// field that every reader passes over.
+    /// Lengthens an encoded record to `len` bytes, which are none or at least three more than it
+    /// has, by a field that every reader passes over.
     pub fn fill(record: &mut Vec<u8>, len: usize) {
         let mut room = len.saturating_sub(record.len());
         if room == 0 {

@@ -35,7 +35,8 @@ pub struct FileMeta {
     pub size_bytes: u64,
     /// Smallest internal key.
     pub smallest: Vec<u8>,
-    /// Largest internal key; the end of a range tombstone counts, as a sentinel behind which nothing is.
+    /// Largest internal key; the end of a range tombstone counts, as a sentinel behind which
+    /// nothing is.
     pub largest: Vec<u8>,
     /// Smallest sequence in the file; 0 where the MANIFEST is too old to say.
     pub smallest_sequence: u64,
@@ -68,8 +69,8 @@ impl FileMeta {
         user_key(&self.largest)
     }
 
-    /// Reads a new-file payload behind its level. Also the smallest log number to keep, which old writers hid
-    /// in here.
+    /// Reads a new-file payload behind its level. Also the smallest log number to keep, which old
+    /// writers hid in here.
     pub(crate) fn decode(tag: u32, d: &mut Decoder<'_>) -> Result<(FileMeta, Option<u64>)> {
         let number = d.varint64("file number")?;
         let path_id = match tag {

@@ -1,9 +1,9 @@
 //! Sorts the files of a column family into levels, and refuses what no correct writer produces.
 //!
-//! Level 0 is ordered by epoch if every file of the column family has one, else by sequences, as RocksDB before
-//! 7.10 did. The other levels are ordered by smallest key. RocksDB 7.8 fails to open a database that violates
-//! these rules; 9.8 and 11.8 open it with an *empty* column family. An error is the only answer that loses
-//! nothing.
+//! Level 0 is ordered by epoch if every file of the column family has one, else by sequences, as
+//! RocksDB before 7.10 did. The other levels are ordered by smallest key. RocksDB 7.8 fails to open
+//! a database that violates these rules; 9.8 and 11.8 open it with an *empty* column family. An
+//! error is the only answer that loses nothing.
 
 use std::cmp::Ordering;
 
@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::key::Comparator;
 use crate::manifest::file_meta::FileMeta;
 
-/// Distributes files over levels and sorts each. Without a comparator (one this crate does not know) files are
-/// only distributed.
+/// Distributes files over levels and sorts each. Without a comparator (one this crate does not
+/// know) files are only distributed.
 pub(crate) fn sort_levels(
     files: impl Iterator<Item = (u32, FileMeta)>,
     comparator: Option<Comparator>,

@@ -1,17 +1,17 @@
 //! Replays a MANIFEST into the state of a database.
 //!
-//! 1. [`ManifestReplay::record`] takes the log's records in order, decodes each and applies it. Records of an
-//!    atomic group are held back until the group is whole.
-//! 2. [`ManifestReplay::finish`] checks what RocksDB checks at open, and what newer RocksDB only fails to
-//!    check, and sorts every level for reading. It gives a [`ManifestState`].
+//! 1. [`ManifestReplay::record`] takes the log's records in order, decodes each and applies it.
+//!    Records of an atomic group are held back until the group is whole.
+//! 2. [`ManifestReplay::finish`] checks what RocksDB checks at open, and what newer RocksDB only
+//!    fails to check, and sorts every level for reading. It gives a [`ManifestState`].
 //!
-//! What holds in a finished state: a file number is live once; in level 0 the newest file comes first and no
-//! two files of one age overlap; in every other level files are sorted by smallest key and do not overlap.
-//! A column family whose comparator is not known is listed, with its files in order of number;
-//! [`ColumnFamily::comparator`] is the error to show when somebody reads it.
+//! What holds in a finished state: a file number is live once; in level 0 the newest file comes
+//! first and no two files of one age overlap; in every other level files are sorted by smallest key
+//! and do not overlap. A column family whose comparator is not known is listed, with its files in
+//! order of number; [`ColumnFamily::comparator`] is the error to show when somebody reads it.
 //!
-//! An atomic group that the log cuts short is dropped, as RocksDB does: its writer never learned that it was
-//! written.
+//! An atomic group that the log cuts short is dropped, as RocksDB does: its writer never learned
+//! that it was written.
 
 pub(crate) mod edit;
 pub(crate) mod file_meta;
@@ -41,7 +41,8 @@ pub struct ColumnFamily {
     pub comparator_name: String,
     /// Logs below this number hold nothing that is not in the files.
     pub log_number: u64,
-    /// Files by level; level 0 newest first, the others by smallest key. Ends with a level that has files.
+    /// Files by level; level 0 newest first, the others by smallest key. Ends with a level that
+    /// has files.
     pub levels: Vec<Vec<FileMeta>>,
     /// Its blob files by number, live or not; see [`ColumnFamily::live_blob_files`].
     pub blob_files: BTreeMap<u64, BlobFileMeta>,
@@ -62,8 +63,8 @@ impl ColumnFamily {
         by_level.flat_map(|(level, files)| files.iter().map(move |file| (level, file)))
     }
 
-    /// The blob files that RocksDB keeps: not older than the oldest one an SST is linked to, and not all dead.
-    /// The others may be gone from the directory.
+    /// The blob files that RocksDB keeps: not older than the oldest one an SST is linked to, and
+    /// not all dead. The others may be gone from the directory.
     pub fn live_blob_files(&self) -> impl Iterator<Item = &BlobFileMeta> {
         live_blob_files(self.files().map(|(_, file)| file), &self.blob_files)
     }
@@ -98,19 +99,20 @@ pub struct ManifestState {
     pub max_column_family: u32,
     /// Identity of the database, where the MANIFEST has it.
     pub db_id: Option<String>,
-    /// The number of keys in the default column family's files, where the MANIFEST is ours and has it.
+    /// The number of keys in the default column family's files, where the MANIFEST is ours and has
+    /// it.
     pub keys: Option<u64>,
     /// The logs the MANIFEST tracks, with their synced size where known (option
     /// `track_and_verify_wals_in_manifest`; empty without it).
     pub wals: BTreeMap<u64, Option<u64>>,
-    /// Whether some record has a field that only this crate writes. RocksDB replaces the MANIFEST when it
-    /// opens a database for writing, and writes an OPTIONS file then.
+    /// Whether some record has a field that only this crate writes. RocksDB replaces the MANIFEST
+    /// when it opens a database for writing, and writes an OPTIONS file then.
     pub ours: bool,
 }
 
 impl ManifestState {
-    /// A number that is larger than [`ManifestState::next_file_number`] and than that of every file and log
-    /// that the MANIFEST names, which may be larger.
+    /// A number that is larger than [`ManifestState::next_file_number`] and than that of every file
+    /// and log that the MANIFEST names, which may be larger.
     pub fn next_number(&self) -> u64 {
         let families = || self.column_families.values();
         let files = families().flat_map(|family| family.files().map(|(_, file)| file.number));

@@ -7,8 +7,9 @@
 //!   block_size=4096
 //! ```
 //!
-//! A database opens without one, and its MANIFEST and SST properties win over it, so reading is tolerant: what
-//! is not a section or a `key=value` line is passed over. Escapes (`\#`, `\:`, `\n`, …) are undone.
+//! A database opens without one, and its MANIFEST and SST properties win over it, so reading is
+//! tolerant: what is not a section or a `key=value` line is passed over. Escapes (`\#`, `\:`, `\n`,
+//! …) are undone.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +19,8 @@ pub const OPTIONS_BYTES_MAX: usize = 16 << 20;
 /// The sections of an OPTIONS file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OptionsFile {
-    /// By kind (`Version`, `DBOptions`, `CFOptions`, `TableOptions/BlockBasedTable`) and column family name,
-    /// which is empty for sections that have none.
+    /// By kind (`Version`, `DBOptions`, `CFOptions`, `TableOptions/BlockBasedTable`) and column
+    /// family name, which is empty for sections that have none.
     sections: BTreeMap<(String, String), BTreeMap<String, String>>,
 }
 

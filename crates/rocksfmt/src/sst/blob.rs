@@ -4,9 +4,10 @@
 //! header (30 bytes)   { record header (32), key, value }*   footer (32 bytes)
 //! ```
 //!
-//! An SST entry of type BlobIndex holds a [`BlobIndex`]: file, offset of the *value*, size. The record header and
-//! the key stand right before the value. Flow of a read: parse the index, check that it lies inside the file
-//! ([`BlobIndex::record_range`]), read that range, verify it ([`BlobIndex::verify_record`]), decompress.
+//! An SST entry of type BlobIndex holds a [`BlobIndex`]: file, offset of the *value*, size. The
+//! record header and the key stand right before the value. Flow of a read: parse the index, check
+//! that it lies inside the file ([`BlobIndex::record_range`]), read that range, verify it
+//! ([`BlobIndex::verify_record`]), decompress.
 //!
 //! Entries with an expiration belong to the older stacked BlobDB and are refused.
 
@@ -125,7 +126,8 @@ impl BlobIndex {
         Ok(BlobIndex { file_number, offset, size, compression })
     }
 
-    /// The bytes of the blob file to read: record header, key and value. `file_size` is the whole file's size.
+    /// The bytes of the blob file to read: record header, key and value. `file_size` is the whole
+    /// file's size.
     pub fn record_range(&self, key_len: usize, file_size: u64) -> Result<Range<u64>> {
         let before = (BLOB_RECORD_HEADER_BYTES + key_len) as u64;
         let end = self.offset.checked_add(self.size);
@@ -143,8 +145,8 @@ impl BlobIndex {
         }
     }
 
-    /// Checks the bytes of [`BlobIndex::record_range`] against their checksums, the entry's user key and this
-    /// reference; returns the stored value.
+    /// Checks the bytes of [`BlobIndex::record_range`] against their checksums, the entry's user
+    /// key and this reference; returns the stored value.
     pub fn verify_record<'d>(&self, record: &'d [u8], user_key: &[u8]) -> Result<&'d [u8]> {
         self.verify_inner(record, user_key)
             .map_err(|e| e.at(format!("blob file {} at {}", self.file_number, self.offset)))

@@ -1,15 +1,16 @@
 //! Writes SST files of format version 5, which RocksDB 7.8 and newer read.
 //!
-//! 1. The caller adds entries in the order of internal keys, and takes [`SstBuilder::output`] to the file
-//!    whenever it likes: the builder holds what was not taken, a block, an index and a filter.
-//! 2. A data block ends when it has reached the block size. Its index entry is written when the first key behind
-//!    it is known: the shortest key between the two.
-//! 3. [`SstBuilder::finish`] adds filter, index, range tombstones, properties, metaindex and footer, and tells
-//!    what the MANIFEST must say.
+//! 1. The caller adds entries in the order of internal keys, and takes [`SstBuilder::output`] to
+//!    the file whenever it likes: the builder holds what was not taken, a block, an index and a
+//!    filter.
+//! 2. A data block ends when it has reached the block size. Its index entry is written when the
+//!    first key behind it is known: the shortest key between the two.
+//! 3. [`SstBuilder::finish`] adds filter, index, range tombstones, properties, metaindex and
+//!    footer, and tells what the MANIFEST must say.
 //!
-//! What is written is the form that all supported versions read: one index block with full internal keys and
-//! whole handles, a full Bloom filter over user keys, XXH3 checksums. Left out because nobody needs it: hash
-//! indexes, partitions, dictionaries, unique ids.
+//! What is written is the form that all supported versions read: one index block with full internal
+//! keys and whole handles, a full Bloom filter over user keys, XXH3 checksums. Left out because
+//! nobody needs it: hash indexes, partitions, dictionaries, unique ids.
 
 use std::collections::BTreeMap;
 
@@ -125,8 +126,8 @@ impl SstBuilder {
     /// Adds an entry.
     ///
     /// # Errors
-    /// Corruption for a key that is no internal key, that may not stand in a data block, or that does not sort
-    /// behind the one before: what was read to be written again was damaged.
+    /// Corruption for a key that is no internal key, that may not stand in a data block, or that
+    /// does not sort behind the one before: what was read to be written again was damaged.
     pub fn add(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let parsed = InternalKey::parse(key)?;
         let kind = parsed.value_type()?;
@@ -165,7 +166,8 @@ impl SstBuilder {
         Ok(())
     }
 
-    /// Adds a range tombstone, in any order: entries from `start` up to `end` with smaller sequences are gone.
+    /// Adds a range tombstone, in any order: entries from `start` up to `end` with smaller
+    /// sequences are gone.
     pub fn add_range_tombstone(&mut self, start: &[u8], end: &[u8], sequence: u64) {
         if self.options.comparator.cmp_user(start, end).is_ge() {
             return;
@@ -204,8 +206,8 @@ impl SstBuilder {
         self.output.clear();
     }
 
-    /// Ends the file. What is left of the output comes first; the description lacks the number, epoch and age,
-    /// which the caller knows.
+    /// Ends the file. What is left of the output comes first; the description lacks the number,
+    /// epoch and age, which the caller knows.
     pub fn finish(mut self) -> (Vec<u8>, FileMeta) {
         self.end_data_block();
         if let Some((last, handle)) = self.pending.take() {
@@ -407,8 +409,8 @@ fn put_handle(out: &mut Vec<u8>, handle: BlockHandle) {
     put_varint(out, handle.size);
 }
 
-/// Turns `key` into a shorter one that is greater and still less than `limit`, and tells its length. `None`, and
-/// `key` as it was, where there is none.
+/// Turns `key` into a shorter one that is greater and still less than `limit`, and tells its
+/// length. `None`, and `key` as it was, where there is none.
 fn shorten(key: &mut [u8], limit: &[u8]) -> Option<usize> {
     let common = key.iter().zip(limit).take_while(|(a, b)| a == b).count();
     let (&mine, &theirs) = (key.get(common)?, limit.get(common)?);

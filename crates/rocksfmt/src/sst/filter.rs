@@ -1,11 +1,13 @@
 //! Filter blocks: may this file hold this key?
 //!
-//! A filter answers "no" only if it is sure. Its last five bytes say what it is; new Bloom (format version 5 on)
-//! and legacy Bloom filters are evaluated, Ribbon filters and everything unknown always answer "maybe". Keys go
-//! in as user keys without timestamp; range tombstones are not covered.
+//! A filter answers "no" only if it is sure. Its last five bytes say what it is; new Bloom (format
+//! version 5 on) and legacy Bloom filters are evaluated, Ribbon filters and everything unknown
+//! always answer "maybe". Keys go in as user keys without timestamp; range tombstones are not
+//! covered.
 //!
-//! Flow: hash the key once ([`FilterKey`]), then ask the filter of each file. Hot: one cache line is touched per
-//! filter; [`FilterLayout::line`] tells which, so that a caller with several files can touch the lines first.
+//! Flow: hash the key once ([`FilterKey`]), then ask the filter of each file. Hot: one cache line
+//! is touched per filter; [`FilterLayout::line`] tells which, so that a caller with several files
+//! can touch the lines first.
 
 use std::ops::Range;
 
@@ -76,7 +78,8 @@ pub enum AlwaysMatch {
 }
 
 impl FilterLayout {
-    /// Looks at the end of a full filter or a filter partition. Whatever is not understood always matches.
+    /// Looks at the end of a full filter or a filter partition. Whatever is not understood always
+    /// matches.
     pub fn parse(data: &[u8]) -> FilterLayout {
         let Some(bits) = data.len().checked_sub(METADATA_BYTES).filter(|&n| n > 0) else {
             return FilterLayout::Empty;
@@ -107,7 +110,8 @@ impl FilterLayout {
         }
     }
 
-    /// The bytes of the filter that [`FilterLayout::may_contain`] will look at; empty if it needs none.
+    /// The bytes of the filter that [`FilterLayout::may_contain`] will look at; empty if it needs
+    /// none.
     #[inline]
     pub fn line(&self, key: &FilterKey<'_>) -> Range<usize> {
         match *self {

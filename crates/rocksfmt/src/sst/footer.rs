@@ -1,9 +1,9 @@
 //! The last 53 bytes of an SST file, and block handles.
 //!
-//! Format versions 2 to 7 are read. Versions 2 to 5 keep the handles of the metaindex and the index in the
-//! footer; 6 and 7 keep only the metaindex size (the block ends right before the footer), a base context for
-//! all block checksums, and a checksum of the footer itself; their index handle is metaindex entry
-//! `rocksdb.index`.
+//! Format versions 2 to 7 are read. Versions 2 to 5 keep the handles of the metaindex and the index
+//! in the footer; 6 and 7 keep only the metaindex size (the block ends right before the footer), a
+//! base context for all block checksums, and a checksum of the footer itself; their index handle is
+//! metaindex entry `rocksdb.index`.
 
 use crate::block::checksum::{BLOCK_TRAILER_BYTES, BlockCheck, ChecksumType, context_modifier};
 use crate::coding::{Decoder, fixed32_at, fixed64_at, put_varint, varint64_at};
@@ -48,8 +48,8 @@ impl BlockHandle {
         self.offset == 0 && self.size == 0
     }
 
-    /// Bytes to read: the block and its trailer. `None` when the block does not lie before `end`, which is the
-    /// footer's offset or the file's size; the caller calls that corruption.
+    /// Bytes to read: the block and its trailer. `None` when the block does not lie before `end`,
+    /// which is the footer's offset or the file's size; the caller calls that corruption.
     #[inline]
     pub fn stored_len(&self, end: u64) -> Option<usize> {
         let len = self.size.checked_add(BLOCK_TRAILER_BYTES as u64)?;

@@ -1,14 +1,14 @@
 //! Index blocks: separator keys and the blocks they lead to.
 //!
-//! One entry per data block, in file order; its key is at least the last key of that block and less than the
-//! first key of the next. What is special against other blocks:
+//! One entry per data block, in file order; its key is at least the last key of that block and less
+//! than the first key of the next. What is special against other blocks:
 //!
 //! - keys are internal keys or, by a property of the file, user keys only;
-//! - values may be stored as a difference to the entry before; then there is no value length, and the difference
-//!   form is used exactly where `shared != 0`;
+//! - values may be stored as a difference to the entry before; then there is no value length, and
+//!   the difference form is used exactly where `shared != 0`;
 //! - index type 3 adds the first internal key of each block to the value;
-//! - index type 2 has two levels: the entries of the top block lead to index blocks of the same form. The top
-//!   level of partitioned filters has that form too.
+//! - index type 2 has two levels: the entries of the top block lead to index blocks of the same
+//!   form. The top level of partitioned filters has that form too.
 //!
 //! The flags are the same for all index blocks of a file and come from its properties.
 
@@ -91,7 +91,8 @@ impl IndexLayout {
         self.format
     }
 
-    /// Number of restart points; the number of entries when the restart interval is 1, as by default.
+    /// Number of restart points; the number of entries when the restart interval is 1, as by
+    /// default.
     pub fn restart_count(&self) -> u32 {
         self.block.restart_count()
     }
@@ -188,8 +189,9 @@ impl Entries for IndexLayout {
     }
 }
 
-/// An index block of one entry that leads to `handle`, with how it is laid out: the top of an index that is itself
-/// a block of the file. `largest` is an internal key; no user key of the file is behind its user key.
+/// An index block of one entry that leads to `handle`, with how it is laid out: the top of an index
+/// that is itself a block of the file. `largest` is an internal key; no user key of the file is
+/// behind its user key.
 pub fn index_of_one(
     largest: &[u8],
     handle: BlockHandle,
@@ -211,8 +213,8 @@ pub fn index_of_one(
     (data, layout)
 }
 
-/// Finds the block that may hold the first entry at or behind the internal key `target`; `None` if every key of
-/// the file is before it. See [`crate::point_lookup`] for `scratch`.
+/// Finds the block that may hold the first entry at or behind the internal key `target`; `None` if
+/// every key of the file is before it. See [`crate::point_lookup`] for `scratch`.
 #[inline]
 pub fn index_lookup(
     data: &[u8],
@@ -291,9 +293,10 @@ impl IndexCursor {
         self.inner.seek(data, *layout, comparator, layout.target(target))
     }
 
-    /// Moves to the last block that may hold an entry at or before the internal key `target`: the block of
-    /// [`IndexCursor::seek`], or the last block if the target is behind all of them. If that block turns out to
-    /// start behind the target, the entry sought is the last one of the block before.
+    /// Moves to the last block that may hold an entry at or before the internal key `target`: the
+    /// block of [`IndexCursor::seek`], or the last block if the target is behind all of them.
+    /// If that block turns out to start behind the target, the entry sought is the last one of
+    /// the block before.
     pub fn seek_for_prev(
         &mut self,
         data: &[u8],

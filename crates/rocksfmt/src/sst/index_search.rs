@@ -1,16 +1,18 @@
 //! A helper that makes lookups in a large index block faster than its bytes allow.
 //!
-//! A binary search over restart points reads a restart offset and a key at each of its steps; in an index of
-//! 16 000 blocks that is some 28 cache misses. [`IndexSearch`] keeps, for each restart point, eight bytes of its user
-//! key behind the prefix that all keys share, as a number: the steps of the search then stay in one dense array,
-//! and only the few restart points with equal numbers are compared in the block.
+//! A binary search over restart points reads a restart offset and a key at each of its steps; in an
+//! index of 16 000 blocks that is some 28 cache misses. [`IndexSearch`] keeps, for each restart
+//! point, eight bytes of its user key behind the prefix that all keys share, as a number: the steps
+//! of the search then stay in one dense array, and only the few restart points with equal numbers
+//! are compared in the block.
 //!
-//! It costs some nine bytes per restart point and one walk over them when a file is opened. It changes no answer: keys
-//! that do not ascend, or an order other than bytewise, give no helper and plain searches.
+//! It costs some nine bytes per restart point and one walk over them when a file is opened. It
+//! changes no answer: keys that do not ascend, or an order other than bytewise, give no helper and
+//! plain searches.
 //!
-//! Why padding short keys with zero bytes is right: if `a < b` bytewise, the padded number of `a` is at most that
-//! of `b`. So keys with a smaller number than the target's are less, those with a larger one are greater, and only
-//! equal numbers leave something to compare.
+//! Why padding short keys with zero bytes is right: if `a < b` bytewise, the padded number of `a`
+//! is at most that of `b`. So keys with a smaller number than the target's are less, those with a
+//! larger one are greater, and only equal numbers leave something to compare.
 
 use crate::block::search::{self, Hit};
 use crate::block::{Entries, bad_entry};
@@ -30,7 +32,8 @@ pub struct IndexSearch {
 }
 
 impl IndexSearch {
-    /// Reads the restart keys of an index block; `None` if a helper is not possible or not worth it.
+    /// Reads the restart keys of an index block; `None` if a helper is not possible or not worth
+    /// it.
     pub fn build(data: &[u8], layout: &IndexLayout, comparator: Comparator) -> Option<IndexSearch> {
         let count = layout.restart_count();
         if comparator != Comparator::Bytewise || count < RESTARTS_MIN {
@@ -119,12 +122,14 @@ impl IndexSearch {
     }
 }
 
-/// Numbers in ascending order, searched through a static tree of cache lines: each line of a level holds the
-/// largest numbers of eight lines of the level below. A search of 16 000 numbers then touches five lines, of which
-/// the upper ones stay in the processor's caches; a binary search touches eleven, each waiting for the one before.
+/// Numbers in ascending order, searched through a static tree of cache lines: each line of a level
+/// holds the largest numbers of eight lines of the level below. A search of 16 000 numbers then
+/// touches five lines, of which the upper ones stay in the processor's caches; a binary search
+/// touches eleven, each waiting for the one before.
 #[derive(Clone, Debug)]
 struct Heads {
-    /// All levels, the top first and the numbers themselves last, each padded with the largest number.
+    /// All levels, the top first and the numbers themselves last, each padded with the largest
+    /// number.
     lines: Box<[Line]>,
     /// Where each level starts in `lines`, from the top; `levels` of them are used.
     starts: [u32; LEVELS_MAX],
@@ -167,13 +172,15 @@ impl Heads {
         Heads { lines: lines.into(), starts, levels: levels.len(), len: sorted.len() }
     }
 
-    /// How many numbers are below `wanted`. No branch depends on the numbers but the one at the end.
+    /// How many numbers are below `wanted`. No branch depends on the numbers but the one at the
+    /// end.
     #[inline(always)]
     fn below(&self, wanted: u64) -> usize {
         let mut at = 0;
         for &start in &self.starts[..self.levels] {
-            // Where all numbers are below, this runs behind a level's lines, into those of the next or behind all:
-            // what it then counts only adds to an index that is too large already.
+            // Where all numbers are below, this runs behind a level's lines, into those of the next
+            // or behind all: what it then counts only adds to an index that is too
+            // large already.
             let Some(line) = self.lines.get(start as usize + at) else { return self.len };
             at = at * 8 + line.0.iter().map(|&head| usize::from(head < wanted)).sum::<usize>();
         }

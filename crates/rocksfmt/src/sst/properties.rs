@@ -1,10 +1,10 @@
 //! The properties block: what the writer of an SST says about it.
 //!
-//! A block of name → value with names strictly ascending. Most values are varint64; the index type is fixed32,
-//! the two filter switches are the text "1" or "0". What a reader must obey is a field here; every property is
-//! also kept verbatim ([`Properties::raw`]). Missing numbers read as 0 and a number that does not parse is
-//! passed over, as RocksDB does, because files of many versions are about; the index type is the exception:
-//! a file whose index cannot be read must say so.
+//! A block of name → value with names strictly ascending. Most values are varint64; the index type
+//! is fixed32, the two filter switches are the text "1" or "0". What a reader must obey is a field
+//! here; every property is also kept verbatim ([`Properties::raw`]). Missing numbers read as 0 and
+//! a number that does not parse is passed over, as RocksDB does, because files of many versions are
+//! about; the index type is the exception: a file whose index cannot be read must say so.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -166,8 +166,9 @@ impl Properties {
         self.raw.get(name).map(Vec::as_slice)
     }
 
-    /// The sequence number that every entry of an ingested file has instead of the stored 0; `None` for files
-    /// with sequences of their own. `manifest_largest` is the file's largest sequence number in the manifest.
+    /// The sequence number that every entry of an ingested file has instead of the stored 0; `None`
+    /// for files with sequences of their own. `manifest_largest` is the file's largest sequence
+    /// number in the manifest.
     pub fn global_sequence(&self, manifest_largest: u64) -> Result<Option<u64>> {
         let stored = self.external_sequence;
         match (self.external_version, stored) {
@@ -188,8 +189,9 @@ impl Properties {
         }
     }
 
-    /// Where the global sequence number is in an uncompressed properties block. It may have been patched after the
-    /// block was written: when the block's checksum fails, set these bytes to zero and check again.
+    /// Where the global sequence number is in an uncompressed properties block. It may have been
+    /// patched after the block was written: when the block's checksum fails, set these bytes to
+    /// zero and check again.
     pub fn global_sequence_range(data: &[u8]) -> Option<Range<usize>> {
         let mut found = None;
         for_each(data, |name, value| {

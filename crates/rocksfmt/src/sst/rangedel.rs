@@ -1,17 +1,18 @@
 //! Range tombstones of one file (or of a memtable): which sequence deletes this key?
 //!
-//! A tombstone `(start, end, sequence)` deletes every entry with `start <= user key < end` and a smaller
-//! sequence, in its own file and all older data. Blocks written by RocksDB hold non-overlapping ranges, but
-//! overlapping and unsorted ones are legal.
+//! A tombstone `(start, end, sequence)` deletes every entry with `start <= user key < end` and a
+//! smaller sequence, in its own file and all older data. Blocks written by RocksDB hold
+//! non-overlapping ranges, but overlapping and unsorted ones are legal.
 //!
-//! The set is an array sorted by start, read as an implicit binary tree whose nodes know the largest end below
-//! them (an interval tree). A query walks the path to the key and every tombstone that covers it: for
-//! non-overlapping ranges that is a binary search. Cutting ranges into fragments, as RocksDB does, would be as
-//! fast but needs memory quadratic in the number of nested ranges; this needs a few words each.
+//! The set is an array sorted by start, read as an implicit binary tree whose nodes know the
+//! largest end below them (an interval tree). A query walks the path to the key and every tombstone
+//! that covers it: for non-overlapping ranges that is a binary search. Cutting ranges into
+//! fragments, as RocksDB does, would be as fast but needs memory quadratic in the number of nested
+//! ranges; this needs a few words each.
 //!
-//! A file's tombstones count only inside the file's bounds (compaction splits a tombstone between files by
-//! bounds, not by rewriting it): see [`RangeTombstones::set_bounds`]. Bounds are applied to user keys, as
-//! RocksDB does when it picks the files of a point read.
+//! A file's tombstones count only inside the file's bounds (compaction splits a tombstone between
+//! files by bounds, not by rewriting it): see [`RangeTombstones::set_bounds`]. Bounds are applied
+//! to user keys, as RocksDB does when it picks the files of a point read.
 
 use std::cmp::Ordering;
 
@@ -108,7 +109,8 @@ pub struct Cover<'a> {
 }
 
 impl RangeTombstones {
-    /// Reads a range-deletion block. `global_sequence` replaces the stored sequences of an ingested file.
+    /// Reads a range-deletion block. `global_sequence` replaces the stored sequences of an ingested
+    /// file.
     pub fn parse(
         data: &[u8],
         comparator: Comparator,
@@ -168,14 +170,16 @@ impl RangeTombstones {
         self.arena.capacity() + self.items.capacity() * size_of::<Tombstone>()
     }
 
-    /// All tombstones by ascending start, as stored: `(start, end, sequence)`, not cut to the bounds.
+    /// All tombstones by ascending start, as stored: `(start, end, sequence)`, not cut to the
+    /// bounds.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8], u64)> {
         self.items
             .iter()
             .map(|t| (slice(&self.arena, t.start), slice(&self.arena, t.end), t.sequence))
     }
 
-    /// The largest sequence of at most `snapshot` whose tombstone covers the user key; 0 if none does.
+    /// The largest sequence of at most `snapshot` whose tombstone covers the user key; 0 if none
+    /// does.
     #[inline]
     pub fn max_sequence(&self, user_key: &[u8], snapshot: u64) -> u64 {
         if self.items.is_empty() || !self.in_bounds(user_key) {
@@ -184,9 +188,9 @@ impl RangeTombstones {
         self.strongest(user_key, snapshot).map_or(0, |t| t.sequence)
     }
 
-    /// As [`RangeTombstones::max_sequence`], with the range around the key that is covered by that sequence, cut
-    /// to the file's bounds: an iterator may skip to its end (or, backwards, before its start) in data that
-    /// is older throughout.
+    /// As [`RangeTombstones::max_sequence`], with the range around the key that is covered by that
+    /// sequence, cut to the file's bounds: an iterator may skip to its end (or, backwards,
+    /// before its start) in data that is older throughout.
     pub fn cover(&self, user_key: &[u8], snapshot: u64) -> Option<Cover<'_>> {
         if self.items.is_empty() || !self.in_bounds(user_key) {
             return None;

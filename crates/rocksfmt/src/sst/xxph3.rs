@@ -1,8 +1,8 @@
 //! The 64-bit key hash of RocksDB's filters: the *preview* version of XXH3 (xxHash 0.7.2), seed 0.
 //!
-//! It is not the XXH3 of xxHash 0.8, which block checksums use; a reader that confuses the two misses keys.
-//! `n` is the length; up to 16 bytes are one or two loads and a mix, up to 240 bytes overlapping 16-byte mixes,
-//! longer keys run eight lanes over 64-byte stripes.
+//! It is not the XXH3 of xxHash 0.8, which block checksums use; a reader that confuses the two
+//! misses keys. `n` is the length; up to 16 bytes are one or two loads and a mix, up to 240 bytes
+//! overlapping 16-byte mixes, longer keys run eight lanes over 64-byte stripes.
 
 const P1: u64 = 0x9E37_79B1_85EB_CA87;
 const P2: u64 = 0xC2B2_AE3D_27D4_EB4F;

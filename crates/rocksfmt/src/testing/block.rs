@@ -1,4 +1,5 @@
-//! Builds blocks for tests: every entry form and footer flag, straight from the format's description.
+//! Builds blocks for tests: every entry form and footer flag, straight from the format's
+//! description.
 
 use crate::coding::{put_lps, put_svarint, put_varint};
 use crate::sst::footer::BlockHandle;
@@ -46,7 +47,8 @@ impl BlockBuilder {
         self
     }
 
-    /// Starts an entry: writes `shared` and `non_shared`, returns shared and whether this is a restart point.
+    /// Starts an entry: writes `shared` and `non_shared`, returns shared and whether this is a
+    /// restart point.
     fn prefix(&mut self, key: &[u8]) -> (usize, bool) {
         let restart = self.count.is_multiple_of(self.interval);
         if restart && self.count > 0 {

@@ -1,6 +1,8 @@
-//! Builders of log bytes for tests: logs, batches and version edits, well-formed unless asked otherwise.
+//! Builders of log bytes for tests: logs, batches and version edits, well-formed unless asked
+//! otherwise.
 //!
-//! They follow the format and nothing else (no syncs, no recovery of a file's end), so they are no writer.
+//! They follow the format and nothing else (no syncs, no recovery of a file's end), so they are no
+//! writer.
 
 pub(crate) mod block;
 
@@ -70,7 +72,8 @@ impl LogBuilder {
         self
     }
 
-    /// Appends a record that carries no data, such as a timestamp size record, padding the block if needed.
+    /// Appends a record that carries no data, such as a timestamp size record, padding the block if
+    /// needed.
     pub fn meta(&mut self, kind: u8, payload: &[u8]) -> &mut LogBuilder {
         let number = self.recyclable;
         self.pad(payload.len());

@@ -322,8 +322,9 @@ fn read_block(
     Ok(out)
 }
 
-/// Reads all tables of a database directory and answers what a scan of it would, by the rules of the format.
-/// Every table is read forwards, backwards and by point lookups, and its filter is asked for its keys.
+/// Reads all tables of a database directory and answers what a scan of it would, by the rules of
+/// the format. Every table is read forwards, backwards and by point lookups, and its filter is
+/// asked for its keys.
 pub fn scan(db: &Path, global_sequence: u64) -> (BTreeMap<Vec<u8>, Vec<u8>>, Vec<Table>) {
     let mut newest: BTreeMap<Vec<u8>, (u64, u8, Vec<u8>)> = BTreeMap::new();
     let mut tables = Vec::new();

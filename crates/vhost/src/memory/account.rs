@@ -1,15 +1,17 @@
 //! How much of the process front ends may take up with memory that they hand over.
 //!
-//! A process has 2^47 bytes of addresses, some ten thousand mappings and as many descriptors, and a sparse file of a
-//! hundred TiB costs the front end that sends it nothing. So each mapping is entered in the [`Account`] of its front end
-//! until it is unmapped, and is refused if the front end would have more than a *quarter of what the others leave* of
-//! [`BYTES_MAX`], or of [`mappings_max`]. The first may have 16 TiB; front ends that take all they get leave three
+//! A process has 2^47 bytes of addresses, some ten thousand mappings and as many descriptors, and a
+//! sparse file of a hundred TiB costs the front end that sends it nothing. So each mapping is
+//! entered in the [`Account`] of its front end until it is unmapped, and is refused if the front
+//! end would have more than a *quarter of what the others leave* of [`BYTES_MAX`], or of
+//! [`mappings_max`]. The first may have 16 TiB; front ends that take all they get leave three
 //! quarters of the rest each time, so that no number of them uses everything up.
 //!
-//! What a process takes over from another is entered and never refused, since it was admitted there.
+//! What a process takes over from another is entered and never refused, since it was admitted
+//! there.
 //!
-//! A mapping stays as long as a request that was taken with it (`queue.rs`). What is to be bounded beside its bytes is
-//! the number of tables that are kept so: [`TABLES_MAX`].
+//! A mapping stays as long as a request that was taken with it (`queue.rs`). What is to be bounded
+//! beside its bytes is the number of tables that are kept so: [`TABLES_MAX`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -21,7 +23,8 @@ const MAPPINGS_MAX: u64 = 32 << 10;
 /// Of what others leave, the part that one may have.
 const SHARE: u64 = 4;
 
-/// Tables of memory that a front end may have at a time, those included that only requests under way still hold.
+/// Tables of memory that a front end may have at a time, those included that only requests under
+/// way still hold.
 const TABLES_MAX: u64 = 64;
 
 static ALL: Counts = Counts::new();
@@ -48,8 +51,8 @@ impl Counts {
     }
 }
 
-/// Mappings that all front ends may have together. Each region keeps its descriptor for a successor, so half of the
-/// process's descriptors is the bound where that is less.
+/// Mappings that all front ends may have together. Each region keeps its descriptor for a
+/// successor, so half of the process's descriptors is the bound where that is less.
 fn mappings_max() -> u64 {
     static MAX: OnceLock<u64> = OnceLock::new();
     *MAX.get_or_init(|| {
@@ -84,8 +87,8 @@ impl Default for Shared {
     }
 }
 
-/// Why something was not entered: of what is scarce, how much was wanted beside how much there is, and how much the front
-/// end may have.
+/// Why something was not entered: of what is scarce, how much was wanted beside how much there is,
+/// and how much the front end may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the variant's text says it")]
 pub enum NoRoom {
@@ -144,8 +147,9 @@ impl Account {
         Ok(())
     }
 
-    /// Enters a mapping, until the entry is dropped. Front ends of other cores that do the same at this moment may both
-    /// find room for what only one of them should have: that is their mapping more, and there is room for it.
+    /// Enters a mapping, until the entry is dropped. Front ends of other cores that do the same at
+    /// this moment may both find room for what only one of them should have: that is their
+    /// mapping more, and there is room for it.
     pub fn enter(&self, bytes: u64) -> Result<Entry, NoRoom> {
         self.room(bytes, 1)?;
         self.0.own.add(bytes);

@@ -1,8 +1,9 @@
-//! The dirty log of a live migration: a shared bitmap with one bit for each 4096-byte page of guest memory.
+//! The dirty log of a live migration: a shared bitmap with one bit for each 4096-byte page of guest
+//! memory.
 //!
-//! The front end takes the bits (swapping words with zero) and then copies the pages, so a bit is set after the bytes
-//! are written, never before, and always with a locked instruction: the check "is it set already" could be answered
-//! before our bytes are seen by the one who clears it.
+//! The front end takes the bits (swapping words with zero) and then copies the pages, so a bit is
+//! set after the bytes are written, never before, and always with a locked instruction: the check
+//! "is it set already" could be answered before our bytes are seen by the one who clears it.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
@@ -40,8 +41,8 @@ impl DirtyLog {
         self.bitmap.is_lost()
     }
 
-    /// Marks the pages of `len` bytes at a guest-physical address that have been written. Pages beyond the log's end
-    /// are left out: the front end did not ask for them.
+    /// Marks the pages of `len` bytes at a guest-physical address that have been written. Pages
+    /// beyond the log's end are left out: the front end did not ask for them.
     pub fn mark(&self, addr: u64, len: u64) {
         let Some(last) = len.checked_sub(1) else { return };
         let Some(end) = (self.bitmap.len() as u64).checked_mul(8) else { return };

@@ -1,9 +1,10 @@
 //! Memory of front ends is given back by a thread of its own.
 //!
-//! Whoever closes or unmaps a file of memory last frees its pages. That takes the system 200 ms and more for each GiB, and when a
-//! virtual machine has ended it is us. So mappings of guest memory, and descriptors that a front end has sent, are
-//! dropped by this thread, in the order in which they were given to it. While a front end's message is looked at,
-//! duplicates of its descriptors are kept, so that what is dropped then is not the last one either.
+//! Whoever closes or unmaps a file of memory last frees its pages. That takes the system 200 ms and
+//! more for each GiB, and when a virtual machine has ended it is us. So mappings of guest memory,
+//! and descriptors that a front end has sent, are dropped by this thread, in the order in which
+//! they were given to it. While a front end's message is looked at, duplicates of its descriptors
+//! are kept, so that what is dropped then is not the last one either.
 //!
 //! Nothing that comes here can make the thread wait for somebody: see [`reactor::admit`].
 

@@ -1,18 +1,21 @@
-//! The guest's memory as the front end gave it: regions of shared files, mapped once, and the one way to touch them.
+//! The guest's memory as the front end gave it: regions of shared files, mapped once, and the one
+//! way to touch them.
 //!
-//! The guest writes its memory while we read it, so there is never a Rust reference to it. Whatever is read is copied
-//! into private memory first and judged there. [`Area`] is a piece that stays for long (a part of a ring, an in-flight
-//! region, the dirty log); [`GuestMemory`] translates the addresses that requests carry. Both check each access
-//! against their bounds; all unsafe code about shared memory is in this file.
+//! The guest writes its memory while we read it, so there is never a Rust reference to it. Whatever
+//! is read is copied into private memory first and judged there. [`Area`] is a piece that stays for
+//! long (a part of a ring, an in-flight region, the dirty log); [`GuestMemory`] translates the
+//! addresses that requests carry. Both check each access against their bounds; all unsafe code
+//! about shared memory is in this file.
 //!
-//! A [`GuestMemory`] is an immutable table: adding or removing a region makes a new one that shares the mappings of
-//! the old one, so that a core may go on with its own table until it takes the new one. A mapping goes when the last
-//! table and the last area that hold it are gone.
+//! A [`GuestMemory`] is an immutable table: adding or removing a region makes a new one that shares
+//! the mappings of the old one, so that a core may go on with its own table until it takes the new
+//! one. A mapping goes when the last table and the last area that hold it are gone.
 //!
-//! The size of a file is checked when it is mapped; the guest cannot change it, but the front end can make it shorter,
-//! and huge pages may run out. Who touches what is not there then meets zeroes ([`reactor::Guard`]), and the mapping is
-//! lost from then on ([`GuestMemory::is_lost`], [`Area::is_lost`]): to be asked whenever [`reactor::losses`] has moved,
-//! before anything is done or said because of what was read or written.
+//! The size of a file is checked when it is mapped; the guest cannot change it, but the front end
+//! can make it shorter, and huge pages may run out. Who touches what is not there then meets zeroes
+//! ([`reactor::Guard`]), and the mapping is lost from then on ([`GuestMemory::is_lost`],
+//! [`Area::is_lost`]): to be asked whenever [`reactor::losses`] has moved, before anything is done
+//! or said because of what was read or written.
 
 pub(crate) mod account;
 pub(crate) mod dirty;
@@ -112,8 +115,8 @@ struct Pages {
     entry: Option<Entry>,
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread; it is only unmapped in `drop`, by whoever is the last to
-// hold it, and the memory is only touched through atomic accesses.
+// SAFETY: a mapping belongs to the process, not to a thread; it is only unmapped in `drop`, by
+// whoever is the last to hold it, and the memory is only touched through atomic accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; a shared `Mapping` gives out nothing but its address and lengths.
 unsafe impl Sync for Mapping {}
@@ -131,7 +134,8 @@ impl<'a> Source<'a> {
     fn new(fd: BorrowedFd<'a>, offset: u64, len: u64) -> Result<Source<'a>, MemoryError> {
         // SAFETY: all-zero bytes are a valid `stat`, a struct of integers.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: `fd` is an open descriptor for as long as it is borrowed, and `stat` is ours to write.
+        // SAFETY: `fd` is an open descriptor for as long as it is borrowed, and `stat` is ours to
+        // write.
         if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } != 0 {
             return Err(MemoryError::Io(io::Error::last_os_error()));
         }
@@ -143,7 +147,8 @@ impl<'a> Source<'a> {
         if needed > size {
             return Err(MemoryError::Short { needed, size });
         }
-        // Huge pages can only be mapped from a multiple of their size, which is the file's block size.
+        // Huge pages can only be mapped from a multiple of their size, which is the file's block
+        // size.
         let block = u64::try_from(stat.st_blksize).unwrap_or(0);
         let align = if block.is_power_of_two() { block.max(4096) } else { 4096 };
         Ok(Source { fd, file: (stat.st_dev, stat.st_ino), align })
@@ -189,10 +194,12 @@ impl Mapping {
             map_len: map_len as usize,
             entry: Some(entry),
         };
-        // A guest's memory does not belong into a core dump. That it stays there if this fails harms nobody.
-        // SAFETY: the range was just mapped, and the advice changes no content.
+        // A guest's memory does not belong into a core dump. That it stays there if this fails
+        // harms nobody. SAFETY: the range was just mapped, and the advice changes no
+        // content.
         unsafe { libc::madvise(map, map_len as usize, libc::MADV_DONTDUMP) };
-        // SAFETY: all of the mapping, in multiples of its file's pages; it goes after the guard, and is never referred to.
+        // SAFETY: all of the mapping, in multiples of its file's pages; it goes after the guard,
+        // and is never referred to.
         let guard = unsafe { Guard::new(pages.map.as_ptr(), pages.map_len) };
         Ok(Mapping {
             guard,
@@ -227,13 +234,14 @@ unsafe impl Send for Unneeded {}
 
 impl Drop for Unneeded {
     fn drop(&mut self) {
-        // SAFETY: the mapping was that of `Pages`, and whoever could still point into it held that and is gone.
+        // SAFETY: the mapping was that of `Pages`, and whoever could still point into it held that
+        // and is gone.
         unsafe { libc::munmap(self.0.as_ptr().cast(), self.1) };
     }
 }
 
-/// A piece of shared memory that stays for long. Accesses beyond its end or off their alignment panic: offsets come
-/// from our own code, never from the guest.
+/// A piece of shared memory that stays for long. Accesses beyond its end or off their alignment
+/// panic: offsets come from our own code, never from the guest.
 #[derive(Clone, Debug)]
 pub struct Area {
     base: *mut u8,
@@ -241,7 +249,8 @@ pub struct Area {
     keep: Arc<Mapping>,
 }
 
-// SAFETY: the pointer stays good on any thread while the mapping is held, and is only used for atomic accesses.
+// SAFETY: the pointer stays good on any thread while the mapping is held, and is only used for
+// atomic accesses.
 unsafe impl Send for Area {}
 // SAFETY: as above.
 unsafe impl Sync for Area {}
@@ -252,8 +261,9 @@ macro_rules! access {
         #[inline]
         pub(crate) fn $load(&self, offset: usize, order: Ordering) -> $type {
             let at = self.at(offset, size_of::<$type>());
-            // SAFETY: `at` checked that the bytes are within the area, which is mapped while `self` holds the mapping,
-            // and aligned. Others change them through other mappings of the file, and we only through atomics.
+            // SAFETY: `at` checked that the bytes are within the area, which is mapped while `self`
+            // holds the mapping, and aligned. Others change them through other mappings of the
+            // file, and we only through atomics.
             <$type>::from_le(unsafe { <$atomic>::from_ptr(at.cast()) }.load(order))
         }
 
@@ -299,8 +309,9 @@ impl Area {
         self.len
     }
 
-    /// Whether some of its memory turned out not to be there: what is read may be zeroes that nobody wrote, and what is
-    /// written may go nowhere. Says so of all that this thread did before.
+    /// Whether some of its memory turned out not to be there: what is read may be zeroes that
+    /// nobody wrote, and what is written may go nowhere. Says so of all that this thread did
+    /// before.
     pub fn is_lost(&self) -> bool {
         self.keep.guard.is_lost()
     }
@@ -346,11 +357,13 @@ impl Area {
         prefetch(self.base.wrapping_add(offset));
     }
 
-    /// Reads the 16 bytes at `offset` as two little-endian numbers, the second first and with `order`.
+    /// Reads the 16 bytes at `offset` as two little-endian numbers, the second first and with
+    /// `order`.
     #[inline]
     pub(crate) fn load_pair(&self, offset: usize, order: Ordering) -> [u64; 2] {
         let at: *mut u64 = self.at(offset, 16).cast();
-        // SAFETY: `at` checked that the 16 bytes are within the area and aligned; for the rest see the loads above.
+        // SAFETY: `at` checked that the 16 bytes are within the area and aligned; for the rest see
+        // the loads above.
         let (a, b) = unsafe { (AtomicU64::from_ptr(at), AtomicU64::from_ptr(at.add(1))) };
         let b = u64::from_le(b.load(order));
         [u64::from_le(a.load(Ordering::Relaxed)), b]
@@ -407,8 +420,8 @@ impl GuestMemory {
         self.regions.iter().any(|region| region.mapping.guard.is_lost())
     }
 
-    /// The table with exactly these regions. Mappings of regions that were there before, of the same file, are kept,
-    /// unless they are lost.
+    /// The table with exactly these regions. Mappings of regions that were there before, of the
+    /// same file, are kept, unless they are lost.
     pub fn replace(
         &self,
         table: &[(RegionInfo, BorrowedFd<'_>)],
@@ -431,7 +444,8 @@ impl GuestMemory {
         Ok(memory)
     }
 
-    /// The table without a region, which is known by its addresses and its size; the offset is not looked at.
+    /// The table without a region, which is known by its addresses and its size; the offset is not
+    /// looked at.
     pub fn without_region(&self, info: RegionInfo) -> Result<GuestMemory, MemoryError> {
         let same = |region: &Region| {
             let i = &region.info;
@@ -492,7 +506,8 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// A piece at a front end's address, as ring addresses are; none unless it is within one region.
+    /// A piece at a front end's address, as ring addresses are; none unless it is within one
+    /// region.
     pub fn user_area(&self, user_addr: u64, len: usize) -> Option<Area> {
         let (region, offset) = self.user_region(user_addr, len as u64)?;
         Some(Area {
@@ -548,7 +563,8 @@ impl GuestMemory {
 #[inline(always)]
 fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of any address is allowed: it changes nothing that the program could see, and does not fault.
+    // SAFETY: a prefetch of any address is allowed: it changes nothing that the program could see,
+    // and does not fault.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
     }
@@ -556,11 +572,13 @@ fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// Translates guest-physical addresses; remembers the region of the last one, because most are in the same.
+/// Translates guest-physical addresses; remembers the region of the last one, because most are in
+/// the same.
 #[derive(Debug)]
 pub(crate) struct Lookup<'a> {
     memory: &'a GuestMemory,
-    /// The region's place in the table, and copies of what is needed of it; of size 0 if there is none.
+    /// The region's place in the table, and copies of what is needed of it; of size 0 if there is
+    /// none.
     region: usize,
     guest_addr: u64,
     size: u64,
@@ -587,7 +605,8 @@ impl<'a> Lookup<'a> {
         self.base = region.base;
     }
 
-    /// The memory at a guest-physical address, and how many bytes of its region follow (at least one).
+    /// The memory at a guest-physical address, and how many bytes of its region follow (at least
+    /// one).
     #[inline(always)]
     fn find(&mut self, addr: u64) -> Option<(*mut u8, u64)> {
         let mut offset = addr.wrapping_sub(self.guest_addr);
@@ -610,14 +629,16 @@ impl<'a> Lookup<'a> {
         Some(())
     }
 
-    /// Reads 16 bytes as two little-endian numbers, each byte once: a descriptor or a request's header.
+    /// Reads 16 bytes as two little-endian numbers, each byte once: a descriptor or a request's
+    /// header.
     #[inline]
     pub(crate) fn read_pair(&mut self, addr: u64) -> Option<[u64; 2]> {
         let (at, left) = self.find(addr)?;
         if left >= 16 && at.addr() & 7 == 0 {
             let at: *mut u64 = at.cast();
-            // SAFETY: `find` gave an address in a region that is mapped while the table is borrowed, with `left`
-            // bytes behind it; both numbers are within them and aligned, and all accesses of ours are atomic.
+            // SAFETY: `find` gave an address in a region that is mapped while the table is
+            // borrowed, with `left` bytes behind it; both numbers are within them and
+            // aligned, and all accesses of ours are atomic.
             let (a, b) = unsafe { (AtomicU64::from_ptr(at), AtomicU64::from_ptr(at.add(1))) };
             return Some([
                 u64::from_le(a.load(Ordering::Relaxed)),
@@ -643,7 +664,8 @@ impl<'a> Lookup<'a> {
             let (at, left) = self.find(addr.checked_add(done as u64)?)?;
             let n = left.min((into.len() - done) as u64) as usize;
             for (i, byte) in into[done..done + n].iter_mut().enumerate() {
-                // SAFETY: `i` is less than `left`, the mapped bytes from `at` on, and the table is borrowed.
+                // SAFETY: `i` is less than `left`, the mapped bytes from `at` on, and the table is
+                // borrowed.
                 *byte = unsafe { AtomicU8::from_ptr(at.add(i)) }.load(Ordering::Relaxed);
             }
             done += n;
@@ -672,8 +694,9 @@ impl<'a> Lookup<'a> {
         Some(())
     }
 
-    /// Has the processor fetch the line of an address that is likely to be read and written soon. Changes nothing and
-    /// cannot fail, whatever the address; a region other than the last is not looked for.
+    /// Has the processor fetch the line of an address that is likely to be read and written soon.
+    /// Changes nothing and cannot fail, whatever the address; a region other than the last is
+    /// not looked for.
     #[inline(always)]
     pub(crate) fn prefetch(&self, addr: u64) {
         let offset = addr.wrapping_sub(self.guest_addr);
@@ -688,8 +711,9 @@ impl<'a> Lookup<'a> {
         self.find(addr).is_some()
     }
 
-    /// Appends the pieces of a range that is not empty, split where regions meet. None, with some of it appended, if
-    /// some of the range is no memory or there would be more than `max` pieces.
+    /// Appends the pieces of a range that is not empty, split where regions meet. None, with some
+    /// of it appended, if some of the range is no memory or there would be more than `max`
+    /// pieces.
     #[inline(always)]
     pub(crate) fn segments(
         &mut self,
@@ -741,8 +765,8 @@ pub(crate) fn full_fence() {
     std::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// A processor that keeps its stores to itself until a fence, which any processor may do for a while: stores into
-/// areas wait here. Nothing that is waiting is forwarded to loads.
+/// A processor that keeps its stores to itself until a fence, which any processor may do for a
+/// while: stores into areas wait here. Nothing that is waiting is forwarded to loads.
 #[cfg(test)]
 pub(crate) mod store_buffer {
     use std::cell::RefCell;
@@ -768,7 +792,8 @@ pub(crate) mod store_buffer {
         }
     }
 
-    /// Runs `f` on such a processor, and then `meanwhile` on another while the first still has its stores.
+    /// Runs `f` on such a processor, and then `meanwhile` on another while the first still has its
+    /// stores.
     pub(crate) fn with<A, B>(f: impl FnOnce() -> A, meanwhile: impl FnOnce() -> B) -> (A, B) {
         WAITING.set(Some(Vec::new()));
         let a = f();
@@ -779,8 +804,8 @@ pub(crate) mod store_buffer {
     }
 }
 
-/// Ends the process between two stores into shared memory, as far as tests can see: all stores after the n-th are left
-/// out.
+/// Ends the process between two stores into shared memory, as far as tests can see: all stores
+/// after the n-th are left out.
 #[cfg(test)]
 pub(crate) mod crash {
     use std::cell::Cell;

@@ -1,7 +1,9 @@
-//! What a disk tells the guest about itself: the feature bits and the configuration space of virtio-blk.
+//! What a disk tells the guest about itself: the feature bits and the configuration space of
+//! virtio-blk.
 //!
-//! The configuration space is 60 bytes, little-endian (virtio 1.2, section 5.2.4); a front end may ask for any part of
-//! it, for a shorter one or a longer one, and gets exactly as many bytes as it asked for: zeroes beyond the end.
+//! The configuration space is 60 bytes, little-endian (virtio 1.2, section 5.2.4); a front end may
+//! ask for any part of it, for a shorter one or a longer one, and gets exactly as many bytes as it
+//! asked for: zeroes beyond the end.
 
 use crate::protocol::message::CONFIG_BYTES_MAX;
 
@@ -26,7 +28,8 @@ pub mod feature {
     pub const RING_PACKED: u64 = 1 << 34;
 }
 
-/// Bytes in a sector, the unit of the configuration space and of requests, whatever the disk's block size is.
+/// Bytes in a sector, the unit of the configuration space and of requests, whatever the disk's
+/// block size is.
 pub const SECTOR_BYTES: u64 = 512;
 /// Length of the configuration space.
 pub const CONFIG_SPACE_BYTES: usize = 60;
@@ -78,9 +81,10 @@ pub struct Config {
 impl Config {
     /// The feature bits that go with this disk, those of the transport included.
     ///
-    /// FLUSH and CONFIG_WCE are offered for every writable disk, also for one whose writes are durable on return: it
-    /// says so with its write cache off. A guest therefore meets the same bits when its disk's policy has changed
-    /// between two starts of this process, and its session goes on.
+    /// FLUSH and CONFIG_WCE are offered for every writable disk, also for one whose writes are
+    /// durable on return: it says so with its write cache off. A guest therefore meets the same
+    /// bits when its disk's policy has changed between two starts of this process, and its
+    /// session goes on.
     pub fn features(&self) -> u64 {
         use feature::*;
         let mut features = SIZE_MAX
@@ -138,8 +142,8 @@ impl Config {
         space
     }
 
-    /// `size` bytes of the configuration space from `offset` on, zeroes beyond its end. `None` if that is beyond what a
-    /// configuration space may be.
+    /// `size` bytes of the configuration space from `offset` on, zeroes beyond its end. `None` if
+    /// that is beyond what a configuration space may be.
     pub fn read(&self, write_cache: bool, offset: u32, size: u32) -> Option<Vec<u8>> {
         let end = offset.checked_add(size)? as usize;
         if end > CONFIG_BYTES_MAX {

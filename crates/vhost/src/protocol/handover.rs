@@ -1,14 +1,19 @@
-//! A disk as one process hands it to its successor: the session with its front end, the rings, and what belongs to the
-//! disk itself, as numbers. The descriptors travel beside them, in the order of [`DiskState::roles`].
+//! A disk as one process hands it to its successor: the session with its front end, the rings, and
+//! what belongs to the disk itself, as numbers. The descriptors travel beside them, in the order of
+//! [`DiskState::roles`].
 //!
-//! 1. The old process drains the rings and stops reading the connection, [`Session::export`]s the session, fills in a
-//!    [`DiskState`], and sends [`DiskState::encode`]'s bytes with the descriptors.
-//! 2. The new process takes them with [`DiskState::decode`] and [`DiskState::assign`], and lets [`Session::import`] say
-//!    what to do: the same actions as if the front end had sent everything anew.
-//! 3. Only then does the old process give up its own. Until then, an error leaves everything as it was.
+//! 1. The old process drains the rings and stops reading the connection, [`Session::export`]s the
+//!    session, fills in a [`DiskState`], and sends [`DiskState::encode`]'s bytes with the
+//!    descriptors.
+//! 2. The new process takes them with [`DiskState::decode`] and [`DiskState::assign`], and lets
+//!    [`Session::import`] say what to do: the same actions as if the front end had sent everything
+//!    anew.
+//! 3. Only then does the old process give up its own. Until then, an error leaves everything as it
+//!    was.
 //!
-//! The bytes are those of `docs/formats/handover.md`. A reader knows every field or refuses the whole: what it cannot
-//! read it cannot keep. It takes exactly what a writer would write, bit for bit, so a disk has one form only.
+//! The bytes are those of `docs/formats/handover.md`. A reader knows every field or refuses the
+//! whole: what it cannot read it cannot keep. It takes exactly what a writer would write, bit for
+//! bit, so a disk has one form only.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -182,7 +187,8 @@ impl Role {
     }
 }
 
-/// Where a ring stands that is at work, with nothing of it in flight but what the in-flight region has.
+/// Where a ring stands that is at work, with nothing of it in flight but what the in-flight region
+/// has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingProgress {
     /// Next avail index to take, or for packed rings the next descriptor.
@@ -326,8 +332,8 @@ pub struct DiskState {
     pub listening: bool,
     /// Whether a flush of the device has failed, so that it takes no more writes.
     pub flush_failed: bool,
-    /// Operations of the old process that are still under way: until it says that they are not, what the in-flight
-    /// region has is not done again.
+    /// Operations of the old process that are still under way: until it says that they are not,
+    /// what the in-flight region has is not done again.
     pub under_way: Option<UnderWay>,
     /// The front end's connection, if there is one.
     pub connection: Option<ConnectionState>,

@@ -1,22 +1,25 @@
 //! The messages of vhost-user, as bytes and descriptors: no state and no I/O.
 //!
-//! A message is a header of 12 bytes (request, flags, payload size; each a little-endian `u32`) and a payload. Its
-//! descriptors come with the bytes of its header. A receiver must not read over the end of a message, because it could
-//! not tell any more whose descriptors came: it asks [`Framer::wanted`] how many bytes to receive, gives what came to
-//! [`Framer::push`], and has a [`Message`] when that was the last piece. [`Request::decode`] then gives the request its
+//! A message is a header of 12 bytes (request, flags, payload size; each a little-endian `u32`) and
+//! a payload. Its descriptors come with the bytes of its header. A receiver must not read over the
+//! end of a message, because it could not tell any more whose descriptors came: it asks
+//! [`Framer::wanted`] how many bytes to receive, gives what came to [`Framer::push`], and has a
+//! [`Message`] when that was the last piece. [`Request::decode`] then gives the request its
 //! typed form, after checking payload size and number of descriptors.
 //!
-//! A peer announces nothing that reserves memory beyond [`PAYLOAD_BYTES_MAX`] and [`DESCRIPTORS_MAX`]; descriptors are
-//! owned from the first moment, so that an error closes them.
+//! A peer announces nothing that reserves memory beyond [`PAYLOAD_BYTES_MAX`] and
+//! [`DESCRIPTORS_MAX`]; descriptors are owned from the first moment, so that an error closes them.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 12;
-/// Longest payload that is received. The longest one with a meaning has 268 bytes (a configuration space).
+/// Longest payload that is received. The longest one with a meaning has 268 bytes (a configuration
+/// space).
 pub const PAYLOAD_BYTES_MAX: usize = 4096;
-/// Most descriptors that are received with one message. The most with a meaning are eight (a memory table).
+/// Most descriptors that are received with one message. The most with a meaning are eight (a memory
+/// table).
 pub const DESCRIPTORS_MAX: usize = 32;
 /// Most regions in one SET_MEM_TABLE.
 pub const TABLE_REGIONS_MAX: usize = 8;
@@ -224,7 +227,8 @@ impl Message {
     }
 }
 
-/// The message on the backend's channel that tells the front end to read the configuration space again.
+/// The message on the backend's channel that tells the front end to read the configuration space
+/// again.
 pub fn config_change() -> Vec<u8> {
     Message::request(id::BACKEND_CONFIG_CHANGE, false, Vec::new()).encode()
 }
@@ -260,7 +264,8 @@ impl Framer {
         Ok(framer)
     }
 
-    /// The bytes and descriptors of the message that has not wholly arrived, to be carried elsewhere.
+    /// The bytes and descriptors of the message that has not wholly arrived, to be carried
+    /// elsewhere.
     pub fn into_parts(self) -> (Vec<u8>, Vec<OwnedFd>) {
         (self.bytes, self.descriptors)
     }
@@ -288,7 +293,8 @@ impl Framer {
         }
     }
 
-    /// Takes what was received, at most [`Framer::wanted`] bytes, and gives the message that it completes.
+    /// Takes what was received, at most [`Framer::wanted`] bytes, and gives the message that it
+    /// completes.
     ///
     /// After an error the connection is closed; the framer is not used again.
     pub fn push(
@@ -343,7 +349,8 @@ pub struct RegionInfo {
     pub mmap_offset: u64,
 }
 
-/// Where a ring is, in the front end's own addresses. Nothing is known about alignment: the guest chose them.
+/// Where a ring is, in the front end's own addresses. Nothing is known about alignment: the guest
+/// chose them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingAddresses {
     /// Descriptor table, or the packed ring.
@@ -354,7 +361,8 @@ pub struct RingAddresses {
     pub avail: u64,
 }
 
-/// Where a region of shared memory for requests in flight is inside its descriptor's file, and its shape.
+/// Where a region of shared memory for requests in flight is inside its descriptor's file, and its
+/// shape.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InflightInfo {
     /// Bytes to map.
@@ -368,7 +376,8 @@ pub struct InflightInfo {
 }
 
 impl InflightInfo {
-    /// Whether such a region can be, as far as its numbers say. How large it must be depends on the rings' form.
+    /// Whether such a region can be, as far as its numbers say. How large it must be depends on the
+    /// rings' form.
     pub(crate) fn is_possible(&self) -> bool {
         self.mmap_size != 0
             && self.mmap_size.checked_add(self.mmap_offset).is_some()
@@ -463,7 +472,8 @@ impl Request {
     /// The typed form of `message`, which came with `descriptors` descriptors.
     ///
     /// # Errors
-    /// [`Violation::PayloadSize`], [`Violation::Descriptors`], and [`Violation::Refused`] for a flag with no meaning.
+    /// [`Violation::PayloadSize`], [`Violation::Descriptors`], and [`Violation::Refused`] for a
+    /// flag with no meaning.
     pub fn decode(message: &Message, descriptors: usize) -> Result<Self, Violation> {
         let request = message.request;
         let size_error = Violation::PayloadSize { request, found: message.payload.len() };
@@ -548,7 +558,8 @@ impl Request {
             id::SET_BACKEND_REQ_FD => Self::SetBackendReqFd,
             id::GET_CONFIG => {
                 let (offset, size, flags) = (fields.u32()?, fields.u32()?, fields.u32()?);
-                // Space for the answer comes along, of no matter which length; some front ends leave it out.
+                // Space for the answer comes along, of no matter which length; some front ends
+                // leave it out.
                 fields.take(fields.0.len().min(CONFIG_BYTES_MAX))?;
                 Self::GetConfig { offset, size, flags }
             }
@@ -635,7 +646,8 @@ pub fn reply_vring_base(ring: u32, base: u32) -> Vec<u8> {
     Message::reply(id::GET_VRING_BASE, payload).encode()
 }
 
-/// The reply to GET_CONFIG: `bytes` are exactly the ones asked for, or none to say that they cannot be had.
+/// The reply to GET_CONFIG: `bytes` are exactly the ones asked for, or none to say that they cannot
+/// be had.
 pub fn reply_config(offset: u32, flags: u32, bytes: &[u8]) -> Vec<u8> {
     let size = u32::try_from(bytes.len()).expect("at most CONFIG_BYTES_MAX");
     let mut payload = Vec::with_capacity(12 + bytes.len());
@@ -659,7 +671,8 @@ pub fn reply_inflight(area: &InflightInfo, payload_bytes: usize) -> Vec<u8> {
     Message::reply(id::GET_INFLIGHT_FD, payload).encode()
 }
 
-/// Where a packed ring stands, as SET_VRING_BASE and GET_VRING_BASE have it. (A split ring's base is its avail index.)
+/// Where a packed ring stands, as SET_VRING_BASE and GET_VRING_BASE have it. (A split ring's base
+/// is its avail index.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackedBase {
     /// Next descriptor to take, below 32768.

@@ -1,16 +1,19 @@
-//! One front end's connection: what it has set up so far, and what the target must do about each message. No I/O.
+//! One front end's connection: what it has set up so far, and what the target must do about each
+//! message. No I/O.
 //!
-//! 1. The target gives each message with its descriptors to [`Session::handle`] and performs the [`Action`]s that come
-//!    back, in order. A [`Violation`] closes the connection.
-//! 2. An action may fail (a descriptor that cannot be mapped). Then the target does not perform the rest; it sends the
-//!    list's last reply after [`Reply::refuse`], or closes the connection if there is none that can refuse.
-//! 3. Three answers come later: a stopped ring's base ([`Session::ring_stopped`]), a new in-flight region
-//!    ([`Session::inflight_created`]), and the end of a reset, which is that of its last ring. Until then
-//!    [`Session::is_waiting`], and the target leaves the front end's next message unread.
+//! 1. The target gives each message with its descriptors to [`Session::handle`] and performs the
+//!    [`Action`]s that come back, in order. A [`Violation`] closes the connection.
+//! 2. An action may fail (a descriptor that cannot be mapped). Then the target does not perform the
+//!    rest; it sends the list's last reply after [`Reply::refuse`], or closes the connection if
+//!    there is none that can refuse.
+//! 3. Three answers come later: a stopped ring's base ([`Session::ring_stopped`]), a new in-flight
+//!    region ([`Session::inflight_created`]), and the end of a reset, which is that of its last
+//!    ring. Until then [`Session::is_waiting`], and the target leaves the front end's next message
+//!    unread.
 //!
-//! Descriptors pass through: each is in exactly one action and then belongs to the target; what is not wanted is closed
-//! here. The session keeps numbers, and which descriptors there are, so that it can be carried to another process
-//! ([`Session::export`], [`Session::import`]).
+//! Descriptors pass through: each is in exactly one action and then belongs to the target; what is
+//! not wanted is closed here. The session keeps numbers, and which descriptors there are, so that
+//! it can be carried to another process ([`Session::export`], [`Session::import`]).
 //!
 //! # A ring
 //!
@@ -29,23 +32,26 @@
 //!                                                     +----------+
 //! ```
 //!
-//! A *running* ring is popped; a *paused* one is not, but finishes what was popped; a *stopping* one finishes too, and
-//! then leaves the guest's memory alone. GET_VRING_BASE of an idle ring is answered at once. It takes the kick and call
-//! descriptors away and leaves size, addresses and enabling: the next kick descriptor starts the ring again. A front end
-//! enables rings that it never sets up (SeaBIOS uses one of several), so enabling is a flag and nothing more. Without
-//! the feature PROTOCOL_FEATURES rings count as enabled.
+//! A *running* ring is popped; a *paused* one is not, but finishes what was popped; a *stopping*
+//! one finishes too, and then leaves the guest's memory alone. GET_VRING_BASE of an idle ring is
+//! answered at once. It takes the kick and call descriptors away and leaves size, addresses and
+//! enabling: the next kick descriptor starts the ring again. A front end enables rings that it
+//! never sets up (SeaBIOS uses one of several), so enabling is a flag and nothing more. Without the
+//! feature PROTOCOL_FEATURES rings count as enabled.
 //!
 //! # What the guest may have caused
 //!
-//! A ring's size and addresses are the guest's choice: sizes that are no power of two, unaligned addresses and such
-//! outside the memory are no violations. The ring is started, the target finds it broken and signals its err descriptor.
-//! The connection stays, and GET_VRING_BASE of the broken ring is answered like any other.
+//! A ring's size and addresses are the guest's choice: sizes that are no power of two, unaligned
+//! addresses and such outside the memory are no violations. The ring is started, the target finds
+//! it broken and signals its err descriptor. The connection stays, and GET_VRING_BASE of the broken
+//! ring is answered like any other.
 //!
 //! # Refusals
 //!
-//! A request that cannot be obeyed changes nothing. If its sender asked for an acknowledgement, it gets a failing one
-//! and the connection stays; otherwise it would go on believing that all is well, so the connection is closed. Unknown
-//! requests, which cannot be relied on by anybody, are counted and ignored instead, unless they wait for an answer.
+//! A request that cannot be obeyed changes nothing. If its sender asked for an acknowledgement, it
+//! gets a failing one and the connection stays; otherwise it would go on believing that all is
+//! well, so the connection is closed. Unknown requests, which cannot be relied on by anybody, are
+//! counted and ignored instead, unless they wait for an answer.
 
 use std::os::fd::OwnedFd;
 
@@ -68,8 +74,8 @@ pub mod protocol_feature {
     pub const RESET_DEVICE: u64 = 1 << 13;
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 
-    /// What this session implements. QEMU acknowledges every bit from 0 to 16 that it is offered, also some that it
-    /// does not implement, so nothing else may ever be offered.
+    /// What this session implements. QEMU acknowledges every bit from 0 to 16 that it is offered,
+    /// also some that it does not implement, so nothing else may ever be offered.
     pub const IMPLEMENTED: u64 = MQ
         | LOG_SHMFD
         | REPLY_ACK
@@ -132,8 +138,8 @@ impl Reply {
         Self { bytes: message::reply_u64(request, 0), fd: None, acknowledges: Some(request) }
     }
 
-    /// Turns an acknowledgement into a refusal, because an action before it failed. `false` if this is no
-    /// acknowledgement: then the connection must be closed instead.
+    /// Turns an acknowledgement into a refusal, because an action before it failed. `false` if this
+    /// is no acknowledgement: then the connection must be closed instead.
     #[must_use]
     pub fn refuse(&mut self) -> bool {
         if let Some(request) = self.acknowledges {
@@ -148,10 +154,11 @@ impl Reply {
 pub enum Action {
     /// Send this.
     Reply(Reply),
-    /// [`Session::features`] changed, and perhaps [`Session::logging`]. Requests that were popped before and complete
-    /// from now on are logged by the new rule.
+    /// [`Session::features`] changed, and perhaps [`Session::logging`]. Requests that were popped
+    /// before and complete from now on are logged by the new rule.
     FeaturesChanged,
-    /// Writes may be left in volatile caches until the guest flushes (`true`), or must be durable when they complete.
+    /// Writes may be left in volatile caches until the guest flushes (`true`), or must be durable
+    /// when they complete.
     WriteCache(bool),
     /// These are all the regions there are. Rings that are not idle go on in the new memory.
     ReplaceMemory(Vec<(RegionInfo, OwnedFd)>),
@@ -159,12 +166,13 @@ pub enum Action {
     AddRegion(RegionInfo, OwnedFd),
     /// One region less. Its memory stays mapped for requests in flight.
     RemoveRegion(RegionInfo),
-    /// Rings that start from now on note their requests in this region, and recover from what is in it.
+    /// Rings that start from now on note their requests in this region, and recover from what is in
+    /// it.
     Inflight(InflightInfo, OwnedFd),
     /// Rings that start from now on note their requests nowhere.
     DropInflight,
-    /// Make a new, zeroed region for this many rings with this many entries each, packed or split as
-    /// [`Session::features`] say; then call [`Session::inflight_created`].
+    /// Make a new, zeroed region for this many rings with this many entries each, packed or split
+    /// as [`Session::features`] say; then call [`Session::inflight_created`].
     CreateInflight {
         /// Rings.
         queues: u16,
@@ -183,14 +191,15 @@ pub enum Action {
     Call(u16, Option<OwnedFd>),
     /// Replaces the ring's err descriptor and closes the one there was.
     Err(u16, Option<OwnedFd>),
-    /// Take the ring up as [`Session::ring`] has it: recover its requests in flight, look for new ones at once, whether
-    /// or not a kick comes.
+    /// Take the ring up as [`Session::ring`] has it: recover its requests in flight, look for new
+    /// ones at once, whether or not a kick comes.
     StartRing(u16),
     /// Pop the ring again (and look at once), or do not pop it until told so.
     EnableRing(u16, bool),
     /// The ring's [`Ring::log`] changed.
     RingLog(u16),
-    /// Pop no more, finish what was popped, leave the guest's memory alone, then call [`Session::ring_stopped`].
+    /// Pop no more, finish what was popped, leave the guest's memory alone, then call
+    /// [`Session::ring_stopped`].
     StopRing(u16),
 }
 
@@ -222,8 +231,8 @@ pub enum RingState {
 pub struct Ring {
     /// Descriptors; 0 until known.
     pub size: u16,
-    /// Where to begin: the next avail index, or for packed rings a [`message::PackedBase`]. The in-flight region knows
-    /// better if it is not new.
+    /// Where to begin: the next avail index, or for packed rings a [`message::PackedBase`]. The
+    /// in-flight region knows better if it is not new.
     pub base: u32,
     /// Where the ring is.
     pub addresses: Option<RingAddresses>,
@@ -356,8 +365,8 @@ impl Session {
         self.features() & feature::LOG_ALL != 0 && self.log.is_some()
     }
 
-    /// Whether writes may be left in volatile caches. Not before the guest has acknowledged FLUSH: until then nothing
-    /// says that it will ever flush.
+    /// Whether writes may be left in volatile caches. Not before the guest has acknowledged FLUSH:
+    /// until then nothing says that it will ever flush.
     pub fn write_cache(&self) -> bool {
         self.write_cache && self.features() & feature::FLUSH != 0
     }
@@ -367,7 +376,8 @@ impl Session {
         self.write_cache
     }
 
-    /// From now on writes are durable when they complete: for a guest of which it is not known what it was told.
+    /// From now on writes are durable when they complete: for a guest of which it is not known what
+    /// it was told.
     pub fn distrust_write_cache(&mut self) {
         self.write_cache = false;
     }
@@ -395,7 +405,8 @@ impl Session {
         self.inflight.as_ref()
     }
 
-    /// Whether an answer is due that needs the target first. The next message is not to be handled before.
+    /// Whether an answer is due that needs the target first. The next message is not to be handled
+    /// before.
     pub fn is_waiting(&self) -> bool {
         self.waiting.is_some()
     }
@@ -410,8 +421,8 @@ impl Session {
         self.last_refusal
     }
 
-    /// Sets the disk's size. Gives the message for the backend channel that makes the front end ask for it, if there is
-    /// a channel.
+    /// Sets the disk's size. Gives the message for the backend channel that makes the front end ask
+    /// for it, if there is a channel.
     pub fn set_capacity(&mut self, capacity_sectors: u64) -> Option<Vec<u8>> {
         self.offer.config.capacity_sectors = capacity_sectors;
         self.backend_channel.then(message::config_change)
@@ -422,12 +433,14 @@ impl Session {
         self.regions.retain(|known| known != region);
     }
 
-    /// The channel of an [`Action::BackendChannel`] that failed is not there, or it is of no use any more.
+    /// The channel of an [`Action::BackendChannel`] that failed is not there, or it is of no use
+    /// any more.
     pub fn forget_backend_channel(&mut self) {
         self.backend_channel = false;
     }
 
-    /// Takes the table of an [`Action::ReplaceMemory`] that failed back: these are the regions still.
+    /// Takes the table of an [`Action::ReplaceMemory`] that failed back: these are the regions
+    /// still.
     pub fn keep_regions(&mut self, regions: impl Iterator<Item = RegionInfo>) {
         self.regions = regions.collect();
     }
@@ -435,7 +448,8 @@ impl Session {
     /// Handles a message. See the module for what must be done with the answer.
     ///
     /// # Errors
-    /// The connection is to be closed, and the reason logged. All descriptors of the message are closed.
+    /// The connection is to be closed, and the reason logged. All descriptors of the message are
+    /// closed.
     pub fn handle(
         &mut self,
         message: &Message,
@@ -475,7 +489,8 @@ impl Session {
         Ok(actions)
     }
 
-    /// The ring is at rest: everything that was popped is completed and pushed. `base` is where it goes on.
+    /// The ring is at rest: everything that was popped is completed and pushed. `base` is where it
+    /// goes on.
     ///
     /// # Panics
     /// If the ring was not told to stop.
@@ -519,8 +534,9 @@ impl Session {
         vec![Action::Reply(Reply { bytes, fd: Some(fd), acknowledges: None })]
     }
 
-    /// The state in numbers, to be carried to another process; its descriptors are the target's. `progress` says where
-    /// each ring at work stands. `None` while an answer is due: that has to be given first.
+    /// The state in numbers, to be carried to another process; its descriptors are the target's.
+    /// `progress` says where each ring at work stands. `None` while an answer is due: that has
+    /// to be given first.
     pub fn export(&self, mut progress: impl FnMut(u16) -> RingProgress) -> Option<SessionState> {
         if self.is_waiting() {
             return None;
@@ -542,12 +558,14 @@ impl Session {
         })
     }
 
-    /// A session that goes on where another one was exported, and what the target must do to be where it was: the same
-    /// as if the front end had said everything anew. `fds` are in the order of [`SessionState::roles`]. A ring at work
-    /// starts from its [`RingProgress`], which the target has in `state`.
+    /// A session that goes on where another one was exported, and what the target must do to be
+    /// where it was: the same as if the front end had said everything anew. `fds` are in the
+    /// order of [`SessionState::roles`]. A ring at work starts from its [`RingProgress`], which
+    /// the target has in `state`.
     ///
     /// # Errors
-    /// If this disk is not offered as what the front end knows, or if descriptors are missing. All are closed.
+    /// If this disk is not offered as what the front end knows, or if descriptors are missing. All
+    /// are closed.
     pub fn import(
         offer: Offer,
         state: &SessionState,
@@ -696,7 +714,8 @@ impl Session {
                 self.protocol_features = bits;
             }
             Request::SetOwner => self.owned = true,
-            // Given up by the specification: some front ends sent it where others did not expect it.
+            // Given up by the specification: some front ends sent it where others did not expect
+            // it.
             Request::ResetOwner => {}
 
             Request::SetMemTable(regions) => {
@@ -895,7 +914,8 @@ impl Session {
         }
     }
 
-    /// Moves the ring between idle, running and paused, after something changed that this depends on.
+    /// Moves the ring between idle, running and paused, after something changed that this depends
+    /// on.
     fn update_ring(&mut self, ring: u16, actions: &mut Vec<Action>) {
         let Some(features) = self.features else {
             return;
@@ -934,10 +954,11 @@ impl Session {
         actions.push(Action::Reply(Reply::new(bytes)));
     }
 
-    /// The end of RESET_DEVICE, when all rings are idle. What belongs to the connection stays: owner, protocol features,
-    /// memory, dirty log, backend channel, and the call and err descriptors, which some front ends send only once. The
-    /// in-flight region goes: its counts are those of rings that begin anew. The write cache stays as well: QEMU does not
-    /// ask for it again, and tells the guest what it was before.
+    /// The end of RESET_DEVICE, when all rings are idle. What belongs to the connection stays:
+    /// owner, protocol features, memory, dirty log, backend channel, and the call and err
+    /// descriptors, which some front ends send only once. The in-flight region goes: its counts
+    /// are those of rings that begin anew. The write cache stays as well: QEMU does not ask for
+    /// it again, and tells the guest what it was before.
     fn reset(&mut self, actions: &mut Vec<Action>) {
         for (i, ring) in (0u16..).zip(&mut self.rings) {
             if ring.kick == Kick::Descriptor {

@@ -1,10 +1,11 @@
-//! The in-flight region: memory that the front end keeps over a crash of ours, in which each queue notes which of the
-//! requests it took are not finished. The layout is vhost-user's and is drawn, with the order of writes and what each
-//! crash leaves behind, in `docs/formats/inflight.md`.
+//! The in-flight region: memory that the front end keeps over a crash of ours, in which each queue
+//! notes which of the requests it took are not finished. The layout is vhost-user's and is drawn,
+//! with the order of writes and what each crash leaves behind, in `docs/formats/inflight.md`.
 //!
-//! The region is trusted as little as guest memory: it is read once, when a ring starts, and everything read is
-//! checked; from then on it is only written, and what is needed later is kept in private memory as well. All stores
-//! are releases, so that a process that is killed leaves a prefix of them in program order.
+//! The region is trusted as little as guest memory: it is read once, when a ring starts, and
+//! everything read is checked; from then on it is only written, and what is needed later is kept in
+//! private memory as well. All stores are releases, so that a process that is killed leaves a
+//! prefix of them in program order.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -34,7 +35,8 @@ mod split_at {
 mod packed_at {
     pub(super) const FREE_HEAD: usize = 12;
     pub(super) const OLD_FREE_HEAD: usize = 14;
-    /// {u16 used_idx, u16 old_used_idx, u8 used_wrap, u8 old_used_wrap, u16 0}: always written as one.
+    /// {u16 used_idx, u16 old_used_idx, u8 used_wrap, u8 old_used_wrap, u16 0}: always written as
+    /// one.
     pub(super) const USED: usize = 16;
     pub(super) const ENTRIES: usize = 32;
     pub(super) const ENTRY_LEN: usize = 32;
@@ -200,7 +202,8 @@ pub(crate) struct SplitInflight {
 }
 
 impl SplitInflight {
-    /// Takes over what is there, or makes it. Gives the heads that were in flight, in the order they were taken.
+    /// Takes over what is there, or makes it. Gives the heads that were in flight, in the order
+    /// they were taken.
     pub(crate) fn start(
         region: InflightArea,
         ring_num: u16,
@@ -241,8 +244,8 @@ impl SplitInflight {
         Ok((inflight, heads.into_iter().map(|(_, head)| head).collect()))
     }
 
-    /// If the last batch was given to the guest but is still marked, unmarks it: as many entries from the head of the
-    /// list as the used index is ahead of what the region knows.
+    /// If the last batch was given to the guest but is still marked, unmarks it: as many entries
+    /// from the head of the list as the used index is ahead of what the region knows.
     fn finish_batch(
         &mut self,
         mut head: u16,
@@ -336,7 +339,8 @@ impl Position {
 pub(crate) struct PackedChain {
     pub(crate) entry: u16,
     pub(crate) last: u16,
-    /// The ring's descriptors as they were when taken; the ring may have used descriptors in their place.
+    /// The ring's descriptors as they were when taken; the ring may have used descriptors in their
+    /// place.
     pub(crate) descs: Vec<[u64; 2]>,
 }
 
@@ -362,9 +366,10 @@ pub(crate) struct PackedInflight {
 }
 
 impl PackedInflight {
-    /// Takes over what is there, or makes it. `used` is where a fresh region starts; `scrub` is called for each
-    /// descriptor of the ring that a batch which never reached the guest may have overwritten; `given` says whether
-    /// the guest was given the used descriptor at a position.
+    /// Takes over what is there, or makes it. `used` is where a fresh region starts; `scrub` is
+    /// called for each descriptor of the ring that a batch which never reached the guest may
+    /// have overwritten; `given` says whether the guest was given the used descriptor at a
+    /// position.
     pub(crate) fn start(
         region: InflightArea,
         ring_num: u16,
@@ -424,7 +429,8 @@ impl PackedInflight {
         let chains = inflight.read_chains(&free, ring_num)?;
 
         if !committed && new_used != old_used {
-            // Used descriptors behind the first of that batch would be taken for valid once the first is.
+            // Used descriptors behind the first of that batch would be taken for valid once the
+            // first is.
             let mut at = old_used;
             loop {
                 scrub(at);
@@ -513,8 +519,9 @@ impl PackedInflight {
         self.area.store_u64(packed_at::USED, word, Release);
     }
 
-    /// Notes that a chain was taken: its descriptors in the ring, in order. Chains are to be noted in the order of the
-    /// ring. Gives its first and its last entry; none if there are not enough free entries.
+    /// Notes that a chain was taken: its descriptors in the ring, in order. Chains are to be noted
+    /// in the order of the ring. Gives its first and its last entry; none if there are not
+    /// enough free entries.
     #[inline]
     pub(crate) fn mark(&mut self, descs: &[[u64; 2]]) -> Option<(u16, u16)> {
         let first = self.free_head;
@@ -549,7 +556,8 @@ impl PackedInflight {
         self.free_head = first;
     }
 
-    /// Before the ring is written, after all chains of the batch are freed: where the batch will end.
+    /// Before the ring is written, after all chains of the batch are freed: where the batch will
+    /// end.
     #[inline]
     pub(crate) fn begin_batch(&mut self, used: Position) {
         self.area.store_u16(packed_at::FREE_HEAD, self.free_head, Release);

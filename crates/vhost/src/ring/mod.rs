@@ -1,14 +1,16 @@
 //! A ring of either form, and what both forms share.
 //!
-//! One turn of a queue's poller: [`Ring::pop`] takes a batch of chains, notes them in the in-flight region and parses
-//! them; the poller submits [`Ring::request`] of each tag to the device; [`Ring::complete`] gives a batch back to the
-//! guest; [`Ring::should_signal`] says whether the guest wants to be told. Before the poller sleeps it calls
-//! [`Ring::arm_kick`], and [`Ring::disarm_kick`] after it woke.
+//! One turn of a queue's poller: [`Ring::pop`] takes a batch of chains, notes them in the in-flight
+//! region and parses them; the poller submits [`Ring::request`] of each tag to the device;
+//! [`Ring::complete`] gives a batch back to the guest; [`Ring::should_signal`] says whether the
+//! guest wants to be told. Before the poller sleeps it calls [`Ring::arm_kick`], and
+//! [`Ring::disarm_kick`] after it woke.
 //!
-//! A ring belongs to one core. What the guest does wrong in a single request is answered in its status; what makes the
-//! ring itself meaningless breaks it: it takes nothing more and gives nothing more back, until the front end stops it
-//! and starts a new one. Between the two calls a request keeps its tag, which is the head or the buffer id that the
-//! guest chose, so no tag is ever looked up.
+//! A ring belongs to one core. What the guest does wrong in a single request is answered in its
+//! status; what makes the ring itself meaningless breaks it: it takes nothing more and gives
+//! nothing more back, until the front end stops it and starts a new one. Between the two calls a
+//! request keeps its tag, which is the head or the buffer id that the guest chose, so no tag is
+//! ever looked up.
 
 pub(crate) mod inflight;
 pub(crate) mod packed;
@@ -36,7 +38,8 @@ pub(crate) const DESC_LEN: usize = 16;
 const NUM_MAX: u16 = 1 << 15;
 /// How many requests ahead of the one being read the processor is told what will be needed.
 pub(crate) const AHEAD: u16 = 6;
-/// A batch ends early once it has read this many descriptors, so that one ring cannot hold a core for long.
+/// A batch ends early once it has read this many descriptors, so that one ring cannot hold a core
+/// for long.
 const WORK_MAX: usize = 4096;
 
 /// Why a ring is broken, or was not started.
@@ -129,10 +132,11 @@ pub struct Setup {
     pub avail: u64,
     /// Front end's address of the used ring, or of a packed ring's device event area.
     pub used: u64,
-    /// Guest-physical address under which writes to the used ring go into the dirty log, if they are to.
+    /// Guest-physical address under which writes to the used ring go into the dirty log, if they
+    /// are to.
     pub log: Option<u64>,
-    /// Where to go on, as the front end says: the available index; of a packed ring also the used index in the upper
-    /// half, each with its wrap counter in bit 15.
+    /// Where to go on, as the front end says: the available index; of a packed ring also the used
+    /// index in the upper half, each with its wrap counter in bit 15.
     pub base: u32,
     /// Negotiated virtio features.
     pub features: u64,
@@ -170,9 +174,11 @@ impl Setup {
 /// What was found when a ring was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Requests that an earlier process left behind; the first pops give them again, in their order.
+    /// Requests that an earlier process left behind; the first pops give them again, in their
+    /// order.
     pub resubmits: usize,
-    /// Whether the front end's start index is neither what it should be nor the used index that it falls back to.
+    /// Whether the front end's start index is neither what it should be nor the used index that it
+    /// falls back to.
     pub base_differs: bool,
 }
 
@@ -196,8 +202,9 @@ macro_rules! either {
 }
 
 impl Ring {
-    /// Starts a ring where the guest and the in-flight region say it stands. With a region, what an earlier process
-    /// had not finished is popped again, and the front end's start index is not used unless the region is fresh.
+    /// Starts a ring where the guest and the in-flight region say it stands. With a region, what an
+    /// earlier process had not finished is popped again, and the front end's start index is not
+    /// used unless the region is fresh.
     pub fn start(
         memory: &GuestMemory,
         setup: &Setup,
@@ -212,9 +219,10 @@ impl Ring {
         }
     }
 
-    /// Takes up to `max` requests and appends the tags of those that the device is to be asked for. All are noted in
-    /// the in-flight region. Those that are answered without the device are left to the next [`Ring::complete`].
-    /// Gives how many were taken. After an error the ring is broken and nothing was appended.
+    /// Takes up to `max` requests and appends the tags of those that the device is to be asked for.
+    /// All are noted in the in-flight region. Those that are answered without the device are
+    /// left to the next [`Ring::complete`]. Gives how many were taken. After an error the ring
+    /// is broken and nothing was appended.
     #[inline]
     pub fn pop(
         &mut self,
@@ -232,9 +240,9 @@ impl Ring {
         self.requests().slots[usize::from(tag)].request(tag)
     }
 
-    /// Gives requests back to the guest, together with those answered since the last call, in one batch: status
-    /// bytes, dirty log, used entries, in-flight list, used index, in-flight marks. Gives how many. A broken ring
-    /// gives nothing back.
+    /// Gives requests back to the guest, together with those answered since the last call, in one
+    /// batch: status bytes, dirty log, used entries, in-flight list, used index, in-flight
+    /// marks. Gives how many. A broken ring gives nothing back.
     #[inline]
     pub fn complete(
         &mut self,
@@ -245,15 +253,15 @@ impl Ring {
         either!(self, ring => ring.complete(memory, log, finished))
     }
 
-    /// Whether the guest is to be interrupted for what was completed since the last call; always once after a start,
-    /// because the interrupt of an earlier process may have been lost.
+    /// Whether the guest is to be interrupted for what was completed since the last call; always
+    /// once after a start, because the interrupt of an earlier process may have been lost.
     #[inline]
     pub fn should_signal(&mut self) -> bool {
         either!(self, ring => ring.should_signal())
     }
 
-    /// Asks the guest to kick at its next request, before the core sleeps. False if there is a request already: then
-    /// no kick will come for it.
+    /// Asks the guest to kick at its next request, before the core sleeps. False if there is a
+    /// request already: then no kick will come for it.
     #[must_use]
     pub fn arm_kick(&mut self, log: Option<&DirtyLog>) -> bool {
         either!(self, ring => ring.arm_kick(log))
@@ -296,8 +304,9 @@ impl Ring {
         self.requests().answered.len()
     }
 
-    /// Requests of an earlier process that were not popped yet. They come before all others, so popping no more than
-    /// this many takes nothing new: a ring that is to stop finishes them first.
+    /// Requests of an earlier process that were not popped yet. They come before all others, so
+    /// popping no more than this many takes nothing new: a ring that is to stop finishes them
+    /// first.
     pub fn resubmits(&self) -> usize {
         either!(self, ring => ring.resubmits())
     }
@@ -312,8 +321,8 @@ impl Ring {
         either!(self, ring => ring.is_lost())
     }
 
-    /// Breaks the ring, if it is not broken already; the requests that `tags` names, popped and not submitted, are
-    /// dropped.
+    /// Breaks the ring, if it is not broken already; the requests that `tags` names, popped and not
+    /// submitted, are dropped.
     pub fn break_off(&mut self, fault: Fault, tags: &mut Vec<u16>) -> Fault {
         let requests = either!(self, ring => &mut ring.requests);
         requests.broken.unwrap_or_else(|| requests.break_ring(fault, tags, 0))
@@ -329,8 +338,8 @@ impl Ring {
         either!(self, ring => ring.set_log(log))
     }
 
-    /// Marks all of the ring that we write in a dirty log. To be called when a ring starts while a log is in force: a
-    /// process that was killed may have written without marking.
+    /// Marks all of the ring that we write in a dirty log. To be called when a ring starts while a
+    /// log is in force: a process that was killed may have written without marking.
     pub fn log_all(&self, log: &DirtyLog) {
         either!(self, ring => ring.log_all(log))
     }
@@ -448,8 +457,8 @@ impl Requests {
         }
     }
 
-    /// Reads the indirect table that ends a chain. `linked` says whether its descriptors name their successors
-    /// (split) or simply follow each other (packed).
+    /// Reads the indirect table that ends a chain. `linked` says whether its descriptors name their
+    /// successors (split) or simply follow each other (packed).
     pub(crate) fn read_indirect(
         &mut self,
         lookup: &mut Lookup<'_>,
@@ -489,8 +498,8 @@ impl Requests {
         if linked { Err(Fault::ChainTooLong) } else { Ok(()) }
     }
 
-    /// Makes a batch of what was answered and what the device finished: writes each status byte, and calls `each`
-    /// with the tag and the used length. Drops what is not in flight.
+    /// Makes a batch of what was answered and what the device finished: writes each status byte,
+    /// and calls `each` with the tag and the used length. Drops what is not in flight.
     #[inline]
     pub(crate) fn answer(
         &mut self,

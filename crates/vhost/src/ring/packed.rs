@@ -1,10 +1,10 @@
 //! The packed ring (virtio 1.2, section 2.8).
 //!
-//! One array of descriptors that driver and device write in turn; two bits of each say whose it is in this lap. A
-//! completion writes one used descriptor for each chain, in the place of the oldest chain not given back, so it may
-//! overwrite descriptors of chains that are still in flight: the in-flight region therefore has copies. In a batch the
-//! first used descriptor is written last. The guest looks at them in order, so that store is the moment at which it
-//! has them all.
+//! One array of descriptors that driver and device write in turn; two bits of each say whose it is
+//! in this lap. A completion writes one used descriptor for each chain, in the place of the oldest
+//! chain not given back, so it may overwrite descriptors of chains that are still in flight: the
+//! in-flight region therefore has copies. In a batch the first used descriptor is written last. The
+//! guest looks at them in order, so that store is the moment at which it has them all.
 //!
 //! This file is on the path of every request: no allocation, no division, no system call.
 
@@ -41,12 +41,14 @@ pub struct PackedRing {
     inflight: Option<PackedInflight>,
     /// Chains that an earlier process had taken, in reverse order.
     resubmits: Vec<PackedChain>,
-    /// The descriptors in the ring of the chain being read, as they are there: {addr, len | id | flags}.
+    /// The descriptors in the ring of the chain being read, as they are there: {addr, len | id |
+    /// flags}.
     descs: Vec<[u64; 2]>,
     /// The used lengths of the batch being completed.
     lens: Vec<u32>,
-    /// Guest-physical addresses of the descriptors and of the device event area. Found from the ring's own addresses:
-    /// the one that the front end sends for the log is about a used ring, which there is none of.
+    /// Guest-physical addresses of the descriptors and of the device event area. Found from the
+    /// ring's own addresses: the one that the front end sends for the log is about a used
+    /// ring, which there is none of.
     guest_addrs: Option<(u64, u64)>,
     /// These, if they are logged.
     log_addrs: Option<(u64, u64)>,
@@ -204,8 +206,8 @@ impl PackedRing {
         Ok(count)
     }
 
-    /// Prepares for the descriptor that is so many ahead, if it is there. It is read again, and judged, when its turn
-    /// comes.
+    /// Prepares for the descriptor that is so many ahead, if it is there. It is read again, and
+    /// judged, when its turn comes.
     #[inline(always)]
     fn prefetch(&self, ahead: u16, lookup: &Lookup<'_>) {
         if ahead < self.num {
@@ -217,7 +219,8 @@ impl PackedRing {
         }
     }
 
-    /// Copies the chain at the next available position into private memory. Gives the position behind it.
+    /// Copies the chain at the next available position into private memory. Gives the position
+    /// behind it.
     #[inline]
     fn read_chain(&mut self, lookup: &mut Lookup<'_>, first: u64) -> Result<Position, Fault> {
         self.requests.chain.clear();
@@ -268,7 +271,8 @@ impl PackedRing {
             self.requests.drop_all(finished);
             return 0;
         }
-        // Status bytes and their log; the region's list of free entries and where the batch will end.
+        // Status bytes and their log; the region's list of free entries and where the batch will
+        // end.
         let first = self.next_used;
         let (mut next, num) = (first, self.num);
         let inflight = &mut self.inflight;
@@ -335,7 +339,8 @@ impl PackedRing {
         if since == 0 {
             return false;
         }
-        // The used descriptors must be out before we look: the guest first asks for an interrupt, then looks at them.
+        // The used descriptors must be out before we look: the guest first asks for an interrupt,
+        // then looks at them.
         full_fence();
         let event = self.driver.load_u32(0, Relaxed);
         match event >> 16 & 3 {

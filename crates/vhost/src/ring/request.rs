@@ -1,12 +1,14 @@
 //! A virtio-blk request out of a descriptor chain (virtio 1.2, section 5.2.6).
 //!
-//! A chain is two streams of bytes: what the device may read, then what it may write. The first 16 readable bytes are
-//! the header, the last writable byte is the status, and what is between is data; where the descriptors are cut means
-//! nothing. [`parse`] judges a chain that has been copied into private memory, against the disk as the guest knows it,
-//! and says what is to be done: ask the device, or answer at once.
+//! A chain is two streams of bytes: what the device may read, then what it may write. The first 16
+//! readable bytes are the header, the last writable byte is the status, and what is between is
+//! data; where the descriptors are cut means nothing. [`parse`] judges a chain that has been copied
+//! into private memory, against the disk as the guest knows it, and says what is to be done: ask
+//! the device, or answer at once.
 //!
-//! Every answer to a malformed request is here; what breaks the ring instead is found before, while the chain is read.
-//! Nothing here allocates once a slot's list of segments has grown to what the guest uses.
+//! Every answer to a malformed request is here; what breaks the ring instead is found before, while
+//! the chain is read. Nothing here allocates once a slot's list of segments has grown to what the
+//! guest uses.
 
 use libc::iovec;
 
@@ -14,9 +16,11 @@ use crate::memory::dirty::DirtyLog;
 use crate::memory::{GuestMemory, Lookup};
 use crate::ring::Fault;
 
-/// Most descriptors of a chain, whether in the ring or in an indirect table, and most segments of a request.
+/// Most descriptors of a chain, whether in the ring or in an indirect table, and most segments of a
+/// request.
 pub const SEGMENTS_MAX: usize = 1024;
-/// Most bytes of data of a request; what the kernel takes in one call is a little less than twice as much.
+/// Most bytes of data of a request; what the kernel takes in one call is a little less than twice
+/// as much.
 pub const DATA_MAX: u64 = 1 << 30;
 /// Most bytes of a chain.
 const CHAIN_BYTES_MAX: u64 = 1 << 32;
@@ -60,8 +64,8 @@ pub struct Request<'a> {
     pub offset: u64,
     /// How much, in bytes; a multiple of the block size, and 0 only for a flush.
     pub len: u64,
-    /// Guest memory of a read or a write; the lengths sum to `len`. They are host addresses in the mappings of the
-    /// [`GuestMemory`] that the request was popped with.
+    /// Guest memory of a read or a write; the lengths sum to `len`. They are host addresses in the
+    /// mappings of the [`GuestMemory`] that the request was popped with.
     pub segments: &'a [iovec],
     /// Gives the request back to [`crate::Ring::complete`].
     pub tag: u16,
@@ -159,7 +163,8 @@ impl Chain {
         self.pieces.len()
     }
 
-    /// Adds a descriptor's memory. The sums cannot overflow: no chain has more than 2^32 descriptors.
+    /// Adds a descriptor's memory. The sums cannot overflow: no chain has more than 2^32
+    /// descriptors.
     #[inline(always)]
     pub(crate) fn push(&mut self, addr: u64, len: u32, writable: bool) -> Result<(), Fault> {
         if writable {
@@ -213,7 +218,8 @@ impl Chain {
     }
 }
 
-/// Appends the segments of `take` bytes, not 0, of a stream from `skip` on, if none is longer than `most`.
+/// Appends the segments of `take` bytes, not 0, of a stream from `skip` on, if none is longer than
+/// `most`.
 #[inline]
 fn gather(
     pieces: &[Piece],
@@ -302,9 +308,10 @@ impl Slot {
         }
     }
 
-    /// Has the processor fetch what the next request of this tag is likely to have: guests use a place in memory
-    /// again with the tag that it had before, and keep header and status side by side. Fetched ahead, for several
-    /// requests at once, they cost the way between two processors once and not each time.
+    /// Has the processor fetch what the next request of this tag is likely to have: guests use a
+    /// place in memory again with the tag that it had before, and keep header and status side
+    /// by side. Fetched ahead, for several requests at once, they cost the way between two
+    /// processors once and not each time.
     #[inline(always)]
     pub(crate) fn prefetch(&self, lookup: &Lookup<'_>) {
         lookup.prefetch(self.status_addr);
@@ -315,8 +322,8 @@ impl Slot {
         self.status_addr != NO_STATUS
     }
 
-    /// Writes the status, marks in the log all that was written for this request, and gives the length for the used
-    /// ring.
+    /// Writes the status, marks in the log all that was written for this request, and gives the
+    /// length for the used ring.
     #[inline]
     pub(crate) fn answer(
         &mut self,
@@ -354,7 +361,8 @@ struct Asked {
     len: u64,
 }
 
-/// Makes a request of a chain: fills the slot, and says how to answer if the device is not to be asked.
+/// Makes a request of a chain: fills the slot, and says how to answer if the device is not to be
+/// asked.
 #[inline]
 pub(crate) fn parse(
     slot: &mut Slot,
@@ -458,8 +466,8 @@ fn judge_other(
     }
 }
 
-/// The one range of a discard or of a write of zeros: {u64 sector, u32 sectors, u32 flags}. We tell the guest that a
-/// request has one range, so that it is one operation of the device.
+/// The one range of a discard or of a write of zeros: {u64 sector, u32 sectors, u32 flags}. We tell
+/// the guest that a request has one range, so that it is one operation of the device.
 fn judge_range(
     kind: u32,
     chain: &Chain,

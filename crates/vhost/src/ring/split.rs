@@ -1,8 +1,9 @@
 //! The split ring (virtio 1.2, section 2.7).
 //!
-//! A pop reads the available index once, then for each head its chain, each descriptor once into private memory. A
-//! completion fills used entries and moves the used index once for the whole batch; that store is the moment at which
-//! the guest has them all. Around it the in-flight region is written in the order that [`SplitRing::complete`] shows.
+//! A pop reads the available index once, then for each head its chain, each descriptor once into
+//! private memory. A completion fills used entries and moves the used index once for the whole
+//! batch; that store is the moment at which the guest has them all. Around it the in-flight region
+//! is written in the order that [`SplitRing::complete`] shows.
 //!
 //! This file is on the path of every request: no allocation, no division, no system call.
 
@@ -144,7 +145,8 @@ impl SplitRing {
             return Err(Fault::AvailableJump { next: self.next_avail, available });
         }
         let count = usize::from(count).min(max - taken);
-        // The way to another processor's memory is long: what is likely to be needed there is asked for at once.
+        // The way to another processor's memory is long: what is likely to be needed there is asked
+        // for at once.
         self.requests.prefetch(self.requests.latest, lookup);
         self.used.prefetch(USED_RING + USED_ENTRY_LEN * usize::from(self.next_used & self.mask));
         for ahead in 0..AHEAD.min(count as u16) {
@@ -171,7 +173,8 @@ impl SplitRing {
         Ok(taken)
     }
 
-    /// Prepares for the head that is so many entries ahead. It is read again, and judged, when its turn comes.
+    /// Prepares for the head that is so many entries ahead. It is read again, and judged, when its
+    /// turn comes.
     #[inline(always)]
     fn prefetch(&self, ahead: u16, lookup: &Lookup<'_>) {
         let at = usize::from(self.next_avail.wrapping_add(ahead) & self.mask);
@@ -218,7 +221,8 @@ impl SplitRing {
             self.requests.drop_all(finished);
             return 0;
         }
-        // Status bytes and their log, and the used entries, which nobody looks at before the index moves.
+        // Status bytes and their log, and the used entries, which nobody looks at before the index
+        // moves.
         let (first, mask, used) = (self.next_used, self.mask, &self.used);
         let mut next = first;
         self.requests.answer(memory, log, finished, |head, len, _| {
@@ -274,7 +278,8 @@ impl SplitRing {
         if since == 0 {
             return false;
         }
-        // The used index must be out before we look: the guest first asks for an interrupt, then looks at the index.
+        // The used index must be out before we look: the guest first asks for an interrupt, then
+        // looks at the index.
         full_fence();
         if self.event_idx {
             let event = self.avail.load_u16(AVAIL_RING + 2 * usize::from(self.num), Relaxed);
@@ -305,8 +310,9 @@ impl SplitRing {
         } else {
             self.set_kick(USED_FLAGS, 0, log);
         }
-        // The wish must be out before we look: the guest first moves its index, then looks for the wish. Without the
-        // fence both could miss the other, and the request would wait for ever.
+        // The wish must be out before we look: the guest first moves its index, then looks for the
+        // wish. Without the fence both could miss the other, and the request would wait for
+        // ever.
         full_fence();
         !self.has_work()
     }
@@ -316,7 +322,8 @@ impl SplitRing {
             return;
         }
         if self.event_idx {
-            // An index that was just passed comes again after 65536 requests: a stray kick then, at worst.
+            // An index that was just passed comes again after 65536 requests: a stray kick then, at
+            // worst.
             self.set_kick(self.avail_event(), self.next_avail.wrapping_sub(1), log);
         } else {
             self.set_kick(USED_FLAGS, USED_F_NO_NOTIFY, log);

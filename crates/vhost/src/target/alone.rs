@@ -1,5 +1,5 @@
-//! A ring at work without a connection, for simulated worlds that look at nothing else. Everything from the ring to the
-//! device is the real thing.
+//! A ring at work without a connection, for simulated worlds that look at nothing else. Everything
+//! from the ring to the device is the real thing.
 
 use std::sync::Arc;
 
@@ -26,7 +26,8 @@ pub struct RingStart {
     pub stats: Arc<QueueStats>,
 }
 
-/// A ring on this core. Without a kick it is looked at in the turns that the core has for other reasons.
+/// A ring on this core. Without a kick it is looked at in the turns that the core has for other
+/// reasons.
 pub struct RingAtWork {
     remote: Remote,
     ended: JoinHandle<Ended>,
@@ -62,8 +63,8 @@ impl RingAtWork {
         RingAtWork { remote, ended }
     }
 
-    /// Brings it to rest: nothing more is popped, and what was is given back. Where it goes on, and whether it was
-    /// broken. Suspends until then.
+    /// Brings it to rest: nothing more is popped, and what was is given back. Where it goes on, and
+    /// whether it was broken. Suspends until then.
     pub async fn rest(mut self) -> (u32, bool) {
         self.remote.send(Command::Stop);
         let ended = self.ended.await;

@@ -2,7 +2,8 @@
 //! ask for, and spreads the rings over the cores.
 //!
 //! 1. [`Target::serve`] accepts a connection when the disk is ready and not before: QEMU 7.2 never
-//!    comes back after one that was accepted and closed. The next is accepted when this one is over.
+//!    comes back after one that was accepted and closed. The next is accepted when this one is
+//!    over.
 //! 2. Messages go through [`Session`], which says what to do; descriptors are mapped here. Rings
 //!    run on the cores by turns, each with a channel to the device of its own (see `queue.rs`).
 //! 3. When the connection ends, for whatever reason, all rings are stopped: nothing more is popped,
@@ -13,9 +14,9 @@
 //!
 //! A guest that switched the write cache off holds every completed write for durable, and it is not
 //! asked again: after a crash of ours QEMU goes on without a word about it. So what a front end was
-//! told is remembered ([`Target::remember`]) before a SET_CONFIG is acknowledged, and before a front
-//! end that begins anew gets its in-flight region. Where nothing is known and a front end comes with
-//! a region of an earlier process, the cache is off: slower, and never wrong.
+//! told is remembered ([`Target::remember`]) before a SET_CONFIG is acknowledged, and before a
+//! front end that begins anew gets its in-flight region. Where nothing is known and a front end
+//! comes with a region of an earlier process, the cache is off: slower, and never wrong.
 //!
 //! All of this is on one core and off the way of requests.
 //!
@@ -32,16 +33,17 @@
 //!                             memory mapped, descriptors checked
 //! ```
 //!
-//! *At rest* nothing of the disk is under way: no request, no answer, nothing is popped or read, and
-//! everything that another process needs has been exported. Two processes may hold the disk at rest
-//! at the same time; which of them goes on, they agree on by themselves. From there a disk goes on in the same way, whether
-//! it was brought to rest here or elsewhere: rings start where they stopped, look for requests at
-//! once, and signal once.
+//! *At rest* nothing of the disk is under way: no request, no answer, nothing is popped or read,
+//! and everything that another process needs has been exported. Two processes may hold the disk at
+//! rest at the same time; which of them goes on, they agree on by themselves. From there a disk
+//! goes on in the same way, whether it was brought to rest here or elsewhere: rings start where
+//! they stopped, look for requests at once, and signal once.
 //!
-//! A device may not be done for minutes. [`Target::force`] brings the disk to rest all the same: rings give up what they
-//! have at the device, which only the in-flight region knows then, as after a crash. But this process still lives, and its
-//! operations still write to the guest's memory and to the disk, until [`Target::settled`]. Whoever goes on with the
-//! disk takes new requests at once. Those in the region it neither does nor completes before [`Target::release`]: so a
+//! A device may not be done for minutes. [`Target::force`] brings the disk to rest all the same:
+//! rings give up what they have at the device, which only the in-flight region knows then, as after
+//! a crash. But this process still lives, and its operations still write to the guest's memory and
+//! to the disk, until [`Target::settled`]. Whoever goes on with the disk takes new requests at
+//! once. Those in the region it neither does nor completes before [`Target::release`]: so a
 //! late read never meets memory that the guest uses again, and a late write never a newer one.
 
 #[cfg(feature = "testing")]
@@ -85,7 +87,8 @@ use crate::target::stats::QueueStats;
 
 /// How often it is looked whether what front ends have left was given back, in nanoseconds.
 const FULL_NS: u64 = 1_000_000;
-/// How often it is looked whether the device is done with memory of before, and how often at most: for a minute.
+/// How often it is looked whether the device is done with memory of before, and how often at most:
+/// for a minute.
 const OLD_MEMORY_NS: u64 = 5_000_000;
 const OLD_MEMORY_LOOKS: u32 = 12_000;
 /// Rest after an accept that failed, in nanoseconds.
@@ -272,8 +275,8 @@ impl Target {
         self.events.ring();
     }
 
-    /// Brings the disk to rest, or waits until it is; see the module text. Suspends until what is at
-    /// the device is done. Who gives this up, and whoever does not want it any more, says
+    /// Brings the disk to rest, or waits until it is; see the module text. Suspends until what is
+    /// at the device is done. Who gives this up, and whoever does not want it any more, says
     /// [`Target::go_on`].
     ///
     /// # Errors
@@ -283,8 +286,9 @@ impl Target {
         self.rested().await
     }
 
-    /// Brings a disk that is at rest to rest without its front end's connection: that is closed, and
-    /// [`Target::go_on`] brings it back no more. Suspends until no operation is under way any more.
+    /// Brings a disk that is at rest to rest without its front end's connection: that is closed,
+    /// and [`Target::go_on`] brings it back no more. Suspends until no operation is under way
+    /// any more.
     ///
     /// # Errors
     /// As for [`Target::rest`].
@@ -303,21 +307,22 @@ impl Target {
         .await
     }
 
-    /// Has [`Target::rest`] wait no longer for the device, if the front end has given an in-flight region and waits
-    /// for no answer. Not to be followed by [`Target::go_on`].
+    /// Has [`Target::rest`] wait no longer for the device, if the front end has given an in-flight
+    /// region and waits for no answer. Not to be followed by [`Target::go_on`].
     pub fn force(&self) {
         self.forced.set(true);
         self.events.ring();
     }
 
-    /// Ends [`Target::serve`] soon, without waiting for the device. The in-flight region has what it is at.
+    /// Ends [`Target::serve`] soon, without waiting for the device. The in-flight region has what
+    /// it is at.
     pub fn give_up(&self) {
         self.forced.set(true);
         self.stop();
     }
 
-    /// Suspends until no operation is under way any more of a disk that was forced to rest. To be called by one at a
-    /// time, after [`Target::rest`].
+    /// Suspends until no operation is under way any more of a disk that was forced to rest. To be
+    /// called by one at a time, after [`Target::rest`].
     pub async fn settled(&self) {
         poll_fn(|cx| match &*self.under_way.borrow() {
             Some((operations, _)) => operations.poll(cx),
@@ -331,8 +336,8 @@ impl Target {
         self.hold.get().is_some()
     }
 
-    /// No operation of the process before is under way any more, of a disk that was forced to rest there. Whether a
-    /// flush had failed there by then.
+    /// No operation of the process before is under way any more, of a disk that was forced to rest
+    /// there. Whether a flush had failed there by then.
     pub fn release(&self, flush_failed: bool) {
         if flush_failed {
             self.device.set_flush_failed();
@@ -567,7 +572,8 @@ impl Target {
         Ok((listener, connection))
     }
 
-    /// The disk keeps the size that its guest knows, also where the image has another length by now.
+    /// The disk keeps the size that its guest knows, also where the image has another length by
+    /// now.
     fn take_size(&self, size_bytes: u64) {
         let found = self.device.size_bytes();
         if found != size_bytes && !self.device.is_memory() {
@@ -640,8 +646,9 @@ const UNHEARD_NS: u64 = 1_000_000_000;
 /// How often a connection is looked at.
 const UNHEARD_LOOKS: u32 = 60;
 
-/// Says in the log what is wrong where a guest kicks and no ring ever has a request: then its memory is not the memory
-/// that the front end has given us, as it happens where QEMU's memory backend is not shared.
+/// Says in the log what is wrong where a guest kicks and no ring ever has a request: then its
+/// memory is not the memory that the front end has given us, as it happens where QEMU's memory
+/// backend is not shared.
 fn hint_at_unshared_memory(
     core: &Core,
     name: Arc<str>,
@@ -987,7 +994,8 @@ impl<'a> Connection<'a> {
         if tells != told
             && let Err(Refused(why)) = self.target.told_write_cache(Some(tells)).await
         {
-            // It holds for now: if it is off, that is safe, and if it is on, it is only known to be off.
+            // It holds for now: if it is off, that is safe, and if it is on, it is only known to be
+            // off.
             tracing::error!(disk = &*self.target.name, "{why}");
             if let Some(Action::Reply(reply)) = actions.last_mut() {
                 let _ = reply.refuse();
@@ -1018,8 +1026,9 @@ impl<'a> Connection<'a> {
         self.session.forget_backend_channel();
     }
 
-    /// Suspends while requests that the device has keep so much memory of before that what is given now has no room beside
-    /// it, but not for longer than a minute, nor than until the disk is to stop.
+    /// Suspends while requests that the device has keep so much memory of before that what is given
+    /// now has no room beside it, but not for longer than a minute, nor than until the disk is
+    /// to stop.
     async fn until_old_memory_is_gone(&self, action: &Action) {
         let new: Vec<_> = match action {
             Action::ReplaceMemory(regions) => regions.iter().map(|(region, _)| region).collect(),
@@ -1050,7 +1059,8 @@ impl<'a> Connection<'a> {
         while let Some(action) = actions.pop_front() {
             match action {
                 Action::Reply(reply) => {
-                    // It tells the front end that what it asked for is in force, on every ring's core.
+                    // It tells the front end that what it asked for is in force, on every ring's
+                    // core.
                     self.until_obeyed().await;
                     self.reply(reply)?;
                 }
@@ -1186,8 +1196,9 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Suspends until every ring has done what it was told so far. Not for a ring that has come to its end meanwhile,
-    /// which does nothing more, nor for longer than until the disk is to stop.
+    /// Suspends until every ring has done what it was told so far. Not for a ring that has come to
+    /// its end meanwhile, which does nothing more, nor for longer than until the disk is to
+    /// stop.
     async fn until_obeyed(&mut self) {
         if !std::mem::take(&mut self.told_rings) {
             return;
@@ -1373,8 +1384,9 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Brings all rings to rest: stops them and waits for what they have at the device. Not for longer than until the
-    /// disk is forced, if it goes on elsewhere with what the in-flight region has, or ends.
+    /// Brings all rings to rest: stops them and waits for what they have at the device. Not for
+    /// longer than until the disk is forced, if it goes on elsewhere with what the in-flight
+    /// region has, or ends.
     async fn stop_rings(&mut self, goes_on: bool) {
         for parts in &mut self.rings {
             if let Some(remote) = &mut parts.remote {

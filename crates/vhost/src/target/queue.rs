@@ -3,9 +3,9 @@
 //!
 //! 1. A turn takes what the device has completed, pops what the guest has made available, and
 //!    submits it. What completes at once (memory, a device that does nothing) is given back in the
-//!    same turn, all with one publication and at most one signal. How much is submitted in one turn,
-//!    and how much a disk may have at its device, says its [`Share`] (`share.rs`): what has to wait is
-//!    deferred, and a long request goes in pieces.
+//!    same turn, all with one publication and at most one signal. How much is submitted in one
+//!    turn, and how much a disk may have at its device, says its [`Share`] (`share.rs`): what has
+//!    to wait is deferred, and a long request goes in pieces.
 //! 2. While the ring is looked at the guest is told not to kick. Before the core sleeps the ring is
 //!    armed: the guest's next kick wakes the core, and the device's next completion does anyway.
 //! 3. What the connection wants (another memory table, a stop) arrives as [`Command`]s, through a
@@ -14,14 +14,15 @@
 //! A ring runs from its start to its stop on one core; [`run`] is that life. A stop pops nothing
 //! more and waits for what is at the device; then nothing here touches the guest's memory again.
 //!
-//! What a ring needs while it runs (its poller, the task that waits for kicks, the channel) it owns, and
-//! it goes with the ring, however that ends; a start that fails leaves nothing. A [`Remote`] that is
-//! dropped stops its ring.
+//! What a ring needs while it runs (its poller, the task that waits for kicks, the channel) it
+//! owns, and it goes with the ring, however that ends; a start that fails leaves nothing. A
+//! [`Remote`] that is dropped stops its ring.
 //!
-//! A device may take longer than anybody wants to wait for. A ring that is *abandoned* is given up at once: nothing of it
-//! is given back or noted any more, as if the process had been killed, and its operations end by themselves. When the
-//! last of them has, whoever abandoned the ring hears of it: until then they may still write to the guest's memory and to
-//! the disk. Whoever goes on with the ring *holds* what the in-flight region says was begun until then ([`Hold`]).
+//! A device may take longer than anybody wants to wait for. A ring that is *abandoned* is given up
+//! at once: nothing of it is given back or noted any more, as if the process had been killed, and
+//! its operations end by themselves. When the last of them has, whoever abandoned the ring hears of
+//! it: until then they may still write to the guest's memory and to the disk. Whoever goes on with
+//! the ring *holds* what the in-flight region says was begun until then ([`Hold`]).
 //!
 //! A ring that the guest has made meaningless is broken: its err descriptor says so, it takes
 //! nothing more, and only this ring stands still. So is a ring whose memory the front end has taken
@@ -52,8 +53,8 @@ use crate::target::stats::QueueStats;
 
 /// Requests taken in one turn. More would keep the core from its other work for too long.
 const TURN: usize = 128;
-/// Kicks in a row, beside one for each place of the ring, that bring no request. A guest has no reason
-/// for them, and each costs the core some microseconds.
+/// Kicks in a row, beside one for each place of the ring, that bring no request. A guest has no
+/// reason for them, and each costs the core some microseconds.
 const IDLE_KICKS: u32 = 4096;
 /// Commands under way to one ring.
 const COMMANDS: usize = 256;
@@ -75,7 +76,8 @@ pub(crate) struct Start {
     /// A write must be durable when it completes.
     pub through: bool,
     pub enabled: bool,
-    /// It was found broken already, in another process or before a rest: it only waits for its stop.
+    /// It was found broken already, in another process or before a rest: it only waits for its
+    /// stop.
     pub broken: bool,
     /// Operations of an earlier process may still be under way.
     pub hold: Option<Hold>,
@@ -86,12 +88,14 @@ pub(crate) struct Start {
     pub lines: Arc<Lines>,
 }
 
-/// What a ring does not submit until [`Remote::release`], because operations of an earlier process are still under way: the
-/// requests that this process has left unfinished, which may only be done again, and completed, when no late write
-/// and no late read of that process can follow. The ring does not come to rest before.
+/// What a ring does not submit until [`Remote::release`], because operations of an earlier process
+/// are still under way: the requests that this process has left unfinished, which may only be done
+/// again, and completed, when no late write and no late read of that process can follow. The ring
+/// does not come to rest before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hold {
-    /// Flushes too, since one of that process may be told of an error that the system tells only once.
+    /// Flushes too, since one of that process may be told of an error that the system tells only
+    /// once.
     pub flushes: bool,
 }
 
@@ -146,7 +150,8 @@ impl Obedience {
         self.0.count.load(Ordering::Acquire) == 0
     }
 
-    /// Ready when all tokens are gone. The token of a ring that has ended may stay as long as its [`Remote`].
+    /// Ready when all tokens are gone. The token of a ring that has ended may stay as long as its
+    /// [`Remote`].
     pub fn poll(&self, cx: &Context<'_>) -> Poll<()> {
         self.0.waker.register(cx.waker());
         match self.0.count.load(Ordering::Acquire) {
@@ -310,8 +315,8 @@ async fn until_stop(orders: &mut Orders, hold: Option<Hold>) {
     .await;
 }
 
-/// Keeps the memory of a ring's requests mapped. Each operation of its channel holds the one that was in force when its
-/// request was popped, and so does the ring.
+/// Keeps the memory of a ring's requests mapped. Each operation of its channel holds the one that
+/// was in force when its request was popped, and so does the ring.
 struct Keep {
     memory: Arc<GuestMemory>,
     _under_way: Rc<OnceCell<Obeyed>>,
@@ -345,8 +350,8 @@ struct Queue {
     memory: Arc<GuestMemory>,
     /// Of `memory`: what the channel is told to hold.
     keep: Rc<Keep>,
-    /// By tag, of requests popped and not given back: the memory that the request was popped with, if another has taken
-    /// its place since. And how many there are.
+    /// By tag, of requests popped and not given back: the memory that the request was popped with,
+    /// if another has taken its place since. And how many there are.
     popped_with: Box<[Option<Rc<Keep>>]>,
     popped_before: usize,
     disk: Disk,
@@ -369,8 +374,8 @@ struct Queue {
     /// Who waits for the end.
     waiting: Option<Waker>,
     share: Rc<Share>,
-    /// Popped, and not yet taken by the device: it is full, or others have their turn. Of the first
-    /// some pieces may be taken.
+    /// Popped, and not yet taken by the device: it is full, or others have their turn. Of the
+    /// first some pieces may be taken.
     deferred: VecDeque<u16>,
     /// By tag, how far a long request is.
     cuts: Box<[Cut]>,
@@ -526,8 +531,9 @@ impl Queue {
         }
     }
 
-    /// Requests are popped with this memory from now on. Those that were popped before point into the memory of then and
-    /// keep it until they are given back: some of them are not submitted yet.
+    /// Requests are popped with this memory from now on. Those that were popped before point into
+    /// the memory of then and keep it until they are given back: some of them are not submitted
+    /// yet.
     fn take_memory(&mut self, memory: Arc<GuestMemory>) {
         let old = std::mem::replace(&mut self.keep, keep(&memory, &self.under_way));
         for tag in self.ring.tags_in_flight() {
@@ -551,7 +557,8 @@ impl Queue {
         self.ring.kinds_in_flight().any(|kind| self.is_flushed(kind))
     }
 
-    /// Whether a request that was popped is not submitted yet; `again` says that an earlier process had begun it.
+    /// Whether a request that was popped is not submitted yet; `again` says that an earlier process
+    /// had begun it.
     fn is_held(&self, tag: u16, again: bool) -> bool {
         let Some(hold) = self.hold else { return false };
         again || (hold.flushes && self.is_flushed(self.ring.request(tag).kind))
@@ -699,9 +706,10 @@ impl Queue {
         };
         // SAFETY: the segments lie in the mappings of the memory table that the request was popped
         // with. It is `self.memory` or, once a later table has taken its place (`take_memory`), in
-        // `popped_with`, so it is mapped now. The channel was told to hold just this table (`start`,
-        // `take_memory`, `submit_held`), and its operations hold it until they have completed, also
-        // when this queue is gone. Nothing has a Rust reference to guest memory.
+        // `popped_with`, so it is mapped now. The channel was told to hold just this table
+        // (`start`, `take_memory`, `submit_held`), and its operations hold it until they
+        // have completed, also when this queue is gone. Nothing has a Rust reference to
+        // guest memory.
         unsafe { self.channel.submit(&io) }.expect("it has room");
         self.stats.begin(request.kind, request.len);
         Ok(())
@@ -807,8 +815,9 @@ impl Queue {
         }
     }
 
-    /// A request is given back or dropped: it needs the memory of before no longer, if it had such. What it wrote there is
-    /// marked in the dirty log, since only the table of then can say where that is for the guest.
+    /// A request is given back or dropped: it needs the memory of before no longer, if it had such.
+    /// What it wrote there is marked in the dirty log, since only the table of then can say
+    /// where that is for the guest.
     #[cold]
     fn forget_memory_of(&mut self, tag: u16) {
         let Some(keep) = self.popped_with[usize::from(tag)].take() else { return };
@@ -819,7 +828,8 @@ impl Queue {
         }
     }
 
-    /// Says what the device could not do; of several requests that came back together, the last one.
+    /// Says what the device could not do; of several requests that came back together, the last
+    /// one.
     #[cold]
     fn report_failure(&self, tag: u16, status: bdev::Status) {
         let full = status == bdev::Status::NoSpace;

@@ -1,16 +1,17 @@
 //! What the log says of a disk, seldom enough.
 //!
-//! A guest and its front end decide how often they fail, connect or break a ring; a thousand times a second is no effort
-//! for them. So of each kind of event a disk has a few lines in each [`PERIOD_NS`], and the first line of a later
-//! period says how many were left out. The metrics count all of them.
+//! A guest and its front end decide how often they fail, connect or break a ring; a thousand times
+//! a second is no effort for them. So of each kind of event a disk has a few lines in each
+//! [`PERIOD_NS`], and the first line of a later period says how many were left out. The metrics
+//! count all of them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Length of a period in nanoseconds.
 const PERIOD_NS: u64 = 10_000_000_000;
 
-/// Decides whether one kind of event is logged now. Any core may ask: the counts are exact where one core does, and
-/// nearly so where several ask at once.
+/// Decides whether one kind of event is logged now. Any core may ask: the counts are exact where
+/// one core does, and nearly so where several ask at once.
 pub(crate) struct Seldom {
     /// Lines in a period.
     lines: u64,

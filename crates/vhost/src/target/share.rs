@@ -1,18 +1,20 @@
 //! What a disk may have of its core, so that no disk waits long for another.
 //!
-//! - A core's pollers run in rounds. In each a disk may submit [`QUANTUM`] bytes, from all its rings on this core
-//!   together. Its last request of a round may be longer than what is left; what it takes too much is missing in the next
-//!   rounds (deficit round robin).
-//! - A request that is longer than [`PIECE`] goes to the device in pieces, so the debt is at most one piece: a round costs
-//!   the core the copying of less than `QUANTUM + PIECE` bytes for each disk, whatever a guest asks for.
-//! - A disk that is alone at work in its process may have [`WINDOW_ALONE`] bytes under way at its device. While another is at
-//!   work, and most disks share a device, it may have as many as the device does without making them wait for each other:
-//!   more while requests take little longer than the shortest did, half when they take more than twice as long. Every
-//!   [`PROBE_NS`] it begins anew with [`WINDOW_MIN`], to learn what the shortest is. Then pieces are shorter, too.
+//! - A core's pollers run in rounds. In each a disk may submit [`QUANTUM`] bytes, from all its
+//!   rings on this core together. Its last request of a round may be longer than what is left; what
+//!   it takes too much is missing in the next rounds (deficit round robin).
+//! - A request that is longer than [`PIECE`] goes to the device in pieces, so the debt is at most
+//!   one piece: a round costs the core the copying of less than `QUANTUM + PIECE` bytes for each
+//!   disk, whatever a guest asks for.
+//! - A disk that is alone at work in its process may have [`WINDOW_ALONE`] bytes under way at its
+//!   device. While another is at work, and most disks share a device, it may have as many as the
+//!   device does without making them wait for each other: more while requests take little longer
+//!   than the shortest did, half when they take more than twice as long. Every [`PROBE_NS`] it
+//!   begins anew with [`WINDOW_MIN`], to learn what the shortest is. Then pieces are shorter, too.
 //!
-//! Bytes are a request's cost: see [`cost`]. A disk's rings on one core find their share in [`Shares`]. Cores see nothing
-//! of each other but which disks are at work ([`Company`]), which each says once in a millisecond. This file is on the path
-//! of every request.
+//! Bytes are a request's cost: see [`cost`]. A disk's rings on one core find their share in
+//! [`Shares`]. Cores see nothing of each other but which disks are at work ([`Company`]), which
+//! each says once in a millisecond. This file is on the path of every request.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -63,8 +65,8 @@ pub(crate) fn cost(request: &Request<'_>) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held;
 
-/// What was taken, and when, above the lowest [`TICKET_SHIFT`] bits of a number: 21 bits of bytes, and 26 of time in units
-/// of 4096 ns.
+/// What was taken, and when, above the lowest [`TICKET_SHIFT`] bits of a number: 21 bits of bytes,
+/// and 26 of time in units of 4096 ns.
 pub(crate) type Ticket = u64;
 /// Bits of a [`Ticket`] that are the caller's.
 pub(crate) const TICKET_SHIFT: u32 = 17;
@@ -77,7 +79,8 @@ const _: () = assert!(QUANTUM <= COST_MASK);
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
     disks: AtomicU64,
-    /// The disk that said so last, and the last other one: its number, and below [`NUMBER_SHIFT`] when.
+    /// The disk that said so last, and the last other one: its number, and below [`NUMBER_SHIFT`]
+    /// when.
     latest: AtomicU64,
     other: AtomicU64,
 }
@@ -326,16 +329,18 @@ mod tests {
         share.works(6 * MS);
         assert_eq!((under_way(8 * MS), share.piece(8 * MS)), (WINDOW_MIN, PIECE_MIN));
         assert_eq!((under_way(110 * MS), share.piece(110 * MS)), (WINDOW_ALONE, PIECE));
-        // One that is longer than the window goes alone. The other disk may be at work on another core.
+        // One that is longer than the window goes alone. The other disk may be at work on another
+        // core.
         let elsewhere = Shares::default().of(&other.company);
         elsewhere.works(112 * MS);
         assert_eq!((under_way(114 * MS), share.piece(114 * MS)), (WINDOW_MIN, PIECE_MIN));
         assert!(share.has_room(PIECE, 114 * MS));
     }
 
-    /// A disk that asks for as much as it can, beside another, of a device that takes so long for the first byte of a
-    /// request and does so many bytes in a millisecond. Gives the share of the device that it has in two seconds, and the
-    /// longest that it makes another wait there after the first 200 ms, in nanoseconds.
+    /// A disk that asks for as much as it can, beside another, of a device that takes so long for
+    /// the first byte of a request and does so many bytes in a millisecond. Gives the share of
+    /// the device that it has in two seconds, and the longest that it makes another wait there
+    /// after the first 200 ms, in nanoseconds.
     fn beside(first_ns: u64, bytes_per_ms: u64) -> (f64, u64) {
         let [share, other] = shares();
         let (mut now, mut free_at, mut bytes, mut longest) = (MS, 0_u64, 0, 0);

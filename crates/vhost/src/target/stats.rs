@@ -49,7 +49,8 @@ impl Latency {
         self.sum_ns.add(ns);
     }
 
-    /// How many took less than [`Latency::end_ns`] of their bucket, and not less than that of the one before.
+    /// How many took less than [`Latency::end_ns`] of their bucket, and not less than that of the
+    /// one before.
     pub fn counts(&self) -> [u64; LATENCY_BUCKETS] {
         std::array::from_fn(|at| self.buckets[at].get())
     }

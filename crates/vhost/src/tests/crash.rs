@@ -1,5 +1,6 @@
-//! The process ends between any two stores into shared memory, and another takes over: no request is lost, none is
-//! given to the guest twice, and what is done again is done in the guest's order before anything new.
+//! The process ends between any two stores into shared memory, and another takes over: no request
+//! is lost, none is given to the guest twice, and what is done again is done in the guest's order
+//! before anything new.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +8,8 @@ use super::guest::*;
 use crate::memory::crash;
 use crate::*;
 
-/// One life of the target: pop, let the device finish some in any order, complete; until a crash or until the guest
-/// has all it asked for.
+/// One life of the target: pop, let the device finish some in any order, complete; until a crash or
+/// until the guest has all it asked for.
 struct Case {
     form: Form,
     num: u16,
@@ -56,8 +57,8 @@ impl World {
         // The device finishes in another order in each life.
         self.lives += 1;
         let mut dice = Dice(case.seed.wrapping_mul(0x9e37_79b9) + self.lives);
-        // What the guest waits for when the target starts, in its order; the guest may have been given some of it
-        // without having looked.
+        // What the guest waits for when the target starts, in its order; the guest may have been
+        // given some of it without having looked.
         let region = self.region.queue(0);
         let started = Ring::start(&self.guest.memory, &self.guest.setup(), region);
         if crash::happened() {
@@ -166,7 +167,8 @@ fn crashes_in_large_batches_are_recovered() {
     }
 }
 
-/// The second process dies too, at any store of its recovery and a while after it; then a third one.
+/// The second process dies too, at any store of its recovery and a while after it; then a third
+/// one.
 #[test]
 fn crashes_during_recovery_are_recovered() {
     for batch in 1..=5 {

@@ -1,5 +1,5 @@
-//! A guest: its memory, and the driver's side of a ring of either form. It knows nothing of the code it judges but
-//! `Area`, through which it touches its own mapping of the memory.
+//! A guest: its memory, and the driver's side of a ring of either form. It knows nothing of the
+//! code it judges but `Area`, through which it touches its own mapping of the memory.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -59,7 +59,8 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// A guest whose ring begins at an index (split), or at a position with the wrap counter in bit 15 (packed).
+    /// A guest whose ring begins at an index (split), or at a position with the wrap counter in bit
+    /// 15 (packed).
     pub(super) fn new(form: Form, num: u16, start: u16, features: u64) -> Guest {
         let fd = memfd(MEMORY_LEN);
         let info = RegionInfo {
@@ -151,7 +152,8 @@ impl Guest {
         [(at, 16, 0), (at + DATA as u64, 512, data), (at + STATUS as u64, 1, WRITE)]
     }
 
-    /// Makes a chain of these descriptors available, through an indirect table if asked. False if the ring is full.
+    /// Makes a chain of these descriptors available, through an indirect table if asked. False if
+    /// the ring is full.
     pub(super) fn offer(&mut self, seq: u64, parts: &[(u64, u32, u16)], indirect: bool) -> bool {
         let needed = if indirect { 1 } else { parts.len() };
         if self.free.len() < needed {
@@ -223,8 +225,8 @@ impl Guest {
         Some(self.free[self.free.len().checked_sub(needed)?])
     }
 
-    /// A read (even) or write (odd) of one sector whose number is `seq`. Every third has its data in two pieces, so that
-    /// chains are of different lengths.
+    /// A read (even) or write (odd) of one sector whose number is `seq`. Every third has its data
+    /// in two pieces, so that chains are of different lengths.
     pub(super) fn add(&mut self, seq: u64, indirect: bool) -> bool {
         let pieces = if seq % 3 == 2 { 2 } else { 1 };
         let Some(head) = self.next_head(indirect, 2 + pieces) else { return false };
@@ -239,7 +241,8 @@ impl Guest {
         self.offer(seq, &parts, indirect)
     }
 
-    /// Takes what the device gave back: {seq, head, length}. Whatever a driver would call a broken device panics.
+    /// Takes what the device gave back: {seq, head, length}. Whatever a driver would call a broken
+    /// device panics.
     pub(super) fn collect(&mut self) -> Vec<(u64, u16, u32)> {
         let mut done = Vec::new();
         loop {
@@ -276,7 +279,8 @@ impl Guest {
         done
     }
 
-    /// Says after how many further completions it wants an interrupt (event index), or whether at all.
+    /// Says after how many further completions it wants an interrupt (event index), or whether at
+    /// all.
     pub(super) fn want_interrupt(&self, after: Option<u16>) {
         match (self.form, self.features & F_EVENT_IDX != 0) {
             (Form::Split, true) => {
@@ -301,7 +305,8 @@ impl Guest {
         fence(SeqCst);
     }
 
-    /// Whether the device wants to be kicked for the newest of the last `added` chains (packed: descriptors).
+    /// Whether the device wants to be kicked for the newest of the last `added` chains (packed:
+    /// descriptors).
     pub(super) fn must_kick(&self, added: u16) -> bool {
         fence(SeqCst);
         match (self.form, self.features & F_EVENT_IDX != 0) {

@@ -325,14 +325,16 @@ fn data_in_the_wrong_direction_or_nowhere_is_an_error() {
 #[test]
 fn where_descriptors_are_cut_means_nothing() {
     everywhere(|t, indirect| {
-        // The header in three, an empty one between, payload with the header's end, status with the data.
+        // The header in three, an empty one between, payload with the header's end, status with the
+        // data.
         let (_, p) = t.prepare(1, 3);
         let at = p[0].0;
         t.guest.header(t.guest.next_head(true, 1).unwrap(), 1, 3);
         let parts = [(at, 5, 0), (at + 5, 0, 0), (at + 5, 3, 0), (at + 8, 8, 0), p[1], p[2]];
         assert_eq!(t.send(&parts, indirect), Device(Kind::Write, 1536, 512, 1, 1));
         let (_, p) = t.prepare(1, 0);
-        // The head's buffer: header, then the status at 16; the payload begins in the header's descriptor.
+        // The head's buffer: header, then the status at 16; the payload begins in the header's
+        // descriptor.
         let parts = [(p[0].0, 16 + 48, 0), (p[1].0, 464, 0), p[2]];
         assert_eq!(t.send(&parts, indirect), Device(Kind::Write, 0, 512, 2, 1));
         let (head, p) = t.prepare(0, 0);
@@ -607,7 +609,8 @@ fn impossible_setups_are_refused() {
     }
 }
 
-/// One guest's broken ring, and one request with everything wrong, cost a bounded amount of work for each pop.
+/// One guest's broken ring, and one request with everything wrong, cost a bounded amount of work
+/// for each pop.
 #[test]
 fn a_pop_reads_a_bounded_number_of_descriptors() {
     let mut t = Try::new(Form::Split, F_INDIRECT_DESC);

@@ -147,8 +147,8 @@ fn the_log_has_the_pages_of_a_range_and_no_other() {
     }
 }
 
-/// With a log in force, exactly what a ring writes is in it: data of reads and names, status bytes, used entries and
-/// indexes, the numbers that govern kicks.
+/// With a log in force, exactly what a ring writes is in it: data of reads and names, status bytes,
+/// used entries and indexes, the numbers that govern kicks.
 #[test]
 fn a_ring_logs_what_it_writes() {
     for form in [Form::Split, Form::Packed] {
@@ -184,7 +184,8 @@ fn a_ring_logs_what_it_writes() {
             let flags = if kind == 1 { 0 } else { WRITE };
             let parts =
                 [(header as u64, 16, 0), (data as u64, 512, flags), (status as u64, 1, WRITE)];
-            // Made available by a guest that knows other addresses; what it says itself is not used.
+            // Made available by a guest that knows other addresses; what it says itself is not
+            // used.
             assert!(guest.offer(kind, &parts, false));
             let mut tags = Vec::new();
             assert_eq!(ring.pop(&guest.memory, &disk(), 9, &mut tags), Ok(1));
@@ -298,8 +299,8 @@ fn inflight_regions_are_mapped_with_their_sizes() {
     assert!(none.queue(0).is_none());
 }
 
-/// A guest that used its ring before the region was made (a migration) loses nothing when the target dies before it
-/// has completed anything.
+/// A guest that used its ring before the region was made (a migration) loses nothing when the
+/// target dies before it has completed anything.
 #[test]
 fn a_fresh_region_begins_at_the_used_index() {
     let mut guest = Guest::new(Form::Split, 8, 3203, F_INDIRECT_DESC);

@@ -6,8 +6,9 @@ use crate::*;
 
 const BOTH: [Form; 2] = [Form::Split, Form::Packed];
 
-/// Requests of every mix of direct and indirect chains come out as they went in, are completed in any order, and the
-/// guest gets each back once, over many laps of the ring and the wrap of its indexes.
+/// Requests of every mix of direct and indirect chains come out as they went in, are completed in
+/// any order, and the guest gets each back once, over many laps of the ring and the wrap of its
+/// indexes.
 #[test]
 fn requests_go_round() {
     for form in BOTH {
@@ -96,8 +97,8 @@ fn signals_come_when_asked_for() {
     }
 }
 
-/// An armed ring is kicked for the next request and a disarmed one is not, at each place of the ring; a request that
-/// came before it was armed is noticed by arming.
+/// An armed ring is kicked for the next request and a disarmed one is not, at each place of the
+/// ring; a request that came before it was armed is noticed by arming.
 #[test]
 fn kicks_come_when_armed() {
     for form in BOTH {
@@ -130,8 +131,8 @@ fn kicks_come_when_armed() {
     }
 }
 
-/// Either the target sees the request before it sleeps, or the guest sees that it is to kick: also when the target's
-/// processor keeps its stores back as long as it may.
+/// Either the target sees the request before it sleeps, or the guest sees that it is to kick: also
+/// when the target's processor keeps its stores back as long as it may.
 #[test]
 fn a_sleeping_target_is_kicked() {
     for form in BOTH {
@@ -152,7 +153,8 @@ fn a_sleeping_target_is_kicked() {
     }
 }
 
-/// Either the guest sees what was completed before it waits for an interrupt, or the target sees that it waits.
+/// Either the guest sees what was completed before it waits for an interrupt, or the target sees
+/// that it waits.
 #[test]
 fn a_waiting_guest_is_signalled() {
     for form in BOTH {

@@ -1,5 +1,6 @@
-//! Rings of two disks at work on one core of a simulated world: one asks for as much as it can, the other for a sector at
-//! a time. What is counted is rounds of the core's pollers, so that no machine is too slow for it.
+//! Rings of two disks at work on one core of a simulated world: one asks for as much as it can, the
+//! other for a sector at a time. What is counted is rounds of the core's pollers, so that no
+//! machine is too slow for it.
 
 use std::sync::Arc;
 

@@ -137,7 +137,8 @@ impl Node {
         (sum(|counts| &counts.tasks), sum(|counts| &counts.operations))
     }
 
-    /// Has a core do nothing until the value is dropped. It is doing nothing already when this returns.
+    /// Has a core do nothing until the value is dropped. It is doing nothing already when this
+    /// returns.
     pub fn hold(&self, core: usize) -> impl Drop + use<> {
         struct Held(Arc<[Counts; 2]>, usize);
         impl Drop for Held {

@@ -102,8 +102,9 @@ struct Levels {
 }
 
 impl Levels {
-    /// A history of puts and range deletions. Its oldest part is in the lowest level; the next one in level 1, cut
-    /// anywhere, between the versions of a key, too; the newest in files of level 0.
+    /// A history of puts and range deletions. Its oldest part is in the lowest level; the next one
+    /// in level 1, cut anywhere, between the versions of a key, too; the newest in files of
+    /// level 0.
     fn random(rng: &mut Rng) -> Levels {
         let order =
             if rng.below(4) == 0 { Comparator::ReverseBytewise } else { Comparator::Bytewise };
