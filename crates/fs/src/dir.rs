@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use reactor::{Core, DirEntry, LockGuard, Mode, Opening, SharedFile};
 
-/// A directory, reached through one core.
+/// A directory, accessed through one core.
 #[derive(Clone)]
 pub struct Dir {
     core: Core,
@@ -14,12 +14,12 @@ pub struct Dir {
 }
 
 impl Dir {
-    /// The directory at `path`; whether it is there shows at the first use.
+    /// The directory at `path`. A missing directory shows at the first use.
     pub fn new(core: &Core, path: &Path) -> Dir {
         Dir { core: core.clone(), path: path.to_owned() }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -27,7 +27,7 @@ impl Dir {
     /// The entries, sorted by name.
     ///
     /// # Errors
-    /// As the system gives them.
+    /// The system's errors.
     pub async fn list(&self) -> io::Result<Vec<DirEntry>> {
         self.core.list(&self.path).await
     }
@@ -35,28 +35,29 @@ impl Dir {
     /// Opens a file for direct reads.
     ///
     /// # Errors
-    /// As the system gives them.
+    /// The system's errors.
     pub async fn open(&self, name: &str) -> io::Result<Arc<SharedFile>> {
         self.core.open(&self.path.join(name), false).await
     }
 
-    /// The whole of a file of at most `max` bytes.
+    /// Reads a whole file of at most `max` bytes.
     ///
     /// # Errors
-    /// `InvalidData` when it is longer; others as the system gives them.
+    /// `InvalidData` if the file is longer; otherwise the system's errors.
     pub async fn read_small(&self, name: &str, max: usize) -> io::Result<Vec<u8>> {
         self.core.read_small(&self.path.join(name), max).await
     }
 
-    /// A shared lock on a file, against a process that writes; no lock where there is no file.
+    /// Takes a shared lock on a file, against a writing process. Without the file there is no lock.
     ///
     /// # Errors
-    /// `WouldBlock` when somebody holds it exclusively.
+    /// `WouldBlock` if another process holds the lock exclusively.
     pub async fn lock_shared(&self, name: &str) -> io::Result<LockGuard> {
         self.core.lock_shared(&self.path.join(name)).await
     }
 
-    // What follows changes the directory. All of it suspends until a helper thread has done it.
+    // The functions below change the directory. Each suspends until a helper thread has done the
+    // work.
 
     async fn open_as(
         &self,
@@ -67,95 +68,98 @@ impl Dir {
         self.core.open_for_writing(&self.path.join(name), opening, mode).await
     }
 
-    /// Makes a file, for writing and reading. Its name is durable after [`Dir::sync`].
+    /// Creates a file for writing and reading. Its name is durable after [`Dir::sync`].
     ///
     /// # Errors
-    /// `AlreadyExists` when there is a file of that name; others as the system gives them.
+    /// `AlreadyExists` if the name is taken; otherwise the system's errors.
     pub async fn create(&self, name: &str, mode: Mode) -> io::Result<Arc<SharedFile>> {
         self.open_as(name, Opening::New, mode).await
     }
 
-    /// Makes a file, or empties the one that is there, for writing and reading. Its name is
-    /// durable after [`Dir::sync`]; that it is empty, after a sync of the file.
+    /// Creates a file, or truncates the existing one, for writing and reading. Its name is durable
+    /// after [`Dir::sync`], the truncation after a sync of the file.
     ///
     /// # Errors
-    /// As the system gives them.
+    /// The system's errors.
     pub async fn create_or_empty(&self, name: &str, mode: Mode) -> io::Result<Arc<SharedFile>> {
         self.open_as(name, Opening::NewOrEmptied, mode).await
     }
 
-    /// Opens a file that is there, for writing and reading. It keeps what it holds.
+    /// Opens an existing file for writing and reading. Its contents stay.
     ///
     /// # Errors
-    /// `NotFound` when there is none; others as the system gives them.
+    /// `NotFound` if it does not exist; otherwise the system's errors.
     pub async fn open_for_writing(&self, name: &str, mode: Mode) -> io::Result<Arc<SharedFile>> {
         self.open_as(name, Opening::Existing, mode).await
     }
 
-    /// Opens a file that is there, has no other name and that nobody else has open, to be written
-    /// over. It keeps what it holds.
+    /// Opens an existing file to overwrite it, if it has no other name and nobody else has it open.
+    /// Its contents stay.
     ///
     /// # Errors
-    /// `NotFound` when there is none, `WouldBlock` when it has another name, is open elsewhere, or
-    /// the system does not tell; others as the system gives them.
+    /// `NotFound` if it does not exist; `WouldBlock` if it has another name, is open elsewhere, or
+    /// the system cannot tell; otherwise the system's errors.
     pub async fn open_unshared(&self, name: &str, mode: Mode) -> io::Result<Arc<SharedFile>> {
         self.open_as(name, Opening::Unshared, mode).await
     }
 
-    /// Gives a file another name, in the place of a file that has that name. Who looks sees the
-    /// one or the other, and so does who looks after a power cut; the new one surely after
-    /// [`Dir::sync`].
+    /// Renames a file, replacing a file that has the new name. At any time, also after a power cut,
+    /// the name refers to either the old or the new file; after [`Dir::sync`] to the new one.
     ///
     /// # Errors
-    /// As the system gives them.
+    /// The system's errors.
     pub async fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.core.rename(&self.path.join(from), &self.path.join(to)).await
     }
 
-    /// Removes a file's name; who has it open keeps the file. Gone for good after [`Dir::sync`].
+    /// Removes a file's name. A process that has the file open keeps it. The removal is durable
+    /// after [`Dir::sync`].
     ///
     /// # Errors
-    /// As the system gives them.
+    /// The system's errors.
     pub async fn remove(&self, name: &str) -> io::Result<()> {
         self.core.remove(&self.path.join(name)).await
     }
 
-    /// Makes durable which names there are. Says nothing of what the files hold.
+    /// Makes the names in the directory durable, but not the contents of the files.
     ///
     /// # Errors
-    /// As the system gives them; then nothing is known of names that were not durable before.
+    /// The system's errors. After an error, names that were not durable before are in an unknown
+    /// state.
     pub async fn sync(&self) -> io::Result<()> {
         self.core.sync_dir(&self.path).await
     }
 
-    /// An exclusive lock on a file, which is made if it is missing; held as long as the guard.
-    /// It is the lock that RocksDB takes on `LOCK`, and excludes it.
+    /// Takes an exclusive lock on a file, creating the file if needed. The lock is held while the
+    /// guard lives. It is the lock that RocksDB takes on `LOCK`, and excludes it.
     ///
     /// # Errors
-    /// `WouldBlock` when another process or another part of this one holds any lock on it; others
-    /// as the system gives them.
+    /// `WouldBlock` if any lock on the file is held, in this process or another; otherwise the
+    /// system's errors.
     pub async fn lock_exclusive(&self, name: &str) -> io::Result<LockGuard> {
         self.core.lock_exclusive(&self.path.join(name)).await
     }
 
-    /// Replaces what a small file holds, durably: for `CURRENT` and `IDENTITY`. Whoever opens it,
-    /// also after a power cut at any time, finds all of the old or all of the new; the new once
-    /// this is done. One at a time for each name. Syncs the directory, and so every name in it.
+    /// Replaces the contents of a small file (`CURRENT`, `IDENTITY`) atomically and durably. A
+    /// reader, also after a power cut, finds either all of the old or all of the new contents; once
+    /// this returns, the new. Only one call per name may run at a time. Syncs the directory, and so
+    /// every name in it.
     ///
-    /// A crash may leave `NAME.dbtmp`, which means nothing and may be removed.
+    /// A crash may leave `NAME.dbtmp`, which has no meaning and may be removed.
     ///
     /// # Errors
-    /// As the system gives them. After an error of the last step, the sync of the directory,
-    /// either may be found after a power cut.
+    /// The system's errors. If the last step, the sync of the directory, fails, a power cut may
+    /// leave either contents.
     pub async fn write_small_atomically(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         self.replace_small(name, bytes).await?;
         self.sync().await
     }
 
-    /// The same without the last step: the new is found for certain after [`Dir::sync`].
+    /// As [`Dir::write_small_atomically`] without the last step: the new contents are durable after
+    /// [`Dir::sync`].
     ///
     /// # Errors
-    /// As the system gives them.
+    /// The system's errors.
     pub async fn replace_small(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let draft = format!("{name}.dbtmp");
         let file = self.create_or_empty(&draft, Mode::Buffered).await?;

@@ -1,21 +1,22 @@
-//! Named files for engines: one directory of the host, or of a simulated world, through a core.
+//! Named files for engines: one directory of the host, or of a simulated world, accessed through a
+//! core.
 //!
-//! Names go to the reactor's helper threads and may take long; reads and writes of an open file
-//! go straight to the device through the core's own channel, without a lock or a hop. A directory
-//! that is only read stays as it was, byte for byte.
+//! Operations on names run on the reactor's helper threads and may take long. Reads and writes of
+//! an open file go straight to the device through the core's own channel, without a lock or a hop.
+//! A directory that is only read stays unchanged, byte for byte.
 //!
-//! What is durable when, for whoever writes:
+//! Durability of writes and names:
 //!
-//! - a write that has completed is seen by every later read and survives the process. It survives a
-//!   power cut once a sync of the file has completed that was started after it;
-//! - a name that was made, renamed or removed is seen at once and survives the process. It survives
-//!   a power cut once a [`Dir::sync`] has completed that was started after it. Until then each
-//!   change may be kept or lost by itself. The directory is never synced unasked, but by
-//!   [`Dir::write_small_atomically`];
-//! - after a failed sync the open file is poisoned: nothing is written through it any more. Opening
-//!   it again clears that, and does not help: reads may see what will never be durable, and the
-//!   next sync succeeds. So a recovery copies what it found and syncs the copy before it builds on
-//!   it (`sim::journal` has the mutant that does not).
+//! - A completed write is visible to every later read and survives the process. It survives a power
+//!   cut once a sync of the file that started after it has completed.
+//! - A name that was created, renamed or removed is visible immediately, and the change survives
+//!   the process. It survives a power cut once a [`Dir::sync`] that started after it has completed.
+//!   Until then each change may be kept or lost independently. Only [`Dir::sync`] and
+//!   [`Dir::write_small_atomically`] sync the directory.
+//! - A failed sync poisons the open file: nothing more is written through it. Reopening the file
+//!   clears the poison but does not help: reads may return data that never becomes durable, and the
+//!   next sync succeeds. So recovery copies the data it found and syncs the copy before it builds
+//!   on it (`sim::journal` has the mutant that does not).
 
 #![forbid(unsafe_code)]
 

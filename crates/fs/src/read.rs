@@ -1,4 +1,4 @@
-//! Reading a range of bytes: aligned outwards for the device, cut back for the caller.
+//! Reads of any byte range: aligned outwards for the device, trimmed for the caller.
 
 use std::future::Future;
 use std::io;
@@ -7,22 +7,23 @@ use std::task::{Context, Poll};
 
 use reactor::{Buf, File, ReadAt, Slice};
 
-/// A device that answers short is asked again for the whole, this many times in all.
+/// Attempts in all: after a short read the whole range is read again.
 const TRIES: u32 = 4;
 
-/// A read under way; resolves to exactly the bytes asked for.
+/// A read in flight; resolves to exactly the requested bytes.
 pub struct Reading {
     file: File,
     read: ReadAt,
-    /// Aligned offset, and where in the aligned range the caller's bytes are.
+    /// Offset of the aligned range in the file.
+    /// Start of the caller's bytes in the aligned range.
     offset: u64,
     start: usize,
     len: usize,
     tries: u32,
 }
 
-/// The aligned range around `len` bytes at `offset`: its offset and length, and where in it the
-/// bytes are. Offsets and lengths in bytes.
+/// The aligned range around `len` bytes at `offset`: its offset, its length, and the start of the
+/// bytes in it.
 fn aligned(file: &File, offset: u64, len: usize) -> (u64, usize, usize) {
     let align = file.alignment() as u64;
     let from = offset & !(align - 1);
@@ -31,22 +32,22 @@ fn aligned(file: &File, offset: u64, len: usize) -> (u64, usize, usize) {
     (from, whole, start)
 }
 
-/// Bytes that a read of `len` bytes at `offset` asks of the device.
+/// Refuses a range that no file has, or that is too long for a buffer.
 fn checked_end(offset: u64, len: usize) -> io::Result<()> {
     match offset.checked_add(len as u64) {
         Some(end) if end <= i64::MAX as u64 && len <= reactor::BUF_MAX / 2 => Ok(()),
         _ => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("a read of {len} bytes at {offset}"),
+            format!("cannot read {len} bytes at offset {offset}: the range is too long"),
         )),
     }
 }
 
-/// Starts to read `len` bytes at `offset` if there is memory for it now, so that several reads
-/// can run before the first is awaited.
+/// Starts to read `len` bytes at `offset` if memory is available now, so that several reads can run
+/// before the first is awaited.
 ///
 /// # Errors
-/// A range that no file has.
+/// `InvalidInput` for a range that no file has.
 pub fn start_read(file: &File, offset: u64, len: usize) -> io::Result<Option<Reading>> {
     checked_end(offset, len)?;
     let (from, whole, start) = aligned(file, offset, len);
@@ -62,8 +63,8 @@ fn begin(file: &File, offset: u64, start: usize, len: usize, buf: Buf) -> Readin
 /// Reads `len` bytes at `offset`; suspends for memory and for the device.
 ///
 /// # Errors
-/// `UnexpectedEof` when the file ends before, `OutOfMemory` when the core's budget could never
-/// hold the bytes; the device's own errors.
+/// `UnexpectedEof` if the file ends before the range does, `OutOfMemory` if the bytes can never fit
+/// the core's budget; otherwise the device's errors.
 pub async fn read(file: &File, offset: u64, len: usize) -> io::Result<Slice> {
     checked_end(offset, len)?;
     let (from, whole, start) = aligned(file, offset, len);

@@ -1,46 +1,46 @@
-//! Writing a file from its start to its end: SST files, manifests, blob files.
+//! Sequential writing of a whole file: SST files, manifests, blob files.
 //!
-//! What is appended gathers in a buffer of [`CHUNK`] bytes. A full one is written while the next
-//! is filled; there are two, so a writer holds at most two chunks of its core's memory, and
-//! whoever appends waits for the disk when both are full.
+//! Appended data gathers in a buffer of [`CHUNK`] bytes. A full buffer is written while the next
+//! one fills. There are two, so a writer holds at most two chunks of its core's memory, and an
+//! append waits for the disk when both are full.
 //!
-//! A direct file is written in whole blocks. A sync in the middle of one writes it padded with
-//! zeroes, and writes it again, in the same place and with the same beginning, when more has come.
-//! Until [`FileWriter::finish`] has cut it to its length, such a file is longer than what was
-//! appended, by zeroes; so a log that others may have to read after a crash is better buffered.
+//! A direct file is written in whole blocks. A sync in mid-block writes that block padded with
+//! zeroes; later appends rewrite it in place, with the same beginning. Until [`FileWriter::finish`]
+//! has cut it to its length, a direct file may end in padding zeroes; so a log that must be
+//! readable after a crash should be buffered.
 
 use std::io;
 
 use reactor::{Buf, File, WriteAt};
 
-/// Bytes that are gathered before they are written; a multiple of every block size we meet.
+/// Bytes gathered before a write; a multiple of every block size we meet.
 const CHUNK: usize = 256 << 10;
 
-/// See the module text.
+/// Appends to a file from its start.
 pub struct FileWriter {
     file: File,
-    /// What has not been handed to the disk, or not for the last time. Away while it is written.
+    /// Data not yet written, or to be written again. `None` only while a call writes it.
     buf: Option<Buf>,
-    /// Where in the file it begins: a multiple of the file's alignment.
+    /// Offset of `buf` in the file: a multiple of the file's alignment.
     offset: u64,
     filled: usize,
-    /// Bytes of `buf` that have been handed to the disk already.
+    /// Bytes of `buf` that have been written.
     written: usize,
     under_way: Option<WriteAt>,
-    /// A call failed or was dropped before it was done, so nobody knows what the file holds.
+    /// A call failed or was dropped before it was done, so the file's contents are unknown.
     broken: bool,
 }
 
 impl FileWriter {
-    /// A writer that begins at the start of a file, in the place of what that holds. Suspends for
-    /// memory.
+    /// A writer that begins at the start of a file, over its present contents. Suspends for memory.
     ///
     /// # Errors
-    /// `OutOfMemory` when the core's budget could never hold a chunk, `Unsupported` when a direct
-    /// file's blocks are larger than one.
+    /// `OutOfMemory` if a chunk can never fit the core's budget, `Unsupported` if the blocks of a
+    /// direct file are larger than a chunk.
     pub async fn new(file: &File) -> io::Result<FileWriter> {
         if !CHUNK.is_multiple_of(file.alignment()) {
-            let text = format!("blocks of {} bytes", file.alignment());
+            let text =
+                format!("cannot write blocks of {} bytes: larger than {CHUNK}", file.alignment());
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }
         let buf = file.core().alloc_wait(CHUNK).await?;
@@ -70,11 +70,11 @@ impl FileWriter {
         &self.file
     }
 
-    /// Appends `bytes`. Suspends for memory and for the disk, when it is slower than the caller.
+    /// Appends `bytes`. Suspends for memory, and for the disk when it is slower than the caller.
     ///
     /// # Errors
-    /// The disk's, perhaps of a write that an earlier call began. After an error, and after a
-    /// call that was dropped before it was done, the writer is broken: every later call says so.
+    /// The disk's, possibly of a write that an earlier call started. After an error, and after a
+    /// call that was dropped before it was done, the writer is broken and every later call fails.
     pub async fn append(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         self.begin()?;
         while !bytes.is_empty() {
@@ -90,7 +90,7 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Makes durable what has been appended; suspends for the disk.
+    /// Makes all appended data durable; suspends for the disk.
     ///
     /// # Errors
     /// As for [`FileWriter::append`].
@@ -102,8 +102,8 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Writes what is left, cuts the file to its length and makes all of it durable. Suspends for
-    /// the disk. Returns the length.
+    /// Writes the remaining data, cuts the file to its length and makes all of it durable. Suspends
+    /// for the disk. Returns the length.
     ///
     /// # Errors
     /// As for [`FileWriter::append`].
@@ -117,15 +117,17 @@ impl FileWriter {
         Ok(self.len())
     }
 
-    /// The writer counts as broken until the call that begins here is done.
+    /// Marks the writer broken until the call that begins here succeeds.
     fn begin(&mut self) -> io::Result<()> {
         if std::mem::replace(&mut self.broken, true) {
-            return Err(io::Error::other("an earlier write of this file failed or was dropped"));
+            return Err(io::Error::other(
+                "cannot write: an earlier write of this file failed or was dropped",
+            ));
         }
         Ok(())
     }
 
-    /// Waits for the write under way. Returns its buffer.
+    /// Waits for the write in flight and returns its buffer.
     async fn settle(&mut self) -> io::Result<Option<Buf>> {
         let Some(write) = &mut self.under_way else {
             return Ok(None);
@@ -135,7 +137,7 @@ impl FileWriter {
         result.map(|()| Some(buf))
     }
 
-    /// Begins to write a full buffer and goes on with the other.
+    /// Starts to write the full buffer and continues with the other.
     async fn hand_over(&mut self) -> io::Result<()> {
         let next = match self.settle().await? {
             Some(buf) => buf,
@@ -151,8 +153,8 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Writes all that has been appended, and waits for it. What a direct file has of its last
-    /// block stays in the buffer, to be written again with what follows it.
+    /// Writes all appended data and waits for it. The partial last block of a direct file stays in
+    /// the buffer, to be rewritten with the data that follows.
     async fn flush(&mut self) -> io::Result<()> {
         self.settle().await?;
         if self.filled == self.written {
@@ -175,8 +177,8 @@ impl FileWriter {
     }
 }
 
-/// The buffer: it is away only while a call writes it, and a call that ended there broke the
-/// writer.
+/// The buffer. It is absent only while a call writes it, and a call that ended there left the
+/// writer broken.
 fn own(buf: &mut Option<Buf>) -> &mut Buf {
     buf.as_mut().expect("a writer that is not broken has its buffer")
 }
