@@ -1,11 +1,11 @@
-//! Where nodes live: chunks of memory, handed out from front to back and freed all at once.
+//! Memory of nodes: chunks, filled from front to back and freed together.
 //!
-//! [`Space`] decides, by arithmetic alone, where the next node goes, so that the question "would
-//! these fit?" is answered by the same code that places them. [`Arena`] does what it says.
+//! [`Space`] decides by arithmetic alone where the next node goes, so the question "would these
+//! fit?" is answered by the code that places them. [`Arena`] does as `Space` says.
 //!
-//! A node that is larger than a quarter of a chunk gets a chunk of its own, of exactly its size,
-//! and the chunk in use stays in use; so at most a quarter of a chunk is lost where a chunk ends.
-//! The last chunks shrink to what the limit leaves.
+//! A node larger than a quarter of a chunk gets a chunk of its own, of exactly its size, and the
+//! chunk in use stays in use; so at most a quarter of a chunk is lost at its end. The last chunks
+//! shrink to the remainder of the limit.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::ptr::NonNull;
@@ -13,22 +13,22 @@ use std::ptr::NonNull;
 use crate::node::ALIGN;
 use loomable::{alloc, dealloc};
 
-/// The chunk size for a limit: a sixteenth of it, so that a small memtable is not one chunk that is
-/// half empty, and no more than brings the cost of an allocation down to nothing.
+/// The chunk size for a limit: a sixteenth of it, so that a small memtable is not one half-empty
+/// chunk, and at most [`CHUNK_MAX`], where the cost of an allocation is negligible.
 pub(crate) fn chunk_bytes(limit: usize) -> usize {
     (limit / 16).clamp(4 << 10, CHUNK_MAX)
 }
 
-/// Largest chunk that is not for one node.
+/// Largest chunk for more than one node.
 pub(crate) const CHUNK_MAX: usize = 1 << 20;
 /// Smallest first chunk.
 const CHUNK_MIN: usize = 1 << 10;
 
-/// How much is reserved, how much of it is free, and what the next node would need.
+/// The account of memory: bytes reserved, bytes free, and the size of the next chunk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Space {
     limit: usize,
-    /// The size of the next chunk, and of the largest: each is twice as large as the one before.
+    /// Size of the next chunk. Each is twice the one before, up to `chunk_max`.
     chunk: usize,
     chunk_max: usize,
     reserved: usize,
@@ -36,32 +36,32 @@ pub(crate) struct Space {
     room: usize,
 }
 
-/// Where a node goes.
+/// The place of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Behind the one before.
+    /// After the node before.
     Here,
-    /// At the beginning of a new chunk of that many bytes, which is the chunk in use from then on.
+    /// At the start of a new chunk of that many bytes, which becomes the chunk in use.
     NewChunk(usize),
     /// In a chunk of its own.
     OwnChunk,
 }
 
 impl Space {
-    /// Nothing is free yet, and `reserved` bytes were reserved by others on the same account.
+    /// An account with nothing free, where `reserved` bytes are reserved already.
     pub fn new(limit: usize, chunk: usize, reserved: usize) -> Space {
         let chunk = chunk.next_multiple_of(ALIGN);
         Space { limit, chunk, chunk_max: chunk, reserved, room: 0 }
     }
 
-    /// The same, whose first chunk is the `shares`th part of the others.
+    /// Starts with a chunk of one `shares`th of the full size; chunks grow up to that.
     pub fn growing(mut self, shares: usize) -> Space {
         let first = (self.chunk_max / shares.max(1)).max(CHUNK_MIN).next_multiple_of(ALIGN);
         self.chunk = first.min(self.chunk_max);
         self
     }
 
-    /// The same, where others have reserved bytes on the same account.
+    /// Sets the bytes that are reserved already.
     pub fn with_reserved(self, reserved: usize) -> Space {
         Space { reserved, ..self }
     }
@@ -70,8 +70,8 @@ impl Space {
         self.reserved
     }
 
-    /// Sets aside `bytes`, a multiple of [`ALIGN`]; `None`, and nothing has changed, if the limit
-    /// forbids.
+    /// Takes `bytes`, a multiple of [`ALIGN`]. If the limit forbids, returns `None` and changes
+    /// nothing.
     pub fn take(&mut self, bytes: usize) -> Option<Place> {
         if bytes <= self.room {
             self.room -= bytes;
@@ -98,18 +98,18 @@ impl Space {
     }
 }
 
-/// One allocation; frees itself.
+/// One allocation, freed on drop.
 pub(crate) struct Chunk {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: a chunk owns its allocation and touches nothing but in `drop`, which takes `&mut self`;
-// the global allocator takes memory back on any thread.
+// SAFETY: a chunk owns its allocation and touches it only in `drop`, which takes `&mut self`; the
+// global allocator takes memory back on any thread.
 unsafe impl Send for Chunk {}
 
 impl Chunk {
-    /// That many bytes, aligned to [`ALIGN`].
+    /// Allocates that many bytes, aligned to [`ALIGN`].
     pub fn new(bytes: usize) -> Chunk {
         assert!(bytes > 0, "a chunk holds at least a node");
         let layout = Layout::from_size_align(bytes, ALIGN)
@@ -133,39 +133,39 @@ impl Drop for Chunk {
     }
 }
 
-/// Chunks that were touched before they are needed. A system finds memory for what is touched
-/// first, and may clear megabytes of it at once, which took 4 ms for 2 MiB on a virtual machine;
-/// another core can do that ahead.
+/// Chunks whose pages were touched before they are needed. The kernel allocates memory at the first
+/// touch and may clear megabytes of it, which took 4 ms for 2 MiB on a virtual machine; another
+/// core can do that ahead of time.
 #[derive(Default)]
 pub struct Reserve(Vec<Chunk>);
 
 impl Reserve {
-    /// A chunk of memtables without a limit.
+    /// One chunk, of the size that memtables without a limit use.
     pub fn chunk() -> Reserve {
         let chunk = Chunk::new(chunk_bytes(usize::MAX));
         for at in (0..chunk.layout.size()).step_by(PAGE) {
-            // SAFETY: within the chunk, which nobody else has yet.
+            // SAFETY: the address is within the chunk, which nobody else has yet.
             unsafe { chunk.start.add(at).write(0) };
         }
         Reserve(vec![chunk])
     }
 
-    /// How many there are.
+    /// The number of chunks.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no chunks.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Adds those of another.
+    /// Adds the chunks of another reserve.
     pub fn append(&mut self, mut other: Reserve) {
         self.0.append(&mut other.0);
     }
 
-    /// A chunk of that many bytes: one of these, or a new one.
+    /// A chunk of that many bytes: from the reserve, or a new one.
     fn take(&mut self, bytes: usize) -> Chunk {
         match self.0.pop_if(|chunk| chunk.layout.size() == bytes) {
             Some(chunk) => chunk,
@@ -174,19 +174,19 @@ impl Reserve {
     }
 }
 
-/// The smallest piece of memory that a system finds at once, in bytes.
+/// Smallest unit that the kernel allocates at a touch, in bytes.
 const PAGE: usize = 4 << 10;
 
-/// The writer's side: where the next node goes. The chunks themselves belong to the list, which
+/// The writer's side of the memory: where the next node goes. The chunks belong to the list, which
 /// outlives the writer.
 pub(crate) struct Arena {
     space: Space,
-    /// The first free byte of the chunk in use; `space.room` bytes follow.
+    /// The first free byte of the chunk in use; `space.room` free bytes follow.
     free: NonNull<u8>,
 }
 
-// SAFETY: `free` points at bytes that nobody uses until this arena hands them out, so it may do
-// that on any thread.
+// SAFETY: `free` points at bytes that nobody uses until this arena hands them out, which it may do
+// on any thread.
 unsafe impl Send for Arena {}
 
 impl Arena {
@@ -194,15 +194,15 @@ impl Arena {
         Arena { space, free: NonNull::dangling() }
     }
 
-    /// What is left, for asking what would fit.
+    /// A copy of the account, to ask what would fit.
     pub fn space(&self) -> Space {
         self.space
     }
 
-    /// Hands out `bytes`, a multiple of [`ALIGN`] and not 0: uninitialized memory, aligned to
-    /// `ALIGN`, that nobody else has and that stays as long as `chunks`. `None`, and nothing
-    /// has changed, if the limit forbids. A new chunk comes from `reserve`, if that has one of
-    /// the size.
+    /// Allocates `bytes`, a multiple of [`ALIGN`] and not 0: uninitialized memory, aligned to
+    /// `ALIGN`, exclusively the caller's, that lives as long as `chunks`. If the limit forbids,
+    /// returns `None` and changes nothing. A new chunk comes from `reserve` if it has one of the
+    /// size.
     pub fn allocate(
         &mut self,
         chunks: &mut Vec<Chunk>,
@@ -221,10 +221,9 @@ impl Arena {
             Place::NewChunk(bytes) => new_chunk(bytes),
             Place::Here => self.free,
         };
-        // SAFETY: `start` is followed by at least `bytes` bytes of the same allocation: for a new
-        // chunk because `take` made it no smaller, and otherwise because `take` found `room
-        // >= bytes` and `room` is what follows `free`. So the sum stays within the
-        // allocation or at its end.
+        // SAFETY: at least `bytes` bytes of the same allocation follow `start`: for a new chunk
+        // because `take` made it no smaller, and otherwise because `take` found `room >= bytes` and
+        // `room` bytes follow `free`. So the sum stays within the allocation or at its end.
         self.free = unsafe { start.add(bytes) };
         Some(start)
     }
@@ -259,7 +258,7 @@ mod tests {
         assert_eq!(chunks, [2 << 10, 4 << 10, 8 << 10, 16 << 10, 16 << 10]);
         let mut least = Space::new(usize::MAX, 16 << 10, 0).growing(1000);
         assert_eq!(least.take(256), Some(Place::NewChunk(CHUNK_MIN)));
-        // Nodes too large for a chunk that is small make the next one larger, too.
+        // A node too large for a small chunk makes the next chunk larger, too.
         let mut space = Space::new(usize::MAX, 16 << 10, 0).growing(16);
         assert_eq!(space.take(512), Some(Place::OwnChunk));
         assert_eq!(space.take(512), Some(Place::NewChunk(2 << 10)));
@@ -285,7 +284,7 @@ mod tests {
             let Some(start) = arena.allocate(&mut chunks, &mut Reserve::default(), bytes) else {
                 break;
             };
-            // SAFETY: `allocate` gave us these bytes for writing.
+            // SAFETY: `allocate` returned these bytes for writing.
             unsafe { start.write_bytes(0xAA, bytes) };
             assert!(start.addr().get().is_multiple_of(ALIGN));
             taken.push((start.addr().get(), bytes));

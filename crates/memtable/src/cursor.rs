@@ -1,21 +1,20 @@
-//! A position in a memtable that goes both ways while entries are inserted.
+//! A position in a memtable that moves both ways while entries are inserted.
 //!
-//! A node is never unlinked or moved, so an address is a position, and it stays right whatever is
-//! inserted. What a cursor meets is not a snapshot: an entry that is inserted ahead of it is met,
-//! one that is inserted behind it is not. Whoever wants a snapshot passes over the entries with a
-//! later sequence.
+//! Nodes are never unlinked or moved, so an address is a position, and insertions do not invalidate
+//! it. A cursor does not see a snapshot: it meets entries inserted ahead of it and misses those
+//! inserted after it has passed. For a snapshot, skip entries with a later sequence.
 
 use crate::list::Target;
 use crate::memtable::{Entry, Memtable, ValueRef};
 use crate::node::{NodePtr, NodeRef};
 
-/// A position in a memtable: on an entry, or nowhere. It borrows nothing; every call takes the
-/// memtable it is for.
+/// A position in a memtable: on an entry, or nowhere. It borrows nothing; every call takes its
+/// memtable.
 ///
 /// # Panics
 ///
-/// A cursor that stands on an entry panics when it is used with another memtable than the one it
-/// was placed in. The calls that place it anew may be given any.
+/// A cursor on an entry panics when it is used with another memtable than its own. The calls that
+/// position it (`first`, `last`, `seek`, `seek_for_prev`) accept any memtable.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cursor {
     node: Option<NodePtr>,
@@ -23,12 +22,12 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// A cursor that stands nowhere.
+    /// A cursor on no entry.
     pub fn new() -> Cursor {
         Cursor::default()
     }
 
-    /// Whether it stands on an entry.
+    /// Whether it is on an entry.
     #[inline]
     pub fn valid(&self) -> bool {
         self.node.is_some()
@@ -40,7 +39,7 @@ impl Cursor {
         self.valid()
     }
 
-    /// As [`stand`](Self::stand), but the head is nowhere.
+    /// As [`set`](Self::set), but the head counts as nowhere.
     #[inline(always)]
     fn stand_behind_head(&mut self, table: &Memtable, node: NodeRef<'_>) -> bool {
         self.stand(table, (node != table.list.head()).then_some(node))
@@ -51,19 +50,19 @@ impl Cursor {
         Some(table.node(self.node?, self.table))
     }
 
-    /// Goes to the first entry; false, and nowhere, if there is none.
+    /// Moves to the first entry. Without one, returns false and is nowhere.
     pub fn first(&mut self, table: &Memtable) -> bool {
         self.stand(table, table.list.head().following())
     }
 
-    /// Goes to the last entry; false, and nowhere, if there is none.
+    /// Moves to the last entry. Without one, returns false and is nowhere.
     pub fn last(&mut self, table: &Memtable) -> bool {
         let (last, _) = table.list.search(|_| true);
         self.stand_behind_head(table, last)
     }
 
-    /// Goes to the first entry at or behind that key and packed number; false, and nowhere, if
-    /// there is none.
+    /// Moves to the first entry at or after that key and packed number. Without one, returns false
+    /// and is nowhere.
     #[inline]
     pub fn seek(&mut self, table: &Memtable, user_key: &[u8], packed: u64) -> bool {
         let target = Target::new(table.comparator(), user_key, packed);
@@ -71,66 +70,66 @@ impl Cursor {
         self.stand(table, found)
     }
 
-    /// Goes to the last entry at or before that key and packed number; false, and nowhere, if there
-    /// is none.
+    /// Moves to the last entry at or before that key and packed number. Without one, returns false
+    /// and is nowhere.
     pub fn seek_for_prev(&mut self, table: &Memtable, user_key: &[u8], packed: u64) -> bool {
         let target = Target::new(table.comparator(), user_key, packed);
         let (found, _) = table.list.search(|node| target.order_of(node).is_le());
         self.stand_behind_head(table, found)
     }
 
-    /// Goes one entry on; false, and nowhere, at the end or if it stood nowhere.
+    /// Moves to the next entry. At the end, or from nowhere, returns false and is nowhere.
     #[inline]
     pub fn next(&mut self, table: &Memtable) -> bool {
         let next = self.node(table).and_then(NodeRef::following);
         self.stand(table, next)
     }
 
-    /// Goes one entry back; false, and nowhere, at the beginning or if it stood nowhere. This is a
-    /// search: there are no links back.
+    /// Moves to the previous entry. At the beginning, or from nowhere, returns false and is
+    /// nowhere. This is a search: there are no links back.
     pub fn prev(&mut self, table: &Memtable) -> bool {
         let Some(node) = self.node(table) else { return false };
         let target = Target::new(table.comparator(), node.user_key(), node.packed());
         let (mut before, mut next) = table.list.search(|node| target.order_of(node).is_lt());
-        // Between the two there was nothing, so this ends at once, unless the same key and number
-        // were inserted twice and this is not the first of them.
+        // At some moment there was no node between the two, so the loop ends immediately, unless
+        // the same key and number were inserted twice and this is not the first of them.
         while let Some(other) = next.filter(|next| *next != node) {
             (before, next) = (other, other.following());
         }
         self.stand_behind_head(table, before)
     }
 
-    /// The entry stood on.
+    /// The current entry.
     #[inline]
     pub fn entry<'a>(&self, table: &'a Memtable) -> Option<Entry<'a>> {
         Some(Entry::new(self.node(table)?, self.table))
     }
 
-    /// The user key stood on; empty when nowhere.
+    /// The current user key; empty when nowhere.
     #[inline]
     pub fn user_key<'a>(&self, table: &'a Memtable) -> &'a [u8] {
         self.node(table).map_or(&[], NodeRef::user_key)
     }
 
-    /// User key and packed number, as tables have them; empty when nowhere.
+    /// User key and packed number, in the form that tables store; empty when nowhere.
     #[inline]
     pub fn internal_key<'a>(&self, table: &'a Memtable) -> &'a [u8] {
         self.node(table).map_or(&[], NodeRef::internal_key)
     }
 
-    /// Sequence and type, packed; 0 when nowhere.
+    /// Packed sequence and type; 0 when nowhere.
     #[inline]
     pub fn packed(&self, table: &Memtable) -> u64 {
         self.node(table).map_or(0, NodeRef::packed)
     }
 
-    /// The value stood on; empty when nowhere.
+    /// The current value; empty when nowhere.
     #[inline]
     pub fn value<'a>(&self, table: &'a Memtable) -> &'a [u8] {
         self.node(table).map_or(&[], NodeRef::value)
     }
 
-    /// Where the value stood on is, for keeping; see [`Memtable::value`].
+    /// The current value's location, for keeping; see [`Memtable::value`].
     #[inline]
     pub fn value_ref(&self, table: &Memtable) -> Option<ValueRef> {
         Some(self.entry(table)?.value_ref())

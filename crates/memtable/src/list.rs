@@ -1,12 +1,13 @@
-//! The list as readers and the writer share it: the way down the levels, and who owns the memory.
+//! The list shared by readers and the writer: the search down the levels, and the ownership of the
+//! memory.
 //!
 //! Every node is in the list of level 0, one in four also in that of level 1, one in sixteen in
-//! that of level 2, and so on. A search goes right as far as it may, then a level down, beginning
-//! with the head, an empty node at every level that stands before all others.
+//! that of level 2, and so on. A search starts at the head, an empty node that comes before all
+//! others at every level. It goes right as far as it can, then down a level.
 //!
-//! Who may touch what: readers follow links and read nodes, no more. The writer, of which there is
-//! one, stores into links and into [`Written`], which is on cache lines of its own; readers look at
-//! that only when asked for a figure.
+//! Access: readers only follow links and read nodes. The only writer stores into links and into
+//! [`Written`], which has cache lines of its own; readers load from it only when asked for a
+//! figure.
 
 use std::cmp::Ordering;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,18 +18,18 @@ use crate::arena::Chunk;
 use crate::node::{HEIGHT_MAX, NodePtr, NodeRef, node_bytes, prefix_of};
 use loomable::{Gauge, UnsafeCell};
 
-/// See the module text.
+/// A skip list and the memory of its nodes.
 pub(crate) struct List {
-    /// No other list of this process has it, ever: by it a kept [`NodePtr`] is known to be of a
-    /// list that is alive.
+    /// Unique among all lists this process ever makes; it proves that a kept [`NodePtr`] belongs
+    /// to a live list.
     pub id: u64,
     pub comparator: Comparator,
     head: NodePtr,
     pub written: Written,
 }
 
-/// What the writer writes besides nodes. 128 bytes, not 64: the adjacent-line prefetcher of x86
-/// pulls lines in pairs.
+/// Everything the writer writes besides nodes. Aligned to 128 bytes, not 64: the adjacent-line
+/// prefetcher of x86 pulls lines in pairs.
 #[repr(align(128))]
 pub(crate) struct Written {
     pub len: Gauge,
@@ -38,20 +39,20 @@ pub(crate) struct Written {
     pub chunks: UnsafeCell<Vec<Chunk>>,
 }
 
-// SAFETY: what is behind a shared `List` is plain values that do not change, atomics, nodes, which
-// any thread may read (`node.rs`), and `chunks`, whose cell gives no access but by unsafe code: the
-// writer's alone, which is unique and needs `&mut Writer` for it. Dropping a `Vec<Chunk>` on
-// another thread is fine, as `Chunk` is Send.
+// SAFETY: a shared `List` leads to plain values that do not change, atomics, nodes, which any
+// thread may read (`node.rs`), and `chunks`. The cell of `chunks` is accessed only by unsafe code
+// of the writer, which is unique and needs `&mut Writer` for it. Dropping a `Vec<Chunk>` on another
+// thread is sound because `Chunk` is Send.
 unsafe impl Sync for List {}
 
 impl List {
     pub fn new(comparator: Comparator) -> List {
-        // Different lists need different numbers; nothing else hangs on them. 2^64 lists are never
-        // made.
+        // Lists need different numbers; nothing else depends on them. The counter never wraps:
+        // nobody makes 2^64 lists.
         static IDS: AtomicU64 = AtomicU64::new(1);
         let bytes = node_bytes(HEIGHT_MAX, 0).expect("an empty node is small");
         let chunk = Chunk::new(bytes);
-        // SAFETY: a chunk is aligned, as large as asked for, and this one is ours.
+        // SAFETY: a chunk is aligned, has the requested size, and this one is ours.
         let head = unsafe { NodePtr::write(chunk.start(), HEIGHT_MAX, 0, &[], 0, &[]) };
         let written = Written {
             len: Gauge::new(0),
@@ -65,15 +66,15 @@ impl List {
     /// The empty node before all others.
     #[inline(always)]
     pub fn head(&self) -> NodeRef<'_> {
-        // SAFETY: `new` wrote it before anybody had this list, and its chunk stays as long as the
-        // list.
+        // SAFETY: `new` wrote the head before the list was shared, and its chunk lives as long as
+        // the list.
         unsafe { self.head.get() }
     }
 
-    /// The last node of those that are `before`, the head if there is none, and the node behind it.
+    /// The last node that is `before`, or the head if there is none, and the node after it.
     ///
-    /// `before` must hold for the nodes up to some place in the order, and not for those behind it.
-    /// Between the two nodes there was nothing at some moment during the call.
+    /// `before` must hold for all nodes up to some place in the order and for none after it. At
+    /// some moment during the call there was no node between the two.
     #[inline(always)]
     pub fn search(
         &self,
@@ -88,13 +89,13 @@ impl List {
     }
 }
 
-/// Goes right from `at`, which is `before`, on one level; returns the last node that is `before`,
-/// and the next one. `behind` is a node known not to be: where the level above ended, so often
-/// where this one ends.
+/// Goes right on one level from `at`, which is `before`. Returns the last node that is `before`,
+/// and the next one. `behind` is a node known not to be `before`: the end of the search on the
+/// level above, and often the end on this one.
 ///
 /// # Safety
 ///
-/// `at` has a height above `level`.
+/// The height of `at` is above `level`.
 #[inline(always)]
 pub(crate) unsafe fn go_right<'a>(
     mut at: NodeRef<'a>,
@@ -107,9 +108,9 @@ pub(crate) unsafe fn go_right<'a>(
         // `insert_behind` puts a node only into links of levels that it has.
         let next = unsafe { at.next(level) };
         if level > 0 {
-            // Looking at `next` is a cache miss, and so will be the first step down; let them run
-            // together. That is worth a tenth of a search among a million entries.
-            // SAFETY: `at` has this level and so those below.
+            // Reading `next` is a cache miss, and the first step down will be another; overlap
+            // them. That saves a tenth of a search among a million entries. SAFETY: `at` has this
+            // level and so those below.
             unsafe { at.prefetch_next(level - 1) };
         }
         match next {
@@ -119,7 +120,7 @@ pub(crate) unsafe fn go_right<'a>(
     }
 }
 
-/// What is sought, with its prefix worked out once.
+/// The key to find, with its prefix computed once.
 #[derive(Clone, Copy)]
 pub(crate) struct Target<'k> {
     comparator: Comparator,
@@ -134,7 +135,7 @@ impl<'k> Target<'k> {
         Target { comparator, prefix: prefix_of(comparator, user_key), user_key, packed }
     }
 
-    /// Where a node stands, seen from the target. Not to be asked of the head.
+    /// The order of a node relative to the target. Not defined for the head.
     #[inline(always)]
     pub fn order_of(&self, node: NodeRef<'_>) -> Ordering {
         node.prefix()

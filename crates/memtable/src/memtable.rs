@@ -1,4 +1,4 @@
-//! What readers hold: the shared handle, an entry that was found, and the address of one.
+//! The readers' types: the shared handle, an entry, and the address of a value.
 
 use rocksfmt::{Comparator, SEEK_TYPE, SEQUENCE_MAX, pack};
 
@@ -8,10 +8,10 @@ use crate::node::{NodePtr, NodeRef};
 use crate::writer::Writer;
 use loomable::{Arc, Ordering};
 
-/// A handle to a memtable, for reading it on any core while its [`Writer`] goes on inserting.
+/// A handle for reading a memtable on any core while its [`Writer`] inserts.
 ///
-/// Reading writes to no memory that others touch. Cloning and dropping a handle does count, so give
-/// each core one and pass references. The memory is freed with the last handle; the writer has one
+/// Reads write to no shared memory. Cloning and dropping a handle does count references, so give
+/// each core one handle and pass references. The last handle frees the memory; the writer holds one
 /// too.
 #[derive(Clone)]
 pub struct Memtable {
@@ -19,16 +19,16 @@ pub struct Memtable {
 }
 
 impl Memtable {
-    /// Makes an empty memtable that reserves no more than `limit_bytes` of memory, some hundred
-    /// bytes that every memtable has included. `seed` decides the shape of the list, and
-    /// nothing that is ever returned: the same seed and the same calls give the same shape.
+    /// Creates an empty memtable that reserves at most `limit_bytes` of memory, including some
+    /// hundred bytes that every memtable has. `seed` decides the shape of the list but not the
+    /// result of any call: the same seed and calls give the same shape.
     pub fn new(comparator: Comparator, limit_bytes: usize, seed: u64) -> (Writer, Memtable) {
         let space = Space::new(limit_bytes, crate::arena::chunk_bytes(limit_bytes), 0);
         Memtable::with_space(comparator, space, seed)
     }
 
-    /// Makes an empty memtable without a limit that is one of `shares` with some `share_bytes`
-    /// together: it begins with a chunk so small that all of them may have one.
+    /// Creates an empty memtable without a limit, one of `shares` that use some `share_bytes`
+    /// together. Its first chunk is small enough for all of them to have one.
     pub fn share(
         comparator: Comparator,
         share_bytes: usize,
@@ -52,7 +52,7 @@ impl Memtable {
 
     /// The newest entry of a user key with a sequence of at most `sequence`.
     ///
-    /// It says nothing of other types than it finds: a tombstone is an entry.
+    /// The type does not matter: a tombstone is an entry too.
     #[inline]
     pub fn get(&self, user_key: &[u8], sequence: u64) -> Option<Entry<'_>> {
         let packed = pack(sequence.min(SEQUENCE_MAX), SEEK_TYPE);
@@ -62,11 +62,11 @@ impl Memtable {
         Some(Entry { node, table: self.list.id })
     }
 
-    /// The value that `value` was taken from: no search, one look at the node.
+    /// The value that `value` refers to: no search, one read of the node.
     ///
     /// # Panics
     ///
-    /// If `value` is of another memtable: a mistake in the caller that must not become a wrong
+    /// If `value` is of another memtable: a mistake of the caller that must not become a wrong
     /// answer.
     #[inline]
     pub fn value(&self, value: ValueRef) -> &[u8] {
@@ -77,14 +77,14 @@ impl Memtable {
     #[inline(always)]
     pub(crate) fn node(&self, node: NodePtr, table: u64) -> NodeRef<'_> {
         assert!(table == self.list.id, "a position in another memtable");
-        // SAFETY: whoever keeps an address with a list's number had a `NodeRef` of that list, so
-        // the node's `write` happened before that, and it was handed here by safe means,
-        // which order. Numbers are not used twice, so the list is this one, and it stays,
-        // with all its nodes, while `self` is borrowed.
+        // SAFETY: an address kept with a list's number came from a `NodeRef` of that list, so the
+        // node's `write` happened before that, and safe code, which orders, brought it here.
+        // Numbers are unique, so the list is this one, and it and all its nodes live while `self`
+        // is borrowed.
         unsafe { node.get() }
     }
 
-    /// How many entries it has; while the writer is at work, about.
+    /// The number of entries; approximate while the writer inserts.
     pub fn len(&self) -> usize {
         self.list.written.len.load(Ordering::Relaxed)
     }
@@ -94,13 +94,13 @@ impl Memtable {
         self.len() == 0
     }
 
-    /// Bytes of user keys, packed numbers and values; while the writer is at work, about.
+    /// Bytes of user keys, packed numbers and values; approximate while the writer inserts.
     pub fn bytes(&self) -> usize {
         self.list.written.bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory reserved: never more than the limit, except that the head of the list is
-    /// always there.
+    /// Bytes of memory reserved: never above the limit, except that the head of the list always
+    /// exists.
     pub fn memory(&self) -> usize {
         self.list.written.memory.load(Ordering::Relaxed)
     }
@@ -116,7 +116,7 @@ impl std::fmt::Debug for Memtable {
     }
 }
 
-/// An entry that was found. It stays readable as long as the handle that it was found through is
+/// An entry that was found. It stays readable while the handle that it was found through is
 /// borrowed.
 #[derive(Clone, Copy)]
 pub struct Entry<'a> {
@@ -135,7 +135,7 @@ impl<'a> Entry<'a> {
         self.node.user_key()
     }
 
-    /// User key and packed number, as tables have them.
+    /// User key and packed number, in the form that tables store.
     #[inline]
     pub fn internal_key(&self) -> &'a [u8] {
         self.node.internal_key()
@@ -153,7 +153,7 @@ impl<'a> Entry<'a> {
         self.node.value()
     }
 
-    /// Where the value is, for keeping; see [`Memtable::value`].
+    /// The value's location, for keeping; see [`Memtable::value`].
     #[inline]
     pub fn value_ref(&self) -> ValueRef {
         ValueRef { node: self.node.ptr(), table: self.table }
@@ -170,8 +170,8 @@ impl std::fmt::Debug for Entry<'_> {
     }
 }
 
-/// Where a value is. It borrows nothing; [`Memtable::value`] of any handle to its memtable gives
-/// the bytes.
+/// The location of a value. It borrows nothing; [`Memtable::value`] of any handle to its memtable
+/// returns the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValueRef {
     node: NodePtr,

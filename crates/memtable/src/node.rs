@@ -1,22 +1,22 @@
-//! A node: one entry, its links in front of it and its bytes behind it.
+//! A node: one entry, with its links before it and its bytes after it.
 //!
 //! ```text
 //! link[h-1] … link[1] link[0] | prefix u64 | key bytes u32 | value bytes u32 | user key | packed u64 | value
 //!                             ^ the address of the node                                   (fixed64)
 //! ```
 //!
-//! With the links in front, everything else is at a place that does not depend on the node's
-//! height, and the height need not be stored; the link that is followed most, level 0, shares a
-//! cache line with what is compared first. User key and packed number stand together as the
-//! internal key that tables have, so that a merge or a flush takes it as it is.
+//! Because the links come first, all other offsets are independent of the node's height, and the
+//! height need not be stored. The most used link, level 0, shares a cache line with the fields that
+//! are compared first. User key and packed number together form the internal key of tables, so
+//! merge and flush use it unchanged.
 //!
 //! The prefix is the first eight bytes of the user key as a number that sorts like the key: nearly
-//! every comparison ends there. 16 bytes of key and 1000 of value take 24 bytes of header and
-//! packed number and on average 10.7 of links.
+//! every comparison ends there. An entry with 16 bytes of key and 1000 of value takes 24 more bytes
+//! for header and packed number, and 10.7 on average for links.
 //!
-//! What always holds: after [`NodePtr::write`] nothing of a node changes but its links. Those are
-//! atomic, and only the writer stores into them. Whoever has a [`NodeRef`] may read all of it:
-//! `write` happened before he got it.
+//! Invariant: after [`NodePtr::write`] only the links of a node change. They are atomic, and only
+//! the writer stores into them. The holder of a [`NodeRef`] may read the whole node: `write`
+//! happened before the `NodeRef` was made.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -25,11 +25,11 @@ use rocksfmt::{Comparator, KEY_TRAILER_BYTES};
 
 use loomable::{AtomicPtr, Ordering, UnsafeCell, weaken};
 
-/// The most levels a node can be part of: with one node in four going a level up, enough for 4^12
-/// entries. Loom needs a level above level 0 and no more.
+/// The highest level count of a node: with one node in four going a level up, enough for 4^12
+/// entries. Loom needs one level above level 0.
 pub(crate) const HEIGHT_MAX: usize = if cfg!(loom) { 2 } else { 12 };
 
-/// What nodes are aligned to.
+/// The alignment of nodes.
 pub(crate) const ALIGN: usize = 8;
 
 type Link = AtomicPtr<Node>;
@@ -41,12 +41,12 @@ struct Header {
     value_bytes: u32,
 }
 
-/// What a [`NodePtr`] points to; links and bytes are before and behind it.
+/// The target of a [`NodePtr`]; links come before it and bytes after it.
 #[repr(C)]
 pub(crate) struct Node {
-    /// A cell for loom, which sees by it when a node is read that was not written before. It
-    /// stands for the bytes behind it too: they are written together, and nobody finds them
-    /// without reading this.
+    /// A cell, so that loom detects a read of a node that was not written before. It also stands
+    /// for the bytes after it: they are written together, and nothing finds them without reading
+    /// this.
     header: UnsafeCell<Header>,
 }
 
@@ -58,15 +58,15 @@ const _: () = {
 };
 
 /// The bytes that a node takes in the arena, a multiple of [`ALIGN`]; `payload` is user key and
-/// value. `None` if that is over 32 bits.
+/// value. `None` if `payload` exceeds 32 bits.
 pub(crate) fn node_bytes(height: usize, payload: usize) -> Option<usize> {
     u32::try_from(payload).ok()?;
     let fixed = height * size_of::<Link>() + size_of::<Node>() + KEY_TRAILER_BYTES;
     fixed.checked_add(payload)?.checked_next_multiple_of(ALIGN)
 }
 
-/// The first eight bytes of a user key as a number: keys with different prefixes are ordered as
-/// their prefixes are.
+/// The first eight bytes of a user key as a number. Keys with different prefixes sort as their
+/// prefixes do.
 #[inline(always)]
 pub(crate) fn prefix_of(comparator: Comparator, user_key: &[u8]) -> u64 {
     let prefix = match user_key.first_chunk::<8>() {
@@ -87,8 +87,8 @@ pub(crate) fn prefix_of(comparator: Comparator, user_key: &[u8]) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NodePtr(NonNull<Node>);
 
-// SAFETY: it is an address and gives access only by the unsafe `NodePtr::get`, whose caller shows
-// that the node is alive and was written before. What is then reached may be reached from any
+// SAFETY: an address, which gives access only through the unsafe `NodePtr::get`, whose caller shows
+// that the node is alive and was written before. Everything reached from it may be reached from any
 // thread: atomics, and bytes that do not change.
 unsafe impl Send for NodePtr {}
 // SAFETY: as above.
@@ -99,8 +99,8 @@ impl NodePtr {
     ///
     /// # Safety
     ///
-    /// `memory` is aligned to [`ALIGN`], valid for writing [`node_bytes`] of this height and of
-    /// both lengths, and nobody else's.
+    /// `memory` is aligned to [`ALIGN`], valid for writes of [`node_bytes`] of this height and of
+    /// both lengths, and exclusively the caller's.
     pub unsafe fn write(
         memory: NonNull<u8>,
         height: usize,
@@ -115,11 +115,10 @@ impl NodePtr {
             value_bytes: u32::try_from(value.len()).expect("node_bytes refuses longer values"),
         };
         let links = memory.cast::<Link>();
-        // SAFETY: all of it is within the `node_bytes` that the caller grants: `height` links from
-        // the beginning, behind them the header, behind that key, packed number and value.
-        // Both types' alignments divide ALIGN, and so does the size of a link, so links and
-        // header are aligned. The slices are borrowed from elsewhere: the memory is nobody
-        // else's.
+        // SAFETY: every write is within the `node_bytes` that the caller grants: `height` links
+        // from the beginning, then the header, then key, packed number and value. The alignments of
+        // both types divide ALIGN, and so does the size of a link, so links and header are aligned.
+        // The slices do not overlap `memory`, which is exclusively the caller's.
         unsafe {
             for level in 0..height {
                 links.add(level).write(Link::new(std::ptr::null_mut()));
@@ -140,16 +139,16 @@ impl NodePtr {
     ///
     /// # Safety
     ///
-    /// The call of [`write`](Self::write) that gave this address happened before, and the memory
-    /// stays for `'a`.
+    /// The call of [`write`](Self::write) that returned this address happened before, and the
+    /// memory stays valid for `'a`.
     #[inline(always)]
     pub unsafe fn get<'a>(self) -> NodeRef<'a> {
         NodeRef(self.0, PhantomData)
     }
 }
 
-/// A node that was written before and that stays for `'a`; only [`NodePtr::get`] says so of an
-/// address.
+/// A node that was written before and that stays valid for `'a`. Only [`NodePtr::get`] makes one of
+/// an address.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NodeRef<'a>(NonNull<Node>, PhantomData<&'a Node>);
 
@@ -161,8 +160,8 @@ impl<'a> NodeRef<'a> {
 
     #[inline(always)]
     fn header(self) -> Header {
-        // SAFETY: the node stays for 'a, was written before, and nobody writes the header again:
-        // what `NodeRef` says.
+        // SAFETY: the node stays valid for 'a, was written before, and nobody writes the header
+        // again, by the invariant of `NodeRef`.
         unsafe { self.0.as_ref().header.with(|header| *header) }
     }
 
@@ -171,30 +170,31 @@ impl<'a> NodeRef<'a> {
         self.header().prefix
     }
 
-    /// The bytes from `start` bytes behind the header.
+    /// The bytes from `start` bytes after the header.
     ///
     /// # Safety
     ///
-    /// `start + len` is no more than key, packed number and value take, according to the header.
+    /// `start + len` does not exceed the length of key, packed number and value according to the
+    /// header.
     #[inline(always)]
     unsafe fn bytes(self, start: usize, len: usize) -> &'a [u8] {
-        // SAFETY: these bytes were initialized by `write`, before, as the caller shows; they are in
-        // the allocation of the node, which stays for 'a, and nobody writes them again. The
-        // address was derived from the allocation's, not from a reference to the header, so
-        // it may be used for what is behind the header.
+        // SAFETY: `write` initialized these bytes before, as the caller shows; they are in the
+        // allocation of the node, which stays valid for 'a, and nobody writes them again. The
+        // address was derived from the allocation's, not from a reference to the header, so it may
+        // be used for bytes after the header.
         unsafe { std::slice::from_raw_parts(self.0.add(1).cast::<u8>().add(start).as_ptr(), len) }
     }
 
     #[inline(always)]
     pub fn user_key(self) -> &'a [u8] {
-        // SAFETY: the key is the first behind the header.
+        // SAFETY: the key comes first after the header.
         unsafe { self.bytes(0, self.header().key_bytes as usize) }
     }
 
     /// User key and packed number.
     #[inline(always)]
     pub fn internal_key(self) -> &'a [u8] {
-        // SAFETY: the key is the first behind the header and the packed number the second.
+        // SAFETY: the key comes first after the header and the packed number second.
         unsafe { self.bytes(0, self.header().key_bytes as usize + KEY_TRAILER_BYTES) }
     }
 
@@ -210,7 +210,7 @@ impl<'a> NodeRef<'a> {
     #[inline(always)]
     pub fn value(self) -> &'a [u8] {
         let header = self.header();
-        // SAFETY: behind key and packed number is the value, of that length.
+        // SAFETY: the value, of that length, comes after key and packed number.
         unsafe {
             self.bytes(header.key_bytes as usize + KEY_TRAILER_BYTES, header.value_bytes as usize)
         }
@@ -221,30 +221,30 @@ impl<'a> NodeRef<'a> {
     /// The node was written with a height above `level`.
     #[inline(always)]
     unsafe fn link(self, level: usize) -> &'a Link {
-        // SAFETY: `write` put `height` links in front of the header, level 0 the nearest, so this
-        // one, as the caller shows, is in the node's allocation and was initialized before.
-        // It stays for 'a and is atomic: a shared reference to it is right although the
-        // writer stores into it.
+        // SAFETY: `write` put `height` links before the header, with level 0 nearest, so this one,
+        // as the caller shows, is in the node's allocation and was initialized before. It stays
+        // valid for 'a and is atomic: a shared reference to it is sound although the writer stores
+        // into it.
         unsafe { self.0.cast::<Link>().sub(level + 1).as_ref() }
     }
 
-    /// The node behind this one at that level.
+    /// The next node at that level.
     ///
     /// # Safety
     ///
     /// The node was written with a height above `level`.
     #[inline(always)]
     pub unsafe fn next(self, level: usize) -> Option<NodeRef<'a>> {
-        // SAFETY: the caller's promise is what `link` asks for.
+        // SAFETY: the caller's promise is the condition of `link`.
         let link = unsafe { self.link(level) };
         let next = link.load(weaken(Ordering::Acquire, "memtable.load_relaxed"));
-        // SAFETY: what is in a link was put there by `set_next`, whose caller shows that it lives
-        // as long as this node; its `write` was before the Release store that this Acquire
+        // SAFETY: `insert_behind` stored the pointer; its caller shows that the target lives as
+        // long as this node. The target's `write` came before the Release store that this Acquire
         // load has read from.
         NonNull::new(next).map(|next| unsafe { NodePtr(next).get() })
     }
 
-    /// Asks the processor for the node behind this one at that level, for later.
+    /// Prefetches the next node at that level.
     ///
     /// # Safety
     ///
@@ -254,7 +254,7 @@ impl<'a> NodeRef<'a> {
         #[cfg(all(target_arch = "x86_64", not(loom)))]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: the caller's promise is what `link` asks for. A prefetch may be given any
+            // SAFETY: the caller's promise is the condition of `link`. A prefetch accepts any
             // address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(self.link(level).load(Ordering::Relaxed).cast()) }
         }
@@ -262,23 +262,23 @@ impl<'a> NodeRef<'a> {
         let _ = level;
     }
 
-    /// The node behind this one in the order of the list.
+    /// The next node in the order of the list.
     #[inline(always)]
     pub fn following(self) -> Option<NodeRef<'a>> {
         // SAFETY: every node has level 0: heights begin at 1.
         unsafe { self.next(0) }
     }
 
-    /// Links `next` in behind this node at that level, in front of what was there.
+    /// Links `next` in after this node at that level, before the present next node.
     ///
     /// # Safety
     ///
     /// Both nodes were written with a height above `level`, and live equally long. The caller is
-    /// the one writer of the list, and `next` is not in it at this level.
+    /// the only writer of the list, and `next` is not in it at this level.
     pub unsafe fn insert_behind(self, level: usize, next: NodeRef<'_>) {
-        // SAFETY: the caller's promise is what `link` asks for, of both.
+        // SAFETY: the caller's promise is the condition of `link`, for both.
         let (before, between) = unsafe { (self.link(level), next.link(level)) };
-        // Relaxed: nobody else stores into links.
+        // Relaxed: only this thread stores into links.
         let behind = before.load(Ordering::Relaxed);
         // Nobody follows this link before the next store, which is a Release.
         let late = loomable::mutant("memtable.link_before_next");

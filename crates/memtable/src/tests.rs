@@ -1,4 +1,4 @@
-//! The memtable against the dumbest correct model, and the cases that have a name.
+//! The memtable against the simplest correct model, and named cases.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
@@ -102,7 +102,7 @@ fn a_value_of_another_memtable_is_refused() {
     w.insert(b"k", pack(1, 1), b"value").unwrap();
     let kept = t.get(b"k", 1).unwrap().value_ref();
     drop((w, t));
-    // Perhaps at the same address.
+    // Possibly at the same address.
     memtable().1.value(kept);
 }
 
@@ -168,7 +168,7 @@ fn little_is_lost_to_chunks() {
     while w.insert(&[&[0; 8], &count.to_be_bytes()[..]].concat(), pack(1, 1), &[7; 1000]).is_ok() {
         count += 1;
     }
-    // 16 + 8 + 1000 bytes of data, 16 of header, on average 10.7 of links.
+    // 16 + 8 + 1000 bytes of data, 16 of header, 10.7 of links on average.
     assert!(t.memory() <= 4 << 20 && count > 3950, "{count} entries");
     assert_eq!((t.len() as u64, t.bytes() as u64), (count, count * 1024));
 }
@@ -186,7 +186,7 @@ fn handles_go_to_other_threads_and_positions_are_small() {
 
 // ---- against the model ----
 
-/// A user key that sorts as the comparator says.
+/// A user key that sorts by its comparator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Key(Comparator, Vec<u8>);
 
@@ -205,13 +205,13 @@ impl PartialOrd for Key {
     }
 }
 
-/// Entries that are the same stand in the order in which they came: the last number.
+/// Equal entries are in the order of insertion: the last number.
 type Place = (Key, Reverse<u64>, usize);
 type Model = BTreeMap<Place, Vec<u8>>;
 
 fn user_key() -> impl Strategy<Value = Vec<u8>> {
-    // Few letters: equal keys, prefixes of keys, keys with equal first eight bytes; and some that
-    // are far apart.
+    // Few letters, to get equal keys, prefixes of keys and keys with equal first eight bytes; and
+    // some keys that are far apart.
     let letter = prop_oneof![Just(0u8), Just(1), Just(0xff)];
     prop_oneof![
         3 => proptest::collection::vec(letter, 0..12),

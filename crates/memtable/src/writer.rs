@@ -1,16 +1,17 @@
-//! The one that inserts.
+//! Insertion.
 //!
-//! 1. [`Writer::insert`] draws the height of the new node and takes memory for it; if the limit
+//! 1. [`Writer::insert`] draws the height of the new node and allocates memory for it. If the limit
 //!    forbids, nothing has changed.
-//! 2. The node is written whole, which nobody sees.
-//! 3. The place is sought from where the last node went in: up until a level has a gap that the new
-//!    key falls into, then down again. A key that goes right behind the last one needs no step.
-//! 4. The node is linked in, level 0 first. With the store into the link of its predecessor it is
-//!    there for readers; the levels above only make it quicker to find. Whoever comes upon it on a
-//!    level finds it linked on all below.
+//! 2. The whole node is written; readers cannot reach it yet.
+//! 3. The search for its place starts at the place of the last insertion: up until a level has a
+//!    gap that contains the new key, then down again. A key directly after the last one needs no
+//!    step.
+//! 4. The node is linked in, level 0 first. The store into its predecessor's link makes it visible;
+//!    the levels above only speed up searches. A reader that meets the node on one level finds it
+//!    linked on all levels below.
 //!
-//! Inserting is the privilege of `&mut Writer`, and a writer is not cloned: that is what makes
-//! plain loads and stores enough, without a lock or an exchange.
+//! Only `&mut Writer` inserts, and a writer cannot be cloned, so plain loads and stores suffice: no
+//! lock, no compare-and-swap.
 
 use rocksfmt::{Comparator, KEY_TRAILER_BYTES};
 
@@ -20,8 +21,8 @@ use crate::memtable::Memtable;
 use crate::node::{HEIGHT_MAX, NodePtr, node_bytes, prefix_of};
 use loomable::{Arc, Ordering, mutant};
 
-/// The memtable has no room for the entry; nothing was changed. A smaller entry may still fit. One
-/// that does not fit into an empty memtable, or has more than `u32::MAX` bytes, never will.
+/// The memtable has no room for the entry; nothing was changed. A smaller entry may still fit. An
+/// entry that does not fit into an empty memtable, or has more than `u32::MAX` bytes, never will.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
@@ -33,7 +34,7 @@ impl std::fmt::Display for Full {
 
 impl std::error::Error for Full {}
 
-/// The writing end of a memtable; see the module text.
+/// The only writer of a memtable.
 pub struct Writer {
     memtable: Memtable,
     arena: Arena,
@@ -54,21 +55,21 @@ impl Writer {
         }
     }
 
-    /// The handle for reading.
+    /// The readers' handle.
     pub fn memtable(&self) -> &Memtable {
         &self.memtable
     }
 
-    /// Inserts an entry; readers on all cores may find it from then on.
+    /// Inserts an entry; readers on all cores can find it from then on.
     ///
-    /// The same user key and packed number may be inserted more than once, as happens when a log is
-    /// replayed twice: all are kept, in the order in which they came, and [`Memtable::get`]
-    /// finds the first. So what was once returned for a sequence is never replaced.
+    /// The same user key and packed number may be inserted more than once, for example when a log
+    /// is replayed twice. All are kept, in the order of insertion, and [`Memtable::get`] finds the
+    /// first. So the result for a sequence never changes.
     pub fn insert(&mut self, user_key: &[u8], packed: u64, value: &[u8]) -> Result<(), Full> {
         self.insert_from(&mut Reserve::default(), user_key, packed, value)
     }
 
-    /// The same, with memory that was touched before, while there is some.
+    /// As [`Writer::insert`], with new chunks from `reserve` while it has some.
     pub fn insert_from(
         &mut self,
         reserve: &mut Reserve,
@@ -82,9 +83,9 @@ impl Writer {
         Ok(())
     }
 
-    /// Whether entries would all be inserted if they came next and in this order, each given by the
-    /// bytes of its user key and value together. The answer is exact: it is for asking before a
-    /// batch is written to the log.
+    /// Whether these entries would all fit if they came next and in this order; each is given as
+    /// the bytes of its user key and value together. The answer is exact; ask before writing a
+    /// batch to the log.
     pub fn room_for(&self, entries: impl IntoIterator<Item = usize>) -> bool {
         let (mut heights, mut space) = (self.heights, self.arena.space());
         entries.into_iter().all(|bytes| {
@@ -107,13 +108,13 @@ impl Writer {
         let bytes = node_bytes(height, payload).ok_or(Full)?;
         let arena = &mut self.arena;
         let memory = list.written.chunks.with_mut(|chunks| {
-            // SAFETY: the list's chunks are touched only here and when it is dropped. There is one
-            // writer, borrowed exclusively, and it keeps the list from being dropped.
+            // SAFETY: the list's chunks are touched only here and when the list is dropped. There
+            // is one writer, borrowed exclusively, and it keeps the list from being dropped.
             arena.allocate(unsafe { &mut *chunks }, reserve, bytes)
         });
         let memory = memory.ok_or(Full)?;
         let prefix = prefix_of(comparator, user_key);
-        // SAFETY: the arena handed out that many aligned bytes, to us alone.
+        // SAFETY: the arena returned that many aligned bytes, exclusively ours.
         let node = unsafe { NodePtr::write(memory, height, prefix, user_key, packed, value) };
         self.seek(&Target::new(comparator, user_key, packed));
         self.link(node, height);
@@ -128,22 +129,22 @@ impl Writer {
         Ok(())
     }
 
-    /// Moves `place` to where the target belongs: behind everything that is not behind it.
+    /// Moves `place` to where the target belongs: after all nodes that are at or before it.
     #[inline]
     fn seek(&mut self, target: &Target<'_>) {
         let Writer { memtable, place, .. } = self;
         let head = memtable.list.head();
-        // SAFETY: what is in `place` was written by this writer, and lives as long as its list.
+        // SAFETY: nodes in `place` were written by this writer and live as long as its list.
         let at_place = |ptr: NodePtr| unsafe { ptr.get() };
         let before = |node| target.order_of(node).is_le();
 
-        // The nodes in `place` are the further left, the higher the level.
+        // The higher the level, the further left is the node in `place`.
         let forward = place[0] == head.ptr() || before(at_place(place[0]));
         let (mut level, mut behind) = (0, None);
         while level < HEIGHT_MAX {
             let left = at_place(place[level]);
             if forward || left == head || before(left) {
-                // SAFETY: a node is put into `place` at a level that it has.
+                // SAFETY: a node is put into `place` only at a level that it has.
                 let next = unsafe { left.next(level) };
                 if !next.is_some_and(before) {
                     behind = next;
@@ -168,14 +169,14 @@ impl Writer {
         }
     }
 
-    /// Links the node in at `place`, and moves `place` onto it.
+    /// Links the node in at `place`, and moves `place` to it.
     #[inline]
     fn link(&mut self, node: NodePtr, height: usize) {
         for step in 0..height {
             let level = if mutant("memtable.upper_first") { height - 1 - step } else { step };
             // SAFETY: both were written by this writer and live as long as its list; the node has
-            // `height` levels and what is in `place` has the level. We are the writer,
-            // and the node is new.
+            // `height` levels and the node in `place` has the level. We are the writer, and the
+            // node is new.
             unsafe { self.place[level].get().insert_behind(level, node.get()) };
             self.place[level] = node;
         }
@@ -188,8 +189,8 @@ impl std::fmt::Debug for Writer {
     }
 }
 
-/// Draws heights: one in four goes a level up. SplitMix64, whose every number is a function of a
-/// counter, so a copy foresees what the original will draw.
+/// Draws heights: one in four goes a level up. SplitMix64: each number is a function of a counter,
+/// so a copy predicts the original's draws.
 #[derive(Clone, Copy)]
 struct Heights(u64);
 
