@@ -38,7 +38,7 @@ pub(crate) struct Space {
 
 /// The place of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Placement {
     /// After the node before.
     Here,
     /// At the start of a new chunk of that many bytes, which becomes the chunk in use.
@@ -72,10 +72,10 @@ impl Space {
 
     /// Takes `bytes`, a multiple of [`ALIGN`]. If the limit forbids, returns `None` and changes
     /// nothing.
-    pub fn take(&mut self, bytes: usize) -> Option<Place> {
+    pub fn take(&mut self, bytes: usize) -> Option<Placement> {
         if bytes <= self.room {
             self.room -= bytes;
-            return Some(Place::Here);
+            return Some(Placement::Here);
         }
         let left = self.limit.saturating_sub(self.reserved) & !(ALIGN - 1);
         if bytes > left {
@@ -84,13 +84,13 @@ impl Space {
         if bytes > self.chunk / 4 {
             self.reserved += bytes;
             self.grow();
-            return Some(Place::OwnChunk);
+            return Some(Placement::OwnChunk);
         }
         let chunk = self.chunk.min(left);
         self.reserved += chunk;
         self.room = chunk - bytes;
         self.grow();
-        Some(Place::NewChunk(chunk))
+        Some(Placement::NewChunk(chunk))
     }
 
     fn grow(&mut self) {
@@ -217,9 +217,9 @@ impl Arena {
             start
         };
         let start = match self.space.take(bytes)? {
-            Place::OwnChunk => return Some(new_chunk(bytes)),
-            Place::NewChunk(bytes) => new_chunk(bytes),
-            Place::Here => self.free,
+            Placement::OwnChunk => return Some(new_chunk(bytes)),
+            Placement::NewChunk(bytes) => new_chunk(bytes),
+            Placement::Here => self.free,
         };
         // SAFETY: at least `bytes` bytes of the same allocation follow `start`: for a new chunk
         // because `take` made it no smaller, and otherwise because `take` found `room >= bytes` and
@@ -237,8 +237,8 @@ mod tests {
     fn nodes_fill_a_chunk_then_the_next_and_the_last_is_smaller() {
         let mut space = Space::new(240, 96, 0);
         let places: Vec<_> = (0..11).map(|_| space.take(24)).collect();
-        let here = Some(Place::Here);
-        let new = |bytes| Some(Place::NewChunk(bytes));
+        let here = Some(Placement::Here);
+        let new = |bytes| Some(Placement::NewChunk(bytes));
         assert_eq!(
             places,
             [new(96), here, here, here, new(96), here, here, here, new(48), here, None]
@@ -251,27 +251,27 @@ mod tests {
         let mut space = Space::new(usize::MAX, 16 << 10, 0).growing(8);
         let mut chunks = Vec::new();
         while chunks.len() < 5 {
-            if let Some(Place::NewChunk(bytes)) = space.take(256) {
+            if let Some(Placement::NewChunk(bytes)) = space.take(256) {
                 chunks.push(bytes);
             }
         }
         assert_eq!(chunks, [2 << 10, 4 << 10, 8 << 10, 16 << 10, 16 << 10]);
         let mut least = Space::new(usize::MAX, 16 << 10, 0).growing(1000);
-        assert_eq!(least.take(256), Some(Place::NewChunk(CHUNK_MIN)));
+        assert_eq!(least.take(256), Some(Placement::NewChunk(CHUNK_MIN)));
         // A node too large for a small chunk makes the next chunk larger, too.
         let mut space = Space::new(usize::MAX, 16 << 10, 0).growing(16);
-        assert_eq!(space.take(512), Some(Place::OwnChunk));
-        assert_eq!(space.take(512), Some(Place::NewChunk(2 << 10)));
+        assert_eq!(space.take(512), Some(Placement::OwnChunk));
+        assert_eq!(space.take(512), Some(Placement::NewChunk(2 << 10)));
     }
 
     #[test]
     fn a_large_node_has_a_chunk_of_its_own_and_the_chunk_in_use_stays() {
         let mut space = Space::new(1000, 96, 0);
-        assert_eq!(space.take(16), Some(Place::NewChunk(96)));
-        assert_eq!(space.take(800), Some(Place::OwnChunk));
-        assert_eq!((space.take(80), space.reserved()), (Some(Place::Here), 896));
+        assert_eq!(space.take(16), Some(Placement::NewChunk(96)));
+        assert_eq!(space.take(800), Some(Placement::OwnChunk));
+        assert_eq!((space.take(80), space.reserved()), (Some(Placement::Here), 896));
         assert_eq!(space.take(112), None);
-        assert_eq!((space.take(104), space.reserved()), (Some(Place::OwnChunk), 1000));
+        assert_eq!((space.take(104), space.reserved()), (Some(Placement::OwnChunk), 1000));
     }
 
     #[test]

@@ -34,15 +34,15 @@ impl Cursor {
     }
 
     #[inline(always)]
-    fn stand(&mut self, table: &Memtable, node: Option<NodeRef<'_>>) -> bool {
+    fn set(&mut self, table: &Memtable, node: Option<NodeRef<'_>>) -> bool {
         *self = Cursor { node: node.map(NodeRef::ptr), table: table.list.id };
         self.valid()
     }
 
     /// As [`set`](Self::set), but the head counts as nowhere.
     #[inline(always)]
-    fn stand_behind_head(&mut self, table: &Memtable, node: NodeRef<'_>) -> bool {
-        self.stand(table, (node != table.list.head()).then_some(node))
+    fn set_after_head(&mut self, table: &Memtable, node: NodeRef<'_>) -> bool {
+        self.set(table, (node != table.list.head()).then_some(node))
     }
 
     #[inline(always)]
@@ -52,13 +52,13 @@ impl Cursor {
 
     /// Moves to the first entry. Without one, returns false and is nowhere.
     pub fn first(&mut self, table: &Memtable) -> bool {
-        self.stand(table, table.list.head().following())
+        self.set(table, table.list.head().following())
     }
 
     /// Moves to the last entry. Without one, returns false and is nowhere.
     pub fn last(&mut self, table: &Memtable) -> bool {
         let (last, _) = table.list.search(|_| true);
-        self.stand_behind_head(table, last)
+        self.set_after_head(table, last)
     }
 
     /// Moves to the first entry at or after that key and packed number. Without one, returns false
@@ -67,7 +67,7 @@ impl Cursor {
     pub fn seek(&mut self, table: &Memtable, user_key: &[u8], packed: u64) -> bool {
         let target = Target::new(table.comparator(), user_key, packed);
         let (_, found) = table.list.search(|node| target.order_of(node).is_lt());
-        self.stand(table, found)
+        self.set(table, found)
     }
 
     /// Moves to the last entry at or before that key and packed number. Without one, returns false
@@ -75,14 +75,14 @@ impl Cursor {
     pub fn seek_for_prev(&mut self, table: &Memtable, user_key: &[u8], packed: u64) -> bool {
         let target = Target::new(table.comparator(), user_key, packed);
         let (found, _) = table.list.search(|node| target.order_of(node).is_le());
-        self.stand_behind_head(table, found)
+        self.set_after_head(table, found)
     }
 
     /// Moves to the next entry. At the end, or from nowhere, returns false and is nowhere.
     #[inline]
     pub fn next(&mut self, table: &Memtable) -> bool {
         let next = self.node(table).and_then(NodeRef::following);
-        self.stand(table, next)
+        self.set(table, next)
     }
 
     /// Moves to the previous entry. At the beginning, or from nowhere, returns false and is
@@ -96,7 +96,7 @@ impl Cursor {
         while let Some(other) = next.filter(|next| *next != node) {
             (before, next) = (other, other.following());
         }
-        self.stand_behind_head(table, before)
+        self.set_after_head(table, before)
     }
 
     /// The current entry.

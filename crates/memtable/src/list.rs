@@ -80,17 +80,17 @@ impl List {
         &self,
         before: impl Fn(NodeRef<'_>) -> bool,
     ) -> (NodeRef<'_>, Option<NodeRef<'_>>) {
-        let (mut at, mut behind) = (self.head(), None);
+        let (mut at, mut after) = (self.head(), None);
         for level in (0..HEIGHT_MAX).rev() {
             // SAFETY: the head has all levels, and other nodes were found one level up.
-            (at, behind) = unsafe { go_right(at, level, behind, &before) };
+            (at, after) = unsafe { go_right(at, level, after, &before) };
         }
-        (at, behind)
+        (at, after)
     }
 }
 
 /// Goes right on one level from `at`, which is `before`. Returns the last node that is `before`,
-/// and the next one. `behind` is a node known not to be `before`: the end of the search on the
+/// and the next one. `after` is a node known not to be `before`: the end of the search on the
 /// level above, and often the end on this one.
 ///
 /// # Safety
@@ -100,12 +100,12 @@ impl List {
 pub(crate) unsafe fn go_right<'a>(
     mut at: NodeRef<'a>,
     level: usize,
-    behind: Option<NodeRef<'a>>,
+    after: Option<NodeRef<'a>>,
     before: impl Fn(NodeRef<'a>) -> bool,
 ) -> (NodeRef<'a>, Option<NodeRef<'a>>) {
     loop {
         // SAFETY: `at` is as the caller promises, or was found through a link of this level, and
-        // `insert_behind` puts a node only into links of levels that it has.
+        // `insert_after` puts a node only into links of levels that it has.
         let next = unsafe { at.next(level) };
         if level > 0 {
             // Reading `next` is a cache miss, and the first step down will be another; overlap
@@ -114,7 +114,7 @@ pub(crate) unsafe fn go_right<'a>(
             unsafe { at.prefetch_next(level - 1) };
         }
         match next {
-            Some(node) if next != behind && before(node) => at = node,
+            Some(node) if next != after && before(node) => at = node,
             _ => return (at, next),
         }
     }

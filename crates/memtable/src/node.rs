@@ -1,8 +1,8 @@
 //! A node: one entry, with its links before it and its bytes after it.
 //!
 //! ```text
-//! link[h-1] … link[1] link[0] | prefix u64 | key bytes u32 | value bytes u32 | user key | packed u64 | value
-//!                             ^ the address of the node                                   (fixed64)
+//! link[h-1] … link[0] | prefix u64 | key len u32 | value len u32 | user key | packed u64 | value
+//!                     ^ the address of the node
 //! ```
 //!
 //! Because the links come first, all other offsets are independent of the node's height, and the
@@ -238,7 +238,7 @@ impl<'a> NodeRef<'a> {
         // SAFETY: the caller's promise is the condition of `link`.
         let link = unsafe { self.link(level) };
         let next = link.load(weaken(Ordering::Acquire, "memtable.load_relaxed"));
-        // SAFETY: `insert_behind` stored the pointer; its caller shows that the target lives as
+        // SAFETY: `insert_after` stored the pointer; its caller shows that the target lives as
         // long as this node. The target's `write` came before the Release store that this Acquire
         // load has read from.
         NonNull::new(next).map(|next| unsafe { NodePtr(next).get() })
@@ -275,15 +275,15 @@ impl<'a> NodeRef<'a> {
     ///
     /// Both nodes were written with a height above `level`, and live equally long. The caller is
     /// the only writer of the list, and `next` is not in it at this level.
-    pub unsafe fn insert_behind(self, level: usize, next: NodeRef<'_>) {
+    pub unsafe fn insert_after(self, level: usize, next: NodeRef<'_>) {
         // SAFETY: the caller's promise is the condition of `link`, for both.
         let (before, between) = unsafe { (self.link(level), next.link(level)) };
         // Relaxed: only this thread stores into links.
-        let behind = before.load(Ordering::Relaxed);
+        let after = before.load(Ordering::Relaxed);
         // Nobody follows this link before the next store, which is a Release.
         let late = loomable::mutant("memtable.link_before_next");
         if !late {
-            between.store(behind, Ordering::Relaxed);
+            between.store(after, Ordering::Relaxed);
         }
         let publish = match level {
             0 => weaken(Ordering::Release, "memtable.publish_relaxed"),
@@ -291,7 +291,7 @@ impl<'a> NodeRef<'a> {
         };
         before.store(next.0.as_ptr(), publish);
         if late {
-            between.store(behind, Ordering::Relaxed);
+            between.store(after, Ordering::Relaxed);
         }
     }
 }

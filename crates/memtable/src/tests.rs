@@ -206,8 +206,8 @@ impl PartialOrd for Key {
 }
 
 /// Equal entries are in the order of insertion: the last number.
-type Place = (Key, Reverse<u64>, usize);
-type Model = BTreeMap<Place, Vec<u8>>;
+type Position = (Key, Reverse<u64>, usize);
+type Model = BTreeMap<Position, Vec<u8>>;
 
 fn user_key() -> impl Strategy<Value = Vec<u8>> {
     // Few letters, to get equal keys, prefixes of keys and keys with equal first eight bytes; and
@@ -251,7 +251,7 @@ fn insertions() -> impl Strategy<Value = Vec<Insertion>> {
 
 fn check_seeks(t: &Memtable, model: &Model, key: &Key, packed: u64) {
     let here = (key.clone(), Reverse(packed));
-    let stands_on = |c: &Cursor, want: Option<(&Place, &Vec<u8>)>| {
+    let is_on = |c: &Cursor, want: Option<(&Position, &Vec<u8>)>| {
         let got = c.entry(t).map(|entry| (entry.user_key(), entry.packed(), entry.value()));
         let want = want.map(|((key, packed, _), value)| (&key.1[..], packed.0, &value[..]));
         assert_eq!(got, want);
@@ -263,26 +263,26 @@ fn check_seeks(t: &Memtable, model: &Model, key: &Key, packed: u64) {
         }
         assert_eq!(c.internal_key(t), internal);
     };
-    let at_or_behind = || model.range((here.0.clone(), here.1, 0)..);
+    let at_or_after = || model.range((here.0.clone(), here.1, 0)..);
     let at_or_before = || model.range(..=(here.0.clone(), here.1, usize::MAX));
     let before = || model.range(..(here.0.clone(), here.1, 0));
     let mut c = Cursor::new();
     c.seek(t, &key.1, packed);
-    stands_on(&c, at_or_behind().next());
+    is_on(&c, at_or_after().next());
     if c.next(t) {
-        stands_on(&c, at_or_behind().nth(1));
+        is_on(&c, at_or_after().nth(1));
         c.prev(t);
-        stands_on(&c, at_or_behind().next());
+        is_on(&c, at_or_after().next());
     }
     c.seek(t, &key.1, packed);
     if c.valid() {
         c.prev(t);
-        stands_on(&c, before().next_back());
+        is_on(&c, before().next_back());
     }
     c.seek_for_prev(t, &key.1, packed);
-    stands_on(&c, at_or_before().next_back());
+    is_on(&c, at_or_before().next_back());
     if c.prev(t) {
-        stands_on(&c, at_or_before().nth_back(1));
+        is_on(&c, at_or_before().nth_back(1));
     }
 }
 

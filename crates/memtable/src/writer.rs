@@ -140,14 +140,14 @@ impl Writer {
 
         // The higher the level, the further left is the node in `place`.
         let forward = place[0] == head.ptr() || before(at_place(place[0]));
-        let (mut level, mut behind) = (0, None);
+        let (mut level, mut after) = (0, None);
         while level < HEIGHT_MAX {
             let left = at_place(place[level]);
             if forward || left == head || before(left) {
                 // SAFETY: a node is put into `place` only at a level that it has.
                 let next = unsafe { left.next(level) };
                 if !next.is_some_and(before) {
-                    behind = next;
+                    after = next;
                     break;
                 }
             }
@@ -164,7 +164,7 @@ impl Writer {
         for level in (0..level).rev() {
             // SAFETY: `at` was in `place` for this level or for one above, or was found one level
             // up, or is the head: in each case it has this level.
-            (at, behind) = unsafe { go_right(at, level, behind, before) };
+            (at, after) = unsafe { go_right(at, level, after, before) };
             place[level] = at.ptr();
         }
     }
@@ -177,7 +177,7 @@ impl Writer {
             // SAFETY: both were written by this writer and live as long as its list; the node has
             // `height` levels and the node in `place` has the level. We are the writer, and the
             // node is new.
-            unsafe { self.place[level].get().insert_behind(level, node.get()) };
+            unsafe { self.place[level].get().insert_after(level, node.get()) };
             self.place[level] = node;
         }
     }
