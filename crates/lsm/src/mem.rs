@@ -1,5 +1,5 @@
-//! What of a column family is in memory: a memtable that is written to, or writes recovered from
-//! the log. Newer than all tables; the newest first in [`crate::version::Family::mems`].
+//! The part of a column family in memory: a live memtable, or writes recovered from the log. All
+//! are newer than the tables; [`crate::version::Family::mems`] has the newest first.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use rocksfmt::{KEY_TRAILER_BYTES, RangeTombstones};
 
 use crate::open::recovered::{Recovered, RecoveredCursor};
 
-/// See the module text.
+/// A live or recovered memtable.
 pub(crate) enum Mem {
     /// Writes found in the log, sorted once.
     Recovered(Recovered),
@@ -16,11 +16,11 @@ pub(crate) enum Mem {
     Live(memtable::Memtable),
 }
 
-/// Where a value is in its [`Mem`].
+/// The location of a value in its [`Mem`].
 #[derive(Clone, Debug)]
 pub(crate) enum MemValue {
     Recovered(Range<usize>),
-    /// The value, and the part of it that is meant.
+    /// The value, and the range meant within it.
     Live(ValueRef, Range<usize>),
 }
 
@@ -36,7 +36,8 @@ impl MemValue {
 }
 
 impl Mem {
-    /// The newest entry of a user key visible at a sequence: sequence and type, and its value.
+    /// The newest entry of a user key visible at a sequence: packed sequence and type, and its
+    /// value.
     #[inline]
     pub fn get(&self, user_key: &[u8], sequence: u64) -> Option<(u64, MemValue)> {
         match self {
@@ -50,7 +51,7 @@ impl Mem {
         }
     }
 
-    /// The bytes of a value of this one.
+    /// The bytes of a value of this memtable.
     #[inline]
     pub fn value(&self, value: &MemValue) -> &[u8] {
         match (self, value) {
@@ -89,14 +90,14 @@ impl Mem {
     }
 }
 
-/// A position in a [`Mem`]. It borrows nothing; every call takes the one it is for.
+/// A position in a [`Mem`]. It borrows nothing; every call takes its memtable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MemCursor {
     Recovered(RecoveredCursor),
     Live(memtable::Cursor),
 }
 
-/// Calls the same method of whichever it is.
+/// Calls the corresponding method of either kind.
 macro_rules! either {
     ($self:ident, $mem:ident, $recovered:ident / $live:ident $(, $key:ident)?) => {
         match ($self, $mem) {
@@ -118,7 +119,7 @@ impl MemCursor {
         }
     }
 
-    /// Whether it stands on an entry.
+    /// Whether it is on an entry.
     #[inline]
     pub fn valid(&self) -> bool {
         match self {
@@ -127,45 +128,45 @@ impl MemCursor {
         }
     }
 
-    /// Goes to the first entry.
+    /// Moves to the first entry.
     pub fn seek_to_first(&mut self, mem: &Mem) -> bool {
         either!(self, mem, seek_to_first / first)
     }
 
-    /// Goes to the last entry.
+    /// Moves to the last entry.
     pub fn seek_to_last(&mut self, mem: &Mem) -> bool {
         either!(self, mem, seek_to_last / last)
     }
 
-    /// Goes to the first entry at or behind an internal key.
+    /// Moves to the first entry at or after an internal key.
     pub fn seek(&mut self, mem: &Mem, key: &[u8]) -> bool {
         either!(self, mem, seek / seek, key)
     }
 
-    /// Goes to the last entry at or before an internal key.
+    /// Moves to the last entry at or before an internal key.
     pub fn seek_for_prev(&mut self, mem: &Mem, key: &[u8]) -> bool {
         either!(self, mem, seek_for_prev / seek_for_prev, key)
     }
 
-    /// Goes one entry on; false, and nowhere, at the end.
+    /// Moves to the next entry; at the end, returns false and is nowhere.
     #[inline]
     pub fn next(&mut self, mem: &Mem) -> bool {
         either!(self, mem, next / next)
     }
 
-    /// Goes one entry back; false, and nowhere, at the start.
+    /// Moves to the previous entry; at the start, returns false and is nowhere.
     #[inline]
     pub fn prev(&mut self, mem: &Mem) -> bool {
         either!(self, mem, prev / prev)
     }
 
-    /// The internal key stood on; empty when nowhere.
+    /// The current internal key; empty when nowhere.
     #[inline]
     pub fn key<'a>(&self, mem: &'a Mem) -> &'a [u8] {
         either!(self, mem, key / internal_key)
     }
 
-    /// The value stood on.
+    /// The current value.
     pub fn value(&self, mem: &Mem) -> Option<MemValue> {
         match (self, mem) {
             (MemCursor::Recovered(cursor), Mem::Recovered(mem)) => {

@@ -1,14 +1,16 @@
 //! Read-ahead of one table's blocks, the same in both directions.
 //!
-//! 1. A seek fetches one block through the cache; or, if the iterator's past says how much is
-//!    usually read after a seek, just that much at once, and no more until it is used up.
-//! 2. Whenever the consumer has used a chunk up, the window doubles, up to [`WINDOW_MAX`]; blocks
-//!    that lie one behind the other are fetched as one chunk, several chunks at a time.
-//! 3. Blocks that are in the cache already are taken from there.
+//! 1. A seek fetches one block through the cache. If the iterator's history tells how much is
+//!    usually read after a seek, the seek reads that much in one request instead, and nothing more
+//!    is read until it is consumed.
+//! 2. Each time the consumer has used up a chunk, the window doubles, up to [`WINDOW_MAX`].
+//!    Adjacent blocks are read as one chunk, several chunks at a time.
+//! 3. Blocks in the cache are taken from there.
 //!
-//! Blocks are checked and unpacked when they are consumed. Chunks do not go into the cache: a
-//! scan does not push out what others read again. When memory is short there is no read-ahead, and
-//! what was read is given up for what others need now: it is read again block by block.
+//! Blocks are checked and unpacked when they are consumed. Chunks do not go into the cache, so a
+//! scan does not evict what other readers use again. When memory is short, nothing is read ahead,
+//! and chunks already read are released to those who need memory now; their blocks are read again
+//! one by one.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -24,19 +26,19 @@ use crate::read::cache::BlockKey;
 use crate::read::reader::{At, count};
 use crate::read::walk::{Direction, Position, Walk};
 
-/// Bytes scheduled or read and not yet consumed, at most.
+/// Most bytes that are scheduled or read and not yet consumed.
 pub(crate) const WINDOW_MAX: usize = 1 << 20;
-/// The first window that is wider than a block.
+/// The first window wider than a block.
 const WINDOW_START: usize = 16 << 10;
 /// Largest single read.
 const CHUNK_MAX: usize = 256 << 10;
-/// Padding between blocks that is read along rather than split at (`block_align`).
+/// Gaps between blocks up to this size (padding, from `block_align`) are read along.
 const GAP_MAX: u64 = 4096;
 
-/// Blocks fetched together, in the order in which they will be consumed.
+/// Blocks fetched by one read, in the order of consumption.
 pub(crate) struct Chunk {
     handles: VecDeque<BlockHandle>,
-    /// File offset of the first byte fetched.
+    /// File offset of the first byte.
     offset: u64,
     bytes: usize,
     data: Data,
@@ -47,16 +49,16 @@ enum Data {
     Cached(Block),
     Reading(Reading),
     Read(Slice),
-    /// Nothing: its blocks are fetched one by one through the cache when they are consumed.
+    /// Nothing: each block is fetched through the cache when it is consumed.
     Single,
 }
 
-/// The chunks of one read-ahead, in the order in which they will be consumed.
+/// The chunks of one read-ahead, in the order of consumption.
 pub(crate) type Chunks = RefCell<VecDeque<Chunk>>;
 
 impl Chunk {
-    /// Gives up what was read. Returns the bytes of memory it took; those of a read under way come
-    /// back when it ends.
+    /// Releases the chunk's data and returns its size in memory. The memory of a read in flight
+    /// comes back when the read ends.
     pub fn give_up(&mut self) -> usize {
         match mem::replace(&mut self.data, Data::Single) {
             Data::Cached(block) => block.footprint(),
@@ -67,27 +69,27 @@ impl Chunk {
     }
 }
 
-/// See the module text.
+/// The read-ahead of an iterator in one table.
 pub(crate) struct ReadAhead {
     reader: At,
     slot: u32,
     comparator: Comparator,
     walk: Walk,
     direction: Direction,
-    /// The walk stands on a block that is not scheduled yet.
+    /// Whether the walk is at a block that is not scheduled yet.
     more: bool,
     chunks: Rc<Chunks>,
-    /// The reader knows that the chunks' memory can be given up.
+    /// Whether the reader knows that it can reclaim the chunks' memory.
     registered: bool,
     scheduled: usize,
     window: usize,
     /// The widest window, at most [`WINDOW_MAX`].
     window_max: usize,
-    /// Bytes that a seek asked for at once: until they are used up nothing more is fetched.
+    /// Bytes that a seek requested at once; nothing more is fetched until they are consumed.
     quota: usize,
     /// Bytes consumed since the last seek.
     consumed: usize,
-    /// The block that was given out last.
+    /// The block that [`ReadAhead::next`] returned last.
     given: BlockHandle,
     keep: bool,
 }
@@ -124,20 +126,20 @@ impl ReadAhead {
         self.consumed
     }
 
-    /// The window now, to be carried over to the next table.
+    /// The current window, for carrying over to the next table.
     pub fn window(&self) -> usize {
         self.window
     }
 
-    /// Gives up what was read and not consumed.
+    /// Drops data that was read and not consumed.
     pub fn leave(&mut self) {
         self.chunks.borrow_mut().clear();
         self.scheduled = 0;
         self.more = false;
     }
 
-    /// Starts over at a position. `window` is what the past suggests in bytes, 0 for nothing.
-    /// False when there is no block.
+    /// Starts over at a position. `window` is a suggestion in bytes from the iterator's history; 0
+    /// means none. Returns false if there is no block.
     pub async fn seek(
         &mut self,
         position: Position<'_>,
@@ -145,7 +147,7 @@ impl ReadAhead {
         window: usize,
         bound: Option<&[u8]>,
     ) -> Result<bool> {
-        // Should this be dropped or fail on its way, there is nothing to go on with.
+        // If this call fails or is dropped, the state must be empty.
         self.leave();
         self.consumed = 0;
         self.direction = direction;
@@ -165,8 +167,8 @@ impl ReadAhead {
         Ok(true)
     }
 
-    /// Turns around at the block that holds the internal key `at`: what was scheduled is
-    /// dropped, and the next block is the one on the other side of it.
+    /// Turns around at the block that holds the internal key `at`: drops the schedule; the next
+    /// block is the one on the other side.
     pub async fn turn(
         &mut self,
         at: &[u8],
@@ -199,9 +201,9 @@ impl ReadAhead {
         Ok(())
     }
 
-    /// Moves the walk one block on, unless the bound says that nothing behind is wanted.
+    /// Moves the walk to the next block, unless the bound excludes it.
     async fn advance(&mut self, bound: Option<&[u8]>) -> Result<()> {
-        // The separator is at or behind every key of its block and before every key of the next.
+        // The separator is at or after every key of its block and before every key of the next.
         let beyond = |walk: &Walk| {
             bound.is_some_and(|bound| match self.direction {
                 Direction::Forward => self.comparator.cmp_user(walk.separator(), bound).is_ge(),
@@ -224,7 +226,7 @@ impl ReadAhead {
 
     /// Schedules chunks until the window is full.
     async fn top_up(&mut self, bound: Option<&[u8]>) -> Result<()> {
-        // What a seek asks for is one read; a stream is several, so that one is always under way.
+        // After a seek, one read; for a stream several, so that one is always in flight.
         let chunks = if self.consumed < self.quota { 1 } else { 2 };
         let chunk_max = (self.window / chunks).clamp(1, CHUNK_MAX);
         while self.more && self.scheduled < self.window {
@@ -279,7 +281,7 @@ impl ReadAhead {
                     });
                 }
                 None => {
-                    // No memory to spare: block by block.
+                    // No spare memory: block by block.
                     for handle in handles {
                         self.schedule_single(handle)?;
                     }
@@ -305,7 +307,7 @@ impl ReadAhead {
                 .map(|chunk| self.scheduled -= chunk.bytes)
                 .is_some()
             {
-                // Keep the device busy while what is left is consumed.
+                // Keep the device busy while the rest is consumed.
                 if self.consumed >= self.quota
                     && !self.chunks.borrow().is_empty()
                     && self.more
@@ -324,12 +326,12 @@ impl ReadAhead {
         }
     }
 
-    /// The next block of the first chunk; `None` when it has no more.
+    /// The next block of the first chunk; `None` at the chunk's end.
     fn next_handle(&self) -> Option<BlockHandle> {
         self.chunks.borrow_mut().front_mut()?.handles.pop_front()
     }
 
-    /// The block that was given out last, once more. Suspends for it.
+    /// Returns the last block again. Suspends for it.
     pub async fn again(&self) -> Result<Block> {
         let (inner, view) = (&self.reader.inner, &self.reader.view);
         inner.block(view, self.slot, self.given, BlockKind::Data, self.keep).await
@@ -339,11 +341,11 @@ impl ReadAhead {
         self.window = (self.window * 2).clamp(WINDOW_START, self.window_max);
     }
 
-    /// A block of the first chunk.
+    /// Takes a block of the first chunk.
     async fn take(&mut self, handle: BlockHandle) -> Result<Block> {
         let inner = &*self.reader.inner;
         let view = &*self.reader.view;
-        // Out of the queue while this suspends: whoever gives up chunks passes it over.
+        // The data leaves the queue while this suspends, so a release of chunks skips it.
         let (offset, data) = match self.chunks.borrow_mut().front_mut() {
             Some(chunk) => (chunk.offset, mem::replace(&mut chunk.data, Data::Single)),
             None => unreachable!("a handle was just taken from the first chunk"),
@@ -351,7 +353,7 @@ impl ReadAhead {
         let slice = match data {
             Data::Cached(block) => return Ok(block),
             Data::Read(slice) => Some(slice),
-            // If it fails, perhaps only one block of it cannot be read: each is fetched by itself.
+            // After a failure, fetch each block separately: perhaps only one of them is unreadable.
             Data::Reading(reading) => reading.await.ok(),
             Data::Single => None,
         };
@@ -362,7 +364,7 @@ impl ReadAhead {
             match inner.unpack_now(table, handle, stored, BlockKind::Data) {
                 // No memory, and the chunk holds some.
                 Err(_) => drop(slice),
-                // Read again by itself below, before it is called damaged.
+                // Read again on its own below before it is reported as damaged.
                 Ok(Err(error)) if error.kind() == Kind::Corruption => self.put_back(slice),
                 Ok(done) => {
                     self.put_back(slice);

@@ -14,7 +14,7 @@ pub(crate) struct BlobFile {
     pub file: Arc<SharedFile>,
 }
 
-/// Reads the value that `index` refers to: checked against both checksums and its key, unpacked.
+/// Reads and unpacks the value that `index` refers to; verifies both checksums and the key.
 pub(crate) async fn read(reader: &At, family_at: usize, key: &[u8], index: &[u8]) -> Result<Value> {
     let inner = &*reader.inner;
     let family = &reader.view.version.families[family_at];
@@ -28,7 +28,7 @@ pub(crate) async fn read(reader: &At, family_at: usize, key: &[u8], index: &[u8]
             let what = if reference.file_number == 0 {
                 "a value embedded in its SST file".to_owned()
             } else {
-                format!("blob file {:06}.blob, which is not there", reference.file_number)
+                format!("the missing file {:06}.blob", reference.file_number)
             };
             let kind =
                 if reference.file_number == 0 { Kind::Unsupported } else { Kind::Corruption };

@@ -1,13 +1,13 @@
-//! A block in memory: checked, unpacked, and shared on one core without a copy.
+//! A block in memory: checked, unpacked, and shared within one core without copies.
 
 use fs::Slice;
 use rocksfmt::{BlockLayout, FilterLayout, IndexFormat, IndexLayout};
 
-/// Largest block we unpack, in bytes: whatever a core's memory can hold at all, and so whatever can
-/// be written.
+/// Largest block we unpack, in bytes: the largest buffer of a core, and so the largest that can be
+/// written.
 pub(crate) const BLOCK_BYTES_MAX: usize = reactor::BUF_MAX;
 
-/// How the bytes of a block are laid out.
+/// The layout of a block's bytes.
 #[derive(Clone, Copy)]
 pub(crate) enum Layout {
     Data(BlockLayout),
@@ -17,7 +17,7 @@ pub(crate) enum Layout {
     Filter(FilterLayout),
 }
 
-/// What a block is expected to be.
+/// The expected kind of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockKind {
     Data,
@@ -25,7 +25,7 @@ pub(crate) enum BlockKind {
     Filter,
 }
 
-/// The bytes of a block behind its checksum and codec, and how they are laid out.
+/// The verified, uncompressed bytes of a block and their layout.
 #[derive(Clone)]
 pub(crate) struct Block {
     pub data: Slice,
@@ -33,7 +33,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// Looks at a block's end and checks what lookups rely on.
+    /// Parses the end of a block and checks the fields that lookups rely on.
     pub fn parse(data: Slice, kind: BlockKind) -> rocksfmt::Result<Block> {
         let layout = match kind {
             BlockKind::Data => Layout::Data(BlockLayout::parse(&data)?),
@@ -43,7 +43,7 @@ impl Block {
         Ok(Block { data, layout })
     }
 
-    /// Bytes of memory its buffer occupies.
+    /// Bytes of memory that its buffer occupies.
     pub fn footprint(&self) -> usize {
         self.data.footprint()
     }
@@ -51,8 +51,8 @@ impl Block {
     /// The layout of a data block.
     ///
     /// # Panics
-    /// When it was read as something else, which is a mistake of ours: blocks are cached by
-    /// place, and a place is read as one kind only.
+    /// If it was read as another kind. That is a bug: blocks are cached by location, and each
+    /// location is read as one kind only.
     #[inline]
     pub fn entries(&self) -> &BlockLayout {
         match &self.layout {

@@ -1,9 +1,9 @@
-//! A core's block cache: maintained by `quick_cache` (a variant of CLOCK-Pro and S3-FIFO, which
-//! a scan passes through without pushing out what is read again), bounded in bytes.
+//! A core's block cache: `quick_cache` (a variant of CLOCK-Pro and S3-FIFO, which a scan passes
+//! through without evicting blocks that are read again), bounded in bytes.
 //!
-//! It belongs to one core: no lock, no line that another core writes. A block weighs what its
-//! buffer occupies, and [`ENTRY_BYTES`]. Without a budget there is no cache and every read goes to
-//! the device.
+//! It belongs to one core: no lock, and no cache line that another core writes. A block is charged
+//! the size of its buffer plus [`ENTRY_BYTES`]. With a budget of 0 there is no cache and every read
+//! goes to the device.
 
 use quick_cache::unsync::Cache;
 use quick_cache::{Lifecycle, Weighter};
@@ -12,7 +12,7 @@ use rocksfmt::BlockHandle;
 use crate::read::block::Block;
 use crate::version::Version;
 
-/// Names a block: the number of the table's file, which no other file ever has, and the block's
+/// Identifies a block: the number of the table's file, which is never reused, and the block's
 /// offset in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BlockKey {
@@ -21,14 +21,14 @@ pub(crate) struct BlockKey {
 }
 
 impl BlockKey {
-    /// The block's name where a version has its table in a slot.
+    /// The key of a block of the table in a version's slot.
     #[inline]
     pub fn of(version: &Version, slot: u32, handle: BlockHandle) -> BlockKey {
         BlockKey { table: version.meta(slot).number, offset: handle.offset }
     }
 }
 
-/// Bytes that the cache itself takes for a block.
+/// Bytes of the cache's own bookkeeping per block.
 const ENTRY_BYTES: u64 = 128;
 
 #[derive(Clone)]
@@ -40,14 +40,14 @@ impl Weighter<BlockKey, Block> for Footprint {
     }
 }
 
-/// A fixed hash, so that a simulated run is the same every time. Block keys are offsets in files
-/// that somebody trusted enough to open; they are not chosen to collide.
+/// A fixed hash, so that simulated runs are reproducible. Block keys are offsets in files that were
+/// trusted enough to be opened; nobody chooses them to collide.
 #[derive(Clone, Default)]
 pub(crate) struct FixedHash(u64);
 
 impl std::hash::Hasher for FixedHash {
     fn finish(&self) -> u64 {
-        // The table uses the top bits for tags and the low ones for places: mix both.
+        // The table uses the top bits for tags and the low bits for positions: mix both.
         (self.0 ^ (self.0 >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
     fn write(&mut self, bytes: &[u8]) {
@@ -67,14 +67,14 @@ impl std::hash::Hasher for FixedHash {
 
 pub(crate) type FixedHashBuilder = std::hash::BuildHasherDefault<FixedHash>;
 
-/// See the module text.
+/// The block cache of one core.
 pub(crate) struct BlockCache {
     blocks: Option<Cache<BlockKey, Block, Footprint, FixedHashBuilder, NoHooks>>,
     budget: u64,
 }
 
 impl BlockCache {
-    /// A cache of at most `bytes`; none for 0.
+    /// A cache of at most `bytes`; 0 means no cache.
     pub fn new(bytes: usize) -> BlockCache {
         let blocks = (bytes > 0).then(|| {
             let items = (bytes / 4096).max(16);
@@ -94,7 +94,7 @@ impl BlockCache {
         }
     }
 
-    /// Bytes held.
+    /// Bytes in the cache.
     pub fn used(&self) -> u64 {
         self.blocks.as_ref().map_or(0, Cache::weight)
     }
@@ -104,8 +104,7 @@ impl BlockCache {
         self.budget
     }
 
-    /// Gives up to `bytes` back at once, because memory is needed elsewhere. Returns how many it
-    /// gave.
+    /// Evicts up to `bytes` because memory is needed elsewhere. Returns the bytes released.
     pub fn shrink(&mut self, bytes: u64) -> u64 {
         let budget = self.budget;
         let Some(blocks) = &mut self.blocks else { return 0 };

@@ -1,7 +1,7 @@
-//! Single flight: of all who want one block at the same time on one core, one reads it.
+//! Single flight: of all requests of a core for one block at the same time, one reads it.
 //!
-//! The first to ask leads: it reads, and leaves the outcome for those who asked meanwhile. A
-//! leader that is dropped before it is done wakes them, and the next of them leads.
+//! The first request leads: it reads, and leaves the result for those that join meanwhile. A leader
+//! that is dropped early wakes its followers, and the next one to ask leads.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -37,7 +37,7 @@ pub(crate) struct Flights {
     free: Vec<u32>,
 }
 
-/// What asking for a block makes of the asker.
+/// The part of a request in a flight.
 pub(crate) enum Role<'a> {
     Leader(Leader<'a>),
     Follower(Follower<'a>),
@@ -58,7 +58,7 @@ pub(crate) fn join(flights: &RefCell<Flights>, key: BlockKey) -> Role<'_> {
     Role::Leader(Leader { flights, key, slot, landed: false })
 }
 
-/// The one who reads.
+/// The request that reads the block.
 pub(crate) struct Leader<'a> {
     flights: &'a RefCell<Flights>,
     key: BlockKey,
@@ -67,7 +67,7 @@ pub(crate) struct Leader<'a> {
 }
 
 impl Leader<'_> {
-    /// Tells the followers, if there are any.
+    /// Delivers the result to the followers, if any.
     pub fn land(mut self, result: &Result<Block>) {
         self.landed = true;
         self.end(|| State::Landed(result.clone()));
@@ -88,7 +88,7 @@ impl Leader<'_> {
         for waiter in waiters.drain(..) {
             waiter.wake();
         }
-        // Gives the vector back, so that waiting allocates nothing once it is warm.
+        // Return the vector, so that waiting allocates nothing in the steady state.
         if let Some(flight) = self.flights.borrow_mut().slots.get_mut(self.slot as usize)
             && flight.waiters.capacity() == 0
         {
@@ -105,7 +105,7 @@ impl Drop for Leader<'_> {
     }
 }
 
-/// One who waits for the leader. Resolves to `None` when the leader gave up: ask again.
+/// Waits for the leader. Resolves to `None` if the leader was dropped: ask again.
 pub(crate) struct Follower<'a> {
     flights: &'a RefCell<Flights>,
     slot: u32,

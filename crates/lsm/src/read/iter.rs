@@ -1,12 +1,12 @@
-//! Iterators: all visible keys of a column family in order, both ways.
+//! Iterators: all visible keys of a column family in order, in both directions.
 //!
-//! The sources (recovered writes, each table of level 0, each deeper level) are merged by user key
-//! and age. Going forward the sources stand at or behind the entry last returned; going backward
-//! they all stand before its user key, whose newest visible version was picked up on the way.
-//! Turning around steps the sources over the entries in between; blocks in memory stay.
+//! The sources (memtables and recovered writes, each table of level 0, each deeper level) are
+//! merged by user key and age. Going forward, the sources are at or after the entry last returned.
+//! Going backward, all of them are before its user key; its newest visible version was picked up on
+//! the way. Turning around steps the sources over the entries in between; blocks in memory stay.
 //!
-//! Range tombstones hide older entries under them; where a source has nothing younger, it skips
-//! to the range's end at once.
+//! Range tombstones hide older entries in their range. A source without newer entries skips to the
+//! range's end in one seek.
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -24,27 +24,28 @@ use crate::read::value::Value;
 use crate::read::walk::{Direction, Position};
 use crate::version::user_key;
 
-/// What an iterator shall see.
+/// The keys an iterator sees, and hints.
 #[derive(Default)]
 pub struct IterOptions<'a> {
-    /// Keys before this are not there.
+    /// Hide keys before this.
     pub lower: Option<Vec<u8>>,
-    /// This key and all behind it are not there.
+    /// Hide this key and all after it.
     pub upper: Option<Vec<u8>>,
-    /// Only keys that begin like this (bytewise order only).
+    /// Only keys with this prefix (bytewise order only).
     pub prefix: Option<Vec<u8>>,
-    /// What is visible; the newest state otherwise.
+    /// The state to read; by default the newest.
     pub snapshot: Option<&'a Snapshot>,
     /// Whether blocks that are read one by one go into the cache.
     pub fill_cache: bool,
-    /// About how many entries will be read after each seek, if known: read at once.
+    /// Approximate number of entries that will be read after each seek, if known; they are read at
+    /// once.
     pub expected: Option<usize>,
-    /// Whether these entries lie before what is sought rather than behind it.
+    /// Whether these entries come before the sought key rather than after it.
     pub expected_backward: bool,
 }
 
 enum Source {
-    /// A memtable of the view, by its place.
+    /// A memtable, by its index in the family.
     Memory(usize, MemCursor),
     Level(Box<LevelIter>),
 }
@@ -59,13 +60,12 @@ impl Source {
     }
 }
 
-/// Entries that turning around steps over one by one before it seeks instead.
+/// Steps over entries before a turn seeks instead.
 const TURN_STEPS: usize = 64;
-/// Entries passed over between two looks at whether others want the core: in memory nothing else
-/// suspends a walk.
+/// Entries skipped between two checkpoints of the task: nothing else suspends a walk in memory.
 const PASSED_AT_ONCE: u32 = 64;
 
-/// See the module text. An iterator that returned an error stands nowhere until the next seek.
+/// Iterates over a column family. After an error it is on no entry until the next seek.
 pub struct Iter {
     reader: At,
     family_at: usize,
@@ -73,18 +73,18 @@ pub struct Iter {
     sequence: u64,
     bounds: Rc<Bounds>,
     sources: Vec<Source>,
-    /// Slots of the tables that have range tombstones.
+    /// Slots of the tables with range tombstones.
     tombstone_slots: Vec<u32>,
     memory_tombstones: bool,
-    /// The source with the next entry in the direction of travel.
+    /// The source of the next entry in the current direction.
     current: Option<usize>,
     direction: Direction,
     key: Vec<u8>,
     value: Value,
     valid: bool,
-    /// About the bytes of memory that a seek takes.
+    /// Approximate memory of one seek, in bytes.
     seek_bytes: usize,
-    /// Entries passed over.
+    /// Entries skipped.
     passed: u32,
 }
 
@@ -101,7 +101,7 @@ impl Iter {
             if found.comparator != Comparator::Bytewise {
                 return Err(Error::new(
                     Kind::Unsupported,
-                    "a prefix in a column family that is not in bytewise order",
+                    "cannot iterate over a prefix: the column family is not in bytewise order",
                 ));
             }
             bounds.narrow_to(&prefix);
@@ -154,19 +154,19 @@ impl Iter {
         })
     }
 
-    /// Whether it stands on an entry.
+    /// Whether it is on an entry.
     #[inline]
     pub fn valid(&self) -> bool {
         self.valid
     }
 
-    /// The key stood on; empty when nowhere.
+    /// The current key; empty when nowhere.
     #[inline]
     pub fn key(&self) -> &[u8] {
         if self.valid { &self.key } else { &[] }
     }
 
-    /// The value stood on; empty when nowhere.
+    /// The current value; empty when nowhere.
     #[inline]
     pub fn value(&self) -> &[u8] {
         if self.valid { &self.value } else { &[] }
@@ -177,11 +177,11 @@ impl Iter {
         if self.valid { self.value.clone() } else { Value::empty() }
     }
 
-    /// Goes to the first key. This and the other moves suspend for blocks that are not in
-    /// memory, and to let others run while they pass over many entries that are not visible.
+    /// Moves to the first key. This and the other moves suspend for blocks that are not in memory,
+    /// and yield to other tasks while they skip many invisible entries.
     ///
     /// # Errors
-    /// Damage, a failing device, or an entry that cannot be served; so for all moves.
+    /// Damage, a failing device, or an entry that cannot be served. The same holds for all moves.
     pub async fn seek_to_first(&mut self) -> Result<()> {
         match self.bounds.lower.clone() {
             Some(lower) => self.seek_forward(Some(&lower)).await,
@@ -189,7 +189,7 @@ impl Iter {
         }
     }
 
-    /// Goes to the last key.
+    /// Moves to the last key.
     ///
     /// # Errors
     /// As for [`Iter::seek_to_first`].
@@ -197,7 +197,7 @@ impl Iter {
         self.seek_backward(None).await
     }
 
-    /// Goes to the first key at or behind `key`.
+    /// Moves to the first key at or after `key`.
     ///
     /// # Errors
     /// As for [`Iter::seek_to_first`].
@@ -211,7 +211,7 @@ impl Iter {
         }
     }
 
-    /// Goes to the last key at or before `key`.
+    /// Moves to the last key at or before `key`.
     ///
     /// # Errors
     /// As for [`Iter::seek_to_first`].
@@ -225,7 +225,7 @@ impl Iter {
         }
     }
 
-    /// Goes to the next key. Does nothing when it stands nowhere.
+    /// Moves to the next key. Does nothing when nowhere.
     ///
     /// # Errors
     /// As for [`Iter::seek_to_first`].
@@ -244,7 +244,7 @@ impl Iter {
         self.find_forward(true).await
     }
 
-    /// Goes to the previous key. Does nothing when it stands nowhere.
+    /// Moves to the previous key. Does nothing when nowhere.
     ///
     /// # Errors
     /// As for [`Iter::seek_to_first`].
@@ -277,7 +277,7 @@ impl Iter {
         self.valid = false;
         count(&self.reader.inner.counters.seeks, 1);
         let bounds = self.bounds.clone();
-        // Behind all versions of the key; or before all versions of the upper bound.
+        // After all versions of the key, or before all versions of the upper bound.
         let target = match (key, &bounds.upper) {
             (Some(key), _) => Some(SeekKey::with_packed(key, 0)),
             (None, Some(upper)) => Some(SeekKey::with_packed(upper, u64::MAX)),
@@ -361,7 +361,7 @@ impl Iter {
         }
     }
 
-    /// Chooses the source whose entry comes next in the direction of travel.
+    /// Chooses the source with the next entry in the current direction.
     #[inline]
     fn pick(&mut self) {
         if let [only] = &self.sources[..] {
@@ -416,8 +416,7 @@ impl Iter {
         }
     }
 
-    /// Stands on the first visible entry from the sources' positions on. `skip`: versions of
-    /// `self.key` are done with.
+    /// Moves forward to the first visible entry. `skip`: ignore further versions of `self.key`.
     async fn find_forward(&mut self, mut skip: bool) -> Result<()> {
         let bounds = self.bounds.clone();
         while let Some(at) = self.current {
@@ -468,7 +467,7 @@ impl Iter {
         Ok(())
     }
 
-    /// Stands on the last visible key before the sources' positions, and leaves the sources
+    /// Moves to the last visible key at or before the sources' positions, and leaves the sources
     /// before all of its versions.
     async fn find_backward(&mut self) -> Result<()> {
         let bounds = self.bounds.clone();
@@ -518,7 +517,7 @@ impl Iter {
         Ok(())
     }
 
-    /// Counts an entry that is passed over, and lets others run now and then.
+    /// Counts a skipped entry, and yields to other tasks now and then.
     #[inline]
     async fn pass(&mut self) {
         count(&self.reader.inner.counters.skipped, 1);
@@ -550,8 +549,8 @@ impl Iter {
             .map(|cover| Covered { sequence: cover.sequence, end: cover.end.to_vec() })
     }
 
-    /// Skips entries under a range tombstone: by a seek in sources with nothing younger than
-    /// it, by a step in the current one otherwise.
+    /// Skips entries under a range tombstone: sources without newer entries seek to its end;
+    /// otherwise the current source steps.
     async fn skip_range(&mut self, key: &[u8], cover: Covered) -> Result<()> {
         let target = SeekKey::new(&cover.end, SEQUENCE_MAX);
         let beyond = self.comparator.cmp_user(&cover.end, key).is_gt();
@@ -572,8 +571,8 @@ impl Iter {
         Ok(())
     }
 
-    /// The other way from here on: every source to its first entry that way which is not a
-    /// version of the key.
+    /// Reverses the direction: moves every source to its first entry in the new direction that is
+    /// not a version of the key.
     async fn turn(&mut self, direction: Direction) -> Result<()> {
         self.direction = direction;
         let (target, passed): (_, fn(Ordering) -> bool) = match direction {
@@ -620,8 +619,8 @@ impl Bounds {
         if self.lower.as_deref().is_none_or(|lower| lower < prefix) {
             self.lower = Some(prefix.to_vec());
         }
-        // The first key behind all that begin so: the prefix with its last byte below 0xFF
-        // raised. A prefix of 0xFF alone has nothing behind it.
+        // The first key after all keys with the prefix: drop trailing 0xFF bytes, then increment
+        // the last byte. Nothing comes after a prefix of 0xFF bytes only.
         let mut end = prefix.to_vec();
         while end.last() == Some(&0xFF) {
             end.pop();
@@ -635,7 +634,7 @@ impl Bounds {
     }
 }
 
-/// Bytes of data blocks that so many entries take, by the tables' own counts.
+/// Bytes of data blocks that this number of entries takes, by the tables' own counts.
 fn expected_bytes(reader: &At, family_at: usize, entries: Option<usize>) -> usize {
     let Some(entries) = entries else { return 0 };
     let version = &reader.view.version;

@@ -1,4 +1,4 @@
-//! Entries of one sorted run of tables in order: a level, or a single table of level 0.
+//! Iterates over one sorted run of tables: a level, or a single table of level 0.
 
 use std::rc::Rc;
 
@@ -27,16 +27,16 @@ impl Bounds {
     }
 }
 
-/// See the module text.
+/// An iterator over one sorted run.
 pub(crate) struct LevelIter {
     reader: At,
     comparator: Comparator,
     bounds: Rc<Bounds>,
     keep: bool,
     slots: Rc<[u32]>,
-    /// What [`LevelIter::largest_sequence`] found, once it was asked for.
+    /// The result of [`LevelIter::largest_sequence`], once computed.
     largest_sequence: Option<u64>,
-    /// The table stood in; `slots.len()` when nowhere.
+    /// Index of the current table in `slots`; `slots.len()` when nowhere.
     at: usize,
     ahead: Option<ReadAhead>,
     /// The widest window of read-ahead.
@@ -45,12 +45,12 @@ pub(crate) struct LevelIter {
     cursor: BlockCursor,
     direction: Direction,
     global: Option<u64>,
-    /// Bytes that were read after a seek lately; what the next seek reads at once.
+    /// Bytes usually read after a seek; the next seek reads that much at once.
     learned: usize,
-    /// Which way the iterator went after its seeks lately: RocksDB's users seek and then go back
-    /// as readily as on. Nothing known: the way of the seek.
+    /// The iterator's direction after its recent seeks: users of RocksDB seek and then go backward
+    /// as readily as forward. `None`: assume the direction of the seek.
     habit: Option<Direction>,
-    /// Bytes consumed since the last seek in tables left behind.
+    /// Bytes consumed since the last seek, in tables already left.
     passed: usize,
     positioned: bool,
 }
@@ -86,7 +86,7 @@ impl LevelIter {
         }
     }
 
-    /// The same, reading at most so many bytes ahead.
+    /// Limits the read-ahead to `bytes`.
     pub fn with_window_max(mut self, bytes: usize) -> LevelIter {
         self.window_max = bytes;
         self
@@ -103,7 +103,7 @@ impl LevelIter {
         &key[..key.len().saturating_sub(KEY_TRAILER_BYTES)]
     }
 
-    /// Sequence and type of the entry.
+    /// Packed sequence and type of the entry.
     #[inline]
     pub fn packed(&self) -> u64 {
         let key = self.cursor.key();
@@ -124,12 +124,12 @@ impl LevelIter {
         }
     }
 
-    /// Bytes of memory that the block stood on occupies.
+    /// Bytes of memory that the current block occupies.
     pub fn footprint(&self) -> usize {
         self.block.as_ref().map_or(0, Block::footprint)
     }
 
-    /// Gives up all memory; to be called before a seek that may wait.
+    /// Releases all memory; call it before a seek that may wait.
     pub fn leave(&mut self) {
         self.block = None;
         if let Some(ahead) = &mut self.ahead {
@@ -137,13 +137,13 @@ impl LevelIter {
         }
     }
 
-    /// Gives up the block stood on. The key stays; before anything else, [`LevelIter::regain`] gets
-    /// it again.
+    /// Releases the current block. The key stays; call [`LevelIter::regain`] before any other
+    /// method.
     pub fn shed(&mut self) {
         self.block = None;
     }
 
-    /// Gets the block again that was shed, if one was. Suspends for it.
+    /// Reads the current block again after [`LevelIter::shed`]. Suspends for it.
     pub async fn regain(&mut self) -> Result<()> {
         if self.valid()
             && self.block.is_none()
@@ -154,7 +154,7 @@ impl LevelIter {
         Ok(())
     }
 
-    /// The table stood in, or else the last one.
+    /// The slot of the current table, or of the last one.
     pub fn slot(&self) -> u32 {
         self.slots.get(self.at).or(self.slots.last()).copied().unwrap_or_default()
     }
@@ -176,7 +176,7 @@ impl LevelIter {
         }
     }
 
-    /// Learns how much is read after a seek and in which direction, before the next one.
+    /// Before a seek: notes how much was read after the last one, and in which direction.
     fn learn(&mut self) {
         if self.positioned {
             let consumed = self.passed + self.ahead.as_ref().map_or(0, ReadAhead::consumed);
@@ -187,7 +187,7 @@ impl LevelIter {
         self.positioned = true;
     }
 
-    /// Goes to the first entry in a direction from a position. Suspends for blocks.
+    /// Moves to the first entry in a direction from a position. Suspends for blocks.
     pub async fn seek(&mut self, position: Position<'_>, direction: Direction) -> Result<()> {
         self.learn();
         self.cursor.reset();
@@ -210,19 +210,20 @@ impl LevelIter {
                     .wrapping_sub(1),
             }
         };
-        // A bit less than was learned would cost another read at the end; a bit more, little.
+        // A window slightly too small costs another read at the end; one slightly too large costs
+        // little.
         let window = self.learned + self.learned / 8;
         let habit = self.habit.filter(|_| window > 0).unwrap_or(direction);
         self.enter(found, position, habit, window).await?;
         if self.at >= self.slots.len() {
-            // Nowhere: what the read-ahead holds belongs to the table left.
+            // Nowhere: the read-ahead belongs to the table that was left.
             return Ok(());
         }
         if habit != direction
             && let Position::AtOrBehind(key) | Position::AtOrBefore(key) = position
         {
-            // What lies the usual way is being read; the entry itself is in the first block, or
-            // the first one of its neighbour on the other side.
+            // The blocks in the usual direction are being read. The entry itself is in their first
+            // block, or in its neighbour on the other side.
             if self.take_block(habit, position).await? || self.at >= self.slots.len() {
                 return Ok(());
             }
@@ -235,7 +236,7 @@ impl LevelIter {
         self.settle(direction, position).await
     }
 
-    /// Opens the table at `at` for iterating; nowhere when there is none.
+    /// Opens the table at `at` for iterating; without one, goes nowhere.
     async fn enter(
         &mut self,
         at: usize,
@@ -264,13 +265,13 @@ impl LevelIter {
         Ok(())
     }
 
-    /// Takes blocks until the cursor stands on the first entry from a position.
+    /// Takes blocks until the cursor is on the first entry from a position.
     async fn settle(&mut self, direction: Direction, position: Position<'_>) -> Result<()> {
         while self.at < self.slots.len() {
             if self.take_block(direction, position).await? {
                 return Ok(());
             }
-            // The table has no more; unless it ended at the bound, the next one may.
+            // The table is exhausted. Unless it ended at the bound, try the next one.
             if self.block.is_none() && !self.next_table(direction).await? {
                 return Ok(());
             }
@@ -278,8 +279,8 @@ impl LevelIter {
         Ok(())
     }
 
-    /// Takes the next block and looks for the position in it; true when the cursor stands there.
-    /// No block is held afterwards if there was none.
+    /// Takes the next block and seeks the position in it; true if the cursor is on an entry. If
+    /// there was no block, none is held afterwards.
     async fn take_block(&mut self, direction: Direction, position: Position<'_>) -> Result<bool> {
         self.block = None;
         let bounds = self.bounds.clone();
@@ -299,7 +300,7 @@ impl LevelIter {
         Ok(found)
     }
 
-    /// Leaves the table for its neighbour, keeping the pace of the read-ahead.
+    /// Moves on to the neighbouring table, keeping the read-ahead's window.
     async fn next_table(&mut self, direction: Direction) -> Result<bool> {
         let window = match &self.ahead {
             Some(ahead) => {
@@ -340,7 +341,7 @@ impl LevelIter {
         }
     }
 
-    /// Steps inside the block in memory; false when that has no more in this direction.
+    /// Moves within the current block; false at its end in this direction.
     #[inline]
     pub fn step_in_block(&mut self, direction: Direction) -> Result<bool> {
         let Some(block) = &self.block else { return Ok(false) };
@@ -352,7 +353,7 @@ impl LevelIter {
         moved.map_err(|e| self.format(&e))
     }
 
-    /// Goes one entry on. Suspends for the next block.
+    /// Moves one entry in a direction. Suspends for the next block.
     pub async fn step(&mut self, direction: Direction) -> Result<()> {
         if direction != self.direction {
             self.turn(direction).await?;
@@ -367,7 +368,7 @@ impl LevelIter {
         self.settle(direction, position).await
     }
 
-    /// From here on the other way: the block in memory stays, only what comes after it changes.
+    /// Reverses the direction: the current block stays, and only the blocks after it change.
     async fn turn(&mut self, direction: Direction) -> Result<()> {
         let bounds = self.bounds.clone();
         if let Some(ahead) = &mut self.ahead

@@ -1,9 +1,9 @@
-//! Reading: what one core does for gets, multi-gets and iterators.
+//! Reading: gets, multi-gets and iterators of one core.
 //!
-//! `reader` is the entry. `point` looks keys up, `iter` walks over all sorted runs, `level_iter`
-//! and `walk` over one; `ahead` reads their blocks ahead. `block`, `cache` and `flight` bring
-//! blocks into memory, `blob` values that lie in blob files. It uses what all cores share (`db`,
-//! `version`, `table`, `mem`), and nothing of `write` or `open`.
+//! `reader` is the entry point. `point` looks keys up; `iter` walks over all sorted runs,
+//! `level_iter` and `walk` over one; `ahead` reads their blocks ahead. `block`, `cache` and
+//! `flight` bring blocks into memory, `blob` values from blob files. This room uses the state that
+//! all cores share (`db`, `version`, `table`, `mem`), and nothing of `write` or `open`.
 
 pub(crate) mod ahead;
 pub(crate) mod blob;

@@ -1,11 +1,11 @@
-//! Point lookups: one state machine, driven three ways.
+//! Point lookups: one state machine with three drivers.
 //!
-//! A [`Lookup`] walks from new to old: recovered writes, level 0 newest first, then one table of
-//! each deeper level. [`Lookup::step`] runs on what is in memory and stops where it needs a block
-//! or knows the answer; whoever drives it fetches the block and feeds it. A get awaits block by
-//! block; a cached get gives up at the first block that is not in memory; a multi-get runs all
-//! its lookups to their first block, starts all those reads, and goes on in the order in which
-//! it asked.
+//! A [`Lookup`] goes from new to old: memtables and recovered writes, level 0 from the newest
+//! table, then one table of each deeper level. [`Lookup::step`] uses data in memory and stops when
+//! it needs a block or has the answer; the driver fetches the block and feeds it. A get awaits
+//! block after block. A cached get gives up at the first block that is not in memory. A multi-get
+//! steps all its lookups to their first block, starts all those reads, and continues in the order
+//! of its requests.
 //!
 //! Hot: nothing here allocates for keys of up to 112 bytes.
 
@@ -49,7 +49,7 @@ enum Answer {
     Blob(Value),
 }
 
-/// What the block that is fed next is for.
+/// The purpose of the next block.
 #[derive(Clone, Copy)]
 enum Stage {
     Start,
@@ -67,14 +67,14 @@ struct Lookup<'a> {
     seek: SeekKey,
     filter_key: FilterKey<'a>,
     sequence: u64,
-    /// The newest range tombstone over the key seen so far.
+    /// The sequence of the newest range tombstone over the key found so far.
     tombstone: u64,
     level: usize,
     position: usize,
     slot: u32,
     index_format: IndexFormat,
     stage: Stage,
-    /// The index block that led to the data block, where that is a partition.
+    /// The index partition that led to the data block, if the index has two levels.
     partition: Option<Block>,
     scratch: Vec<u8>,
 }
@@ -109,7 +109,7 @@ impl<'a> Lookup<'a> {
         self.view.version.table(self.slot)
     }
 
-    /// Goes on without I/O as far as it can.
+    /// Continues without I/O as far as possible.
     fn step(&mut self, reader: &At) -> Result<Step> {
         if let Stage::Start = self.stage {
             self.stage = Stage::NextTable;
@@ -147,7 +147,7 @@ impl<'a> Lookup<'a> {
         }
     }
 
-    /// Takes the block that the last step asked for.
+    /// Takes the block that the last step needed.
     fn feed(&mut self, reader: &At, block: Block) -> Result<Step> {
         let table = self.table()?;
         match self.stage {
@@ -201,8 +201,8 @@ impl<'a> Lookup<'a> {
         self.step(reader)
     }
 
-    /// Takes what the beginning of the data block that the last step asked for says. Whoever feeds
-    /// it wants to know only whether the key is there: a value that it finds is empty.
+    /// Takes the result of looking at the beginning of the data block that the last step needed.
+    /// Used only to learn whether the key exists: a value found here is empty.
     #[cold]
     fn feed_head(&mut self, reader: &At, head: HeadLookup) -> Result<Step> {
         let table = self.table()?;
@@ -230,8 +230,8 @@ impl<'a> Lookup<'a> {
         self.step(reader)
     }
 
-    /// Takes what became of the block that the last step asked for. A damaged filter hides no keys:
-    /// without it every key may be there.
+    /// Takes the result of fetching the block that the last step needed. A damaged filter hides no
+    /// keys: without it every key may exist.
     fn take(&mut self, reader: &At, result: Result<Block>) -> Result<Step> {
         match result {
             Ok(block) => self.feed(reader, block),
@@ -332,8 +332,8 @@ impl<'a> Lookup<'a> {
         Ok(found.map(|handle| self.need(handle, stage)))
     }
 
-    /// The block's entries all lie before the seek key. Where the separator behind it still has
-    /// the key looked for, older versions may start the next block: look up what follows the
+    /// All entries of the block come before the seek key. If the separator after it has the user
+    /// key of the lookup, older versions may start the next block: look up the position after the
     /// separator.
     #[cold]
     fn look_behind(&mut self, table: &'a Table) -> Result<Option<Step>> {
@@ -367,13 +367,13 @@ impl<'a> Lookup<'a> {
             &mut self.scratch,
         )
         .map_err(format)?;
-        // From here on the wanted version lies behind the separator anyway.
+        // From here on the wanted version comes after the separator.
         self.seek = SeekKey::with_packed(user, packed - 1);
         let stage = if table.two_level { Stage::IndexPartition } else { Stage::Data };
         Ok(found.map(|handle| self.need(handle, stage)))
     }
 
-    /// What an entry means. `None`: not visible, look further.
+    /// Interprets an entry. `None`: not visible, continue.
     fn resolve(&self, packed: u64, global: Option<u64>, value: Value) -> Result<Option<Step>> {
         let (stored, kind) = unpack(packed);
         let sequence = global.unwrap_or(stored);
@@ -391,7 +391,7 @@ fn table_base(table: &Table) -> u64 {
     table.footer.index.or(table.metaindex.index).map_or(0, |handle| handle.offset)
 }
 
-/// What a visible entry says: a value, a reference to a blob, or that the key is gone.
+/// The meaning of a visible entry: a value, a reference to a blob, or a deleted key.
 fn meaning(family: &Family, packed: u64, value: Value) -> Result<Option<Answer>> {
     let format =
         |e: rocksfmt::Error| Error::format(format_args!("column family {}", family.name), &e);
@@ -411,8 +411,8 @@ fn meaning(family: &Family, packed: u64, value: Value) -> Result<Option<Answer>>
             return Err(Error::new(
                 Kind::Unsupported,
                 format!(
-                    "column family {}: a merge operand of the operator {} cannot be served: \
-                     it is not built in",
+                    "column family {}: cannot serve a merge operand: the merge operator {} is \
+                     not built in",
                     family.name, family.merge_operator,
                 ),
             ));
@@ -420,13 +420,13 @@ fn meaning(family: &Family, packed: u64, value: Value) -> Result<Option<Answer>>
         other => {
             return Err(Error::new(
                 Kind::Corruption,
-                format!("column family {}: an entry of type {other:?} among values", family.name),
+                format!("column family {}: unexpected entry of type {other:?}", family.name),
             ));
         }
     })
 }
 
-/// The value of an entry that an iterator stands on; `None` when it is a tombstone.
+/// The value of an iterator's entry; `None` for a tombstone.
 pub(crate) async fn entry_value(
     reader: &At,
     family_at: usize,
@@ -485,8 +485,8 @@ pub(crate) async fn get(
     }
 }
 
-/// Whether a key is there, where its value does not fit into memory: its blob is not read, and of a
-/// data block that does not fit as little as tells. Needs one small buffer at a time.
+/// Whether a key exists, for values that do not fit into memory: does not read its blob, and reads
+/// no more of an oversized data block than needed. Needs one small buffer at a time.
 #[cold]
 pub(crate) async fn contains(reader: &At, family: CfId, key: &[u8], sequence: u64) -> Result<bool> {
     let inner = &*reader.inner;
@@ -545,7 +545,7 @@ pub(crate) fn get_cached(
     }
 }
 
-/// A block on its way to a multi-get.
+/// A block that a multi-get fetches.
 enum Fetch<'a> {
     Running(Pin<Box<dyn Future<Output = Result<Block>> + 'a>>),
     Done(Result<Block>),
@@ -572,7 +572,7 @@ pub(crate) async fn multi_get(
     let view = &reader.view;
     let mut results: Vec<Result<Option<Value>>> = Vec::with_capacity(keys.len());
     let mut lookups = Vec::with_capacity(keys.len());
-    // Lookups that wait for a block, in the order in which the blocks were asked for.
+    // Lookups that wait for a block, in the order of their requests.
     let mut waiting: VecDeque<(usize, Fetch<'_>)> = VecDeque::with_capacity(keys.len());
     let mut blobs = Vec::new();
     let mut settle =
@@ -624,7 +624,7 @@ pub(crate) async fn multi_get(
     results
 }
 
-/// Polls every fetch once, so that all reads are under way; a finished one keeps its result.
+/// Polls every fetch once, so that all reads start; a finished one keeps its result.
 async fn poll_all(waiting: &mut VecDeque<(usize, Fetch<'_>)>) {
     std::future::poll_fn(|cx| {
         waiting.iter_mut().for_each(|(_, fetch)| fetch.poll(cx));
@@ -641,9 +641,9 @@ async fn poll_last(waiting: &mut VecDeque<(usize, Fetch<'_>)>) {
     .await;
 }
 
-/// The block that was asked for first. While it is not there all others are polled too: one of
-/// them may be a read that somebody else waits for (see [`crate::read::flight`]), perhaps the very
-/// one whose read the first block is, and two that wait for each other would never end.
+/// Waits for the first block in the queue. Meanwhile it polls the others too: one of them may lead
+/// a flight that another task, or the first block itself, is waiting for (see
+/// [`crate::read::flight`]), and two lookups waiting for each other would never end.
 async fn next(waiting: &mut VecDeque<(usize, Fetch<'_>)>) -> Option<(usize, Result<Block>)> {
     std::future::poll_fn(|cx| {
         match waiting.front_mut() {

@@ -1,8 +1,8 @@
-//! One core's way into a database: its view, its channel to every file, its cache.
+//! One core's access to a database: its view, its channel to every file, its cache.
 //!
-//! A block is looked for in the core's cache, then in a flight that is under way, then read
-//! through the core's own ring. Nothing here is shared with another core but what never changes
-//! (tables, indexes, filters), so two cores that read share no line that either writes.
+//! A block is taken from the core's cache, else from a flight in progress, else read through the
+//! core's own ring. Cores share only data that never changes (tables, indexes, filters), so two
+//! reading cores share no cache line that either writes.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -30,19 +30,19 @@ use crate::read::value::Value;
 use crate::table::Table;
 use crate::version::{Slot, Version};
 
-/// Names a column family; 0 is "default".
+/// Identifies a column family; 0 is "default".
 pub type CfId = u32;
 
 /// One core's view of a version: its own handle on every file.
 pub(crate) struct View {
     pub version: Arc<Version>,
     files: Vec<Option<File>>,
-    /// For each family, its blob files in the order of [`crate::version::Family::blobs`].
+    /// The blob files of each family, in the order of [`crate::version::Family::blobs`].
     pub blobs: Vec<Vec<File>>,
 }
 
 impl View {
-    /// Attaches this core to a version's files; those of an older view stay as they are.
+    /// Attaches this core to a version's files; reuses the handles of an older view.
     fn new(core: &Core, version: Arc<Version>, older: Option<&View>) -> View {
         let known = |at: usize, table: &Arc<Table>| match older?.version.slots.get(at)? {
             Slot::Open(other) if Arc::ptr_eq(other, table) => older?.files[at].clone(),
@@ -70,7 +70,7 @@ impl View {
                 .version
                 .table(slot)
                 .err()
-                .unwrap_or_else(|| Error::new(Kind::Corruption, "a table without a file"))),
+                .unwrap_or_else(|| Error::new(Kind::Corruption, "an open table has no file"))),
         }
     }
 }
@@ -78,31 +78,31 @@ impl View {
 /// Counters of one core's reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReaderStats {
-    /// Point lookups, those of multi-gets included.
+    /// Point lookups, including those of multi-gets.
     pub gets: u64,
-    /// Of these, keys that were there.
+    /// Point lookups that found the key.
     pub found: u64,
-    /// Iterators positioned.
+    /// Iterator seeks.
     pub seeks: u64,
     /// Iterator steps.
     pub steps: u64,
-    /// Tombstones and covered or invisible entries that iterators passed over.
+    /// Tombstones and covered or invisible entries that iterators skipped.
     pub skipped: u64,
     /// Blocks found in the cache.
     pub cache_hits: u64,
-    /// Blocks that had to be read.
+    /// Blocks that were read.
     pub cache_misses: u64,
-    /// Blocks that another request of this core was reading already.
+    /// Blocks that another request of this core was already reading.
     pub shared_reads: u64,
-    /// Bytes read ahead of iterators.
+    /// Bytes read ahead for iterators.
     pub read_ahead_bytes: u64,
-    /// Times a filter said no.
+    /// Tables that a filter excluded from a lookup.
     pub filter_negative: u64,
-    /// Blocks that failed their checksum at first and were read again.
+    /// Blocks read again after a failed checksum.
     pub rereads: u64,
     /// Bytes in the cache now.
     pub cache_bytes: u64,
-    /// Its budget in bytes.
+    /// Budget of the cache in bytes.
     pub cache_budget: u64,
 }
 
@@ -144,37 +144,37 @@ pub(crate) struct Inner {
     pub counters: Counters,
     cache: RefCell<BlockCache>,
     flights: RefCell<Flights>,
-    /// What its iterators have read ahead.
+    /// The chunks that iterators have read ahead.
     read_ahead: RefCell<Vec<Weak<Chunks>>>,
     decompressor: RefCell<Decompressor>,
     snapshots: Rc<Registry>,
     verify: bool,
 }
 
-/// A stored block that was checked.
+/// A stored block after its check.
 enum Stored {
     Plain(Block),
     Packed(Packed),
 }
 
-/// A block to be decompressed.
+/// A block to decompress.
 struct Packed {
     handle: BlockHandle,
     kind: BlockKind,
     codec: Compression,
     payload: Slice,
-    /// Bytes of the block in memory.
+    /// Length of the decompressed block.
     len: usize,
 }
 
-/// A reader and the view that a lookup or an iterator works on until it ends.
+/// A reader and the view that a lookup or an iterator uses until it ends.
 #[derive(Clone)]
 pub(crate) struct At {
     pub inner: Rc<Inner>,
     pub view: Rc<View>,
 }
 
-/// One core's handle on a database; see the module text. Clones are the same reader.
+/// One core's handle on a database. Clones are the same reader.
 #[derive(Clone)]
 pub struct Reader(pub(crate) Rc<Inner>);
 
@@ -183,7 +183,7 @@ impl Reader {
         Reader::with_cache(db, core, db.options().cache_bytes)
     }
 
-    /// A reader for work in the background, which takes no memory for blocks it has seen.
+    /// A reader without a cache, for background work.
     pub(crate) fn uncached(db: &Db, core: &Core) -> Reader {
         Reader::with_cache(db, core, 0)
     }
@@ -206,7 +206,7 @@ impl Reader {
         Reader(inner)
     }
 
-    /// The reader at the newest view.
+    /// The reader with the newest view.
     #[inline]
     pub(crate) fn at(&self) -> At {
         let inner = &*self.0;
@@ -216,14 +216,14 @@ impl Reader {
         At { inner: self.0.clone(), view: inner.view.borrow().clone() }
     }
 
-    /// The reader at a version that is not the newest.
+    /// The reader with a version that need not be the newest.
     pub(crate) fn at_version(&self, version: &Arc<Version>) -> At {
         let view = View::new(&self.0.core, version.clone(), None);
         At { inner: self.0.clone(), view: Rc::new(view) }
     }
 
-    /// Renews the view whenever the writer has changed it and nobody reads. Ends with the last
-    /// handle on this reader, at the next change.
+    /// A future that renews the view whenever the writer has published a version, also while nobody
+    /// reads. It ends at the first change after the last handle on this reader is gone.
     pub(crate) fn keep_view_new(&self) -> impl Future<Output = ()> + use<> {
         let (reader, db) = (Rc::downgrade(&self.0), Arc::downgrade(&self.0.db.0));
         let mut registered = false;
@@ -245,7 +245,7 @@ impl Reader {
         })
     }
 
-    /// Takes the newest version for what begins from now on.
+    /// Takes the newest version for operations that begin from now on.
     #[cold]
     fn renew(&self) {
         let inner = &*self.0;
@@ -263,33 +263,33 @@ impl Reader {
         &self.0.db
     }
 
-    /// An iterator over a column family, not yet positioned.
+    /// Creates an iterator over a column family, on no entry.
     ///
     /// # Errors
-    /// When the family is unknown or cannot be served.
+    /// The family is unknown or cannot be served.
     pub fn iter(&self, family: CfId, options: IterOptions) -> Result<Iter> {
         Iter::new(self, family, options)
     }
 
-    /// Keeps what is visible now.
+    /// Takes a snapshot of the state that is visible now.
     ///
     /// # Errors
-    /// [`Kind::Expired`] when too many are held.
+    /// [`Kind::Expired`] if too many snapshots are held.
     pub fn snapshot(&self) -> Result<Snapshot> {
         Registry::take(&self.0.snapshots)
     }
 
-    /// The sequence number to read at, and a view that has all that is visible at it.
+    /// The sequence number to read at, and a view with everything visible at it.
     ///
-    /// The view has what was visible before it was taken; and of what a flush or a merge drops
-    /// later, because newer versions hide it, the view keeps what is visible now. So the two
-    /// belong together when no view was published between them.
+    /// The view contains everything that was visible before it was taken. It also keeps entries
+    /// that are visible now and that a later flush or merge drops because newer versions hide them.
+    /// So sequence and view match if no version was published between taking the two.
     #[inline]
     pub(crate) fn now(&self, snapshot: Option<&Snapshot>) -> Result<(At, u64)> {
         loop {
             let at = self.at();
             if let Some(snapshot) = snapshot {
-                // Nothing that it sees is dropped while it is held.
+                // Nothing that a snapshot sees is dropped while it is held.
                 return Ok((at, snapshot.sequence()?));
             }
             let sequence = self.0.db.visible();
@@ -299,16 +299,16 @@ impl Reader {
         }
     }
 
-    /// An estimate of a family's live keys, from the files' own counts.
+    /// Estimates a family's live keys from the files' own counts.
     ///
     /// # Errors
-    /// When the family is unknown or cannot be served.
+    /// The family is unknown or cannot be served.
     pub fn approximate_keys(&self, family: CfId) -> Result<u64> {
         let version = &self.at().view.version;
         Ok(version.family(family)?.estimated_keys(version))
     }
 
-    /// Counters since the reader was made.
+    /// Counters since the reader was created.
     pub fn stats(&self) -> ReaderStats {
         let cache = self.0.cache.borrow();
         ReaderStats {
@@ -318,7 +318,7 @@ impl Reader {
         }
     }
 
-    /// Looks a key up; suspends for each block that is not in memory. `None`: no such key.
+    /// Looks up a key; suspends for each block that is not in memory. `None`: no such key.
     ///
     /// # Errors
     /// Damage, a failing device, or a kind of value that cannot be served; see [`Kind`].
@@ -332,7 +332,7 @@ impl Reader {
         crate::read::point::get(&at, family, key, sequence).await
     }
 
-    /// Answers from memory alone, or not at all: `None` means that a block must be read.
+    /// Looks up a key in memory only. `None`: a block must be read.
     pub fn get_cached(&self, family: CfId, key: &[u8]) -> Option<Result<Option<Value>>> {
         match self.now(None) {
             Ok((at, sequence)) => crate::read::point::get_cached(&at, family, key, sequence),
@@ -340,8 +340,8 @@ impl Reader {
         }
     }
 
-    /// Looks many keys up at once: all filters first, then all blocks that are needed together.
-    /// The answers are in the order of the keys. Suspends as [`Reader::get`] does.
+    /// Looks up many keys: all filters first, then all needed blocks at once. The answers are in
+    /// the order of the keys. Suspends as [`Reader::get`] does.
     pub async fn multi_get(
         &self,
         family: CfId,
@@ -354,8 +354,8 @@ impl Reader {
         }
     }
 
-    /// Which of many keys are there: as [`Reader::multi_get`], but a value need not fit into memory
-    /// where it lies in a blob file or in a block that is not compressed.
+    /// Which of many keys exist: as [`Reader::multi_get`], but a value in a blob file or in an
+    /// uncompressed block need not fit into memory.
     pub async fn contains(&self, family: CfId, keys: &[&[u8]]) -> Vec<Result<bool>> {
         let (at, sequence) = match self.now(None) {
             Ok(now) => now,
@@ -376,8 +376,8 @@ impl Reader {
 }
 
 impl Spare for Inner {
-    /// The cache first, then what was read ahead: that may be needed soon, but whoever waits needs
-    /// it now.
+    /// Releases the cache first, then data read ahead. That data may be needed soon, but a waiter
+    /// needs memory now.
     fn give_up(&self, bytes: usize) -> usize {
         let mut given = self.cache.borrow_mut().shrink(bytes as u64) as usize;
         let read_ahead = self.read_ahead.borrow();
@@ -405,7 +405,7 @@ impl Inner {
         self.cache.borrow_mut().insert(key, block.clone());
     }
 
-    /// A block, from memory or read. `keep` puts it into the cache.
+    /// Returns a block, from memory or read. `keep` puts it into the cache.
     pub async fn block(
         &self,
         view: &View,
@@ -462,7 +462,7 @@ impl Inner {
         };
         match unpacked {
             Err(error) if error.kind() == Kind::Corruption => {
-                // A bit may have flipped on the way rather than on the disk: look once more.
+                // A bit may have flipped in transfer and not on the disk: read it again.
                 count(&self.counters.rereads, 1);
                 let stored = self.read(file, handle.offset, len).await?;
                 self.unpack(table, handle, stored, kind).await
@@ -471,8 +471,8 @@ impl Inner {
         }
     }
 
-    /// What the beginning of a data block that is not compressed says about a key; `None` where it
-    /// does not tell. All of the block is read and checked, piece by piece.
+    /// Looks a key up at the beginning of an uncompressed data block; `None` if that does not tell.
+    /// Reads and checks the whole block piece by piece.
     pub async fn peek(
         &self,
         view: &View,
@@ -516,7 +516,7 @@ impl Inner {
         Ok(told)
     }
 
-    /// Exact bytes of a file.
+    /// Reads a range of a file.
     pub async fn read(&self, file: &File, offset: u64, len: usize) -> Result<Slice> {
         let place = |e: &std::io::Error| {
             let name = file.path().file_name().unwrap_or_default().to_string_lossy();
@@ -525,9 +525,9 @@ impl Inner {
         fs::read(file, offset, len).await.map_err(|e| place(&e))
     }
 
-    /// Starts a read ahead of need, if there is memory to spare: half of what the cache leaves
-    /// stays for what is needed now, or iterators would wait for memory that they hold themselves.
-    /// The cache is that of the core, also for a reader that has none of its own.
+    /// Starts a read-ahead if memory is plentiful. Half of the memory outside the cache is reserved
+    /// for demand reads; otherwise iterators would wait for memory that they hold themselves. "The
+    /// cache" is the core's, also for a reader that has none of its own.
     pub fn read_ahead(&self, file: &File, offset: u64, len: usize) -> Option<fs::Reading> {
         let pool = self.core.pool();
         let cache = self.db.options().cache_bytes.min(pool.limit());
@@ -538,7 +538,7 @@ impl Inner {
         fs::start_read(file, offset, len).ok().flatten()
     }
 
-    /// From now on the memory of these chunks may be taken for what is needed more.
+    /// Registers chunks as memory that may be reclaimed.
     pub fn add_read_ahead(&self, chunks: &Rc<Chunks>) {
         let mut all = self.read_ahead.borrow_mut();
         if all.len() == all.capacity() {
@@ -547,13 +547,16 @@ impl Inner {
         all.push(Rc::downgrade(chunks));
     }
 
-    /// Room for blocks that take `bytes` in all; suspends until there is some.
+    /// Reserves room for blocks of `bytes` in all; suspends until there is room.
     pub async fn promise(&self, bytes: usize) -> Result<Promise> {
-        self.core.promise(bytes).await.map_err(|e| Error::io("memory for blocks", &e))
+        self.core
+            .promise(bytes)
+            .await
+            .map_err(|e| Error::io("cannot reserve memory for blocks", &e))
     }
 
     async fn alloc(&self, len: usize) -> Result<Buf> {
-        self.core.alloc_wait(len).await.map_err(|e| Error::io("a block's memory", &e))
+        self.core.alloc_wait(len).await.map_err(|e| Error::io("cannot allocate a block", &e))
     }
 
     /// Checks the stored bytes of a block (with trailer) and unpacks them. Suspends only when
@@ -574,8 +577,9 @@ impl Inner {
         }
     }
 
-    /// The same without suspending: the bytes that it needs when there is no memory now. The stored
-    /// bytes are gone then, so that nobody holds some and waits for more.
+    /// As [`unpack`](Self::unpack) without suspending. When there is no memory now, returns the
+    /// number of bytes needed. The stored bytes are dropped then, so that nobody waits for memory
+    /// while holding some.
     pub fn unpack_now(
         &self,
         table: &Table,
@@ -626,7 +630,7 @@ impl Inner {
         Block::parse(Slice::new(out.share(), 0..packed.len), packed.kind).map_err(format)
     }
 
-    /// Unpacks a blob's bytes.
+    /// Decompresses a blob.
     pub async fn unpack_blob(&self, codec: Compression, payload: &Slice) -> Result<Slice> {
         let format = |e: rocksfmt::Error| Error::format("a blob", &e);
         let len = codec.decompressed_len(payload, BLOCK_BYTES_MAX).map_err(format)?;

@@ -1,5 +1,4 @@
-//! A seek key on the stack: an internal key built for one lookup, without the heap for all but
-//! very long keys.
+//! A seek key: an internal key built for one lookup, on the stack unless the key is very long.
 
 use rocksfmt::{SEEK_TYPE, pack};
 

@@ -1,4 +1,4 @@
-//! Snapshots: registered, capped, and not for ever.
+//! Snapshots: registered, limited in number and in lifetime.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -11,19 +11,19 @@ use reactor::Core;
 use crate::db::{Db, NO_SNAPSHOT};
 use crate::error::{Error, Kind, Result};
 
-/// Snapshots that one core's reader may hold at once.
+/// Most snapshots that one core's reader may hold.
 const SNAPSHOTS_MAX: usize = 1024;
-/// How long one is good for, in nanoseconds: an hour.
+/// Lifetime of a snapshot in nanoseconds: one hour.
 const LIFETIME_NS: u64 = 3_600_000_000_000;
 
 /// The snapshots of one reader.
 pub(crate) struct Registry {
     core: Core,
     db: Db,
-    /// Sequences that are read at, and by how many.
+    /// Sequences held, each with its number of snapshots.
     held: RefCell<BTreeMap<u64, usize>>,
     count: Cell<usize>,
-    /// The oldest of them, where the writer looks before it drops older versions.
+    /// The smallest held sequence. The writer loads it before it drops older versions.
     oldest: Arc<AtomicU64>,
 }
 
@@ -31,7 +31,7 @@ impl Registry {
     pub fn new(core: &Core, db: &Db) -> Rc<Registry> {
         let oldest = Arc::new(AtomicU64::new(NO_SNAPSHOT));
         db.0.snapshots.rcu(|all| {
-            // Those of readers that are gone need nothing.
+            // Entries of dropped readers are not needed.
             let live = all.iter().filter(|other| Arc::strong_count(other) > 1 || is_held(other));
             let mut all: Vec<_> = live.cloned().collect();
             all.push(oldest.clone());
@@ -45,11 +45,11 @@ impl Registry {
         if this.count.get() >= SNAPSHOTS_MAX {
             return Err(Error::new(
                 Kind::Expired,
-                format!("{SNAPSHOTS_MAX} snapshots are held on this core"),
+                format!("cannot take a snapshot: this core already holds {SNAPSHOTS_MAX}"),
             ));
         }
-        // First nothing may be dropped, and only then is what is visible looked at: so the writer
-        // sees either this, or that it is not newer than what it took for the oldest.
+        // First forbid all drops, then load the visible sequence. So the writer either sees the 0,
+        // or `sequence` is no newer than the oldest one that the writer used.
         if this.count.get() == 0 {
             this.oldest.store(0, Ordering::SeqCst);
         }
@@ -85,7 +85,7 @@ fn is_held(oldest: &AtomicU64) -> bool {
     oldest.load(Ordering::SeqCst) != NO_SNAPSHOT
 }
 
-/// What was visible at one moment, for as long as an hour. Dropping it lets it go.
+/// The state that was visible at one moment, for up to an hour. Dropping it releases it.
 pub struct Snapshot {
     registry: Rc<Registry>,
     sequence: u64,
@@ -94,7 +94,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The largest sequence number it sees.
+    /// The largest sequence number that it sees.
     pub(crate) fn sequence(&self) -> Result<u64> {
         if self.registry.core.now_ns() > self.until_ns {
             return Err(Error::new(Kind::Expired, "the snapshot is older than an hour"));

@@ -1,4 +1,4 @@
-//! What a lookup returns: a part of a block's buffer, or of a memtable, without a copy.
+//! The result of a lookup: part of a block's buffer or of a memtable, without a copy.
 
 use std::ops::{Deref, Range};
 use std::rc::Rc;
@@ -15,7 +15,7 @@ pub struct Value(Repr);
 #[derive(Clone)]
 enum Repr {
     Block(Slice),
-    /// In the memtable at this place of the family at this place.
+    /// In memtable `mem` of family `family` of the view (both are indexes).
     Memory {
         view: Rc<View>,
         family: usize,
@@ -34,13 +34,13 @@ impl Value {
         Value(Repr::Memory { view: view.clone(), family, mem, value })
     }
 
-    /// A value of no bytes.
+    /// An empty value.
     pub fn empty() -> Value {
         Value(Repr::Empty)
     }
 
-    /// The value as a part of a shared buffer, to be sent without a copy; `None` where it does
-    /// not lie in one.
+    /// The value as part of a shared buffer, for sending without a copy; `None` if it is not in
+    /// one.
     pub fn as_slice(&self) -> Option<&Slice> {
         match &self.0 {
             Repr::Block(slice) => Some(slice),

@@ -1,4 +1,4 @@
-//! Walking the data blocks of one table in order, through one or two levels of index.
+//! Walks the data blocks of one table in order, through one or two levels of index.
 
 use rocksfmt::{BlockHandle, IndexCursor, KEY_TRAILER_BYTES};
 
@@ -7,19 +7,19 @@ use crate::read::block::{Block, BlockKind};
 use crate::read::reader::At;
 use crate::table::Table;
 
-/// Which way a walk or an iterator goes.
+/// The direction of a walk or an iterator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Forward,
     Backward,
 }
 
-/// Where a walk may be put.
+/// The target of a seek.
 #[derive(Clone, Copy)]
 pub(crate) enum Position<'a> {
     First,
     Last,
-    /// The block that may hold the first entry at or behind this internal key.
+    /// The block that may hold the first entry at or after this internal key.
     AtOrBehind(&'a [u8]),
     /// The last block that may hold an entry at or before this internal key.
     AtOrBefore(&'a [u8]),
@@ -45,7 +45,7 @@ impl Walk {
         Walk { reader: reader.clone(), slot, user_keys, top, partition: None }
     }
 
-    /// The block stood on.
+    /// The current block.
     pub fn handle(&self) -> BlockHandle {
         match &self.partition {
             Some((_, cursor)) => cursor.handle(),
@@ -53,7 +53,7 @@ impl Walk {
         }
     }
 
-    /// The user key of the separator behind the block stood on.
+    /// The user key of the separator after the current block.
     pub fn separator(&self) -> &[u8] {
         let key = match &self.partition {
             Some((_, cursor)) => cursor.key(),
@@ -62,7 +62,7 @@ impl Walk {
         if self.user_keys { key } else { &key[..key.len().saturating_sub(KEY_TRAILER_BYTES)] }
     }
 
-    /// Goes somewhere; false when there is no such block. Suspends for an index partition.
+    /// Moves to a position; false if there is no such block. Suspends for an index partition.
     pub async fn go(&mut self, position: Position<'_>) -> Result<bool> {
         let (found, two_level) = {
             let table = self.reader.view.version.table(self.slot)?;
@@ -74,14 +74,14 @@ impl Walk {
             return Ok(found);
         }
         self.load_partition(position).await?;
-        // A key behind the last entry of its partition belongs to the next one.
+        // A key after the last entry of its partition belongs to the next partition.
         if self.partition.as_ref().is_some_and(|(_, cursor)| !cursor.valid()) {
             return self.cross(Direction::Forward).await;
         }
         Ok(true)
     }
 
-    /// Goes one block on; false at the end. Suspends for an index partition.
+    /// Moves one block in a direction; false at the end. Suspends for an index partition.
     pub async fn step(&mut self, direction: Direction) -> Result<bool> {
         let reader = self.reader.clone();
         let table = reader.view.version.table(self.slot)?;
@@ -104,7 +104,7 @@ impl Walk {
         .map_err(format)
     }
 
-    /// Goes to the next partition that is not empty.
+    /// Moves to the next partition that is not empty.
     async fn cross(&mut self, direction: Direction) -> Result<bool> {
         let reader = self.reader.clone();
         let table = reader.view.version.table(self.slot)?;
