@@ -1,4 +1,4 @@
-//! One connection to a target: messages and the descriptors that ride on them.
+//! A connection to a target: messages and their descriptors.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -12,38 +12,38 @@ use crate::{Error, Kind, Result};
 
 /// Bytes of a message's header.
 const HEADER: usize = 12;
-/// The longest body that is taken from a target.
+/// Longest body that is received.
 const BODY_MAX: usize = 4096;
-/// Descriptors that a message brings at most; more would be lost.
+/// Most descriptors that are received with a message; further ones would be lost.
 const DESCRIPTORS_MAX: usize = 32;
 
-/// A message as it came.
+/// A received message.
 #[derive(Debug)]
 pub struct Message {
-    /// Which request it is or answers.
+    /// The number of the request or of the answered request.
     pub request: u32,
-    /// Its flags, the version among them.
+    /// The flags, including the version.
     pub flags: u32,
-    /// What follows the header.
+    /// The bytes after the header.
     pub body: Vec<u8>,
     /// The descriptors that came with it.
     pub fds: Vec<OwnedFd>,
 }
 
 impl Message {
-    /// The little-endian number at a byte of the body.
+    /// Reads a little-endian number from the body.
     ///
     /// # Errors
-    /// When the body ends before.
+    /// If the body is too short.
     pub fn u64_at(&self, at: usize) -> Result<u64> {
         let bytes = self.body.get(at..at + 8).ok_or_else(|| self.too_short())?;
         Ok(u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
     }
 
-    /// The little-endian number at a byte of the body.
+    /// Reads a little-endian number from the body.
     ///
     /// # Errors
-    /// When the body ends before.
+    /// If the body is too short.
     pub fn u32_at(&self, at: usize) -> Result<u32> {
         let bytes = self.body.get(at..at + 4).ok_or_else(|| self.too_short())?;
         Ok(u32::from_le_bytes(bytes.try_into().expect("four bytes")))
@@ -55,7 +55,7 @@ impl Message {
     }
 }
 
-/// A stream socket that speaks vhost-user.
+/// A stream socket that carries vhost-user messages.
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,
@@ -65,29 +65,29 @@ impl Connection {
     /// Connects to a target's socket.
     ///
     /// # Errors
-    /// When nobody listens there.
+    /// If no target listens there.
     pub fn connect(path: &Path) -> Result<Connection> {
         let stream = UnixStream::connect(path)
             .map_err(|e| Error::system(format!("connecting to {}", path.display()), e))?;
         Ok(Connection { stream })
     }
 
-    /// Takes an open socket.
+    /// Uses an open socket.
     pub fn new(stream: UnixStream) -> Connection {
         Connection { stream }
     }
 
-    /// How long to wait for a message; `None` for ever.
+    /// Sets the timeout for messages; `None` waits forever.
     pub fn set_timeout(&self, timeout: Option<Duration>) {
-        self.stream.set_read_timeout(timeout).expect("the time is not 0");
+        self.stream.set_read_timeout(timeout).expect("the timeout is not 0");
     }
 
-    /// Whether the target has closed its end, or has something to say.
+    /// Whether the target has closed its end or sent something.
     pub fn is_readable(&self) -> bool {
         readable(self.stream.as_fd(), Duration::ZERO)
     }
 
-    /// The target's process.
+    /// The target's process ID.
     pub fn peer_pid(&self) -> Option<i32> {
         let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
@@ -104,10 +104,10 @@ impl Connection {
         (result == 0 && peer.pid > 0).then_some(peer.pid)
     }
 
-    /// Sends one message; `request_flags` besides the version.
+    /// Sends one message. The version is added to `request_flags`.
     ///
     /// # Errors
-    /// When the connection is closed.
+    /// If the connection is closed.
     pub fn send(
         &self,
         request: u32,
@@ -123,11 +123,10 @@ impl Connection {
         self.send_bytes(&bytes, fds)
     }
 
-    /// Sends bytes as they are, whether or not they are a message. The descriptors ride on the
-    /// first.
+    /// Sends raw bytes, whether or not they are a message. The descriptors go with the first byte.
     ///
     /// # Errors
-    /// When the connection is closed.
+    /// If the connection is closed.
     pub fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let mut sent = 0;
         while sent < bytes.len() {
@@ -144,7 +143,7 @@ impl Connection {
     /// Waits for one message.
     ///
     /// # Errors
-    /// When the connection is closed, the time is over, or what came is no message.
+    /// If the connection is closed, after the timeout, or if the bytes are not a message.
     pub fn receive(&self) -> Result<Message> {
         let mut header = [0; HEADER];
         let mut fds = Vec::new();
@@ -161,7 +160,7 @@ impl Connection {
         let (request, message_flags, size) = (word(0), word(4), word(8) as usize);
         if message_flags & flags::VERSION_MASK != flags::VERSION || size > BODY_MAX {
             let text =
-                format!("no message: request {request}, flags {message_flags:#x}, {size} bytes");
+                format!("not a message: request {request}, flags {message_flags:#x}, {size} bytes");
             return Err(Error::new(Kind::Protocol, text));
         }
         let mut body = vec![0; size];
@@ -178,12 +177,12 @@ impl AsFd for Connection {
     }
 }
 
-/// Room for the descriptors of one message, aligned as the system's macros want it.
+/// A control buffer for the descriptors of one message, aligned as the system's macros require.
 #[repr(C, align(8))]
 struct Control([u8; 256]);
 
 fn control_len(descriptors: usize) -> usize {
-    // SAFETY: computes a size.
+    // SAFETY: the call only computes a size.
     unsafe { libc::CMSG_SPACE((descriptors * size_of::<i32>()) as u32) as usize }
 }
 
@@ -191,15 +190,15 @@ fn send_once(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io
     assert!(fds.len() <= DESCRIPTORS_MAX, "more descriptors than a message takes");
     let mut control = Control([0; 256]);
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: zeroes are a valid msghdr, one without anything.
+    // SAFETY: all-zero bytes are a valid, empty msghdr.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = &raw mut part;
     header.msg_iovlen = 1;
     if !fds.is_empty() {
         header.msg_control = (&raw mut control).cast();
         header.msg_controllen = control_len(fds.len());
-        // SAFETY: `control` is aligned for a cmsghdr, and `DESCRIPTORS_MAX` descriptors need 144 of
-        // its 256 bytes, so the first header and its data lie within.
+        // SAFETY: `control` is aligned for a cmsghdr. `DESCRIPTORS_MAX` descriptors need 144 of its
+        // 256 bytes, so the first header and its data are within it.
         unsafe {
             let message = libc::CMSG_FIRSTHDR(&raw const header);
             (*message).cmsg_level = libc::SOL_SOCKET;
@@ -211,7 +210,7 @@ fn send_once(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io
             }
         }
     }
-    // SAFETY: `header` points at `part` and `control`, and `part` at `bytes`; all outlive the call,
+    // SAFETY: `header` points to `part` and `control`, and `part` to `bytes`; all outlive the call,
     // which only reads them.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
@@ -224,20 +223,20 @@ fn receive_once(
 ) -> io::Result<usize> {
     let mut control = Control([0; 256]);
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: zeroes are a valid msghdr, one without anything.
+    // SAFETY: all-zero bytes are a valid, empty msghdr.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = &raw mut part;
     header.msg_iovlen = 1;
     header.msg_control = (&raw mut control).cast();
     header.msg_controllen = control_len(DESCRIPTORS_MAX);
-    // SAFETY: `header` points at `part` and `control`, and `part` at `bytes`; all outlive the call
-    // and are ours to write.
+    // SAFETY: `header` points to `part` and `control`, and `part` to `bytes`; all outlive the call
+    // and are mutably borrowed or local.
     let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
     if got < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel filled `control` up to `msg_controllen` with headers whose lengths are
-    // right, and each descriptor of SCM_RIGHTS is new and ours.
+    // SAFETY: the kernel filled `control` up to `msg_controllen` with valid headers, and each
+    // descriptor in SCM_RIGHTS is new and owned by this process only.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(&raw const header);
         while !message.is_null() {

@@ -1,8 +1,8 @@
-//! A disk as QEMU and an honest guest have it: handshake, start, stop, reconnection, migration.
+//! A disk as QEMU and a correct guest use it: handshake, start, stop, reconnection, migration.
 //!
-//! The messages come in the order in which QEMU 7.2 sends them. Memory, rings and in-flight region
-//! belong to the disk and survive its target: after [`Disk::reconnect`] the next target finds what
-//! the last one left, and the [`Queue`]s, which may be on other threads, go on.
+//! The messages are sent in the order of QEMU 7.2. Memory, rings and in-flight region belong to the
+//! disk and survive its target: after [`Disk::reconnect`] the next target finds the state that the
+//! last one left, and the [`Queue`]s, which may be on other threads, continue.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,37 +14,37 @@ use crate::{
     Result, Session, SplitRing,
 };
 
-/// Bytes of the configuration space that QEMU asks for.
+/// Bytes of the configuration space that QEMU reads.
 const CONFIG_BYTES: u32 = 57;
-/// Guest memory is a multiple of this.
+/// Granularity of guest memory.
 const MEMORY_STEP: u64 = 2 << 20;
 
-/// How a disk is used.
+/// The options of a disk.
 #[derive(Clone, Debug)]
 pub struct DiskOptions {
-    /// Queues.
+    /// Number of queues.
     pub queues: u16,
-    /// Descriptors of each, a power of two.
+    /// Descriptors of each queue, a power of two.
     pub queue_size: u16,
-    /// Requests that may be in flight on each.
+    /// Most requests in flight on each queue.
     pub depth: u16,
-    /// Bytes of a request's data at most.
+    /// Most bytes of data in a request.
     pub slot_bytes: u32,
-    /// Descriptors that so much data is divided among.
+    /// Descriptors that a full slot is divided into.
     pub segments: u16,
     /// Packed rings instead of split ones.
     pub packed: bool,
-    /// Indirect descriptors: each request takes one of the ring's.
+    /// Indirect descriptors: each request uses one of the ring's descriptors.
     pub indirect: bool,
-    /// Event index, for kicks and calls.
+    /// Event index for kicks and calls.
     pub event_index: bool,
-    /// An in-flight region, if the target offers one.
+    /// Use an in-flight region if the target offers one.
     pub inflight: bool,
-    /// Pages of the guest's memory.
+    /// Page size of guest memory.
     pub pages: Pages,
-    /// Guest memory besides what the queues need, from address 0, for the caller.
+    /// Additional guest memory for the caller, at address 0.
     pub spare_bytes: u64,
-    /// Features not to be agreed on though both sides have them.
+    /// Features not to negotiate even if both sides have them.
     pub without: u64,
 }
 
@@ -80,15 +80,14 @@ impl DiskOptions {
         }
     }
 
-    /// A driver of one queue whose ring lies in memory at an address, a multiple of 4096, and which
-    /// nobody serves yet: for targets that are reached by no socket. With it the guest's
-    /// addresses of the ring's parts.
+    /// Creates a driver of one queue at a guest address, a multiple of 4096, for a target without a
+    /// socket. Also returns the guest addresses of the ring's parts.
     ///
     /// # Errors
-    /// When there can be no such queue.
+    /// If the options of the queue are invalid.
     ///
     /// # Panics
-    /// When the memory is too short.
+    /// If the memory is too small.
     pub fn queue(&self, memory: &Arc<Memory>, addr: u64) -> Result<(Queue, [u64; 3])> {
         let shape = self.shape();
         shape.check()?;
@@ -101,12 +100,12 @@ impl DiskOptions {
         Ok((Queue::new(memory, addr, shape, kick, call), addresses))
     }
 
-    /// Bytes of memory that such a queue needs.
+    /// Bytes of memory that a queue needs.
     pub fn queue_bytes(&self) -> u64 {
         self.shape().bytes().next_multiple_of(4096)
     }
 
-    /// What the driver of such a disk can use.
+    /// The features that the driver can use.
     fn wanted(&self) -> u64 {
         use feature::*;
         let mut wanted = PROTOCOL_FEATURES | SEG_MAX | SIZE_MAX | RO | BLK_SIZE | TOPOLOGY;
@@ -114,7 +113,7 @@ impl DiskOptions {
         (wanted | self.needed()) & !self.without
     }
 
-    /// What it cannot do without.
+    /// The features that the driver requires.
     fn needed(&self) -> u64 {
         let when = |yes: bool, bit: u64| if yes { bit } else { 0 };
         feature::VERSION_1
@@ -123,7 +122,7 @@ impl DiskOptions {
             | when(self.event_index, feature::EVENT_IDX)
     }
 
-    /// Where an empty ring begins; of a packed one both turns are odd.
+    /// The first position of an empty ring. For packed rings both wrap counters are 1.
     fn first_base(&self) -> u32 {
         if self.packed { 0x8000_8000 } else { 0 }
     }
@@ -137,7 +136,7 @@ impl DiskOptions {
 
 /// The configuration space of a virtio-blk device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the text's names; sectors are 512 bytes")]
+#[expect(missing_docs, reason = "the specification's names; sectors are 512 bytes")]
 pub struct Config {
     pub capacity_sectors: u64,
     pub size_max: u32,
@@ -182,19 +181,19 @@ impl Config {
     }
 }
 
-/// What the disk keeps of a queue.
+/// The disk's part of a queue.
 #[derive(Debug)]
 struct Place {
     addr: u64,
     kick: Arc<Event>,
     call: Arc<Event>,
     err: Event,
-    /// Where the ring stood when it was stopped.
+    /// The position at which the ring was stopped.
     base: u32,
     queue: Option<Queue>,
 }
 
-/// A disk that a target serves.
+/// A disk served by a target.
 #[derive(Debug)]
 pub struct Disk {
     options: DiskOptions,
@@ -213,7 +212,7 @@ impl Disk {
     /// Connects to a target and starts all queues.
     ///
     /// # Errors
-    /// When the target is not there, refuses, or lacks what the options need.
+    /// If no target listens there, or it refuses a message or lacks a required feature.
     pub fn connect(path: &Path, options: DiskOptions) -> Result<Disk> {
         let shape = options.shape();
         shape.check()?;
@@ -248,13 +247,13 @@ impl Disk {
         Ok(disk)
     }
 
-    /// What QEMU says before the guest runs.
+    /// QEMU's messages before the guest runs.
     fn handshake(&mut self) -> Result<()> {
         let session = &mut self.session;
         let offered = session.get_features()?;
         let needed = self.options.needed() | feature::PROTOCOL_FEATURES;
         if offered & needed != needed {
-            let text = format!("the target lacks the features {:#x}", needed & !offered);
+            let text = format!("the target lacks required features {:#x}", needed & !offered);
             return Err(Error::new(Kind::Refused, text));
         }
         self.features = offered & self.options.wanted();
@@ -262,7 +261,7 @@ impl Disk {
         session.set_protocol_features(self.protocol)?;
         let most = if self.protocol & protocol::MQ != 0 { session.get_queue_num()? } else { 1 };
         if most < u64::from(self.options.queues) {
-            return Err(Error::new(Kind::Refused, format!("the target has {most} queues")));
+            return Err(Error::new(Kind::Refused, format!("the target has only {most} queues")));
         }
         if self.protocol & protocol::CONFIGURE_MEM_SLOTS != 0 {
             session.get_max_mem_slots()?;
@@ -280,10 +279,10 @@ impl Disk {
         Ok(())
     }
 
-    /// Asks for the configuration again, as after a message that it changed.
+    /// Reads the configuration again, as after a message that it has changed.
     ///
     /// # Errors
-    /// The session's.
+    /// As for [`Session::ask`].
     pub fn read_config(&mut self) -> Result<Config> {
         if self.protocol & protocol::CONFIG != 0 {
             self.config = Config::parse(&self.session.get_config(0, CONFIG_BYTES)?);
@@ -291,7 +290,8 @@ impl Disk {
         Ok(self.config)
     }
 
-    /// What is said when the guest's driver is there. Memory is sent once for each connection.
+    /// QEMU's messages when the guest's driver starts the device. Memory is sent once per
+    /// connection.
     fn start_device(&mut self, send_memory: bool) -> Result<()> {
         let (session, options) = (&self.session, &self.options);
         let log = if self.log.is_some() { feature::LOG_ALL } else { 0 };
@@ -337,11 +337,11 @@ impl Disk {
         }
     }
 
-    /// Stops all queues, as QEMU does for `stop` and at the end of a migration. What is in flight
-    /// completes first.
+    /// Stops all queues, as QEMU does for `stop` and at the end of a migration. Requests in flight
+    /// complete first.
     ///
     /// # Errors
-    /// The session's.
+    /// As for [`Session::tell`].
     pub fn stop(&mut self) -> Result<()> {
         for nth in 0..self.options.queues {
             self.session.set_vring_enable(nth, false)?;
@@ -352,25 +352,25 @@ impl Disk {
         Ok(())
     }
 
-    /// Starts all queues where they were stopped.
+    /// Starts all queues at the positions where they were stopped.
     ///
     /// # Errors
-    /// The session's.
+    /// As for [`Session::tell`].
     pub fn start(&mut self) -> Result<()> {
         self.start_device(false)
     }
 
-    /// Stops the device and begins anew with empty rings and a new in-flight region, as a guest
-    /// does that is reset. The old drivers are given back for that; new ones can be taken.
+    /// Stops the device and starts it with empty rings and a new in-flight region, as after a reset
+    /// of the guest. The caller must return all drivers that it has taken, and can take new ones.
     ///
     /// # Errors
-    /// The session's.
+    /// As for [`Session::tell`].
     ///
     /// # Panics
-    /// When a driver is missing.
+    /// If a driver is missing.
     pub fn reset(&mut self, queues: Vec<Queue>) -> Result<()> {
         let kept = self.places.iter().filter(|place| place.queue.is_some()).count();
-        assert_eq!(queues.len() + kept, self.places.len(), "somebody still drives a queue");
+        assert_eq!(queues.len() + kept, self.places.len(), "a driver is missing");
         drop(queues);
         self.stop()?;
         self.inflight = None;
@@ -383,11 +383,12 @@ impl Disk {
         self.start_device(false)
     }
 
-    /// Goes to a new target after the old one is gone, with the same memory and in-flight region.
-    /// Of split rings the used index is sent, as QEMU does; of packed ones what was known last.
+    /// Connects to a new target after the old one has ended, with the same memory and in-flight
+    /// region. Sends the used index of split rings, as QEMU does, and the last known base of packed
+    /// ones.
     ///
     /// # Errors
-    /// When the target is not there or refuses.
+    /// As for [`Disk::connect`].
     pub fn reconnect(&mut self, path: &Path) -> Result<()> {
         self.session = Session::connect(path)?;
         self.handshake()?;
@@ -403,11 +404,11 @@ impl Disk {
         Ok(())
     }
 
-    /// Goes to another target after [`Disk::stop`], as the destination of a migration does: with a
+    /// Connects to another target after [`Disk::stop`], like the destination of a migration: with a
     /// new in-flight region.
     ///
     /// # Errors
-    /// When the target is not there or refuses.
+    /// As for [`Disk::connect`].
     pub fn migrate(&mut self, path: &Path) -> Result<()> {
         self.session = Session::connect(path)?;
         (self.inflight, self.log) = (None, None);
@@ -422,10 +423,10 @@ impl Disk {
         self.places.iter().for_each(|place| place.kick.signal());
     }
 
-    /// Lets the target log what it writes, as the source of a migration does.
+    /// Makes the target log its writes, as the source of a migration does.
     ///
     /// # Errors
-    /// The session's.
+    /// As for [`Session::tell`].
     pub fn start_log(&mut self) -> Result<()> {
         let end = self.memory.regions().iter().map(|r| r.guest_addr() + r.size()).max();
         let log = DirtyLog::new(end.unwrap_or(0))?;
@@ -434,10 +435,10 @@ impl Disk {
         self.send_log_state()
     }
 
-    /// Ends logging; what was not taken is lost.
+    /// Stops logging. Entries that were not taken are lost.
     ///
     /// # Errors
-    /// The session's.
+    /// As for [`Session::tell`].
     pub fn stop_log(&mut self) -> Result<()> {
         self.log = None;
         self.send_log_state()
@@ -453,60 +454,60 @@ impl Disk {
         Ok(())
     }
 
-    /// A queue's driver, once.
+    /// Takes a queue's driver.
     ///
     /// # Panics
-    /// When it is taken already.
+    /// If it is already taken.
     pub fn take_queue(&mut self, nth: u16) -> Queue {
-        self.places[usize::from(nth)].queue.take().expect("the queue is taken already")
+        self.places[usize::from(nth)].queue.take().expect("the queue is already taken")
     }
 
-    /// Whether the target says that a queue is broken; true once for each time it says so.
+    /// Whether the target has reported a broken queue since the last call.
     pub fn take_queue_error(&self, nth: u16) -> bool {
         self.places[usize::from(nth)].err.take() > 0
     }
 
-    /// The session, to say anything else.
+    /// The session, for any other message.
     pub fn session(&self) -> &Session {
         &self.session
     }
 
-    /// The target's own channel, if it has one.
+    /// The backend channel, if there is one.
     pub fn channel(&self) -> Option<&Connection> {
         self.channel.as_ref()
     }
 
-    /// What was agreed on.
+    /// The negotiated features.
     pub fn features(&self) -> u64 {
         self.features
     }
 
-    /// What was agreed on of the protocol.
+    /// The negotiated protocol features.
     pub fn protocol(&self) -> u64 {
         self.protocol
     }
 
-    /// The configuration as it was read last.
+    /// The configuration as it was last read.
     pub fn config(&self) -> Config {
         self.config
     }
 
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.config.capacity_sectors.saturating_mul(512)
     }
 
-    /// The guest's memory. What lies below `spare_bytes` is the caller's.
+    /// The guest's memory. The part below `spare_bytes` belongs to the caller.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
-    /// The in-flight region, if the target gave one.
+    /// The in-flight region, if there is one.
     pub fn inflight(&self) -> Option<&Inflight> {
         self.inflight.as_ref()
     }
 
-    /// The log, while one is kept.
+    /// The dirty log, while logging is on.
     pub fn log(&self) -> Option<&DirtyLog> {
         self.log.as_ref()
     }

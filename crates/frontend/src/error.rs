@@ -1,28 +1,28 @@
-//! What can go wrong between a guest and its target.
+//! Errors between a guest and its target.
 
 use std::{fmt, io};
 
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What a caller would act upon.
+/// The class of an error, as far as callers distinguish them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The system refused something on this side.
+    /// The system refused a request of this side.
     System,
     /// The connection is closed.
     Closed,
-    /// Nothing came in time.
+    /// A timeout.
     Timeout,
     /// The target refused a message or lacks a feature.
     Refused,
-    /// The target's answer is not what the protocol says.
+    /// The target's reply violates the protocol.
     Protocol,
-    /// The target wrote into a ring what it must not.
+    /// The target wrote invalid data into a ring.
     Ring,
 }
 
-/// A failure, with what was being done.
+/// An error with the operation that failed.
 #[derive(Debug)]
 pub struct Error {
     kind: Kind,
@@ -31,7 +31,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// A failure that no call of the system is behind.
+    /// An error without a system call.
     pub fn new(kind: Kind, text: impl Into<String>) -> Error {
         Error { kind, text: text.into(), source: None }
     }
@@ -48,12 +48,12 @@ impl Error {
         Error { kind, text: text.into(), source: Some(source) }
     }
 
-    /// The last call of the system failed.
+    /// The last system call failed.
     pub(crate) fn last(text: impl Into<String>) -> Error {
         Error::system(text, io::Error::last_os_error())
     }
 
-    /// What a caller would act upon.
+    /// The class of the error.
     pub fn kind(&self) -> Kind {
         self.kind
     }

@@ -1,4 +1,4 @@
-//! Eventfds: how a ring is kicked and how it calls.
+//! Eventfds: the kick, call and err descriptors of rings.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -7,34 +7,34 @@ use std::time::Duration;
 
 use crate::{Error, Result};
 
-/// An eventfd that does not block.
+/// A non-blocking eventfd.
 #[derive(Debug)]
 pub struct Event {
     file: File,
 }
 
 impl Event {
-    /// A new one, its count 0.
+    /// Creates an eventfd with a count of 0.
     ///
     /// # Errors
-    /// When the system has no descriptor left.
+    /// If the system has no descriptors left.
     pub fn new() -> Result<Event> {
-        // SAFETY: takes two integers and touches no memory of ours.
+        // SAFETY: the call takes two integers and accesses no memory of this process.
         let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
         if fd < 0 {
-            return Err(Error::last("making an eventfd"));
+            return Err(Error::last("creating an eventfd"));
         }
-        // SAFETY: the call above gave us this descriptor, and nobody else has it.
+        // SAFETY: the call above returned this descriptor, and nothing else owns it.
         Ok(Event { file: unsafe { File::from_raw_fd(fd) } })
     }
 
-    /// Adds one to its count and so wakes who waits.
+    /// Increments the count, which wakes the waiter.
     pub fn signal(&self) {
-        // It fails only when the count is full, and then whoever waits is awake already.
+        // This fails only if the count is at its maximum, and then the waiter is already awake.
         let _ = (&self.file).write(&1u64.to_ne_bytes());
     }
 
-    /// Takes its count; 0 when nobody has signalled.
+    /// Returns the count and resets it to 0.
     pub fn take(&self) -> u64 {
         let mut count = [0; 8];
         match (&self.file).read(&mut count) {
@@ -43,7 +43,7 @@ impl Event {
         }
     }
 
-    /// Waits until it is signalled and takes its count; 0 when the time was over before.
+    /// Waits for a signal and returns the count; 0 after `timeout`.
     pub fn wait(&self, timeout: Duration) -> u64 {
         if readable(self.as_fd(), timeout) { self.take() } else { 0 }
     }
@@ -55,10 +55,10 @@ impl AsFd for Event {
     }
 }
 
-/// Whether there is something to read, or the end of it, within a time.
+/// Whether data or the end of the stream can be read within `timeout`.
 pub(crate) fn readable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
     let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let ms = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
-    // SAFETY: one pollfd is given, which lives on this stack until the call returns.
+    // SAFETY: the call gets one pollfd, which lives on this stack until the call returns.
     unsafe { libc::poll(&raw mut poll, 1, ms) > 0 }
 }

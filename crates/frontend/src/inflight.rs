@@ -1,17 +1,18 @@
-//! The in-flight region: what the front end keeps for a target that may die.
+//! The in-flight region, which the front end keeps in case its target dies.
 //!
-//! Layout by the vhost-user text with the alignment of C: of each queue a header and one entry for
-//! each descriptor, the whole rounded up to 64 bytes. The front end only reads it, to judge.
+//! The layout is that of the vhost-user specification with the alignment of C: for each queue a
+//! header and one entry for each descriptor, rounded up to 64 bytes. The front end only reads it,
+//! to check it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::memory::Mapping;
 use crate::{Error, Kind, Result};
 
-/// The longest region that is taken from a target.
+/// Longest region that is accepted.
 const BYTES_MAX: u64 = 1 << 30;
 
-/// A region, mapped.
+/// A mapped region.
 #[derive(Debug)]
 pub struct Inflight {
     fd: OwnedFd,
@@ -23,7 +24,7 @@ pub struct Inflight {
 
 /// The header of a split ring's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the text's names")]
+#[expect(missing_docs, reason = "the specification's names")]
 pub struct SplitHeader {
     pub features: u64,
     pub version: u16,
@@ -34,7 +35,7 @@ pub struct SplitHeader {
 
 /// An entry of a split ring's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the text's names")]
+#[expect(missing_docs, reason = "the specification's names")]
 pub struct SplitEntry {
     pub inflight: u8,
     pub next: u16,
@@ -43,7 +44,7 @@ pub struct SplitEntry {
 
 /// The header of a packed ring's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the text's names")]
+#[expect(missing_docs, reason = "the specification's names")]
 pub struct PackedHeader {
     pub features: u64,
     pub version: u16,
@@ -58,7 +59,7 @@ pub struct PackedHeader {
 
 /// An entry of a packed ring's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the text's names")]
+#[expect(missing_docs, reason = "the specification's names")]
 pub struct PackedEntry {
     pub inflight: u8,
     pub next: u16,
@@ -84,10 +85,10 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Inflight {
-    /// Maps what a target gave for so many queues of such a size.
+    /// Maps a target's region for `queues` queues of `queue_size` entries.
     ///
     /// # Errors
-    /// When its size cannot be right, or the file is not that long.
+    /// If the size is impossible, or the file is too short.
     pub fn map(
         fd: OwnedFd,
         bytes: u64,
@@ -95,23 +96,25 @@ impl Inflight {
         (queues, queue_size): (u16, u16),
     ) -> Result<Inflight> {
         if bytes == 0 || bytes > BYTES_MAX || !offset.is_multiple_of(4096) {
-            let text = format!("an in-flight region of {bytes} bytes at {offset}");
+            let text = format!("impossible in-flight region of {bytes} bytes at offset {offset}");
             return Err(Error::new(Kind::Protocol, text));
         }
         let file = std::fs::File::from(fd);
         let length = file
             .metadata()
-            .map_err(|e| Error::system("looking at the in-flight region's file", e))?
+            .map_err(|e| Error::system("reading the size of the in-flight region's file", e))?
             .len();
         if offset.checked_add(bytes).is_none_or(|end| end > length) {
-            let text = format!("an in-flight region of {bytes} bytes in a file of {length}");
+            let text = format!(
+                "in-flight region of {bytes} bytes at offset {offset} in a file of {length} bytes"
+            );
             return Err(Error::new(Kind::Protocol, text));
         }
         let map = Mapping::new(file.as_fd(), offset, bytes as usize, false)?;
         Ok(Inflight { fd: file.into(), map, offset, queues, queue_size })
     }
 
-    /// {size, offset, queues, their size}, as messages carry it.
+    /// {size, offset, queues, queue size}, as in messages.
     pub fn encode(&self) -> [u8; 20] {
         let mut bytes = [0; 20];
         bytes[..8].copy_from_slice(&self.bytes().to_le_bytes());
@@ -121,12 +124,12 @@ impl Inflight {
         bytes
     }
 
-    /// How long it is.
+    /// Its size.
     pub fn bytes(&self) -> u64 {
         self.map.len() as u64
     }
 
-    /// Bytes of one queue, by the layout; the region has `queues` times that.
+    /// Bytes of one queue's part; the region has `queues` parts.
     pub fn queue_bytes(&self, packed: bool) -> usize {
         let (header, entry) = if packed { (32, 32) } else { (16, 16) };
         (header + entry * usize::from(self.queue_size)).next_multiple_of(64)
@@ -135,15 +138,15 @@ impl Inflight {
     /// Copies bytes out.
     ///
     /// # Panics
-    /// When the region ends before.
+    /// If the range is beyond the region.
     pub fn read(&self, at: usize, bytes: &mut [u8]) {
         self.map.read(at, bytes);
     }
 
-    /// Copies bytes in, as a crash may have left them.
+    /// Copies bytes in, to simulate the state after a crash.
     ///
     /// # Panics
-    /// When the region ends before.
+    /// If the range is beyond the region.
     pub fn write(&self, at: usize, bytes: &[u8]) {
         self.map.write(at, bytes);
     }
@@ -162,7 +165,7 @@ impl Inflight {
         bytes
     }
 
-    /// A split ring's header.
+    /// The header of a split ring's part.
     pub fn split_header(&self, queue: u16) -> SplitHeader {
         let bytes: [u8; 16] = self.header(queue, false);
         SplitHeader {
@@ -174,7 +177,7 @@ impl Inflight {
         }
     }
 
-    /// A split ring's entry.
+    /// An entry of a split ring's part.
     pub fn split_entry(&self, queue: u16, index: u16) -> SplitEntry {
         let bytes: [u8; 16] = self.entry(queue, index, false);
         SplitEntry { inflight: bytes[0], next: u16_at(&bytes, 6), counter: u64_at(&bytes, 8) }
@@ -185,7 +188,7 @@ impl Inflight {
         (0..self.queue_size).filter(|head| self.split_entry(queue, *head).inflight == 1).collect()
     }
 
-    /// A packed ring's header.
+    /// The header of a packed ring's part.
     pub fn packed_header(&self, queue: u16) -> PackedHeader {
         let bytes: [u8; 32] = self.header(queue, true);
         PackedHeader {
@@ -201,7 +204,7 @@ impl Inflight {
         }
     }
 
-    /// A packed ring's entry.
+    /// An entry of a packed ring's part.
     pub fn packed_entry(&self, queue: u16, index: u16) -> PackedEntry {
         let bytes: [u8; 32] = self.entry(queue, index, true);
         PackedEntry {

@@ -1,21 +1,21 @@
-//! The guest's side of vhost-user-blk: what QEMU and the driver of a guest do together, without a
-//! virtual machine. Tests and benchmarks drive a target with it, ours or somebody else's.
+//! The guest's side of vhost-user-blk: the work of QEMU and of a guest's driver, without a virtual
+//! machine. Tests and benchmarks drive Millrace's targets and other targets with it.
 //!
-//! It judges crate `vhost`, so it shares nothing with it: messages, rings and in-flight region are
-//! written here a second time, from the vhost-user text and virtio 1.2.
+//! This crate judges crate `vhost`, so it shares no code with it: messages, rings and in-flight
+//! region are implemented again, from the vhost-user specification and virtio 1.2.
 //!
-//! Two floors:
+//! It has two layers:
 //!
-//! 1. [`Session`] says any message with any descriptors over a [`Connection`]; [`Memory`] is the
+//! 1. [`Session`] sends any message with any descriptors over a [`Connection`]; [`Memory`] is the
 //!    guest's memory; [`SplitRing`] and [`PackedRing`] are a ring's bytes, in which any chain can
 //!    be built and any index published; [`Inflight`] and [`DirtyLog`] are the shared memory of
-//!    crash recovery and migration. With these a test says exactly what it means, also what no
-//!    honest guest would say.
-//! 2. [`Disk`] does what an honest guest does: the handshake, the start of the rings in QEMU's
-//!    order, stop, and reconnection with the same memory. Its [`Queue`]s read and write by slots
-//!    whose chains are laid out beforehand, so that a request costs a few stores.
+//!    crash recovery and migration. With these a test can send exactly what it wants, including
+//!    what no correct guest sends.
+//! 2. [`Disk`] behaves like a correct guest: it does the handshake, starts the rings in QEMU's
+//!    order, stops, and reconnects with the same memory. Its [`Queue`]s read and write through
+//!    slots with prepared chains, so that a request costs a few stores.
 //!
-//! Everything blocks and runs on the caller's threads: this is no part of a node.
+//! Everything blocks and runs on the caller's threads: this crate is not part of a node.
 
 mod connection;
 mod disk;

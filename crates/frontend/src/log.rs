@@ -1,4 +1,4 @@
-//! The dirty log of a migration: a bit for each 4 KiB page of the guest that the target wrote.
+//! The dirty log of a migration: one bit for each 4 KiB page of guest memory that the target wrote.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 use crate::memory::{Mapping, memfd};
 use crate::{Pages, Result};
 
-/// Bytes of a page, whatever pages the host has.
+/// Bytes of a page in the log, whatever the host's page size.
 const PAGE: u64 = 4096;
 
-/// A log, mapped.
+/// A mapped dirty log.
 #[derive(Debug)]
 pub struct DirtyLog {
     fd: OwnedFd,
@@ -17,10 +17,10 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// An empty log for guest addresses below `end`.
+    /// Creates an empty log for guest addresses below `end`.
     ///
     /// # Errors
-    /// When the system has no memory for it.
+    /// If the system has no memory for it.
     pub fn new(end: u64) -> Result<DirtyLog> {
         let bytes = end.div_ceil(PAGE * 64) * 8;
         let fd = memfd(c"log", bytes, Pages::Small)?;
@@ -28,12 +28,13 @@ impl DirtyLog {
         Ok(DirtyLog { fd, map })
     }
 
-    /// How long it is.
+    /// Its size.
     pub fn bytes(&self) -> u64 {
         self.map.len() as u64
     }
 
-    /// Takes the addresses of the pages that were written since the last time.
+    /// Returns the addresses of the pages that were written since the last call, and clears their
+    /// bits.
     pub fn take(&self) -> Vec<u64> {
         let mut pages = Vec::new();
         for word in 0..self.map.len() / 8 {

@@ -1,10 +1,10 @@
-//! The guest's memory: regions of guest-physical addresses, each a memfd that the target maps too.
+//! The guest's memory: regions of guest-physical addresses, each a memfd that the target also maps.
 //!
-//! The target writes into it at any time, so nothing here is ever a Rust reference: bytes are
-//! copied in and out through [`Mapping`], and the numbers of rings are atomics.
+//! The target may write to it at any time, so there is never a Rust reference to it: bytes are
+//! copied in and out through [`Mapping`], and the rings' numbers are atomics.
 //!
-//! An address outside the memory is a mistake of the caller and panics. Addresses never come from
-//! the target: what it returns are ids and lengths, which the rings check.
+//! An address outside the memory is a bug of the caller and panics. Addresses never come from the
+//! target: it returns ids and lengths, which the rings check.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -12,35 +12,35 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 use crate::{Error, Result};
 
-/// What pages the guest's memory has.
+/// The page size of guest memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pages {
-    /// Of 4 KiB.
+    /// 4 KiB.
     #[default]
     Small,
-    /// Of 2 MiB; the system must have reserved some.
+    /// 2 MiB; the system must have reserved some.
     Huge,
 }
 
-/// Shared memory, mapped as long as this lives.
+/// A shared mapping.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     at: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread; all access below is by atomics or by
-// copies of bytes that another process may change as well.
+// SAFETY: a mapping belongs to the process, not to a thread. All accesses below are atomics, or
+// copies of bytes that another process may change.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps a file's bytes for reading and writing.
+    /// Maps a range of a file for reading and writing.
     pub fn new(fd: BorrowedFd<'_>, offset: u64, len: usize, populate: bool) -> Result<Mapping> {
         let flags = libc::MAP_SHARED | if populate { libc::MAP_POPULATE } else { 0 };
         let offset = offset as libc::off_t;
-        // SAFETY: the system chooses the address, so no mapping of ours is replaced.
+        // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -65,7 +65,7 @@ impl Mapping {
         self.at.as_ptr() as u64
     }
 
-    /// A pointer to `len` bytes at an offset, all within the mapping.
+    /// A pointer to `len` bytes at an offset. All of them are within the mapping.
     #[inline]
     pub fn pointer(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(
@@ -73,14 +73,14 @@ impl Mapping {
             "{len} bytes at {offset} of a mapping of {}",
             self.len
         );
-        // SAFETY: the offset is within the mapping, as was just checked.
+        // SAFETY: the check above ensures that the offset is within the mapping.
         unsafe { self.at.as_ptr().add(offset) }
     }
 
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         let from = self.pointer(offset, bytes.len());
-        // SAFETY: `from` has that many bytes, and `bytes` is private memory elsewhere. What another
-        // process writes meanwhile makes the bytes a mix, never anything worse.
+        // SAFETY: `from` has this many bytes, and `bytes` is private memory elsewhere. If another
+        // process writes meanwhile, the result is a mix of old and new bytes, nothing worse.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) }
     }
 
@@ -96,8 +96,8 @@ macro_rules! atomic {
         #[inline]
         pub fn $name(&self, offset: usize) -> &$type {
             let at = self.pointer(offset, size_of::<$type>()).cast::<$type>();
-            assert!(at.is_aligned(), "an odd place for an atomic: {offset}");
-            // SAFETY: the place is mapped while `self` lives, and aligned; atomics may be shared
+            assert!(at.is_aligned(), "misaligned atomic at {offset}");
+            // SAFETY: the address is mapped while `self` lives, and aligned; atomics may be shared
             // with other processes.
             unsafe { &*at }
         }
@@ -113,30 +113,30 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this mapping is ours, and pointers into it do not outlive `self`: those who keep
-        // some keep the memory as well.
+        // SAFETY: `self` owns this mapping, and no pointer into it outlives `self`: holders of
+        // pointers also hold the memory.
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
     }
 }
 
-/// A new memfd.
+/// Creates a memfd.
 pub(crate) fn memfd(name: &std::ffi::CStr, size: u64, pages: Pages) -> Result<OwnedFd> {
     let huge = if pages == Pages::Huge { libc::MFD_HUGETLB } else { 0 };
-    // SAFETY: the name is a string with its end, and is only read.
+    // SAFETY: the name is a C string, which the call only reads.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | huge) };
     if fd < 0 {
-        return Err(Error::last("making a memfd"));
+        return Err(Error::last("creating a memfd"));
     }
-    // SAFETY: the call above gave us this descriptor, and nobody else has it.
+    // SAFETY: the call above returned this descriptor, and nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: takes integers only.
+    // SAFETY: the call takes only integers.
     if unsafe { libc::ftruncate(fd.as_raw_fd(), size as libc::off_t) } < 0 {
-        return Err(Error::last(format!("making a memfd {size} bytes long")));
+        return Err(Error::last(format!("extending a memfd to {size} bytes")));
     }
     Ok(fd)
 }
 
-/// A range of guest-physical memory with a memfd of its own.
+/// A range of guest-physical memory in a memfd of its own.
 #[derive(Debug)]
 pub struct Region {
     guest_addr: u64,
@@ -145,32 +145,32 @@ pub struct Region {
 }
 
 impl Region {
-    /// Memory at a guest-physical address.
+    /// Creates memory at a guest-physical address.
     ///
     /// # Errors
-    /// When the system has no such memory.
+    /// If the system has no memory of this kind.
     pub fn new(guest_addr: u64, size: u64, pages: Pages) -> Result<Region> {
         let fd = memfd(c"guest", size, pages)?;
         let map = Mapping::new(fd.as_fd(), 0, size as usize, true)?;
         Ok(Region { guest_addr, map, fd })
     }
 
-    /// Where the guest has it.
+    /// The guest-physical address of the first byte.
     pub fn guest_addr(&self) -> u64 {
         self.guest_addr
     }
 
-    /// How long it is in bytes.
+    /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.map.len() as u64
     }
 
-    /// Where the front end has it, which is what SET_VRING_ADDR speaks of.
+    /// The address of the first byte in the front end, as used by SET_VRING_ADDR.
     pub fn user_addr(&self) -> u64 {
         self.map.address()
     }
 
-    /// {guest address, size, user address, offset in the file}, as messages carry it.
+    /// {guest address, size, user address, offset in the file}, as in messages.
     pub fn encode(&self) -> [u8; 32] {
         let mut bytes = [0; 32];
         let words = [self.guest_addr, self.size(), self.user_addr(), 0];
@@ -194,15 +194,15 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// One region from address 0.
+    /// Creates one region at address 0.
     ///
     /// # Errors
-    /// When the system has no such memory.
+    /// If the system has no memory of this kind.
     pub fn new(size: u64, pages: Pages) -> Result<Memory> {
         Ok(Memory { regions: vec![Region::new(0, size, pages)?] })
     }
 
-    /// These regions, which must not overlap.
+    /// Uses these regions, which must not overlap.
     pub fn with_regions(regions: Vec<Region>) -> Memory {
         Memory { regions }
     }
@@ -212,7 +212,7 @@ impl Memory {
         &self.regions
     }
 
-    /// The region with `len` bytes at an address, and their offset in it.
+    /// The region that has `len` bytes at an address, and their offset in it.
     #[inline]
     pub(crate) fn find(&self, addr: u64, len: usize) -> (&Mapping, usize) {
         self.regions
@@ -226,19 +226,19 @@ impl Memory {
             .unwrap_or_else(|| panic!("the guest has no {len} bytes at {addr:#x}"))
     }
 
-    /// Where the front end has a guest's address.
+    /// Translates a guest address into a front end's address.
     pub fn user_addr(&self, addr: u64) -> u64 {
         let (map, offset) = self.find(addr, 1);
         map.address() + offset as u64
     }
 
-    /// Copies bytes out. They lie in one region.
+    /// Copies bytes out. They must be in one region.
     pub fn read(&self, addr: u64, bytes: &mut [u8]) {
         let (map, offset) = self.find(addr, bytes.len());
         map.read(offset, bytes);
     }
 
-    /// Copies bytes in. They lie in one region.
+    /// Copies bytes in. They must be in one region.
     pub fn write(&self, addr: u64, bytes: &[u8]) {
         let (map, offset) = self.find(addr, bytes.len());
         map.write(offset, bytes);
@@ -250,7 +250,7 @@ impl Memory {
         map.u8_at(offset)
     }
 
-    /// Two bytes, which lie at an even address.
+    /// Two aligned bytes.
     pub fn u16_at(&self, addr: u64) -> &AtomicU16 {
         let (map, offset) = self.find(addr, 2);
         map.u16_at(offset)
@@ -268,7 +268,7 @@ impl Memory {
         map.u64_at(offset)
     }
 
-    /// A pointer to bytes that lie in one region; valid while the memory lives.
+    /// A pointer to bytes in one region, valid while the memory lives.
     pub(crate) fn pointer(&self, addr: u64, len: usize) -> *mut u8 {
         let (map, offset) = self.find(addr, len);
         map.pointer(offset, len)

@@ -1,5 +1,5 @@
-//! Numbers of the vhost-user protocol and of virtio-blk, by their names in the texts.
-#![allow(missing_docs, reason = "the texts define them")]
+//! Constants of the vhost-user protocol and of virtio-blk, named as in the specifications.
+#![allow(missing_docs, reason = "the specifications define them")]
 
 /// Requests of the front end.
 pub mod request {
@@ -34,7 +34,7 @@ pub mod request {
     pub const GET_STATUS: u32 = 40;
 }
 
-/// Requests of the target, on its own channel.
+/// Requests of the target, on the backend channel.
 pub mod backend {
     pub const CONFIG_CHANGE_MSG: u32 = 2;
 }
@@ -47,9 +47,9 @@ pub mod flags {
     pub const NEED_REPLY: u32 = 8;
 }
 
-/// In the number of SET_VRING_KICK and its like: there is no descriptor.
+/// Flag in the payload of SET_VRING_KICK, SET_VRING_CALL and SET_VRING_ERR: there is no descriptor.
 pub const NO_DESCRIPTOR: u64 = 1 << 8;
-/// In the flags of SET_VRING_ADDR: writes of the used ring are logged.
+/// Flag of SET_VRING_ADDR: writes to the used ring are logged.
 pub const VRING_LOG: u32 = 1;
 
 /// Feature bits of virtio, virtio-blk and vhost.
@@ -84,7 +84,7 @@ pub mod protocol {
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 }
 
-/// Descriptor flags, of both kinds of rings.
+/// Descriptor flags of split and packed rings.
 pub mod desc {
     pub const NEXT: u16 = 1;
     pub const WRITE: u16 = 2;
@@ -103,10 +103,10 @@ pub mod blk {
     pub const GET_ID: u32 = 8;
     pub const DISCARD: u32 = 11;
     pub const WRITE_ZEROES: u32 = 13;
-    /// In the flags of a segment of WRITE_ZEROES: it may unmap.
+    /// Flag of a WRITE_ZEROES segment: it may be unmapped.
     pub const UNMAP: u32 = 1;
     /// Bytes of a serial number.
     pub const ID_BYTES: u32 = 20;
-    /// What sectors are counted in.
+    /// Bytes of a sector.
     pub const SECTOR: u64 = 512;
 }

@@ -1,11 +1,11 @@
-//! Where the caller's thread runs.
+//! The processor of the calling thread.
 
 use crate::{Error, Result};
 
-/// Lets the calling thread run on one processor only.
+/// Pins the calling thread to one processor.
 ///
 /// # Errors
-/// When there is no such processor, or it may not run there.
+/// If the processor does not exist, or the thread is not allowed to run there.
 pub fn pin(processor: usize) -> Result<()> {
     // SAFETY: zeroes are a valid, empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
@@ -13,11 +13,11 @@ pub fn pin(processor: usize) -> Result<()> {
         let text = format!("there is no processor {processor}");
         return Err(Error::new(crate::Kind::System, text));
     }
-    // SAFETY: `set` is ours, and the processor is within it, as was just checked.
+    // SAFETY: `set` is a local variable, and the check above ensures that `processor` is within it.
     unsafe { libc::CPU_SET(processor, &mut set) };
-    // SAFETY: the set is read, for as many bytes as it has.
+    // SAFETY: the call reads the set, with its size.
     match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } {
         0 => Ok(()),
-        _ => Err(Error::last(format!("going to processor {processor}"))),
+        _ => Err(Error::last(format!("pinning the thread to processor {processor}"))),
     }
 }

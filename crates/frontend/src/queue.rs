@@ -1,19 +1,19 @@
-//! One queue of a disk as an honest driver drives it.
+//! A driver of one queue of a disk.
 //!
-//! A queue has as many slots as requests may be in flight. Each has its place for header and status
-//! in one cache line, a buffer for data, and a chain that is laid out once for each shape of
-//! request. To submit again what the slot did before costs the header, the status byte and an entry
-//! of the ring; nothing is allocated or locked.
+//! A queue has one slot for each request that may be in flight. A slot has a cache line for header
+//! and status, a buffer for data, and a chain that is built once for each shape of request.
+//! Submitting the same shape again costs the header, the status byte and an entry of the ring,
+//! without allocations and locks.
 //!
-//! 1. [`Queue::take`] gives a free slot, [`Queue::write_data`] fills its buffer.
-//! 2. [`Queue::submit`] stages a request; [`Queue::publish`] shows all that are staged to the
-//!    target, and kicks it if it wants that.
-//! 3. [`Queue::poll`] tells what has completed. The slot, its data included, then belongs to the
-//!    caller, who submits it again or gives it back with [`Queue::give_back`].
+//! 1. [`Queue::take`] returns a free slot; [`Queue::write_data`] fills its buffer.
+//! 2. [`Queue::submit`] stages a request; [`Queue::publish`] publishes all staged requests to the
+//!    target, and kicks it if it asks for kicks.
+//! 3. [`Queue::poll`] returns completions. The slot with its data then belongs to the caller, which
+//!    submits it again or releases it with [`Queue::give_back`].
 //!
-//! The target is called for no interrupts but during [`Queue::wait`]. What it writes into the used
-//! ring is checked: an id that is not in flight or an index too far is an error of kind
-//! [`Kind::Ring`](crate::Kind::Ring), after which the queue is of no use.
+//! The driver requests interrupts only during [`Queue::wait`]. It checks what the target writes
+//! into the used ring: an id that is not in flight, or an index that is too far ahead, is an error
+//! of kind [`Kind::Ring`](crate::Kind::Ring). After such an error the queue must not be used.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -23,39 +23,39 @@ use crate::message::{blk, desc};
 use crate::packed::available;
 use crate::{Desc, Error, Event, Kind, Memory, PackedDesc, PackedRing, Result, SplitRing};
 
-/// How long [`Queue::read`] and its like wait.
+/// Timeout of [`Queue::run`] and the methods that use it.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Header and status lie in one cache line: both are touched for each request.
+/// Header and status share one cache line: both are accessed for each request.
 const LINE: u64 = 64;
 const HEADER_BYTES: u32 = 16;
 const STATUS_OFFSET: usize = 16;
-/// What the target has not written yet.
+/// The status byte before the target has written one.
 const NO_STATUS: u8 = 0xff;
 
-/// A request. Offsets and lengths are bytes, in multiples of 512; data is in the slot's buffer.
+/// A request. Offsets and lengths are multiples of 512 bytes. The data is in the slot's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "offset and length say themselves")]
+#[expect(missing_docs, reason = "offset and length need no explanation")]
 pub enum Request {
-    /// Into the slot's buffer.
+    /// Read into the slot's buffer.
     Read { offset: u64, len: u32 },
-    /// From the slot's buffer.
+    /// Write from the slot's buffer.
     Write { offset: u64, len: u32 },
-    /// What was written is to survive a power cut.
+    /// Make completed writes durable.
     Flush,
-    /// The range is not needed any more.
+    /// Discard a range.
     Discard { offset: u64, len: u32 },
-    /// The range is to read as zeroes; it may be unmapped for that.
+    /// Make a range read as zeroes, possibly by unmapping it.
     WriteZeroes { offset: u64, len: u32, unmap: bool },
-    /// The serial number, 20 bytes into the slot's buffer.
+    /// Read the serial number, 20 bytes, into the slot's buffer.
     GetId,
 }
 
-/// A place for one request. Its index is the tag that comes back.
+/// A place for one request. Its index is the request's tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot(u16);
 
 impl Slot {
-    /// Below the queue's depth.
+    /// The slot's index, less than the queue's depth.
     #[inline]
     pub fn index(self) -> usize {
         self.0.into()
@@ -65,13 +65,13 @@ impl Slot {
 /// The target's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Done.
+    /// The request succeeded.
     Ok,
-    /// It failed.
+    /// The request failed.
     IoError,
-    /// The target does no such thing.
+    /// The target does not support this request.
     Unsupported,
-    /// None of the answers there are; 255 if it wrote none.
+    /// An undefined status; 255 if the target wrote none.
     Other(u8),
 }
 
@@ -87,18 +87,18 @@ impl From<u8> for Status {
     }
 }
 
-/// A request that came back.
+/// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The slot, which is the caller's again.
+    /// The slot, which belongs to the caller again.
     pub slot: Slot,
-    /// The answer.
+    /// The target's status.
     pub status: Status,
-    /// How many bytes the target says it wrote, the status among them.
+    /// The number of bytes that the target reports as written, including the status.
     pub written: u32,
 }
 
-/// What a queue is made of; see [`crate::DiskOptions`].
+/// The dimensions of a queue; see [`crate::DiskOptions`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub size: u16,
@@ -106,9 +106,9 @@ pub(crate) struct Shape {
     pub packed: bool,
     pub indirect: bool,
     pub event_index: bool,
-    /// Of a slot's buffer.
+    /// Bytes of a slot's buffer.
     pub slot_bytes: u32,
-    /// Pieces that a full buffer is given in.
+    /// Descriptors that a full buffer is divided into.
     pub segments: u16,
 }
 
@@ -134,7 +134,7 @@ impl Shape {
         (u64::from(self.stride()) * Desc::BYTES as u64).next_multiple_of(LINE)
     }
 
-    /// Guest memory that a queue needs, the ring first.
+    /// Guest memory that a queue needs. The ring comes first.
     pub fn bytes(&self) -> u64 {
         let depth = u64::from(self.depth);
         self.data_offset() + depth * u64::from(self.slot_bytes)
@@ -145,18 +145,18 @@ impl Shape {
         (self.ring_bytes() + depth * (LINE + self.table_bytes())).next_multiple_of(4096)
     }
 
-    /// Whether it can be.
+    /// Checks the dimensions.
     pub fn check(&self) -> Result<()> {
         let complaint = if !self.size.is_power_of_two() || self.size > 1 << 14 {
-            "the size of a queue is a power of two up to 16384"
+            "the size of a queue must be a power of two, at most 16384"
         } else if self.depth == 0 || self.slot_bytes == 0 || self.segments == 0 {
-            "a queue needs a slot, and a slot a byte"
+            "depth, slot size and segments must not be 0"
         } else if !self.slot_bytes.is_multiple_of(512 * u32::from(self.segments)) {
-            "a slot's segments are multiples of 512 bytes"
+            "a slot's segments must be multiples of 512 bytes"
         } else if self.segments > 1024 {
-            "a slot has 1024 segments at most"
+            "a slot must have at most 1024 segments"
         } else if u32::from(self.depth) * u32::from(self.per_request()) > u32::from(self.size) {
-            "the queue has not enough descriptors for its depth"
+            "the queue has too few descriptors for its depth"
         } else {
             return Ok(());
         };
@@ -169,15 +169,15 @@ impl Shape {
     }
 }
 
-/// Which data a chain has: how much, and whether the target writes it.
+/// The data of a chain: its length, and whether the target writes it.
 type Data = (u32, bool);
 
 #[derive(Clone, Copy, Debug)]
 struct SlotState {
     in_flight: bool,
-    /// What the chain in the table is laid out for.
+    /// The data that the prepared chain is built for.
     data: Option<Data>,
-    /// Packed rings: how many descriptors of the ring it takes now.
+    /// Packed rings: number of the ring's descriptors that the request uses now.
     taken: u16,
 }
 
@@ -187,8 +187,8 @@ enum Ring {
     Packed(PackedRing),
 }
 
-/// How far both sides have come. Indexes of a split ring run freely; those of a packed one turn,
-/// and a bool tells odd turns from even ones.
+/// The positions of both sides. Indexes of a split ring run freely. Those of a packed ring wrap
+/// around, with a wrap counter.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     next: u16,
@@ -196,8 +196,8 @@ struct Progress {
     published: u16,
     used: u16,
     used_wrap: bool,
-    /// Packed rings: where the first staged chain begins, its flags, and how many descriptors are
-    /// staged. Its flags are written last.
+    /// Packed rings: the position and the flags of the first staged chain, and the number of
+    /// staged descriptors. These flags are written last.
     staged: Option<(u16, u16)>,
     added: u16,
 }
@@ -214,22 +214,22 @@ pub struct Queue {
     free: Vec<Slot>,
     progress: Progress,
     in_flight: u16,
-    /// Guest address of the slots' lines, and where that is.
+    /// The slots' cache lines: guest address and pointer.
     lines_addr: u64,
     lines: *mut u8,
     tables_addr: u64,
     data_addr: u64,
     data: *mut u8,
-    /// For the calls that wait.
+    /// Completions of the methods that wait.
     done: Vec<Completion>,
 }
 
-// SAFETY: the pointers lead into memory that `Queue::memory` keeps mapped, and only the queue's
-// owner on this side follows them.
+// SAFETY: the pointers lead into memory that `Queue::memory` keeps mapped, and on this side only
+// the queue's owner follows them.
 unsafe impl Send for Queue {}
 
 impl Queue {
-    /// A new driver with a ring of zeroes at a guest's address.
+    /// Creates a driver with a zeroed ring at a guest address.
     pub(crate) fn new(
         memory: &Arc<Memory>,
         addr: u64,
@@ -271,7 +271,7 @@ impl Queue {
         queue
     }
 
-    /// Requests that may be in flight.
+    /// Most requests in flight.
     pub fn depth(&self) -> usize {
         self.slots.len()
     }
@@ -281,27 +281,27 @@ impl Queue {
         self.shape.slot_bytes
     }
 
-    /// Requests submitted that have not come back.
+    /// Number of requests in flight.
     #[inline]
     pub fn in_flight(&self) -> usize {
         self.in_flight.into()
     }
 
-    /// How the ring is kicked, to kick without a reason.
+    /// The ring's kick event, for kicks without a request.
     pub fn kick(&self) -> &Event {
         &self.kick
     }
 
-    /// A free slot.
+    /// Takes a free slot.
     #[inline]
     pub fn take(&mut self) -> Option<Slot> {
         self.free.pop()
     }
 
-    /// A slot that is free again.
+    /// Releases a slot.
     #[inline]
     pub fn give_back(&mut self, slot: Slot) {
-        assert!(!self.slots[slot.index()].in_flight, "the target has it");
+        assert!(!self.slots[slot.index()].in_flight, "the slot is in flight");
         self.free.push(slot);
     }
 
@@ -309,7 +309,7 @@ impl Queue {
     fn data_at(&self, slot: Slot, offset: usize, len: usize) -> *mut u8 {
         let bytes = self.shape.slot_bytes as usize;
         assert!(slot.index() < self.slots.len() && offset <= bytes && len <= bytes - offset);
-        // SAFETY: `data` has `slot_bytes` for each slot, and the range lies within this slot's.
+        // SAFETY: `data` has `slot_bytes` bytes for each slot, and the range is within this slot's.
         unsafe { self.data.add(slot.index() * bytes + offset) }
     }
 
@@ -317,7 +317,7 @@ impl Queue {
     #[inline]
     pub fn write_data(&mut self, slot: Slot, offset: usize, bytes: &[u8]) {
         let to = self.data_at(slot, offset, bytes.len());
-        // SAFETY: `to` has that many bytes, as `data_at` checked; `bytes` is private memory.
+        // SAFETY: `data_at` checked that `to` has this many bytes; `bytes` is private memory.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
     }
 
@@ -329,7 +329,7 @@ impl Queue {
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) }
     }
 
-    /// The guest's address of a slot's buffer.
+    /// The guest address of a slot's buffer.
     pub fn data_addr(&self, slot: Slot) -> u64 {
         self.data_addr + slot.index() as u64 * u64::from(self.shape.slot_bytes)
     }
@@ -337,17 +337,17 @@ impl Queue {
     #[inline]
     fn line(&self, slot: Slot) -> *mut u8 {
         debug_assert!(slot.index() < self.slots.len());
-        // SAFETY: `lines` has a line for each slot, and slots come from `take` only.
+        // SAFETY: `lines` has a line for each slot, and slots come only from `take`.
         unsafe { self.lines.add(slot.index() * LINE as usize) }
     }
 
-    /// Stages a request. Its data, if it has any, is in the slot's buffer already.
+    /// Stages a request. Its data, if any, must be in the slot's buffer.
     ///
     /// # Panics
-    /// When the slot is in flight, or its buffer shorter than the request.
+    /// If the slot is in flight, or its buffer is shorter than the request.
     #[inline]
     pub fn submit(&mut self, slot: Slot, request: Request) {
-        assert!(!self.slots[slot.index()].in_flight, "the target has it already");
+        assert!(!self.slots[slot.index()].in_flight, "the slot is already in flight");
         let (kind, sector, data) = match request {
             Request::Read { offset, len } => (blk::IN, offset / blk::SECTOR, (len, true)),
             Request::Write { offset, len } => (blk::OUT, offset / blk::SECTOR, (len, false)),
@@ -361,9 +361,10 @@ impl Queue {
                 (blk::WRITE_ZEROES, 0, self.write_range(slot, offset, len, flags))
             }
         };
-        assert!(data.0 <= self.shape.slot_bytes, "the slot's buffer is shorter");
+        assert!(data.0 <= self.shape.slot_bytes, "the slot's buffer is too short");
         let line = self.line(slot);
-        // SAFETY: the line has 64 bytes and is aligned; the target does not have it now.
+        // SAFETY: the line has 64 bytes and is aligned, and the slot is not in flight, so the
+        // target does not access it.
         unsafe {
             line.cast::<u64>().write_volatile(kind.into());
             line.cast::<u64>().add(1).write_volatile(sector);
@@ -394,7 +395,7 @@ impl Queue {
         self.in_flight += 1;
     }
 
-    /// The one segment of a discard or of write zeroes.
+    /// Writes the range of a discard or write-zeroes request into the slot's buffer.
     fn write_range(&mut self, slot: Slot, offset: u64, len: u32, flags: u32) -> Data {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&(offset / blk::SECTOR).to_le_bytes());
@@ -404,7 +405,7 @@ impl Queue {
         (16, false)
     }
 
-    /// The parts of a request in their order: address, length, whether the target writes.
+    /// The parts of a request in order: address, length, whether the target writes.
     fn parts(&self, slot: Slot, (len, write): Data) -> impl Iterator<Item = (u64, u32, bool)> {
         let line = self.lines_addr + slot.index() as u64 * LINE;
         let (data, step) = (self.data_addr(slot), self.shape.segment_bytes());
@@ -451,7 +452,7 @@ impl Queue {
         for (nth, (addr, len, write)) in (0..).zip(self.parts(slot, data)) {
             let at = table + u64::from(nth) * Desc::BYTES as u64;
             let bytes = if self.shape.packed {
-                // Order alone links them.
+                // Packed tables have no links: their descriptors follow each other.
                 PackedDesc { addr, len, id: 0, flags: part_flags(write, false) }.encode()
             } else {
                 let more = nth + 1 < count;
@@ -469,9 +470,9 @@ impl Queue {
         let mut put = |addr, len, flags, last: bool, first: bool| {
             let flags = flags | available(progress.next_wrap);
             ring.set_body(progress.next, PackedDesc { addr, len, id: slot.0, flags });
-            // The head of the first staged chain shows the target all that is staged, so it is left
-            // for `publish`; that of every other one may come before its chain, for the same
-            // reason.
+            // The first head of the staged chains makes all of them available, so `publish` writes
+            // its flags. Until then the target does not read the other heads, so their flags may be
+            // written before the rest of their chains.
             if first && progress.staged.is_none() {
                 progress.staged = Some((progress.next, flags));
             } else {
@@ -499,7 +500,8 @@ impl Queue {
         self.slots[slot.index()].taken = if self.shape.indirect { 1 } else { count };
     }
 
-    /// Shows the target what was staged, and kicks it if it wants that. Whether it was kicked.
+    /// Publishes the staged requests, and kicks the target if it asks for kicks. Returns whether it
+    /// was kicked.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let progress = &mut self.progress;
@@ -526,10 +528,10 @@ impl Queue {
         kick
     }
 
-    /// Appends what has completed; gives their number.
+    /// Appends completions. Returns their number.
     ///
     /// # Errors
-    /// When the target wrote something into the ring that cannot be.
+    /// If the target wrote invalid data into the ring.
     #[inline]
     pub fn poll(&mut self, done: &mut Vec<Completion>) -> Result<usize> {
         match self.ring {
@@ -566,7 +568,11 @@ impl Queue {
             };
             match completion {
                 Some(completion) => done.push(completion),
-                None => return Err(self.broken(format!("{id} came back and was not in flight"))),
+                None => {
+                    return Err(
+                        self.broken(format!("the target completed {id}, which is not in flight"))
+                    );
+                }
             }
         }
         self.progress.used = index;
@@ -585,7 +591,9 @@ impl Queue {
             let PackedDesc { len, id, .. } = ring.desc(at);
             let size = ring.size();
             let Some(completion) = self.complete(id.into(), len) else {
-                return Err(self.broken(format!("{id} came back and was not in flight")));
+                return Err(
+                    self.broken(format!("the target completed {id}, which is not in flight"))
+                );
             };
             let next = at + self.slots[usize::from(id)].taken;
             self.progress.used = next % size;
@@ -596,7 +604,7 @@ impl Queue {
         Ok(count)
     }
 
-    /// Takes a slot back from the target; `None` if it did not have it.
+    /// Takes a slot back from the target. Returns `None` if it is not in flight.
     #[inline]
     fn complete(&mut self, index: u32, written: u32) -> Option<Completion> {
         let state = self.slots.get_mut(index as usize)?;
@@ -606,7 +614,7 @@ impl Queue {
         state.in_flight = false;
         self.in_flight -= 1;
         let slot = Slot(index as u16);
-        // SAFETY: the status byte lies in the slot's line.
+        // SAFETY: the status byte is in the slot's line.
         let status = unsafe { self.line(slot).add(STATUS_OFFSET).read_volatile() };
         Some(Completion { slot, status: status.into(), written })
     }
@@ -616,7 +624,7 @@ impl Queue {
         Error::new(Kind::Ring, what)
     }
 
-    /// Waits until something has completed, by the target's call. False when the time was over.
+    /// Waits for a completion, using the target's call. Returns false after `timeout`.
     #[expect(clippy::disallowed_methods, reason = "waits for a target, on no core")]
     pub fn wait(&mut self, timeout: Duration) -> bool {
         match &self.ring {
@@ -627,7 +635,7 @@ impl Queue {
                 ring.set_driver_event(self.progress.used, self.progress.used_wrap, flags);
             }
         }
-        // What the target completed before it saw that is seen here.
+        // Completions from before the target saw the request for a call are seen here.
         fence(Ordering::SeqCst);
         let end = Instant::now() + timeout;
         let mut ready = self.is_ready();
@@ -643,7 +651,7 @@ impl Queue {
         ready
     }
 
-    /// Whether [`Queue::poll`] would give something.
+    /// Whether [`Queue::poll`] would return something.
     pub fn is_ready(&self) -> bool {
         match &self.ring {
             Ring::Split(ring) => ring.used_index() != self.progress.used,
@@ -651,7 +659,7 @@ impl Queue {
         }
     }
 
-    /// With event index the event is put half a turn away, which costs a call in 65536 requests.
+    /// With event index, the event is half a lap away, which costs one call in 65536 requests.
     fn suppress_calls(&mut self) {
         match &self.ring {
             Ring::Split(ring) if self.shape.event_index => {
@@ -662,8 +670,8 @@ impl Queue {
         }
     }
 
-    /// Where the target should go on after it has lost its memory: the used index of a split ring,
-    /// both positions of a packed one.
+    /// The position at which a target without state should continue: the used index of a split
+    /// ring, both positions of a packed one.
     pub fn base(&self) -> u32 {
         match &self.ring {
             Ring::Split(ring) => ring.used_index().into(),
@@ -675,12 +683,13 @@ impl Queue {
         }
     }
 
-    /// Does one request and waits for it, by the target's call. Nothing else may be in flight.
+    /// Executes one request and waits for it, using the target's call. Nothing else may be in
+    /// flight.
     ///
     /// # Errors
-    /// When nothing comes back in a minute; and see [`Queue::poll`].
+    /// If the request does not complete within a minute; also as for [`Queue::poll`].
     pub fn run(&mut self, slot: Slot, request: Request) -> Result<Completion> {
-        assert_eq!(self.in_flight, 0, "a request that is waited for is alone");
+        assert_eq!(self.in_flight, 0, "other requests are in flight");
         self.submit(slot, request);
         self.publish();
         let mut done = std::mem::take(&mut self.done);
@@ -688,7 +697,7 @@ impl Queue {
         let result = if self.wait(PATIENCE) {
             self.poll(&mut done).map(|_| done[0])
         } else {
-            Err(Error::new(Kind::Timeout, format!("{request:?} did not come back")))
+            Err(Error::new(Kind::Timeout, format!("{request:?} did not complete in time")))
         };
         self.done = done;
         result
@@ -708,10 +717,10 @@ impl Queue {
         Ok(completion.status)
     }
 
-    /// Reads, in pieces of the slots' buffers; ends at the first that fails.
+    /// Reads in pieces of a slot's size. Stops at the first failure.
     ///
     /// # Errors
-    /// See [`Queue::run`]; so all the methods below.
+    /// As for [`Queue::run`].
     pub fn read(&mut self, mut offset: u64, bytes: &mut [u8]) -> Result<Status> {
         for piece in bytes.chunks_mut(self.shape.slot_bytes as usize) {
             let len = piece.len() as u32;
@@ -725,10 +734,10 @@ impl Queue {
         Ok(Status::Ok)
     }
 
-    /// Writes, in pieces of the slots' buffers; ends at the first that fails.
+    /// Writes in pieces of a slot's size. Stops at the first failure.
     ///
     /// # Errors
-    /// See [`Queue::run`].
+    /// As for [`Queue::run`].
     pub fn write(&mut self, mut offset: u64, bytes: &[u8]) -> Result<Status> {
         for piece in bytes.chunks(self.shape.slot_bytes as usize) {
             let len = piece.len() as u32;
@@ -745,7 +754,7 @@ impl Queue {
     /// Flushes.
     ///
     /// # Errors
-    /// See [`Queue::run`].
+    /// As for [`Queue::run`].
     pub fn flush(&mut self) -> Result<Status> {
         self.run_alone(Request::Flush, |_, _| (), |_, _| ())
     }
@@ -753,23 +762,23 @@ impl Queue {
     /// Discards a range.
     ///
     /// # Errors
-    /// See [`Queue::run`].
+    /// As for [`Queue::run`].
     pub fn discard(&mut self, offset: u64, len: u32) -> Result<Status> {
         self.run_alone(Request::Discard { offset, len }, |_, _| (), |_, _| ())
     }
 
-    /// Makes a range zeroes.
+    /// Makes a range read as zeroes.
     ///
     /// # Errors
-    /// See [`Queue::run`].
+    /// As for [`Queue::run`].
     pub fn write_zeroes(&mut self, offset: u64, len: u32, unmap: bool) -> Result<Status> {
         self.run_alone(Request::WriteZeroes { offset, len, unmap }, |_, _| (), |_, _| ())
     }
 
-    /// The serial number.
+    /// Reads the serial number.
     ///
     /// # Errors
-    /// See [`Queue::run`].
+    /// As for [`Queue::run`].
     pub fn get_id(&mut self) -> Result<(Status, [u8; 20])> {
         let mut id = [0; 20];
         let clear = |queue: &mut Queue, slot| queue.write_data(slot, 0, &[0; 20]);
@@ -789,7 +798,7 @@ mod tests {
     use super::*;
     use crate::Pages;
 
-    /// A target of packed rings that is played by the test: no peer has them.
+    /// A target of packed rings, played by the test: no other target supports them.
     struct Target {
         ring: PackedRing,
         next: u16,
@@ -798,7 +807,7 @@ mod tests {
         used_wrap: bool,
     }
 
-    /// A chain as the target finds it.
+    /// A chain as the target reads it.
     struct Chain {
         id: u16,
         taken: u16,
@@ -881,7 +890,7 @@ mod tests {
         for indirect in [false, true] {
             let (mut queue, mut target, memory) = pair(shape(indirect));
             let mut done = Vec::new();
-            // Lengths of one and of two segments, and none: the ring turns at every place.
+            // With no data, one segment or two, the ring wraps at every position.
             for round in 0..200u64 {
                 let slots: Vec<Slot> = std::iter::from_fn(|| queue.take()).collect();
                 assert_eq!(slots.len(), 3);
@@ -935,7 +944,7 @@ mod tests {
         let mut done = Vec::new();
         for nth in 0..40u16 {
             let (next, wrap) = (target.next, u16::from(target.wrap) << 15);
-            // At the next descriptor, at the one after it, never, always.
+            // An event at the next descriptor; at the one after it; no kicks; always kick.
             let after = if next == 15 { wrap ^ 0x8000 } else { (next + 1) | wrap };
             let wanted = match nth % 4 {
                 0 => (next | wrap, 2, true),

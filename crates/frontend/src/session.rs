@@ -1,8 +1,8 @@
 //! The messages of vhost-user, one method each.
 //!
-//! A session says what it is told, in any order, and checks only that the answers are answers. Once
-//! REPLY_ACK is agreed on, every message that has no answer of its own asks for one, so that a
-//! refusal is seen where it happens; [`Session::set_acknowledged`] changes that.
+//! A session sends messages in any order and only checks that replies are replies. Once REPLY_ACK
+//! is negotiated, every message without a reply of its own requests an acknowledgement, so that a
+//! refusal is seen where it happens. [`Session::set_acknowledged`] changes this.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -12,10 +12,10 @@ use std::time::Duration;
 use crate::message::{NO_DESCRIPTOR, flags, protocol, request};
 use crate::{Connection, DirtyLog, Error, Event, Inflight, Kind, Memory, Message, Region, Result};
 
-/// How long a target may take for an answer.
+/// Timeout for a target's reply.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A connection and what was agreed on it.
+/// A connection and its negotiated options.
 #[derive(Debug)]
 pub struct Session {
     connection: Connection,
@@ -31,34 +31,34 @@ fn vring(index: u16, number: u32) -> Vec<u8> {
 }
 
 impl Session {
-    /// Connects to a target. Nothing is said yet.
+    /// Connects to a target, without sending a message.
     ///
     /// # Errors
-    /// When nobody listens.
+    /// If no target listens there.
     pub fn connect(path: &Path) -> Result<Session> {
         Ok(Session::new(Connection::connect(path)?))
     }
 
-    /// Takes a connection.
+    /// Uses a connection.
     pub fn new(connection: Connection) -> Session {
         connection.set_timeout(Some(PATIENCE));
         Session { connection, acknowledged: false }
     }
 
-    /// The connection, to say what no method says.
+    /// The connection, for other messages.
     pub fn connection(&self) -> &Connection {
         &self.connection
     }
 
-    /// Whether messages without an answer of their own ask for one.
+    /// Sets whether messages without a reply of their own request an acknowledgement.
     pub fn set_acknowledged(&mut self, yes: bool) {
         self.acknowledged = yes;
     }
 
-    /// Sends a message and waits for its answer.
+    /// Sends a message and waits for its reply.
     ///
     /// # Errors
-    /// When none comes, or it answers something else.
+    /// If there is no reply, or it answers another message.
     pub fn ask(&self, request: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Message> {
         self.connection.send(request, 0, body, fds)?;
         self.answer(request)
@@ -76,10 +76,10 @@ impl Session {
         Ok(answer)
     }
 
-    /// Sends a message that has no answer of its own.
+    /// Sends a message that has no reply of its own.
     ///
     /// # Errors
-    /// When the target refuses it, if it is asked to say so.
+    /// If the target refuses it, provided that an acknowledgement is requested.
     pub fn tell(&self, request: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         if !self.acknowledged {
             return self.connection.send(request, 0, body, fds);
@@ -88,7 +88,7 @@ impl Session {
         match self.answer(request)?.u64_at(0)? {
             0 => Ok(()),
             code => {
-                let text = format!("the target refused message {request}: {code}");
+                let text = format!("the target refused message {request} with code {code}");
                 Err(Error::new(Kind::Refused, text))
             }
         }
@@ -98,15 +98,15 @@ impl Session {
         self.ask(request, &[], &[])?.u64_at(0)
     }
 
-    /// What the target offers.
+    /// GET_FEATURES: the features that the target offers.
     ///
     /// # Errors
-    /// As [`Session::ask`]; so all the methods below, or as [`Session::tell`].
+    /// As for [`Session::ask`] or [`Session::tell`]; the same holds for all methods below.
     pub fn get_features(&self) -> Result<u64> {
         self.ask_u64(request::GET_FEATURES)
     }
 
-    /// Agrees on features.
+    /// SET_FEATURES: acknowledges features.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -114,7 +114,7 @@ impl Session {
         self.tell(request::SET_FEATURES, &numbers([features]), &[])
     }
 
-    /// What the target offers of the protocol.
+    /// GET_PROTOCOL_FEATURES: the protocol features that the target offers.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -122,7 +122,8 @@ impl Session {
         self.ask_u64(request::GET_PROTOCOL_FEATURES)
     }
 
-    /// Agrees on features of the protocol, from now on with acknowledgements if that is one.
+    /// SET_PROTOCOL_FEATURES. If REPLY_ACK is among them, acknowledgements are requested from now
+    /// on.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -132,7 +133,7 @@ impl Session {
         Ok(())
     }
 
-    /// Begins.
+    /// SET_OWNER: begins the session.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -140,7 +141,7 @@ impl Session {
         self.tell(request::SET_OWNER, &[], &[])
     }
 
-    /// How many queues the target has at most.
+    /// GET_QUEUE_NUM: the most queues that the target supports.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -148,7 +149,7 @@ impl Session {
         self.ask_u64(request::GET_QUEUE_NUM)
     }
 
-    /// How many regions of memory the target takes.
+    /// GET_MAX_MEM_SLOTS: the most memory regions that the target supports.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -156,33 +157,37 @@ impl Session {
         self.ask_u64(request::GET_MAX_MEM_SLOTS)
     }
 
-    /// Gives the target a channel of its own, on which it says that its configuration changed.
+    /// SET_BACKEND_REQ_FD: creates a channel on which the target reports changes of its
+    /// configuration.
     ///
     /// # Errors
     /// See [`Session::get_features`].
     pub fn set_backend_channel(&self) -> Result<Connection> {
         let (ours, theirs) =
-            UnixStream::pair().map_err(|e| Error::system("making a pair of sockets", e))?;
+            UnixStream::pair().map_err(|e| Error::system("creating a pair of sockets", e))?;
         self.tell(request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
         Ok(Connection::new(ours))
     }
 
-    /// Bytes of the configuration space.
+    /// GET_CONFIG: reads bytes of the configuration space.
     ///
     /// # Errors
-    /// See [`Session::get_features`]; also when the answer is of another size than was asked for.
+    /// As for [`Session::get_features`]; also if the reply has another size.
     pub fn get_config(&self, offset: u32, size: u32) -> Result<Vec<u8>> {
         let mut body = config_header(offset, size, 0);
         body.resize(12 + size as usize, 0);
         let mut answer = self.ask(request::GET_CONFIG, &body, &[])?.body;
         if answer.len() != body.len() {
-            let text = format!("asked for {size} bytes of configuration, got {}", answer.len());
+            let text = format!(
+                "requested {size} bytes of configuration, got a reply of {} bytes",
+                answer.len()
+            );
             return Err(Error::new(Kind::Protocol, text));
         }
         Ok(answer.split_off(12))
     }
 
-    /// Changes bytes of the configuration space.
+    /// SET_CONFIG: changes bytes of the configuration space.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -192,7 +197,7 @@ impl Session {
         self.tell(request::SET_CONFIG, &body, &[])
     }
 
-    /// Gives the target all regions at once, eight at most.
+    /// SET_MEM_TABLE: sends all regions, at most eight.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -203,7 +208,7 @@ impl Session {
         self.tell(request::SET_MEM_TABLE, &body, &fds)
     }
 
-    /// Gives the target one more region.
+    /// ADD_MEM_REG: adds a region.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -212,7 +217,7 @@ impl Session {
         self.tell(request::ADD_MEM_REG, &body, &[region.as_fd()])
     }
 
-    /// Takes a region from the target.
+    /// REM_MEM_REG: removes a region.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -221,10 +226,10 @@ impl Session {
         self.tell(request::REM_MEM_REG, &body, &[])
     }
 
-    /// Asks for a new in-flight region.
+    /// GET_INFLIGHT_FD: requests a new in-flight region.
     ///
     /// # Errors
-    /// See [`Session::get_features`]; also when what comes is none.
+    /// As for [`Session::get_features`]; also if the reply has no valid region.
     pub fn get_inflight_fd(&self, queues: u16, queue_size: u16) -> Result<Inflight> {
         let mut body = numbers([0, 0]);
         body.extend(queues.to_le_bytes());
@@ -236,13 +241,13 @@ impl Session {
                 Inflight::map(fd, bytes, offset, (queues, queue_size))
             }
             _ => {
-                let text = "the in-flight region came without its one descriptor";
+                let text = "the in-flight region did not come with exactly one descriptor";
                 Err(Error::new(Kind::Protocol, text))
             }
         }
     }
 
-    /// Gives the target its in-flight region back.
+    /// SET_INFLIGHT_FD: returns the in-flight region to the target.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -250,7 +255,7 @@ impl Session {
         self.tell(request::SET_INFLIGHT_FD, &inflight.encode(), &[inflight.as_fd()])
     }
 
-    /// How many descriptors a ring has.
+    /// SET_VRING_NUM: sets the number of a ring's descriptors.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -258,7 +263,7 @@ impl Session {
         self.tell(request::SET_VRING_NUM, &vring(index, size.into()), &[])
     }
 
-    /// Where a ring begins.
+    /// SET_VRING_BASE: sets a ring's first position.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -266,7 +271,7 @@ impl Session {
         self.tell(request::SET_VRING_BASE, &vring(index, base), &[])
     }
 
-    /// Stops a ring and says where it stands.
+    /// GET_VRING_BASE: stops a ring and returns its position.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -274,8 +279,8 @@ impl Session {
         self.ask(request::GET_VRING_BASE, &vring(index, 0), &[])?.u32_at(4)
     }
 
-    /// Where a ring's parts lie: guest addresses of descriptors, avail and used ring (of a packed
-    /// ring its event structures). `log` says whether writes of the used ring are logged.
+    /// SET_VRING_ADDR: sets the guest addresses of descriptors, avail and used ring (for packed
+    /// rings: descriptors and event structures). `log`: writes to the used ring are logged.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -300,7 +305,7 @@ impl Session {
         }
     }
 
-    /// How a ring is kicked; `None`: the target polls.
+    /// SET_VRING_KICK: sets a ring's kick event; `None`: the target polls.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -308,7 +313,7 @@ impl Session {
         self.set_event(request::SET_VRING_KICK, index, event)
     }
 
-    /// How a ring calls; `None`: the driver polls.
+    /// SET_VRING_CALL: sets a ring's call event; `None`: the driver polls.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -316,7 +321,7 @@ impl Session {
         self.set_event(request::SET_VRING_CALL, index, event)
     }
 
-    /// How a ring says that it broke.
+    /// SET_VRING_ERR: sets the event that reports a broken ring.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -324,7 +329,7 @@ impl Session {
         self.set_event(request::SET_VRING_ERR, index, event)
     }
 
-    /// Lets a ring run or rest.
+    /// SET_VRING_ENABLE: enables or disables a ring.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -332,7 +337,7 @@ impl Session {
         self.tell(request::SET_VRING_ENABLE, &vring(index, enable.into()), &[])
     }
 
-    /// Gives the target a log; it has an answer in any case.
+    /// SET_LOG_BASE: sets the dirty log. This message always has a reply.
     ///
     /// # Errors
     /// See [`Session::get_features`].
@@ -341,7 +346,7 @@ impl Session {
         self.ask(request::SET_LOG_BASE, &body, &[log.as_fd()]).map(drop)
     }
 
-    /// Brings the device back to its beginning.
+    /// RESET_DEVICE.
     ///
     /// # Errors
     /// See [`Session::get_features`].

@@ -1,6 +1,6 @@
-//! A split ring's bytes (virtio 1.2, section 2.7), as the driver sees them.
+//! The bytes of a split ring (virtio 1.2, section 2.7), from the driver's side.
 //!
-//! Every field can be set to anything and in any order: an honest driver is [`crate::Queue`].
+//! Every field can be set to any value in any order. [`crate::Queue`] is a correct driver.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
@@ -17,7 +17,7 @@ pub struct Desc {
     pub len: u32,
     /// See [`crate::message::desc`].
     pub flags: u16,
-    /// Which one follows, where the flags say that one does.
+    /// The next descriptor of the chain, if the flags say that there is one.
     pub next: u16,
 }
 
@@ -25,7 +25,7 @@ impl Desc {
     /// Bytes of a descriptor.
     pub const BYTES: usize = 16;
 
-    /// As it lies in memory.
+    /// The bytes in memory.
     pub fn encode(&self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&self.addr.to_le_bytes());
@@ -36,7 +36,7 @@ impl Desc {
     }
 }
 
-/// A split ring in a guest's memory.
+/// A split ring in guest memory.
 #[derive(Clone, Debug)]
 pub struct SplitRing {
     memory: Arc<Memory>,
@@ -47,7 +47,7 @@ pub struct SplitRing {
     at: Places,
 }
 
-/// Where the parts are mapped, so that no region is looked up for a request.
+/// Pointers to the parts, so that requests need no lookup of regions.
 #[derive(Clone, Copy, Debug)]
 struct Places {
     desc: *mut Desc,
@@ -55,26 +55,25 @@ struct Places {
     used: *const AtomicU16,
 }
 
-// SAFETY: the pointers lead into memory that `SplitRing::memory` keeps mapped, and what they lead
-// to is written by atomic or volatile stores of whichever thread owns the ring.
+// SAFETY: the pointers lead into memory that `SplitRing::memory` keeps mapped, and only the thread
+// that owns the ring writes there, with atomic or volatile stores.
 unsafe impl Send for SplitRing {}
 
 impl SplitRing {
-    /// Bytes that a ring takes from where it begins.
+    /// Bytes of a ring.
     pub fn bytes(size: u16) -> u64 {
         let (_, used) = SplitRing::offsets(size);
         used + 6 + 8 * u64::from(size) + 2
     }
 
-    /// Where avail and used ring begin behind the descriptors. The used ring has cache lines of its
-    /// own.
+    /// Offsets of avail and used ring. The used ring has cache lines of its own.
     fn offsets(size: u16) -> (u64, u64) {
         let avail = 16 * u64::from(size);
         (avail, (avail + 6 + 2 * u64::from(size)).next_multiple_of(64))
     }
 
-    /// A ring of `size` (a power of two) at a guest's address, a multiple of 64. Its memory is not
-    /// touched.
+    /// A ring of `size` (a power of two) at a guest address, which must be a multiple of 64. Does
+    /// not access the memory.
     pub fn new(memory: &Arc<Memory>, addr: u64, size: u16) -> SplitRing {
         assert!(size.is_power_of_two() && addr.is_multiple_of(64));
         let (avail, used) = SplitRing::offsets(size);
@@ -94,41 +93,41 @@ impl SplitRing {
         }
     }
 
-    /// Descriptors.
+    /// Number of descriptors.
     pub fn size(&self) -> u16 {
         self.size
     }
 
-    /// The guest's addresses of descriptors, avail and used ring.
+    /// The guest addresses of descriptors, avail and used ring.
     pub fn addresses(&self) -> [u64; 3] {
         [self.desc_addr, self.avail_addr, self.used_addr]
     }
 
-    /// The memory it lies in.
+    /// The guest memory.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
-    /// Makes everything zero.
+    /// Zeroes the whole ring.
     pub fn clear(&self) {
         let bytes = vec![0; SplitRing::bytes(self.size) as usize];
         self.memory.write(self.desc_addr, &bytes);
     }
 
-    /// Two bytes of the avail ring: flags, index, the entries, used event.
+    /// A 16-bit word of the avail ring: flags, index, the entries, used event.
     #[inline]
     fn avail(&self, word: usize) -> &AtomicU16 {
         debug_assert!(word <= 2 + usize::from(self.size));
-        // SAFETY: the avail ring has `size` + 3 such words, it is mapped while `memory` lives, and
+        // SAFETY: the avail ring has `size` + 3 words, it is mapped while `memory` lives, and
         // `word` comes from this module, which stays below that.
         unsafe { &*self.at.avail.add(word) }
     }
 
-    /// Two bytes of the used ring: flags, index, four for each entry, avail event.
+    /// A 16-bit word of the used ring: flags, index, four words for each entry, avail event.
     #[inline]
     fn used_word(&self, word: usize) -> &AtomicU16 {
         debug_assert!(word <= 2 + 4 * usize::from(self.size));
-        // SAFETY: the used ring has 3 + 4 * `size` such words; else as in `avail`.
+        // SAFETY: the used ring has 3 + 4 * `size` words; otherwise as in `avail`.
         unsafe { &*self.at.used.add(word) }
     }
 
@@ -141,25 +140,25 @@ impl SplitRing {
     #[inline]
     pub fn set_desc(&self, index: u16, desc: Desc) {
         assert!(index < self.size);
-        // SAFETY: the table has `size` descriptors, it is mapped while `memory` lives, and it is
-        // aligned, as `new` asked for.
+        // SAFETY: the table has `size` descriptors, it is mapped while `memory` lives, and `new`
+        // checked its alignment.
         unsafe { self.at.desc.add(index.into()).write_volatile(desc) }
     }
 
-    /// A descriptor as it is.
+    /// Reads a descriptor.
     pub fn desc(&self, index: u16) -> Desc {
         assert!(index < self.size);
         // SAFETY: as in `set_desc`.
         unsafe { self.at.desc.add(index.into()).read_volatile() }
     }
 
-    /// Puts a head where the avail index `index` will find it.
+    /// Writes a head into the entry of avail index `index`.
     #[inline]
     pub fn set_avail(&self, index: u16, head: u16) {
         self.avail(2 + usize::from(index & self.mask())).store(head, Ordering::Relaxed);
     }
 
-    /// Publishes everything below an avail index.
+    /// Publishes all entries below an avail index.
     #[inline]
     pub fn publish(&self, index: u16) {
         self.avail(1).store(index, Ordering::Release);
@@ -170,30 +169,30 @@ impl SplitRing {
         self.avail(1).load(Ordering::Relaxed)
     }
 
-    /// Without event index: 1 asks for no calls.
+    /// Without event index: 1 requests no calls.
     #[inline]
     pub fn set_avail_flags(&self, flags: u16) {
         self.avail(0).store(flags, Ordering::Relaxed);
     }
 
-    /// With event index: a call is wanted when the used index passes this.
+    /// With event index: requests a call when the used index passes this.
     #[inline]
     pub fn set_used_event(&self, index: u16) {
         self.avail(2 + usize::from(self.size)).store(index, Ordering::Relaxed);
     }
 
-    /// How far the target has come.
+    /// The target's used index.
     #[inline]
     pub fn used_index(&self) -> u16 {
         self.used_word(1).load(Ordering::Acquire)
     }
 
-    /// Writes the used index, as only the target should.
+    /// Writes the used index, as only a target should.
     pub fn set_used_index(&self, index: u16) {
         self.used_word(1).store(index, Ordering::Release);
     }
 
-    /// Id and length that the target left at a used index.
+    /// The id and the length in the entry of a used index.
     #[inline]
     pub fn used(&self, index: u16) -> (u32, u32) {
         let word = 2 + 4 * usize::from(index & self.mask());
@@ -201,7 +200,7 @@ impl SplitRing {
         (half(0) | half(1) << 16, half(2) | half(3) << 16)
     }
 
-    /// Without event index: 1 means that the target wants no kicks.
+    /// Without event index: 1 if the target wants no kicks.
     #[inline]
     pub fn used_flags(&self) -> u16 {
         self.used_word(0).load(Ordering::Relaxed)
@@ -213,15 +212,15 @@ impl SplitRing {
         self.used_word(2 + 4 * usize::from(self.size)).load(Ordering::Relaxed)
     }
 
-    /// Whether the target wants to be kicked after the avail index went from `old` to `new`. A full
-    /// fence comes first, so that it either sees the index or is kicked.
+    /// Whether the target wants a kick after the avail index went from `old` to `new`. A full fence
+    /// comes first, so that the target either sees the index or is kicked.
     #[inline]
     pub fn wants_kick(&self, old: u16, new: u16, event_index: bool) -> bool {
         fence(Ordering::SeqCst);
         if event_index { passed(self.avail_event(), old, new) } else { self.used_flags() & 1 == 0 }
     }
 
-    /// Writes a table of indirect descriptors at a guest's address.
+    /// Writes a table of indirect descriptors at a guest address.
     pub fn set_indirect(&self, addr: u64, table: &[Desc]) {
         for (nth, desc) in table.iter().enumerate() {
             self.memory.write(addr + (nth * Desc::BYTES) as u64, &desc.encode());

@@ -1,23 +1,20 @@
-//! The atomics, cells, fences and allocations of lock-free code, in one place that loom can take
-//! over.
+//! The atomics, cells, fences and allocation functions of lock-free code, which loom can replace.
 //!
-//! Code that is to be proved imports these names and nothing else from `std::sync`. In a normal
-//! build they are the standard ones, and [`UnsafeCell`] is a wrapper that costs nothing. Under
-//! `--cfg loom` they are loom's, which plays through the interleavings and the stale values that
-//! the memory model permits (`tests/loom.rs` of the crates that use this, run by
-//! `scripts/loom.sh`).
+//! Code with a loom proof imports these names and nothing else from `std::sync`. In a normal build
+//! they are the standard ones, and [`UnsafeCell`] is a wrapper without cost. Under `--cfg loom`
+//! they are loom's, which explores the interleavings and the stale values that the memory model
+//! permits (`tests/loom.rs` of the crates that use this crate, run by `scripts/loom.sh`).
 //!
 //! # Mutants
 //!
-//! A proof that cannot fail proves nothing, so each ordering, fence and check that the proof is
-//! about is a *mutation site*: written as [`weaken`]`(Release, "name")` or guarded by
+//! A proof that cannot fail proves nothing. So each ordering, fence and check that a proof is about
+//! is a *mutation site*: written as [`weaken`]`(Release, "name")` or guarded by
 //! [`mutant`]`("name")`. In a normal build both are constants that fold away. Under loom the
-//! environment variable `MILLRACE_MUTANT` switches one site to its wrong
-//! form, and `proof::find_every_mutant` demands that loom then reports a failure.
+//! environment variable `MILLRACE_MUTANT` switches one site to its wrong form, and
+//! `proof::find_every_mutant` requires that loom reports a failure.
 //!
-//! What loom does not model, and what therefore must not be relied upon here: `SeqCst` on a load,
-//! store or read-modify-write counts as `AcqRel`; only `SeqCst` *fences* are real. Sequential
-//! consistency is thus always written as a fence.
+//! Loom treats `SeqCst` on a load, store or read-modify-write as `AcqRel`; it models only `SeqCst`
+//! *fences*. So sequential consistency is always written as a fence.
 
 #[cfg(loom)]
 pub mod proof;
@@ -41,12 +38,12 @@ pub use std::{
     },
 };
 
-/// A number that is shown and that no access depends on: never loom's, which would play
-/// through its values in vain.
+/// A number for display that no access depends on. Never loom's, which would explore its
+/// values in vain.
 pub use std::sync::atomic::AtomicUsize as Gauge;
 
-/// A [`std::cell::UnsafeCell`] with loom's interface: the pointer is lent to a closure, so that
-/// loom sees where an access begins and ends.
+/// A [`std::cell::UnsafeCell`] with loom's interface: the pointer is passed to a closure, so that
+/// loom sees the beginning and the end of an access.
 #[cfg(not(loom))]
 #[derive(Debug)]
 #[repr(transparent)]
@@ -59,13 +56,13 @@ impl<T> UnsafeCell<T> {
         Self(std::cell::UnsafeCell::new(value))
     }
 
-    /// Lends a pointer for reading.
+    /// Passes a pointer for reading to `f`.
     #[inline(always)]
     pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
         f(self.0.get())
     }
 
-    /// Lends a pointer for writing.
+    /// Passes a pointer for writing to `f`.
     #[inline(always)]
     pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())
@@ -88,27 +85,27 @@ impl<T> std::ops::Deref for CachePadded<T> {
     }
 }
 
-/// Whether the mutation site `name` has its wrong form: never, in a normal build.
+/// Whether the mutation site `name` has its wrong form: never in a normal build.
 #[cfg(not(loom))]
 #[inline(always)]
 pub const fn mutant(_name: &str) -> bool {
     false
 }
 
-/// Whether the mutation site `name` has its wrong form: when `MILLRACE_MUTANT` says so.
+/// Whether the mutation site `name` has its wrong form: if `MILLRACE_MUTANT` names it.
 #[cfg(loom)]
 pub fn mutant(name: &str) -> bool {
     static CHOSEN: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
     CHOSEN.get_or_init(|| std::env::var("MILLRACE_MUTANT").ok()).as_deref() == Some(name)
 }
 
-/// `order`, except that the mutant `name` makes it `Relaxed`.
+/// Returns `order`, or `Relaxed` in the mutant `name`.
 #[inline(always)]
 pub fn weaken(order: Ordering, name: &str) -> Ordering {
     if mutant(name) { Ordering::Relaxed } else { order }
 }
 
-/// A sequentially consistent fence, which the mutant `name` leaves out.
+/// A sequentially consistent fence, omitted in the mutant `name`.
 #[inline(always)]
 pub fn fence_seq_cst(name: &str) {
     if !mutant(name) {
@@ -116,16 +113,16 @@ pub fn fence_seq_cst(name: &str) {
     }
 }
 
-/// For a crate whose simulation is to find out what is wrong with it, as an enumeration `$Mutant`
-/// of bytes says: `is`, a constant that folds away unless the crate's feature `mutants` is on, and
-/// `set_mutant` where it is.
+/// Defines the mutants of a crate that its simulation must find. `$Mutant` is an enumeration of
+/// bytes. `is` is a constant that folds away unless the crate's feature `mutants` is on;
+/// `set_mutant` exists only with the feature.
 #[macro_export]
 macro_rules! mutants {
     ($Mutant:ident) => {
         #[cfg(feature = "mutants")]
         static CHOSEN: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(u8::MAX);
 
-        /// From now on everything in this process is wrong in this way.
+        /// Makes everything in this process wrong in this way from now on.
         #[cfg(feature = "mutants")]
         #[doc(hidden)]
         pub fn set_mutant(mutant: $Mutant) {

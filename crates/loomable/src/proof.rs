@@ -1,17 +1,17 @@
-//! What the proofs of all crates have in common.
+//! The common part of all crates' loom proofs.
 //!
-//! A scenario is one test; it prints how many executions loom went through. A list says for each
-//! mutation site which scenario must find it; the program is started anew for each, as a failed
-//! loom execution cannot always be unwound.
+//! A scenario is one test; it prints how many executions loom explored. A list names for each
+//! mutation site the scenario that must find it. Each mutant runs in a new process, because a
+//! failed loom execution cannot always be unwound.
 //!
-//! A preemption bound limits how often a thread is interrupted where it would not have to be. Where
-//! a scenario has one, it is written there; without one the search is complete.
+//! A preemption bound limits how often a thread is interrupted without need. A scenario with a
+//! bound states it; without one the search is complete.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Plays `scenario` through and says how many executions that took.
+/// Explores `scenario` and prints the number of executions.
 pub fn prove(
     name: &str,
     preemption_bound: Option<usize>,
@@ -19,7 +19,7 @@ pub fn prove(
 ) {
     let executions = Arc::new(AtomicUsize::new(0));
     let mut loom = loom::model::Builder::new();
-    // A long run looks one preemption deeper.
+    // A long run explores one more preemption.
     let deeper = usize::from(std::env::var_os("MILLRACE_LONG").is_some());
     let preemption_bound = preemption_bound.map(|bound| bound + deeper);
     loom.preemption_bound = preemption_bound;
@@ -33,8 +33,7 @@ pub fn prove(
     println!("proved {name}: {} executions, {bound}", executions.load(Relaxed));
 }
 
-/// Each proof must be able to fail: with one site made wrong, the scenario named for it must report
-/// it.
+/// Checks that each proof can fail: with one site made wrong, the scenario named for it must fail.
 pub fn find_every_mutant(mutants: &[(&str, &str)]) {
     let program = std::env::current_exe().unwrap();
     let mut missed = Vec::new();
@@ -46,7 +45,7 @@ pub fn find_every_mutant(mutants: &[(&str, &str)]) {
             .unwrap();
         let text = [output.stdout, output.stderr].concat();
         let text = String::from_utf8_lossy(&text);
-        // The scenario must have been there, and must have failed by a finding.
+        // The scenario must exist, and must fail by a finding.
         let found = !output.status.success()
             && text.contains("running 1 test")
             && text.contains("panicked at");
@@ -63,15 +62,15 @@ pub fn find_every_mutant(mutants: &[(&str, &str)]) {
     assert!(missed.is_empty(), "mutants survive: {missed:?}");
 }
 
-/// The first line of what the first panic said.
+/// The first line of the first panic's message.
 fn finding(text: &str) -> &str {
     let mut lines = text.lines().skip_while(|line| !line.contains("panicked at"));
     lines.next();
     lines.map(str::trim).find(|line| !line.is_empty()).unwrap_or("")
 }
 
-/// No site in these sources is without a mutant in the list, and the list names no site that is
-/// gone.
+/// Checks that every mutation site in the sources is in the list, and that the list names no other
+/// site.
 pub fn list_is_complete(mutants: &[(&str, &str)], sources: &[&str]) {
     let mut sites = BTreeSet::new();
     for source in sources {
