@@ -15,7 +15,7 @@
 //!    disk by the next one, which has new memory.
 //! 4. In the end everything is left alone, and all that the guest has asked for must come back.
 //!
-//! What is said when a disk is handed over is not here, but in crate `node`'s `tests/simulated.rs`,
+//! What is said when a disk is handed over is not here, but in crate `node`'s `tests/integration/simulated.rs`,
 //! with the same guest.
 //!
 //! That an answer comes twice, or to nothing that was asked, [`frontend::Queue`] finds; that one

@@ -1,0 +1,4 @@
+//! Tests of named files, in one program, which is linked once.
+
+mod crash;
+mod writes;

@@ -1,0 +1,6 @@
+//! Tests of the Redis server through its public interface, in one program, which is linked once.
+
+mod order;
+mod simulated;
+mod stage;
+mod writes;

@@ -1,0 +1,653 @@
+//! The door in a simulated world: several cores, a network in a mood, a disk that is slow or fails,
+//! and clients that know from a model what they must hear.
+//!
+//! A failure names its seed; `MILLRACE_SEEDS=300` runs more of them, `MILLRACE_SEED=5` only that
+//! one.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::stage::{Client, DIR, Node, address, integer, text};
+use kv::{Server, Settings, Shared};
+use lsm::{Db, OpenOptions};
+use reactor::sim::{Fault, FaultKind, NetConfig, Rng, SimConfig, World};
+use reactor::{Class, Core};
+use resp::{Protocol, Reply, Writer, write_command};
+use sim::database::{Database, Model, database};
+
+const CORES: usize = 2;
+
+/// Limits so small that an ordinary client meets them.
+fn small() -> Settings {
+    Settings {
+        reads_max: 6,
+        unsent_bytes_max: 20_000,
+        idle_buffer_bytes_max: 100_000,
+        pinned_bytes_max: 60_000,
+        reference_bytes_min: 300,
+        ..Settings::default()
+    }
+}
+
+/// A database that is served, and the world around it.
+struct Stage {
+    world: World,
+    made: Database,
+    shared: Arc<Shared>,
+    seed: u64,
+    ended: Cell<usize>,
+}
+
+/// Serves on every core while `clients` runs on every core, then stops, and sees to it that nothing
+/// is left.
+fn stage<F, Fut>(seed: u64, settings: Settings, cache_bytes: usize, clients: F) -> (u64, u64)
+where
+    F: Fn(Core, Rc<Stage>) -> Fut + 'static,
+    Fut: Future<Output = ()> + 'static,
+{
+    let net = NetConfig { window: 8 << 10, ..NetConfig::default() };
+    stage_over(net, seed, settings, cache_bytes, clients)
+}
+
+fn stage_over<F, Fut>(
+    net: NetConfig,
+    seed: u64,
+    settings: Settings,
+    cache_bytes: usize,
+    clients: F,
+) -> (u64, u64)
+where
+    F: Fn(Core, Rc<Stage>) -> Fut + 'static,
+    Fut: Future<Output = ()> + 'static,
+{
+    let world =
+        World::new(seed, CORES, SimConfig { net, capacity: 100_000, ..SimConfig::default() });
+    let made = database(seed);
+    made.install(&world, DIR);
+    let stage = Rc::new(Stage {
+        world: world.clone(),
+        made,
+        shared: Shared::new(CORES, settings, Node),
+        seed,
+        ended: Cell::new(0),
+    });
+    let clients = Rc::new(clients);
+    let inside = stage.clone();
+    let pools = world
+        .run(move |core| {
+            let (stage, clients) = (inside.clone(), clients.clone());
+            async move {
+                let options = OpenOptions { cache_bytes, ..OpenOptions::default() };
+                let db = Db::open(&core, DIR.as_ref(), options).await.expect("it opens");
+                let listener = core.listen(address()).expect("it listens");
+                let server = Server::start(&core, db.attach(&core), &stage.shared, listener, None);
+                core.sleep_ns(10_000_000).await;
+                clients(core.clone(), stage.clone()).await;
+                stage.ended.set(stage.ended.get() + 1);
+                while stage.ended.get() < CORES {
+                    core.sleep_ns(1_000_000).await;
+                }
+                server.stop(1_000_000_000).await;
+                core.pool().clone()
+            }
+        })
+        .unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    for pool in pools {
+        assert_eq!(pool.used(), 0, "seed {seed}: a buffer was not given back");
+    }
+    assert_eq!(world.open_sockets(), 0, "seed {seed}: a socket was left open");
+    world.trace()
+}
+
+/// A value from a section of `INFO`.
+async fn info(client: &mut Client, section: &str, name: &str) -> u64 {
+    let report = text(&client.call(&["INFO", section]).await);
+    let line = report.lines().find_map(|line| line.strip_prefix(&format!("{name}:")));
+    line.unwrap_or_else(|| panic!("no {name} in {report}")).parse().unwrap()
+}
+
+fn value_or_null(writer: &mut Writer<'_>, value: Option<&Vec<u8>>) {
+    match value {
+        Some(value) => writer.bulk(value),
+        None => writer.null(),
+    }
+}
+
+/// Writes a random request and the reply that the model gives.
+fn random_request(
+    rng: &mut Rng,
+    made: &Database,
+    protocol: Protocol,
+    request: &mut Vec<u8>,
+    expected: &mut Vec<u8>,
+) {
+    let model = &made.model;
+    let mut writer = Writer::new(expected, protocol);
+    let key = |rng: &mut Rng| {
+        let mut key = made.keys[rng.index(made.keys.len())].clone();
+        if rng.chance(50_000) {
+            key.push(b'!');
+        }
+        key
+    };
+    let one = key(rng);
+    let found = model.get(&one);
+    match rng.below(16) {
+        0..6 => {
+            write_command(request, &[b"GET", &one]);
+            value_or_null(&mut writer, found);
+        }
+        6 => {
+            write_command(request, &[b"STRLEN", &one]);
+            writer.integer(found.map_or(0, Vec::len) as i64);
+        }
+        7 => {
+            write_command(request, &[b"GETRANGE", &one, b"2", b"-3"]);
+            let value = found.map_or(&[][..], |value| value);
+            writer.bulk(if value.len() >= 5 { &value[2..value.len() - 2] } else { b"" });
+        }
+        8 => {
+            write_command(request, &[b"TYPE", &one]);
+            writer.simple(if found.is_some() { "string" } else { "none" });
+        }
+        9 | 10 => {
+            let many = if rng.chance(200_000) { 200 } else { 8 };
+            let keys: Vec<Vec<u8>> = (0..1 + rng.below(many)).map(|_| key(rng)).collect();
+            let mut words = vec![&b"MGET"[..]];
+            words.extend(keys.iter().map(Vec::as_slice));
+            write_command(request, &words);
+            writer.array(keys.len());
+            for key in &keys {
+                value_or_null(&mut writer, model.get(key));
+            }
+        }
+        11 => {
+            let keys: Vec<Vec<u8>> = (0..1 + rng.below(90)).map(|_| key(rng)).collect();
+            let mut words = vec![&b"EXISTS"[..]];
+            words.extend(keys.iter().map(Vec::as_slice));
+            write_command(request, &words);
+            writer.integer(keys.iter().filter(|key| model.contains_key(*key)).count() as i64);
+        }
+        12 => {
+            let (low, high) = (one.clone().min(key(rng)), key(rng));
+            let start = [&b"["[..], b"("][rng.index(2)];
+            let end = [&b"["[..], b"("][rng.index(2)];
+            let (reverse, limit) = (rng.coin(), 1 + rng.below(300));
+            let limit_text = limit.to_string();
+            let (from, to) = ([start, &low].concat(), [end, &high].concat());
+            let mut words = vec![b"MR.RANGE", &from[..], &to, b"LIMIT", limit_text.as_bytes()];
+            if reverse {
+                words.push(b"REVERSE");
+            }
+            write_command(request, &words);
+            let inside = |key: &[u8]| {
+                (key > &low[..] || (start == b"[" && key == low))
+                    && (key < &high[..] || (end == b"[" && key == high))
+            };
+            let mut rows: Vec<_> = model.iter().filter(|(key, _)| inside(key)).collect();
+            if reverse {
+                rows.reverse();
+            }
+            rows.truncate(limit as usize);
+            writer.array(2 * rows.len());
+            for (key, value) in rows {
+                writer.bulk(key);
+                writer.bulk(value);
+            }
+        }
+        13 => {
+            let prefix = format!("user000{}", rng.below(8));
+            write_command(request, &[b"KEYS", format!("{prefix}*").as_bytes()]);
+            let keys: Vec<_> =
+                model.keys().filter(|key| key.starts_with(prefix.as_bytes())).collect();
+            writer.array(keys.len());
+            keys.iter().for_each(|key| writer.bulk(key));
+        }
+        14 => {
+            write_command(request, &[b"ECHO", &one]);
+            writer.bulk(&one);
+        }
+        _ => {
+            request.extend_from_slice(b"ping\r\n");
+            writer.simple("PONG");
+        }
+    }
+}
+
+/// Sends a pipeline in pieces while it reads the replies, now fast, now slowly.
+async fn pipeline(core: Core, stage: Rc<Stage>, mut rng: Rng) {
+    let mut client = Client::connect(&core, &stage.world);
+    let protocol = if rng.coin() { Protocol::V3 } else { Protocol::V2 };
+    client.call(&["HELLO", if protocol == Protocol::V3 { "3" } else { "2" }]).await;
+    let (mut request, mut expected) = (Vec::new(), Vec::new());
+    for _ in 0..1 + rng.below(150) {
+        random_request(&mut rng, &stage.made, protocol, &mut request, &mut expected);
+    }
+    let socket = client.socket.clone();
+    let mut pieces = rng.fork();
+    let pace = core.clone();
+    let sending = core.spawn(Class::Foreground, async move {
+        let mut rest = &request[..];
+        while !rest.is_empty() {
+            let most = [1, 30, 500, 20_000][pieces.index(4)];
+            let (piece, behind) = rest.split_at(rest.len().min(most));
+            rest = behind;
+            socket.send(piece.to_vec()).await.0.expect("the connection stands");
+            if pieces.chance(300_000) {
+                pace.sleep_ns(pieces.below(2_000_000)).await;
+            }
+        }
+    });
+    let mut received = Vec::new();
+    while received.len() < expected.len() {
+        let (n, bytes) = client.socket.recv(received, 1 + rng.index(10_000)).await;
+        received = bytes;
+        assert_ne!(n.expect("the connection stands"), 0, "seed {}: closed early", stage.seed);
+        let same = received[..] == expected[..received.len().min(expected.len())];
+        assert!(same, "seed {}: another reply than the model's", stage.seed);
+        if rng.chance(100_000) {
+            core.sleep_ns(rng.below(5_000_000)).await;
+        }
+    }
+    sending.await;
+}
+
+/// Clients that do what clients should not; nobody checks what they hear.
+async fn nuisance(core: Core, stage: Rc<Stage>, mut rng: Rng) {
+    let client = Client::connect(&core, &stage.world);
+    let (mut request, mut ignored) = (Vec::new(), Vec::new());
+    for _ in 0..1 + rng.below(40) {
+        random_request(&mut rng, &stage.made, Protocol::V2, &mut request, &mut ignored);
+    }
+    for _ in 0..rng.below(3) {
+        let at = rng.index(request.len());
+        request[at] = rng.next_u64() as u8;
+    }
+    request.extend_from_slice(b"MR.RANGE - +\r\nKEYS *\r\n");
+    let socket = client.socket.clone();
+    let sending =
+        core.spawn(Class::Foreground, async move { socket.send(request).await.0.is_ok() });
+    core.sleep_ns(rng.below(20_000_000)).await;
+    if rng.coin() {
+        let _ = client.socket.recv(Vec::new(), 1 + rng.index(5000)).await;
+    }
+    client.socket.shutdown();
+    sending.await;
+}
+
+fn right_replies(seed: u64) -> (u64, u64) {
+    right_replies_within(seed, small())
+}
+
+fn right_replies_within(seed: u64, settings: Settings) -> (u64, u64) {
+    let cache_bytes = [0, 20_000, 8 << 20][seed as usize % 3];
+    stage(seed, settings, cache_bytes, |core, stage| async move {
+        let mut rng = Rng::new(stage.seed ^ (core.id() as u64) << 32);
+        stage.world.add_fault(Fault::new(FaultKind::Stall(0..50_000_000)).chance(20_000));
+        let clients: Vec<_> = (0..6)
+            .map(|number| {
+                let rng = rng.fork();
+                let (stage, at) = (stage.clone(), core.clone());
+                if number < 4 {
+                    core.spawn(Class::Foreground, pipeline(at, stage, rng))
+                } else {
+                    core.spawn(Class::Foreground, nuisance(at, stage, rng))
+                }
+            })
+            .collect();
+        for client in clients {
+            client.await;
+        }
+    })
+}
+
+#[test]
+fn every_reply_is_the_models_whatever_the_network_and_the_neighbours_do() {
+    for seed in seeds() {
+        right_replies(seed);
+    }
+}
+
+#[test]
+fn every_reply_is_the_models_where_few_replies_have_room_at_once() {
+    for seed in seeds() {
+        let unsent_total_bytes_max = [1000, 12_000, 60_000][seed as usize / 3 % 3];
+        right_replies_within(seed, Settings { unsent_total_bytes_max, ..small() });
+    }
+}
+
+#[test]
+fn clients_that_do_not_read_hold_little_together_and_are_closed_when_others_wait() {
+    let settings = Settings { unsent_total_bytes_max: 60_000, ..small() };
+    stage(5, settings, 8 << 20, |core, stage| async move {
+        let gets: String =
+            stage.made.keys.iter().map(|key| format!("GET {}\r\n", key.escape_ascii())).collect();
+        let all: Vec<&[u8]> = stage.made.keys.iter().map(Vec::as_slice).collect();
+        let mut get_all = Vec::new();
+        write_command(&mut get_all, &[&[&b"MGET"[..]], &all[..]].concat());
+        let mut greedy = Vec::new();
+        for number in 0..40 {
+            let client = Client::connect(&core, &stage.world);
+            let request = match number % 4 {
+                0 => b"MR.RANGE - +\r\n".repeat(3),
+                1 => get_all.clone(),
+                2 => b"SCAN 0 COUNT 10000\r\n".repeat(50),
+                _ => gets.clone().into_bytes(),
+            };
+            let socket = client.socket.clone();
+            core.spawn(Class::Foreground, async move { socket.send(request).await.0 });
+            greedy.push(client);
+        }
+        let mut other = Client::connect(&core, &stage.world);
+        for _ in 0..20 {
+            core.sleep_ns(50_000_000).await;
+            let unsent = info(&mut other, "clients", "clients_unsent_bytes").await;
+            // Of each core: its limit, the favoured's reply, and of each a small one and a
+            // command's more.
+            let most = (CORES * (60_000 + 128 * 1024 + 16_000) + 40 * CORES * 8 * 1024) as u64;
+            assert!(unsent < most, "{unsent} bytes unsent, at most {most}");
+        }
+        // They stand in the way of one that reads until they are closed, and no longer.
+        other.send(get_all).await.unwrap();
+        let Reply::Array(values) = other.reply().await.unwrap() else { panic!("no values") };
+        assert_eq!(values.len(), stage.made.keys.len());
+        assert!(info(&mut other, "stats", "evicted_clients").await > 0);
+        for client in &greedy {
+            client.socket.shutdown();
+        }
+    });
+}
+
+fn seeds() -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse().expect("a number"));
+    match number("MILLRACE_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("MILLRACE_SEEDS").unwrap_or(12),
+    }
+}
+
+#[test]
+fn connections_that_break_anywhere_leave_nothing_behind() {
+    for seed in seeds() {
+        let net = NetConfig { reset: 20_000, accept_error: 100_000, ..NetConfig::default() };
+        stage_over(net, seed, small(), 20_000, |core, stage| async move {
+            let mut rng = Rng::new(stage.seed ^ (core.id() as u64) << 32);
+            let clients: Vec<_> = (0..12)
+                .map(|_| {
+                    let client = nuisance(core.clone(), stage.clone(), rng.fork());
+                    core.spawn(Class::Foreground, client)
+                })
+                .collect();
+            core.sleep_ns(rng.below(5_000_000)).await;
+            stage.world.reset_connections();
+            for client in clients {
+                client.await;
+            }
+        });
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_trace() {
+    assert_eq!(right_replies(7), right_replies(7));
+    assert_ne!(right_replies(7), right_replies(8));
+}
+
+#[test]
+fn a_client_that_asks_for_everything_and_does_not_read_holds_little_and_delays_nobody() {
+    stage(3, small(), 8 << 20, |core, stage| async move {
+        let mut greedy = Vec::new();
+        for number in 0..8 {
+            let client = Client::connect(&core, &stage.world);
+            let one = ["MR.RANGE - +\r\n", "KEYS *\r\n"][number % 2].to_owned();
+            let all: Vec<String> = stage
+                .made
+                .keys
+                .iter()
+                .map(|key| format!("GET {}\r\n", key.escape_ascii()))
+                .collect();
+            let request = if number < 4 { one.repeat(20) } else { all.concat().repeat(3) };
+            let socket = client.socket.clone();
+            // It ends when the socket does: the server stops reading long before it has everything.
+            core.spawn(Class::Foreground, async move { socket.send(request.into_bytes()).await.0 });
+            greedy.push(client);
+        }
+        core.sleep_ns(500_000_000).await;
+        let mut other = Client::connect(&core, &stage.world);
+        let unsent = info(&mut other, "clients", "clients_unsent_bytes").await;
+        // Each: its limit, and a piece or a read or two beyond; the values are at most 15 KB here.
+        let most = (8 * CORES * (20_000 + 2 * 128 * 1024)) as u64;
+        assert!(unsent > 0 && unsent < most, "{unsent} bytes unsent");
+        assert!(info(&mut other, "clients", "clients_slow_readers").await > 0);
+        let before = core.now_ns();
+        for key in stage.made.keys.iter().take(20) {
+            let reply = other.call(&["GET", std::str::from_utf8(key).unwrap()]).await;
+            assert_eq!(reply.as_bytes(), stage.made.model.get(key).map(Vec::as_slice));
+        }
+        let each_ns = (core.now_ns() - before) / 20;
+        assert!(each_ns < 5_000_000, "{each_ns} ns for a GET beside greedy clients");
+        for client in &greedy {
+            client.socket.shutdown();
+        }
+    });
+}
+
+#[test]
+fn a_scan_gives_every_key_once_although_each_call_comes_over_another_connection() {
+    stage(4, small(), 8 << 20, |core, stage| async move {
+        let mut rng = Rng::new(core.id() as u64);
+        let mut clients: Vec<Client> =
+            (0..6).map(|_| Client::connect(&core, &stage.world)).collect();
+        let mut scans = vec![(String::from("0"), Vec::<Vec<u8>>::new()); 10];
+        let mut done = 0;
+        while done < scans.len() {
+            done = 0;
+            for (cursor, found) in &mut scans {
+                if cursor == "0" && !found.is_empty() {
+                    done += 1;
+                    continue;
+                }
+                let client = rng.index(clients.len());
+                let count = (1 + rng.below(100)).to_string();
+                let mut reply = clients[client].call(&["SCAN", cursor, "COUNT", &count]).await;
+                if rng.coin() {
+                    // As after a lost reply: the same call once more.
+                    reply = clients[client].call(&["SCAN", cursor, "COUNT", &count]).await;
+                }
+                let Reply::Array(parts) = reply else { panic!("{reply:?}") };
+                let [next, Reply::Array(keys)] = &parts[..] else { panic!("{parts:?}") };
+                *cursor = text(next);
+                found.extend(keys.iter().map(|key| key.as_bytes().unwrap().to_vec()));
+            }
+        }
+        for (_, found) in scans {
+            assert!(found.iter().eq(stage.made.model.keys()), "each key once and in order");
+        }
+        for wrong in ["12345", "9223372036854775807", "268435456000"] {
+            let reply = clients[0].call(&["SCAN", wrong]).await;
+            assert!(
+                matches!(&reply, Reply::Error(text) if text.starts_with(b"ERR invalid cursor")),
+                "{reply:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn connections_of_other_cores_are_listed_and_closed_too() {
+    stage(5, small(), 8 << 20, |core, stage| async move {
+        if core.id() != 0 {
+            return;
+        }
+        let mut clients: Vec<Client> =
+            (0..10).map(|_| Client::connect(&core, &stage.world)).collect();
+        let mut ids = Vec::new();
+        for client in &mut clients {
+            ids.push(integer(&client.call(&["CLIENT", "ID"]).await));
+        }
+        assert!(ids.iter().any(|id| id % 2 == 0) && ids.iter().any(|id| id % 2 == 1), "{ids:?}");
+        let list = text(&clients[0].call(&["CLIENT", "LIST"]).await);
+        let listed: Vec<i64> =
+            list.lines().map(|line| line[3..line.find(' ').unwrap()].parse().unwrap()).collect();
+        let mut sorted = ids.clone();
+        sorted.sort_unstable();
+        assert_eq!(listed, sorted);
+        for victim in 1..10 {
+            let id = ids[victim].to_string();
+            assert_eq!(integer(&clients[0].call(&["CLIENT", "KILL", "ID", &id]).await), 1);
+            assert!(clients[victim].reply().await.is_err(), "it is closed");
+        }
+        assert_eq!(text(&clients[0].call(&["CLIENT", "LIST"]).await).lines().count(), 1);
+        let own = ids[0].to_string();
+        assert_eq!(integer(&clients[0].call(&["CLIENT", "KILL", "ID", &own]).await), 0, "spared");
+        let reply = clients[0].call(&["CLIENT", "KILL", "ID", &own, "SKIPME", "no"]).await;
+        assert_eq!(integer(&reply), 1, "the answer comes first");
+        assert!(clients[0].reply().await.is_err(), "then it is closed");
+    });
+}
+
+#[test]
+fn a_pause_holds_commands_back_on_every_core_until_it_ends() {
+    stage(6, small(), 8 << 20, |core, stage| async move {
+        if core.id() != 0 {
+            return;
+        }
+        let mut clients: Vec<Client> =
+            (0..8).map(|_| Client::connect(&core, &stage.world)).collect();
+        for client in &mut clients {
+            assert_eq!(client.call(&["PING"]).await, Reply::Simple(b"PONG".to_vec()));
+        }
+        let before = core.now_ns();
+        assert_eq!(
+            clients[0].call(&["CLIENT", "PAUSE", "500"]).await,
+            Reply::Simple(b"OK".to_vec())
+        );
+        for client in &mut clients {
+            assert_eq!(client.call(&["PING"]).await, Reply::Simple(b"PONG".to_vec()));
+            assert!(core.now_ns() - before >= 500_000_000);
+        }
+        assert!(core.now_ns() - before < 600_000_000);
+    });
+}
+
+#[test]
+fn a_damaged_block_is_an_error_reply_and_the_connection_goes_on() {
+    let errors: Rc<RefCell<(u64, u64)>> = Rc::default();
+    let seen = errors.clone();
+    stage(9, small(), 0, move |core, stage| {
+        let seen = seen.clone();
+        async move {
+            if core.id() != 0 {
+                return;
+            }
+            for (name, bytes) in &stage.made.data_bytes {
+                if *bytes > 0 {
+                    stage.world.rot(format!("{DIR}/{name}"), bytes / 2, 3).unwrap();
+                }
+            }
+            let model: &Model = &stage.made.model;
+            let mut client = Client::connect(&core, &stage.world);
+            for key in &stage.made.keys {
+                match client.call(&["GET", std::str::from_utf8(key).unwrap()]).await {
+                    Reply::Error(error) => {
+                        let error = String::from_utf8(error).unwrap();
+                        assert!(error.starts_with("ERR ") && error.contains(".sst"), "{error}");
+                        seen.borrow_mut().0 += 1;
+                    }
+                    reply => {
+                        assert_eq!(reply.as_bytes(), model.get(key).map(Vec::as_slice));
+                        seen.borrow_mut().1 += 1;
+                    }
+                }
+            }
+            let reply = client.call(&["KEYS", "*"]).await;
+            assert!(matches!(reply, Reply::Error(_)), "not a list with keys missing: {reply:?}");
+            stage.world.heal();
+            let Reply::Array(keys) = client.call(&["KEYS", "*"]).await else { panic!() };
+            assert_eq!(keys.len(), model.len());
+        }
+    });
+    let (damaged, right) = *errors.borrow();
+    assert!(damaged > 0 && right > 0, "{damaged} {right}");
+}
+
+/// `ECHO` with so many bytes, sent in pieces; what came back.
+async fn echo_large(core: &Core, world: &World, bytes: usize) -> Reply {
+    let mut client = Client::connect(core, world);
+    let mut request = Vec::new();
+    write_command(&mut request, &[b"ECHO", &vec![b'x'; bytes]]);
+    for piece in request.chunks(50_000) {
+        if client.send(piece.to_vec()).await.is_err() {
+            break;
+        }
+    }
+    client.reply().await.expect("there is a reply")
+}
+
+#[test]
+fn large_commands_are_held_back_and_all_are_served_but_the_one_that_stalls() {
+    for seed in seeds() {
+        let settings = Settings { requests_bytes_max: 500_000, ..Settings::default() };
+        stage(seed, settings, 0, |core, stage| async move {
+            let world = stage.world.clone();
+            // It comes first, announces what is allowed, and brings a part of it.
+            let stalls = Client::connect(&core, &world);
+            let mut part = b"*2\r\n$4\r\nECHO\r\n$400000\r\n".to_vec();
+            part.resize(150_000, b'x');
+            stalls.send(part).await.unwrap();
+            core.sleep_ns(50_000_000).await;
+            let large: Vec<_> = (0..8)
+                .map(|n| {
+                    let (core, world) = (core.clone(), world.clone());
+                    core.clone().spawn(Class::Foreground, async move {
+                        let bytes = 200_000 + 35_000 * n;
+                        let reply = echo_large(&core, &world, bytes).await;
+                        assert_eq!(reply.as_bytes().map(<[u8]>::len), Some(bytes));
+                    })
+                })
+                .collect();
+            for large in large {
+                large.await;
+            }
+            // They need all the room there is, so it has been refused where it was in their way.
+            drop(stalls);
+            // What never fits is refused when it is announced, with one error.
+            let mut announces = Client::connect(&core, &world);
+            announces.send(b"*2\r\n$4\r\nECHO\r\n$600000\r\n".to_vec()).await.unwrap();
+            let reply = announces.reply().await.unwrap();
+            let Reply::Error(error) = reply else { panic!("not refused: {reply:?}") };
+            assert!(error.starts_with(b"ERR Protocol error: request longer than 500000 bytes"));
+            assert!(announces.reply().await.is_err(), "one error, and the end");
+        });
+    }
+}
+
+#[test]
+fn many_large_commands_that_stall_hold_up_others_as_long_as_one() {
+    for seed in seeds() {
+        let settings = Settings { requests_bytes_max: 500_000, ..Settings::default() };
+        stage(seed, settings, 0, |core, stage| async move {
+            let world = stage.world.clone();
+            let mut stalling = Vec::new();
+            for _ in 0..60 {
+                let stalls = Client::connect(&core, &world);
+                let mut part = b"*2\r\n$4\r\nECHO\r\n$400000\r\n".to_vec();
+                part.resize(70_000, b'x');
+                let socket = stalls.socket.clone();
+                core.spawn(Class::Foreground, async move { socket.send(part).await.0 });
+                stalling.push(stalls);
+            }
+            core.sleep_ns(50_000_000).await;
+            let before = core.now_ns();
+            let reply = echo_large(&core, &world, 200_000).await;
+            assert_eq!(reply.as_bytes().map(<[u8]>::len), Some(200_000));
+            let waited_ns = core.now_ns() - before;
+            assert!(waited_ns < 30_000_000_000, "seed {}: {waited_ns} ns", stage.seed);
+            for client in &stalling {
+                client.socket.shutdown();
+            }
+        });
+    }
+}

@@ -1,0 +1,15 @@
+//! Tests of the engine through its public interface, in one program, which is linked once.
+//! A test that needs a process of its own (its allocator, its memory protection) is a program beside this one.
+
+mod blobs;
+mod closing;
+mod common;
+mod failing_tables;
+mod fairness;
+mod full_disk;
+mod manifest;
+mod memory;
+mod model;
+mod wal_cases;
+mod writing;
+mod written_by_rocksdb;

@@ -1,0 +1,11 @@
+//! Scenarios over the simulated world, in one program, which is linked once.
+//! A mutant holds for a whole process, so mutants are a program beside this one.
+
+mod damage;
+mod engine;
+mod guest;
+mod history;
+mod journal;
+mod judge;
+mod manifest;
+mod reads;

@@ -1,0 +1,16 @@
+//! Tests of targets with real front ends, in one program, which is linked once.
+//! A test that counts what its process holds (descriptors, memory) is a program beside this one.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod forced;
+mod handover;
+mod hostile;
+mod lost_memory;
+mod neighbours;
+mod obedience;
+mod removed_memory;
+mod session;
+mod sessions;
+mod target;
+mod virtio_driver;
