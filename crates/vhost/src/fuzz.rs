@@ -1,5 +1,5 @@
-//! What a ring does with arbitrary bytes, for fuzzers and for the property tests. No answer is
-//! wrong here; only a panic, a loop or memory that is not the guest's is.
+//! Rings and in-flight regions with arbitrary bytes, for fuzzers and property tests. Any answer is
+//! right; a panic, an endless loop or an access outside guest memory is wrong.
 
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,18 +25,18 @@ const DISK: Disk = Disk {
 };
 
 fn memfd(len: usize) -> OwnedFd {
-    // SAFETY: the name is a C string, and the call touches nothing else.
+    // SAFETY: the name is a C string, and the call accesses no other memory.
     let fd = unsafe { libc::memfd_create(c"fuzz".as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0);
-    // SAFETY: a call about a descriptor, which touches no memory.
+    // SAFETY: a call on an open descriptor, which accesses no memory.
     assert_eq!(unsafe { libc::ftruncate(fd, len as i64) }, 0);
-    // SAFETY: the system just gave the descriptor to us alone.
+    // SAFETY: the system has just returned this descriptor, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// A guest whose memory, two regions with a hole behind them, begins with `bytes`: a ring of up to
-/// 32 descriptors, whose addresses and lengths are made small if `tame`, so that they mean
-/// something.
+/// A guest with a ring of up to 32 descriptors. Its memory, two regions followed by a hole, begins
+/// with `bytes`. If `tame`, the ring's addresses and lengths are made small, so that they are often
+/// valid.
 struct Guest {
     memory: GuestMemory,
     own: Area,
@@ -57,7 +57,7 @@ impl Guest {
         let memory = GuestMemory::new()
             .replace(&[(region(0), fd.as_fd()), (region(half), fd.as_fd())])
             .expect("two regions");
-        let own = Area::map(fd.as_fd(), 0, LEN as u64).expect("the guest's own view");
+        let own = Area::map(fd.as_fd(), 0, LEN as u64).expect("the guest's own mapping");
         for (at, &byte) in bytes.iter().take(LEN).enumerate() {
             own.store_u8(at, byte, Relaxed);
         }
@@ -99,8 +99,8 @@ impl Guest {
         Guest { memory, own, setup, form }
     }
 
-    /// Runs the ring until it has nothing more, breaks, or has taken more than any guest could have
-    /// asked for.
+    /// Runs the ring until it has nothing more, breaks, or has taken more requests than the guest
+    /// can have made.
     fn run(&self, ring: &mut Ring) {
         let log = DirtyLog::map(memfd(4096).as_fd(), 4096, 0).expect("a log");
         let mut tags = Vec::new();
@@ -140,7 +140,7 @@ impl Guest {
     }
 }
 
-/// A guest that puts anything anywhere. The first four bytes choose the ring.
+/// A guest with arbitrary memory. The first four bytes choose the ring.
 pub fn ring(data: &[u8]) {
     let Some((choice, bytes)) = data.split_first_chunk::<4>() else { return };
     let guest = Guest::new(*choice, bytes);
@@ -149,8 +149,8 @@ pub fn ring(data: &[u8]) {
     }
 }
 
-/// A front end that gives back anything as the in-flight region: the first four bytes choose the
-/// ring, the next 2048 are the region's, the rest the guest's memory.
+/// A front end that returns an arbitrary in-flight region. The first four bytes choose the ring,
+/// the next 2048 are the region, the rest is the guest's memory.
 pub fn inflight(data: &[u8]) {
     let Some((choice, bytes)) = data.split_first_chunk::<4>() else { return };
     let (region_bytes, bytes) = bytes.split_at(bytes.len().min(2048));
@@ -161,7 +161,7 @@ pub fn inflight(data: &[u8]) {
         own.store_u8(at, byte, Relaxed);
     }
     if choice[0] & 4 != 0 {
-        // A header that is not refused at once.
+        // Write a header that is often accepted.
         own.store_u16(8, 1, Relaxed);
         own.store_u16(10, 32, Relaxed);
         if guest.form == Form::Split {
@@ -184,9 +184,9 @@ pub fn inflight(data: &[u8]) {
     let Ok((mut ring, recovered)) = start() else { return };
     assert!(recovered.resubmits <= usize::from(guest.setup.num));
     guest.run(&mut ring);
-    // What was finished is not found again.
+    // Finished requests are not found again.
     if ring.broken().is_none() && ring.resubmits() == 0 {
-        let (_, recovered) = start().expect("what we wrote");
+        let (_, recovered) = start().expect("the region was written by the ring");
         assert_eq!(recovered.resubmits, 0);
     }
 }

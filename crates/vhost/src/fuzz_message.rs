@@ -1,5 +1,5 @@
-//! Bodies of the fuzz targets of messages, session and hand-over, callable from tests as well. Each
-//! panics when a promise of this crate is broken.
+//! Bodies of the fuzz targets for messages, session and handover, which tests also call. Each
+//! panics if the crate breaks one of its guarantees.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -13,14 +13,14 @@ use crate::protocol::message::{
 };
 use crate::protocol::session::{Action, Offer, RingState, Session, protocol_feature};
 
-/// A fuzz target: its name, what to run, and inputs to start from.
+/// A fuzz target: its name, its function, and its seeds.
 pub type FuzzTarget = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);
 
 /// Every target of this module.
 pub const TARGETS: &[FuzzTarget] =
     &[("vhost_message", session, message_seeds), ("vhost_handover", handover, handover_seeds)];
 
-/// Few rings and regions, so that the limits are met.
+/// Few rings and regions, so that inputs reach the limits.
 fn offer(queues: u16) -> Offer {
     let limits = RangeLimits { sectors_max: 1024, segments_max: 1 };
     let config = Config {
@@ -43,7 +43,8 @@ fn offer(queues: u16) -> Offer {
     Offer { features, memory_regions_max: 10, ..Offer::new(config) }
 }
 
-/// Descriptors that are all the same, and the end that reads the end of file when all are closed.
+/// Duplicates of one descriptor, and the other end, which reads the end of the stream when all are
+/// closed.
 struct Descriptors {
     sent: UnixStream,
     watch: UnixStream,
@@ -67,14 +68,15 @@ impl Descriptors {
     }
 }
 
-/// A target that believes every action, and checks that each makes sense after the ones before.
+/// A target for which every action succeeds. It checks that each action is consistent with the
+/// earlier ones.
 #[derive(Default)]
 struct Target {
     held: BTreeMap<[u16; 2], OwnedFd>,
     rings: BTreeMap<u16, RingState>,
     features: Option<u64>,
     write_cache: bool,
-    /// Rings to stop, and whether a region is to be made.
+    /// Rings to stop, and whether to create a region.
     due: (Vec<u16>, Option<(u16, u16)>),
     replies: usize,
 }
@@ -151,7 +153,7 @@ impl Target {
         self.replies = 0;
     }
 
-    /// Gives the answers that are due.
+    /// Sends the replies that are due.
     fn answer(&mut self, session: &mut Session, fds: &Descriptors, base: u32) {
         while let Some(ring) = self.due.0.pop() {
             assert!(session.is_waiting());
@@ -170,7 +172,7 @@ impl Target {
         assert!(!session.is_waiting());
     }
 
-    /// Whether it believes what the session says.
+    /// Compares its own state with the session's.
     fn check(&self, session: &Session, state: &SessionState) {
         let known: Vec<[u16; 2]> = state.roles().into_iter().map(Role::numbers).collect();
         let held: Vec<[u16; 2]> = self.held.keys().copied().collect();
@@ -186,18 +188,17 @@ impl Target {
     }
 }
 
-/// Whatever a front end sends, in whatever pieces, with whatever descriptors: the session survives
-/// or closes, every descriptor has one place or is closed, a target that obeys is never told
-/// nonsense, and the state can be handed over at every moment of rest.
+/// Whatever a front end sends, in whatever pieces, with whatever descriptors: the session continues
+/// or is closed, every descriptor is in one place or closed, an obedient target never gets an
+/// inconsistent action, and the state can be exported whenever no reply is due.
 ///
-/// The first byte says in which pieces the rest arrives; then each message has a byte before it,
-/// its number of descriptors.
+/// The first byte chooses the pieces in which the rest arrives. After that each message is preceded
+/// by a byte, its number of descriptors.
 pub fn session(data: &[u8]) {
     run(data, |_, _| {});
 }
 
-/// Shows what each message led to: the disk that could be handed over, and the names of the
-/// actions.
+/// Also passes the exportable state and the names of the actions to `observe` after each message.
 fn run(data: &[u8], mut observe: impl FnMut(&DiskState, &[String])) {
     let Some((&step, mut stream)) = data.split_first() else {
         return;
@@ -233,7 +234,7 @@ fn run(data: &[u8], mut observe: impl FnMut(&DiskState, &[String])) {
                 }
                 observe(&disk, &names);
             }
-            // The front end connects again.
+            // The front end reconnects.
             Err(violation) => {
                 assert!(!violation.to_string().is_empty());
                 (session, target) = (Session::new(offer), Target::default());
@@ -244,13 +245,13 @@ fn run(data: &[u8], mut observe: impl FnMut(&DiskState, &[String])) {
     fds.assert_all_closed();
 }
 
-/// The action's own name.
+/// The action's name without its contents.
 fn name(action: &Action) -> String {
     let text = format!("{action:?}");
     text.chars().take_while(|c| c.is_alphanumeric()).collect()
 }
 
-/// A session that is carried elsewhere is the same there, and its target as well.
+/// Checks that an exported session is the same after its import, and its target too.
 fn check_export(session: &Session, offer: &Offer, fds: &Descriptors) -> DiskState {
     let progress = |ring| RingProgress { next_avail: ring, ..RingProgress::default() };
     let state = session.export(progress).expect("nothing is due");
@@ -268,9 +269,10 @@ fn check_export(session: &Session, offer: &Offer, fds: &Descriptors) -> DiskStat
     disk
 }
 
-/// A document is refused, or it is exactly what would have been written, and its session can go on.
+/// A document is refused, or it is exactly what would have been written, and its session can
+/// continue.
 ///
-/// The first byte says whether the rest is the document or only the fields in it.
+/// The first byte chooses whether the rest is the document or only its fields.
 pub fn handover(data: &[u8]) {
     let Some((&whole, data)) = data.split_first() else {
         return;
@@ -304,7 +306,7 @@ pub fn handover(data: &[u8]) {
     fds.assert_all_closed();
 }
 
-/// A message in the form of [`session`]'s input.
+/// A message as [`session`] reads it.
 fn wire(request: u32, need_reply: bool, payload: &[u8], fds: u8) -> Vec<u8> {
     let message = Message::request(request, need_reply, payload.to_vec());
     [vec![fds], message.encode()].concat()
@@ -315,7 +317,7 @@ fn acknowledge() -> Vec<u8> {
     wire(id::SET_PROTOCOL_FEATURES, false, &protocol_feature::IMPLEMENTED.to_le_bytes(), 0)
 }
 
-/// Everything that starts a ring.
+/// The messages that start a ring.
 fn start_ring(ring: u32) -> Vec<u8> {
     let with = |word: u32| [ring, word].map(u32::to_le_bytes).concat();
     let address = [1u64 << 20, 1 << 20, 1 << 20, 9].map(u64::to_le_bytes).concat();
@@ -329,7 +331,7 @@ fn start_ring(ring: u32) -> Vec<u8> {
     .concat()
 }
 
-/// Two rings that start; one stops again; then a reset.
+/// Two rings start; one stops again; then a reset.
 fn message_seeds() -> Vec<Vec<u8>> {
     let region = [0u64, 0, 1 << 20, 1 << 20, 0].map(u64::to_le_bytes).concat();
     let inflight = [&[0; 16][..], &[3u16, 128, 0, 0].map(u16::to_le_bytes).concat()].concat();
@@ -349,7 +351,7 @@ fn message_seeds() -> Vec<Vec<u8>> {
     vec![[vec![255], whole.concat()].concat(), [vec![3], whole.concat()].concat()]
 }
 
-/// A session after each message of the other seeds, as fields and as a whole document.
+/// The sessions after each message of the other seeds, as fields and as whole documents.
 fn handover_seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     run(&message_seeds()[0], |state, _| {
@@ -368,7 +370,7 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    /// Numbers that mean something here or there.
+    /// Numbers with a meaning in some message.
     fn number() -> impl Strategy<Value = u64> {
         prop_oneof![
             0u64..4,
@@ -424,13 +426,12 @@ mod tests {
         move |payload| (payload, fds)
     }
 
-    /// Everything that starts a ring.
+    /// The messages that start a ring.
     fn start() -> impl Strategy<Value = Vec<u8>> {
         (0u32..3).prop_map(start_ring)
     }
 
-    /// A message as [`session`] reads it, mostly one that makes sense; or the five that start a
-    /// ring.
+    /// A message as [`session`] reads it, mostly a valid one; or the five that start a ring.
     fn message() -> impl Strategy<Value = Vec<u8>> {
         prop_oneof![1 => start(), 9 => single()]
     }

@@ -1,9 +1,10 @@
 //! Disks for virtual machines through vhost-user-blk: the protocol's messages and session, the
-//! rings in the guest's memory, requests, and the in-flight region that survives a crash.
+//! rings in guest memory, requests, and the in-flight region that survives a crash.
 //!
-//! A [`Target`] serves one disk. What is below it does no I/O: [`message`] and [`session`] are the
-//! protocol, [`Ring`] and its requests are the guest's memory.
+//! A [`Target`] serves one disk. The layers below it do no I/O: [`message`] and [`session`] are the
+//! protocol, [`Ring`] and its requests are guest memory.
 
+pub mod bytes;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzz;

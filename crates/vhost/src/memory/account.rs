@@ -1,30 +1,30 @@
-//! How much of the process front ends may take up with memory that they hand over.
+//! Limits how much memory front ends can make this process map.
 //!
-//! A process has 2^47 bytes of addresses, some ten thousand mappings and as many descriptors, and a
-//! sparse file of a hundred TiB costs the front end that sends it nothing. So each mapping is
-//! entered in the [`Account`] of its front end until it is unmapped, and is refused if the front
-//! end would have more than a *quarter of what the others leave* of [`BYTES_MAX`], or of
-//! [`mappings_max`]. The first may have 16 TiB; front ends that take all they get leave three
-//! quarters of the rest each time, so that no number of them uses everything up.
+//! A process has 2^47 bytes of addresses and some ten thousand mappings and descriptors, and a
+//! sparse file of 100 TiB costs the front end that sends it nothing. So each mapping is charged to
+//! the [`Account`] of its front end until it is unmapped. It is refused if the front end would have
+//! more than a *quarter of what the others leave* of [`BYTES_MAX`] or [`mappings_max`]. The first
+//! front end may have 16 TiB. Front ends that take all they can leave three quarters of the rest
+//! each time, so no number of them uses everything up.
 //!
-//! What a process takes over from another is entered and never refused, since it was admitted
-//! there.
+//! Memory that is taken over from another process is charged and never refused: that process has
+//! admitted it.
 //!
-//! A mapping stays as long as a request that was taken with it (`queue.rs`). What is to be bounded
-//! beside its bytes is the number of tables that are kept so: [`TABLES_MAX`].
+//! A mapping lives as long as the requests that were popped with it (`queue.rs`). Besides the
+//! bytes, the number of tables that requests keep is limited: [`TABLES_MAX`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-/// Bytes that all front ends may have mapped together: half of the addresses of a process.
+/// Most bytes that all front ends may have mapped together: half of a process's addresses.
 const BYTES_MAX: u64 = 64 << 40;
-/// Mappings, where descriptors are not scarcer: half of what Linux lets a process have by default.
+/// Most mappings, unless descriptors are scarcer: half of Linux's default limit for a process.
 const MAPPINGS_MAX: u64 = 32 << 10;
-/// Of what others leave, the part that one may have.
+/// One front end may have this fraction of what the others leave.
 const SHARE: u64 = 4;
 
-/// Tables of memory that a front end may have at a time, those included that only requests under
-/// way still hold.
+/// Most memory tables of a front end at a time, including those that only requests in flight still
+/// use.
 const TABLES_MAX: u64 = 64;
 
 static ALL: Counts = Counts::new();
@@ -51,13 +51,13 @@ impl Counts {
     }
 }
 
-/// Mappings that all front ends may have together. Each region keeps its descriptor for a
-/// successor, so half of the process's descriptors is the bound where that is less.
+/// Most mappings that all front ends may have together. Each region keeps its descriptor for a
+/// successor, so half of the process's descriptors is also a limit.
 fn mappings_max() -> u64 {
     static MAX: OnceLock<u64> = OnceLock::new();
     *MAX.get_or_init(|| {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the call writes to `limit`, which is live, and nowhere else.
+        // SAFETY: the call writes only to `limit`, which is live.
         match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } {
             0 => (limit.rlim_cur / 2).min(MAPPINGS_MAX),
             _ => MAPPINGS_MAX,
@@ -65,12 +65,12 @@ fn mappings_max() -> u64 {
     })
 }
 
-/// Most regions that a front end can have when it is the only one.
+/// Most regions of a front end that is the only one.
 pub(crate) fn regions_max() -> u16 {
     u16::try_from(mappings_max() / SHARE).unwrap_or(u16::MAX)
 }
 
-/// What one front end has mapped. Clones are the same account.
+/// The memory that one front end has mapped. Clones share the account.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Account(Arc<Shared>);
 
@@ -87,8 +87,8 @@ impl Default for Shared {
     }
 }
 
-/// Why something was not entered: of what is scarce, how much was wanted beside how much there is,
-/// and how much the front end may have.
+/// The resource that is exhausted: the wanted amount, the amount that the front end has, and the
+/// most that it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the variant's text says it")]
 pub enum NoRoom {
@@ -96,7 +96,7 @@ pub enum NoRoom {
     Bytes { wanted: u64, mapped: u64, most: u64 },
     /// Mappings, each with a descriptor.
     Regions { wanted: u64, mapped: u64, most: u64 },
-    /// Tables that requests under way keep.
+    /// Tables that requests in flight keep.
     Tables { kept: u64 },
 }
 
@@ -105,27 +105,28 @@ impl std::fmt::Display for NoRoom {
         match self {
             NoRoom::Bytes { wanted, mapped, most } => write!(
                 f,
-                "{wanted} bytes of memory beside {mapped} that this front end has are too much: it may have {most} now"
+                "no room for {wanted} more bytes of memory: the front end has {mapped} and may \
+                 have {most} now"
             ),
             NoRoom::Regions { wanted, mapped, most } => write!(
                 f,
-                "{wanted} memory regions beside {mapped} that this front end has are too many: it may have {most} now; \
-                 `ulimit -n` (LimitNOFILE) may be too low"
+                "no room for {wanted} more memory regions: the front end has {mapped} and may \
+                 have {most} now: raise `ulimit -n` (LimitNOFILE)"
             ),
             NoRoom::Tables { kept } => {
-                write!(f, "requests that the device does not answer keep {kept} tables of before")
+                write!(f, "{kept} old memory tables are still used by requests at the device")
             }
         }
     }
 }
 
 impl Account {
-    /// From now on more than its share is refused.
+    /// Enforces the limits from now on.
     pub fn bound(&self) {
         self.0.bounded.store(true, Relaxed);
     }
 
-    /// Whether so many bytes in so many mappings have room.
+    /// Whether there is room for `bytes` in this many mappings.
     pub fn room(&self, bytes: u64, mappings: u64) -> Result<(), NoRoom> {
         if !self.0.bounded.load(Relaxed) {
             return Ok(());
@@ -147,9 +148,8 @@ impl Account {
         Ok(())
     }
 
-    /// Enters a mapping, until the entry is dropped. Front ends of other cores that do the same at
-    /// this moment may both find room for what only one of them should have: that is their
-    /// mapping more, and there is room for it.
+    /// Charges a mapping until the entry is dropped. Front ends of several cores that do this at
+    /// the same time may each exceed the limit by one mapping; the limits leave room for that.
     pub fn enter(&self, bytes: u64) -> Result<Entry, NoRoom> {
         self.room(bytes, 1)?;
         self.0.own.add(bytes);
@@ -157,12 +157,12 @@ impl Account {
         Ok(Entry { account: self.clone(), bytes })
     }
 
-    /// Whether there are tables of before that requests under way still hold.
+    /// Whether requests in flight still use old tables.
     pub fn keeps_tables(&self) -> bool {
         self.0.tables.load(Relaxed) > 1
     }
 
-    /// Whether one table more has room.
+    /// Whether there is room for another table.
     pub fn table_room(&self) -> Result<(), NoRoom> {
         match self.0.tables.load(Relaxed) {
             kept if kept >= TABLES_MAX && self.0.bounded.load(Relaxed) => {
@@ -179,7 +179,7 @@ impl Account {
     }
 }
 
-/// A mapping in an account.
+/// A mapping charged to an account.
 #[derive(Debug)]
 pub(crate) struct Entry {
     account: Account,
@@ -193,7 +193,7 @@ impl Drop for Entry {
     }
 }
 
-/// A table in an account.
+/// A table charged to an account.
 #[derive(Debug)]
 pub(crate) struct Table(Account);
 
@@ -227,10 +227,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_have_room_again_when_those_of_before_have_gone() {
+    fn a_table_is_accepted_again_after_old_ones_are_dropped() {
         let account = Account::default();
         let mut tables: Vec<_> = (0..2 * TABLES_MAX).map(|_| account.table()).collect();
-        assert_eq!(account.table_room(), Ok(()), "what was taken over is not refused");
+        assert_eq!(account.table_room(), Ok(()), "tables that were taken over are not refused");
         account.bound();
         let kept = 2 * TABLES_MAX;
         assert_eq!(account.table_room(), Err(NoRoom::Tables { kept }));

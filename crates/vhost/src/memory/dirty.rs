@@ -1,9 +1,10 @@
 //! The dirty log of a live migration: a shared bitmap with one bit for each 4096-byte page of guest
 //! memory.
 //!
-//! The front end takes the bits (swapping words with zero) and then copies the pages, so a bit is
-//! set after the bytes are written, never before, and always with a locked instruction: the check
-//! "is it set already" could be answered before our bytes are seen by the one who clears it.
+//! The front end takes the bits (swapping words with zero) and then copies the pages. So a bit is
+//! set after the bytes are written, never before, and always with a locked instruction: a check
+//! whether it is already set could read the old bit before our bytes are visible to the front end
+//! that clears it.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
@@ -14,7 +15,7 @@ use crate::memory::{Area, MemoryError};
 /// log2 of the bytes that one bit stands for, whatever the host's page size.
 const PAGE_SHIFT: u32 = 12;
 
-/// A mapped dirty log; to be shared by all rings of a device.
+/// A mapped dirty log, shared by all rings of a device.
 #[derive(Clone, Debug)]
 pub struct DirtyLog {
     bitmap: Area,
@@ -26,7 +27,7 @@ impl DirtyLog {
         DirtyLog::map_for(&Account::default(), fd, size, offset)
     }
 
-    /// The same for a front end.
+    /// Like [`DirtyLog::map`], counted in a front end's account.
     pub(crate) fn map_for(
         account: &Account,
         fd: BorrowedFd<'_>,
@@ -41,8 +42,8 @@ impl DirtyLog {
         self.bitmap.is_lost()
     }
 
-    /// Marks the pages of `len` bytes at a guest-physical address that have been written. Pages
-    /// beyond the log's end are left out: the front end did not ask for them.
+    /// Marks the written pages of `len` bytes at a guest-physical address. Pages beyond the log's
+    /// end are ignored: the front end did not ask for them.
     pub fn mark(&self, addr: u64, len: u64) {
         let Some(last) = len.checked_sub(1) else { return };
         let Some(end) = (self.bitmap.len() as u64).checked_mul(8) else { return };
@@ -50,7 +51,7 @@ impl DirtyLog {
         let last = (addr.saturating_add(last) >> PAGE_SHIFT).min(end.saturating_sub(1));
         let mut page = first;
         while page <= last && page < end {
-            // All pages of one byte of the bitmap at once.
+            // Set the bits of all pages in one byte of the bitmap together.
             let through = (page | 7).min(last);
             let bits = (0xff_u8 << (page & 7)) & (0xff_u8 >> (7 - (through & 7)));
             self.bitmap.set_bits((page >> 3) as usize, bits, Ordering::SeqCst);

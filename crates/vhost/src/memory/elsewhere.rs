@@ -1,12 +1,12 @@
-//! Memory of front ends is given back by a thread of its own.
+//! A thread that releases the memory of front ends.
 //!
-//! Whoever closes or unmaps a file of memory last frees its pages. That takes the system 200 ms and
-//! more for each GiB, and when a virtual machine has ended it is us. So mappings of guest memory,
-//! and descriptors that a front end has sent, are dropped by this thread, in the order in which
-//! they were given to it. While a front end's message is looked at, duplicates of its descriptors
-//! are kept, so that what is dropped then is not the last one either.
+//! The process that closes or unmaps a memory file last frees its pages. This takes the kernel 200
+//! ms and more for each GiB, and after a virtual machine has ended that process is this one. So
+//! this thread drops mappings of guest memory and descriptors that a front end has sent, in the
+//! order in which it receives them. While a front end's message is handled, duplicates of its
+//! descriptors are kept, so that no descriptor closed meanwhile is the last one.
 //!
-//! Nothing that comes here can make the thread wait for somebody: see [`reactor::admit`].
+//! Dropping never blocks on another process: see [`reactor::admit`].
 
 #![expect(clippy::disallowed_types, reason = "the thread at the other end may wait")]
 
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 )]
 use std::sync::mpsc::{Receiver, SendError, Sender, channel};
 
-/// Things that wait to be dropped, beyond which front ends that send more have to wait.
+/// Most waiting objects before front ends that send more have to wait.
 const WAITING_MAX: usize = 1024;
 
 type Thing = Box<dyn Send>;
@@ -27,22 +27,22 @@ type Thing = Box<dyn Send>;
 static THREAD: OnceLock<Option<Sender<Thing>>> = OnceLock::new();
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// Drops something there. Waits for nothing.
+/// Drops an object on the thread, without waiting.
 pub(crate) fn drop_elsewhere(what: impl Send + 'static) {
     let Some(thread) = THREAD.get_or_init(start) else { return drop(what) };
     WAITING.fetch_add(1, Ordering::Relaxed);
-    // The thread never ends.
+    // The thread never ends, so this cannot happen.
     if let Err(SendError(what)) = thread.send(Box::new(what)) {
         drop(what);
     }
 }
 
-/// Whether much waits there.
+/// Whether too many objects are waiting.
 pub(crate) fn is_full() -> bool {
     WAITING.load(Ordering::Relaxed) > WAITING_MAX
 }
 
-/// None if the system has no thread for it; then everything is dropped where it is.
+/// Returns `None` if the system refuses a thread: then objects are dropped by their owner.
 #[expect(clippy::disallowed_methods, reason = "what it does may take seconds")]
 fn start() -> Option<Sender<Thing>> {
     let (to, from): (_, Receiver<Thing>) = channel();

@@ -1,21 +1,20 @@
-//! The guest's memory as the front end gave it: regions of shared files, mapped once, and the one
-//! way to touch them.
+//! The guest's memory: regions of shared files that the front end sends, mapped once, and the only
+//! way to access them.
 //!
-//! The guest writes its memory while we read it, so there is never a Rust reference to it. Whatever
-//! is read is copied into private memory first and judged there. [`Area`] is a piece that stays for
-//! long (a part of a ring, an in-flight region, the dirty log); [`GuestMemory`] translates the
-//! addresses that requests carry. Both check each access against their bounds; all unsafe code
-//! about shared memory is in this file.
+//! The guest writes its memory while we read it, so there is never a Rust reference to it. Data is
+//! copied into private memory first and checked there. [`Area`] is a long-lived part (of a ring, an
+//! in-flight region, the dirty log); [`GuestMemory`] translates the addresses in requests. Both
+//! check each access against their bounds. All unsafe code for shared memory is in this file.
 //!
-//! A [`GuestMemory`] is an immutable table: adding or removing a region makes a new one that shares
-//! the mappings of the old one, so that a core may go on with its own table until it takes the new
-//! one. A mapping goes when the last table and the last area that hold it are gone.
+//! A [`GuestMemory`] is an immutable table. Adding or removing a region creates a new table that
+//! shares the mappings of the old one, so a core may continue with its own table until it takes the
+//! new one. A mapping is unmapped with the last table or area that holds it.
 //!
-//! The size of a file is checked when it is mapped; the guest cannot change it, but the front end
-//! can make it shorter, and huge pages may run out. Who touches what is not there then meets zeroes
+//! The size of a file is checked when it is mapped. The guest cannot change it, but the front end
+//! can truncate the file, and huge pages may run out. An access to missing memory then reads zeroes
 //! ([`reactor::Guard`]), and the mapping is lost from then on ([`GuestMemory::is_lost`],
-//! [`Area::is_lost`]): to be asked whenever [`reactor::losses`] has moved, before anything is done
-//! or said because of what was read or written.
+//! [`Area::is_lost`]). Check this whenever [`reactor::losses`] has changed, before acting on what
+//! was read and before reporting what was written.
 
 pub(crate) mod account;
 pub(crate) mod dirty;
@@ -35,10 +34,10 @@ use crate::memory::dirty::DirtyLog;
 use crate::memory::elsewhere::drop_elsewhere;
 pub use crate::protocol::message::RegionInfo;
 
-/// Most regions that a table may have.
+/// Most regions of a table.
 pub const REGIONS_MAX: usize = 512;
 
-/// Why memory was not taken.
+/// Why memory cannot be mapped.
 #[derive(Debug)]
 pub enum MemoryError {
     /// The region is empty, or its end is beyond the address space or the file offset's range.
@@ -47,7 +46,7 @@ pub enum MemoryError {
     Overlap(RegionInfo),
     /// The table has [`REGIONS_MAX`] regions.
     TooMany,
-    /// There is no such region to remove.
+    /// The region to remove is not in the table.
     Unknown(RegionInfo),
     /// The file is shorter than the region needs.
     Short {
@@ -56,9 +55,9 @@ pub enum MemoryError {
         /// Bytes that it has.
         size: u64,
     },
-    /// The front end would have more than its share.
+    /// The front end would exceed its share.
     NoRoom(NoRoom),
-    /// The descriptor is not a file that memory can be in.
+    /// The descriptor is not a regular file.
     NotAFile,
     /// The system refused.
     Io(io::Error),
@@ -96,9 +95,9 @@ impl std::error::Error for MemoryError {
 /// A shared mapping of a part of a file.
 #[derive(Debug)]
 struct Mapping {
-    /// It goes before the pages.
+    /// Dropped before the pages.
     guard: Guard,
-    /// `offset_in_map` bytes in begins what was asked for.
+    /// The requested range begins `offset_in_map` bytes into the pages.
     pages: Pages,
     offset_in_map: usize,
     len: usize,
@@ -106,27 +105,27 @@ struct Mapping {
     file: (u64, u64),
 }
 
-/// What the system mapped.
+/// The mapped pages.
 #[derive(Debug)]
 struct Pages {
     map: NonNull<u8>,
     map_len: usize,
-    /// There until it is dropped.
+    /// `Some` until it is dropped.
     entry: Option<Entry>,
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread; it is only unmapped in `drop`, by
-// whoever is the last to hold it, and the memory is only touched through atomic accesses.
+// SAFETY: a mapping belongs to the process, not to a thread. It is unmapped only in `drop`, by its
+// last holder, and the memory is accessed only through atomics.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; a shared `Mapping` gives out nothing but its address and lengths.
+// SAFETY: as above; a shared `Mapping` exposes only its address and lengths.
 unsafe impl Sync for Mapping {}
 
-/// A file that has what is to be mapped of it.
+/// A file whose range can be mapped.
 struct Source<'a> {
     fd: BorrowedFd<'a>,
     /// Device and inode.
     file: (u64, u64),
-    /// What offsets are multiples of.
+    /// The alignment of offsets.
     align: u64,
 }
 
@@ -134,8 +133,7 @@ impl<'a> Source<'a> {
     fn new(fd: BorrowedFd<'a>, offset: u64, len: u64) -> Result<Source<'a>, MemoryError> {
         // SAFETY: all-zero bytes are a valid `stat`, a struct of integers.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: `fd` is an open descriptor for as long as it is borrowed, and `stat` is ours to
-        // write.
+        // SAFETY: `fd` is open while it is borrowed, and `stat` is a live local variable.
         if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } != 0 {
             return Err(MemoryError::Io(io::Error::last_os_error()));
         }
@@ -147,8 +145,7 @@ impl<'a> Source<'a> {
         if needed > size {
             return Err(MemoryError::Short { needed, size });
         }
-        // Huge pages can only be mapped from a multiple of their size, which is the file's block
-        // size.
+        // Huge pages can be mapped only at multiples of their size, which is the file's block size.
         let block = u64::try_from(stat.st_blksize).unwrap_or(0);
         let align = if block.is_power_of_two() { block.max(4096) } else { 4096 };
         Ok(Source { fd, file: (stat.st_dev, stat.st_ino), align })
@@ -175,7 +172,7 @@ impl Mapping {
             .ok_or_else(too_long)?;
         let map_offset = i64::try_from(offset - offset_in_map).map_err(|_| too_long())?;
         let entry = account.enter(map_len).map_err(MemoryError::NoRoom)?;
-        // SAFETY: a new mapping at an address of the system's choice replaces nothing.
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         let map = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -194,12 +191,11 @@ impl Mapping {
             map_len: map_len as usize,
             entry: Some(entry),
         };
-        // A guest's memory does not belong into a core dump. That it stays there if this fails
-        // harms nobody. SAFETY: the range was just mapped, and the advice changes no
-        // content.
+        // Keep the guest's memory out of core dumps; a failure is harmless. SAFETY: the range was
+        // just mapped, and the advice changes no content.
         unsafe { libc::madvise(map, map_len as usize, libc::MADV_DONTDUMP) };
-        // SAFETY: all of the mapping, in multiples of its file's pages; it goes after the guard,
-        // and is never referred to.
+        // SAFETY: the range is the whole mapping, in multiples of its file's pages. It is unmapped
+        // after the guard is dropped, and never referenced.
         let guard = unsafe { Guard::new(pages.map.as_ptr(), pages.map_len) };
         Ok(Mapping {
             guard,
@@ -210,7 +206,7 @@ impl Mapping {
         })
     }
 
-    /// Where what was asked for begins; `len` bytes from here are mapped.
+    /// The start of the requested range; `len` bytes from here are mapped.
     fn base(&self) -> *mut u8 {
         self.pages.map.as_ptr().wrapping_add(self.offset_in_map)
     }
@@ -222,26 +218,26 @@ impl Drop for Pages {
     }
 }
 
-/// What was mapped and is to be unmapped.
+/// Pages to unmap.
 struct Unneeded(
     NonNull<u8>,
     usize,
     #[expect(dead_code, reason = "what counts is that it is dropped afterwards")] Option<Entry>,
 );
 
-// SAFETY: a mapping belongs to the process, and nobody else has this one's address any more.
+// SAFETY: a mapping belongs to the process, and no other owner has this one's address.
 unsafe impl Send for Unneeded {}
 
 impl Drop for Unneeded {
     fn drop(&mut self) {
-        // SAFETY: the mapping was that of `Pages`, and whoever could still point into it held that
-        // and is gone.
+        // SAFETY: the mapping was that of `Pages`. Every pointer into it belongs to a holder of
+        // `Pages`, and all holders are gone.
         unsafe { libc::munmap(self.0.as_ptr().cast(), self.1) };
     }
 }
 
-/// A piece of shared memory that stays for long. Accesses beyond its end or off their alignment
-/// panic: offsets come from our own code, never from the guest.
+/// A long-lived part of shared memory. An access that is out of bounds or not aligned panics:
+/// offsets come from our own code, never from the guest.
 #[derive(Clone, Debug)]
 pub struct Area {
     base: *mut u8,
@@ -249,8 +245,8 @@ pub struct Area {
     keep: Arc<Mapping>,
 }
 
-// SAFETY: the pointer stays good on any thread while the mapping is held, and is only used for
-// atomic accesses.
+// SAFETY: the pointer is valid on any thread while the mapping is held, and is used only for atomic
+// accesses.
 unsafe impl Send for Area {}
 // SAFETY: as above.
 unsafe impl Sync for Area {}
@@ -261,9 +257,9 @@ macro_rules! access {
         #[inline]
         pub(crate) fn $load(&self, offset: usize, order: Ordering) -> $type {
             let at = self.at(offset, size_of::<$type>());
-            // SAFETY: `at` checked that the bytes are within the area, which is mapped while `self`
-            // holds the mapping, and aligned. Others change them through other mappings of the
-            // file, and we only through atomics.
+            // SAFETY: `at` checked that the bytes are aligned and within the area, which is mapped
+            // while `self` holds the mapping. Other processes change them through their own
+            // mappings of the file; this process uses only atomics.
             <$type>::from_le(unsafe { <$atomic>::from_ptr(at.cast()) }.load(order))
         }
 
@@ -287,12 +283,12 @@ macro_rules! access {
 }
 
 impl Area {
-    /// Maps `len` bytes of a file from `offset` on, as an in-flight region or a dirty log is given.
+    /// Maps `len` bytes of a file from `offset`, for example an in-flight region or a dirty log.
     pub fn map(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Area, MemoryError> {
         Area::map_for(&Account::default(), fd, offset, len)
     }
 
-    /// The same for a front end.
+    /// Like [`Area::map`], counted in a front end's account.
     pub(crate) fn map_for(
         account: &Account,
         fd: BorrowedFd<'_>,
@@ -309,9 +305,8 @@ impl Area {
         self.len
     }
 
-    /// Whether some of its memory turned out not to be there: what is read may be zeroes that
-    /// nobody wrote, and what is written may go nowhere. Says so of all that this thread did
-    /// before.
+    /// Whether some of its memory was missing: reads may have returned zeroes that were never
+    /// written, and writes may be lost. Covers everything that this thread did before.
     pub fn is_lost(&self) -> bool {
         self.keep.guard.is_lost()
     }
@@ -321,7 +316,7 @@ impl Area {
         self.len == 0
     }
 
-    /// A part of it; none if it does not reach that far.
+    /// A part of the area, or `None` if it is not within the area.
     pub fn part(&self, offset: usize, len: usize) -> Option<Area> {
         (offset <= self.len && len <= self.len - offset).then(|| Area {
             base: self.base.wrapping_add(offset),
@@ -351,18 +346,18 @@ impl Area {
     access!(load_u32, store_u32, u32, AtomicU32);
     access!(load_u64, store_u64, u64, AtomicU64);
 
-    /// Has the processor fetch the line at `offset`, which is going to be written.
+    /// Prefetches the cache line at `offset` for writing.
     #[inline(always)]
     pub(crate) fn prefetch(&self, offset: usize) {
         prefetch(self.base.wrapping_add(offset));
     }
 
-    /// Reads the 16 bytes at `offset` as two little-endian numbers, the second first and with
+    /// Reads the 16 bytes at `offset` as two little-endian numbers: first the second one, with
     /// `order`.
     #[inline]
     pub(crate) fn load_pair(&self, offset: usize, order: Ordering) -> [u64; 2] {
         let at: *mut u64 = self.at(offset, 16).cast();
-        // SAFETY: `at` checked that the 16 bytes are within the area and aligned; for the rest see
+        // SAFETY: `at` checked that the 16 bytes are within the area and aligned; otherwise as for
         // the loads above.
         let (a, b) = unsafe { (AtomicU64::from_ptr(at), AtomicU64::from_ptr(at.add(1))) };
         let b = u64::from_le(b.load(order));
@@ -395,7 +390,7 @@ unsafe impl Sync for Region {}
 #[derive(Clone, Debug, Default)]
 pub struct GuestMemory {
     regions: Vec<Region>,
-    /// Tables that are made of this one are in the same account.
+    /// Tables derived from this one share its account.
     table: Table,
 }
 
@@ -405,7 +400,7 @@ impl GuestMemory {
         GuestMemory::default()
     }
 
-    /// What its front end has mapped.
+    /// The account of its front end.
     pub(crate) fn account(&self) -> &Account {
         self.table.account()
     }
@@ -415,13 +410,13 @@ impl GuestMemory {
         self.regions.iter().map(|region| &region.info)
     }
 
-    /// As [`Area::is_lost`], of any of the regions.
+    /// Whether any region is lost; see [`Area::is_lost`].
     pub fn is_lost(&self) -> bool {
         self.regions.iter().any(|region| region.mapping.guard.is_lost())
     }
 
-    /// The table with exactly these regions. Mappings of regions that were there before, of the
-    /// same file, are kept, unless they are lost.
+    /// Returns a table with exactly these regions. Regions that this table has of the same file
+    /// keep their mappings, unless they are lost.
     pub fn replace(
         &self,
         table: &[(RegionInfo, BorrowedFd<'_>)],
@@ -433,7 +428,7 @@ impl GuestMemory {
         Ok(memory)
     }
 
-    /// The table with one more region.
+    /// Returns a table with one more region.
     pub fn with_region(
         &self,
         info: RegionInfo,
@@ -444,8 +439,8 @@ impl GuestMemory {
         Ok(memory)
     }
 
-    /// The table without a region, which is known by its addresses and its size; the offset is not
-    /// looked at.
+    /// Returns a table without a region, which is identified by its addresses and its size. The
+    /// offset is ignored.
     pub fn without_region(&self, info: RegionInfo) -> Result<GuestMemory, MemoryError> {
         let same = |region: &Region| {
             let i = &region.info;
@@ -481,7 +476,7 @@ impl GuestMemory {
             return Err(MemoryError::Overlap(info));
         }
         let source = Source::new(fd, info.mmap_offset, info.size)?;
-        // The same part of the same file is the same memory.
+        // The same range of the same file is the same memory.
         let same = |r: &&Region| {
             r.info == info && r.mapping.file == source.file && !r.mapping.guard.is_lost()
         };
@@ -506,7 +501,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// A piece at a front end's address, as ring addresses are; none unless it is within one
+    /// A range at a front end's address, such as a ring's, or `None` unless it is within one
     /// region.
     pub fn user_area(&self, user_addr: u64, len: usize) -> Option<Area> {
         let (region, offset) = self.user_region(user_addr, len as u64)?;
@@ -517,7 +512,7 @@ impl GuestMemory {
         })
     }
 
-    /// The guest-physical address of a piece at a front end's address.
+    /// The guest-physical address of a range at a front end's address.
     pub(crate) fn user_to_guest(&self, user_addr: u64, len: u64) -> Option<u64> {
         let (region, offset) = self.user_region(user_addr, len)?;
         Some(region.guest_addr + offset)
@@ -530,7 +525,7 @@ impl GuestMemory {
         })
     }
 
-    /// The guest-physical address of a pointer that [`GuestMemory::segments`] gave.
+    /// The guest-physical address of a pointer from [`GuestMemory::segments`].
     pub(crate) fn host_to_guest(&self, host: *mut libc::c_void) -> Option<u64> {
         self.regions.iter().find_map(|region| {
             let offset = (host.addr() as u64).checked_sub(region.base.addr() as u64)?;
@@ -538,7 +533,7 @@ impl GuestMemory {
         })
     }
 
-    /// Marks in a dirty log what is in this memory of segments that were written.
+    /// Marks written segments in a dirty log. Segments outside this memory are ignored.
     pub(crate) fn log_segments(&self, segments: &[iovec], log: &DirtyLog) {
         for segment in segments {
             if let Some(addr) = self.host_to_guest(segment.iov_base) {
@@ -547,7 +542,7 @@ impl GuestMemory {
         }
     }
 
-    /// Begins to translate addresses, with the region that the last ones were in.
+    /// Starts translating addresses. `region` is the region of the last address, to be tried first.
     #[inline]
     pub(crate) fn lookup(&self, region: usize) -> Lookup<'_> {
         let mut lookup =
@@ -559,11 +554,11 @@ impl GuestMemory {
     }
 }
 
-/// Has the processor fetch a line of memory that is going to be written, where it can be told to.
+/// Prefetches a cache line for writing, on processors that support it.
 #[inline(always)]
 fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of any address is allowed: it changes nothing that the program could see,
+    // SAFETY: a prefetch of any address is allowed: it has no effect that the program can observe,
     // and does not fault.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
@@ -572,13 +567,13 @@ fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// Translates guest-physical addresses; remembers the region of the last one, because most are in
-/// the same.
+/// Translates guest-physical addresses. Caches the region of the last one, because most are in the
+/// same region.
 #[derive(Debug)]
 pub(crate) struct Lookup<'a> {
     memory: &'a GuestMemory,
-    /// The region's place in the table, and copies of what is needed of it; of size 0 if there is
-    /// none.
+    /// The region's index in the table, and copies of its fields; `size` is 0 if there is no
+    /// region.
     region: usize,
     guest_addr: u64,
     size: u64,
@@ -586,12 +581,12 @@ pub(crate) struct Lookup<'a> {
 }
 
 impl<'a> Lookup<'a> {
-    /// The table that it looks in.
+    /// The table.
     pub(crate) fn memory(&self) -> &'a GuestMemory {
         self.memory
     }
 
-    /// Which region to begin with next time.
+    /// The region to try first next time.
     #[inline]
     pub(crate) fn region(&self) -> usize {
         self.region
@@ -605,8 +600,8 @@ impl<'a> Lookup<'a> {
         self.base = region.base;
     }
 
-    /// The memory at a guest-physical address, and how many bytes of its region follow (at least
-    /// one).
+    /// The host address of a guest-physical address, and the number of bytes that follow in its
+    /// region (at least one).
     #[inline(always)]
     fn find(&mut self, addr: u64) -> Option<(*mut u8, u64)> {
         let mut offset = addr.wrapping_sub(self.guest_addr);
@@ -636,9 +631,9 @@ impl<'a> Lookup<'a> {
         let (at, left) = self.find(addr)?;
         if left >= 16 && at.addr() & 7 == 0 {
             let at: *mut u64 = at.cast();
-            // SAFETY: `find` gave an address in a region that is mapped while the table is
-            // borrowed, with `left` bytes behind it; both numbers are within them and
-            // aligned, and all accesses of ours are atomic.
+            // SAFETY: `find` returned an address in a region that is mapped while the table is
+            // borrowed, followed by `left` bytes. Both numbers are within these bytes and aligned,
+            // and this process accesses them only with atomics.
             let (a, b) = unsafe { (AtomicU64::from_ptr(at), AtomicU64::from_ptr(at.add(1))) };
             return Some([
                 u64::from_le(a.load(Ordering::Relaxed)),
@@ -657,15 +652,16 @@ impl<'a> Lookup<'a> {
         Some([half(0), half(8)])
     }
 
-    /// Copies guest memory out, each byte read once; none if some of it is no memory.
+    /// Copies guest memory out, reading each byte once. Returns `None` if some of the range is not
+    /// memory.
     pub(crate) fn read(&mut self, addr: u64, into: &mut [u8]) -> Option<()> {
         let mut done = 0;
         while done < into.len() {
             let (at, left) = self.find(addr.checked_add(done as u64)?)?;
             let n = left.min((into.len() - done) as u64) as usize;
             for (i, byte) in into[done..done + n].iter_mut().enumerate() {
-                // SAFETY: `i` is less than `left`, the mapped bytes from `at` on, and the table is
-                // borrowed.
+                // SAFETY: `i` is less than `left`, the number of mapped bytes from `at`, and the
+                // table is borrowed.
                 *byte = unsafe { AtomicU8::from_ptr(at.add(i)) }.load(Ordering::Relaxed);
             }
             done += n;
@@ -673,7 +669,8 @@ impl<'a> Lookup<'a> {
         Some(())
     }
 
-    /// Copies into guest memory; none, after writing what comes before, if some of it is no memory.
+    /// Copies into guest memory. Returns `None`, after writing the bytes before, if some of the
+    /// range is not memory.
     pub(crate) fn write(&mut self, addr: u64, from: &[u8]) -> Option<()> {
         for (i, &byte) in from.iter().enumerate() {
             self.write_u8(addr.checked_add(i as u64)?, byte)?;
@@ -689,14 +686,13 @@ impl<'a> Lookup<'a> {
         if !crash::store() {
             return Some(());
         }
-        // SAFETY: `find` gave an address of a mapped byte, and the table is borrowed.
+        // SAFETY: `find` returned the address of a mapped byte, and the table is borrowed.
         unsafe { AtomicU8::from_ptr(at) }.store(value, Ordering::Relaxed);
         Some(())
     }
 
-    /// Has the processor fetch the line of an address that is likely to be read and written soon.
-    /// Changes nothing and cannot fail, whatever the address; a region other than the last is
-    /// not looked for.
+    /// Prefetches the cache line of an address that is likely to be read and written soon. Valid
+    /// for any address; only the cached region is considered.
     #[inline(always)]
     pub(crate) fn prefetch(&self, addr: u64) {
         let offset = addr.wrapping_sub(self.guest_addr);
@@ -711,9 +707,9 @@ impl<'a> Lookup<'a> {
         self.find(addr).is_some()
     }
 
-    /// Appends the pieces of a range that is not empty, split where regions meet. None, with some
-    /// of it appended, if some of the range is no memory or there would be more than `max`
-    /// pieces.
+    /// Appends the segments of a range that is not empty, split where regions meet. Returns `None`,
+    /// possibly after appending some, if some of the range is not memory or there would be more
+    /// than `max` segments.
     #[inline(always)]
     pub(crate) fn segments(
         &mut self,
@@ -757,7 +753,7 @@ impl<'a> Lookup<'a> {
     }
 }
 
-/// All stores so far are seen by everybody before any load that follows reads.
+/// Makes all earlier stores visible to other processors before any later load.
 #[inline]
 pub(crate) fn full_fence() {
     #[cfg(test)]
@@ -765,8 +761,8 @@ pub(crate) fn full_fence() {
     std::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// A processor that keeps its stores to itself until a fence, which any processor may do for a
-/// while: stores into areas wait here. Nothing that is waiting is forwarded to loads.
+/// Simulates a processor that delays its stores until a fence, as any processor may: stores into
+/// areas wait here. Waiting stores are not forwarded to loads.
 #[cfg(test)]
 pub(crate) mod store_buffer {
     use std::cell::RefCell;
@@ -792,8 +788,8 @@ pub(crate) mod store_buffer {
         }
     }
 
-    /// Runs `f` on such a processor, and then `meanwhile` on another while the first still has its
-    /// stores.
+    /// Runs `f` on such a processor, then `meanwhile` on another one, while the stores of the first
+    /// are delayed.
     pub(crate) fn with<A, B>(f: impl FnOnce() -> A, meanwhile: impl FnOnce() -> B) -> (A, B) {
         WAITING.set(Some(Vec::new()));
         let a = f();
@@ -804,8 +800,8 @@ pub(crate) mod store_buffer {
     }
 }
 
-/// Ends the process between two stores into shared memory, as far as tests can see: all stores
-/// after the n-th are left out.
+/// Simulates the end of the process between two stores into shared memory: all stores after the
+/// n-th are dropped.
 #[cfg(test)]
 pub(crate) mod crash {
     use std::cell::Cell;
@@ -814,14 +810,14 @@ pub(crate) mod crash {
         static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
     }
 
-    /// Counts a store, and says whether it is made.
+    /// Counts a store. Returns whether it is made.
     pub(super) fn store() -> bool {
         let left = LEFT.get();
         LEFT.set(left.map(|left| left.saturating_sub(1)));
         left != Some(0)
     }
 
-    /// Leaves out every store of this thread after the next `n`.
+    /// Drops every store of this thread after the next `n`.
     pub(crate) fn after(n: u64) {
         LEFT.set(Some(n));
     }
@@ -831,7 +827,7 @@ pub(crate) mod crash {
         LEFT.set(None);
     }
 
-    /// The stores of `f` are somebody else's: they are made and not counted.
+    /// Runs `f` on behalf of another process: its stores are made and not counted.
     pub(crate) fn not_during<T>(f: impl FnOnce() -> T) -> T {
         let left = LEFT.take();
         let result = f();
@@ -839,7 +835,7 @@ pub(crate) mod crash {
         result
     }
 
-    /// Whether no more stores are made.
+    /// Whether stores are dropped now.
     pub(crate) fn happened() -> bool {
         LEFT.get() == Some(0)
     }

@@ -1,13 +1,13 @@
-//! What a disk tells the guest about itself: the feature bits and the configuration space of
+//! The properties of a disk that the guest sees: the feature bits and the configuration space of
 //! virtio-blk.
 //!
-//! The configuration space is 60 bytes, little-endian (virtio 1.2, section 5.2.4); a front end may
-//! ask for any part of it, for a shorter one or a longer one, and gets exactly as many bytes as it
-//! asked for: zeroes beyond the end.
+//! The configuration space is 60 bytes, little-endian (virtio 1.2, section 5.2.4). A front end may
+//! read any part of it, also beyond its end, and gets exactly as many bytes as it requested: zeroes
+//! beyond the end.
 
 use crate::protocol::message::CONFIG_BYTES_MAX;
 
-/// Bits of virtio and of vhost-user that this crate knows.
+/// Feature bits of virtio and vhost-user.
 #[expect(missing_docs, reason = "the names are the specification's")]
 pub mod feature {
     pub const SIZE_MAX: u64 = 1 << 1;
@@ -28,12 +28,12 @@ pub mod feature {
     pub const RING_PACKED: u64 = 1 << 34;
 }
 
-/// Bytes in a sector, the unit of the configuration space and of requests, whatever the disk's
-/// block size is.
+/// Bytes in a sector: the unit of the configuration space and of requests, whatever the disk's
+/// block size.
 pub const SECTOR_BYTES: u64 = 512;
 /// Length of the configuration space.
 pub const CONFIG_SPACE_BYTES: usize = 60;
-/// Where the write cache's byte is; the only one that a guest may change.
+/// Offset of the write cache byte, the only one that a guest may change.
 pub const WRITE_CACHE_OFFSET: u32 = 32;
 
 /// Limits of discard or write-zeroes requests.
@@ -45,46 +45,45 @@ pub struct RangeLimits {
     pub segments_max: u32,
 }
 
-/// A disk, in the numbers that the guest sees.
+/// A disk as the guest sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Sectors of 512 bytes.
     pub capacity_sectors: u64,
     /// Most data segments in a request. A ring of `n` descriptors has room for `n - 2`.
     pub segments_max: u32,
-    /// Longest of them, bytes.
+    /// Longest data segment, bytes.
     pub segment_bytes_max: u32,
-    /// Logical block size, bytes: every request is aligned to it.
+    /// Logical block size, bytes: the alignment of every request.
     pub block_size: u32,
-    /// Physical block size, bytes: what is best aligned to.
+    /// Physical block size, bytes: the best alignment.
     pub physical_block_size: u32,
     /// Smallest I/O without a penalty, bytes; 0 if unknown.
     pub min_io_bytes: u32,
     /// Best I/O size, bytes; 0 if unknown.
     pub opt_io_bytes: u32,
-    /// Whether the write cache is on until the guest says otherwise.
+    /// Whether the write cache is on until the guest changes it.
     pub write_cache: bool,
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
     /// Number of rings.
     pub queues: u16,
-    /// Discard, if the disk has it.
+    /// Limits of discards, if the disk supports them.
     pub discard: Option<RangeLimits>,
     /// Best alignment of a discard, sectors.
     pub discard_alignment_sectors: u32,
-    /// Write-zeroes, if the disk has it.
+    /// Limits of write-zeroes requests, if the disk supports them.
     pub write_zeroes: Option<RangeLimits>,
     /// Whether write-zeroes may free the space.
     pub write_zeroes_may_unmap: bool,
 }
 
 impl Config {
-    /// The feature bits that go with this disk, those of the transport included.
+    /// The feature bits of this disk, including those of the transport.
     ///
-    /// FLUSH and CONFIG_WCE are offered for every writable disk, also for one whose writes are
-    /// durable on return: it says so with its write cache off. A guest therefore meets the same
-    /// bits when its disk's policy has changed between two starts of this process, and its
-    /// session goes on.
+    /// FLUSH and CONFIG_WCE are offered for every writable disk, also if its writes are durable
+    /// when they complete: such a disk has its write cache off. So a guest sees the same bits after
+    /// the disk's policy has changed between two starts of this process, and its session continues.
     pub fn features(&self) -> u64 {
         use feature::*;
         let mut features = SIZE_MAX
@@ -112,7 +111,7 @@ impl Config {
         features
     }
 
-    /// The whole configuration space, with the write cache as it stands.
+    /// The whole configuration space. `write_cache` is the cache's current state.
     pub fn space(&self, write_cache: bool) -> [u8; CONFIG_SPACE_BYTES] {
         let block = self.block_size.max(1);
         let physical_exponent = (self.physical_block_size.max(block) / block).ilog2() as u8;
@@ -124,7 +123,7 @@ impl Config {
         let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &self.capacity_sectors.to_le_bytes());
         put(8, &self.segment_bytes_max.to_le_bytes());
-        // 16: cylinders, heads, sectors: their feature is not offered.
+        // 16: geometry (cylinders, heads, sectors); its feature is not offered.
         put(12, &self.segments_max.to_le_bytes());
         put(20, &self.block_size.to_le_bytes());
         put(24, &[physical_exponent]);
@@ -142,8 +141,8 @@ impl Config {
         space
     }
 
-    /// `size` bytes of the configuration space from `offset` on, zeroes beyond its end. `None` if
-    /// that is beyond what a configuration space may be.
+    /// Returns `size` bytes of the configuration space from `offset`, with zeroes beyond its end,
+    /// or `None` if the range is beyond the longest possible configuration space.
     pub fn read(&self, write_cache: bool, offset: u32, size: u32) -> Option<Vec<u8>> {
         let end = offset.checked_add(size)? as usize;
         if end > CONFIG_BYTES_MAX {

@@ -1,23 +1,23 @@
-//! A disk as one process hands it to its successor: the session with its front end, the rings, and
-//! what belongs to the disk itself, as numbers. The descriptors travel beside them, in the order of
-//! [`DiskState::roles`].
+//! A disk's state on its way from one process to its successor: the session with the front end, the
+//! rings, and the disk's own properties, as numbers. The descriptors travel beside the state, in
+//! the order of [`DiskState::roles`].
 //!
-//! 1. The old process drains the rings and stops reading the connection, [`Session::export`]s the
-//!    session, fills in a [`DiskState`], and sends [`DiskState::encode`]'s bytes with the
-//!    descriptors.
-//! 2. The new process takes them with [`DiskState::decode`] and [`DiskState::assign`], and lets
-//!    [`Session::import`] say what to do: the same actions as if the front end had sent everything
-//!    anew.
-//! 3. Only then does the old process give up its own. Until then, an error leaves everything as it
-//!    was.
+//! 1. The old process quiesces the rings and stops reading the connection. It calls
+//!    [`Session::export`], fills in a [`DiskState`], and sends the bytes of [`DiskState::encode`]
+//!    with the descriptors.
+//! 2. The new process calls [`DiskState::decode`] and [`DiskState::assign`], then
+//!    [`Session::import`], which returns the same actions as if the front end had sent everything
+//!    again.
+//! 3. Then the old process releases its own state. Until then an error leaves everything as it was.
 //!
-//! The bytes are those of `docs/formats/handover.md`. A reader knows every field or refuses the
-//! whole: what it cannot read it cannot keep. It takes exactly what a writer would write, bit for
-//! bit, so a disk has one form only.
+//! The format is in `docs/formats/handover.md`. A reader that meets an unknown field refuses the
+//! whole document: it could not keep the field. A reader accepts exactly the bytes that a writer
+//! would write for the same state, so every state has one form.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
 
+use crate::bytes::Reader;
 use crate::protocol::config::feature;
 use crate::protocol::message::{
     DESCRIPTORS_MAX, HEADER_BYTES, InflightInfo, LogInfo, PAYLOAD_BYTES_MAX, PackedBase,
@@ -31,13 +31,13 @@ const MAGIC: [u8; 8] = *b"MRvhost\n";
 const VERSION: u32 = 1;
 /// Magic, version, length of the fields.
 const PREFIX_BYTES: usize = 16;
-/// The checksum behind the fields.
+/// The checksum after the fields.
 const SUFFIX_BYTES: usize = 4;
 /// Longest document that is read.
 pub const DOCUMENT_BYTES_MAX: usize = 1 << 20;
 /// Longest name, bytes.
 pub const NAME_BYTES_MAX: usize = 255;
-/// Most statistics, and most limits.
+/// Most statistics, and most rate limits.
 pub const NUMBERS_MAX: usize = 1024;
 
 mod tag {
@@ -57,69 +57,71 @@ mod tag {
     pub const UNDER_WAY: u16 = 14;
 }
 
-/// Why a disk was not taken over.
+/// Why a disk cannot be taken over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandoverError {
-    /// Not such a document at all.
+    /// The bytes are not a disk state.
     Magic,
-    /// Written by a version that this one does not read.
+    /// The version is not supported.
     Version(u32),
-    /// Longer than [`DOCUMENT_BYTES_MAX`], or of another length than it says.
+    /// Longer than [`DOCUMENT_BYTES_MAX`], or not as long as its header says.
     Length {
         /// Bytes.
         found: usize,
     },
-    /// The bytes are not the ones that were written.
+    /// The checksum does not match.
     Checksum,
-    /// A field that this version does not know; the state cannot be kept without it.
+    /// A field that this version does not know, so it cannot keep the state.
     UnknownField(u16),
-    /// A field that must be there.
+    /// A required field is missing.
     MissingField(u16),
-    /// A field with contents that no writer writes.
+    /// A field with contents that no writer produces.
     Field {
         /// The field.
         field: u16,
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// The same state would have been written in another way.
+    /// A writer would encode the same state differently.
     NotCanonical,
-    /// Another number of descriptors came along.
+    /// The number of descriptors does not match the state.
     Descriptors {
-        /// How many belong to the state.
+        /// Descriptors that belong to the state.
         expected: usize,
-        /// How many came.
+        /// Descriptors that came.
         found: usize,
     },
     /// The front end uses features that this process does not offer.
     NotOffered {
-        /// The feature bits, or the protocol feature bits.
+        /// Virtio feature bits or protocol feature bits.
         bits: u64,
     },
-    /// The front end uses another number of rings than the disk has here.
+    /// The front end uses a different number of rings than the disk has here.
     Rings {
         /// Rings of the disk.
         expected: usize,
         /// Rings of the session.
         found: usize,
     },
-    /// The front end has more memory regions than this process takes.
+    /// The front end has more memory regions than this process accepts.
     Regions,
 }
 
 impl fmt::Display for HandoverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Magic => write!(f, "no disk's state"),
+            Self::Magic => write!(f, "not a disk state"),
             Self::Version(version) => {
                 write!(f, "disk state of version {version}, expected version {VERSION}")
             }
-            Self::Length { found } => write!(f, "disk state of {found} bytes has another length"),
+            Self::Length { found } => {
+                write!(f, "disk state of {found} bytes does not match its length field")
+            }
             Self::Checksum => write!(f, "disk state with a wrong checksum"),
             Self::UnknownField(field) => write!(f, "disk state with unknown field {field}"),
             Self::MissingField(field) => write!(f, "disk state without field {field}"),
             Self::Field { field, reason } => write!(f, "disk state, field {field}: {reason}"),
-            Self::NotCanonical => write!(f, "disk state in a form that is never written"),
+            Self::NotCanonical => write!(f, "disk state is not in its canonical form"),
             Self::Descriptors { expected, found } => {
                 write!(f, "disk state with {found} descriptors, expected {expected}")
             }
@@ -127,16 +129,18 @@ impl fmt::Display for HandoverError {
                 write!(f, "the front end uses feature bits {bits:#x}, which are not offered here")
             }
             Self::Rings { expected, found } => {
-                write!(f, "the front end knows {found} rings, the disk has {expected} here")
+                write!(f, "the front end uses {found} rings, but the disk has {expected} here")
             }
-            Self::Regions => write!(f, "the front end has more memory regions than are taken here"),
+            Self::Regions => {
+                write!(f, "the front end has more memory regions than this process accepts")
+            }
         }
     }
 }
 
 impl std::error::Error for HandoverError {}
 
-/// What a descriptor is for.
+/// The purpose of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The socket on which front ends connect.
@@ -145,13 +149,13 @@ pub enum Role {
     Connection,
     /// The bitmap of a running mirror.
     Mirror,
-    /// The file of a memory region, by its place in the list.
+    /// The file of a memory region, by its index in the list.
     Memory(u16),
     /// The file of the in-flight region.
     Inflight,
     /// The file of the dirty log.
     Log,
-    /// What is written to after the dirty log has changed.
+    /// Signalled after the dirty log has changed.
     LogSignal,
     /// The backend's own channel.
     BackendChannel,
@@ -161,9 +165,9 @@ pub enum Role {
     Call(u16),
     /// A ring's err.
     Err(u16),
-    /// Came with the message that has not wholly arrived, in this place.
+    /// Came with the partial message, at this index.
     Partial(u16),
-    /// Goes with the first byte of the replies that are not sent.
+    /// Goes with the first byte of the unsent replies.
     Unsent,
 }
 
@@ -187,26 +191,26 @@ impl Role {
     }
 }
 
-/// Where a ring stands that is at work, with nothing of it in flight but what the in-flight region
-/// has.
+/// The position of a ring that is not idle. Nothing of the ring is in flight, except for what the
+/// in-flight region records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingProgress {
-    /// Next avail index to take, or for packed rings the next descriptor.
+    /// Next avail index to take; for packed rings the next descriptor.
     pub next_avail: u16,
-    /// Packed rings: the wrap counter that goes with it.
+    /// Packed rings: the wrap counter of `next_avail`.
     pub avail_wrap: bool,
-    /// Next used index to fill, or for packed rings the next descriptor to give back.
+    /// Next used index to fill; for packed rings the next descriptor to use.
     pub next_used: u16,
-    /// Packed rings: the wrap counter that goes with it.
+    /// Packed rings: the wrap counter of `next_used`.
     pub used_wrap: bool,
-    /// The used index at the last look at whether the guest wants a call.
+    /// The used index at the last check whether the guest wants a call.
     pub signalled_used: u16,
-    /// The ring was found broken, and must not be looked at until it starts anew.
+    /// The ring is broken and must not be read until it is started again.
     pub broken: bool,
 }
 
 impl RingProgress {
-    /// The opposite of [`RingProgress::base`]. Of a ring with nothing in flight the base says all.
+    /// The inverse of [`RingProgress::base`]. If nothing is in flight, the base is complete.
     pub fn from_base(base: u32, packed: bool, broken: bool) -> Self {
         if !packed {
             let next = base as u16;
@@ -219,7 +223,7 @@ impl RingProgress {
         Self { next_avail: avail, avail_wrap, next_used: used, used_wrap, signalled_used, broken }
     }
 
-    /// Where the ring goes on, in the form of SET_VRING_BASE.
+    /// The position at which the ring continues, in the form of SET_VRING_BASE.
     pub fn base(&self, packed: bool) -> u32 {
         if !packed {
             return self.next_avail.into();
@@ -232,13 +236,13 @@ impl RingProgress {
 /// A session with its front end, in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionState {
-    /// Virtio features that the front end acknowledged, once it did.
+    /// Virtio features that the front end acknowledged, if it did.
     pub features: Option<u64>,
     /// Protocol features that it acknowledged.
     pub protocol_features: u64,
-    /// Whether it said SET_OWNER.
+    /// Whether SET_OWNER was received.
     pub owned: bool,
-    /// Whether the write cache is on, as far as the configuration space says.
+    /// Whether the write cache is on according to the configuration space.
     pub write_cache: bool,
     /// The guest's memory.
     pub regions: Vec<RegionInfo>,
@@ -246,16 +250,16 @@ pub struct SessionState {
     pub inflight: Option<InflightInfo>,
     /// The dirty log.
     pub log: Option<LogInfo>,
-    /// Whether there is a descriptor for changes of the log.
+    /// Whether there is a descriptor to signal changes of the log.
     pub log_signal: bool,
     /// Whether there is a backend channel.
     pub backend_channel: bool,
-    /// The rings, and where they stand if they are at work.
+    /// The rings, with the positions of those that are not idle.
     pub rings: Vec<(Ring, Option<RingProgress>)>,
 }
 
 impl SessionState {
-    /// What the session's descriptors are for, in their order.
+    /// The purposes of the session's descriptors, in order.
     pub fn roles(&self) -> Vec<Role> {
         let mut roles: Vec<Role> =
             (0u16..).zip(&self.regions).map(|(i, _)| Role::Memory(i)).collect();
@@ -282,34 +286,34 @@ impl SessionState {
     }
 }
 
-/// A connection in the middle of its conversation.
+/// A connection, possibly in the middle of a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionState {
-    /// What was said so far.
+    /// The session.
     pub session: SessionState,
-    /// The bytes of a message that has not wholly arrived.
+    /// The bytes received so far of a message that is not complete.
     pub partial: Vec<u8>,
-    /// How many descriptors came with them.
+    /// The number of descriptors that came with `partial`.
     pub partial_descriptors: u16,
-    /// The bytes of replies that the front end's socket had no room for.
+    /// The bytes of replies for which the front end's socket had no room.
     pub unsent: Vec<u8>,
-    /// Whether a descriptor goes with the first of them.
+    /// Whether a descriptor goes with the first byte of `unsent`.
     pub unsent_descriptor: bool,
 }
 
-/// A mirror that copies the disk elsewhere; its bitmap is in shared memory.
+/// A mirror that copies the disk elsewhere. Its bitmap is in shared memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MirrorState {
-    /// Bytes of the disk for each bit; a power of two.
+    /// Bytes of the disk that one bit stands for; a power of two.
     pub granule_bytes: u64,
-    /// Bits.
+    /// Number of bits.
     pub bits: u64,
 }
 
-/// What an old process has under way at the device of a disk that it was forced to hand over.
+/// Operations that the old process still has at the device after a forced handover.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnderWay {
-    /// There may be a flush among it.
+    /// Whether there may be a flush among them.
     pub flushes: bool,
 }
 
@@ -320,26 +324,26 @@ pub struct DiskState {
     pub name: String,
     /// Sectors of 512 bytes.
     pub capacity_sectors: u64,
-    /// How often the size was changed.
+    /// How often the size has changed.
     pub resize_epoch: u64,
-    /// Counts that go on where they were, at most [`NUMBERS_MAX`].
+    /// Counters that the successor continues, at most [`NUMBERS_MAX`].
     pub statistics: Vec<(String, u64)>,
     /// What is left in each rate limit's bucket, at most [`NUMBERS_MAX`].
     pub limits: Vec<(String, u64)>,
-    /// A mirror under way.
+    /// The running mirror, if there is one.
     pub mirror: Option<MirrorState>,
-    /// Whether the listening socket comes along.
+    /// Whether the listening socket is among the descriptors.
     pub listening: bool,
     /// Whether a flush of the device has failed, so that it takes no more writes.
     pub flush_failed: bool,
-    /// Operations of the old process that are still under way: until it says that they are not,
-    /// what the in-flight region has is not done again.
+    /// Operations of the old process that are still in flight. Until it reports their end, the
+    /// requests in the in-flight region must not be executed again.
     pub under_way: Option<UnderWay>,
     /// The front end's connection, if there is one.
     pub connection: Option<ConnectionState>,
 }
 
-/// A disk's descriptors, each where it belongs.
+/// A disk's descriptors, sorted by purpose.
 #[derive(Debug, Default)]
 pub struct DiskDescriptors {
     /// The listening socket.
@@ -348,16 +352,16 @@ pub struct DiskDescriptors {
     pub connection: Option<OwnedFd>,
     /// The mirror's bitmap.
     pub mirror: Option<OwnedFd>,
-    /// For [`Session::import`].
+    /// The argument for [`Session::import`].
     pub session: Vec<OwnedFd>,
-    /// For [`crate::protocol::message::Framer::from_parts`].
+    /// The argument for [`crate::protocol::message::Framer::from_parts`].
     pub partial: Vec<OwnedFd>,
     /// Goes with [`ConnectionState::unsent`].
     pub unsent: Option<OwnedFd>,
 }
 
 impl DiskState {
-    /// What the disk's descriptors are for, in their order.
+    /// The purposes of the disk's descriptors, in order.
     pub fn roles(&self) -> Vec<Role> {
         let mut roles = Vec::new();
         let single = [
@@ -374,10 +378,10 @@ impl DiskState {
         roles
     }
 
-    /// Puts descriptors that came in the order of [`DiskState::roles`] where they belong.
+    /// Sorts descriptors that came in the order of [`DiskState::roles`].
     ///
     /// # Errors
-    /// [`HandoverError::Descriptors`]; all are closed.
+    /// [`HandoverError::Descriptors`]; all descriptors are closed.
     pub fn assign(&self, fds: Vec<OwnedFd>) -> Result<DiskDescriptors, HandoverError> {
         let roles = self.roles();
         if roles.len() != fds.len() {
@@ -397,7 +401,7 @@ impl DiskState {
         Ok(assigned)
     }
 
-    /// The bytes to hand over.
+    /// Encodes the state.
     ///
     /// # Panics
     /// If a name is longer than [`NAME_BYTES_MAX`].
@@ -445,12 +449,12 @@ impl DiskState {
         document(&fields.0)
     }
 
-    /// What [`DiskState::encode`] wrote.
+    /// Decodes the bytes that [`DiskState::encode`] wrote.
     ///
     /// # Errors
-    /// If that is not what the bytes are, in every detail.
+    /// If the bytes differ in any detail from what [`DiskState::encode`] writes.
     pub fn decode(bytes: &[u8]) -> Result<Self, HandoverError> {
-        let mut document = Reader(bytes);
+        let mut document = Reader::new(bytes);
         if document.take(MAGIC.len()) != Some(&MAGIC) {
             return Err(HandoverError::Magic);
         }
@@ -463,7 +467,7 @@ impl DiskState {
         if bytes.len() > DOCUMENT_BYTES_MAX || bytes.len() - PREFIX_BYTES != length + SUFFIX_BYTES {
             return Err(length_error);
         }
-        let mut fields = Reader(document.take(length).ok_or(length_error)?);
+        let mut fields = Reader::new(document.take(length).ok_or(length_error)?);
         if document.u32() != Some(crc32c::crc32c(&bytes[..PREFIX_BYTES + length])) {
             return Err(HandoverError::Checksum);
         }
@@ -478,11 +482,11 @@ impl DiskState {
         let mut state = Self::default();
         let mut seen = 0u32;
         let mut listed: &[u8] = &[];
-        while !fields.0.is_empty() {
+        while !fields.is_empty() {
             let cut = HandoverError::Field { field: 0, reason: "cut short" };
             let field = fields.u16().ok_or(cut)?;
             let length = fields.u32().ok_or(cut)? as usize;
-            let mut contents = Reader(fields.take(length).ok_or(cut)?);
+            let mut contents = Reader::new(fields.take(length).ok_or(cut)?);
             let error = |reason| HandoverError::Field { field, reason };
             if !(tag::DISK..=tag::UNDER_WAY).contains(&field) {
                 return Err(HandoverError::UnknownField(field));
@@ -496,7 +500,7 @@ impl DiskState {
             }
             let parsed = match (field, &mut state.connection) {
                 (tag::DESCRIPTORS, _) => {
-                    listed = std::mem::take(&mut contents.0);
+                    listed = contents.rest();
                     Some(())
                 }
                 (..=tag::MIRROR | tag::FLUSH_FAILED | tag::UNDER_WAY, _) => {
@@ -505,8 +509,8 @@ impl DiskState {
                 (_, Some(connection)) => connection.decode(field, &mut contents),
                 (_, None) => return Err(HandoverError::MissingField(tag::SESSION)),
             };
-            if parsed.is_none() || !contents.0.is_empty() {
-                return Err(error("of another shape"));
+            if parsed.is_none() || !contents.is_empty() {
+                return Err(error("malformed"));
             }
         }
         for field in [tag::DISK, tag::DESCRIPTORS] {
@@ -529,13 +533,13 @@ impl DiskState {
     fn decode_own(&mut self, field: u16, contents: &mut Reader<'_>) -> Option<()> {
         match field {
             tag::DISK => {
-                self.name = contents.name()?;
+                self.name = decode_name(contents)?;
                 self.capacity_sectors = contents.u64()?;
                 self.resize_epoch = contents.u64()?;
                 self.listening = contents.bool()?;
             }
-            tag::STATISTICS => self.statistics = contents.numbers()?,
-            tag::LIMITS => self.limits = contents.numbers()?,
+            tag::STATISTICS => self.statistics = decode_numbers(contents)?,
+            tag::LIMITS => self.limits = decode_numbers(contents)?,
             tag::FLUSH_FAILED => self.flush_failed = true,
             tag::UNDER_WAY => self.under_way = Some(UnderWay { flushes: contents.bool()? }),
             _ => {
@@ -546,15 +550,15 @@ impl DiskState {
         Some(())
     }
 
-    /// What the shape does not say.
+    /// Checks the rules that the encoding does not enforce.
     fn check(&self) -> Result<(), HandoverError> {
         let error = |field, reason| Err(HandoverError::Field { field, reason });
         if self.mirror.is_some_and(|mirror| !mirror.granule_bytes.is_power_of_two()) {
-            return error(tag::MIRROR, "granules of a size that is no power of two");
+            return error(tag::MIRROR, "granule size is not a power of two");
         }
         let session = self.connection.as_ref().map(|connection| &connection.session);
         if self.under_way.is_some() && session.is_none_or(|session| session.inflight.is_none()) {
-            return error(tag::UNDER_WAY, "nothing says what it is");
+            return error(tag::UNDER_WAY, "no in-flight region records it");
         }
         let Some(connection) = &self.connection else { return Ok(()) };
         let ConnectionState { session, partial, partial_descriptors, .. } = connection;
@@ -576,10 +580,10 @@ impl DiskState {
             }
         }
         if session.inflight.is_some_and(|area| !area.is_possible()) {
-            return error(tag::INFLIGHT, "of no possible size");
+            return error(tag::INFLIGHT, "impossible size");
         }
         if session.log.is_some_and(|area| !area.is_possible()) {
-            return error(tag::LOG, "of no possible size");
+            return error(tag::LOG, "impossible size");
         }
         if !(1..=usize::from(RINGS_MAX)).contains(&session.rings.len()) {
             return error(tag::RINGS, "not 1 to 256");
@@ -604,27 +608,27 @@ pub(crate) fn document(fields: &[u8]) -> Vec<u8> {
     document.0
 }
 
-/// Whether a session's rules could have brought the ring to where it is.
+/// Checks whether a session can have brought the ring into this state.
 fn check_ring(
     session: &SessionState,
     ring: &Ring,
     progress: Option<&RingProgress>,
 ) -> Result<(), &'static str> {
     if ring.size > RING_SIZE_MAX {
-        return Err("a ring of no possible size");
+        return Err("impossible ring size");
     }
     if ring.log.is_some() && ring.addresses.is_none() {
-        return Err("a log of a ring that is nowhere");
+        return Err("a log for a ring without addresses");
     }
     let possible = match session.features {
         Some(features) => ring.possible_states(features),
         None => &[RingState::Idle],
     };
     if !possible.contains(&ring.state) {
-        return Err("a ring in a state that does not follow from what is known about it");
+        return Err("ring state contradicts its size, addresses, kick and features");
     }
     if progress.is_some() != (ring.state != RingState::Idle) {
-        return Err("progress of an idle ring, or none of one at work");
+        return Err("progress of an idle ring, or no progress of an active one");
     }
     let Some(progress) = progress else {
         return Ok(());
@@ -634,7 +638,7 @@ fn check_ring(
         return Err("wrap counters of a split ring");
     }
     if session.packed() && progress.next_avail.max(progress.next_used) >= RING_SIZE_MAX {
-        return Err("a place beyond the end of a packed ring");
+        return Err("a position beyond the end of a packed ring");
     }
     Ok(())
 }
@@ -681,20 +685,12 @@ impl ConnectionState {
         if !session.regions.is_empty() {
             fields.field(tag::MEMORY, |w| {
                 for region in &session.regions {
-                    w.u64(region.guest_addr);
-                    w.u64(region.size);
-                    w.u64(region.user_addr);
-                    w.u64(region.mmap_offset);
+                    region.encode(&mut w.0);
                 }
             });
         }
         if let Some(area) = &session.inflight {
-            fields.field(tag::INFLIGHT, |w| {
-                w.u64(area.mmap_size);
-                w.u64(area.mmap_offset);
-                w.u16(area.queues);
-                w.u16(area.queue_size);
-            });
+            fields.field(tag::INFLIGHT, |w| area.encode(&mut w.0));
         }
         if let Some(area) = &session.log {
             fields.field(tag::LOG, |w| {
@@ -739,39 +735,29 @@ impl ConnectionState {
                 session.backend_channel = flags & BACKEND_CHANNEL != 0;
             }
             tag::MEMORY => {
-                while !contents.0.is_empty() {
-                    session.regions.push(RegionInfo {
-                        guest_addr: contents.u64()?,
-                        size: contents.u64()?,
-                        user_addr: contents.u64()?,
-                        mmap_offset: contents.u64()?,
-                    });
+                while !contents.is_empty() {
+                    session.regions.push(RegionInfo::decode(contents)?);
                 }
             }
             tag::INFLIGHT => {
-                session.inflight = Some(InflightInfo {
-                    mmap_size: contents.u64()?,
-                    mmap_offset: contents.u64()?,
-                    queues: contents.u16()?,
-                    queue_size: contents.u16()?,
-                });
+                session.inflight = Some(InflightInfo::decode(contents)?);
             }
             tag::LOG => {
                 let (mmap_size, mmap_offset) = (contents.u64()?, contents.u64()?);
                 session.log = Some(LogInfo { mmap_size, mmap_offset });
             }
             tag::RINGS => {
-                while !contents.0.is_empty() {
-                    session.rings.push(contents.ring()?);
+                while !contents.is_empty() {
+                    session.rings.push(decode_ring(contents)?);
                 }
             }
             tag::UNSENT => {
                 self.unsent_descriptor = contents.bool()?;
-                self.unsent = contents.take(contents.0.len())?.to_vec();
+                self.unsent = contents.rest().to_vec();
             }
             _ => {
                 self.partial_descriptors = contents.u16()?;
-                self.partial = contents.take(contents.0.len())?.to_vec();
+                self.partial = contents.rest().to_vec();
             }
         }
         Some(())
@@ -842,81 +828,53 @@ impl Writer {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+/// Reads a length byte and that many bytes of text.
+fn decode_name(fields: &mut Reader<'_>) -> Option<String> {
+    let length = fields.u8()?;
+    Some(fields.str(length.into())?.to_owned())
+}
 
-impl<'a> Reader<'a> {
-    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (head, tail) = self.0.split_at_checked(count)?;
-        self.0 = tail;
-        Some(head)
+/// Reads names with their numbers to the end, at most [`NUMBERS_MAX`].
+fn decode_numbers(fields: &mut Reader<'_>) -> Option<Vec<(String, u64)>> {
+    let mut numbers = Vec::new();
+    while !fields.is_empty() && numbers.len() < NUMBERS_MAX {
+        numbers.push((decode_name(fields)?, fields.u64()?));
     }
+    Some(numbers)
+}
 
-    fn u8(&mut self) -> Option<u8> {
-        Some(self.take(1)?[0])
-    }
-
-    fn u16(&mut self) -> Option<u16> {
-        Some(u16::from_le_bytes(self.take(2)?.try_into().ok()?))
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
-    }
-
-    fn bool(&mut self) -> Option<bool> {
-        Some(self.u8()? == 1)
-    }
-
-    fn name(&mut self) -> Option<String> {
-        let length = self.u8()?;
-        Some(std::str::from_utf8(self.take(length.into())?).ok()?.to_owned())
-    }
-
-    fn numbers(&mut self) -> Option<Vec<(String, u64)>> {
-        let mut numbers = Vec::new();
-        while !self.0.is_empty() && numbers.len() < NUMBERS_MAX {
-            numbers.push((self.name()?, self.u64()?));
-        }
-        Some(numbers)
-    }
-
-    fn ring(&mut self) -> Option<(Ring, Option<RingProgress>)> {
-        use ring_flag::*;
-        let (size, flags, base) = (self.u16()?, self.u16()?, self.u32()?);
-        let (desc, used, avail) = (self.u64()?, self.u64()?, self.u64()?);
-        let log = self.u64()?;
-        let set = |flag: u16| flags & flag != 0;
-        let ring = Ring {
-            size,
-            base,
-            addresses: set(ADDRESSES).then_some(RingAddresses { desc, used, avail }),
-            log: set(LOG).then_some(log),
-            enabled: set(ENABLED),
-            kick: match (set(POLLING), set(KICK)) {
-                (_, true) => Kick::Descriptor,
-                (true, false) => Kick::Polling,
-                (false, false) => Kick::Unset,
-            },
-            call: set(CALL),
-            err: set(ERR),
-            state: match (set(RUNNING), set(PAUSED)) {
-                (true, _) => RingState::Running,
-                (false, true) => RingState::Paused,
-                (false, false) => RingState::Idle,
-            },
-        };
-        let progress = RingProgress {
-            next_avail: self.u16()?,
-            avail_wrap: set(AVAIL_WRAP),
-            next_used: self.u16()?,
-            used_wrap: set(USED_WRAP),
-            signalled_used: self.u16()?,
-            broken: set(BROKEN),
-        };
-        Some((ring, (ring.state != RingState::Idle).then_some(progress)))
-    }
+fn decode_ring(fields: &mut Reader<'_>) -> Option<(Ring, Option<RingProgress>)> {
+    use ring_flag::*;
+    let (size, flags, base) = (fields.u16()?, fields.u16()?, fields.u32()?);
+    let (desc, used, avail) = (fields.u64()?, fields.u64()?, fields.u64()?);
+    let log = fields.u64()?;
+    let set = |flag: u16| flags & flag != 0;
+    let ring = Ring {
+        size,
+        base,
+        addresses: set(ADDRESSES).then_some(RingAddresses { desc, used, avail }),
+        log: set(LOG).then_some(log),
+        enabled: set(ENABLED),
+        kick: match (set(POLLING), set(KICK)) {
+            (_, true) => Kick::Descriptor,
+            (true, false) => Kick::Polling,
+            (false, false) => Kick::Unset,
+        },
+        call: set(CALL),
+        err: set(ERR),
+        state: match (set(RUNNING), set(PAUSED)) {
+            (true, _) => RingState::Running,
+            (false, true) => RingState::Paused,
+            (false, false) => RingState::Idle,
+        },
+    };
+    let progress = RingProgress {
+        next_avail: fields.u16()?,
+        avail_wrap: set(AVAIL_WRAP),
+        next_used: fields.u16()?,
+        used_wrap: set(USED_WRAP),
+        signalled_used: fields.u16()?,
+        broken: set(BROKEN),
+    };
+    Some((ring, (ring.state != RingState::Idle).then_some(progress)))
 }

@@ -1,33 +1,34 @@
-//! The messages of vhost-user, as bytes and descriptors: no state and no I/O.
+//! The messages of vhost-user as bytes and descriptors, without state and without I/O.
 //!
 //! A message is a header of 12 bytes (request, flags, payload size; each a little-endian `u32`) and
-//! a payload. Its descriptors come with the bytes of its header. A receiver must not read over the
-//! end of a message, because it could not tell any more whose descriptors came: it asks
-//! [`Framer::wanted`] how many bytes to receive, gives what came to [`Framer::push`], and has a
-//! [`Message`] when that was the last piece. [`Request::decode`] then gives the request its
-//! typed form, after checking payload size and number of descriptors.
+//! a payload. Its descriptors come with the bytes of its header. A receiver must not read beyond
+//! the end of a message: it could not tell which message the descriptors belong to. It asks
+//! [`Framer::wanted`] how many bytes to receive and passes what it received to [`Framer::push`],
+//! which returns a [`Message`] when it is complete. [`Request::decode`] checks payload size and
+//! number of descriptors and returns the typed request.
 //!
-//! A peer announces nothing that reserves memory beyond [`PAYLOAD_BYTES_MAX`] and
-//! [`DESCRIPTORS_MAX`]; descriptors are owned from the first moment, so that an error closes them.
+//! A peer cannot make the receiver reserve more than [`PAYLOAD_BYTES_MAX`] and [`DESCRIPTORS_MAX`].
+//! Descriptors are owned from the start, so an error closes them.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
 
+use crate::bytes::Reader;
+
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 12;
-/// Longest payload that is received. The longest one with a meaning has 268 bytes (a configuration
-/// space).
+/// Longest payload that is received. The longest defined one has 268 bytes (a configuration space).
 pub const PAYLOAD_BYTES_MAX: usize = 4096;
-/// Most descriptors that are received with one message. The most with a meaning are eight (a memory
-/// table).
+/// Most descriptors that are received with one message. The most in a defined message are eight (a
+/// memory table).
 pub const DESCRIPTORS_MAX: usize = 32;
 /// Most regions in one SET_MEM_TABLE.
 pub const TABLE_REGIONS_MAX: usize = 8;
-/// Longest configuration space that can be asked for.
+/// Longest configuration space that can be requested.
 pub const CONFIG_BYTES_MAX: usize = 256;
 /// Largest ring of virtio.
 pub const RING_SIZE_MAX: u16 = 32768;
-/// Most rings of a device: a ring's number in kick, call and err messages has eight bits.
+/// Most rings of a device: kick, call and err messages have eight bits for the ring's index.
 pub const RINGS_MAX: u16 = 256;
 
 const FLAGS_VERSION_MASK: u32 = 0x3;
@@ -37,7 +38,7 @@ const FLAGS_NEED_REPLY: u32 = 0x8;
 
 /// Ring index in a kick, call or err message.
 const VRING_INDEX_MASK: u64 = 0xff;
-/// Set in a kick, call or err message that has no descriptor.
+/// Set in a kick, call or err message without a descriptor.
 const VRING_NO_DESCRIPTOR: u64 = 0x100;
 /// Flag of SET_VRING_ADDR: writes to the used ring are logged.
 const VRING_FLAG_LOG: u32 = 0x1;
@@ -85,15 +86,15 @@ pub mod id {
     pub const BACKEND_CONFIG_CHANGE: u32 = 2;
 }
 
-/// What a front end did that its connection does not survive.
+/// A violation of the protocol that closes the front end's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// The flags name another version of the protocol.
+    /// The flags have another protocol version.
     Version {
         /// The header's flags.
         flags: u32,
     },
-    /// A reply where a request was due.
+    /// A reply instead of a request.
     UnexpectedReply {
         /// The header's request number.
         request: u32,
@@ -109,14 +110,14 @@ pub enum Violation {
     TooManyDescriptors,
     /// More bytes than [`Framer::wanted`] said.
     BeyondMessage,
-    /// A payload of another size than the request has.
+    /// The payload size does not match the request.
     PayloadSize {
         /// The request.
         request: u32,
         /// Bytes found.
         found: usize,
     },
-    /// Another number of descriptors than the request has.
+    /// The number of descriptors does not match the request.
     Descriptors {
         /// The request.
         request: u32,
@@ -137,14 +138,14 @@ pub enum Violation {
         /// The bits.
         bits: u64,
     },
-    /// A request that cannot be obeyed, and whose sender did not ask to hear so.
+    /// A request that cannot be obeyed, without a request for an acknowledgement.
     Refused {
         /// The request.
         request: u32,
         /// Why.
         reason: &'static str,
     },
-    /// A request that waits for an answer which this device cannot give.
+    /// A request for a reply that this device does not support.
     Unanswerable {
         /// The request.
         request: u32,
@@ -187,30 +188,30 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// One message as it came: its payload is not checked yet.
+/// A message as received: its payload is not checked yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// What is asked, see [`id`].
+    /// The request's number, see [`id`].
     pub request: u32,
     /// Version, reply and need-reply bits.
     pub flags: u32,
-    /// What follows the header.
+    /// The bytes after the header.
     pub payload: Vec<u8>,
 }
 
 impl Message {
-    /// A request, as a front end sends it.
+    /// A request as a front end sends it.
     pub fn request(request: u32, need_reply: bool, payload: Vec<u8>) -> Self {
         let flags = FLAGS_VERSION | if need_reply { FLAGS_NEED_REPLY } else { 0 };
         Self { request, flags, payload }
     }
 
-    /// The answer to a request.
+    /// The reply to a request.
     pub fn reply(request: u32, payload: Vec<u8>) -> Self {
         Self { request, flags: FLAGS_VERSION | FLAGS_REPLY, payload }
     }
 
-    /// Whether the sender wants to hear how it went, if that was negotiated.
+    /// Whether the sender wants an acknowledgement, if that was negotiated.
     pub fn needs_reply(&self) -> bool {
         self.flags & FLAGS_NEED_REPLY != 0
     }
@@ -227,13 +228,12 @@ impl Message {
     }
 }
 
-/// The message on the backend's channel that tells the front end to read the configuration space
-/// again.
+/// The message on the backend channel that makes the front end read the configuration space again.
 pub fn config_change() -> Vec<u8> {
     Message::request(id::BACKEND_CONFIG_CHANGE, false, Vec::new()).encode()
 }
 
-/// Puts a message together from the pieces in which it arrives.
+/// Assembles a message from the pieces in which it arrives.
 #[derive(Debug, Default)]
 pub struct Framer {
     bytes: Vec<u8>,
@@ -241,12 +241,12 @@ pub struct Framer {
 }
 
 impl Framer {
-    /// At the border between two messages.
+    /// Starts at the beginning of a message.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A framer that goes on in the middle of a message; see [`Framer::into_parts`].
+    /// Continues in the middle of a message; see [`Framer::into_parts`].
     pub fn from_parts(bytes: Vec<u8>, descriptors: Vec<OwnedFd>) -> Result<Self, Violation> {
         let mut framer = Self { bytes: Vec::new(), descriptors };
         if framer.descriptors.len() > DESCRIPTORS_MAX {
@@ -264,18 +264,17 @@ impl Framer {
         Ok(framer)
     }
 
-    /// The bytes and descriptors of the message that has not wholly arrived, to be carried
-    /// elsewhere.
+    /// The bytes and descriptors received so far of an incomplete message, to be carried elsewhere.
     pub fn into_parts(self) -> (Vec<u8>, Vec<OwnedFd>) {
         (self.bytes, self.descriptors)
     }
 
-    /// The same, while the framer goes on.
+    /// Like [`Framer::into_parts`], but the framer stays in use.
     pub fn parts(&self) -> (&[u8], &[OwnedFd]) {
         (&self.bytes, &self.descriptors)
     }
 
-    /// Takes the descriptors that have come with it, when it does not go on.
+    /// Takes the descriptors received so far of a message that will not be completed.
     pub(crate) fn take_descriptors(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.descriptors)
     }
@@ -285,7 +284,7 @@ impl Framer {
         self.bytes.is_empty() && self.descriptors.is_empty()
     }
 
-    /// How many bytes to receive next at most. Never 0.
+    /// The most bytes to receive next. Never 0.
     pub fn wanted(&self) -> usize {
         match self.header() {
             None => HEADER_BYTES - self.bytes.len(),
@@ -293,10 +292,10 @@ impl Framer {
         }
     }
 
-    /// Takes what was received, at most [`Framer::wanted`] bytes, and gives the message that it
-    /// completes.
+    /// Takes received bytes, at most [`Framer::wanted`], and returns the message that they
+    /// complete.
     ///
-    /// After an error the connection is closed; the framer is not used again.
+    /// After an error the connection must be closed and the framer must not be used again.
     pub fn push(
         &mut self,
         bytes: &[u8],
@@ -331,26 +330,44 @@ impl Framer {
     }
 
     fn header(&self) -> Option<(u32, u32, u32)> {
-        let mut header = Fields(self.bytes.get(..HEADER_BYTES)?);
+        let mut header = Reader::new(self.bytes.get(..HEADER_BYTES)?);
         Some((header.u32()?, header.u32()?, header.u32()?))
     }
 }
 
-/// A piece of the guest's memory, in numbers; its descriptor travels beside it.
+/// A region of guest memory, in numbers. Its descriptor travels beside it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionInfo {
     /// Guest physical address of the first byte.
     pub guest_addr: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// The front end's own address of the first byte; ring addresses are given in these.
+    /// The first byte's address in the front end. Ring addresses are in this address space.
     pub user_addr: u64,
-    /// Where in the descriptor's file the region begins, bytes.
+    /// Offset of the region in the descriptor's file, bytes.
     pub mmap_offset: u64,
 }
 
-/// Where a ring is, in the front end's own addresses. Nothing is known about alignment: the guest
-/// chose them.
+impl RegionInfo {
+    /// Reads the 32 bytes that [`RegionInfo::encode`] appends.
+    pub fn decode(fields: &mut Reader<'_>) -> Option<Self> {
+        Some(Self {
+            guest_addr: fields.u64()?,
+            size: fields.u64()?,
+            user_addr: fields.u64()?,
+            mmap_offset: fields.u64()?,
+        })
+    }
+
+    /// Appends the region to `bytes`, in the form that vhost-user messages have.
+    pub fn encode(&self, bytes: &mut Vec<u8>) {
+        for number in [self.guest_addr, self.size, self.user_addr, self.mmap_offset] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+    }
+}
+
+/// The addresses of a ring in the front end. They may be unaligned: the guest chose them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingAddresses {
     /// Descriptor table, or the packed ring.
@@ -361,23 +378,50 @@ pub struct RingAddresses {
     pub avail: u64,
 }
 
-/// Where a region of shared memory for requests in flight is inside its descriptor's file, and its
-/// shape.
+/// The place of an in-flight region in its descriptor's file, and its shape.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InflightInfo {
     /// Bytes to map.
     pub mmap_size: u64,
-    /// Where in the file, bytes.
+    /// Offset in the file, bytes.
     pub mmap_offset: u64,
-    /// Rings it has room for.
+    /// Number of rings that it has room for.
     pub queues: u16,
     /// Entries for each ring.
     pub queue_size: u16,
 }
 
 impl InflightInfo {
-    /// Whether such a region can be, as far as its numbers say. How large it must be depends on the
-    /// rings' form.
+    /// Reads the 20 bytes that [`InflightInfo::encode`] appends.
+    pub(crate) fn decode(fields: &mut Reader<'_>) -> Option<Self> {
+        Some(Self {
+            mmap_size: fields.u64()?,
+            mmap_offset: fields.u64()?,
+            queues: fields.u16()?,
+            queue_size: fields.u16()?,
+        })
+    }
+
+    /// Reads the payload of a message: 20 bytes by the specification, 24 from front ends in C,
+    /// where the structure ends with padding.
+    fn decode_message(fields: &mut Reader<'_>) -> Option<Self> {
+        let area = Self::decode(fields)?;
+        if !fields.is_empty() {
+            fields.take(4)?;
+        }
+        Some(area)
+    }
+
+    /// Appends the region's place and shape to `bytes`.
+    pub(crate) fn encode(&self, bytes: &mut Vec<u8>) {
+        bytes.extend_from_slice(&self.mmap_size.to_le_bytes());
+        bytes.extend_from_slice(&self.mmap_offset.to_le_bytes());
+        bytes.extend_from_slice(&self.queues.to_le_bytes());
+        bytes.extend_from_slice(&self.queue_size.to_le_bytes());
+    }
+
+    /// Whether the numbers are possible. The size that the region needs also depends on the rings'
+    /// format.
     pub(crate) fn is_possible(&self) -> bool {
         self.mmap_size != 0
             && self.mmap_size.checked_add(self.mmap_offset).is_some()
@@ -386,23 +430,23 @@ impl InflightInfo {
     }
 }
 
-/// Where the dirty log is inside its descriptor's file.
+/// The place of the dirty log in its descriptor's file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogInfo {
-    /// Bytes to map; one bit for each page of 4096 bytes of guest memory.
+    /// Bytes to map. One bit stands for each page of 4096 bytes of guest memory.
     pub mmap_size: u64,
-    /// Where in the file, bytes.
+    /// Offset in the file, bytes.
     pub mmap_offset: u64,
 }
 
 impl LogInfo {
-    /// Whether such a log can be, as far as its numbers say.
+    /// Whether the numbers are possible.
     pub(crate) fn is_possible(&self) -> bool {
         self.mmap_size != 0 && self.mmap_size.checked_add(self.mmap_offset).is_some()
     }
 }
 
-/// A request with its payload checked for size, and its number of descriptors known to fit.
+/// A request whose payload size and number of descriptors are checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are the specification's")]
 pub enum Request {
@@ -411,7 +455,7 @@ pub enum Request {
     SetOwner,
     ResetOwner,
     SetMemTable(Vec<RegionInfo>),
-    /// `None`: the old form, an address in the front end's memory and no descriptor.
+    /// `None`: the old form, an address in the front end's memory without a descriptor.
     SetLogBase(Option<LogInfo>),
     SetLogFd,
     SetVringNum {
@@ -421,7 +465,7 @@ pub enum Request {
     SetVringAddr {
         ring: u32,
         addresses: RingAddresses,
-        /// The guest physical address of the used ring, if writes to it are to be logged.
+        /// The guest physical address of the used ring, if writes to it are logged.
         log: Option<u64>,
     },
     SetVringBase {
@@ -431,7 +475,7 @@ pub enum Request {
     GetVringBase {
         ring: u32,
     },
-    /// Without a descriptor the ring is to be polled.
+    /// Without a descriptor the ring is polled.
     SetVringKick {
         ring: u32,
     },
@@ -469,11 +513,11 @@ pub enum Request {
 }
 
 impl Request {
-    /// The typed form of `message`, which came with `descriptors` descriptors.
+    /// Returns the typed form of `message`, which came with `descriptors` descriptors.
     ///
     /// # Errors
-    /// [`Violation::PayloadSize`], [`Violation::Descriptors`], and [`Violation::Refused`] for a
-    /// flag with no meaning.
+    /// [`Violation::PayloadSize`], [`Violation::Descriptors`], and [`Violation::Refused`] for an
+    /// undefined flag.
     pub fn decode(message: &Message, descriptors: usize) -> Result<Self, Violation> {
         let request = message.request;
         let size_error = Violation::PayloadSize { request, found: message.payload.len() };
@@ -486,8 +530,9 @@ impl Request {
             | Self::SetInflightFd(_)
             | Self::AddMemReg(_) => descriptors == 1,
             Self::SetVringKick { .. } | Self::SetVringCall { .. } | Self::SetVringErr { .. } => {
-                let none =
-                    Fields(&message.payload).u64().is_some_and(|v| v & VRING_NO_DESCRIPTOR != 0);
+                let none = Reader::new(&message.payload)
+                    .u64()
+                    .is_some_and(|v| v & VRING_NO_DESCRIPTOR != 0);
                 descriptors == usize::from(!none)
             }
             // Older front ends send the region's descriptor with its removal.
@@ -507,9 +552,9 @@ impl Request {
         Ok(decoded)
     }
 
-    /// `None` if the payload has another size than the request.
+    /// Returns `None` if the payload size does not match the request.
     fn from_payload(request: u32, payload: &[u8]) -> Option<Self> {
-        let mut fields = Fields(payload);
+        let mut fields = Reader::new(payload);
         let decoded = match request {
             id::GET_FEATURES => Self::GetFeatures,
             id::SET_FEATURES => Self::SetFeatures(fields.u64()?),
@@ -521,7 +566,9 @@ impl Request {
                 if count > TABLE_REGIONS_MAX {
                     return None;
                 }
-                Self::SetMemTable((0..count).map(|_| fields.region()).collect::<Option<_>>()?)
+                Self::SetMemTable(
+                    (0..count).map(|_| RegionInfo::decode(&mut fields)).collect::<Option<_>>()?,
+                )
             }
             id::SET_LOG_BASE if payload.len() == 8 => {
                 fields.u64()?;
@@ -546,9 +593,9 @@ impl Request {
                 fields.u32()?;
                 Self::GetVringBase { ring }
             }
-            id::SET_VRING_KICK => Self::SetVringKick { ring: fields.vring()? },
-            id::SET_VRING_CALL => Self::SetVringCall { ring: fields.vring()? },
-            id::SET_VRING_ERR => Self::SetVringErr { ring: fields.vring()? },
+            id::SET_VRING_KICK => Self::SetVringKick { ring: vring(&mut fields)? },
+            id::SET_VRING_CALL => Self::SetVringCall { ring: vring(&mut fields)? },
+            id::SET_VRING_ERR => Self::SetVringErr { ring: vring(&mut fields)? },
             id::GET_PROTOCOL_FEATURES => Self::GetProtocolFeatures,
             id::SET_PROTOCOL_FEATURES => Self::SetProtocolFeatures(fields.u64()?),
             id::GET_QUEUE_NUM => Self::GetQueueNum,
@@ -558,84 +605,39 @@ impl Request {
             id::SET_BACKEND_REQ_FD => Self::SetBackendReqFd,
             id::GET_CONFIG => {
                 let (offset, size, flags) = (fields.u32()?, fields.u32()?, fields.u32()?);
-                // Space for the answer comes along, of no matter which length; some front ends
-                // leave it out.
-                fields.take(fields.0.len().min(CONFIG_BYTES_MAX))?;
+                // The request includes space for the answer, of any length. Some front ends omit
+                // it.
+                fields.take(fields.len().min(CONFIG_BYTES_MAX))?;
                 Self::GetConfig { offset, size, flags }
             }
             id::SET_CONFIG => {
                 let (offset, size, flags) = (fields.u32()?, fields.u32()?, fields.u32()?);
                 Self::SetConfig { offset, flags, bytes: fields.take(size as usize)?.to_vec() }
             }
-            id::GET_INFLIGHT_FD => Self::GetInflightFd(fields.inflight()?),
-            id::SET_INFLIGHT_FD => Self::SetInflightFd(fields.inflight()?),
+            id::GET_INFLIGHT_FD => Self::GetInflightFd(InflightInfo::decode_message(&mut fields)?),
+            id::SET_INFLIGHT_FD => Self::SetInflightFd(InflightInfo::decode_message(&mut fields)?),
             id::RESET_DEVICE => Self::ResetDevice,
             id::GET_MAX_MEM_SLOTS => Self::GetMaxMemSlots,
             id::ADD_MEM_REG => {
                 fields.u64()?;
-                Self::AddMemReg(fields.region()?)
+                Self::AddMemReg(RegionInfo::decode(&mut fields)?)
             }
             id::REM_MEM_REG => {
                 fields.u64()?;
-                Self::RemMemReg(fields.region()?)
+                Self::RemMemReg(RegionInfo::decode(&mut fields)?)
             }
             _ => return Some(Self::Unknown),
         };
-        fields.0.is_empty().then_some(decoded)
+        fields.is_empty().then_some(decoded)
     }
 }
 
-/// What is left of a payload.
-struct Fields<'a>(&'a [u8]);
-
-impl<'a> Fields<'a> {
-    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (head, tail) = self.0.split_at_checked(count)?;
-        self.0 = tail;
-        Some(head)
-    }
-
-    fn u16(&mut self) -> Option<u16> {
-        Some(u16::from_le_bytes(self.take(2)?.try_into().ok()?))
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
-    }
-
-    fn vring(&mut self) -> Option<u32> {
-        Some((self.u64()? & VRING_INDEX_MASK) as u32)
-    }
-
-    fn region(&mut self) -> Option<RegionInfo> {
-        Some(RegionInfo {
-            guest_addr: self.u64()?,
-            size: self.u64()?,
-            user_addr: self.u64()?,
-            mmap_offset: self.u64()?,
-        })
-    }
-
-    /// 20 bytes by the specification; 24 in C, whose structure ends with padding.
-    fn inflight(&mut self) -> Option<InflightInfo> {
-        let area = InflightInfo {
-            mmap_size: self.u64()?,
-            mmap_offset: self.u64()?,
-            queues: self.u16()?,
-            queue_size: self.u16()?,
-        };
-        if !self.0.is_empty() {
-            self.take(4)?;
-        }
-        Some(area)
-    }
+/// The ring's number in a kick, call or err message.
+fn vring(fields: &mut Reader<'_>) -> Option<u32> {
+    Some((fields.u64()? & VRING_INDEX_MASK) as u32)
 }
 
-/// A reply with one number: features, an acknowledgement (0 for success).
+/// A reply with one number: features, or an acknowledgement (0 for success).
 pub fn reply_u64(request: u32, value: u64) -> Vec<u8> {
     Message::reply(request, value.to_le_bytes().to_vec()).encode()
 }
@@ -646,8 +648,7 @@ pub fn reply_vring_base(ring: u32, base: u32) -> Vec<u8> {
     Message::reply(id::GET_VRING_BASE, payload).encode()
 }
 
-/// The reply to GET_CONFIG: `bytes` are exactly the ones asked for, or none to say that they cannot
-/// be had.
+/// The reply to GET_CONFIG: exactly the requested `bytes`, or none if the request failed.
 pub fn reply_config(offset: u32, flags: u32, bytes: &[u8]) -> Vec<u8> {
     let size = u32::try_from(bytes.len()).expect("at most CONFIG_BYTES_MAX");
     let mut payload = Vec::with_capacity(12 + bytes.len());
@@ -663,30 +664,28 @@ pub fn reply_config(offset: u32, flags: u32, bytes: &[u8]) -> Vec<u8> {
 /// The reply to GET_INFLIGHT_FD, in the form of a request whose payload had `payload_bytes`.
 pub fn reply_inflight(area: &InflightInfo, payload_bytes: usize) -> Vec<u8> {
     let mut payload = Vec::with_capacity(24);
-    payload.extend_from_slice(&area.mmap_size.to_le_bytes());
-    payload.extend_from_slice(&area.mmap_offset.to_le_bytes());
-    payload.extend_from_slice(&area.queues.to_le_bytes());
-    payload.extend_from_slice(&area.queue_size.to_le_bytes());
+    area.encode(&mut payload);
     payload.resize(payload_bytes.clamp(20, 24), 0);
     Message::reply(id::GET_INFLIGHT_FD, payload).encode()
 }
 
-/// Where a packed ring stands, as SET_VRING_BASE and GET_VRING_BASE have it. (A split ring's base
-/// is its avail index.)
+/// The position of a packed ring, as in SET_VRING_BASE and GET_VRING_BASE. (A split ring's base is
+/// its avail index.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackedBase {
     /// Next descriptor to take, below 32768.
     pub avail: u16,
-    /// The wrap counter that goes with it.
+    /// The wrap counter of `avail`.
     pub avail_wrap: bool,
-    /// Next descriptor to give back, below 32768.
+    /// Next descriptor to use, below 32768.
     pub used: u16,
-    /// The wrap counter that goes with it.
+    /// The wrap counter of `used`.
     pub used_wrap: bool,
 }
 
 impl PackedBase {
-    /// From bits 0-14 avail index, 15 its wrap counter, 16-30 used index, 31 its wrap counter.
+    /// Bits 0-14 are the avail index, 15 its wrap counter, 16-30 the used index, 31 its wrap
+    /// counter.
     pub fn from_bits(bits: u32) -> Self {
         Self {
             avail: (bits & 0x7fff) as u16,
@@ -696,7 +695,7 @@ impl PackedBase {
         }
     }
 
-    /// The opposite of [`PackedBase::from_bits`].
+    /// The inverse of [`PackedBase::from_bits`].
     pub fn bits(self) -> u32 {
         u32::from(self.avail & 0x7fff)
             | u32::from(self.avail_wrap) << 15

@@ -1,19 +1,18 @@
-//! One front end's connection: what it has set up so far, and what the target must do about each
-//! message. No I/O.
+//! One front end's connection: its state, and what the target must do about each message. No I/O.
 //!
-//! 1. The target gives each message with its descriptors to [`Session::handle`] and performs the
-//!    [`Action`]s that come back, in order. A [`Violation`] closes the connection.
-//! 2. An action may fail (a descriptor that cannot be mapped). Then the target does not perform the
-//!    rest; it sends the list's last reply after [`Reply::refuse`], or closes the connection if
-//!    there is none that can refuse.
-//! 3. Three answers come later: a stopped ring's base ([`Session::ring_stopped`]), a new in-flight
-//!    region ([`Session::inflight_created`]), and the end of a reset, which is that of its last
-//!    ring. Until then [`Session::is_waiting`], and the target leaves the front end's next message
-//!    unread.
+//! 1. The target passes each message with its descriptors to [`Session::handle`] and performs the
+//!    returned [`Action`]s in order. A [`Violation`] closes the connection.
+//! 2. An action may fail (for example, a descriptor that cannot be mapped). Then the target skips
+//!    the rest, calls [`Reply::refuse`] on the list's last reply and sends it. If there is no reply
+//!    that can refuse, it closes the connection.
+//! 3. Three replies come later: a stopped ring's base ([`Session::ring_stopped`]), a new in-flight
+//!    region ([`Session::inflight_created`]), and the end of a reset, when its last ring has
+//!    stopped. Until then [`Session::is_waiting`] is true, and the target does not read the next
+//!    message.
 //!
-//! Descriptors pass through: each is in exactly one action and then belongs to the target; what is
-//! not wanted is closed here. The session keeps numbers, and which descriptors there are, so that
-//! it can be carried to another process ([`Session::export`], [`Session::import`]).
+//! Descriptors pass through: each is in exactly one action and then belongs to the target; the
+//! others are closed here. The session keeps numbers, and which descriptors exist, so that it can
+//! be carried to another process ([`Session::export`], [`Session::import`]).
 //!
 //! # A ring
 //!
@@ -32,26 +31,26 @@
 //!                                                     +----------+
 //! ```
 //!
-//! A *running* ring is popped; a *paused* one is not, but finishes what was popped; a *stopping*
-//! one finishes too, and then leaves the guest's memory alone. GET_VRING_BASE of an idle ring is
-//! answered at once. It takes the kick and call descriptors away and leaves size, addresses and
-//! enabling: the next kick descriptor starts the ring again. A front end enables rings that it
-//! never sets up (SeaBIOS uses one of several), so enabling is a flag and nothing more. Without the
-//! feature PROTOCOL_FEATURES rings count as enabled.
+//! A *running* ring is popped. A *paused* ring is not popped, but finishes the requests in flight.
+//! A *stopping* ring also finishes them, and then no longer touches guest memory. GET_VRING_BASE of
+//! an idle ring is answered immediately. GET_VRING_BASE removes the kick and call descriptors and
+//! keeps size, addresses and the enabled flag: the next kick descriptor starts the ring again. A
+//! front end may enable rings that it never sets up (SeaBIOS uses one of several), so enabling only
+//! sets a flag. Without the feature PROTOCOL_FEATURES rings count as enabled.
 //!
-//! # What the guest may have caused
+//! # Faults of the guest
 //!
-//! A ring's size and addresses are the guest's choice: sizes that are no power of two, unaligned
-//! addresses and such outside the memory are no violations. The ring is started, the target finds
-//! it broken and signals its err descriptor. The connection stays, and GET_VRING_BASE of the broken
-//! ring is answered like any other.
+//! A ring's size and addresses are the guest's choice. Sizes that are not powers of two, unaligned
+//! addresses and addresses outside memory are not violations: the target starts the ring, finds it
+//! broken and signals its err descriptor. The connection stays open, and GET_VRING_BASE of the
+//! broken ring is answered as usual.
 //!
 //! # Refusals
 //!
-//! A request that cannot be obeyed changes nothing. If its sender asked for an acknowledgement, it
-//! gets a failing one and the connection stays; otherwise it would go on believing that all is
-//! well, so the connection is closed. Unknown requests, which cannot be relied on by anybody, are
-//! counted and ignored instead, unless they wait for an answer.
+//! A request that cannot be obeyed changes nothing. If the front end requested an acknowledgement,
+//! it gets a failing one and the connection stays open. Otherwise the front end would assume
+//! success, so the connection is closed. Unknown requests are counted and ignored, unless they need
+//! a reply: no front end can rely on them.
 
 use std::os::fd::OwnedFd;
 
@@ -74,8 +73,8 @@ pub mod protocol_feature {
     pub const RESET_DEVICE: u64 = 1 << 13;
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 
-    /// What this session implements. QEMU acknowledges every bit from 0 to 16 that it is offered,
-    /// also some that it does not implement, so nothing else may ever be offered.
+    /// The features that this session implements. QEMU acknowledges every offered bit from 0 to 16,
+    /// even if it does not implement it, so nothing else may be offered.
     pub const IMPLEMENTED: u64 = MQ
         | LOG_SHMFD
         | REPLY_ACK
@@ -86,19 +85,19 @@ pub mod protocol_feature {
         | CONFIGURE_MEM_SLOTS;
 }
 
-/// Features that a ring's code depends on: they stay as they are while a ring is not idle.
+/// Features that the ring code depends on: they cannot change while a ring is not idle.
 const RING_FEATURES: u64 =
     feature::INDIRECT_DESC | feature::EVENT_IDX | feature::VERSION_1 | feature::RING_PACKED;
 
-/// Most memory regions by default, as many as QEMU and the Linux kernel know.
+/// Default limit of memory regions: as many as QEMU and the Linux kernel support.
 pub const MEMORY_REGIONS_MAX: u16 = 509;
 
-/// What a disk offers to the front end that connects.
+/// What a disk offers to the front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// Virtio features; [`Config::features`].
     pub features: u64,
-    /// Protocol features; the ones that are not [`protocol_feature::IMPLEMENTED`] are not offered.
+    /// Protocol features. Those not in [`protocol_feature::IMPLEMENTED`] are not offered.
     pub protocol_features: u64,
     /// Most memory regions at a time.
     pub memory_regions_max: u16,
@@ -107,7 +106,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Everything that goes with this disk.
+    /// Offers everything that this disk supports.
     pub fn new(config: Config) -> Self {
         Self {
             features: config.features(),
@@ -118,14 +117,14 @@ impl Offer {
     }
 }
 
-/// Bytes for the front end, and a descriptor to go with the first of them.
+/// Bytes for the front end, and a descriptor that goes with the first byte.
 #[derive(Debug)]
 pub struct Reply {
     /// Header and payload.
     pub bytes: Vec<u8>,
     /// Descriptor.
     pub fd: Option<OwnedFd>,
-    /// The request, if this is an acknowledgement and nothing else.
+    /// The request, if this is only an acknowledgement.
     acknowledges: Option<u32>,
 }
 
@@ -138,8 +137,8 @@ impl Reply {
         Self { bytes: message::reply_u64(request, 0), fd: None, acknowledges: Some(request) }
     }
 
-    /// Turns an acknowledgement into a refusal, because an action before it failed. `false` if this
-    /// is no acknowledgement: then the connection must be closed instead.
+    /// Turns an acknowledgement into a refusal after a failed action. Returns `false` if this is
+    /// not an acknowledgement: then the connection must be closed.
     #[must_use]
     pub fn refuse(&mut self) -> bool {
         if let Some(request) = self.acknowledges {
@@ -149,73 +148,73 @@ impl Reply {
     }
 }
 
-/// What the target must do.
+/// An instruction to the target.
 #[derive(Debug)]
 pub enum Action {
     /// Send this.
     Reply(Reply),
-    /// [`Session::features`] changed, and perhaps [`Session::logging`]. Requests that were popped
-    /// before and complete from now on are logged by the new rule.
+    /// [`Session::features`] changed, and perhaps [`Session::logging`]. Requests that are in flight
+    /// now are logged by the new rule.
     FeaturesChanged,
-    /// Writes may be left in volatile caches until the guest flushes (`true`), or must be durable
-    /// when they complete.
+    /// `true`: writes may stay in volatile caches until the guest flushes. `false`: they must be
+    /// durable when they complete.
     WriteCache(bool),
-    /// These are all the regions there are. Rings that are not idle go on in the new memory.
+    /// Replace all regions by these. Active rings continue with the new memory.
     ReplaceMemory(Vec<(RegionInfo, OwnedFd)>),
-    /// One region more. If it cannot be mapped: [`Session::forget_region`].
+    /// Add a region. If it cannot be mapped: [`Session::forget_region`].
     AddRegion(RegionInfo, OwnedFd),
-    /// One region less. Its memory stays mapped for requests in flight.
+    /// Remove a region. Its memory stays mapped for requests in flight.
     RemoveRegion(RegionInfo),
-    /// Rings that start from now on note their requests in this region, and recover from what is in
+    /// Rings that start from now on record their requests in this region and recover those found in
     /// it.
     Inflight(InflightInfo, OwnedFd),
-    /// Rings that start from now on note their requests nowhere.
+    /// Rings that start from now on do not record their requests.
     DropInflight,
-    /// Make a new, zeroed region for this many rings with this many entries each, packed or split
-    /// as [`Session::features`] say; then call [`Session::inflight_created`].
+    /// Create a zeroed region for this many rings with this many entries each, packed or split
+    /// according to [`Session::features`]. Then call [`Session::inflight_created`].
     CreateInflight {
         /// Rings.
         queues: u16,
         /// Entries for each.
         queue_size: u16,
     },
-    /// The dirty log is here from now on. Writes that complete after the reply are logged here.
+    /// Use this dirty log. Writes that complete after the reply are logged here.
     Log(LogInfo, OwnedFd),
-    /// Written to after the dirty log has changed.
+    /// Signalled after the dirty log has changed.
     LogSignal(OwnedFd),
-    /// The channel on which the target may send [`Session::set_capacity`]'s message.
+    /// The channel on which the target sends the message of [`Session::set_capacity`].
     BackendChannel(OwnedFd),
-    /// Replaces the ring's kick descriptor and closes the one there was.
+    /// Replace the ring's kick descriptor and close the old one.
     Kick(u16, Option<OwnedFd>),
-    /// Replaces the ring's call descriptor and closes the one there was.
+    /// Replace the ring's call descriptor and close the old one.
     Call(u16, Option<OwnedFd>),
-    /// Replaces the ring's err descriptor and closes the one there was.
+    /// Replace the ring's err descriptor and close the old one.
     Err(u16, Option<OwnedFd>),
-    /// Take the ring up as [`Session::ring`] has it: recover its requests in flight, look for new
-    /// ones at once, whether or not a kick comes.
+    /// Start the ring as described by [`Session::ring`]: recover its requests in flight, and check
+    /// for new ones without waiting for a kick.
     StartRing(u16),
-    /// Pop the ring again (and look at once), or do not pop it until told so.
+    /// Resume popping (and check for requests), or pause it.
     EnableRing(u16, bool),
     /// The ring's [`Ring::log`] changed.
     RingLog(u16),
-    /// Pop no more, finish what was popped, leave the guest's memory alone, then call
+    /// Stop popping, finish the requests in flight, leave guest memory alone, then call
     /// [`Session::ring_stopped`].
     StopRing(u16),
 }
 
-/// What makes a ring look for requests.
+/// What makes a ring check for requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kick {
-    /// Nothing: it does not run.
+    /// Nothing: the ring does not run.
     #[default]
     Unset,
-    /// The front end has no descriptor: the ring is polled all the time.
+    /// The front end has no kick descriptor: the ring is polled.
     Polling,
     /// The descriptor of [`Action::Kick`].
     Descriptor,
 }
 
-/// See the module's picture.
+/// A ring's state; see the picture in the text of [`crate::session`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the module describes them")]
 pub enum RingState {
@@ -226,42 +225,42 @@ pub enum RingState {
     Stopping,
 }
 
-/// What the front end said about a ring.
+/// A ring as the front end has set it up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ring {
-    /// Descriptors; 0 until known.
+    /// Number of descriptors; 0 if unknown.
     pub size: u16,
-    /// Where to begin: the next avail index, or for packed rings a [`message::PackedBase`]. The
-    /// in-flight region knows better if it is not new.
+    /// Where to begin: the next avail index, or for packed rings a [`message::PackedBase`]. An
+    /// in-flight region that has been used takes precedence.
     pub base: u32,
-    /// Where the ring is.
+    /// The ring's addresses, if known.
     pub addresses: Option<RingAddresses>,
-    /// The guest physical address of the used ring, if writes to it are to be logged.
+    /// The guest physical address of the used ring, if writes to it are logged.
     pub log: Option<u64>,
-    /// What SET_VRING_ENABLE said last.
+    /// The last value of SET_VRING_ENABLE.
     pub enabled: bool,
-    /// How it is woken.
+    /// How the ring is woken.
     pub kick: Kick,
     /// Whether there is a call descriptor.
     pub call: bool,
     /// Whether there is an err descriptor.
     pub err: bool,
-    /// Where it stands.
+    /// The ring's state.
     pub state: RingState,
 }
 
 impl Ring {
-    /// Whether it may be popped, once it is at work.
+    /// Whether the ring may be popped once it is complete.
     fn is_enabled(&self, features: u64) -> bool {
         self.enabled || features & feature::PROTOCOL_FEATURES == 0
     }
 
-    /// Whether everything that a ring needs is known.
+    /// Whether size, addresses and kick are known.
     fn is_complete(&self) -> bool {
         self.size != 0 && self.addresses.is_some() && self.kick != Kick::Unset
     }
 
-    /// The states in which such a ring can be while nothing is waited for.
+    /// The states that this ring can be in while no reply is due.
     pub(crate) fn possible_states(&self, features: u64) -> &'static [RingState] {
         match (self.is_complete(), self.is_enabled(features)) {
             (false, _) => &[RingState::Idle],
@@ -271,39 +270,39 @@ impl Ring {
     }
 }
 
-/// Requests by what became of them.
+/// Message counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// All.
+    /// All messages.
     pub messages: u64,
-    /// Requests that this session does not know.
+    /// Unknown requests.
     pub unknown: u64,
-    /// Requests that were refused with a failing acknowledgement.
+    /// Requests refused with a failing acknowledgement.
     pub refused: u64,
 }
 
-/// An answer that is due.
+/// A reply that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiting {
     /// To GET_VRING_BASE.
     Base(u16),
-    /// To RESET_DEVICE, when this many rings have stopped.
+    /// To RESET_DEVICE, after this many rings have stopped.
     Reset { rings: u16, acknowledge: bool },
-    /// To GET_INFLIGHT_FD, whose payload had this length.
+    /// To GET_INFLIGHT_FD. The reply has the form of a request with a payload of this length.
     Inflight { payload_bytes: usize },
 }
 
 /// How a request is answered.
 enum Answer {
-    /// By its own reply, now or later, or by nothing.
+    /// By a reply of its own, now or later, or not at all.
     Own,
-    /// By an acknowledgement, if one was asked for.
+    /// By an acknowledgement, if one was requested.
     Acknowledge,
-    /// By a failing one, if one was asked for.
+    /// By a failing acknowledgement, if one was requested.
     Refuse,
 }
 
-/// The state of a connection; see the module.
+/// The state of a connection.
 #[derive(Debug)]
 pub struct Session {
     offer: Offer,
@@ -323,7 +322,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A connection on which nothing was said yet.
+    /// A new connection.
     ///
     /// # Panics
     /// If the disk has no ring, or more than [`RINGS_MAX`].
@@ -350,7 +349,7 @@ impl Session {
         }
     }
 
-    /// The virtio features that the front end acknowledged; none until it did.
+    /// The virtio features that the front end acknowledged; 0 until then.
     pub fn features(&self) -> u64 {
         self.features.unwrap_or(0)
     }
@@ -360,42 +359,42 @@ impl Session {
         self.features() & feature::RING_PACKED != 0
     }
 
-    /// Whether writes to the guest's memory are noted in the dirty log.
+    /// Whether writes to guest memory are recorded in the dirty log.
     pub fn logging(&self) -> bool {
         self.features() & feature::LOG_ALL != 0 && self.log.is_some()
     }
 
-    /// Whether writes may be left in volatile caches. Not before the guest has acknowledged FLUSH:
-    /// until then nothing says that it will ever flush.
+    /// Whether writes may stay in volatile caches. False until the guest has acknowledged FLUSH:
+    /// until then it may never flush.
     pub fn write_cache(&self) -> bool {
         self.write_cache && self.features() & feature::FLUSH != 0
     }
 
-    /// The write cache as the configuration space tells it, whatever the guest has acknowledged.
+    /// The write cache byte of the configuration space, whatever the guest has acknowledged.
     pub fn told_write_cache(&self) -> bool {
         self.write_cache
     }
 
-    /// From now on writes are durable when they complete: for a guest of which it is not known what
-    /// it was told.
+    /// Makes writes durable when they complete, for a guest that may have been told that there is
+    /// no write cache.
     pub fn distrust_write_cache(&mut self) {
         self.write_cache = false;
     }
 
-    /// How many rings the device has, used or not.
+    /// Number of rings of the device, used or not.
     pub fn rings(&self) -> u16 {
         self.offer.config.queues
     }
 
-    /// What the front end said about a ring.
+    /// A ring as the front end has set it up.
     ///
     /// # Panics
-    /// If there is no such ring.
+    /// If the device does not have this ring.
     pub fn ring(&self, ring: u16) -> &Ring {
         &self.rings[usize::from(ring)]
     }
 
-    /// The guest's memory, in the order in which it was given.
+    /// The guest's memory regions, in the order in which they were added.
     pub fn regions(&self) -> &[RegionInfo] {
         &self.regions
     }
@@ -405,13 +404,13 @@ impl Session {
         self.inflight.as_ref()
     }
 
-    /// Whether an answer is due that needs the target first. The next message is not to be handled
-    /// before.
+    /// Whether a reply is due that depends on the target. The next message must not be handled
+    /// before it is sent.
     pub fn is_waiting(&self) -> bool {
         self.waiting.is_some()
     }
 
-    /// What has been handled so far.
+    /// Message counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -421,34 +420,32 @@ impl Session {
         self.last_refusal
     }
 
-    /// Sets the disk's size. Gives the message for the backend channel that makes the front end ask
-    /// for it, if there is a channel.
+    /// Sets the disk's size. Returns the message for the backend channel that makes the front end
+    /// read it, if there is a channel.
     pub fn set_capacity(&mut self, capacity_sectors: u64) -> Option<Vec<u8>> {
         self.offer.config.capacity_sectors = capacity_sectors;
         self.backend_channel.then(message::config_change)
     }
 
-    /// Takes the region of an [`Action::AddRegion`] that failed out again.
+    /// Removes the region of a failed [`Action::AddRegion`].
     pub fn forget_region(&mut self, region: &RegionInfo) {
         self.regions.retain(|known| known != region);
     }
 
-    /// The channel of an [`Action::BackendChannel`] that failed is not there, or it is of no use
-    /// any more.
+    /// Drops the backend channel: its [`Action::BackendChannel`] failed, or it no longer works.
     pub fn forget_backend_channel(&mut self) {
         self.backend_channel = false;
     }
 
-    /// Takes the table of an [`Action::ReplaceMemory`] that failed back: these are the regions
-    /// still.
+    /// Restores the regions after a failed [`Action::ReplaceMemory`].
     pub fn keep_regions(&mut self, regions: impl Iterator<Item = RegionInfo>) {
         self.regions = regions.collect();
     }
 
-    /// Handles a message. See the module for what must be done with the answer.
+    /// Handles a message and returns the actions to perform.
     ///
     /// # Errors
-    /// The connection is to be closed, and the reason logged. All descriptors of the message are
+    /// The connection must be closed, and the reason logged. All descriptors of the message are
     /// closed.
     pub fn handle(
         &mut self,
@@ -489,8 +486,8 @@ impl Session {
         Ok(actions)
     }
 
-    /// The ring is at rest: everything that was popped is completed and pushed. `base` is where it
-    /// goes on.
+    /// Reports that a ring is quiesced: every popped request is completed and pushed. `base` is
+    /// where it continues.
     ///
     /// # Panics
     /// If the ring was not told to stop.
@@ -522,10 +519,11 @@ impl Session {
         actions
     }
 
-    /// The region that [`Action::CreateInflight`] asked for. It comes back with SET_INFLIGHT_FD.
+    /// Reports the region that [`Action::CreateInflight`] requested. The front end returns it with
+    /// SET_INFLIGHT_FD.
     ///
     /// # Panics
-    /// If none was asked for.
+    /// If none was requested.
     pub fn inflight_created(&mut self, area: &InflightInfo, fd: OwnedFd) -> Vec<Action> {
         let Some(Waiting::Inflight { payload_bytes }) = self.waiting.take() else {
             panic!("no in-flight region was asked for");
@@ -534,9 +532,9 @@ impl Session {
         vec![Action::Reply(Reply { bytes, fd: Some(fd), acknowledges: None })]
     }
 
-    /// The state in numbers, to be carried to another process; its descriptors are the target's.
-    /// `progress` says where each ring at work stands. `None` while an answer is due: that has
-    /// to be given first.
+    /// Exports the state in numbers, to be carried to another process. The target has the
+    /// descriptors. `progress` returns the position of each active ring. Returns `None` while a
+    /// reply is due.
     pub fn export(&self, mut progress: impl FnMut(u16) -> RingProgress) -> Option<SessionState> {
         if self.is_waiting() {
             return None;
@@ -558,14 +556,14 @@ impl Session {
         })
     }
 
-    /// A session that goes on where another one was exported, and what the target must do to be
-    /// where it was: the same as if the front end had said everything anew. `fds` are in the
-    /// order of [`SessionState::roles`]. A ring at work starts from its [`RingProgress`], which
-    /// the target has in `state`.
+    /// Continues an exported session. Returns it with the actions that bring the target into the
+    /// same state: the same as if the front end had sent everything again. `fds` are in the order
+    /// of [`SessionState::roles`]. Active rings start from their [`RingProgress`], which the target
+    /// finds in `state`.
     ///
     /// # Errors
-    /// If this disk is not offered as what the front end knows, or if descriptors are missing. All
-    /// are closed.
+    /// If the disk's offer no longer fits what the front end acknowledged, or if descriptors are
+    /// missing. All descriptors are closed.
     pub fn import(
         offer: Offer,
         state: &SessionState,
@@ -634,7 +632,7 @@ impl Session {
         Ok((session, actions))
     }
 
-    /// Obeys a request, or changes nothing and says why.
+    /// Obeys a request, or changes nothing and returns the reason.
     fn apply(
         &mut self,
         message: &Message,
@@ -673,7 +671,9 @@ impl Session {
                 if !(1..=self.rings()).contains(&queues)
                     || !(1..=RING_SIZE_MAX).contains(&queue_size)
                 {
-                    return refused("an in-flight region for no such number or size of rings");
+                    return refused(
+                        "an in-flight region for an impossible number or size of rings",
+                    );
                 }
                 self.waiting = Some(Waiting::Inflight { payload_bytes: message.payload.len() });
                 actions.push(Action::CreateInflight { queues, queue_size });
@@ -699,7 +699,7 @@ impl Session {
                 }
                 let changed = bits ^ self.features();
                 if changed & RING_FEATURES != 0 && self.rings_at_work() {
-                    return refused("features of rings changed while one is at work");
+                    return refused("ring features changed while a ring is active");
                 }
                 self.set_features(Some(bits), actions);
                 for ring in 0..self.rings() {
@@ -714,13 +714,12 @@ impl Session {
                 self.protocol_features = bits;
             }
             Request::SetOwner => self.owned = true,
-            // Given up by the specification: some front ends sent it where others did not expect
-            // it.
+            // Deprecated by the specification: some front ends sent it at unexpected times.
             Request::ResetOwner => {}
 
             Request::SetMemTable(regions) => {
                 if regions.len() > usize::from(self.offer.memory_regions_max) {
-                    return refused("more memory regions than there is room for");
+                    return refused("too many memory regions");
                 }
                 for (i, region) in regions.iter().enumerate() {
                     if let Err(reason) = check_region(region, &regions[..i]) {
@@ -732,7 +731,7 @@ impl Session {
             }
             Request::AddMemReg(region) => {
                 if self.regions.len() >= usize::from(self.offer.memory_regions_max) {
-                    return refused("more memory regions than there is room for");
+                    return refused("too many memory regions");
                 }
                 if let Err(reason) = check_region(&region, &self.regions) {
                     return refused(reason);
@@ -751,13 +750,13 @@ impl Session {
                 actions.push(Action::RemoveRegion(self.regions.remove(at)));
             }
 
-            Request::SetLogBase(None) => return refused("a dirty log without shared memory"),
+            Request::SetLogBase(None) => return refused("dirty log without shared memory"),
             Request::SetLogBase(Some(area)) => {
                 if self.protocol_features & protocol_feature::LOG_SHMFD == 0 {
-                    return refused("a dirty log in shared memory, which was not negotiated");
+                    return refused("dirty log in shared memory was not negotiated");
                 }
                 if !area.is_possible() {
-                    return refused("a dirty log of no possible size");
+                    return refused("impossible dirty log size");
                 }
                 self.log = Some(area);
                 actions.extend(fds.pop().map(|fd| Action::Log(area, fd)));
@@ -771,10 +770,10 @@ impl Session {
             }
             Request::SetInflightFd(area) => {
                 if self.rings_at_work() {
-                    return refused("another in-flight region while a ring is at work");
+                    return refused("in-flight region changed while a ring is active");
                 }
                 if !area.is_possible() {
-                    return refused("an in-flight region of no possible size");
+                    return refused("impossible in-flight region size");
                 }
                 self.inflight = Some(area);
                 actions.extend(fds.pop().map(|fd| Action::Inflight(area, fd)));
@@ -802,11 +801,11 @@ impl Session {
                 let Some(size) =
                     u16::try_from(size).ok().filter(|n| (1..=RING_SIZE_MAX).contains(n))
                 else {
-                    return refused("a ring of no possible size");
+                    return refused("impossible ring size");
                 };
                 let known = &mut self.rings[usize::from(ring)];
                 if known.state != RingState::Idle && known.size != size {
-                    return refused("another size for a ring at work");
+                    return refused("size of an active ring changed");
                 }
                 known.size = size;
                 self.update_ring(ring, actions);
@@ -814,11 +813,11 @@ impl Session {
             Request::SetVringBase { ring, base } => {
                 let ring = self.known_ring(message, ring)?;
                 if !self.packed() && base > u16::MAX.into() {
-                    return refused("a base beyond every index");
+                    return refused("base is not an index");
                 }
                 let known = &mut self.rings[usize::from(ring)];
                 if known.state != RingState::Idle {
-                    return refused("another base for a ring at work");
+                    return refused("base of an active ring changed");
                 }
                 known.base = base;
             }
@@ -827,7 +826,7 @@ impl Session {
                 let known = &mut self.rings[usize::from(ring)];
                 if known.state != RingState::Idle {
                     if known.addresses != Some(addresses) {
-                        return refused("another place for a ring at work");
+                        return refused("addresses of an active ring changed");
                     }
                     if known.log != log {
                         actions.push(Action::RingLog(ring));
@@ -914,8 +913,7 @@ impl Session {
         }
     }
 
-    /// Moves the ring between idle, running and paused, after something changed that this depends
-    /// on.
+    /// Moves the ring between idle, running and paused after one of the conditions has changed.
     fn update_ring(&mut self, ring: u16, actions: &mut Vec<Action>) {
         let Some(features) = self.features else {
             return;
@@ -939,7 +937,7 @@ impl Session {
         };
     }
 
-    /// Answers GET_VRING_BASE of a ring that has become idle, or was so.
+    /// Answers GET_VRING_BASE of an idle ring.
     fn answer_base(&mut self, ring: u16, actions: &mut Vec<Action>) {
         let known = &mut self.rings[usize::from(ring)];
         if known.kick == Kick::Descriptor {
@@ -954,11 +952,11 @@ impl Session {
         actions.push(Action::Reply(Reply::new(bytes)));
     }
 
-    /// The end of RESET_DEVICE, when all rings are idle. What belongs to the connection stays:
-    /// owner, protocol features, memory, dirty log, backend channel, and the call and err
-    /// descriptors, which some front ends send only once. The in-flight region goes: its counts
-    /// are those of rings that begin anew. The write cache stays as well: QEMU does not ask for
-    /// it again, and tells the guest what it was before.
+    /// Ends RESET_DEVICE, when all rings are idle. The connection's state stays: owner, protocol
+    /// features, memory, dirty log, backend channel, and the call and err descriptors, which some
+    /// front ends send only once. The in-flight region is dropped: it counts requests of rings that
+    /// now start from the beginning. The write cache stays: QEMU does not read it again, and tells
+    /// the guest the old value.
     fn reset(&mut self, actions: &mut Vec<Action>) {
         for (i, ring) in (0u16..).zip(&mut self.rings) {
             if ring.kick == Kick::Descriptor {
@@ -973,7 +971,7 @@ impl Session {
     }
 }
 
-/// Whether the request is answered by something else than an acknowledgement.
+/// Whether the request has a reply other than an acknowledgement.
 fn has_own_reply(request: u32) -> bool {
     matches!(
         request,
@@ -996,22 +994,22 @@ fn has_own_reply(request: u32) -> bool {
     )
 }
 
-/// Whether a region is possible beside the others.
+/// Checks a region against the others.
 pub(crate) fn check_region(region: &RegionInfo, others: &[RegionInfo]) -> Result<(), &'static str> {
     if region.size == 0 {
-        return Err("an empty memory region");
+        return Err("empty memory region");
     }
-    // The end itself may not be 2^64 either, so that no sum below overflows.
+    // The end must not be 2^64 either, so that no sum below overflows.
     let end = |start: u64| start.checked_add(region.size);
     let (Some(guest_end), Some(_), Some(_)) =
         (end(region.guest_addr), end(region.user_addr), end(region.mmap_offset))
     else {
-        return Err("a memory region beyond every address");
+        return Err("memory region beyond the address space");
     };
-    // In the front end the same memory may well have two places in the guest.
+    // Regions may overlap in the front end: it may map the same memory at two guest addresses.
     for other in others {
         if region.guest_addr < other.guest_addr + other.size && other.guest_addr < guest_end {
-            return Err("memory regions that overlap in the guest");
+            return Err("memory regions overlap in the guest");
         }
     }
     Ok(())

@@ -1,6 +1,6 @@
-//! Replies on their way to a front end that may not read them. Nothing waits for one to be read but
-//! the front end's own next message: a disk can be brought to rest or ended meanwhile, and what is
-//! not sent goes along to another process.
+//! Replies for a front end that may not read them. Only the front end's own next message waits for
+//! them: meanwhile the disk can be quiesced or stopped, and unsent replies are handed over to
+//! another process.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +13,7 @@ const LOOK_NS: u64 = 1_000_000;
 /// Looks until the front end is given up: ten seconds.
 const LOOKS: u32 = 10_000;
 
-/// What is to be sent, in order.
+/// The messages to send, in order.
 #[derive(Default)]
 pub(crate) struct Unsent {
     messages: VecDeque<Message>,
@@ -28,7 +28,7 @@ struct Message {
 }
 
 impl Unsent {
-    /// Adds a message that is not empty.
+    /// Adds a message. An empty one is ignored.
     pub fn push(&mut self, bytes: Vec<u8>, fd: Option<OwnedFd>) {
         if !bytes.is_empty() {
             self.messages.push_back(Message { bytes, fd });
@@ -39,10 +39,10 @@ impl Unsent {
         self.messages.is_empty()
     }
 
-    /// Sends what there is room for.
+    /// Sends as much as the socket has room for.
     ///
     /// # Errors
-    /// When the front end has gone.
+    /// If the front end has closed the connection.
     pub fn send(&mut self, socket: &UnixSocket) -> io::Result<()> {
         while let Some(Message { bytes, fd }) = self.messages.front_mut() {
             let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
@@ -61,10 +61,10 @@ impl Unsent {
         Ok(())
     }
 
-    /// Suspends until all is sent. What was sent is known also when this is dropped before.
+    /// Suspends until everything is sent. If the future is dropped earlier, the rest stays here.
     ///
     /// # Errors
-    /// When the front end has gone, or takes nothing for ten seconds.
+    /// If the front end has closed the connection, or takes nothing for ten seconds.
     pub async fn all_sent(&mut self, core: &Core, socket: &UnixSocket) -> io::Result<()> {
         loop {
             self.send(socket)?;
@@ -72,15 +72,18 @@ impl Unsent {
                 return Ok(());
             }
             if self.looks == LOOKS {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "it reads no replies"));
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "the front end reads no replies",
+                ));
             }
             self.looks += 1;
             core.sleep_ns(LOOK_NS).await;
         }
     }
 
-    /// All bytes, and the descriptor that goes with the first of them; `None` where a later message
-    /// has one.
+    /// Returns all bytes, and the descriptor that goes with the first of them; `None` if a later
+    /// message has a descriptor.
     pub fn parts(&self) -> Option<(Vec<u8>, Option<&OwnedFd>)> {
         let fd = self.messages.front().and_then(|first| first.fd.as_ref());
         let alone = self.messages.iter().skip(1).all(|later| later.fd.is_none());

@@ -1,11 +1,12 @@
-//! The in-flight region: memory that the front end keeps over a crash of ours, in which each queue
-//! notes which of the requests it took are not finished. The layout is vhost-user's and is drawn,
-//! with the order of writes and what each crash leaves behind, in `docs/formats/inflight.md`.
+//! The in-flight region: memory that the front end keeps across a crash of this process, in which
+//! each queue records the requests that it has taken and not finished. The layout is vhost-user's.
+//! `docs/formats/inflight.md` shows it, with the order of writes and the state after each possible
+//! crash.
 //!
-//! The region is trusted as little as guest memory: it is read once, when a ring starts, and
-//! everything read is checked; from then on it is only written, and what is needed later is kept in
-//! private memory as well. All stores are releases, so that a process that is killed leaves a
-//! prefix of them in program order.
+//! The region is not trusted more than guest memory: it is read once, when a ring starts, and
+//! everything read is checked. After that it is only written; the values that are needed later are
+//! also kept in private memory. All stores are releases, so a killed process leaves a prefix of
+//! them in program order.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -16,7 +17,7 @@ use crate::memory::{Area, MemoryError};
 pub use crate::protocol::message::InflightInfo;
 use crate::ring::Fault;
 
-/// The version of the layouts, and the mark of a region in use.
+/// The version of the layouts. Nonzero marks a region in use.
 const VERSION: u16 = 1;
 const VERSION_AT: usize = 8;
 const DESC_NUM_AT: usize = 10;
@@ -26,7 +27,7 @@ mod split_at {
     pub(super) const USED_IDX: usize = 14;
     pub(super) const ENTRIES: usize = 16;
     pub(super) const ENTRY_LEN: usize = 16;
-    /// Within an entry.
+    /// Offsets within an entry.
     pub(super) const INFLIGHT: usize = 0;
     pub(super) const NEXT: usize = 6;
     pub(super) const COUNTER: usize = 8;
@@ -36,22 +37,22 @@ mod packed_at {
     pub(super) const FREE_HEAD: usize = 12;
     pub(super) const OLD_FREE_HEAD: usize = 14;
     /// {u16 used_idx, u16 old_used_idx, u8 used_wrap, u8 old_used_wrap, u16 0}: always written as
-    /// one.
+    /// one word.
     pub(super) const USED: usize = 16;
     pub(super) const ENTRIES: usize = 32;
     pub(super) const ENTRY_LEN: usize = 32;
-    /// Within an entry.
+    /// Offsets within an entry.
     pub(super) const INFLIGHT: usize = 0;
     pub(super) const NEXT: usize = 2;
     pub(super) const LAST: usize = 4;
     pub(super) const NUM: usize = 6;
     pub(super) const COUNTER: usize = 8;
-    /// {u16 id, u16 flags, u32 len}: written as one.
+    /// {u16 id, u16 flags, u32 len}: written as one word.
     pub(super) const WORD: usize = 16;
     pub(super) const ADDR: usize = 24;
 }
 
-/// The form of the rings whose requests a region holds.
+/// The format of the rings that a region belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Split rings.
@@ -72,7 +73,7 @@ pub struct InflightRegion {
 #[derive(Clone, Debug)]
 pub struct InflightArea {
     pub(crate) area: Area,
-    /// Entries.
+    /// Number of entries.
     pub(crate) num: u16,
     pub(crate) form: Form,
 }
@@ -87,25 +88,25 @@ fn stride(form: Form, queue_size: u16) -> u64 {
 }
 
 impl InflightRegion {
-    /// Makes a fresh region in a file of its own, which nobody can make shorter, and gives both.
+    /// Creates a fresh region in a file that cannot be shortened, and returns both.
     pub fn create(
         queues: u16,
         queue_size: u16,
         form: Form,
     ) -> Result<(InflightRegion, OwnedFd), MemoryError> {
         let mmap_size = u64::from(queues) * stride(form, queue_size);
-        // SAFETY: the name is a C string, and the call touches nothing else.
+        // SAFETY: the name is a C string, and the call accesses no other memory.
         let fd = unsafe {
             libc::memfd_create(c"inflight".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
         };
         if fd < 0 {
             return Err(MemoryError::Io(io::Error::last_os_error()));
         }
-        // SAFETY: the system just gave the descriptor to us alone.
+        // SAFETY: the system has just returned this descriptor, and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // A region without queues is a page all the same: nothing cannot be mapped.
+        // Not empty, even without queues: an empty file cannot be mapped.
         let file_size = mmap_size.max(64);
-        // SAFETY: calls about a descriptor that we own; they touch no memory of ours.
+        // SAFETY: calls on a descriptor that we own; they access no memory of this process.
         let failed = unsafe {
             libc::ftruncate(fd.as_raw_fd(), file_size as i64) != 0
                 || libc::fcntl(
@@ -121,7 +122,7 @@ impl InflightRegion {
         Ok((InflightRegion::map(fd.as_fd(), info, form)?, fd))
     }
 
-    /// Maps the region that the front end gives back.
+    /// Maps a region that the front end returns.
     pub fn map(
         fd: BorrowedFd<'_>,
         info: InflightInfo,
@@ -130,7 +131,7 @@ impl InflightRegion {
         InflightRegion::map_for(&Account::default(), fd, info, form)
     }
 
-    /// The same for a front end.
+    /// Like [`InflightRegion::map`], counted in a front end's account.
     pub(crate) fn map_for(
         account: &Account,
         fd: BorrowedFd<'_>,
@@ -148,12 +149,12 @@ impl InflightRegion {
         Ok(InflightRegion { area, info, form })
     }
 
-    /// What it holds and where it is in its file.
+    /// The region's shape and its place in the file.
     pub fn info(&self) -> InflightInfo {
         self.info
     }
 
-    /// One queue's part; none beyond the last queue.
+    /// One queue's part; `None` beyond the last queue.
     pub fn queue(&self, index: u16) -> Option<InflightArea> {
         if index >= self.info.queues {
             return None;
@@ -165,15 +166,15 @@ impl InflightRegion {
 }
 
 impl InflightArea {
-    /// Whether nobody used it yet.
+    /// Whether the region was never used.
     pub(crate) fn is_fresh(&self) -> bool {
         self.area.load_u16(VERSION_AT, Acquire) == 0
     }
 
-    /// Whether an earlier process used it. Checks the header against the ring.
+    /// Whether an earlier process used the region. Checks the header against the ring.
     fn in_use(&self, form: Form, ring_num: u16) -> Result<bool, Fault> {
         if self.form != form {
-            return Err(Fault::Inflight("made for the other form of ring"));
+            return Err(Fault::Inflight("made for the other ring format"));
         }
         if ring_num > self.num {
             return Err(Fault::Inflight("fewer entries than the ring"));
@@ -186,7 +187,7 @@ impl InflightArea {
         }
     }
 
-    /// The last steps of making a region: only now it counts.
+    /// The last steps of initialization: from here on the region is in use.
     fn set_in_use(&self) {
         self.area.store_u16(DESC_NUM_AT, self.num, Release);
         self.area.store_u16(VERSION_AT, VERSION, Release);
@@ -202,8 +203,8 @@ pub(crate) struct SplitInflight {
 }
 
 impl SplitInflight {
-    /// Takes over what is there, or makes it. Gives the heads that were in flight, in the order
-    /// they were taken.
+    /// Takes over a used region, or initializes a fresh one. Returns the heads that were in flight,
+    /// in the order in which they were taken.
     pub(crate) fn start(
         region: InflightArea,
         ring_num: u16,
@@ -217,7 +218,7 @@ impl SplitInflight {
                 inflight.area.store_u8(entry(head) + split_at::INFLIGHT, 0, Release);
             }
             inflight.area.store_u16(split_at::LAST_BATCH_HEAD, 0, Release);
-            // Not 0: the guest may have used the ring before the region was made.
+            // Not 0: the guest may have used the ring before the region was created.
             inflight.area.store_u16(split_at::USED_IDX, used_idx, Release);
             region.set_in_use();
             return Ok((inflight, Vec::new()));
@@ -244,8 +245,8 @@ impl SplitInflight {
         Ok((inflight, heads.into_iter().map(|(_, head)| head).collect()))
     }
 
-    /// If the last batch was given to the guest but is still marked, unmarks it: as many entries
-    /// from the head of the list as the used index is ahead of what the region knows.
+    /// If the last batch reached the guest but is still marked, unmarks it. The batch has as many
+    /// entries, from the head of the list, as the used index is ahead of the region's.
     fn finish_batch(
         &mut self,
         mut head: u16,
@@ -256,9 +257,9 @@ impl SplitInflight {
         let known = self.area.load_u16(split_at::USED_IDX, Acquire);
         let finished = used_idx.wrapping_sub(known);
         if finished > ring_num {
-            return Err(Fault::Inflight("used index is out of reach"));
+            return Err(Fault::Inflight("used index is too far ahead"));
         }
-        // All is checked before anything is changed: a region that is refused stays as it is.
+        // Check everything before changing anything: a refused region stays as it is.
         let mut batch = Vec::with_capacity(usize::from(finished));
         for _ in 0..finished {
             if head >= num {
@@ -281,7 +282,7 @@ impl SplitInflight {
         self.area.is_lost()
     }
 
-    /// Notes that a head was taken. Heads are to be noted in the order of the available ring.
+    /// Records that a head was taken. To be called in the order of the available ring.
     #[inline]
     pub(crate) fn mark(&mut self, head: u16) {
         self.area.store_u64(entry(head) + split_at::COUNTER, self.counter, Release);
@@ -289,7 +290,7 @@ impl SplitInflight {
         self.area.store_u8(entry(head) + split_at::INFLIGHT, 1, Release);
     }
 
-    /// Before the used index moves: adds a head to the list of the batch.
+    /// Adds a head to the batch's list. To be called before the used index moves.
     #[inline]
     pub(crate) fn link(&mut self, head: u16) {
         self.area.store_u16(entry(head) + split_at::NEXT, self.last_batch_head, Release);
@@ -297,13 +298,13 @@ impl SplitInflight {
         self.area.store_u16(split_at::LAST_BATCH_HEAD, head, Release);
     }
 
-    /// After the used index moved: a head is the guest's again.
+    /// Marks a head as returned to the guest. To be called after the used index has moved.
     #[inline]
     pub(crate) fn clear(&mut self, head: u16) {
         self.area.store_u8(entry(head) + split_at::INFLIGHT, 0, Release);
     }
 
-    /// After all heads of the batch are cleared.
+    /// Ends the batch, after all its heads are cleared.
     #[inline]
     pub(crate) fn end_batch(&mut self, used_idx: u16) {
         self.area.store_u16(split_at::USED_IDX, used_idx, Release);
@@ -315,7 +316,7 @@ fn entry(head: u16) -> usize {
     split_at::ENTRIES + usize::from(head) * split_at::ENTRY_LEN
 }
 
-/// Where a packed ring's used descriptors go next.
+/// A position in a packed ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Position {
     pub(crate) index: u16,
@@ -323,7 +324,7 @@ pub(crate) struct Position {
 }
 
 impl Position {
-    /// `count` descriptors further in a ring of `num`; `count` is at most `num`.
+    /// The position `count` descriptors later in a ring of `num`; `count` is at most `num`.
     #[inline]
     pub(crate) fn advance(self, count: u16, num: u16) -> Position {
         let index = u32::from(self.index) + u32::from(count);
@@ -334,21 +335,21 @@ impl Position {
     }
 }
 
-/// A chain that an earlier process had taken from a packed ring.
+/// A chain that an earlier process took from a packed ring.
 #[derive(Debug)]
 pub(crate) struct PackedChain {
     pub(crate) entry: u16,
     pub(crate) last: u16,
-    /// The ring's descriptors as they were when taken; the ring may have used descriptors in their
-    /// place.
+    /// The ring's descriptors at the time when the chain was taken. The ring may have used
+    /// descriptors in their place now.
     pub(crate) descs: Vec<[u64; 2]>,
 }
 
-/// What the region of a packed ring knows of the time before.
+/// The state of a packed ring as its region records it.
 #[derive(Debug)]
 pub(crate) struct PackedState {
     pub(crate) used: Position,
-    /// In the order they were taken.
+    /// In the order in which they were taken.
     pub(crate) chains: Vec<PackedChain>,
 }
 
@@ -357,19 +358,19 @@ pub(crate) struct PackedState {
 pub(crate) struct PackedInflight {
     area: Area,
     counter: u64,
-    /// First entry of the list of free ones; the number of entries if there is none.
+    /// First entry of the free list; the number of entries if the list is empty.
     free_head: u16,
-    /// What the region says of `next`, which is only read when a ring starts.
+    /// Private copy of the region's `next` fields, which are read only when a ring starts.
     next: Box<[u16]>,
-    /// What `old_used_idx` and `old_used_wrap` say.
+    /// Private copy of `old_used_idx` and `old_used_wrap`.
     old_used: Position,
 }
 
 impl PackedInflight {
-    /// Takes over what is there, or makes it. `used` is where a fresh region starts; `scrub` is
-    /// called for each descriptor of the ring that a batch which never reached the guest may
-    /// have overwritten; `given` says whether the guest was given the used descriptor at a
-    /// position.
+    /// Takes over a used region, or initializes a fresh one. `used` is the position for a fresh
+    /// region. `given` tells whether the guest has received the used descriptor at a position.
+    /// `scrub` is called for each descriptor that a batch which never reached the guest may have
+    /// overwritten.
     pub(crate) fn start(
         region: InflightArea,
         ring_num: u16,
@@ -410,12 +411,12 @@ impl PackedInflight {
         }
         let old_free_head = area.load_u16(packed_at::OLD_FREE_HEAD, Acquire);
         let free_head = area.load_u16(packed_at::FREE_HEAD, Acquire);
-        // A batch that the guest was given counts, although the marks may still say otherwise.
+        // A batch that reached the guest counts, although its entries may still be marked.
         let committed = new_used != old_used && given(old_used);
         let (used, free_head) =
             if committed { (new_used, free_head) } else { (old_used, old_free_head) };
 
-        // All is checked before anything is changed.
+        // Check everything before changing anything.
         let mut free = vec![false; usize::from(num)];
         let mut at = free_head;
         while at != num {
@@ -429,8 +430,8 @@ impl PackedInflight {
         let chains = inflight.read_chains(&free, ring_num)?;
 
         if !committed && new_used != old_used {
-            // Used descriptors behind the first of that batch would be taken for valid once the
-            // first is.
+            // The guest would take the other used descriptors of that batch for valid as soon as
+            // the first one is.
             let mut at = old_used;
             loop {
                 scrub(at);
@@ -453,7 +454,7 @@ impl PackedInflight {
         Ok((inflight, PackedState { used, chains }))
     }
 
-    /// The chains whose first entry is marked and not free, by their counters.
+    /// Returns the chains whose first entry is marked and not free, sorted by their counters.
     fn read_chains(&mut self, free: &[bool], ring_num: u16) -> Result<Vec<PackedChain>, Fault> {
         let mut taken = free.to_vec();
         let mut chains = Vec::new();
@@ -488,7 +489,7 @@ impl PackedInflight {
                 walk = self.next[usize::from(walk)];
             }
             if end != last {
-                return Err(Fault::Inflight("chain ends elsewhere"));
+                return Err(Fault::Inflight("chain does not end at its last entry"));
             }
             let counter = self.area.load_u64(at + packed_at::COUNTER, Relaxed);
             chains.push((counter, PackedChain { entry, last, descs }));
@@ -503,13 +504,13 @@ impl PackedInflight {
         self.area.is_lost()
     }
 
-    /// Both used positions are the same now.
+    /// Writes the used position, new and old.
     fn store_used(&mut self, used: Position) {
         self.old_used = used;
         self.store_used_from(used);
     }
 
-    /// Writes the used position, leaving the old one.
+    /// Writes the used position and leaves the old one.
     fn store_used_from(&self, used: Position) {
         let old = self.old_used;
         let word = u64::from(used.index)
@@ -519,9 +520,9 @@ impl PackedInflight {
         self.area.store_u64(packed_at::USED, word, Release);
     }
 
-    /// Notes that a chain was taken: its descriptors in the ring, in order. Chains are to be noted
-    /// in the order of the ring. Gives its first and its last entry; none if there are not
-    /// enough free entries.
+    /// Records that a chain was taken, with a copy of its descriptors. To be called in the order of
+    /// the ring. Returns the chain's first and last entry, or `None` if there are not enough free
+    /// entries.
     #[inline]
     pub(crate) fn mark(&mut self, descs: &[[u64; 2]]) -> Option<(u16, u16)> {
         let first = self.free_head;
@@ -548,7 +549,7 @@ impl PackedInflight {
         Some((first, last))
     }
 
-    /// Before the ring is written: puts a chain's entries back on the free list.
+    /// Returns a chain's entries to the free list. To be called before the ring is written.
     #[inline]
     pub(crate) fn free(&mut self, first: u16, last: u16) {
         self.next[usize::from(last)] = self.free_head;
@@ -556,21 +557,21 @@ impl PackedInflight {
         self.free_head = first;
     }
 
-    /// Before the ring is written, after all chains of the batch are freed: where the batch will
-    /// end.
+    /// Records where the batch will end. To be called before the ring is written, after all chains
+    /// of the batch are freed.
     #[inline]
     pub(crate) fn begin_batch(&mut self, used: Position) {
         self.area.store_u16(packed_at::FREE_HEAD, self.free_head, Release);
         self.store_used_from(used);
     }
 
-    /// After the guest was given the batch: a chain is the guest's again.
+    /// Marks a chain as returned to the guest. To be called after the ring is written.
     #[inline]
     pub(crate) fn clear(&mut self, first: u16) {
         self.area.store_u8(packed_entry(first) + packed_at::INFLIGHT, 0, Release);
     }
 
-    /// After all chains of the batch are cleared.
+    /// Ends the batch, after all its chains are cleared.
     #[inline]
     pub(crate) fn end_batch(&mut self, used: Position) {
         self.area.store_u16(packed_at::OLD_FREE_HEAD, self.free_head, Release);

@@ -1,16 +1,15 @@
-//! A ring of either form, and what both forms share.
+//! A ring of either format, and what both formats share.
 //!
-//! One turn of a queue's poller: [`Ring::pop`] takes a batch of chains, notes them in the in-flight
-//! region and parses them; the poller submits [`Ring::request`] of each tag to the device;
-//! [`Ring::complete`] gives a batch back to the guest; [`Ring::should_signal`] says whether the
-//! guest wants to be told. Before the poller sleeps it calls [`Ring::arm_kick`], and
-//! [`Ring::disarm_kick`] after it woke.
+//! In one turn of a queue's poller, [`Ring::pop`] takes a batch of chains, records them in the
+//! in-flight region and parses them. The poller submits the [`Ring::request`] of each tag to the
+//! device. [`Ring::complete`] returns a batch to the guest, and [`Ring::should_signal`] tells
+//! whether the guest wants an interrupt. Before the core sleeps, the poller calls
+//! [`Ring::arm_kick`]; after it wakes, [`Ring::disarm_kick`].
 //!
-//! A ring belongs to one core. What the guest does wrong in a single request is answered in its
-//! status; what makes the ring itself meaningless breaks it: it takes nothing more and gives
-//! nothing more back, until the front end stops it and starts a new one. Between the two calls a
-//! request keeps its tag, which is the head or the buffer id that the guest chose, so no tag is
-//! ever looked up.
+//! A ring belongs to one core. An invalid request is answered with a status. An inconsistency of
+//! the ring itself breaks it: it pops and completes nothing more until the front end stops it and
+//! starts a new one. Between pop and completion a request is named by its tag, which is the head or
+//! the buffer id that the guest chose, so tags need no lookup.
 
 pub(crate) mod inflight;
 pub(crate) mod packed;
@@ -36,35 +35,34 @@ pub(crate) const DESC_LEN: usize = 16;
 
 /// Largest ring.
 const NUM_MAX: u16 = 1 << 15;
-/// How many requests ahead of the one being read the processor is told what will be needed.
+/// How many requests ahead of the current one are prefetched.
 pub(crate) const AHEAD: u16 = 6;
-/// A batch ends early once it has read this many descriptors, so that one ring cannot hold a core
-/// for long.
+/// A batch ends early after this many descriptors, so that one ring cannot occupy a core for long.
 const WORK_MAX: usize = 4096;
 
 /// Why a ring is broken, or was not started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The ring's size is zero, too large, or (split) no power of two.
+    /// The ring's size is zero, too large, or (split) not a power of two.
     Size(u16),
     /// A part of the ring is not in guest memory.
     Unmapped(&'static str),
-    /// A part of the ring is not aligned as it must be.
+    /// A part of the ring is not aligned as required.
     Misaligned(&'static str),
-    /// The index to start from is none of this ring.
+    /// The start index is outside the ring.
     Base(u32),
-    /// The in-flight region contradicts itself or the ring.
+    /// The in-flight region is inconsistent, or contradicts the ring.
     Inflight(&'static str),
     /// The available index is further ahead than the ring is long.
     AvailableJump {
-        /// Where we are.
+        /// Our next index.
         next: u16,
-        /// What the guest says.
+        /// The guest's index.
         available: u16,
     },
-    /// A head or buffer id is not below the ring's size.
+    /// A head or buffer id is outside the ring.
     HeadRange(u16),
-    /// A head or buffer id is used twice at the same time.
+    /// A head or buffer id is already in flight.
     HeadBusy(u16),
     /// A descriptor's successor is outside its table.
     NextRange(u16),
@@ -72,19 +70,19 @@ pub enum Fault {
     ChainTooLong,
     /// A chain has more than 4 GiB.
     ChainTooLarge,
-    /// A readable descriptor follows a writable one.
+    /// A readable descriptor after a writable one.
     ReadableAfterWritable,
-    /// An indirect table without the feature, inside another, or not as the last of its chain.
+    /// An indirect table without the feature, inside another, or not at the end of its chain.
     IndirectUnexpected,
-    /// An indirect table's length is 0, no multiple of a descriptor's, or too large.
+    /// An indirect table's length is 0, too large, or not a multiple of a descriptor's length.
     IndirectLength(u32),
     /// An indirect table is not in guest memory.
     IndirectUnmapped(u64),
-    /// Memory that the front end gave is not there any more.
+    /// Memory that the front end shared no longer exists.
     MemoryLost,
-    /// The guest kicks all the time and has no requests.
+    /// The guest kicks all the time without requests.
     KickStorm,
-    /// The system does not let us wait for the kick.
+    /// The system refuses to wait for the kick.
     KickUnheard,
 }
 
@@ -94,7 +92,7 @@ impl std::fmt::Display for Fault {
             Fault::Size(num) => write!(f, "ring of {num} descriptors"),
             Fault::Unmapped(part) => write!(f, "{part} is outside guest memory"),
             Fault::Misaligned(part) => write!(f, "{part} is not aligned"),
-            Fault::Base(base) => write!(f, "start index {base:#x} is none of the ring"),
+            Fault::Base(base) => write!(f, "start index {base:#x} is outside the ring"),
             Fault::Inflight(what) => write!(f, "in-flight region: {what}"),
             Fault::AvailableJump { next, available } => {
                 write!(f, "available index jumps from {next} to {available}")
@@ -105,15 +103,20 @@ impl std::fmt::Display for Fault {
             Fault::ChainTooLong => write!(f, "descriptor chain loops or is too long"),
             Fault::ChainTooLarge => write!(f, "descriptor chain has more than 4 GiB"),
             Fault::ReadableAfterWritable => write!(f, "readable descriptor after a writable one"),
-            Fault::IndirectUnexpected => write!(f, "indirect table where none may be"),
+            Fault::IndirectUnexpected => {
+                write!(f, "indirect table in a place where it is not allowed")
+            }
             Fault::IndirectLength(len) => write!(f, "indirect table of {len} bytes"),
             Fault::IndirectUnmapped(addr) => {
                 write!(f, "indirect table at {addr:#x} is outside guest memory")
             }
-            Fault::KickStorm => write!(f, "it is kicked all the time, without requests"),
-            Fault::KickUnheard => write!(f, "its kick cannot be waited for"),
+            Fault::KickStorm => write!(f, "kicked all the time without requests"),
+            Fault::KickUnheard => write!(f, "cannot wait for its kick"),
             Fault::MemoryLost => {
-                write!(f, "the memory is not there: its file is shorter now, or pages have run out")
+                write!(
+                    f,
+                    "guest memory is lost: its file was truncated, or the host is out of pages"
+                )
             }
         }
     }
@@ -132,11 +135,11 @@ pub struct Setup {
     pub avail: u64,
     /// Front end's address of the used ring, or of a packed ring's device event area.
     pub used: u64,
-    /// Guest-physical address under which writes to the used ring go into the dirty log, if they
-    /// are to.
+    /// Guest-physical address under which writes to the used ring are marked in the dirty log, if
+    /// they are logged.
     pub log: Option<u64>,
-    /// Where to go on, as the front end says: the available index; of a packed ring also the used
-    /// index in the upper half, each with its wrap counter in bit 15.
+    /// The front end's start position: the available index; of a packed ring also the used index
+    /// in the upper half, each with its wrap counter in bit 15.
     pub base: u32,
     /// Negotiated virtio features.
     pub features: u64,
@@ -147,7 +150,7 @@ impl Setup {
         self.features & feature != 0
     }
 
-    /// The number of descriptors, checked.
+    /// The checked number of descriptors.
     pub(crate) fn size(&self) -> Result<usize, Fault> {
         match self.num {
             num @ 1..=NUM_MAX => Ok(usize::from(num)),
@@ -155,7 +158,7 @@ impl Setup {
         }
     }
 
-    /// A part of the ring, checked.
+    /// Maps and checks a part of the ring.
     pub(crate) fn area(
         memory: &GuestMemory,
         addr: u64,
@@ -171,27 +174,27 @@ impl Setup {
     }
 }
 
-/// What was found when a ring was started.
+/// What recovery found when a ring was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Requests that an earlier process left behind; the first pops give them again, in their
+    /// Unfinished requests of an earlier process. The first pops return them again, in their
     /// order.
     pub resubmits: usize,
-    /// Whether the front end's start index is neither what it should be nor the used index that it
-    /// falls back to.
+    /// Whether the front end's start index is neither the expected one nor the used index, to
+    /// which a front end falls back.
     pub base_differs: bool,
 }
 
 /// A running ring.
 #[derive(Debug)]
 pub enum Ring {
-    /// Descriptors, available and used entries apart (virtio 1.2, section 2.7).
+    /// Descriptor table, available ring and used ring (virtio 1.2, section 2.7).
     Split(Box<SplitRing>),
-    /// All in one (section 2.8).
+    /// One descriptor ring (section 2.8).
     Packed(Box<PackedRing>),
 }
 
-/// Calls the same method of whichever form it is.
+/// Evaluates the expression for the ring of either format.
 macro_rules! either {
     ($self:expr, $ring:ident => $call:expr) => {
         match $self {
@@ -202,9 +205,9 @@ macro_rules! either {
 }
 
 impl Ring {
-    /// Starts a ring where the guest and the in-flight region say it stands. With a region, what an
-    /// earlier process had not finished is popped again, and the front end's start index is not
-    /// used unless the region is fresh.
+    /// Starts a ring at the position that the guest and the in-flight region have. With a region,
+    /// unfinished requests of an earlier process are popped again, and the front end's start index
+    /// is used only if the region is fresh.
     pub fn start(
         memory: &GuestMemory,
         setup: &Setup,
@@ -219,10 +222,10 @@ impl Ring {
         }
     }
 
-    /// Takes up to `max` requests and appends the tags of those that the device is to be asked for.
-    /// All are noted in the in-flight region. Those that are answered without the device are
-    /// left to the next [`Ring::complete`]. Gives how many were taken. After an error the ring
-    /// is broken and nothing was appended.
+    /// Takes up to `max` requests and appends the tags of those that the device must execute. All
+    /// are recorded in the in-flight region. Requests that are answered without the device wait for
+    /// the next [`Ring::complete`]. Returns how many requests were taken. After an error the ring
+    /// is broken and nothing is appended.
     #[inline]
     pub fn pop(
         &mut self,
@@ -240,9 +243,9 @@ impl Ring {
         self.requests().slots[usize::from(tag)].request(tag)
     }
 
-    /// Gives requests back to the guest, together with those answered since the last call, in one
-    /// batch: status bytes, dirty log, used entries, in-flight list, used index, in-flight
-    /// marks. Gives how many. A broken ring gives nothing back.
+    /// Returns requests to the guest in one batch, together with those answered since the last
+    /// call: status bytes, dirty log, used entries, in-flight list, used index, in-flight marks.
+    /// Returns how many. A broken ring completes nothing.
     #[inline]
     pub fn complete(
         &mut self,
@@ -253,15 +256,15 @@ impl Ring {
         either!(self, ring => ring.complete(memory, log, finished))
     }
 
-    /// Whether the guest is to be interrupted for what was completed since the last call; always
-    /// once after a start, because the interrupt of an earlier process may have been lost.
+    /// Whether to interrupt the guest for the completions since the last call. Always true once
+    /// after a start, because the interrupt of an earlier process may have been lost.
     #[inline]
     pub fn should_signal(&mut self) -> bool {
         either!(self, ring => ring.should_signal())
     }
 
-    /// Asks the guest to kick at its next request, before the core sleeps. False if there is a
-    /// request already: then no kick will come for it.
+    /// Asks the guest to kick at its next request, before the core sleeps. Returns false if a
+    /// request is already there: no kick will come for it.
     #[must_use]
     pub fn arm_kick(&mut self, log: Option<&DirtyLog>) -> bool {
         either!(self, ring => ring.arm_kick(log))
@@ -278,12 +281,13 @@ impl Ring {
         either!(self, ring => ring.has_work())
     }
 
-    /// Where another process would go on, in the form of [`Setup::base`].
+    /// The position at which another process would continue, in the form of [`Setup::base`].
     pub fn base(&self) -> u32 {
         either!(self, ring => ring.base())
     }
 
-    /// Requests that were popped and are not completed, those answered without the device included.
+    /// Number of requests that were popped and are not completed, including those answered without
+    /// the device.
     pub fn in_flight(&self) -> usize {
         self.requests().in_flight
     }
@@ -294,19 +298,18 @@ impl Ring {
         slots.filter(|(slot, _)| slot.busy).map(|(_, tag)| tag)
     }
 
-    /// What requests are that were popped and are not completed.
+    /// Kinds of the requests that were popped and are not completed.
     pub(crate) fn kinds_in_flight(&self) -> impl Iterator<Item = Kind> + '_ {
         self.requests().slots.iter().filter(|slot| slot.busy).map(|slot| slot.request(0).kind)
     }
 
-    /// Requests answered without the device that wait for the next [`Ring::complete`].
+    /// Number of requests answered without the device that wait for the next [`Ring::complete`].
     pub fn answered(&self) -> usize {
         self.requests().answered.len()
     }
 
-    /// Requests of an earlier process that were not popped yet. They come before all others, so
-    /// popping no more than this many takes nothing new: a ring that is to stop finishes them
-    /// first.
+    /// Number of requests of an earlier process that are not popped yet. They come before all
+    /// others, so popping at most this many takes nothing new: a stopping ring finishes them first.
     pub fn resubmits(&self) -> usize {
         either!(self, ring => ring.resubmits())
     }
@@ -316,30 +319,30 @@ impl Ring {
         self.requests().broken
     }
 
-    /// Whether memory of the ring itself, or its in-flight region, is lost: see [`Area::is_lost`].
+    /// Whether memory of the ring itself or its in-flight region is lost: see [`Area::is_lost`].
     pub fn is_lost(&self) -> bool {
         either!(self, ring => ring.is_lost())
     }
 
-    /// Breaks the ring, if it is not broken already; the requests that `tags` names, popped and not
-    /// submitted, are dropped.
+    /// Breaks the ring if it is not broken yet. Drops the requests in `tags`, which were popped and
+    /// not submitted.
     pub fn break_off(&mut self, fault: Fault, tags: &mut Vec<u16>) -> Fault {
         let requests = either!(self, ring => &mut ring.requests);
         requests.broken.unwrap_or_else(|| requests.break_ring(fault, tags, 0))
     }
 
-    /// How many requests were malformed.
+    /// Number of malformed requests.
     pub fn malformed(&self) -> u64 {
         self.requests().malformed
     }
 
-    /// Writes to the ring are logged from now on, or no longer: see [`Setup::log`].
+    /// Changes whether writes to the ring are logged: see [`Setup::log`].
     pub fn set_log(&mut self, log: Option<u64>) {
         either!(self, ring => ring.set_log(log))
     }
 
-    /// Marks all of the ring that we write in a dirty log. To be called when a ring starts while a
-    /// log is in force: a process that was killed may have written without marking.
+    /// Marks in a dirty log every part of the ring that the device writes. To be called when a ring
+    /// starts with an active log: a killed process may have written without marking.
     pub fn log_all(&self, log: &DirtyLog) {
         either!(self, ring => ring.log_all(log))
     }
@@ -349,29 +352,29 @@ impl Ring {
     }
 }
 
-/// The requests of a ring, whatever its form.
+/// The requests of a ring of either format.
 #[derive(Debug)]
 pub(crate) struct Requests {
-    /// By tag.
+    /// Indexed by tag.
     pub(crate) slots: Box<[Slot]>,
-    /// What was answered without the device since the last completion.
+    /// Requests answered without the device since the last completion.
     answered: Vec<Finished>,
-    /// What a completion is giving back; empty before and after.
+    /// The tags of the current completion; empty before and after.
     pub(crate) batch: Vec<u16>,
     /// The chain being read.
     pub(crate) chain: Chain,
-    /// The tag given back last. A guest that has one request at a time uses it for the next.
+    /// The tag completed last. A guest with one request at a time uses it for the next one.
     pub(crate) latest: u16,
     /// The region of guest memory that the last address was in.
     pub(crate) region: usize,
-    /// Descriptors that this pop may still read.
+    /// Number of descriptors that this pop may still read.
     work: usize,
     pub(crate) broken: Option<Fault>,
     in_flight: usize,
     malformed: u64,
     /// Used entries (packed: descriptors) since the last check for a signal.
     pub(crate) used_since: u32,
-    /// Signal whatever the guest says, once.
+    /// Signal once, whatever the guest says.
     pub(crate) signal_due: bool,
 }
 
@@ -399,7 +402,7 @@ impl Requests {
         self.broken.map_or(Ok(()), Err)
     }
 
-    /// Ends a pop that failed: what it had taken is not submitted, and never completed.
+    /// Ends a failed pop: the requests that it took are neither submitted nor completed.
     #[cold]
     pub(crate) fn break_ring(&mut self, fault: Fault, tags: &mut Vec<u16>, before: usize) -> Fault {
         for tag in tags.drain(before..) {
@@ -411,13 +414,13 @@ impl Requests {
         fault
     }
 
-    /// Whether this pop may go on.
+    /// Whether this pop may read more descriptors.
     #[inline]
     pub(crate) fn may_go_on(&self) -> bool {
         self.work > 0
     }
 
-    /// Has the processor fetch what a request with this tag is likely to need; any tag will do.
+    /// Prefetches what a request with this tag is likely to need. Any tag is valid.
     #[inline(always)]
     pub(crate) fn prefetch(&self, tag: u16, lookup: &Lookup<'_>) {
         if let Some(slot) = self.slots.get(usize::from(tag)) {
@@ -425,7 +428,7 @@ impl Requests {
         }
     }
 
-    /// The slot of a tag that the guest chose, if it is one and free.
+    /// The slot of a tag that the guest chose, if the tag is valid and the slot is free.
     #[inline]
     pub(crate) fn free_slot(&mut self, tag: u16) -> Result<&mut Slot, Fault> {
         match self.slots.get_mut(usize::from(tag)) {
@@ -435,7 +438,7 @@ impl Requests {
         }
     }
 
-    /// Makes a request of the chain that was read, for the device or for the next completion.
+    /// Turns the chain that was read into a request, for the device or for the next completion.
     #[inline]
     pub(crate) fn admit(
         &mut self,
@@ -457,8 +460,8 @@ impl Requests {
         }
     }
 
-    /// Reads the indirect table that ends a chain. `linked` says whether its descriptors name their
-    /// successors (split) or simply follow each other (packed).
+    /// Reads the indirect table that ends a chain. `linked`: its descriptors name their successors
+    /// (split) or follow each other (packed).
     pub(crate) fn read_indirect(
         &mut self,
         lookup: &mut Lookup<'_>,
@@ -477,7 +480,8 @@ impl Requests {
                 .and_then(|addr| lookup.read_pair(addr))
                 .ok_or(Fault::IndirectUnmapped(addr))?;
             let flags = (desc[1] >> 32) as u16;
-            // The upper half of the word is {flags, next} when split and {id, flags} when packed.
+            // The upper half of the word is {flags, next} in split rings and {id, flags} in packed
+            // rings.
             let flags = if linked { flags } else { (desc[1] >> 48) as u16 };
             if flags & DESC_F_INDIRECT != 0 {
                 return Err(Fault::IndirectUnexpected);
@@ -498,8 +502,8 @@ impl Requests {
         if linked { Err(Fault::ChainTooLong) } else { Ok(()) }
     }
 
-    /// Makes a batch of what was answered and what the device finished: writes each status byte,
-    /// and calls `each` with the tag and the used length. Drops what is not in flight.
+    /// Forms a batch of the answered requests and those that the device finished: writes each
+    /// status byte, and calls `each` with tag and used length. Ignores tags that are not in flight.
     #[inline]
     pub(crate) fn answer(
         &mut self,
@@ -527,7 +531,7 @@ impl Requests {
         self.region = lookup.region();
     }
 
-    /// Completes nothing, because the ring is broken; the requests are free.
+    /// Frees the requests of a broken ring without completing them.
     #[cold]
     pub(crate) fn drop_all(&mut self, finished: &[Finished]) {
         for &Finished { tag, .. } in self.answered.iter().chain(finished) {

@@ -1,12 +1,13 @@
 //! The packed ring (virtio 1.2, section 2.8).
 //!
-//! One array of descriptors that driver and device write in turn; two bits of each say whose it is
-//! in this lap. A completion writes one used descriptor for each chain, in the place of the oldest
-//! chain not given back, so it may overwrite descriptors of chains that are still in flight: the
-//! in-flight region therefore has copies. In a batch the first used descriptor is written last. The
-//! guest looks at them in order, so that store is the moment at which it has them all.
+//! Driver and device write one array of descriptors in turn. Two bits of each descriptor tell which
+//! of them owns it in this lap. A completion writes one used descriptor for each chain, at the
+//! position of the oldest chain that is not yet completed, so it may overwrite descriptors of
+//! chains in flight: the in-flight region therefore has copies. In a batch the first used
+//! descriptor is written last. The guest reads them in order, so this store publishes the whole
+//! batch.
 //!
-//! This file is on the path of every request: no allocation, no division, no system call.
+//! This file is hot, on the path of every request: no allocation, no division, no system call.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -34,23 +35,23 @@ pub struct PackedRing {
     num: u16,
     next_avail: Position,
     next_used: Position,
-    /// Descriptors between the two: taken and not given back.
+    /// Descriptors between the two positions: taken and not completed.
     taken: u16,
     event_idx: bool,
     indirect: bool,
     inflight: Option<PackedInflight>,
-    /// Chains that an earlier process had taken, in reverse order.
+    /// Chains that an earlier process had taken, last one first.
     resubmits: Vec<PackedChain>,
-    /// The descriptors in the ring of the chain being read, as they are there: {addr, len | id |
+    /// The ring's descriptors of the chain being read, in their format there: {addr, len | id |
     /// flags}.
     descs: Vec<[u64; 2]>,
-    /// The used lengths of the batch being completed.
+    /// The used lengths of the current completion.
     lens: Vec<u32>,
-    /// Guest-physical addresses of the descriptors and of the device event area. Found from the
-    /// ring's own addresses: the one that the front end sends for the log is about a used
-    /// ring, which there is none of.
+    /// Guest-physical addresses of the descriptors and of the device event area. They are derived
+    /// from the ring's own addresses: the front end's log address is that of a used ring, which
+    /// packed rings do not have.
     guest_addrs: Option<(u64, u64)>,
-    /// These, if they are logged.
+    /// These addresses, if writes are logged.
     log_addrs: Option<(u64, u64)>,
 }
 
@@ -158,13 +159,13 @@ impl PackedRing {
         let mut count = 0;
         while count < max && self.requests.may_go_on() {
             let Some(chain) = self.resubmits.pop() else { break };
-            // It is marked, and its place in the ring is behind us.
+            // The chain is marked, and `next_avail` is already after it.
             self.requests.chain.clear();
             let mut id = 0;
             for (i, &desc) in chain.descs.iter().enumerate() {
                 let more = self.read_desc(lookup, desc)?;
                 if more != (i + 1 < chain.descs.len()) {
-                    return Err(Fault::Inflight("chain ends elsewhere"));
+                    return Err(Fault::Inflight("chain does not end at its last entry"));
                 }
                 id = id_of(desc[1]);
             }
@@ -178,7 +179,7 @@ impl PackedRing {
         if !self.resubmits.is_empty() {
             return Ok(count);
         }
-        // As for a split ring: what is likely to be needed is asked for ahead.
+        // Prefetch, as in a split ring.
         self.requests.prefetch(self.requests.latest, lookup);
         for ahead in 0..AHEAD {
             self.prefetch(ahead, lookup);
@@ -206,8 +207,8 @@ impl PackedRing {
         Ok(count)
     }
 
-    /// Prepares for the descriptor that is so many ahead, if it is there. It is read again, and
-    /// judged, when its turn comes.
+    /// Prefetches for the descriptor `ahead` positions later, if it is available. It is read again
+    /// and checked in its turn.
     #[inline(always)]
     fn prefetch(&self, ahead: u16, lookup: &Lookup<'_>) {
         if ahead < self.num {
@@ -219,8 +220,7 @@ impl PackedRing {
         }
     }
 
-    /// Copies the chain at the next available position into private memory. Gives the position
-    /// behind it.
+    /// Copies the chain at `next_avail` into private memory. Returns the position after it.
     #[inline]
     fn read_chain(&mut self, lookup: &mut Lookup<'_>, first: u64) -> Result<Position, Fault> {
         self.requests.chain.clear();
@@ -241,7 +241,7 @@ impl PackedRing {
         Err(Fault::ChainTooLong)
     }
 
-    /// Adds a descriptor of the ring to the chain, and says whether another follows.
+    /// Adds a descriptor of the ring to the chain. Returns whether another one follows.
     #[inline]
     fn read_desc(
         &mut self,
@@ -271,8 +271,7 @@ impl PackedRing {
             self.requests.drop_all(finished);
             return 0;
         }
-        // Status bytes and their log; the region's list of free entries and where the batch will
-        // end.
+        // Write status bytes with their log, the region's free list, and the end of the batch.
         let first = self.next_used;
         let (mut next, num) = (first, self.num);
         let inflight = &mut self.inflight;
@@ -292,7 +291,7 @@ impl PackedRing {
         if let Some(inflight) = &mut self.inflight {
             inflight.begin_batch(next);
         }
-        // Used descriptors, the first of them last.
+        // Write the used descriptors, the first one last.
         let mut at = first;
         let mut commit = 0;
         let mut given = 0;
@@ -339,8 +338,8 @@ impl PackedRing {
         if since == 0 {
             return false;
         }
-        // The used descriptors must be out before we look: the guest first asks for an interrupt,
-        // then looks at them.
+        // The used descriptors must be visible before the check: the guest first requests an
+        // interrupt, then reads them.
         full_fence();
         let event = self.driver.load_u32(0, Relaxed);
         match event >> 16 & 3 {
@@ -372,7 +371,7 @@ impl PackedRing {
         let event =
             if self.event_idx { u32::from(half_of(self.next_avail)) | EVENT_DESC << 16 } else { 0 };
         self.set_event(event, log);
-        // As in a split ring: the wish must be out before we look.
+        // As in a split ring, the request for a kick must be visible before the check.
         full_fence();
         !self.has_work()
     }
@@ -418,7 +417,7 @@ impl PackedRing {
     }
 }
 
-/// The second half of a descriptor, {u32 len, u16 id, u16 flags}, read as one.
+/// The second half of a descriptor, {u32 len, u16 id, u16 flags}, read as one word.
 #[inline]
 fn load_word(desc: &Area, index: u16) -> u64 {
     desc.load_u64(usize::from(index) * DESC_LEN + 8, Acquire)
@@ -457,7 +456,7 @@ fn used_word(id: u16, len: u32, wrap: bool) -> u64 {
     u64::from(len) | u64::from(id) << 32 | u64::from(flags) << 48
 }
 
-/// Makes a descriptor that no guest has been given look as one that is still the device's.
+/// Turns a used descriptor that never reached the guest back into one that the device owns.
 fn scrub(desc: &Area, at: Position) {
     let word = load_word(desc, at.index);
     if used_flag(flags_of(word)) == at.wrap {

@@ -1,14 +1,14 @@
-//! A virtio-blk request out of a descriptor chain (virtio 1.2, section 5.2.6).
+//! A virtio-blk request, parsed from a descriptor chain (virtio 1.2, section 5.2.6).
 //!
-//! A chain is two streams of bytes: what the device may read, then what it may write. The first 16
-//! readable bytes are the header, the last writable byte is the status, and what is between is
-//! data; where the descriptors are cut means nothing. [`parse`] judges a chain that has been copied
-//! into private memory, against the disk as the guest knows it, and says what is to be done: ask
-//! the device, or answer at once.
+//! A chain is two streams of bytes: first those that the device may read, then those that it may
+//! write. The first 16 readable bytes are the header, the last writable byte is the status, and the
+//! bytes between are data. The boundaries of descriptors have no meaning. [`parse`] checks a chain
+//! that was copied into private memory against the disk as the guest knows it, and decides whether
+//! the device executes it or it is answered immediately.
 //!
-//! Every answer to a malformed request is here; what breaks the ring instead is found before, while
-//! the chain is read. Nothing here allocates once a slot's list of segments has grown to what the
-//! guest uses.
+//! All answers to malformed requests are here. Faults that break the ring are found earlier, while
+//! the chain is read. Nothing here allocates once a slot's list of segments has grown to the size
+//! that the guest uses.
 
 use libc::iovec;
 
@@ -16,17 +16,16 @@ use crate::memory::dirty::DirtyLog;
 use crate::memory::{GuestMemory, Lookup};
 use crate::ring::Fault;
 
-/// Most descriptors of a chain, whether in the ring or in an indirect table, and most segments of a
+/// Most descriptors of a chain, in the ring or in an indirect table, and most segments of a
 /// request.
 pub const SEGMENTS_MAX: usize = 1024;
-/// Most bytes of data of a request; what the kernel takes in one call is a little less than twice
-/// as much.
+/// Most bytes of data in a request. The kernel accepts almost twice as much in one call.
 pub const DATA_MAX: u64 = 1 << 30;
 /// Most bytes of a chain.
 const CHAIN_BYTES_MAX: u64 = 1 << 32;
 const SECTOR_SHIFT: u32 = 9;
 const HEADER_LEN: u64 = 16;
-/// Bytes of the answer to a request for the disk's name.
+/// Bytes of the answer to a request for the disk's serial number.
 pub const SERIAL_LEN: usize = 20;
 
 const TYPE_IN: u32 = 0;
@@ -37,7 +36,7 @@ const TYPE_DISCARD: u32 = 11;
 const TYPE_WRITE_ZEROES: u32 = 13;
 const FLAG_UNMAP: u32 = 1;
 
-/// What a device is asked to do.
+/// The operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Fill the segments from the disk.
@@ -46,11 +45,11 @@ pub enum Kind {
     Write,
     /// Make all completed writes durable.
     Flush,
-    /// Forget the content of a range.
+    /// Drop the content of a range.
     Discard,
     /// Fill a range with zeros.
     WriteZeroes {
-        /// Whether the range's space may be given back.
+        /// Whether the range's space may be freed.
         unmap: bool,
     },
 }
@@ -58,72 +57,72 @@ pub enum Kind {
 /// A request for the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// What to do.
+    /// The operation.
     pub kind: Kind,
-    /// Where on the disk, in bytes; within the disk and a multiple of its block size.
+    /// Offset on the disk in bytes: within the disk and a multiple of its block size.
     pub offset: u64,
-    /// How much, in bytes; a multiple of the block size, and 0 only for a flush.
+    /// Length in bytes: a multiple of the block size, and 0 only for a flush.
     pub len: u64,
-    /// Guest memory of a read or a write; the lengths sum to `len`. They are host addresses in the
-    /// mappings of the [`GuestMemory`] that the request was popped with.
+    /// Guest memory of a read or a write. The lengths add up to `len`. The addresses are host
+    /// addresses in the mappings of the [`GuestMemory`] that the request was popped with.
     pub segments: &'a [iovec],
-    /// Gives the request back to [`crate::Ring::complete`].
+    /// Names the request for [`crate::Ring::complete`].
     pub tag: u16,
 }
 
-/// The answer to a request, as the guest sees it.
+/// A request's status as the guest sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
-    /// Done.
+    /// Success.
     Ok = 0,
-    /// Failed, or not possible with these numbers.
+    /// The request failed, or its numbers are invalid.
     IoError = 1,
-    /// Not a request of this disk.
+    /// The disk does not support this request.
     Unsupported = 2,
 }
 
-/// A request that the device is done with.
+/// A request that the device has finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finished {
     /// The request's tag.
     pub tag: u16,
-    /// How it went.
+    /// Its result.
     pub status: Status,
 }
 
-/// The disk as the guest knows it: what requests are checked against.
+/// The disk as the guest knows it, for checking requests.
 #[derive(Clone, Debug)]
 pub struct Disk {
     /// Size in sectors of 512 bytes.
     pub capacity_sectors: u64,
-    /// Smallest unit of a request in bytes; a power of two from 512 on.
+    /// Smallest unit of a request in bytes: a power of two, at least 512.
     pub block_size: u32,
-    /// Whether writing is refused.
+    /// Whether writes are refused.
     pub read_only: bool,
     /// Whether discards were offered and accepted.
     pub discard: bool,
-    /// Whether writes of zeros were offered and accepted.
+    /// Whether write-zeroes requests were offered and accepted.
     pub write_zeroes: bool,
-    /// Whether the guest was told that a write of zeros may give space back.
+    /// Whether the guest was told that write-zeroes may free space.
     pub write_zeroes_may_unmap: bool,
     /// Most sectors of one discard.
     pub max_discard_sectors: u32,
-    /// Most sectors of one write of zeros.
+    /// Most sectors of one write-zeroes request.
     pub max_write_zeroes_sectors: u32,
-    /// Most descriptors of the data of a read or a write.
+    /// Most descriptors for the data of a read or a write.
     pub segments_max: u32,
-    /// Longest of them, bytes.
+    /// Longest of these descriptors, bytes.
     pub segment_bytes_max: u32,
-    /// The disk's name, filled up with zeros.
+    /// The disk's serial number, padded with zeros.
     pub serial: [u8; SERIAL_LEN],
 }
 
 impl Disk {
-    /// The range in bytes, if it is not empty, within the disk, and made of whole blocks.
+    /// The range in bytes, if it is not empty, is within the disk, and consists of whole blocks.
     #[inline]
     fn range(&self, sector: u64, sectors: u64) -> Option<(u64, u64)> {
-        // What could not be said in bytes is beyond any disk.
+        // A range whose end is not a `u64` is outside every disk.
         let capacity = self.capacity_sectors.min(u64::MAX >> SECTOR_SHIFT);
         let in_disk = sector <= capacity && sectors <= capacity - sector;
         let in_block = u64::from((self.block_size >> SECTOR_SHIFT).saturating_sub(1));
@@ -163,7 +162,7 @@ impl Chain {
         self.pieces.len()
     }
 
-    /// Adds a descriptor's memory. The sums cannot overflow: no chain has more than 2^32
+    /// Adds a descriptor's memory. The sums cannot overflow: a chain has less than 2^32
     /// descriptors.
     #[inline(always)]
     pub(crate) fn push(&mut self, addr: u64, len: u32, writable: bool) -> Result<(), Fault> {
@@ -180,7 +179,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Checks what can only be said of the whole.
+    /// Checks the complete chain.
     #[inline]
     pub(crate) fn finish(&self) -> Result<(), Fault> {
         if self.readable_bytes + self.writable_bytes > CHAIN_BYTES_MAX {
@@ -200,7 +199,7 @@ impl Chain {
         Some(pair(&bytes))
     }
 
-    /// Copies readable bytes out, from `skip` on.
+    /// Copies readable bytes out, starting at `skip`.
     fn copy_readable(&self, mut skip: u64, into: &mut [u8], lookup: &mut Lookup<'_>) -> Option<()> {
         let mut done = 0;
         for piece in &self.pieces[..self.readable] {
@@ -218,8 +217,8 @@ impl Chain {
     }
 }
 
-/// Appends the segments of `take` bytes, not 0, of a stream from `skip` on, if none is longer than
-/// `most`.
+/// Appends the segments of the `take` bytes (not 0) of a stream that start at `skip`. Fails if one
+/// of them is longer than `most`.
 #[inline]
 fn gather(
     pieces: &[Piece],
@@ -254,30 +253,30 @@ fn pair(bytes: &[u8; 16]) -> [u64; 2] {
     [half(0), half(8)]
 }
 
-/// A request under way; a ring has one for each tag. One line of the processor's cache.
+/// A request in flight. A ring has one slot for each tag. Fills one cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Slot {
     offset: u64,
     len: u64,
-    /// Guest-physical; [`NO_STATUS`] if the guest left no place for a status.
+    /// Guest-physical; [`NO_STATUS`] if the guest left no room for a status.
     status_addr: u64,
     segments: Vec<iovec>,
-    /// Bytes written if all goes well, with the status.
+    /// Bytes written on success, including the status.
     used_len: u32,
     kind: Kind,
     pub(crate) busy: bool,
-    /// Whether the device (or we) may have written to the segments.
+    /// Whether the device (or this code) may have written to the segments.
     writes_memory: bool,
-    /// Packed ring: where the in-flight region has the chain's first descriptor.
+    /// Packed ring: the in-flight region's entry of the chain's first descriptor.
     pub(crate) entry: u16,
-    /// Packed ring: where the in-flight region has its last.
+    /// Packed ring: the in-flight region's entry of its last descriptor.
     pub(crate) last: u16,
-    /// Packed ring: how many descriptors of the ring the chain has.
+    /// Packed ring: how many of the ring's descriptors the chain has.
     pub(crate) count: u16,
 }
 
-/// No byte has this address, as regions end below it.
+/// No byte has this address: regions end below it.
 const NO_STATUS: u64 = u64::MAX;
 const _: () = assert!(size_of::<Slot>() == 64);
 
@@ -308,22 +307,21 @@ impl Slot {
         }
     }
 
-    /// Has the processor fetch what the next request of this tag is likely to have: guests use a
-    /// place in memory again with the tag that it had before, and keep header and status side
-    /// by side. Fetched ahead, for several requests at once, they cost the way between two
-    /// processors once and not each time.
+    /// Prefetches what the next request with this tag is likely to need: guests use the same memory
+    /// for the same tag again, with header and status side by side. If several requests are
+    /// prefetched together, the transfers between two processors overlap.
     #[inline(always)]
     pub(crate) fn prefetch(&self, lookup: &Lookup<'_>) {
         lookup.prefetch(self.status_addr);
     }
 
-    /// Whether the guest left a place for the status.
+    /// Whether the guest left room for the status.
     pub(crate) fn has_status(&self) -> bool {
         self.status_addr != NO_STATUS
     }
 
-    /// Writes the status, marks in the log all that was written for this request, and gives the
-    /// length for the used ring.
+    /// Writes the status, marks in the log everything that was written for this request, and
+    /// returns the length for the used ring.
     #[inline]
     pub(crate) fn answer(
         &mut self,
@@ -334,7 +332,7 @@ impl Slot {
         if let Some(log) = log {
             self.log_data(lookup.memory(), log);
         }
-        // Memory that has been unplugged since needs no status.
+        // Memory that was unplugged meanwhile needs no status.
         if self.status_addr == NO_STATUS
             || lookup.write_u8(self.status_addr, status as u8).is_none()
         {
@@ -354,15 +352,14 @@ impl Slot {
     }
 }
 
-/// What a chain asks the device for, but for the segments.
+/// What a chain asks the device for, except for the segments.
 struct Asked {
     kind: Kind,
     offset: u64,
     len: u64,
 }
 
-/// Makes a request of a chain: fills the slot, and says how to answer if the device is not to be
-/// asked.
+/// Parses a chain into the slot. Returns a status if the request is answered without the device.
 #[inline]
 pub(crate) fn parse(
     slot: &mut Slot,
@@ -392,7 +389,7 @@ fn judge(
 ) -> Result<Asked, Status> {
     let (readable, writable) =
         chain.pieces.split_at_checked(chain.readable).ok_or(Status::IoError)?;
-    // Where the status goes comes first: whatever else is wrong, the guest is told.
+    // Find the status byte first: then the guest hears of every other error.
     let last = writable.last().filter(|last| last.len > 0).ok_or(Status::IoError)?;
     let status_addr = last.addr.checked_add(u64::from(last.len - 1)).ok_or(Status::IoError)?;
     if !lookup.has(status_addr) {
@@ -431,7 +428,7 @@ fn judge(
     Ok(Asked { kind: if read { Kind::Read } else { Kind::Write }, offset, len })
 }
 
-/// Whatever is not a read or a write.
+/// Checks any request that is not a read or a write.
 #[inline(never)]
 fn judge_other(
     kind: u32,
@@ -466,8 +463,8 @@ fn judge_other(
     }
 }
 
-/// The one range of a discard or of a write of zeros: {u64 sector, u32 sectors, u32 flags}. We tell
-/// the guest that a request has one range, so that it is one operation of the device.
+/// Checks the range of a discard or write-zeroes request: {u64 sector, u32 sectors, u32 flags}. The
+/// disk offers one range per request, so that a request is one operation of the device.
 fn judge_range(
     kind: u32,
     chain: &Chain,

@@ -1,11 +1,11 @@
 //! The split ring (virtio 1.2, section 2.7).
 //!
-//! A pop reads the available index once, then for each head its chain, each descriptor once into
-//! private memory. A completion fills used entries and moves the used index once for the whole
-//! batch; that store is the moment at which the guest has them all. Around it the in-flight region
-//! is written in the order that [`SplitRing::complete`] shows.
+//! A pop reads the available index once, and then the chain of each head, reading each descriptor
+//! once into private memory. A completion fills used entries and moves the used index once for the
+//! whole batch; this store publishes the batch. The in-flight region is written around it in the
+//! order that [`SplitRing::complete`] shows.
 //!
-//! This file is on the path of every request: no allocation, no division, no system call.
+//! This file is hot, on the path of every request: no allocation, no division, no system call.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -36,14 +36,14 @@ pub struct SplitRing {
     mask: u16,
     /// The next available entry to take.
     next_avail: u16,
-    /// The next used entry to fill, which is also the used index that the guest sees.
+    /// The next used entry to fill, and the used index that the guest sees.
     next_used: u16,
     event_idx: bool,
     indirect: bool,
     inflight: Option<SplitInflight>,
-    /// Heads that an earlier process had taken, in reverse order.
+    /// Heads that an earlier process had taken, last one first.
     resubmits: Vec<u16>,
-    /// Guest-physical address of the used ring, if it is logged.
+    /// Guest-physical address of the used ring, if writes are logged.
     log_addr: Option<u64>,
 }
 
@@ -130,7 +130,7 @@ impl SplitRing {
         let mut taken = 0;
         while taken < max && self.requests.may_go_on() {
             let Some(head) = self.resubmits.pop() else { break };
-            // It is marked, and its place in the available ring is behind us.
+            // The head is marked, and `next_avail` is already after it.
             self.requests.free_slot(head)?;
             self.read_chain(lookup, head)?;
             self.requests.admit(head, lookup, disk, tags);
@@ -145,8 +145,7 @@ impl SplitRing {
             return Err(Fault::AvailableJump { next: self.next_avail, available });
         }
         let count = usize::from(count).min(max - taken);
-        // The way to another processor's memory is long: what is likely to be needed there is asked
-        // for at once.
+        // Fetching memory of another processor takes long, so prefetch what is likely to be needed.
         self.requests.prefetch(self.requests.latest, lookup);
         self.used.prefetch(USED_RING + USED_ENTRY_LEN * usize::from(self.next_used & self.mask));
         for ahead in 0..AHEAD.min(count as u16) {
@@ -173,8 +172,7 @@ impl SplitRing {
         Ok(taken)
     }
 
-    /// Prepares for the head that is so many entries ahead. It is read again, and judged, when its
-    /// turn comes.
+    /// Prefetches for the head `ahead` entries later. It is read again and checked in its turn.
     #[inline(always)]
     fn prefetch(&self, ahead: u16, lookup: &Lookup<'_>) {
         let at = usize::from(self.next_avail.wrapping_add(ahead) & self.mask);
@@ -221,8 +219,8 @@ impl SplitRing {
             self.requests.drop_all(finished);
             return 0;
         }
-        // Status bytes and their log, and the used entries, which nobody looks at before the index
-        // moves.
+        // Write status bytes with their log, and the used entries, which the guest does not read
+        // before the index moves.
         let (first, mask, used) = (self.next_used, self.mask, &self.used);
         let mut next = first;
         self.requests.answer(memory, log, finished, |head, len, _| {
@@ -278,8 +276,8 @@ impl SplitRing {
         if since == 0 {
             return false;
         }
-        // The used index must be out before we look: the guest first asks for an interrupt, then
-        // looks at the index.
+        // The used index must be visible before the check: the guest first requests an interrupt,
+        // then reads the index.
         full_fence();
         if self.event_idx {
             let event = self.avail.load_u16(AVAIL_RING + 2 * usize::from(self.num), Relaxed);
@@ -293,7 +291,7 @@ impl SplitRing {
         USED_RING + USED_ENTRY_LEN * usize::from(self.num)
     }
 
-    /// Writes a number of the used ring that governs kicks.
+    /// Writes a field of the used ring that controls kicks.
     fn set_kick(&self, at: usize, value: u16, log: Option<&DirtyLog>) {
         self.used.store_u16(at, value, Relaxed);
         if let (Some(log), Some(addr)) = (log, self.log_addr) {
@@ -310,9 +308,9 @@ impl SplitRing {
         } else {
             self.set_kick(USED_FLAGS, 0, log);
         }
-        // The wish must be out before we look: the guest first moves its index, then looks for the
-        // wish. Without the fence both could miss the other, and the request would wait for
-        // ever.
+        // The request for a kick must be visible before the check: the guest first moves its index,
+        // then reads the request. Without the fence both could miss the other's store, and a
+        // request would wait forever.
         full_fence();
         !self.has_work()
     }
@@ -322,8 +320,8 @@ impl SplitRing {
             return;
         }
         if self.event_idx {
-            // An index that was just passed comes again after 65536 requests: a stray kick then, at
-            // worst.
+            // An index that was just passed is reached again after 65536 requests: at worst a
+            // spurious kick.
             self.set_kick(self.avail_event(), self.next_avail.wrapping_sub(1), log);
         } else {
             self.set_kick(USED_FLAGS, USED_F_NO_NOTIFY, log);

@@ -1,5 +1,5 @@
-//! A ring at work without a connection, for simulated worlds that look at nothing else. Everything
-//! from the ring to the device is the real thing.
+//! A ring without a connection, for simulations that test nothing else. The path from the ring to
+//! the device is the production code.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::target::queue::{self, Command, Ended, Remote, Start};
 use crate::target::share::Company;
 use crate::target::stats::QueueStats;
 
-/// What such a ring is started with.
+/// The arguments of a ring; see `queue::Start`.
 #[expect(missing_docs, reason = "they are what `queue::Start` has")]
 pub struct RingStart {
     pub index: u16,
@@ -26,7 +26,7 @@ pub struct RingStart {
     pub stats: Arc<QueueStats>,
 }
 
-/// A ring on this core. Without a kick it is looked at in the turns that the core has for other
+/// A ring on this core. It has no kick: it is polled in the turns that the core takes for other
 /// reasons.
 pub struct RingAtWork {
     remote: Remote,
@@ -34,7 +34,7 @@ pub struct RingAtWork {
 }
 
 impl RingAtWork {
-    /// Starts it.
+    /// Starts the ring.
     pub fn new(core: &Core, start: RingStart) -> RingAtWork {
         let (remote, orders) = queue::remote();
         let RingStart { index, setup, memory, disk, inflight, device, stats } = start;
@@ -63,8 +63,8 @@ impl RingAtWork {
         RingAtWork { remote, ended }
     }
 
-    /// Brings it to rest: nothing more is popped, and what was is given back. Where it goes on, and
-    /// whether it was broken. Suspends until then.
+    /// Quiesces the ring: pops nothing more and completes the requests in flight. Returns the
+    /// position at which it continues, and whether it was broken.
     pub async fn rest(mut self) -> (u32, bool) {
         self.remote.send(Command::Stop);
         let ended = self.ended.await;

@@ -1,24 +1,24 @@
-//! A disk at its socket: takes connections one after the other, does what the front end's messages
-//! ask for, and spreads the rings over the cores.
+//! A disk and its socket: accepts one connection after the other, performs what the front end's
+//! messages request, and distributes the rings over the cores.
 //!
-//! 1. [`Target::serve`] accepts a connection when the disk is ready and not before: QEMU 7.2 never
-//!    comes back after one that was accepted and closed. The next is accepted when this one is
-//!    over.
-//! 2. Messages go through [`Session`], which says what to do; descriptors are mapped here. Rings
-//!    run on the cores by turns, each with a channel to the device of its own (see `queue.rs`).
-//! 3. When the connection ends, for whatever reason, all rings are stopped: nothing more is popped,
-//!    and what is at the device comes to its end in memory that stays mapped so long. Then only the
-//!    in-flight region, which the front end keeps, knows what was begun.
+//! 1. [`Target::serve`] does not accept a connection before the disk is ready: QEMU 7.2 never
+//!    reconnects after a connection that was accepted and closed. It accepts the next connection
+//!    when this one has ended.
+//! 2. [`Session`] turns messages into actions; descriptors are mapped here. Rings are assigned to
+//!    cores round robin, each with its own channel to the device (see `queue.rs`).
+//! 3. When the connection ends, for any reason, all rings stop: they pop nothing more, and their
+//!    requests at the device finish in memory that stays mapped until then. After that only the
+//!    in-flight region, which the front end keeps, records unfinished requests.
 //!
 //! # The write cache
 //!
-//! A guest that switched the write cache off holds every completed write for durable, and it is not
-//! asked again: after a crash of ours QEMU goes on without a word about it. So what a front end was
-//! told is remembered ([`Target::remember`]) before a SET_CONFIG is acknowledged, and before a
-//! front end that begins anew gets its in-flight region. Where nothing is known and a front end
-//! comes with a region of an earlier process, the cache is off: slower, and never wrong.
+//! A guest that switched the write cache off takes every completed write for durable. It is not
+//! asked again: after a crash of this process QEMU continues without telling us. So what a front
+//! end was told is stored ([`Target::remember`]) before a SET_CONFIG is acknowledged, and before a
+//! new front end receives its in-flight region. If nothing is stored and a front end brings a
+//! region of an earlier process, the cache is off: slower, but always safe.
 //!
-//! All of this is on one core and off the way of requests.
+//! All of this runs on one core and outside the path of requests.
 //!
 //! # Handing a disk over
 //!
@@ -33,18 +33,19 @@
 //!                             memory mapped, descriptors checked
 //! ```
 //!
-//! *At rest* nothing of the disk is under way: no request, no answer, nothing is popped or read,
-//! and everything that another process needs has been exported. Two processes may hold the disk at
-//! rest at the same time; which of them goes on, they agree on by themselves. From there a disk
-//! goes on in the same way, whether it was brought to rest here or elsewhere: rings start where
-//! they stopped, look for requests at once, and signal once.
+//! A *quiesced* disk has nothing in flight: no request and no reply; nothing is popped or read, and
+//! everything that another process needs has been exported. Two processes may hold the quiesced
+//! disk at the same time. They agree between them which one continues. A disk continues in the same
+//! way whether it was quiesced here or elsewhere: rings start where they stopped, check for
+//! requests immediately, and signal once.
 //!
-//! A device may not be done for minutes. [`Target::force`] brings the disk to rest all the same:
-//! rings give up what they have at the device, which only the in-flight region knows then, as after
-//! a crash. But this process still lives, and its operations still write to the guest's memory and
-//! to the disk, until [`Target::settled`]. Whoever goes on with the disk takes new requests at
-//! once. Those in the region it neither does nor completes before [`Target::release`]: so a
-//! late read never meets memory that the guest uses again, and a late write never a newer one.
+//! A device may take minutes to finish its requests. [`Target::force`] quiesces the disk without
+//! waiting: rings abandon what they have at the device, and only the in-flight region records it,
+//! as after a crash. But this process is still alive, and its operations write to guest memory and
+//! to the disk until [`Target::settled`]. The process that continues with the disk serves new
+//! requests immediately. It neither executes nor completes the requests in the region before
+//! [`Target::release`], so a late read never writes to memory that the guest has reused, and a late
+//! write never overwrites a newer one.
 
 #[cfg(feature = "testing")]
 #[doc(hidden)]
@@ -85,33 +86,33 @@ use crate::target::seldom::{Line, Lines, Seldom};
 use crate::target::share::Company;
 use crate::target::stats::QueueStats;
 
-/// How often it is looked whether what front ends have left was given back, in nanoseconds.
+/// Interval of checks whether the front ends' old resources are released, in nanoseconds.
 const FULL_NS: u64 = 1_000_000;
-/// How often it is looked whether the device is done with memory of before, and how often at most:
-/// for a minute.
+/// Interval of checks whether the device has finished with old memory, and their number: one minute
+/// in all.
 const OLD_MEMORY_NS: u64 = 5_000_000;
 const OLD_MEMORY_LOOKS: u32 = 12_000;
-/// Rest after an accept that failed, in nanoseconds.
+/// Pause after a failed accept, in nanoseconds.
 const RETRY_NS: u64 = 100_000_000;
-/// Longest segment of a request, in bytes: as many as a request may have are within [`DATA_MAX`].
+/// Longest segment of a request in bytes. The maximum number of segments stays within [`DATA_MAX`].
 const SEGMENT_BYTES_MAX: u32 = 4 << 20;
-/// Most ranges in one discard or write of zeroes.
+/// Most ranges in one discard or write-zeroes request.
 const RANGES_MAX: u32 = 1;
 
-/// What a disk is to be like.
+/// The options of a disk.
 #[derive(Clone, Debug)]
 pub struct TargetOptions {
-    /// For the log.
+    /// The disk's name in the log.
     pub name: String,
-    /// What the guest reads as the serial number; 20 bytes of it.
+    /// The serial number that the guest reads; its first 20 bytes.
     pub serial: String,
-    /// Most rings.
+    /// Number of rings.
     pub queues: u16,
-    /// The core that the first ring runs on; the others follow by turns.
+    /// The core of the first ring; the others follow round robin.
     pub first_core: usize,
 }
 
-/// A disk that virtual machines are given; see the module text.
+/// A disk that is served to virtual machines.
 pub struct Target {
     core: Core,
     device: Bdev,
@@ -123,31 +124,31 @@ pub struct Target {
     order: Cell<Order>,
     connected: Cell<bool>,
     events: Rc<Events>,
-    /// What front ends were told of the write cache, if that is known.
+    /// What front ends were told about the write cache, if known.
     write_cache: Cell<Option<bool>>,
     keeper: OnceCell<Keeper>,
     /// The guest's memory, for a successor.
     regions: RefCell<Vec<(RegionInfo, OwnedFd)>>,
     /// Memory that was mapped before the front end's connection came.
     early: RefCell<Arc<GuestMemory>>,
-    /// What `rest` waits for.
+    /// The result that `rest` waits for.
     export: RefCell<Option<Result<Export, String>>>,
     resting: RefCell<Option<Waker>>,
-    /// It is to rest anew, without its front end's connection.
+    /// Quiesce again, without the front end's connection.
     alone: Cell<bool>,
-    /// Its device is not waited for any more.
+    /// Do not wait for the device.
     forced: Cell<bool>,
-    /// Operations of rings that were abandoned, and whether a flush is among them.
+    /// The operations of abandoned rings, and whether there is a flush among them.
     under_way: RefCell<Option<(Obedience, UnderWay)>>,
-    /// Operations of the process before, until [`Target::release`].
+    /// Set until [`Target::release`], while operations of the old process may be in flight.
     hold: Cell<Option<Hold>>,
 }
 
-/// A disk at rest: its state, and the descriptors that go with it, in the order of
+/// A quiesced disk: its state, and the descriptors that belong to it, in the order of
 /// [`DiskState::roles`].
 pub type Export = (DiskState, Vec<OwnedFd>);
 
-/// What a target is to do.
+/// What the target must do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     Serve,
@@ -155,14 +156,14 @@ enum Order {
     Stop,
 }
 
-/// Keeps durably what front ends were told of the write cache: see [`Target::remember`].
+/// Durably stores what front ends were told about the write cache: see [`Target::remember`].
 pub type Keeper = Box<dyn Fn(Option<bool>) -> Pin<Box<dyn Future<Output = Result<(), String>>>>>;
 
-/// What wakes a connection beside its socket.
+/// Wakes a connection for events other than those of its socket.
 #[derive(Default)]
 struct Events {
     ended: RefCell<VecDeque<Ended>>,
-    /// The device has another size than the front end knows.
+    /// The front end does not know the device's new size yet.
     resized: Cell<bool>,
     waker: RefCell<Option<Waker>>,
 }
@@ -176,7 +177,7 @@ impl Events {
 }
 
 impl Target {
-    /// A disk that nobody is connected to yet.
+    /// Creates a disk without a connection.
     pub fn new(core: &Core, device: Bdev, options: TargetOptions) -> Rc<Target> {
         Rc::new(Target {
             core: core.clone(),
@@ -202,8 +203,8 @@ impl Target {
         })
     }
 
-    /// Has what front ends are told of the write cache kept by `keeper`, which is done when that is
-    /// durable. `known` is what it kept before. To be called once, before [`Target::serve`].
+    /// Sets the function that durably stores what front ends are told about the write cache, and
+    /// `known`, the value that it stored last. To be called once, before [`Target::serve`].
     pub fn remember(&self, known: Option<bool>, keeper: Keeper) {
         self.write_cache.set(known);
         let _ = self.keeper.set(keeper);
@@ -221,7 +222,7 @@ impl Target {
         }
     }
 
-    /// Waits for something that others do, but no longer than the disk is served.
+    /// Waits for `done`, but not after the target is told to stop.
     async fn unless_stopped<T>(&self, done: impl Future<Output = T>) -> Option<T> {
         let mut done = pin!(done);
         poll_fn(|cx| {
@@ -234,17 +235,17 @@ impl Target {
         .await
     }
 
-    /// What front ends were told of the write cache, if that is known.
+    /// What front ends were told about the write cache, if known.
     pub fn write_cache(&self) -> Option<bool> {
         self.write_cache.get()
     }
 
-    /// The device that is served.
+    /// The device.
     pub fn device(&self) -> &Bdev {
         &self.device
     }
 
-    /// Gives the disk another size, in bytes, and tells the guest. Suspends.
+    /// Changes the size of the disk, in bytes, and notifies the guest. Suspends.
     ///
     /// # Errors
     /// As for [`Bdev::resize`].
@@ -255,7 +256,7 @@ impl Target {
         Ok(())
     }
 
-    /// The counters of its rings.
+    /// The counters of the rings.
     pub fn stats(&self) -> &[Arc<QueueStats>] {
         &self.stats
     }
@@ -265,7 +266,7 @@ impl Target {
         self.connected.get()
     }
 
-    /// Ends [`Target::serve`] soon.
+    /// Tells [`Target::serve`] to return.
     pub fn stop(&self) {
         self.give_order(Order::Stop);
     }
@@ -275,20 +276,18 @@ impl Target {
         self.events.ring();
     }
 
-    /// Brings the disk to rest, or waits until it is; see the module text. Suspends until what is
-    /// at the device is done. Who gives this up, and whoever does not want it any more, says
-    /// [`Target::go_on`].
+    /// Quiesces the disk, after its requests at the device have finished. A caller that drops the
+    /// future, or no longer wants the disk quiesced, must call [`Target::go_on`].
     ///
     /// # Errors
-    /// Why the disk cannot be handed over, or could not be taken over.
+    /// Why the disk cannot be handed over or taken over.
     pub async fn rest(&self) -> Result<Export, String> {
         self.forced.set(false);
         self.rested().await
     }
 
-    /// Brings a disk that is at rest to rest without its front end's connection: that is closed,
-    /// and [`Target::go_on`] brings it back no more. Suspends until no operation is under way
-    /// any more.
+    /// Closes the front end's connection of a quiesced disk and exports the disk without it;
+    /// [`Target::go_on`] does not restore it. Suspends until no operation is in flight.
     ///
     /// # Errors
     /// As for [`Target::rest`].
@@ -307,22 +306,22 @@ impl Target {
         .await
     }
 
-    /// Has [`Target::rest`] wait no longer for the device, if the front end has given an in-flight
-    /// region and waits for no answer. Not to be followed by [`Target::go_on`].
+    /// Makes [`Target::rest`] stop waiting for the device, if the front end has set an in-flight
+    /// region and waits for no reply. [`Target::go_on`] must not follow.
     pub fn force(&self) {
         self.forced.set(true);
         self.events.ring();
     }
 
-    /// Ends [`Target::serve`] soon, without waiting for the device. The in-flight region has what
-    /// it is at.
+    /// Tells [`Target::serve`] to return without waiting for the device. The in-flight region
+    /// records the unfinished requests.
     pub fn give_up(&self) {
         self.forced.set(true);
         self.stop();
     }
 
-    /// Suspends until no operation is under way any more of a disk that was forced to rest. To be
-    /// called by one at a time, after [`Target::rest`].
+    /// Suspends until no operation of a forcibly quiesced disk is in flight. Only one task may
+    /// wait, and only after [`Target::rest`].
     pub async fn settled(&self) {
         poll_fn(|cx| match &*self.under_way.borrow() {
             Some((operations, _)) => operations.poll(cx),
@@ -331,13 +330,13 @@ impl Target {
         .await;
     }
 
-    /// Whether it waits for [`Target::release`].
+    /// Whether the target waits for [`Target::release`].
     pub fn holds(&self) -> bool {
         self.hold.get().is_some()
     }
 
-    /// No operation of the process before is under way any more, of a disk that was forced to rest
-    /// there. Whether a flush had failed there by then.
+    /// Reports that no operation of the old process is in flight any more, for a disk that was
+    /// forcibly quiesced there. `flush_failed` tells whether a flush has failed there.
     pub fn release(&self, flush_failed: bool) {
         if flush_failed {
             self.device.set_flush_failed();
@@ -346,22 +345,22 @@ impl Target {
         self.events.ring();
     }
 
-    /// Ends the rest.
+    /// Resumes a quiesced disk.
     pub fn go_on(&self) {
         self.give_order(Order::Serve);
     }
 
-    /// The guest's memory as the front end has given it so far.
+    /// The guest's memory as far as the front end has set it up.
     ///
     /// # Errors
-    /// When the process has no descriptors left.
+    /// If the process has no descriptors left.
     pub fn memory(&self) -> std::io::Result<Vec<(RegionInfo, OwnedFd)>> {
         let regions = self.regions.borrow();
         regions.iter().map(|(region, fd)| Ok((*region, fd.try_clone()?))).collect()
     }
 
-    /// Maps memory that [`Target::take_over`] will meet, ahead of it. What cannot be mapped now
-    /// shows then.
+    /// Maps memory that [`Target::take_over`] will need, in advance. A failure is reported by
+    /// [`Target::take_over`].
     pub fn map_early(&self, regions: &[(RegionInfo, OwnedFd)]) {
         let table: Vec<_> = regions.iter().map(|(region, fd)| (*region, fd.as_fd())).collect();
         if let Ok(memory) = GuestMemory::new().replace(&table) {
@@ -374,8 +373,8 @@ impl Target {
         self.serve_all(listener, None).await;
     }
 
-    /// Takes over a disk that is at rest in another process, and is at rest itself then: what
-    /// [`Target::rest`] waits for. After [`Target::go_on`] it serves until [`Target::stop`].
+    /// Takes over a disk that is quiesced in another process. The disk is then quiesced here, which
+    /// completes [`Target::rest`]. After [`Target::go_on`] it is served until [`Target::stop`].
     pub async fn take_over(&self, state: &DiskState, descriptors: Vec<OwnedFd>) {
         self.order.set(Order::Rest);
         let (listener, connection) = match self.adopt(state, descriptors) {
@@ -384,11 +383,11 @@ impl Target {
         };
         let export = self.export(&listener, connection.as_ref());
         let export = export.and_then(|export| {
-            // What would be handed over from here is what came.
+            // The state to export from here must equal the imported one.
             let same = (export.0.capacity_sectors, &export.0.connection);
             match same == (state.capacity_sectors, &state.connection) {
                 true => Ok(export),
-                false => Err("the disk is another one here".to_owned()),
+                false => Err("the disk's size or session differs here".to_owned()),
             }
         });
         match self.at_rest(export).await {
@@ -405,7 +404,7 @@ impl Target {
                 Some(connection) => connection,
                 None => match self.accept(&listener).await {
                     Accepted::Socket(socket) => {
-                        // It was mapped for a front end that did not come.
+                        // Early memory was mapped for a front end that did not come.
                         drop(self.early.take());
                         let connection = Connection::new(self, socket);
                         connection.memory.account().bound();
@@ -441,7 +440,7 @@ impl Target {
                     end => break end,
                 }
             };
-            // A front end that comes next must not meet operations of this one's.
+            // Operations of this front end must not overlap with the next one's connection.
             connection.stop_rings(false).await;
             drop(connection);
             drop_elsewhere(self.regions.take());
@@ -452,7 +451,7 @@ impl Target {
                         tracing::info!(disk = name, pid, left_out, "the front end has gone");
                     }
                 }
-                // Without the connection.
+                // Continue without the connection.
                 End::Resting => {}
                 End::Stopped => return,
                 End::Failed(why) => {
@@ -469,7 +468,7 @@ impl Target {
         }
     }
 
-    /// Whether an event of this kind is to be logged now.
+    /// Whether to log an event of this kind now.
     fn line(&self, of: &Seldom) -> Option<Line> {
         of.line(self.core.now_ns())
     }
@@ -481,7 +480,7 @@ impl Target {
         }
     }
 
-    /// Says what is at rest, and waits for what comes then: to go on, the end, or to rest anew
+    /// Publishes the export and waits for the next order: to serve, to stop, or to quiesce again
     /// without the connection.
     async fn at_rest(&self, export: Result<Export, String>) -> Order {
         self.tell(export);
@@ -497,7 +496,7 @@ impl Target {
         order
     }
 
-    /// Everything that a successor needs of a disk at rest.
+    /// Everything that a successor needs of a quiesced disk.
     fn export(
         &self,
         listener: &UnixListener,
@@ -512,7 +511,7 @@ impl Target {
             under_way: self.under_way(),
             connection: match connection {
                 None => None,
-                Some(connection) => Some(connection.state().ok_or("an answer is due")?),
+                Some(connection) => Some(connection.state().ok_or("a reply is due")?),
             },
             ..DiskState::default()
         };
@@ -534,21 +533,21 @@ impl Target {
         Ok((state, descriptors))
     }
 
-    /// What is under way although the disk is at rest.
+    /// Operations that are in flight although the disk is quiesced.
     fn under_way(&self) -> Option<UnderWay> {
         let under_way = self.under_way.borrow();
         let (operations, what) = under_way.as_ref()?;
         (!operations.is_given()).then_some(*what)
     }
 
-    /// The disk as another process had it, at rest.
+    /// Imports a disk that is quiesced in another process.
     fn adopt(
         &self,
         state: &DiskState,
         descriptors: Vec<OwnedFd>,
     ) -> Result<(UnixListener, Option<Connection<'_>>), String> {
         let parts = state.assign(descriptors).map_err(|error| error.to_string())?;
-        let listener = parts.listener.ok_or("no listening socket came along")?;
+        let listener = parts.listener.ok_or("the listening socket is missing")?;
         let listener = UnixListener::from_fd(&self.core, listener)
             .map_err(|error| format!("the listening socket: {error}"))?;
         self.take_statistics(&state.statistics);
@@ -572,8 +571,7 @@ impl Target {
         Ok((listener, connection))
     }
 
-    /// The disk keeps the size that its guest knows, also where the image has another length by
-    /// now.
+    /// Keeps the size that the guest knows, even if the image's length has changed.
     fn take_size(&self, size_bytes: u64) {
         let found = self.device.size_bytes();
         if found != size_bytes && !self.device.is_memory() {
@@ -588,7 +586,7 @@ impl Target {
         self.device.set_taken_size(size_bytes);
     }
 
-    /// The counters that are not 0, of all rings together.
+    /// The sums over all rings of the counters that are not 0.
     pub fn statistics(&self) -> Vec<(String, u64)> {
         let mut all: Vec<(String, u64)> = Vec::new();
         for stats in &self.stats {
@@ -603,8 +601,7 @@ impl Target {
         all
     }
 
-    /// Those of another process are added to the first ring's. Counters of another version may have
-    /// no place here.
+    /// Adds another process's counters to those of the first ring. Unknown counters are ignored.
     pub fn take_statistics(&self, statistics: &[(String, u64)]) {
         let Some(first) = self.stats.first() else { return };
         for (name, counter) in first.counters() {
@@ -641,14 +638,13 @@ impl Target {
     }
 }
 
-/// How often it is looked whether a guest that kicks is heard, in nanoseconds.
+/// Interval of the checks for unheard kicks, in nanoseconds.
 const UNHEARD_NS: u64 = 1_000_000_000;
-/// How often a connection is looked at.
+/// Number of checks for each connection.
 const UNHEARD_LOOKS: u32 = 60;
 
-/// Says in the log what is wrong where a guest kicks and no ring ever has a request: then its
-/// memory is not the memory that the front end has given us, as it happens where QEMU's memory
-/// backend is not shared.
+/// Logs a hint if a guest kicks and no ring ever has a request: then its memory is not the memory
+/// that the front end has shared with us, for example because QEMU's memory backend is not shared.
 fn hint_at_unshared_memory(
     core: &Core,
     name: Arc<str>,
@@ -681,14 +677,14 @@ fn hint_at_unshared_memory(
     core.spawn(Class::Control, looking).owned()
 }
 
-/// What came instead of, or with, a connection.
+/// The result of waiting for a connection.
 enum Accepted {
     Socket(UnixSocket),
     Rest,
     Stop,
 }
 
-/// The disk in the guest's numbers.
+/// The disk's properties as the guest sees them.
 fn config(geometry: &Geometry, queues: u16) -> Config {
     let sectors = |bytes: u64| u32::try_from(bytes / SECTOR_BYTES).unwrap_or(u32::MAX);
     let limits = |bytes: u64| RangeLimits { sectors_max: sectors(bytes), segments_max: RANGES_MAX };
@@ -710,19 +706,19 @@ fn config(geometry: &Geometry, queues: u16) -> Config {
     }
 }
 
-/// Why a connection is over.
+/// Why [`Connection::run`] returns.
 enum End {
-    /// The front end closed it.
+    /// The front end closed the connection.
     Gone,
-    /// The disk is to stop.
+    /// The disk is being stopped.
     Stopped,
-    /// It is not over: the disk is to rest.
+    /// The disk is to be quiesced; the connection stays.
     Resting,
-    /// Something that the front end must not do, or that the system refused.
+    /// The front end violated the protocol, or the system refused a request.
     Failed(String),
 }
 
-/// Why an action could not be done.
+/// Why an action failed.
 struct Refused(String);
 
 impl Refused {
@@ -731,14 +727,14 @@ impl Refused {
     }
 }
 
-/// The descriptors of a ring, and the way to it while it runs.
+/// The descriptors of a ring, and the handle to it while it runs.
 #[derive(Default)]
 struct RingParts {
     kick: Option<OwnedFd>,
     call: Option<OwnedFd>,
     err: Option<OwnedFd>,
     remote: Option<Remote>,
-    /// It is at rest, and goes on here.
+    /// The position of a quiesced ring.
     progress: Option<RingProgress>,
 }
 
@@ -764,9 +760,9 @@ struct Connection<'a> {
     log_signal: Option<OwnedFd>,
     channel: Option<UnixSocket>,
     rings: Vec<RingParts>,
-    /// Rings were told something since they were last known to have obeyed.
+    /// Rings were sent commands that may not be executed yet.
     told_rings: bool,
-    /// Rings were started that hold requests.
+    /// A ring was started that holds requests.
     holds: bool,
 }
 
@@ -797,7 +793,7 @@ impl<'a> Connection<'a> {
     }
 
     fn offer(target: &Target) -> Offer {
-        // What it is from here on is in the geometry.
+        // The geometry has the current size.
         target.events.resized.set(false);
         let mut config = config(&target.device.geometry(), target.options.queues);
         config.write_cache &= target.write_cache.get() != Some(false);
@@ -806,7 +802,7 @@ impl<'a> Connection<'a> {
         Offer { memory_regions_max, ..offer }
     }
 
-    /// Becomes what it was in another process, with its rings at rest.
+    /// Continues a connection of another process. Its rings stay quiesced.
     fn adopt(
         &mut self,
         state: &ConnectionState,
@@ -814,7 +810,7 @@ impl<'a> Connection<'a> {
         partial: Vec<OwnedFd>,
     ) -> Result<(), Refused> {
         let bad = |error: &dyn std::fmt::Display| Refused::new("the connection", error);
-        // What it has given was admitted where it came from.
+        // The other process has admitted these regions.
         let memory_regions_max = MEMORY_REGIONS_MAX;
         let offer = Offer { memory_regions_max, ..Connection::offer(self.target) };
         let imported = Session::import(offer, &state.session, descriptors);
@@ -825,7 +821,7 @@ impl<'a> Connection<'a> {
             Framer::from_parts(state.partial.clone(), partial).map_err(|error| bad(&error))?;
         for action in actions {
             match action {
-                // Not before the rest is over.
+                // After the disk is resumed.
                 Action::StartRing(_) | Action::EnableRing(..) => {}
                 action => self.apply(action)?,
             }
@@ -837,8 +833,7 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// What another process needs to know, once the rings are at rest; nothing while an answer is
-    /// due.
+    /// The state that another process needs, with all rings quiesced; `None` while a reply is due.
     fn state(&self) -> Option<ConnectionState> {
         let progress = |ring: u16| self.rings[usize::from(ring)].progress.unwrap_or_default();
         let (partial, descriptors) = self.framer.parts();
@@ -852,7 +847,7 @@ impl<'a> Connection<'a> {
         })
     }
 
-    /// The descriptors that go with [`Connection::state`].
+    /// The descriptors that belong to [`Connection::state`].
     fn descriptor(&self, role: Role) -> Option<BorrowedFd<'_>> {
         let ring = |ring: u16| self.rings.get(usize::from(ring));
         match role {
@@ -870,7 +865,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Runs until the connection is over or the disk is to rest. Rings at rest go on.
+    /// Runs until the connection ends or the disk must be quiesced. Starts quiesced rings again.
     async fn run(&mut self) -> End {
         if let Err(Refused(why)) = self.wake_rings() {
             return End::Failed(why);
@@ -916,7 +911,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// What happens next. A message that was sent before the last one was answered stays unread.
+    /// The next event. A message that was sent before the last one was answered stays unread.
     async fn next(&mut self, received: &mut Vec<u8>) -> Next {
         let Connection { target, socket, session, framer, unsent, holds, .. } = self;
         let events = &target.events;
@@ -935,7 +930,7 @@ impl<'a> Connection<'a> {
             }
             match target.order.get() {
                 Order::Stop => return Poll::Ready(Next::Stop),
-                // An answer that is due comes first; whether it is read is the front end's affair.
+                // A reply that is due must be sent first, whether or not the front end reads it.
                 Order::Rest if !session.is_waiting() => return Poll::Ready(Next::Rest),
                 Order::Serve | Order::Rest => {}
             }
@@ -949,8 +944,8 @@ impl<'a> Connection<'a> {
         .await
     }
 
-    /// Lets in only descriptors that can make nobody wait. Those of another kind may make this wait
-    /// for them to be closed, but not longer than until the disk is to stop.
+    /// Admits only descriptors whose operations never block. Closing others may take a while; this
+    /// waits for it, but not after the disk is told to stop.
     async fn admit(&self, fds: Vec<OwnedFd>) -> Result<Vec<OwnedFd>, Refused> {
         if fds.is_empty() {
             return Ok(fds);
@@ -968,7 +963,7 @@ impl<'a> Connection<'a> {
         .await
     }
 
-    /// The same of a message with descriptors, none of which is closed here for good.
+    /// Handles a message with descriptors. Their last reference is dropped on another thread.
     async fn message_with(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), Refused> {
         let kept: Vec<_> = fds.iter().filter_map(|fd| fd.try_clone().ok()).collect();
         let step = self.message(bytes, fds).await;
@@ -994,8 +989,8 @@ impl<'a> Connection<'a> {
         if tells != told
             && let Err(Refused(why)) = self.target.told_write_cache(Some(tells)).await
         {
-            // It holds for now: if it is off, that is safe, and if it is on, it is only known to be
-            // off.
+            // The new value is in force, and this is safe: if the cache is now off, writes are
+            // durable; if it is now on, the stored value is off.
             tracing::error!(disk = &*self.target.name, "{why}");
             if let Some(Action::Reply(reply)) = actions.last_mut() {
                 let _ = reply.refuse();
@@ -1004,7 +999,7 @@ impl<'a> Connection<'a> {
         self.perform(actions).await
     }
 
-    /// Lets the rings and the guest know how large the device is now.
+    /// Tells the rings and the guest the device's new size.
     fn resized(&mut self) {
         let sectors = self.target.device.size_bytes() / SECTOR_BYTES;
         self.each_ring(|connection| Command::Disk(connection.disk()));
@@ -1012,23 +1007,22 @@ impl<'a> Connection<'a> {
         let Some(channel) = &self.channel else { return };
         let why = match channel.try_send(&message, &[]) {
             Ok(sent) if sent == message.len() => return,
-            // It is full of such messages; whoever reads one asks for the size.
+            // The channel is full of such messages; after any of them the front end reads the size.
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
             Ok(_) => std::io::Error::from(std::io::ErrorKind::WriteZero),
             Err(error) => error,
         };
-        // Its guest learns the size when it looks. What it does meanwhile is not to suffer.
+        // The guest learns the size when it reads it. Do not disturb it for that.
         tracing::warn!(
             disk = &*self.target.name,
-            "telling the front end of a new size: {why}; it is told of none any more"
+            "telling the front end of a new size: {why}; it will not be told of later ones"
         );
         self.channel = None;
         self.session.forget_backend_channel();
     }
 
-    /// Suspends while requests that the device has keep so much memory of before that what is given
-    /// now has no room beside it, but not for longer than a minute, nor than until the disk is
-    /// to stop.
+    /// Suspends while old memory, kept by requests at the device, leaves no room for the new
+    /// memory, but at most for a minute, and not after the disk is told to stop.
     async fn until_old_memory_is_gone(&self, action: &Action) {
         let new: Vec<_> = match action {
             Action::ReplaceMemory(regions) => regions.iter().map(|(region, _)| region).collect(),
@@ -1053,19 +1047,19 @@ impl<'a> Connection<'a> {
         self.target.unless_stopped(waiting).await;
     }
 
-    /// Does what the session says, in its order.
+    /// Performs the session's actions in order.
     async fn perform(&mut self, actions: Vec<Action>) -> Result<(), Refused> {
         let mut actions = VecDeque::from(actions);
         while let Some(action) = actions.pop_front() {
             match action {
                 Action::Reply(reply) => {
-                    // It tells the front end that what it asked for is in force, on every ring's
+                    // The reply tells the front end that its request is in force, on every ring's
                     // core.
                     self.until_obeyed().await;
                     self.reply(reply)?;
                 }
                 Action::CreateInflight { queues, queue_size } => {
-                    // A front end that begins anew: it knows what it was told on this connection.
+                    // A new front end: it knows what it was told on this connection.
                     let volatile = self.target.device.geometry().volatile_cache;
                     let told = volatile.then_some(self.session.told_write_cache());
                     if told != self.target.write_cache.get()
@@ -1098,7 +1092,7 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Sends a reply, now if the front end's socket has room for it.
+    /// Sends a reply, as far as the front end's socket has room.
     fn reply(&mut self, reply: Reply) -> Result<(), Refused> {
         self.unsent.push(reply.bytes, reply.fd);
         let sent = self.unsent.send(&self.socket);
@@ -1145,7 +1139,7 @@ impl<'a> Connection<'a> {
                 drop_elsewhere(gone.collect::<Vec<_>>());
             }
             Action::Inflight(area, fd) => {
-                // Whether it can be used shows when a ring starts, for its form is known then.
+                // Whether it is valid shows when a ring starts: then its format is known.
                 drop_elsewhere(self.inflight.replace((area, fd)));
             }
             Action::DropInflight => drop_elsewhere(self.inflight.take()),
@@ -1156,7 +1150,7 @@ impl<'a> Connection<'a> {
                 drop_elsewhere(self.log.replace((Arc::new(log), fd)));
                 self.each_ring(|connection| Command::Log(connection.log()));
             }
-            // The front end looks at the log by itself.
+            // The front end reads the log without a signal.
             Action::LogSignal(fd) => self.log_signal = Some(fd),
             Action::BackendChannel(fd) => {
                 let channel = UnixSocket::from_fd(&self.target.core, fd);
@@ -1164,7 +1158,7 @@ impl<'a> Connection<'a> {
                     self.session.forget_backend_channel();
                     Refused::new("the channel for messages", e)
                 });
-                // The one of before is of no use either: it is not known any more.
+                // The front end no longer uses the old one either.
                 self.channel = None;
                 self.channel = Some(channel?);
             }
@@ -1196,9 +1190,8 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Suspends until every ring has done what it was told so far. Not for a ring that has come to
-    /// its end meanwhile, which does nothing more, nor for longer than until the disk is to
-    /// stop.
+    /// Suspends until every ring has executed the commands sent so far. Returns earlier if a ring
+    /// ends, because it executes nothing more, or if the disk is told to stop.
     async fn until_obeyed(&mut self) {
         if !std::mem::take(&mut self.told_rings) {
             return;
@@ -1243,7 +1236,7 @@ impl<'a> Connection<'a> {
         self.each_ring(|connection| Command::Memory(connection.memory.clone()));
     }
 
-    /// The dirty log, if it is to be written.
+    /// The dirty log, if writes are logged.
     fn log(&self) -> Option<Arc<DirtyLog>> {
         let log = self.log.as_ref().filter(|_| self.session.logging());
         log.map(|(log, _)| log.clone())
@@ -1263,12 +1256,12 @@ impl<'a> Connection<'a> {
         Ok((region.info(), fd))
     }
 
-    /// What requests are checked against.
+    /// The disk for checking requests.
     fn disk(&self) -> Disk {
         let geometry = self.target.device.geometry();
         let config = config(&geometry, self.session.rings());
         let has = |bit| self.session.features() & bit != 0;
-        // A driver that did not agree to a limit does not know it.
+        // A driver that did not accept a limit does not know it.
         let bound = |bit, most| if has(bit) { most } else { u32::MAX };
         let mut serial = [0; SERIAL_LEN];
         for (to, from) in serial.iter_mut().zip(self.target.options.serial.bytes()) {
@@ -1366,7 +1359,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Starts the rings that were at work when they came to rest.
+    /// Starts the rings that were quiesced.
     fn wake_rings(&mut self) -> Result<(), Refused> {
         for ring in 0..self.session.rings() {
             if self.part(ring).progress.is_some() {
@@ -1376,7 +1369,7 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Lets the rings go on with what they hold, if it is time.
+    /// Lets the rings continue with the requests that they hold, if they may.
     fn release(&mut self) {
         if self.holds && self.target.hold.get().is_none() {
             self.holds = false;
@@ -1384,9 +1377,9 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Brings all rings to rest: stops them and waits for what they have at the device. Not for
-    /// longer than until the disk is forced, if it goes on elsewhere with what the in-flight
-    /// region has, or ends.
+    /// Quiesces all rings: stops them and waits for their requests at the device. If the disk is
+    /// forced, abandons the rings instead, provided that the disk continues elsewhere with the
+    /// in-flight region (`goes_on`) or is being stopped.
     async fn stop_rings(&mut self, goes_on: bool) {
         for parts in &mut self.rings {
             if let Some(remote) = &mut parts.remote {
@@ -1411,7 +1404,7 @@ impl<'a> Connection<'a> {
             if rings.iter().all(|parts| parts.remote.is_none()) {
                 return Poll::Ready(());
             }
-            // At the end it is as after a crash, whatever the front end knows.
+            // Stopping is like a crash, whether or not the front end has an in-flight region.
             let known = goes_on && self.inflight.is_some() || target.order.get() == Order::Stop;
             if known && target.forced.get() && abandoned.is_none() {
                 let operations = Obedience::default();
@@ -1429,7 +1422,7 @@ impl<'a> Connection<'a> {
     }
 }
 
-/// A ring's own descriptor of an eventfd; ours stays for whoever takes the disk over.
+/// Duplicates the descriptor of an eventfd for a ring. The original stays for a successor.
 fn event(fd: Option<&OwnedFd>) -> Result<Option<EventFd>, Refused> {
     let event = fd.map(|fd| fd.try_clone().and_then(EventFd::from_fd)).transpose();
     event.map_err(|error| Refused::new("a ring's descriptor", error))

@@ -1,33 +1,32 @@
-//! One ring at work: a poller on the ring's own core that carries requests from the guest's memory
-//! to the device and back.
+//! A running ring: a poller on the ring's own core that moves requests from guest memory to the
+//! device and back.
 //!
-//! 1. A turn takes what the device has completed, pops what the guest has made available, and
-//!    submits it. What completes at once (memory, a device that does nothing) is given back in the
-//!    same turn, all with one publication and at most one signal. How much is submitted in one
-//!    turn, and how much a disk may have at its device, says its [`Share`] (`share.rs`): what has
-//!    to wait is deferred, and a long request goes in pieces.
-//! 2. While the ring is looked at the guest is told not to kick. Before the core sleeps the ring is
-//!    armed: the guest's next kick wakes the core, and the device's next completion does anyway.
-//! 3. What the connection wants (another memory table, a stop) arrives as [`Command`]s, through a
-//!    ring of its own, and is done between two turns.
+//! 1. A turn reaps the device's completions, pops the requests that the guest has made available,
+//!    and submits them. Requests that complete immediately (memory, null device) are returned to
+//!    the guest in the same turn, with one publication and at most one signal. The disk's [`Share`]
+//!    (`share.rs`) limits how much is submitted in one turn and how much is at the device: further
+//!    requests are deferred, and long requests are split into pieces.
+//! 2. While the ring is polled, the guest is told not to kick. Before the core sleeps the ring is
+//!    armed: the guest's next kick wakes the core, and so does the device's next completion.
+//! 3. The connection sends [`Command`]s (another memory table, a stop) through a queue. They are
+//!    executed between two turns.
 //!
-//! A ring runs from its start to its stop on one core; [`run`] is that life. A stop pops nothing
-//! more and waits for what is at the device; then nothing here touches the guest's memory again.
+//! A ring stays on one core from start to stop; [`run`] is its life. A stopping ring pops nothing
+//! more and waits for its requests at the device. After that nothing here accesses guest memory.
 //!
-//! What a ring needs while it runs (its poller, the task that waits for kicks, the channel) it
-//! owns, and it goes with the ring, however that ends; a start that fails leaves nothing. A
-//! [`Remote`] that is dropped stops its ring.
+//! A ring owns its poller, the task that waits for kicks, and its channel, and drops them however
+//! it ends. A failed start leaves nothing. Dropping the [`Remote`] stops the ring.
 //!
-//! A device may take longer than anybody wants to wait for. A ring that is *abandoned* is given up
-//! at once: nothing of it is given back or noted any more, as if the process had been killed, and
-//! its operations end by themselves. When the last of them has, whoever abandoned the ring hears of
-//! it: until then they may still write to the guest's memory and to the disk. Whoever goes on with
-//! the ring *holds* what the in-flight region says was begun until then ([`Hold`]).
+//! A device may take longer than anyone wants to wait. An *abandoned* ring ends immediately:
+//! nothing of it is completed or recorded any more, as if the process had been killed, and its
+//! operations finish later. A token reports the last of them; until then they may still write to
+//! guest memory and to the disk. Until then the ring's successor *holds* the requests that the
+//! in-flight region has ([`Hold`]).
 //!
-//! A ring that the guest has made meaningless is broken: its err descriptor says so, it takes
-//! nothing more, and only this ring stands still. So is a ring whose memory the front end has taken
-//! away from under it (`memory.rs`): each turn asks whether any was lost before it submits what it
-//! popped and before it says what was done.
+//! A ring that the guest has made inconsistent is broken: its err descriptor is signalled and it
+//! pops nothing more. Other rings continue. A ring is also broken if the front end has withdrawn
+//! its memory (`memory/`): each turn checks for lost memory before it submits what it popped and
+//! before it completes requests.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;
@@ -51,15 +50,15 @@ use crate::target::seldom::Lines;
 use crate::target::share::{Company, Held, PIECE_MIN, Share, Shares, TICKET_SHIFT, cost};
 use crate::target::stats::QueueStats;
 
-/// Requests taken in one turn. More would keep the core from its other work for too long.
+/// Most requests taken in one turn. More would keep the core from its other work for too long.
 const TURN: usize = 128;
-/// Kicks in a row, beside one for each place of the ring, that bring no request. A guest has no
-/// reason for them, and each costs the core some microseconds.
+/// Most consecutive kicks without a request, in addition to one for each entry of the ring. A guest
+/// has no reason for more, and each costs the core some microseconds.
 const IDLE_KICKS: u32 = 4096;
-/// Commands under way to one ring.
+/// Most commands queued for one ring.
 const COMMANDS: usize = 256;
 
-/// What a ring is started with.
+/// The arguments of a ring.
 pub(crate) struct Start {
     pub disk_name: Arc<str>,
     pub index: u16,
@@ -71,35 +70,35 @@ pub(crate) struct Start {
     pub kick: Option<EventFd>,
     pub call: Option<EventFd>,
     pub err: Option<EventFd>,
-    /// There is no kick: the core never sleeps.
+    /// There is no kick, so the core never sleeps.
     pub polled: bool,
-    /// A write must be durable when it completes.
+    /// Writes must be durable when they complete.
     pub through: bool,
     pub enabled: bool,
-    /// It was found broken already, in another process or before a rest: it only waits for its
-    /// stop.
+    /// The ring was already broken, in another process or before it was quiesced: it only waits
+    /// for its stop.
     pub broken: bool,
-    /// Operations of an earlier process may still be under way.
+    /// Operations of an earlier process may still be in flight.
     pub hold: Option<Hold>,
     pub device: Bdev,
-    /// The disk among those of the process.
+    /// The disk's activity, shared with the other disks of the process.
     pub company: Company,
     pub stats: Arc<QueueStats>,
     pub lines: Arc<Lines>,
 }
 
-/// What a ring does not submit until [`Remote::release`], because operations of an earlier process
-/// are still under way: the requests that this process has left unfinished, which may only be done
-/// again, and completed, when no late write and no late read of that process can follow. The ring
-/// does not come to rest before.
+/// Requests that a ring does not submit before [`Remote::release`], because operations of an
+/// earlier process are still in flight: the requests that this process has not finished. They may
+/// be executed again, and completed, only when no late read or write of that process can follow.
+/// Until then the ring is not quiesced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hold {
-    /// Flushes too, since one of that process may be told of an error that the system tells only
-    /// once.
+    /// Whether to hold flushes too: the system reports a write error only once, possibly to a
+    /// flush of that process.
     pub flushes: bool,
 }
 
-/// What the connection wants of a running ring.
+/// A command of the connection to a running ring.
 pub(crate) enum Command {
     Enable(bool),
     Memory(Arc<GuestMemory>),
@@ -110,19 +109,19 @@ pub(crate) enum Command {
     Kick(Option<EventFd>),
     Disk(Disk),
     Through(bool),
-    /// Dropped when all commands before it are done.
-    Obeyed(#[expect(dead_code, reason = "what counts is when it is dropped")] Obeyed),
-    /// Give the ring up; the token is dropped when nothing of it is under way any more.
+    /// Dropped after all earlier commands are executed.
+    Obeyed(#[expect(dead_code, reason = "its drop is the signal")] Obeyed),
+    /// Abandon the ring. The token is dropped when nothing of the ring is in flight.
     Abandon(Obeyed),
     Stop,
 }
 
-/// Tells its [`Obedience`] that it was dropped.
+/// A token of an [`Obedience`], which counts it until it is dropped.
 pub(crate) struct Obeyed(Arc<Waiting>);
 
 impl Drop for Obeyed {
     fn drop(&mut self) {
-        // Release: what the ring did before is seen by the connection that finds the count at 0.
+        // Release: what the ring did before is visible to the connection that reads a count of 0.
         self.0.count.fetch_sub(1, Ordering::Release);
         self.0.waker.wake();
     }
@@ -134,24 +133,24 @@ struct Waiting {
     waker: AtomicWaker,
 }
 
-/// Waits until several rings, each on its own core, have done what they were told.
+/// Waits for several rings on different cores to drop their tokens.
 #[derive(Default)]
 pub(crate) struct Obedience(Arc<Waiting>);
 
 impl Obedience {
-    /// For one ring.
+    /// Creates a token, for one ring.
     pub fn token(&self) -> Obeyed {
         self.0.count.fetch_add(1, Ordering::Relaxed);
         Obeyed(self.0.clone())
     }
 
-    /// Whether they are.
+    /// Whether all tokens are dropped.
     pub fn is_given(&self) -> bool {
         self.0.count.load(Ordering::Acquire) == 0
     }
 
-    /// Ready when all tokens are gone. The token of a ring that has ended may stay as long as its
-    /// [`Remote`].
+    /// Ready when all tokens are dropped. The token of a ring that has ended may live as long as
+    /// its [`Remote`].
     pub fn poll(&self, cx: &Context<'_>) -> Poll<()> {
         self.0.waker.register(cx.waker());
         match self.0.count.load(Ordering::Acquire) {
@@ -161,25 +160,25 @@ impl Obedience {
     }
 }
 
-/// What the two ends of a ring's commands share.
+/// Signals beside the queue of commands, shared by both ends.
 #[derive(Default)]
 struct Bell {
     waker: AtomicWaker,
-    /// There was no room for a command.
+    /// A command found no room.
     overflowed: AtomicBool,
-    /// Nothing is to be held any more.
+    /// The [`Hold`] has ended.
     released: AtomicBool,
 }
 
-/// The connection's end.
+/// The connection's end of a ring's commands.
 pub(crate) struct Remote {
     commands: Producer<Command>,
     bell: Arc<Bell>,
 }
 
 impl Remote {
-    /// Has the ring do something, soon. A connection that sends more than a ring can take in has
-    /// its ring stopped.
+    /// Sends a command to the ring. If the queue is full, the ring is stopped: the front end sends
+    /// more than the ring can take.
     pub fn send(&mut self, command: Command) {
         if self.commands.push_published(command).is_err() {
             self.bell.overflowed.store(true, Ordering::Release);
@@ -187,7 +186,7 @@ impl Remote {
         self.bell.waker.wake();
     }
 
-    /// Ends its [`Hold`].
+    /// Ends the ring's [`Hold`].
     pub fn release(&self) {
         self.bell.released.store(true, Ordering::Release);
         self.bell.waker.wake();
@@ -200,7 +199,7 @@ impl Drop for Remote {
     }
 }
 
-/// The ring's end.
+/// The ring's end of its commands.
 pub(crate) struct Orders {
     commands: Consumer<Command>,
     bell: Arc<Bell>,
@@ -212,31 +211,31 @@ pub(crate) fn remote() -> (Remote, Orders) {
     (Remote { commands: to, bell: bell.clone() }, Orders { commands: from, bell })
 }
 
-/// How a ring came to its end.
+/// How a ring ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
     pub index: u16,
-    /// Where another process would go on.
+    /// The position at which another process would continue.
     pub base: u32,
-    /// It does not go on: the guest made it meaningless, or it could not be started.
+    /// The ring does not continue: it is broken, or could not be started.
     pub broken: bool,
-    /// It was abandoned with a flush, or a write that is flushed, among what it had begun.
+    /// The ring was abandoned with a flush, or a write that is flushed, in flight.
     pub flushes: bool,
 }
 
 impl Ended {
-    /// A ring that stands where it stood.
+    /// The result of a ring that was never started.
     pub fn at(index: u16, base: u32, broken: bool) -> Ended {
         Ended { index, base, broken, flushes: false }
     }
 }
 
-/// Runs a ring until it is told to stop and what was popped is given back. Suspends until then.
+/// Runs a ring until it is told to stop and its requests are completed.
 pub(crate) async fn run(core: Core, start: Start, mut orders: Orders) -> Ended {
     let (index, base, broken, hold) = (start.index, start.setup.base, start.broken, start.hold);
     let queue = if broken { Err(()) } else { Queue::start(&core, start) };
     let Ok((queue, watch)) = queue else {
-        // It stays, so that it can be stopped like any other.
+        // The failed ring waits, so that it can be stopped like any other.
         until_stop(&mut orders, hold).await;
         return Ended::at(index, base, true);
     };
@@ -276,7 +275,7 @@ pub(crate) async fn run(core: Core, start: Start, mut orders: Orders) -> Ended {
     Ended { index, base: queue.ring.base(), broken: queue.ring.broken().is_some(), flushes }
 }
 
-/// Waits for the guest's kicks: each wakes the core, whose pollers then look.
+/// Waits for the guest's kicks. Each wakes the core, which then runs its pollers.
 fn listen(core: &Core, watch: EventWatch, queue: &Rc<RefCell<Queue>>) -> OwnedTask<()> {
     let queue = queue.clone();
     let listening = async move {
@@ -315,21 +314,21 @@ async fn until_stop(orders: &mut Orders, hold: Option<Hold>) {
     .await;
 }
 
-/// Keeps the memory of a ring's requests mapped. Each operation of its channel holds the one that
-/// was in force when its request was popped, and so does the ring.
+/// Keeps the memory of a ring's requests mapped. The ring holds one, and each operation of its
+/// channel holds the one that was current when its request was popped.
 struct Keep {
     memory: Arc<GuestMemory>,
     _under_way: Rc<OnceCell<Obeyed>>,
 }
 
-/// A request that goes in pieces.
+/// The progress of a request that is submitted in pieces.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     /// Bytes submitted.
     at: u64,
     /// Pieces at the device.
     under_way: u32,
-    /// Of the pieces that have come back, the worst.
+    /// The first failure of the completed pieces.
     status: bdev::Status,
 }
 
@@ -337,21 +336,22 @@ impl Cut {
     const NEW: Cut = Cut { at: 0, under_way: 0, status: bdev::Status::Ok };
 }
 
-/// In the device's tag: it is a piece. Below is the request's tag, above the ticket of its share.
+/// In the device's tag: this is a piece. The bits below are the request's tag, those above the
+/// share's ticket.
 const IS_PIECE: u64 = 1 << 16;
 const _: () = assert!(IS_PIECE < 1 << TICKET_SHIFT);
 
-/// See the module text.
+/// A running ring.
 struct Queue {
     core: Core,
     disk_name: Arc<str>,
     index: u16,
     ring: Ring,
     memory: Arc<GuestMemory>,
-    /// Of `memory`: what the channel is told to hold.
+    /// Holds `memory`, for the channel.
     keep: Rc<Keep>,
-    /// By tag, of requests popped and not given back: the memory that the request was popped with,
-    /// if another has taken its place since. And how many there are.
+    /// For each tag in flight, the memory that the request was popped with, if it was replaced
+    /// since; and the number of such requests.
     popped_with: Box<[Option<Rc<Keep>>]>,
     popped_before: usize,
     disk: Disk,
@@ -365,54 +365,54 @@ struct Queue {
     stopping: bool,
     abandoned: bool,
     hold: Option<Hold>,
-    /// Popped, and held.
+    /// Requests that were popped and are held.
     held: Vec<u16>,
-    /// A write was flushed since the start, or may have been.
+    /// Whether a write was flushed since the start, or may have been.
     flushes_writes: bool,
-    /// Dropped when neither the ring nor an operation of its channel is there any more.
+    /// Dropped with the ring and the last operation of its channel.
     under_way: Rc<OnceCell<Obeyed>>,
-    /// Who waits for the end.
+    /// The task that waits for the end.
     waiting: Option<Waker>,
     share: Rc<Share>,
-    /// Popped, and not yet taken by the device: it is full, or others have their turn. Of the
-    /// first some pieces may be taken.
+    /// Requests that were popped and not yet submitted, because the device is full or other disks
+    /// have their turn. Some pieces of the first one may be submitted.
     deferred: VecDeque<u16>,
-    /// By tag, how far a long request is.
+    /// Progress of long requests, by tag.
     cuts: Box<[Cut]>,
     /// The segments of a piece. Empty between calls.
     piece: Vec<libc::iovec>,
     tags: Vec<u16>,
     done: Vec<Done>,
     finished: Vec<Finished>,
-    /// When each tag's request was popped.
+    /// When each request was popped, by tag.
     begun_ns: Box<[u64]>,
-    /// Requests taken, and how many there were at the last kick.
+    /// Number of requests taken, now and at the last kick.
     taken: u64,
     taken_at_kick: u64,
     /// Kicks since the last request.
     idle_kicks: u32,
-    /// It is broken, and that was said.
+    /// Whether the broken ring was reported.
     reported: bool,
-    /// [`reactor::losses`] when it was looked last.
+    /// [`reactor::losses`] at the last check.
     losses: usize,
     stats: Arc<QueueStats>,
     lines: Arc<Lines>,
 }
 
 impl Queue {
-    /// With it what its kick is waited for with.
+    /// Starts the ring. Also returns the watch of its kick.
     fn start(core: &Core, start: Start) -> Result<(Queue, Option<EventWatch>), ()> {
         let Start { disk_name, index, setup, memory, disk: shape, .. } = start;
         let failed = |what: &dyn std::fmt::Display| {
             if let Some(line) = start.lines.not_started.line(core.now_ns()) {
                 let (disk, left_out) = (&*disk_name, line.left_out);
-                tracing::warn!(disk, ring = index, left_out, "a ring cannot be started: {what}");
+                tracing::warn!(disk, ring = index, left_out, "cannot start a ring: {what}");
             }
             if let Some(err) = &start.err {
                 err.signal();
             }
         };
-        // What is lost from here on shows in the first turn.
+        // Memory lost from here on is found in the first turn.
         let losses = reactor::losses();
         let (ring, recovered) =
             Ring::start(&memory, &setup, start.inflight).map_err(|fault| failed(&fault))?;
@@ -438,7 +438,7 @@ impl Queue {
                     base,
                     packed,
                     resubmits,
-                    "a ring goes on where it was left"
+                    "a ring resumes with unfinished requests"
                 );
             }
         }
@@ -487,7 +487,7 @@ impl Queue {
         Ok((queue, watch))
     }
 
-    /// The guest has kicked. False when it does nothing but kick: then the ring is broken.
+    /// Handles a kick. Returns false if the guest only kicks: then the ring is broken.
     fn kicked(&mut self) -> bool {
         self.stats.kicks.add(1);
         let idle = std::mem::replace(&mut self.taken_at_kick, self.taken) == self.taken;
@@ -532,8 +532,7 @@ impl Queue {
     }
 
     /// Requests are popped with this memory from now on. Those that were popped before point into
-    /// the memory of then and keep it until they are given back: some of them are not submitted
-    /// yet.
+    /// the old memory and keep it until they are completed: some of them are not submitted yet.
     fn take_memory(&mut self, memory: Arc<GuestMemory>) {
         let old = std::mem::replace(&mut self.keep, keep(&memory, &self.under_way));
         for tag in self.ring.tags_in_flight() {
@@ -547,30 +546,29 @@ impl Queue {
         self.memory = memory;
     }
 
-    /// Whether a request is flushed before it is done.
+    /// Whether a request is flushed before it completes.
     fn is_flushed(&self, kind: Kind) -> bool {
         kind == Kind::Flush || (kind != Kind::Read && self.flushes_writes)
     }
 
-    /// Whether that is so of a request that was popped and not given back.
+    /// Whether a request in flight is flushed before it completes.
     fn flushes(&self) -> bool {
         self.ring.kinds_in_flight().any(|kind| self.is_flushed(kind))
     }
 
-    /// Whether a request that was popped is not submitted yet; `again` says that an earlier process
-    /// had begun it.
+    /// Whether to hold a request that was popped. `again`: an earlier process had begun it.
     fn is_held(&self, tag: u16, again: bool) -> bool {
         let Some(hold) = self.hold else { return false };
         again || (hold.flushes && self.is_flushed(self.ring.request(tag).kind))
     }
 
-    /// No operation of an earlier process is under way any more.
+    /// Ends the hold: no operation of an earlier process is in flight any more.
     fn release(&mut self) {
         self.hold = None;
         self.deferred.extend(self.held.drain(..));
     }
 
-    /// Nothing is popped any more, and nothing that was popped is left, or the ring was abandoned.
+    /// Whether the ring pops nothing more and has nothing in flight, or was abandoned.
     fn is_at_rest(&self) -> bool {
         self.abandoned || (self.stopping && self.hold.is_none() && self.has_nothing())
     }
@@ -585,7 +583,7 @@ impl Queue {
         self.enabled && !self.stopping && !self.abandoned && self.ring.broken().is_none()
     }
 
-    /// One turn; true when something was done.
+    /// One turn. Returns whether it did anything.
     fn turn(&mut self) -> bool {
         let mut worked = false;
         self.look_at_memory();
@@ -602,7 +600,7 @@ impl Queue {
         }
         if self.deferred.is_empty() && self.pops() && self.ring.has_work() {
             worked = true;
-            // Those that an earlier process had begun come first, and then by themselves.
+            // Requests that an earlier process had begun come first, in batches of their own.
             let again = if self.hold.is_some() { self.ring.resubmits() } else { 0 };
             let most = if again > 0 { again.min(TURN) } else { TURN };
             let popped = self.ring.pop(&self.memory, &self.disk, most, &mut self.tags);
@@ -650,10 +648,10 @@ impl Queue {
         worked
     }
 
-    /// Submits a request, or what may be submitted of it now.
+    /// Submits a request, or as much of it as possible now.
     ///
     /// # Errors
-    /// When it is not done with that.
+    /// If a part of the request is not submitted yet.
     #[inline]
     fn submit(&mut self, tag: u16) -> Result<(), Held> {
         if self.popped_before > 0 {
@@ -662,7 +660,7 @@ impl Queue {
         self.submit_now(tag)
     }
 
-    /// The same while another memory than that of now may have to be held for it.
+    /// Like [`Queue::submit`], while some requests use old memory.
     #[cold]
     fn submit_held(&mut self, tag: u16) -> Result<(), Held> {
         let Some(keep) = self.popped_with[usize::from(tag)].clone() else {
@@ -674,7 +672,7 @@ impl Queue {
         submitted
     }
 
-    /// The same of a request whose memory the channel holds.
+    /// Like [`Queue::submit`], when the channel holds the request's memory.
     #[inline]
     fn submit_now(&mut self, tag: u16) -> Result<(), Held> {
         let request = self.ring.request(tag);
@@ -705,11 +703,10 @@ impl Queue {
             through: self.through,
         };
         // SAFETY: the segments lie in the mappings of the memory table that the request was popped
-        // with. It is `self.memory` or, once a later table has taken its place (`take_memory`), in
-        // `popped_with`, so it is mapped now. The channel was told to hold just this table
-        // (`start`, `take_memory`, `submit_held`), and its operations hold it until they
-        // have completed, also when this queue is gone. Nothing has a Rust reference to
-        // guest memory.
+        // with. That table is `self.memory` or, after `take_memory` has replaced it, the one in
+        // `popped_with`; so it is mapped now. The channel was told to hold this table (`start`,
+        // `take_memory`, `submit_held`), and its operations hold it until they have completed, even
+        // after this queue is dropped. There are no Rust references to guest memory.
         unsafe { self.channel.submit(&io) }.expect("it has room");
         self.stats.begin(request.kind, request.len);
         Ok(())
@@ -739,7 +736,7 @@ impl Queue {
                 tag: u64::from(tag) | IS_PIECE | ticket,
                 through: self.through,
             };
-            // SAFETY: parts of the request's segments: see `submit_now`.
+            // SAFETY: parts of the request's segments; as in `submit_now`.
             unsafe { self.channel.submit(&io) }.expect("it has room");
             cut.at += len;
             cut.under_way += 1;
@@ -747,7 +744,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Whether something that was deferred could be submitted, in this round or the next.
+    /// Whether a deferred request could be submitted, in this round or the next.
     fn can_go_on(&self) -> bool {
         let next = |&tag: &u16| {
             let (request, now) = (self.ring.request(tag), self.core.now_ns());
@@ -769,7 +766,7 @@ impl Queue {
         let mut failed = None;
         for mut done in self.done.drain(..) {
             self.share.give_back(done.tag, now);
-            // The tag came from a `u16` in `submit_now`.
+            // `submit_now` made the tag from a `u16`.
             let tag = done.tag as u16;
             let Request { kind, len, .. } = self.ring.request(tag);
             if done.tag & IS_PIECE != 0 {
@@ -815,9 +812,8 @@ impl Queue {
         }
     }
 
-    /// A request is given back or dropped: it needs the memory of before no longer, if it had such.
-    /// What it wrote there is marked in the dirty log, since only the table of then can say
-    /// where that is for the guest.
+    /// Releases the old memory of a request that is completed or dropped, if it has any. Marks what
+    /// it wrote there in the dirty log: only the old table can translate the addresses.
     #[cold]
     fn forget_memory_of(&mut self, tag: u16) {
         let Some(keep) = self.popped_with[usize::from(tag)].take() else { return };
@@ -828,15 +824,14 @@ impl Queue {
         }
     }
 
-    /// Says what the device could not do; of several requests that came back together, the last
-    /// one.
+    /// Logs a failure of the device; of several in one batch, the last one.
     #[cold]
     fn report_failure(&self, tag: u16, status: bdev::Status) {
         let full = status == bdev::Status::NoSpace;
         let seldom = if full { &self.lines.full } else { &self.lines.failed };
         let Some(line) = seldom.line(self.core.now_ns()) else { return };
         let Request { kind, offset, len, .. } = self.ring.request(tag);
-        let why = if full { "there is no space left" } else { "an I/O error" };
+        let why = if full { "no space left" } else { "an I/O error" };
         let (disk, ring, left_out) = (&*self.disk_name, self.index, line.left_out);
         tracing::error!(
             disk,
@@ -848,7 +843,7 @@ impl Queue {
         );
     }
 
-    /// Breaks the ring if some of its memory is lost. Costs one load while nobody's is.
+    /// Breaks the ring if some of its memory is lost. Costs one load while no memory is lost.
     #[inline]
     fn look_at_memory(&mut self) {
         if reactor::losses() != self.losses {
@@ -865,7 +860,7 @@ impl Queue {
         }
     }
 
-    /// Whether memory is lost that only requests of before still have.
+    /// Whether memory is lost that only earlier requests use.
     fn is_old_memory_lost(&self) -> bool {
         let mut last = None;
         self.popped_with.iter().flatten().any(|keep| {
@@ -874,7 +869,7 @@ impl Queue {
         })
     }
 
-    /// Breaks the ring, if it is not broken already. What was popped and not submitted is dropped.
+    /// Breaks the ring if it is not broken yet. Requests that are not submitted are dropped.
     #[cold]
     fn break_off(&mut self, fault: Fault) {
         if self.reported {
@@ -911,7 +906,7 @@ fn keep(memory: &Arc<GuestMemory>, under_way: &Rc<OnceCell<Obeyed>>) -> Rc<Keep>
     Rc::new(Keep { memory: memory.clone(), _under_way: under_way.clone() })
 }
 
-/// Appends the segments of `len` bytes from `skip` on.
+/// Appends the segments of the `len` bytes that start at `skip`.
 fn slice(segments: &[libc::iovec], skip: u64, len: u64, out: &mut Vec<libc::iovec>) {
     let (mut skip, mut left) = (skip as usize, len as usize);
     for segment in segments {
@@ -952,12 +947,12 @@ impl Poller for QueuePoller {
             return false;
         }
         if !queue.pops() || !queue.deferred.is_empty() {
-            // A completion of the device wakes the core.
+            // The device's next completion wakes the core.
             return true;
         }
         !queue.polled
             && queue.ring.arm_kick(queue.log.as_deref())
-            // Nobody will kick a ring that is not there.
+            // A ring whose memory is lost gets no kicks.
             && reactor::losses() == queue.losses
     }
 

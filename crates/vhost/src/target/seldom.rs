@@ -1,17 +1,16 @@
-//! What the log says of a disk, seldom enough.
+//! Limits the log lines about a disk.
 //!
-//! A guest and its front end decide how often they fail, connect or break a ring; a thousand times
-//! a second is no effort for them. So of each kind of event a disk has a few lines in each
-//! [`PERIOD_NS`], and the first line of a later period says how many were left out. The metrics
-//! count all of them.
+//! A guest and its front end can fail, connect or break a ring a thousand times a second. So each
+//! kind of event has a few lines in each [`PERIOD_NS`], and the first line of a later period tells
+//! how many were suppressed. The metrics count all events.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Length of a period in nanoseconds.
 const PERIOD_NS: u64 = 10_000_000_000;
 
-/// Decides whether one kind of event is logged now. Any core may ask: the counts are exact where
-/// one core does, and nearly so where several ask at once.
+/// Decides whether one kind of event is logged now. Any core may ask. The counts are exact if one
+/// core asks at a time, and approximate if several do.
 pub(crate) struct Seldom {
     /// Lines in a period.
     lines: u64,
@@ -21,10 +20,10 @@ pub(crate) struct Seldom {
     left_out: AtomicU64,
 }
 
-/// A line may be written.
+/// Permission to write a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
-    /// Events before it that had none, if there are any.
+    /// Number of suppressed events before it, if there are any.
     pub left_out: Option<u64>,
 }
 
@@ -38,7 +37,7 @@ impl Seldom {
         }
     }
 
-    /// An event has happened: whether it is to be logged. `now_ns` is the caller's clock.
+    /// Reports an event. Returns whether to log it. `now_ns` is the caller's clock.
     pub fn line(&self, now_ns: u64) -> Option<Line> {
         if now_ns >= self.end_ns.load(Ordering::Relaxed) {
             self.end_ns.store(now_ns.saturating_add(PERIOD_NS), Ordering::Relaxed);
@@ -53,7 +52,7 @@ impl Seldom {
     }
 }
 
-/// The events of a disk.
+/// The limits of a disk's events.
 pub(crate) struct Lines {
     /// A ring was broken.
     pub broken: Seldom,
@@ -65,9 +64,9 @@ pub(crate) struct Lines {
     pub full: Seldom,
     /// A front end has connected.
     pub connected: Seldom,
-    /// It has gone.
+    /// A front end has disconnected.
     pub gone: Seldom,
-    /// Its connection was closed, or something was refused to it.
+    /// A front end's connection was closed, or a request was refused.
     pub refused: Seldom,
 }
 
@@ -92,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_a_line_in_each_period_and_says_what_was_left_out() {
+    fn a_flood_of_events_is_one_line_per_period_with_the_number_suppressed() {
         let seldom = Seldom::new(1);
         let at = |ns: u64| seldom.line(ns).map(|line| line.left_out);
         assert_eq!(at(5), Some(None));
@@ -106,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_events_have_a_line_each() {
+    fn a_few_events_are_all_logged() {
         let seldom = Seldom::new(3);
         let said = (0..10).filter(|ns| seldom.line(*ns).is_some()).count();
         assert_eq!(said, 3);

@@ -1,20 +1,20 @@
-//! What a disk may have of its core, so that no disk waits long for another.
+//! A disk's share of a core, so that no disk waits long for another.
 //!
-//! - A core's pollers run in rounds. In each a disk may submit [`QUANTUM`] bytes, from all its
-//!   rings on this core together. Its last request of a round may be longer than what is left; what
-//!   it takes too much is missing in the next rounds (deficit round robin).
-//! - A request that is longer than [`PIECE`] goes to the device in pieces, so the debt is at most
-//!   one piece: a round costs the core the copying of less than `QUANTUM + PIECE` bytes for each
-//!   disk, whatever a guest asks for.
-//! - A disk that is alone at work in its process may have [`WINDOW_ALONE`] bytes under way at its
-//!   device. While another is at work, and most disks share a device, it may have as many as the
-//!   device does without making them wait for each other: more while requests take little longer
-//!   than the shortest did, half when they take more than twice as long. Every [`PROBE_NS`] it
-//!   begins anew with [`WINDOW_MIN`], to learn what the shortest is. Then pieces are shorter, too.
+//! - A core's pollers run in rounds. In each round a disk may submit [`QUANTUM`] bytes, from all
+//!   its rings on this core together. Its last request of a round may exceed the quantum; the
+//!   excess is deducted in the next rounds (deficit round robin).
+//! - A request longer than [`PIECE`] is submitted in pieces, so the debt is at most one piece: a
+//!   round costs the core the copying of less than `QUANTUM + PIECE` bytes for each disk, whatever
+//!   a guest requests.
+//! - The only active disk of a process may have [`WINDOW_ALONE`] bytes at its device. While another
+//!   disk is active, it may have as many as the device handles without queueing, since most disks
+//!   share a device: the window grows while requests take little longer than the shortest one, and
+//!   is halved when they take more than twice as long. Every [`PROBE_NS`] it starts again with
+//!   [`WINDOW_MIN`], to measure the shortest time. Pieces are also shorter then.
 //!
-//! Bytes are a request's cost: see [`cost`]. A disk's rings on one core find their share in
-//! [`Shares`]. Cores see nothing of each other but which disks are at work ([`Company`]), which
-//! each says once in a millisecond. This file is on the path of every request.
+//! The bytes of a request are its [`cost`]. A disk's rings on one core share a [`Share`], found in
+//! [`Shares`]. Cores only see which disks of other cores are active ([`Company`]); each core
+//! updates this once a millisecond. This file is hot, on the path of every request.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -23,33 +23,33 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::ring::request::{Kind, Request};
 
-/// What a disk may submit in a round, in bytes: some 100 µs of copying.
+/// Bytes that a disk may submit in a round: about 100 µs of copying.
 pub(crate) const QUANTUM: u64 = 1 << 20;
-/// Longest part of a request that goes to the device as one.
+/// Longest part of a request that is submitted in one operation.
 pub(crate) const PIECE: u64 = 512 << 10;
-/// The same while another disk is at work and the device is slow.
+/// Like [`PIECE`], while another disk is active and the device is slow.
 pub(crate) const PIECE_MIN: u64 = 128 << 10;
-/// Bytes of a disk at its device while another disk is at work.
+/// Bounds of the bytes that a disk has at its device while another disk is active.
 const WINDOW_MIN: u64 = 128 << 10;
 const WINDOW_MAX: u64 = 16 << 20;
-/// The same of a disk that is alone.
+/// The same for the only active disk.
 const WINDOW_ALONE: u64 = 64 << 20;
-/// A window grows by its bytes that come back in time, divided by this.
+/// A window grows by the bytes that complete in time, divided by this.
 const GROWTH: u64 = 8;
-/// How much longer than twice the shortest a request may take, in nanoseconds.
+/// Tolerance above twice the shortest time, in nanoseconds.
 const SLACK_NS: u64 = 250_000;
 const PROBE_NS: u64 = 2_000_000_000;
-/// How long a disk counts as at work, in units of 2^[`TICK_SHIFT`] ns.
+/// How long a disk counts as active, in units of 2^[`TICK_SHIFT`] ns.
 const RECENT: u64 = 96;
 const TICK_SHIFT: u32 = 20;
-/// The least that a request costs: a ring full of small ones keeps a core busy, too.
+/// Lowest cost of a request: a ring full of small requests also keeps a core busy.
 const COST_MIN: u64 = 4096;
-/// Of a range that is given back or zeroed one byte in so many counts.
+/// Of a range that is discarded or zeroed, one byte in this many counts.
 const RANGE_SHARE: u64 = 16;
 
 const _: () = assert!(PIECE <= QUANTUM && PIECE_MIN <= WINDOW_MIN && WINDOW_MIN <= WINDOW_MAX);
 
-/// What a request costs that goes as one.
+/// The cost of a request, or of its longest piece.
 #[inline]
 pub(crate) fn cost(request: &Request<'_>) -> u64 {
     match request.kind {
@@ -61,33 +61,33 @@ pub(crate) fn cost(request: &Request<'_>) -> u64 {
     }
 }
 
-/// It is not submitted now.
+/// The request must wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held;
 
-/// What was taken, and when, above the lowest [`TICKET_SHIFT`] bits of a number: 21 bits of bytes,
-/// and 26 of time in units of 4096 ns.
+/// The cost and the time of a submission, above the lowest [`TICKET_SHIFT`] bits of a number: 21
+/// bits of bytes, and 26 bits of time in units of 4096 ns.
 pub(crate) type Ticket = u64;
-/// Bits of a [`Ticket`] that are the caller's.
+/// Bits below a [`Ticket`] that belong to the caller.
 pub(crate) const TICKET_SHIFT: u32 = 17;
 const TIME_SHIFT: u32 = 38;
 const UNIT_SHIFT: u32 = 12;
 const COST_MASK: u64 = (1 << (TIME_SHIFT - TICKET_SHIFT)) - 1;
 const _: () = assert!(QUANTUM <= COST_MASK);
 
-/// Which disks of a process are at work.
+/// Which disks of a process are active.
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
     disks: AtomicU64,
-    /// The disk that said so last, and the last other one: its number, and below [`NUMBER_SHIFT`]
-    /// when.
+    /// The latest active disk, and the latest other one: its number above [`NUMBER_SHIFT`], the
+    /// time below.
     latest: AtomicU64,
     other: AtomicU64,
 }
 
 const NUMBER_SHIFT: u32 = 44;
 
-/// A disk among those of its process.
+/// A disk's entry in its process's [`Activity`].
 #[derive(Clone, Debug)]
 pub(crate) struct Company {
     all: Arc<Activity>,
@@ -95,14 +95,15 @@ pub(crate) struct Company {
 }
 
 impl Company {
-    /// Another disk.
+    /// Registers a disk.
     pub fn join(all: &Arc<Activity>) -> Company {
-        // Numbers that come again do so after a million disks.
+        // Numbers are reused after a million disks.
         let number = all.disks.fetch_add(1, Relaxed) % ((1 << (64 - NUMBER_SHIFT)) - 1) + 1;
         Company { all: all.clone(), number }
     }
 
-    /// It is at work. Two that say so at once may leave one out, until it says so again.
+    /// Records that the disk is active. If two disks do so at the same time, one may be missed
+    /// until its next call.
     fn works(&self, tick: u64) {
         let latest = self.all.latest.load(Relaxed);
         if latest >> NUMBER_SHIFT != self.number {
@@ -111,7 +112,7 @@ impl Company {
         self.all.latest.store(self.number << NUMBER_SHIFT | tick, Relaxed);
     }
 
-    /// Whether another one is.
+    /// Whether another disk is active.
     #[inline]
     fn is_at_work(&self, tick: u64) -> bool {
         [&self.all.latest, &self.all.other].into_iter().any(|said| {
@@ -122,12 +123,12 @@ impl Company {
     }
 }
 
-/// The disks of a core.
+/// The disks' shares of a core.
 #[derive(Default)]
 pub(crate) struct Shares(RefCell<Vec<Weak<Share>>>);
 
 impl Shares {
-    /// A disk's share: the same for all its rings on this core.
+    /// A disk's share, common to all its rings on this core.
     pub fn of(&self, disk: &Company) -> Rc<Share> {
         let mut all = self.0.borrow_mut();
         all.retain(|share| share.strong_count() > 0);
@@ -153,27 +154,27 @@ impl Shares {
     }
 }
 
-/// One disk's part of a core.
+/// One disk's share of a core.
 pub(crate) struct Share {
     company: Company,
-    /// When it said last that it is at work.
+    /// Tick of the last call of [`Company::works`].
     said: Cell<u64>,
     round: Cell<u64>,
-    /// What is left of this round; below 0 it is a debt.
+    /// Bytes left in this round; a negative value is a debt.
     left: Cell<i64>,
     under_way: Cell<u64>,
-    /// What may be under way beside others.
+    /// Bytes that may be at the device while other disks are active.
     window: Cell<u64>,
-    /// The shortest that something took since the window began.
+    /// The shortest time of an operation since the window was reset.
     shortest_ns: Cell<u64>,
-    /// Until then what comes back tells of a window before.
+    /// Until then completions belong to an earlier window.
     settled_ns: Cell<u64>,
-    /// When the window begins anew.
+    /// When the window is reset.
     probe_ns: Cell<u64>,
 }
 
 impl Share {
-    /// A ring of the disk has its turn in a round.
+    /// Starts a turn of one of the disk's rings in a round.
     #[inline]
     pub fn begin(&self, round: u64) {
         if self.round.replace(round) != round {
@@ -181,7 +182,7 @@ impl Share {
         }
     }
 
-    /// The disk has something to do.
+    /// Records that the disk is active.
     #[inline]
     pub fn works(&self, now_ns: u64) {
         let tick = now_ns >> TICK_SHIFT;
@@ -190,7 +191,7 @@ impl Share {
         }
     }
 
-    /// Takes what something costs, unless it has to wait.
+    /// Takes the cost of an operation from the share, unless it has to wait.
     #[inline]
     pub fn take(&self, cost: u64, now_ns: u64) -> Result<Ticket, Held> {
         if self.left.get() <= 0 || !self.has_room(cost, now_ns) {
@@ -201,14 +202,14 @@ impl Share {
         Ok(now_ns >> UNIT_SHIFT << TIME_SHIFT | cost << TICKET_SHIFT)
     }
 
-    /// Whether something may be under way beside what is.
+    /// Whether an operation fits into the window.
     #[inline]
     pub fn has_room(&self, cost: u64, now_ns: u64) -> bool {
         let sum = self.under_way.get() + cost;
         sum <= WINDOW_MIN || sum == cost || sum <= self.allowance(now_ns)
     }
 
-    /// Longest part of a request that goes as one now.
+    /// Longest part of a request that is submitted in one operation now.
     #[inline]
     pub fn piece(&self, now_ns: u64) -> u64 {
         (self.allowance(now_ns) / 2 / PIECE_MIN * PIECE_MIN).clamp(PIECE_MIN, PIECE)
@@ -228,7 +229,7 @@ impl Share {
         self.window.get()
     }
 
-    /// What was taken has come back from the device.
+    /// Returns the cost of a completed operation.
     #[inline]
     pub fn give_back(&self, ticket: Ticket, now_ns: u64) {
         let cost = ticket >> TICKET_SHIFT & COST_MASK;
@@ -260,7 +261,7 @@ mod tests {
         std::array::from_fn(|_| shares.of(&Company::join(&all)))
     }
 
-    /// Takes as much as it can in a round, in parts of such a cost; nothing stays under way.
+    /// Takes as much as possible in a round, in operations of this cost. Nothing stays in flight.
     fn greed(share: &Share, round: u64, cost: u64) -> u64 {
         share.begin(round);
         let mut sum = 0;
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_has_its_quantum_in_each_round_whatever_its_requests_cost() {
+    fn a_disk_gets_its_quantum_in_each_round_whatever_its_requests_cost() {
         for cost in [COST_MIN, 5000, 65536, PIECE - 512, PIECE] {
             let [share] = shares();
             let mut sum = 0;
@@ -287,14 +288,14 @@ mod tests {
     }
 
     #[test]
-    fn rounds_that_a_disk_left_out_are_not_saved() {
+    fn unused_rounds_are_not_saved() {
         let [share] = shares();
         greed(&share, 1, PIECE);
         assert!(greed(&share, 1_000_000, PIECE) < QUANTUM + PIECE);
     }
 
     #[test]
-    fn all_rings_of_a_disk_have_one_share_and_disks_have_their_own() {
+    fn the_rings_of_a_disk_share_one_share() {
         let (shares, all) = (Shares::default(), Arc::default());
         let disks = [0, 1].map(|_| Company::join(&all));
         let (a, again, b) = (shares.of(&disks[0]), shares.of(&disks[0]), shares.of(&disks[1]));
@@ -306,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn less_is_under_way_while_another_disk_is_at_work() {
+    fn the_window_shrinks_while_another_disk_is_active() {
         let [share, other] = shares();
         let under_way = |now| {
             let mut tickets = Vec::new();
@@ -329,18 +330,18 @@ mod tests {
         share.works(6 * MS);
         assert_eq!((under_way(8 * MS), share.piece(8 * MS)), (WINDOW_MIN, PIECE_MIN));
         assert_eq!((under_way(110 * MS), share.piece(110 * MS)), (WINDOW_ALONE, PIECE));
-        // One that is longer than the window goes alone. The other disk may be at work on another
-        // core.
+        // An operation longer than the window may run alone. The other disk may be active on
+        // another core.
         let elsewhere = Shares::default().of(&other.company);
         elsewhere.works(112 * MS);
         assert_eq!((under_way(114 * MS), share.piece(114 * MS)), (WINDOW_MIN, PIECE_MIN));
         assert!(share.has_room(PIECE, 114 * MS));
     }
 
-    /// A disk that asks for as much as it can, beside another, of a device that takes so long for
-    /// the first byte of a request and does so many bytes in a millisecond. Gives the share of
-    /// the device that it has in two seconds, and the longest that it makes another wait there
-    /// after the first 200 ms, in nanoseconds.
+    /// A disk that submits as much as it may, with another active disk, to a device with a latency
+    /// of `first_ns` and a throughput of `bytes_per_ms`. Returns the share of the throughput that
+    /// it gets in two seconds, and the longest time in nanoseconds that it makes another disk wait
+    /// there after the first 200 ms.
     fn beside(first_ns: u64, bytes_per_ms: u64) -> (f64, u64) {
         let [share, other] = shares();
         let (mut now, mut free_at, mut bytes, mut longest) = (MS, 0_u64, 0, 0);
@@ -372,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_kept_busy_and_not_waited_for_whether_it_is_fast_slow_or_far() {
+    fn a_device_is_kept_busy_without_queueing_whether_it_is_fast_or_slow() {
         for (first_us, mb_per_s) in [(80, 3000), (80, 500), (100, 20), (5000, 1000), (1000, 200)] {
             let first_ns = first_us * 1000;
             let (busy, longest) = beside(first_ns, mb_per_s * 1000);
@@ -380,7 +381,7 @@ mod tests {
                 "{first_us} us, {mb_per_s} MB/s: {busy:.2} of it, longest {} us",
                 longest / 1000
             );
-            // The shortest has to go through the device, too.
+            // The shortest request has to go through the device, too.
             let least = PIECE_MIN * 1000 / mb_per_s + first_ns;
             assert!(busy > 0.7, "{first_us} us, {mb_per_s} MB/s: {busy}");
             assert!(

@@ -1,7 +1,7 @@
-//! Counters of a disk's rings: written by a ring's core only, read by whoever tells metrics.
+//! Counters of a disk's rings: written only by a ring's core, read by the metrics.
 //!
-//! A request's time is that from the turn that took it from the guest to its return. The clock is
-//! read once for all that are returned together.
+//! A request's time runs from the turn that popped it to its completion. The clock is read once for
+//! all requests that are completed together.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,21 +22,21 @@ impl Counter {
         self.0.store(n, Ordering::Relaxed);
     }
 
-    /// Its value now.
+    /// Its current value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// How many buckets a [`Latency`] has.
+/// Number of buckets of a [`Latency`].
 pub const LATENCY_BUCKETS: usize = 28;
 /// Exponent of the first bucket's end.
 const FIRST: u32 = 8;
 
-/// How long requests took: a histogram with a bucket for each power of two.
+/// A histogram of times, with a bucket for each power of two.
 #[derive(Debug, Default)]
 pub struct Latency {
-    /// Nanoseconds, all together.
+    /// Sum of all times, nanoseconds.
     pub sum_ns: Counter,
     buckets: [Counter; LATENCY_BUCKETS],
 }
@@ -49,8 +49,8 @@ impl Latency {
         self.sum_ns.add(ns);
     }
 
-    /// How many took less than [`Latency::end_ns`] of their bucket, and not less than that of the
-    /// one before.
+    /// The number of requests in each bucket: those shorter than the bucket's [`Latency::end_ns`]
+    /// and not shorter than the previous one's.
     pub fn counts(&self) -> [u64; LATENCY_BUCKETS] {
         std::array::from_fn(|at| self.buckets[at].get())
     }
@@ -64,15 +64,15 @@ impl Latency {
 /// Requests of one kind.
 #[derive(Debug, Default)]
 pub struct KindStats {
-    /// Given to the device.
+    /// Submitted to the device.
     pub requests: Counter,
     /// Their bytes.
     pub bytes: Counter,
-    /// How long those took that the device has done.
+    /// Times of the requests that the device has finished.
     pub latency: Latency,
-    /// Failed at the device, for whatever reason.
+    /// Requests that failed at the device, for any reason.
     pub errors: Counter,
-    /// Of these, for lack of space.
+    /// Requests that failed for lack of space.
     pub no_space: Counter,
 }
 
@@ -88,28 +88,28 @@ pub struct QueueStats {
     pub flushes: KindStats,
     /// Discards and writes of zeroes.
     pub discards: KindStats,
-    /// Requests given back to the guest, also those that needed no device.
+    /// Requests returned to the guest, including those that needed no device.
     pub completions: Counter,
-    /// Turns in which requests were given back.
+    /// Turns in which requests were returned.
     pub batches: Counter,
-    /// Interrupts.
+    /// Interrupts sent.
     pub signals: Counter,
-    /// Requests that an earlier process had left unfinished.
+    /// Requests that an earlier process had not finished.
     pub resubmitted: Counter,
-    /// Times that the guest made the ring meaningless.
+    /// Times that the ring was broken.
     pub broken: Counter,
-    /// Times that the guest woke the core.
+    /// Kicks of the guest.
     pub kicks: Counter,
-    /// Turns in which the ring was looked at.
+    /// Turns in which the ring was polled.
     pub turns: Counter,
-    /// Those in which there was something to do.
+    /// Turns that found something to do.
     pub worked: Counter,
-    /// Requests that are at the device now, or wait for it.
+    /// Requests that are at the device or wait for it.
     pub depth: Counter,
 }
 
 impl QueueStats {
-    /// All that count up, each under the name by which a successor finds it.
+    /// All counters except the current depth, each with the name that a successor uses.
     pub(crate) fn counters(&self) -> Vec<(String, &Counter)> {
         let mut all: Vec<_> = [
             ("completions", &self.completions),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_in_the_bucket_that_ends_behind_it() {
+    fn a_time_is_in_the_first_bucket_that_ends_after_it() {
         let latency = Latency::default();
         let times = [0, 1, 255, 256, 511, 512, 1_000_000, u64::from(u32::MAX), 1 << 34, u64::MAX];
         for ns in times {

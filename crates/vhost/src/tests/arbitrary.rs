@@ -1,11 +1,11 @@
-//! Any bytes in rings, tables, requests and in-flight regions: see [`crate::fuzz`].
+//! Arbitrary bytes in rings, tables, requests and in-flight regions: see [`crate::fuzz`].
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::fuzz;
 
-/// Words that mean something more often than random ones: small numbers, flags, addresses, sizes.
+/// Words that are valid more often than random ones: small numbers, flags, addresses, sizes.
 fn words() -> impl Strategy<Value = Vec<u8>> {
     let word = prop_oneof![
         3 => (0_u64..0x8000, 0_u64..1024).prop_map(|(a, b)| a | b << 32),

@@ -1,6 +1,6 @@
 //! The process ends between any two stores into shared memory, and another takes over: no request
-//! is lost, none is given to the guest twice, and what is done again is done in the guest's order
-//! before anything new.
+//! is lost, none is completed twice, and unfinished requests are executed again in the guest's
+//! order before anything new.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,8 @@ use super::guest::*;
 use crate::memory::crash;
 use crate::*;
 
-/// One life of the target: pop, let the device finish some in any order, complete; until a crash or
-/// until the guest has all it asked for.
+/// One life of the target: pop, let the device finish some requests in any order, complete; until a
+/// crash, or until all requests of the guest are done.
 struct Case {
     form: Form,
     num: u16,
@@ -17,7 +17,7 @@ struct Case {
     batch: usize,
     indirect: bool,
     requests: u64,
-    /// Whether the guest goes on between the crash and the next start.
+    /// Whether the guest runs between the crash and the next start.
     busy_guest: bool,
     seed: u64,
 }
@@ -25,9 +25,9 @@ struct Case {
 struct World {
     guest: Guest,
     region: InflightRegion,
-    /// Requests that the device did at least once.
+    /// Requests that the device executed at least once.
     executed: BTreeSet<u64>,
-    /// The next number to ask for.
+    /// The number of the next request.
     next: u64,
     done: BTreeSet<u64>,
     lives: u64,
@@ -42,8 +42,8 @@ impl World {
 
     fn guest_runs(&mut self, case: &Case) {
         for (seq, head, len) in self.guest.collect() {
-            assert!(self.executed.contains(&seq), "{seq} was given back before it was done");
-            assert!(self.done.insert(seq), "{seq} was given back twice");
+            assert!(self.executed.contains(&seq), "{seq} was completed before it was executed");
+            assert!(self.done.insert(seq), "{seq} was completed twice");
             assert_eq!(self.guest.status(head), 0, "status of {seq}");
             assert_eq!(len, if seq & 1 == 0 { 513 } else { 1 });
         }
@@ -52,13 +52,13 @@ impl World {
         }
     }
 
-    /// Runs the target until all is done, or it dies. Gives whether it died.
+    /// Runs the target until all is done, or it dies. Returns whether it died.
     fn target_lives(&mut self, case: &Case) -> bool {
-        // The device finishes in another order in each life.
+        // The device finishes in a different order in each life.
         self.lives += 1;
         let mut dice = Dice(case.seed.wrapping_mul(0x9e37_79b9) + self.lives);
-        // What the guest waits for when the target starts, in its order; the guest may have been
-        // given some of it without having looked.
+        // The requests that the guest waits for when the target starts, in order. Some may be
+        // completed without the guest having seen it.
         let region = self.region.queue(0);
         let started = Ring::start(&self.guest.memory, &self.guest.setup(), region);
         if crash::happened() {
@@ -77,7 +77,10 @@ impl World {
             ring.pop(&self.guest.memory, &disk(), case.batch, &mut tags).unwrap();
             for &tag in &tags[before..] {
                 let seq = ring.request(tag).offset / 512;
-                assert!(!self.done.contains(&seq), "{seq} is done again after it was given back");
+                assert!(
+                    !self.done.contains(&seq),
+                    "{seq} is executed again after it was completed"
+                );
                 assert!(last < Some(seq), "{seq} comes after {last:?}");
                 last = Some(seq);
                 resubmits = resubmits.saturating_sub(1);
@@ -100,7 +103,8 @@ impl World {
     }
 }
 
-/// Runs a case with crashes after so many stores of each life; gives whether all of them happened.
+/// Runs a case with a crash after the given number of stores of each life. Returns whether all
+/// crashes happened.
 fn run(case: &Case, crashes: &[u64]) -> bool {
     let mut world = World::new(case);
     world.guest_runs(case);
@@ -142,7 +146,7 @@ fn cases(batch: usize) -> impl Iterator<Item = Case> {
     })
 }
 
-/// Every number of stores after which a life may end; in larger batches every `step`-th.
+/// Crashes after every number of stores; in larger batches after every `step`-th.
 fn crash_everywhere(batches: std::ops::RangeInclusive<usize>, step: u64) {
     for batch in batches {
         for case in cases(batch) {
@@ -167,8 +171,8 @@ fn crashes_in_large_batches_are_recovered() {
     }
 }
 
-/// The second process dies too, at any store of its recovery and a while after it; then a third
-/// one.
+/// The second process dies too, at any store of its recovery or shortly after it; then a third one
+/// starts.
 #[test]
 fn crashes_during_recovery_are_recovered() {
     for batch in 1..=5 {

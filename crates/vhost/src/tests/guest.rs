@@ -1,5 +1,5 @@
-//! A guest: its memory, and the driver's side of a ring of either form. It knows nothing of the
-//! code it judges but `Area`, through which it touches its own mapping of the memory.
+//! A guest: its memory, and the driver's side of a ring of either format. It shares only `Area`
+//! with the code under test, to access its own mapping of the memory.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -13,7 +13,7 @@ pub(super) const GPA: u64 = 0x4000_0000;
 const USER: u64 = 0x7f00_0000_0000;
 const AVAIL: usize = 0x1_0000;
 const USED: usize = 0x2_0000;
-/// A kilobyte for each head: header, status, range of a discard, indirect table, data.
+/// One kilobyte for each head: header, status, range of a discard, indirect table, data.
 const BUFFERS: usize = 0x4_0000;
 const BUFFER_LEN: usize = 1024;
 const STATUS: usize = 16;
@@ -26,20 +26,20 @@ pub(super) const INDIRECT: u16 = 4;
 const NO_STATUS: u8 = 0xee;
 
 pub(super) fn memfd(len: usize) -> OwnedFd {
-    // SAFETY: the name is a C string, and the call touches nothing else.
+    // SAFETY: the name is a C string, and the call accesses no other memory.
     let fd = unsafe { libc::memfd_create(c"guest".as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0);
-    // SAFETY: a call about a descriptor, which touches no memory.
+    // SAFETY: a call on an open descriptor, which accesses no memory.
     assert_eq!(unsafe { libc::ftruncate(fd, len as i64) }, 0);
-    // SAFETY: the system just gave the descriptor to us alone.
+    // SAFETY: the system has just returned this descriptor, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// A request that the guest waits for.
+/// A request in flight.
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
     pub(super) seq: u64,
-    /// The descriptors it takes.
+    /// Number of descriptors that it uses.
     descs: Vec<u16>,
 }
 
@@ -93,7 +93,7 @@ impl Guest {
             guest.own.store_u16(AVAIL + 2, start, Release);
             guest.own.store_u16(USED + 2, start, Release);
         } else {
-            // What is before the start was used in this lap, the rest in the lap before.
+            // Descriptors before the start were used in this lap, the others in the lap before.
             for i in 0..num {
                 let this_lap = i < start & 0x7fff;
                 let flags = if this_lap == (start & 0x8000 != 0) { 0x8080 } else { 0 };
@@ -119,7 +119,7 @@ impl Guest {
         Ring::start(&self.memory, &self.setup(), inflight).unwrap().0
     }
 
-    /// Where a head's buffers are in the memory.
+    /// Offset of a head's buffers in the memory.
     pub(super) fn buffer(head: u16) -> usize {
         BUFFERS + usize::from(head) * BUFFER_LEN
     }
@@ -152,8 +152,8 @@ impl Guest {
         [(at, 16, 0), (at + DATA as u64, 512, data), (at + STATUS as u64, 1, WRITE)]
     }
 
-    /// Makes a chain of these descriptors available, through an indirect table if asked. False if
-    /// the ring is full.
+    /// Makes a chain of these descriptors available, possibly through an indirect table. Returns
+    /// false if the ring is full.
     pub(super) fn offer(&mut self, seq: u64, parts: &[(u64, u32, u16)], indirect: bool) -> bool {
         let needed = if indirect { 1 } else { parts.len() };
         if self.free.len() < needed {
@@ -189,7 +189,7 @@ impl Guest {
                     let flags = flags | more | if wrap { 0x80 } else { 0x8000 };
                     let offset = usize::from(at & 0x7fff) * 16;
                     if i == 0 {
-                        // Not available before the rest is there.
+                        // The head becomes available after the rest.
                         first_flags = flags;
                         let old = self.own.load_u16(offset + 14, Relaxed);
                         self.desc(offset, addr, len, old, head);
@@ -206,7 +206,7 @@ impl Guest {
         true
     }
 
-    /// Puts a head into the available ring of a split ring.
+    /// Adds a head to the available ring of a split ring.
     pub(super) fn publish(&mut self, head: u16) {
         let at = AVAIL + 4 + 2 * usize::from(self.avail % self.num);
         self.own.store_u16(at, head, Relaxed);
@@ -219,14 +219,14 @@ impl Guest {
         if index >= self.num { (index - self.num) | (!at & 0x8000) } else { index | (at & 0x8000) }
     }
 
-    /// The head that the next request will have.
+    /// The head of the next request.
     pub(super) fn next_head(&self, indirect: bool, parts: usize) -> Option<u16> {
         let needed = if indirect { 1 } else { parts };
         Some(self.free[self.free.len().checked_sub(needed)?])
     }
 
-    /// A read (even) or write (odd) of one sector whose number is `seq`. Every third has its data
-    /// in two pieces, so that chains are of different lengths.
+    /// Adds a read (even) or write (odd) of one sector whose number is `seq`. Every third request
+    /// has its data in two pieces, so that chains have different lengths.
     pub(super) fn add(&mut self, seq: u64, indirect: bool) -> bool {
         let pieces = if seq % 3 == 2 { 2 } else { 1 };
         let Some(head) = self.next_head(indirect, 2 + pieces) else { return false };
@@ -241,8 +241,8 @@ impl Guest {
         self.offer(seq, &parts, indirect)
     }
 
-    /// Takes what the device gave back: {seq, head, length}. Whatever a driver would call a broken
-    /// device panics.
+    /// Takes the completions: {seq, head, length}. Panics if the device does anything that a driver
+    /// would call broken.
     pub(super) fn collect(&mut self) -> Vec<(u64, u16, u32)> {
         let mut done = Vec::new();
         loop {
@@ -279,8 +279,8 @@ impl Guest {
         done
     }
 
-    /// Says after how many further completions it wants an interrupt (event index), or whether at
-    /// all.
+    /// Sets after how many further completions the guest wants an interrupt (event index), or
+    /// whether it wants interrupts.
     pub(super) fn want_interrupt(&self, after: Option<u16>) {
         match (self.form, self.features & F_EVENT_IDX != 0) {
             (Form::Split, true) => {
@@ -305,7 +305,7 @@ impl Guest {
         fence(SeqCst);
     }
 
-    /// Whether the device wants to be kicked for the newest of the last `added` chains (packed:
+    /// Whether the device wants a kick for the newest of the last `added` chains (packed:
     /// descriptors).
     pub(super) fn must_kick(&self, added: u16) -> bool {
         fence(SeqCst);
@@ -332,7 +332,7 @@ impl Guest {
     }
 }
 
-/// A disk of 1024 sectors that can do everything.
+/// A disk of 1024 sectors with all features.
 pub(super) fn disk() -> Disk {
     Disk {
         capacity_sectors: 1024,
@@ -349,7 +349,7 @@ pub(super) fn disk() -> Disk {
     }
 }
 
-/// A small random generator, the same in each run.
+/// A small random generator with a fixed seed.
 pub(super) struct Dice(pub(super) u64);
 
 impl Dice {

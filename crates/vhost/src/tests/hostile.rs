@@ -1,4 +1,4 @@
-//! What a guest may do wrong, and our answer to each.
+//! What a guest may do wrong, and the ring's answers.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::guest::*;
 use crate::*;
 
-/// What becomes of one request.
+/// The outcome of a request.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
-    /// The device is asked: kind, offset, bytes, segments; then the used length after it said yes.
+    /// Passed to the device: kind, offset, bytes, segments; and the used length after success.
     Device(Kind, u64, u64, usize, u32),
     /// Answered without the device: status byte and used length.
     Answer(u8, u32),
-    /// Given back without a status: the byte is as the guest left it, the used length is 0.
+    /// Completed without a status: the byte is unchanged, and the used length is 0.
     Nothing,
     Broken(Fault),
 }
@@ -30,7 +30,7 @@ struct Try {
     guest: Guest,
     ring: Ring,
     disk: Disk,
-    /// Whose buffers the request uses.
+    /// The head whose buffers the request uses.
     buffer: u16,
 }
 
@@ -56,7 +56,7 @@ impl Try {
             Err(fault) => {
                 assert!(tags.is_empty());
                 assert_eq!(self.ring.broken(), Some(fault));
-                // It stays broken: nothing is taken and nothing given back.
+                // The ring stays broken: it pops and completes nothing more.
                 let again = self.ring.pop(&self.guest.memory, &self.disk, 9, &mut tags);
                 assert_eq!(again, Err(fault));
                 assert_eq!(self.ring.complete(&self.guest.memory, None, &[]), 0);
@@ -98,7 +98,7 @@ impl Try {
     }
 }
 
-/// Runs a case with direct and with indirect descriptors in both forms of ring.
+/// Runs a case with direct and indirect descriptors in both ring formats.
 fn everywhere(case: impl Fn(&mut Try, bool)) {
     for form in [Form::Split, Form::Packed] {
         for indirect in [false, true] {
@@ -124,7 +124,7 @@ fn sectors_and_lengths_are_checked() {
             let expected = if good { Device(Kind::Read, sector * 512, 512, 1, 513) } else { IOERR };
             assert_eq!(t.send(&parts, indirect), expected, "{sector:#x}");
         }
-        // A disk whose number of sectors is too large to be true.
+        // A disk with an impossibly large number of sectors.
         t.disk.capacity_sectors = u64::MAX;
         let (_, parts) = t.prepare(0, u64::MAX - 1);
         assert_eq!(t.send(&parts, indirect), IOERR);
@@ -224,9 +224,9 @@ fn ranges_are_checked() {
 }
 
 #[test]
-fn what_is_beyond_the_limits_that_were_told_is_refused() {
+fn requests_beyond_the_negotiated_limits_are_refused() {
     everywhere(|t, indirect| {
-        // Data in pieces of such lengths.
+        // Data in pieces of these lengths.
         let mut send = |lengths: &[u32], most: (u32, u32)| {
             (t.disk.segments_max, t.disk.segment_bytes_max) = most;
             let (_, p) = t.prepare(1, 0);
@@ -237,7 +237,7 @@ fn what_is_beyond_the_limits_that_were_told_is_refused() {
         assert!(matches!(send(&[512, 512], (2, 512)), Device(..)));
         assert_eq!(send(&[512, 256, 256], (2, 512)), IOERR);
         assert_eq!(send(&[1024], (2, 512)), IOERR);
-        // Who agreed to no limits has none.
+        // A guest that accepted no limits has none.
         assert!(matches!(send(&[512, 256, 256], (u32::MAX, 512)), Device(..)));
         assert!(matches!(send(&[1024], (2, u32::MAX)), Device(..)));
     });
@@ -273,7 +273,7 @@ fn without_a_header_or_a_status_nothing_is_written() {
 }
 
 #[test]
-fn a_short_header_is_an_error_where_the_status_has_a_place() {
+fn a_short_header_is_an_error_if_there_is_room_for_a_status() {
     everywhere(|t, indirect| {
         for kind in [0, 1, 4, 8] {
             for len in [Some(15), Some(0), None] {
@@ -287,7 +287,7 @@ fn a_short_header_is_an_error_where_the_status_has_a_place() {
 }
 
 #[test]
-fn data_in_the_wrong_direction_or_nowhere_is_an_error() {
+fn data_in_the_wrong_direction_or_outside_memory_is_an_error() {
     everywhere(|t, indirect| {
         // A read with only readable data, and a write with only writable data.
         let (_, mut parts) = t.prepare(0, 0);
@@ -312,7 +312,7 @@ fn data_in_the_wrong_direction_or_nowhere_is_an_error() {
                 assert_eq!(t.send(&parts, indirect), IOERR, "{addr:#x} {len:#x}");
             }
         }
-        // The header is nowhere, but the status is somewhere.
+        // The header's address is invalid, but the status's is valid.
         let (_, mut parts) = t.prepare(0, 0);
         parts[0].0 = NOWHERE;
         assert_eq!(t.send(&parts, indirect), IOERR);
@@ -323,17 +323,17 @@ fn data_in_the_wrong_direction_or_nowhere_is_an_error() {
 }
 
 #[test]
-fn where_descriptors_are_cut_means_nothing() {
+fn boundaries_of_descriptors_have_no_meaning() {
     everywhere(|t, indirect| {
-        // The header in three, an empty one between, payload with the header's end, status with the
-        // data.
+        // The header in three pieces, an empty descriptor between them, data in the descriptor of
+        // the header's end, status in that of the data.
         let (_, p) = t.prepare(1, 3);
         let at = p[0].0;
         t.guest.header(t.guest.next_head(true, 1).unwrap(), 1, 3);
         let parts = [(at, 5, 0), (at + 5, 0, 0), (at + 5, 3, 0), (at + 8, 8, 0), p[1], p[2]];
         assert_eq!(t.send(&parts, indirect), Device(Kind::Write, 1536, 512, 1, 1));
         let (_, p) = t.prepare(1, 0);
-        // The head's buffer: header, then the status at 16; the payload begins in the header's
+        // The head's buffer: header, then the status at 16; the data begins in the header's
         // descriptor.
         let parts = [(p[0].0, 16 + 48, 0), (p[1].0, 464, 0), p[2]];
         assert_eq!(t.send(&parts, indirect), Device(Kind::Write, 0, 512, 2, 1));
@@ -342,7 +342,7 @@ fn where_descriptors_are_cut_means_nothing() {
         assert_eq!(t.send(&parts, indirect), Device(Kind::Read, 0, 512, 2, 513));
         assert_eq!(t.guest.own.load_u8((p[1].0 - GPA) as usize + 512, Relaxed), 0);
         assert_eq!(t.guest.status(head), 0xee, "it is the last writable byte that is written");
-        // What a read brings and what a write asks back is not looked at.
+        // The readable part of a read's data, and the writable part of a write's, are ignored.
         let (_, p) = t.prepare(0, 0);
         let parts = [p[0], (p[1].0, 77, 0), p[1], p[2]];
         assert_eq!(t.send(&parts, indirect), Device(Kind::Read, 0, 512, 1, 513));
@@ -367,7 +367,7 @@ fn a_buffer_over_two_regions_is_split() {
         let (_, mut parts) = t.prepare(0, 0);
         parts[1].0 = GPA + half - 100;
         assert_eq!(t.send(&parts, false), Device(Kind::Read, 0, 512, 2, 513));
-        // A header over the border.
+        // A header across the boundary.
         let (_, parts) = t.prepare(0, 9);
         for i in 0..2 {
             let word = t.guest.own.load_u64((parts[0].0 - GPA) as usize + i * 8, Relaxed);
@@ -375,7 +375,7 @@ fn a_buffer_over_two_regions_is_split() {
         }
         let parts = [(GPA + half - 8, 16, 0), parts[1], parts[2]];
         assert_eq!(t.send(&parts, true), Device(Kind::Read, 9 * 512, 512, 1, 513));
-        // A descriptor of an indirect table over the border.
+        // A descriptor of an indirect table across the boundary.
         let (_, parts) = t.prepare(0, 7);
         let table = half as usize - 24;
         for (i, &(addr, len, flags)) in parts.iter().enumerate() {
@@ -388,7 +388,7 @@ fn a_buffer_over_two_regions_is_split() {
 }
 
 #[test]
-fn the_name_is_given_as_far_as_it_fits() {
+fn the_serial_number_is_returned_as_far_as_it_fits() {
     everywhere(|t, indirect| {
         for len in [0_u32, 1, 19, 20, 21, 512] {
             let (_, mut parts) = t.prepare(8, 0);
@@ -424,7 +424,7 @@ fn impossible_chains_break_the_ring() {
         assert_eq!(t.send(&[p[0], huge, huge], indirect), Broken(Fault::ChainTooLarge));
     });
     everywhere(|t, indirect| {
-        // 4 GiB in all is a chain that may be, with more data than a request may have.
+        // 4 GiB in all is a valid chain, with more data than a request may have.
         let (_, p) = t.prepare(0, 0);
         t.disk.capacity_sectors = 1 << 40;
         let data = (p[1].0, u32::MAX - 16, WRITE);
@@ -459,7 +459,7 @@ fn impossible_indirect_tables_break_the_ring() {
         ] {
             let outcome = send(feature, 0, addr, 48);
             let same = outcome == Broken(Fault::IndirectUnmapped(at));
-            // What is at the end of memory may be no chain before it is no memory.
+            // The table may reach the end of memory; no chain may reach beyond it.
             assert!(same || at == END - 40, "{outcome:?}");
         }
         // A table in a table.
@@ -467,7 +467,7 @@ fn impossible_indirect_tables_break_the_ring() {
         let (_, parts) = t.prepare(0, 0);
         let nested = [(parts[1].0, 48, INDIRECT)];
         assert_eq!(t.send(&nested, true), unexpected);
-        // The write flag of the descriptor that leads to a table means nothing.
+        // The write flag of the descriptor of an indirect table is ignored.
         let mut t = Try::new(form, feature);
         let (_, p) = t.prepare(0, 0);
         let table = p[1].0 + 256;
@@ -480,7 +480,7 @@ fn impossible_indirect_tables_break_the_ring() {
             Device(Kind::Read, 0, 512, 1, 513)
         );
     }
-    // Split: a table may follow other descriptors; its links may not leave it or loop.
+    // Split: a table may follow other descriptors; its links must stay inside it and must not loop.
     let mut t = Try::new(Form::Split, F_INDIRECT_DESC);
     let (_, p) = t.prepare(0, 0);
     let table = p[1].0 + 256;
@@ -519,7 +519,7 @@ fn impossible_split_rings_break() {
         t.guest.publish(head);
         assert_eq!(t.outcome(), Broken(Fault::HeadRange(head)));
     }
-    // The index may be a whole ring ahead, and no more.
+    // The index may be at most a whole ring ahead.
     let mut t = fresh();
     let next = t.ring.base() as u16;
     t.guest.own.store_u16(0x1_0000 + 2, next + 17, Relaxed);
@@ -538,7 +538,7 @@ fn impossible_split_rings_break() {
         }
         let broken = t.ring.pop(&t.guest.memory, &t.disk, 9, &mut tags);
         assert_eq!(broken, Err(Fault::HeadBusy(head)));
-        // What was in flight before is not given back.
+        // Earlier requests in flight are not completed.
         assert_eq!(t.ring.in_flight(), tags.len());
         let finished: Vec<_> =
             tags.iter().map(|&tag| Finished { tag, status: Status::Ok }).collect();
@@ -552,7 +552,7 @@ fn impossible_split_rings_break() {
 fn impossible_packed_rings_break() {
     let fresh = || Try::new(Form::Packed, F_INDIRECT_DESC);
     let avail = 0x80;
-    // A chain without end; one with an id outside the ring; the same id twice.
+    // An endless chain; one with an id outside the ring; the same id twice.
     let mut t = fresh();
     for i in 0..16 {
         t.guest.desc(i * 16, GPA, 16, NEXT | avail, 0);
@@ -565,7 +565,7 @@ fn impossible_packed_rings_break() {
     t.guest.desc(3 * 16, GPA, 16, avail, 5);
     t.guest.desc(4 * 16, GPA, 16, avail, 5);
     assert_eq!(t.outcome(), Broken(Fault::HeadBusy(5)));
-    // More descriptors than the ring has, because it takes back one that it had made available.
+    // More descriptors than the ring has: the guest withdraws one that it had made available.
     let mut t = fresh();
     let mut tags = Vec::new();
     while t.guest.offer(0, &Guest::parts(0, 4), false) {}
@@ -609,8 +609,7 @@ fn impossible_setups_are_refused() {
     }
 }
 
-/// One guest's broken ring, and one request with everything wrong, cost a bounded amount of work
-/// for each pop.
+/// A broken ring, and a request with everything wrong, cost a bounded amount of work in each pop.
 #[test]
 fn a_pop_reads_a_bounded_number_of_descriptors() {
     let mut t = Try::new(Form::Split, F_INDIRECT_DESC);

@@ -1,4 +1,4 @@
-//! Regions, the dirty log, and in-flight regions that a front end should not have sent.
+//! Memory regions, the dirty log, and invalid in-flight regions.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,7 +11,7 @@ fn info(guest_addr: u64, size: u64, user_addr: u64, mmap_offset: u64) -> RegionI
 }
 
 #[test]
-fn regions_that_cannot_be_are_refused() {
+fn impossible_regions_are_refused() {
     let fd = memfd(1 << 16);
     let one = info(0x1000, 0x1000, 0x1000, 0);
     let memory = GuestMemory::new().with_region(one, fd.as_fd()).unwrap();
@@ -89,7 +89,7 @@ fn addresses_are_translated() {
     assert!(memory.user_area(u64::MAX, 3).is_none());
 }
 
-/// A request's memory stays where it is when the table is sent again, and what is gone is gone.
+/// A region keeps its mapping when the table is sent again, and loses it when it is removed.
 #[test]
 fn the_same_region_keeps_its_mapping() {
     let (fd, other) = (memfd(1 << 16), memfd(1 << 16));
@@ -111,12 +111,12 @@ fn the_same_region_keeps_its_mapping() {
 
 fn log() -> (DirtyLog, Area) {
     let fd = memfd(0x3000);
-    // Not at a page of the file, and not as long as it could be.
+    // Not at a page boundary of the file, and shorter than the file.
     let log = DirtyLog::map(fd.as_fd(), 0x100, 0x1010).unwrap();
     (log, Area::map(fd.as_fd(), 0, 0x3000).unwrap())
 }
 
-/// The pages whose bits are set anywhere in the file, and clears them.
+/// Returns the pages whose bits are set anywhere in the file, and clears the bits.
 fn pages(file: &Area) -> Vec<u64> {
     let mut pages = Vec::new();
     for at in 0..file.len() {
@@ -131,7 +131,7 @@ fn pages(file: &Area) -> Vec<u64> {
 }
 
 #[test]
-fn the_log_has_the_pages_of_a_range_and_no_other() {
+fn the_log_has_exactly_the_pages_of_a_range() {
     let (log, file) = log();
     let mut dice = Dice(1);
     for _ in 0..2000 {
@@ -147,8 +147,8 @@ fn the_log_has_the_pages_of_a_range_and_no_other() {
     }
 }
 
-/// With a log in force, exactly what a ring writes is in it: data of reads and names, status bytes,
-/// used entries and indexes, the numbers that govern kicks.
+/// With an active log, exactly what a ring writes is in it: data of reads and serial numbers,
+/// status bytes, used entries and indexes, and the fields that control kicks.
 #[test]
 fn a_ring_logs_what_it_writes() {
     for form in [Form::Split, Form::Packed] {
@@ -163,7 +163,8 @@ fn a_ring_logs_what_it_writes() {
         setup.log = Some(used as u64);
         let mut ring = Ring::start(&guest.memory, &setup, None).unwrap().0;
         let (log, file) = log();
-        // What is written to give back one request: in the ring, and whether there is an index.
+        // What completing one request writes: the offsets in the ring, and whether there is an
+        // index.
         let ring_page = if form == Form::Split { page(used) } else { 0 };
 
         ring.log_all(&log);
@@ -184,8 +185,7 @@ fn a_ring_logs_what_it_writes() {
             let flags = if kind == 1 { 0 } else { WRITE };
             let parts =
                 [(header as u64, 16, 0), (data as u64, 512, flags), (status as u64, 1, WRITE)];
-            // Made available by a guest that knows other addresses; what it says itself is not
-            // used.
+            // Made available by a guest that uses other addresses, which the ring must ignore.
             assert!(guest.offer(kind, &parts, false));
             let mut tags = Vec::new();
             assert_eq!(ring.pop(&guest.memory, &disk(), 9, &mut tags), Ok(1));
@@ -245,7 +245,7 @@ fn damaged_inflight_regions_are_refused() {
                     refused(8, &|own| own.store_u16(14, 0u16.wrapping_sub(9), Relaxed)),
                     "used"
                 );
-                // The list leads away on the way: entry 0 is the head of a batch of two.
+                // The list leaves the batch: entry 0 is the head of a batch of two.
                 assert!(refused(8, &|own| {
                     own.store_u16(14, 0u16.wrapping_sub(2), Relaxed);
                     own.store_u16(16 + 6, 8, Relaxed);
@@ -263,7 +263,7 @@ fn damaged_inflight_regions_are_refused() {
                 assert!(refused(8, &|own| own.store_u16(32 + 4, 1, Relaxed)), "other last");
             }
         }
-        // The other form's region, and one with fewer entries than the ring.
+        // A region of the other format, and one with fewer entries than the ring.
         let other = if form == Form::Split { Form::Packed } else { Form::Split };
         let guest = Guest::new(form, 8, 0x8000, 0);
         for (form, num) in [(other, 8), (form, 7)] {
@@ -299,7 +299,7 @@ fn inflight_regions_are_mapped_with_their_sizes() {
     assert!(none.queue(0).is_none());
 }
 
-/// A guest that used its ring before the region was made (a migration) loses nothing when the
+/// A guest that used its ring before the region was created (a migration) loses nothing if the
 /// target dies before it has completed anything.
 #[test]
 fn a_fresh_region_begins_at_the_used_index() {
@@ -312,7 +312,7 @@ fn a_fresh_region_begins_at_the_used_index() {
     }
     ring.pop(&guest.memory, &disk(), 9, &mut tags).unwrap();
     drop(ring);
-    // The front end falls back to the used index, and says that.
+    // The front end falls back to the used index and reports that.
     let (mut ring, recovered) =
         Ring::start(&guest.memory, &guest.setup(), region.queue(0)).unwrap();
     assert_eq!(recovered, Recovered { resubmits: 2, base_differs: false });

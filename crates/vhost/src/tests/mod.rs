@@ -1,4 +1,4 @@
-//! The rings, judged by a guest that is played in plain memory.
+//! Tests of the rings with a guest in plain memory.
 
 mod arbitrary;
 mod crash;

@@ -1,4 +1,4 @@
-//! What a well-behaved guest sees.
+//! What a correct guest observes.
 
 use super::guest::*;
 use crate::memory::store_buffer;
@@ -6,9 +6,8 @@ use crate::*;
 
 const BOTH: [Form; 2] = [Form::Split, Form::Packed];
 
-/// Requests of every mix of direct and indirect chains come out as they went in, are completed in
-/// any order, and the guest gets each back once, over many laps of the ring and the wrap of its
-/// indexes.
+/// Requests in every mix of direct and indirect chains arrive unchanged, complete in any order, and
+/// return to the guest once each, over many laps of the ring and the wrap of its indexes.
 #[test]
 fn requests_go_round() {
     for form in BOTH {
@@ -60,7 +59,8 @@ fn requests_go_round() {
     }
 }
 
-/// The guest is interrupted exactly when it asked to be, for each way to ask, batch size and lap.
+/// The guest is interrupted exactly when it asked for it, for each way to ask, each batch size and
+/// each lap.
 #[test]
 fn signals_come_when_asked_for() {
     for form in BOTH {
@@ -76,7 +76,7 @@ fn signals_come_when_asked_for() {
                 for seq in 0..u64::from(count) {
                     assert!(guest.add(seq, true));
                 }
-                // After none, some, all, or more completions than there will be; or never.
+                // After none, some, all, or more than the completions; or never.
                 let after = (round % 5 != 0).then_some(round / 5 % num);
                 guest.want_interrupt(after);
                 let mut tags = Vec::new();
@@ -97,8 +97,8 @@ fn signals_come_when_asked_for() {
     }
 }
 
-/// An armed ring is kicked for the next request and a disarmed one is not, at each place of the
-/// ring; a request that came before it was armed is noticed by arming.
+/// An armed ring is kicked for the next request and a disarmed one is not, at each position of the
+/// ring. Arming notices a request that came earlier.
 #[test]
 fn kicks_come_when_armed() {
     for form in BOTH {
@@ -131,8 +131,8 @@ fn kicks_come_when_armed() {
     }
 }
 
-/// Either the target sees the request before it sleeps, or the guest sees that it is to kick: also
-/// when the target's processor keeps its stores back as long as it may.
+/// Either the target sees the request before it sleeps, or the guest sees the request for a kick,
+/// even if the target's processor delays its stores as long as it may.
 #[test]
 fn a_sleeping_target_is_kicked() {
     for form in BOTH {
@@ -153,8 +153,8 @@ fn a_sleeping_target_is_kicked() {
     }
 }
 
-/// Either the guest sees what was completed before it waits for an interrupt, or the target sees
-/// that it waits.
+/// Either the guest sees the completion before it waits for an interrupt, or the target sees the
+/// request for an interrupt.
 #[test]
 fn a_waiting_guest_is_signalled() {
     for form in BOTH {

@@ -1,6 +1,6 @@
-//! Rings of two disks at work on one core of a simulated world: one asks for as much as it can, the
-//! other for a sector at a time. What is counted is rounds of the core's pollers, so that no
-//! machine is too slow for it.
+//! Rings of two disks on one core of a simulated world: one submits as much as it can, the other
+//! one sector at a time. The test counts rounds of the core's pollers, so it does not depend on the
+//! machine's speed.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::target::share::{Company, QUANTUM};
 use crate::*;
 
 const REQUESTS: u64 = 16;
-/// Descriptors of each, of 512 KiB.
+/// Data descriptors of each request, of 512 KiB.
 const PARTS: u64 = 24;
 const PART: u64 = 512 << 10;
 
@@ -44,7 +44,7 @@ fn start(core: &Core, name: &str, guest: &Guest, device: &Bdev) -> (Remote, Join
     (remote, core.spawn(Class::Control, queue::run(core.clone(), start, orders)))
 }
 
-/// A write of 12 MiB, all of it from the same memory.
+/// Adds a write of 12 MiB, all of it from the same memory.
 fn attack(guest: &mut Guest, seq: u64) {
     let head = guest.next_head(true, 1).unwrap();
     guest.header(head, 1, 0);
@@ -55,10 +55,9 @@ fn attack(guest: &mut Guest, seq: u64) {
     assert!(guest.offer(seq, &parts, true));
 }
 
-/// As it was, all of it was copied in the first round, and the neighbour's request done after that.
+/// Without shares all of it would be copied in the first round, before the neighbour's request.
 #[test]
-fn a_guest_that_asks_for_192_mib_at_once_has_its_quantum_in_a_round_and_its_neighbour_is_served_in_each()
- {
+fn a_guest_that_asks_for_192_mib_gets_one_quantum_in_a_round_and_its_neighbour_is_served_in_each() {
     for form in [Form::Split, Form::Packed] {
         World::new(1, 1, SimConfig::default())
             .run(move |core| async move {
@@ -99,7 +98,7 @@ fn a_guest_that_asks_for_192_mib_at_once_has_its_quantum_in_a_round_and_its_neig
                 let (rounds, quanta) = (core.rounds() - begin, REQUESTS * PARTS * PART / QUANTUM);
                 assert!(rounds >= quanta - 1, "{quanta} quanta in {rounds} rounds");
                 assert!(rounds <= 3 * quanta, "{quanta} quanta in {rounds} rounds");
-                // This task looks once in as many rounds as a turn has, which are four.
+                // This task runs once per turn, which has four rounds.
                 assert!(
                     served >= quanta / 16 && longest <= 12,
                     "{served} served, {longest} rounds"

@@ -257,7 +257,7 @@ fn what_is_under_way_goes_along_where_the_in_flight_region_has_it() {
         let state = DiskState { under_way, ..disk() };
         assert_eq!(DiskState::decode(&state.encode()), Ok(state));
     }
-    let reason = "nothing says what it is";
+    let reason = "no in-flight region records it";
     let error = HandoverError::Field { field: 14, reason };
     let mut state = DiskState { under_way: Some(UnderWay::default()), ..disk() };
     state.connection.as_mut().unwrap().session.inflight = None;
@@ -365,7 +365,7 @@ fn unknown_repeated_and_missing_fields_are_refused() {
     let failed = edited(|b| b.extend([12, 0, 0, 0, 0, 0]));
     assert_eq!(DiskState::decode(&failed), Ok(DiskState { flush_failed: true, ..disk() }));
     let longer = edited(|b| b.extend([12, 0, 1, 0, 0, 0, 9]));
-    let error = HandoverError::Field { field: 12, reason: "of another shape" };
+    let error = HandoverError::Field { field: 12, reason: "malformed" };
     assert_eq!(DiskState::decode(&longer), Err(error));
     let unknown = edited(|b| b.extend([0; 6]));
     assert_eq!(DiskState::decode(&unknown), Err(HandoverError::UnknownField(0)));
