@@ -198,7 +198,7 @@ def test_a_node_is_upgraded_by_command(tmp_path):
             vm.wait_for(r"GUEST TICK ops=[1-9]\d*")
             for other, why in (("missing", "No such file"), ("disk.img", "starting")):
                 refused = millrace.fail("upgrade", "--to", other, "--state", node.state, cwd=tmp_path)
-                assert "no upgrade: " in refused and why in refused and "the node goes on" in refused, refused
+                assert "no upgrade: " in refused and why in refused and "the node continues" in refused, refused
             # Relative paths begin where the command is given.
             command = ("upgrade", "--to", program.name, "--state", node.state)
             node.upgrade(lambda: said.update(millrace.said_json(*command, cwd=tmp_path)))
@@ -311,7 +311,7 @@ def test_a_node_is_found_without_being_told_where(tmp_path, monkeypatch):
 def test_what_is_no_request_gets_an_error_and_the_node_stays(node):
     for line in (b"\n", b"{}\n", b"[1]\n", b'{"version":2,"command":"top"}\n', b"\xff\n", b'{"version":1,"command":"x"}\n'):
         assert node.ask(line)["error"]
-    assert "bytes at most" in node.ask(b"x" * (1 << 17))["error"]
+    assert "at most 65536 bytes" in node.ask(b"x" * (1 << 17))["error"]
     assert node.ask(b'{"version":1,"command":"disk-list"}\n')["result"] == {"disks": []}
     # More who say nothing than it takes at a time.
     idle = []

@@ -1,4 +1,4 @@
-//! A [`Channel`]: one core's way to a device.
+//! A [`Channel`]: one core's access to a device.
 //!
 //! This is on the path of every request: no allocation, no task, no lock, and a `match` over the
 //! devices instead of a call through a table.
@@ -16,24 +16,25 @@ use crate::layers::dirty::DirtyChannel;
 use crate::layers::failing::FailingChannel;
 use crate::layers::limit::LimitChannel;
 
-/// Requests that one channel may have under way.
+/// Maximum number of requests in flight in one channel.
 pub const QUEUE_DEPTH: usize = 1024;
 
-/// What to do.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Read into the segments.
     Read,
-    /// Write what the segments hold.
+    /// Write the contents of the segments.
     Write,
-    /// Make durable what was written by requests that had completed when this was submitted.
+    /// Make durable the writes that had completed when this was submitted.
     Flush,
-    /// The range is no longer needed. What it reads as afterwards says
-    /// [`Geometry::zeroes_after_discard`](crate::Geometry::zeroes_after_discard).
+    /// The range is no longer needed.
+    /// [`Geometry::zeroes_after_discard`](crate::Geometry::zeroes_after_discard) says how it reads
+    /// afterwards.
     Discard,
     /// Make the range read as zeroes.
     WriteZeroes {
-        /// Its room may be given back.
+        /// The file may deallocate the range.
         unmap: bool,
     },
 }
@@ -41,31 +42,31 @@ pub enum Kind {
 /// A request.
 #[derive(Clone, Copy, Debug)]
 pub struct Io<'a> {
-    /// What to do.
+    /// The operation.
     pub kind: Kind,
-    /// Where, in bytes. Not looked at for a flush.
+    /// Offset in bytes. Ignored for a flush.
     pub offset: u64,
-    /// How much, in bytes. Not looked at for a flush.
+    /// Length in bytes. Ignored for a flush.
     pub len: u64,
-    /// The memory of a read or a write; together as long as `len`.
+    /// The memory of a read or a write; the lengths add up to `len`.
     pub segments: &'a [libc::iovec],
-    /// Comes back with the completion.
+    /// Returned with the completion.
     pub tag: u64,
-    /// It must be durable when it completes, whatever the device's own setting: for a guest that
-    /// has switched the write cache off.
+    /// Force unit access: the request must be durable when it completes, whatever the device's own
+    /// setting. Used for a guest that has switched the write cache off.
     pub through: bool,
 }
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It is done.
+    /// The request is done.
     Ok,
-    /// It is not, and of a write any part may be; or it made no sense.
+    /// The request failed, and a write may be done in part; or the request was invalid.
     IoError,
-    /// The device cannot do such a thing.
+    /// The device does not support the operation.
     Unsupported,
-    /// There is no room for it.
+    /// The device has no space left.
     NoSpace,
 }
 
@@ -83,29 +84,29 @@ impl Status {
 /// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// The request's.
+    /// The tag of the request.
     pub tag: u64,
     /// How it ended.
     pub status: Status,
 }
 
-/// The channel has [`QUEUE_DEPTH`] requests under way; nothing was submitted.
+/// The channel has [`QUEUE_DEPTH`] requests in flight; nothing was submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// One core's way to a device; see the crate's text.
+/// One core's access to a device; see the crate's text.
 pub struct Channel {
     device: Bdev,
     block_mask: u64,
     read_only: bool,
-    /// Submitted, and not handed back.
+    /// Requests submitted and not yet returned.
     in_flight: usize,
-    /// Completed at once, to be handed back.
+    /// Completions that wait to be returned.
     done: Vec<Done>,
     way: Way,
 }
 
-/// The device's own part of a channel.
+/// The part of a channel that depends on the device.
 enum Way {
     Null,
     Mem,
@@ -148,16 +149,17 @@ impl Channel {
     }
 
     /// Submits a request. Its tag comes back from [`Channel::poll`] exactly once. A range outside
-    /// the device, one that is not made of whole blocks, segments that are not as long as the
-    /// range, and a write to a read-only device come back as [`Status::IoError`].
+    /// the device or not in whole blocks, segments that do not add up to the range, and a write to
+    /// a read-only device come back as [`Status::IoError`].
     ///
     /// # Errors
-    /// When [`QUEUE_DEPTH`] requests are under way.
+    /// When [`QUEUE_DEPTH`] requests are in flight.
     ///
     /// # Safety
-    /// The memory of the segments stays mapped, writable for a read, until the tag has come back
-    /// or, if the channel is dropped before that, as long as what [`Channel::hold`] was given
-    /// lives. Others may change it meanwhile; nobody may have a Rust reference to it.
+    /// The memory of the segments stays mapped, and writable for a read, until the tag has come
+    /// back or, if the channel is dropped before that, as long as the value given to
+    /// [`Channel::hold`] lives. Others may change the memory meanwhile; no Rust reference to it may
+    /// exist.
     #[inline]
     pub unsafe fn submit(&mut self, io: &Io<'_>) -> Result<(), Full> {
         if self.in_flight >= QUEUE_DEPTH {
@@ -170,8 +172,8 @@ impl Channel {
         }
         match (&mut self.way, self.device.device()) {
             (Way::Mem, Device::Mem(mem)) => {
-                // SAFETY: the range lies in the device and the segments are as long: `answer`. The
-                // segments are valid by this function's contract.
+                // SAFETY: `answer` has checked that the range lies in the device and that the
+                // segments are as long. The segments are valid by this function's contract.
                 let status = unsafe { mem.perform(io) };
                 self.done.push(Done { tag: io.tag, status });
             }
@@ -191,13 +193,13 @@ impl Channel {
             (Way::Dirty(dirty), Device::Dirty { map, .. }) => unsafe {
                 dirty.submit(map, io, &mut self.done);
             },
-            // What is written goes nowhere, and memory that is read into stays as it is.
+            // A null device discards writes and leaves the memory of a read as it is.
             _ => self.done.push(Done { tag: io.tag, status: Status::Ok }),
         }
         Ok(())
     }
 
-    /// The answer to what needs no device.
+    /// The answer to a request that needs no device.
     #[inline]
     fn answer(&self, io: &Io<'_>) -> Option<Status> {
         if io.kind == Kind::Flush {
@@ -223,8 +225,8 @@ impl Channel {
         (io.len == 0).then_some(Status::Ok)
     }
 
-    /// Appends what has completed to `done`, and says how much that was. Costs a look at memory
-    /// when nothing has. To be called in every turn of the core.
+    /// Appends completions to `done` and returns their number. Costs a read of memory if there are
+    /// none. Must be called in every turn of the core.
     #[inline]
     pub fn poll(&mut self, done: &mut Vec<Done>) -> usize {
         let before = done.len();
@@ -246,8 +248,8 @@ impl Channel {
         n
     }
 
-    /// Whether [`Channel::poll`] would find something: for a poller that decides whether its core
-    /// may sleep. Memory reads only.
+    /// Whether [`Channel::poll`] would return something: for a poller that decides whether its core
+    /// may sleep. Reads memory only.
     #[inline]
     pub fn ready(&self) -> bool {
         !self.done.is_empty()
@@ -261,14 +263,14 @@ impl Channel {
             }
     }
 
-    /// Requests submitted and not handed back.
+    /// Requests submitted and not yet returned.
     #[inline]
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// The owner of the memory that requests submitted from now on point into. Every request under
-    /// way holds it, also when the channel is dropped.
+    /// Sets the owner of the memory that requests submitted from now on point into. Every request
+    /// in flight holds it, also when the channel is dropped.
     pub fn hold(&mut self, keep: Rc<dyn Any>) {
         match &mut self.way {
             Way::File(file) => file.hold(keep),
@@ -276,13 +278,13 @@ impl Channel {
             Way::Delay(delay) => delay.over.hold(keep),
             Way::Limit(limited) => limited.hold(keep),
             Way::Dirty(dirty) => dirty.over.hold(keep),
-            // What completes at once holds nothing.
+            // Requests that complete immediately hold nothing.
             Way::Null | Way::Mem => {}
         }
     }
 
-    /// Requests that went through a buffer of the core's pool, because the guest's memory was not
-    /// aligned as direct I/O wants it.
+    /// Requests that went through a buffer of the core's pool because the guest's memory was not
+    /// aligned for direct I/O.
     pub fn bounced(&self) -> u64 {
         match &self.way {
             Way::File(file) => file.bounced(),
@@ -294,7 +296,7 @@ impl Channel {
         }
     }
 
-    /// The device it leads to.
+    /// The device of the channel.
     pub fn device(&self) -> &Bdev {
         &self.device
     }
@@ -302,6 +304,6 @@ impl Channel {
 
 impl std::fmt::Debug for Channel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Channel({} requests under way)", self.in_flight)
+        write!(f, "Channel({} requests in flight)", self.in_flight)
     }
 }

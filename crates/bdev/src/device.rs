@@ -1,4 +1,4 @@
-//! A [`Bdev`]: an open device that cores share, and what it is like.
+//! A [`Bdev`]: an open device that cores share, and its geometry.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,41 +14,41 @@ use crate::layers::dirty::DirtyMap;
 use crate::layers::limit::Limit;
 use crate::uri::{Base, Failures, LAYERS_MAX, Layer, Spec};
 
-/// What a device is like. Sizes are in bytes.
+/// Properties of a device. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Its size, a multiple of the block.
+    /// Size of the device, a multiple of the block.
     pub size_bytes: u64,
-    /// The logical block: what offsets and lengths are multiples of. A power of two from 512 on.
+    /// The logical block; offsets and lengths are multiples of it. A power of two, at least 512.
     pub block_size: u32,
-    /// What it writes without reading first.
+    /// The unit that the device writes without reading first.
     pub physical_block_size: u32,
-    /// What reads and writes should be multiples of.
+    /// Reads and writes should be multiples of this.
     pub min_io: u32,
-    /// What they had better be multiples of; 0 where it makes no difference.
+    /// The best multiple for reads and writes; 0 if it makes no difference.
     pub opt_io: u32,
-    /// It takes no writes.
+    /// The device takes no writes.
     pub read_only: bool,
-    /// A write that has completed is durable only after a flush. Where this is false every
-    /// completed write is durable.
+    /// A completed write is durable only after a flush. If this is false, every completed write is
+    /// durable.
     pub volatile_cache: bool,
-    /// It takes discards.
+    /// The device takes discards.
     pub discard: bool,
-    /// It takes requests to write zeroes.
+    /// The device takes requests to write zeroes.
     pub write_zeroes: bool,
-    /// What was discarded reads as zeroes.
+    /// Discarded ranges read as zeroes.
     pub zeroes_after_discard: bool,
-    /// Most segments of one request.
+    /// Maximum number of segments of a request.
     pub max_segments: u32,
-    /// What discards had better be multiples of, in offset and length.
+    /// Offsets and lengths of discards should be multiples of this.
     pub discard_alignment: u32,
-    /// Longest discard that makes sense.
+    /// The longest useful discard.
     pub discard_max: u64,
-    /// Longest range of zeroes that makes sense.
+    /// The longest useful range of zeroes.
     pub write_zeroes_max: u64,
 }
 
-/// Most segments of one request: a guest's ring of 256 less header and status.
+/// Maximum number of segments of a request: a guest's ring of 256 less header and status.
 pub(crate) const SEGMENTS: u32 = 254;
 
 /// An open block device. Clones are the same device.
@@ -57,25 +57,25 @@ pub struct Bdev(Arc<Shared>);
 
 struct Shared {
     geometry: Geometry,
-    /// The size changes, the rest of the geometry does not.
+    /// The size can change, the rest of the geometry cannot.
     size_bytes: AtomicU64,
     device: Device,
 }
 
-/// Most [`Bdev::descriptors`] of a device: its own, and one for each layer.
+/// Maximum number of [`Bdev::descriptors`]: the device's own and one for each layer.
 pub const DESCRIPTORS_MAX: usize = 1 + LAYERS_MAX;
 
-/// What a process that may open nothing needs of a device.
+/// What a process that cannot open files needs to use a device.
 #[derive(Debug, Default)]
 pub struct Parts {
-    /// Its [`Bdev::descriptors`].
+    /// The device's [`Bdev::descriptors`].
     pub descriptors: Vec<OwnedFd>,
-    /// Whether holes can be punched in its image, where that is known.
+    /// Whether the image supports punching holes, if known.
     pub holes: Option<bool>,
 }
 
 impl Parts {
-    /// Opens what a URI names, for a process that then has the device: [`Bdev::take`]. Suspends.
+    /// Opens the device that a URI names, for another process to [`Bdev::take`]. Suspends.
     ///
     /// # Errors
     /// As for [`Bdev::open`].
@@ -88,7 +88,7 @@ impl Parts {
     }
 }
 
-/// What kinds there are.
+/// The kinds of devices.
 pub(crate) enum Device {
     Null(NullDevice),
     Mem(MemDevice),
@@ -100,7 +100,7 @@ pub(crate) enum Device {
 }
 
 impl Device {
-    /// What it lies over.
+    /// The device below a layer.
     fn over(&self) -> Option<&Bdev> {
         match self {
             Device::Failing { over, .. }
@@ -124,12 +124,12 @@ impl Bdev {
         Bdev::open_with(core, uri, None).await
     }
 
-    /// The same of a device that another process has open, from the [`Bdev::descriptors`] that it
-    /// handed over, or that it opened for this one ([`Parts`]): with its lock, and without looking
-    /// for a name. Suspends.
+    /// Like [`Bdev::open`], for a device that another process has open: it uses the
+    /// [`Bdev::descriptors`] that the process handed over, or opened for this one ([`Parts`]), with
+    /// their lock, and looks up no name. Suspends.
     ///
     /// # Errors
-    /// As for [`Bdev::open`], and when these are not the descriptors of such a device.
+    /// As for [`Bdev::open`], and when these are not the descriptors of this device.
     pub async fn take(core: &Core, uri: &str, open: Parts) -> Result<Bdev, Error> {
         Bdev::open_with(core, uri, Some(open)).await
     }
@@ -159,7 +159,8 @@ impl Bdev {
                     Some(open) => MemDevice::take(open)?,
                 };
                 if !size.is_multiple_of(block.into()) {
-                    let text = format!("mem: {size} bytes are no multiple of the block, {block}");
+                    let text =
+                        format!("mem: {size} bytes are not a multiple of the block, {block}");
                     return Err(Error::new(ErrorKind::Unsupported, text));
                 }
                 Bdev::new(mem.geometry(size, block), Device::Mem(mem))
@@ -193,8 +194,8 @@ impl Bdev {
         Ok(over)
     }
 
-    /// Whether what it holds is in this process's memory, or nowhere: then no operation of a
-    /// process that has ended is still under way at it.
+    /// Whether the data is in this process's memory, or nowhere. Such a device has no operations
+    /// left in flight by a process that has ended.
     pub fn is_memory(&self) -> bool {
         !matches!(self.lowest().device(), Device::File(_))
     }
@@ -204,43 +205,45 @@ impl Bdev {
         Bdev(Arc::new(Shared { geometry, size_bytes, device }))
     }
 
-    /// What it is like now.
+    /// The current geometry.
     pub fn geometry(&self) -> Geometry {
         Geometry { size_bytes: self.size_bytes(), ..self.0.geometry }
     }
 
-    /// Its size now, in bytes.
+    /// The current size in bytes.
     #[inline]
     pub fn size_bytes(&self) -> u64 {
         self.0.size_bytes.load(Ordering::Relaxed)
     }
 
-    /// A way to the device for this core. It must be dropped on this core.
+    /// A channel to the device for this core. It must be dropped on this core.
     ///
     /// # Errors
-    /// When the system has no room for what the device's engine needs.
+    /// When the system has no room for the resources of the device's engine.
     pub fn channel(&self, core: &Core) -> Result<Channel, Error> {
         Channel::new(self, core)
     }
 
-    /// Gives the device another size, in bytes, for all channels; suspends. What is cut off is
-    /// lost; what is added reads as zeroes, unless a write behind the new end of a smaller device
-    /// was still under way. A block device's size is its own: there this only looks whether it
-    /// has so much.
+    /// Changes the size of the device, in bytes, for all channels; suspends. Data beyond a smaller
+    /// size is lost. Added space reads as zeroes, unless a write beyond the new end of a smaller
+    /// device was still in flight. The size of a block device is fixed: there this only checks that
+    /// the device is large enough.
     ///
     /// # Errors
-    /// When the size is no multiple of the block, the device cannot have it, or the system refuses.
+    /// When the size is not a multiple of the block, the device cannot have it, or the system
+    /// refuses.
     pub async fn resize(&self, core: &Core, size_bytes: u64) -> Result<(), Error> {
         let block = u64::from(self.0.geometry.block_size);
         if size_bytes == 0 || !size_bytes.is_multiple_of(block) {
-            let text = format!("a size of {size_bytes} bytes is no multiple of the block, {block}");
+            let text =
+                format!("a size of {size_bytes} bytes is not a multiple of the block, {block}");
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         if !self.maps_cover(size_bytes) {
             let text = format!("dirty: the bitmap has no room for {size_bytes} bytes");
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
-        // Requests are refused behind the new end before it moves, and let in only afterwards.
+        // Refuse requests beyond the new end before it moves; admit them only afterwards.
         let old = self.size_bytes();
         self.set_size(old.min(size_bytes));
         let changed = match self.lowest().device() {
@@ -248,17 +251,17 @@ impl Bdev {
             Device::File(file) => file.resize(core, size_bytes).await,
             _ => Ok(()),
         };
-        // What is between the two ends has another content now.
+        // The content between the two ends has changed.
         let (from, to) = (old.min(size_bytes), old.max(size_bytes));
         self.maps().filter(|_| from < to).for_each(|map| map.mark_range(from, to - from));
         self.set_size(if changed.is_ok() { size_bytes } else { old });
         changed
     }
 
-    /// The size in bytes that the device had in the process that it was taken from, where that can
-    /// be so. A `null:` device has nothing else to know it from. A file may have been given
-    /// another length from outside meanwhile: its guest still knows this one, and what the file
-    /// does not have fails. A `mem:` device knows its own.
+    /// Sets the size in bytes that the device had in the process that it was taken from, if the
+    /// device can have it. A `null:` device cannot know its size otherwise. The length of a file
+    /// may have been changed from outside meanwhile: its guest still assumes this size, and
+    /// requests beyond the file's end fail. A `mem:` device knows its size.
     pub fn set_taken_size(&self, size_bytes: u64) {
         let block = u64::from(self.0.geometry.block_size);
         let possible = size_bytes != 0 && size_bytes.is_multiple_of(block);
@@ -268,12 +271,12 @@ impl Bdev {
         }
     }
 
-    /// It and what it lies over, from the outermost on.
+    /// This device and those below it, from the outermost on.
     fn layers(&self) -> impl Iterator<Item = &Bdev> {
         std::iter::successors(Some(self), |device| device.device().over())
     }
 
-    /// The bitmaps of its `dirty:` layers, from the outermost on.
+    /// The bitmaps of the `dirty:` layers, from the outermost on.
     fn maps(&self) -> impl Iterator<Item = &Arc<DirtyMap>> {
         self.layers().filter_map(|layer| match layer.device() {
             Device::Dirty { map, .. } => Some(map),
@@ -289,10 +292,11 @@ impl Bdev {
         self.layers().for_each(|layer| layer.0.size_bytes.store(size_bytes, Ordering::Relaxed));
     }
 
-    /// What another process needs to [`Bdev::take`] the device while this one has it open.
+    /// The descriptors that another process needs to [`Bdev::take`] the device while this one has
+    /// it open.
     ///
     /// # Errors
-    /// When its file has none.
+    /// When the file has no descriptor.
     pub fn descriptors(&self) -> Result<Vec<BorrowedFd<'_>>, Error> {
         // The device's own first, then those of the layers from the innermost on.
         let mut descriptors = match self.0.device.over() {
@@ -311,24 +315,24 @@ impl Bdev {
         Ok(descriptors)
     }
 
-    /// The bitmap of what is written, of the outermost `dirty:` layer.
+    /// The write bitmap of the outermost `dirty:` layer.
     pub fn dirty_map(&self) -> Option<&Arc<DirtyMap>> {
         self.maps().next()
     }
 
-    /// Whether a flush has failed, so that it takes no more writes: see docs/DISKS.md.
+    /// Whether a flush has failed, so that the device takes no more writes: see docs/DISKS.md.
     pub fn flush_failed(&self) -> bool {
         matches!(self.lowest().device(), Device::File(file) if file.flush_failed())
     }
 
-    /// A flush has failed in the process that the device was taken from.
+    /// Records that a flush has failed in the process that the device was taken from.
     pub fn set_flush_failed(&self) {
         if let Device::File(file) = self.lowest().device() {
             file.set_flush_failed();
         }
     }
 
-    /// What all layers lie over.
+    /// The device below all layers.
     fn lowest(&self) -> &Bdev {
         self.layers().last().unwrap_or(self)
     }

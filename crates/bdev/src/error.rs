@@ -1,21 +1,21 @@
-//! Why a device could not be opened or resized. Requests have a [`Status`](crate::Status) instead.
+//! The error of opening or resizing a device. Requests have a [`Status`](crate::Status) instead.
 
 use std::io;
 
-/// What a caller may act on.
+/// The kinds that a caller may act on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The URI is wrong.
     BadUri,
-    /// Somebody else uses the device.
+    /// Another process uses the device.
     Busy,
-    /// The device, or this system, cannot do what was asked for.
+    /// The device, or this system, does not support the request.
     Unsupported,
     /// The system refused.
     Io,
 }
 
-/// See the module text.
+/// An error of opening or resizing a device.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -37,7 +37,7 @@ impl Error {
             io::ErrorKind::WouldBlock => {
                 return Error::new(
                     ErrorKind::Busy,
-                    format!("{}: in use by somebody else (locked)", text.into()),
+                    format!("{}: in use by another process (locked)", text.into()),
                 );
             }
             io::ErrorKind::Unsupported => ErrorKind::Unsupported,
@@ -46,7 +46,7 @@ impl Error {
         Error { kind, text: text.into(), source: Some(source) }
     }
 
-    /// What a caller may act on.
+    /// The kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
@@ -61,5 +61,5 @@ impl std::fmt::Display for Error {
     }
 }
 
-// The text has its source in it.
+// The display text includes the source.
 impl std::error::Error for Error {}

@@ -1,24 +1,24 @@
-//! Block devices for virtual machines: files and block devices of the host, memory, nothing, and
-//! devices that err, delay, limit or note what is written on top of them.
+//! Block devices for virtual machines: files and block devices of the host, memory, null, and
+//! layers over another device that inject errors, delay, limit or track writes.
 //!
-//! [`Bdev::open`] opens a device from a URI; every core that uses it takes a [`Channel`] of its own
-//! from [`Bdev::channel`]. One request:
+//! [`Bdev::open`] opens a device from a URI. Every core that uses the device takes its own
+//! [`Channel`] from [`Bdev::channel`]. One request:
 //!
 //! 1. The caller, a poller, submits an [`Io`] with the guest's segments. The channel checks range
 //!    and alignment again, whatever was checked before.
-//! 2. A device that answers at once (memory, null) has done it then. A file's request goes to the
+//! 2. Memory and null devices complete the request immediately. A file's request goes to the
 //!    reactor with the guest's memory as it is: no copy, no task, no allocation.
-//! 3. [`Channel::poll`] hands back what has completed, in any order: a tag and a [`Status`].
+//! 3. [`Channel::poll`] returns completions, in any order: a tag and a [`Status`].
 //!
-//! A core that sleeps takes a turn when something has completed, and its pollers look. A channel
-//! belongs to one core; what channels of one device share is read-only on the way of a request, but
+//! A completion makes a sleeping core take a turn, in which its pollers run. A channel belongs to
+//! one core. On the path of a request the channels of one device share read-only data only, except
 //! for the budget of a limited device.
 //!
-//! What must hold: each tag that was accepted comes back exactly once while the channel lives; the
-//! kernel touches no segment after its tag has come back; and what a dropped channel has left
-//! under way holds the memory ([`Channel::hold`]) until it is done.
+//! Invariants: each accepted tag comes back exactly once while the channel lives; the kernel
+//! touches no segment after its tag has come back; requests that a dropped channel leaves in flight
+//! hold the memory ([`Channel::hold`]) until they are done.
 
-// Under loom only the shared bitmap exists, and `tests/loom.rs` includes it by path.
+// Under loom only the shared bitmap exists; `tests/loom.rs` includes it by path.
 #![cfg(not(loom))]
 
 mod channel;

@@ -1,13 +1,13 @@
-//! Ways to make devices wrong, to show that the test of power cuts finds out. Without the feature
-//! `mutants` each is a constant that folds away.
+//! Mutations of devices, which the power-cut test must detect. Without the feature `mutants` each
+//! is a constant that folds away.
 
-/// What may be wrong.
+/// The mutations.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
-    /// What must be durable is said to be done before it is.
+    /// Reports durable requests as done before they are durable.
     AcknowledgesEarly,
-    /// A flush is taken to cover what was done after it had been submitted.
+    /// Lets a flush cover requests that completed after it was submitted.
     FlushCoversLater,
 }
 

@@ -1,4 +1,4 @@
-//! What a device's URI says.
+//! The parser of device URIs.
 //!
 //! ```text
 //! uri    = *( layer "|" ) device
@@ -7,13 +7,13 @@
 //! params = KEY "=" VALUE *( "&" KEY "=" VALUE )
 //! ```
 //!
-//! A layer lies over what follows the bar. There is one quoting rule: in a path and in a value `%`
-//! and two hexadecimal digits stand for a byte, and a `%`, a bar, white space and control
-//! characters are always written so; in a path a `?` too, in a value an `&` too. So the first bar,
-//! the first question mark and each ampersand mean what they seem to mean.
+//! A layer covers the device after the bar. There is one quoting rule: in a path and in a value,
+//! `%` and two hexadecimal digits stand for a byte. A `%`, a bar, white space and control
+//! characters must be quoted; in a path `?` too, in a value `&` too. So an unquoted bar, question
+//! mark or ampersand is always a separator.
 //!
-//! Nothing is guessed: a key that is not known, is there twice or has a value that makes no sense
-//! is an error that names it.
+//! The parser guesses nothing: an unknown key, a repeated key or an invalid value is an error that
+//! names it.
 
 use std::ffi::OsString;
 use std::ops::Range;
@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use crate::channel::Status;
 use crate::error::Error;
 
-/// How a file is read and written.
+/// The engine that reads and writes a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Engine {
     Uring,
@@ -32,7 +32,7 @@ pub(crate) enum Engine {
     Sync,
 }
 
-/// A device without anything over it.
+/// A device below all layers.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Base {
     File {
@@ -40,7 +40,7 @@ pub(crate) enum Base {
         engine: Engine,
         through: bool,
         read_only: bool,
-        /// `None`: where the file system can.
+        /// `None`: direct if the file system supports it.
         direct: Option<bool>,
         lock: bool,
         block: Option<u32>,
@@ -55,14 +55,14 @@ pub(crate) enum Base {
     },
 }
 
-/// Which requests a layer concerns: read, write, flush, discard, zeroes.
+/// The kinds of requests to which a layer can apply.
 pub(crate) const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "zeroes"];
 
-/// What is over a device.
+/// A device over another device.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Layer {
     Error(Failures),
-    /// Nanoseconds from and to, by kind.
+    /// Minimum and maximum in nanoseconds, by kind.
     Delay {
         ns: [(u64, u64); 5],
     },
@@ -71,13 +71,13 @@ pub(crate) enum Layer {
         iops: Option<u64>,
         /// Bytes per second.
         bytes: Option<u64>,
-        /// What may be saved up, as the time it took to save it.
+        /// The budget that may be saved up, as the time it takes to save it.
         burst_ns: u64,
     },
     Dirty {
-        /// Where the bitmap is; `None`: in a file without a name.
+        /// The path of the bitmap; `None`: an unnamed file.
         path: Option<PathBuf>,
-        /// Bytes that one bit stands for, a power of two.
+        /// Bytes per bit, a power of two.
         granule: u64,
     },
 }
@@ -86,27 +86,27 @@ pub(crate) enum Layer {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Failures {
     pub kinds: [bool; 5],
-    /// Bytes of the device.
+    /// The range of bytes that fails.
     pub range: Range<u64>,
-    /// One in so many.
+    /// One of this many matching requests fails.
     pub every: u64,
-    /// And of those so many in a million.
+    /// Of those, this many in a million fail.
     pub per_million: u32,
-    /// At most so many.
+    /// The maximum number of failures.
     pub count: u64,
     pub status: Status,
 }
 
-/// A parsed URI: the device, and what is over it from the innermost layer to the outermost.
+/// A parsed URI: the device, and the layers over it from the innermost to the outermost.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Spec {
     pub base: Base,
     pub layers: Vec<Layer>,
 }
 
-/// Most layers over one device.
+/// Maximum number of layers over one device.
 pub(crate) const LAYERS_MAX: usize = 8;
-/// Longest delay.
+/// The longest delay.
 const DELAY_MAX_NS: u64 = 3_600_000_000_000;
 /// The unit of sizes, and the smallest block.
 const SECTOR: u64 = 512;
@@ -168,8 +168,8 @@ fn base(text: &str) -> Result<Base, Error> {
             "'{text}': {scheme} lies over a device, as in {scheme}:...|file:PATH"
         ))),
         _ => Err(Error::uri(format!(
-            "'{scheme}:' is no device; there are file:, mem: and null:, and error:, delay:, limit: \
-             and dirty: to lie over them"
+            "'{scheme}:' is not a device: use file:, mem: or null:, and error:, delay:, limit: or dirty: as \
+             layers over one of them"
         ))),
     }
 }
@@ -184,17 +184,17 @@ fn file(body: &str, mut params: Params) -> Result<Base, Error> {
         "aio" => Ok(Engine::Aio),
         "mmap" => Ok(Engine::Mmap),
         "sync" => Ok(Engine::Sync),
-        _ => Err("is none of uring, aio, mmap, sync".to_owned()),
+        _ => Err("must be uring, aio, mmap or sync".to_owned()),
     })?;
     let through = params.take("write", |text| match text {
         "cached" => Ok(false),
         "through" => Ok(true),
-        _ => Err("is none of cached, through".to_owned()),
+        _ => Err("must be cached or through".to_owned()),
     })?;
     let read_only = params.take("readonly", switch)?;
     let direct = params.take("direct", |text| match text {
         "auto" => Ok(None),
-        _ => switch(text).map(Some).map_err(|_| "is none of on, off, auto".to_owned()),
+        _ => switch(text).map(Some).map_err(|_| "must be on, off or auto".to_owned()),
     })?;
     let lock = params.take("lock", switch)?;
     let block = params.take("block", block)?;
@@ -203,11 +203,11 @@ fn file(body: &str, mut params: Params) -> Result<Base, Error> {
     match (engine, direct) {
         (Engine::Aio, Some(false)) => {
             return Err(Error::uri(
-                "file: engine=aio needs direct I/O: through the page cache its calls wait",
+                "file: engine=aio needs direct I/O: through the page cache its calls block",
             ));
         }
         (Engine::Mmap, Some(true)) => {
-            return Err(Error::uri("file: engine=mmap goes through the page cache, not direct"));
+            return Err(Error::uri("file: engine=mmap uses the page cache and cannot be direct"));
         }
         _ => {}
     }
@@ -248,24 +248,26 @@ fn error_layer(params: &mut Params) -> Result<Layer, Error> {
             match KINDS.iter().position(|&known| known == name) {
                 Some(at) => kinds[at] = true,
                 None if name == "all" => kinds = [true; 5],
-                None => return Err("is no list of read, write, flush, discard, zeroes, all".into()),
+                None => {
+                    return Err("must be a list of read, write, flush, discard, zeroes, all".into());
+                }
             }
         }
         Ok(kinds)
     })?;
     let range = params.take("range", |text| {
-        let (from, to) = text.split_once("..").ok_or("is no FROM..TO in bytes")?;
+        let (from, to) = text.split_once("..").ok_or("must be FROM..TO in bytes")?;
         let from = if from.is_empty() { 0 } else { size(from)? };
         let to = if to.is_empty() { u64::MAX } else { size(to)? };
-        if from < to { Ok(from..to) } else { Err("is an empty range".to_owned()) }
+        if from < to { Ok(from..to) } else { Err("must not be an empty range".to_owned()) }
     })?;
     let every = params.take("every", count)?;
     let per_million = params.take("chance", |text| {
-        let chance: f64 = text.parse().map_err(|_| "is no number from 0 to 1".to_owned())?;
+        let chance: f64 = text.parse().map_err(|_| "must be a number from 0 to 1".to_owned())?;
         if (0.0..=1.0).contains(&chance) {
             Ok((chance * 1e6).round() as u32)
         } else {
-            Err("is no number from 0 to 1".to_owned())
+            Err("must be a number from 0 to 1".to_owned())
         }
     })?;
     let times = params.take("count", count)?;
@@ -273,7 +275,7 @@ fn error_layer(params: &mut Params) -> Result<Layer, Error> {
         "io" => Ok(Status::IoError),
         "unsupported" => Ok(Status::Unsupported),
         "nospace" => Ok(Status::NoSpace),
-        _ => Err("is none of io, unsupported, nospace".to_owned()),
+        _ => Err("must be io, unsupported or nospace".to_owned()),
     })?;
     params.end("error", "kind, range, every, chance, count, status")?;
     Ok(Layer::Error(Failures {
@@ -293,10 +295,10 @@ fn delay_layer(params: &mut Params) -> Result<Layer, Error> {
             None => (duration(text)?, duration(text)?),
         };
         if from > to {
-            return Err("ends before it begins".to_owned());
+            return Err("must not end before it begins".to_owned());
         }
         if to > DELAY_MAX_NS {
-            return Err("is longer than an hour".to_owned());
+            return Err("must be at most an hour".to_owned());
         }
         Ok((from, to))
     };
@@ -314,12 +316,12 @@ fn delay_layer(params: &mut Params) -> Result<Layer, Error> {
 fn limit_layer(params: &mut Params) -> Result<Layer, Error> {
     let iops = params.take("iops", count)?;
     let bytes = params.take("bytes", |text| match size(text)? {
-        0 => Err("is 0".to_owned()),
+        0 => Err("must not be 0".to_owned()),
         bytes => Ok(bytes),
     })?;
     let burst_ns = params.take("burst", |text| match duration(text)? {
         ns if ns <= DELAY_MAX_NS => Ok(ns),
-        _ => Err("is longer than an hour".to_owned()),
+        _ => Err("must be at most an hour".to_owned()),
     })?;
     params.end("limit", "iops, bytes, burst")?;
     if iops.is_none() && bytes.is_none() {
@@ -331,11 +333,11 @@ fn limit_layer(params: &mut Params) -> Result<Layer, Error> {
 fn dirty_layer(params: &mut Params) -> Result<Layer, Error> {
     let path = params.take("file", |text| match text.starts_with('/') {
         true => Ok(PathBuf::from(text)),
-        false => Err("is no path from the root".to_owned()),
+        false => Err("must be an absolute path".to_owned()),
     })?;
     let granule = params.take("granule", |text| match size(text)? {
         granule if granule.is_power_of_two() && (4096..=1 << 30).contains(&granule) => Ok(granule),
-        _ => Err("is no power of two from 4K to 1G".to_owned()),
+        _ => Err("must be a power of two from 4K to 1G".to_owned()),
     })?;
     params.end("dirty", "file, granule")?;
     Ok(Layer::Dirty { path, granule: granule.unwrap_or(64 << 10) })
@@ -351,9 +353,9 @@ impl Params {
         for pair in text.split('&').filter(|_| !text.is_empty()) {
             let (key, value) = pair
                 .split_once('=')
-                .ok_or_else(|| Error::uri(format!("'{pair}' is no KEY=VALUE")))?;
+                .ok_or_else(|| Error::uri(format!("'{pair}' is not KEY=VALUE")))?;
             if params.iter().any(|(known, _)| known == key) {
-                return Err(Error::uri(format!("'{key}' is there twice")));
+                return Err(Error::uri(format!("'{key}' is repeated")));
             }
             params.push((key.to_owned(), decoded(value)?));
         }
@@ -374,7 +376,7 @@ impl Params {
         match self.0.first() {
             None => Ok(()),
             Some((key, _)) => {
-                Err(Error::uri(format!("{scheme}: does not know '{key}'; it knows {known}")))
+                Err(Error::uri(format!("{scheme}: unknown key '{key}': the keys are {known}")))
             }
         }
     }
@@ -388,13 +390,13 @@ fn switch(text: &str) -> Result<bool, String> {
     match text {
         "on" | "true" => Ok(true),
         "off" | "false" => Ok(false),
-        _ => Err("is none of on, off".to_owned()),
+        _ => Err("must be on or off".to_owned()),
     }
 }
 
 fn count(text: &str) -> Result<u64, String> {
     match text.parse() {
-        Ok(0) | Err(_) => Err("is no number from 1 on".to_owned()),
+        Ok(0) | Err(_) => Err("must be a number, at least 1".to_owned()),
         Ok(n) => Ok(n),
     }
 }
@@ -402,13 +404,13 @@ fn count(text: &str) -> Result<u64, String> {
 fn block(text: &str) -> Result<u32, String> {
     match size(text) {
         Ok(n) if n.is_power_of_two() && (SECTOR..=65536).contains(&n) => Ok(n as u32),
-        _ => Err("is no power of two from 512 to 64K".to_owned()),
+        _ => Err("must be a power of two from 512 to 64K".to_owned()),
     }
 }
 
 /// `8G`, `512M`, `4K`, `100`: powers of 1024, in bytes.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
-    let wrong = || format!("'{text}' is no size, such as 8G, 512M, 4K or a number of bytes");
+    let wrong = || format!("'{text}' is not a size: write 8G, 512M, 4K or a number of bytes");
     let (digits, shift) = match text.as_bytes().last() {
         Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
         Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
@@ -421,12 +423,12 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     }
     let n: u64 = digits.parse().map_err(|_| wrong())?;
     let bytes = n.checked_mul(1 << shift).filter(|&bytes| bytes <= i64::MAX as u64);
-    bytes.ok_or_else(|| format!("'{text}' is more than there can be"))
+    bytes.ok_or_else(|| format!("'{text}' is above the limit of {} bytes", i64::MAX))
 }
 
 /// `5ms`, `100us`, `1s`, `250ns`: in nanoseconds.
 fn duration(text: &str) -> Result<u64, String> {
-    let wrong = || format!("'{text}' is no time, such as 5ms, 100us or 1s");
+    let wrong = || format!("'{text}' is not a time: write 5ms, 100us or 1s");
     let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
     let unit: u64 = match &text[digits..] {
         "ns" => 1,
@@ -441,7 +443,7 @@ fn duration(text: &str) -> Result<u64, String> {
 
 fn decoded(text: &str) -> Result<String, Error> {
     String::from_utf8(decoded_bytes(text)?)
-        .map_err(|_| Error::uri(format!("'{text}' is no text once its % are read")))
+        .map_err(|_| Error::uri(format!("'{text}' is not UTF-8 once its % are decoded")))
 }
 
 fn decoded_bytes(text: &str) -> Result<Vec<u8>, Error> {
@@ -455,19 +457,19 @@ fn decoded_bytes(text: &str) -> Result<Vec<u8>, Error> {
         let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
         let pair = (digit(rest.next()), digit(rest.next()));
         let (Some(high), Some(low)) = pair else {
-            let why = "a % is followed by two hexadecimal digits; the character itself is %25";
+            let why = "write two hexadecimal digits after %, and %25 for the character itself";
             return Err(Error::uri(format!("'{text}': {why}")));
         };
         bytes.push((high * 16 + low) as u8);
     }
     if bytes.contains(&0) {
-        return Err(Error::uri(format!("'{text}': a byte of zero")));
+        return Err(Error::uri(format!("'{text}': contains a zero byte")));
     }
     Ok(bytes)
 }
 
-/// A URI of the same device for a process that is at work in another directory: the path of a file
-/// begins at `dir` if it is relative. What is no URI is given back as it is.
+/// The URI of the same device for a process with another working directory: makes a relative path
+/// of a file begin at `dir`. Returns any other text unchanged.
 pub fn uri_under(uri: &str, dir: &Path) -> String {
     let device = uri.rfind('|').map_or(0, |at| at + 1);
     let Some(path) = uri[device..].strip_prefix("file:") else { return uri.to_owned() };
@@ -485,7 +487,7 @@ pub fn uri_under(uri: &str, dir: &Path) -> String {
     whole + "/" + path
 }
 
-/// The image that a device lies on, if that is a file.
+/// The path of the image, if the device below all layers is a file.
 pub fn image_of(uri: &str) -> Option<PathBuf> {
     match uri.parse::<Spec>().ok()?.base {
         Base::File { path, .. } => Some(path),
@@ -493,8 +495,8 @@ pub fn image_of(uri: &str) -> Option<PathBuf> {
     }
 }
 
-/// What is no URI is refused with words that can be shown, and what is one has its twin in another
-/// directory; for fuzzers.
+/// For fuzzers: an invalid URI is refused with a text, and a valid one names the same device from
+/// another directory.
 #[cfg(feature = "testing")]
 pub fn fuzz(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
@@ -525,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn relative_paths_begin_where_they_were_written() {
+    fn a_relative_path_begins_at_the_directory() {
         let under = |uri| uri_under(uri, Path::new("/a b/ü"));
         assert_eq!(
             under("delay:all=1ms|file:vm.img?engine=aio"),
@@ -574,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_path_may_hold() {
+    fn a_path_may_hold_any_quoted_byte() {
         for (uri, expected) in [
             ("file:/a=b&c,d;e", "/a=b&c,d;e"),
             ("file:a%20b%7Cc%3Fd%25e", "a b|c?d%e"),
@@ -587,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_lie_over_what_follows_the_bar() {
+    fn layers_cover_the_device_after_the_bar() {
         let spec = parse("delay:read=5ms&write=1us..2s|limit:iops=100&bytes=1M&burst=1s|mem:1M");
         let limit = Layer::Limit { iops: Some(100), bytes: Some(1 << 20), burst_ns: 1_000_000_000 };
         let (read, write) = ((5_000_000, 5_000_000), (1_000, 2_000_000_000));
@@ -616,41 +618,41 @@ mod tests {
         for (uri, expected) in [
             ("", "file:PATH"),
             ("vm1.img", "file:PATH"),
-            ("http://x", "'http:' is no device"),
+            ("http://x", "'http:' is not a device"),
             ("file:", "needs a path"),
             ("file:a b", "%20"),
             ("file:a%2", "%25"),
             ("file:a%zz", "%25"),
-            ("file:a%00", "zero"),
-            ("file:a?engine=uring&engine=aio", "'engine' is there twice"),
-            ("file:a?engine=fast", "is none of uring, aio, mmap, sync"),
-            ("file:a?cache=none", "does not know 'cache'"),
-            ("file:a?readonly", "'readonly' is no KEY=VALUE"),
-            ("file:a?readonly=maybe", "is none of on, off"),
+            ("file:a%00", "zero byte"),
+            ("file:a?engine=uring&engine=aio", "'engine' is repeated"),
+            ("file:a?engine=fast", "engine=fast: must be uring, aio, mmap or sync"),
+            ("file:a?cache=none", "unknown key 'cache'"),
+            ("file:a?readonly", "'readonly' is not KEY=VALUE"),
+            ("file:a?readonly=maybe", "must be on or off"),
             ("file:a?engine=aio&direct=off", "needs direct I/O"),
             ("file:a?engine=mmap&direct=on", "page cache"),
             ("file:a|file:b", "%7C"),
-            ("mem:", "is no size"),
-            ("mem:8Q", "is no size"),
-            ("mem:-1", "is no size"),
-            ("mem:+1", "is no size"),
-            ("mem:99999999T", "more than there can be"),
+            ("mem:", "is not a size"),
+            ("mem:8Q", "is not a size"),
+            ("mem:-1", "is not a size"),
+            ("mem:+1", "is not a size"),
+            ("mem:99999999T", "above the limit"),
             ("mem:1000", "multiple of the block, 512"),
             ("mem:0", "multiple of the block"),
             ("null:1M?block=1000", "power of two"),
             ("delay:read=5ms", "lies over a device"),
-            ("delay:read=5|mem:1M", "is no time"),
-            ("delay:read=2ms..1ms|mem:1M", "ends before it begins"),
-            ("delay:read=2000000s|mem:1M", "longer than an hour"),
+            ("delay:read=5|mem:1M", "is not a time"),
+            ("delay:read=2ms..1ms|mem:1M", "must not end before it begins"),
+            ("delay:read=2000000s|mem:1M", "at most an hour"),
             ("limit:burst=1s|mem:1M", "needs iops"),
-            ("limit:iops=0|mem:1M", "is no number from 1 on"),
+            ("limit:iops=0|mem:1M", "must be a number, at least 1"),
             ("dirty:granule=2K|mem:1M", "from 4K to 1G"),
             ("dirty:granule=5000|mem:1M", "power of two"),
-            ("dirty:file=map|mem:1M", "from the root"),
+            ("dirty:file=map|mem:1M", "must be an absolute path"),
             ("dirty:", "lies over a device"),
             ("error:chance=2|mem:1M", "from 0 to 1"),
             ("error:chance=NaN|mem:1M", "from 0 to 1"),
-            ("error:kind=reads|mem:1M", "is no list"),
+            ("error:kind=reads|mem:1M", "must be a list"),
             ("error:range=8K..4K|mem:1M", "empty range"),
             ("error:|error:|error:|error:|error:|error:|error:|error:|error:|mem:1M", "layers"),
         ] {

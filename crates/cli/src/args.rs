@@ -914,7 +914,7 @@ mod tests {
         assert_eq!(serve.cores, Some(CoreChoice::List(vec![0, 1])));
         assert_eq!(serve.poll, Some(PollMode::Never));
         assert_eq!(serve.io, Some(DriverKind::Epoll));
-        assert!(parse("millrace serve --memory lots").unwrap_err().contains("no size"));
+        assert!(parse("millrace serve --memory lots").unwrap_err().contains("not a size"));
         assert!(parse("millrace serve --poll often").is_err());
     }
 }

@@ -1,22 +1,23 @@
 //! How one memory budget is divided.
 //!
-//! A sixth, 32 MiB at most, is for what cannot be told beforehand: tables that flushes and merges
-//! are building, writes on their way to the log, and what the allocator loses between buffers of
-//! different sizes. Of the rest a quarter is kept for what all cores share: indexes, filters and
-//! memtables. Where the node writes, three eighths of it are for memtables: one that is written to
-//! and those that become tables; and a sixteenth for remembering which keys are there, which spares
-//! writes from reading when keys are counted. The rest of it is for indexes and filters; those that
-//! find no room in it are read through the cores' caches. The other three quarters are split evenly
-//! among the cores. Of its part each core gives an eighth to what its connections have sent and not
-//! yet received, and the other seven to its pool: block cache, reads in flight, and the buffers of
-//! flushes and merges. The cache leaves room for the reads; when anybody needs more, it gives way.
+//! A sixth, at most 32 MiB, is reserved for what cannot be known in advance: tables that flushes
+//! and merges are building, writes on their way to the log, and the allocator's loss between
+//! buffers of different sizes. A quarter of the rest is for what all cores share: indexes, filters
+//! and memtables. If the node writes, three eighths of that quarter are for memtables (the one
+//! being written and those being flushed), and a sixteenth is for remembering which keys exist,
+//! which spares writes a read when keys are counted. The remainder of the quarter is for indexes
+//! and filters; those that do not fit are read through the cores' caches. The other three quarters
+//! are split evenly among the cores. Each core uses an eighth of its part for what its connections
+//! have sent and not yet received, and seven eighths for its pool: block cache, reads in flight,
+//! and the buffers of flushes and merges. The cache leaves room for the reads, and shrinks when
+//! others need more.
 //!
-//! Outside the budget is a fixed part of some [`FIXED_BYTES`]: the program itself, its threads'
-//! stacks, the rings shared with the kernel, what a table or a connection is described by. The
-//! allocator may lose 15 % of the budget between allocations.
+//! Outside the budget is a fixed part of some [`FIXED_BYTES`]: the program itself, thread stacks,
+//! the rings shared with the kernel, descriptions of tables and connections. The allocator may lose
+//! 15 % of the budget between allocations.
 //!
-//! Each core touches its pool first from its own pinned thread, so on a machine with several
-//! memory nodes the kernel places it on that core's node.
+//! Each core's pinned thread is the first to touch its pool, so on a machine with several memory
+//! nodes the kernel places it on that core's node.
 
 use reactor::RuntimeConfig;
 use reactor::log::Log;
@@ -28,38 +29,38 @@ use crate::config::Config;
 pub struct Budget {
     /// For indexes and filters, shared by all cores.
     pub tables: usize,
-    /// Size of a memtable, of which there are up to [`MEMTABLES`]; 0 where nothing is written.
+    /// Size of a memtable, of which there are up to [`MEMTABLES`]; 0 if nothing is written.
     pub memtable: usize,
-    /// For remembering which keys are there.
+    /// For remembering which keys exist.
     pub known_keys: usize,
     /// Each core's buffers of connections.
     pub connections: usize,
     /// Each core's pool: block cache and reads in flight.
     pub pool: usize,
-    /// What the block cache may take of the pool.
+    /// The block cache's share of the pool.
     pub cache: usize,
 }
 
-/// What a node needs beyond its budget, in bytes.
+/// Memory of a node outside its budget, in bytes.
 pub(crate) const FIXED_BYTES: u64 = 24 << 20;
-/// The smallest budget for which huge pages are worth what they waste: each is 2 MiB, and one that
-/// is used in part is there as a whole. Below it freed memory goes back to the system soon, too.
+/// The smallest budget for which huge pages are worth their waste: each is 2 MiB, and a partly used
+/// one is resident as a whole. Below it freed memory also goes back to the system soon.
 const LARGE_MIN: u64 = 512 << 20;
-/// The most that is set aside for what is not told beforehand.
+/// Upper bound of the reserve for what cannot be known in advance.
 const UNTOLD_MAX: u64 = 32 << 20;
-/// The most that connections of one core are given.
+/// Upper bound of the buffers for connections of one core.
 const CONNECTIONS_MAX: u64 = 128 << 20;
 /// The largest memtable.
 const MEMTABLE_MAX: u64 = 64 << 20;
-/// The most that is spent on remembering which keys are there: some six million.
+/// Upper bound of the memory for remembering which keys exist: some six million.
 const KNOWN_KEYS_MAX: u64 = 256 << 20;
-/// Memtables that there may be at once.
+/// Maximum number of memtables at a time.
 const MEMTABLES: u64 = 3;
-/// The most that a pool keeps free of the cache.
+/// Upper bound of the part of a pool that the cache leaves free.
 const IN_FLIGHT_MAX: u64 = 128 << 20;
 
 impl Budget {
-    /// Divides `total` among so many cores, of a node that writes or does not.
+    /// Divides `total` among `cores`, for a node that writes or does not.
     pub fn split(total: u64, cores: usize, writes: bool) -> Budget {
         let total = total - (total / 6).min(UNTOLD_MAX);
         let shared = total / 4;
@@ -80,8 +81,8 @@ impl Budget {
         }
     }
 
-    /// What writes recovered from the log may take until they are tables: the place of the
-    /// memtables that are not there yet.
+    /// Memory for writes recovered from the log until they are tables: that of the memtables that
+    /// do not exist yet.
     pub fn recovered(&self) -> usize {
         match self.memtable {
             0 => self.tables,
@@ -89,7 +90,7 @@ impl Budget {
         }
     }
 
-    /// The limits of a core's connections that follow from it.
+    /// The limits of a core's connections that follow from the budget.
     pub fn door(&self) -> kv::Settings {
         let usual = kv::Settings::default();
         kv::Settings {
@@ -110,13 +111,13 @@ impl Config {
         Budget::split(self.memory_bytes, self.processors.len(), !self.read_only)
     }
 
-    /// Whether memory counts for more than speed: then it is not on huge pages, and what was freed
+    /// Whether memory matters more than speed. Then the node uses no huge pages, and freed memory
     /// goes back to the system soon.
     pub fn has_little_memory(&self) -> bool {
         self.memory_bytes < LARGE_MIN
     }
 
-    /// What the cores are started with, each with a ring of its own in `log`.
+    /// The configuration of the cores, each with a ring of its own in `log`.
     pub fn runtime(&self, log: Log, confined: bool) -> RuntimeConfig {
         RuntimeConfig {
             processors: self.processors.clone(),

@@ -1,8 +1,8 @@
-//! What a node is told: flags, then the configuration file, then defaults, in this order.
+//! The configuration of a node: flags, then the configuration file, then defaults, in this order.
 //!
-//! The file is TOML and has the flags' names as keys. A key it does not know is an error that
-//! names file and line: a setting that is silently ignored is worse than a node that does not
-//! start. Nothing below this crate reads a configuration file.
+//! The file is TOML and has the flags' names as keys. An unknown key is an error that names file
+//! and line: ignoring a setting silently is worse than not starting. Nothing below this crate reads
+//! a configuration file.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -20,10 +20,10 @@ use crate::log::LogConfig;
 use crate::machine::Machine;
 use crate::size::Size;
 
-/// Where clients find a node that was told nothing else.
+/// The default address for clients.
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:6379";
 
-/// Settings as given: by flags or by a file. What is `None` was not said.
+/// Settings as given by flags or a file. `None` was not given.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Settings {
@@ -34,7 +34,7 @@ pub struct Settings {
     /// What an acknowledged write survives.
     #[serde(default, deserialize_with = "from_text")]
     pub durability: Option<Durability>,
-    /// Take over what a RocksDB older than 7.8 wrote last.
+    /// Take over a database last written by a RocksDB older than 7.8.
     pub adopt: Option<bool>,
     /// Address and port to listen on.
     pub listen: Option<String>,
@@ -50,19 +50,19 @@ pub struct Settings {
     pub io: Option<DriverKind>,
     /// Open although another process has the database open for writing.
     pub secondary: Option<bool>,
-    /// Serve what lies before a damaged place in the write-ahead log, instead of refusing.
+    /// Serve the writes before a damaged place in the write-ahead log, instead of refusing.
     pub salvage: Option<bool>,
     /// Listen on an address that other machines can reach, without a password.
     pub allow_remote: Option<bool>,
-    /// Address and port on which metrics are told.
+    /// Address and port of the metrics.
     pub metrics: Option<String>,
-    /// What is logged.
+    /// The log level.
     #[serde(default, deserialize_with = "from_text")]
     pub log_level: Option<Filter>,
-    /// How the log's lines look.
+    /// The format of the log.
     #[serde(default, deserialize_with = "from_text")]
     pub log_format: Option<Format>,
-    /// Where the log goes instead of standard error.
+    /// The log file, instead of standard error.
     pub log_file: Option<PathBuf>,
     /// The password that clients must give.
     pub requirepass: Option<String>,
@@ -71,11 +71,11 @@ pub struct Settings {
     /// Disks for virtual machines.
     #[serde(default)]
     pub disk: Vec<DiskSpec>,
-    /// What is remembered over a restart.
+    /// The state directory.
     pub state: Option<PathBuf>,
-    /// Where the node is administered.
+    /// The admin socket.
     pub admin: Option<PathBuf>,
-    /// Whether what serves guests is confined.
+    /// Whether the process that serves guests is confined.
     #[serde(default, deserialize_with = "from_text")]
     pub sandbox: Option<Sandbox>,
 }
@@ -93,17 +93,20 @@ impl Settings {
     /// Reads a configuration file.
     ///
     /// # Errors
-    /// When it cannot be read, is no TOML, or has a key or a value it should not have.
+    /// When it cannot be read, is not TOML, or has an unknown key or an invalid value.
     #[expect(clippy::disallowed_methods, reason = "start-up code, before any core runs")]
     pub fn from_file(path: &Path) -> Result<Settings, Error> {
         let text = std::fs::read_to_string(path).map_err(|error| {
-            Error::new(Kind::Usage, format!("reading configuration {}: {error}", path.display()))
+            Error::new(
+                Kind::Usage,
+                format!("cannot read configuration {}: {error}", path.display()),
+            )
         })?;
         Settings::from_toml(&text)
             .map_err(|what| Error::new(Kind::Usage, format!("{}:{what}", path.display())))
     }
 
-    /// Reads the text of a configuration file. The error begins with the line's number.
+    /// Parses the text of a configuration file. The error begins with the number of the line.
     pub(crate) fn from_toml(text: &str) -> Result<Settings, String> {
         toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start).min(text.len());
@@ -112,7 +115,7 @@ impl Settings {
         })
     }
 
-    /// These settings, and where they say nothing, those of `other`.
+    /// These settings, and those of `other` where these are not given.
     #[must_use]
     pub fn or(self, other: Settings) -> Settings {
         Settings {
@@ -145,7 +148,7 @@ impl Settings {
 /// Whether the process that serves guests is confined: see docs/SANDBOX.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Sandbox {
-    /// As far as the system can, where there may be disks; what is not possible is said.
+    /// As far as the system can, if there may be disks; the log names what is not possible.
     #[default]
     Auto,
     /// Completely, or the node does not start.
@@ -162,15 +165,15 @@ impl std::str::FromStr for Sandbox {
             "auto" => Ok(Sandbox::Auto),
             "on" => Ok(Sandbox::On),
             "off" => Ok(Sandbox::Off),
-            _ => Err(format!("'{text}' is none of auto, on, off")),
+            _ => Err(format!("sandbox must be auto, on or off, not '{text}'")),
         }
     }
 }
 
-/// A node's configuration: complete, and checked against the machine.
+/// A node's configuration, complete and checked against the machine.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The database's directory, if one is served.
+    /// The database's directory, if the node serves a database.
     pub data: Option<PathBuf>,
     /// Disks for virtual machines.
     pub disks: Vec<DiskSpec>,
@@ -178,11 +181,11 @@ pub struct Config {
     pub state: Option<PathBuf>,
     /// The admin socket, if it was named; otherwise it is in the state directory.
     pub admin: Option<PathBuf>,
-    /// Serve reads only: asked for, or because of `secondary` or `salvage`.
+    /// Serve reads only: requested, or implied by `secondary` or `salvage`.
     pub read_only: bool,
     /// What an acknowledged write survives.
     pub durability: Durability,
-    /// Take over what a RocksDB older than 7.8 wrote last.
+    /// Take over a database last written by a RocksDB older than 7.8.
     pub adopt: bool,
     /// Where to listen.
     pub listen: SocketAddr,
@@ -192,25 +195,25 @@ pub struct Config {
     pub memory_bytes: u64,
     /// How cores wait for work.
     pub poll: PollMode,
-    /// Which driver.
+    /// The I/O driver.
     pub driver: DriverKind,
     /// Open although another process has the database open for writing.
     pub secondary: bool,
-    /// Serve what lies before a damaged place in the write-ahead log.
+    /// Serve the writes before a damaged place in the write-ahead log.
     pub salvage: bool,
-    /// Where metrics are told, if anywhere.
+    /// The address of the metrics, if any.
     pub metrics: Option<SocketAddr>,
     /// The log.
     pub log: LogConfig,
-    /// What clients must give before anything else.
+    /// The password that clients must give before anything else.
     pub password: Option<Password>,
-    /// Whether what serves guests is confined.
+    /// Whether the process that serves guests is confined.
     pub sandbox: Sandbox,
-    /// The configuration file, if there was one.
+    /// The configuration file, if any.
     pub file: Option<PathBuf>,
 }
 
-/// Least memory a core can work with: what two of the largest reads take, and some connections.
+/// Minimum memory of a core: two of the largest reads, and some connections.
 pub const CORE_MEMORY_MIN: u64 = 16 << 20;
 
 impl Config {
@@ -223,19 +226,19 @@ impl Config {
         let attaches = settings.state.is_some() || settings.admin.is_some();
         if settings.data.is_none() && settings.disk.is_empty() && !attaches {
             return Err(usage("neither a database nor a disk is named".into()).hint(
-                "add --data DIR, a RocksDB directory or one to be made, or --disk 'name=... \
+                "add --data DIR, a RocksDB directory or one to be created, or --disk 'name=... \
                  uri=... socket=...', or --state DIR to attach disks later",
             ));
         }
         spec::check_all(&settings.disk).map_err(usage)?;
-        // What another process writes, or what is damaged, is not written.
+        // A database that another process writes, or that is damaged, is not written.
         let read_only = [settings.read_only, settings.secondary, settings.salvage];
         let read_only = read_only.contains(&Some(true));
         if read_only && (settings.durability.is_some() || settings.adopt == Some(true)) {
             return Err(usage(
-                "a node that only reads has no use for --durability and --adopt".into(),
+                "a node that only reads takes no --durability and no --adopt".into(),
             )
-            .hint("leave them out, or --read-only, --secondary and --salvage"));
+            .hint("omit them, or omit --read-only, --secondary and --salvage"));
         }
         let listen =
             parse_listen(settings.listen.as_deref().unwrap_or(LISTEN_DEFAULT)).map_err(usage)?;
@@ -254,11 +257,11 @@ impl Config {
         let is_open = password.is_none() && settings.allow_remote != Some(true);
         if !listen.ip().is_loopback() && is_open {
             return Err(usage(format!(
-                "{listen} can be reached from other machines, and no password is set"
+                "{listen} can be reached from other machines, but no password is set"
             ))
             .hint(
                 "set one with --password-file FILE, listen on 127.0.0.1, or add --allow-remote if \
-                 the network is yours alone",
+                 the network is private",
             ));
         }
         if let Some(metrics) = metrics.filter(|metrics| !metrics.ip().is_loopback())
@@ -267,10 +270,10 @@ impl Config {
             return Err(usage(format!(
                 "metrics on {metrics} can be read from other machines, without a password"
             ))
-            .hint("listen on 127.0.0.1, or add --allow-remote if the network is yours alone"));
+            .hint("listen on 127.0.0.1, or add --allow-remote if the network is private"));
         }
         let processors = place(settings.cores.as_ref(), &machine.allowed)
-            .map_err(|what| usage(what).hint("leave --cores out to use all that there are"))?;
+            .map_err(|what| usage(what).hint("omit --cores to use all of them"))?;
         let memory_bytes = settings.memory.map_or(machine.memory_bytes / 4, |size| size.0);
         let least = CORE_MEMORY_MIN * processors.len() as u64;
         if memory_bytes < least {
@@ -290,7 +293,7 @@ impl Config {
                 Size(memory_bytes),
                 Size(machine.memory_bytes)
             ))
-            .hint("leave --memory out to use a quarter of it"));
+            .hint("omit --memory to use a quarter of it"));
         }
         Ok(Config {
             data: settings.data,
@@ -324,7 +327,7 @@ impl Config {
 #[expect(clippy::disallowed_methods, reason = "start-up code, before any core runs")]
 fn read_password(file: &Path) -> Result<Password, String> {
     let text = std::fs::read(file)
-        .map_err(|error| format!("reading the password file {}: {error}", file.display()))?;
+        .map_err(|error| format!("cannot read the password file {}: {error}", file.display()))?;
     let line = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     Password::new(line)
@@ -340,7 +343,7 @@ fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     if let Some(port) = local.and_then(|port| port.parse().ok()) {
         return Ok(SocketAddr::new(IpAddr::from([127, 0, 0, 1]), port));
     }
-    Err(format!("'{text}' is no address to listen on: write {LISTEN_DEFAULT} or [::1]:6379"))
+    Err(format!("'{text}' is not an address to listen on: write {LISTEN_DEFAULT} or [::1]:6379"))
 }
 
 #[cfg(test)]
@@ -407,9 +410,9 @@ mod tests {
         let error = Settings::from_toml("data = '/db'\n\nlisten_on = 'x'\n").unwrap_err();
         assert!(error.starts_with("3: unknown field `listen_on`"), "{error}");
         let error = Settings::from_toml("data = '/db'\nmemory = '4 apples'\n").unwrap_err();
-        assert!(error.starts_with("2: '4 apples' is no size"), "{error}");
+        assert!(error.starts_with("2: '4 apples' is not a size"), "{error}");
         let error = Settings::from_toml("poll = 'often'").unwrap_err();
-        assert!(error.starts_with("1: 'often' is none of always"), "{error}");
+        assert!(error.starts_with("1: ") && error.contains("always"), "{error}");
     }
 
     #[test]
@@ -440,10 +443,10 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_with_advice() {
+    fn an_impossible_configuration_is_refused_with_advice() {
         let refused = |settings: Settings| Config::new(settings, &machine()).unwrap_err();
         let pointless = Settings { durability: Some(Durability::Process), ..minimal() };
-        assert!(refused(pointless).to_string().contains("no use for --durability"));
+        assert!(refused(pointless).to_string().contains("takes no --durability"));
         let remote = Settings { listen: Some("0.0.0.0:6379".into()), ..minimal() };
         let metrics = Settings { metrics: Some("0.0.0.0:9121".into()), ..minimal() };
         assert!(refused(metrics).to_string().contains("without a password"));
@@ -462,6 +465,6 @@ mod tests {
         let nothing = Settings { data: None, ..minimal() };
         assert!(refused(nothing).advice().unwrap().contains("--data"));
         let strange = Settings { listen: Some("somewhere".into()), ..minimal() };
-        assert!(refused(strange).to_string().contains("no address"));
+        assert!(refused(strange).to_string().contains("not an address"));
     }
 }

@@ -1,20 +1,20 @@
 //! Which processors to run on.
 //!
-//! Millrace runs one thread per core, pinned. It takes as many as it may use: the processors of
-//! its affinity mask, and no more than the control group's quota pays for, because a thread that
-//! the quota stops in the middle of a turn stops every request of its core.
+//! Millrace runs one thread per core, pinned. By default it takes all processors of its affinity
+//! mask, but not more than the control group's quota pays for: a thread that the quota stops in the
+//! middle of a turn stops every request of its core.
 //!
-//! Where the machine has several memory nodes, a count is filled node by node. A core's memory
-//! lies on its own node without more ado: its pool is touched first by its own pinned thread.
+//! On a machine with several memory nodes, a count is filled node by node. A core's memory lies on
+//! its own node because its own pinned thread is the first to touch its pool.
 
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer};
 
-/// What was asked for: a number of cores, or certain processors.
+/// The requested cores: a number of them, or certain processors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CoreChoice {
-    /// That many, whichever.
+    /// Any processors, this many.
     Count(usize),
     /// Exactly these processors.
     List(Vec<usize>),
@@ -26,12 +26,11 @@ impl FromStr for CoreChoice {
     /// One number is a count; anything with a comma or a dash lists processors (`1-1` or `1,` is
     /// processor 1 alone).
     fn from_str(text: &str) -> Result<CoreChoice, String> {
-        let wrong =
-            || format!("'{text}' is neither a number of cores nor a list such as 0,2-3 of them");
+        let wrong = || format!("'{text}' is neither a number of cores nor a list such as 0,2-3");
         if let Ok(count) = text.parse::<usize>() {
             return match count {
-                0 => Err("0 cores cannot serve: one number is how many cores to use, \
-                          and processor 0 alone is written 0-0"
+                0 => Err("0 cores cannot serve: one number is how many cores to use; \
+                          write 0-0 for processor 0 alone"
                     .to_owned()),
                 count => Ok(CoreChoice::Count(count)),
             };
@@ -61,10 +60,10 @@ impl<'de> Deserialize<'de> for CoreChoice {
     }
 }
 
-/// Highest processor number the kernel's masks have here.
+/// The highest processor number in the kernel's masks.
 const PROCESSOR_MAX: usize = 1023;
 
-/// Reads a list such as `0,2-3`, as the kernel also writes them. Order is kept.
+/// Reads a list such as `0,2-3`, the kernel's format. Keeps the order.
 pub(crate) fn parse_list(text: &str) -> Option<Vec<usize>> {
     let mut list = Vec::new();
     for part in text.trim().split(',') {
@@ -83,14 +82,14 @@ pub(crate) fn parse_list(text: &str) -> Option<Vec<usize>> {
     Some(list)
 }
 
-/// What the machine lets this process use.
+/// The processors that this process may use.
 #[derive(Clone, Debug, Default)]
 pub struct Allowed {
     /// The affinity mask.
     pub processors: Vec<usize>,
-    /// Processors' worth of time that the control group pays for, if it limits them.
+    /// The control group's limit of processor time, in processors, if there is one.
     pub quota: Option<f64>,
-    /// Processors of each memory node, where there is more than one.
+    /// Processors of each memory node, if there are several.
     pub nodes: Vec<Vec<usize>>,
 }
 
@@ -111,7 +110,7 @@ impl Allowed {
 /// The processors to run on.
 ///
 /// # Errors
-/// When more, or others, are asked for than this process may use.
+/// When the choice includes more, or other, processors than this process may use.
 pub fn place(choice: Option<&CoreChoice>, allowed: &Allowed) -> Result<Vec<usize>, String> {
     let order = allowed.in_order();
     let count = match choice {
@@ -140,7 +139,7 @@ pub fn place(choice: Option<&CoreChoice>, allowed: &Allowed) -> Result<Vec<usize
     Ok(order.into_iter().take(count).collect())
 }
 
-/// Writes processors the way they are read: `0,2-3`.
+/// Writes processors in the format that `parse_list` reads: `0,2-3`.
 pub fn write_list(processors: &[usize]) -> String {
     let mut parts: Vec<(usize, usize)> = Vec::new();
     for &cpu in processors {
@@ -179,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_quota_limits_what_is_taken_without_being_asked() {
+    fn the_quota_limits_the_default() {
         let four = allowed(&[0, 1, 2, 3], Some(2.5));
         assert_eq!(place(None, &four), Ok(vec![0, 1]));
         assert_eq!(place(Some(&CoreChoice::Count(3)), &four), Ok(vec![0, 1, 2]));

@@ -1,11 +1,11 @@
-//! The errors of this crate: what went wrong, and what to do about it.
+//! The errors of this crate: what failed, and what to do about it.
 
 use std::fmt;
 
-/// What kind of failure it is.
+/// The kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A flag or the configuration file asks for something that makes no sense here.
+    /// A flag or the configuration file asks for something invalid.
     Usage,
     /// The directory holds no RocksDB database.
     NoDatabase,
@@ -15,13 +15,13 @@ pub enum Kind {
     Damaged,
     /// The database uses a feature that this version does not have.
     Unsupported,
-    /// Somebody else listens on the port.
+    /// Another process listens on the port.
     PortInUse,
-    /// The system refused something else.
+    /// Any other failure of the system.
     System,
 }
 
-/// A failure with the advice that goes with it.
+/// A failure, with advice.
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: Kind,
@@ -42,12 +42,12 @@ impl Error {
         self
     }
 
-    /// What kind of failure it is.
+    /// The kind of the failure.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// The advice, if there is any.
+    /// The advice, if any.
     pub fn advice(&self) -> Option<&str> {
         self.hint.as_deref()
     }

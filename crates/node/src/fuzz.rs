@@ -1,4 +1,4 @@
-//! Bodies of the fuzz targets, callable from tests as well. Each panics when a promise of this
+//! Bodies of the fuzz targets, which tests can call as well. Each panics if an invariant of this
 //! crate is broken.
 
 use std::os::unix::net::UnixStream;
@@ -9,19 +9,19 @@ use crate::launcher::channel;
 use crate::launcher::frames::{Arriving, Limits, encode};
 use crate::upgrade;
 
-/// A fuzz target: its name, what to run, and inputs to start from.
+/// A fuzz target: name, function, and seeds.
 pub type FuzzTarget = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);
 
 /// Every target of this module.
 pub const TARGETS: &[FuzzTarget] =
     &[("node_frames", frames, frame_seeds), ("disk_spec", disk_spec, disk_spec_seeds)];
 
-/// Few, so that they are met.
+/// Low, so that inputs reach them.
 const LIMITS: Limits = Limits { body_bytes: 4096, descriptors: 3 };
 
-/// What one process says to another: the channel between launcher and node, and the conversation of
-/// two nodes. The first byte says in which pieces all others arrive, the second with which of the
-/// first pieces a descriptor comes.
+/// Messages between processes: the channel between launcher and node, and the handover between two
+/// nodes. The first byte gives the size of the pieces in which the rest arrives; the second, which
+/// of the first pieces bring a descriptor.
 pub fn frames(data: &[u8]) {
     let Some((&[piece, mut descriptors], mut rest)) = data.split_first_chunk() else { return };
     loop {
@@ -85,7 +85,7 @@ fn frame_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// A disk as the command line or a table of the configuration file has it.
+/// A disk, as on the command line or in a table of the configuration file.
 pub fn disk_spec(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match text.parse::<DiskSpec>() {
@@ -101,7 +101,7 @@ pub fn disk_spec(data: &[u8]) {
     }
 }
 
-/// It is the same after it has been kept, and stays where it was put.
+/// A disk is the same after it has been stored, and absolute paths stay as they are.
 fn check_disk_spec(spec: &DiskSpec) {
     let kept = serde_json::to_string(spec).expect("a disk is JSON");
     assert_eq!(serde_json::from_str::<DiskSpec>(&kept).expect("of its own"), *spec);
@@ -114,7 +114,7 @@ fn check_disk_spec(spec: &DiskSpec) {
     assert!(check_all(&[spec.clone(), put]).is_err(), "two of one name");
 }
 
-/// As the command line has it.
+/// A disk as written on the command line.
 fn written(spec: &DiskSpec) -> String {
     let quoted = |text: &str| text.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>();
     let DiskSpec { name, uri, socket, queues, serial } = spec;
@@ -138,9 +138,9 @@ fn disk_spec_seeds() -> Vec<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// Seeds, and what each is with one byte changed or the end cut off.
+    /// Tries each seed, each with one byte changed, and each cut short.
     #[test]
-    fn seeds_and_their_neighbours_break_no_promise() {
+    fn seeds_and_their_neighbours_break_no_invariant() {
         for (_, run, seeds) in TARGETS {
             for seed in seeds() {
                 run(&seed);

@@ -1,8 +1,8 @@
-//! A node: configuration, placing of cores, wiring, metrics, log, and an orderly end.
+//! A node: configuration, placement of cores, wiring, metrics, log, and an orderly end.
 //!
-//! What runs here runs at start and at the end; nothing of it is on the way of a request. This is
-//! the only crate that reads a configuration file, and the only one that knows both what a user
-//! may ask for and what the machine has.
+//! This code runs at start and at the end; none of it is on the path of a request. This is the only
+//! crate that reads a configuration file, and the only one that knows both the user's settings and
+//! the machine.
 #![forbid(unsafe_code)]
 
 mod budget;

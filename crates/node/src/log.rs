@@ -1,8 +1,8 @@
 //! Where the log of a process goes.
 //!
-//! A service has a ring per core and a writer behind them ([`reactor::log`]); a tool's lines go to
-//! standard error at once, where they stand between its other messages. A panic is logged too, and
-//! what is queued then is written before the thread unwinds.
+//! A service has a ring per core and a writer thread ([`reactor::log`]). A tool's lines go to
+//! standard error immediately, in order with its other messages. A panic is logged too, and the
+//! queue is written before the thread unwinds.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,20 +12,20 @@ use tracing::level_filters::LevelFilter;
 
 use crate::error::{Error, Kind};
 
-/// The environment variable that says what is logged where no flag does.
+/// The environment variable that sets the log level if no flag does.
 pub const LOG_VARIABLE: &str = "MILLRACE_LOG";
 
 /// How long a panic waits for the log.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a service logs, how and where.
+/// The log of a service.
 #[derive(Clone, Debug)]
 pub struct LogConfig {
     /// Which events.
     pub level: Filter,
-    /// How lines look.
+    /// The format of the lines.
     pub format: Format,
-    /// The file; standard error where there is none.
+    /// The file; `None` is standard error.
     pub file: Option<PathBuf>,
 }
 
@@ -35,7 +35,7 @@ impl Default for LogConfig {
     }
 }
 
-/// Where a service logs to. A process that is about to be confined is handed later files.
+/// Opens the log of a service. A process that will be confined receives later files through `next`.
 ///
 /// # Errors
 /// When the file cannot be opened.
@@ -46,29 +46,29 @@ pub(crate) fn open(config: &LogConfig, next: Option<NextFile>) -> Result<Sink, E
         Some(next) => LogFile::open_once(path, next),
     };
     let file = file.map_err(|error| {
-        Error::new(Kind::Usage, format!("opening the log file {}: {error}", path.display()))
-            .hint("name another with --log-file, or leave that out to log to standard error")
+        Error::new(Kind::Usage, format!("cannot open the log file {}: {error}", path.display()))
+            .hint("name another with --log-file, or omit it to log to standard error")
     })?;
     Ok(Box::new(file))
 }
 
-/// Starts a service's log, for all threads. Dropping the writer writes what is queued.
+/// Starts a service's log, for all threads. Dropping the writer writes the queued lines.
 ///
 /// # Errors
 /// When the thread cannot be started.
 pub(crate) fn start(config: &LogConfig, sink: Sink) -> Result<(Log, Writer), Error> {
     let (log, writer) = Log::start(config.format, config.level.clone(), sink)
-        .map_err(|error| Error::new(Kind::System, format!("starting the log: {error}")))?;
-    // Where a log is set up already, that one stays.
+        .map_err(|error| Error::new(Kind::System, format!("cannot start the log: {error}")))?;
+    // If a log is already installed, it stays.
     log.install();
     log_panics(log.clone());
     Ok((log, writer))
 }
 
-/// Sends a tool's log to standard error: warnings, or what `MILLRACE_LOG` says.
+/// Sends a tool's log to standard error: warnings, or the level in `MILLRACE_LOG`.
 ///
 /// # Errors
-/// When the variable makes no sense.
+/// When the variable is invalid.
 pub fn start_tool_log() -> Result<(), Error> {
     let level = match std::env::var(LOG_VARIABLE) {
         Ok(text) => text
@@ -81,7 +81,7 @@ pub fn start_tool_log() -> Result<(), Error> {
     Ok(())
 }
 
-/// Has panics logged, and then told as before.
+/// Logs panics, and then calls the previous hook.
 fn log_panics(log: Log) {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

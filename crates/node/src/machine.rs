@@ -1,7 +1,7 @@
-//! What kind of machine this is: processors, memory, limits of the control group.
+//! The machine: processors, memory, limits of the control group.
 //!
-//! Read once at start, from the kernel's pseudo files; a file that is missing or strange counts
-//! as "not known". This is start-up code: it runs before any core does.
+//! Read once at start, from the kernel's pseudo files; a missing or malformed file counts as "not
+//! known". This code runs before any core does.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::cores::{Allowed, parse_list};
 /// A machine as this process sees it.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// Processors and what limits them.
+    /// Processors, and what limits them.
     pub allowed: Allowed,
     /// Memory in bytes: the machine's, or the control group's limit if that is lower.
     pub memory_bytes: u64,
@@ -21,7 +21,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Looks around.
+    /// Reads the machine's properties.
     pub fn look() -> Machine {
         let groups = control_groups();
         let quota = groups
@@ -50,14 +50,14 @@ impl Machine {
     }
 }
 
-/// The directories of this process's control group and those above it.
+/// The directories of this process's control group and its ancestors.
 fn control_groups() -> Vec<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     let own = pseudo_file(Path::new("/proc/self/cgroup")).and_then(|text| {
         text.lines().find_map(|line| line.strip_prefix("0::/").map(str::to_owned))
     });
     let path = root.join(own.unwrap_or_default());
-    // A container may see its own group as the root: then only what exists counts.
+    // A container may see its own group as the root, so only existing directories count.
     path.ancestors().take_while(|dir| dir.starts_with(root)).map(Path::to_owned).collect()
 }
 
@@ -71,7 +71,7 @@ fn nodes() -> Vec<Vec<usize>> {
     if nodes.len() > 1 { nodes } else { Vec::new() }
 }
 
-/// `150000 100000` is one and a half processors; `max 100000` is no limit.
+/// `150000 100000` is one and a half processors; `max 100000` means no limit.
 fn parse_quota(text: &str) -> Option<f64> {
     let (quota, period) = text.trim().split_once(' ')?;
     let (quota, period): (f64, f64) = (quota.parse().ok()?, period.parse().ok()?);
@@ -89,7 +89,7 @@ fn parse_model(cpuinfo: &str) -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// The text of one of the kernel's files, if there is such a file.
+/// The text of a kernel file, if it exists.
 #[expect(clippy::disallowed_methods, reason = "start-up code; pseudo files are not on a disk")]
 pub(crate) fn pseudo_file(path: &Path) -> Option<String> {
     std::fs::read_to_string(path).ok()

@@ -1,23 +1,23 @@
-//! Ways to make an upgrade wrong, to show that the simulation finds out. Without the feature
-//! `mutants` each is a constant that folds away.
+//! Mutations of an upgrade, which the simulation must detect. Without the feature `mutants` each is
+//! a constant that folds away.
 
-/// What may be wrong.
+/// The mutations.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
-    /// The old node goes on serving after it has said Go.
+    /// The old node continues to serve after it has sent Go.
     OldGoesOn,
-    /// The old node leaves its disks at rest when the successor has failed.
+    /// The old node leaves its disks quiesced when the successor has failed.
     OldStaysAtRest,
     /// The successor serves as soon as it has the disks.
     StartsEarly,
-    /// The successor serves when the old node ends without having said Go.
+    /// The successor serves when the old node ends without having sent Go.
     ServesWithoutGo,
-    /// The old node goes on serving when it has said what the disk's state is.
+    /// The old node continues to serve after it has sent the disk's state.
     GoesOnUntilGo,
-    /// The old node takes a disk back that it has handed over, when the successor has gone.
+    /// The old node takes back a disk that it has handed over, when the successor has ended.
     TakesBack,
-    /// The successor does again what the old node has under way before that has ended.
+    /// The successor repeats the old node's operations in flight before they have ended.
     ReleasesEarly,
 }
 

@@ -1,4 +1,4 @@
-//! What this process has used so far, as the kernel counts it.
+//! The resources that this process has used, as the kernel counts them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,16 +11,16 @@ use nix::sys::prctl::set_thp_disable;
 use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 use nix::sys::time::TimeVal;
 
-/// Says whether the pages of 2 MiB that the allocator asks for are wanted. To clear one for each
-/// thread is most of what a process does until it serves, on processors that others are using; so
-/// they come when a node serves. Processes that this one starts have it as this one.
+/// Says whether the allocator's request for pages of 2 MiB is granted. Clearing one of them for
+/// each thread is most of what a process does until it serves, on processors that other processes
+/// are using; so a node enables them when it serves. Child processes inherit the setting.
 pub(crate) fn use_huge_pages(wanted: bool) {
-    // A kernel without any is content with small ones.
+    // A kernel without huge pages ignores this.
     let _ = set_thp_disable(!wanted);
 }
 
-/// Raises the number of descriptors that the process may have as far as it is allowed to. Processes
-/// that this one starts have it as this one. Returns what it was and what it is.
+/// Raises the process's descriptor limit as far as allowed. Child processes inherit it. Returns the
+/// old and the new limit.
 pub(crate) fn raise_descriptors() -> (u64, u64) {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return (0, 0) };
     match soft < hard && setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok() {
@@ -29,7 +29,7 @@ pub(crate) fn raise_descriptors() -> (u64, u64) {
     }
 }
 
-/// Descriptors that the process may have.
+/// The process's descriptor limit.
 pub(crate) fn descriptors_max() -> u64 {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft)
 }
@@ -37,19 +37,19 @@ pub(crate) fn descriptors_max() -> u64 {
 /// Processor time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuTime {
-    /// Spent in the process itself.
+    /// Spent in user mode.
     pub user: Duration,
-    /// Spent in the kernel for it.
+    /// Spent in the kernel.
     pub system: Duration,
 }
 
 impl CpuTime {
-    /// Of this process, all its threads together.
+    /// Of this process, all threads together.
     pub fn now() -> CpuTime {
         CpuTime::of(UsageWho::RUSAGE_SELF)
     }
 
-    /// Of the thread that asks.
+    /// Of the calling thread.
     pub fn of_this_thread() -> CpuTime {
         CpuTime::of(UsageWho::RUSAGE_THREAD)
     }
@@ -62,24 +62,24 @@ impl CpuTime {
         CpuTime { user: time(usage.user_time()), system: time(usage.system_time()) }
     }
 
-    /// Both together.
+    /// User and system time.
     pub fn total(self) -> Duration {
         self.user + self.system
     }
 }
 
-/// Most bytes of the kernel's text about a process.
+/// Upper bound of the length of `/proc/self/status`.
 const STATUS_BYTES: usize = 8 << 10;
 
-/// How the allocator's bytes in use are learnt.
+/// Returns the allocator's bytes in use.
 static ALLOCATED: OnceLock<fn() -> u64> = OnceLock::new();
 
-/// Says how to ask the program's allocator for the bytes that are in use. The first call counts.
+/// Sets the function that returns the allocator's bytes in use. Only the first call has an effect.
 pub fn count_memory_with(allocated: fn() -> u64) {
     let _ = ALLOCATED.set(allocated);
 }
 
-/// What memory the process uses. The first call must precede the process's confinement.
+/// The memory that the process uses. The first call must precede the process's confinement.
 pub fn memory_use() -> MemoryUse {
     let status = status();
     let field = |name| parse(&status, name).unwrap_or(0);
@@ -92,34 +92,33 @@ pub fn memory_use() -> MemoryUse {
     }
 }
 
-/// Bytes of memory that the process occupies. The first who asks does so before the process is
-/// confined.
+/// Resident memory of the process in bytes. The first call must precede the process's confinement.
 pub fn resident_bytes() -> u64 {
     parse(&status(), "VmRSS:").unwrap_or(0)
 }
 
-/// The kernel's text about this process.
+/// The text of `/proc/self/status`.
 fn status() -> String {
-    #[expect(clippy::disallowed_methods, reason = "a file of the kernel's, opened at the start")]
+    #[expect(clippy::disallowed_methods, reason = "a kernel file, opened at the start")]
     fn open() -> Option<File> {
         File::open("/proc/self/status").ok()
     }
     static STATUS: OnceLock<Option<File>> = OnceLock::new();
     let mut text = [0; STATUS_BYTES];
-    // Each read from the beginning makes the text anew.
+    // Each read from the beginning makes the kernel write the text again.
     let read = STATUS.get_or_init(open).as_ref().map(|file| file.read_at(&mut text, 0));
     let text = &text[..read.and_then(Result::ok).unwrap_or(0)];
     String::from_utf8_lossy(text).into_owned()
 }
 
-/// The file of this program; empty where it is not known. The first who asks does so before the
-/// process is confined.
+/// The file of this program; empty if unknown. The first call must precede the process's
+/// confinement.
 pub(crate) fn executable() -> &'static Path {
     static EXECUTABLE: OnceLock<PathBuf> = OnceLock::new();
     EXECUTABLE.get_or_init(|| std::env::current_exe().unwrap_or_default())
 }
 
-/// A field of the kernel's text, in bytes.
+/// A field of `/proc/self/status`, in bytes.
 fn parse(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

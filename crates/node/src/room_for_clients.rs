@@ -1,22 +1,22 @@
-//! How many connections the limit of descriptors leaves room for.
+//! How many connections the descriptor limit allows.
 
 use crate::error::{Error, Kind};
 
 /// Connections that a core serves.
 const CLIENTS_PER_CORE: usize = 10_000;
-/// Fewer are no node: what asks for figures and what administers it take some.
+/// A node needs at least this many: clients of metrics and the admin socket use some.
 const CLIENTS_MIN: u64 = 16;
-/// Descriptors that are kept for files and disks to come: an eighth of all, but of few a quarter,
-/// up to the second.
+/// Descriptors reserved for future files and disks: an eighth of the limit, at least a quarter of a
+/// low one, from the first to the second of these.
 const KEPT_MIN: u64 = 32;
 const KEPT_USUAL: u64 = 128;
 
-/// Connections that there may be: as many as cores can serve, or fewer where there are not the
-/// descriptors for them. `first_free` is the lowest one that is not open: they are given out from
-/// below.
+/// The number of connections to accept: as many as the cores can serve, or fewer if the descriptors
+/// do not suffice. `first_free` is the lowest free descriptor; the kernel hands out the lowest
+/// first.
 ///
 /// # Errors
-/// When that leaves room for hardly any.
+/// When that allows hardly any.
 pub(crate) fn clients_max(cores: usize, limit: u64, first_free: u64) -> Result<usize, Error> {
     let usual = CLIENTS_PER_CORE.saturating_mul(cores);
     let kept = (limit / 4).clamp(KEPT_MIN, KEPT_USUAL).max(limit / 8);
@@ -24,7 +24,7 @@ pub(crate) fn clients_max(cores: usize, limit: u64, first_free: u64) -> Result<u
     if room < CLIENTS_MIN {
         let enough = (2 * (first_free + KEPT_USUAL)).next_power_of_two().max(1024);
         let what = format!(
-            "{limit} descriptors (`ulimit -n`) are too few: {first_free} are in use, {kept} are kept for files to come, \
+            "{limit} descriptors (`ulimit -n`) are too few: {first_free} are in use, {kept} are reserved for files, \
              and that leaves {room} for connections"
         );
         let hint = format!(
@@ -35,8 +35,8 @@ pub(crate) fn clients_max(cores: usize, limit: u64, first_free: u64) -> Result<u
     let clients = usize::try_from(room).unwrap_or(usize::MAX).min(usual);
     if clients < usual {
         tracing::warn!(
-            "{limit} descriptors (`ulimit -n`) are enough for {clients} connections ({first_free} are in use, {kept} are \
-             kept for files to come); {usual} would be served"
+            "{limit} descriptors (`ulimit -n`) allow only {clients} of {usual} connections: {first_free} are in use, \
+             {kept} are reserved for files"
         );
     }
     Ok(clients)

@@ -1,6 +1,6 @@
 //! The disks of a node in a simulated world. Devices, sessions, rings and both sides of an upgrade
-//! are the real ones; what the system does for a node is the test's to do: it starts and ends
-//! processes, and brings them their sockets.
+//! are the real ones. The test plays the system: it starts and ends processes, and passes them
+//! their sockets.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -20,20 +20,20 @@ use crate::machine::Machine;
 use crate::serve::patience::LINGER_NS;
 use crate::upgrade::{Upgrader, inherit};
 
-/// See the module text.
+/// A node whose disks are real and whose system is simulated.
 pub struct Node {
     core: Core,
     disks: Rc<Disks>,
     upgrader: Rc<Upgrader>,
 }
 
-/// A socket on which somebody listens for the front ends of a disk, if nobody else does.
+/// Returns a socket that listens for the front ends of a disk, unless another process listens.
 pub type Listen = Rc<dyn Fn(&DiskSpec) -> Option<OwnedFd>>;
 
 impl Node {
-    /// Opens disks, as patiently as a node does whose predecessor was killed, and serves each on a
-    /// listening socket. `told` is what front ends were told of the write cache, as a state
-    /// directory has it.
+    /// Opens disks, as patiently as a node whose predecessor was killed, and serves each on a
+    /// listening socket. `told` is what front ends were told of the write cache, as in a state
+    /// directory.
     ///
     /// # Errors
     /// When a device cannot be opened.
@@ -62,11 +62,11 @@ impl Node {
         Node::with(core, serving, None).await
     }
 
-    /// Takes over from the node at the other end of a line; `specs` are what is configured here.
-    /// What that does not hand over is served at sockets of `listen`.
+    /// Takes over from the node at the other end of a line; `specs` are the disks configured here.
+    /// Disks that the node does not hand over are served at sockets of `listen`.
     ///
     /// # Errors
-    /// Why nothing was taken over.
+    /// When nothing was taken over; the text says why.
     pub async fn inherit(
         core: &Core,
         specs: &[DiskSpec],
@@ -106,28 +106,28 @@ impl Node {
         Ok(Node { core: core.clone(), disks, upgrader })
     }
 
-    /// Hands over to the process at the other end of a line. Gives how long the guest waited that
-    /// waited longest, in microseconds.
+    /// Hands over to the process at the other end of a line. Returns the longest pause of a guest,
+    /// in microseconds.
     ///
     /// # Errors
-    /// Why it was not possible: then this node goes on.
+    /// When the handover is not possible; then this node continues.
     pub async fn hand_over(&self, line: OwnedFd) -> Result<u64, String> {
         self.upgrader.to_line(line).await
     }
 
-    /// Set when a successor is the node, even if this process is killed then.
+    /// Set when a successor is the node, even if this process is then killed.
     pub fn committed(&self) -> Rc<Cell<bool>> {
         self.upgrader.committed()
     }
 
-    /// Whether all disks are at work, and wait for nothing that the node before has under way.
+    /// Whether all disks are served and wait for nothing in flight at the predecessor.
     pub fn has_all(&self) -> bool {
         let mut all = !self.holds();
         self.disks.each(|disk| all &= disk.serving.is_ok());
         all
     }
 
-    /// Whether requests of a disk wait for what the node before has under way.
+    /// Whether requests of a disk wait for operations in flight at the predecessor.
     pub fn holds(&self) -> bool {
         let mut holds = false;
         self.disks.each(|disk| {
@@ -136,7 +136,8 @@ impl Node {
         holds
     }
 
-    /// How many requests were done that an earlier process had left unfinished.
+    /// The number of requests that were repeated because an earlier process had left them
+    /// unfinished.
     pub fn resubmitted(&self) -> u64 {
         let mut count = 0;
         self.disks.each(|disk| {
@@ -148,7 +149,7 @@ impl Node {
         count
     }
 
-    /// How many requests of a disk were given back, also by the processes before.
+    /// The number of completed requests of a disk, including those of the processes before.
     pub fn completions(&self, name: &str) -> u64 {
         let mut count = 0;
         self.disks.each(|disk| {
@@ -162,23 +163,23 @@ impl Node {
         count
     }
 
-    /// Takes a disk away. Gives whether something of it is still under way.
+    /// Removes a disk. Returns whether something of it is still in flight.
     ///
     /// # Errors
-    /// Why it is not possible.
+    /// When this is not possible; the text says why.
     pub async fn detach(&self, name: &str, force: bool) -> Result<bool, String> {
         let detached = self.disks.detach(&self.core, name, force).await;
         detached.map(|detached| detached.under_way).map_err(|error| error.to_string())
     }
 
-    /// The names of the disks that there are, at work or not.
+    /// The names of all disks, served or not.
     pub fn names(&self) -> Vec<String> {
         let mut names = Vec::new();
         self.disks.each(|disk| names.push(disk.spec.name.clone()));
         names
     }
 
-    /// Ends it in good order.
+    /// Ends the node in an orderly way.
     pub async fn stop(&self) {
         self.disks.stop(&self.core).await;
     }

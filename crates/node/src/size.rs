@@ -1,4 +1,4 @@
-//! Sizes of memory as people write them: `512M`, `4G`, `65536`.
+//! Sizes of memory as users write them: `512M`, `4G`, `65536`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 pub struct Size(pub u64);
 
 impl Size {
-    /// The number of bytes, or the largest there is where a `usize` is smaller.
+    /// The number of bytes, or `usize::MAX` if that is smaller.
     pub fn bytes(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }
@@ -20,7 +20,7 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Size, String> {
-        let wrong = || format!("'{text}' is no size: write bytes, or a number and K, M, G or T");
+        let wrong = || format!("'{text}' is not a size: write bytes, or a number and K, M, G or T");
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
         let number: u64 = number.parse().map_err(|_| wrong())?;
@@ -37,7 +37,7 @@ impl FromStr for Size {
         number
             .checked_mul(1 << shift)
             .map(Size)
-            .ok_or_else(|| format!("'{text}' is more than any machine has"))
+            .ok_or_else(|| format!("'{text}' is above the limit of {} bytes", u64::MAX))
     }
 }
 

@@ -2,19 +2,18 @@
 //! that forbid io_uring but not this.
 //!
 //! 1. Requests of one poll are gathered and submitted with one call, when the channel is polled or
-//!    [`BATCH`] have come.
-//! 2. The kernel writes completions to a ring that is mapped into the process, and they are taken
-//!    from there without a call. It also signals the core's own eventfd, which ends its sleep.
-//! 3. A transfer that ends early, which a disk's seldom does, is done again as a whole by the
-//!    reactor.
+//!    [`BATCH`] requests are staged.
+//! 2. The kernel writes completions to a ring that is mapped into the process; they are taken from
+//!    there without a call. It also signals the core's own eventfd, which ends its sleep.
+//! 3. A short transfer, which is rare on a disk, is repeated as a whole by the reactor.
 //!
-//! Everything else of a file (flush, discards, zeroes, memory that is not aligned) goes the way of
-//! `engine=uring`. Only direct I/O is asynchronous here: through the page cache `io_submit` itself
-//! would wait for the disk, and so it may where a file has to find room for a block first.
+//! All other requests (flush, discards, zeroes, unaligned memory) take the path of `engine=uring`.
+//! Only direct I/O is asynchronous here: through the page cache `io_submit` itself would wait for
+//! the disk. It can also wait where a file first has to allocate a block.
 //!
-//! What the kernel was given when a channel is dropped, a task of the core holds until it is done.
-//! Only then the context is destroyed, by a thread of its own, since that call waits for all
-//! processors of the machine.
+//! When a channel is dropped, a task of the core holds the operations in the kernel until they are
+//! done. Then a thread of its own destroys the context, because that call waits for all processors
+//! of the machine.
 
 use std::any::Any;
 use std::io;
@@ -26,17 +25,17 @@ use std::sync::atomic::Ordering;
 use reactor::aio_abi::{Event, IOCB_CMD_PREADV, IOCB_CMD_PWRITEV, IOCB_FLAG_RESFD, Iocb, Ring};
 use reactor::{Class, Core, FileDone, FileIo, SharedFile};
 
-/// Operations in the kernel at once; more wait here. Contexts share 65536 of these, by default.
+/// Maximum number of operations in the kernel; more wait here. By default the system allows 65536
+/// for all contexts.
 const DEPTH: usize = 256;
-/// Gathered operations that are not kept for the end of the poll.
+/// Number of gathered operations that is submitted before the end of the poll.
 const BATCH: usize = 32;
-/// How often the owner of a dropped context looks whether it is done.
+/// How often the owner of a dropped context polls its ring.
 const DRAIN_NS: u64 = 1_000_000;
 
-/// Segments of a request that need no allocation when a slot is first used.
+/// Segments of a request for which a slot needs no allocation.
 const SEGMENTS: usize = 4;
 
-/// An operation.
 struct Slot {
     iocb: Iocb,
     io: FileIo,
@@ -48,13 +47,13 @@ struct Slot {
 
 /// How an operation ended.
 pub(crate) enum Ended {
-    /// With an error number, or 0.
+    /// With this errno, or 0.
     With(FileDone),
-    /// Before its end: it is to be done again.
+    /// With a short transfer: the operation must be repeated.
     Short { slot: u32 },
 }
 
-/// What is to be done again, as it was staged.
+/// An operation to repeat, as it was staged.
 pub(crate) struct Again<'a> {
     pub io: FileIo,
     pub segments: &'a [libc::iovec],
@@ -65,7 +64,7 @@ pub(crate) struct Again<'a> {
 /// One core's context.
 pub(crate) struct Aio {
     core: Core,
-    /// The kernel's name for it, which is where its ring is mapped; 0 once it was handed on.
+    /// The kernel's name for the context, which is also the address of its ring.
     context: u64,
     file: Arc<SharedFile>,
     slots: Vec<Slot>,
@@ -105,20 +104,20 @@ impl Aio {
         if !ring.is_known() {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
-                "its AIO ring is unknown to us",
+                "the layout of its AIO ring is not supported",
             ));
         }
         Ok(aio)
     }
 
     fn ring(&self) -> &Ring {
-        // SAFETY: the kernel maps the ring where the context's number says, until the context is
-        // destroyed, which only this value does. The kernel writes `tail` only, and the rest of the
-        // head not after `io_setup`; the places that change are atomics.
+        // SAFETY: the kernel maps the ring at the address that is the context's number, until the
+        // context is destroyed, which only this value does. The kernel writes `tail` only, and
+        // after `io_setup` nothing else of the head; the fields that change are atomics.
         unsafe { &*std::ptr::with_exposed_provenance::<Ring>(self.context as usize) }
     }
 
-    /// Gathers a read or a write. False when there is no room.
+    /// Gathers a read or a write. False if there is no room.
     ///
     /// # Safety
     /// The segments are valid until the tag has come back, or as long as `keep` lives.
@@ -161,7 +160,8 @@ impl Aio {
         self.staged.len() >= BATCH && self.in_kernel < DEPTH
     }
 
-    /// Submits what is gathered, as far as there is room. What the kernel refuses has ended.
+    /// Submits the gathered operations, as far as there is room. Operations that the kernel refuses
+    /// have ended.
     pub fn submit(&mut self, mut ended: impl FnMut(FileDone)) {
         while !self.staged.is_empty() && self.in_kernel < DEPTH {
             let mut batch = [std::ptr::null_mut::<Iocb>(); BATCH];
@@ -169,9 +169,9 @@ impl Aio {
             for (place, &at) in batch.iter_mut().zip(&self.staged[..n]) {
                 *place = &raw mut self.slots[at as usize].iocb;
             }
-            // SAFETY: `n` pointers to control blocks, which the kernel copies. What they point to,
-            // the segments' list (in a slot) and the memory (by the contract of `stage`), stays
-            // until the completion has been taken from the ring.
+            // SAFETY: `n` pointers to control blocks, which the kernel copies. The segment list (in
+            // a slot) and the memory (by the contract of `stage`) stay valid until the completion
+            // has been taken from the ring.
             let taken =
                 unsafe { libc::syscall(libc::SYS_io_submit, self.context, n, batch.as_mut_ptr()) };
             if taken > 0 {
@@ -181,7 +181,7 @@ impl Aio {
             }
             match io::Error::last_os_error().raw_os_error() {
                 Some(libc::EINTR) => {}
-                // The kernel has no room; when something of ours ends, there may be.
+                // The kernel has no room; there may be some when one of our operations ends.
                 Some(libc::EAGAIN) if self.in_kernel > 0 => return,
                 Some(libc::EAGAIN) => {
                     self.core.turn_at(self.core.now_ns() + DRAIN_NS);
@@ -195,7 +195,7 @@ impl Aio {
         }
     }
 
-    /// Whether there is something to take, or to submit.
+    /// Whether there are completions to take or operations to submit.
     pub fn ready(&self) -> bool {
         let ring = self.ring();
         let completed = ring.head.load(Ordering::Relaxed) != ring.tail.load(Ordering::Relaxed);
@@ -205,13 +205,13 @@ impl Aio {
     /// Takes completions from the ring.
     pub fn take(&mut self, mut ended: impl FnMut(Ended)) {
         let (nr, mut head) = (self.ring().nr, self.ring().head.load(Ordering::Relaxed));
-        // What the kernel wrote before it moved the tail is visible after this.
+        // Everything that the kernel wrote before it moved the tail is visible after this load.
         let tail = self.ring().tail.load(Ordering::Acquire);
         while head != tail {
             let events = self.context as usize + size_of::<Ring>();
             let place = events + head as usize % nr as usize * size_of::<Event>();
-            // SAFETY: the ring holds `nr` events behind its head, and this one was written before
-            // the tail was moved behind it. The kernel writes it again only when `head` has moved.
+            // SAFETY: the ring holds `nr` events after its header, and this one was written before
+            // the tail moved past it. The kernel reuses the slot only after `head` has moved.
             let event =
                 unsafe { std::ptr::with_exposed_provenance::<Event>(place).read_volatile() };
             head = (head + 1) % nr;
@@ -228,31 +228,31 @@ impl Aio {
         self.ring().head.store(head, Ordering::Release);
     }
 
-    /// An operation that is to be done again.
+    /// The operation to repeat.
     pub fn again(&self, slot: u32) -> Again<'_> {
         let Slot { io, segments, tag, context, .. } = &self.slots[slot as usize];
         Again { io: *io, segments, tag: *tag, context: *context }
     }
 
-    /// What holds the memory of an operation.
+    /// The owner of an operation's memory.
     pub fn keep(&self, slot: u32) -> Option<Rc<dyn Any>> {
         self.slots[slot as usize].keep.clone()
     }
 
-    /// A slot is no longer needed.
+    /// Frees a slot.
     pub fn release(&mut self, at: u32) {
         self.slots[at as usize].keep = None;
         self.free.push(at);
     }
 
-    /// An operation has ended with this error number, or 0.
+    /// Ends an operation with this errno, or 0.
     fn end(&mut self, at: u32, errno: i32) -> FileDone {
         self.release(at);
         let Slot { tag, context, .. } = self.slots[at as usize];
         FileDone { tag, context, errno }
     }
 
-    /// Waits until the kernel is done with everything.
+    /// Waits until the kernel has completed every operation.
     async fn drain(mut self) {
         while self.in_kernel > 0 {
             self.core.sleep_ns(DRAIN_NS).await;
@@ -268,7 +268,7 @@ impl Aio {
         }
     }
 
-    /// Lets a task wait for what is under way, if there is something.
+    /// Spawns a task that waits for the operations in flight, if there are any.
     pub fn leave(mut self) {
         for at in std::mem::take(&mut self.staged) {
             self.release(at);
@@ -281,13 +281,13 @@ impl Aio {
 }
 
 impl Drop for Aio {
-    #[expect(clippy::disallowed_methods, reason = "this call has nobody else to wait in")]
+    #[expect(clippy::disallowed_methods, reason = "this call blocks, and no core may wait in it")]
     fn drop(&mut self) {
         let context = self.context;
         // SAFETY: this value's context, which nobody uses any more. The call waits for operations
-        // under way.
+        // in flight.
         let destroy = move || unsafe { libc::syscall(libc::SYS_io_destroy, context) };
-        // A core that stops drops the task that waits, and must not leave before the kernel.
+        // A stopping core drops the waiting task. It must not exit before the kernel is done.
         if self.in_kernel > 0 {
             destroy();
             return;

@@ -3,21 +3,22 @@
 //! Most requests are one operation of the reactor on the guest's own memory. The others become a
 //! *job* of several steps:
 //!
-//! - memory that is not aligned as direct I/O wants it goes through a buffer of the core's pool,
-//!   piece by piece ([`PIECE`]). A core whose pool is used up lets such requests wait;
-//! - zeroes: the room is given back, or the range zeroed by one call, or zeroes are written,
-//!   whatever the file can, in this order.
+//! - A request whose memory is not aligned for direct I/O goes through a buffer of the core's pool,
+//!   in pieces ([`PIECE`]). If the core's pool is used up, the request waits;
+//! - For zeroes, the file deallocates the range, or zeroes it by one call, or zeroes are written:
+//!   the first of these that the file supports.
 //!
-//! What must be durable when it completes (`write=through`, or a guest without a write cache) is
-//! done and then flushed. One flush is under way at a time; it covers everything that was done
-//! before it was submitted, and its outcome is theirs. What is done meanwhile waits for the next.
-//! One call with `RWF_DSYNC` for each write was slower at nearly every depth: see
-//! docs/BENCHMARKS.md.
+//! A request that must be durable when it completes (`write=through`, or a guest without a write
+//! cache) is done and then flushed. One flush is in flight at a time. It covers all requests that
+//! were done before it was submitted, and they get its outcome. Requests that are done meanwhile
+//! wait for the next flush. One call with `RWF_DSYNC` for each write was slower at nearly every
+//! depth: see docs/BENCHMARKS.md.
 //!
 //! A failed flush poisons the file: every later write and flush fails, on all cores, until the
-//! device is opened again, since nobody knows what the kernel has dropped.
+//! device is opened again, because the kernel may have dropped any of the data.
 //!
-//! A file whose length is no multiple of the block ends, as a device, with its last whole block.
+//! If the length of a file is not a multiple of the block, the device ends with the last whole
+//! block.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -34,32 +35,32 @@ use crate::error::{Error, ErrorKind};
 use crate::mutant::{self, Mutant};
 use crate::uri::{Base, Engine};
 
-/// What goes through one buffer at a time, and is written of zeroes at a time, in bytes.
+/// Size of a buffer, and of one write of zeroes, in bytes.
 const PIECE: usize = 256 << 10;
-/// Buffers that one channel uses at once.
+/// Maximum number of buffers that one channel uses.
 const BUFFERS_MAX: usize = 64;
-/// How long a job waits that found no buffer.
+/// How long a job waits before it tries again to get a buffer.
 const RETRY_NS: u64 = 1_000_000;
-/// Longest discard, and longest range of zeroes.
+/// Longest discard.
 const DISCARD_MAX: u64 = 256 << 20;
 const ZEROES_MAX: u64 = 64 << 20;
 
-/// The zeroes that are written where the file cannot zero by itself.
+/// The source of zeroes where the file cannot zero a range.
 #[repr(align(4096))]
 struct Zeroes([u8; 64 << 10]);
 static ZEROES: Zeroes = Zeroes([0; 64 << 10]);
 
-/// An open file, as all cores share it.
+/// An open file, shared by all cores.
 pub(crate) struct FileDevice {
     image: Image,
-    /// `Uring` in a simulated world, whatever was asked for.
+    /// `Uring` in a simulated world, whatever was requested.
     engine: Engine,
     through: bool,
     mapping: Option<Mapping>,
 }
 
-/// Opens the image of a file, or takes one that is open, of which it may be known whether holes can
-/// be punched.
+/// Opens the image of a file, or takes an open one. For an open one the caller may know whether it
+/// supports punching holes.
 pub(crate) async fn open_image(
     core: &Core,
     base: &Base,
@@ -82,7 +83,7 @@ pub(crate) async fn open_image(
 }
 
 impl FileDevice {
-    /// Opens it, or takes the open file that came from another process.
+    /// Opens the file, or takes the open file that came from another process.
     pub async fn open(
         core: &Core,
         base: &Base,
@@ -95,13 +96,14 @@ impl FileDevice {
         let image = open_image(core, base, open).await?;
         let must_be_direct = *direct == Some(true) || *engine == Engine::Aio;
         if must_be_direct && image.file.alignment() == 1 {
-            let text = format!("{name}: its file system has no direct I/O");
+            let text = format!("{name}: its file system does not support direct I/O");
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         let least = image.info.block_size;
         let block_size = block.unwrap_or(least);
         if block_size < least {
-            let text = format!("{name}: block={block_size}, but it reads and writes {least} bytes");
+            let text =
+                format!("{name}: block={block_size} is smaller than its block of {least} bytes");
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         let size_bytes = image.file.size() / u64::from(block_size) * u64::from(block_size);
@@ -131,12 +133,12 @@ impl FileDevice {
         Ok((FileDevice { image, engine, through: *through, mapping }, geometry))
     }
 
-    /// The open file, which has the lock.
+    /// The open file, which holds the lock.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.image.file.descriptor()
     }
 
-    /// Whether a flush has failed, so that nothing is written any more.
+    /// Whether a flush has failed, so that nothing more is written.
     pub fn flush_failed(&self) -> bool {
         self.image.file.flush_failed()
     }
@@ -166,26 +168,26 @@ impl FileDevice {
 pub(crate) struct FileChannel {
     core: Core,
     queue: FileQueue,
-    /// With `engine=aio`: for reads and writes.
+    /// For reads and writes with `engine=aio`.
     aio: Option<Aio>,
     through: bool,
     punch_hole: bool,
     zero_range: bool,
-    /// What a segment's place, and what its length, must not have set.
+    /// Bits that must be clear in a segment's address, and in its length.
     place_mask: usize,
     length_mask: usize,
     keep: Option<Rc<dyn Any>>,
     jobs: Vec<Job>,
     free: Vec<u32>,
-    /// Jobs without a buffer, oldest first.
+    /// Jobs that wait for a buffer, oldest first.
     waiting: VecDeque<u32>,
     buffers: usize,
     bounced: u64,
-    /// Slots of what Linux AIO has left undone. Empty between calls.
+    /// Slots of short Linux AIO transfers. Empty between calls.
     again: Vec<u32>,
-    /// Tags of what is done and waits for a flush to make it durable.
+    /// Tags of requests that are done and need a flush to become durable.
     undurable: Vec<u64>,
-    /// Tags of what the flush under way covers; there is none when this is empty.
+    /// Tags of requests that the flush in flight covers; empty if there is none.
     covered: Vec<u64>,
 }
 
@@ -196,18 +198,18 @@ struct Job {
     step: Step,
     offset: u64,
     len: u64,
-    /// How much is done of a request that goes in pieces.
+    /// Bytes done of a request that is processed in pieces.
     at: u64,
     through: bool,
     segments: Vec<libc::iovec>,
-    /// Of the segments, if the job has such.
+    /// The owner of the segments, if the job has segments.
     keep: Option<Rc<dyn Any>>,
     buffer: Option<Bounce>,
-    /// Its step has ended with this error number.
+    /// The errno of the step that has ended.
     ended: Option<i32>,
 }
 
-/// What a job is doing.
+/// The current step of a job.
 #[derive(Clone, Copy, Default)]
 enum Step {
     #[default]
@@ -216,27 +218,28 @@ enum Step {
     Read,
     /// Writing a piece from the buffer.
     Write,
-    /// Giving room back, for a discard.
+    /// Deallocating the range, for a discard.
     Discard,
-    /// Giving room back that must read as zeroes.
+    /// Deallocating the range, which must then read as zeroes.
     Punch,
-    /// Zeroing the range by a call.
+    /// Zeroing the range by one call.
     Zero,
     /// Writing a piece of zeroes.
     WriteZeroes,
 }
 
-/// A buffer that an operation under way holds as well, with the owner of the request's memory. Only
-/// the kernel and `copy` touch its bytes.
+/// A buffer that the operation in flight holds as well, with the owner of the request's memory.
+/// Only the kernel and `copy` touch its bytes.
 #[derive(Clone)]
 struct Bounce {
     ptr: *mut u8,
     buf: Rc<dyn Any>,
 }
 
-/// Contexts of operations; a job's is its number and one. This is a request that is one operation.
+/// Contexts of operations. The context of a job is its number plus one; this is a request that is
+/// one operation.
 const WHOLE: u32 = 0;
-/// The same of a write that must be durable when it completes.
+/// A write that is one operation and must be durable when it completes.
 const THROUGH: u32 = u32::MAX;
 /// The flush that makes such writes durable.
 const GROUP: u32 = u32::MAX - 1;
@@ -290,7 +293,7 @@ impl FileChannel {
     }
 
     /// # Safety
-    /// As [`crate::Channel::submit`]; the range lies in the device.
+    /// As for [`crate::Channel::submit`]; the range lies in the device.
     #[inline]
     pub unsafe fn submit(&mut self, device: &FileDevice, io: &Io<'_>, done: &mut Vec<Done>) {
         let through = self.through || io.through;
@@ -298,7 +301,7 @@ impl FileChannel {
         let whole = match io.kind {
             Kind::Read if self.aligned(io.segments) => FileIo::Read { offset },
             Kind::Write if self.aligned(io.segments) => FileIo::Write { offset },
-            // What is durable when it completes leaves nothing to flush.
+            // Every completed write is durable, so there is nothing to flush.
             Kind::Flush if self.through => {
                 done.push(Done { tag: io.tag, status: Status::Ok });
                 return;
@@ -325,15 +328,16 @@ impl FileChannel {
         // SAFETY: as above.
         let submitted = unsafe { self.queue.submit(whole, io.segments, io.tag, context) };
         if submitted.is_err() {
-            // Cannot be: the queue has room for as many as the channel, each with one operation.
+            // Unreachable: the queue has as many slots as the channel, and each request has one
+            // operation.
             done.push(Done { tag: io.tag, status: Status::IoError });
         }
     }
 
-    /// Hands a read or a write to Linux AIO. False when the reactor has to do it.
+    /// Hands a read or a write to Linux AIO. False if the reactor has to do it.
     ///
     /// # Safety
-    /// As `submit`.
+    /// As for `submit`.
     unsafe fn stage_aio(
         &mut self,
         device: &FileDevice,
@@ -356,7 +360,7 @@ impl FileChannel {
         staged
     }
 
-    /// Takes what Linux AIO has completed, and submits what was gathered.
+    /// Takes the completions of Linux AIO, and submits the gathered operations.
     fn poll_aio(&mut self, done: &mut Vec<Done>) {
         let Some(aio) = &mut self.aio else { return };
         let mut short = None;
@@ -368,15 +372,15 @@ impl FileChannel {
         while let Some(slot) = again.pop() {
             let Again { io, segments, tag, context } = aio.again(slot);
             self.queue.hold(aio.keep(slot));
-            // SAFETY: the request's tag has not come back, so its segments are valid, and the
-            // operation holds what the first try held.
+            // SAFETY: the request's tag has not come back, so its segments are valid. The operation
+            // holds the same owner as the first attempt.
             if unsafe { self.queue.submit(io, segments, tag, context) }.is_err() {
                 short = Some(tag);
             }
             self.queue.hold(self.keep.clone());
             aio.release(slot);
         }
-        // Cannot be: see `submit`.
+        // Unreachable: see `submit`.
         done.extend(short.map(|tag| Done { tag, status: Status::IoError }));
         aio.submit(|ended| end(ended, undurable, done));
     }
@@ -427,7 +431,7 @@ impl FileChannel {
         }
     }
 
-    /// Lets jobs go on that wait for a buffer, if there are any.
+    /// Continues jobs that wait for a buffer.
     fn find_buffers(&mut self, done: &mut Vec<Done>) {
         while let Some(&number) = self.waiting.front() {
             let job = &mut self.jobs[number as usize];
@@ -438,7 +442,7 @@ impl FileChannel {
                 continue;
             }
             if self.buffers >= BUFFERS_MAX {
-                // One of the others' completions comes here again.
+                // The completion of another job calls this function again.
                 return;
             }
             let Some(mut buf) = self.core.pool().alloc_reclaiming(len) else {
@@ -453,7 +457,7 @@ impl FileChannel {
         }
     }
 
-    /// Submits a job's next step.
+    /// Submits the next step of a job.
     fn go_on(&mut self, number: u32, done: &mut Vec<Done>) {
         let job = &self.jobs[number as usize];
         let (offset, len) = (job.offset + job.at, (job.len - job.at).min(PIECE as u64) as usize);
@@ -465,8 +469,8 @@ impl FileChannel {
                 };
                 self.queue.hold(Some(bounce.buf.clone()));
                 if let Step::Write = job.step {
-                    // SAFETY: the request is a write, whose tag has not come back, so its segments
-                    // are valid for reads; the buffer holds a piece and nobody else uses it now.
+                    // SAFETY: the request is a write whose tag has not come back, so its segments
+                    // are valid for reads. The buffer holds a piece and nothing else uses it now.
                     unsafe { copy(&job.segments, job.at, bounce.ptr, len, false) };
                 }
                 pieces[0] = libc::iovec { iov_base: bounce.ptr.cast(), iov_len: len };
@@ -494,17 +498,17 @@ impl FileChannel {
             Step::Zero => (FileIo::ZeroRange { offset: job.offset, len: job.len }, 0),
             Step::Free => unreachable!("a job that goes on has a step"),
         };
-        // SAFETY: the memory is the job's buffer, which the operation holds, or static and only
-        // read. The queue gives this job's earlier operation back before it takes this one.
+        // SAFETY: the memory is the job's buffer, which the operation holds, or it is static and
+        // only read. The queue returns this job's earlier operation before it takes this one.
         let submitted = unsafe { self.queue.submit(io, &pieces[..segments], 0, number + 1) };
         self.queue.hold(self.keep.clone());
         if submitted.is_err() {
-            // Cannot be: see `submit`.
+            // Unreachable: see `submit`.
             self.finish(number, Status::IoError, done);
         }
     }
 
-    /// A step of a job has ended.
+    /// Handles the end of a job's step.
     #[cold]
     fn stepped(&mut self, number: u32, errno: i32, done: &mut Vec<Done>) {
         let job = &mut self.jobs[number as usize];
@@ -513,8 +517,8 @@ impl FileChannel {
             (Step::Read, Status::Ok) => {
                 let len = (job.len - job.at).min(PIECE as u64) as usize;
                 if let Some(bounce) = &job.buffer {
-                    // SAFETY: the request is a read, whose tag has not come back, so its segments
-                    // are valid for writes; the read into the buffer is done.
+                    // SAFETY: the request is a read whose tag has not come back, so its segments
+                    // are valid for writes. The read into the buffer is done.
                     unsafe { copy(&job.segments, job.at, bounce.ptr, len, true) };
                 }
                 job.at += len as u64;
@@ -590,13 +594,13 @@ impl FileChannel {
         }
     }
 
-    /// Flushes for everything that is done and not durable.
+    /// Flushes for all requests that are done and not durable.
     fn flush_group(&mut self, done: &mut Vec<Done>) {
         std::mem::swap(&mut self.undurable, &mut self.covered);
         // SAFETY: a flush has no memory.
         let submitted = unsafe { self.queue.submit(FileIo::SyncData, &[], 0, GROUP) };
         if submitted.is_err() {
-            // Cannot be: what it covers has given its place in the queue back.
+            // Unreachable: the requests that it covers have returned their places in the queue.
             let status = Status::IoError;
             done.extend(self.covered.drain(..).map(|tag| Done { tag, status }));
         }
@@ -612,7 +616,7 @@ impl FileChannel {
     }
 }
 
-/// A request that is one operation has come to its end, but for the flush that it may need.
+/// Ends a request that is one operation, apart from the flush that it may need.
 fn end(ended: FileDone, undurable: &mut Vec<u64>, done: &mut Vec<Done>) {
     let FileDone { tag, context, errno } = ended;
     match Status::of(errno) {
@@ -631,10 +635,11 @@ impl Drop for FileChannel {
     }
 }
 
-/// Copies `len` bytes between a buffer and the part of the segments that begins `skip` bytes in.
+/// Copies `len` bytes between a buffer and the segments, from `skip` bytes into the segments on.
 ///
 /// # Safety
-/// The buffer is valid for `len` bytes, the segments as the direction asks; they do not overlap.
+/// The buffer is valid for `len` bytes, the segments as the direction requires; they do not
+/// overlap.
 unsafe fn copy(segments: &[libc::iovec], skip: u64, buffer: *mut u8, len: usize, out: bool) {
     let (mut skip, mut done) = (skip as usize, 0);
     for segment in segments {

@@ -1,70 +1,70 @@
-//! A file mapped into memory (`engine=mmap`): what is in the page cache is copied from there,
-//! without asking the kernel for more than whether it is there.
+//! A file mapped into memory (`engine=mmap`): reads of cached pages are copied from the mapping.
+//! The only system call is the one that asks whether the pages are resident.
 //!
-//! A mapping has two traps, and a core may step into neither. A page that is not there is read by
-//! the fault, and the core would stand still for as long as the disk takes. And a page that cannot
-//! be had (the file was cut off, the disk fails) is a signal that ends the process. So:
+//! A mapping has two hazards that a core must avoid. A page that is not resident is read by a page
+//! fault, and the core would stall for as long as the disk takes. A page that cannot be read (the
+//! file was truncated, the disk fails) raises a signal that ends the process. So:
 //!
-//! - Only reads are copied, short ones, and only when `mincore` says that all their pages are in
-//!   the cache. Everything else is a read or a write of the descriptor, through the same cache, and
-//!   both see the same bytes. Writes are never copied: the first one into a clean page waits for
-//!   the file system, and may find no room, by signal.
-//! - Between the question and the copy the kernel may take a page back. Then the copy waits for the
-//!   disk, once; that is rare, and the price of asking a page's place in memory and not holding it.
-//! - A [`Guard`] puts empty memory where the mapping was if a page cannot be had. The copy goes on,
-//!   its result is thrown away, and this and all later reads are reads of the descriptor, which say
-//!   what is wrong.
+//! - Only reads are copied, only short ones, and only if `mincore` says that all their pages are
+//!   resident. Everything else is a read or a write of the descriptor, through the same cache, so
+//!   both see the same bytes. Writes are never copied: the first write to a clean page waits for
+//!   the file system, and may find no space, which raises a signal.
+//! - The kernel may reclaim a page between `mincore` and the copy. Then the copy waits for the
+//!   disk, once. This is rare, and it is the price of not locking the page.
+//! - A [`Guard`] maps empty memory over the mapping if a page cannot be read. The copy continues,
+//!   its result is discarded, and this and all later reads are reads of the descriptor, which
+//!   report the error.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use reactor::Guard;
 
 const PAGE: usize = 4096;
-/// Longest read that is copied: some 10 µs of the core's time.
+/// Longest read that is copied: takes some 10 µs of the core's time.
 const COPY_MAX: usize = 64 << 10;
 
 /// A mapped file.
 pub(crate) struct Mapping {
-    /// It goes before the pages.
+    /// Declared before `pages`, so that it is dropped first.
     guard: Guard,
     pages: Pages,
 }
 
-/// What the system mapped.
+/// The mapping.
 struct Pages {
     base: *mut u8,
     len: usize,
 }
 
 // SAFETY: the mapping is read through raw pointers only and stays until this is dropped, which
-// happens once; threads may read it at once.
+// happens once; threads may read it concurrently.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `len` bytes of a file; nothing where there is nothing to be won: a kernel
-    /// that does not tell what is in the cache.
+    /// Maps the first `len` bytes of a file. `None` if the mapping has no use, because the kernel
+    /// does not tell what is resident.
     pub fn new(fd: BorrowedFd<'_>, len: u64) -> Option<Mapping> {
         let len = usize::try_from(len).ok().filter(|&len| len > 0)?;
         if !tells(fd) {
             return None;
         }
         let (any, access) = (std::ptr::null_mut(), libc::PROT_READ);
-        // SAFETY: a new mapping at a place of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe { libc::mmap(any, len, access, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
             return None;
         }
         let pages = Pages { base: base.cast(), len };
-        // SAFETY: all of the mapping, which goes after the guard. It is only copied from, by raw
-        // pointers.
+        // SAFETY: the whole mapping, which is unmapped after the guard is dropped. It is only
+        // copied from, by raw pointers.
         let guard = unsafe { Guard::new(pages.base, len.next_multiple_of(PAGE)) };
         Some(Mapping { guard, pages })
     }
 
-    /// Copies a range to the segments. False when somebody has to be asked who may wait; then the
-    /// segments may hold anything.
+    /// Copies a range to the segments. False if the descriptor must be read, because the copy might
+    /// wait; then the segments may hold anything.
     ///
     /// # Safety
     /// The segments are valid for writes, and together `len` bytes long.
@@ -79,8 +79,8 @@ impl Mapping {
         }
         let mut resident = [0_u8; COPY_MAX / PAGE + 1];
         let start = self.pages.base.wrapping_add(first * PAGE);
-        // SAFETY: the range lies in the mapping, and `resident` has a byte for each of its pages:
-        // a range of COPY_MAX bytes meets one page more than it would fill.
+        // SAFETY: the range lies in the mapping, and `resident` has a byte for each of its pages: a
+        // range of COPY_MAX bytes may touch one page more than it would fill.
         if unsafe { libc::mincore(start.cast(), pages * PAGE, resident.as_mut_ptr()) } != 0
             || resident[..pages].iter().any(|page| page & 1 == 0)
         {
@@ -89,8 +89,8 @@ impl Mapping {
         let mut at = offset as usize;
         for segment in segments {
             // SAFETY: `at` and the segment's length stay below `end`, which lies in the mapping;
-            // the segment is valid. A page that cannot be had becomes an empty one, by
-            // the handler.
+            // the segment is valid. The handler replaces a page that cannot be read by an empty
+            // one.
             unsafe {
                 let from = self.pages.base.add(at);
                 std::ptr::copy_nonoverlapping(from, segment.iov_base.cast(), segment.iov_len);
@@ -103,13 +103,13 @@ impl Mapping {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `Mapping::new`, which nobody copies from any more.
+        // SAFETY: the mapping made in `Mapping::new`, which nothing copies from any more.
         unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 }
 
-/// Whether `mincore` tells the truth of this file: to others than its owner, and those who may
-/// write it, it says that everything is there.
+/// Whether `mincore` tells the truth about this file. To a process that neither owns the file nor
+/// may write it, the kernel says that everything is resident.
 fn tells(fd: BorrowedFd<'_>) -> bool {
     // SAFETY: a plain C struct for which all zeroes is a valid value.
     let mut stat: libc::stat64 = unsafe { std::mem::zeroed() };
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_cache_is_copied_and_what_is_not_is_left_to_others() {
+    fn cached_pages_are_copied_and_others_are_left_to_the_descriptor() {
         let file = file("cached", 1 << 20);
         file.sync_all().unwrap();
         // SAFETY: takes no pointers.
@@ -163,16 +163,16 @@ mod tests {
         }
     }
 
-    /// Without the handler this test ends the process.
+    /// Without the handler the signal ends the test process.
     #[test]
-    fn a_page_that_cannot_be_had_breaks_the_mapping_and_not_the_process() {
+    fn an_unreadable_page_breaks_the_mapping_and_not_the_process() {
         let file = file("cut", 64 << 10);
         let mapping = Mapping::new(file.as_fd(), 64 << 10).unwrap();
         let other = Mapping::new(file.as_fd(), 64 << 10).unwrap();
         let mut bytes = vec![0; 8192];
         assert!(read(&mapping, 8192, &mut bytes));
         file.set_len(4096).unwrap();
-        // As if the file had been cut between the question and the copy.
+        // As if the file had been truncated between `mincore` and the copy.
         // SAFETY: the page lies in the mapping.
         assert_eq!(unsafe { mapping.pages.base.add(8192).read_volatile() }, 0);
         assert!(mapping.guard.is_lost() && !other.guard.is_lost());

@@ -1,18 +1,18 @@
-//! A device in memory, shared by all cores, which another process can go on with.
+//! A device in memory, shared by all cores, which another process can take over.
 //!
-//! Its memory is a file without a name (a memfd), mapped as a whole, that takes a page when it is
-//! first written (`pages.rs`: what was never written, or was discarded, is read as zeroes without
-//! being touched). The file is as long as the device can ever become, so a resize moves nothing and
-//! no request ever meets memory that is not mapped: a range that was cut off is emptied when the
-//! device grows over it again. Nobody can make the file shorter, whoever has it open (it is
-//! sealed). Requests of several cores that overlap may mix their bytes, as on a disk.
+//! Its memory is an unnamed file (a memfd), mapped as a whole, which allocates a page when it is
+//! first written (`pages.rs`: pages never written, or discarded, are read as zeroes without being
+//! touched). The file is as long as the device can ever become, so a resize moves nothing and no
+//! request ever meets unmapped memory. A range that was cut off is emptied when the device grows
+//! over it again. The file is sealed, so nobody who has it open can make it shorter. Overlapping
+//! requests of several cores may mix their bytes, as on a disk.
 //!
-//! The process that takes the file over finds all it needs in it:
+//! The process that takes the file over finds everything it needs in the file:
 //!
 //! ```text
 //!   0             the device's bytes, as many as it can ever have
-//!   reserved      which of their pages have been written, a bit each, in whole pages
-//!   last page     {magic, size in bytes, reserved}, each a u64 of the machine's byte order
+//!   reserved      a bit for each of these pages that has been written, in whole pages
+//!   last page     {magic, size in bytes, reserved}, each a u64 in the machine's byte order
 //! ```
 
 use std::io;
@@ -25,36 +25,36 @@ use crate::device::{Geometry, SEGMENTS};
 use crate::devices::pages::Pages;
 use crate::error::{Error, ErrorKind};
 
-/// Room for growth: so many times the first size, and at least [`ROOM_MIN`].
+/// Room for growth, as a multiple of the first size; at least [`ROOM_MIN`].
 const ROOM: u64 = 4;
 const ROOM_MIN: u64 = 64 << 30;
 const PAGE: u64 = 4096;
-/// Longest discard of one request: emptying resident pages takes the core some 50 ns each.
+/// Longest discard of one request: emptying a resident page takes the core some 50 ns.
 const DISCARD_MAX: u64 = 16 << 20;
 /// "MRmem", a line feed, and the version.
 const MAGIC: u64 = u64::from_le_bytes(*b"MRmem\n\0\x02");
 const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// See the module text.
+/// A device in memory.
 pub(crate) struct MemDevice {
     base: *mut u8,
-    /// Most bytes that the device can have; a multiple of the page.
+    /// The largest size in bytes that the device can have; a multiple of the page.
     reserved: usize,
     file: OwnedFd,
 }
 
-/// Bytes of the bits for so many reserved bytes.
+/// Size in bytes of the bitmap for `reserved` bytes.
 const fn bitmap_bytes(reserved: u64) -> u64 {
     (reserved / PAGE).div_ceil(8).next_multiple_of(PAGE)
 }
 
-/// Bytes of the file for so many reserved bytes.
+/// Size in bytes of the file for `reserved` bytes.
 const fn file_bytes(reserved: u64) -> u64 {
     reserved + bitmap_bytes(reserved) + PAGE
 }
 
 // SAFETY: the mapping belongs to the device until it is dropped. Its bytes are only copied in and
-// out through raw pointers, never referred to, so threads that meet there mix bytes and no more.
+// out through raw pointers, never referred to, so concurrent threads can only mix bytes.
 unsafe impl Send for MemDevice {}
 // SAFETY: as above.
 unsafe impl Sync for MemDevice {}
@@ -68,7 +68,7 @@ impl MemDevice {
             .and_then(|size| usize::try_from(size.max(ROOM_MIN).next_multiple_of(PAGE)).ok())
             .filter(|reserved| *reserved < isize::MAX as usize / 2)
             .ok_or_else(|| Error::new(ErrorKind::Unsupported, text()))?;
-        // SAFETY: the name is a C string; the calls about the descriptor take no pointers.
+        // SAFETY: the name is a C string; the calls on the descriptor take no pointers.
         let file = unsafe {
             let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
             let file = libc::memfd_create(c"millrace-mem".as_ptr(), flags);
@@ -91,7 +91,7 @@ impl MemDevice {
         Ok(device)
     }
 
-    /// The device that a file of another process is, and its size.
+    /// The device in a file of another process, and its size.
     pub fn take(file: OwnedFd) -> Result<(MemDevice, u64), Error> {
         let wrong = |what| Error::new(ErrorKind::Unsupported, format!("mem: {what}"));
         // SAFETY: an all-zero `stat` is a valid value; the calls get a live one and no other
@@ -104,11 +104,11 @@ impl MemDevice {
         };
         let header = len.checked_sub(PAGE).filter(|at| at.is_multiple_of(PAGE) && *at > 0);
         let header = header.filter(|_| sealed).ok_or_else(|| wrong("not a memory disk's file"))?;
-        // Read before the mapping is made, as it says how long the parts are.
+        // Read before the mapping is made, because it gives the lengths of the parts.
         let mut bytes = [0; 24];
         let file = std::fs::File::from(file);
         file.read_exact_at(&mut bytes, header)
-            .map_err(|error| Error::io("mem: reading the header", error))?;
+            .map_err(|error| Error::io("mem: cannot read the header", error))?;
         let field =
             |nth: usize| u64::from_ne_bytes(std::array::from_fn(|byte| bytes[8 * nth + byte]));
         let (magic, size, reserved) = (field(0), field(1), field(2));
@@ -127,14 +127,14 @@ impl MemDevice {
         let (any, access) = (std::ptr::null_mut(), libc::PROT_READ | libc::PROT_WRITE);
         let len = file_bytes(reserved as u64) as usize;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at a place of the kernel's choice; the advice changes no content.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe { libc::mmap(any, len, access, flags, file.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
             let text = format!("mem: no address space for {len} bytes");
             return Err(Error::io(text, io::Error::last_os_error()));
         }
-        // Huge pages where the system has them for shared memory, and no core dump of a disk. It is
-        // as good without. SAFETY: the range was just mapped, and the advice changes no
+        // Ask for huge pages where the system has them for shared memory, and no core dump of a
+        // disk. Both are optional. SAFETY: the range was just mapped, and the advice changes no
         // content.
         unsafe {
             libc::madvise(base, reserved, libc::MADV_HUGEPAGE);
@@ -143,23 +143,22 @@ impl MemDevice {
         Ok(MemDevice { base: base.cast(), reserved, file })
     }
 
-    /// A number of the last page.
+    /// A field of the last page.
     fn header(&self, nth: usize) -> &AtomicU64 {
         let page = self.reserved + bitmap_bytes(self.reserved as u64) as usize;
         let at = self.base.wrapping_add(page + 8 * nth).cast();
-        // SAFETY: the header is the last page of the mapping and is aligned; all that touch it are
-        // atomics.
+        // SAFETY: the header is the last page of the mapping and is aligned; all accesses to it are
+        // atomic.
         unsafe { AtomicU64::from_ptr(at) }
     }
 
-    /// Which pages have been written.
+    /// The bitmap of written pages.
     #[inline]
     fn pages(&self) -> Pages<'_> {
         let words = bitmap_bytes(self.reserved as u64) as usize / 8;
         let first = self.base.wrapping_add(self.reserved).cast::<AtomicU64>();
-        // SAFETY: the bits lie in the mapping, between the device's bytes and the header, from a
-        // page's start on; the mapping lives as long as `self`, and all that touch them are
-        // atomics.
+        // SAFETY: the bits lie in the mapping, between the device's bytes and the header, aligned
+        // to a page; the mapping lives as long as `self`, and all accesses to them are atomic.
         Pages(unsafe { std::slice::from_raw_parts(first, words) })
     }
 
@@ -167,7 +166,7 @@ impl MemDevice {
         self.header(1).store(size, Ordering::Relaxed);
     }
 
-    /// What another process takes it over by.
+    /// The file from which another process takes the device over.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -180,7 +179,7 @@ impl MemDevice {
             min_io: PAGE as u32,
             opt_io: 0,
             read_only: false,
-            // As durable as it will ever be.
+            // Nothing can be more durable here.
             volatile_cache: false,
             discard: true,
             write_zeroes: true,
@@ -192,8 +191,8 @@ impl MemDevice {
         }
     }
 
-    /// Nobody asks for what is behind the smaller of the two sizes meanwhile, but what was asked
-    /// for before may still be under way on other cores.
+    /// No new request accesses the range beyond the smaller of the two sizes meanwhile, but earlier
+    /// requests may still be in flight on other cores.
     pub fn resize(&self, old: u64, new: u64) -> Result<(), Error> {
         if new > self.reserved as u64 {
             let text = format!("mem: can grow to {} bytes", self.reserved);
@@ -206,11 +205,11 @@ impl MemDevice {
         Ok(())
     }
 
-    /// Does a request at once.
+    /// Performs a request immediately.
     ///
     /// # Safety
-    /// The range lies in the device, and the segments, of a read or a write together as long as
-    /// the range, are valid.
+    /// The range lies in the device. The segments of a read or a write are valid, and together as
+    /// long as the range.
     #[inline]
     pub unsafe fn perform(&self, io: &Io<'_>) -> Status {
         let mut at = io.offset as usize;
@@ -226,7 +225,7 @@ impl MemDevice {
             Kind::Write => {
                 for segment in io.segments {
                     // SAFETY: `at` and the segment's length stay in the device, which is mapped as
-                    // a whole; the segment is valid. Nobody has a reference to either.
+                    // a whole; the segment is valid. No reference to either exists.
                     unsafe {
                         let to = self.base.add(at);
                         std::ptr::copy(segment.iov_base.cast(), to, segment.iov_len);
@@ -245,7 +244,7 @@ impl MemDevice {
         Status::Ok
     }
 
-    /// Copies bytes out; pages that were never written are zeroes.
+    /// Copies bytes out; pages never written read as zeroes.
     ///
     /// # Safety
     /// The range lies in the device, and `to` is valid for writes of `len` bytes.
@@ -256,8 +255,8 @@ impl MemDevice {
         while at < end {
             let (written, last) = pages.run(at as u64 / PAGE, (end as u64 - 1) / PAGE);
             let n = (((last + 1) * PAGE) as usize).min(end) - at;
-            // SAFETY: `n` bytes from `at` lie in the callers' range, which is mapped, and as many
-            // from `at - from` in `to`. Nobody has a reference to either.
+            // SAFETY: `n` bytes from `at` lie in the callers' range, which is mapped, and `n` bytes
+            // from `at - from` lie in `to`. No reference to either exists.
             unsafe {
                 let to = to.add(at - from);
                 match written {
@@ -269,7 +268,7 @@ impl MemDevice {
         }
     }
 
-    /// A range, which may be empty, has been written.
+    /// Marks a range, which may be empty, as written.
     #[inline]
     fn mark(&self, offset: u64, len: u64) {
         if len > 0 {
@@ -277,7 +276,7 @@ impl MemDevice {
         }
     }
 
-    /// Whole pages are given back, and come back as zeroes; their parts are written over.
+    /// Gives whole pages back to the system, which then read as zeroes; overwrites partial pages.
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
         let (end, first) = (offset + len, offset.next_multiple_of(PAGE));
         let last = end / PAGE * PAGE;
@@ -288,8 +287,8 @@ impl MemDevice {
             return Ok(());
         }
         self.pages().clear(first / PAGE, last / PAGE - 1);
-        // SAFETY: all three parts lie in the callers' range, which lies in the device. What is
-        // given back stays mapped.
+        // SAFETY: all three parts lie in the callers' range, which lies in the device. The pages
+        // given back stay mapped.
         let done = unsafe {
             self.base.add(offset as usize).write_bytes(0, (first - offset) as usize);
             self.base.add(last as usize).write_bytes(0, (end - last) as usize);
@@ -302,7 +301,7 @@ impl MemDevice {
         if done == 0 {
             return Ok(());
         }
-        // What could not be given back is still there.
+        // The pages that could not be given back still have their content.
         self.mark(first, last - first);
         Err(error)
     }
@@ -310,7 +309,7 @@ impl MemDevice {
 
 impl Drop for MemDevice {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `map`; no channel is left, each holds the device.
+        // SAFETY: the mapping made in `map`; no channel is left, because each holds the device.
         unsafe { libc::munmap(self.base.cast(), file_bytes(self.reserved as u64) as usize) };
     }
 }
@@ -328,7 +327,7 @@ mod tests {
         assert_eq!(unsafe { device.perform(&io) }, Status::Ok);
     }
 
-    /// Bytes of memory that the file has.
+    /// Bytes of memory that the file occupies.
     fn resident(device: &MemDevice) -> u64 {
         // SAFETY: an all-zero `stat` is a valid value, and the call gets a live one.
         unsafe {
@@ -339,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_what_was_never_written_takes_no_memory() {
+    fn reading_pages_never_written_takes_no_memory() {
         let size = 64 << 20;
         let device = MemDevice::new(size).unwrap();
         let mut memory = vec![7; 16 << 20];
@@ -347,7 +346,7 @@ mod tests {
         assert!(memory.iter().all(|byte| *byte == 0));
         // The header, and a page of bits.
         assert!(resident(&device) <= 2 * PAGE, "{}", resident(&device));
-        // A block in the middle of a page: the rest of the page is zeroes, and so are its
+        // A block in the middle of a page: the rest of the page reads as zeroes, and so do its
         // neighbours.
         request(Kind::Write, (5 << 20) + 512, &mut [1; 512], &device);
         let written = resident(&device);
@@ -360,12 +359,12 @@ mod tests {
                 .all(|(i, byte)| *byte == u8::from((at..at + 512).contains(&i)))
         );
         assert_eq!(resident(&device), written);
-        // It is the same to the process that takes the file over.
+        // The process that takes the file over sees the same.
         let (next, known) = MemDevice::take(device.file.try_clone().unwrap()).unwrap();
         assert_eq!(known, size);
         request(Kind::Read, 1 << 20, &mut memory, &next);
         assert_eq!((memory[at - 1], memory[at], resident(&next)), (0, 1, written));
-        // What was discarded is as if it had never been written.
+        // A discarded range is as if it had never been written.
         request(Kind::Discard, 5 << 20, &mut memory[..1 << 20], &device);
         request(Kind::Read, 1 << 20, &mut memory, &device);
         assert!(memory.iter().all(|byte| *byte == 0));

@@ -1,4 +1,4 @@
-//! Devices: files by three engines, files mapped into memory, and memory.
+//! Devices: files with three engines, files mapped into memory, and memory.
 
 pub(crate) mod aio;
 pub(crate) mod file;

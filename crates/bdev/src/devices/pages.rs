@@ -1,26 +1,27 @@
 //! Which pages of a device in memory have been written: one bit for each, in the device's own file.
 //!
-//! Reading a page of a shared mapping for the first time gives it memory, so what was never written
-//! is not read but answered with zeroes. Writers, readers and discards of several cores meet here:
+//! The first read of a page of a shared mapping allocates it, so pages never written are not read
+//! but answered with zeroes. Writers, readers and discards on several cores use these bits
+//! concurrently:
 //!
 //! ```text
 //!   write     copies the bytes --> mark          discard   clear --> gives the pages back
 //! ```
 //!
-//! What must hold: a page whose bit is clear, and which no request touches, is all zeroes. Else
-//! what was hidden would come to light again with the next write to another block of the page. A
-//! write and a discard of one page at the same time are the hard case: both order their two steps
-//! with a fence, so either the write finds the bit cleared and sets it again, or the discard gives
-//! back what was written.
+//! Invariant: a page whose bit is clear, and which no request touches, is all zeroes. Otherwise
+//! hidden data would reappear with the next write to another block of the page. The hard case is a
+//! write and a discard of one page at the same time. Both order their two steps with a fence, so
+//! either the write finds the bit cleared and sets it again, or the discard gives back the written
+//! bytes.
 
 use loomable::{AtomicU64, Ordering, fence, mutant};
 
-/// See the module text. Page N is bit N % 64 of word N / 64.
+/// The bits: page N is bit N % 64 of word N / 64.
 #[derive(Clone, Copy)]
 pub(crate) struct Pages<'a>(pub &'a [AtomicU64]);
 
 impl Pages<'_> {
-    /// The pages from `first` to `last` have been written.
+    /// Marks the pages from `first` to `last` as written.
     #[inline]
     pub fn mark(&self, first: u64, last: u64) {
         if !mutant("pages.mark_unfenced") {
@@ -34,7 +35,7 @@ impl Pages<'_> {
         });
     }
 
-    /// The pages from `first` to `last` are going to be given back.
+    /// Clears the bits of the pages from `first` to `last`, before the pages are given back.
     pub fn clear(&self, first: u64, last: u64) {
         each_word(first, last, |word, bits| {
             self.0[word].fetch_and(!bits, Ordering::Relaxed);
@@ -44,8 +45,8 @@ impl Pages<'_> {
         }
     }
 
-    /// Whether page `first` has been written, and the last page up to `last` of which the same is
-    /// true of all between.
+    /// Whether page `first` has been written, and the last page, at most `last`, up to which all
+    /// pages are the same.
     #[inline]
     pub fn run(&self, first: u64, last: u64) -> (bool, u64) {
         let mut page = first;
@@ -71,7 +72,7 @@ impl Pages<'_> {
     }
 }
 
-/// Calls `of` with each word that has one of these bits, and which bits of it they are.
+/// Calls `of` with each word that has one of these bits, and with those bits.
 #[inline]
 fn each_word(first: u64, last: u64, mut of: impl FnMut(usize, u64)) {
     let mut page = first;

@@ -1,8 +1,8 @@
-//! `delay:` holds the completions of a device back, each by a time of its kind or a random one
-//! between two; so they come in another order than the device gave them.
+//! `delay:` delays the completions of a device, by a time for each kind or a random time in an
+//! interval; so they may come in another order than the device's.
 //!
-//! The device has done the request before: what is held back is the news. Nothing is allocated
-//! while it runs; a core that sleeps takes a turn when the next one is due.
+//! The device has already done the request: only its completion is delayed. Nothing is allocated in
+//! operation; a sleeping core takes a turn when the next completion is due.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,7 +18,7 @@ pub(crate) struct DelayChannel {
     ns: [(u64, u64); 5],
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// What the device has done: when it is due, a number that keeps equals in order, its slot.
+    /// Delayed completions: due time, a sequence number that keeps equal times in order, slot.
     held: BinaryHeap<Reverse<(u64, u64, u32)>>,
     order: u64,
     /// Empty between calls.
@@ -47,10 +47,10 @@ impl DelayChannel {
     }
 
     /// # Safety
-    /// As [`Channel::submit`].
+    /// As for [`Channel::submit`].
     pub unsafe fn submit(&mut self, io: &Io<'_>, done: &mut Vec<Done>) {
         let full = Done { tag: io.tag, status: Status::IoError };
-        // Both cannot be: there are as many of them as the channel above takes.
+        // Unreachable, here and below: there are as many slots as the channel above takes requests.
         let Some(slot) = self.free.pop() else { return done.push(full) };
         let kind = kind_index(io.kind) as u8;
         self.slots[slot as usize] = Slot { tag: io.tag, kind, status: Status::Ok };

@@ -1,18 +1,17 @@
-//! `dirty:` notes which parts of a device have been written, in a bitmap that other processes can
-//! have: for whoever copies the device elsewhere while it is in use.
+//! `dirty:` tracks which parts of a device have been written, in a bitmap that other processes can
+//! map, for copying the device while it is in use.
 //!
-//! 1. A write, a discard or a write of zeroes marks its granules, then goes to the device, and
-//!    marks them again when it has completed, whatever came of it, before anybody is told.
-//! 2. Who copies takes marks ([`DirtyMap::take`]), reads what they stand for, and finishes them.
-//!    `marks.rs` says what neither side can miss, and why.
+//! 1. A write, a discard or a write of zeroes marks its granules, then goes to the device. When it
+//!    has completed, with whatever status, it marks them again before the completion is reported.
+//! 2. The copier takes marks ([`DirtyMap::take`]), reads their granules, and finishes them.
+//!    `marks.rs` says why neither side can miss a write.
 //!
 //! The bitmap is a file, or a memfd if no file is named, that is mapped as a whole; its layout is
-//! in `docs/formats/dirty.md`. It survives the process, and is not meant to survive the machine:
-//! one that was made before the system was started last says nothing, and then everything is
-//! marked.
+//! in `docs/formats/dirty.md`. It survives the process but not a reboot: a bitmap from before the
+//! last boot has no meaning, and then everything is marked.
 //!
-//! A bitmap whose file is cut off is lost ([`DirtyMap::is_lost`]); the device itself does not
-//! suffer.
+//! If the bitmap's file is truncated, the bitmap is lost ([`DirtyMap::is_lost`]); the device
+//! continues to work.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -28,12 +27,12 @@ use loomable::{AtomicU64, Ordering};
 const PAGE: u64 = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"MRdirty\n");
 const VERSION: u64 = 1;
-/// Room for growth: so many times the first size, and at least [`ROOM_MIN`].
+/// Room for growth, as a multiple of the first size; at least [`ROOM_MIN`].
 const ROOM: u64 = 2;
 const ROOM_MIN: u64 = 64 << 30;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Numbers of the header, each eight bytes.
+/// Indexes of the header's fields, each eight bytes.
 mod at {
     pub const MAGIC: usize = 0;
     pub const VERSION: usize = 1;
@@ -43,18 +42,18 @@ mod at {
     pub const COUNT: usize = 6;
 }
 
-/// A bitmap of what was written to a device; see the module text.
+/// A bitmap of the writes to a device; see the module text.
 pub struct DirtyMap {
-    /// It goes before the pages.
+    /// Declared before `pages`, so that it is dropped first.
     guard: Guard,
     pages: Pages,
     file: OwnedFd,
     granule: u64,
-    /// Of 64 bits, in each row.
+    /// Length of each row, in words of 64 bits.
     words: u64,
 }
 
-/// Marks of up to 64 granules that were taken: bit `n` stands for the granule `first + n`.
+/// Marks taken for up to 64 granules: bit `n` stands for the granule `first + n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
     /// A multiple of 64.
@@ -63,14 +62,14 @@ pub struct Taken {
     pub bits: u64,
 }
 
-/// What the system mapped.
+/// The mapping.
 struct Pages {
     base: *mut u8,
     len: usize,
 }
 
-// SAFETY: the mapping belongs to the process and goes when this does; all that touches it are
-// atomics.
+// SAFETY: the mapping belongs to the process and is unmapped with this value; all accesses to it
+// are atomic.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -87,7 +86,7 @@ impl Pages {
         let len =
             usize::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))?;
         let (any, access) = (std::ptr::null_mut(), libc::PROT_READ | libc::PROT_WRITE);
-        // SAFETY: a new mapping at a place of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe { libc::mmap(any, len, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -95,25 +94,25 @@ impl Pages {
         Ok(Pages { base: base.cast(), len })
     }
 
-    /// Numbers from a page on; none if there are not so many.
+    /// The `count` numbers from `offset` on; `None` if they do not lie in the mapping.
     fn numbers(&self, offset: u64, count: u64) -> Option<&[AtomicU64]> {
         let end = count.checked_mul(8)?.checked_add(offset)?;
         if end > self.len as u64 || !offset.is_multiple_of(8) {
             return None;
         }
         let at = self.base.wrapping_add(offset as usize).cast();
-        // SAFETY: the numbers lie in the mapping, as was just checked, and are aligned. Atomics may
-        // be shared with other processes, and become zeroes at any time.
+        // SAFETY: the check above shows that the numbers lie in the mapping and are aligned.
+        // Atomics may be shared with other processes, and become zeroes at any time.
         Some(unsafe { std::slice::from_raw_parts(at, count as usize) })
     }
 }
 
-/// Bytes of a row, in whole pages.
+/// Size in bytes of a row of `words`, in whole pages.
 fn row(words: u64) -> Option<u64> {
     words.checked_mul(8)?.checked_next_multiple_of(PAGE)
 }
 
-/// Bytes of a file with rows of so many words.
+/// Size in bytes of a file with two rows of `words`.
 fn file_len(words: u64) -> Option<u64> {
     row(words)?.checked_mul(2)?.checked_add(PAGE)
 }
@@ -141,8 +140,8 @@ fn memfd() -> io::Result<OwnedFd> {
 }
 
 impl DirtyMap {
-    /// Opens the bitmap of a device: the one at a path, which is made if it is not there, or one
-    /// without a name.
+    /// Opens the bitmap of a device: the one at `path`, which is created if it does not exist, or
+    /// an unnamed one.
     pub(crate) async fn open(
         core: &Core,
         path: Option<&Path>,
@@ -151,7 +150,7 @@ impl DirtyMap {
     ) -> Result<DirtyMap, Error> {
         let name = path.map_or("a bitmap".into(), |path| path.display().to_string());
         let failed = |error| Error::io(format!("dirty: cannot open {name}"), error);
-        // A simulated world has no files to be mapped.
+        // A simulated world has no files that can be mapped.
         let file = match path.filter(|_| !core.is_simulated()) {
             None => memfd(),
             Some(path) => open_or_make(core, path).await,
@@ -164,8 +163,7 @@ impl DirtyMap {
             DirtyMap::make(&file, granule, bits.div_ceil(64), boot).map_err(failed)?;
         }
         let map = DirtyMap::take_over(file, granule, size_bytes)?;
-        // Where the system does not tell, a bitmap that is there already may be from before it was
-        // started.
+        // Without a boot ID, a bitmap that already exists may be from before the boot.
         if !made && (map.boot() != boot || boot == [0; 2]) {
             map.mark_range(0, size_bytes);
             map.set_boot(boot);
@@ -173,7 +171,7 @@ impl DirtyMap {
         Ok(map)
     }
 
-    /// The bitmap of a device that another process has had.
+    /// Takes over the bitmap of a device from another process.
     pub(crate) fn take_over(
         file: OwnedFd,
         granule: u64,
@@ -190,10 +188,10 @@ impl DirtyMap {
         Ok(map)
     }
 
-    /// Makes a new file. What counts is written last.
+    /// Initializes a new file. The magic number is written last, to make it valid.
     fn make(file: &OwnedFd, granule: u64, words: u64, boot: [u64; 2]) -> io::Result<()> {
         let len = file_len(words).ok_or_else(|| io::Error::from_raw_os_error(libc::EFBIG))?;
-        // All of it, so that no mark ever meets a full file system, which would be a signal.
+        // Allocate all of it, because a mark that met a full file system would raise a signal.
         // SAFETY: takes no pointers.
         match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len as libc::off_t) } {
             0 => {}
@@ -209,28 +207,28 @@ impl DirtyMap {
         Ok(())
     }
 
-    /// The bitmap in an open file: for whoever copies, in another process.
+    /// Maps the bitmap in an open file, for a copier in another process.
     ///
     /// # Errors
-    /// When it is none, or one of another version.
+    /// When the file is not a bitmap, or has another version.
     pub fn map(file: OwnedFd) -> Result<DirtyMap, Error> {
         let wrong = |what: &str| Error::new(ErrorKind::Unsupported, format!("dirty: {what}"));
-        let failed = |error| Error::io("dirty: mapping the bitmap", error);
+        let failed = |error| Error::io("dirty: cannot map the bitmap", error);
         let len = len_of(file.as_fd()).map_err(failed)?;
         if len < PAGE {
-            return Err(wrong("the file is no bitmap"));
+            return Err(wrong("the file is not a bitmap"));
         }
         let pages = Pages::map(file.as_fd(), len).map_err(failed)?;
-        // SAFETY: all of the mapping, in whole pages, which goes after the guard. What refers to it
-        // are atomics, which may become zeroes.
+        // SAFETY: the whole mapping, in whole pages, which is unmapped after the guard is dropped.
+        // All accesses to it are atomic, and any word may become zero.
         let guard = unsafe { Guard::new(pages.base, len.next_multiple_of(PAGE) as usize) };
         let mut map = DirtyMap { guard, pages, file, granule: 0, words: 0 };
         let header = |at: usize| map.number(at);
         if header(at::MAGIC) != MAGIC {
-            return Err(wrong("the file is no bitmap, or was never finished: remove it"));
+            return Err(wrong("the file is not a bitmap or is incomplete: remove it"));
         }
         if header(at::VERSION) != VERSION {
-            return Err(wrong("a bitmap of another version"));
+            return Err(wrong("the bitmap has another version"));
         }
         let (granule, words) = (header(at::GRANULE), header(at::WORDS));
         let whole = file_len(words).is_some_and(|needed| needed <= len);
@@ -283,29 +281,29 @@ impl DirtyMap {
         size_bytes.div_ceil(self.granule) <= self.words.saturating_mul(64)
     }
 
-    /// What another process maps it by.
+    /// The file from which another process maps it.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Bytes that one bit stands for.
+    /// Bytes per bit.
     pub fn granule(&self) -> u64 {
         self.granule
     }
 
-    /// Whether the file was cut off, so that what was marked is not known any more.
+    /// Whether the file was truncated, so that its marks are no longer known.
     pub fn is_lost(&self) -> bool {
         self.guard.is_lost()
     }
 
-    /// Takes marks: those of the next 64 granules from `from` on that have any. What is read of the
-    /// device from now on is at least as new as they are. One at a time may take.
+    /// Takes the marks of the next 64 granules, from `from` on, that have any. Later reads of the
+    /// device are at least as new as the marks. There may be only one copier.
     pub fn take(&self, from: u64) -> Option<Taken> {
         let marks = self.marks();
         self.find(from, |word| marks.take(word))
     }
 
-    /// What was taken is copied.
+    /// Finishes taken marks, after their granules were copied.
     pub fn finish(&self, taken: Taken) {
         let word = (taken.first / 64) as usize;
         if (word as u64) < self.words {
@@ -313,8 +311,8 @@ impl DirtyMap {
         }
     }
 
-    /// What somebody has taken from `from` on and not finished: to begin with, after one who copied
-    /// has died.
+    /// Marks from `from` on that were taken and not finished: where to begin after a copier has
+    /// died.
     pub fn unfinished(&self, from: u64) -> Option<Taken> {
         let marks = self.marks();
         self.find(from, |word| marks.unfinished(word))
@@ -344,7 +342,7 @@ async fn open_or_make(core: &Core, path: &Path) -> io::Result<OwnedFd> {
     fd.try_clone_to_owned()
 }
 
-/// What the system was started as; zeroes where that is not known.
+/// The system's boot ID; zeroes if it is not known.
 async fn boot_id(core: &Core) -> [u64; 2] {
     if core.is_simulated() {
         return [1; 2];
@@ -355,7 +353,7 @@ async fn boot_id(core: &Core) -> [u64; 2] {
     [half(), half()]
 }
 
-/// One core's way through the layer.
+/// One core's channel through the layer.
 pub(crate) struct DirtyChannel {
     pub over: Channel,
     slots: Vec<Slot>,
@@ -367,7 +365,7 @@ pub(crate) struct DirtyChannel {
 #[derive(Clone, Copy)]
 struct Slot {
     tag: u64,
-    /// Granules that are being written, first and last.
+    /// First and last granule that is being written.
     writes: Option<(u64, u64)>,
 }
 
@@ -382,11 +380,11 @@ impl DirtyChannel {
     }
 
     /// # Safety
-    /// As [`Channel::submit`].
+    /// As for [`Channel::submit`].
     #[inline]
     pub unsafe fn submit(&mut self, map: &DirtyMap, io: &Io<'_>, done: &mut Vec<Done>) {
         let full = Done { tag: io.tag, status: Status::IoError };
-        // Both cannot be: there are as many of them as the channel above takes.
+        // Unreachable, here and below: there are as many slots as the channel above takes requests.
         let Some(slot) = self.free.pop() else { return done.push(full) };
         let writes = match io.kind {
             Kind::Read | Kind::Flush => None,

@@ -1,14 +1,14 @@
-//! `error:` lets requests over a device fail: by kind, range, count and chance.
+//! `error:` makes requests to a device fail: by kind, range, count and chance.
 //!
-//! A request that is to fail never reaches the device, so of a write that fails nothing is done.
-//! Each channel counts for itself.
+//! A failing request never reaches the device, so a failed write writes nothing. Each channel
+//! counts for itself.
 
 use reactor::Core;
 
 use crate::channel::{Channel, Done, Io, Kind, Status};
 use crate::uri::Failures;
 
-/// The place of a kind among [`crate::uri::KINDS`].
+/// The index of a kind in [`crate::uri::KINDS`].
 pub(crate) fn kind_index(kind: Kind) -> usize {
     match kind {
         Kind::Read => 0,
@@ -23,7 +23,7 @@ pub(crate) struct FailingChannel {
     pub over: Channel,
     core: Core,
     failures: Failures,
-    /// Requests of these kinds in this range.
+    /// Requests of the chosen kinds that touch the range.
     seen: u64,
     failed: u64,
 }
@@ -35,7 +35,7 @@ impl FailingChannel {
     }
 
     /// # Safety
-    /// As [`Channel::submit`].
+    /// As for [`Channel::submit`].
     #[inline]
     pub unsafe fn submit(&mut self, io: &Io<'_>, done: &mut Vec<Done>) {
         if self.fails(io) {
@@ -44,7 +44,7 @@ impl FailingChannel {
         }
         // SAFETY: by this function's contract.
         if unsafe { self.over.submit(io) }.is_err() {
-            // Cannot be: it takes as many as the channel above it.
+            // Unreachable: the lower channel takes as many requests as the one above it.
             done.push(Done { tag: io.tag, status: Status::IoError });
         }
     }

@@ -1,13 +1,13 @@
-//! `limit:` lets so many requests, and so many bytes, per second through to a device.
+//! `limit:` limits the requests, and the bytes, per second that reach a device.
 //!
-//! A budget is one number: the time at which all that was let through would have been earned at the
-//! rate. A request may begin when that time is not ahead of the clock, and moves it on by what it
-//! costs; so an idle device saves, at most the time it was given for a burst, and a request that
+//! A budget is one number: the time by which everything admitted would have been earned at the
+//! rate. A request may begin when that time is not in the future, and advances it by the request's
+//! cost. So an idle device saves budget, at most the time given for a burst, and a request that
 //! costs more than a burst begins all the same and is paid for afterwards. Channels of all cores
-//! move the same number, which is the only line of memory they share.
+//! advance the same number, which is the only cache line they share.
 //!
-//! Requests that wait are begun in their order. A flush costs nothing and waits for nobody;
-//! discards and zeroes cost a request and no bytes.
+//! Waiting requests begin in their order. A flush costs nothing and never waits; discards and
+//! zeroes cost a request and no bytes.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use reactor::Core;
 
 use crate::channel::{Channel, Done, Io, Kind, QUEUE_DEPTH, Status};
 
-/// What all channels of a device may spend together.
+/// The budgets that all channels of a device share.
 #[derive(Debug)]
 pub(crate) struct Limit {
     requests: Option<Budget>,
@@ -37,7 +37,7 @@ impl Budget {
         Budget { per_second, burst_ns, earned_ns: AtomicU64::new(0) }
     }
 
-    /// Spends, and says from when on: not before `now`.
+    /// Spends `amount` and returns the time, at least `now`, from which it is available.
     fn spend(&self, now: u64, amount: u64) -> u64 {
         let cost = u128::from(amount) * 1_000_000_000 / u128::from(self.per_second);
         let cost = u64::try_from(cost).unwrap_or(u64::MAX);
@@ -65,7 +65,7 @@ impl Limit {
         Limit { requests: iops.map(budget), bytes: bytes.map(budget) }
     }
 
-    /// When a request may begin.
+    /// The time from which a request may begin.
     fn spend(&self, now: u64, io: &Io<'_>) -> u64 {
         let bytes = if let Kind::Read | Kind::Write = io.kind { io.len } else { 0 };
         let requests = self.requests.as_ref().map_or(now, |budget| budget.spend(now, 1));
@@ -114,14 +114,14 @@ impl LimitChannel {
     }
 
     /// # Safety
-    /// As [`Channel::submit`].
+    /// As for [`Channel::submit`].
     pub unsafe fn submit(&mut self, limit: &Limit, io: &Io<'_>, done: &mut Vec<Done>) {
         let now = self.core.now_ns();
         let from = if io.kind == Kind::Flush { now } else { limit.spend(now, io) };
         if io.kind == Kind::Flush || (from <= now && self.waiting.is_empty()) {
             // SAFETY: by this function's contract.
             if unsafe { self.over.submit(io) }.is_err() {
-                // Cannot be: it takes as many as the channel above it.
+                // Unreachable: the lower channel takes as many requests as the one above it.
                 done.push(Done { tag: io.tag, status: Status::IoError });
             }
             return;
@@ -168,10 +168,11 @@ impl LimitChannel {
                 tag: slot.tag,
                 through: slot.through,
             };
-            // SAFETY: the request's tag has not come back, so by the contract of `submit`, under
-            // which it came here, its segments are valid; what holds them was told just now.
+            // SAFETY: the request's tag has not come back, so its segments are valid by the
+            // contract of `submit`, through which it came here. Their owner was passed to `hold`
+            // just now.
             if unsafe { self.over.submit(&io) }.is_err() {
-                // Cannot be: see `submit`.
+                // Unreachable: see `submit`.
                 done.push(Done { tag: slot.tag, status: Status::IoError });
             }
             self.waiting.pop_front();
@@ -193,7 +194,7 @@ impl LimitChannel {
 mod tests {
     use super::*;
 
-    /// When each of `n` requests begins that come at once at `now`.
+    /// The times at which each of `n` requests begins if all come at `now`.
     fn begins(budget: &Budget, now: u64, n: usize, amount: u64) -> Vec<u64> {
         (0..n).map(|_| budget.spend(now, amount)).collect()
     }
@@ -204,14 +205,14 @@ mod tests {
         let at = 1_000_000_000;
         let expected = [0, 0, 0, 0, 1, 2, 3].map(|ms: u64| at + ms * 1_000_000);
         assert_eq!(begins(&budget, at, 7, 1), expected);
-        // Idle for long: no more than a burst is saved.
+        // After a long idle time, no more than a burst is saved.
         let later = at + 60_000_000_000;
         let expected = [0, 0, 0, 0, 1].map(|ms: u64| later + ms * 1_000_000);
         assert_eq!(begins(&budget, later, 5, 1), expected);
     }
 
     #[test]
-    fn what_costs_more_than_a_burst_begins_and_is_paid_for_afterwards() {
+    fn a_request_above_the_burst_begins_and_is_paid_for_afterwards() {
         let budget = Budget::new(1 << 20, 1_000_000);
         let at = 5_000_000_000;
         assert_eq!(budget.spend(at, 1 << 20), at);

@@ -2,28 +2,29 @@
 //! granule.
 //!
 //! ```text
-//!   who writes   begin --> [the device writes] --> end        begin, end: the granules' bits in `dirty` are set
-//!   who copies   take ---> [reads the device]  --> finish     take: the bits go from `dirty` to `taken`
-//!                                                             finish: they go from `taken`
+//!   writer   begin --> [the device writes] --> end     begin, end: set the granules' bits in `dirty`
+//!   copier   take ---> [reads the device]  --> finish  take: moves the bits from `dirty` to `taken`
+//!                                                      finish: clears them in `taken`
 //! ```
 //!
-//! What must hold:
+//! Invariants:
 //!
-//! - *No write that has completed is missed.* Who takes a bit and then reads the granule reads the
-//!   write or finds the bit again, because the bit is set once more after the write, before anybody
-//!   is told of it. The bit that was set before may be gone by then, with the old bytes. Setting is
-//!   an atomic or, whose release meets the acquire of the taking; to look first whether the bit is
-//!   there still would not do, since the look could be done before the write is seen.
-//! - *Who writes may die at any instant.* Whatever differs then was marked before it was written.
-//!   (But not if it was taken in between; see `docs/formats/dirty.md`.)
-//! - *Who copies may die at any instant.* A bit is in `taken` before it leaves `dirty`, and stays
-//!   until the copy is done.
+//! - *No completed write is missed.* A copier that takes a bit and then reads the granule reads the
+//!   write or finds the bit again, because the bit is set once more after the write, before its
+//!   completion is reported. The bit set before the write may be gone by then, taken with the old
+//!   bytes. Setting is an atomic OR, whose release pairs with the acquire of the take. Checking
+//!   first whether the bit is still set would be wrong, because the check could be done before the
+//!   write is visible.
+//! - *A writer may die at any instant.* Every granule that differs then was marked before it was
+//!   written. (Except if it was taken in between; see `docs/formats/dirty.md`.)
+//! - *A copier may die at any instant.* A bit is in `taken` before it leaves `dirty`, and stays
+//!   there until the copy is done.
 //!
-//! Any number may write, and one may copy. Nobody waits for anybody.
+//! There may be any number of writers and one copier. Nobody waits.
 
 use loomable::{AtomicU64, Ordering, mutant, weaken};
 
-/// The two rows, equally long.
+/// The two rows, of equal length.
 #[derive(Clone, Copy)]
 pub(crate) struct Marks<'a> {
     pub dirty: &'a [AtomicU64],
@@ -31,16 +32,16 @@ pub(crate) struct Marks<'a> {
 }
 
 impl Marks<'_> {
-    /// The granules from `first` to `last` are going to be written.
+    /// Marks the granules from `first` to `last` before they are written.
     #[inline]
     pub fn begin(&self, first: u64, last: u64) {
         if !mutant("marks.no_begin") {
-            // Acquire: no write goes before this.
+            // Acquire: no write moves before this.
             self.set(first, last, Ordering::AcqRel);
         }
     }
 
-    /// They have been written, or may have been.
+    /// Marks them again after the write, whether it succeeded or not.
     #[inline]
     pub fn end(&self, first: u64, last: u64) {
         if !mutant("marks.no_end") {
@@ -53,7 +54,7 @@ impl Marks<'_> {
         let mut granule = first;
         while granule <= last {
             let Some(word) = self.dirty.get((granule / 64) as usize) else { return };
-            // All that are in one word at once.
+            // All bits of one word in one step.
             let through = (granule | 63).min(last);
             let bits = (u64::MAX << (granule % 64)) & (u64::MAX >> (63 - through % 64));
             word.fetch_or(bits, order);
@@ -61,7 +62,7 @@ impl Marks<'_> {
         }
     }
 
-    /// Takes what is marked in a word.
+    /// Takes the marks of a word.
     pub fn take(&self, word: usize) -> u64 {
         let (dirty, taken) = (&self.dirty[word], &self.taken[word]);
         let bits = dirty.load(Ordering::Relaxed);
@@ -72,8 +73,8 @@ impl Marks<'_> {
         if !mutant("marks.clear_first") {
             keep();
         }
-        // Acquire: what is read from now on is as new as what was marked. Release: who misses a bit
-        // here finds it in the other row.
+        // Acquire: later reads are at least as new as the marks. Release: a copier that misses a
+        // bit here finds it in the other row.
         dirty.fetch_and(!bits, weaken(Ordering::AcqRel, "marks.take_relaxed"));
         if mutant("marks.clear_first") {
             keep();
@@ -81,12 +82,12 @@ impl Marks<'_> {
         bits
     }
 
-    /// What was taken is copied.
+    /// Clears taken marks whose granules are copied.
     pub fn finish(&self, word: usize, bits: u64) {
         self.taken[word].fetch_and(!bits, Ordering::Release);
     }
 
-    /// What was taken and not finished.
+    /// The marks of a word that were taken and not finished.
     pub fn unfinished(&self, word: usize) -> u64 {
         self.taken[word].load(Ordering::Acquire)
     }

@@ -1,4 +1,4 @@
-//! Layers: devices over another device, which delay, limit, fail or note what goes through them.
+//! Layers: devices over another device that delay, limit, fail or track its requests.
 
 pub(crate) mod delay;
 pub(crate) mod dirty;

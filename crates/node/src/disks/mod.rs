@@ -1,8 +1,8 @@
-//! The disks that a node gives to virtual machines: opened at the start, attached while it runs, or
-//! taken over from the node before; ended with the node, or handed over to the next.
+//! The disks that a node serves to virtual machines: opened at the start, attached while it runs,
+//! or taken over from the predecessor; ended with the node, or handed over to the successor.
 //!
-//! What was asked for when the node was started comes first; what was attached comes back from the
-//! state directory after it. One change is made at a time.
+//! Disks configured at the start come first; attached ones come back from the state directory after
+//! them. One change is made at a time.
 
 pub(crate) mod outside;
 pub(crate) mod report;
@@ -25,17 +25,17 @@ use crate::error::{Error, Kind};
 use crate::size::Size;
 use crate::upgrade::{Arrival, Lost, Predecessor};
 
-/// Disks at a time.
+/// Maximum number of disks.
 const DISKS_MAX: usize = 1024;
-/// How often a change looks whether the one before it has ended, in nanoseconds.
+/// How often a change polls for the end of the one before it, in nanoseconds.
 const LOOK_NS: u64 = 1_000_000;
 
-/// How often a disk is tried to be opened that another process has lost, in nanoseconds.
+/// How often the node tries to open a disk that its predecessor has lost, in nanoseconds.
 const AGAIN_NS: u64 = 100_000_000;
 /// How long devices may take when the node ends, in nanoseconds.
 const STOP_NS: u64 = 5_000_000_000;
 
-/// One of them.
+/// A disk of the node.
 pub(crate) struct Disk {
     pub spec: DiskSpec,
     /// It was attached, and comes back after a restart.
@@ -43,16 +43,16 @@ pub(crate) struct Disk {
     pub serving: Result<Serving, Absent>,
 }
 
-/// Why a disk is not at work here.
+/// Why a disk is not served here.
 pub(crate) enum Absent {
     /// It could not be opened.
     Failed(String),
-    /// The node before has it, with its front end's connection if there is one.
+    /// The predecessor has it, with its front end's connection if there is one.
     Follows,
-    /// The node before has ended without handing it over.
+    /// The predecessor has ended without handing it over.
     Lost,
-    /// It was detached, and something of it is still under way: at its device, if it is given, or
-    /// in the node before. Until that has ended nobody has its name, its socket or its image.
+    /// It was detached, but has operations in flight: at its device, if the target is given, or in
+    /// the predecessor. Until they have ended nobody else gets its name, its socket or its image.
     Leaves(Option<Rc<Target>>),
 }
 
@@ -61,37 +61,37 @@ impl std::fmt::Display for Absent {
         f.write_str(match self {
             Absent::Failed(why) => why,
             Absent::Follows => {
-                "it follows from the node before, when its device has done what it is at"
+                "it follows from the node before, once the operations at its device are done"
             }
-            Absent::Lost => "the node before has lost it: it is opened anew when it is free",
+            Absent::Lost => "the node before has lost it: it is opened again once it is free",
             Absent::Leaves(Some(_)) => {
-                "it was detached, but its device has not done what it is at: until then its image, \
-                 its name and its socket are in use"
+                "it was detached, but operations are in flight at its device: until they are done \
+                 its image, its name and its socket are in use"
             }
             Absent::Leaves(None) => {
-                "it was detached, but the node before still has it, with its guest: until that has \
-                 handed it over its image, its name and its socket are in use"
+                "it was detached, but the node before still has it, with its guest: until it is \
+                 handed over its image, its name and its socket are in use"
             }
         })
     }
 }
 
-/// What a disk was when it was detached.
+/// The outcome of a detach.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Detached {
     /// It comes back when the node is started in the same way.
     pub comes_back: bool,
-    /// Why it has not wholly gone.
+    /// Operations are still in flight, so it has not wholly gone.
     pub under_way: bool,
 }
 
-/// A disk that is there; the other case is why it is not.
+/// The parts of a served disk.
 pub(crate) struct Serving {
     pub target: Rc<Target>,
     serving: JoinHandle<()>,
 }
 
-/// A disk that is served, to be handed over. Clones are the same disk.
+/// A served disk, to be handed over. Clones are the same disk.
 #[derive(Clone)]
 pub(crate) struct Served {
     pub spec: DiskSpec,
@@ -99,24 +99,24 @@ pub(crate) struct Served {
     pub target: Rc<Target>,
 }
 
-/// All of them; belongs to core 0.
+/// All disks; belongs to core 0.
 #[derive(Default)]
 pub(crate) struct Disks {
     outside: Option<Rc<Outside>>,
     all: RefCell<Vec<Disk>>,
-    /// How many there ever were: they begin on the cores by turns.
+    /// The number of disks there ever were: disks begin on the cores in turn.
     begun: Cell<usize>,
     changing: Cell<bool>,
-    /// That change is an upgrade.
+    /// The current change is an upgrade.
     handing_over: Cell<bool>,
-    /// Disks that were detached and have yet to end here.
+    /// Detached disks that have yet to end here.
     ending: Cell<usize>,
-    /// Disks that are on their way from the node before.
+    /// Disks that have yet to come from the predecessor.
     coming: Cell<usize>,
-    /// Hands over those that were not at rest when the rest was handed over.
+    /// Hands over the disks that were not quiesced when the others were handed over.
     following: RefCell<Option<JoinHandle<()>>>,
     ended: Cell<bool>,
-    /// They are somebody else's now, with their sockets.
+    /// Another process has them now, with their sockets.
     left: Cell<bool>,
 }
 
@@ -130,12 +130,12 @@ impl Drop for Change<'_> {
 }
 
 impl Disks {
-    /// Opens the devices and then listens: who connects finds a disk that is ready. A disk that was
-    /// attached earlier and cannot be opened any more is left out, and said.
+    /// Opens the devices and then listens, so that a client that connects finds the disk ready. A
+    /// disk that was attached earlier and cannot be opened any more is left out, and logged.
     ///
     /// # Errors
-    /// When a device cannot be opened, or somebody listens on a socket already. Where there is a
-    /// node before (`following`) that is said, too: the others are at work already.
+    /// When a device cannot be opened, or another process listens on a socket. With a predecessor
+    /// (`following`) this is only logged, because the other disks are already served.
     pub async fn start(
         core: &Core,
         outside: Outside,
@@ -167,7 +167,7 @@ impl Disks {
             }
             let serving = match disks.serve(core, &spec).await {
                 Err(error) if attached || takes_over => {
-                    tracing::error!("{error}; it is kept for the next start");
+                    tracing::error!("{error}; it stays configured for the next start");
                     Err(Absent::Failed(error.to_string()))
                 }
                 serving => Ok(serving?),
@@ -177,14 +177,14 @@ impl Disks {
         Ok(disks)
     }
 
-    /// Starts those that have been named since the start, by a configuration that was changed; what
-    /// cannot be started is said. Suspends.
+    /// Starts the disks that a changed configuration has named since the start; logs those that
+    /// cannot be started. Suspends.
     pub async fn start_others(&self, core: &Core) {
         let Ok(_change) = self.change(core).await else { return };
         let Some(outside) = &self.outside else { return };
         let named = match outside.disks().await {
             Ok(named) => named,
-            Err(error) => return tracing::error!("which disks there are: {error}"),
+            Err(error) => return tracing::error!("cannot list the disks: {error}"),
         };
         for Named { spec, attached, .. } in named {
             if self.find(&spec.name).is_ok() {
@@ -198,8 +198,8 @@ impl Disks {
         }
     }
 
-    /// Puts the disks in their places that follow from the node before. Those that it does not hand
-    /// over any more are opened with `open`, as soon as that is possible.
+    /// Adds the disks that follow from the predecessor. Those that it does not hand over are opened
+    /// with `open`, as soon as that is possible.
     pub async fn follow(
         self: Rc<Self>,
         core: Core,
@@ -212,12 +212,12 @@ impl Disks {
                     self.coming.set(self.coming.get() + usize::from(unsettled));
                     let Served { spec, target, .. } = *served;
                     self.remember(&spec, &target, None);
-                    tracing::info!(disk = %spec.name, "it has followed from the node before");
+                    tracing::info!(disk = %spec.name, "followed from the node before");
                     self.arrived(&core, &spec, Serving { target, serving }).await;
                 }
                 Arrival::Settled(spec) => {
                     self.coming.set(self.coming.get() - 1);
-                    tracing::info!(disk = %spec.name, "the node before has nothing of it under way");
+                    tracing::info!(disk = %spec.name, "the node before has nothing of it in flight");
                 }
                 Arrival::Lost(lost) => {
                     let (disks, again, open) = (self.clone(), core.clone(), open.clone());
@@ -229,7 +229,7 @@ impl Disks {
         }
     }
 
-    /// Opens a disk that the node before has lost.
+    /// Opens a disk that the predecessor has lost.
     async fn open_anew(
         self: Rc<Self>,
         core: &Core,
@@ -237,7 +237,7 @@ impl Disks {
         open: impl AsyncFn(&DiskSpec) -> Result<Ready, Error>,
     ) {
         let Lost { spec, device, mut statistics } = lost;
-        // What was taken over, if it was, has been given up.
+        // If it was taken over, it has been released.
         let taken = self.with(&spec.name, |disk| match &disk.serving {
             Err(Absent::Leaves(_)) => None,
             _ => std::mem::replace(&mut disk.serving, Err(Absent::Lost)).ok(),
@@ -245,7 +245,7 @@ impl Disks {
         if let Some(Serving { target, serving }) = taken.flatten() {
             serving.await;
             statistics = target.statistics();
-            // Its device is open, and has the lock.
+            // Its device is open, and holds the lock.
             drop(target);
         }
         let mut said = String::new();
@@ -283,7 +283,7 @@ impl Disks {
         }
     }
 
-    /// A disk is there that was waited for. One that was detached meanwhile ends.
+    /// Installs a disk that has come. If it was detached meanwhile, ends it.
     async fn arrived(self: &Rc<Self>, core: &Core, spec: &DiskSpec, serving: Serving) {
         self.coming.set(self.coming.get() - 1);
         let leaves = |disk: &mut Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
@@ -297,20 +297,20 @@ impl Disks {
         self.with(&spec.name, |disk| disk.serving = Ok(serving));
     }
 
-    /// Looks at the disk of that name, or changes it, if there is one.
+    /// Calls `look` with the disk of that name, if there is one.
     fn with<T>(&self, name: &str, look: impl FnOnce(&mut Disk) -> T) -> Option<T> {
         let mut all = self.all.borrow_mut();
         all.iter_mut().find(|disk| disk.spec.name == name).map(look)
     }
 
-    /// A disk that was detached has gone.
+    /// Removes a detached disk from the list.
     fn gone(&self, name: &str) {
         let leaves = |disk: &Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
         self.all.borrow_mut().retain(|disk| disk.spec.name != name || !leaves(disk));
     }
 
-    /// Ends a disk that was detached. A device that takes longer than [`STOP_NS`] is left to
-    /// itself; the disk has gone when nothing is under way there any more.
+    /// Ends a detached disk. A device that takes longer than [`STOP_NS`] is abandoned; the disk is
+    /// removed when nothing is in flight there any more.
     fn end(self: &Rc<Self>, core: &Core, name: &str, serving: Serving) {
         let Serving { target, mut serving } = serving;
         self.with(name, |disk| disk.serving = Err(Absent::Leaves(Some(target.clone()))));
@@ -321,8 +321,8 @@ impl Disks {
             if !in_time(&again, again.now_ns() + STOP_NS, &mut serving).await {
                 tracing::error!(
                     disk = %name,
-                    "it was detached, and its device has not done what it is at within {} s: that is \
-                     left to itself, and its image stays locked until it is done",
+                    "it was detached, but its device is not done within {} s: it is abandoned, \
+                     and its image stays locked until the device is done",
                     STOP_NS / 1_000_000_000
                 );
                 target.give_up();
@@ -335,16 +335,16 @@ impl Disks {
             drop(target);
             disks.gone(&name);
             disks.ending.set(disks.ending.get() - 1);
-            tracing::info!(disk = %name, "nothing is under way any more of a disk that was detached");
+            tracing::info!(disk = %name, "nothing is in flight any more for a detached disk");
         });
     }
 
-    /// Opens a disk as it was named, for [`Disks::follow`].
+    /// Opens a named disk, for [`Disks::follow`].
     pub async fn open(&self, core: &Core, spec: &DiskSpec) -> Result<Ready, Error> {
         self.outside()?.open(core, spec).await
     }
 
-    /// What it has outside itself.
+    /// The node's resources.
     fn outside(&self) -> Result<&Rc<Outside>, Error> {
         self.outside.as_ref().ok_or_else(|| Error::new(Kind::System, "the node is starting"))
     }
@@ -354,12 +354,12 @@ impl Disks {
         Ok(self.begin(core, spec, ready))
     }
 
-    /// Serves a disk that is open.
+    /// Serves an open disk.
     fn begin(&self, core: &Core, spec: &DiskSpec, ready: Ready) -> Serving {
         let name = &spec.name;
         let Ready { device, listener, write_cache } = ready;
         let options = options(spec, self.begun.replace(self.begun.get() + 1));
-        tracing::info!(disk = %name, uri = %spec.uri, socket = %spec.socket.display(), "a disk is there");
+        tracing::info!(disk = %name, uri = %spec.uri, socket = %spec.socket.display(), "serving a disk");
         let target = Target::new(core, device, options);
         self.remember(spec, &target, write_cache);
         let serving = {
@@ -369,7 +369,7 @@ impl Disks {
         Serving { target, serving }
     }
 
-    /// Has what a front end is told of the write cache kept in the state directory.
+    /// Stores what a front end is told of the write cache in the state directory.
     fn remember(&self, spec: &DiskSpec, target: &Target, known: Option<bool>) {
         if let Some(outside) = self.outside.as_ref().filter(|outside| outside.remembers()) {
             let (outside, spec) = (outside.clone(), spec.clone());
@@ -378,10 +378,10 @@ impl Disks {
         }
     }
 
-    /// Whether no disk is on its way from the node before.
+    /// Whether no disk has yet to come from the predecessor.
     ///
     /// # Errors
-    /// Which ones are, or have operations there that their requests wait for.
+    /// Names the disks that have yet to come, or whose requests wait for operations there.
     pub fn all_came(&self) -> Result<(), String> {
         if self.coming.get() == 0 {
             return Ok(());
@@ -397,7 +397,7 @@ impl Disks {
         Err(format!("disks are still on their way from the node before: {names}"))
     }
 
-    /// What is served. No change is made from now on until [`Disks::go_on`].
+    /// The served disks. No change is made from now on until [`Disks::go_on`].
     ///
     /// # Errors
     /// When a change is being made, or the node is ending.
@@ -415,14 +415,14 @@ impl Disks {
         Ok(served.collect())
     }
 
-    /// Changes may be made again.
+    /// Admits changes again.
     pub fn go_on(&self) {
         self.handing_over.set(false);
         self.changing.set(false);
     }
 
-    /// They are somebody else's from now on, with the names of their sockets; those that have yet
-    /// to be handed over when `following` has ended.
+    /// Releases the disks to another process, with the names of their sockets; those that are not
+    /// handed over yet, when `following` has ended.
     pub fn leave(&self, following: JoinHandle<()>) {
         self.following.replace(Some(following));
         if let Some(outside) = &self.outside {
@@ -454,19 +454,19 @@ impl Disks {
         self.all.borrow().iter().for_each(look);
     }
 
-    /// The place of a disk among all.
+    /// The index of a disk.
     fn find(&self, name: &str) -> Result<usize, Error> {
         let all = self.all.borrow();
         all.iter().position(|disk| disk.spec.name == name).ok_or_else(|| {
             let names: Vec<_> = all.iter().map(|disk| disk.spec.name.as_str()).collect();
             Error::new(Kind::Usage, format!("there is no disk {name}")).hint(match names.len() {
                 0 => "there are no disks at all".to_owned(),
-                _ => format!("there are: {}", names.join(", ")),
+                _ => format!("the disks are: {}", names.join(", ")),
             })
         })
     }
 
-    /// The disk of that name, if it is there and at work.
+    /// The target of the disk of that name, if it is served.
     pub fn target(&self, name: &str) -> Result<Rc<Target>, Error> {
         let at = self.find(name)?;
         match &self.all.borrow()[at].serving {
@@ -475,11 +475,11 @@ impl Disks {
         }
     }
 
-    /// Adds a disk, and remembers it if there is a state directory. Gives whether it does.
+    /// Adds a disk, and stores it if there is a state directory. Returns whether it is stored.
     /// Suspends.
     ///
     /// # Errors
-    /// When there is one of that name or socket, or it cannot be served or remembered.
+    /// When its name or socket is taken, or it cannot be served or stored.
     pub async fn attach(&self, core: &Core, spec: DiskSpec) -> Result<bool, Error> {
         let _change = self.change(core).await?;
         let usage = |what| Error::new(Kind::Usage, what);
@@ -489,14 +489,14 @@ impl Disks {
                 "this node was not started to serve disks, and is not confined".into(),
             )
             .hint(
-                "start it with --state DIR or --admin PATH: then what a guest does to it is kept \
-                     in a sandbox; or with --sandbox off to go without one",
+                "start it with --state DIR or --admin PATH, which confine its guests to a \
+                     sandbox; or with --sandbox off to go without one",
             ));
         }
         self.check_free(&spec)?;
         let mut specs: Vec<_> = self.all.borrow().iter().map(|disk| disk.spec.clone()).collect();
         if specs.len() == DISKS_MAX {
-            return Err(usage(format!("a node has {DISKS_MAX} disks at most")));
+            return Err(usage(format!("a node has at most {DISKS_MAX} disks")));
         }
         specs.push(spec.clone());
         spec::check_all(&specs).map_err(usage)?;
@@ -514,8 +514,7 @@ impl Disks {
         Ok(outside.remembers())
     }
 
-    /// No disk may be added that has the name or the socket of one that was detached and has not
-    /// gone.
+    /// Refuses a disk with the name or the socket of a detached one that has not gone.
     fn check_free(&self, spec: &DiskSpec) -> Result<(), Error> {
         let all = self.all.borrow();
         let leaves = |disk: &&Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
@@ -530,13 +529,12 @@ impl Disks {
         }
     }
 
-    /// Takes a disk away and forgets it. Suspends until nothing uses its device any more, but not
-    /// for longer than [`STOP_NS`]: what is under way then is left to itself. Other changes may
-    /// be made meanwhile.
+    /// Removes a disk and forgets it. Suspends until nothing uses its device any more, but at most
+    /// [`STOP_NS`]: then operations in flight are abandoned. Other changes may be made meanwhile.
     ///
     /// # Errors
-    /// When there is none of that name, a virtual machine has it and `force` is not given, or the
-    /// state directory cannot be written.
+    /// When there is no disk of that name, a virtual machine is connected and `force` is not given,
+    /// or the state directory cannot be written.
     pub async fn detach(
         self: &Rc<Self>,
         core: &Core,
@@ -552,8 +550,8 @@ impl Disks {
                     Some(format!("a virtual machine is connected to disk {name}"))
                 }
                 Err(Absent::Follows) if !force => Some(format!(
-                    "disk {name} follows from the node before, when its device has done what it is \
-                     at; a virtual machine may be connected to it"
+                    "disk {name} follows from the node before, once the operations at its device are \
+                     done; a virtual machine may be connected to it"
                 )),
                 Err(why @ Absent::Leaves(_)) => {
                     return Err(Error::new(Kind::Usage, format!("disk {name}: {why}")));
@@ -562,7 +560,7 @@ impl Disks {
             };
             if let Some(refused) = refused {
                 return Err(Error::new(Kind::Usage, refused).hint(
-                    "end it, or take the disk out of it; --force takes the disk away: the guest's \
+                    "end it, or remove the disk from it; --force takes the disk away: the guest's \
                      requests then wait until a disk is attached at the same socket again",
                 ));
             }
@@ -570,7 +568,7 @@ impl Disks {
         };
         let outside = self.outside()?;
         outside.forget(&spec).await?;
-        // One that follows may have come meanwhile.
+        // A disk that follows may have come meanwhile.
         let was =
             self.with(name, |disk| std::mem::replace(&mut disk.serving, Err(Absent::Leaves(None))));
         if !matches!(was, Some(Err(Absent::Failed(_)))) {
@@ -578,7 +576,7 @@ impl Disks {
         }
         match was {
             Some(Ok(serving)) => self.end(core, name, serving),
-            // It has gone when it has come, or cannot come any more.
+            // It is removed when it has come, or cannot come any more.
             Some(Err(Absent::Follows | Absent::Lost)) => {}
             _ => self.gone(name),
         }
@@ -589,16 +587,16 @@ impl Disks {
         {
             core.sleep_ns(LOOK_NS).await;
         }
-        tracing::info!(disk = %name, "a disk was detached");
+        tracing::info!(disk = %name, "detached a disk");
         let under_way = self.with(name, leaves) == Some(true);
         Ok(Detached { comes_back: !attached, under_way })
     }
 
-    /// Gives a disk another size in bytes, and tells its guest. Gives the size it had. Suspends.
+    /// Changes the size of a disk, in bytes, and tells its guest. Returns the old size. Suspends.
     ///
     /// # Errors
-    /// When there is none of that name, it is to become smaller and `shrink` is not given, or the
-    /// device cannot.
+    /// When there is no disk of that name, the new size is smaller and `shrink` is not given, or
+    /// the device cannot have it.
     pub async fn resize(
         &self,
         core: &Core,
@@ -621,14 +619,15 @@ impl Disks {
         }
         let resized = target.resize(size_bytes).await;
         resized.map_err(|error| Error::new(Kind::System, format!("disk {name}: {error}")))?;
-        tracing::info!(disk = %name, from = old, to = size_bytes, "a disk was resized");
+        tracing::info!(disk = %name, from = old, to = size_bytes, "resized a disk");
         Ok(old)
     }
 
-    /// Ends all: what is at the devices comes to its end, what is not stays with the guests, which
-    /// connect again to whoever listens next. A device that takes longer than [`STOP_NS`] is left
-    /// behind: whoever serves the guest next finds in the in-flight region what was at it. Nor is a
-    /// change waited for any longer, but for an upgrade, which gives up by itself.
+    /// Ends all disks: completes the requests at the devices. Other requests stay with the guests,
+    /// which connect again to the next listener. A device that takes longer than [`STOP_NS`] is
+    /// abandoned: the next process to serve the guest finds its requests in the in-flight region. A
+    /// change is not waited for any longer either, except for an upgrade, which gives up on its
+    /// own.
     pub async fn stop(&self, core: &Core) {
         self.ended.set(true);
         while self.handing_over.get() {
@@ -649,11 +648,11 @@ impl Disks {
             if !in_time(core, until_ns, serving.stop()).await {
                 tracing::error!(
                     disk = %spec.name,
-                    "its device has not done what it is at within {} s: it is left behind",
+                    "its device is not done within {} s: it is abandoned",
                     STOP_NS / 1_000_000_000
                 );
             }
-            // Where they have been left the sockets' names are somebody else's.
+            // After a handover another process has the sockets' names.
             if let Some(outside) = self.outside.as_ref().filter(|_| !self.left.get()) {
                 outside.close(&spec).await;
             }
@@ -665,7 +664,7 @@ impl Disks {
     }
 }
 
-/// Waits for something until then; whether it was done.
+/// Waits for `done` until a time; returns whether it was done.
 async fn in_time(core: &Core, until_ns: u64, done: impl Future<Output = ()>) -> bool {
     let (mut done, mut late) =
         (pin!(done), pin!(core.sleep_ns(until_ns.saturating_sub(core.now_ns()))));
@@ -687,7 +686,7 @@ impl Serving {
     }
 }
 
-/// How a disk is served; the `nth` of the node.
+/// The options of a target; the disk is the `nth` of the node.
 pub(crate) fn options(spec: &DiskSpec, nth: usize) -> TargetOptions {
     TargetOptions {
         name: spec.name.clone(),

@@ -1,9 +1,9 @@
-//! What a node has beyond its own memory and database: images, sockets under names, and what is
-//! remembered over a restart.
+//! The resources of a node outside its own memory and database: images, named sockets, and the
+//! state that survives a restart.
 //!
-//! A node that is confined opens nothing itself. It asks its launcher (`launcher`), by the name of
-//! a disk, and is handed descriptors. One that is not confined does the same for itself, in the
-//! same steps: [`Here`] is what both of them work on.
+//! A confined node opens nothing itself. It names a disk to its launcher (`launcher`), which hands
+//! it descriptors. A node that is not confined takes the same steps itself, with [`Here`], on which
+//! the launcher works too.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -23,94 +23,95 @@ use crate::launcher::channel::Channel;
 use crate::serve::admin::Request;
 use crate::serve::patience::{Exclusive, Patience};
 
-/// How often it is looked whether somebody has let go of a disk, in nanoseconds.
+/// How often an attempt is repeated, in nanoseconds.
 const LOOK_NS: u64 = 1_000_000;
-/// Of what a node and its launcher say to each other.
+/// The version of the protocol between a node and its launcher.
 pub(crate) const VERSION: u32 = 1;
 
-/// What a confined node asks its launcher for.
+/// A request of a confined node to its launcher.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum ToLauncher {
-    /// What there is to know at the start: [`Begun`], and the line to the node before, if there is
-    /// one to take over from.
+    /// Start: the answer is [`Begun`], with the line to the predecessor, if there is one to take
+    /// over from.
     Begin { version: u32 },
-    /// The disks that were named: [`Named`] of each.
+    /// The named disks: a list of [`Named`].
     Disks,
     /// A disk's image and its listening socket: [`Opened`].
     Open { name: String },
-    /// The name of a disk's socket is not needed any more.
+    /// Remove the name of a disk's socket.
     Close { name: String },
-    /// A disk that is being attached is to come back after a restart.
+    /// Store a disk that is being attached, for the next start.
     Keep { name: String },
-    /// One that is being detached is not.
+    /// Forget a disk that is being detached.
     Forget { name: String },
-    /// What a disk's guest was told of its write cache.
+    /// Store what a disk's guest was told of its write cache.
     WriteCache { name: String, told: Option<bool> },
-    /// It serves.
+    /// The node serves.
     Serving,
 }
 
-/// What a launcher asks its node for.
+/// A request of a launcher to its node.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum ToNode {
-    /// What came through the admin socket: the result as JSON.
+    /// Run a request of the admin socket: the answer is the result as JSON.
     Run { request: Request },
-    /// To hand over on the line that comes along: the pause in microseconds.
+    /// Hand over on the line that comes along: the answer is the pause in microseconds.
     HandOver,
-    /// Whether it could hand over, as far as its disks go: why not, or nothing.
+    /// Whether the node could hand over, as far as its disks go: the answer is the reason against
+    /// it, or null.
     MayHandOver,
-    /// To end in good order.
+    /// End in an orderly way.
     Stop,
-    /// To log into the file that comes along.
+    /// Log into the file that comes along.
     Log,
-    /// To live on when this launcher ends, and say nothing behind the answer: its program is about
-    /// to be replaced.
+    /// Live on when this launcher ends, and send nothing after the answer: the launcher's program
+    /// is about to be replaced.
     Hold,
-    /// To end with the launcher again, and go on: this is the new program.
+    /// End with the launcher again, and continue: this is the new program.
     Resume,
 }
 
 /// What a node learns at the start.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Begun {
-    /// Where the launcher listens for who steers the node.
+    /// The admin socket on which the launcher listens.
     pub admin: Option<PathBuf>,
-    /// Disks that are attached come back after a restart.
+    /// Attached disks come back after a restart.
     pub remembers: bool,
-    /// Of the disks that are served: whether holes can be punched, where that is known.
+    /// Whether each served disk supports punching holes, if known.
     pub holes: BTreeMap<String, Option<bool>>,
 }
 
-/// A disk that somebody has asked for.
+/// A disk that an operator has named.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Named {
     pub spec: DiskSpec,
     /// It was attached while a node ran.
     pub attached: bool,
-    /// What the front ends at its socket were told of a write cache, if that is known.
+    /// What the front ends at its socket were told of a write cache, if known.
     pub write_cache: Option<bool>,
 }
 
-/// What comes with the descriptors of a disk: those of its device, and of its socket.
+/// Sent with the descriptors of a disk: those of its device, and of its socket.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Opened {
     pub holes: Option<bool>,
     pub write_cache: Option<bool>,
 }
 
-/// A disk that can be served.
+/// A disk that is ready to be served.
 pub(crate) struct Ready {
     pub device: Bdev,
     pub listener: UnixListener,
     pub write_cache: Option<bool>,
 }
 
-/// What a process may do itself.
+/// The resources that a process opens itself.
 pub(crate) struct Here {
     core: Core,
-    /// Those of the command line and the configuration file.
+    /// The disks of the command line and the configuration file.
     asked: Vec<DiskSpec>,
     state: Option<State>,
 }
@@ -120,7 +121,7 @@ impl Here {
         Here { core: core.clone(), asked: asked.to_vec(), state }
     }
 
-    /// Whether what is attached comes back.
+    /// Whether attached disks come back after a restart.
     pub fn remembers(&self) -> bool {
         self.state.is_some()
     }
@@ -130,7 +131,8 @@ impl Here {
         self.state.as_ref()
     }
 
-    /// All that were named; those that were asked for at the start come first, and win.
+    /// All named disks. Those configured at the start come first, and win over attached ones of the
+    /// same name.
     pub fn disks(&self) -> Vec<Named> {
         let attached = self.state.as_ref().map(State::disks).unwrap_or_default();
         let attached = attached
@@ -145,7 +147,7 @@ impl Here {
             .collect()
     }
 
-    /// What the front ends at a socket were told, if that is known.
+    /// What the front ends at a socket were told, if known.
     pub fn write_cache(&self, socket: &Path) -> Option<bool> {
         self.state.as_ref()?.write_cache(socket)
     }
@@ -171,7 +173,7 @@ impl Here {
         }
     }
 
-    /// What a disk's device is made of, for another process, and its socket. Suspends.
+    /// Opens a disk's device, for another process, and its socket. Suspends.
     pub async fn parts(&self, spec: &DiskSpec) -> Result<(Parts, OwnedFd), Error> {
         let core = &self.core;
         let (parts, listener) =
@@ -193,7 +195,8 @@ fn system(what: impl Into<String>) -> Error {
     Error::new(Kind::System, what)
 }
 
-/// Tries until it is done, or until a failure is not worth another try. Suspends between the tries.
+/// Repeats `attempt` until it succeeds or `again` refuses its error. Suspends between the attempts.
+/// Polls, because no other process tells when it releases a file or a socket.
 pub(crate) async fn patiently<T, E>(
     core: &Core,
     again: impl Fn(&E) -> bool,
@@ -229,24 +232,24 @@ async fn open<T>(
     };
     let listener = patiently(core, in_use, async || UnixListener::bind(core, &spec.socket)).await;
     let listener = listener.map_err(|error| {
-        system(format!("disk {name}: listening on {}: {error}", spec.socket.display()))
+        system(format!("disk {name}: cannot listen on {}: {error}", spec.socket.display()))
     })?;
     Ok((opened, listener))
 }
 
-/// See the module text.
+/// The resources of a node, opened here or by its launcher.
 pub(crate) enum Outside {
-    /// This process may do it, and attach disks if the other is true.
+    /// This process opens them; it may attach disks if the second field is true.
     Here(Here, bool),
-    /// Another one does; what is attached comes back if the other is true.
+    /// The launcher opens them; attached disks come back if the second field is true.
     Launcher(Rc<Channel>, bool),
 }
 
-/// What a change of the write cache is told.
+/// The future that stores a change of the write cache.
 type Keeping = Pin<Box<dyn Future<Output = Result<(), String>>>>;
 
 impl Outside {
-    /// Whether what is attached comes back.
+    /// Whether attached disks come back after a restart.
     pub fn remembers(&self) -> bool {
         match self {
             Outside::Here(here, _) => here.remembers(),
@@ -259,14 +262,14 @@ impl Outside {
         matches!(self, Outside::Launcher(..) | Outside::Here(_, true))
     }
 
-    /// Gives up what only one process has: another one has it from now on.
+    /// Releases the state directory: another process has it from now on.
     pub fn leave(&self) {
         if let Outside::Here(Here { state: Some(state), .. }, _) = self {
             state.release();
         }
     }
 
-    /// The disks that were named. Suspends.
+    /// The named disks. Suspends.
     pub async fn disks(&self) -> Result<Vec<Named>, Error> {
         match self {
             Outside::Here(here, _) => Ok(here.disks()),
@@ -274,7 +277,7 @@ impl Outside {
         }
     }
 
-    /// A disk that was named, ready to be served. Suspends.
+    /// Opens a named disk. Suspends.
     pub async fn open(&self, core: &Core, spec: &DiskSpec) -> Result<Ready, Error> {
         let channel = match self {
             Outside::Here(here, _) => return here.open(spec).await,
@@ -293,11 +296,11 @@ impl Outside {
         Ok(Ready { device, listener, write_cache })
     }
 
-    /// Lets go of the name of a disk's socket.
+    /// Removes the name of a disk's socket.
     pub async fn close(&self, spec: &DiskSpec) {
         match self {
             Outside::Here(..) => remove(&spec.socket),
-            // A launcher that has gone has no use for it.
+            // If the launcher has ended, nobody needs the name to be removed.
             Outside::Launcher(channel, _) => {
                 let close = ToLauncher::Close { name: spec.name.clone() };
                 drop(channel.ask(&close, &[]).await);
@@ -305,7 +308,7 @@ impl Outside {
         }
     }
 
-    /// Has a disk come back after a restart. Suspends until that is durable.
+    /// Stores a disk for the next start. Suspends until that is durable.
     pub async fn keep(&self, spec: &DiskSpec) -> Result<(), Error> {
         match self {
             Outside::Here(here, _) => here.keep(spec).await,
@@ -316,7 +319,7 @@ impl Outside {
         }
     }
 
-    /// Has it come back no more. Suspends until that is durable.
+    /// Forgets a stored disk. Suspends until that is durable.
     pub async fn forget(&self, spec: &DiskSpec) -> Result<(), Error> {
         match self {
             Outside::Here(here, _) => here.forget(spec).await,
@@ -327,7 +330,7 @@ impl Outside {
         }
     }
 
-    /// Keeps what a disk's guest was told of its write cache.
+    /// Stores what a disk's guest was told of its write cache.
     pub fn keep_write_cache(self: &Rc<Self>, spec: &DiskSpec, told: Option<bool>) -> Keeping {
         let (outside, spec) = (self.clone(), spec.clone());
         Box::pin(async move {
@@ -346,6 +349,6 @@ impl Outside {
 /// Removes the name of a socket.
 #[expect(clippy::disallowed_methods, reason = "the end of a disk or a node")]
 pub(crate) fn remove(socket: &Path) {
-    // Who listens next replaces one that is left.
+    // The next listener replaces a name that is left.
     let _ = std::fs::remove_file(socket);
 }

@@ -1,7 +1,7 @@
-//! What is told of the disks: as JSON for the command line, and as metrics.
+//! Reports of the disks: JSON for the command line, and metrics.
 //!
-//! The rings of a disk are added up. Their cores go on counting meanwhile, so the numbers belong to
-//! one moment only roughly.
+//! A disk's numbers are sums over its rings. The rings' cores continue to count meanwhile, so the
+//! numbers belong only roughly to one moment.
 
 use kv::Exposition;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use vhost::{Counter, KindStats, LATENCY_BUCKETS, Latency, QueueStats};
 
 use crate::disks::{Absent, Disk, Disks};
 
-/// Requests of one kind, of all rings.
+/// Sums over all rings for requests of one kind.
 #[derive(Clone, Copy, Default)]
 struct KindTotal {
     requests: u64,
@@ -20,10 +20,10 @@ struct KindTotal {
     buckets: [u64; LATENCY_BUCKETS],
 }
 
-/// A kind's part of a ring's counters.
+/// The counters of a kind in those of a ring.
 type Of = fn(&QueueStats) -> &KindStats;
 
-/// The kinds, with their names.
+/// The kinds and their names.
 const KINDS: [(&str, Of); 4] = [
     ("read", |ring| &ring.reads),
     ("write", |ring| &ring.writes),
@@ -53,7 +53,7 @@ impl KindTotal {
     }
 }
 
-/// Name, help and value of what is counted once for each ring.
+/// Name, help and value of a counter of a ring.
 type Count = (&'static str, &'static str, fn(&QueueStats) -> &Counter);
 
 const COUNTS: [Count; 8] = [
@@ -78,7 +78,7 @@ fn sum(disk: &Disk, of: fn(&QueueStats) -> &Counter) -> u64 {
     rings(disk).map(|ring| of(ring).get()).sum()
 }
 
-/// Under which name it is told why a disk is not at work.
+/// The field that says why a disk is not served.
 fn kind(why: &Absent) -> &'static str {
     match why {
         Absent::Failed(_) => "failed",
@@ -87,7 +87,7 @@ fn kind(why: &Absent) -> &'static str {
     }
 }
 
-/// A disk in a line.
+/// A summary of a disk.
 pub(crate) fn short(disk: &Disk) -> Value {
     let spec = &disk.spec;
     let mut value = json!({
@@ -109,7 +109,7 @@ pub(crate) fn short(disk: &Disk) -> Value {
     value
 }
 
-/// A disk with all that is counted.
+/// All counters of a disk.
 pub(crate) fn long(disk: &Disk) -> Value {
     let mut value = short(disk);
     if let Ok(serving) = &disk.serving {

@@ -3,8 +3,8 @@
 //!
 //! On the command line spaces separate the keys, and the first `=` ends a key. There is one quoting
 //! rule: `%` and two hexadecimal digits stand for a byte, so a space in a value is `%20` and a
-//! percent sign `%25`. A URI is written in the same way by itself, so it is the same there: what is
-//! behind `uri=` is the URI, up to the next space.
+//! percent sign `%25`. A URI has the same quoting rule itself, so it is not quoted twice: the text
+//! after `uri=`, up to the next space, is the URI.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,27 +12,27 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Most queues of a disk.
+/// Maximum number of queues of a disk.
 pub const QUEUES_MAX: u16 = 64;
-/// Queues that a disk offers when nothing is said.
+/// The default number of queues.
 const QUEUES_DEFAULT: u16 = 16;
-/// Longest name of a disk in bytes; the guest sees 20 of them as its serial number.
+/// Maximum length of a disk's name in bytes; the guest sees 20 of them as its serial number.
 const NAME_MAX: usize = 64;
 
-/// A disk for a virtual machine, as it was asked for.
+/// A disk for a virtual machine, as requested.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DiskSpec {
-    /// Unique in the node; also what the guest reads as the serial number, unless one is given.
+    /// Unique in the node. The guest reads it as the serial number, unless one is given.
     pub name: String,
-    /// The block device behind it.
+    /// The block device.
     pub uri: String,
-    /// Where the virtual machine's process connects.
+    /// The socket to which the virtual machine's process connects.
     pub socket: PathBuf,
-    /// Most queues that the virtual machine may use.
+    /// Maximum number of queues that the virtual machine may use.
     #[serde(default = "queues_default")]
     pub queues: u16,
-    /// What the guest reads as the serial number instead of the name.
+    /// The serial number that the guest reads, instead of the name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
 }
@@ -59,7 +59,7 @@ impl FromStr for DiskSpec {
                 "serial" => &mut serial,
                 _ => {
                     return Err(format!(
-                        "'{key}' is no key of a disk: name, uri, socket, queues or serial"
+                        "'{key}' is not a key of a disk: use name, uri, socket, queues or serial"
                     ));
                 }
             };
@@ -77,7 +77,7 @@ impl FromStr for DiskSpec {
             socket: unquote(&needed(socket, "socket")?)?.into(),
             queues: match queues {
                 None => QUEUES_DEFAULT,
-                Some(text) => text.parse().map_err(|_| format!("queues={text} is no number"))?,
+                Some(text) => text.parse().map_err(|_| format!("queues={text} is not a number"))?,
             },
             serial: serial.map(unquote).transpose()?,
         };
@@ -87,21 +87,24 @@ impl FromStr for DiskSpec {
 }
 
 impl DiskSpec {
-    /// Refuses what cannot be served.
+    /// Refuses a disk that cannot be served.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.name.is_empty() || self.name.len() > NAME_MAX {
-            return Err(format!("the name of a disk has from 1 to {NAME_MAX} bytes"));
+            return Err(format!("the name of a disk must have from 1 to {NAME_MAX} bytes"));
         }
         if self.name.chars().any(|c| c.is_control() || c.is_whitespace()) {
-            return Err(format!("the name of a disk has no white space: '{}'", self.name));
+            return Err(format!("the name of a disk must not have white space: '{}'", self.name));
         }
         if !(1..=QUEUES_MAX).contains(&self.queues) {
-            return Err(format!("a disk has from 1 to {QUEUES_MAX} queues, not {}", self.queues));
+            return Err(format!(
+                "a disk must have from 1 to {QUEUES_MAX} queues, not {}",
+                self.queues
+            ));
         }
         Ok(())
     }
 
-    /// The same disk for a process that is at work in another directory: relative paths begin at
+    /// The same disk for a process with another working directory: makes relative paths begin at
     /// `dir`.
     #[must_use]
     pub fn under(mut self, dir: &Path) -> DiskSpec {
@@ -110,7 +113,7 @@ impl DiskSpec {
         self
     }
 
-    /// What the guest reads as the serial number.
+    /// The serial number that the guest reads.
     pub fn serial(&self) -> &str {
         self.serial.as_deref().unwrap_or(&self.name)
     }
@@ -131,9 +134,9 @@ pub(crate) fn check_all(disks: &[DiskSpec]) -> Result<(), String> {
     Ok(())
 }
 
-/// Undoes the quoting: see the module text.
+/// Decodes `%` and two hexadecimal digits.
 fn unquote(text: &str) -> Result<String, String> {
-    let wrong = || format!("'{text}': % stands before two hexadecimal digits; % itself is %25");
+    let wrong = || format!("'{text}': write two hexadecimal digits after %, and %25 for % itself");
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
@@ -167,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn relative_paths_begin_where_they_were_written() {
+    fn a_relative_path_begins_at_the_directory() {
         let text = "name=a uri=delay:all=1ms|file:vm.img?engine=aio socket=a.sock";
         let disk = text.parse::<DiskSpec>().unwrap().under(Path::new("/a b"));
         assert_eq!(disk.uri, "delay:all=1ms|file:/a%20b/vm.img?engine=aio");
@@ -175,18 +178,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn each_mistake_is_named() {
         for (text, expected) in [
             ("", "needs name="),
             ("name=a socket=s", "needs uri="),
             ("name=a uri=null:1G", "needs socket="),
             ("name=a uri=null:1G socket=s name=b", "name is given twice"),
-            ("name=a uri=null:1G socket=s size=4", "'size' is no key"),
+            ("name=a uri=null:1G socket=s size=4", "'size' is not a key"),
             ("name=a uri=my file socket=s", "'file' is not KEY=VALUE"),
             ("name=a uri=null:1G socket=s queues=0", "from 1 to 64 queues"),
-            ("name=a uri=null:1G socket=s queues=many", "queues=many is no number"),
+            ("name=a uri=null:1G socket=s queues=many", "queues=many is not a number"),
             ("name=a uri=null:1G socket=s%2", "two hexadecimal digits"),
-            ("name=%20 uri=null:1G socket=s", "no white space"),
+            ("name=%20 uri=null:1G socket=s", "must not have white space"),
         ] {
             let error = text.parse::<DiskSpec>().unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");

@@ -1,8 +1,8 @@
-//! The state directory: what a node remembers over a restart, and where its admin socket is.
+//! The state directory: what a node keeps over a restart, and where its admin socket is.
 //!
 //! `disks.json` holds the disks that were attached while the node ran, and for each socket whether
 //! the front ends there were told of a write cache. It is replaced as a whole and is durable before
-//! the change that it notes is acknowledged. `LOCK` keeps a second node out.
+//! the change is acknowledged. `LOCK` keeps a second node out.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -18,21 +18,21 @@ use serde::{Deserialize, Serialize};
 use crate::disks::spec::{self, DiskSpec};
 use crate::error::{Error, Kind};
 
-/// The environment variable that names the state directory where no flag does.
+/// The environment variable that names the state directory if no flag does.
 pub const STATE_VARIABLE: &str = "MILLRACE_STATE";
 /// The admin socket's name in the state directory.
 pub const ADMIN_SOCKET: &str = "admin.sock";
-/// The file's name.
+/// The name of the file.
 const FILE: &str = "disks.json";
-/// The only version of it that there is.
+/// The version of the file.
 const VERSION: u32 = 1;
-/// Most bytes of it.
+/// Maximum length of the file in bytes.
 const BYTES_MAX: usize = 16 << 20;
-/// How often it is looked whether another write has ended, in nanoseconds.
+/// How often a change polls for the end of the one before it, in nanoseconds.
 const LOOK_NS: u64 = 1_000_000;
 
-/// The state directory of a node that was not told another: `$XDG_STATE_HOME/millrace`, else
-/// `/var/lib/millrace` for root and `~/.local/state/millrace` for others.
+/// The default state directory: `$XDG_STATE_HOME/millrace`, else `/var/lib/millrace` for root and
+/// `~/.local/state/millrace` for others.
 pub fn default_state() -> Option<PathBuf> {
     let from = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     if let Some(home) = from("XDG_STATE_HOME") {
@@ -44,28 +44,28 @@ pub fn default_state() -> Option<PathBuf> {
     }
 }
 
-/// Whether the default state directory has disks that come back, or something that cannot be read.
+/// Whether the default state directory has attached disks.
 #[expect(clippy::disallowed_methods, reason = "start-up code, before any core runs")]
 pub(crate) fn remembers_disks() -> bool {
     let bytes = default_state().and_then(|path| std::fs::read(path.join(FILE)).ok());
     bytes.is_some_and(|bytes| parse(&bytes).is_ok_and(|kept| !kept.disks.is_empty()))
 }
 
-/// What is in the file.
+/// The contents of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Kept {
     version: u32,
     disks: Vec<DiskSpec>,
-    /// By socket, which is what a front end knows a disk by.
+    /// By socket, which is how a front end names a disk.
     write_cache: BTreeMap<String, bool>,
 }
 
-/// See the module text.
+/// An open state directory.
 pub(crate) struct State {
     core: Core,
     dir: Dir,
-    /// Until it is released.
+    /// `None` after the release.
     lock: RefCell<Option<LockGuard>>,
     kept: RefCell<Kept>,
     writing: Cell<bool>,
@@ -73,16 +73,16 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Opens the directory, which is made if it is missing, and reads what was kept. Suspends.
+    /// Opens the directory, which is created if it is missing, and reads the file. Suspends.
     ///
     /// # Errors
     /// [`Kind::Locked`] when another node uses it, [`Kind::Damaged`] and [`Kind::Unsupported`] when
-    /// the file cannot be understood, [`Kind::System`] for what the system refuses.
+    /// the file cannot be read, [`Kind::System`] when the system refuses.
     pub async fn open(core: &Core, path: &Path) -> Result<State, Error> {
         State::open_with(core, path, None).await
     }
 
-    /// The same with the lock that the program before this one had: [`State::lock`]. Suspends.
+    /// Like [`State::open`], with the lock of the previous program: [`State::lock`]. Suspends.
     ///
     /// # Errors
     /// As for [`State::open`].
@@ -98,7 +98,7 @@ impl State {
         };
         let mut builder = std::fs::DirBuilder::new();
         builder.recursive(true).mode(0o700);
-        builder.create(path).map_err(|error| failed("making it", error))?;
+        builder.create(path).map_err(|error| failed("cannot create it", error))?;
         let dir = Dir::new(core, path);
         let locked = match lock {
             Some(lock) => Ok(lock),
@@ -109,14 +109,12 @@ impl State {
                 Error::new(Kind::Locked, format!("another node uses the state directory {at}"))
                     .hint("give this one a directory of its own, with --state DIR")
             }
-            _ => failed("its lock", error),
+            _ => failed("cannot lock it", error),
         })?;
         let kept = match dir.read_small(FILE, BYTES_MAX).await {
             Ok(bytes) => parse(&bytes).map_err(|(kind, what)| {
-                Error::new(kind, format!("{at}/{FILE}: {what}")).hint(
-                    "it holds the disks that were attached; without it they have to be attached \
-                     again",
-                )
+                Error::new(kind, format!("{at}/{FILE}: {what}"))
+                    .hint("it holds the attached disks; if you remove it, attach them again")
             })?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 Kept { version: VERSION, ..Kept::default() }
@@ -127,17 +125,17 @@ impl State {
         Ok(State { core, dir, lock, kept, writing: Cell::new(false), released: Cell::new(false) })
     }
 
-    /// The open file that has the lock.
+    /// The open file that holds the lock.
     ///
     /// # Errors
-    /// When the process has no descriptors left.
+    /// When the process has no free descriptors.
     pub fn lock(&self) -> io::Result<Option<OwnedFd>> {
         let lock = self.lock.borrow();
         let descriptor = lock.as_ref().and_then(LockGuard::descriptor);
         descriptor.map(|lock| lock.try_clone_to_owned()).transpose()
     }
 
-    /// Lets another process have the directory; nothing is written from now on.
+    /// Releases the directory to another process; nothing is written from now on.
     pub fn release(&self) {
         self.released.set(true);
         if !self.writing.get() {
@@ -150,20 +148,20 @@ impl State {
         self.writing.get()
     }
 
-    /// The disks that were attached.
+    /// The attached disks.
     pub fn disks(&self) -> Vec<DiskSpec> {
         self.kept.borrow().disks.clone()
     }
 
-    /// What the front ends at a socket were told of the write cache, if that is known.
+    /// What the front ends at a socket were told of the write cache, if known.
     pub fn write_cache(&self, socket: &Path) -> Option<bool> {
         self.kept.borrow().write_cache.get(&name(socket)).copied()
     }
 
-    /// Keeps a disk, in the place of one of the same name. Suspends until it is durable.
+    /// Stores a disk, in place of one of the same name. Suspends until it is durable.
     ///
     /// # Errors
-    /// When it cannot be written; then it is not kept.
+    /// When it cannot be written; then nothing has changed.
     pub async fn keep_disk(&self, spec: &DiskSpec) -> Result<(), String> {
         self.change(|kept| {
             kept.disks.retain(|disk| disk.name != spec.name);
@@ -172,10 +170,10 @@ impl State {
         .await
     }
 
-    /// Forgets a disk and all that is known of its socket. Suspends until that is durable.
+    /// Removes a disk and the state of its socket. Suspends until that is durable.
     ///
     /// # Errors
-    /// When it cannot be written; then it is still kept.
+    /// When it cannot be written; then nothing has changed.
     pub async fn forget_disk(&self, disk: &str, socket: &Path) -> Result<(), String> {
         self.change(|kept| {
             kept.disks.retain(|kept| kept.name != disk);
@@ -184,7 +182,7 @@ impl State {
         .await
     }
 
-    /// Keeps what the front ends at a socket were told. Suspends until it is durable.
+    /// Stores what the front ends at a socket were told. Suspends until it is durable.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -203,7 +201,7 @@ impl State {
             self.core.sleep_ns(LOOK_NS).await;
         }
         if self.released.get() {
-            return Err("the state directory is another process's".to_owned());
+            return Err("another process has the state directory".to_owned());
         }
         let mut kept = self.kept.borrow().clone();
         change(&mut kept);
@@ -218,13 +216,13 @@ impl State {
             self.lock.take();
         }
         let path = self.dir.path().display();
-        written.map_err(|error| format!("writing {path}/{FILE}: {error}"))?;
+        written.map_err(|error| format!("cannot write {path}/{FILE}: {error}"))?;
         *self.kept.borrow_mut() = kept;
         Ok(())
     }
 }
 
-/// A socket as a key: from the root, so that it does not depend on where the node was started.
+/// The key of a socket: its absolute path, so that it does not depend on the working directory.
 fn name(socket: &Path) -> String {
     let whole = std::path::absolute(socket);
     whole.as_deref().unwrap_or(socket).to_string_lossy().into_owned()
@@ -238,7 +236,7 @@ fn parse(bytes: &[u8]) -> Result<Kept, (Kind, String)> {
     let wrong = |error: serde_json::Error| (Kind::Damaged, error.to_string());
     let Versioned { version } = serde_json::from_slice(bytes).map_err(wrong)?;
     if version != VERSION {
-        let what = format!("version {version}; this program knows version {VERSION}");
+        let what = format!("version {version} is not supported: this program supports {VERSION}");
         return Err((Kind::Unsupported, what));
     }
     let kept: Kept = serde_json::from_slice(bytes).map_err(wrong)?;
@@ -255,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_found_again_and_a_second_node_is_kept_out() {
+    fn the_state_survives_a_restart_and_a_second_node_is_kept_out() {
         let path = std::env::temp_dir().join(format!("millrace-state-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         let there = path.join("below");
@@ -288,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_state_is_refused() {
+    fn an_invalid_file_is_refused() {
         let good = Kept { version: VERSION, disks: vec![disk("a")], ..Kept::default() };
         assert_eq!(parse(&serde_json::to_vec(&good).unwrap()), Ok(good.clone()));
         for (text, kind) in [

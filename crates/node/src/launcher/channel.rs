@@ -1,8 +1,9 @@
-//! Two processes of a node ask each other: questions and answers on one socket, either way at once.
+//! Questions and answers between two processes of a node, on one socket, in both directions at
+//! once.
 //!
-//! A question is a JSON object, an answer what the one who asked expects, or an error with its
-//! hint; descriptors may come along with both. One task of each side calls [`Channel::next`], which
-//! brings the other's questions and hands answers to those who wait for them. Messages go out as a
+//! A question is a JSON object. Its answer is the value that the asker expects, or an error with
+//! its hint; descriptors may come along with both. One task of each side calls [`Channel::next`],
+//! which returns the other side's questions and passes answers to their waiters. Messages are sent
 //! whole, one after the other.
 
 use std::cell::{Cell, RefCell};
@@ -18,41 +19,41 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Kind};
 use crate::launcher::frames::{Frame, Frames, Limits};
 
-/// Kinds of messages; each begins with the question's number.
+/// Kinds of messages; the body begins with the question's number.
 const QUESTION: u32 = 1;
 const ANSWER: u32 = 2;
 const REFUSAL: u32 = 3;
-/// Bytes of that number.
+/// Length of the number in bytes.
 const NUMBER_BYTES: usize = 8;
-/// How often a message looks whether the one before it is out, in nanoseconds.
+/// How often a message polls whether the one before it is sent, in nanoseconds.
 const LOOK_NS: u64 = 200_000;
 
-/// One end.
+/// One end of a channel.
 pub(crate) struct Channel {
     core: Core,
     frames: Frames,
     sending: Cell<bool>,
-    /// Nothing is said for now.
+    /// Nothing is sent for now.
     held: Cell<bool>,
     broken: Cell<bool>,
     asked: Cell<u64>,
     waiting: RefCell<BTreeMap<u64, Waiting>>,
 }
 
-/// Somebody who has asked.
+/// The waiter of a question.
 enum Waiting {
     Yet(Option<Waker>),
     Done(Result<Answer, Error>),
 }
 
-/// What came of a question.
+/// The answer to a question.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub body: Vec<u8>,
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// What the other wants to know.
+/// A question of the other side.
 #[derive(Debug)]
 pub(crate) struct Question {
     number: u64,
@@ -60,7 +61,7 @@ pub(crate) struct Question {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// How an error travels.
+/// The encoding of an error.
 #[derive(Serialize, Deserialize)]
 struct Refusal {
     error: String,
@@ -75,10 +76,10 @@ impl Refusal {
     }
 }
 
-/// What a message says.
+/// A decoded message.
 enum Said {
     Question(Question),
-    /// To the question of this number.
+    /// The answer to the question of this number.
     Answer(u64, Result<Answer, Error>),
 }
 
@@ -106,40 +107,40 @@ impl Said {
     }
 }
 
-/// The body of a message: its question's number, and what it says.
+/// The body of a message: the question's number and the text.
 fn numbered(number: u64, text: &[u8]) -> Vec<u8> {
     [&number.to_le_bytes(), text].concat()
 }
 
 impl Answer {
-    /// What it says.
+    /// Decodes the answer.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
         read(&self.body)
     }
 }
 
 impl Question {
-    /// One that nobody has sent.
+    /// A question without a sender.
     #[cfg(test)]
     pub fn of(text: &str) -> Question {
         Question { number: 0, body: text.as_bytes().to_vec(), descriptors: Vec::new() }
     }
 
-    /// What it asks.
+    /// Decodes the question.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
         read(&self.body)
     }
 }
 
 fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(body).map_err(|error| system(format!("what it says: {error}")))
+    serde_json::from_slice(body).map_err(|error| system(format!("cannot read a message: {error}")))
 }
 
 fn system(what: impl Into<String>) -> Error {
     Error::new(Kind::System, what)
 }
 
-/// What is waited for; nobody waits any more when this is dropped.
+/// The place of a waiter; removed when this is dropped.
 struct Place<'a>(&'a Channel, u64);
 
 impl Drop for Place<'_> {
@@ -148,7 +149,8 @@ impl Drop for Place<'_> {
     }
 }
 
-/// A message on its way, and whether it is out: behind a part of one nothing can be said any more.
+/// A message that is being sent, and whether it is sent: after a partial message nothing can be
+/// sent any more.
 struct Sending<'a>(&'a Channel, bool);
 
 impl Drop for Sending<'_> {
@@ -159,7 +161,7 @@ impl Drop for Sending<'_> {
 }
 
 impl Channel {
-    /// On a connected socket; what arrives has these limits.
+    /// Creates an end on a connected socket; received messages have these limits.
     pub fn from_fd(core: &Core, fd: OwnedFd, limits: Limits) -> std::io::Result<Channel> {
         Ok(Channel {
             core: core.clone(),
@@ -167,7 +169,7 @@ impl Channel {
             sending: Cell::new(false),
             held: Cell::new(false),
             broken: Cell::new(false),
-            // Not the numbers of a program that was here before, whose answers may still come.
+            // Start at random, because answers to a previous program may still come.
             asked: Cell::new(core.random_u64() >> 1),
             waiting: RefCell::default(),
         })
@@ -176,7 +178,7 @@ impl Channel {
     /// Asks, and waits for the answer.
     ///
     /// # Errors
-    /// The other's, or that it has gone.
+    /// The other side's error, or that it has gone.
     pub async fn ask(
         &self,
         question: &impl Serialize,
@@ -205,16 +207,16 @@ impl Channel {
         .await
     }
 
-    /// Says nothing from now on, neither questions nor answers, or goes on.
+    /// Stops sending questions and answers, or continues.
     pub fn hold(&self, held: bool) {
         self.held.set(held);
     }
 
-    /// The other's next question.
+    /// The other side's next question.
     ///
     /// # Errors
-    /// When the other has gone, or says what makes no sense: nothing comes any more, and whoever
-    /// waits for an answer learns of it.
+    /// When the other side has gone, or sends an invalid message: nothing comes any more, and every
+    /// waiter gets an error.
     pub async fn next(&self) -> Result<Question, String> {
         loop {
             let got = self.frames.receive().await.and_then(|frame| self.take(frame));
@@ -236,7 +238,7 @@ impl Channel {
         match Said::decode(frame)? {
             Said::Question(question) => Ok(Some(question)),
             Said::Answer(number, answer) => {
-                // Who asked may have given up.
+                // The asker may have given up.
                 if let Some(waiting) = self.waiting.borrow_mut().get_mut(&number) {
                     wake(std::mem::replace(waiting, Waiting::Done(answer)));
                 }
@@ -248,7 +250,7 @@ impl Channel {
     /// Answers a question.
     ///
     /// # Errors
-    /// When the other has gone.
+    /// When the other side has gone.
     pub async fn answer(
         &self,
         question: &Question,
@@ -288,13 +290,13 @@ fn wake(waiting: Waiting) {
     }
 }
 
-/// An answer that says something.
+/// An answer with a value.
 pub(crate) fn saying(what: &impl Serialize) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
     let text = serde_json::to_vec(what).map_err(|error| system(error.to_string()))?;
     Ok((text, Vec::new()))
 }
 
-/// Reads a frame as what it says, and that as whatever may be meant; for fuzzers.
+/// Decodes a frame, and its body as every type that it may have; for fuzzers.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn fuzz(frame: Frame) {
     use crate::disks::outside::{Begun, Named, Opened, ToLauncher, ToNode};
@@ -327,7 +329,7 @@ pub(crate) fn fuzz(frame: Frame) {
     }
 }
 
-/// What is understood is written so that it is understood in the same way.
+/// A decoded value is encoded to the same meaning.
 #[cfg(any(test, feature = "testing"))]
 fn stays<T: Serialize + DeserializeOwned>(text: &[u8]) {
     let Ok(meant) = read::<T>(text) else { return };
@@ -409,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_what_makes_no_sense_is_not_listened_to_any_more() {
+    fn an_invalid_message_ends_the_channel() {
         let frame = |kind: u32, length: u32, descriptors: u32, body: &[u8]| {
             let numbers = [kind, length, descriptors].map(u32::to_le_bytes);
             [&numbers.concat(), body].concat()
@@ -438,7 +440,7 @@ mod tests {
                 assert!(end.next().await.is_err());
                 assert!(asking.await.is_err());
             }
-            // An answer that nobody waits for is no harm.
+            // An answer without a waiter is ignored.
             let (here, mut there) = UnixStream::pair().unwrap();
             let end = Channel::from_fd(&core, here.into(), LIMITS).unwrap();
             there.write_all(&frame(ANSWER, 8, 0, &77_u64.to_le_bytes())).unwrap();

@@ -1,18 +1,19 @@
-//! What a process that serves guests takes away from itself, for ever, before a guest can reach it.
+//! The rights that a process gives up for ever, before it serves a guest.
 //!
-//! Two walls, each for what the other does not see (docs/SANDBOX.md has the whole picture):
+//! Two mechanisms, each for what the other does not cover (docs/SANDBOX.md has the whole picture):
 //!
-//! 1. **Landlock** ([`confine_paths`]): no path is opened, made, renamed or removed but beneath the
-//!    database's directory, and what its symbolic links led to is only read; no TCP port bound or
-//!    connected to; no signal and no abstract socket reaches a process outside; no other process is
-//!    traced. It holds for the thread that asks and those started later, and for what their rings
-//!    do.
-//! 2. **Seccomp** ([`confine_calls`]): only system calls that are listed here, for all threads at
-//!    once. A ring's operations pass it by: so no ring is made after it, and those that are there
-//!    take only what the reactor's driver asks for (`reactor::RuntimeConfig::confined`).
+//! 1. **Landlock** ([`confine_paths`]): no path is opened, created, renamed or removed except
+//!    beneath the database's directory, and targets of its symbolic links are only read; no TCP
+//!    port is bound or connected to; no signal and no abstract socket reaches a process outside; no
+//!    other process is traced. It applies to the calling thread and those started later, and to
+//!    operations of their rings.
+//! 2. **Seccomp** ([`confine_calls`]): only the system calls listed here, for all threads at once.
+//!    It does not see the operations of a ring. So no ring can be made after it, and the existing
+//!    rings accept only the operations of the reactor's driver
+//!    (`reactor::RuntimeConfig::confined`).
 //!
-//! A call that is not allowed fails with `EPERM`: who meets one is told so, rather than ended with
-//! all disks. Descriptors that are open stay as good as they were.
+//! A call that is not allowed fails with `EPERM`, which does not end the process and with it all
+//! disks. Open descriptors keep working.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,24 +27,24 @@ use seccompiler::{
     SeccompRule,
 };
 
-/// What is made use of: that of Linux 6.12, the first that keeps signals in. Kernels that have less
-/// give what they have.
+/// The Landlock version to use: that of Linux 6.12, the first that confines signals. Older kernels
+/// apply what they support.
 const LANDLOCK: ABI = ABI::V6;
 
-/// A directory that stays open to a confined process.
+/// A directory that stays accessible to a confined process.
 #[derive(Clone, Copy, Debug)]
 pub struct Beneath<'a> {
-    /// Which.
+    /// The directory.
     pub directory: &'a Path,
-    /// Files there may be made, changed and removed.
+    /// Whether files there may be created, changed and removed.
     pub writable: bool,
     /// Files elsewhere that may be read, and directories that may be listed: [`lsm::outside`].
     pub outside: &'a [PathBuf],
 }
 
-/// Takes all paths away from this thread and those it starts later, but for what is beneath a
-/// directory; and TCP, signals and abstract sockets beyond this process. Gives whether the kernel
-/// could do all of it.
+/// Takes all paths from this thread and those it starts later, except those beneath a directory;
+/// and TCP, signals and abstract sockets beyond this process. Returns whether the kernel supports
+/// all of it.
 ///
 /// # Errors
 /// When the kernel has no Landlock, or the directory cannot be opened.
@@ -71,7 +72,8 @@ pub fn confine_paths(beneath: Option<Beneath<'_>>) -> Result<bool, String> {
         let rule = PathBeneath::new(place, access);
         rules = rules.add_rule(rule).map_err(|error| failed(&error))?;
         for path in outside {
-            // Gone meanwhile, or not for this user: whoever needs it will say so.
+            // The path has gone or is not accessible to this user. If it is needed, its user
+            // reports that.
             let Ok(place) = PathFd::new(path) else { continue };
             let access = if path.is_dir() { AccessFs::ReadDir } else { AccessFs::ReadFile };
             let rule = PathBeneath::new(place, access);
@@ -86,7 +88,7 @@ pub fn confine_paths(beneath: Option<Beneath<'_>>) -> Result<bool, String> {
     }
 }
 
-/// What every node does: memory, threads, time, and descriptors that are open.
+/// The calls of every node: memory, threads, time, and open descriptors.
 const ALWAYS: &[i64] = &[
     // Descriptors.
     libc::SYS_read,
@@ -128,14 +130,14 @@ const ALWAYS: &[i64] = &[
     libc::SYS_nanosleep,
     libc::SYS_sched_yield,
     libc::SYS_restart_syscall,
-    // Disks: rings that are there, and Linux AIO, which reads and writes only.
+    // Disks: existing rings, and Linux AIO, which can only read and write.
     libc::SYS_io_uring_enter,
     libc::SYS_io_setup,
     libc::SYS_io_submit,
     libc::SYS_io_getevents,
     libc::SYS_io_cancel,
     libc::SYS_io_destroy,
-    // Connections to sockets that are there.
+    // Connections at existing sockets.
     libc::SYS_accept4,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
@@ -181,7 +183,7 @@ const ALWAYS: &[i64] = &[
     libc::SYS_sysinfo,
 ];
 
-/// What a database's directory takes.
+/// The calls for a database's directory.
 const PATHS: &[i64] = &[
     libc::SYS_openat,
     libc::SYS_getdents64,
@@ -203,7 +205,7 @@ const PATHS: &[i64] = &[
     libc::SYS_rename,
 ];
 
-/// `fcntl` of these only: others would have signals sent.
+/// The allowed `fcntl` commands; others could have signals sent.
 const FCNTL: &[i32] = &[
     libc::F_GETFD,
     libc::F_SETFD,
@@ -219,10 +221,10 @@ const FCNTL: &[i32] = &[
     libc::F_ADD_SEALS,
     libc::F_GET_SEALS,
 ];
-/// The C library's headers have it, `libc` has not.
+/// Defined in the C library's headers, but not in `libc`.
 const F_SETSIG: i32 = 10;
 
-/// `ioctl` of these only: what a block device is like, and what the standard library asks.
+/// The allowed `ioctl` requests: properties of a block device, and those of the standard library.
 const IOCTL: &[u64] = &[
     0x8008_1272, // BLKGETSIZE64
     0x1268,      // BLKSSZGET
@@ -232,18 +234,18 @@ const IOCTL: &[u64] = &[
     0x5401,      // TCGETS
 ];
 
-/// Takes all system calls from all threads of this process, now and later, but for those that a
-/// node needs; with `paths` also those that open, make and remove files, which [`confine_paths`]
-/// holds to one directory. No ring can be made any more.
+/// Takes all system calls that a node does not need from all threads of this process, now and
+/// later. With `paths` it allows those that open, create and remove files, which [`confine_paths`]
+/// restricts to one directory. No ring can be made any more.
 ///
 /// # Errors
-/// When the kernel has no seccomp, or a thread has got a filter of its own.
+/// When the kernel has no seccomp, or a thread has a filter of its own.
 pub fn confine_calls(paths: bool) -> Result<(), String> {
     let failed = |error: &dyn std::fmt::Display| format!("seccomp: {error}");
     let build = || -> Result<[BpfProgram; 2], seccompiler::BackendError> {
         let architecture = std::env::consts::ARCH.try_into()?;
-        // The C library tells threads from processes in a structure that a filter cannot read;
-        // where that call is missing it uses one whose arguments can be.
+        // The C library tells threads from processes in a structure that a filter cannot read. If
+        // `clone3` is missing, it uses `clone`, whose arguments a filter can read.
         let missing = SeccompAction::Errno(libc::ENOSYS as u32);
         let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
         let clone3 = SeccompFilter::new(clone3, SeccompAction::Allow, missing, architecture)?;
@@ -252,7 +254,7 @@ pub fn confine_calls(paths: bool) -> Result<(), String> {
         let all = SeccompFilter::new(rules, refused, SeccompAction::Allow, architecture)?;
         Ok([clone3.try_into()?, all.try_into()?])
     };
-    // In this order: what the second leaves could not be added to it.
+    // In this order: the second filter forbids adding the first.
     let [clone3, all] = build().map_err(|error| failed(&error))?;
     for filter in [&clone3, &all] {
         seccompiler::apply_filter_all_threads(filter).map_err(|error| failed(&error))?;
@@ -278,7 +280,7 @@ fn rules(paths: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Ba
     rules.insert(libc::SYS_fcntl, fcntl.collect::<Result<_, _>>()?);
     let ioctl = IOCTL.iter().map(|request| equal(1, *request));
     rules.insert(libc::SYS_ioctl, ioctl.collect::<Result<_, _>>()?);
-    // Threads, no processes, and no name spaces.
+    // Threads, but not processes or name spaces.
     let thread = libc::CLONE_THREAD as u64 | libc::CLONE_VM as u64;
     let spaces = libc::CLONE_NEWNS
         | libc::CLONE_NEWUSER
@@ -289,16 +291,16 @@ fn rules(paths: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Ba
         | libc::CLONE_NEWCGROUP;
     let clone = SeccompRule::new(vec![masked(0, thread, thread)?, masked(0, spaces as u64, 0)?])?;
     rules.insert(libc::SYS_clone, vec![clone]);
-    // No code but the program's.
+    // No executable memory but the program's.
     let data = || SeccompRule::new(vec![masked(2, libc::PROT_EXEC as u64, 0)?]);
     rules.insert(libc::SYS_mmap, vec![data()?]);
     rules.insert(libc::SYS_mprotect, vec![data()?]);
-    // A panic ends the process so.
+    // A panic ends the process this way.
     rules.insert(libc::SYS_tgkill, vec![equal(0, std::process::id().into())?]);
     let prctl = [libc::PR_SET_NAME, libc::PR_SET_PDEATHSIG, libc::PR_SET_THP_DISABLE];
     let prctl = prctl.map(|what| equal(0, what as u64));
     rules.insert(libc::SYS_prctl, prctl.into_iter().collect::<Result<_, _>>()?);
-    // How the allocator asks what it has been given.
+    // The allocator queries its limits.
     rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![masked(2, u64::MAX, 0)?])?]);
     Ok(rules)
 }

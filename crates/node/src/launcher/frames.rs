@@ -1,16 +1,15 @@
-//! Messages with descriptors on a Unix stream socket: kind, length of the body, how many
-//! descriptors, the body. What arrives is bounded before it is taken.
+//! Messages with descriptors on a Unix stream socket: kind, length of the body, number of
+//! descriptors, the body. Incoming messages are checked against limits before memory is allocated.
 
 use std::os::fd::{AsFd, OwnedFd};
 
 use reactor::{Core, FDS_MAX, UnixSocket};
 
-/// Kind, length of the body, descriptors.
+/// Kind, length of the body, number of descriptors.
 const HEADER_BYTES: usize = 12;
-/// What is reserved for a body before any of it has come.
+/// Memory reserved for a body before any of it has arrived.
 const RESERVE_BYTES: usize = 64 << 10;
 
-/// A message.
 #[derive(Debug)]
 pub(crate) struct Frame {
     pub kind: u32,
@@ -18,37 +17,38 @@ pub(crate) struct Frame {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// What a side takes.
+/// The limits of received messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub body_bytes: usize,
     pub descriptors: usize,
 }
 
-/// One end.
+/// One end of the socket.
 pub(crate) struct Frames {
     socket: UnixSocket,
     limits: Limits,
 }
 
 impl Frames {
-    /// On a connected socket.
+    /// Creates an end on a connected socket.
     pub fn from_fd(core: &Core, fd: OwnedFd, limits: Limits) -> std::io::Result<Frames> {
         Ok(Frames { socket: UnixSocket::from_fd(core, fd)?, limits })
     }
 
-    /// Sends a message. It is in the other's socket as a whole or, after an error, perhaps in part;
-    /// one without a body is in it or not. Suspends while the socket is full; one at a time.
+    /// Sends a message. After an error a part of it may have been sent; a message without a body is
+    /// sent whole or not at all. Suspends while the socket is full. Only one caller at a time.
     pub async fn send(
         &self,
         kind: u32,
         body: &[u8],
         descriptors: &[OwnedFd],
     ) -> Result<(), String> {
-        let failed = |error| format!("sending to the other process: {error}");
+        let failed = |error| format!("cannot send to the other process: {error}");
         let bytes = encode(kind, body, descriptors.len());
         let all: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        // Descriptors go with a byte; where there are more than one call takes, with the next byte.
+        // Descriptors go with a byte. If there are more than one call takes, the next ones go with
+        // the next byte.
         let mut chunks = all.chunks(FDS_MAX).peekable();
         let (mut rest, mut chunk) = (&bytes[..], chunks.next().unwrap_or_default());
         while chunks.peek().is_some() {
@@ -59,10 +59,10 @@ impl Frames {
         self.socket.send(rest, chunk).await.map_err(failed)
     }
 
-    /// The next message. Suspends until it is there.
+    /// Receives the next message. Suspends until it is complete.
     ///
     /// # Errors
-    /// When the other has gone, or sends what is beyond the limits.
+    /// When the other side has gone, or exceeds the limits.
     pub async fn receive(&self) -> Result<Frame, String> {
         let mut arriving = Arriving::new(self.limits);
         loop {
@@ -73,13 +73,15 @@ impl Frames {
             match self.socket.recv(arriving.part(), most).await {
                 Ok((0, _)) => return Err("the other process has gone".to_owned()),
                 Ok((_, fds)) => arriving.descriptors.extend(fds),
-                Err(error) => return Err(format!("receiving from the other process: {error}")),
+                Err(error) => {
+                    return Err(format!("cannot receive from the other process: {error}"));
+                }
             }
         }
     }
 }
 
-/// The bytes of a message.
+/// Encodes the header and the body of a message.
 pub(crate) fn encode(kind: u32, body: &[u8], descriptors: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
     for number in [kind, body.len() as u32, descriptors as u32] {
@@ -89,7 +91,7 @@ pub(crate) fn encode(kind: u32, body: &[u8], descriptors: usize) -> Vec<u8> {
     bytes
 }
 
-/// A message of which not all has come.
+/// A message that has arrived in part.
 pub(crate) struct Arriving {
     limits: Limits,
     header: Vec<u8>,
@@ -102,13 +104,13 @@ impl Arriving {
         Arriving { limits, header: Vec::new(), body: Vec::new(), descriptors: Vec::new() }
     }
 
-    /// How many bytes may come now, at most; 0 when there is nothing more to come.
+    /// The maximum number of bytes to receive next; 0 when the message is complete.
     ///
     /// # Errors
-    /// When it is beyond the limits.
+    /// When the message exceeds the limits.
     pub fn wanted(&self) -> Result<usize, String> {
         if self.descriptors.len() > self.limits.descriptors {
-            return Err("it sends too many descriptors".to_owned());
+            return Err("the other process sends too many descriptors".to_owned());
         }
         let Some([_, length, descriptors]) = self.numbers() else {
             return Ok(HEADER_BYTES - self.header.len());
@@ -116,31 +118,31 @@ impl Arriving {
         if length as usize > self.limits.body_bytes
             || descriptors as usize > self.limits.descriptors
         {
-            return Err("it says something too long".to_owned());
+            return Err("the other process sends a message beyond the limits".to_owned());
         }
         Ok((length as usize - self.body.len()).min(RESERVE_BYTES))
     }
 
-    /// Where these bytes belong, at its end.
+    /// The buffer to which the next bytes are appended.
     pub fn part(&mut self) -> &mut Vec<u8> {
         if self.header.len() < HEADER_BYTES { &mut self.header } else { &mut self.body }
     }
 
-    /// The message, when there is nothing more to come.
+    /// The message, when it is complete.
     ///
     /// # Errors
-    /// When other descriptors came with it than it says.
+    /// When the number of descriptors differs from the header.
     pub fn finish(self) -> Result<Frame, String> {
-        let [kind, _, expected] = self.numbers().ok_or("a message was cut short")?;
+        let [kind, _, expected] = self.numbers().ok_or("a message is incomplete")?;
         let Arriving { body, descriptors, .. } = self;
         let found = descriptors.len();
         if found != expected as usize {
-            return Err(format!("{found} descriptors came with a message of {expected}"));
+            return Err(format!("{found} descriptors came with a message that has {expected}"));
         }
         Ok(Frame { kind, body, descriptors })
     }
 
-    /// Kind, length of the body, descriptors: once the header has come.
+    /// Kind, length of the body, number of descriptors; `None` before the header has arrived.
     fn numbers(&self) -> Option<[u32; 3]> {
         let bytes: &[u8; HEADER_BYTES] = self.header.first_chunk()?;
         let number = |nth: usize| bytes[4 * nth..].first_chunk().copied().map(u32::from_le_bytes);

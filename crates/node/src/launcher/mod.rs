@@ -1,5 +1,5 @@
-//! The launcher: the process that a user has started, which starts the node that serves guests and
-//! does for it what a confined process cannot.
+//! The launcher: the process that a user has started. It starts the node that serves guests, and
+//! does for it what a confined process cannot do.
 //!
 //! ```text
 //!   user, service manager          the launcher                       the node (confined)
@@ -15,18 +15,19 @@
 //!   SIGUSR2, upgrade  ---------->  start a successor, Begin with a line to the node; HandOver
 //! ```
 //!
-//! 1. It believes nothing that the node says. What arrives from there is bounded, and descriptors
-//!    are not taken. The node names disks and never paths; it gets a disk that an operator has
-//!    named: on the command line, in the configuration file, in the state directory, or in a
-//!    request that came through the admin socket and is being done at this moment. Only such a
-//!    request makes it add to the state directory or take away from it.
+//! 1. It trusts nothing that the node sends. Messages from the node are bounded, and descriptors
+//!    are not accepted. The node names disks and never paths. It gets a disk only if an operator
+//!    has named it: on the command line, in the configuration file, in the state directory, or in a
+//!    request of the admin socket that is being run at this moment. Only such a request changes the
+//!    state directory.
 //! 2. It parses nothing that a guest has written, and its cores read no guest's memory.
-//! 3. The node ends with it, also when it is killed: the kernel kills the node then, and a node
-//!    that finds its socket closed ends. It ends with the node, with its exit code.
-//! 4. It keeps no image open: the lock on an image is that of the node which has it.
-//! 5. Its process id stays the same over upgrades. When the node before has ended, the launcher
-//!    puts the new program in its own place, too (`execve`), and hands itself what it has open.
-//!    Until the new program says so, the node says nothing, and does not end with the launcher's
+//! 3. The node ends with the launcher, also when the launcher is killed: the kernel then kills the
+//!    node, and a node whose socket is closed ends. The launcher ends with the node, with its exit
+//!    code.
+//! 4. It keeps no image open: the node that has an image holds its lock.
+//! 5. Its process id stays the same over upgrades. When the predecessor has ended, the launcher
+//!    replaces its own program by the new one, too (`execve`), and passes its descriptors to it.
+//!    Until the new program resumes, the node sends nothing, and does not end with the launcher's
 //!    threads.
 
 pub(crate) mod channel;
@@ -72,42 +73,41 @@ use crate::serve::admin::{self, Commands, Request, upgraded};
 use crate::serve::{LOG_PATIENCE, listen_admin, open_state, state_directory};
 use crate::upgrade::{START_NS, Successor, own_program};
 
-/// Tells a process that it is a node, and that its standard input is the socket to its launcher,
-/// which has this process id; behind a colon whether there is a node to take over from.
+/// Tells a process that it is a node, and that its standard input is the socket to its launcher.
+/// The value is the launcher's process id, a colon, and whether there is a node to take over from.
 pub(crate) const VARIABLE: &str = "MILLRACE_LAUNCHER";
-/// Tells a launcher that it goes on with a node that runs; what there is comes on its standard
-/// input.
+/// Tells a launcher that it continues with a running node; the estate comes on its standard input.
 pub(crate) const RENEWED: &str = "MILLRACE_LAUNCHER_RENEWED";
-/// Of what comes there.
+/// The version of the estate.
 const ESTATE_VERSION: u32 = 1;
-/// Descriptors that come there: the text, the channel, the lock, the admin socket.
+/// Descriptors of the estate: the text, the channel, the lock, the admin socket.
 const ESTATE_DESCRIPTORS: usize = 4;
 /// How long clients at the admin socket may stay when the program is about to be replaced.
 const CLIENTS_NS: u64 = 1_000_000_000;
-/// Buffers of its core.
+/// Memory for buffers of the launcher's core.
 const MEMORY_BYTES: usize = 4 << 20;
-/// What a node may say at once: the statistics of all disks are the longest.
+/// Maximum length of a node's message: the statistics of all disks are the longest.
 pub(crate) const SAID_BYTES_MAX: usize = 32 << 20;
-/// How long a node may take for what came through the admin socket.
+/// How long a node may take for a request of the admin socket.
 const RUN_NS: u64 = 100_000_000_000;
-/// How long handing over may take: what it has of limits of its own, and a bit.
+/// How long a handover may take: the sum of its own limits, and a margin.
 const HAND_OVER_NS: u64 = 30_000_000_000;
 /// How long a node that has closed its socket may take to end.
 const END_NS: u64 = 1_000_000_000;
-/// How long a node may take that was asked to end: what its clients and devices may take, and the
-/// end of its database.
+/// How long a node may take to end after it was asked to: the limits of its clients and devices,
+/// and the closing of its database.
 const STOP_NS: u64 = 60_000_000_000;
-/// How often it is looked whether a process has ended, when it is about to.
+/// How often the end of a process, and other conditions, are polled.
 const LOOK_NS: u64 = 1_000_000;
-/// How often a node is asked whether an upgrade makes sense that waits for the one before it.
+/// How often a node is asked whether a waiting upgrade still makes sense.
 const ASK_NS: u64 = 200_000_000;
-/// Disks that are opened for a node at a time; it opens them one after the other, but for those
-/// that a node before it has lost.
+/// Maximum number of disks being opened for a node. It opens them one after the other, except for
+/// those that its predecessor has lost.
 const OPENING_MAX: usize = 64;
-/// How often the log file's name is looked at.
+/// How often the log file's name is checked.
 const LOG_LOOK_NS: u64 = 1_000_000_000;
 
-/// Whether a node needs one: it has a guest to confine, or may get one.
+/// Whether a node needs a launcher: it has a guest to confine, or may get one.
 pub(crate) fn is_wanted(config: &Config) -> bool {
     let named = || !config.disks.is_empty() || config.state.is_some() || config.admin.is_some();
     match config.sandbox {
@@ -117,15 +117,15 @@ pub(crate) fn is_wanted(config: &Config) -> bool {
     }
 }
 
-/// Launches a node, and comes back when that has ended, with its exit code.
+/// Launches a node, and returns its exit code when it has ended.
 ///
 /// # Errors
-/// When the state directory or the admin socket cannot be had, or the node cannot be started.
+/// When the state directory or the admin socket is not available, or the node cannot be started.
 pub(crate) fn run(config: &Config, renewed: bool) -> Result<i32, Error> {
     use_huge_pages(false);
     let sink = crate::log::open(&config.log, None)?;
     let (log, _writer) = crate::log::start(&config.log, sink)?;
-    // It had better not disturb the node's cores, if there are others.
+    // Use another processor than the node's cores, if there is one.
     let all = reactor::processors();
     let free = all.iter().rev().find(|processor| !config.processors.contains(processor));
     let processor = free.or(all.last()).copied().unwrap_or(0);
@@ -152,35 +152,35 @@ pub(crate) fn run(config: &Config, renewed: bool) -> Result<i32, Error> {
     ended.into_iter().next().expect("there is one core")
 }
 
-/// See the module text.
+/// The launcher of a node.
 struct Launcher {
     core: Core,
     log: Log,
-    /// The processors that this process might use before its core was given one.
+    /// The processors that this process could use before its core was pinned.
     processors: Arc<Vec<usize>>,
     here: Here,
     admin: Option<PathBuf>,
-    /// The admin socket, and how many are connected there.
+    /// The admin socket, and the number of its clients.
     door: Option<OwnedFd>,
     clients: Rc<Cell<usize>>,
-    /// What operators have asked for, and is being done.
+    /// The operators' requests that are being run.
     orders: RefCell<Vec<Order>>,
-    /// Disks that a node has, by name.
+    /// The disks that a node has, by name.
     open: RefCell<BTreeMap<String, Open>>,
-    /// The node that serves, or is to.
+    /// The node that serves, or is to serve.
     current: RefCell<Rc<Node>>,
-    /// Whoever waits for another node to become the current one.
+    /// Waits for another node to become the current one.
     replaced: RefCell<Option<Waker>>,
     upgrading: Cell<bool>,
-    /// Upgrades that wait for the one before them.
+    /// The number of upgrades that wait for the one before them.
     waiting: Cell<usize>,
     stopping: Cell<bool>,
-    /// No signal is taken any more, and who waits for one.
+    /// Whether signals are left to the next program, and the waiter for a signal.
     renewing: Cell<bool>,
     signals: RefCell<Option<Waker>>,
 }
 
-/// What a launcher begins with.
+/// What a launcher starts with.
 struct Beginning {
     here: Here,
     admin: Option<(PathBuf, UnixListener)>,
@@ -188,8 +188,8 @@ struct Beginning {
     node: Rc<Node>,
 }
 
-/// What a launcher leaves to the program that takes its place, beside descriptors: the channel to
-/// the node, the state directory's lock, the admin socket.
+/// What a launcher passes to the program that replaces it, beside descriptors: the channel to the
+/// node, the state directory's lock, the admin socket.
 #[derive(Debug, Serialize, Deserialize)]
 struct Estate {
     version: u32,
@@ -199,7 +199,7 @@ struct Estate {
     open: Vec<Open>,
 }
 
-/// A change that came through the admin socket.
+/// A change that an operator has requested at the admin socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Order {
     Attach(DiskSpec),
@@ -219,19 +219,19 @@ struct Node {
     channel: Channel,
     /// The channel's socket.
     stream: UnixStream,
-    /// To the node before, until it is asked for.
+    /// The line to the predecessor, until the node asks for it.
     line: Cell<Option<OwnedFd>>,
-    /// It has begun, or was refused.
+    /// Whether it has begun, or why it was refused.
     begun: RefCell<Option<Result<(), String>>>,
     serving: Cell<bool>,
-    /// Disks that are being opened for it.
+    /// The number of disks being opened for it.
     opening: Cell<usize>,
     ended: Cell<Option<WaitStatus>>,
     attended: RefCell<Option<JoinHandle<()>>>,
 }
 
 impl Node {
-    /// A process that has just been started, or was before this program.
+    /// For a process that has just been started, or that runs since before this program.
     fn new(core: &Core, pid: i32, socket: OwnedFd) -> std::io::Result<Node> {
         let stream = UnixStream::from(socket.try_clone()?);
         // No descriptors come from a node.
@@ -250,27 +250,27 @@ impl Node {
     }
 
     fn kill(&self) {
-        // Until it has been asked for its end, its number is nobody else's.
+        // Until it has been waited for, no other process gets its process id.
         if self.ended.get().is_none() {
             let _ = nix::sys::signal::kill(self.pid, Signal::SIGKILL);
-            // What it has started may live on with its socket.
+            // Its children may live on with its socket.
             let _ = self.stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// Asks it to end in good order. One that has not ended in time is ended as by `kill -9`; the
-    /// second signal does so at once.
+    /// Asks it to end in an orderly way, and kills it if it has not ended in time. The second
+    /// signal kills it immediately.
     async fn end(self: Rc<Self>, core: Core) {
         let node = self.clone();
         core.spawn(Class::Control, async move {
             if let Err(error) = node.channel.ask(&ToNode::Stop, &[]).await {
-                tracing::debug!(pid = node.pid.as_raw(), "asking it to end: {error}");
+                tracing::debug!(pid = node.pid.as_raw(), "cannot ask it to end: {error}");
             }
         });
         core.sleep_ns(STOP_NS).await;
         if self.ended.get().is_none() {
             let seconds = STOP_NS / 1_000_000_000;
-            tracing::error!(pid = self.pid.as_raw(), "not ended within {seconds} s: it is killed");
+            tracing::error!(pid = self.pid.as_raw(), "not ended within {seconds} s: killed");
             self.kill();
         }
     }
@@ -300,9 +300,9 @@ impl Beginning {
         Ok(Beginning { here, admin, open: BTreeMap::new(), node })
     }
 
-    /// With what the program before this one has left.
+    /// Starts with the estate of the previous program.
     async fn renewed(core: &Core, config: &Config) -> Result<Beginning, Error> {
-        let broken = |why: &dyn std::fmt::Display| system("taking the launcher's place", why);
+        let broken = |why: &dyn std::fmt::Display| system("cannot take the launcher's place", why);
         let limits = Limits { body_bytes: 0, descriptors: ESTATE_DESCRIPTORS };
         let socket = std::io::stdin().as_fd().try_clone_to_owned();
         let frames = socket.and_then(|socket| Frames::from_fd(core, socket, limits));
@@ -312,7 +312,10 @@ impl Beginning {
         let estate: Estate = serde_json::from_reader(std::fs::File::from(next()?))
             .map_err(|error| broken(&error))?;
         if estate.version != ESTATE_VERSION {
-            return Err(broken(&format!("it was left by version {}", estate.version)));
+            return Err(broken(&format!(
+                "version {} of the estate is not supported",
+                estate.version
+            )));
         }
         let node = Node::new(core, estate.node, next()?).map_err(|error| broken(&error))?;
         node.begun.replace(Some(Ok(())));
@@ -370,7 +373,7 @@ impl Launcher {
             let resuming = node.clone();
             core.spawn(Class::Control, async move {
                 if let Err(error) = resuming.channel.ask(&ToNode::Resume, &[]).await {
-                    tracing::error!("the node does not go on with its new launcher: {error}");
+                    tracing::error!("the node does not continue with its new launcher: {error}");
                     resuming.kill();
                 }
             });
@@ -388,11 +391,12 @@ impl Launcher {
         Ok(launcher)
     }
 
-    /// Comes back when the node that serves has ended, with the code to end with.
+    /// Returns when the serving node has ended, with the exit code.
     async fn until_the_end(self: Rc<Self>) -> Result<i32, Error> {
         let status = loop {
             let node = self.current.borrow().clone();
-            // One that has handed over may wait for a device, long after its successor has ended.
+            // A node that has handed over may wait for a device, long after its successor has
+            // ended.
             let is_current = || Rc::ptr_eq(&node, &self.current.borrow());
             let mut end = pin!(node.until_it_ends(&self.core));
             let ended = poll_fn(|cx| {
@@ -425,7 +429,7 @@ impl Launcher {
         })
     }
 
-    /// Answers what a node asks, and notes its end.
+    /// Answers a node's questions, and records its end.
     fn attend(self: &Rc<Self>, node: &Rc<Node>) {
         let (launcher, attended) = (self.clone(), node.clone());
         let attending = self.core.spawn(Class::Control, async move {
@@ -462,7 +466,7 @@ impl Launcher {
         node.attended.replace(Some(attending));
     }
 
-    /// Opens a disk for a node. That may need patience, which nothing else has to wait for.
+    /// Opens a disk for a node. That may take patience, so other requests do not wait for it.
     fn open(self: &Rc<Self>, node: &Rc<Node>, question: Question) {
         let (launcher, node) = (self.clone(), node.clone());
         self.core.spawn(Class::Control, async move {
@@ -490,7 +494,9 @@ impl Launcher {
         match question.read()? {
             ToLauncher::Begin { version } => {
                 if version != VERSION {
-                    let why = format!("it speaks version {version} to its launcher, not {VERSION}");
+                    let why = format!(
+                        "it uses version {version} of the launcher's protocol, not {VERSION}"
+                    );
                     node.begun.replace(Some(Err(why.clone())));
                     return Err(Error::new(Kind::Unsupported, why));
                 }
@@ -567,32 +573,34 @@ impl Launcher {
         known.map(|named| named.spec).ok_or_else(|| unasked(name, "opened"))
     }
 
-    /// Passes signals on: the first asks the node to end, the second ends all at once.
+    /// Passes signals on: the first asks the node to end, the second ends all processes.
     async fn watch_signals(self: Rc<Self>) {
         loop {
             let signal = match self.next_signal().await {
                 Some(Ok(signal)) => signal,
-                // What comes now is for the program that takes this one's place.
+                // Later signals are for the program that replaces this one.
                 None => {
                     self.core.sleep_ns(LOOK_NS).await;
                     continue;
                 }
                 Some(Err(error)) => {
-                    tracing::error!("waiting for signals: {error}; only SIGKILL ends this node");
+                    tracing::error!(
+                        "cannot wait for signals: {error}; only SIGKILL ends this node"
+                    );
                     return;
                 }
             };
             if signal == reactor::UPGRADE {
                 let launcher = self.clone();
                 self.core.spawn(Class::Control, async move {
-                    // What comes of it is in the log.
+                    // The outcome is logged.
                     let to = async |program: &Path| launcher.upgrade(program).await;
                     drop(upgraded(None, to).await);
                 });
                 continue;
             }
             let node = self.current.borrow().clone();
-            // One that has just taken over does not serve yet, and yet ends in good order.
+            // A node that has just taken over does not serve yet, but ends in an orderly way.
             let starts = !node.serving.get() && !self.upgrading.get();
             if self.stopping.replace(true) || starts {
                 node.kill();
@@ -603,7 +611,7 @@ impl Launcher {
         }
     }
 
-    /// The next signal; `None` while none is to be taken.
+    /// The next signal; `None` while signals are left to the next program.
     async fn next_signal(&self) -> Option<std::io::Result<i32>> {
         let mut signal = pin!(reactor::signal(&self.core));
         poll_fn(|cx| {
@@ -616,7 +624,7 @@ impl Launcher {
         .await
     }
 
-    /// Hands the node the next log file when the name of the one that it has is given to another.
+    /// Hands the node the next log file when its file has been renamed.
     async fn watch_log(self: Rc<Self>, path: PathBuf) {
         let Ok(mut file) = LogFile::open(&path) else { return };
         loop {
@@ -625,14 +633,14 @@ impl Launcher {
             let Ok(renewed) = renewed.as_fd().try_clone_to_owned() else { continue };
             let node = self.current.borrow().clone();
             if let Err(error) = node.channel.ask(&ToNode::Log, &[renewed]).await {
-                tracing::warn!(pid = node.pid.as_raw(), "handing it a log file: {error}");
+                tracing::warn!(pid = node.pid.as_raw(), "cannot hand it a log file: {error}");
             }
         }
     }
 
-    /// Has a program take over from the node. The outcome is logged, too.
+    /// Makes a program take over from the node. Logs the outcome, too.
     async fn upgrade(self: &Rc<Self>, program: &Path) -> Result<Successor, String> {
-        // The one before it may not have ended, or its successor not serve yet.
+        // The previous upgrade may not have ended, or its successor may not serve yet.
         let since_ns = self.core.now_ns();
         self.waiting.set(self.waiting.get() + 1);
         let (mut asked_ns, mut refused) = (0, None);
@@ -656,9 +664,9 @@ impl Launcher {
         let replaced = self.replace(&old, program).await;
         match &replaced {
             Ok(Successor { pid, .. }) => {
-                tracing::info!(successor = pid, "handed over: the old process comes to its end");
+                tracing::info!(successor = pid, "handed over: the old process is ending");
                 if self.stopping.get() {
-                    // The old process was asked, when it was too late for that.
+                    // The old process was asked to end, but too late.
                     let node = self.current.borrow().clone();
                     self.core.spawn(Class::Control, node.end(self.core.clone()));
                 }
@@ -670,19 +678,19 @@ impl Launcher {
             }
             Err(why) => {
                 self.upgrading.set(false);
-                tracing::error!(program = %program.display(), "no upgrade, this node goes on: {why}");
+                tracing::error!(program = %program.display(), "no upgrade, this node continues: {why}");
             }
         }
         replaced
     }
 
-    /// Why the node could not hand over, if it says so.
+    /// Why the node cannot hand over, if it gives a reason.
     async fn why_not(&self) -> Option<String> {
         let node = self.current.borrow().clone();
         if !node.serving.get() {
             return None;
         }
-        // One of another version does not know the question.
+        // A node of another version does not know the question.
         let asked = node.channel.ask(&ToNode::MayHandOver, &[]);
         let answer = within(&self.core, ASK_NS, asked).await.ok()?;
         answer.read::<Option<String>>().ok()?
@@ -695,7 +703,7 @@ impl Launcher {
         self.attend(&node);
         let asked_ns = Cell::new(0);
         let handed = async {
-            // One that is no node, or does not know of launchers, never begins.
+            // A program that is not a node, or does not know launchers, never begins.
             let since_ns = self.core.now_ns();
             while node.begun.borrow().is_none() {
                 if node.ended.get().is_some() {
@@ -723,7 +731,7 @@ impl Launcher {
                 Ok(Successor { pid: node.pid.as_raw() as u32, pause_us })
             }
             Err(why) => {
-                // One that has closed its end is about to end.
+                // A process that has closed its end is about to end.
                 self.core.sleep_ns(5 * LOOK_NS).await;
                 if self.has_taken_over(old, &node).await {
                     tracing::warn!("the node before ended while it handed over: {why}");
@@ -750,8 +758,8 @@ impl Launcher {
         }
     }
 
-    /// Whether a successor serves although the node before has not said that it handed over:
-    /// because that has ended. Without the token the successor would have ended, too.
+    /// Whether a successor serves although its predecessor has not reported the handover, because
+    /// the predecessor has ended. Without the token the successor would have ended, too.
     async fn has_taken_over(&self, old: &Node, node: &Node) -> bool {
         let since_ns = self.core.now_ns();
         let patient = || self.core.now_ns() < since_ns + START_NS && !self.stopping.get();
@@ -765,8 +773,8 @@ impl Launcher {
         old.ended.get().is_some() && node.ended.get().is_none() && node.serving.get()
     }
 
-    /// Puts the program of the node in this one's place, once the node before has ended. Comes back
-    /// where that is not possible, or not wanted any more: then this one goes on.
+    /// Replaces this program by the node's, once the predecessor has ended. Returns if that is not
+    /// possible, or not wanted any more: then this program continues.
     async fn renew(self: &Rc<Self>, old: &Node, program: &Path) {
         let core = &self.core;
         let node = self.current.borrow().clone();
@@ -776,7 +784,7 @@ impl Launcher {
         let since_ns = core.now_ns();
         let unwanted =
             || self.stopping.get() || self.waiting.get() > 0 || node.ended.get().is_some();
-        // Whoever stays longer is cut off.
+        // Clients that stay longer are disconnected.
         let patient = || core.now_ns() < since_ns + CLIENTS_NS;
         while self.clients.get() > 0 && patient() && !unwanted() {
             core.sleep_ns(LOOK_NS).await;
@@ -784,7 +792,7 @@ impl Launcher {
         if unwanted() {
             return;
         }
-        // From here on what comes in waits in the sockets.
+        // From here on, incoming messages wait in the sockets.
         if let Err(error) = node.channel.ask(&ToNode::Hold, &[]).await {
             return tracing::warn!("the launcher stays as it is: {error}");
         }
@@ -792,7 +800,7 @@ impl Launcher {
         if let Some(waker) = self.signals.take() {
             waker.wake();
         }
-        // What it has asked for before that is answered.
+        // The node's earlier requests are answered first.
         while self.here.state().is_some_and(State::is_writing) || node.opening.get() > 0 {
             core.sleep_ns(LOOK_NS).await;
         }
@@ -802,12 +810,12 @@ impl Launcher {
         }
         self.renewing.set(false);
         if let Err(error) = node.channel.ask(&ToNode::Resume, &[]).await {
-            tracing::error!("the node does not go on: {error}");
+            tracing::error!("the node does not continue: {error}");
             node.kill();
         }
     }
 
-    /// Comes back only with the reason why it was not possible.
+    /// Returns only if it fails, with the reason.
     async fn become_program(&self, node: &Node, program: &Path) -> String {
         let prepared = async {
             let failed = |error: std::io::Error| error.to_string();
@@ -837,7 +845,7 @@ impl Launcher {
             nix::unistd::dup2_stdin(&theirs).map_err(|error| error.to_string())?;
             Ok::<_, String>(frames)
         };
-        // The message stays in the socket; this end must be there until it has been read.
+        // The message stays in the socket; this end must stay open until it has been read.
         let _frames = match prepared.await {
             Ok(frames) => frames,
             Err(why) => return why,
@@ -853,9 +861,9 @@ impl Launcher {
         let (Ok(path), Ok(arguments), Ok(variables)) =
             (CString::new(program.as_os_str().as_bytes()), texts(arguments), texts(variables))
         else {
-            return "a text has a zero in it".to_owned();
+            return "a text contains a zero byte".to_owned();
         };
-        // The core's thread was given one processor, and becomes the whole process.
+        // The core's thread is pinned to one processor, and becomes the whole process.
         let mut all = CpuSet::new();
         let all_known = self.processors.iter().all(|processor| all.set(*processor).is_ok());
         if all_known {
@@ -866,19 +874,19 @@ impl Launcher {
         error.to_string()
     }
 
-    /// Has the node do what came through the admin socket.
+    /// Lets the node run a request of the admin socket.
     async fn relay(&self, request: Request) -> Result<String, Error> {
         let node = self.current.borrow().clone();
         let run = ToNode::Run { request };
         let answer = within(&self.core, RUN_NS, node.channel.ask(&run, &[])).await?;
-        // It goes to the operator's program as it is, so it must be one line of JSON.
+        // The answer goes to the operator's program as it is, so it must be one line of JSON.
         let line = !answer.body.contains(&b'\n') && answer.read::<IgnoredAny>().is_ok();
         let text = String::from_utf8(answer.body).ok().filter(|_| line);
-        text.ok_or_else(|| Error::new(Kind::System, "the node's answer makes no sense"))
+        text.ok_or_else(|| Error::new(Kind::System, "the node's answer is not one line of JSON"))
     }
 }
 
-/// Those at the admin socket.
+/// The clients of the admin socket.
 struct Operators(Rc<Launcher>);
 
 impl Commands for Operators {
@@ -925,7 +933,7 @@ async fn spawn(core: &Core, program: &Path, line: Option<OwnedFd>) -> Result<Rc<
         variables: vec![(VARIABLE.into(), variable)],
         input: Arc::new(theirs.into()),
     };
-    // Its end is asked for by its number.
+    // The node is waited for by its process id.
     let child = core.start_process(program).await.map_err(system)?;
     let node = Node::new(core, child.id() as i32, ours.into()).map_err(system)?;
     node.line.set(line);
@@ -936,7 +944,7 @@ fn system(what: &str, why: &dyn std::fmt::Display) -> Error {
     Error::new(Kind::System, format!("{what}: {why}"))
 }
 
-/// Waits for something, but not for ever.
+/// Waits for an answer for at most `ns`.
 async fn within<T>(
     core: &Core,
     ns: u64,
@@ -959,7 +967,7 @@ mod tests {
     use super::*;
     use crate::{Machine, Settings};
 
-    /// A new directory of a test.
+    /// A new directory for a test.
     fn directory(name: &str) -> PathBuf {
         let root = std::env::temp_dir().join(format!("millrace-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&root);
@@ -976,7 +984,7 @@ mod tests {
         }
     }
 
-    /// A launcher whose node says what the test says.
+    /// A launcher whose node is played by the test.
     async fn launcher(core: &Core, root: &Path) -> (Rc<Launcher>, Rc<Node>) {
         let node = spawn(core, Path::new("/bin/true"), None).await.unwrap();
         let state = State::open(core, &root.join("state")).await.unwrap();
@@ -1015,10 +1023,10 @@ mod tests {
                     let error = say(text).await.unwrap_err();
                     assert!(error.starts_with("nobody has asked for disk"), "{text}: {error}");
                 };
-                // What was named at the start: an image and a socket.
+                // A disk named at the start: an image and a socket.
                 assert_eq!(say(r#"{"ask":"open","name":"asked"}"#).await, Ok(2));
                 assert!(root.join("asked.sock").exists());
-                // What nobody has named, by whatever name.
+                // A disk that nobody has named, by any name.
                 for name in ["other", "later", "", "../other", "/etc/passwd", "asked\0"] {
                     for ask in ["open", "keep", "forget", "write-cache"] {
                         let text = serde_json::json!({"ask": ask, "name": name}).to_string();
@@ -1027,7 +1035,7 @@ mod tests {
                     let close = serde_json::json!({"ask": "close", "name": name}).to_string();
                     assert_eq!(say(&close).await, Ok(0));
                 }
-                // A path is no answer to any question.
+                // No question takes a path.
                 for text in [
                     r#"{"ask":"open","name":"asked","uri":"file:/etc/passwd"}"#,
                     r#"{"ask":"open","uri":"file:/etc/passwd"}"#,
@@ -1038,11 +1046,11 @@ mod tests {
                 ] {
                     assert!(say(text).await.is_err(), "{text}");
                 }
-                // Nor is what was named remembered or forgotten unasked.
+                // A named disk is not stored or forgotten without an order either.
                 nobody(r#"{"ask":"keep","name":"asked"}"#).await;
                 nobody(r#"{"ask":"forget","name":"asked"}"#).await;
 
-                // An operator's order is good for its disk, and while it is being done.
+                // An operator's order applies to its disk, while it is being run.
                 let order = Order::Attach(disk(&root, "later"));
                 launcher.orders.borrow_mut().push(order);
                 nobody(r#"{"ask":"open","name":"other"}"#).await;
@@ -1089,12 +1097,12 @@ mod tests {
                 let (launcher, old) = launcher(&core, &root).await;
                 let next = || spawn(&core, Path::new("/bin/true"), None);
                 let ended = Some(WaitStatus::Exited(Pid::from_raw(1), 0));
-                // It lives, so it has failed to hand over for another reason.
+                // The old node lives, so the handover has failed for another reason.
                 let node = next().await.unwrap();
                 node.serving.set(true);
                 old.ended.set(None);
                 assert!(!launcher.has_taken_over(&old, &node).await);
-                // It ended; the successor says a moment later that it serves, or ends, too.
+                // It has ended; the successor reports a moment later that it serves, or ends, too.
                 old.ended.set(ended);
                 for serves in [true, false] {
                     let node = next().await.unwrap();
@@ -1115,8 +1123,8 @@ mod tests {
         std::fs::remove_dir_all(&root).unwrap();
     }
 
-    /// A node that serves, whose part the test plays: the other end of its channel, which answers
-    /// every question with this text.
+    /// A serving node that the test plays: the other end of its channel, which answers every
+    /// question with this text.
     fn played(core: &Core, launcher: &Rc<Launcher>, says: &'static str) -> Rc<Channel> {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let node = Rc::new(Node::new(core, i32::MAX, ours.into()).unwrap());
@@ -1136,10 +1144,10 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_patience_with_another_disk() {
+    fn patience_with_one_disk_delays_nothing_else() {
         let root = directory("patient");
         new_file(&root.join("held.img")).set_len(1 << 20).unwrap();
-        // Under another name: nobody finds out who has it, which takes all patience.
+        // Under another name, so that the holder is not found, which takes all patience.
         std::fs::hard_link(root.join("held.img"), root.join("asked.img")).unwrap();
         let place = root.clone();
         reactor::run(&one_core(), move |core| {
@@ -1147,7 +1155,7 @@ mod tests {
             async move {
                 let (launcher, _) = launcher(&core, &root).await;
                 let channel = played(&core, &launcher, "{}");
-                // Somebody has the image.
+                // Another process has the image.
                 let held = launcher.here.parts(&disk(&root, "held")).await.unwrap();
                 let opened = Rc::new(Cell::new(false));
                 let (done, asks) = (opened.clone(), channel.clone());
@@ -1171,7 +1179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upgrade_is_refused_at_once_while_disks_follow() {
+    fn an_upgrade_is_refused_immediately_while_disks_follow() {
         let root = directory("follow");
         let place = root.clone();
         reactor::run(&one_core(), move |core| {

@@ -1,6 +1,6 @@
-//! The admin socket: how the command line steers a node that runs.
+//! The admin socket: how the command line controls a running node.
 //!
-//! A client sends a line, a JSON object, and gets a line back; then it may send the next one.
+//! A client sends a line, a JSON object, and receives a line; then it may send the next one.
 //!
 //! ```text
 //! {"version":1,"command":"disk-resize","name":"vm1","size_bytes":21474836480}
@@ -9,10 +9,9 @@
 //! {"version":1,"error":"there is no disk vm2","hint":"there are: vm1"}
 //! ```
 //!
-//! A version that the node does not have, a command or a key that it does not know is an error.
-//! Only processes of the node's own user may connect. What a client can take is bounded:
-//! connections, the length of a line, and the time for sending one. A command that has begun is
-//! finished, also when its client has gone.
+//! An unknown version, command or key is an error. Only processes of the node's own user may
+//! connect. The resources of clients are bounded: connections, the length of a line, and the time
+//! to send one. A command that has begun is finished, also when its client has gone.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -31,65 +30,64 @@ use crate::process::{CpuTime, resident_bytes};
 use crate::serve::metrics::within;
 use crate::upgrade::{Successor, Upgrader, own_program};
 
-/// The protocol's version.
+/// The version of the protocol.
 pub const VERSION: u64 = 1;
-/// Connections at a time.
+/// Maximum number of connections.
 const CONNECTIONS_MAX: usize = 16;
-/// Bytes of a line.
+/// Maximum length of a line in bytes.
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// How long a connection may be silent.
 const PATIENCE_NS: u64 = 60_000_000_000;
-/// How long the accepting task waits when the system cannot give it a connection.
+/// How long the accepting task waits if the system cannot give it a connection.
 const RETRY_NS: u64 = 100_000_000;
 
-/// What a client may ask for.
+/// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
-    /// All disks, in short.
+    /// A summary of all disks.
     DiskList,
-    /// All that is counted of a disk, or of all.
+    /// All counters of one disk, or of all.
     DiskStat {
-        /// Which one.
+        /// The disk's name.
         #[serde(default)]
         name: Option<String>,
     },
     /// Adds a disk.
     DiskAttach {
-        /// What it is to be; relative paths begin where the node was started.
+        /// The disk; relative paths begin in the node's working directory.
         disk: DiskSpec,
     },
-    /// Takes a disk away.
+    /// Removes a disk.
     DiskDetach {
-        /// Which one.
+        /// The disk's name.
         name: String,
-        /// Also from a virtual machine that is connected.
+        /// Also if a virtual machine is connected.
         #[serde(default)]
         force: bool,
     },
-    /// Gives a disk another size.
+    /// Changes the size of a disk.
     DiskResize {
-        /// Which one.
+        /// The disk's name.
         name: String,
-        /// The size.
+        /// The new size.
         size_bytes: u64,
-        /// It may become smaller.
+        /// The new size may be smaller.
         #[serde(default)]
         shrink: bool,
     },
-    /// Cores, disks and shards, counted since the start, for who asks again and looks at the
-    /// difference.
+    /// Counters of cores, disks and shards since the start; the client computes the differences.
     Top,
     /// Hands the node over to a program, started as the node was.
     Upgrade {
-        /// The program, from the root; if it is left out, the one under the node's own name.
+        /// The program, as an absolute path; by default, the one under the node's own name.
         #[serde(default)]
         program: Option<PathBuf>,
     },
 }
 
 impl Request {
-    /// The line that asks for it.
+    /// The line that encodes the request.
     pub fn line(&self) -> String {
         let mut value = json!(self);
         value["version"] = VERSION.into();
@@ -99,7 +97,7 @@ impl Request {
     fn parse(line: &[u8]) -> Result<Request, Error> {
         let usage = |what: String| Error::new(Kind::Usage, what);
         let mut value: Value = serde_json::from_slice(line)
-            .map_err(|error| usage(format!("the line is no JSON: {error}")))?;
+            .map_err(|error| usage(format!("the line is not JSON: {error}")))?;
         let version = value.as_object_mut().and_then(|object| object.remove("version"));
         if version != Some(VERSION.into()) {
             return Err(usage(format!("this node speaks version {VERSION} of the admin protocol"))
@@ -110,7 +108,7 @@ impl Request {
         match &request {
             Request::DiskAttach { disk } => disk.check().map_err(usage)?,
             Request::Upgrade { program: Some(program) } if !program.is_absolute() => {
-                return Err(usage(format!("{} is no path from the root", program.display())));
+                return Err(usage(format!("{} is not an absolute path", program.display())));
             }
             _ => {}
         }
@@ -118,40 +116,39 @@ impl Request {
     }
 }
 
-/// What commands work on.
+/// The objects that commands work on.
 pub(crate) struct Admin {
     pub core: Core,
     pub disks: Rc<Disks>,
-    /// The cores that serve a database.
+    /// Reports on the cores that serve a database.
     pub reporter: Option<Reporter>,
-    /// Where this process may start others.
+    /// Present if this process may start others.
     pub upgrader: Option<Rc<Upgrader>>,
 }
 
-/// Who does what clients ask for.
+/// Runs the requests of clients.
 pub(crate) trait Commands {
     /// The core that answers.
     fn core(&self) -> &Core;
 
-    /// Does it; gives the result as JSON, in one line. Suspends.
+    /// Runs a request; returns the result as one line of JSON. Suspends.
     async fn run(&self, request: Request) -> Result<String, Error>;
 }
 
-/// Listens under a name.
+/// Listens at a path.
 ///
 /// # Errors
-/// When somebody else does, or the system refuses.
+/// When another process listens, or the system refuses.
 pub(crate) fn listen(core: &Core, path: &Path) -> Result<UnixListener, Error> {
     UnixListener::bind(core, path).map_err(|error| {
-        let what = format!("the admin socket {}: {error}", path.display());
+        let what = format!("cannot listen at the admin socket {}: {error}", path.display());
         let in_use = error.kind() == std::io::ErrorKind::AddrInUse;
         let kind = if in_use { Kind::Locked } else { Kind::System };
         Error::new(kind, what).hint("name another one with --admin PATH")
     })
 }
 
-/// Answers the connections of a listener; never ends by itself.
-/// `open` counts the connections.
+/// Answers the connections of a listener; never ends. `open` counts the connections.
 pub(crate) async fn serve(
     listener: UnixListener,
     admin: Rc<impl Commands + 'static>,
@@ -183,7 +180,7 @@ fn crowded() -> Error {
     Error::new(Kind::System, what).hint("end one of them; a silent one is cut off after a minute")
 }
 
-/// The line that says what went wrong.
+/// The line that reports an error.
 fn refused(error: &Error) -> String {
     let mut reply = json!({"version": VERSION, "error": error.to_string()});
     if let Some(hint) = error.advice() {
@@ -268,7 +265,10 @@ impl Admin {
             }
             Request::Upgrade { program } => {
                 let Some(upgrader) = &self.upgrader else {
-                    return Err(Error::new(Kind::System, "a confined process starts no other"));
+                    return Err(Error::new(
+                        Kind::System,
+                        "a confined process cannot start another",
+                    ));
                 };
                 let done = upgraded(program, async |program| upgrader.to(program).await).await?;
                 Ok(done.as_json())
@@ -276,7 +276,7 @@ impl Admin {
         }
     }
 
-    /// The database's shards; there is one, if there is a database.
+    /// The database's shards: one, if there is a database.
     async fn shards(&self) -> Vec<Value> {
         let Some(reporter) = &self.reporter else { return Vec::new() };
         let glance = reporter.glance().await;
@@ -320,24 +320,24 @@ impl Admin {
     }
 }
 
-/// Upgrades to a program, or to the one under the node's own name.
+/// Upgrades to a program, by default the one under the node's own name.
 pub(crate) async fn upgraded(
     program: Option<PathBuf>,
     to: impl AsyncFnOnce(&Path) -> Result<Successor, String>,
 ) -> Result<Successor, Error> {
     let upgraded = match program.map_or_else(own_program, Ok) {
         Ok(program) => to(&program).await,
-        Err(error) => Err(format!("where this program is: {error}")),
+        Err(error) => Err(format!("cannot find this program: {error}")),
     };
     upgraded.map_err(|why| {
         Error::new(Kind::System, format!("no upgrade: {why}")).hint(
-            "nothing has changed, the node goes on; what the other program said is where the \
+            "nothing has changed, the node continues; the other program's messages are where the \
              node's log is",
         )
     })
 }
 
-/// The next line, without its end; `None` when the client has gone.
+/// The next line, without its end; `None` if the client has gone.
 async fn read_line(socket: &UnixSocket, received: &mut Vec<u8>) -> Option<Result<Vec<u8>, Error>> {
     loop {
         if let Some(end) = received.iter().position(|&byte| byte == b'\n') {
@@ -346,7 +346,7 @@ async fn read_line(socket: &UnixSocket, received: &mut Vec<u8>) -> Option<Result
             return Some(Ok(line));
         }
         if received.len() > LINE_BYTES_MAX {
-            let what = format!("a line has {LINE_BYTES_MAX} bytes at most");
+            let what = format!("a line has at most {LINE_BYTES_MAX} bytes");
             return Some(Err(Error::new(Kind::Usage, what)));
         }
         let room = LINE_BYTES_MAX + 1 - received.len();
@@ -357,7 +357,7 @@ async fn read_line(socket: &UnixSocket, received: &mut Vec<u8>) -> Option<Result
     }
 }
 
-/// Where a node listens that keeps its state there.
+/// The admin socket in a state directory.
 pub(crate) fn socket_in(state: &Path) -> PathBuf {
     state.join(crate::disks::state::ADMIN_SOCKET)
 }
@@ -390,16 +390,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_refused_with_a_reason() {
+    fn an_invalid_request_is_refused_with_a_reason() {
         for (line, expected) in [
-            ("", "no JSON"),
+            ("", "not JSON"),
             ("[]", "version 1"),
             (r#"{"command":"disk-list"}"#, "version 1"),
             (r#"{"version":2,"command":"disk-list"}"#, "version 1"),
             (r#"{"version":1,"command":"disk-eat"}"#, "disk-eat"),
             (r#"{"version":1,"command":"disk-detach","name":"a","now":true}"#, "now"),
             (r#"{"version":1,"command":"disk-detach"}"#, "name"),
-            (r#"{"version":1,"command":"upgrade","program":"new"}"#, "from the root"),
+            (r#"{"version":1,"command":"upgrade","program":"new"}"#, "absolute path"),
             (
                 r#"{"version":1,"command":"disk-attach","disk":{"name":"","uri":"null:1G","socket":"s"}}"#,
                 "the name of a disk",

@@ -1,4 +1,4 @@
-//! What the node tells the key-value door about itself, for `INFO`, `CONFIG GET` and `HELLO`.
+//! The node's description of itself to the key-value door, for `INFO`, `CONFIG GET` and `HELLO`.
 
 use kv::{CpuSeconds, MemoryUse, NodeInfo};
 
@@ -10,17 +10,17 @@ use crate::process::{CpuTime, executable, memory_use};
 
 /// A node's description of itself.
 pub struct Description {
-    /// Ends the node in good order.
+    /// Ends the node in an orderly way.
     pub stop: Box<dyn Fn() + Send + Sync>,
-    /// Its configuration.
+    /// The node's configuration.
     pub config: Config,
     /// The machine.
     pub machine: Machine,
-    /// The port it listens on in the end.
+    /// The port on which it listens in the end.
     pub port: u16,
     /// The driver in use.
     pub driver: &'static str,
-    /// Different for every start.
+    /// A random text, new for every start.
     pub run_id: String,
 }
 

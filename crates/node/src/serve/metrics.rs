@@ -1,17 +1,17 @@
-//! Metrics over HTTP, for a monitoring system that comes and asks: `GET /metrics`, and `GET
-//! /healthz` for who only wants to know whether the node serves.
+//! Metrics over HTTP, for a monitoring system that polls: `GET /metrics`, and `GET /healthz` to
+//! check only whether the node serves.
 //!
-//! 1. Core 0 accepts, at most [`CONNECTIONS_MAX`] at a time; who comes then is turned away by
-//!    closing.
-//! 2. A connection's request is received up to the empty line behind its headers, of which only the
-//!    first line counts.
-//! 3. The answer closes the connection. All this may take [`PATIENCE_NS`] together.
+//! 1. Core 0 accepts, at most [`CONNECTIONS_MAX`] at a time; it closes further connections
+//!    immediately.
+//! 2. It receives a request up to the empty line after the headers; only the first line counts.
+//! 3. The answer closes the connection. All of this may take [`PATIENCE_NS`].
 //!
-//! It works as background work, so that a scrape costs a client's request nothing that is worth
-//! measuring. What always holds: whoever connects here can take [`CONNECTIONS_MAX`] times
-//! [`REQUEST_BYTES_MAX`] of memory, and no more.
+//! It runs as background work, so that a scrape costs clients' requests nothing measurable.
+//! Invariant: connections here take at most [`CONNECTIONS_MAX`] times [`REQUEST_BYTES_MAX`] of
+//! memory.
 //!
-//! It is no web server: one request per connection, no compression, no body in a request, no TLS.
+//! It is not a web server: one request per connection, no compression, no body in a request, no
+//! TLS.
 
 use std::cell::Cell;
 use std::fmt::Write;
@@ -28,18 +28,18 @@ use crate::disks::Disks;
 use crate::disks::report;
 use crate::process::{CpuTime, resident_bytes};
 
-/// Connections at a time.
+/// Maximum number of connections.
 const CONNECTIONS_MAX: usize = 16;
-/// Bytes of a request with its headers.
+/// Maximum length of a request with its headers, in bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
-/// Pieces in which it may come.
+/// Maximum number of pieces in which a request may arrive.
 const PIECES_MAX: usize = 64;
 /// How long a connection may take for everything.
 const PATIENCE_NS: u64 = 2_000_000_000;
-/// How long the accepting task waits when the system cannot give it a connection.
+/// How long the accepting task waits if the system cannot give it a connection.
 const RETRY_NS: u64 = 100_000_000;
 
-/// Whom to ask.
+/// The sources of the metrics.
 pub(crate) struct Sources {
     /// The cores that serve a database.
     pub reporter: Option<Reporter>,
@@ -49,11 +49,11 @@ pub(crate) struct Sources {
     pub log: Log,
     /// When the node began to serve, on the core's clock.
     pub started_ns: u64,
-    /// What the node may use.
+    /// The memory that the node may use.
     pub memory_bytes: u64,
 }
 
-/// Answers the connections of a listener; never ends by itself.
+/// Answers the connections of a listener; never ends.
 pub(crate) async fn serve(core: Core, listener: Listener, sources: Sources) {
     let sources = Rc::new(sources);
     let open = Rc::new(Cell::new(0));
@@ -74,7 +74,7 @@ pub(crate) async fn serve(core: Core, listener: Listener, sources: Sources) {
     }
 }
 
-/// Waits for `future` for so long; dropping it then.
+/// Waits for `future` for at most `ns`, then drops it.
 pub(crate) async fn within<T>(core: &Core, ns: u64, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     let mut limit = pin!(core.sleep_ns(ns));
@@ -97,7 +97,7 @@ async fn answer(core: &Core, socket: &Socket, sources: &Sources) {
         received = back;
         match result {
             Ok(n) if n > 0 => {}
-            // Gone before it has asked.
+            // The client has gone before it sent a request.
             _ => return,
         }
         if let Some(parsed) = parse(&received) {
@@ -113,17 +113,17 @@ async fn answer(core: &Core, socket: &Socket, sources: &Sources) {
         Ok(Request { page: Page::Health, head }) => response(Status::Ok, TEXT, "serving\n", head),
         Err(status) => response(status, TEXT, &format!("{}\n", status.words()), false),
     };
-    // A client that has gone does not want it any more.
+    // The client may have gone.
     let _ = socket.send(reply).await;
 }
 
 const TEXT: &str = "text/plain; charset=utf-8";
 
-/// What is asked for.
+/// A parsed request.
 #[derive(Debug, PartialEq, Eq)]
 struct Request {
     page: Page,
-    /// `HEAD`: the headers alone.
+    /// `HEAD`: only the headers are sent.
     head: bool,
 }
 
@@ -154,13 +154,13 @@ impl Status {
     }
 }
 
-/// Reads a request; `None` when it is not all there yet.
+/// Parses a request; `None` if it is incomplete.
 fn parse(received: &[u8]) -> Option<Result<Request, Status>> {
     let first_end = received.iter().position(|&byte| byte == b'\n')?;
     let line = received[..first_end].strip_suffix(b"\r").unwrap_or(&received[..first_end]);
     let request = parse_line(line);
     if request == Err(Status::Malformed) {
-        // There may be no end of headers in what is no HTTP.
+        // Text that is not HTTP may have no end of headers.
         return Some(request);
     }
     let rest = &received[first_end + 1..];
@@ -227,7 +227,7 @@ async fn metrics(core: &Core, sources: &Sources) -> String {
     text.finish()
 }
 
-/// What a database's reporter tells too, of a node that has none.
+/// The metrics of a node without a database, which the database's reporter would write.
 async fn node(core: &Core, sources: &Sources, text: &mut Exposition) {
     let uptime_ns = core.now_ns().saturating_sub(sources.started_ns);
     text.gauge("uptime_seconds", "Seconds since the node began to serve")
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_refused_at_its_first_line() {
+    fn an_invalid_request_is_refused_at_its_first_line() {
         for line in ["\n", "GET\r\n", "*1\r\n$4\r\nPING\r\n", "GET /metrics\n", "\x16\x03\x01\n"] {
             assert_eq!(parse(line.as_bytes()), Some(Err(Status::Malformed)), "{line:?}");
         }

@@ -1,20 +1,20 @@
 //! A node from start to end.
 //!
-//! 1. Signals are blocked, then cores started. Core 0 finds out whether the port is free, opens the
+//! 1. Signals are blocked, then cores started. Core 0 checks whether the port is free, opens the
 //!    database and raises the phase to running; the other cores wait for that.
-//! 2. Every core listens for itself on the same address and attaches a reader of its own. When all
-//!    do, the node is ready, and says so.
-//! 3. The first signal raises the phase to draining: every core accepts no more, sends the replies
-//!    that are under way, and ends its connections after a grace at the latest. When all cores have
-//!    done so, core 0, which owns the shard, lets it finish what it was handed, and closes the
-//!    database. Then the cores end and are joined; the reactor gives operations of the disk a
-//!    deadline of its own. `SHUTDOWN` does the same.
-//! 4. A second signal ends the process at once, as does a first one before the node is ready: what
-//!    was acknowledged is kept anyway.
+//! 2. Every core listens on the same address with a socket of its own and attaches its own reader.
+//!    When all do, the node is ready, and reports that.
+//! 3. The first signal raises the phase to draining: every core stops accepting, sends the replies
+//!    in flight, and ends its connections after a grace period at the latest. When all cores have
+//!    done so, core 0, which owns the shard, lets the shard finish its writes, and closes the
+//!    database. Then the cores end and are joined; the reactor has its own deadline for disk
+//!    operations. `SHUTDOWN` does the same.
+//! 4. A second signal ends the process immediately, as does a first one before the node is ready:
+//!    acknowledged writes are kept anyway.
 //! 5. `SIGUSR2` hands the node over to a successor (`upgrade`).
 //!
-//! A core that cannot serve ends the node: half a node would lose the connections that the kernel
-//! hands to the missing core.
+//! A core that cannot serve ends the node: otherwise the connections that the kernel hands to the
+//! missing core would be lost.
 
 pub(crate) mod admin;
 pub(crate) mod info;
@@ -60,73 +60,73 @@ use crate::serve::patience::{Exclusive, Patience};
 use crate::serve::phases::{Phase, Phases};
 use crate::upgrade::{self, Predecessor, Upgrader, line_to_predecessor};
 
-/// How long clients may take to receive what is under way when the node stops.
+/// How long clients may take to receive replies in flight when the node stops.
 const GRACE_NS: u64 = 5_000_000_000;
-/// How long a process that ends at once waits for its log.
+/// How long a process that ends immediately waits for its log.
 pub(crate) const LOG_PATIENCE: Duration = Duration::from_millis(100);
-/// How often core 0 looks whether all cores listen.
+/// How often core 0 polls whether all cores listen.
 const LOOK_NS: u64 = 1_000_000;
 
-/// What a node says when it is ready.
+/// What a node reports when it is ready.
 #[derive(Clone, Debug)]
 pub struct Ready {
-    /// The database that is served, if one is.
+    /// The database, if one is served.
     pub database: Option<Database>,
-    /// The disks that it serves, with those that were attached earlier.
+    /// The served disks, including those attached earlier.
     pub disks: Vec<DiskSpec>,
-    /// Where it tells metrics, if anywhere.
+    /// The address of the metrics, if any.
     pub metrics: Option<SocketAddr>,
-    /// Where it is administered, if anywhere.
+    /// The admin socket, if any.
     pub admin: Option<PathBuf>,
-    /// The driver in use.
+    /// The I/O driver in use.
     pub driver: &'static str,
 }
 
-/// A database that is served.
+/// A served database.
 #[derive(Clone, Debug)]
 pub struct Database {
-    /// Where clients connect.
+    /// The address on which clients connect.
     pub listen: SocketAddr,
-    /// How many keys the database has: about so many, unless they are counted.
+    /// The number of keys, approximate unless they are counted.
     pub keys: u64,
-    /// Whether that is the exact number.
+    /// Whether the number of keys is exact.
     pub counted: bool,
 }
 
-/// What a process that is confined has made before.
+/// What a confined process has created before its confinement.
 struct Confined {
     /// The launcher's process id.
     launcher: u32,
-    /// To the launcher.
+    /// The socket to the launcher.
     channel: OwnedFd,
-    /// Where clients and readers of metrics connect, unless the node before listens there.
+    /// The sockets for clients and metrics, unless the predecessor listens there.
     clients: Vec<OwnedFd>,
     metrics: Option<OwnedFd>,
-    /// Where the log goes next.
+    /// Receives the next log file.
     log: NextFile,
-    /// Whether no path is left to it, as far as the kernel can do that.
+    /// The result of [`confine_paths`].
     paths: Result<bool, String>,
 }
 
-/// What the cores share.
+/// The state that the cores share.
 struct Node {
     config: Config,
     machine: Machine,
     log: Log,
     confined: Option<Confined>,
-    /// Cores that run.
+    /// The number of cores that run.
     started: AtomicUsize,
     phases: Phases,
     opened: OnceLock<Option<Opened>>,
     listening: AtomicUsize,
     /// Each core's listening socket for clients, to be handed over.
     doors: Vec<OnceLock<OwnedFd>>,
-    /// Cores whose connections have ended.
+    /// The number of cores whose connections have ended.
     ended: AtomicUsize,
     failed: OnceLock<Error>,
 }
 
-/// What core 0 has prepared for all, if a database is served.
+/// The database that core 0 has opened for all cores.
 struct Opened {
     listen: SocketAddr,
     db: Db,
@@ -135,7 +135,7 @@ struct Opened {
     listeners: Vec<OwnedFd>,
 }
 
-/// Serves until a signal says stop. `on_ready` is called once, when all cores listen.
+/// Serves until a signal ends the node. `on_ready` is called once, when all cores listen.
 ///
 /// # Errors
 /// When the port is in use, the database cannot be opened, or a core cannot be started.
@@ -154,7 +154,7 @@ pub fn serve(
     if renewed || (alone && launcher::is_wanted(&config)) {
         return match launcher::run(&config, renewed)? {
             0 => Ok(()),
-            // The node has said why.
+            // The node has reported the reason.
             code => std::process::exit(code),
         };
     }
@@ -165,11 +165,11 @@ pub fn serve(
         }
         None => (crate::log::open(&config.log, None)?, None),
     };
-    // Until the end of this function: then the writer has written what the cores logged.
+    // Kept until the end of this function, when the writer writes what the cores logged.
     let (log, _writer) = crate::log::start(&config.log, sink)?;
     if descriptors > descriptors_before {
         tracing::info!(
-            "the limit of descriptors is raised from {descriptors_before} to {descriptors}"
+            "raised the limit of descriptors from {descriptors_before} to {descriptors}"
         );
     }
     let runtime = config.runtime(log.clone(), confined.is_some());
@@ -192,13 +192,13 @@ pub fn serve(
         let (node, on_ready) = (shared.clone(), on_ready.clone());
         async move {
             if let Err(error) = serve_core(&core, &node, &on_ready).await {
-                // The first failure is the one to tell; those after it follow from it.
+                // Report the first failure; later ones follow from it.
                 let _ = node.failed.set(error);
                 node.phases.raise(Phase::Stopped);
             }
         }
     })
-    .map_err(|error| Error::new(Kind::System, format!("starting the cores: {error}")))?;
+    .map_err(|error| Error::new(Kind::System, format!("cannot start the cores: {error}")))?;
     match node.failed.get() {
         Some(error) => Err(error.clone()),
         None => Ok(()),
@@ -274,7 +274,7 @@ async fn serve_core(
     let served = serve_clients(core, node, on_ready, shard.clone(), first).await;
     let mut closed = Ok(());
     if let Some(shard) = shard {
-        // Others may still wait for what they have sent here.
+        // Other cores may still wait for the shard's answers.
         while node.ended.load(Ordering::Acquire) < node.listening.load(Ordering::Acquire) {
             core.sleep_ns(LOOK_NS).await;
         }
@@ -283,10 +283,10 @@ async fn serve_core(
     if let Some(ending) = served? {
         ending.finish(core, node).await;
     }
-    closed.map_err(|error| Error::new(Kind::System, format!("closing the database: {error}")))
+    closed.map_err(|error| Error::new(Kind::System, format!("cannot close the database: {error}")))
 }
 
-/// What core 0 has to do, beside what all cores do.
+/// What core 0 has to do in addition to the work of all cores.
 #[derive(Default)]
 struct First {
     metrics: Option<Listener>,
@@ -296,11 +296,11 @@ struct First {
     link: Option<Link>,
 }
 
-/// To the launcher, where there is one.
+/// The link to the launcher.
 struct Link {
     channel: Rc<Channel>,
     begun: Begun,
-    /// Who does what comes through the launcher's admin socket, once the node serves.
+    /// Runs the requests of the launcher's admin socket, once the node serves.
     admin: Rc<OnceCell<Admin>>,
 }
 
@@ -317,7 +317,7 @@ async fn serve_clients(
     let opened = node.opened.get().expect("core 0 has opened the database before it raised");
     let (mut disks, mut steering) = (Rc::new(Disks::default()), None);
     if core.id() == 0 {
-        // The state directory and its socket are the node's before this one until it has ended.
+        // The predecessor has the state directory and the admin socket until it has ended.
         let before = first.predecessor.clone();
         let before_holds = || before.as_ref().is_some_and(|before| before.may_hold_locks());
         let outside = match &first.link {
@@ -345,7 +345,7 @@ async fn serve_clients(
         }
     }
     let (mut clients, mut admin_at) = (None, None);
-    // What goes on telling and answering, until a successor does.
+    // Tasks that report and answer until a successor does.
     let mut telling = Vec::new();
     if let Some(opened) = opened {
         let listener = opened.listeners[core.id()].try_clone();
@@ -410,7 +410,8 @@ async fn serve_clients(
             disks.each(|disk| served.extend(disk.serving.is_ok().then(|| disk.spec.clone())));
             let link = first.link.as_ref();
             let admin = admin_at.clone().or_else(|| link?.begun.admin.clone());
-            // First: whoever has read that it serves may ask it to end in good order.
+            // Do this first: a process that has read that the node serves may ask it to end in an
+            // orderly way.
             if let Some(link) = link {
                 link.channel.ask(&ToLauncher::Serving, &[]).await?;
             }
@@ -434,7 +435,7 @@ async fn serve_clients(
     Ok(Some(Ending { stopping, disks, admin_at }))
 }
 
-/// What is left of a core's work when its clients have gone.
+/// What remains of a core's work when its clients have gone.
 struct Ending {
     stopping: JoinHandle<()>,
     disks: Rc<Disks>,
@@ -464,20 +465,21 @@ fn launcher_of_this_process() -> Option<(u32, bool)> {
     Some((launcher.parse().ok()?, role == "successor"))
 }
 
-/// Makes what a confined process cannot make any more, and confines this one as far as one thread
-/// can: before it starts any other.
+/// Creates what a confined process cannot create any more, and confines this process as far as one
+/// thread can, before it starts any other.
 fn confine(config: &Config, launcher: u32, succeeds: bool) -> Result<(Sink, Confined), Error> {
     let system = |what: &str, error: &dyn std::fmt::Display| {
         Error::new(Kind::System, format!("{what}: {error}"))
     };
     let channel = std::io::stdin().as_fd().try_clone_to_owned();
-    let channel = channel.map_err(|error| system("the socket to the launcher", &error))?;
+    let channel =
+        channel.map_err(|error| system("cannot duplicate the socket to the launcher", &error))?;
     let next = NextFile::default();
     let sink = crate::log::open(&config.log, Some(next.clone()))?;
-    // What these find out is not to be found any more.
+    // Cache these now; the sandbox will hide them.
     resident_bytes();
     executable();
-    // Where the node before this one listens, it hands the sockets over.
+    // If the predecessor listens there, it hands the sockets over.
     let handed = |error: Error| if succeeds { Ok(()) } else { Err(error) };
     let (mut clients, mut metrics) = (Vec::new(), None);
     if let Some(data) = &config.data {
@@ -501,27 +503,29 @@ fn confine(config: &Config, launcher: u32, succeeds: bool) -> Result<(Sink, Conf
     let (writable, outside) = (!config.read_only, &outside[..]);
     let paths = confine_paths(data.map(|directory| Beneath { directory, writable, outside }));
     if config.sandbox == Sandbox::On && paths != Ok(true) {
-        let why = paths.err().unwrap_or_else(|| "this kernel's Landlock is too old".to_owned());
+        let why =
+            paths.err().unwrap_or_else(|| "this kernel's Landlock is older than 6.12".to_owned());
         return Err(Error::new(Kind::System, format!("this node cannot be confined: {why}"))
             .hint("--sandbox auto confines it as far as possible"));
     }
     Ok((sink, Confined { launcher, channel, clients, metrics, log: next, paths }))
 }
 
-/// Has the kernel kill this process when its launcher ends. It does so for the thread that asks:
-/// the same one takes it back.
+/// Makes the kernel kill this process when its launcher ends. The setting belongs to the calling
+/// thread: the same thread has to take it back.
 fn end_with_launcher(launcher: u32) -> Result<(), Error> {
-    nix::sys::prctl::set_pdeathsig(Some(nix::sys::signal::Signal::SIGKILL))
-        .map_err(|error| Error::new(Kind::System, format!("ending with the launcher: {error}")))?;
-    // It may have ended before that.
+    nix::sys::prctl::set_pdeathsig(Some(nix::sys::signal::Signal::SIGKILL)).map_err(|error| {
+        Error::new(Kind::System, format!("cannot end with the launcher: {error}"))
+    })?;
+    // The launcher may have ended before the call.
     match nix::unistd::getppid().as_raw() as u32 == launcher {
         true => Ok(()),
         false => Err(Error::new(Kind::System, "the launcher has ended")),
     }
 }
 
-/// Listens, as patiently as a core would, before there is one. A successor does not wait: the node
-/// before it listens.
+/// Listens before any core runs, with the patience of a core. A successor does not wait, because
+/// its predecessor listens.
 #[expect(clippy::disallowed_methods, reason = "start-up code, before any core runs")]
 fn patiently_now<T>(
     addr: SocketAddr,
@@ -540,7 +544,7 @@ fn patiently_now<T>(
     }
 }
 
-/// A socket for each core, where nobody else listens.
+/// A socket for each core, if nobody else listens.
 fn listen_on_all(addr: SocketAddr, cores: usize) -> std::io::Result<Vec<OwnedFd>> {
     let alone = std::net::TcpListener::from(reactor::listen(addr, false)?);
     let addr = alone.local_addr()?;
@@ -548,7 +552,7 @@ fn listen_on_all(addr: SocketAddr, cores: usize) -> std::io::Result<Vec<OwnedFd>
     (0..cores).map(|_| reactor::listen(addr, true)).collect()
 }
 
-/// Makes a database's directory, durably, unless it is there.
+/// Creates a database's directory, durably, unless it exists.
 #[expect(clippy::disallowed_methods, reason = "start-up code, before any core runs")]
 fn make_directory_now(data: &Path) -> Result<(), Error> {
     let made = match std::fs::create_dir(data) {
@@ -562,8 +566,8 @@ fn make_directory_now(data: &Path) -> Result<(), Error> {
     made.map_err(|error| no_directory(data, &error))
 }
 
-/// Confines all threads, and begins to talk to the launcher; gives the line to the node before, if
-/// there is one to take over from.
+/// Confines all threads and starts the conversation with the launcher. Returns the line to the
+/// predecessor, if there is one to take over from.
 async fn begin(
     core: &Core,
     node: &Arc<Node>,
@@ -588,16 +592,16 @@ async fn begin(
                 (Err(why), _) | (_, Err(why)) => why,
                 _ => "this kernel's Landlock is older than 6.12",
             };
-            tracing::warn!(paths = paths_ok, calls = calls_ok, "confined in part only: {why}");
+            tracing::warn!(paths = paths_ok, calls = calls_ok, "only partly confined: {why}");
         }
     }
-    // A disk's device and its socket are the most.
+    // The largest message brings a disk's device and its socket.
     let descriptors = bdev::DESCRIPTORS_MAX + 1;
     let limits = Limits { body_bytes: SAID_BYTES_MAX, descriptors };
     let socket = confined.channel.try_clone();
     let channel = socket.and_then(|socket| Channel::from_fd(core, socket, limits));
     let channel = channel.map(Rc::new).map_err(|error| {
-        Error::new(Kind::System, format!("the socket to the launcher: {error}"))
+        Error::new(Kind::System, format!("cannot use the socket to the launcher: {error}"))
     })?;
     let admin = Rc::new(OnceCell::new());
     {
@@ -611,7 +615,7 @@ async fn begin(
     Ok((link, begun.descriptors.into_iter().next()))
 }
 
-/// Does what the launcher asks for.
+/// Runs the launcher's requests.
 async fn answer_launcher(
     core: Core,
     node: Arc<Node>,
@@ -621,7 +625,7 @@ async fn answer_launcher(
 ) {
     loop {
         let Ok(mut question) = channel.next().await else {
-            // Whoever has started this process has gone: it is to end as if killed.
+            // The launcher has ended: end as if killed.
             std::process::exit(1);
         };
         let descriptor = question.descriptors.pop();
@@ -634,7 +638,7 @@ async fn answer_launcher(
             let answer = match (wanted, descriptor) {
                 (Ok(ToNode::Stop), _) => {
                     tracing::info!(
-                        "stopping: replies under way are sent; a second signal ends it at once"
+                        "stopping: sending the replies in flight; a second signal ends the node immediately"
                     );
                     node.phases.raise(Phase::Draining);
                     saying(&())
@@ -653,7 +657,7 @@ async fn answer_launcher(
                 (Ok(ToNode::Log | ToNode::HandOver), None) => Err(missing()),
                 (Ok(ToNode::Hold), _) => {
                     let ended = nix::sys::prctl::set_pdeathsig(None);
-                    let failed = |error| Error::new(Kind::System, format!("living on: {error}"));
+                    let failed = |error| Error::new(Kind::System, format!("cannot live on: {error}"));
                     ended.map_err(failed).and_then(|()| saying(&()))
                 }
                 (Ok(ToNode::Resume), _) => {
@@ -662,7 +666,7 @@ async fn answer_launcher(
                         std::process::exit(1);
                     }
                     channel.hold(false);
-                    // The new program has read the configuration anew.
+                    // The new program has read the configuration again.
                     core.clone().spawn(Class::Control, async move {
                         if let Some(admin) = admin.get() {
                             admin.disks.start_others(&core).await;
@@ -680,7 +684,7 @@ async fn answer_launcher(
                 },
                 (Err(error), _) => Err(error),
             };
-            // Where it has gone, so does this process.
+            // If the launcher has ended, this process ends too.
             let hold = hold && answer.is_ok();
             let _ = channel.answer(&question, answer).await;
             if hold {
@@ -695,8 +699,8 @@ pub(crate) fn state_directory(config: &Config) -> Option<PathBuf> {
     config.state.clone().or_else(default_state)
 }
 
-/// Opens the state directory. One that was not named may be missing or in use: then nothing is
-/// remembered.
+/// Opens the state directory. If it was not named, it may be missing or in use: then nothing is
+/// kept over a restart.
 pub(crate) async fn open_state(
     core: &Core,
     config: &Config,
@@ -714,14 +718,14 @@ pub(crate) async fn open_state(
         Ok(state) => Ok(Some(state)),
         Err(error) if matches!(error.kind(), Kind::Locked | Kind::System) => {
             let hint = error.advice().unwrap_or_default();
-            tracing::info!("nothing is remembered over a restart: {error}; {hint}");
+            tracing::info!("no state is kept over a restart: {error}; {hint}");
             Ok(None)
         }
         Err(error) => Err(error),
     }
 }
 
-/// Listens for who steers the node: where it was told, or in the state directory.
+/// Listens at the admin socket: at the configured path, or in the state directory.
 pub(crate) async fn listen_admin(
     core: &Core,
     config: &Config,
@@ -739,14 +743,14 @@ pub(crate) async fn listen_admin(
     match listener {
         Ok(listener) => Ok(Some((path, listener))),
         Err(error) if config.admin.is_none() && config.state.is_none() => {
-            tracing::info!("nobody can steer this node: {error}");
+            tracing::info!("this node has no admin socket: {error}");
             Ok(None)
         }
         Err(error) => Err(error),
     }
 }
 
-/// Opens the database: once, for all cores. Clients that connect meanwhile wait.
+/// Opens the database once, for all cores. Clients that connect meanwhile wait.
 async fn prepare(
     core: &Core,
     node: &Arc<Node>,
@@ -767,7 +771,7 @@ async fn prepare(
         recovered_bytes: budget.recovered(),
         ..OpenOptions::default()
     };
-    // The node before this one has it open until its clients have had their replies.
+    // The predecessor has it open until its clients have received their replies.
     let patience = Patience::with(Exclusive::File(data.join("LOCK")));
     let held = |error: &Error| {
         let before_holds = || predecessor.as_ref().is_some_and(|before| before.may_hold_locks());
@@ -817,7 +821,7 @@ async fn prepare(
     Ok((Opened { listen, db, door, listeners }, shard))
 }
 
-/// Starts to tell metrics, and says where.
+/// Starts to serve metrics, and returns the address.
 fn tell_metrics(
     core: &Core,
     node: &Node,
@@ -827,7 +831,7 @@ fn tell_metrics(
 ) -> Result<(SocketAddr, JoinHandle<()>), Error> {
     let addr = listener
         .local_addr()
-        .map_err(|error| Error::new(Kind::System, format!("listening for metrics: {error}")))?;
+        .map_err(|error| Error::new(Kind::System, format!("cannot listen for metrics: {error}")))?;
     let sources = Sources {
         reporter,
         disks,
@@ -839,13 +843,13 @@ fn tell_metrics(
     Ok((addr, telling))
 }
 
-/// A socket on which the node before this one listened already.
+/// A socket on which the predecessor already listened.
 fn inherited_listener(core: &Core, addr: SocketAddr, fd: OwnedFd) -> Result<Listener, Error> {
     Listener::from_fd(core, fd)
-        .map_err(|error| Error::new(Kind::System, format!("listening on {addr}: {error}")))
+        .map_err(|error| Error::new(Kind::System, format!("cannot listen on {addr}: {error}")))
 }
 
-/// Listens where nobody else does. `flag` is what the user would say to listen elsewhere.
+/// Listens, if nobody else does. `flag` is the user's flag for another address.
 async fn listen_alone(core: &Core, addr: SocketAddr, flag: &str) -> Result<Listener, Error> {
     let patience = Patience::with(Exclusive::Port(addr));
     let in_use = |error: &std::io::Error| is_in_use(error) && patience.lasts(core);
@@ -870,14 +874,14 @@ fn no_port(addr: SocketAddr, flag: &str, error: &std::io::Error) -> Error {
             )
         }
         std::io::ErrorKind::PermissionDenied => {
-            Error::new(Kind::System, format!("listening on {addr}: {error}"))
+            Error::new(Kind::System, format!("cannot listen on {addr}: {error}"))
                 .hint(format!("ports below 1024 are for root: choose a higher one with {flag}"))
         }
         std::io::ErrorKind::AddrNotAvailable => {
-            Error::new(Kind::Usage, format!("{} is no address of this machine", addr.ip()))
+            Error::new(Kind::Usage, format!("{} is not an address of this machine", addr.ip()))
                 .hint("`ip addr` lists the addresses it has")
         }
-        _ => Error::new(Kind::System, format!("listening on {addr}: {error}")),
+        _ => Error::new(Kind::System, format!("cannot listen on {addr}: {error}")),
     }
 }
 
@@ -887,7 +891,7 @@ async fn watch_signals(core: Core, node: Arc<Node>, upgrader: Rc<Upgrader>) {
         let signal = match reactor::signal(&core).await {
             Ok(signal) => signal,
             Err(error) => {
-                tracing::error!("waiting for signals: {error}; only SIGKILL ends this node");
+                tracing::error!("cannot wait for signals: {error}; only SIGKILL ends this node");
                 return;
             }
         };
@@ -895,20 +899,22 @@ async fn watch_signals(core: Core, node: Arc<Node>, upgrader: Rc<Upgrader>) {
             let upgrader = upgrader.clone();
             core.spawn(Class::Control, async move {
                 match upgrade::own_program() {
-                    // What comes of it is in the log.
+                    // The outcome is logged.
                     Ok(program) => drop(upgrader.to(&program).await),
-                    Err(error) => tracing::error!("no upgrade: where this program is: {error}"),
+                    Err(error) => tracing::error!("no upgrade: cannot find this program: {error}"),
                 }
             });
             continue;
         }
         if node.phases.now() != Phase::Running {
-            // Not ready yet, or asked for the second time. Nothing here needs an orderly end, as
-            // what was acknowledged is in the write-ahead log; but what was logged is written.
+            // Not ready yet, or the second signal. An orderly end is not needed, because
+            // acknowledged writes are in the write-ahead log; but the log lines are written.
             node.log.flush(LOG_PATIENCE);
             std::process::exit(128 + signal);
         }
-        tracing::info!("stopping: replies under way are sent; a second signal ends it at once");
+        tracing::info!(
+            "stopping: sending the replies in flight; a second signal ends the node immediately"
+        );
         node.phases.raise(Phase::Draining);
     }
 }

@@ -1,4 +1,4 @@
-//! Opening a database with errors that help.
+//! Opens a database, with errors that help.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -10,19 +10,19 @@ use reactor::Core;
 use crate::error::{Error, Kind};
 use crate::machine::pseudo_file;
 
-/// Opens the database in a directory. Suspends for all its reads.
+/// Opens the database in a directory. Suspends for all reads.
 ///
 /// # Errors
-/// What [`Db::open`] gives, with advice.
+/// As for [`Db::open`], with advice.
 pub async fn open(core: &Core, path: &Path, options: OpenOptions) -> Result<Db, Error> {
     Db::open(core, path, options).await.map_err(|error| explain(path, &error))
 }
 
-/// Opens the database in a directory for writing. Where it may be made (`write.create`), so may its
-/// directory, in one that is there. Suspends for all its reads.
+/// Opens the database in a directory for writing. If it may be created (`write.create`), so may its
+/// directory, in an existing one. Suspends for all reads.
 ///
 /// # Errors
-/// What [`Db::open_for_writing`] gives, with advice.
+/// As for [`Db::open_for_writing`], with advice.
 pub async fn open_for_writing(
     core: &Core,
     path: &Path,
@@ -35,13 +35,13 @@ pub async fn open_for_writing(
     Db::open_for_writing(core, path, options, write).await.map_err(|error| explain(path, &error))
 }
 
-/// A database's directory could not be made.
+/// The error when a database's directory cannot be created.
 pub(crate) fn no_directory(path: &Path, error: &io::Error) -> Error {
-    Error::new(Kind::System, format!("making directory {}: {error}", path.display()))
-        .hint("the directory above it must be there, and writable")
+    Error::new(Kind::System, format!("cannot create directory {}: {error}", path.display()))
+        .hint("the directory above it must exist and be writable")
 }
 
-/// Makes a directory, durably, unless it is there.
+/// Creates a directory, durably, unless it exists.
 async fn make_directory(core: &Core, path: &Path) -> io::Result<()> {
     match core.create_dir(path).await {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -77,8 +77,7 @@ pub fn explain(path: &Path, error: &lsm::Error) -> Error {
             path.display()
         )),
         lsm::Kind::Unsupported => Error::new(Kind::Unsupported, what),
-        // Logs longer than memory: reading finds no place for them either, and the text says what
-        // helps.
+        // The logs exceed the memory: read-only does not help either, and the text says what does.
         lsm::Kind::Full if what.contains("raise --memory") => Error::new(Kind::System, what),
         lsm::Kind::Full => Error::new(Kind::System, what)
             .hint("make space, or open it with --read-only, which needs none"),
@@ -90,7 +89,7 @@ pub fn explain(path: &Path, error: &lsm::Error) -> Error {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "looks around after the start has failed")]
+#[expect(clippy::disallowed_methods, reason = "looks for the cause after the start has failed")]
 fn no_database(path: &Path) -> String {
     match std::fs::metadata(path) {
         Err(_) => format!("there is no directory {}", path.display()),
@@ -115,8 +114,8 @@ fn no_database(path: &Path) -> String {
     }
 }
 
-/// Who holds the lock of a database, as far as the kernel tells.
-#[expect(clippy::disallowed_methods, reason = "looks around after the start has failed")]
+/// The holder of a database's lock, as far as the kernel tells.
+#[expect(clippy::disallowed_methods, reason = "looks for the cause after the start has failed")]
 fn lock_holder(path: &Path) -> Option<String> {
     let meta = std::fs::metadata(path.join("LOCK")).ok()?;
     let locks = pseudo_file(Path::new("/proc/locks"))?;
@@ -125,10 +124,10 @@ fn lock_holder(path: &Path) -> Option<String> {
     Some(format!("process {pid} ({})", name.trim()))
 }
 
-/// The process that holds a write lock on an inode, in a text such as
-/// `1: POSIX  ADVISORY  WRITE 1234 fe:01:12345 0 EOF`.
+/// The process that holds a write lock on an inode, from lines such as `1: POSIX  ADVISORY  WRITE
+/// 1234 fe:01:12345 0 EOF`.
 fn holder_of(locks: &str, dev: u64, inode: u64) -> Option<u32> {
-    // As the kernel packs a device's two numbers.
+    // The kernel's encoding of a device number.
     let major = ((dev >> 8) & 0xfff) | ((dev >> 32) & !0xfff);
     let minor = (dev & 0xff) | ((dev >> 12) & !0xff);
     let place = format!("{major:02x}:{minor:02x}:{inode}");

@@ -1,13 +1,13 @@
-//! Patience with what a process that was killed still holds: a port, a lock, a socket's name, an
+//! Patience with resources that a killed process still holds: a port, a lock, a socket's name, an
 //! image.
 //!
-//! The kernel takes an io_uring ring apart after its process has ended, in the background, and the
-//! operations of the ring hold files and sockets until then: 1.5 s after `kill -9` were seen. So a
-//! start tries again for a while where something is in use, and says so in the log.
+//! The kernel tears down an io_uring ring in the background after its process has ended, and the
+//! ring's operations hold files and sockets until then: 1.5 s after `kill -9` were observed. So a
+//! start retries for a while if something is in use, and logs that.
 //!
-//! A holder that is alive will not go away: as far as the kernel tells who has the thing open, such
-//! a start is refused soon. It gets a moment, because a process that is being killed looks alive
-//! until its files are closed.
+//! A holder that is alive will not go away, so the start is refused soon if the kernel shows one.
+//! It still gets a moment, because a process that is being killed looks alive until its files are
+//! closed.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -17,14 +17,14 @@ use reactor::Core;
 
 use crate::machine::pseudo_file;
 
-/// How long what a killed process held may outlive it.
+/// How long the resources of a killed process may outlive it.
 pub(crate) const LINGER_NS: u64 = 5_000_000_000;
 /// How long a holder must be seen alive.
 const ALIVE_NS: u64 = 300_000_000;
-/// Time between two looks for the holder.
+/// Time between two searches for the holder.
 const LOOK_NS: u64 = 50_000_000;
 
-/// What a start needs for itself.
+/// A resource that a start needs exclusively.
 #[derive(Clone, Debug)]
 pub(crate) enum Exclusive {
     Port(SocketAddr),
@@ -32,7 +32,7 @@ pub(crate) enum Exclusive {
     File(PathBuf),
     /// A listening Unix socket.
     Socket(PathBuf),
-    /// Something of which nobody can say who has it.
+    /// A resource whose holder cannot be found.
     Unknown(String),
 }
 
@@ -47,7 +47,7 @@ impl std::fmt::Display for Exclusive {
 }
 
 impl Exclusive {
-    /// A process that has it open, if the kernel tells: of other users' processes only root learns.
+    /// A process that has it open, if the kernel tells. Only root sees other users' processes.
     pub fn holder(&self) -> Option<u32> {
         match self {
             Exclusive::Port(addr) => {
@@ -89,8 +89,8 @@ fn bound_to<'a>(table: &'a str, path: &str) -> impl Iterator<Item = &'a str> {
     })
 }
 
-/// A process that has one of these open, by the names that links in `/proc/PID/fd` have.
-#[expect(clippy::disallowed_methods, reason = "looks around after a start has met somebody")]
+/// A process that has one of these open, by the targets of the links in `/proc/PID/fd`.
+#[expect(clippy::disallowed_methods, reason = "searches for the holder after a start has failed")]
 fn having_open(names: &[String]) -> Option<u32> {
     if names.is_empty() {
         return None;
@@ -106,7 +106,7 @@ fn having_open(names: &[String]) -> Option<u32> {
     processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(has)
 }
 
-/// One wait for something that is in use.
+/// One wait for a resource that is in use.
 pub(crate) struct Patience {
     what: Exclusive,
     since_ns: Cell<Option<u64>>,
@@ -124,15 +124,16 @@ impl Patience {
         }
     }
 
-    /// Whether another try is worth it, now that it was in use again.
+    /// Whether to retry, now that it was in use again.
     pub fn lasts(&self, core: &Core) -> bool {
         self.lasts_at(core.now_exact_ns(), core.is_simulated())
     }
 
-    /// The same for what is no core; `blind`: nobody looks for the holder.
+    /// Like [`Patience::lasts`], for a caller without a core; `blind` does not search for the
+    /// holder.
     pub fn lasts_at(&self, now_ns: u64, blind: bool) -> bool {
         let since_ns = self.since_ns.get().unwrap_or_else(|| {
-            tracing::info!("{} is in use: it is tried again for a while", self.what);
+            tracing::info!("{} is in use: trying again for a while", self.what);
             now_ns
         });
         self.since_ns.set(Some(since_ns));
@@ -152,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_tables_tell_who_listens() {
+    fn the_kernels_tables_name_the_listener() {
         let tcp = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
             0: 0100007F:18EB 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 777 1 0 100 0 0 10 0\n\
             1: 0100007F:18EB 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 888 1 0 20 4 30 10 -1\n";
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_open_is_tried_for_a_while() {
+    fn a_resource_without_a_holder_is_tried_for_a_while() {
         let patience = Patience::with(Exclusive::File("/nowhere/LOCK".into()));
         assert!(patience.lasts_at(7, false));
         assert!(patience.lasts_at(7 + LINGER_NS - 1, false));

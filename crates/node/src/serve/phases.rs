@@ -1,14 +1,14 @@
-//! The phases a node goes through, known to all its cores.
+//! The phases of a node, known to all its cores.
 //!
-//! One core (0) moves the node on; each core's main task waits for phases. A phase is only ever
-//! raised. A waiting core sleeps: the change wakes it through its task's waker, which works from
-//! any thread.
+//! Core 0 advances the phase; each core's main task waits for phases. A phase is only ever raised.
+//! A waiting core sleeps: the change wakes it through its task's waker, which works from any
+//! thread.
 //!
 //! | phase | meaning |
 //! |---|---|
 //! | starting | core 0 opens the database, the others wait |
 //! | running | every core listens and serves |
-//! | draining | nobody accepts; what was received is answered, within a deadline |
+//! | draining | no core accepts; received requests are answered, until a deadline |
 //! | stopped | nothing is left to do, or the deadline has passed: cores end |
 
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -16,7 +16,7 @@ use std::task::Poll;
 
 use atomic_waker::AtomicWaker;
 
-/// See the module.
+/// A phase of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Phase {
@@ -32,7 +32,7 @@ pub enum Phase {
 
 const PHASES: [Phase; 4] = [Phase::Starting, Phase::Running, Phase::Draining, Phase::Stopped];
 
-/// The node's phase, and one waiting place per core.
+/// The node's phase, and one waiter per core.
 #[derive(Debug)]
 pub struct Phases {
     now: AtomicU8,
@@ -40,7 +40,7 @@ pub struct Phases {
 }
 
 impl Phases {
-    /// The first phase of a node with so many cores.
+    /// The first phase of a node with `cores` cores.
     pub fn new(cores: usize) -> Phases {
         Phases {
             now: AtomicU8::new(Phase::Starting as u8),
@@ -53,7 +53,7 @@ impl Phases {
         PHASES[usize::from(self.now.load(Ordering::Acquire)).min(PHASES.len() - 1)]
     }
 
-    /// Moves the node on and wakes the cores that wait. Never moves it back.
+    /// Raises the phase and wakes the waiting cores. Never lowers it.
     pub fn raise(&self, phase: Phase) {
         self.now.fetch_max(phase as u8, Ordering::AcqRel);
         for waker in &self.waiting {
@@ -61,11 +61,11 @@ impl Phases {
         }
     }
 
-    /// Waits until the node is at least in `phase`, and tells in which one it is then. At most
-    /// one task of each core waits at a time.
+    /// Waits until the node is at least in `phase`, and returns its phase then. At most one task of
+    /// each core waits at a time.
     pub async fn reached(&self, core: usize, phase: Phase) -> Phase {
         std::future::poll_fn(|cx| {
-            // Registering comes first: a change after the look finds the waker.
+            // Register first, so that a change after the check finds the waker.
             self.waiting[core].register(cx.waker());
             let now = self.now();
             if now >= phase { Poll::Ready(now) } else { Poll::Pending }

@@ -1,4 +1,4 @@
-//! A node replaces itself by another program without letting go of what it serves.
+//! A node replaces itself by another program without interrupting what it serves.
 //!
 //! ```text
 //!   the running node                                     its successor
@@ -7,34 +7,35 @@
 //!   describe  --- Disk (image, memory) ..., Doors ---->  open devices from their descriptors, map
 //!             --- Prepare ---------------------------->  the guests' memory
 //!             <----------------- Prepared -------------
-//!   for each disk, by itself:
-//!   bring it to rest  .- its guest waits from here
-//!             --- State ------------------------------>  take it, at rest
+//!   for each disk, independently:
+//!   quiesce it        .- its guest waits from here
+//!             --- State ------------------------------>  take it, quiesced
 //!             <----------------- Taken ----------------
-//!             --- Go ---------------------------------->  let it go on
+//!             --- Go ---------------------------------->  let it continue
 //!                     '- to here
 //!   leave     --- Lead -------------------------------->  be the node
 //!   drain clients, close the database, end               wait for the database's lock, open it,
 //!                                                        accept clients
 //! ```
 //!
-//! 1. `Go` is a disk's token. Whoever does not have it pops nothing: the successor's disk is at
-//!    rest until it has heard it, that of the old node from before `State` until for ever, or until
-//!    it gives up. It is said once, as a message that is in the other's socket or is not.
-//! 2. The first `Go`, or `Lead` where no disk goes over, decides who is the node. Before it the old
-//!    node may give up for any reason (the program does not start, refuses, speaks another version,
-//!    says nothing in time, ends): it ends the successor, lets its disks go on where they came to
-//!    rest, and says why in its log. A successor that hears neither ends. One that has heard it
-//!    goes on whatever becomes of the old node, and opens anew what that has not handed over when
-//!    it ends, as after a crash.
-//! 3. What is slow is done before the disks come to rest. No disk waits for another's device, and
-//!    the node not for one that is slow: that disk follows, with what it has in flight
+//! 1. `Go` is a disk's token. A side without the token pops nothing: the successor's disk is
+//!    quiesced until it has received the token, and the old node's disk from before `State` for
+//!    ever, or until the old node gives up. The token is sent once, as a message that is in the
+//!    other's socket or is not.
+//! 2. The first `Go`, or `Lead` if no disk is handed over, decides which process is the node.
+//!    Before it the old node may give up for any reason (the program does not start, refuses, has
+//!    another version, does not answer in time, ends): it ends the successor, lets its disks
+//!    continue where they were quiesced, and logs the reason. A successor that receives neither
+//!    ends. A successor that has received one continues whatever happens to the old node. If the
+//!    old node ends, it opens again the disks that were not handed over, as after a crash.
+//! 3. Slow work is done before the disks are quiesced. No disk waits for another's device, and the
+//!    node does not wait for a slow disk: that disk follows, with its requests in flight
 //!    (`moving.rs`).
-//! 4. Nobody's sockets are closed: listening ones and connections live on in the successor, and no
+//! 4. No socket is closed: listening sockets and connections live on in the successor, and no
 //!    connection is refused meanwhile; those of clients of the database wait to be accepted.
 //!
-//! What runs is handed over as it runs, whatever the successor's configuration says of a disk of
-//! the same name; disks that only the configuration knows are started afterwards.
+//! A disk is handed over as it runs, whatever the successor's configuration says of a disk of the
+//! same name; disks that only the configuration has are started afterwards.
 
 mod moving;
 mod successor;
@@ -64,15 +65,15 @@ pub(crate) use wire::{fuzz, fuzz_seeds};
 
 /// Tells a successor that its standard input is the socket on which it is handed the node.
 pub(crate) const VARIABLE: &str = "MILLRACE_SUCCESSOR";
-/// How long a successor may take to start, and to open what it is given.
+/// How long a successor may take to start, and to open what it receives.
 pub(crate) const START_NS: u64 = 10_000_000_000;
-/// How long the successor waits for a disk to come to rest until it leads without it.
+/// How long the successor waits for a disk to be quiesced before it leads without it.
 const REST_NS: u64 = 2_000_000_000;
 /// How long a successor may take to take its first disk, while the guest waits.
 const TAKE_NS: u64 = 2_000_000_000;
-/// How often it is looked whether a successor that was ended has ended, or the node is to end.
+/// How often the end of a successor, and of the node, is polled.
 const LOOK_NS: u64 = 5_000_000;
-/// Why there is no upgrade then.
+/// The reason for giving up when the node ends.
 const ENDS: &str = "ending: this node was told to end";
 
 /// A process that has taken over.
@@ -85,19 +86,19 @@ pub(crate) struct Successor {
 }
 
 impl Successor {
-    /// As the admin protocol has it.
+    /// The encoding of the admin protocol.
     pub fn as_json(self) -> serde_json::Value {
         serde_json::json!({"successor": self.pid, "pause_us": self.pause_us})
     }
 }
 
-/// What a node can be asked for: to hand over to a successor. Belongs to core 0.
+/// Hands a node over to a successor. Belongs to core 0.
 pub(crate) struct Upgrader {
     core: Core,
     cores: usize,
-    /// Once the node serves.
+    /// `None` until the node serves.
     disks: RefCell<Option<Rc<Disks>>>,
-    /// Listening sockets for clients, by core, and then the one for metrics.
+    /// Listening sockets for clients, by core, and the one for metrics.
     doors: RefCell<Option<(Vec<OwnedFd>, Option<OwnedFd>)>>,
     busy: Cell<bool>,
     /// A successor is the node.
@@ -109,8 +110,8 @@ pub(crate) struct Upgrader {
 }
 
 impl Upgrader {
-    /// `leave` is called when the successor has taken over; `ends` says whether the node is ending,
-    /// and an upgrade that is not decided is given up.
+    /// `leave` is called when the successor has taken over. `ends` returns whether the node is
+    /// ending; then an undecided upgrade is given up.
     pub fn new(
         core: &Core,
         leave: impl Fn() + 'static,
@@ -128,33 +129,33 @@ impl Upgrader {
         })
     }
 
-    /// Set when a successor is the node, even if this process is killed then.
+    /// Set when a successor is the node, even if this process is then killed.
     #[cfg(feature = "testing")]
     pub fn committed(&self) -> Rc<Cell<bool>> {
         self.committed.clone()
     }
 
-    /// The node serves this.
+    /// Sets what the node serves.
     pub fn ready(&self, disks: Rc<Disks>, clients: Vec<OwnedFd>, metrics: Option<OwnedFd>) {
         self.disks.replace(Some(disks));
         self.doors.replace(Some((clients, metrics)));
     }
 
-    /// Hands the node over to a program, started as this one was. Suspends until that serves; then
-    /// this node ends. The outcome is logged, too.
+    /// Hands the node over to a program, started as this one was. Suspends until the program
+    /// serves; then this node ends. Logs the outcome, too.
     ///
     /// # Errors
-    /// Why it was not possible: then this node goes on.
+    /// When the handover is not possible; then this node continues.
     pub async fn to(&self, program: &Path) -> Result<Successor, String> {
         let (disks, served) = self.begin().await?;
         tracing::info!(program = %program.display(), "starting a successor");
         let handed = self.hand_over(program, &served).await;
         match &handed {
             Ok((pid, _)) => {
-                tracing::info!(successor = pid, "handed over: what is left here comes to its end");
+                tracing::info!(successor = pid, "handed over: this process is ending");
             }
             Err(why) => {
-                tracing::error!(program = %program.display(), "no upgrade, this node goes on: {why}");
+                tracing::error!(program = %program.display(), "no upgrade, this node continues: {why}");
             }
         }
         let (pid, handed) = match handed {
@@ -165,11 +166,11 @@ impl Upgrader {
         Ok(Successor { pid, pause_us })
     }
 
-    /// The same with a successor that somebody else has started, who is at the other end of this
-    /// line. Gives how long the guests waited, in microseconds.
+    /// Like [`Upgrader::to`], with a successor that another process has started, at the other end
+    /// of this line. Returns the longest pause of a guest, in microseconds.
     ///
     /// # Errors
-    /// Why it was not possible: then this node goes on.
+    /// When the handover is not possible; then this node continues.
     pub async fn to_line(&self, line: OwnedFd) -> Result<u64, String> {
         let (disks, served) = self.begin().await?;
         let handed = match Line::from_fd(&self.core, line) {
@@ -182,14 +183,14 @@ impl Upgrader {
     /// Whether the disks could be handed over, as far as is known.
     ///
     /// # Errors
-    /// Why not.
+    /// When they could not; the text says why.
     pub fn may_hand_over(&self) -> Result<(), String> {
         self.disks.borrow().as_ref().map_or(Ok(()), |disks| disks.all_came())
     }
 
-    /// What is there to be handed over; no other change is made until [`Upgrader::decided`].
+    /// What is to be handed over. No other change is made until [`Upgrader::decided`].
     async fn begin(&self) -> Result<(Rc<Disks>, Vec<Served>), String> {
-        // A node that has just taken over is ready when the one before it has ended.
+        // A node that has just taken over is ready when its predecessor has ended.
         let since_ns = self.core.now_ns();
         while self.disks.borrow().is_none() && self.core.now_ns() < since_ns + START_NS {
             self.core.sleep_ns(LOOK_NS).await;
@@ -207,7 +208,7 @@ impl Upgrader {
         }
     }
 
-    /// Has the node end, or go on; gives how long the guests waited, in microseconds.
+    /// Lets the node end, or continue; returns the longest pause of a guest, in microseconds.
     fn decided(&self, disks: &Disks, handed: Result<Moves, String>) -> Result<u64, String> {
         let mut moves = match handed {
             Ok(moves) => moves,
@@ -250,7 +251,7 @@ impl Upgrader {
         }
     }
 
-    /// Hands over, or lets the disks go on where they are.
+    /// Hands over, or lets the disks continue where they are.
     async fn offer(&self, line: Rc<Line>, disks: &[Served]) -> Result<Moves, String> {
         let handed = self.converse(line, disks).await;
         if handed.is_err() && !is(Mutant::OldStaysAtRest) {
@@ -259,14 +260,14 @@ impl Upgrader {
         handed
     }
 
-    /// Ends a successor; says how it ended if it had ended before.
+    /// Ends a successor; returns its exit status if it had ended before.
     async fn end(&self, child: &mut Child) -> Option<String> {
-        // One that has closed its end is about to.
+        // A successor that has closed its end is about to end.
         self.core.sleep_ns(LOOK_NS).await;
         if let Ok(Some(status)) = child.try_wait() {
             return Some(status.to_string());
         }
-        // It may have ended in this moment.
+        // It may have ended at this moment.
         let _ = child.kill();
         while let Ok(None) = child.try_wait() {
             self.core.sleep_ns(LOOK_NS).await;
@@ -274,7 +275,7 @@ impl Upgrader {
         None
     }
 
-    /// Hands over. What comes back has to be brought to its end.
+    /// Hands over. The caller has to finish the returned moves.
     async fn converse(&self, line: Rc<Line>, disks: &[Served]) -> Result<Moves, String> {
         let core = &self.core;
         self.unless_it_ends(self.prepare(&line, disks)).await?;
@@ -295,14 +296,14 @@ impl Upgrader {
         if !slow.is_empty() {
             tracing::warn!(
                 disks = slow,
-                "their devices have not done what they are at: they follow with what is in flight"
+                "their devices are not done: they follow with their requests in flight"
             );
         }
         tracing::info!(disks = disks.len(), pause_us, median_us, "the node is the successor");
         Ok(moves)
     }
 
-    /// Waits for something unless the node ends meanwhile.
+    /// Waits for `done` unless the node ends meanwhile.
     async fn unless_it_ends<T>(
         &self,
         done: impl Future<Output = Result<T, String>>,
@@ -322,14 +323,14 @@ impl Upgrader {
         }
     }
 
-    /// Has the successor start, and open what it will get.
+    /// Lets the successor start, and open what it will get.
     async fn prepare(&self, line: &Line, disks: &[Served]) -> Result<(), String> {
         let core = &self.core;
         let cores = within(core, START_NS, "starting", async {
             match line.hear().await?.0 {
                 Message::Hello { cores } => Ok(cores),
                 Message::Refused(why) => Err(why),
-                other => Err(format!("it begins with {other:?}")),
+                other => Err(format!("it begins with {other:?}, not Hello")),
             }
         })
         .await?;
@@ -339,7 +340,7 @@ impl Upgrader {
         within(core, START_NS, "opening what it was given", self.describe(line, disks)).await
     }
 
-    /// Says all that can be said before the disks come to rest.
+    /// Sends everything that can be sent before the disks are quiesced.
     async fn describe(&self, line: &Line, disks: &[Served]) -> Result<(), String> {
         for disk in disks {
             let name = &disk.spec.name;
@@ -371,7 +372,7 @@ impl Upgrader {
     }
 }
 
-/// Waits for something, but not for ever.
+/// Waits for `done` for at most `ns`.
 async fn within<T>(
     core: &Core,
     ns: u64,
@@ -411,7 +412,7 @@ mod tests {
         Rc::new(Line::from_fd(core, end.into()).unwrap())
     }
 
-    /// Plays a successor that ends after so many of its steps; what the old node says of it.
+    /// Plays a successor that ends after this many of its steps; returns the old node's outcome.
     async fn with_successor(core: &Core, disk: &Served, steps: usize) -> Result<Moves, String> {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (ours, theirs) = (line(core, ours), line(core, theirs));
@@ -421,7 +422,7 @@ mod tests {
             let says = [Message::Hello { cores: 1 }, Message::Prepared, Message::Taken("a".into())];
             for (step, say) in says.iter().take(steps).enumerate() {
                 theirs.say(say, &[]).await.unwrap();
-                // What comes before the next step: Disk, Doors, Prepare; State; Go, Lead.
+                // The messages before the next step: Disk, Doors, Prepare; State; Go, Lead.
                 for _ in 0..[3, 1, 2][step] {
                     match theirs.hear().await {
                         Ok((Message::State(name, document), descriptors)) => {
@@ -473,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn until_the_token_is_given_the_disk_can_go_on_where_it_is() {
+    fn before_the_token_is_sent_the_disk_can_continue_where_it_is() {
         run(async |core| {
             let (disk, serving) = served(&core, "a", "null:1M").await;
             for (steps, why) in [(0, "starting"), (1, "opening"), (2, "taking")] {
@@ -497,9 +498,9 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_does_not_come_to_rest_delays_neither_the_node_nor_other_disks() {
+    fn a_disk_that_cannot_be_quiesced_delays_neither_the_node_nor_other_disks() {
         run(async |core| {
-            // What is never told of an end never comes to rest.
+            // A target that is never told to end is never quiesced.
             let (quick, _) = served(&core, "quick", "null:1M").await;
             let (slow, serving) = served(&core, "slow", "null:1M").await;
             serving.cancel();
@@ -524,7 +525,7 @@ mod tests {
             assert_eq!(moves.following(), ["slow"]);
             let (_, longest_us) = moves.pauses_us();
             assert!(longest_us < REST_NS / 1000, "{longest_us}");
-            // It has gone after that.
+            // The successor has gone after that.
             let heard = heard.await;
             assert!(heard[0].starts_with("State(\"quick\""), "{heard:?}");
             assert_eq!(heard[1..], ["Go(\"quick\")", "Lead"]);
@@ -547,7 +548,7 @@ mod tests {
             let asks = || ends.replace(true);
             assert_eq!(moves.until_it_leads(&asks).await.unwrap_err(), ENDS);
             assert!(core.now_ns() < began_ns + REST_NS && !moves.is_committed());
-            // Nor is the successor waited for that says nothing.
+            // A silent successor is not waited for either.
             let upgrader = Upgrader::new(&core, || {}, || true);
             upgrader.ready(Rc::default(), Vec::new(), None);
             let error = upgrader.converse(ours, &[]).await.err().unwrap();

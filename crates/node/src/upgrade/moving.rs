@@ -1,25 +1,25 @@
-//! The old node's part, from when the successor has everything open: disk by disk.
+//! The old node's side of a handover, from when the successor has opened everything: disk by disk.
 //!
 //! ```text
-//!            rest                at rest: State           Taken: Go
+//!         quiesce            quiesced: State           Taken: Go
 //!   [here] --------> [resting] ------------------> [said] -----------> [over]
 //! ```
 //!
-//! 1. Each disk goes on this way by itself. The next one begins when the one before it is over or
-//!    has had its [`STEP_NS`], so no guest waits for another's disk, or for more than a few
+//! 1. Each disk takes these steps independently. The next disk begins when the one before it is
+//!    over or has had its [`STEP_NS`], so no guest waits for another's disk, or for more than a few
 //!    messages of its own.
-//! 2. The first Go is the one that counts: before it this node may give up for any reason. After it
-//!    the successor is the node, and a successor that ends then is like any node that ends.
-//! 3. When every disk is over, or has been coming to rest for [`REST_NS`], the successor is told to
-//!    lead. Disks that are not at rest by then follow: they are forced to rest, and what they have
-//!    at their devices goes along in their in-flight regions. Until the last operation of such a
-//!    disk has ended here, and the successor was told so, this process stays ([`Target::force`]). A
-//!    disk whose front end has no such region, or waits for an answer, follows when its device is
-//!    done. Only its own guest waits.
-//! 4. A disk that the successor cannot take as it is decides nothing: it waits until the successor
-//!    is the node, and goes over without its connection. What was popped is done, its counters and
-//!    its size go along, the front end connects again. One that cannot go over even so is opened
-//!    anew.
+//! 2. The first Go decides: before it this node may give up for any reason. After it the successor
+//!    is the node, and a successor that then ends is like any node that ends.
+//! 3. When every disk is over, or its quiescing has taken [`REST_NS`], the successor is told to
+//!    lead. Disks that are not quiesced by then follow: they are forced to stop, and the operations
+//!    at their devices go along in their in-flight regions. This process stays until the last
+//!    operation of such a disk has ended here, and the successor has been told so
+//!    ([`Target::force`]). A disk whose front end has no such region, or waits for an answer,
+//!    follows when its device is done. Only its own guest waits.
+//! 4. A disk that the successor cannot take as it is does not decide the upgrade: it waits until
+//!    the successor is the node, and is handed over without its connection. Popped requests are
+//!    done, its counters and its size go along, the front end connects again. If it cannot be
+//!    handed over that way either, it is opened again.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -40,7 +40,7 @@ use vhost::Target;
 /// How long the next disk waits for the one before it.
 const STEP_NS: u64 = 20_000_000;
 
-/// See the module text.
+/// The disks being handed over.
 pub(super) struct Moves {
     core: Core,
     line: Rc<Line>,
@@ -51,22 +51,22 @@ pub(super) struct Moves {
     committed: Rc<Cell<bool>>,
     /// Why there is no successor any more.
     gone: Option<String>,
-    /// How long guests waited, in microseconds.
+    /// The pauses of guests, in microseconds.
     pauses_us: Vec<u64>,
 }
 
-/// A disk on its way.
+/// A disk that is being handed over.
 struct Moving {
     disk: Served,
     stage: Stage,
     began_ns: u64,
     said_ns: u64,
-    /// Waits until it is at rest, or has settled.
+    /// Waits until it is quiesced, or has settled.
     resting: Option<JoinHandle<()>>,
     forced: bool,
-    /// It goes over without its connection.
+    /// It is handed over without its connection.
     alone: bool,
-    /// Operations of it are under way although it is at rest.
+    /// It has operations in flight although it is quiesced.
     under_way: bool,
 }
 
@@ -81,7 +81,8 @@ enum Stage {
     Here,
     Resting,
     Said,
-    /// It cannot go over with its connection, and does without when there is no way back.
+    /// It cannot be handed over with its connection, and will be without it once the successor is
+    /// the node.
     Declined,
     Over,
 }
@@ -127,7 +128,7 @@ impl Drop for Moves {
 }
 
 impl Moves {
-    /// Of a node whose successor is ready. `committed` is set when there is no way back.
+    /// For a node whose successor is ready. `committed` is set when the successor is the node.
     pub fn new(core: &Core, line: Rc<Line>, disks: &[Served], committed: Rc<Cell<bool>>) -> Moves {
         let events = Rc::<Events>::default();
         let (ear, heard) = (line.clone(), events.clone());
@@ -163,15 +164,15 @@ impl Moves {
         }
     }
 
-    /// Whether there is no way back.
+    /// Whether the successor is the node.
     pub fn is_committed(&self) -> bool {
         self.committed.get()
     }
 
-    /// Hands over all disks that come to rest in time, and tells the successor to lead.
+    /// Hands over all disks that are quiesced in time, and tells the successor to lead.
     ///
     /// # Errors
-    /// Why nothing was handed over, one reason being that `ends` says so; when
+    /// Why nothing was handed over, for example because `ends` returns true; if
     /// [`Moves::is_committed`], that the successor has gone.
     pub async fn until_it_leads(&mut self, ends: &dyn Fn() -> bool) -> Result<(), String> {
         while !self.disks.iter().all(|moving| self.had_its_time(moving)) {
@@ -181,19 +182,20 @@ impl Moves {
                 return Err(ENDS.to_owned());
             }
         }
-        // Whatever comes now, the node is the successor.
+        // Whatever happens now, the successor is the node.
         let said = self.line.say(&Message::Lead, &[]).await;
         said.map_err(|why| format!("taking the disks: {why}"))?;
         self.committed.set(true);
         Ok(())
     }
 
-    /// The successor has gone after it had taken a disk.
+    /// Records that the successor has gone after it had taken a disk.
     pub fn is_alone(&mut self, why: String) {
         self.gone = Some(why);
     }
 
-    /// Hands over the disks that were not at rest before, and waits for what they have under way.
+    /// Hands over the disks that were not quiesced before, and waits for their operations in
+    /// flight.
     ///
     /// # Errors
     /// When the successor has gone.
@@ -208,7 +210,7 @@ impl Moves {
         Ok(())
     }
 
-    /// Forces disks to rest whose time is up. The successor leads: there is no way back.
+    /// Forces disks to stop whose time is up. The successor leads: this node cannot continue them.
     fn force(&mut self) {
         let now_ns = self.core.now_ns();
         for moving in self.disks.iter_mut().filter(|moving| !moving.alone) {
@@ -219,8 +221,7 @@ impl Moves {
         }
     }
 
-    /// How long the guests waited whose disks are over, in microseconds: half of them no longer
-    /// than the first, none longer than the second.
+    /// The median and the longest pause of the guests whose disks are over, in microseconds.
     pub fn pauses_us(&self) -> (u64, u64) {
         let mut all = self.pauses_us.clone();
         all.sort_unstable();
@@ -228,13 +229,13 @@ impl Moves {
         (median, all.last().copied().unwrap_or(0))
     }
 
-    /// The names of those that are not over.
+    /// The names of the disks that are not over.
     pub fn following(&self) -> Vec<&str> {
         let left = self.disks.iter().filter(|moving| !moving.is_done());
         left.map(|moving| &*moving.disk.spec.name).collect()
     }
 
-    /// The names of those whose devices have not done what they are at.
+    /// The names of the disks whose devices are not done.
     pub fn slow(&self) -> Vec<&str> {
         let slow =
             self.disks.iter().filter(|moving| moving.stage == Stage::Resting && !moving.alone);
@@ -252,7 +253,7 @@ impl Moves {
         }
     }
 
-    /// Waits for what happens next, but not for long, and does what follows from it.
+    /// Waits for the next event, for at most `most_ns`, and handles it.
     async fn step(&mut self, most_ns: u64) -> Result<(), String> {
         self.part();
         let now_ns = self.core.now_ns();
@@ -282,13 +283,13 @@ impl Moves {
             Some(Event::Heard(Ok(Message::Refused(why)))) => {
                 Err(format!("taking the disks: {why}"))
             }
-            Some(Event::Heard(Ok(other))) => Err(format!("taking the disks: it says {other:?}")),
+            Some(Event::Heard(Ok(other))) => Err(format!("taking the disks: it sends {other:?}")),
             Some(Event::Heard(Err(why))) => Err(format!("taking the disks: {why}")),
             None => self.give_up_late(),
         }
     }
 
-    /// A successor that has taken nothing in time is given up.
+    /// Gives up a successor that has taken nothing in time.
     fn give_up_late(&self) -> Result<(), String> {
         let now_ns = self.core.now_ns();
         let late =
@@ -310,8 +311,8 @@ impl Moves {
         }));
     }
 
-    /// Has disks go over without their connections that cannot with them, when there is no way
-    /// back.
+    /// Starts to hand over without their connections the disks that cannot be handed over with
+    /// them, once the successor is the node.
     fn part(&mut self) {
         let committed = self.committed.get();
         for (at, moving) in self.disks.iter_mut().enumerate() {
@@ -349,14 +350,14 @@ impl Moves {
         said.map_err(|why| format!("taking the disks: {why}"))
     }
 
-    /// The disk of that name, if it waits for the successor.
+    /// The index of the disk of that name, if it waits for the successor.
     fn said(&self, name: &str) -> Result<usize, String> {
         let named = |moving: &Moving| moving.stage == Stage::Said && moving.disk.spec.name == name;
         let at = self.disks.iter().position(named);
         at.ok_or_else(|| format!("taking the disks: {name} was not handed over"))
     }
 
-    /// Tells of it when nothing of a disk is under way any more.
+    /// Waits until a disk has no operations in flight, to report it.
     fn settle(&mut self, at: usize) {
         let moving = &mut self.disks[at];
         if moving.under_way {
@@ -368,46 +369,46 @@ impl Moves {
         }
     }
 
-    /// Nothing of a disk is under way any more.
+    /// Reports that a disk has no operations in flight any more.
     async fn settled(&mut self, at: usize) -> Result<(), String> {
         let moving = &mut self.disks[at];
         (moving.resting, moving.under_way) = (None, false);
         let Served { spec, device, .. } = &moving.disk;
         let message = Message::Settled(spec.name.clone(), device.flush_failed());
         let said = self.line.say(&message, &[]).await;
-        said.map_err(|why| format!("what was under way has ended: {why}"))
+        said.map_err(|why| format!("cannot report that operations have ended: {why}"))
     }
 
-    /// Lets the successor go on with a disk.
+    /// Sends Go for a disk.
     async fn go(&mut self, at: usize) -> Result<(), String> {
         let Moving { disk, began_ns, .. } = &self.disks[at];
         let (target, began_ns) = (disk.target.clone(), *began_ns);
         let said = self.line.say(&Message::Go(disk.spec.name.clone()), &[]).await;
         said.map_err(|why| format!("taking the disks: {why}"))?;
-        // Whatever comes now, the disk is the successor's, and so is the node.
+        // Whatever happens now, the disk is the successor's, and so is the node.
         self.committed.set(true);
         self.disks[at].stage = Stage::Over;
         self.pauses_us.push((self.core.now_ns() - began_ns) / 1000);
         match is(Mutant::OldGoesOn) {
             true => target.go_on(),
             false if is(Mutant::TakesBack) => {}
-            // What it has open here is not needed any more.
+            // Its resources here are not needed any more.
             false => target.stop(),
         }
         self.settle(at);
         Ok(())
     }
 
-    /// A disk cannot go over as it is.
+    /// Handles a disk that cannot be handed over as it is.
     async fn lose(&mut self, at: usize, why: &str) -> Result<(), String> {
         let moving = &mut self.disks[at];
         let disk = &moving.disk.spec.name;
         (moving.resting, moving.under_way) = (None, false);
         if moving.alone {
-            tracing::error!(%disk, "nor without its connection, it is opened anew: {why}");
+            tracing::error!(%disk, "cannot hand it over without its connection either, it is opened again: {why}");
             return self.go(at).await;
         }
-        tracing::error!(%disk, "it goes over without its connection: {why}");
+        tracing::error!(%disk, "handing it over without its connection: {why}");
         moving.stage = Stage::Declined;
         Ok(())
     }

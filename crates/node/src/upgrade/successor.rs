@@ -1,4 +1,4 @@
-//! The successor's part.
+//! The successor's side of a handover.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -20,12 +20,12 @@ use crate::disks::{Served, options};
 use crate::error::{Error, Kind};
 use crate::mutant::{Mutant, is};
 
-/// How long after the old process's end its locks may last.
+/// How long the old process's locks may outlive it.
 const LINGER_NS: u64 = 1_000_000_000;
 
-/// What a node has from the one before it.
+/// What a node receives from its predecessor.
 pub(crate) struct Inherited {
-    /// They serve.
+    /// Served disks.
     pub disks: Vec<(Served, JoinHandle<()>)>,
     /// Listening sockets for clients, by core.
     pub clients: Vec<OwnedFd>,
@@ -39,34 +39,34 @@ pub(crate) struct Predecessor {
     core: Core,
     following: Vec<DiskSpec>,
     arrived: RefCell<VecDeque<Arrival>>,
-    /// Disks that nobody was told of.
+    /// The number of disks whose arrival has not been returned yet.
     left: Cell<usize>,
     waker: RefCell<Option<Waker>>,
     ended_ns: Cell<Option<u64>>,
 }
 
-/// What became of a disk that followed.
+/// The arrival of a disk that followed.
 pub(crate) enum Arrival {
-    /// It serves. Whether requests that the old process has begun wait for what it still has under
-    /// way: then [`Arrival::Settled`] follows, or that it is lost.
+    /// It is served. The flag says whether requests that the old process has begun wait for its
+    /// operations in flight: then [`Arrival::Settled`] follows, or [`Arrival::Lost`].
     Serves(Box<Served>, JoinHandle<()>, bool),
-    /// They wait no longer.
+    /// Its requests wait no longer.
     Settled(DiskSpec),
     Lost(Lost),
 }
 
-/// A disk that the old process has not handed over, or of which it had operations under way when it
-/// ended, and nobody knows when they have: it is to be opened anew.
+/// A disk that the old process has not handed over, or that had operations in flight when the old
+/// process ended, so that their end is not known: it has to be opened again.
 pub(crate) struct Lost {
     pub spec: DiskSpec,
-    /// Has what the disk holds, if that is memory.
+    /// The device, if its data is in memory.
     pub device: Option<Bdev>,
-    /// Counts that go on, as far as they came.
+    /// Counters that continue, as far as they arrived.
     pub statistics: Vec<(String, u64)>,
 }
 
 impl Arrival {
-    /// Which disk it is.
+    /// The disk.
     fn spec(&self) -> &DiskSpec {
         match self {
             Arrival::Serves(served, ..) => &served.spec,
@@ -76,7 +76,7 @@ impl Arrival {
 }
 
 impl Predecessor {
-    /// Whether it may still hold locks.
+    /// Whether the old process may still hold locks.
     pub fn may_hold_locks(&self) -> bool {
         self.ended_ns.get().is_none_or(|ended_ns| self.core.now_ns() < ended_ns + LINGER_NS)
     }
@@ -86,7 +86,7 @@ impl Predecessor {
         &self.following
     }
 
-    /// The next disk that has followed; `None` when there is none to come. One task waits at a
+    /// The next disk that has followed; `None` when no more will come. Only one task may wait at a
     /// time.
     pub async fn next(&self) -> Option<Arrival> {
         poll_fn(|cx| {
@@ -113,7 +113,7 @@ impl Predecessor {
         }
     }
 
-    /// Takes what follows, until the old process has ended.
+    /// Takes the disks that follow, until the old process has ended.
     async fn follow(self: Rc<Self>, mut taking: Taking) {
         let why = loop {
             match taking.next().await {
@@ -125,31 +125,31 @@ impl Predecessor {
         self.has_ended(taking, &why);
     }
 
-    /// Nothing more comes from the old process, and nothing is said to it.
+    /// Handles the end of the old process: nothing more comes from it or is sent to it.
     fn has_ended(&self, taking: Taking, why: &str) {
         self.ended_ns.set(Some(self.core.now_ns()));
         for lost in taking.left() {
             let disk = &lost.spec().name;
-            tracing::warn!(%disk, "the node before has not done with it, it is opened anew: {why}");
+            tracing::warn!(%disk, "the node before has ended with it unfinished: it is opened again: {why}");
             self.arrive(lost);
         }
     }
 }
 
-/// A disk on its way here.
+/// A disk that is being handed over to this process.
 struct Coming {
     spec: DiskSpec,
-    /// The how many-th disk of the node it is.
+    /// The index of the disk in the node.
     nth: usize,
     /// Or why it could not be opened.
     opened: Result<(Bdev, Rc<Target>), String>,
-    /// What its state says of them.
+    /// The counters in its state.
     statistics: Vec<(String, u64)>,
     stage: Stage,
 }
 
 impl Coming {
-    /// It could not be taken as it was, and may come once more.
+    /// Prepares for a second attempt, because the disk could not be taken as it was.
     fn decline(&mut self, core: &Core) {
         self.stage = Stage::Declined;
         if let Ok((device, target)) = &mut self.opened {
@@ -158,8 +158,8 @@ impl Coming {
         }
     }
 
-    /// To be opened anew: where an operation of the old process may still be under way at the
-    /// device, its lock has to be had anew, too.
+    /// A disk to be opened again. If operations of the old process may still be in flight at the
+    /// device, its lock has to be taken again, too.
     fn lost(self) -> Arrival {
         let Coming { spec, opened, statistics, .. } = self;
         let device = opened.ok().and_then(|(device, target)| {
@@ -171,18 +171,18 @@ impl Coming {
 }
 
 enum Stage {
-    /// The old process has it.
+    /// With the old process.
     There,
-    /// It is at rest here, too.
+    /// Quiesced, here too.
     AtRest(JoinHandle<()>),
     /// It could not be taken as it was.
     Declined,
 }
 
-/// The socket on which the process that started this one hands the node over, if one did that.
+/// The socket on which the parent process hands the node over, if it does.
 ///
 /// # Errors
-/// When there is none, although there should be.
+/// When the variable is set, but standard input is not a socket.
 pub(crate) fn line_to_predecessor() -> Result<Option<OwnedFd>, Error> {
     if std::env::var_os(VARIABLE).is_none() {
         return Ok(None);
@@ -190,16 +190,16 @@ pub(crate) fn line_to_predecessor() -> Result<Option<OwnedFd>, Error> {
     std::io::stdin().as_fd().try_clone_to_owned().map(Some).map_err(|error| {
         Error::new(
             Kind::Usage,
-            format!("{VARIABLE} is set, but standard input is no socket: {error}"),
+            format!("{VARIABLE} is set, but standard input is not a socket: {error}"),
         )
     })
 }
 
 /// Takes over from the process at the other end of a line. `holes` is what is known of its disks.
-/// Suspends until that has handed over.
+/// Suspends until the handover is done.
 ///
 /// # Errors
-/// Why nothing was taken over; that process has been told.
+/// When nothing was taken over; the other process has been told why.
 pub(crate) async fn inherit(
     core: &Core,
     config: &Config,
@@ -207,15 +207,15 @@ pub(crate) async fn inherit(
     holes: &BTreeMap<String, Option<bool>>,
 ) -> Result<Inherited, Error> {
     let line = Line::from_fd(core, line).map_err(|error| {
-        Error::new(Kind::System, format!("the line to the running node: {error}"))
+        Error::new(Kind::System, format!("cannot use the line to the running node: {error}"))
     })?;
     let line = Rc::new(line);
     match converse(core, config, &line, holes).await {
         Ok(inherited) => Ok(inherited),
         Err(why) => {
-            // It may be gone, which is why.
+            // The other process may have gone, which is then the reason.
             let _ = line.say(&Message::Refused(why.clone()), &[]).await;
-            Err(Error::new(Kind::System, format!("taking over from the running node: {why}")))
+            Err(Error::new(Kind::System, format!("cannot take over from the running node: {why}")))
         }
     }
 }
@@ -233,7 +233,7 @@ async fn converse(
         match line.hear().await? {
             (Message::Disk { spec, images, regions }, descriptors) => {
                 if config.disks.iter().any(|known| known.name == spec.name && *known != spec) {
-                    tracing::warn!(disk = %spec.name, "it stays as it runs until it is attached anew: it is configured in another way");
+                    tracing::warn!(disk = %spec.name, "the new configuration applies when the disk is attached again");
                 }
                 let holes = holes.get(&spec.name).copied().flatten();
                 let images = images.into();
@@ -242,7 +242,9 @@ async fn converse(
             }
             (Message::Doors { clients: count, metrics: there }, mut descriptors) => {
                 if descriptors.len() != usize::from(count) + usize::from(there) {
-                    return Err("other listening sockets came than were announced".to_owned());
+                    return Err(
+                        "the number of listening sockets differs from that announced".to_owned()
+                    );
                 }
                 metrics = if there { descriptors.pop() } else { None };
                 clients = descriptors;
@@ -276,7 +278,7 @@ async fn converse(
             Ok(Heard::Over(lost)) => arrived.push_back(lost),
             Ok(Heard::Nothing) => {}
             Ok(Heard::Lead) => break None,
-            // It has handed over, and then ended: this is the node.
+            // It has handed over, and then ended: this process is the node.
             Err(why) if !disks.is_empty() || !arrived.is_empty() => break Some(why),
             Err(why) if is(Mutant::ServesWithoutGo) => {
                 for Coming { spec, opened, stage, .. } in taking.coming.drain(..) {
@@ -312,7 +314,7 @@ async fn converse(
     Ok(Inherited { disks, clients, metrics, predecessor })
 }
 
-/// Opens a disk's device from what the old process has open, the `nth` of the node.
+/// Opens a disk's device from the old process's descriptors; the disk is the `nth` of the node.
 async fn open(
     core: &Core,
     nth: usize,
@@ -324,7 +326,7 @@ async fn open(
 ) -> Result<Coming, String> {
     let name = &spec.name;
     if descriptors.len() != images + regions.len() {
-        return Err(format!("disk {name}: other descriptors came than were announced"));
+        return Err(format!("disk {name}: the number of descriptors differs from that announced"));
     }
     let memory = descriptors.split_off(images);
     let device = Bdev::take(core, &spec.uri, Parts { descriptors, holes }).await;
@@ -336,20 +338,20 @@ async fn open(
     Ok(Coming { spec, nth, opened, statistics: Vec::new(), stage: Stage::There })
 }
 
-/// What the old process has said.
+/// What the old process has sent.
 enum Heard {
     Nothing,
-    /// A disk is this node's now.
+    /// A disk is now this node's.
     Over(Arrival),
     Lead,
 }
 
-/// Disks on their way here.
+/// The disks that are being handed over.
 struct Taking {
     core: Core,
     line: Rc<Line>,
     coming: Vec<Coming>,
-    /// They serve, while the old process has operations under way.
+    /// Served disks for which the old process has operations in flight.
     settling: Vec<Served>,
     /// The old process was told that a disk was taken.
     has_taken: bool,
@@ -357,16 +359,17 @@ struct Taking {
 }
 
 impl Taking {
-    /// Does what the old process says next.
+    /// Handles the next message of the old process.
     ///
     /// # Errors
-    /// When it has gone, or what it says makes no sense.
+    /// When it has gone, or sends an invalid message.
     async fn next(&mut self) -> Result<Heard, String> {
         match self.line.hear().await? {
             (Message::State(name, document), descriptors) => {
                 let at = self.place(&name)?;
                 let state = match DiskState::decode(&document) {
-                    // Nor can it read another disk's, and there is a way back.
+                    // Other disks' states cannot be read either, and the old node can still
+                    // continue.
                     Err(error @ HandoverError::Version(_)) if !self.has_taken && !self.leads => {
                         return Err(error.to_string());
                     }
@@ -403,7 +406,7 @@ impl Taking {
                         let holds = served.target.holds();
                         if holds {
                             let disk = &served.spec.name;
-                            tracing::warn!(%disk, "the node before has requests of it at its device: they are done again when that is done");
+                            tracing::warn!(%disk, "the node before has requests of it at its device: they are repeated when they are done there");
                             self.settling.push(served.clone());
                         }
                         if is(Mutant::ReleasesEarly) {
@@ -429,13 +432,13 @@ impl Taking {
         }
     }
 
-    /// The place of a disk that has not come.
+    /// The index of a disk that has not come.
     fn place(&self, name: &str) -> Result<usize, String> {
         let at = self.coming.iter().position(|coming| coming.spec.name == name);
         at.ok_or_else(|| "a disk came that was not announced".to_owned())
     }
 
-    /// Takes a disk, which stays at rest.
+    /// Takes a disk, which stays quiesced.
     async fn take(
         &mut self,
         at: usize,
@@ -449,7 +452,7 @@ impl Taking {
             return Err("it is the state of another disk".to_owned());
         }
         if state.under_way.is_some() && !self.leads {
-            return Err("its device is not done, and there is a way back".to_owned());
+            return Err("its device is not done, and the old node can still continue".to_owned());
         }
         let target = target.clone();
         let serving = {
@@ -465,9 +468,9 @@ impl Taking {
         Ok(())
     }
 
-    /// What has not come, and never will.
+    /// The disks that have not come, and never will.
     fn left(self) -> Vec<Arrival> {
-        // Their counts are with the disks that serve.
+        // Their counters are with the disks that serve.
         let settling = self.settling.into_iter().map(|Served { spec, device, target }| {
             target.give_up();
             let device = device.is_memory().then_some(device);

@@ -1,4 +1,4 @@
-//! What two nodes say to each other on their socket: docs/formats/handover.md, "The conversation".
+//! The messages between two nodes on their socket: docs/formats/handover.md, "The conversation".
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -11,41 +11,41 @@ use crate::disks::spec::DiskSpec;
 use crate::launcher::frames::{Frame, Frames, Limits};
 
 const MAGIC: [u8; 8] = *b"MRnode\n\0";
-/// Of the conversation; what a disk's state looks like has a version of its own.
+/// The version of the conversation; a disk's state has a version of its own.
 const VERSION: u32 = 2;
 /// Longest body: a disk's state is the longest.
 const BODY_BYTES_MAX: usize = vhost::handover::DOCUMENT_BYTES_MAX + 4096;
-/// Most descriptors with one message.
+/// Maximum number of descriptors with one message.
 const DESCRIPTORS_MAX: usize = 4096;
 
-/// One message. `Disk`, `Doors` and `State` come with descriptors.
+/// A message. `Disk`, `Doors` and `State` come with descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// The successor runs, on so many cores.
+    /// The successor runs, on `cores` cores.
     Hello { cores: u16 },
-    /// A disk, what its device is opened from (so many descriptors), and its guest's memory so far
-    /// (one descriptor each).
+    /// A disk, with `images` descriptors for its device, and its guest's memory so far, with one
+    /// descriptor for each region.
     Disk { spec: DiskSpec, images: u16, regions: Vec<RegionInfo> },
-    /// Where clients connect, one socket for each core, and where metrics are told, if they are.
+    /// The listening sockets for clients, one for each core, and the one for metrics, if any.
     Doors { clients: u16, metrics: bool },
-    /// That was all there is.
+    /// Everything has been described.
     Prepare,
-    /// The successor has all of it open.
+    /// The successor has opened everything.
     Prepared,
-    /// The disk of this name, at rest.
+    /// The state of the disk of this name, which is quiesced.
     State(String, Vec<u8>),
-    /// The successor has the disk of this name, at rest.
+    /// The successor has taken the disk of this name, which is quiesced.
     Taken(String),
     /// The disk of this name is the successor's from now on.
     Go(String),
     /// The successor is the node from now on; disks that have not come yet follow.
     Lead,
-    /// The successor cannot, and says why.
+    /// The successor cannot take over, for this reason.
     Refused(String),
-    /// The successor cannot take the disk of this name as it is, and says why.
+    /// The successor cannot take the disk of this name as it is, for this reason.
     Declined(String, String),
-    /// No operation of the old process is under way any more at the disk of this name; whether a
-    /// flush of it has failed.
+    /// The old process has no operation in flight any more at the disk of this name; whether one of
+    /// its flushes has failed.
     Settled(String, bool),
 }
 
@@ -119,12 +119,14 @@ impl Message {
         let message = match kind {
             1 => {
                 if reader.take(MAGIC.len()) != Some(&MAGIC) {
-                    return Err("it speaks another language".to_owned());
+                    return Err("it is not a node's message: wrong magic number".to_owned());
                 }
                 match reader.u32() {
                     Some(VERSION) => {}
                     Some(other) => {
-                        return Err(format!("it hands over by version {other}, not {VERSION}"));
+                        return Err(format!(
+                            "it uses version {other} of the handover, not {VERSION}"
+                        ));
                     }
                     None => return Err(cut(kind)),
                 }
@@ -157,14 +159,14 @@ impl Message {
 }
 
 fn write_text(body: &mut Vec<u8>, text: &[u8]) {
-    // What a user can write on a command line or in a file is never so long.
+    // Text from a command line or a file is never that long.
     let len = text.len().min(usize::from(u16::MAX)) as u16;
     body.extend_from_slice(&len.to_le_bytes());
     body.extend_from_slice(&text[..usize::from(len)]);
 }
 
 fn cut(kind: u32) -> String {
-    format!("a message of kind {kind} has another shape")
+    format!("a message of kind {kind} has the wrong shape")
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -234,38 +236,38 @@ impl<'a> Reader<'a> {
 pub(super) struct Line(Frames);
 
 impl Line {
-    /// On a connected socket.
+    /// Creates an end on a connected socket.
     pub fn from_fd(core: &Core, fd: OwnedFd) -> std::io::Result<Line> {
         let limits = Limits { body_bytes: BODY_BYTES_MAX, descriptors: DESCRIPTORS_MAX };
         Frames::from_fd(core, fd, limits).map(Line)
     }
 
-    /// Says something. What is said is in the other's socket as a whole or, after an error, perhaps
-    /// in part; a message without a body is in it or not.
+    /// Sends a message. After an error a part of it may have been sent; a message without a body is
+    /// sent whole or not at all.
     pub async fn say(&self, message: &Message, descriptors: &[OwnedFd]) -> Result<(), String> {
         self.0.send(message.kind(), &message.body(), descriptors).await
     }
 
-    /// What the other says next.
+    /// Receives the next message.
     ///
     /// # Errors
-    /// Also when it has gone.
+    /// Also when the other side has gone.
     pub async fn hear(&self) -> Result<(Message, Vec<OwnedFd>), String> {
         let Frame { kind, body, descriptors } = self.0.receive().await?;
         Ok((Message::decode(kind, &body)?, descriptors))
     }
 
-    /// What the other says next, if it is this.
+    /// Receives the next message and checks that it is the expected one.
     pub async fn hear_that(&self, expected: &Message) -> Result<(), String> {
         match self.hear().await?.0 {
             message if message == *expected => Ok(()),
             Message::Refused(why) => Err(why),
-            other => Err(format!("it says {other:?} instead of {expected:?}")),
+            other => Err(format!("it sends {other:?} instead of {expected:?}")),
         }
     }
 }
 
-/// One of each kind.
+/// One message of each kind.
 #[cfg(any(test, feature = "testing"))]
 fn messages() -> Vec<Message> {
     let region =
@@ -300,7 +302,7 @@ pub(crate) fn fuzz_seeds() -> Vec<(u32, Vec<u8>)> {
     messages().iter().map(|message| (message.kind(), message.body())).collect()
 }
 
-/// What is understood is written so that it is understood in the same way; for fuzzers.
+/// A decoded message is encoded to the same meaning; for fuzzers.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn fuzz(kind: u32, body: &[u8]) {
     match Message::decode(kind, body) {
@@ -316,14 +318,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_what_is_heard() {
+    fn messages_are_decoded_as_they_were_encoded() {
         for message in messages() {
             assert_eq!(Message::decode(message.kind(), &message.body()).unwrap(), message);
         }
     }
 
     #[test]
-    fn what_is_cut_short_or_has_more_behind_it_is_refused() {
+    fn a_message_with_missing_or_additional_bytes_is_refused() {
         let fixed = |message: &Message| {
             !matches!(message, Message::State(..) | Message::Refused(_) | Message::Declined(..))
         };
@@ -343,8 +345,10 @@ mod tests {
     fn another_version_is_named() {
         let mut body = Message::Hello { cores: 1 }.body();
         body[MAGIC.len()] = 9;
-        assert!(Message::decode(1, &body).unwrap_err().contains("version 9, not 2"));
+        assert!(
+            Message::decode(1, &body).unwrap_err().contains("version 9 of the handover, not 2")
+        );
         body[0] = b'X';
-        assert!(Message::decode(1, &body).unwrap_err().contains("another language"));
+        assert!(Message::decode(1, &body).unwrap_err().contains("wrong magic number"));
     }
 }
