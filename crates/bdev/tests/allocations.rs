@@ -1,4 +1,4 @@
-//! Requests in the steady state allocate nothing on the heap: a counting allocator looks on.
+//! Requests in the steady state allocate nothing on the heap, as a counting allocator shows.
 #![cfg(not(loom))]
 
 mod common;
@@ -41,8 +41,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Keeps 64 requests under way until `count` are done, reads and writes and a flush now and
-/// then, in one and in several pieces.
+/// Keeps 64 requests in flight until `count` are done: reads, writes and some flushes, in one and
+/// in several pieces.
 async fn requests(
     core: &Core,
     channel: &mut Channel,
@@ -51,7 +51,7 @@ async fn requests(
     count: u64,
 ) {
     let (mut submitted, mut completed) = (0, 0);
-    // A bit for each tag, whose memory nobody uses then: requests complete in any order.
+    // A bit for each tag whose memory is free: requests complete in any order.
     let mut free = u64::MAX;
     while completed < count {
         while submitted < count && free != 0 {
@@ -93,7 +93,7 @@ fn requests_in_the_steady_state_allocate_nothing() {
         "delay:all=1us..9us|file:FILE",
         "limit:iops=10000000|file:FILE",
     ];
-    // The simulator allocates by itself; the epoll driver's threads, and its queue to them, too.
+    // The simulator itself allocates; so do the epoll driver's threads and the queue to them.
     for place in PLACES.into_iter().filter(|&p| p == Place::Uring && p.available()) {
         for uri in devices {
             let counted = place.run("allocations", 1 << 20, move |core, path| async move {

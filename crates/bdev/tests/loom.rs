@@ -1,4 +1,4 @@
-//! The proofs of the shared bitmap, as those of the reactor (its `tests/loom.rs`). Run by
+//! The loom proofs of the shared bitmaps, like those of the reactor (its `tests/loom.rs`). Run by
 //! `scripts/loom.sh`; empty in a normal build.
 #![cfg(loom)]
 #![allow(dead_code, reason = "the modules are included whole")]
@@ -17,15 +17,15 @@ mod pages;
 use marks::Marks;
 use pages::Pages;
 
-/// Each mutation site, and the scenario that finds it.
+/// Each mutation site, and the scenario that detects it.
 const MUTANTS: &[(&str, &str)] = &[
-    ("marks.no_begin", "who_writes_may_die_at_any_instant"),
-    ("marks.no_end", "no_write_that_has_completed_is_missed"),
-    ("marks.end_relaxed", "no_write_that_has_completed_is_missed"),
-    ("marks.take_relaxed", "no_write_that_has_completed_is_missed"),
-    ("marks.clear_first", "who_copies_may_die_at_any_instant"),
-    ("pages.mark_unfenced", "what_a_discard_hides_does_not_come_back"),
-    ("pages.clear_unfenced", "what_a_discard_hides_does_not_come_back"),
+    ("marks.no_begin", "a_writer_may_die_at_any_instant"),
+    ("marks.no_end", "no_completed_write_is_missed"),
+    ("marks.end_relaxed", "no_completed_write_is_missed"),
+    ("marks.take_relaxed", "no_completed_write_is_missed"),
+    ("marks.clear_first", "a_copier_may_die_at_any_instant"),
+    ("pages.mark_unfenced", "discarded_data_does_not_come_back"),
+    ("pages.clear_unfenced", "discarded_data_does_not_come_back"),
 ];
 
 struct Disk {
@@ -44,7 +44,7 @@ impl Disk {
         Marks { dirty: &self.dirty, taken: &self.taken }
     }
 
-    /// Takes the granule, and what it holds then, if it is marked.
+    /// Takes the mark of the granule and copies its data, if it is marked.
     fn copy(&self, copied: &mut u64) {
         let bits = self.marks().take(0);
         if bits & 1 != 0 {
@@ -55,8 +55,8 @@ impl Disk {
 }
 
 #[test]
-fn no_write_that_has_completed_is_missed() {
-    prove("no_write_that_has_completed_is_missed", None, || {
+fn no_completed_write_is_missed() {
+    prove("no_completed_write_is_missed", None, || {
         let disk = Disk::new(0);
         let writer = {
             let disk = disk.clone();
@@ -78,8 +78,8 @@ fn no_write_that_has_completed_is_missed() {
 }
 
 #[test]
-fn what_a_discard_hides_does_not_come_back() {
-    prove("what_a_discard_hides_does_not_come_back", None, || {
+fn discarded_data_does_not_come_back() {
+    prove("discarded_data_does_not_come_back", None, || {
         let bits = Arc::new([loomable::AtomicU64::new(1)]);
         let page = Arc::new(Data::new(1));
         let writer = {
@@ -92,7 +92,7 @@ fn what_a_discard_hides_does_not_come_back() {
         Pages(&*bits).clear(0, 0);
         page.store(0, Relaxed);
         writer.join().unwrap();
-        // What is read, and what is read after a write to another block of the page.
+        // The data read now, and after a write to another block of the page.
         let read = || if Pages(&*bits).run(0, 0).0 { page.load(Relaxed) } else { 0 };
         let before = read();
         Pages(&*bits).mark(0, 0);
@@ -101,9 +101,9 @@ fn what_a_discard_hides_does_not_come_back() {
 }
 
 #[test]
-fn who_writes_may_die_at_any_instant() {
+fn a_writer_may_die_at_any_instant() {
     for steps in 0..=3 {
-        prove("who_writes_may_die_at_any_instant", None, move || {
+        prove("a_writer_may_die_at_any_instant", None, move || {
             let disk = Disk::new(0);
             let writer = {
                 let disk = disk.clone();
@@ -124,15 +124,15 @@ fn who_writes_may_die_at_any_instant() {
 }
 
 #[test]
-fn who_copies_may_die_at_any_instant() {
-    prove("who_copies_may_die_at_any_instant", None, || {
+fn a_copier_may_die_at_any_instant() {
+    prove("a_copier_may_die_at_any_instant", None, || {
         let disk = Disk::new(1);
         let taker = {
             let disk = disk.clone();
             thread::spawn(move || _ = disk.marks().take(0))
         };
-        // Whoever looks after the taker has died finds the bit in one row or the other. (By ors of
-        // nothing, since loom does not put a plain load everywhere it could be.)
+        // A process that reads the rows after the taker has died finds the bit in one of them. (It
+        // reads with an OR of zero, because loom does not try a plain load in every position.)
         let looker = {
             let disk = disk.clone();
             thread::spawn(move || {

@@ -1,5 +1,5 @@
-//! A test that cannot fail proves nothing: a device that says too early that a write is durable
-//! must be caught. A program of its own, because a mutant is one for a whole process.
+//! A test that cannot fail proves nothing: a device that reports a write as durable too early must
+//! be detected. A separate program, because a mutant applies to a whole process.
 #![cfg(not(loom))]
 
 mod common;
@@ -8,14 +8,14 @@ use bdev::Mutant;
 use common::power;
 
 #[test]
-fn a_device_that_is_wrong_about_durability_is_caught() {
+fn a_device_that_is_wrong_about_durability_is_detected() {
     for mutant in [Mutant::AcknowledgesEarly, Mutant::FlushCoversLater] {
         bdev::set_mutant(mutant);
         let caught = (0..200).find(|&seed| {
             let cut = || power::cut("file:/disks/a.img?write=through", false, seed);
             std::panic::catch_unwind(cut).is_err()
         });
-        println!("{mutant:?}: caught by seed {caught:?}");
-        assert!(caught.is_some(), "{mutant:?} went unnoticed");
+        println!("{mutant:?}: detected by seed {caught:?}");
+        assert!(caught.is_some(), "{mutant:?} was not detected");
     }
 }

@@ -1,5 +1,5 @@
-//! A test that cannot fail proves nothing: an upgrade that is wrong about who serves must be
-//! caught. A program of its own, because a mutant is one for a whole process.
+//! A test that cannot fail proves nothing: an upgrade that is wrong about which process serves must
+//! be detected. A separate program, because a mutant applies to a whole process.
 
 mod handover;
 
@@ -8,7 +8,7 @@ use node::Mutant;
 use reactor::sim::Access;
 
 #[test]
-fn an_upgrade_that_is_wrong_about_who_serves_is_caught() {
+fn an_upgrade_that_is_wrong_about_which_process_serves_is_detected() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
     let mut found = Vec::new();
@@ -23,7 +23,7 @@ fn an_upgrade_that_is_wrong_about_who_serves_is_caught() {
     ] {
         node::set_mutant(mutant);
         let play = |seed| match mutant {
-            // Late answers are rare elsewhere.
+            // Late answers are rare in the other play.
             Mutant::ReleasesEarly => {
                 unanswered(seed, Access::Write);
             }
@@ -32,7 +32,7 @@ fn an_upgrade_that_is_wrong_about_who_serves_is_caught() {
             }
         };
         let caught = (0..600).find(|&seed| std::panic::catch_unwind(|| play(seed)).is_err());
-        println!("{mutant:?} is caught by seed {caught:?}");
+        println!("{mutant:?} is detected by seed {caught:?}");
         found.push((mutant, caught));
     }
     std::panic::set_hook(hook);

@@ -1,5 +1,5 @@
-//! What the suites share: places to run in, a guest's memory, and a device that is looked at by a
-//! poller, as in earnest.
+//! Shared by the suites: places to run in, a guest's memory, and a device driven by a poller, as in
+//! production.
 #![allow(dead_code, reason = "each suite uses its part")]
 
 pub mod power;
@@ -36,7 +36,7 @@ pub fn config(driver: DriverKind) -> RuntimeConfig {
 }
 
 impl Place {
-    /// Whether this system has it.
+    /// Whether this system supports it.
     pub fn available(self) -> bool {
         if self != Place::Uring {
             return true;
@@ -48,7 +48,7 @@ impl Place {
         there.is_ok()
     }
 
-    /// Runs a scenario on one core, with a file of `len` bytes of 0xEE, whose path it is told.
+    /// Runs a scenario on one core, with the path of a file of `len` bytes of 0xEE.
     pub fn run<T, Fut>(
         self,
         name: &str,
@@ -91,11 +91,11 @@ pub fn remove(path: &Path) {
     let _ = std::fs::remove_file(path);
 }
 
-/// Memory of a guest: pages of the process that no Rust reference ever points to.
+/// A guest's memory: pages of the process that no Rust reference ever points to.
 pub struct Guest {
     base: *mut u8,
     len: usize,
-    /// Told when it goes.
+    /// Set when the memory is unmapped.
     gone: Option<Rc<RefCell<bool>>>,
 }
 
@@ -103,7 +103,7 @@ impl Guest {
     pub fn new(len: usize) -> Guest {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at a place of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
         Guest { base: base.cast(), len, gone: None }
@@ -122,7 +122,7 @@ impl Guest {
 
     pub fn put(&self, offset: usize, bytes: &[u8]) {
         let to = self.at(offset, bytes.len()).iov_base.cast();
-        // SAFETY: the range lies in the mapping, and nobody has a reference to it.
+        // SAFETY: the range lies in the mapping, and no reference to it exists.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
@@ -145,7 +145,7 @@ impl Drop for Guest {
     }
 }
 
-/// A channel that a poller looks at, and tasks that wait for tags.
+/// A channel driven by a poller, and tasks that wait for tags.
 pub struct Disk {
     pub bdev: Bdev,
     pub guest: Rc<Guest>,
@@ -212,7 +212,7 @@ impl Disk {
         Disk { bdev: bdev.clone(), guest, channel, done, next: RefCell::new(0), _slot: slot }
     }
 
-    /// Submits and returns the tag, or nothing when the channel is full.
+    /// Submits a request and returns the tag, or nothing if the channel is full.
     pub fn submit(
         &self,
         kind: Kind,

@@ -1,4 +1,4 @@
-//! A guest that writes until its machine loses power, and keeps book of what it was promised.
+//! A guest that writes until its machine loses power, and records what was acknowledged.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use super::Disk;
 const SIZE: usize = 1 << 20;
 const BLOCK: u64 = 4096;
 const SECTOR: u64 = 512;
-/// Those that write at once where every write is durable.
+/// The number of concurrent writers if every write is durable.
 const WORKERS: u64 = 4;
 
 pub fn world(seed: u64) -> World {
@@ -21,17 +21,17 @@ pub fn world(seed: u64) -> World {
     world
 }
 
-/// What a sector of the file may hold after a crash, as the guest knows it.
+/// The values that a sector of the file may have after a crash, as the guest knows it.
 #[derive(Clone, Default)]
 struct Known {
-    /// What it was last told to be durable.
+    /// The last value that was acknowledged as durable.
     durable: u8,
-    /// What it has written or begun to write since.
+    /// The values that it has written or begun to write since.
     newer: Vec<u8>,
 }
 
-/// Writes, zeroes, discards and flushes at random, and keeps book of what was promised. Of so many
-/// workers each has blocks and memory of its own; only one that is alone flushes.
+/// Writes, zeroes, discards and flushes at random, and records what was acknowledged. Each of
+/// `workers` has its own blocks and memory; only a single worker flushes.
 async fn work(
     core: &Core,
     disk: &Disk,
@@ -61,7 +61,7 @@ async fn work(
             }
             _ => (Kind::Write, byte),
         };
-        // Half of them not aligned, and so through a buffer.
+        // Half of them are not aligned, and so go through a buffer.
         let place = memory + if byte.is_multiple_of(2) { 0 } else { 7 };
         disk.guest.put(place, &[value; BLOCK as usize]);
         let whole = [disk.guest.at(place, BLOCK as usize)];
@@ -78,8 +78,8 @@ async fn work(
     }
 }
 
-/// Has the machine lose its power three times, and looks each time whether the file holds what was
-/// promised.
+/// Cuts the machine's power three times, and checks each time that the file holds what was
+/// acknowledged.
 pub fn cut(uri: &'static str, cached: bool, seed: u64) {
     let world = world(seed);
     let known = Known { durable: 0xEE, newer: Vec::new() };
@@ -109,10 +109,10 @@ pub fn cut(uri: &'static str, cached: bool, seed: u64) {
             assert!(sector.iter().all(|&byte| byte == value), "a sector is whole");
             assert!(
                 value == known.durable || known.newer.contains(&value),
-                "{uri} seed {seed} round {round} sector {n}: {value:#x}, but {:#x} was promised",
+                "{uri} seed {seed} round {round} sector {n}: {value:#x}, but {:#x} was acknowledged",
                 known.durable
             );
-            // What is there after a power cut stays.
+            // The data after a power cut stays.
             (known.durable, known.newer) = (value, Vec::new());
         }
     }

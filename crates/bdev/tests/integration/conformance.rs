@@ -1,5 +1,5 @@
-//! One suite for every device and engine, on the host's drivers and in a simulated world: what a
-//! block device promises must not depend on which one it is.
+//! One suite for every device and engine, on the host's drivers and in a simulated world: all
+//! devices keep the same guarantees.
 
 use crate::common;
 use std::cell::RefCell;
@@ -16,7 +16,7 @@ use reactor::Core;
 /// Size of every device, in bytes.
 const SIZE: u64 = 1 << 20;
 
-/// Every device that keeps what is written to it. `FILE` stands for the path.
+/// Every device that stores data. `FILE` stands for the path.
 const KEEPING: [&str; 14] = [
     "mem:1M",
     "mem:1M?block=4K",
@@ -50,7 +50,7 @@ where
 }
 
 #[test]
-fn what_was_written_is_read_back_and_only_there() {
+fn written_data_is_read_back_and_nothing_else_changes() {
     on("back", &KEEPING, |core, uri| async move {
         let disk = Disk::open(&core, &uri).await;
         let before = disk.read(0, 16384).await.unwrap();
@@ -67,7 +67,7 @@ fn what_was_written_is_read_back_and_only_there() {
     });
 }
 
-/// One step of a story about a device.
+/// One step of a random history.
 #[derive(Clone, Debug)]
 struct Step {
     kind: u8,
@@ -75,7 +75,7 @@ struct Step {
     blocks: u64,
     /// Where the memory is cut into segments, in thousandths of its length.
     cuts: Vec<u16>,
-    /// The memory begins so many bytes behind a page.
+    /// Offset of the memory from a page boundary, in bytes.
     shift: usize,
     through: bool,
 }
@@ -95,7 +95,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
-/// Plays a story on a device and on plain bytes.
+/// Applies a history to a device and to a model.
 async fn play(disk: &Disk, steps: &[Step]) {
     let block = u64::from(disk.bdev.geometry().block_size).max(4096);
     let mut model = disk.read(0, SIZE as usize).await.unwrap();
@@ -107,12 +107,12 @@ async fn play(disk: &Disk, steps: &[Step]) {
         let mut cuts: Vec<usize> =
             step.cuts.iter().map(|&cut| (u64::from(cut) * len / 1000) as usize).collect();
         if step.shift == 0 {
-            // As a guest does it.
+            // As a guest aligns them.
             cuts.iter_mut().for_each(|cut| *cut = *cut / 512 * 512);
         }
         cuts.extend([0, len as usize]);
         cuts.sort_unstable();
-        // Each segment in a place of its own, the last of them first.
+        // Each segment in its own place, the last one first.
         let mut place = step.shift;
         let mut segments = Vec::new();
         for ends in cuts.windows(2).rev() {
@@ -158,7 +158,7 @@ async fn play(disk: &Disk, steps: &[Step]) {
 }
 
 #[test]
-fn any_story_ends_as_on_plain_bytes() {
+fn any_history_ends_as_on_the_model() {
     for place in PLACES.into_iter().filter(|place| place.available()) {
         for uri in KEEPING {
             let config = Config {
@@ -183,7 +183,7 @@ fn any_story_ends_as_on_plain_bytes() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_changes_nothing() {
+fn an_invalid_request_is_refused_and_changes_nothing() {
     on(
         "refused",
         &["null:1M", "mem:1M", "file:FILE", "file:FILE?engine=aio"],
@@ -253,7 +253,7 @@ fn a_device_grows_and_shrinks_under_its_channels() {
 }
 
 #[test]
-fn a_file_that_ends_inside_a_block_ends_with_its_last_whole_one() {
+fn a_file_that_ends_inside_a_block_ends_with_its_last_whole_block() {
     for place in PLACES.into_iter().filter(|place| place.available()) {
         for engine in ["uring", "sync", "aio", "mmap"] {
             place.run("odd", SIZE + 700, move |core, path| async move {
@@ -270,7 +270,7 @@ fn a_file_that_ends_inside_a_block_ends_with_its_last_whole_one() {
 }
 
 #[test]
-fn a_full_channel_says_so_and_every_tag_comes_back_once() {
+fn a_full_channel_refuses_and_every_tag_comes_back_once() {
     let mut devices = KEEPING.to_vec();
     devices.push("null:1M");
     on("full", &devices, |core, uri| async move {
@@ -278,7 +278,7 @@ fn a_full_channel_says_so_and_every_tag_comes_back_once() {
         let mut tags = Vec::new();
         loop {
             let n = tags.len() as u64;
-            // Memory of its own: two reads into the same would be a race of the guest's making.
+            // Separate memory: two reads into the same memory would be the guest's own race.
             let segments = [disk.guest.at(n as usize * 4096, 4096)];
             let kind = if n.is_multiple_of(3) { Kind::Write } else { Kind::Read };
             match disk.submit(kind, n % 256 * 4096, &segments, 4096, false) {
@@ -295,7 +295,7 @@ fn a_full_channel_says_so_and_every_tag_comes_back_once() {
     });
 }
 
-/// The kernel goes on with what it was given, so the guest's memory must stay.
+/// The kernel continues to use the memory, so it must stay mapped.
 #[test]
 fn a_dropped_channel_holds_the_memory_until_its_requests_are_done() {
     on("dropped", &KEEPING, |core, uri| async move {
@@ -303,7 +303,7 @@ fn a_dropped_channel_holds_the_memory_until_its_requests_are_done() {
         let gone = Rc::new(RefCell::new(false));
         let disk = Disk::with(&core, &bdev, Guest::telling(8 << 20, &gone));
         for n in 0..200 {
-            // Some of them not aligned for direct I/O.
+            // Some of them are not aligned for direct I/O.
             let at = n as usize * 8192 + if n % 8 == 0 { 100 } else { 0 };
             let kind = if n % 2 == 0 { Kind::Write } else { Kind::Read };
             disk.submit(kind, n * 4096, &[disk.guest.at(at, 4096)], 4096, false).unwrap();
@@ -320,7 +320,7 @@ fn a_dropped_channel_holds_the_memory_until_its_requests_are_done() {
 }
 
 #[test]
-fn a_second_user_of_an_image_is_refused_unless_both_only_read_or_one_goes_without_a_lock() {
+fn a_second_user_of_an_image_is_refused_unless_both_only_read_or_one_takes_no_lock() {
     on("lock", &["file:FILE"], |core, uri| async move {
         let open = |params: &'static str| {
             let (core, uri) = (core.clone(), format!("{uri}?{params}"));
@@ -333,7 +333,7 @@ fn a_second_user_of_an_image_is_refused_unless_both_only_read_or_one_goes_withou
         }
         drop(open("lock=off").await.unwrap());
         drop(first);
-        // The descriptor is closed by another thread.
+        // Another thread closes the descriptor.
         let readers = loop {
             match open("readonly=on").await {
                 Ok(first) => break (first, open("readonly=on&engine=mmap").await.unwrap()),
@@ -347,7 +347,7 @@ fn a_second_user_of_an_image_is_refused_unless_both_only_read_or_one_goes_withou
 }
 
 #[test]
-fn what_cannot_be_opened_is_named() {
+fn an_error_of_opening_names_its_object() {
     on("open", &["file:FILE"], |core, uri| async move {
         for (uri, expected) in [
             ("file:/none/there.img".to_owned(), "/none/there.img"),
@@ -362,7 +362,7 @@ fn what_cannot_be_opened_is_named() {
 }
 
 #[test]
-fn the_geometry_says_what_is_true() {
+fn the_geometry_is_true() {
     for (uri, cache, block) in [
         ("mem:1M", false, 512),
         ("null:1M?block=4K", false, 4096),
@@ -383,7 +383,7 @@ fn the_geometry_says_what_is_true() {
 }
 
 #[test]
-fn memory_that_is_not_aligned_goes_through_a_buffer_and_is_counted() {
+fn unaligned_memory_goes_through_a_buffer_and_is_counted() {
     on("bounce", &["file:FILE", "file:FILE?engine=sync"], |core, uri| async move {
         let disk = Disk::open(&core, &uri).await;
         let len = 700 << 10;
@@ -398,7 +398,7 @@ fn memory_that_is_not_aligned_goes_through_a_buffer_and_is_counted() {
         let status = disk.vectored(Kind::Read, 4096, &segments, len as u64).await;
         assert_eq!((status, disk.channel().bounced()), (Status::Ok, 2));
         assert!(disk.guest.get(3, len) == bytes);
-        // More of them than there are buffers and memory for.
+        // More requests than there are buffers and memory.
         let tags: Vec<u64> = (0..500)
             .map(|n| {
                 let segments = [disk.guest.at(5 + n * 8192, 8192)];
@@ -412,9 +412,9 @@ fn memory_that_is_not_aligned_goes_through_a_buffer_and_is_counted() {
     });
 }
 
-/// Nothing frees what the kernel still uses, nor waits for ever.
+/// The core frees nothing that the kernel still uses, and does not wait for ever.
 #[test]
-fn a_core_stops_with_requests_under_way() {
+fn a_core_stops_with_requests_in_flight() {
     on("stops", &KEEPING, |core, uri| async move {
         let disk = Disk::open(&core, &uri).await;
         for n in 0..200 {
@@ -426,9 +426,9 @@ fn a_core_stops_with_requests_under_way() {
     });
 }
 
-/// Where the system lets us have one: a loop device over a file.
+/// Uses a loop device over a file, if the system provides one.
 #[test]
-fn a_block_device_is_a_device_as_well() {
+fn a_block_device_is_a_device_too() {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
         .join(format!("block-device-{}.img", std::process::id()));
     let losetup = |args: &[&str]| {
@@ -440,7 +440,7 @@ fn a_block_device_is_a_device_as_well() {
     let made = losetup(&["--find", "--show", path.to_str().unwrap()]);
     common::remove(&path);
     let Some(device) = made.filter(|device| device.starts_with("/dev/")) else {
-        eprintln!("not tested: no loop device is to be had here");
+        eprintln!("not tested: no loop device is available here");
         return;
     };
     let uris =
@@ -454,7 +454,7 @@ fn a_block_device_is_a_device_as_well() {
                 let uri = uri.clone();
                 async move {
                     let disk = loop {
-                        // The last one's descriptor is closed by another thread.
+                        // Another thread closes the previous descriptor.
                         match Bdev::open(&core, &uri).await {
                             Ok(bdev) => break Disk::over(&core, &bdev),
                             Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),

@@ -1,5 +1,5 @@
-//! The `dirty:` layer: what is written is marked, in a bitmap that others have too, also when who
-//! writes is killed.
+//! The `dirty:` layer: writes are marked in a bitmap that other processes map, also when the writer
+//! is killed.
 #![allow(clippy::disallowed_methods, reason = "files and processes of the host, for a test")]
 
 use crate::common;
@@ -28,7 +28,7 @@ fn map(path: &Path) -> DirtyMap {
     DirtyMap::map(file.into()).unwrap()
 }
 
-/// Takes all marks: the granules.
+/// Takes all marks and returns their granules.
 fn taken(map: &DirtyMap) -> Vec<u64> {
     let mut all = Vec::new();
     while let Some(taken) = map.take(0) {
@@ -40,7 +40,7 @@ fn taken(map: &DirtyMap) -> Vec<u64> {
 }
 
 #[test]
-fn what_changes_the_device_is_marked_and_nothing_else() {
+fn changes_of_the_device_are_marked_and_nothing_else() {
     on("marked", |core, path| async move {
         let uri = format!("dirty:granule=16K|file:{}", quoted(&path));
         let disk = Disk::open(&core, &uri).await;
@@ -58,8 +58,8 @@ fn what_changes_the_device_is_marked_and_nothing_else() {
         assert_eq!(disk.plain(zeroes, 62 * GRANULE, 2 * GRANULE).await, Status::Ok);
         assert_eq!(taken(&map), [1, 2, 10, 62, 63]);
         assert_eq!(disk.plain(Kind::Discard, SIZE, GRANULE).await, Status::IoError);
-        assert_eq!(taken(&map), [] as [u64; 0], "what was refused has changed nothing");
-        // What grows or is cut off has another content than a copy has.
+        assert_eq!(taken(&map), [] as [u64; 0], "a refused request has changed nothing");
+        // A range that is added or cut off differs from a copy.
         disk.bdev.resize(&core, SIZE - GRANULE).await.unwrap();
         assert_eq!(taken(&map), [63]);
         disk.bdev.resize(&core, SIZE + 2 * GRANULE).await.unwrap();
@@ -79,19 +79,19 @@ fn a_failed_write_is_marked_too() {
 }
 
 #[test]
-fn marks_outlive_whoever_made_or_took_them() {
+fn marks_outlive_their_writer_and_their_taker() {
     on("outlive", |core, path| async move {
         let bitmap = path.with_extension("img.dirty");
         let uri = format!("dirty:file={}&granule=16K|file:{}", quoted(&bitmap), quoted(&path));
         let disk = Disk::open(&core, &uri).await;
         assert_eq!(disk.write(0, &[1; 4096]).await, Status::Ok);
         assert_eq!(disk.write(3 * GRANULE, &[1; 4096]).await, Status::Ok);
-        // Somebody else takes them and dies before they are copied.
+        // Another process takes them and dies before they are copied.
         let other = map(&bitmap);
         assert_eq!(other.take(0), Some(Taken { first: 0, bits: 0b1001 }));
         drop(other);
         assert_eq!(disk.write(GRANULE, &[1; 4096]).await, Status::Ok);
-        // The node hands the disk over to another.
+        // The node hands the disk over to another node.
         let descriptors = disk.bdev.descriptors().unwrap();
         let descriptors = descriptors.into_iter().map(|fd| fd.try_clone_to_owned().unwrap());
         let parts = Parts { descriptors: descriptors.collect(), holes: None };
@@ -109,7 +109,7 @@ fn marks_outlive_whoever_made_or_took_them() {
 
 #[test]
 #[cfg_attr(tsan, ignore = "the fault comes inside the sanitizer, under a lock of its own")]
-fn a_file_that_is_no_such_bitmap_is_refused_and_left_as_it_is() {
+fn an_invalid_bitmap_is_refused_and_left_as_it_is() {
     on("refused", |core, path| async move {
         let bitmap = path.with_extension("img.dirty");
         let uri = |granule| format!("dirty:file={}&granule={granule}|mem:1M", quoted(&bitmap));
@@ -123,14 +123,14 @@ fn a_file_that_is_no_such_bitmap_is_refused_and_left_as_it_is() {
         drop(Bdev::open(&core, &uri("4K")).await.unwrap());
         let error = Bdev::open(&core, &uri("8K")).await.unwrap_err();
         assert!(error.to_string().contains("granule of 4096, not 8192"), "{error}");
-        // One from before the system was started says nothing: all is marked.
+        // A bitmap from before the last boot has no meaning: everything is marked.
         let file = File::options().write(true).open(&bitmap).unwrap();
         file.write_all_at(&[0x77; 16], 32).unwrap();
         drop(Bdev::open(&core, &uri("4K")).await.unwrap());
         assert_eq!(taken(&map(&bitmap)), (0..256).collect::<Vec<_>>());
         drop(Bdev::open(&core, &uri("4K")).await.unwrap());
         assert_eq!(taken(&map(&bitmap)), [] as [u64; 0], "once");
-        // One that is cut off while it is used is lost, and the disk goes on.
+        // A bitmap that is truncated while in use is lost, and the disk continues.
         let disk = Disk::open(&core, &uri("4K")).await;
         file.set_len(0).unwrap();
         assert_eq!(disk.write(0, &[1; 4096]).await, Status::Ok);
@@ -140,7 +140,7 @@ fn a_file_that_is_no_such_bitmap_is_refused_and_left_as_it_is() {
 
 const BLOCKS: u64 = SIZE / 4096;
 
-/// Opens what the kernel may still be at work on for a process that is no more: it holds the lock
+/// Opens a device that the kernel may still be using for a process that has ended. The lock is held
 /// until that is done.
 async fn open_when_free(core: &Core, uri: &str) -> Bdev {
     loop {
@@ -153,11 +153,11 @@ async fn open_when_free(core: &Core, uri: &str) -> Bdev {
 
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Writes that are under way at a time.
+/// Number of writes in flight.
 const DEPTH: usize = 8;
 
-/// What a child does until it is killed: writes blocks at random, several at a time, and counts
-/// those that are done.
+/// The child's work until it is killed: writes random blocks, several at a time, and counts the
+/// completed writes.
 async fn write_until_killed(core: Core, uri: String, done: File) {
     let bdev = open_when_free(&core, &uri).await;
     let disk = Disk::with(&core, &bdev, Guest::new(1 << 20));
@@ -178,7 +178,7 @@ async fn write_until_killed(core: Core, uri: String, done: File) {
 
 struct Writer {
     child: Child,
-    /// How many writes it has done.
+    /// Contains the number of completed writes.
     done: File,
 }
 
@@ -188,7 +188,7 @@ impl Writer {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args([
             "--exact",
-            "dirty::a_copy_misses_nothing_when_who_writes_is_killed",
+            "dirty::a_copy_misses_nothing_when_the_writer_is_killed",
             "--nocapture",
         ]);
         command.env("DIRTY_WRITES", uri).env("DIRTY_DONE", count).stdout(Stdio::piped());
@@ -205,7 +205,7 @@ impl Writer {
         u64::from_ne_bytes(count)
     }
 
-    /// Waits until what is under way now is done, in the order in which it began.
+    /// Waits until the writes in flight are done, in the order in which they began.
     fn turn_over(&self) {
         let (all, end) = (self.done() + DEPTH as u64 + 1, Instant::now() + PATIENCE);
         while self.done() < all {
@@ -222,7 +222,7 @@ impl Drop for Writer {
     }
 }
 
-/// Copies what is marked until there is nothing, or the time is over.
+/// Copies marked granules until there are none, or the time is over.
 fn copy(map: &DirtyMap, image: &File, replica: &mut [u8], until: Instant) -> u64 {
     let mut copied = 0;
     while let Some(taken) = map.unfinished(0).or_else(|| map.take(0)) {
@@ -239,10 +239,10 @@ fn copy(map: &DirtyMap, image: &File, replica: &mut [u8], until: Instant) -> u64
     copied
 }
 
-/// Nothing is taken right before the kill: see `docs/formats/dirty.md` for what is taken while its
-/// write is under way.
+/// Nothing is taken right before the kill: `docs/formats/dirty.md` describes marks that are taken
+/// while their write is in flight.
 #[test]
-fn a_copy_misses_nothing_when_who_writes_is_killed() {
+fn a_copy_misses_nothing_when_the_writer_is_killed() {
     if let Ok(uri) = std::env::var("DIRTY_WRITES") {
         let done = std::env::var("DIRTY_DONE").unwrap();
         let count = move || File::options().write(true).open(&done).unwrap();

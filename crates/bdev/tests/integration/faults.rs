@@ -1,5 +1,5 @@
-//! A disk in a simulated world whose file fails, or whose machine loses power: what a guest was
-//! told must be true of what is left.
+//! A disk in a simulated world whose file fails, or whose machine loses power: what remains must
+//! match what the guest was told.
 
 use crate::common::power::{self, world};
 use crate::common::{Disk, Guest};
@@ -7,7 +7,7 @@ use bdev::{Bdev, Kind, Status};
 use reactor::sim::{Access, Fault, FaultKind};
 
 #[test]
-fn what_was_promised_to_be_durable_survives_power_cuts() {
+fn acknowledged_durable_data_survives_power_cuts() {
     for (uri, cached) in [
         ("file:/disks/a.img", true),
         ("file:/disks/a.img?write=through", false),
@@ -37,7 +37,7 @@ fn errors_of_the_disk_reach_the_guest_and_a_failed_flush_ends_all_writing() {
                 assert_eq!(disk.read(0, 4096).await, Err(Status::IoError));
                 assert_eq!(disk.write(8192, &[1; 4096]).await, Status::NoSpace);
                 assert_eq!(disk.plain(Kind::Discard, 4096, 4096).await, Status::Unsupported);
-                // The hole is refused, and then the range is zeroed by other means.
+                // The hole is refused, so the range is zeroed by other means.
                 let zeroes = Kind::WriteZeroes { unmap: true };
                 assert_eq!(disk.plain(zeroes, 4096, 4096).await, Status::Ok);
                 assert_eq!(disk.read(4096, 4096).await.unwrap(), [0; 4096]);
@@ -49,7 +49,7 @@ fn errors_of_the_disk_reach_the_guest_and_a_failed_flush_ends_all_writing() {
                 assert_eq!(disk.plain(Kind::Flush, 0, 0).await, Status::IoError);
                 assert_eq!(disk.plain(Kind::Flush, 0, 0).await, Status::IoError);
                 assert_eq!(disk.write(8192, &[2; 4096]).await, Status::IoError);
-                // Another channel of the same device is told so, too; reading goes on.
+                // Another channel of the same device fails too; reads continue.
                 let other = Disk::with(&core, &disk.bdev, Guest::new(1 << 20));
                 assert_eq!(other.plain(Kind::Discard, 0, 4096).await, Status::IoError);
                 assert_eq!(other.read(8192, 4096).await.map(|b| b.len()), Ok(4096));
@@ -61,9 +61,9 @@ fn errors_of_the_disk_reach_the_guest_and_a_failed_flush_ends_all_writing() {
         .unwrap();
 }
 
-/// One flush makes several requests durable: when it fails, none of them is.
+/// One flush makes several requests durable; if it fails, all of them fail.
 #[test]
-fn a_failed_flush_fails_everything_that_it_was_to_make_durable() {
+fn a_failed_flush_fails_all_requests_that_it_covers() {
     let world = world(1);
     let faults = world.clone();
     world
@@ -75,7 +75,7 @@ fn a_failed_flush_fails_everything_that_it_was_to_make_durable() {
                     let segments = [disk.guest.at(0, 4096)];
                     disk.submit(Kind::Write, n * 4096, &segments, 4096, false).unwrap()
                 };
-                // Of writes only one that is alone needs a flush, of these each.
+                // A write needs a flush only if it is alone; each of these needs one.
                 let zero = |n: u64| {
                     let zeroes = Kind::WriteZeroes { unmap: false };
                     disk.submit(zeroes, n * 4096, &[], 4096, false).unwrap()
@@ -87,7 +87,7 @@ fn a_failed_flush_fails_everything_that_it_was_to_make_durable() {
                 for tag in (0..8).map(zero).collect::<Vec<_>>() {
                     assert_eq!(disk.wait(tag).await, Status::IoError);
                 }
-                // What is refused at once needs no flush.
+                // A refused request needs no flush.
                 let tag = write(0);
                 assert_eq!(disk.wait(tag).await, Status::IoError);
                 assert_eq!(disk.read(0, 4096).await.map(|b| b.len()), Ok(4096));

@@ -1,5 +1,5 @@
-//! What lies over devices: errors, delays and limits, most of it in a simulated world, where time
-//! is what it is said to be.
+//! Layers over devices: errors, delays and limits, mostly in a simulated world, where time is
+//! exact.
 
 use crate::common;
 use std::cell::RefCell;
@@ -25,7 +25,7 @@ fn simulated<T: Send + 'static, Fut: Future<Output = T> + 'static>(
 }
 
 #[test]
-fn requests_fail_by_kind_and_range_every_nth_and_so_often() {
+fn requests_fail_by_kind_and_range_every_nth_up_to_a_count() {
     simulated(|core| async move {
         let uri = "error:kind=write,flush&range=8K..16K&every=2&count=3&status=nospace|mem:1M";
         let disk = Disk::open(&core, uri).await;
@@ -40,7 +40,7 @@ fn requests_fail_by_kind_and_range_every_nth_and_so_often() {
 }
 
 #[test]
-fn a_write_that_fails_has_done_nothing_and_chance_is_the_seeds() {
+fn a_failed_write_has_done_nothing_and_chance_follows_the_seed() {
     let run = || {
         simulated(|core| async move {
             let disk = Disk::open(&core, "error:kind=write&chance=0.3|mem:1M").await;
@@ -60,7 +60,7 @@ fn a_write_that_fails_has_done_nothing_and_chance_is_the_seeds() {
 }
 
 #[test]
-fn completions_come_as_late_as_they_are_told_to_and_in_another_order() {
+fn completions_come_after_their_delay_and_in_another_order() {
     simulated(|core| async move {
         let disk = Disk::open(&core, "delay:read=1ms..5ms&write=20ms|mem:1M").await;
         let start = core.now_ns();
@@ -105,7 +105,7 @@ fn a_limited_device_gives_what_it_has_saved_and_then_its_rate() {
                 })
                 .collect();
             assert_eq!(disk.plain(Kind::Flush, 0, 0).await, Status::Ok);
-            assert!(core.now_ns() - start < 1_000_000, "a flush waits for nobody");
+            assert!(core.now_ns() - start < 1_000_000, "a flush does not wait");
             for &tag in &tags {
                 assert_eq!(disk.wait(tag).await, Status::Ok);
             }
@@ -116,9 +116,9 @@ fn a_limited_device_gives_what_it_has_saved_and_then_its_rate() {
     }
 }
 
-/// Everything over a file, on every driver: the layers hold the memory and wake the core.
+/// All layers over a file, on every driver: they hold the memory and wake the core.
 #[test]
-fn layers_lie_over_each_other_and_over_files() {
+fn layers_cover_each_other_and_files() {
     for place in PLACES.into_iter().filter(|place| place.available()) {
         place.run("stack", 1 << 20, |core, path| async move {
             let path = common::quoted(&path);
@@ -145,15 +145,15 @@ fn layers_lie_over_each_other_and_over_files() {
     }
 }
 
-/// The memory of unaligned requests is copied when one of 64 buffers is free, and `limit:` begins
-/// them later: both after another memory has taken the place of theirs.
+/// An unaligned request is copied when one of 64 buffers is free, and `limit:` begins a request
+/// later: both after other memory was passed to `hold`.
 #[test]
-fn requests_that_wait_hold_the_memory_that_they_were_submitted_with() {
+fn waiting_requests_hold_the_memory_of_their_submission() {
     for place in PLACES.into_iter().filter(|place| place.available()) {
         place.run("holds", 1 << 20, |core, path| async move {
             let path = common::quoted(&path);
             for over in ["", "limit:iops=100000&burst=1us|", "error:kind=flush|dirty:granule=4K|"] {
-                // The lock of the one before may go a moment after it.
+                // The lock of the previous device may be released a moment later.
                 let uri = format!("{over}file:{path}?lock=off");
                 let device = Bdev::open(&core, &uri).await.unwrap();
                 let mut channel = device.channel(&core).unwrap();
@@ -166,19 +166,19 @@ fn requests_that_wait_hold_the_memory_that_they_were_submitted_with() {
                     let offset = 4096 * tag;
                     let io =
                         Io { kind, offset, len: 4096, segments: &segments, tag, through: false };
-                    // SAFETY: the memory goes with the last request that holds it.
+                    // SAFETY: the memory is released with the last request that holds it.
                     unsafe { channel.submit(&io) }.unwrap();
                 }
                 channel.hold(Rc::new(()));
                 drop(guest);
                 let mut done = Vec::new();
                 while channel.in_flight() > 0 {
-                    assert!(!*gone.borrow(), "{over}: {} are under way", channel.in_flight());
+                    assert!(!*gone.borrow(), "{over}: {} are in flight", channel.in_flight());
                     channel.poll(&mut done);
                     core.sleep_ns(10_000).await;
                 }
                 assert!(done.iter().all(|done| done.status == Status::Ok));
-                assert!(*gone.borrow(), "{over}: nobody needs it any more");
+                assert!(*gone.borrow(), "{over}: no request needs it any more");
             }
         });
     }

@@ -1,5 +1,5 @@
-//! Tests of block devices through their public interface, in one program, which is linked once.
-//! A test that needs a process of its own (its allocator, a mutant, loom) is a program beside this one.
+//! Tests of block devices through their public interface, in one program, which is linked once. A
+//! test that needs its own process (its allocator, a mutant, loom) is a separate program.
 #![cfg(not(loom))]
 
 #[path = "../common/mod.rs"]

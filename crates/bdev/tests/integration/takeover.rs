@@ -1,5 +1,5 @@
-//! A device goes to another process, as its descriptors: what was written is there, and the size is
-//! what it was last.
+//! A device is handed over to another process, as its descriptors: the data is there, and the size
+//! is the last one.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -27,7 +27,7 @@ async fn take(core: &Core, from: &Bdev, uri: &str) -> Result<Bdev, bdev::Error> 
 }
 
 #[test]
-fn what_was_written_is_there_afterwards() {
+fn written_data_is_there_afterwards() {
     for uri in
         ["mem:1M", "mem:1M?block=4K", "file:FILE", "delay:all=1us|error:count=1&chance=0|mem:1M"]
     {
@@ -57,7 +57,7 @@ fn what_was_written_is_there_afterwards() {
 }
 
 #[test]
-fn a_device_that_keeps_nothing_is_told_its_size() {
+fn a_device_without_data_is_told_its_size() {
     for uri in ["null:1M?block=4K", "dirty:granule=4K|delay:all=1us|null:1M?block=4K"] {
         on("told", uri, |core, uri| async move {
             let device = Bdev::open(&core, &uri).await.unwrap();
@@ -86,7 +86,7 @@ fn a_device_that_keeps_nothing_is_told_its_size() {
 }
 
 #[test]
-fn a_file_that_others_gave_another_length_is_as_large_as_it_was() {
+fn a_file_whose_length_was_changed_by_others_keeps_its_size() {
     for uri in ["file:FILE", "file:FILE?engine=mmap", "delay:all=1us|file:FILE"] {
         for len in [SIZE / 2, SIZE + 512, 2 * SIZE, 0] {
             on("outside", uri, move |core, uri| async move {
@@ -112,7 +112,7 @@ fn a_file_that_others_gave_another_length_is_as_large_as_it_was() {
 }
 
 #[test]
-fn what_is_no_such_device_is_refused() {
+fn descriptors_of_another_device_are_refused() {
     on("refused", "file:FILE", |core, uri| async move {
         let file = Bdev::open(&core, &uri).await.unwrap();
         let mem = Bdev::open(&core, "mem:1M").await.unwrap();

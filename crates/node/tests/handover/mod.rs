@@ -1,18 +1,18 @@
-//! A guest whose disk goes from process to process, in a simulated world.
+//! A guest whose disk moves from process to process, in a simulated world.
 //!
-//! One process is outside the others: it is the guests with their front ends, and who starts and
-//! ends nodes. There are one or two guests, each with a disk of its own. Each node is a process
-//! with one core, with the real devices, session, rings and upgrade over real sockets, of which the
-//! world decides when somebody hears of something, and into what pieces it is cut. An attempt to
-//! replace a node meets one [`Trouble`], anywhere on its way. Whatever comes of it:
+//! One process is outside the others: it plays the guests with their front ends, and starts and
+//! ends nodes. There are one or two guests, each with its own disk. Each node is a process with one
+//! core, with the real devices, session, rings and upgrade over real sockets. The world decides
+//! when a process hears of an event, and into what pieces messages are cut. An attempt to replace a
+//! node meets one [`Trouble`], anywhere on its way. In every case:
 //!
-//! 1. What the guest reads is what it wrote, and no request comes back twice ([`sim::guest`] looks
-//!    at both): so nothing was lost, and no two served.
-//! 2. If the old node says that it has handed over, the successor serves; if it says why not, it
-//!    goes on. If either is killed, the other serves, or both end, and then another is started. A
-//!    successor serves all disks in the end, also those that the old one was killed before it had
-//!    handed them over.
-//! 3. In the end all that the guest has asked for comes back.
+//! 1. The guest reads what it wrote, and no request comes back twice ([`sim::guest`] checks both):
+//!    so nothing was lost, and only one node served.
+//! 2. If the old node reports that it has handed over, the successor serves; if it reports why not,
+//!    it continues. If either is killed, the other serves, or both end, and then another is
+//!    started. A successor finally serves all disks, also those that the old node had not handed
+//!    over when it was killed.
+//! 3. All requests of the guest finally come back.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -31,29 +31,29 @@ use reactor::sim::{Access, Crash, FailureKind, Fault, FaultKind, Process, Rng, S
 use reactor::{Class, Core, UnixSocket};
 use sim::guest::{END_NS, Guest, QUEUES, with_disk_at};
 
-/// How often a node looks what it is to do.
+/// How often a node polls for its next task.
 const LOOK_NS: u64 = 400_000;
-/// Bytes of a message's header, of both protocols.
+/// Length of a message's header, in both protocols.
 const HEADER: usize = 12;
 /// Kinds of messages between nodes.
 pub const HELLO: u32 = 1;
 const STATE: u32 = 6;
 pub const GO: u32 = 8;
 const LEAD: u32 = 9;
-/// Kinds there are, and one more.
+/// Number of kinds, plus one.
 const KINDS: usize = 13;
 /// The image of each guest.
 const IMAGES: [&str; 2] = ["/disks/a.img", "/disks/b.img"];
-/// Longest time between two looks of a guest that waits.
+/// Longest time between two polls of a waiting guest.
 const IDLE_NS: u64 = 20_000_000;
-/// How long a process may take that is bound to end, or to serve.
+/// How long a process that must end, or serve, may take.
 const PATIENCE_NS: u64 = 20_000_000_000;
 
 /// What has happened in a world.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub guest: sim::guest::Report,
-    /// Nodes that were started without another before them.
+    /// Nodes that were started without a predecessor.
     pub started: u64,
     pub killed: u64,
     /// Front ends that lost their node, and found another.
@@ -63,13 +63,13 @@ pub struct Report {
     pub switched: u64,
     /// Worlds with two guests.
     pub two: u64,
-    /// Upgrades after which a disk was not at rest in time, and followed.
+    /// Upgrades after which a disk was not quiesced in time, and followed.
     pub followed: u64,
-    /// Those where requests waited for what the old node had under way.
+    /// Those in which requests waited for the old node's operations in flight.
     pub held: u64,
-    /// Such old nodes that were killed meanwhile, and successors.
+    /// Such old nodes that were killed meanwhile, and such successors.
     pub killed_under_way: [u64; 2],
-    /// Old nodes that were killed when they had handed over, but had not said so.
+    /// Old nodes that were killed when they had handed over, but had not reported it.
     pub old_killed_between: u64,
     /// Upgrades that the old node gave up, by what it was doing.
     pub gave_up: [u64; 3],
@@ -95,7 +95,7 @@ pub struct Report {
 /// What an old node was doing when it gave up.
 const DOING: [&str; 3] = ["starting", "opening", "taking"];
 
-/// What is between a node and its successor.
+/// The trouble between a node and its successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trouble {
     None,
@@ -104,10 +104,10 @@ enum Trouble {
     StopOld,
     StopNew,
     SlowDisk,
-    /// A disk is slow, and one of the two is killed when the other disk has gone over.
+    /// A disk is slow, and one of the two is killed when the other disk is handed over.
     KillOldBetween,
     KillNewBetween,
-    /// A disk is slow, and one of the two is killed when it has gone over all the same.
+    /// A disk is slow, and one of the two is killed when it is handed over all the same.
     KillOldUnderWay,
     KillNewUnderWay,
     Tamper,
@@ -116,15 +116,15 @@ enum Trouble {
 /// What a test does to one message.
 #[derive(Clone, Copy, Debug)]
 enum Tamper {
-    /// Only so much of it comes, in millionths.
+    /// Only this part of it arrives, in millionths.
     Cut(u64),
-    /// It is of another version, or of an unknown kind.
+    /// It has another version, or an unknown kind.
     Version,
-    /// A bit of it is another one.
+    /// One of its bits is flipped.
     Flip(u64),
     /// Its descriptors are lost.
     NoDescriptors,
-    /// Nothing, but that it comes late.
+    /// It arrives late, unchanged.
     Late,
 }
 
@@ -138,21 +138,21 @@ struct Told {
     /// Why it never served.
     failed: RefCell<Option<String>>,
     resubmitted: Cell<u64>,
-    /// Requests of each disk that were given back.
+    /// Completed requests of each disk.
     completions: [Cell<u64>; 2],
     /// A successor is the node.
     committed: RefCell<Rc<Cell<bool>>>,
-    /// All its disks are at work.
+    /// All its disks are served.
     has_all: Cell<bool>,
-    /// Disks that it is to detach by force, and what came of each.
+    /// Disks to detach by force, and the results.
     detach: RefCell<Vec<&'static str>>,
     detached: RefCell<Vec<Result<bool, String>>>,
     names: RefCell<Vec<String>>,
-    /// A disk of it holds, or has held, requests that the node before had begun.
+    /// One of its disks holds, or has held, requests that the predecessor had begun.
     holds: Cell<bool>,
 }
 
-/// A node, from outside.
+/// A node, seen from outside.
 struct Running {
     process: Process,
     told: Rc<Told>,
@@ -164,7 +164,7 @@ impl Running {
     }
 }
 
-/// What a node does when it serves.
+/// The work of a node that serves.
 async fn serve(core: &Core, node: Node, told: &Rc<Told>) {
     let node = Rc::new(node);
     told.serves.set(true);
@@ -193,7 +193,7 @@ async fn serve(core: &Core, node: Node, told: &Rc<Told>) {
         }
         core.sleep_ns(LOOK_NS).await;
     }
-    // As if there were clients of a database that have not had their replies.
+    // Plays the clients of a database that have not received their replies.
     for _ in 0..10 {
         core.sleep_ns(LOOK_NS).await;
     }
@@ -208,34 +208,34 @@ struct FrontEnd {
     gone: Rc<Cell<bool>>,
 }
 
-/// A guest, its disk, and where its front end connects.
+/// A guest, its disk, and the address of its front end.
 struct Machine {
     guest: Rc<RefCell<Guest>>,
     spec: DiskSpec,
     address: SocketAddr,
     front_end: Option<FrontEnd>,
-    /// How often it was connected.
+    /// Number of connections.
     connects: u64,
 }
 
-/// Everything that is no node.
+/// Everything that is not a node.
 struct Outside {
     core: Core,
     world: World,
     rng: Rng,
     machines: Vec<Machine>,
     report: Rc<RefCell<Report>>,
-    /// What a node is to know of the write cache.
+    /// What a node is told of the write cache.
     told_cache: Option<bool>,
-    /// All that have not ended.
+    /// All nodes that have not ended.
     nodes: Vec<Running>,
     idle_ns: u64,
-    /// When it began what it is at; what takes long is looked at less often.
+    /// When the current activity began; long activities are polled less often.
     since_ns: u64,
 }
 
 impl Outside {
-    /// Beside machines whose nodes know of the write cache; nothing is reported yet.
+    /// With machines whose nodes know of the write cache, and an empty report.
     fn new(core: Core, world: &World, machines: Vec<Machine>) -> Outside {
         Outside {
             core,
@@ -254,7 +254,7 @@ impl Outside {
         note(&mut self.report.borrow_mut())
     }
 
-    /// The guest goes on for a moment.
+    /// Lets the guests run for a moment.
     async fn step(&mut self) {
         let before = self.in_flight();
         self.machines.iter().for_each(|machine| machine.guest.borrow_mut().step());
@@ -271,13 +271,13 @@ impl Outside {
             }
         }
         for node in self.nodes.extract_if(.., |node| node.process.has_ended()) {
-            // What it was given is closed with it.
+            // Its descriptors are closed with it.
             node.told.hand_over.take();
             self.machines[0].guest.borrow_mut().report.resubmitted += node.told.resubmitted.get();
         }
     }
 
-    /// How many requests the guests wait for.
+    /// The number of requests that the guests wait for.
     fn in_flight(&self) -> usize {
         self.machines.iter().map(|machine| machine.guest.borrow().in_flight()).sum()
     }
@@ -286,7 +286,7 @@ impl Outside {
         self.machines.iter().map(|machine| machine.spec.clone()).collect()
     }
 
-    /// Connects a front end, if somebody listens.
+    /// Connects a front end, if a node listens.
     fn connect(&mut self, at: usize) {
         let Ok(stream) = UnixStream::connect_addr(&self.machines[at].address) else { return };
         self.report(|report| report.reconnected += 1);
@@ -298,7 +298,7 @@ impl Outside {
         let source = UnixSocket::from_fd(&self.core, theirs.into()).expect("a socket");
         let gone = Rc::new(Cell::new(false));
         let (core, mut rng, to) = (self.core.clone(), self.rng.fork(), target.clone());
-        // What it says arrives in pieces.
+        // Its messages arrive in pieces.
         self.core.spawn(Class::Foreground, async move {
             while let Some((bytes, fds)) = message(&source, 8).await {
                 let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
@@ -319,9 +319,9 @@ impl Outside {
         self.machines[at].front_end = Some(FrontEnd { _session: session, gone });
     }
 
-    /// Starts a node that nobody hands anything to.
+    /// Starts a node without a predecessor.
     async fn start(&mut self) {
-        // What was under way between two that have ended may hold a socket for a moment.
+        // Messages in flight between two processes that have ended may hold a socket for a moment.
         let free = |machine: &Machine| UnixListener::bind_addr(&machine.address).is_ok();
         self.until("nobody listens", |outside| outside.machines.iter().all(free)).await;
         let listener = |machine: &Machine| {
@@ -361,7 +361,7 @@ impl Outside {
         (process, told)
     }
 
-    /// Lets the guest go on until something is so.
+    /// Lets the guests run until a condition is true.
     async fn until(&mut self, what: &str, so: impl Fn(&Outside) -> bool) {
         let end_ns = self.core.now_ns() + PATIENCE_NS;
         while !so(self) {
@@ -370,7 +370,7 @@ impl Outside {
         }
     }
 
-    /// Has a node take over from the one that serves.
+    /// Lets a node take over from the one that serves.
     async fn upgrade(&mut self) {
         use Trouble::*;
         self.report(|report| report.upgrades += 1);
@@ -397,7 +397,7 @@ impl Outside {
         }
         old_told.hand_over.replace(Some(ours.into()));
         let (new, new_told) = self.start_successor(theirs.into());
-        // The dialogue takes so many turns of each.
+        // The dialogue takes about this many turns of each.
         let most = match trouble {
             KillOld => 4 + self.rng.below(6),
             _ => 6,
@@ -460,7 +460,7 @@ impl Outside {
         let (process, told) = (old.clone(), old_told.clone());
         self.until("an outcome", |_| told.outcome.borrow().is_some() || process.has_ended()).await;
         self.world.heal();
-        // Whoever serves now meets requests.
+        // The serving node meets requests.
         (self.since_ns, self.idle_ns) = (self.core.now_ns(), 0);
         for _ in 0..self.rng.below(20) {
             self.step().await;
@@ -496,7 +496,7 @@ impl Outside {
                     report.gone += u64::from(why.contains("has gone"));
                     report.version += u64::from(both.contains("version"));
                 });
-                // As who has started it does.
+                // As the process that has started it does.
                 new.kill_after(0);
                 self.until("the successor ends", |_| new.has_ended()).await;
             }
@@ -513,13 +513,13 @@ impl Outside {
                 self.until("it has all disks", |_| told.has_all.get() || new.has_ended()).await;
             }
         }
-        // An order to be killed that came too late for one of them.
+        // Revoke an order to be killed that came too late.
         old.spare();
     }
 
-    /// Carries the dialogue between two sockets, and does something to one message.
+    /// Carries the dialogue between two sockets, and tampers with one message.
     fn tamper(&mut self, old: UnixStream, new: UnixStream) {
-        // What is said when a disk goes over comes after five others.
+        // The messages of a disk's handover come after five others.
         let disks = self.machines.len();
         let nth = match self.rng.coin() {
             true => 4 + disks + self.rng.index(4),
@@ -533,13 +533,13 @@ impl Outside {
             _ => Tamper::Cut(self.rng.below(1_000_000)),
         };
         let nth = match tamper {
-            // Two kinds of message have one.
+            // Two kinds of message have a version.
             Tamper::Version => [0, 4 + disks][self.rng.index(2)],
-            // That a disk was taken, which the old one waits for only so long.
+            // `Taken`, for which the old node waits only for a limited time.
             Tamper::Late if self.rng.coin() => 5 + disks,
             _ => nth,
         };
-        // Beyond all patience, or hardly.
+        // Beyond all limits, or hardly late.
         let most_ns = if self.rng.coin() { 6_000_000_000 } else { 1 << self.rng.below(24) };
         let late_ns = self.rng.below(most_ns);
         let heard_ns = self.rng.below(2_000_000);
@@ -548,7 +548,7 @@ impl Outside {
         let (core, report, left) = (self.core.clone(), self.report.clone(), Cell::new(nth));
         self.core.spawn(Class::Foreground, async move {
             let strike = async |kind: u32| {
-                // They decide, and are so short that they come as a whole.
+                // They decide the upgrade, and are so short that they arrive whole.
                 let decides = matches!(kind, GO | LEAD);
                 let strikes = left.get() == 0 && (!decides || matches!(tamper, Tamper::Late));
                 left.set(left.get().wrapping_sub(1));
@@ -573,7 +573,7 @@ impl Outside {
         });
     }
 
-    /// The life of the guest, until it is at peace or the power goes.
+    /// The life of the guests, until all their requests are done or the power is cut.
     async fn live(&mut self, events: u64) {
         for _ in 0..events {
             self.since_ns = self.core.now_ns();
@@ -588,7 +588,7 @@ impl Outside {
             }
             self.since_ns = self.core.now_ns();
             if !self.nodes.iter().any(Running::serves) {
-                // It was to be killed since it took over.
+                // It was killed by an earlier order.
                 continue;
             }
             if self.rng.below(6) == 0 {
@@ -616,8 +616,8 @@ impl Outside {
     }
 }
 
-/// The next message of a socket, of which both protocols say after a header of twelve bytes how
-/// many more there are; the number is at `len_at`.
+/// The next message of a socket. In both protocols a header of twelve bytes contains the length of
+/// the rest, at `len_at`.
 async fn message(from: &UnixSocket, len_at: usize) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
     let (mut bytes, mut fds, mut wanted) = (Vec::new(), Vec::new(), HEADER);
     while bytes.len() < wanted {
@@ -631,8 +631,8 @@ async fn message(from: &UnixSocket, len_at: usize) -> Option<(Vec<u8>, Vec<Owned
     Some((bytes, fds))
 }
 
-/// Carries messages from one socket to another, until one of them is closed; `strike` says what
-/// becomes of one of a kind.
+/// Carries messages from one socket to another, until one of them is closed; `strike` decides what
+/// happens to a message of a kind.
 async fn carry(from: &UnixSocket, to: &UnixSocket, strike: &impl AsyncFn(u32) -> Option<Tamper>) {
     while let Some((mut bytes, mut fds)) = message(from, 4).await {
         let kind = u32::from_le_bytes(bytes[..4].try_into().unwrap());
@@ -642,7 +642,7 @@ async fn carry(from: &UnixSocket, to: &UnixSocket, strike: &impl AsyncFn(u32) ->
             Some(Tamper::Cut(part)) => {
                 bytes.truncate((bytes.len() as u64 * part / 1_000_000) as usize);
             }
-            // Of the conversation, or of a disk's state: both are behind eight bytes of magic.
+            // Of the conversation, or of a disk's state: both follow eight bytes of magic.
             Some(Tamper::Version) if kind == HELLO => bytes[HEADER + 8] += 1,
             // After the disk's name, of one letter.
             Some(Tamper::Version) if kind == STATE => bytes[HEADER + 3 + 8] += 1,
@@ -662,7 +662,7 @@ async fn carry(from: &UnixSocket, to: &UnixSocket, strike: &impl AsyncFn(u32) ->
     }
 }
 
-/// An address that nobody has.
+/// An unused address.
 fn address() -> SocketAddr {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -670,28 +670,28 @@ fn address() -> SocketAddr {
     SocketAddr::from_abstract_name(name).expect("a short name")
 }
 
-/// What has become of a disk whose device does not answer.
+/// The outcome for a disk whose device does not answer.
 #[derive(Debug)]
-#[allow(dead_code, reason = "the program of the mutants looks at none of it")]
+#[allow(dead_code, reason = "the program of the mutants uses none of it")]
 pub struct Unanswered {
-    /// From the beginning of the upgrade until it was at work in the successor.
+    /// From the beginning of the upgrade until the successor served it.
     pub over_ns: u64,
-    /// What its guest had done meanwhile, with what was asked before still at the device.
+    /// Its guest's requests that were done meanwhile, with earlier requests still at the device.
     pub done: u64,
-    /// The longest that its neighbour waited.
+    /// The longest wait of its neighbour.
     pub neighbour_ns: u64,
     pub resubmitted: u64,
 }
 
 /// An upgrade of a node with two disks, one of which has requests at its device that are not
-/// answered for a second after it has gone over.
+/// answered for a second after the handover.
 pub fn unanswered(seed: u64, access: Access) -> Unanswered {
     with_two(seed, async move |outside| outside.meets_no_answer(access).await)
 }
 
-/// An upgrade of a node with two disks in which the successor cannot take what comes in these
-/// messages of a state, of which there are two or more. Gives how many connections each disk had,
-/// and how many of its requests each node says were given back.
+/// An upgrade of a node with two disks in which the successor cannot take these messages of a
+/// state, of which there are two or more. Returns the number of each disk's connections, and the
+/// number of its completed requests as each node reports it.
 #[allow(dead_code, reason = "the program of the mutants does not play it")]
 pub fn declined(seed: u64, states: &'static [usize]) -> [(u64, [u64; 2]); 2] {
     with_two(seed, async move |outside| outside.is_declined(states).await)
@@ -703,7 +703,7 @@ pub fn detached(seed: u64, meanwhile: Meanwhile) {
     with_two(seed, async move |outside| outside.detaches(meanwhile).await)
 }
 
-/// What happens meanwhile.
+/// What happens during a detach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "the program of the mutants does not play it")]
 pub enum Meanwhile {
@@ -738,14 +738,14 @@ fn with_two<T: Send + 'static>(
 }
 
 impl Outside {
-    /// How many requests of a guest have come back.
+    /// The number of a guest's requests that have come back.
     fn done(&self, at: usize) -> u64 {
         let guest = self.machines[at].guest.borrow();
         guest.report.requests - guest.in_flight() as u64
     }
 
-    /// Lets both guests go on for so long, or until something is so. Gives the longest that the
-    /// first one waited.
+    /// Lets both guests run for `ns`, or until a condition is true. Returns the longest wait of the
+    /// first one.
     async fn watched(&mut self, ns: u64, so: impl Fn() -> bool) -> u64 {
         let (mut done, mut since_ns, mut longest) = (self.done(0), self.core.now_ns(), 0);
         let end_ns = since_ns + ns;
@@ -819,7 +819,7 @@ impl Outside {
         self.until("it ends", |_| told.stopped.get()).await;
         let took_ns = self.core.now_ns() - told_ns;
         assert!(took_ns < 6 * SECOND, "{meanwhile:?}: {took_ns}");
-        // The system has its process wait for its operations.
+        // The system lets its process wait for its operations.
         self.world.heal();
         self.until("its process ends", |_| process.has_ended()).await;
         self.until("all have ended", |outside| outside.nodes.is_empty()).await;
@@ -895,7 +895,7 @@ impl Outside {
         let before = self.done(1);
         neighbour_ns = neighbour_ns.max(self.watched(SECOND, || false).await);
         let done = self.done(1) - before;
-        // Nobody has given up, and nothing that is stuck has come back from elsewhere.
+        // Neither process has given up, and no stuck request has come back another way.
         assert!(!old.has_ended() && self.machines[1].guest.borrow().in_flight() > 0);
         self.world.heal();
         self.until("the old one ends", |_| old.has_ended()).await;
@@ -913,7 +913,7 @@ impl Outside {
 /// Plays the history of a seed.
 ///
 /// # Panics
-/// When something was lost, done twice, or is not what was promised.
+/// When something was lost, done twice, or is not as documented.
 pub fn handover(seed: u64) -> Report {
     let world = World::new(seed, 1, SimConfig::default());
     let mut rng = world.rng();

@@ -1,7 +1,7 @@
-//! What is left to a process that has confined itself, tried from within: by this test's program,
-//! started again for each wall, since there is no way back.
+//! What a confined process can still do, tried from within: by this test's program, started again
+//! for each mechanism, because confinement cannot be undone.
 
-#![expect(clippy::disallowed_methods, reason = "it tries what a hostile process would")]
+#![expect(clippy::disallowed_methods, reason = "it tries what a hostile process would try")]
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -16,11 +16,11 @@ use std::sync::mpsc;
 use io_uring::{IoUring, opcode, types};
 use node::{Beneath, confine_calls, confine_paths};
 
-/// Says which part is to be played, and where.
+/// The part to play, and the directory to play it in.
 const PART: &str = "MILLRACE_TEST_PART";
 const PLACE: &str = "MILLRACE_TEST_PLACE";
 
-/// A directory with a database's directory in it, an image, and somebody who listens.
+/// A directory with a database's directory in it, images, and a listening socket.
 struct Place {
     root: PathBuf,
     _listener: UnixListener,
@@ -45,7 +45,7 @@ impl Drop for Place {
     }
 }
 
-/// Plays a part in a process of its own; false where this is that process.
+/// Plays a part in a separate process; returns false in that process.
 fn apart(test: &str, part: &str) -> bool {
     if std::env::var(PART).is_ok_and(|now| now == part) {
         return false;
@@ -72,7 +72,7 @@ fn place() -> PathBuf {
 #[track_caller]
 fn refused<T>(what: io::Result<T>) {
     let error = what.err().expect("it should have been refused");
-    // A move or a link into the directory is told so.
+    // The error of a move or a link into the directory.
     let kinds = [io::ErrorKind::PermissionDenied, io::ErrorKind::CrossesDevices];
     assert!(kinds.contains(&error.kind()), "{error}");
 }
@@ -81,9 +81,9 @@ fn append(path: &Path) -> io::Result<()> {
     OpenOptions::new().append(true).open(path)?.write_all(b"x")
 }
 
-/// What an operation of a ring gives.
+/// Runs an operation of a ring.
 fn of_ring(ring: &mut IoUring, entry: &io_uring::squeue::Entry) -> io::Result<i32> {
-    // SAFETY: what the entries of this test point to outlives them.
+    // SAFETY: the objects that the entries of this test point to outlive them.
     unsafe { ring.submission().push(entry) }.unwrap();
     ring.submit_and_wait(1)?;
     match ring.completion().next().unwrap().result() {
@@ -93,8 +93,8 @@ fn of_ring(ring: &mut IoUring, entry: &io_uring::squeue::Entry) -> io::Result<i3
 }
 
 #[test]
-fn only_the_databases_directory_is_left_of_all_paths() {
-    if apart("only_the_databases_directory_is_left_of_all_paths", "paths") {
+fn of_all_paths_only_the_databases_directory_stays_accessible() {
+    if apart("of_all_paths_only_the_databases_directory_stays_accessible", "paths") {
         return;
     }
     let place = place();
@@ -105,10 +105,10 @@ fn only_the_databases_directory_is_left_of_all_paths() {
     let beneath = Beneath { directory: &data, writable: true, outside: &[] };
     let confined = confine_paths(Some(beneath));
     if confined != Ok(true) {
-        eprintln!("skipped: Landlock is not there, or too old: {confined:?}");
+        eprintln!("skipped: Landlock is missing or too old: {confined:?}");
         return;
     }
-    // What a thread that is started later may do is what this one may.
+    // A thread that is started later has the same rights as this one.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             refused(File::open("/etc/passwd"));
@@ -132,7 +132,7 @@ fn only_the_databases_directory_is_left_of_all_paths() {
             // SAFETY: the request uses no pointers.
             let traced = unsafe { libc::ptrace(libc::PTRACE_ATTACH, parent, null, null) };
             assert_eq!((traced, errno()), (-1, Some(libc::EPERM)));
-            // A ring is held to the same.
+            // A ring has the same rights.
             if let Ok(mut ring) = IoUring::new(4) {
                 let at = types::Fd(libc::AT_FDCWD);
                 let open = opcode::OpenAt::new(at, c"/etc/passwd".as_ptr()).build();
@@ -140,7 +140,7 @@ fn only_the_databases_directory_is_left_of_all_paths() {
             }
         });
     });
-    // And what it needs it may.
+    // What the node needs is allowed.
     assert_eq!(fs::read(data.join("CURRENT")).unwrap(), b"one");
     fs::write(data.join("new"), "two").unwrap();
     fs::rename(data.join("new"), data.join("newer")).unwrap();
@@ -156,8 +156,8 @@ fn only_the_databases_directory_is_left_of_all_paths() {
 }
 
 #[test]
-fn a_directory_that_is_only_read_is_only_read() {
-    if apart("a_directory_that_is_only_read_is_only_read", "reading") {
+fn a_read_only_directory_cannot_be_written() {
+    if apart("a_read_only_directory_cannot_be_written", "reading") {
         return;
     }
     let data = place().join("data");
@@ -167,14 +167,14 @@ fn a_directory_that_is_only_read_is_only_read() {
     let beneath = Beneath { directory: &data, writable: false, outside: &outside };
     let confined = confine_paths(Some(beneath));
     if confined != Ok(true) {
-        eprintln!("skipped: Landlock is not there, or too old: {confined:?}");
+        eprintln!("skipped: Landlock is missing or too old: {confined:?}");
         return;
     }
     assert_eq!(fs::read(data.join("CURRENT")).unwrap(), b"one");
     refused(File::create(data.join("new")));
     refused(append(&data.join("CURRENT")));
     refused(fs::remove_file(data.join("CURRENT")));
-    // What links lead to is read, and the directory of logs is listed.
+    // Targets of links can be read, and the directory of logs can be listed.
     fs::read(&outside[0]).unwrap();
     refused(append(&outside[0]));
     refused(fs::remove_file(&outside[0]));
@@ -184,8 +184,8 @@ fn a_directory_that_is_only_read_is_only_read() {
 }
 
 #[test]
-fn only_calls_that_a_node_needs_are_left() {
-    if apart("only_calls_that_a_node_needs_are_left", "calls") {
+fn only_the_calls_that_a_node_needs_are_allowed() {
+    if apart("only_the_calls_that_a_node_needs_are_allowed", "calls") {
         return;
     }
     let place = place();
@@ -195,7 +195,7 @@ fn only_calls_that_a_node_needs_are_left() {
     let mut client = TcpStream::connect(addr).unwrap();
     let parent = std::os::unix::process::parent_id() as i32;
     let (ask, asked) = mpsc::channel::<()>();
-    // One that runs already is held to the same.
+    // A thread that already runs is confined, too.
     let before = std::thread::spawn(move || {
         asked.recv().unwrap();
         refused(UdpSocket::bind("127.0.0.1:0"));
@@ -216,7 +216,7 @@ fn only_calls_that_a_node_needs_are_left() {
     refused(IoUring::new(4).map(drop));
     let number = |call: libc::c_long, arguments: [usize; 5]| {
         let [a, b, c, d, e] = arguments;
-        // SAFETY: each of these calls is refused before it looks at its arguments.
+        // SAFETY: each of these calls is refused before it uses its arguments.
         let result = unsafe { libc::syscall(call, a, b, c, d, e) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
     };
@@ -238,7 +238,7 @@ fn only_calls_that_a_node_needs_are_left() {
     let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     refused(number(libc::SYS_mmap, [0, 4096, executable as usize, anonymous as usize, 0]));
 
-    // And what it needs it may.
+    // What the node needs is allowed.
     own.write_all_at(&[9; 512], 0).unwrap();
     own.sync_data().unwrap();
     let (mut served, _) = port.accept().unwrap();
@@ -248,7 +248,7 @@ fn only_calls_that_a_node_needs_are_left() {
     assert_eq!(&bytes, b"ping");
     assert_eq!(std::thread::spawn(|| 1 + 1).join().unwrap(), 2);
     assert!(!vec![1_u8; 64 << 20].is_empty());
-    assert!(std::thread::spawn(|| panic!("in good order")).join().is_err());
+    assert!(std::thread::spawn(|| panic!("as expected")).join().is_err());
 }
 
 fn errno() -> Option<i32> {

@@ -1,5 +1,5 @@
-//! Tests of the node through its public interface, in one program, which is linked once.
-//! A mutant holds for a whole process, so mutants are a program beside this one.
+//! Tests of the node through its public interface, in one program, which is linked once. A mutant
+//! applies to a whole process, so mutants are a separate program.
 
 mod confined;
 #[path = "../handover/mod.rs"]

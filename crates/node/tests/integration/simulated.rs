@@ -1,4 +1,4 @@
-//! A guest whose disk goes from process to process, with trouble at any step, seed by seed.
+//! A guest whose disk moves from process to process, with faults at every step, seed by seed.
 
 use std::cell::RefCell;
 
@@ -26,10 +26,10 @@ fn a_disk_is_handed_over_or_not_whatever_happens_on_the_way() {
     let gave_up = each(|r| &r.gave_up);
     let tampered = each(|r| &r.tampered);
     println!(
-        "{} worlds, {} with two guests: {} nodes started, {} killed, {} times without power; {} upgrades, {} switched, gave up while \
-         starting, opening, taking: {gave_up:?}, {} with a disk that followed, {} with requests under way, {} old and {} new ones killed then, {} because late, {} because gone, {} because of a version; \
-         messages tampered with by kind: {tampered:?}; killed on the way: {}, {} and {} old ones before, in and after the \
-         switch, {} and {} new ones; {} requests, {} done again, {} sectors checked, {} connections",
+        "{} worlds, {} with two guests: {} nodes started, {} killed, {} power cuts; {} upgrades, {} switched, gave up while \
+         starting, opening, taking: {gave_up:?}, {} with a disk that followed, {} with requests in flight, {} old and {} new nodes killed then, {} too late, {} successors gone, {} of another version; \
+         messages tampered with by kind: {tampered:?}; killed on the way: {}, {} and {} old nodes before, in and after the \
+         switch, {} and {} new ones; {} requests, {} resubmitted, {} sectors checked, {} connections",
         all.len(),
         sum(|r| r.two),
         sum(|r| r.started),
@@ -54,7 +54,7 @@ fn a_disk_is_handed_over_or_not_whatever_happens_on_the_way() {
         sum(|r| r.guest.checked_sectors),
         sum(|r| r.reconnected),
     );
-    // A simulation in which nothing goes wrong proves nothing.
+    // A simulation without faults proves nothing.
     if all.len() >= 100 {
         assert!(all.iter().any(|r| r.guest.packed) && !all.iter().all(|r| r.guest.packed));
         assert!(sum(|r| r.killed) > 20 && sum(|r| r.guest.power_cuts) > 10);
@@ -73,17 +73,17 @@ fn a_disk_is_handed_over_or_not_whatever_happens_on_the_way() {
     }
 }
 
-/// Reads, writes and flushes that a device does not answer keep neither their own disk nor its
-/// neighbour for longer than was said, and come back when they are answered, each once. That no
-/// late answer changes anything the guest finds.
+/// Reads, writes and flushes that a device does not answer delay neither their own disk nor its
+/// neighbour for longer than documented, and come back when they are answered, each once. A late
+/// answer changes nothing that the guest reads.
 #[test]
-fn a_disk_whose_device_does_not_answer_goes_over_with_what_is_in_flight() {
+fn a_disk_whose_device_does_not_answer_is_handed_over_with_its_requests_in_flight() {
     for seed in 0..6 {
         for access in [Access::Read, Access::Write, Access::Sync] {
             let told = unanswered(seed, access);
             println!("{access:?}: {told:?}");
             assert!((2_000_000_000..2_500_000_000).contains(&told.over_ns), "{told:?}");
-            // Flushes wait for one that is not answered, and in the end take all room.
+            // Flushes wait for one that is not answered, and finally occupy the whole queue.
             let least = if access == Access::Sync { 20 } else { 1000 };
             assert!(told.done > least, "{told:?}");
             assert!(told.neighbour_ns < 500_000_000, "{told:?}");
@@ -92,16 +92,16 @@ fn a_disk_whose_device_does_not_answer_goes_over_with_what_is_in_flight() {
     }
 }
 
-/// A disk that the successor cannot take as it is goes over without its connection, with its
-/// counts, wherever it is in the order; its neighbour notices nothing. So does one that it cannot
-/// take at all.
+/// A disk that the successor cannot take as it is is handed over without its connection, with its
+/// counters, wherever it is in the order; its neighbour notices nothing. The same holds for a disk
+/// that it cannot take at all.
 #[test]
-fn a_disk_that_is_declined_stops_no_upgrade_and_harms_no_other() {
+fn a_declined_disk_stops_no_upgrade_and_harms_no_other_disk() {
     let cases: [(&[usize], [u64; 2]); 6] = [
         (&[0], [2, 1]),
         (&[1], [1, 2]),
         (&[0, 1], [2, 2]),
-        // The third is what comes of the first that was declined.
+        // The third state is that of the first declined disk.
         (&[0, 2], [2, 1]),
         (&[1, 2], [1, 2]),
         (&[0, 1, 2, 3], [2, 2]),
@@ -110,8 +110,8 @@ fn a_disk_that_is_declined_stops_no_upgrade_and_harms_no_other() {
         for seed in 0..4 {
             let told = declined(seed, states);
             let what = format!("{states:?}, seed {seed}: {told:?}");
-            // Of what is declined twice nothing was read. Its socket closes once more, perhaps with
-            // the front end waiting.
+            // The state of a disk that is declined twice was not read. Its socket closes once more,
+            // perhaps with the front end waiting.
             let twice = states.iter().any(|&nth| nth > 1);
             for ((count, [before, after]), least) in told.into_iter().zip(connects) {
                 assert!(count == least || twice && least == 2 && count == 3, "{what}");
@@ -121,10 +121,10 @@ fn a_disk_that_is_declined_stops_no_upgrade_and_harms_no_other() {
     }
 }
 
-/// A disk whose device does not answer is detached in its time, and keeps nobody: neither its
-/// neighbour, nor an upgrade, nor the end of the node. It has gone when nothing is under way.
+/// A disk whose device does not answer is detached in time, and delays neither its neighbour, nor
+/// an upgrade, nor the end of the node. It is gone when nothing is in flight.
 #[test]
-fn a_detached_disk_whose_device_does_not_answer_keeps_nobody() {
+fn a_detached_disk_whose_device_does_not_answer_delays_nothing_else() {
     for meanwhile in [Meanwhile::Nothing, Meanwhile::Upgrade, Meanwhile::End] {
         for seed in 0..4 {
             detached(seed, meanwhile);
