@@ -456,7 +456,7 @@ pub(crate) async fn lock(dir: &Dir) -> Result<LockGuard> {
                 dir.path().display()
             ),
         ),
-        _ => Error::io(format_args!("locking {}", dir.path().join("LOCK").display()), &e),
+        _ => Error::io(format_args!("cannot lock {}", dir.path().join("LOCK").display()), &e),
     })
 }
 

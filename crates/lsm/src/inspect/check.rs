@@ -1,12 +1,13 @@
-//! Reading and verifying everything: `millrace kv check`.
+//! Reads and verifies a whole database: `millrace kv check`.
 //!
 //! 1. CURRENT, the MANIFEST and the logs are replayed as at an opening.
-//! 2. Every table the MANIFEST lists is read from its first block to its footer: checksums of all
-//!    blocks, filters and partitions included; entries in strict order and inside the file's
-//!    bounds; counts as the properties say; every key found through its own filter.
+//! 2. Every table of the MANIFEST is read from its first block to its footer. Checked are the
+//!    checksums of all blocks, including filters and partitions; that entries are in strict order
+//!    and inside the file's bounds; that counts match the properties; and that the table's own
+//!    filter finds every key.
 //! 3. Every live blob file is read record by record.
 //!
-//! Damage does not end the check: it is noted with file and offset, and the rest goes on.
+//! Damage does not end the check: it is noted with file and offset, and the check continues.
 
 use std::path::Path;
 
@@ -27,18 +28,18 @@ use crate::open::recovery_plan::{Listed, RecoveryPlan};
 use crate::table::Table;
 use crate::table_memory::TableMemory;
 
-/// Something that is not as it should be.
+/// One finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// Name of the file.
     pub file: String,
-    /// Offset in it, where one can be told.
+    /// Offset in it, if known.
     pub offset: Option<u64>,
     /// Expected against found.
     pub what: String,
 }
 
-/// What a check has done and found.
+/// The result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct CheckReport {
     /// Files read.
@@ -47,24 +48,24 @@ pub struct CheckReport {
     pub bytes: u64,
     /// Blocks verified.
     pub blocks: u64,
-    /// Entries of tables and logs, and blob records, seen.
+    /// Entries of tables and logs, and blob records.
     pub entries: u64,
     /// What is damaged.
     pub damages: Vec<Damage>,
-    /// What is odd and need not be damage.
+    /// Oddities that need not be damage.
     pub warnings: Vec<String>,
 }
 
-/// Damages that are listed one by one; further ones of the same file are counted in the last.
+/// Most damages listed per file; further ones are not listed.
 const DAMAGES_PER_FILE: usize = 16;
 /// Bytes read at a time.
 const CHUNK: usize = 1 << 20;
 
-/// Reads and verifies the database in `path`. `progress` is called now and then with the bytes
-/// done and the bytes in all. Suspends for every read.
+/// Reads and verifies the database in `path`. Calls `progress` from time to time with the bytes
+/// done and the total bytes. Suspends for every read.
 ///
 /// # Errors
-/// Only what prevents looking at all: no database, a lock, a directory that cannot be listed.
+/// Only those that prevent any check: no database, a lock, a directory that cannot be listed.
 pub async fn check(
     core: &Core,
     path: &Path,
@@ -105,7 +106,7 @@ pub async fn check(
             work.total += plan.log_bytes();
             progress(work.done, work.total);
             let strict = OpenOptions { salvage: false, ..options.clone() };
-            // What was looked at is not needed any more.
+            // A replayed piece is not needed any more.
             let piece = async |_| Ok(());
             let logs =
                 recover::logs(core, &dir, &plan, &state, &strict, &mut report.warnings, piece);
@@ -179,7 +180,7 @@ impl CheckReport {
     }
 }
 
-/// The offset that an error's text names first, if it does: "at offset 5", "at 5".
+/// The first offset in an error's text ("at offset 5" or "at 5"), if any.
 fn offset_in(error: &Error) -> Option<u64> {
     let text = error.to_string();
     text.split(" at ").skip(1).find_map(|rest| {
@@ -189,7 +190,7 @@ fn offset_in(error: &Error) -> Option<u64> {
     })
 }
 
-/// The file that an error's text begins with; `otherwise` if with none.
+/// The file that an error's text begins with, or `otherwise`.
 fn file_in(error: &Error, otherwise: &str) -> String {
     let text = error.to_string();
     let end = text.find([' ', ':']).unwrap_or(text.len());
@@ -230,7 +231,7 @@ impl Sequential {
         self.file.size().saturating_sub(offset).min(CHUNK as u64) as usize
     }
 
-    /// `len` bytes at `offset`; fast when offsets ascend.
+    /// Returns `len` bytes at `offset`; fast when offsets ascend.
     async fn bytes(&mut self, offset: u64, len: usize) -> std::io::Result<Slice> {
         if let Some((start, piece)) = &self.piece
             && let Some(from) = offset.checked_sub(*start)
@@ -250,8 +251,8 @@ impl Sequential {
         };
         let inside = offset - piece.0 + len as u64 <= piece.1.len() as u64;
         let next = piece.0 + piece.1.len() as u64;
-        // The next piece starts a little before this one ends, so that a block that lies across
-        // is whole in it.
+        // The next piece starts before this one ends, so that it contains whole blocks that cross
+        // the border.
         let from = next.saturating_sub(CHUNK as u64 / 8);
         if next < self.file.size() && from > piece.0 {
             let reading = fs::start_read(&self.file, from, self.len_at(from))?;
@@ -268,7 +269,7 @@ impl Sequential {
     }
 }
 
-/// What is verified of one table along the way.
+/// The check of one table.
 struct TableCheck<'a> {
     table: &'a Table,
     name: &'a str,
@@ -277,7 +278,7 @@ struct TableCheck<'a> {
 }
 
 impl TableCheck<'_> {
-    /// A block, checked and unpacked.
+    /// Reads, checks and unpacks a block.
     async fn block(&mut self, core: &Core, handle: BlockHandle, data: bool) -> Result<Slice> {
         let len = self.table.stored_len(handle)?;
         let place = || format!("{} at offset {}", self.name, handle.offset);
@@ -380,13 +381,13 @@ async fn check_table(
         report.note(
             name,
             None,
-            &format!("{entries} entries, {tombstones} range tombstones; its properties say {counted} entries"),
+            &format!("found {entries} entries and {tombstones} range tombstones, but the properties say {counted} entries"),
         );
     }
     Ok(())
 }
 
-/// The filter, which is not needed to open a file but costs keys when it is damaged.
+/// Checks the filter. A file opens without it, but a damaged filter hides keys.
 async fn check_filter_block(check: &mut TableCheck<'_>, core: &Core, report: &mut CheckReport) {
     let handle = match check.table.metaindex.filter {
         Some(FilterHandle::Full(handle) | FilterHandle::Partitioned(handle)) => handle,
@@ -418,13 +419,13 @@ async fn check_filter_block(check: &mut TableCheck<'_>, core: &Core, report: &mu
     }
 }
 
-/// The filter partition that the last key fell into.
+/// The filter partition of the last key.
 #[derive(Default)]
 struct FilterCheck {
     partition: Option<(BlockHandle, Slice, FilterLayout)>,
 }
 
-/// Order, bounds, types, and that the file's own filter knows each key.
+/// Checks order, bounds and types, and that the file's own filter contains each key.
 async fn check_entries(
     check: &mut TableCheck<'_>,
     core: &Core,
@@ -443,33 +444,35 @@ async fn check_entries(
     while more {
         let key = cursor.key();
         let Some(user_len) = key.len().checked_sub(KEY_TRAILER_BYTES) else {
-            return Err(corrupt(format!("a key of {} bytes", key.len())));
+            return Err(corrupt(format!("a key has only {} bytes", key.len())));
         };
         if !previous.is_empty() && comparator.cmp_internal(previous, key).is_ge() {
-            return Err(corrupt(format!("entry {seen} of a block is not behind the one before")));
+            return Err(corrupt(format!("entry {seen} of a block is not after the one before")));
         }
         if comparator.cmp_internal(key, &table.meta.smallest).is_lt()
             || comparator.cmp_internal(key, &table.meta.largest).is_gt()
         {
-            // Ingested files carry sequence 0 inside and another in their bounds.
+            // Entries of ingested files have sequence 0, and another one in the file's bounds.
             let user = &key[..user_len];
             let outside = comparator.cmp_user(user, table.meta.smallest_user_key()).is_lt()
                 || comparator.cmp_user(user, table.meta.largest_user_key()).is_gt();
             if outside || table.global_sequence.is_none() {
-                return Err(corrupt("an entry lies outside the bounds in the manifest".to_owned()));
+                return Err(corrupt("an entry is outside the bounds in the MANIFEST".to_owned()));
             }
         }
         let packed = key.last_chunk::<8>().map_or(0, |t| u64::from_le_bytes(*t));
         let kind = rocksfmt::value_type(packed).map_err(format)?;
         let sequence = table.global_sequence.unwrap_or(unpack(packed).0);
         if kind == ValueType::RangeDeletion || sequence > table.meta.largest_sequence {
-            return Err(corrupt(format!("an entry of type {kind:?} with sequence {sequence}")));
+            return Err(corrupt(format!(
+                "unexpected entry of type {kind:?} with sequence {sequence}"
+            )));
         }
         previous.clear();
         previous.extend_from_slice(key);
         let user_key = &previous[..user_len];
         let known = match &table.filter {
-            // With all the memory it wants, a table has its filter there.
+            // `TableMemory` is unlimited here, so a table's filter is in memory.
             crate::table::Filter::None | crate::table::Filter::OnDemand(_) => true,
             crate::table::Filter::Full { data, layout } => {
                 layout.may_contain(data, &FilterKey::new(user_key))
@@ -485,7 +488,7 @@ async fn check_entries(
                 )
                 .map_err(format)?;
                 let Some(handle) = found else {
-                    return Err(corrupt("a key is behind the last filter partition".to_owned()));
+                    return Err(corrupt("a key is after the last filter partition".to_owned()));
                 };
                 if filter.partition.as_ref().is_none_or(|(at, _, _)| *at != handle) {
                     let block = check.block(core, handle, false).await?;
@@ -498,7 +501,7 @@ async fn check_entries(
             }
         };
         if !known {
-            return Err(corrupt("a key is missing from the filter: gets would not find it".into()));
+            return Err(corrupt("a key is missing from the filter: gets do not find it".into()));
         }
         seen += 1;
         more = cursor.next(data, &layout).map_err(format)?;
@@ -538,7 +541,10 @@ async fn check_blobs(
     if header.column_family_id != family {
         return Err(Error::new(
             Kind::Corruption,
-            format!("{name}: made for column family {}, not {family}", header.column_family_id),
+            format!(
+                "{name}: expected a file of column family {family}, found one of {}",
+                header.column_family_id
+            ),
         ));
     }
     let mut offset = BLOB_HEADER_BYTES as u64;
@@ -578,7 +584,7 @@ async fn check_blobs(
     if footer.count != records {
         return Err(Error::new(
             Kind::Corruption,
-            format!("{name}: {records} whole records, its footer says {}", footer.count),
+            format!("{name}: found {records} whole records, but the footer says {}", footer.count),
         ));
     }
     Ok(())

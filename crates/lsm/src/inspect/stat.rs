@@ -1,4 +1,4 @@
-//! What a database looks like from outside, for `kv stat`, INFO and people.
+//! The shape of a database, for `kv stat`, INFO and people.
 
 use std::collections::BTreeMap;
 
@@ -18,11 +18,11 @@ pub struct Stat {
     pub next_file_number: u64,
     /// RocksDB's version in the newest OPTIONS file.
     pub rocksdb_version: Option<String>,
-    /// Bytes of memory that indexes, filters and recovered writes take.
+    /// Bytes of memory for indexes, filters and recovered writes.
     pub memory_bytes: usize,
     /// Its column families.
     pub column_families: Vec<FamilyStat>,
-    /// What was wrong at the opening.
+    /// Warnings of the opening.
     pub warnings: Vec<String>,
 }
 
@@ -37,22 +37,22 @@ pub struct FamilyStat {
     pub comparator: String,
     /// Why it cannot be read, if it cannot.
     pub refused: Option<String>,
-    /// About how many live keys.
+    /// Estimated number of live keys.
     pub estimated_keys: u64,
     /// Entries recovered from the log that are in no file.
     pub memtable_entries: usize,
-    /// Its levels, down to the last that has files.
+    /// Its levels, down to the last one with files.
     pub levels: Vec<LevelStat>,
     /// Its live blob files.
     pub blob_files: usize,
     /// Their bytes.
     pub blob_bytes: u64,
-    /// Bytes of values in them that nothing refers to any more, by the MANIFEST.
+    /// Bytes of obsolete values in them, by the MANIFEST.
     pub blob_garbage_bytes: u64,
-    /// Table options and others found, by name: format versions, compressions, filters and
-    /// index types of the files, with the number of files that have each.
+    /// Features of the files by name (format versions, compressions, filters, index types and
+    /// others), with the number of files that have each.
     pub features: BTreeMap<String, u64>,
-    /// What the newest OPTIONS file says of it.
+    /// Its options in the newest OPTIONS file.
     pub options: BTreeMap<String, String>,
 }
 
@@ -63,7 +63,7 @@ pub struct LevelStat {
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
-    /// Their entries, older versions and tombstones included.
+    /// Their entries, including older versions and tombstones.
     pub entries: u64,
     /// Tombstones among them.
     pub deletions: u64,
@@ -72,7 +72,7 @@ pub struct LevelStat {
 }
 
 impl Db {
-    /// Describes the database, from what was read at the opening.
+    /// Describes the database by what the opening read.
     pub fn stat(&self) -> Stat {
         let shared = &*self.0;
         let version = &self.version();

@@ -1,10 +1,9 @@
-//! Taking over what an older RocksDB wrote.
+//! Adoption of a database that an older RocksDB wrote.
 //!
-//! What is written here is read by RocksDB 7.8 and newer. `gate.rs` refuses a database that an
-//! older one wrote last, which may still be in use there, unless somebody agrees. Then a new
-//! OPTIONS file notes the version from which on it can be read, with all options as they were: so
-//! it need not be said again at the next opening. Where there is no OPTIONS file, our MANIFEST says
-//! it.
+//! RocksDB 7.8 and newer read what is written here. `gate.rs` refuses a database that an older
+//! version wrote last, since that version may still be in use, unless the caller agrees. Then a new
+//! OPTIONS file with the same options states the oldest version that can read the database, so
+//! later openings need no consent. Without an OPTIONS file, our MANIFEST states it.
 
 use fs::Dir;
 use rocksfmt::FileName;
@@ -13,7 +12,7 @@ use crate::db::Db;
 use crate::error::{Error, Result};
 use crate::open::choices::{OLDEST, newest};
 
-/// Notes that no RocksDB older than 7.8 can read the database from now on. Suspends for the disk.
+/// Records that no RocksDB older than 7.8 can read the database from now on. Suspends for the disk.
 pub(crate) async fn note(dir: &Dir, db: &Db) -> Result<()> {
     if !db.0.choices.is_older() {
         return Ok(());
@@ -30,8 +29,9 @@ pub(crate) async fn note(dir: &Dir, db: &Db) -> Result<()> {
     dir.write_small_atomically(&name, text.as_bytes()).await.map_err(io)
 }
 
-/// An OPTIONS file's text with the version of the oldest that reads the database from now on. Older
-/// versions always wrote `wal_dir`; one that is not the database's directory was refused before.
+/// The text of an OPTIONS file with its version replaced by the oldest that reads the database from
+/// now on. Old versions always wrote `wal_dir`; `gate.rs` has already refused any value other than
+/// the database's directory.
 fn with_version(text: &str) -> String {
     let line = |line: &str| match line.trim_start() {
         key if key.starts_with("rocksdb_version=") => {
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_version_and_the_own_directory_change() {
+    fn only_the_version_and_the_wal_dir_change() {
         let text = "[Version]\n  rocksdb_version=6.11.4\n  options_file_version=1.1\n\
                     [DBOptions]\n  wal_dir=/data\n  db_log_dir=\n";
         let expected = "[Version]\n  rocksdb_version=7.8.0\n  options_file_version=1.1\n\

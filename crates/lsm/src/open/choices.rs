@@ -1,8 +1,9 @@
-//! What a directory's newest OPTIONS file says: the choices of whoever made the database.
+//! The contents of a directory's newest OPTIONS file: the options that the database was created
+//! with.
 //!
-//! RocksDB needs no such file to open a database, but it opens it with these options again, and
-//! they say where files may lie and of what kind. `gate.rs` asks for all of them before anything is
-//! written; reading asks only for what changes the meaning of values.
+//! RocksDB opens a database without this file, but if it is there, reuses its options; they also
+//! say where files may be and of which kind. `gate.rs` checks all of them before anything is
+//! written; reading checks only those that change the meaning of values.
 
 use fs::{Dir, DirEntry};
 use rocksfmt::{FileName, OptionsFile};
@@ -10,14 +11,14 @@ use rocksfmt::{FileName, OptionsFile};
 /// The oldest RocksDB that reads what is written here.
 pub(crate) const OLDEST: (u64, u64) = (7, 8);
 
-/// The OPTIONS file, as far as there is one.
+/// The newest OPTIONS file, if there is one.
 #[derive(Default)]
 pub(crate) struct Choices {
-    /// The newest file's name.
+    /// The file's name.
     pub name: Option<String>,
-    /// What is in it, if it can be read.
+    /// Its contents, if it can be read.
     pub file: Option<OptionsFile>,
-    /// Why it cannot be read, if it cannot.
+    /// Why it cannot be read.
     pub unreadable: Option<String>,
 }
 
@@ -37,17 +38,17 @@ impl Choices {
         version.is_some_and(is_older)
     }
 
-    /// A value of the database's options that is neither absent nor empty.
+    /// A database option, unless it is absent or empty.
     pub fn db(&self, key: &str) -> Option<&str> {
         self.file.as_ref()?.db(key).filter(|value| !value.is_empty())
     }
 
-    /// A value of a family's options that is neither absent nor empty.
+    /// An option of a family, unless it is absent or empty.
     pub fn family(&self, family: &str, key: &str) -> Option<&str> {
         self.file.as_ref()?.column_family(family, key).filter(|value| !value.is_empty())
     }
 
-    /// Why the values of a family mean something else than their bytes, if they do.
+    /// Why the values of a family are not plain user values, if they are not.
     pub fn refuses_reading(&self, family: &str) -> Option<String> {
         let filters = ["compaction_filter_factory", "compaction_filter", "merge_operator"];
         let is_ttl = |value: &str| {
@@ -58,13 +59,13 @@ impl Choices {
         let mut values = filters.iter().filter_map(|key| Some((key, self.family(family, key)?)));
         values.find(|(_, value)| is_ttl(value)).map(|(key, value)| {
             format!(
-                "column family {family} is a DBWithTTL's, whose values end in a time stamp, which \
-                 is not supported ({key}={value})"
+                "column family {family} belongs to a DBWithTTL, whose values end in a time stamp: \
+                 that is not supported ({key}={value})"
             )
         })
     }
 
-    /// What the file lacks, if it is cut or older than one of these families.
+    /// What the file lacks, if it is truncated or older than one of these families.
     pub fn lacks(&self, families: impl Iterator<Item = impl AsRef<str>>) -> Option<String> {
         if let Some(error) = &self.unreadable {
             return Some(format!("cannot be read: {error}"));
@@ -78,7 +79,7 @@ impl Choices {
         }
         for family in families {
             let family = family.as_ref();
-            // A family's own section is whole when that of its tables has begun.
+            // A family's section is complete once that of its tables has begun.
             let has = |of: &str| file.kinds(family).any(|kind| kind.starts_with(of));
             if !has("CFOptions") || !has("TableOptions") {
                 return Some(format!("does not have all options of column family {family}"));
@@ -87,17 +88,16 @@ impl Choices {
         None
     }
 
-    /// Whether RocksDB opens a log that was written over an older one, whose records are behind its
-    /// end. In two modes it does not: it calls them damage (`kAbsoluteConsistency`), or looks
-    /// for a valid record behind them for ever (`kSkipAnyCorruptedRecords`). Unknown modes
-    /// count as these.
+    /// Whether RocksDB opens a log that overwrote an older one and has old records after its end.
+    /// Two modes do not: one reports damage (`kAbsoluteConsistency`), the other searches for a
+    /// valid record after the end forever (`kSkipAnyCorruptedRecords`). Unknown modes count as
+    /// these.
     pub fn take_old_records_for_the_end(&self) -> bool {
         let mode = self.db("wal_recovery_mode").unwrap_or("kPointInTimeRecovery");
         ["kPointInTimeRecovery", "kTolerateCorruptedTailRecords"].contains(&mode)
     }
 
-    /// Whether RocksDB's openings leave logs that count as they are, also those in which nothing
-    /// is.
+    /// Whether openings by RocksDB keep logs that are still needed, including empty ones.
     pub fn keeps_logs_at_openings(&self) -> bool {
         self.db("avoid_flush_during_recovery") == Some("true")
     }
@@ -109,7 +109,7 @@ impl Choices {
     }
 }
 
-/// Levels of a database that does not say how many it has.
+/// The number of levels if the options do not say.
 const LEVELS: usize = 7;
 
 fn is_older(version: &str) -> bool {

@@ -1,4 +1,4 @@
-//! Making a database, and taking one over for writing.
+//! Creates a database, and takes one over for writing.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -14,28 +14,29 @@ use crate::write::manifest_writer::ManifestWriter;
 use crate::write::spares::spares_max;
 use crate::write::writer::{WriteOptions, may_be_written_over};
 
-/// What CURRENT is replaced through ([`Dir::replace_small`]).
+/// The file that replaces CURRENT ([`Dir::replace_small`]).
 pub(crate) const CURRENT_DRAFT: &str = "CURRENT.dbtmp";
 
-/// Takes the lock that excludes every other user of the directory, RocksDB too.
+/// Takes the lock that excludes every other user of the directory, including RocksDB.
 pub(crate) async fn lock(dir: &Dir) -> Result<LockGuard> {
     dir.lock_exclusive("LOCK").await.map_err(|e| match e.kind() {
         io::ErrorKind::WouldBlock => Error::new(
             Kind::Locked,
             format!(
-                "{}: somebody else has this database open; close it there",
+                "cannot open {}: another process has this database open: close it there",
                 dir.path().display()
             ),
         ),
-        _ => Error::io(format_args!("locking {}", dir.path().join("LOCK").display()), &e),
+        _ => Error::io(format_args!("cannot lock {}", dir.path().join("LOCK").display()), &e),
     })
 }
 
-/// Makes an empty database in a directory that has none; `gate::may_create` was asked. Suspends for
-/// the disk.
+/// Creates an empty database in a directory without one; the caller has asked `gate::may_create`.
+/// Suspends for the disk.
 pub(crate) async fn create(core: &Core, dir: &Dir) -> Result<()> {
-    let io =
-        |e: io::Error| Error::io(format_args!("making a database in {}", dir.path().display()), &e);
+    let io = |e: io::Error| {
+        Error::io(format_args!("cannot create a database in {}", dir.path().display()), &e)
+    };
     let identity = format!("{:016x}-{:016x}", core.random_u64(), core.random_u64());
     dir.write_small_atomically("IDENTITY", identity.as_bytes()).await.map_err(io)?;
     let edit = VersionEdit {
@@ -54,16 +55,17 @@ pub(crate) async fn create(core: &Core, dir: &Dir) -> Result<()> {
     dir.write_small_atomically("CURRENT", format!("{name}\n").as_bytes()).await.map_err(io)
 }
 
-/// Makes an open directory ours: a new MANIFEST, and no file that nobody refers to, but for tables
-/// that may be written again.
+/// Takes over an open directory: begins a new MANIFEST and removes files that nothing refers to,
+/// except tables kept for recycling.
 pub(crate) async fn take_over(
     core: &Core,
     dir: &Dir,
     db: &Db,
     options: &WriteOptions,
 ) -> Result<ManifestWriter> {
-    let io =
-        |e: io::Error| Error::io(format_args!("opening {} for writing", dir.path().display()), &e);
+    let io = |e: io::Error| {
+        Error::io(format_args!("cannot open {} for writing", dir.path().display()), &e)
+    };
     let state = &db.0.manifest;
     let entries = dir.list().await.map_err(io)?;
     let mut next = state.next_number();
@@ -82,7 +84,7 @@ pub(crate) async fn take_over(
     }
     db.0.next_file.store(next + 1, Ordering::Relaxed);
     if entries.iter().any(|entry| entry.name == CURRENT_DRAFT) {
-        // A crash leaves a file, which would be written over. A link would be followed.
+        // A crash leaves a file, which would be overwritten. A symbolic link would be followed.
         dir.remove(CURRENT_DRAFT).await.map_err(io)?;
     }
     let mut manifest =
@@ -93,9 +95,9 @@ pub(crate) async fn take_over(
         begun = manifest.begin(next, next + 1).await;
     }
     if is_full(&begun) {
-        tracing::warn!("{}: the disk is full: no new MANIFEST is made", dir.path().display());
-        // A power cut may take back what the old one says last: what it says is needed no more
-        // stays.
+        tracing::warn!("{}: cannot begin a new MANIFEST: the disk is full", dir.path().display());
+        // A power cut may undo the last changes of the old MANIFEST, so files that it calls
+        // obsolete stay.
         return Ok(manifest);
     }
     begun?;
@@ -118,13 +120,13 @@ pub(crate) async fn take_over(
     Ok(manifest)
 }
 
-/// Keeps a needless file to be written again, or removes it. One that stays does no harm: the next
+/// Keeps an obsolete file for recycling, or removes it. One that remains does no harm: the next
 /// opening tries again.
 async fn discard(dir: &Dir, db: &Db, entry: &DirEntry) {
     let path = dir.path().join(&entry.name);
     if entry.is_dir {
         tracing::warn!(
-            "{}: a directory, in the place of a needless file: it stays",
+            "{}: left alone: a directory with the name of an obsolete file",
             path.display()
         );
         return;
@@ -142,7 +144,7 @@ async fn discard(dir: &Dir, db: &Db, entry: &DirEntry) {
         _ => dir.remove(&entry.name).await,
     };
     if let Err(error) = done {
-        tracing::warn!("{}: needless, and cannot be removed: {error}", path.display());
+        tracing::warn!("{}: cannot remove the obsolete file: {error}", path.display());
     }
 }
 
@@ -150,8 +152,8 @@ fn is_full(begun: &Result<()>) -> bool {
     begun.as_ref().is_err_and(|error| error.kind() == Kind::Full)
 }
 
-/// Removes what no MANIFEST can name that a crash may bring back: temporary files, and tables that
-/// are newer than the last change.
+/// Removes files that no MANIFEST can name, not even after a crash: temporary files, and tables
+/// newer than the last change.
 async fn make_room(dir: &Dir, db: &Db, entries: &[DirEntry]) -> io::Result<()> {
     let state = &db.0.manifest;
     let tables = || state.column_families.values().flat_map(|family| family.files());
@@ -170,7 +172,8 @@ async fn make_room(dir: &Dir, db: &Db, entries: &[DirEntry]) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a temporary file is a log that an earlier process kept: the writer takes it over.
+/// Whether a temporary file is a log that an earlier process kept for recycling: the writer takes
+/// it over.
 async fn was_log(core: &Core, dir: &Dir, entry: &DirEntry, options: &WriteOptions) -> bool {
     entry.size <= 2 * log_room(options)
         && may_be_written_over(core, dir, &entry.name).await.unwrap_or(false)

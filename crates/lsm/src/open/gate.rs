@@ -1,21 +1,21 @@
-//! May we write to this directory, and how? Every opening for writing asks here, before the first
-//! byte of the directory changes, LOCK included.
+//! The gate: whether and how we may write to a directory. Every opening for writing asks here
+//! before the first byte of the directory changes, LOCK included.
 //!
-//! 1. [`may_create`] looks at a directory without CURRENT: only an empty one becomes a database.
-//! 2. [`check`] looks at one that was opened as for reading: its OPTIONS, its MANIFEST, the tables
-//!    and the logs. It refuses by name what would be lost, or what RocksDB would not open or not
-//!    find afterwards. `docs/DIRECTORIES.md` has the table of these rules; `e2e/test_gate.py` makes
-//!    a directory for each.
+//! 1. [`may_create`] judges a directory without CURRENT: only an empty one becomes a database.
+//! 2. [`check`] judges one that was opened for reading: its OPTIONS, MANIFEST, tables and logs. It
+//!    refuses, by name, whatever would be lost, or could not be opened or found by RocksDB
+//!    afterwards. `docs/DIRECTORIES.md` has the table of these rules; `e2e/test_gate.py` makes a
+//!    directory for each.
 //!
-//! What is obeyed without a word: column families, comparators that we know, `num_levels` and
-//! universal compaction as long as there is a level below 0, blob files, compressed, recycled and
-//! tracked logs, `atomic_flush` (every write is in the log, and all families are recovered from it
-//! to the same sequence). What does not change the files is not looked at: sizes, rates, caches.
+//! These are accepted silently: column families, known comparators, `num_levels` and universal
+//! compaction with a level below 0, blob files, compressed, recycled and tracked logs,
+//! `atomic_flush` (every write is in the log, and recovery restores all families to the same
+//! sequence). Options that do not change the files (sizes, rates, caches) are not checked.
 //!
-//! Not told by any file: `db_paths` and `cf_paths`. A table in another path than the first has its
-//! path in the MANIFEST; tables that are not here are missing. RocksDB 7.8 and newer write
-//! `wal_dir` for a database whose first path is not its directory, even where the logs are in it.
-//! Of `cf_paths` for a family without tables nothing is known.
+//! No file states `db_paths` and `cf_paths`. The MANIFEST has the path of a table outside the first
+//! path; tables that are not here are missing. RocksDB 7.8 and newer write `wal_dir` for a database
+//! whose first path is not its directory, even if the logs are in the directory. The `cf_paths` of
+//! a family without tables are unknown.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -28,7 +28,8 @@ use crate::open::choices::{Choices, OLDEST};
 use crate::open::create::CURRENT_DRAFT;
 use crate::version::{Family, Slot};
 
-/// What an interrupted creation of a database leaves behind, and what a file system's root has.
+/// Files that an interrupted creation of a database leaves, and `lost+found` of a file system's
+/// root.
 const NOTHING: [&str; 7] = [
     "LOCK",
     "IDENTITY",
@@ -38,59 +39,60 @@ const NOTHING: [&str; 7] = [
     "CURRENT.dbtmp",
     "lost+found",
 ];
-/// Names that an error shows.
+/// Most names in an error.
 const NAMES_MAX: usize = 4;
-/// The first number that no file may have where new ones are to be made. RocksDB tells a log's
-/// records by the lower 32 bits of the log's number; a writer has this many numbers left at least.
+/// File numbers must be below this to leave room for new files. RocksDB identifies a log's records
+/// by the low 32 bits of the log's number; a writer has at least this many numbers left.
 const NUMBERS_END: u64 = (1 << 32) - (1 << 24);
-/// The same of sequences, which have 56 bits.
+/// The same for sequences, which have 56 bits.
 const SEQUENCES_END: u64 = (1 << 56) - (1 << 40);
-/// Where the old kind of BlobDB keeps its files.
+/// Directory of the old BlobDB's files.
 const OLD_BLOBS: &str = "blob_dir";
 
-/// What is known of a directory that was opened.
+/// Everything known of an open directory.
 pub(crate) struct Found<'a> {
     pub path: &'a Path,
     pub entries: &'a [DirEntry],
     pub choices: &'a Choices,
-    /// Where `wal_dir` leads.
+    /// Where `wal_dir` points.
     pub logs_at: LogsAt,
     pub manifest: &'a ManifestState,
-    /// The largest sequence that was found.
+    /// The largest sequence found.
     pub last_sequence: u64,
     pub families: &'a [Family],
     pub slots: &'a [Slot],
-    /// Live blob files that are there and cannot be opened, and why.
+    /// Live blob files that exist but cannot be opened, and why.
     pub unreadable_blobs: &'a [String],
-    /// Column families whose writes are in the logs and in no memtable.
+    /// Column families with writes in the logs that are in no memtable.
     pub unread: &'a BTreeSet<u32>,
-    /// What is known of transactions that are prepared in logs that nobody else needs: see
+    /// The obstacle from prepared transactions in logs kept only for these: see
     /// [`crate::open::recover::prepared`].
     pub prepared: Option<String>,
 }
 
-/// What the caller agreed to.
+/// What the caller has agreed to.
 #[derive(Clone, Copy)]
 pub(crate) struct Consent {
-    /// Write to what RocksDB 7.8 and newer did not write last.
+    /// Writing to a database that RocksDB 7.8 or newer did not write last.
     pub adopt: bool,
-    /// Give up what cannot be read.
+    /// Losing data that cannot be read.
     pub salvage: bool,
 }
 
 /// The directory that `wal_dir` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogsAt {
-    /// The database's own, or that of the database it was copied from; or there is none.
+    /// The database's own, that of the database it was copied from, or none.
     Here,
-    /// Another one, which is for logs.
+    /// Another directory, for logs.
     Elsewhere,
 }
 
-/// Whether a database may be made in a directory that has no CURRENT.
+/// Whether a database may be created in a directory without CURRENT.
 ///
 /// # Errors
-/// [`Kind::NoDatabase`], with some of what is there.
+/// [`Kind::NoDatabase`] with some of the names found; [`Kind::Corruption`] for the remains of a
+/// database.
 pub(crate) fn may_create(path: &Path, entries: &[DirEntry]) -> Result<()> {
     let is_other = |entry: &&DirEntry| !NOTHING.contains(&entry.name.as_str());
     let names: Vec<&str> =
@@ -104,8 +106,8 @@ pub(crate) fn may_create(path: &Path, entries: &[DirEntry]) -> Result<()> {
         return Err(Error::new(
             Kind::Corruption,
             format!(
-                "{}: there is no CURRENT file, but {name} and perhaps more: a damaged database, in \
-                 whose place none is made",
+                "{}: there is no CURRENT file, but {name}: the database is damaged, and no new one \
+                 is created in its place",
                 path.display()
             ),
         ));
@@ -120,7 +122,7 @@ pub(crate) fn may_create(path: &Path, entries: &[DirEntry]) -> Result<()> {
     Err(Error::new(
         Kind::NoDatabase,
         format!(
-            "{}: no database is made here, because the directory is not empty: it has {}{more}",
+            "{}: cannot create a database: the directory is not empty: it has {}{more}",
             path.display(),
             names[..names.len().min(NAMES_MAX)].join(", ")
         ),
@@ -130,13 +132,13 @@ pub(crate) fn may_create(path: &Path, entries: &[DirEntry]) -> Result<()> {
 /// Whether an open database may be written to. Returns warnings.
 ///
 /// # Errors
-/// [`Kind::Older`] for what `adopt` would allow; [`Kind::Unsupported`] or [`Kind::Corruption`] with
-/// the name of what is in the way.
+/// [`Kind::Older`] if `adopt` would allow it; otherwise [`Kind::Unsupported`] or
+/// [`Kind::Corruption`] with the name of the obstacle.
 pub(crate) fn check(found: &Found<'_>, consent: Consent) -> Result<Vec<String>> {
     let refused = |kind, what: String| {
         let text = format!(
-            "{}: not opened for writing: {what}; nothing was changed, and --read-only serves what can \
-             be read",
+            "{}: cannot open for writing: {what}; nothing was changed, and --read-only serves \
+             everything that can be read",
             found.path.display()
         );
         Err(Error::new(kind, text))
@@ -166,8 +168,8 @@ pub(crate) fn check(found: &Found<'_>, consent: Consent) -> Result<Vec<String>> 
     }
     if let Some(family) = found.families.iter().find(|family| found.unread.contains(&family.id)) {
         return unsupported(format!(
-            "writes to column family {} are only in the logs, and its comparator {} is not known \
-             here: they would go with the logs. Flush it with RocksDB first",
+            "writes to column family {} are only in the logs, and its comparator {} is unknown \
+             here: they would be lost with the logs. Flush it with RocksDB first",
             family.name, family.comparator_name
         ));
     }
@@ -183,31 +185,31 @@ pub(crate) fn check(found: &Found<'_>, consent: Consent) -> Result<Vec<String>> 
     Ok(found.families.iter().filter_map(|family| found.filter(family)).collect())
 }
 
-/// An OPTIONS file that is cut would be taken for one with the default of all that it lacks.
+/// Refuses a truncated OPTIONS file: missing options would be taken for defaults.
 fn damaged_options(found: &Found<'_>) -> Option<String> {
     let name = found.choices.name.as_ref()?;
     let families = found.families.iter().map(|family| family.name.as_str());
     let lacks = found.choices.lacks(families)?;
     Some(format!(
-        "{name} {lacks}. Opening and closing the database with RocksDB writes a new one; without \
-         {name} the OPTIONS file before it counts"
+        "{name} {lacks}. Open and close the database with RocksDB to write a new one; without \
+         {name} the previous OPTIONS file applies"
     ))
 }
 
 impl Found<'_> {
-    /// What stands in the place of a file that is read, or that will be written.
+    /// An obstacle in the place of a file that is read or will be written.
     fn obstacle(&self) -> Option<String> {
         let mut draft = self.entries.iter().filter(|entry| entry.name == CURRENT_DRAFT);
         if draft.any(|entry| entry.is_dir) {
             return Some(format!(
-                "{CURRENT_DRAFT} is a directory, and CURRENT is replaced through a file of that name: move it away"
+                "{CURRENT_DRAFT} is a directory, but CURRENT is replaced through a file of that name: move it away"
             ));
         }
         self.unreadable_blobs.first().map(|blob| format!("its values cannot be read: {blob}"))
     }
 
-    /// Numbers or sequences that there are too few of. New files get numbers after all that are
-    /// there, and nobody wrote so many files: a stray file or damage says so.
+    /// Refuses when numbers or sequences are nearly used up. New files get larger numbers than all
+    /// existing ones, and nobody has written this many files: the cause is a stray file or damage.
     fn used_up(&self) -> Option<String> {
         let is_last = |number: u64| number >= NUMBERS_END;
         let mut names = self.entries.iter().map(|entry| &entry.name);
@@ -215,31 +217,31 @@ impl Found<'_> {
             names.find(|name| FileName::parse(name).and_then(FileName::number).is_some_and(is_last))
         {
             return Some(format!(
-                "new files would have larger numbers than {name}, and those of logs end at 32 bits: move it \
+                "new files would get larger numbers than {name}, but numbers of logs have 32 bits: move it \
                  away if it is not the database's"
             ));
         }
         let next = self.manifest.next_number();
         if is_last(next) {
             return Some(format!(
-                "the MANIFEST says that new files have numbers from {next} on, and those of logs end at 32 \
-                 bits: it is damaged, or other databases' files were put into this one"
+                "the MANIFEST says that new files get numbers from {next} on, but numbers of logs have 32 \
+                 bits: it is damaged, or files of another database were put into this one"
             ));
         }
         (self.last_sequence >= SEQUENCES_END).then(|| {
             format!(
-                "the last write has the sequence {}, and they end at 56 bits: a MANIFEST or a log is damaged",
+                "the last write has sequence {}, but sequences have 56 bits: a MANIFEST or a log is damaged",
                 self.last_sequence
             )
         })
     }
 
-    /// What stands in the way in the options of the database as a whole.
+    /// An obstacle in the options of the whole database.
     fn choice_of_database(&self) -> Option<String> {
         let is_true = |key: &str| self.choices.db(key) == Some("true");
         if self.entries.iter().any(|entry| entry.name == OLD_BLOBS && entry.is_dir) {
             return Some(format!(
-                "{OLD_BLOBS} is the old kind of BlobDB's, which is not supported"
+                "{OLD_BLOBS} belongs to the old kind of BlobDB, which is not supported"
             ));
         }
         if let Some(named) = self.choices.db("wal_dir") {
@@ -249,12 +251,12 @@ impl Found<'_> {
             }
             if !self.choices.is_older() {
                 return Some(match own {
-                    true => "db_paths puts its tables into another directory (its OPTIONS name \
-                             wal_dir, the directory itself, which RocksDB writes then only)"
+                    true => "db_paths puts its tables into another directory (RocksDB writes \
+                             wal_dir, the directory itself, into OPTIONS only then)"
                         .to_owned(),
                     false => format!(
-                        "wal_dir={named} is not this directory: open it with RocksDB once where it \
-                         is now, without wal_dir"
+                        "wal_dir={named} is not this directory: open the database with RocksDB \
+                         once where it is now, without wal_dir"
                     ),
                 });
             }
@@ -268,7 +270,7 @@ impl Found<'_> {
         None
     }
 
-    /// What stands in the way in a family's options.
+    /// An obstacle in a family's options.
     fn choice_of_family(&self, family: &Family) -> Option<String> {
         let name = &family.name;
         let says = |key: &str| self.choices.family(name, key);
@@ -288,7 +290,7 @@ impl Found<'_> {
             ));
         }
         if says("compaction_filter_factory").is_some_and(|filter| filter.contains("BlobIndex")) {
-            return Some(format!("column family {name} is the old kind of BlobDB's"));
+            return Some(format!("column family {name} belongs to the old kind of BlobDB"));
         }
         if says("cf_allow_ingest_behind") == Some("true") {
             return Some(format!("cf_allow_ingest_behind reserves the last level of {name}"));
@@ -296,44 +298,44 @@ impl Found<'_> {
         match says("compaction_style") {
             Some("kCompactionStyleFIFO") => Some(format!(
                 "column family {name} has FIFO compaction (compaction_style), which drops the \
-                 oldest tables instead of merging; that is not supported"
+                 oldest tables instead of merging: that is not supported"
             )),
             Some(style) if self.choices.levels(name) < 2 => Some(format!(
                 "column family {name} has one level (num_levels=1, compaction_style={style}), \
-                 within which nothing is merged here"
+                 but nothing is merged within one level here"
             )),
             _ => None,
         }
     }
 
-    /// A filter that its user has and we have not.
+    /// A warning about a filter that this engine does not have.
     fn filter(&self, family: &Family) -> Option<String> {
         let keys = ["compaction_filter_factory", "compaction_filter"];
         let said = keys.iter().find_map(|key| self.choices.family(&family.name, key))?;
         Some(format!(
-            "column family {}: its compaction filter {said} is not applied here: what it would \
-             remove stays until RocksDB compacts",
+            "column family {}: its compaction filter {said} is not applied here: entries that it \
+             would remove stay until RocksDB compacts",
             family.name
         ))
     }
 
-    /// Why it is not known that RocksDB 7.8 or newer, or we, wrote it last.
+    /// Why it is not certain that we or RocksDB 7.8 or newer wrote the database last.
     fn unknown_writer(&self) -> Option<String> {
         let (major, minor) = OLDEST;
         let then = format!(
-            "what is written here is read by RocksDB {major}.{minor} and newer only, not by older \
-             ones nor by LevelDB"
+            "only RocksDB {major}.{minor} and newer read what is written here, not older versions \
+             or LevelDB"
         );
         let file = self.choices.file.as_ref();
         match file.and_then(|file| file.rocksdb_version()) {
             Some(version) if self.choices.is_older() => {
-                Some(format!("RocksDB {version} wrote this database last, and {then}"))
+                Some(format!("RocksDB {version} wrote this database last, but {then}"))
             }
             Some(_) => None,
             None if self.manifest.ours => None,
             None => Some(format!(
-                "there is no OPTIONS file that says who wrote this database, an older RocksDB or \
-                 LevelDB perhaps, and {then}"
+                "no OPTIONS file says which program wrote this database, perhaps an older RocksDB or \
+                 LevelDB, but {then}"
             )),
         }
     }
@@ -367,8 +369,8 @@ mod tests {
         may(&["LOG"]).unwrap_err();
     }
 
-    /// A directory with one family, its OPTIONS file changed by `edit` (a line, or several), and
-    /// logs 4 to 9, of which those from 6 on count.
+    /// A directory with one family, its OPTIONS file changed by `edit` (one or more lines), and
+    /// logs 4 to 9; those from 6 on are needed.
     fn asked(version: &str, edit: &str, logs_at: LogsAt, consent: Consent) -> Result<Vec<String>> {
         let mut replay = rocksfmt::ManifestReplay::new();
         let edit_builder = rocksfmt::testing::EditBuilder::new;
@@ -452,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_obstacle_is_let_through() {
+    fn harmless_choices_are_accepted() {
         for (version, edit, consent) in [
             ("7.8.3", "", NO),
             ("6.2.0", "wal_dir=/x", ADOPT),

@@ -1,62 +1,62 @@
-//! Whether each write-ahead log goes on where those before it ended.
+//! Judges whether each write-ahead log continues where the logs before it ended.
 //!
-//! Sequences between two logs may be missing in a healthy directory: RocksDB writes without a log
-//! where it is told to, and a flush may leave nothing of the last ones. So a gap is refused only
-//! with a proof that a log lacks its end, or all it had:
-//! - it was cut, ends in zeros, or has no record at all. RocksDB begins no new log while the one
-//!   before is empty, and no opening leaves an empty one that still counts, but with
-//!   `avoid_flush_during_recovery`;
-//! - a log of ours says with which sequence it begins ([`LogStart`](rocksfmt::LogStart), or the
-//!   mark of its first group): all before it are in tables or in older logs.
+//! A healthy directory may have gaps in the sequences between two logs: RocksDB can write without a
+//! log, and a flush may leave nothing of the last ones. So a gap is an error only with a proof that
+//! a log lost its end or everything:
+//! - The log is truncated, ends in zeros, or has no record. RocksDB begins no new log while the one
+//!   before is empty, and no opening leaves a needed empty log, except with
+//!   `avoid_flush_during_recovery`.
+//! - A log of ours states the sequence that it begins with ([`LogStart`](rocksfmt::LogStart), or
+//!   the mark of its first group): all earlier ones are in tables or in older logs.
 //!
-//! Every other gap between logs is a warning.
+//! Any other gap between logs is a warning.
 
 use rocksfmt::FileName;
 
 use crate::error::{Error, Kind, Result};
 
-/// See the module text.
+/// The state of the check between two logs.
 #[derive(Default)]
 pub(crate) struct LogChain {
-    /// All sequences up to here are in tables, or never were, as the MANIFEST says.
+    /// By the MANIFEST, all sequences up to here are in tables, or never existed.
     covered: u64,
-    /// Empty logs may stay and count.
+    /// Whether empty logs are legitimate.
     lenient: bool,
-    /// The log before ended in something else than a whole record, at this offset.
+    /// The previous log, and the offset where it is cut, if it does not end with a whole record.
     cut: Option<(u64, u64)>,
-    /// A log since the last batch that has no record, or ends in zeros, at this offset.
+    /// A log since the last batch that has no records from this offset on, or ends in zeros there.
     hollow: Option<(u64, u64)>,
-    /// What a log says is before it, and is not.
+    /// Sequences that a log says come before it, but that are missing.
     lost: Option<Lost>,
     warnings: Vec<String>,
 }
 
-/// Sequences from `first` on are missing before the log `before`, which begins with `begins`.
+/// Sequences from `first` on are missing before log `before`, which begins with sequence `begins`.
 struct Lost {
     first: u64,
     before: u64,
     begins: u64,
-    /// The log that lacks its end, from an offset on, if it is there.
+    /// The log that lost its end, and the offset of the loss, if known.
     of: Option<(u64, u64)>,
 }
 
 impl LogChain {
-    /// Of logs behind a MANIFEST that knows all sequences up to `covered`.
+    /// A check of logs after a MANIFEST that knows all sequences up to `covered`.
     pub fn new(covered: u64) -> LogChain {
         LogChain { covered, ..LogChain::default() }
     }
 
-    /// Empty logs are no proof: see the module text.
+    /// Treats empty logs as legitimate, not as proof of a loss.
     pub fn lenient(&mut self) {
         self.lenient = true;
     }
 
-    /// The log before was cut, and nothing has gone on exactly there.
+    /// Whether the previous log was cut and nothing has continued exactly there.
     pub fn is_cut(&self) -> bool {
         self.cut.is_some()
     }
 
-    /// A log of ours says with which sequence it begins.
+    /// Notes that a log of ours begins with sequence `begins`.
     pub fn starts(&mut self, log: u64, begins: u64, expected: Option<u64>) {
         let first = self.next(expected);
         if begins > first && self.lost.is_none() {
@@ -65,10 +65,11 @@ impl LogChain {
         }
     }
 
-    /// The first batch of a log begins with `found`, where those before end before `expected`.
+    /// Judges the first batch of a log, which begins with sequence `found`; the logs before end
+    /// before `expected`.
     ///
     /// # Errors
-    /// [`Kind::Corruption`] where something is missing in front of it.
+    /// [`Kind::Corruption`] if sequences before it are missing.
     pub fn goes_on(&mut self, log: u64, found: u64, expected: Option<u64>) -> Result<()> {
         let corrupt = |text: String| Err(Error::new(Kind::Corruption, text));
         let (name, next) = (FileName::Wal(log), self.next(expected));
@@ -77,7 +78,7 @@ impl LogChain {
             && found > exact
         {
             return corrupt(format!(
-                "{} ends at {offset} before sequence {exact}, and {name} goes on with {found}",
+                "{} ends at {offset} before sequence {exact}, but {name} continues with {found}",
                 FileName::Wal(cut),
             ));
         }
@@ -86,7 +87,7 @@ impl LogChain {
             && !self.lenient
         {
             return corrupt(format!(
-                "{} has nothing from {offset} on, where sequence {next} is missing, and {name} goes on with {found}",
+                "{} is empty from offset {offset} on, where sequence {next} is missing, but {name} continues with {found}",
                 FileName::Wal(hollow),
             ));
         }
@@ -96,33 +97,33 @@ impl LogChain {
                 None => format!("{} at 0", FileName::Wal(before)),
             };
             return corrupt(format!(
-                "{of}: sequences from {first} on are missing, {} begins with {begins}",
+                "{of}: sequences from {first} on are missing: {} begins with {begins}",
                 FileName::Wal(before),
             ));
         }
         if found > next {
             self.warnings.push(format!(
-                "{name} begins with sequence {found}, and what tables and older logs have ends before {next}: what \
-                 was between is lost, if it was not written without a log (disableWAL)"
+                "{name} begins with sequence {found}, but tables and older logs end before {next}: the writes \
+                 between are lost, unless they were written without a log (disableWAL)"
             ));
         }
         self.hollow = None;
         Ok(())
     }
 
-    /// A log ends: `cut` in the middle of a record, or after whole ones with `hollow` room behind
-    /// them.
+    /// Notes the end of a log: `cut` within a record, or after whole records with `hollow` space
+    /// after them.
     pub fn ends(&mut self, log: u64, cut: Option<u64>, hollow: Option<u64>, had_batches: bool) {
         self.cut = match cut {
             Some(offset) => Some((log, offset)),
-            // A log without any batch does not close the gap behind the one before.
+            // A log without batches does not close the gap after the one before.
             None if !had_batches => self.cut,
             None => None,
         };
         self.hollow = self.hollow.or(hollow.map(|offset| (log, offset)));
     }
 
-    /// What was odd and is no proof of a loss.
+    /// Oddities that do not prove a loss.
     pub fn into_warnings(self) -> Vec<String> {
         self.warnings
     }

@@ -1,18 +1,18 @@
-//! Logs that hold more than memory may: at the opening they become tables, piece by piece.
+//! Logs larger than the memory for recovery: the opening turns them into tables, piece by piece.
 //!
-//! 1. The opening has replayed them once, keeping nothing, so that damage and what cannot be served
-//!    are found before anything is written.
-//! 2. [`to_tables`] replays them again. Each piece that memory may hold becomes a table of each
+//! 1. The opening has replayed them once without keeping anything, so that damage and unsupported
+//!    contents are found before anything is written.
+//! 2. [`to_tables`] replays them again. Each piece that fits into memory becomes one table for each
 //!    column family that it writes to.
-//! 3. Where a piece ends with a log, and the names of the tables are durable, one change of the
-//!    MANIFEST names them and says that the logs up to there are needed no more. Then these logs
-//!    are removed: the next piece finds their room.
+//! 3. When a piece ends together with a log, and the names of the tables are durable, one change of
+//!    the MANIFEST adds the tables and drops the logs up to there. Then these logs are removed,
+//!    which makes room for the next piece.
 //!
-//! Where a piece finds no room on the disk, all that is kept to be written again is removed, and
-//! each log is a piece from there on.
+//! If the disk is full, all files kept for recycling are removed, and from then on each log is a
+//! piece.
 //!
-//! Nobody reads or writes yet. A crash leaves the logs that no change has covered, and perhaps
-//! tables that nobody names, which the next opening removes.
+//! Nobody reads or writes during this. A crash leaves the logs that no change has covered, and
+//! perhaps unnamed tables, which the next opening removes.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -32,11 +32,11 @@ use crate::write::job::{Job, Made, unmake};
 use crate::write::pace::Pace;
 use crate::write::writer::{Generation, Inner};
 
-/// See the module text. Suspends for the disk.
+/// Turns the logs into tables. Suspends for the disk.
 ///
 /// # Errors
-/// [`Kind::Full`] where a log's tables find no room: what was begun is removed then, and the logs
-/// that are in no table are as they were.
+/// [`Kind::Full`] if the tables of a log do not fit: the unfinished tables are removed, and logs
+/// that are in no table stay unchanged.
 pub(crate) async fn to_tables(inner: &Inner, logs: &RecoveryPlan) -> Result<()> {
     let job = Job {
         core: inner.core.clone(),
@@ -61,7 +61,7 @@ pub(crate) async fn to_tables(inner: &Inner, logs: &RecoveryPlan) -> Result<()> 
     while let Err(error) = pieces.of(&rest, &state).await {
         unmake(&inner.dir, pieces.job.made.take().into_iter()).await;
         pieces.tables.take();
-        // These are in tables.
+        // Earlier logs are in tables.
         rest.logs.retain(|log| log.number >= pieces.first_log.get());
         if error.kind() != Kind::Full {
             return Err(error);
@@ -77,19 +77,19 @@ pub(crate) async fn to_tables(inner: &Inner, logs: &RecoveryPlan) -> Result<()> 
     }
     tracing::info!(
         bytes = logs.log_bytes(),
-        "made tables of write-ahead logs that are longer than memory may hold"
+        "made tables of write-ahead logs that exceed the memory for recovery"
     );
     Ok(())
 }
 
-/// There is too little room for tables of the first log.
+/// The error when tables of the first log do not fit.
 fn no_room(inner: &Inner, rest: &RecoveryPlan, error: &Error) -> Error {
     let first = rest.logs.first();
     Error::new(
         Kind::Full,
         format!(
-            "{}: write-ahead logs of {} MiB are more than the {} MiB of memory for what is in them, and the \
-             disk is full, so no tables can be made of them: {error}. Free {} bytes on this disk, or raise --memory",
+            "{}: cannot recover {} MiB of write-ahead logs: they exceed the {} MiB of memory for this, and the \
+             disk is full: {error}. Free {} bytes on this disk, or raise --memory",
             inner.dir.path().display(),
             rest.log_bytes() >> 20,
             inner.db.options().recovered_bytes >> 20,
@@ -98,28 +98,28 @@ fn no_room(inner: &Inner, rest: &RecoveryPlan, error: &Error) -> Error {
     )
 }
 
-/// What has become of the logs so far.
+/// The progress of the conversion.
 struct Pieces<'a> {
     inner: &'a Inner,
     job: Job,
     version: Arc<Version>,
-    /// The first log that is needed, as the MANIFEST says.
+    /// The first log that is needed, by the MANIFEST.
     first_log: Cell<u64>,
     /// The last sequence before it.
     last_sequence: Cell<u64>,
-    /// By how many the logs that are in tables change the number of keys.
+    /// Change of the number of keys by the logs that are in tables.
     keys: Cell<i64>,
-    /// Those of each family that the MANIFEST does not name yet, the oldest first.
+    /// Tables that the MANIFEST does not name yet, by family, oldest first.
     tables: RefCell<BTreeMap<u32, Vec<Table>>>,
-    /// The disk was full.
+    /// Whether the disk was full.
     is_tight: bool,
 }
 
 impl Pieces<'_> {
-    /// Makes tables of these logs, which begin after what is in tables.
+    /// Makes tables of these logs, which begin after everything that is in tables.
     async fn of(&self, logs: &RecoveryPlan, state: &ManifestState) -> Result<()> {
         let (inner, options) = (self.inner, self.inner.db.options());
-        // They were said at the opening.
+        // The opening has already reported them.
         let mut warnings = Vec::new();
         let before = self.keys.get();
         let counted = |keys: Option<i64>| keys.and_then(|keys| keys.checked_add(before));
@@ -159,12 +159,12 @@ impl Pieces<'_> {
         Ok(())
     }
 
-    /// Puts the tables in the place of the logs below `next_log`, which end with `last_sequence`;
-    /// with them all logs so far change the number of keys by `keys`.
+    /// Replaces the logs below `next_log`, which end with `last_sequence`, with the tables. All
+    /// logs so far change the number of keys by `keys`.
     async fn install(&self, next_log: u64, last_sequence: u64, keys: Option<i64>) -> Result<()> {
         let inner = self.inner;
         inner.sync_names().await?;
-        // A gap between two logs is seen by who has replayed both.
+        // Only a replay of both logs detects a gap between them.
         let keys = inner.db.keys().and(keys);
         let change = keys.and_then(|keys| keys.checked_sub(self.keys.get()));
         let covered = Generation {
@@ -176,7 +176,7 @@ impl Pieces<'_> {
             last_sequence,
         };
         let mut tables = self.tables.take();
-        // Also a family without tables needs the logs no more.
+        // A family without tables no longer needs the logs either.
         let flushed = |family: &Family| Flushed {
             id: family.id,
             mems: Vec::new(),
@@ -184,7 +184,7 @@ impl Pieces<'_> {
         };
         let served = self.version.families.iter().filter(|family| family.refused.is_none());
         let all = served.map(flushed).collect();
-        // Whoever cannot say whether the MANIFEST names them must not remove them.
+        // If it is unknown whether the MANIFEST names them, they must not be removed.
         self.job.made.take();
         flush::install(inner, &covered, all, true).await?;
         self.first_log.set(next_log);

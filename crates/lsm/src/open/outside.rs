@@ -1,13 +1,13 @@
-//! What a database reads that is not in its directory.
+//! Files and directories that a database uses outside its directory.
 
 use std::path::{Path, PathBuf};
 
 use rocksfmt::{FileName, OPTIONS_BYTES_MAX, OptionsFile};
 
-/// What a database reads beside its directory: files that symbolic links of its files lead to, and
-/// the directory of `wal_dir`, which is listed only. For whoever closes all other paths to a
-/// process before it opens the database. Does not suspend, and uses no core; what cannot be read is
-/// left out.
+/// The paths outside its directory that a database reads: targets of its symbolic links, and the
+/// directory of `wal_dir`, which is only listed. Called by a process that gives up access to all
+/// other paths before it opens the database. Does not suspend and uses no core; unreadable entries
+/// are omitted.
 #[expect(clippy::disallowed_methods, reason = "for a process that has no core yet")]
 pub fn outside(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
@@ -26,7 +26,7 @@ pub fn outside(dir: &Path) -> Vec<PathBuf> {
         }
     }
     if let Some((_, name)) = newest
-        // Opening a pipe would wait.
+        // Opening a pipe would block.
         && std::fs::metadata(&name)
             .is_ok_and(|meta| meta.is_file() && meta.len() <= OPTIONS_BYTES_MAX as u64)
         && let Ok(text) = std::fs::read(name)

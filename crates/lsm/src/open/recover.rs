@@ -1,9 +1,9 @@
-//! Reading CURRENT, the MANIFEST and the logs of a directory. Nothing is written.
+//! Reads CURRENT, the MANIFEST and the logs of a directory. Writes nothing.
 //!
-//! A log that ends in a torn record ends there, as for RocksDB; one of ours may end in a torn group
-//! of records, of which those behind the first hole are not taken. Damage with valid newer records
-//! behind it is not a torn tail: stock RocksDB would silently drop what follows; we refuse, name
-//! file and offset, and serve what lies before only when told to (`salvage`).
+//! A log that ends in a torn record ends there, as in RocksDB. A log of ours may end in a torn
+//! group of records; records after the first gap in it are not taken. Damage followed by valid
+//! newer records is not a torn tail: stock RocksDB silently drops those records; we refuse the log,
+//! name file and offset, and serve only the part before it if told to (`salvage`).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,7 @@ use crate::open::recovered::Sorting;
 use crate::open::recovery_plan::{PlannedLog, RecoveryPlan};
 use crate::open::wal_replay::{Replayed, WalReplay};
 
-/// Bytes read of a log at a time: whole log blocks.
+/// Bytes of a log read at a time: whole log blocks.
 const PIECE: usize = 32 * LOG_BLOCK_BYTES;
 
 /// The number of the MANIFEST that CURRENT names.
@@ -42,24 +42,24 @@ pub(crate) async fn current(dir: &Dir) -> Result<u64> {
             return Err(match e.kind() {
                 std::io::ErrorKind::IsADirectory => Error::new(
                     Kind::Corruption,
-                    format!("{}: a directory, where a file names the MANIFEST", name.display()),
-                ),
-                std::io::ErrorKind::InvalidData => Error::new(
-                    Kind::Corruption,
                     format!(
-                        "{}: {e}, and it should have the name of a MANIFEST only",
+                        "{}: expected a file with the name of the MANIFEST, found a directory",
                         name.display()
                     ),
                 ),
-                _ => Error::io(format_args!("reading {}", name.display()), &e),
+                std::io::ErrorKind::InvalidData => Error::new(
+                    Kind::Corruption,
+                    format!("{}: expected only the name of the MANIFEST: {e}", name.display()),
+                ),
+                _ => Error::io(format_args!("cannot read {}", name.display()), &e),
             });
         }
     };
     parse_current(&text).map_err(|e| Error::format("CURRENT", &e))
 }
 
-/// Feeds a whole log to a reader, piece by piece, until it knows its end. `between` comes after
-/// every piece.
+/// Feeds a whole log to a reader, piece by piece, until the reader knows its end. Calls `between`
+/// after every piece.
 async fn feed(
     core: &Core,
     dir: &Dir,
@@ -115,8 +115,8 @@ pub(crate) async fn manifest(core: &Core, dir: &Dir, name: &str) -> Result<Manif
             Err(Error::new(Kind::Unsupported, format!("{name} at offset {offset}: {what}")))
         }
         Some(LogEnd::Truncated { offset } | LogEnd::StaleTail { offset }) => {
-            // A torn last record is what a killed writer leaves, unless more comes behind it that
-            // is not of the same group.
+            // A killed writer leaves a torn last record. It is damage if more follows that is not
+            // of the same group.
             let mut scan = DamageScan::new(&reader, *offset, 0);
             let mut later = look_behind(core, dir, name, &mut scan).await?;
             if later.is_some() && ends_in_torn_group(core, dir, name, *offset).await? {
@@ -128,8 +128,8 @@ pub(crate) async fn manifest(core: &Core, dir: &Dir, name: &str) -> Result<Manif
                 return Err(Error::new(
                     Kind::Corruption,
                     format!(
-                        "{name} at offset {offset}: a record cut short, and a valid one behind \
-                         it at {}",
+                        "{name} at offset {offset}: a record is cut short, but a valid one \
+                         follows at {}",
                         later.offset
                     ),
                 ));
@@ -140,28 +140,27 @@ pub(crate) async fn manifest(core: &Core, dir: &Dir, name: &str) -> Result<Manif
     }
 }
 
-/// What was replayed since the piece before.
+/// Everything replayed since the previous piece.
 pub(crate) struct Piece {
     pub memtables: BTreeMap<u32, Sorting>,
-    /// Where it ends with a log.
+    /// Set if the piece ends with a log.
     pub border: Option<Border>,
 }
 
-/// Between two logs.
+/// The border between two logs.
 pub(crate) struct Border {
-    /// The log that follows.
+    /// The next log.
     pub next_log: u64,
     /// The last sequence before it.
     pub last_sequence: u64,
-    /// By how many all logs before it change the keys of the default column family, if that is
-    /// known.
+    /// Change of the number of keys of the default column family by all logs before it, if known.
     pub keys: Option<i64>,
 }
 
-/// Replays the logs that hold what is in no table. Whenever that is more than memory may hold
-/// (`recovered_bytes`), `piece` gets what was replayed since it came last, the oldest first; what
-/// is left in the end is returned. A log that has begun in a piece before ends a piece, too, and
-/// where the plan says so (`border_bytes`) others do.
+/// Replays the logs that are needed. Whenever more is held than memory allows (`recovered_bytes`),
+/// `piece` gets everything replayed since its last call, oldest first; the rest is returned. A log
+/// that has begun in an earlier piece also ends a piece, and so do others if the plan says so
+/// (`border_bytes`).
 pub(crate) async fn logs(
     core: &Core,
     dir: &Dir,
@@ -211,14 +210,14 @@ pub(crate) async fn logs(
         match read.await {
             Ok(()) => {}
             Err(error) if options.salvage && error.kind() == Kind::Corruption => {
-                warnings.push(format!("{error}; what follows in the logs is not served"));
+                warnings.push(format!("{error}; the rest of the logs is not served"));
                 salvaged = true;
                 break;
             }
             Err(error) if error.kind() == Kind::Corruption => {
                 return Err(Error::new(
                     Kind::Corruption,
-                    format!("{error}; to serve what lies before it, open with --salvage"),
+                    format!("{error}; open with --salvage to serve everything before it"),
                 ));
             }
             Err(error) => return Err(error),
@@ -238,8 +237,8 @@ pub(crate) async fn logs(
     Ok(replayed)
 }
 
-/// Looks for transactions that were prepared and not ended in the logs that all families have
-/// flushed and that are kept for these. Says what is in the way, if something is.
+/// Searches logs that all families have flushed and that are kept only for this, for transactions
+/// that were prepared but not ended. Returns the obstacle, if any.
 pub(crate) async fn prepared(
     core: &Core,
     dir: &Dir,
@@ -258,7 +257,7 @@ pub(crate) async fn prepared(
                     Marker::Commit(name)
                     | Marker::CommitWithTimestamp { name, .. }
                     | Marker::Rollback(name) => drop(open.remove(name)),
-                    // Its end comes with its name.
+                    // The end of the section has the name.
                     Marker::BeginPrepare
                     | Marker::BeginPersistedPrepare
                     | Marker::BeginUnprepare => {}
@@ -278,7 +277,7 @@ pub(crate) async fn prepared(
                 let later = look_behind(core, dir, &log.name, &mut scan).await?;
                 later.map(|later| {
                     format!(
-                        "{} at {offset}: damage, and a valid record at {}",
+                        "{} at {offset}: damage before a valid record at {}",
                         log.name, later.offset
                     )
                 })
@@ -287,8 +286,8 @@ pub(crate) async fn prepared(
         };
         if let Some(damage) = damage {
             return Ok(Some(format!(
-                "{} is kept for prepared transactions (allow_2pc), and cannot be read: {damage}. Opening and \
-                 closing the database once with DB::Open, without allow_2pc, removes it",
+                "{} is kept for prepared transactions (allow_2pc), but cannot be read: {damage}. Open and \
+                 close the database once with DB::Open, without allow_2pc, to remove it",
                 log.name
             )));
         }
@@ -296,15 +295,16 @@ pub(crate) async fn prepared(
     let open = open.into_inner();
     Ok(open.first().map(|name| {
         format!(
-            "a log that all column families have flushed holds {} prepared transactions (allow_2pc), {:?} for \
-             example: commit them or roll them back with TransactionDB",
+            "a log that all column families have flushed holds {} prepared transactions (allow_2pc), for \
+             example {:?}: commit them or roll them back with TransactionDB",
             open.len(),
             String::from_utf8_lossy(&name[..name.len().min(64)])
         )
     }))
 }
 
-/// Whether all that a MANIFEST has behind `offset` in that block is of an atomic group.
+/// Whether everything in the MANIFEST after `offset`, within its block, belongs to one atomic
+/// group.
 async fn ends_in_torn_group(core: &Core, dir: &Dir, name: &str, offset: u64) -> Result<bool> {
     let place = |e: std::io::Error| Error::io(format_args!("{name} at offset {offset}"), &e);
     let shared = dir.open(name).await.map_err(place)?;
@@ -315,7 +315,7 @@ async fn ends_in_torn_group(core: &Core, dir: &Dir, name: &str, offset: u64) -> 
     Ok(is_torn_group(&block, at + 1))
 }
 
-/// Searches the rest of a log for records that are valid and newer than its first damage.
+/// Searches the rest of a log for valid records newer than its first damage.
 async fn look_behind(
     core: &Core,
     dir: &Dir,

@@ -1,22 +1,22 @@
 //! The writes of a column family that were found in the write-ahead log, sorted for reading.
 //!
-//! 1. [`RecoveredBuilder::apply`] takes the log's operations in any order of keys and copies key
-//!    and value behind one another into one arena.
-//! 2. [`RecoveredBuilder::freeze`] sorts an array of offsets, once, in short steps. From then on
+//! 1. [`RecoveredBuilder::apply`] takes the log's operations in any order of keys and appends key
+//!    and value to one arena.
+//! 2. [`RecoveredBuilder::freeze`] sorts an array of offsets, once, in short steps. After that
 //!    nothing changes, so any core may read.
 //! 3. [`Recovered::get`] and [`RecoveredCursor`] search the array. Neither allocates.
 //!
 //! Order: user keys by the comparator, versions of a key newest first, as in a table. Range
-//! tombstones are kept apart; whoever reads asks [`Recovered::tombstones`] as well.
+//! tombstones are kept apart; a reader must also check [`Recovered::tombstones`].
 //!
 //! ```text
-//! arena    varint32 user key length | varint32 value length | user key | fixed64 packed | value    per entry
-//! entries  u64 key prefix, u64 offset into the arena                                               sorted
+//! arena    varint32 key len | varint32 value len | user key | fixed64 packed | value   per entry
+//! entries  u64 key prefix | u64 offset into the arena                                  sorted
 //! ```
 //!
-//! The prefix is the eight bytes behind what all keys have in common, as a number that sorts like
-//! the key. Comparing it settles nearly every comparison without touching the arena: that makes
-//! sorting a million entries a matter of a tenth of a second, and a lookup one or two cache misses.
+//! The prefix is the eight bytes after the common prefix of all keys, as a number that sorts like
+//! the key. It decides nearly every comparison without touching the arena: sorting a million
+//! entries takes a tenth of a second, and a lookup one or two cache misses.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -34,12 +34,12 @@ struct Entry {
     offset: u64,
 }
 
-/// Collects operations; see the module text.
+/// Collects operations.
 pub(crate) struct RecoveredBuilder {
     comparator: Comparator,
     arena: Vec<u8>,
     entries: Vec<Entry>,
-    /// What all keys so far begin with; meaningless before the first.
+    /// The common prefix of all keys so far; meaningless before the first.
     common: Vec<u8>,
     tombstones: RangeTombstonesBuilder,
     tombstone_count: usize,
@@ -64,7 +64,7 @@ impl RecoveredBuilder {
         self.comparator
     }
 
-    /// Takes an operation that writes a key, with its sequence. Others have no effect.
+    /// Takes an operation that writes a key, with its sequence. Other operations have no effect.
     pub fn apply(&mut self, sequence: u64, op: &Op<'_>) -> Result<()> {
         match *op {
             Op::Put { key, value, .. } => self.insert(key, sequence, ValueType::Value, &[value]),
@@ -82,7 +82,7 @@ impl RecoveredBuilder {
                 self.insert(key, sequence, ValueType::WideColumnEntity, &[columns]);
             }
             Op::TimedPut { key, value, write_time, .. } => {
-                // As in a table: eight bytes behind the value.
+                // As in a table: eight bytes after the value.
                 let parts = [value, &write_time.to_le_bytes()];
                 self.insert(key, sequence, ValueType::ValuePreferredSeqno, &parts);
             }
@@ -116,11 +116,11 @@ impl RecoveredBuilder {
         }
     }
 
-    /// Sets aside room for keys and values of so many bytes, if there is as much: memory that grows
-    /// by doubling is copied and faulted in anew each time, which for a gigabyte takes longer than
-    /// all the rest. What turns out not to be needed was never touched.
+    /// Reserves room for keys and values of this many bytes, if there is as much. Memory that grows
+    /// by doubling is copied and faulted in again each time, which for a gigabyte takes longer than
+    /// everything else. Unused pages are never touched.
     pub fn reserve(&mut self, bytes: usize) {
-        // Without the room it grows as it goes, or fails then.
+        // If this fails, the arena grows as needed, or fails then.
         let _ = self.arena.try_reserve_exact(bytes);
     }
 
@@ -150,25 +150,25 @@ impl RecoveredBuilder {
     }
 }
 
-/// Entries that are sorted, or merged, in one step: some hundred microseconds.
+/// Entries sorted or merged in one step: some hundred microseconds.
 const STEP: usize = if cfg!(test) { 3 } else { 1024 };
 
-/// Writes that are being sorted: runs of [`STEP`] entries first, then pairs of runs, until there is
-/// one. Between two steps the core may do something else.
+/// Writes being sorted: first runs of [`STEP`] entries, then pairs of runs, until one run is left.
+/// Between two steps the core can do other work.
 pub(crate) struct Sorting {
     table: Recovered,
-    /// What this pass has merged of the table's entries.
+    /// The entries that this pass has merged.
     sorted: Vec<Entry>,
-    /// The length of the runs; 0 while there are none.
+    /// The length of the runs; 0 while they are being sorted.
     width: usize,
-    /// Where the pair begins that is being merged, and where its halves have got to.
+    /// The start of the pair being merged, and the positions in its halves.
     start: usize,
     left: usize,
     right: usize,
 }
 
 impl Sorting {
-    /// Does the next step; false when there was none.
+    /// Does the next step; false if none was left.
     pub fn step(&mut self) -> bool {
         let len = self.table.entries.len();
         if self.width == 0 {
@@ -191,13 +191,13 @@ impl Sorting {
         true
     }
 
-    /// How many entries there are.
+    /// The number of entries.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// The result; does all steps that are left.
+    /// Does all remaining steps and returns the result.
     pub fn finish(mut self) -> Recovered {
         while self.step() {}
         self.table
@@ -242,7 +242,7 @@ impl Sorting {
     }
 }
 
-/// See the module text.
+/// The sorted writes.
 pub(crate) struct Recovered {
     comparator: Comparator,
     arena: Vec<u8>,
@@ -251,7 +251,7 @@ pub(crate) struct Recovered {
     tombstones: RangeTombstones,
 }
 
-/// Where the parts of an entry are in the arena.
+/// The ranges of an entry's parts in the arena.
 struct Parts {
     key: Range<usize>,
     value: Range<usize>,
@@ -263,7 +263,7 @@ impl Recovered {
         self.entries.len()
     }
 
-    /// The arena; ranges that other methods return are in it.
+    /// The arena; the ranges that other methods return refer to it.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.arena
@@ -281,8 +281,8 @@ impl Recovered {
         &self.tombstones
     }
 
-    /// The newest entry of a user key visible at a sequence: sequence and type, and where its value
-    /// is.
+    /// The newest entry of a user key visible at a sequence: packed sequence and type, and the
+    /// range of its value.
     #[inline]
     pub fn get(&self, user_key: &[u8], sequence: u64) -> Option<(u64, Range<usize>)> {
         let at = self.lower_bound(user_key, pack(sequence, SEEK_TYPE));
@@ -291,10 +291,10 @@ impl Recovered {
         (found == user_key).then(|| (u64::from_le_bytes(*trailer), parts.value))
     }
 
-    /// Index of the first entry at or behind an internal key.
+    /// Index of the first entry at or after an internal key.
     fn lower_bound(&self, user_key: &[u8], packed: u64) -> usize {
         if !user_key.starts_with(&self.common) {
-            // Every key begins with `common`, so all are on one side.
+            // Every key begins with `common`, so all keys are on one side.
             return match self.comparator.cmp_user(user_key, &self.common) {
                 Ordering::Greater => self.entries.len(),
                 _ => 0,
@@ -313,7 +313,7 @@ impl Recovered {
         })
     }
 
-    /// A number that sorts like the part of the key behind `common`, as far as eight bytes tell.
+    /// A number that sorts like the key's bytes after `common`, as far as eight bytes tell.
     #[inline]
     fn prefix(&self, user_key: &[u8]) -> u64 {
         let rest = user_key.get(self.common.len()..).unwrap_or_default();
@@ -360,10 +360,10 @@ impl Recovered {
     }
 }
 
-/// A position in a memtable. It borrows nothing; every call takes the memtable it is for.
+/// A position in [`Recovered`]. It borrows nothing; every call takes its table.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RecoveredCursor {
-    /// One more than the index of the entry stood on; 0 for none.
+    /// The index of the entry plus one; 0 for none.
     at: usize,
 }
 
@@ -372,14 +372,14 @@ impl RecoveredCursor {
         RecoveredCursor::default()
     }
 
-    /// Whether it stands on an entry.
+    /// Whether it is on an entry.
     #[inline]
     pub fn valid(&self) -> bool {
         self.at != 0
     }
 
-    /// Stands on the entry with that index, if there is one.
-    fn stand(&mut self, table: &Recovered, index: Option<usize>) -> bool {
+    /// Moves to the entry with that index, if it exists.
+    fn set(&mut self, table: &Recovered, index: Option<usize>) -> bool {
         self.at = match index {
             Some(index) if index < table.len() => index + 1,
             _ => 0,
@@ -387,48 +387,48 @@ impl RecoveredCursor {
         self.valid()
     }
 
-    /// Goes to the first entry.
+    /// Moves to the first entry.
     pub fn seek_to_first(&mut self, table: &Recovered) -> bool {
-        self.stand(table, Some(0))
+        self.set(table, Some(0))
     }
 
-    /// Goes to the last entry.
+    /// Moves to the last entry.
     pub fn seek_to_last(&mut self, table: &Recovered) -> bool {
-        self.stand(table, table.len().checked_sub(1))
+        self.set(table, table.len().checked_sub(1))
     }
 
-    /// Goes to the first entry at or behind an internal key.
+    /// Moves to the first entry at or after an internal key.
     pub fn seek(&mut self, table: &Recovered, key: &[u8]) -> bool {
         let index = seek_index(table, key);
-        self.stand(table, Some(index))
+        self.set(table, Some(index))
     }
 
-    /// Goes to the last entry at or before an internal key.
+    /// Moves to the last entry at or before an internal key.
     pub fn seek_for_prev(&mut self, table: &Recovered, key: &[u8]) -> bool {
         let mut index = seek_index(table, key);
         let is_key = |entry: &Entry| table.key(entry.offset) == key;
-        // Entries that are equal throughout (a log replayed twice) stand side by side.
+        // Identical entries (a log replayed twice) are adjacent.
         while table.entries.get(index).is_some_and(is_key) {
             index += 1;
         }
-        self.stand(table, index.checked_sub(1))
+        self.set(table, index.checked_sub(1))
     }
 
-    /// Goes one entry on; false, and nowhere, at the end.
+    /// Moves to the next entry; at the end, returns false and is nowhere.
     #[inline]
     pub fn next(&mut self, table: &Recovered) -> bool {
         let index = self.at;
-        self.stand(table, (index != 0).then_some(index))
+        self.set(table, (index != 0).then_some(index))
     }
 
-    /// Goes one entry back; false, and nowhere, at the start.
+    /// Moves to the previous entry; at the start, returns false and is nowhere.
     #[inline]
     pub fn prev(&mut self, table: &Recovered) -> bool {
         let index = self.at.checked_sub(2);
-        self.stand(table, index)
+        self.set(table, index)
     }
 
-    /// The internal key stood on; empty when nowhere.
+    /// The current internal key; empty when nowhere.
     #[inline]
     pub fn key<'a>(&self, table: &'a Recovered) -> &'a [u8] {
         match self.entry(table) {
@@ -437,7 +437,7 @@ impl RecoveredCursor {
         }
     }
 
-    /// Where the value stood on is in [`Recovered::bytes`].
+    /// The range of the current value in [`Recovered::bytes`].
     #[inline]
     pub fn value_range(&self, table: &Recovered) -> Range<usize> {
         match self.entry(table) {
@@ -552,7 +552,7 @@ mod tests {
         assert!(!b.is_empty());
     }
 
-    /// Sorted by hand the way a table is sorted.
+    /// Sorted by hand like a table.
     type Model = Vec<(Vec<u8>, Vec<u8>)>;
 
     fn model_and_table(keys: &[(Vec<u8>, bool)], comparator: Comparator) -> (Model, Recovered) {
@@ -574,7 +574,8 @@ mod tests {
     }
 
     fn keys() -> impl Strategy<Value = Vec<(Vec<u8>, bool)>> {
-        // Few letters and a common stem: equal keys, prefixes of keys, equal eight-byte prefixes.
+        // Few letters and a common stem, for equal keys, prefixes of keys and equal eight-byte
+        // prefixes.
         let key = proptest::collection::vec(prop_oneof![Just(0u8), Just(1), Just(0xff)], 0..12);
         let stem = proptest::collection::vec(any::<u8>(), 0..4);
         (stem, proptest::collection::vec((key, any::<bool>()), 0..60)).prop_map(|(stem, keys)| {

@@ -1,11 +1,12 @@
-//! What has to be opened and replayed, from the MANIFEST and a listing of the directory alone.
+//! The plan of an opening, made from the MANIFEST and a listing of the directory alone.
 //!
-//! Rules, as RocksDB has them:
-//! - Every table the MANIFEST lists must be there, with the size it says.
-//! - Of the logs, those count that are not below both the smallest log number of a column family
-//!   and the smallest number to keep; in ascending order. The MANIFEST need not mention them.
-//! - An operation in log N counts for a column family whose log number is at most N. The others are
-//!   in tables.
+//! Rules, as in RocksDB:
+//! - Every table in the MANIFEST must exist with the stated size.
+//! - A log is needed unless it is below both the smallest log number of a column family and the
+//!   smallest number to keep. Logs are replayed in ascending order. The MANIFEST need not mention
+//!   them.
+//! - An operation in log N applies to a column family whose log number is at most N. For other
+//!   families it is in tables already.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use rocksfmt::{FileName, ManifestState};
 
 use crate::error::{Error, Kind, Result};
 
-/// How many files an error names before it says "and more".
+/// Most files that an error names before "and more".
 const NAMES_MAX: usize = 5;
 
 /// A file of the directory.
@@ -23,7 +24,7 @@ pub(crate) struct Listed {
     pub size_bytes: u64,
 }
 
-/// A log to be replayed.
+/// A log to replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PlannedLog {
     pub number: u64,
@@ -31,39 +32,38 @@ pub(crate) struct PlannedLog {
     pub size_bytes: u64,
 }
 
-/// See the module text.
+/// The files to open and the logs to replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RecoveryPlan {
-    /// Logs to be replayed, in order.
+    /// Logs to replay, in order.
     pub logs: Vec<PlannedLog>,
-    /// Logs in which nothing is may stay and count: RocksDB has `avoid_flush_during_recovery`
-    /// here.
+    /// Whether needed logs may be empty: RocksDB uses `avoid_flush_during_recovery` here.
     pub empty_logs_may_count: bool,
-    /// A log ends a piece of what is replayed where at least as many bytes are held then.
+    /// The end of a log also ends a piece of the replay once it holds at least this many bytes.
     pub border_bytes: Option<u64>,
-    /// Logs that all families have flushed, from the first on that is to be kept: RocksDB keeps
-    /// them while a transaction is prepared in them.
+    /// Logs that all families have flushed, from the first one to keep: RocksDB keeps them while a
+    /// transaction is prepared in them.
     pub kept_logs: Vec<PlannedLog>,
-    /// Names of the live tables by number: `.sst`, or `.ldb` from LevelDB.
+    /// Names of the live tables by number: `.sst`, or LevelDB's `.ldb`.
     pub tables: BTreeMap<u64, String>,
     /// Live blob files by number.
     pub blobs: BTreeMap<u64, Listed>,
-    /// Live blob files that are not there. Their values cannot be read; all else can.
+    /// Live blob files that are missing. Their values cannot be read; everything else can.
     pub blobs_missing: Vec<u64>,
-    /// Tables that are there but not live, left by a crash or by a writer at work.
+    /// Tables that exist but are not live, left by a crash or by an active writer.
     pub unreferenced: Vec<String>,
 }
 
 impl RecoveryPlan {
-    /// Decides what to open and replay. `files` is the listing of the database's directory, and of
-    /// its log directory where that is another one.
+    /// Decides what to open and replay. `files` lists the database's directory, and its log
+    /// directory if that is another one.
     pub fn new(state: &ManifestState, files: &[Listed]) -> Result<RecoveryPlan> {
         let mut tables_there = BTreeMap::new();
         let mut blobs_there = BTreeMap::new();
         let mut logs_there = BTreeMap::new();
         for file in files {
             match FileName::parse(&file.name) {
-                // Where both extensions exist the one RocksDB writes wins.
+                // If both extensions exist, RocksDB's wins.
                 Some(FileName::Sst(number)) if file.name.ends_with(".sst") => {
                     tables_there.insert(number, file);
                 }
@@ -90,7 +90,7 @@ impl RecoveryPlan {
                     return Err(Error::new(
                         Kind::Unsupported,
                         format!(
-                            "{name} is in another directory (db_paths, path {}), which is not read: let \
+                            "{name} is in another directory (db_paths, path {}): that is not supported: let \
                              RocksDB compact all tables into the first path",
                             file.path_id
                         ),
@@ -104,7 +104,7 @@ impl RecoveryPlan {
                     return Err(Error::new(
                         Kind::Corruption,
                         format!(
-                            "{name} has {} bytes, the MANIFEST says {}",
+                            "{name} has {} bytes, but the MANIFEST says {}",
                             there.size_bytes, file.size_bytes
                         ),
                     ));
@@ -115,8 +115,8 @@ impl RecoveryPlan {
                 return Err(Error::new(
                     Kind::Unsupported,
                     format!(
-                        "none of the tables of column family {} is in the directory: db_paths or \
-                         cf_paths put them elsewhere, which is not supported, or they are lost, as {} is",
+                        "all tables of column family {} are missing, {} for example: \
+                         they are lost, or db_paths or cf_paths put them elsewhere, which is not supported",
                         family.name, missing[missing_before]
                     ),
                 ));
@@ -142,20 +142,20 @@ impl RecoveryPlan {
         Ok(plan)
     }
 
-    /// Bytes of log to be replayed.
+    /// Bytes of log to replay.
     pub fn log_bytes(&self) -> u64 {
         self.logs.iter().fold(0, |sum, log| sum.saturating_add(log.size_bytes))
     }
 }
 
-/// The smallest number of a log that may hold something.
+/// The smallest number of a log that is needed.
 pub(crate) fn first_log(state: &ManifestState) -> u64 {
     let families = state.column_families.values();
     let smallest = families.map(|family| family.log_number).min().unwrap_or_default();
     smallest.max(state.min_log_number_to_keep)
 }
 
-/// Logs that the MANIFEST tracks must be there, with as much as was synced.
+/// Requires the logs that the MANIFEST tracks, with at least the synced length.
 fn refuse_logs(state: &ManifestState, first: u64, there: &BTreeMap<u64, &Listed>) -> Result<()> {
     let mut missing = Vec::new();
     for (&number, &synced_bytes) in state.wals.range(first..) {
@@ -166,7 +166,7 @@ fn refuse_logs(state: &ManifestState, first: u64, there: &BTreeMap<u64, &Listed>
                 return Err(Error::new(
                     Kind::Corruption,
                     format!(
-                        "{name} has {} bytes, the MANIFEST says that {synced} were synced",
+                        "{name} has {} bytes, but the MANIFEST says that {synced} were synced",
                         file.size_bytes
                     ),
                 ));
@@ -255,7 +255,7 @@ mod tests {
             &state,
             &[("000007.sst", 1006), ("000008.sst", 1008)],
             Kind::Corruption,
-            "000007.sst has 1006 bytes, the MANIFEST says 1007",
+            "000007.sst has 1006 bytes, but the MANIFEST says 1007",
         );
         let both = files(&[("000007.ldb", 3), ("000007.sst", 1007), ("000008.sst", 1008)]);
         assert_eq!(RecoveryPlan::new(&state, &both).unwrap().tables[&7], "000007.sst");
@@ -271,7 +271,7 @@ mod tests {
         let state = state(&[add]);
         let text = "000014.sst (level 1 of \"default\") and 7";
         refused(&state, &[("000009.sst", 1009)], Kind::Corruption, text);
-        refused(&state, &[], Kind::Unsupported, "none of the tables of column family default");
+        refused(&state, &[], Kind::Unsupported, "all tables of column family default are missing");
     }
 
     #[test]
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn tracked_logs_must_be_there_with_what_was_synced() {
+    fn tracked_logs_must_exist_with_their_synced_bytes() {
         let tracked = edit()
             .numbers(OLD_WAL_ADDITION, &[3, 2, 99, 1])
             .numbers(OLD_WAL_ADDITION, &[5, 2, 200, 1])
@@ -327,7 +327,7 @@ mod tests {
             &state,
             &[("000005.log", 199), ("000006.log", 0)],
             Kind::Corruption,
-            "000005.log has 199 bytes, the MANIFEST says that 200 were synced",
+            "000005.log has 199 bytes, but the MANIFEST says that 200 were synced",
         );
         refused(&state, &[("000005.log", 200)], Kind::Corruption, "missing: 000006.log");
     }

@@ -1,23 +1,22 @@
-//! Replays write-ahead logs into memtables, and decides what the end of each log means.
+//! Replays write-ahead logs into memtables, and judges the end of each log.
 //!
-//! One log: [`WalReplay::begin`] gives the reader to feed with the file, [`WalReplay::record`]
-//! takes its records, [`WalReplay::scan`] says whether the rest of the file must be searched, and
-//! [`WalReplay::end`] judges.
+//! For one log, [`WalReplay::begin`] returns the reader to feed with the file,
+//! [`WalReplay::record`] takes its records, [`WalReplay::scan`] tells whether the rest of the file
+//! must be searched, and [`WalReplay::end`] judges the end.
 //!
-//! What must hold, or replay is refused with file and offset:
-//! - A log may be cut short or end in stale bytes, but nothing valid and newer may stand behind
-//!   that.
-//! - Sequences never go back. They may jump (a writer may skip the log for some writes), but not
-//!   over a zeroed stretch. Whether a log goes on where the one before ended, `log_chain.rs`
-//!   judges.
-//! - In a log of ours that marks its groups ([`GroupEnd`]) the last group may have holes anywhere:
-//!   it was written at once and never acknowledged. What stands in front of its first hole is
-//!   taken, what stands behind is not. A later group behind the hole makes it damage.
-//! - Batches are whole: a record whose checksum holds and whose batch does not parse is damage
+//! Replay is refused, with file and offset, unless:
+//! - After the cut or the stale bytes at the end of a log there is no valid newer record.
+//! - Sequences never go back. They may skip numbers (a writer can bypass the log for some writes),
+//!   but not across zeros. `log_chain.rs` judges whether a log continues where the one before
+//!   ended.
+//! - Only the last group of a log of ours that marks its groups ([`GroupEnd`]) has gaps. It may
+//!   have them anywhere: it was written at once and never acknowledged. Its records before the
+//!   first gap are taken, those after it are not. A later group after the gap makes it damage.
+//! - Batches are whole: a batch that does not parse in a record with a valid checksum is damage
 //!   anywhere.
 //!
-//! Operations for column families that are dropped, that have flushed this log, or that cannot be
-//! read anyway (an unknown comparator) are skipped, and still take their sequence.
+//! Operations of column families that are dropped, that have flushed this log, or that cannot be
+//! read (unknown comparator) are skipped, but still count in the sequence.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,51 +31,51 @@ use crate::open::log_chain::LogChain;
 use crate::open::recovered::{RecoveredBuilder, Sorting};
 use crate::open::recovery_plan::first_log;
 
-/// What replay leads to.
+/// The result of a replay.
 pub(crate) struct Replayed {
-    /// The column families that have writes in the logs.
+    /// The column families with writes in the logs.
     pub memtables: BTreeMap<u32, Sorting>,
     /// The largest sequence of the database.
     pub last_sequence: u64,
-    /// Logs that end before their file does, and where, for the record.
+    /// Logs that end before their file does, and how, for the record.
     pub tails: Vec<(u64, LogEnd)>,
     /// Operations replayed.
     pub operations: u64,
-    /// By how many the batches change the keys of the default column family, where each says it.
+    /// Change of the number of keys of the default column family, if every batch states it.
     pub keys: Option<i64>,
-    /// What is written from now on must not be found together with these logs: something stands in
-    /// them behind what was replayed, or they were cut and it does not go on where they end.
+    /// New writes must never be recovered together with these logs: there are records after the
+    /// replayed part, or a log was cut and the next sequence does not continue there.
     pub leftovers: bool,
-    /// The column families that have writes in the logs and no memtable: their order of keys is
+    /// The column families with writes in the logs but no memtable, because their order of keys is
     /// unknown.
     pub unread: BTreeSet<u32>,
-    /// What is odd about the logs and does not prove a loss.
+    /// Oddities of the logs that do not prove a loss.
     pub warnings: Vec<String>,
 }
 
-/// Where a record stands among those before it.
+/// The position of a record relative to those before it.
 #[derive(PartialEq, Eq)]
 enum Order {
     Next,
-    /// Something is missing in front of it that was never acknowledged.
-    BehindHole,
+    /// Records before it are missing that were never acknowledged.
+    AfterGap,
 }
 
 struct Family {
     log_number: u64,
-    /// `None` for a family whose order of keys is unknown.
+    /// `None` if the order of keys is unknown.
     builder: Option<RecoveredBuilder>,
 }
 
-/// See the module text.
+/// The state of a replay.
 pub(crate) struct WalReplay {
     families: BTreeMap<u32, Family>,
     memory_max: u64,
     memory: u64,
-    /// Bytes of all logs, as far as that was said.
+    /// Bytes of all logs, if announced.
     log_bytes: u64,
     last_sequence: u64,
-    /// The sequence the next batch normally begins with, once there was a batch.
+    /// The sequence that the next batch should begin with, once there was a batch.
     expected: Option<u64>,
     number: u64,
     previous: Option<u64>,
@@ -86,20 +85,20 @@ pub(crate) struct WalReplay {
     tails: Vec<(u64, LogEnd)>,
     operations: u64,
     keys: Option<i64>,
-    /// Sequences were left out, or may have been: what was counted may be among them.
+    /// Sequences are or may be missing, and with them counted keys.
     gap: bool,
-    /// This log has had no record yet.
+    /// Whether this log has had no record yet.
     empty: bool,
     leftovers: bool,
     unread: BTreeSet<u32>,
-    /// Every group of this log has its end.
+    /// Whether every group of this log has an end record.
     marked: bool,
-    /// A hole was met in this log, and records are read that stand behind it.
+    /// The gap in this log, if one was met: the records now being read come after it.
     torn: Option<TornGroup>,
 }
 
 impl WalReplay {
-    /// A replay on top of what the MANIFEST says, which is full at `memory_max` bytes.
+    /// A replay on top of the MANIFEST's state, which is full at `memory_max` bytes.
     pub fn new(state: &ManifestState, memory_max: u64) -> WalReplay {
         let family = |cf: &rocksfmt::ColumnFamily| Family {
             log_number: cf.log_number,
@@ -129,24 +128,23 @@ impl WalReplay {
         }
     }
 
-    /// Whether it holds more than it should: then a piece is to be taken.
+    /// Whether it holds more than it should, so that a piece must be taken.
     pub fn is_full(&self) -> bool {
         self.memory > self.memory_max
     }
 
-    /// Bytes that it holds: what was replayed since the last piece.
+    /// Bytes held: replayed since the last piece.
     pub fn held(&self) -> u64 {
         self.memory
     }
 
-    /// By how many the batches so far change the keys of the default column family, if that is
-    /// known.
+    /// Change of the number of keys of the default column family by the batches so far, if known.
     pub fn keys(&self) -> Option<i64> {
         self.keys.filter(|_| !self.gap)
     }
 
-    /// Takes what was replayed since the last piece, still to be sorted. It is older than all that
-    /// follows.
+    /// Takes everything replayed since the last piece, not sorted yet. It is older than everything
+    /// that follows.
     pub fn take_piece(&mut self) -> BTreeMap<u32, Sorting> {
         let mut piece = BTreeMap::new();
         for (&id, family) in &mut self.families {
@@ -159,12 +157,12 @@ impl WalReplay {
         piece
     }
 
-    /// Says how many bytes all logs together have, before the first: about what is to be held.
+    /// Announces the total bytes of all logs, before the first one: about what will be held.
     pub fn expect(&mut self, log_bytes: u64) {
         self.log_bytes = log_bytes;
     }
 
-    /// Logs without anything may stay and count, as with RocksDB's `avoid_flush_during_recovery`.
+    /// Lets needed logs be empty, as with RocksDB's `avoid_flush_during_recovery`.
     pub fn empty_logs_may_count(&mut self) {
         self.chain.lenient();
     }
@@ -180,7 +178,7 @@ impl WalReplay {
         self.first_in_log = true;
         self.marked = false;
         self.torn = None;
-        // Nobody can say what should have been in a log without records in front of all others.
+        // Nothing tells what an empty log before all others should have held.
         self.gap |= self.empty && self.expected.is_none();
         self.empty = true;
         LogReader::new(LogKind::Wal { number })
@@ -202,7 +200,7 @@ impl WalReplay {
             return Err(Error::new(
                 Kind::Corruption,
                 format!(
-                    "{} at {zeros}: zeros, and a valid record{sequence} behind them at {}",
+                    "{} at {zeros}: zeros before a valid record{sequence} at {}",
                     self.name(),
                     record.offset
                 ),
@@ -211,8 +209,8 @@ impl WalReplay {
         let end = GroupEnd::parse(record.data);
         self.marked |= end.is_some() && record.offset == 0 && !mutant("groups_are_not_marked");
         let start = LogStart::parse(record.data).is_some() && record.offset == 0;
-        if self.check_order(&batch, &record, start || end.is_some())? == Order::BehindHole {
-            return self.behind_hole(&batch, &record, end);
+        if self.check_order(&batch, &record, start || end.is_some())? == Order::AfterGap {
+            return self.after_gap(&batch, &record, end);
         }
         if record.offset == 0 && (start || end.is_some()) {
             self.chain.starts(self.number, batch.sequence(), self.expected);
@@ -261,19 +259,19 @@ impl WalReplay {
         Ok(())
     }
 
-    /// The end of a group or the start of a log, which also says where the sequences were then:
-    /// perhaps further than what is left of the log before, if that was never durable. They
+    /// Takes the end of a group or the start of a log, which also states the next sequence at that
+    /// time. It may be beyond the rest of the previous log, if that was never durable. Sequences
     /// must not go back.
     fn note(&mut self, batch: &WriteBatch<'_>) {
         let last = batch.sequence().saturating_sub(1);
         self.leftovers |= self.expected.is_some_and(|expected| batch.sequence() > expected);
         self.last_sequence = self.last_sequence.max(last);
-        // In the first log nothing else says what the first batch is to be: it may be lost.
+        // In the first log nothing else states how the first batch should begin: it may be lost.
         self.expected = self.expected.or(Some(batch.sequence()));
     }
 
-    /// A record that is not taken: may it stand there?
-    fn behind_hole(
+    /// Judges a record after a gap, which is not taken.
+    fn after_gap(
         &mut self,
         batch: &WriteBatch<'_>,
         record: &LogRecord<'_>,
@@ -287,7 +285,7 @@ impl WalReplay {
         Err(Error::new(
             Kind::Corruption,
             format!(
-                "{} at {hole}: zeros, and a valid record with sequence {} behind them at {}",
+                "{} at {hole}: zeros before a valid record with sequence {} at {}",
                 self.name(),
                 batch.sequence(),
                 record.offset
@@ -295,7 +293,7 @@ impl WalReplay {
         ))
     }
 
-    /// Sequences must not go back, nor jump over a place where records may have been.
+    /// Checks that sequences neither go back nor skip a place where records may have been.
     fn check_order(
         &mut self,
         batch: &WriteBatch<'_>,
@@ -303,7 +301,7 @@ impl WalReplay {
         is_note: bool,
     ) -> Result<Order> {
         if self.torn.is_some() {
-            return Ok(Order::BehindHole);
+            return Ok(Order::AfterGap);
         }
         let found = batch.sequence();
         let is_first = self.first_in_log && !is_note;
@@ -326,10 +324,10 @@ impl WalReplay {
         {
             if self.marked {
                 self.torn = Some(TornGroup::new(zeros));
-                return Ok(Order::BehindHole);
+                return Ok(Order::AfterGap);
             }
             return corrupt(format!(
-                "{}: zeros at {zeros}, and sequence {found} behind them where {expected} was expected",
+                "{} at {zeros}: zeros before sequence {found}, expected {expected}",
                 self.name()
             ));
         }
@@ -354,7 +352,7 @@ impl WalReplay {
         Some(if self.marked { scan.of_groups(torn) } else { scan })
     }
 
-    /// Judges the end of a log; `scan` is the search that was made, and `later` what it found.
+    /// Judges the end of a log; `scan` is the search that was made, and `later` its result.
     pub fn end(
         &mut self,
         reader: &LogReader,
@@ -378,7 +376,7 @@ impl WalReplay {
             return Err(Error::new(
                 Kind::Corruption,
                 format!(
-                    "{} is missing: {name} says it comes before it and ends with sequence {}",
+                    "{} is missing: {name} says that it comes before and ends with sequence {}",
                     FileName::Wal(before.number),
                     before.last_sequence
                 ),
@@ -397,7 +395,7 @@ impl WalReplay {
             return Err(Error::new(
                 Kind::Corruption,
                 format!(
-                    "{name} at {offset}: {what}, and a valid record with sequence {} behind it at {}",
+                    "{name} at {offset}: {what} before a valid record with sequence {} at {}",
                     later.sequence.unwrap_or_default(),
                     later.offset
                 ),
@@ -421,7 +419,7 @@ impl WalReplay {
         Ok(())
     }
 
-    /// Ends the replay; what it found is still to be sorted.
+    /// Ends the replay; the memtables are not sorted yet.
     pub fn finish(self) -> Replayed {
         let keys = self.keys();
         let mut memtables = BTreeMap::new();
@@ -430,7 +428,7 @@ impl WalReplay {
                 memtables.insert(id, builder.freeze());
             }
         }
-        // Behind a log that was cut only a log counts that goes on exactly, for RocksDB too.
+        // After a cut log only a log that continues exactly is used, also by RocksDB.
         let goes_on = self.expected == Some(self.last_sequence + 1);
         let leftovers = self.leftovers || (self.chain.is_cut() && !goes_on);
         Replayed {
@@ -450,7 +448,7 @@ impl WalReplay {
     }
 }
 
-/// The sequences up to here are in tables, or never were.
+/// All sequences up to here are in tables, or never existed.
 fn covered(state: &ManifestState) -> u64 {
     let files = state.column_families.values().flat_map(|family| family.files());
     let largest = files.map(|(_, file)| file.largest_sequence).max();
@@ -532,7 +530,7 @@ mod tests {
         assert_eq!((none.last_sequence, none.memtables.len()), (100, 0));
     }
 
-    /// Trap 40: what is skipped still takes its sequence.
+    /// Trap 40: skipped operations still count in the sequence.
     #[test]
     fn operations_count_for_families_that_have_not_flushed_the_log() {
         let batch = |sequence| {
@@ -580,29 +578,25 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_tail_is_the_end_if_the_next_log_goes_on_exactly() {
+    fn a_torn_tail_is_the_end_if_the_next_log_continues_exactly() {
         let mut torn = log(101..110);
         torn.truncate(torn.len() - 5);
         let replayed = replay(&[(4, torn.clone()), (5, log(109..112))]).unwrap();
         assert_eq!((len(&replayed, 0), replayed.last_sequence), (11, 111));
         assert_eq!(replayed.tails.len(), 1);
-        let text = "before sequence 109, and 000005.log goes on with 110";
+        let text = "before sequence 109, but 000005.log continues with 110";
         refused(&[(4, torn.clone()), (5, log(110..112))], Kind::Corruption, text);
-        let text = "before sequence 109, and 000006.log goes on with 110";
+        let text = "before sequence 109, but 000006.log continues with 110";
         refused(&[(4, torn.clone()), (5, vec![]), (6, log(110..112))], Kind::Corruption, text);
-        // The last record of the last log is cut: nothing contradicts it.
+        // The last record of the last log is cut: no log contradicts that.
         assert_eq!(replay(&[(4, torn)]).unwrap().last_sequence, 108);
     }
 
     #[test]
-    fn damage_in_front_of_a_valid_record_is_refused_with_both_offsets() {
+    fn damage_before_a_valid_record_is_refused_with_both_offsets() {
         let mut bytes = log(101..110);
         bytes[35 * 3 + 20] ^= 1;
-        refused(
-            &[(4, bytes)],
-            Kind::Corruption,
-            "and a valid record with sequence 105 behind it at 140",
-        );
+        refused(&[(4, bytes)], Kind::Corruption, "before a valid record with sequence 105 at 140");
         let mut last = log(101..110);
         let at = last.len() - 1;
         last[at] ^= 1;
@@ -623,8 +617,8 @@ mod tests {
         file[..new.len()].copy_from_slice(&new);
         let replayed = replay(&[(4, file.clone()), (5, log(110..112))]).unwrap();
         assert_eq!(replayed.last_sequence, 111);
-        // Stale bytes look like a torn record, so nothing may be missing behind them.
-        let text = "before sequence 110, and 000005.log goes on with 120";
+        // Stale bytes look like a torn record, so nothing may be missing after them.
+        let text = "before sequence 110, but 000005.log continues with 120";
         refused(&[(4, file), (5, log(120..122))], Kind::Corruption, text);
     }
 
@@ -639,7 +633,7 @@ mod tests {
         gap.append(&put(102, 0));
         assert_eq!(replay(&[(4, gap.finish())]).unwrap().last_sequence, 102);
         lost.append(&put(103, 0));
-        refused(&[(4, lost.finish())], Kind::Corruption, "and sequence 103 behind them where 102");
+        refused(&[(4, lost.finish())], Kind::Corruption, "zeros before sequence 103, expected 102");
     }
 
     #[test]
@@ -710,8 +704,8 @@ mod tests {
         assert_eq!((entries + len(&replayed, 0), replayed.last_sequence), (4899, 4999));
     }
 
-    /// A log of ours: its mark, and groups that are padded to 512 bytes. Returns where each begins,
-    /// too.
+    /// A log of ours with its mark and with groups padded to 512 bytes. Also returns the start of
+    /// each group.
     fn grouped(number: u64, first: u64, groups: &[&[usize]]) -> (Vec<u8>, Vec<usize>) {
         let (mut bytes, mut starts) = (Vec::new(), Vec::new());
         let mut writer = LogWriter::new(Some(number), 0);
@@ -732,10 +726,10 @@ mod tests {
         (bytes, starts)
     }
 
-    /// Keeps any sectors of the last group, on zeros or on an old log, in every way for small
-    /// groups.
+    /// Keeps any subset of the last group's sectors, over zeros or over an old log; all subsets for
+    /// small groups.
     #[test]
-    fn a_torn_last_group_is_cut_at_its_first_hole_whatever_is_left_of_it() {
+    fn a_torn_last_group_is_cut_at_its_first_gap_whatever_sectors_are_left() {
         let (old, _) = grouped(3, 1, &[&[3000, 700, 50_000, 100, 100, 900][..]; 4]);
         for lengths in [
             &[20, 30, 500, 600, 40][..],
@@ -747,7 +741,7 @@ mod tests {
             let last = starts[3];
             let sectors = (whole.len() - last).div_ceil(512);
             let whole_group = 104 + lengths.len() as u64 - 1;
-            let mut behind = 0;
+            let mut leftovers = 0;
             for n in 0..600u64 {
                 let keep =
                     if sectors <= 9 { n } else { n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 3 };
@@ -764,22 +758,22 @@ mod tests {
                 let replayed = replay(&[(4, file)]).unwrap();
                 assert!((103..=whole_group).contains(&replayed.last_sequence), "{n}");
                 assert!(!prefix || replayed.last_sequence == whole_group);
-                // Nothing behind a hole.
+                // Nothing after a gap.
                 assert_eq!(len(&replayed, 0) as u64, replayed.last_sequence - 100);
-                behind += u64::from(replayed.leftovers);
+                leftovers += u64::from(replayed.leftovers);
                 assert_eq!(replayed.keys, Some(replayed.last_sequence as i64 - 100));
             }
-            assert!(behind > 10 || lengths.len() == 1, "{behind}");
+            assert!(leftovers > 10 || lengths.len() == 1, "{leftovers}");
         }
     }
 
-    /// RocksDB skips a zeroed block without a word, and so does our reader.
+    /// RocksDB silently skips a zeroed block, and so does our reader.
     #[test]
-    fn a_zeroed_block_in_a_torn_group_is_a_hole() {
+    fn a_zeroed_block_in_a_torn_group_is_a_gap() {
         const BLOCK: usize = 32 << 10;
         let lengths: &[usize] = &[20, 40_000, 100, 32_600, 150_000, 10, 32_000, 900, 70_000, 10];
         let (whole, starts) = grouped(4, 101, &[&[10], lengths]);
-        let mut behind = 0;
+        let mut leftovers = 0;
         for first in starts[2].div_ceil(BLOCK)..whole.len() / BLOCK {
             for blocks in 1..3 {
                 let mut file = whole.clone();
@@ -788,8 +782,8 @@ mod tests {
                 let replayed = replay(&[(4, file.clone())]).unwrap();
                 assert_eq!(len(&replayed, 0) as u64, replayed.last_sequence - 100);
                 assert!(replayed.last_sequence < 111);
-                behind += u64::from(replayed.leftovers);
-                // The same with a later group is damage.
+                leftovers += u64::from(replayed.leftovers);
+                // With a later group, the same is damage.
                 let mut writer = LogWriter::new(Some(4), whole.len() as u64);
                 let end = GroupEnd { start: whole.len() as u64 };
                 writer.append(&put(112, 0), &mut file);
@@ -797,7 +791,7 @@ mod tests {
                 refused(&[(4, file)], Kind::Corruption, "000004.log at ");
             }
         }
-        assert!(behind > 5);
+        assert!(leftovers > 5);
     }
 
     #[test]
@@ -815,7 +809,7 @@ mod tests {
                     }
                     file[at..at + bad.len()].copy_from_slice(&bad);
                     let last = replay(&[(4, file)]).map(|replayed| replayed.last_sequence);
-                    // Only a group's end may be gone without a loss.
+                    // Only the end record of a group can be missing without a loss.
                     match last {
                         Ok(last) => assert_eq!(last, 109, "byte {at}"),
                         Err(e) => assert!(e.to_string().contains("000004.log at "), "{e}"),
@@ -826,13 +820,13 @@ mod tests {
         let mut file = whole.clone();
         file[starts[3] + 30_000] ^= 1;
         let text = format!(
-            "000004.log at {}: a damaged record, and a valid record with sequence 105",
+            "000004.log at {}: a damaged record before a valid record with sequence 105",
             starts[3]
         );
         refused(&[(4, file)], Kind::Corruption, &text);
     }
 
-    /// Ends alone do not tell: there may be groups without one.
+    /// End records alone are not enough: there may be groups without one.
     #[test]
     fn without_a_mark_at_its_start_a_log_has_no_torn_group() {
         let mut bytes = Vec::new();
@@ -845,27 +839,27 @@ mod tests {
             writer.end_group(GroupEnd { start }, sequence + 1, 512, &mut bytes);
         }
         bytes[last] ^= 1;
-        refused(&[(4, bytes)], Kind::Corruption, "and a valid record with sequence 105 behind it");
+        refused(&[(4, bytes)], Kind::Corruption, "before a valid record with sequence 105");
     }
 
     #[test]
     fn sequences_of_marks_do_not_go_back() {
         let (torn, starts) = grouped(4, 101, &[&[10], &[10, 10, 10]]);
         let torn = torn[..starts[2]].to_vec();
-        // The log before was longer once; what it lost was never durable.
+        // The log before was once longer; the part it lost was never durable.
         let (empty, _) = grouped(5, 105, &[]);
         let replayed = replay(&[(4, torn.clone()), (5, empty.clone())]).unwrap();
         assert_eq!((replayed.last_sequence, len(&replayed, 0)), (104, 1));
-        // Nor is it known how many keys those had changed.
+        // The number of keys that those changed is unknown, too.
         assert_eq!((replayed.keys, replayed.leftovers), (None, true));
         let (next, _) = grouped(6, 105, &[&[10]]);
-        // Nobody writes on top of that before a table and the MANIFEST have it.
-        let text = "000005.log at 0: sequences from 102 on are missing, 000005.log begins with 105";
+        // Nobody writes after that until a table and the MANIFEST have it.
+        let text = "000005.log at 0: sequences from 102 on are missing: 000005.log begins with 105";
         refused(&[(4, torn), (5, empty), (6, next)], Kind::Corruption, text);
     }
 
-    /// As where a log was lost, or its bytes never reached the disk. The MANIFEST knows sequences
-    /// up to 100.
+    /// As when a log was lost, or its bytes never reached the disk. The MANIFEST knows sequences up
+    /// to 100.
     #[test]
     fn a_log_that_lost_its_beginning_hides_no_gap() {
         let old = log(101..110);
@@ -876,44 +870,45 @@ mod tests {
         for (bytes, text) in [
             (
                 vec![],
-                "000004.log has nothing from 0 on, where sequence 101 is missing, and 000005.log",
+                "000004.log is empty from offset 0 on, where sequence 101 is missing, but 000005.log",
             ),
-            (vec![0; 4096], "000004.log has nothing from 0 on"),
+            (vec![0; 4096], "000004.log is empty from offset 0 on"),
             (old[..5].to_vec(), "000004.log ends at 0 before sequence 101"),
             (old[..20].to_vec(), "000004.log ends at 0 before sequence 101"),
             (
                 [&old[..70], &[0; 500]].concat(),
-                "has nothing from 70 on, where sequence 103 is missing",
+                "is empty from offset 70 on, where sequence 103 is missing",
             ),
         ] {
             let found = replay(&[(4, bytes.clone()), new.clone()]);
             refused(&[(4, bytes.clone()), new.clone()], Kind::Corruption, text);
             refused(&[(4, bytes.clone()), (4, vec![]), new.clone()], Kind::Corruption, text);
             assert!(found.is_err());
-            // Nothing is missing in front of what the MANIFEST knows already.
+            // Nothing is missing before sequences that the MANIFEST knows.
             let covered = replay(&[(4, bytes.clone()), (5, log(90..99))]);
             assert!(covered.is_ok() || bytes.len() > 70);
-            // Nor behind the last batch.
+            // And nothing after the last batch.
             assert!(replay(&[(4, bytes), (5, vec![])]).is_ok());
         }
         // In the middle.
         let (older, newer) = ((4, log(101..105)), (6, log(110..112)));
-        let text = "000005.log has nothing from 0 on, where sequence 105 is missing";
+        let text = "000005.log is empty from offset 0 on, where sequence 105 is missing";
         refused(&[older.clone(), (5, vec![]), newer.clone()], Kind::Corruption, text);
-        let text = "000005.log ends at 0 before sequence 105, and 000006.log goes on with 110";
+        let text = "000005.log ends at 0 before sequence 105, but 000006.log continues with 110";
         refused(&[older, (5, log(105..110)[..9].to_vec()), newer], Kind::Corruption, text);
     }
 
-    /// RocksDB writes without a log where it is told to, and a flush may leave nothing of the last
-    /// writes.
+    /// RocksDB can write without a log, and a flush may leave nothing of the last writes.
     #[test]
     fn a_gap_that_a_healthy_directory_may_have_is_a_warning() {
         assert_eq!(replay(&[(4, log(101..110)), (5, log(110..112))]).unwrap().warnings.len(), 0);
         let replayed = replay(&[(4, log(104..110)), (5, log(112..115))]).unwrap();
         assert_eq!((replayed.last_sequence, replayed.warnings.len()), (114, 2));
-        assert!(replayed.warnings[0].starts_with("000004.log begins with sequence 104, and what"));
+        assert!(
+            replayed.warnings[0].starts_with("000004.log begins with sequence 104, but tables")
+        );
         assert!(replayed.warnings[1].contains("000005.log begins with sequence 112"));
-        // Where openings leave empty logs, they prove nothing.
+        // Where openings leave empty logs, these prove nothing.
         let mut replay = WalReplay::new(&state(), 1 << 30);
         replay.empty_logs_may_count();
         for (number, bytes) in [(4, log(101..105)), (5, vec![]), (6, log(110..112))] {
@@ -924,7 +919,7 @@ mod tests {
         assert_eq!(replay.finish().warnings.len(), 1);
     }
 
-    /// A log of `process`, which says where it begins.
+    /// A log of ours that states its first sequence.
     fn started(number: u64, sequences: std::ops::Range<u64>) -> (u64, Vec<u8>) {
         let (mut bytes, mut writer) = (Vec::new(), LogWriter::new(Some(number), 0));
         writer.append(&LogStart { sequence: sequences.start }.encode(), &mut bytes);
@@ -933,7 +928,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_of_ours_tells_every_gap_in_front_of_it() {
+    fn a_log_of_ours_reveals_every_gap_before_it() {
         let logs = [started(4, 101..110), started(5, 110..120), started(6, 120..130)];
         let replayed = replay(&logs).unwrap();
         assert_eq!((replayed.last_sequence, replayed.leftovers), (129, false));
@@ -942,42 +937,41 @@ mod tests {
             rest.remove(gone);
             let text = format!("00000{}.log begins with {}", gone + 5, 110 + 10 * gone);
             refused(&rest, Kind::Corruption, &text);
-            // Cut where a record ends.
+            // Cut at the end of a record.
             let mut cut = logs.to_vec();
             let (number, _) = cut[gone];
             cut[gone] = started(number, 101 + 9 * gone as u64..105 + 9 * gone as u64);
             if gone == 0 {
                 refused(&cut, Kind::Corruption, &text);
             }
-            // Nothing was written on top of it.
+            // Nothing was written after it.
             let (number, _) = rest[gone];
             rest.truncate(gone);
             rest.push(started(number, 120..120));
             assert!(replay(&rest).unwrap().leftovers || gone == 0);
         }
         let (marked, _) = grouped(5, 110, &[&[10]]);
-        let text = "000005.log at 0: sequences from 101 on are missing, 000005.log begins with 110";
+        let text = "000005.log at 0: sequences from 101 on are missing: 000005.log begins with 110";
         refused(&[(5, marked)], Kind::Corruption, text);
     }
 
-    /// As after a power cut of logs that were never flushed.
+    /// As after a power cut with unflushed logs.
     #[test]
-    fn what_is_missing_in_front_of_logs_is_noticed() {
+    fn missing_sequences_before_logs_are_noticed() {
         let mut zeros = vec![0; 32 << 10];
         zeros.extend(log([101]));
-        let text =
-            "000004.log at 0: zeros, and a valid record with sequence 101 behind them at 32768";
+        let text = "000004.log at 0: zeros before a valid record with sequence 101 at 32768";
         refused(&[(4, zeros)], Kind::Corruption, text);
         let (counted, _) = grouped(5, 101, &[&[10]]);
         assert_eq!(replay(&[(5, counted.clone())]).unwrap().keys, Some(1));
         assert_eq!(replay(&[(4, vec![]), (5, counted)]).unwrap().keys, None);
-        // The only group of the first log is gone, but for the mark in front of it.
+        // The only group of the first log is lost, except for the mark before it.
         let (start, _) = grouped(4, 101, &[]);
         let (late, _) = grouped(5, 102, &[]);
         assert_eq!(replay(&[(4, start.clone()), (5, late)]).unwrap().keys, None);
         let (late, _) = grouped(5, 102, &[&[10]]);
         refused(&[(4, start), (5, late)], Kind::Corruption, "000005.log begins with 102");
-        // The MANIFEST knows of later sequences than the log that was cut.
+        // The MANIFEST knows later sequences than the cut log.
         let torn = log(90..95);
         let replayed = replay(&[(4, torn[..torn.len() - 1].to_vec())]).unwrap();
         assert_eq!((replayed.last_sequence, replayed.leftovers), (100, true));
@@ -986,10 +980,10 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_keys_is_known_until_a_batch_comes_that_is_not_counted() {
+    fn the_number_of_keys_is_known_until_an_uncounted_batch() {
         let (mut bytes, _) = grouped(4, 101, &[&[10], &[10, 20]]);
         assert_eq!(replay(&[(4, bytes.clone())]).unwrap().keys, Some(3));
-        // A log that the default family's files have counts for nothing.
+        // A log that the default family has flushed changes no count.
         let mut writer = LogWriter::new(Some(4), bytes.len() as u64);
         writer.append(&put(104, 1), &mut bytes);
         assert_eq!(replay(&[(4, bytes.clone())]).unwrap().keys, Some(3));

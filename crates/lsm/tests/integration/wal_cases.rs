@@ -250,7 +250,7 @@ fn zero_padding_inside_a_block_hides_what_stands_behind_it() {
     }
     assert_eq!(starts.len(), 49);
     let text =
-        format!("000050.log at {zeros}: a record cut short, and a valid record with sequence 50");
+        format!("000050.log at {zeros}: a record cut short before a valid record with sequence 50");
     refused("zeros-inside", more.finish(), &text, &model(1..50), &model(1..50));
 }
 
@@ -270,9 +270,7 @@ fn a_zeroed_block_in_the_middle_is_not_skipped() {
     let without: Model =
         all.clone().into_iter().filter(|(k, _)| !(key(257)..=key(512)).contains(k)).collect();
     let before: Model = all.into_iter().filter(|(k, _)| *k <= key(256)).collect();
-    let text = format!(
-        "000050.log: zeros at {BLOCK}, and sequence 513 behind them where 257 was expected"
-    );
+    let text = format!("000050.log at {BLOCK}: zeros before sequence 513, expected 257");
     refused("zeroed-block", bytes, &text, &without, &before);
 }
 
