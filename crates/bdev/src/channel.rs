@@ -11,88 +11,11 @@ use reactor::Core;
 use crate::device::{Bdev, Device};
 use crate::devices::file::FileChannel;
 use crate::error::Error;
+use crate::io::{Done, Full, Io, Kind, QUEUE_DEPTH, Status};
 use crate::layers::delay::DelayChannel;
 use crate::layers::dirty::DirtyChannel;
 use crate::layers::failing::FailingChannel;
 use crate::layers::limit::LimitChannel;
-
-/// Maximum number of requests in flight in one channel.
-pub const QUEUE_DEPTH: usize = 1024;
-
-/// The operation of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Read into the segments.
-    Read,
-    /// Write the contents of the segments.
-    Write,
-    /// Make durable the writes that had completed when this was submitted.
-    Flush,
-    /// The range is no longer needed.
-    /// [`Geometry::zeroes_after_discard`](crate::Geometry::zeroes_after_discard) says how it reads
-    /// afterwards.
-    Discard,
-    /// Make the range read as zeroes.
-    WriteZeroes {
-        /// The file may deallocate the range.
-        unmap: bool,
-    },
-}
-
-/// A request.
-#[derive(Clone, Copy, Debug)]
-pub struct Io<'a> {
-    /// The operation.
-    pub kind: Kind,
-    /// Offset in bytes. Ignored for a flush.
-    pub offset: u64,
-    /// Length in bytes. Ignored for a flush.
-    pub len: u64,
-    /// The memory of a read or a write; the lengths add up to `len`.
-    pub segments: &'a [libc::iovec],
-    /// Returned with the completion.
-    pub tag: u64,
-    /// Force unit access: the request must be durable when it completes, whatever the device's own
-    /// setting. Used for a guest that has switched the write cache off.
-    pub through: bool,
-}
-
-/// How a request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
-    /// The request is done.
-    Ok,
-    /// The request failed, and a write may be done in part; or the request was invalid.
-    IoError,
-    /// The device does not support the operation.
-    Unsupported,
-    /// The device has no space left.
-    NoSpace,
-}
-
-impl Status {
-    pub(crate) fn of(errno: i32) -> Status {
-        match errno {
-            0 => Status::Ok,
-            libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Status::NoSpace,
-            libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => Status::Unsupported,
-            _ => Status::IoError,
-        }
-    }
-}
-
-/// A completed request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Done {
-    /// The tag of the request.
-    pub tag: u64,
-    /// How it ended.
-    pub status: Status,
-}
-
-/// The channel has [`QUEUE_DEPTH`] requests in flight; nothing was submitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
 
 /// One core's access to a device; see the crate's text.
 pub struct Channel {
@@ -103,11 +26,11 @@ pub struct Channel {
     in_flight: usize,
     /// Completions that wait to be returned.
     done: Vec<Done>,
-    way: Way,
+    backend: Backend,
 }
 
 /// The part of a channel that depends on the device.
-enum Way {
+enum Backend {
     Null,
     Mem,
     File(Box<FileChannel>),
@@ -120,22 +43,22 @@ enum Way {
 impl Channel {
     pub(crate) fn new(device: &Bdev, core: &Core) -> Result<Channel, Error> {
         let geometry = device.geometry();
-        let way = match device.device() {
-            Device::Null(_) => Way::Null,
-            Device::Mem(_) => Way::Mem,
-            Device::File(file) => Way::File(Box::new(FileChannel::new(file, core)?)),
+        let backend = match device.device() {
+            Device::Null(_) => Backend::Null,
+            Device::Mem(_) => Backend::Mem,
+            Device::File(file) => Backend::File(Box::new(FileChannel::new(file, core)?)),
             Device::Failing { over, failures } => {
                 let over = Channel::new(over, core)?;
-                Way::Failing(Box::new(FailingChannel::new(over, failures, core)))
+                Backend::Failing(Box::new(FailingChannel::new(over, failures, core)))
             }
             Device::Delay { over, ns } => {
-                Way::Delay(Box::new(DelayChannel::new(Channel::new(over, core)?, *ns, core)))
+                Backend::Delay(Box::new(DelayChannel::new(Channel::new(over, core)?, *ns, core)))
             }
             Device::Limit { over, .. } => {
-                Way::Limit(Box::new(LimitChannel::new(Channel::new(over, core)?, core)))
+                Backend::Limit(Box::new(LimitChannel::new(Channel::new(over, core)?, core)))
             }
             Device::Dirty { over, .. } => {
-                Way::Dirty(Box::new(DirtyChannel::new(Channel::new(over, core)?)))
+                Backend::Dirty(Box::new(DirtyChannel::new(Channel::new(over, core)?)))
             }
         };
         Ok(Channel {
@@ -144,7 +67,7 @@ impl Channel {
             read_only: geometry.read_only,
             in_flight: 0,
             done: Vec::with_capacity(QUEUE_DEPTH),
-            way,
+            backend,
         })
     }
 
@@ -170,27 +93,27 @@ impl Channel {
             self.done.push(Done { tag: io.tag, status });
             return Ok(());
         }
-        match (&mut self.way, self.device.device()) {
-            (Way::Mem, Device::Mem(mem)) => {
+        match (&mut self.backend, self.device.device()) {
+            (Backend::Mem, Device::Mem(mem)) => {
                 // SAFETY: `answer` has checked that the range lies in the device and that the
                 // segments are as long. The segments are valid by this function's contract.
                 let status = unsafe { mem.perform(io) };
                 self.done.push(Done { tag: io.tag, status });
             }
             // SAFETY: as above.
-            (Way::File(file), Device::File(device)) => unsafe {
+            (Backend::File(file), Device::File(device)) => unsafe {
                 file.submit(device, io, &mut self.done);
             },
             // SAFETY: as above.
-            (Way::Failing(failing), _) => unsafe { failing.submit(io, &mut self.done) },
+            (Backend::Failing(failing), _) => unsafe { failing.submit(io, &mut self.done) },
             // SAFETY: as above.
-            (Way::Delay(delay), _) => unsafe { delay.submit(io, &mut self.done) },
-            (Way::Limit(limited), Device::Limit { limit, .. }) => {
+            (Backend::Delay(delay), _) => unsafe { delay.submit(io, &mut self.done) },
+            (Backend::Limit(limited), Device::Limit { limit, .. }) => {
                 // SAFETY: as above.
                 unsafe { limited.submit(limit, io, &mut self.done) };
             }
             // SAFETY: as above.
-            (Way::Dirty(dirty), Device::Dirty { map, .. }) => unsafe {
+            (Backend::Dirty(dirty), Device::Dirty { map, .. }) => unsafe {
                 dirty.submit(map, io, &mut self.done);
             },
             // A null device discards writes and leaves the memory of a read as it is.
@@ -230,17 +153,17 @@ impl Channel {
     #[inline]
     pub fn poll(&mut self, done: &mut Vec<Done>) -> usize {
         let before = done.len();
-        match &mut self.way {
-            Way::File(file) => file.poll(done),
-            Way::Failing(failing) => drop(failing.over.poll(done)),
-            Way::Delay(delay) => delay.poll(done),
-            Way::Limit(limited) => limited.poll(done),
-            Way::Dirty(dirty) => {
+        match &mut self.backend {
+            Backend::File(file) => file.poll(done),
+            Backend::Failing(failing) => drop(failing.over.poll(done)),
+            Backend::Delay(delay) => delay.poll(done),
+            Backend::Limit(limited) => limited.poll(done),
+            Backend::Dirty(dirty) => {
                 if let Device::Dirty { map, .. } = self.device.device() {
                     dirty.poll(map, done);
                 }
             }
-            Way::Null | Way::Mem => {}
+            Backend::Null | Backend::Mem => {}
         }
         done.append(&mut self.done);
         let n = done.len() - before;
@@ -253,13 +176,13 @@ impl Channel {
     #[inline]
     pub fn ready(&self) -> bool {
         !self.done.is_empty()
-            || match &self.way {
-                Way::File(file) => file.ready(),
-                Way::Failing(failing) => failing.over.ready(),
-                Way::Delay(delay) => delay.ready(),
-                Way::Limit(limited) => limited.ready(),
-                Way::Dirty(dirty) => dirty.over.ready(),
-                Way::Null | Way::Mem => false,
+            || match &self.backend {
+                Backend::File(file) => file.ready(),
+                Backend::Failing(failing) => failing.over.ready(),
+                Backend::Delay(delay) => delay.ready(),
+                Backend::Limit(limited) => limited.ready(),
+                Backend::Dirty(dirty) => dirty.over.ready(),
+                Backend::Null | Backend::Mem => false,
             }
     }
 
@@ -272,27 +195,27 @@ impl Channel {
     /// Sets the owner of the memory that requests submitted from now on point into. Every request
     /// in flight holds it, also when the channel is dropped.
     pub fn hold(&mut self, keep: Rc<dyn Any>) {
-        match &mut self.way {
-            Way::File(file) => file.hold(keep),
-            Way::Failing(failing) => failing.over.hold(keep),
-            Way::Delay(delay) => delay.over.hold(keep),
-            Way::Limit(limited) => limited.hold(keep),
-            Way::Dirty(dirty) => dirty.over.hold(keep),
+        match &mut self.backend {
+            Backend::File(file) => file.hold(keep),
+            Backend::Failing(failing) => failing.over.hold(keep),
+            Backend::Delay(delay) => delay.over.hold(keep),
+            Backend::Limit(limited) => limited.hold(keep),
+            Backend::Dirty(dirty) => dirty.over.hold(keep),
             // Requests that complete immediately hold nothing.
-            Way::Null | Way::Mem => {}
+            Backend::Null | Backend::Mem => {}
         }
     }
 
     /// Requests that went through a buffer of the core's pool because the guest's memory was not
     /// aligned for direct I/O.
     pub fn bounced(&self) -> u64 {
-        match &self.way {
-            Way::File(file) => file.bounced(),
-            Way::Failing(failing) => failing.over.bounced(),
-            Way::Delay(delay) => delay.over.bounced(),
-            Way::Limit(limited) => limited.over.bounced(),
-            Way::Dirty(dirty) => dirty.over.bounced(),
-            Way::Null | Way::Mem => 0,
+        match &self.backend {
+            Backend::File(file) => file.bounced(),
+            Backend::Failing(failing) => failing.over.bounced(),
+            Backend::Delay(delay) => delay.over.bounced(),
+            Backend::Limit(limited) => limited.over.bounced(),
+            Backend::Dirty(dirty) => dirty.over.bounced(),
+            Backend::Null | Backend::Mem => 0,
         }
     }
 

@@ -9,53 +9,18 @@ use reactor::Core;
 use crate::channel::Channel;
 use crate::devices::file::FileDevice;
 use crate::devices::mem::MemDevice;
+use crate::devices::null::NullDevice;
 use crate::error::{Error, ErrorKind};
+use crate::geometry::Geometry;
 use crate::layers::dirty::DirtyMap;
 use crate::layers::limit::Limit;
 use crate::uri::{Base, Failures, LAYERS_MAX, Layer, Spec};
 
-/// Properties of a device. Sizes are in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Geometry {
-    /// Size of the device, a multiple of the block.
-    pub size_bytes: u64,
-    /// The logical block; offsets and lengths are multiples of it. A power of two, at least 512.
-    pub block_size: u32,
-    /// The unit that the device writes without reading first.
-    pub physical_block_size: u32,
-    /// Reads and writes should be multiples of this.
-    pub min_io: u32,
-    /// The best multiple for reads and writes; 0 if it makes no difference.
-    pub opt_io: u32,
-    /// The device takes no writes.
-    pub read_only: bool,
-    /// A completed write is durable only after a flush. If this is false, every completed write is
-    /// durable.
-    pub volatile_cache: bool,
-    /// The device takes discards.
-    pub discard: bool,
-    /// The device takes requests to write zeroes.
-    pub write_zeroes: bool,
-    /// Discarded ranges read as zeroes.
-    pub zeroes_after_discard: bool,
-    /// Maximum number of segments of a request.
-    pub max_segments: u32,
-    /// Offsets and lengths of discards should be multiples of this.
-    pub discard_alignment: u32,
-    /// The longest useful discard.
-    pub discard_max: u64,
-    /// The longest useful range of zeroes.
-    pub write_zeroes_max: u64,
-}
-
-/// Maximum number of segments of a request: a guest's ring of 256 less header and status.
-pub(crate) const SEGMENTS: u32 = 254;
-
 /// An open block device. Clones are the same device.
 #[derive(Clone)]
-pub struct Bdev(Arc<Shared>);
+pub struct Bdev(Arc<OpenDevice>);
 
-struct Shared {
+struct OpenDevice {
     geometry: Geometry,
     /// The size can change, the rest of the geometry cannot.
     size_bytes: AtomicU64,
@@ -112,9 +77,6 @@ impl Device {
     }
 }
 
-/// A device that does nothing: a read leaves the memory as it is.
-pub(crate) struct NullDevice;
-
 impl Bdev {
     /// Opens the device that a URI names: see docs/DISKS.md. Suspends.
     ///
@@ -151,7 +113,7 @@ impl Bdev {
         let open = if own == 1 { next() } else { None };
         let base = match base {
             Base::Null { size, block } => {
-                Bdev::new(null_geometry(size, block), Device::Null(NullDevice))
+                Bdev::new(NullDevice::geometry(size, block), Device::Null(NullDevice))
             }
             Base::Mem { size, block } => {
                 let (mem, size) = match open {
@@ -202,7 +164,7 @@ impl Bdev {
 
     fn new(geometry: Geometry, device: Device) -> Bdev {
         let size_bytes = geometry.size_bytes.into();
-        Bdev(Arc::new(Shared { geometry, size_bytes, device }))
+        Bdev(Arc::new(OpenDevice { geometry, size_bytes, device }))
     }
 
     /// The current geometry.
@@ -339,25 +301,6 @@ impl Bdev {
 
     pub(crate) fn device(&self) -> &Device {
         &self.0.device
-    }
-}
-
-fn null_geometry(size_bytes: u64, block_size: u32) -> Geometry {
-    Geometry {
-        size_bytes,
-        block_size,
-        physical_block_size: block_size,
-        min_io: block_size,
-        opt_io: 0,
-        read_only: false,
-        volatile_cache: false,
-        discard: true,
-        write_zeroes: true,
-        zeroes_after_discard: false,
-        max_segments: SEGMENTS,
-        discard_alignment: block_size,
-        discard_max: 1 << 30,
-        write_zeroes_max: 1 << 30,
     }
 }
 

@@ -17,6 +17,10 @@
 //! Invariants: each accepted tag comes back exactly once while the channel lives; the kernel
 //! touches no segment after its tag has come back; requests that a dropped channel leaves in flight
 //! hold the memory ([`Channel::hold`]) until they are done.
+//!
+//! The modules, from the bottom: `io`, `geometry` and `error`; `uri`; `devices`; then `channel`,
+//! `device` and `layers`, which refer to each other because a composite device is recursive
+//! (`layers`).
 
 // Under loom only the shared bitmap exists; `tests/loom.rs` includes it by path.
 #![cfg(not(loom))]
@@ -25,13 +29,17 @@ mod channel;
 mod device;
 mod devices;
 mod error;
+mod geometry;
+mod io;
 mod layers;
 mod mutant;
 mod uri;
 
-pub use channel::{Channel, Done, Full, Io, Kind, QUEUE_DEPTH, Status};
-pub use device::{Bdev, DESCRIPTORS_MAX, Geometry, Parts};
+pub use channel::Channel;
+pub use device::{Bdev, DESCRIPTORS_MAX, Parts};
 pub use error::{Error, ErrorKind};
+pub use geometry::Geometry;
+pub use io::{Done, Full, Io, Kind, QUEUE_DEPTH, Status};
 pub use layers::dirty::{DirtyMap, Taken};
 #[cfg(feature = "mutants")]
 #[doc(hidden)]

@@ -66,7 +66,7 @@ async fn requests(
                 n if n % 3 == 0 => Kind::Write,
                 _ => Kind::Read,
             };
-            let io = Io { kind, offset: n * 4096, len: 4096, segments, tag: n, through: n == 9 };
+            let io = Io { kind, offset: n * 4096, len: 4096, segments, tag: n, fua: n == 9 };
             // SAFETY: the segments lie in the guest's memory, which the channel was told to hold.
             unsafe { channel.submit(&io) }.unwrap();
             submitted += 1;

@@ -20,10 +20,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::channel::{Io, Kind, Status};
-use crate::device::{Geometry, SEGMENTS};
 use crate::devices::pages::Pages;
 use crate::error::{Error, ErrorKind};
+use crate::geometry::{Geometry, SEGMENTS};
+use crate::io::{Io, Kind, Status};
 
 /// Room for growth, as a multiple of the first size; at least [`ROOM_MIN`].
 const ROOM: u64 = 4;
@@ -322,7 +322,7 @@ mod tests {
         let len = memory.len();
         let segments = [libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: len }];
         let segments = &segments[..usize::from(matches!(kind, Kind::Read | Kind::Write))];
-        let io = Io { kind, offset, len: len as u64, segments, tag: 0, through: false };
+        let io = Io { kind, offset, len: len as u64, segments, tag: 0, fua: false };
         // SAFETY: the segment is `memory`, and the callers' ranges lie in the device.
         assert_eq!(unsafe { device.perform(&io) }, Status::Ok);
     }

@@ -9,7 +9,8 @@ use std::collections::BinaryHeap;
 
 use reactor::Core;
 
-use crate::channel::{Channel, Done, Io, QUEUE_DEPTH, Status};
+use crate::channel::Channel;
+use crate::io::{Done, Io, QUEUE_DEPTH, Status};
 use crate::layers::failing::kind_index;
 
 pub(crate) struct DelayChannel {

@@ -19,8 +19,9 @@ use std::path::Path;
 
 use reactor::{Core, Guard, Mode, Opening};
 
-use crate::channel::{Channel, Done, Io, Kind, QUEUE_DEPTH, Status};
+use crate::channel::Channel;
 use crate::error::{Error, ErrorKind};
+use crate::io::{Done, Io, Kind, QUEUE_DEPTH, Status};
 use crate::layers::marks::Marks;
 use loomable::{AtomicU64, Ordering};
 

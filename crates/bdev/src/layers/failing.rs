@@ -5,7 +5,8 @@
 
 use reactor::Core;
 
-use crate::channel::{Channel, Done, Io, Kind, Status};
+use crate::channel::Channel;
+use crate::io::{Done, Io, Kind, Status};
 use crate::uri::Failures;
 
 /// The index of a kind in [`crate::uri::KINDS`].

@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use reactor::Core;
 
-use crate::channel::{Channel, Done, Io, Kind, QUEUE_DEPTH, Status};
+use crate::channel::Channel;
+use crate::io::{Done, Io, Kind, QUEUE_DEPTH, Status};
 
 /// The budgets that all channels of a device share.
 #[derive(Debug)]
@@ -91,7 +92,7 @@ struct Waiting {
     offset: u64,
     len: u64,
     tag: u64,
-    through: bool,
+    fua: bool,
     segments: Vec<libc::iovec>,
     keep: Option<Rc<dyn Any>>,
 }
@@ -133,7 +134,7 @@ impl LimitChannel {
                 offset: 0,
                 len: 0,
                 tag: 0,
-                through: false,
+                fua: false,
                 segments: Vec::new(),
                 keep: None,
             });
@@ -141,7 +142,7 @@ impl LimitChannel {
         });
         let slot = &mut self.slots[at as usize];
         (slot.from, slot.kind, slot.offset, slot.len) = (from, io.kind, io.offset, io.len);
-        (slot.tag, slot.through) = (io.tag, io.through);
+        (slot.tag, slot.fua) = (io.tag, io.fua);
         slot.segments.clear();
         slot.segments.extend_from_slice(io.segments);
         slot.keep.clone_from(&self.keep);
@@ -166,7 +167,7 @@ impl LimitChannel {
                 len: slot.len,
                 segments: &slot.segments,
                 tag: slot.tag,
-                through: slot.through,
+                fua: slot.fua,
             };
             // SAFETY: the request's tag has not come back, so its segments are valid by the
             // contract of `submit`, through which it came here. Their owner was passed to `hold`

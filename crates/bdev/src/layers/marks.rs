@@ -55,10 +55,10 @@ impl Marks<'_> {
         while granule <= last {
             let Some(word) = self.dirty.get((granule / 64) as usize) else { return };
             // All bits of one word in one step.
-            let through = (granule | 63).min(last);
-            let bits = (u64::MAX << (granule % 64)) & (u64::MAX >> (63 - through % 64));
+            let end = (granule | 63).min(last);
+            let bits = (u64::MAX << (granule % 64)) & (u64::MAX >> (63 - end % 64));
             word.fetch_or(bits, order);
-            granule = through + 1;
+            granule = end + 1;
         }
     }
 

@@ -219,10 +219,10 @@ impl Disk {
         offset: u64,
         segments: &[libc::iovec],
         len: u64,
-        through: bool,
+        fua: bool,
     ) -> Option<u64> {
         let tag = *self.next.borrow();
-        let io = Io { kind, offset, len, segments, tag, through };
+        let io = Io { kind, offset, len, segments, tag, fua };
         // SAFETY: the segments lie in the guest's memory, which the channel was told to hold.
         unsafe { self.channel.borrow_mut().submit(&io) }.ok()?;
         *self.next.borrow_mut() += 1;

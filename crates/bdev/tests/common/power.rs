@@ -44,7 +44,7 @@ async fn work(
     loop {
         let n = core.random_u64() % (SIZE as u64 / BLOCK / workers) * workers + me;
         byte = byte % 200 + 1;
-        let through = !cached || core.random_u64().is_multiple_of(4);
+        let fua = !cached || core.random_u64().is_multiple_of(4);
         let (kind, value) = match core.random_u64() % 8 {
             0 => (Kind::WriteZeroes { unmap: true }, 0),
             1 => (Kind::WriteZeroes { unmap: false }, 0),
@@ -68,9 +68,9 @@ async fn work(
         let segments = if kind == Kind::Write { &whole[..] } else { &[] };
         let sectors = (n * BLOCK / SECTOR) as usize..((n + 1) * BLOCK / SECTOR) as usize;
         book.borrow_mut()[sectors.clone()].iter_mut().for_each(|known| known.newer.push(value));
-        let tag = disk.submit(kind, n * BLOCK, segments, BLOCK, through).unwrap();
+        let tag = disk.submit(kind, n * BLOCK, segments, BLOCK, fua).unwrap();
         assert_eq!(disk.wait(tag).await, Status::Ok);
-        if through {
+        if fua {
             for known in &mut book.borrow_mut()[sectors] {
                 (known.durable, known.newer) = (value, Vec::new());
             }

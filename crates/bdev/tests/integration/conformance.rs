@@ -77,20 +77,20 @@ struct Step {
     cuts: Vec<u16>,
     /// Offset of the memory from a page boundary, in bytes.
     shift: usize,
-    through: bool,
+    fua: bool,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let cuts = prop::collection::vec(0..1000_u16, 0..6);
     let shift = prop_oneof![4 => Just(0_usize), 1 => Just(512), 1 => 1..4096_usize];
     let step = (0..10_u8, 0..240_u64, 1..16_u64, cuts, shift, any::<bool>());
-    let step = step.prop_map(|(kind, block, blocks, cuts, shift, through)| Step {
+    let step = step.prop_map(|(kind, block, blocks, cuts, shift, fua)| Step {
         kind,
         block,
         blocks,
         cuts,
         shift,
-        through,
+        fua,
     });
     prop::collection::vec(step, 1..60)
 }
@@ -126,7 +126,7 @@ async fn play(disk: &Disk, steps: &[Step]) {
                 for &(at, from, len) in &segments {
                     disk.guest.put(at, &bytes[from..from + len]);
                 }
-                let tag = disk.submit(Kind::Write, offset, &iov, len, step.through).unwrap();
+                let tag = disk.submit(Kind::Write, offset, &iov, len, step.fua).unwrap();
                 assert_eq!(disk.wait(tag).await, Status::Ok, "step {n}: {step:?}");
                 model[range].copy_from_slice(&bytes);
             }
@@ -141,7 +141,7 @@ async fn play(disk: &Disk, steps: &[Step]) {
             }
             7 => assert_eq!(disk.plain(Kind::Flush, 0, 0).await, Status::Ok),
             8 => {
-                let kind = Kind::WriteZeroes { unmap: step.through };
+                let kind = Kind::WriteZeroes { unmap: step.fua };
                 let tag = disk.submit(kind, offset, &[], len, step.shift > 0).unwrap();
                 assert_eq!(disk.wait(tag).await, Status::Ok, "step {n}: {step:?}");
                 model[range].fill(0);

@@ -164,8 +164,7 @@ fn waiting_requests_hold_the_memory_of_their_submission() {
                     let kind = if tag % 2 == 0 { Kind::Read } else { Kind::Write };
                     let segments = [guest.at(1 + 4096 * tag as usize, 4096)];
                     let offset = 4096 * tag;
-                    let io =
-                        Io { kind, offset, len: 4096, segments: &segments, tag, through: false };
+                    let io = Io { kind, offset, len: 4096, segments: &segments, tag, fua: false };
                     // SAFETY: the memory is released with the last request that holds it.
                     unsafe { channel.submit(&io) }.unwrap();
                 }

@@ -700,7 +700,7 @@ impl Queue {
             len: request.len,
             segments: request.segments,
             tag: u64::from(tag) | ticket,
-            through: self.through,
+            fua: self.through,
         };
         // SAFETY: the segments lie in the mappings of the memory table that the request was popped
         // with. That table is `self.memory` or, after `take_memory` has replaced it, the one in
@@ -734,7 +734,7 @@ impl Queue {
                 len,
                 segments: &self.piece,
                 tag: u64::from(tag) | IS_PIECE | ticket,
-                through: self.through,
+                fua: self.through,
             };
             // SAFETY: parts of the request's segments; as in `submit_now`.
             unsafe { self.channel.submit(&io) }.expect("it has room");

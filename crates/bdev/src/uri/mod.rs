@@ -15,13 +15,18 @@
 //! The parser guesses nothing: an unknown key, a repeated key or an invalid value is an error that
 //! names it.
 
+mod layer;
+mod params;
+
 use std::ffi::OsString;
 use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use crate::channel::Status;
+use self::layer::layer;
+use self::params::{Params, block, decoded, decoded_bytes, escaped, named, size, switch};
 use crate::error::Error;
+use crate::io::Status;
 
 /// The engine that reads and writes a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +43,7 @@ pub(crate) enum Base {
     File {
         path: PathBuf,
         engine: Engine,
-        through: bool,
+        fua: bool,
         read_only: bool,
         /// `None`: direct if the file system supports it.
         direct: Option<bool>,
@@ -131,11 +136,6 @@ impl std::str::FromStr for Spec {
     }
 }
 
-fn escaped(c: char) -> String {
-    let mut bytes = [0; 4];
-    c.encode_utf8(&mut bytes).bytes().map(|byte| format!("%{byte:02X}")).collect()
-}
-
 fn scheme(text: &str) -> Result<(&str, &str), Error> {
     text.split_once(':').ok_or_else(|| {
         Error::uri(format!("'{text}': a device is file:PATH, mem:SIZE or null:SIZE"))
@@ -186,7 +186,7 @@ fn file(body: &str, mut params: Params) -> Result<Base, Error> {
         "sync" => Ok(Engine::Sync),
         _ => Err("must be uring, aio, mmap or sync".to_owned()),
     })?;
-    let through = params.take("write", |text| match text {
+    let fua = params.take("write", |text| match text {
         "cached" => Ok(false),
         "through" => Ok(true),
         _ => Err("must be cached or through".to_owned()),
@@ -214,258 +214,12 @@ fn file(body: &str, mut params: Params) -> Result<Base, Error> {
     Ok(Base::File {
         path,
         engine,
-        through: through.unwrap_or(false),
+        fua: fua.unwrap_or(false),
         read_only: read_only.unwrap_or(false),
         direct,
         lock: lock.unwrap_or(true),
         block,
     })
-}
-
-fn layer(text: &str) -> Result<Layer, Error> {
-    let (scheme, rest) = scheme(text)?;
-    let rest = rest.strip_prefix('?').unwrap_or(rest);
-    let known = ["error", "delay", "limit", "dirty"].contains(&scheme);
-    if !known {
-        return Err(Error::uri(format!(
-            "'{text}': only error:, delay:, limit: and dirty: lie over a device; a bar in a path is \
-             %7C"
-        )));
-    }
-    let mut params = Params::parse(rest)?;
-    match scheme {
-        "error" => error_layer(&mut params),
-        "delay" => delay_layer(&mut params),
-        "limit" => limit_layer(&mut params),
-        _ => dirty_layer(&mut params),
-    }
-}
-
-fn error_layer(params: &mut Params) -> Result<Layer, Error> {
-    let kinds = params.take("kind", |text| {
-        let mut kinds = [false; 5];
-        for name in text.split(',') {
-            match KINDS.iter().position(|&known| known == name) {
-                Some(at) => kinds[at] = true,
-                None if name == "all" => kinds = [true; 5],
-                None => {
-                    return Err("must be a list of read, write, flush, discard, zeroes, all".into());
-                }
-            }
-        }
-        Ok(kinds)
-    })?;
-    let range = params.take("range", |text| {
-        let (from, to) = text.split_once("..").ok_or("must be FROM..TO in bytes")?;
-        let from = if from.is_empty() { 0 } else { size(from)? };
-        let to = if to.is_empty() { u64::MAX } else { size(to)? };
-        if from < to { Ok(from..to) } else { Err("must not be an empty range".to_owned()) }
-    })?;
-    let every = params.take("every", count)?;
-    let per_million = params.take("chance", |text| {
-        let chance: f64 = text.parse().map_err(|_| "must be a number from 0 to 1".to_owned())?;
-        if (0.0..=1.0).contains(&chance) {
-            Ok((chance * 1e6).round() as u32)
-        } else {
-            Err("must be a number from 0 to 1".to_owned())
-        }
-    })?;
-    let times = params.take("count", count)?;
-    let status = params.take("status", |text| match text {
-        "io" => Ok(Status::IoError),
-        "unsupported" => Ok(Status::Unsupported),
-        "nospace" => Ok(Status::NoSpace),
-        _ => Err("must be io, unsupported or nospace".to_owned()),
-    })?;
-    params.end("error", "kind, range, every, chance, count, status")?;
-    Ok(Layer::Error(Failures {
-        kinds: kinds.unwrap_or([true; 5]),
-        range: range.unwrap_or(0..u64::MAX),
-        every: every.unwrap_or(1),
-        per_million: per_million.unwrap_or(1_000_000),
-        count: times.unwrap_or(u64::MAX),
-        status: status.unwrap_or(Status::IoError),
-    }))
-}
-
-fn delay_layer(params: &mut Params) -> Result<Layer, Error> {
-    let interval = |text: &str| -> Result<(u64, u64), String> {
-        let (from, to) = match text.split_once("..") {
-            Some((from, to)) => (duration(from)?, duration(to)?),
-            None => (duration(text)?, duration(text)?),
-        };
-        if from > to {
-            return Err("must not end before it begins".to_owned());
-        }
-        if to > DELAY_MAX_NS {
-            return Err("must be at most an hour".to_owned());
-        }
-        Ok((from, to))
-    };
-    let all = params.take("all", interval)?;
-    let mut ns = [all.unwrap_or((0, 0)); 5];
-    for (ns, kind) in ns.iter_mut().zip(KINDS) {
-        if let Some(own) = params.take(kind, interval)? {
-            *ns = own;
-        }
-    }
-    params.end("delay", "all, read, write, flush, discard, zeroes")?;
-    Ok(Layer::Delay { ns })
-}
-
-fn limit_layer(params: &mut Params) -> Result<Layer, Error> {
-    let iops = params.take("iops", count)?;
-    let bytes = params.take("bytes", |text| match size(text)? {
-        0 => Err("must not be 0".to_owned()),
-        bytes => Ok(bytes),
-    })?;
-    let burst_ns = params.take("burst", |text| match duration(text)? {
-        ns if ns <= DELAY_MAX_NS => Ok(ns),
-        _ => Err("must be at most an hour".to_owned()),
-    })?;
-    params.end("limit", "iops, bytes, burst")?;
-    if iops.is_none() && bytes.is_none() {
-        return Err(Error::uri("limit: needs iops=N, bytes=SIZE (each per second) or both"));
-    }
-    Ok(Layer::Limit { iops, bytes, burst_ns: burst_ns.unwrap_or(100_000_000) })
-}
-
-fn dirty_layer(params: &mut Params) -> Result<Layer, Error> {
-    let path = params.take("file", |text| match text.starts_with('/') {
-        true => Ok(PathBuf::from(text)),
-        false => Err("must be an absolute path".to_owned()),
-    })?;
-    let granule = params.take("granule", |text| match size(text)? {
-        granule if granule.is_power_of_two() && (4096..=1 << 30).contains(&granule) => Ok(granule),
-        _ => Err("must be a power of two from 4K to 1G".to_owned()),
-    })?;
-    params.end("dirty", "file, granule")?;
-    Ok(Layer::Dirty { path, granule: granule.unwrap_or(64 << 10) })
-}
-
-/// Keys and values that have not been taken yet.
-#[derive(Default)]
-struct Params(Vec<(String, String)>);
-
-impl Params {
-    fn parse(text: &str) -> Result<Params, Error> {
-        let mut params: Vec<(String, String)> = Vec::new();
-        for pair in text.split('&').filter(|_| !text.is_empty()) {
-            let (key, value) = pair
-                .split_once('=')
-                .ok_or_else(|| Error::uri(format!("'{pair}' is not KEY=VALUE")))?;
-            if params.iter().any(|(known, _)| known == key) {
-                return Err(Error::uri(format!("'{key}' is repeated")));
-            }
-            params.push((key.to_owned(), decoded(value)?));
-        }
-        Ok(Params(params))
-    }
-
-    fn take<T>(
-        &mut self,
-        key: &str,
-        read: impl FnOnce(&str) -> Result<T, String>,
-    ) -> Result<Option<T>, Error> {
-        let Some(at) = self.0.iter().position(|(known, _)| known == key) else { return Ok(None) };
-        let (_, value) = self.0.swap_remove(at);
-        read(&value).map(Some).map_err(|why| named(&format!("{key}={value}"), &why))
-    }
-
-    fn end(&self, scheme: &str, known: &str) -> Result<(), Error> {
-        match self.0.first() {
-            None => Ok(()),
-            Some((key, _)) => {
-                Err(Error::uri(format!("{scheme}: unknown key '{key}': the keys are {known}")))
-            }
-        }
-    }
-}
-
-fn named(what: &str, why: &str) -> Error {
-    Error::uri(format!("{what}: {why}"))
-}
-
-fn switch(text: &str) -> Result<bool, String> {
-    match text {
-        "on" | "true" => Ok(true),
-        "off" | "false" => Ok(false),
-        _ => Err("must be on or off".to_owned()),
-    }
-}
-
-fn count(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("must be a number, at least 1".to_owned()),
-        Ok(n) => Ok(n),
-    }
-}
-
-fn block(text: &str) -> Result<u32, String> {
-    match size(text) {
-        Ok(n) if n.is_power_of_two() && (SECTOR..=65536).contains(&n) => Ok(n as u32),
-        _ => Err("must be a power of two from 512 to 64K".to_owned()),
-    }
-}
-
-/// `8G`, `512M`, `4K`, `100`: powers of 1024, in bytes.
-pub(crate) fn size(text: &str) -> Result<u64, String> {
-    let wrong = || format!("'{text}' is not a size: write 8G, 512M, 4K or a number of bytes");
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
-        Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
-        Some(b'g' | b'G') => (&text[..text.len() - 1], 30),
-        Some(b't' | b'T') => (&text[..text.len() - 1], 40),
-        _ => (text, 0),
-    };
-    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(wrong());
-    }
-    let n: u64 = digits.parse().map_err(|_| wrong())?;
-    let bytes = n.checked_mul(1 << shift).filter(|&bytes| bytes <= i64::MAX as u64);
-    bytes.ok_or_else(|| format!("'{text}' is above the limit of {} bytes", i64::MAX))
-}
-
-/// `5ms`, `100us`, `1s`, `250ns`: in nanoseconds.
-fn duration(text: &str) -> Result<u64, String> {
-    let wrong = || format!("'{text}' is not a time: write 5ms, 100us or 1s");
-    let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-    let unit: u64 = match &text[digits..] {
-        "ns" => 1,
-        "us" => 1_000,
-        "ms" => 1_000_000,
-        "s" => 1_000_000_000,
-        _ => return Err(wrong()),
-    };
-    let n: u64 = text[..digits].parse().map_err(|_| wrong())?;
-    n.checked_mul(unit).ok_or_else(wrong)
-}
-
-fn decoded(text: &str) -> Result<String, Error> {
-    String::from_utf8(decoded_bytes(text)?)
-        .map_err(|_| Error::uri(format!("'{text}' is not UTF-8 once its % are decoded")))
-}
-
-fn decoded_bytes(text: &str) -> Result<Vec<u8>, Error> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
-        let pair = (digit(rest.next()), digit(rest.next()));
-        let (Some(high), Some(low)) = pair else {
-            let why = "write two hexadecimal digits after %, and %25 for the character itself";
-            return Err(Error::uri(format!("'{text}': {why}")));
-        };
-        bytes.push((high * 16 + low) as u8);
-    }
-    if bytes.contains(&0) {
-        return Err(Error::uri(format!("'{text}': contains a zero byte")));
-    }
-    Ok(bytes)
 }
 
 /// The URI of the same device for a process with another working directory: makes a relative path
@@ -558,20 +312,20 @@ mod tests {
         let expected = Base::File {
             path: "vm1.img".into(),
             engine: Engine::Uring,
-            through: false,
+            fua: false,
             read_only: false,
             direct: None,
             lock: true,
             block: None,
         };
         assert_eq!(parse("file:vm1.img"), Spec { base: expected, layers: Vec::new() });
-        let Base::File { engine, through, read_only, direct, lock, block, .. } =
+        let Base::File { engine, fua, read_only, direct, lock, block, .. } =
             parse("file:a?engine=sync&write=through&readonly=on&direct=off&lock=off&block=4096")
                 .base
         else {
             unreachable!()
         };
-        assert_eq!((engine, through, read_only), (Engine::Sync, true, true));
+        assert_eq!((engine, fua, read_only), (Engine::Sync, true, true));
         assert_eq!((direct, lock, block), (Some(false), false, Some(4096)));
     }
 

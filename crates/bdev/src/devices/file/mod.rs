@@ -1,0 +1,153 @@
+//! Files and block devices of the host.
+//!
+//! Most requests are one operation of the reactor on the guest's own memory. The others become a
+//! *job* of several steps:
+//!
+//! - A request whose memory is not aligned for direct I/O goes through a buffer of the core's pool,
+//!   in pieces (`job.rs`). If the core's pool is used up, the request waits;
+//! - For zeroes, the file deallocates the range, or zeroes it by one call, or zeroes are written:
+//!   the first of these that the file supports.
+//!
+//! A request that must be durable when it completes (`write=through`, or a guest without a write
+//! cache) is done and then flushed. One flush is in flight at a time. It covers all requests that
+//! were done before it was submitted, and they get its outcome. Requests that are done meanwhile
+//! wait for the next flush. One call with `RWF_DSYNC` for each write was slower at nearly every
+//! depth: see docs/BENCHMARKS.md.
+//!
+//! A failed flush poisons the file: every later write and flush fails, on all cores, until the
+//! device is opened again, because the kernel may have dropped any of the data.
+//!
+//! If the length of a file is not a multiple of the block, the device ends with the last whole
+//! block.
+
+mod channel;
+mod job;
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use reactor::{Core, Image, ImageOpening, Mode};
+
+use crate::devices::mapped::Mapping;
+use crate::error::{Error, ErrorKind};
+use crate::geometry::{Geometry, SEGMENTS};
+use crate::uri::{Base, Engine};
+pub(crate) use channel::FileChannel;
+
+/// Longest discard.
+const DISCARD_MAX: u64 = 256 << 20;
+/// Longest range of zeroes.
+const ZEROES_MAX: u64 = 64 << 20;
+
+/// An open file, shared by all cores.
+pub(crate) struct FileDevice {
+    image: Image,
+    /// `Uring` in a simulated world, whatever was requested.
+    engine: Engine,
+    fua: bool,
+    mapping: Option<Mapping>,
+}
+
+/// Opens the image of a file, or takes an open one. For an open one the caller may know whether it
+/// supports punching holes.
+pub(crate) async fn open_image(
+    core: &Core,
+    base: &Base,
+    open: Option<(OwnedFd, Option<bool>)>,
+) -> Result<Image, Error> {
+    let Base::File { path, engine, read_only, direct, lock, .. } = base else {
+        unreachable!("only files have images")
+    };
+    let mode = match direct {
+        Some(false) => Mode::Buffered,
+        _ if *engine == Engine::Mmap => Mode::Buffered,
+        _ => Mode::Direct,
+    };
+    let how = ImageOpening { read_only: *read_only, mode, lock: *lock };
+    let image = match open {
+        None => core.open_image(path, how).await,
+        Some((open, holes)) => core.take_image(path, how, open, holes).await,
+    };
+    image.map_err(|error| Error::io(format!("cannot open {}", path.display()), error))
+}
+
+impl FileDevice {
+    /// Opens the file, or takes the open file that came from another process.
+    pub async fn open(
+        core: &Core,
+        base: &Base,
+        open: Option<(OwnedFd, Option<bool>)>,
+    ) -> Result<(FileDevice, Geometry), Error> {
+        let Base::File { path, engine, fua, read_only, direct, block, .. } = base else {
+            unreachable!("only files are opened here")
+        };
+        let name = path.display();
+        let image = open_image(core, base, open).await?;
+        let must_be_direct = *direct == Some(true) || *engine == Engine::Aio;
+        if must_be_direct && image.file.alignment() == 1 {
+            let text = format!("{name}: its file system does not support direct I/O");
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        let least = image.info.block_size;
+        let block_size = block.unwrap_or(least);
+        if block_size < least {
+            let text =
+                format!("{name}: block={block_size} is smaller than its block of {least} bytes");
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        let size_bytes = image.file.size() / u64::from(block_size) * u64::from(block_size);
+        let info = image.info;
+        let physical_block_size = info.physical_block_size.max(block_size);
+        let geometry = Geometry {
+            size_bytes,
+            block_size,
+            physical_block_size,
+            min_io: physical_block_size,
+            opt_io: info.optimal_io,
+            read_only: *read_only,
+            volatile_cache: !fua,
+            discard: info.punch_hole,
+            write_zeroes: !read_only,
+            zeroes_after_discard: info.punch_hole,
+            max_segments: SEGMENTS,
+            discard_alignment: physical_block_size,
+            discard_max: DISCARD_MAX,
+            write_zeroes_max: ZEROES_MAX,
+        };
+        let engine = if core.is_simulated() { Engine::Uring } else { *engine };
+        let mapping = match engine {
+            Engine::Mmap => image.file.host_fd().and_then(|fd| Mapping::new(fd, size_bytes)),
+            _ => None,
+        };
+        Ok((FileDevice { image, engine, fua: *fua, mapping }, geometry))
+    }
+
+    /// The open file, which holds the lock.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.image.file.descriptor()
+    }
+
+    /// Whether a flush has failed, so that nothing more is written.
+    pub fn flush_failed(&self) -> bool {
+        self.image.file.flush_failed()
+    }
+
+    pub fn set_flush_failed(&self) {
+        self.image.file.set_flush_failed();
+    }
+
+    pub async fn resize(&self, core: &Core, size: u64) -> Result<(), Error> {
+        let file = core.attach(&self.image.file);
+        let text = || format!("cannot give {} {size} bytes", self.image.file.path().display());
+        if self.image.info.block_device {
+            let there = core.measure(&self.image.file).await;
+            let there = there.map_err(|error| Error::io(text(), error))?;
+            if there < size {
+                let text = format!("{}: it has {there}", text());
+                return Err(Error::new(ErrorKind::Unsupported, text));
+            }
+            return Ok(());
+        }
+        file.set_len(size).await.map_err(|error| Error::io(text(), error))?;
+        file.sync_data().await.map_err(|error| Error::io(text(), error))
+    }
+}

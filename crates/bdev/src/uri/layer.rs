@@ -1,0 +1,130 @@
+//! The layers of a device's URI.
+
+use std::path::PathBuf;
+
+use super::params::{Params, count, duration, size};
+use super::{DELAY_MAX_NS, Failures, KINDS, Layer, scheme};
+use crate::error::Error;
+use crate::io::Status;
+
+/// Parses a layer.
+pub(super) fn layer(text: &str) -> Result<Layer, Error> {
+    let (scheme, rest) = scheme(text)?;
+    let rest = rest.strip_prefix('?').unwrap_or(rest);
+    let known = ["error", "delay", "limit", "dirty"].contains(&scheme);
+    if !known {
+        return Err(Error::uri(format!(
+            "'{text}': only error:, delay:, limit: and dirty: lie over a device; a bar in a path is \
+             %7C"
+        )));
+    }
+    let mut params = Params::parse(rest)?;
+    match scheme {
+        "error" => error_layer(&mut params),
+        "delay" => delay_layer(&mut params),
+        "limit" => limit_layer(&mut params),
+        _ => dirty_layer(&mut params),
+    }
+}
+
+fn error_layer(params: &mut Params) -> Result<Layer, Error> {
+    let kinds = params.take("kind", |text| {
+        let mut kinds = [false; 5];
+        for name in text.split(',') {
+            match KINDS.iter().position(|&known| known == name) {
+                Some(at) => kinds[at] = true,
+                None if name == "all" => kinds = [true; 5],
+                None => {
+                    return Err("must be a list of read, write, flush, discard, zeroes, all".into());
+                }
+            }
+        }
+        Ok(kinds)
+    })?;
+    let range = params.take("range", |text| {
+        let (from, to) = text.split_once("..").ok_or("must be FROM..TO in bytes")?;
+        let from = if from.is_empty() { 0 } else { size(from)? };
+        let to = if to.is_empty() { u64::MAX } else { size(to)? };
+        if from < to { Ok(from..to) } else { Err("must not be an empty range".to_owned()) }
+    })?;
+    let every = params.take("every", count)?;
+    let per_million = params.take("chance", |text| {
+        let chance: f64 = text.parse().map_err(|_| "must be a number from 0 to 1".to_owned())?;
+        if (0.0..=1.0).contains(&chance) {
+            Ok((chance * 1e6).round() as u32)
+        } else {
+            Err("must be a number from 0 to 1".to_owned())
+        }
+    })?;
+    let times = params.take("count", count)?;
+    let status = params.take("status", |text| match text {
+        "io" => Ok(Status::IoError),
+        "unsupported" => Ok(Status::Unsupported),
+        "nospace" => Ok(Status::NoSpace),
+        _ => Err("must be io, unsupported or nospace".to_owned()),
+    })?;
+    params.end("error", "kind, range, every, chance, count, status")?;
+    Ok(Layer::Error(Failures {
+        kinds: kinds.unwrap_or([true; 5]),
+        range: range.unwrap_or(0..u64::MAX),
+        every: every.unwrap_or(1),
+        per_million: per_million.unwrap_or(1_000_000),
+        count: times.unwrap_or(u64::MAX),
+        status: status.unwrap_or(Status::IoError),
+    }))
+}
+
+fn delay_layer(params: &mut Params) -> Result<Layer, Error> {
+    let interval = |text: &str| -> Result<(u64, u64), String> {
+        let (from, to) = match text.split_once("..") {
+            Some((from, to)) => (duration(from)?, duration(to)?),
+            None => (duration(text)?, duration(text)?),
+        };
+        if from > to {
+            return Err("must not end before it begins".to_owned());
+        }
+        if to > DELAY_MAX_NS {
+            return Err("must be at most an hour".to_owned());
+        }
+        Ok((from, to))
+    };
+    let all = params.take("all", interval)?;
+    let mut ns = [all.unwrap_or((0, 0)); 5];
+    for (ns, kind) in ns.iter_mut().zip(KINDS) {
+        if let Some(own) = params.take(kind, interval)? {
+            *ns = own;
+        }
+    }
+    params.end("delay", "all, read, write, flush, discard, zeroes")?;
+    Ok(Layer::Delay { ns })
+}
+
+fn limit_layer(params: &mut Params) -> Result<Layer, Error> {
+    let iops = params.take("iops", count)?;
+    let bytes = params.take("bytes", |text| match size(text)? {
+        0 => Err("must not be 0".to_owned()),
+        bytes => Ok(bytes),
+    })?;
+    let burst_ns = params.take("burst", |text| match duration(text)? {
+        ns if ns <= DELAY_MAX_NS => Ok(ns),
+        _ => Err("must be at most an hour".to_owned()),
+    })?;
+    params.end("limit", "iops, bytes, burst")?;
+    if iops.is_none() && bytes.is_none() {
+        return Err(Error::uri("limit: needs iops=N, bytes=SIZE (each per second) or both"));
+    }
+    Ok(Layer::Limit { iops, bytes, burst_ns: burst_ns.unwrap_or(100_000_000) })
+}
+
+fn dirty_layer(params: &mut Params) -> Result<Layer, Error> {
+    let path = params.take("file", |text| match text.starts_with('/') {
+        true => Ok(PathBuf::from(text)),
+        false => Err("must be an absolute path".to_owned()),
+    })?;
+    let granule = params.take("granule", |text| match size(text)? {
+        granule if granule.is_power_of_two() && (4096..=1 << 30).contains(&granule) => Ok(granule),
+        _ => Err("must be a power of two from 4K to 1G".to_owned()),
+    })?;
+    params.end("dirty", "file, granule")?;
+    Ok(Layer::Dirty { path, granule: granule.unwrap_or(64 << 10) })
+}
