@@ -158,7 +158,7 @@ def test_a_mistake_in_the_input_is_named_and_what_was_before_is_there(tmp_path):
 
 
 def test_what_cannot_be_done_is_said(tmp_path):
-    assert "opening" in millrace.fail("kv", "import", tmp_path / "nothing", "--data", tmp_path / "db")
+    assert "cannot open" in millrace.fail("kv", "import", tmp_path / "nothing", "--data", tmp_path / "db")
     assert not (tmp_path / "db").exists()
     assert "no RocksDB database" in (said := millrace.fail("kv", "del", "a", "--data", tmp_path)) or "CURRENT" in said, said
     assert "--format json" in millrace.fail("kv", "export", "--data", tmp_path, "--json")

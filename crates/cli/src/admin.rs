@@ -8,28 +8,29 @@ use std::time::Duration;
 use node::{ADMIN_SOCKET, ADMIN_VERSION, Request, default_state};
 use serde_json::Value;
 
-use crate::args::Node;
+use crate::args::NodeArgs;
 use crate::failure::Failure;
 
-/// How long to wait for an answer: a device may have to be opened, or to come to rest.
+/// How long to wait for an answer: a device may have to be opened, or to become idle.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Most bytes of an answer.
+/// The largest answer, in bytes.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
-/// A connection to a node that runs.
+/// A connection to a running node.
 pub struct Admin {
     stream: BufReader<UnixStream>,
     path: PathBuf,
 }
 
 impl Admin {
-    /// Connects to the node that is named, or to the one in the default place.
-    pub fn connect(node: &Node) -> Result<Admin, Failure> {
+    /// Connects to the node named in the arguments, or to the default one.
+    pub fn connect(node: &NodeArgs) -> Result<Admin, Failure> {
         let state = || node.state.clone().or_else(default_state);
         let path = node.admin.clone().or_else(|| Some(state()?.join(ADMIN_SOCKET)));
-        let path = path.ok_or_else(|| Failure::new("no node is named").hint("add --admin PATH"))?;
+        let path = path
+            .ok_or_else(|| Failure::new("no node is named").hint("name one with --admin PATH"))?;
         let stream = UnixStream::connect(&path).map_err(|error| {
-            Failure::new(format!("connecting to a node at {}: {error}", path.display()))
+            Failure::new(format!("cannot connect to a node at {}: {error}", path.display()))
                 .hint(
                     "is a node running? it needs the same --state or --admin; start one with: \
                  millrace serve --state DIR",
@@ -49,23 +50,23 @@ impl Admin {
         Failure::new(format!("{}: {what}", self.path.display()))
     }
 
-    /// Sends a request and waits for its result; an error of the node is a failure.
+    /// Sends a request and waits for its result; an error from the node is a failure.
     pub fn call(&mut self, request: &Request) -> Result<Value, Failure> {
         let sent = self.stream.get_mut().write_all(request.line().as_bytes());
         let mut line = Vec::new();
-        // A node that takes no more connections says so before it has read anything.
+        // A node without a free connection says so before it reads anything.
         let received = (&mut self.stream).take(ANSWER_BYTES_MAX).read_until(b'\n', &mut line);
         if !line.ends_with(b"\n") {
             sent.map_err(|error| self.failed(&error).gone())?;
         }
         received.map_err(|error| self.failed(&error).gone())?;
         if !line.ends_with(b"\n") {
-            return Err(self.failed(&"the node has closed the connection").gone());
+            return Err(self.failed(&"the node closed the connection").gone());
         }
         let mut answer: Value =
             serde_json::from_slice(&line).map_err(|error| self.failed(&error))?;
         if answer["version"] != ADMIN_VERSION {
-            return Err(self.failed(&"the node is of another version than this program"));
+            return Err(self.failed(&"the node and this program have different versions"));
         }
         if let Some(error) = answer["error"].as_str() {
             let failure = Failure::new(error);

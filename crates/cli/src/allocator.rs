@@ -1,9 +1,9 @@
 //! The program's memory allocator: jemalloc, on huge pages.
 //!
-//! A get touches a line of a filter, some of an index and a block, each in another place of a
-//! memory far larger than the processor's table of small pages; on pages of 2 MiB these misses
-//! go away, and so does a page fault for each 4 KiB that a cache grows by. The kernel gives such
-//! pages where they are asked for, which the C library's allocator does not.
+//! A get touches a line of a filter, part of an index and a block, each in a different place of a
+//! memory far larger than the reach of the processor's TLB with small pages. Pages of 2 MiB remove
+//! these misses, and a page fault for each 4 KiB by which a cache grows. The kernel provides such
+//! pages on request; the C library's allocator does not request them.
 
 use tikv_jemalloc_ctl::{epoch, raw, stats};
 use tikv_jemallocator::Jemalloc;
@@ -11,7 +11,7 @@ use tikv_jemallocator::Jemalloc;
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 
-/// Where jemalloc looks for its options when it starts.
+/// jemalloc's options, read when it starts.
 #[expect(
     unsafe_code,
     reason = "the symbol is jemalloc's own, and its type a pointer to a C string"
@@ -21,24 +21,24 @@ static ALLOCATOR: Jemalloc = Jemalloc;
 #[unsafe(export_name = "_rjem_malloc_conf")]
 static OPTIONS: Option<&'static [u8; 11]> = Some(b"thp:always\0");
 
-/// Bytes in allocations that are in use now; 0 where the allocator does not tell.
+/// Bytes in live allocations; 0 if the allocator does not report them.
 pub fn allocated_bytes() -> u64 {
-    // The figures are those of the last epoch.
+    // The statistics are those of the last epoch.
     let told = epoch::advance().and_then(|_| stats::allocated::read());
     told.map_or(0, |bytes| bytes as u64)
 }
 
-/// Milliseconds after which freed memory goes back to the system where there is little of it;
-/// jemalloc's own 10 s keep what a merge or a large value needed once.
+/// Milliseconds after which freed memory returns to the system on a node with little memory.
+/// jemalloc's default of 10 s would keep memory that a merge or a large value needed once.
 const DECAY_MS: isize = 200;
 
-/// Gives freed memory back to the system soon. Call it before threads are started: those that are
-/// there keep their ways.
+/// Makes freed memory return to the system soon. Call it before threads are started: the arenas of
+/// existing threads keep their settings.
 #[expect(unsafe_code, reason = "jemalloc's setting has no safe wrapper")]
 pub fn return_memory_soon() {
     for name in [&b"arenas.dirty_decay_ms\0"[..], b"arena.0.dirty_decay_ms\0"] {
         // SAFETY: the name ends in NUL, and both settings are a `ssize_t`, which `isize` is.
-        // An allocator that does not take it goes on as before.
+        // If the allocator rejects the setting, it keeps its default.
         let _ = unsafe { raw::write(name, DECAY_MS) };
     }
 }

@@ -1,4 +1,5 @@
-//! The command line, defined once: parser, help, completions and the man page come from here.
+//! The command line, defined once: the parser, the help, the completions and the man pages are
+//! derived from it.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use node::{CoreChoice, DiskSpec, Sandbox, Size};
 use reactor::log::{Filter, Format};
 use reactor::{DriverKind, PollMode};
 
-use crate::kv::Style;
+use crate::style::Style;
 
 /// Serves and reads RocksDB databases at the disk's speed.
 #[derive(Debug, Parser)]
@@ -26,9 +27,9 @@ use crate::kv::Style;
         millrace serve --data DIR         serve the RocksDB database in DIR to Redis clients\n  \
         millrace kv get KEY --data DIR    read one key\n  \
         millrace kv check --data DIR      verify every byte of it\n\n\
-        Exit codes: 0 all is well; 1 the key is not there (kv get), damage was \
-        found (kv check); 2 wrong usage, or something could not be done.\n\n\
-        Sizes are bytes, or a number with K, M, G or T (powers of 1024)."
+        Exit codes: 0 success; 1 the key does not exist (kv get), damage was \
+        found (kv check); 2 wrong usage, or an operation failed.\n\n\
+        Sizes are in bytes, or a number with K, M, G or T (powers of 1024)."
 )]
 pub struct Cli {
     /// What to do.
@@ -48,18 +49,18 @@ pub enum Command {
         #[command(subcommand)]
         command: KvCommand,
     },
-    /// Make disks for virtual machines, and attach, resize and watch them on a running node
+    /// Create disks for virtual machines; attach, resize and watch them on a running node
     #[command(subcommand_required = true, arg_required_else_help = true)]
     Disk {
         /// What to do with disks.
         #[command(subcommand)]
         command: DiskCommand,
     },
-    /// Show what a running node does, second by second
+    /// Show the activity of a running node, second by second
     Top(TopArgs),
-    /// Replace the program of a running node, while guests run and clients are connected
+    /// Replace the program of a running node while guests run and clients are connected
     Upgrade(UpgradeArgs),
-    /// Measure how fast a database is read and written
+    /// Measure how fast a database or a disk is read and written
     Bench(BenchArgs),
     /// Print a shell's completion script
     #[command(after_help = "Example:\n  \
@@ -103,11 +104,11 @@ pub enum Command {
         redis-cli GET some-key\n  \
         redis-cli MR.RANGE - + LIMIT 10\n  \
         redis-cli INFO\n\n\
-        SIGTERM and SIGINT end it in good order: it answers what it has received and exits with \
-        0. A second one ends it at once."
+        SIGTERM and SIGINT shut the server down cleanly: it answers the requests it has received \
+        and exits with 0. A second signal ends it immediately."
 )]
 pub struct ServeArgs {
-    /// The RocksDB directory to serve; it is made where there is none
+    /// The RocksDB directory to serve; a missing one is created
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub data: Option<PathBuf>,
     /// Take no writes and change nothing in the directory
@@ -116,93 +117,94 @@ pub struct ServeArgs {
     /// Give a virtual machine a disk: name=NAME uri=URI socket=PATH [queues=N] [serial=TEXT]
     ///
     /// The machine's process connects to the socket (vhost-user-blk). May be given several times,
-    /// beside --data or without it. A space in a value is %20, a percent sign %25. URIs:
+    /// with or without --data. Write a space in a value as %20, a percent sign as %25. URIs:
     /// file:PATH[?engine=uring|aio|mmap|sync], mem:SIZE, null:SIZE.
     #[arg(long, value_name = "SPEC")]
     pub disk: Vec<DiskSpec>,
-    /// Remember attached disks in this directory, and listen there for `millrace disk` and `top`
+    /// Keep attached disks and the admin socket in this directory
     ///
     /// [default: $XDG_STATE_HOME/millrace; /var/lib/millrace for root, ~/.local/state/millrace for
-    /// others]. Each node needs one of its own; with it a node starts also with nothing to serve.
+    /// others]. Each node needs its own. With this flag a node also starts with nothing to serve.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     #[arg(env = node::STATE_VARIABLE, hide_env_values = true)]
     pub state: Option<PathBuf>,
-    /// Listen for `millrace disk` and `top` here instead of in the state directory
+    /// Listen for `millrace disk` and `millrace top` here instead of in the state directory
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub admin: Option<PathBuf>,
     /// Confine the process that serves guests: auto, on or off [default: auto]
     ///
-    /// A guest that takes this process over can then open no file but the database's, reach nobody
-    /// and start nothing. A second process, the one that was started, opens images and sockets for
-    /// it. auto does so where there are disks or may be (--disk, --state, --admin), as far as
-    /// the system can, and says what it cannot; with on the node then does not start.
+    /// A guest that takes over this process can then open no file except the database's, connect
+    /// to nothing and start no program. A second process, the one that was started, opens images
+    /// and sockets for it. With auto the node does this if it has disks or may get some (--disk,
+    /// --state, --admin), as far as the system supports it, and reports what is missing; with on
+    /// it then does not start.
     #[arg(long, value_name = "MODE", value_parser = sandbox())]
     pub sandbox: Option<Sandbox>,
     /// What an acknowledged write survives: the end of the process, or a power cut [default:
     /// power]
     ///
-    /// power flushes the disk once for all writes that wait, before they are answered; process
-    /// leaves them to the system's page cache, which is quicker and safe from everything but the
-    /// machine's own end. SAVE flushes what was written so far.
+    /// power flushes the disk once for all waiting writes before it acknowledges them; process
+    /// leaves them to the system's page cache, which is faster and safe from everything except the
+    /// end of the machine. SAVE flushes all earlier writes.
     #[arg(long, value_name = "LEVEL", value_parser = durability())]
     pub durability: Option<Durability>,
-    /// Write to a database that a RocksDB older than 7.8 wrote last
+    /// Write to a database last written by a RocksDB older than 7.8
     ///
     /// Afterwards only RocksDB 7.8 and newer read it.
     #[arg(long)]
     pub adopt: bool,
-    /// Where to listen: IP:PORT [default: 127.0.0.1:6379]
+    /// The address to listen on: IP:PORT [default: 127.0.0.1:6379]
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<String>,
-    /// Ask clients for the password in the first line of this file (AUTH, HELLO)
+    /// Require the password in the first line of this file (AUTH, HELLO)
     ///
-    /// In a configuration file it may also be written itself: requirepass = "...".
+    /// A configuration file may also hold the password: requirepass = "...".
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub password_file: Option<PathBuf>,
-    /// Listen on an address that other machines can reach, although no password is asked for
+    /// Listen on an address that other machines can reach, without a password
     #[arg(long)]
     pub allow_remote: bool,
-    /// How many cores to use, or which: 2, or 0,2-3 [default: all this process may use]
+    /// How many cores to use, or which: 2, or 0,2-3 [default: all available]
     ///
-    /// One thread is pinned to each. A single number is a count; processor 1 alone is 1-1. The
-    /// default is the process's affinity mask, and no more than the quota of its control group.
+    /// One thread is pinned to each. A single number is a count; 1-1 is processor 1 alone. The
+    /// default is the process's affinity mask, limited to the quota of its control group.
     #[arg(long, value_name = "N|LIST")]
     pub cores: Option<CoreChoice>,
-    /// Memory for everything: cache, indexes, filters, requests [default: a quarter of the RAM]
+    /// The memory budget for cache, indexes, filters and requests [default: a quarter of the RAM]
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Size>,
-    /// How a core waits: spin always, where it pays, or never [default: adaptive]
+    /// How an idle core waits: always spins, never sleeps, adaptive decides [default: adaptive]
     #[arg(long, value_name = "MODE", value_parser = poll_mode())]
     pub poll: Option<PollMode>,
-    /// How to reach disk and network [default: auto, which is io_uring if the system allows it]
+    /// How to access disk and network [default: auto, which is io_uring if the system allows it]
     #[arg(long, value_name = "DRIVER", value_parser = driver())]
     pub io: Option<DriverKind>,
-    /// Serve although another process has the database open for writing
+    /// Serve while another process has the database open for writing
     ///
-    /// Serves the state at the start; files that the other process deletes later stay readable
-    /// here as long as they are open.
+    /// Serves the state at the start. Files that the other process deletes later stay readable
+    /// here while they are open.
     #[arg(long)]
     pub secondary: bool,
-    /// Serve what lies before a damaged place in the write-ahead log, instead of refusing
+    /// Serve the data before damage in the write-ahead log, instead of refusing
     #[arg(long)]
     pub salvage: bool,
-    /// Tell metrics in Prometheus's text format: http://ADDR/metrics
+    /// Serve metrics in Prometheus's text format at http://ADDR/metrics
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<String>,
-    /// What is logged: off, error, warn, info, debug or trace [default: info]
+    /// The log level: off, error, warn, info, debug or trace [default: info]
     ///
-    /// Modules may have levels of their own: warn,lsm=debug.
+    /// Modules may have their own levels: warn,lsm=debug.
     #[arg(long, value_name = "LEVEL", env = node::LOG_VARIABLE, hide_env_values = true)]
     pub log_level: Option<Filter>,
-    /// How the log's lines look: text or json [default: text]
+    /// The format of log lines: text or json [default: text]
     #[arg(long, value_name = "FORMAT", value_parser = log_format())]
     pub log_format: Option<Format>,
     /// Append the log to a file instead of writing it to standard error
     ///
-    /// When the file is moved away, as log rotation does, one of the same name is begun.
+    /// When the file is moved away, as log rotation does, a new one of the same name is created.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub log_file: Option<PathBuf>,
-    /// A TOML file with any of these settings; flags win over it
+    /// A TOML file with any of these settings; flags take precedence
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
 }
@@ -215,15 +217,15 @@ pub enum KvCommand {
         millrace kv get user:42 --data DIR\n  \
         millrace kv get 00000000000013883030303030303030 --hex --data DIR\n  \
         millrace kv get user:42 --connect 127.0.0.1:6379 --json\n\n\
-        On a terminal, bytes that are no text are shown as \\x1f; into a pipe or file the value \
-        goes as it is. Exits with 1 if there is no such key.")]
+        On a terminal, non-text bytes are shown as \\x1f; into a pipe or file the value goes \
+        unchanged. Exits with 1 if the key does not exist.")]
     Get {
         /// The key (in hexadecimal with --hex).
         key: OsString,
-        /// Where the database is.
+        /// Where to read.
         #[command(flatten)]
         source: Source,
-        /// What of it.
+        /// Which entries.
         #[command(flatten)]
         entries: Entries,
     },
@@ -232,25 +234,25 @@ pub enum KvCommand {
         millrace kv scan --data DIR --limit 10\n  \
         millrace kv scan --data DIR --from user: --to 'user;' --reverse\n  \
         millrace kv scan --data DIR --hex > dump.txt\n\n\
-        A line is KEY, a tab, VALUE; bytes that are no text, tabs and backslashes are escaped \
+        A line is KEY, a tab, VALUE; non-text bytes, tabs and backslashes are escaped \
         (\\x1f, \\t, \\\\). With --hex it is KEYHEX, a space, VALUEHEX; with --json an object.")]
     Scan {
-        /// From the last key to the first
+        /// List from the last key to the first
         #[arg(long)]
         reverse: bool,
-        /// The lowest key to list, if it is there
+        /// The lowest key to list (inclusive)
         #[arg(long, value_name = "KEY")]
         from: Option<OsString>,
-        /// The first key beyond: it is not listed any more
+        /// The key to stop before (exclusive)
         #[arg(long, value_name = "KEY")]
         to: Option<OsString>,
-        /// How many keys to list at most
+        /// The largest number of keys to list
         #[arg(long, value_name = "N")]
         limit: Option<u64>,
-        /// Where the database is.
+        /// Where to read.
         #[command(flatten)]
         source: Source,
-        /// What of it.
+        /// Which entries.
         #[command(flatten)]
         entries: Entries,
     },
@@ -261,19 +263,19 @@ pub enum KvCommand {
     Put {
         /// The key (in hexadecimal with --hex).
         key: OsString,
-        /// The value; - takes it from standard input.
+        /// The value; - reads it from standard input.
         value: OsString,
         /// Key and value are hexadecimal
         #[arg(long)]
         hex: bool,
-        /// Where the database is.
+        /// Where to write.
         #[command(flatten)]
         target: Target,
     },
     /// Remove keys
     #[command(after_help = "Examples:\n  \
         millrace kv del user:42 user:43 --data DIR\n\n\
-        Exits with 1 if none of the keys was there.")]
+        Exits with 1 if none of the keys existed.")]
     Del {
         /// The keys (in hexadecimal with --hex).
         #[arg(required = true)]
@@ -281,29 +283,29 @@ pub enum KvCommand {
         /// Keys are hexadecimal
         #[arg(long)]
         hex: bool,
-        /// Where the database is.
+        /// Where to write.
         #[command(flatten)]
         target: Target,
     },
-    /// Set the keys that a file or standard input holds
+    /// Set keys from a file or standard input
     #[command(after_help = "Examples:\n  \
         millrace kv import dump.txt --data DIR\n  \
         millrace kv export --data OLD --format resp | millrace kv import --format resp --connect :6379\n\n\
-        FORMAT is what kv export writes; resp also takes MSET, DEL and UNLINK, and commands as \
-        they are typed. With --data all of it survives a power cut when the command ends; a \
-        mistake in the input ends it, and what was before is imported.")]
+        FORMAT is what kv export writes; resp also takes MSET, DEL and UNLINK, and inline \
+        commands. With --data everything is durable when the command ends. A mistake in the input \
+        ends the import; earlier entries stay imported.")]
     Import {
         /// The file to read; standard input if left out, or -.
         #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
         file: Option<PathBuf>,
-        /// How entries are written: text, hex, json or resp
+        /// The format of the entries: text, hex, json or resp
         #[arg(long, value_name = "FORMAT", value_parser = style(), default_value = "text")]
         format: Style,
-        /// Where the database is.
+        /// Where to write.
         #[command(flatten)]
         target: Target,
     },
-    /// Write all keys and values to a file or standard output
+    /// Write all keys and values to a file or to standard output
     #[command(after_help = "Examples:\n  \
         millrace kv export --data DIR --out dump.txt\n  \
         millrace kv export --data DIR --format json | gzip > dump.json.gz\n  \
@@ -312,22 +314,22 @@ pub enum KvCommand {
         json (an object per line) or resp (SET commands of Redis's protocol). kv import reads all \
         of them.")]
     Export {
-        /// How entries are written: text, hex, json or resp
+        /// The format of the entries: text, hex, json or resp
         #[arg(long, value_name = "FORMAT", value_parser = style(), default_value = "text")]
         format: Style,
-        /// The file to write
+        /// The file to write [default: standard output]
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         out: Option<PathBuf>,
-        /// The lowest key to export, if it is there (in hexadecimal with --format hex)
+        /// The lowest key to export (inclusive; in hexadecimal with --format hex)
         #[arg(long, value_name = "KEY")]
         from: Option<OsString>,
-        /// The first key beyond: it is not exported any more
+        /// The key to stop before (exclusive)
         #[arg(long, value_name = "KEY")]
         to: Option<OsString>,
         /// The column family to export
         #[arg(long, value_name = "NAME", default_value = "default")]
         column_family: String,
-        /// Where the database is.
+        /// Where to read.
         #[command(flatten)]
         source: Source,
     },
@@ -336,39 +338,39 @@ pub enum KvCommand {
         millrace kv stat --data DIR\n  \
         millrace kv stat --connect 127.0.0.1:6379")]
     Stat {
-        /// Where the database is.
+        /// Where to read.
         #[command(flatten)]
         source: Source,
     },
     /// Read and verify every byte of a database
     #[command(after_help = "Examples:\n  \
         millrace kv check --data DIR\n\n\
-        Reads every block of every file, the write-ahead logs and the MANIFEST, and compares \
-        checksums, order and counts. Names file and offset of what is damaged; exits with 1 if \
-        there is any. It needs the directory, and works beside a node that serves it.")]
+        Reads every block of every file, the write-ahead logs and the MANIFEST, and verifies \
+        checksums, order and counts. Names the file and offset of each damage; exits with 1 if \
+        there is any. Needs the directory; works while a node serves it read-only.")]
     Check {
-        /// Where the database is.
+        /// Where to read.
         #[command(flatten)]
         source: Source,
     },
 }
 
-/// Where a `kv` command finds its data, and how it prints.
+/// Where a `kv` command reads, and how it prints.
 #[derive(Clone, Debug, Args)]
 pub struct Source {
-    /// The database's place: a directory or a node.
+    /// A directory or a node.
     #[command(flatten)]
-    pub place: Place,
+    pub location: Location,
     /// Print JSON; its shape is described in docs/CLI.md
     #[arg(long)]
     pub json: bool,
-    /// Read the directory although another process has it open for writing
+    /// Read the directory while another process has it open for writing
     #[arg(long, conflicts_with = "connect")]
     pub secondary: bool,
-    /// Read what lies before a damaged place in the write-ahead log, instead of refusing
+    /// Read the data before damage in the write-ahead log, instead of refusing
     #[arg(long, conflicts_with = "connect", hide_short_help = true)]
     pub salvage: bool,
-    /// How to reach the disk
+    /// How to access the disk
     #[arg(long, value_name = "DRIVER", value_parser = driver(), default_value = "auto")]
     #[arg(conflicts_with = "connect", hide_short_help = true)]
     pub io: DriverKind,
@@ -377,37 +379,37 @@ pub struct Source {
 /// Where a `kv` command writes.
 #[derive(Clone, Debug, Args)]
 pub struct Target {
-    /// The database's place: a directory or a node.
+    /// A directory or a node.
     #[command(flatten)]
-    pub place: Place,
+    pub location: Location,
     /// Print JSON; its shape is described in docs/CLI.md
     #[arg(long)]
     pub json: bool,
-    /// Write to a database that a RocksDB older than 7.8 wrote last; afterwards only 7.8 and newer
+    /// Write to a database last written by a RocksDB older than 7.8; afterwards only 7.8 and newer
     /// read it
     #[arg(long, conflicts_with = "connect")]
     pub adopt: bool,
-    /// How to reach the disk
+    /// How to access the disk
     #[arg(long, value_name = "DRIVER", value_parser = driver(), default_value = "auto")]
     #[arg(conflicts_with = "connect", hide_short_help = true)]
     pub io: DriverKind,
 }
 
-/// Which keys and values `get` and `scan` are about, and how they are written.
+/// Which keys and values `get` and `scan` print, and in which form.
 #[derive(Clone, Debug, Args)]
 pub struct Entries {
     /// The column family to read
     #[arg(long, value_name = "NAME", default_value = "default")]
     pub column_family: String,
-    /// Keys and values are hexadecimal, both in arguments and in what is printed
+    /// Keys and values are hexadecimal, in arguments and in the output
     #[arg(long)]
     pub hex: bool,
 }
 
-/// Exactly one of a directory and a node.
+/// Exactly one of a directory or a node.
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = false)]
-pub struct Place {
+pub struct Location {
     /// A RocksDB directory that no other process is writing to
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub data: Option<PathBuf>,
@@ -419,20 +421,20 @@ pub struct Place {
 /// `millrace disk`.
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
-    /// Make an image file
+    /// Create an image file
     #[command(after_help = "Examples:\n  \
         millrace disk create vm1.img --size 10G\n  \
         millrace disk create vm1.img --size 10G --preallocate\n\n\
-        The image is sparse: it takes room on the disk as it is written. With --preallocate it has \
-        all its room at once, and no write fails later because the disk is full.")]
+        The image is sparse: space on the disk is allocated as it is written. With --preallocate \
+        all space is allocated immediately, and no write fails later because the disk is full.")]
     Create {
-        /// The file; it must not be there yet.
+        /// The file; it must not exist.
         #[arg(value_hint = ValueHint::FilePath)]
         path: PathBuf,
         /// Its size
         #[arg(long, value_name = "SIZE")]
         size: Size,
-        /// Give it all its room on the disk now
+        /// Allocate all of its space on the disk now
         #[arg(long)]
         preallocate: bool,
     },
@@ -441,81 +443,81 @@ pub enum DiskCommand {
         millrace disk list\n  \
         millrace disk list --json --state /srv/millrace")]
     List {
-        /// Which node.
+        /// Which node to ask.
         #[command(flatten)]
-        node: Node,
+        node: NodeArgs,
     },
     /// Add a disk to a running node: name=NAME uri=URI socket=PATH [queues=N] [serial=TEXT]
     #[command(after_help = "Examples:\n  \
         millrace disk attach 'name=vm1 uri=file:vm1.img socket=vm1.sock queues=2'\n  \
         millrace disk attach 'name=scratch uri=mem:8G socket=/run/scratch.sock'\n\n\
-        SPEC is what serve --disk takes; relative paths begin in the current directory. The disk \
-        comes back when the node is started again, until it is detached.")]
+        SPEC is the same as in serve --disk; relative paths start in the current directory. The \
+        node attaches the disk again after a restart, until it is detached.")]
     Attach {
         /// The disk.
         spec: DiskSpec,
-        /// Which node.
+        /// Which node to ask.
         #[command(flatten)]
-        node: Node,
+        node: NodeArgs,
     },
-    /// Take a disk away from a running node and forget it
+    /// Remove a disk from a running node and forget it
     #[command(after_help = "Examples:\n  \
         millrace disk detach vm1\n\n\
-        Image and data stay as they are. A disk that a virtual machine uses is taken away with \
-        --force only: the guest's requests then wait until a disk is attached at the same socket.")]
+        The image and its data stay as they are. Detaching a disk that a virtual machine uses \
+        needs --force: the guest's requests then wait until a disk is attached at the same socket.")]
     Detach {
-        /// Its name.
+        /// The name of the disk.
         name: String,
-        /// Also while a virtual machine is connected
+        /// Detach even while a virtual machine is connected
         #[arg(long)]
         force: bool,
-        /// Which node.
+        /// Which node to ask.
         #[command(flatten)]
-        node: Node,
+        node: NodeArgs,
     },
-    /// Give a disk another size while its guest runs
+    /// Change the size of a disk while its guest runs
     #[command(after_help = "Examples:\n  \
         millrace disk resize vm1 --size 20G\n  \
         millrace disk resize vm1 --size 5G --shrink\n\n\
-        The guest is told and sees the new size at once; its partitions and file systems are the \
-        guest's to change. With --shrink the end of the disk is cut off, and what is there is lost: \
-        make the file system smaller first.")]
+        The guest is told the new size immediately; its partitions and file systems are the guest's \
+        to change. --shrink cuts off the end of the disk, and the data there is lost: make the \
+        file system smaller first.")]
     Resize {
-        /// Its name.
+        /// The name of the disk.
         name: String,
         /// The new size
         #[arg(long, value_name = "SIZE")]
         size: Size,
-        /// It may become smaller, and what is at its end be lost
+        /// Allow a smaller size, which discards the data at the end
         #[arg(long)]
         shrink: bool,
-        /// Which node.
+        /// Which node to ask.
         #[command(flatten)]
-        node: Node,
+        node: NodeArgs,
     },
-    /// Describe what the disks of a running node have done
+    /// Show what the disks of a running node have done
     #[command(after_help = "Examples:\n  \
         millrace disk stat\n  \
         millrace disk stat vm1 --json\n\n\
-        Counts are since the node was started. p50 and p99 come from a histogram with a bucket for \
-        each power of two.")]
+        Counts start with the node. p50 and p99 come from a histogram with a bucket for each power \
+        of two.")]
     Stat {
-        /// Its name; all disks if it is left out.
+        /// The name of the disk; all disks if left out.
         name: Option<String>,
-        /// Which node.
+        /// Which node to ask.
         #[command(flatten)]
-        node: Node,
+        node: NodeArgs,
     },
 }
 
-/// A node that runs, and how to print what it says.
+/// A running node, and how to print its answer.
 #[derive(Clone, Debug, Args)]
-pub struct Node {
-    /// The node's state directory, if it has not the default one
+pub struct NodeArgs {
+    /// The node's state directory, if not the default one
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     #[arg(env = node::STATE_VARIABLE, hide_env_values = true)]
     pub state: Option<PathBuf>,
-    /// The node's admin socket, if it is not in the state directory
+    /// The node's admin socket, if not in the state directory
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub admin: Option<PathBuf>,
     /// Print JSON; its shape is described in docs/CLI.md
@@ -529,18 +531,18 @@ pub struct Node {
     millrace top\n  \
     millrace top --once\n  \
     millrace top --json | jq .disks\n\n\
-    CPU is the share of the time in which the core's thread ran, spinning for work included. Into a \
-    pipe or a file the frames go one below the other.")]
+    CPU is the share of the time in which the core's thread ran, including spinning for work. Into \
+    a pipe or a file the frames follow each other.")]
 pub struct TopArgs {
-    /// Show one frame and end
+    /// Show one frame and exit
     #[arg(long)]
     pub once: bool,
     /// Seconds between two frames
     #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
     pub interval: f64,
-    /// Which node.
+    /// Which node to ask.
     #[command(flatten)]
-    pub node: Node,
+    pub node: NodeArgs,
 }
 
 /// `millrace upgrade`.
@@ -548,17 +550,17 @@ pub struct TopArgs {
 #[command(after_help = "Examples:\n  \
     millrace upgrade\n  \
     millrace upgrade --to /opt/millrace-2/millrace --state /srv/millrace\n\n\
-    The other program is started as the node was, takes over, and goes on: guests wait for some \
-    milliseconds and learn of nothing, clients of the database connect again. If anything fails, \
-    the old one goes on, and this command exits with 2 and says why. Disks on mem: keep what they \
-    hold. SIGUSR2 does what the command does without --to.")]
+    The new program is started with the same settings and takes over: guests wait for some \
+    milliseconds and notice nothing else, clients of the database reconnect. If anything fails, the \
+    old program continues, and this command exits with 2 and says why. Disks on mem: keep their \
+    contents. SIGUSR2 does the same as this command without --to.")]
 pub struct UpgradeArgs {
-    /// The program [default: the one that is under the node's own name now]
+    /// The new program [default: the file that now has the path of the node's program]
     #[arg(long, value_name = "PROGRAM", value_hint = ValueHint::FilePath)]
     pub to: Option<PathBuf>,
-    /// Which node.
+    /// Which node to ask.
     #[command(flatten)]
-    pub node: Node,
+    pub node: NodeArgs,
 }
 
 /// `millrace bench`.
@@ -586,17 +588,17 @@ pub struct UpgradeArgs {
         millrace bench vdisk --socket disk.sock --rw randread --depth 128\n  \
         millrace bench --peers --data DIR --out results\n  \
         millrace bench --peers --data DIR --only '90 % gets' --plot p99.svg\n\n\
-        fillseq and fillrandom want an empty directory; overwrite and readwhilewriting change the \
+        fillseq and fillrandom need an empty directory; overwrite and readwhilewriting change the \
         database.\n\n\
         The database must have db_bench's keys, numbered from 0:\n  \
         db_bench --db=DIR --benchmarks=fillseq,compact --num=4000000 --value_size=1000 \\\n    \
         --block_size=4096 --bloom_bits=10 --compression_type=none\n\n\
         --peers runs fio, Debian's db_bench, the program of bench/peers (RocksDB's newest \
         release) and redis-server in turn with Millrace on the same data, and prints the table \
-        of the README. What is not installed is left out, and said."
+        of the README. Programs that are not installed are left out, with a note."
 )]
 pub struct BenchArgs {
-    /// What to measure; the names mean what db_bench means by them
+    /// The case to measure; the names have the same meaning as in db_bench
     #[arg(value_name = "CASE", value_parser = case(), required_unless_present = "peers")]
     pub case: Option<Case>,
     /// The RocksDB directory to read or write
@@ -605,8 +607,8 @@ pub struct BenchArgs {
     pub data: Option<PathBuf>,
     /// How many cores to use, or which: 2, or 0,2-3
     ///
-    /// With --peers, a list of two: the processor of everything that runs on one, and the one
-    /// that is added where two are measured. With vdisk, the target's and the front end's.
+    /// With --peers, a list of two: the processor for everything that runs on one, and the second
+    /// one for rows with two. With vdisk, the target's and the front end's.
     #[arg(long, value_name = "N|LIST", default_value = "1")]
     pub cores: CoreChoice,
     /// Calls in flight on each core [default: 64 for readrandom, 32 for vdisk, 1 for the others]
@@ -615,13 +617,13 @@ pub struct BenchArgs {
     /// How long to measure
     #[arg(long, value_name = "S", default_value = "10", value_parser = seconds)]
     pub seconds: f64,
-    /// Memory budget, most of it block cache; without this there is no block cache
+    /// The memory budget, mostly block cache; without this there is no block cache
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Size>,
-    /// Read every key once before measuring, so that what fits into --memory is cached
+    /// Read every key once before measuring, to cache what fits into --memory
     #[arg(long, requires = "memory")]
     pub cached: bool,
-    /// Keys in one call of multireadrandom
+    /// Keys in each call of multireadrandom
     #[arg(long, value_name = "N", default_value = "64")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub batch: u32,
@@ -631,105 +633,105 @@ pub struct BenchArgs {
     /// Step backwards in seekrandom
     #[arg(long)]
     pub reverse: bool,
-    /// Get keys in readrandom that are not there, each between two that are
+    /// Make readrandom get missing keys, each between two existing ones
     #[arg(long)]
     pub absent: bool,
-    /// Which of YCSB's workloads ycsb runs: a to f
+    /// The YCSB workload that ycsb runs: a to f
     #[arg(long, value_name = "NAME", required_if_eq("case", "ycsb"))]
     #[arg(value_parser = workload())]
     pub workload: Option<Workload>,
-    /// Of a hundred operations of readrandomwriterandom, how many set a key
+    /// How many of a hundred operations of readrandomwriterandom set a key
     #[arg(long, value_name = "N", default_value = "10")]
     #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
     pub write_percent: u8,
-    /// Use only the first N keys [default: as many as the database has]
+    /// Use only the first N keys [default: all keys of the database]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub keys: Option<u64>,
     /// What an acknowledged write survives: the end of the process, or a power cut
     #[arg(long, value_name = "LEVEL", value_parser = durability(), default_value = "power")]
     pub durability: Durability,
-    /// Tasks that write, one entry at a time
+    /// Tasks that each write one entry at a time
     #[arg(long, value_name = "N", default_value = "16")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub writers: u32,
-    /// Bytes of each value written; half of them can be compressed away
+    /// Bytes of each value written; they compress to half
     #[arg(long, value_name = "BYTES", default_value = "1000", value_parser = value_size)]
     pub value_size: usize,
-    /// End after so many writes instead of after --seconds
+    /// End after N writes instead of after --seconds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub num: Option<u64>,
-    /// Begin so many writes a second, late or not [default: as many as possible]
+    /// Start N writes a second, late or not [default: as many as possible]
     ///
-    /// In readrandomwriterandom and ycsb, so many operations: they begin at times that are fixed
-    /// beforehand (an open loop), and their latencies count from then.
+    /// In readrandomwriterandom and ycsb, N operations: they start at times fixed beforehand (an
+    /// open loop), and latencies count from these.
     #[arg(long, value_name = "N", value_parser = rate)]
     pub rate: Option<f64>,
-    /// Size of memtables at which they are written to tables
+    /// The size at which a memtable is written to a table
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     pub memtable: Size,
-    /// Compression of the tables written
+    /// The compression of the tables written
     #[arg(long, value_name = "NAME", value_parser = compression(), default_value = "none")]
     pub compression: Compression,
-    /// After the writes, wait until nothing is left to flush or to merge, and count that time, too
+    /// After the writes, wait until nothing is left to flush or to merge, and include that time
     #[arg(long)]
     pub drain: bool,
-    /// How a core waits: spin always, where it pays, or never
+    /// How an idle core waits: always spins, never sleeps, adaptive decides
     #[arg(long, value_name = "MODE", value_parser = poll_mode(), default_value = "adaptive")]
     pub poll: PollMode,
-    /// How to reach the disk
+    /// How to access the disk
     #[arg(long, value_name = "DRIVER", value_parser = driver(), default_value = "auto")]
     pub io: DriverKind,
-    /// Read although another process has the database open for writing
+    /// Read while another process has the database open for writing
     #[arg(long)]
     pub secondary: bool,
     /// The disk that vdisk serves and drives
     #[arg(long, value_name = "URI", conflicts_with = "socket")]
     pub disk: Option<String>,
-    /// The socket of another vhost-user-blk target, for vdisk to drive
+    /// The socket of another vhost-user-blk target that vdisk drives
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub socket: Option<PathBuf>,
-    /// What vdisk does, in fio's words
+    /// The I/O pattern of vdisk, as fio names it
     #[arg(long, value_name = "RW", value_parser = mix(), default_value = "randread")]
     pub rw: Mix,
-    /// Bytes of each request of vdisk, a multiple of 512
+    /// Bytes of each request of vdisk (a multiple of 512)
     #[arg(long, value_name = "BYTES", default_value = "4096", value_parser = block_size)]
     pub bs: u32,
-    /// Queues of vdisk, each with --depth requests in flight
+    /// Number of vdisk's queues, each with --depth requests in flight
     #[arg(long, value_name = "N", default_value = "1")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
     pub queues: u16,
-    /// Drive vdisk's queues as packed rings
+    /// Use packed rings for vdisk's queues
     #[arg(long)]
     pub packed: bool,
-    /// Check all data that vdisk reads, and in the end all that it wrote
+    /// Check all data that vdisk reads, and at the end all that it wrote
     #[arg(long)]
     pub verify: bool,
     /// Follow each write of vdisk by a flush, and count both as one request
     #[arg(long)]
     pub sync: bool,
-    /// How many microseconds vdisk waits after a request before its next in the same place
+    /// Microseconds that vdisk waits after a request before the next one in its place
     #[arg(long, value_name = "US", default_value = "0")]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub think_us: u32,
-    /// Serve --disk so many times, use none of them, and tell what that costs
+    /// Serve --disk N times, use none of them, and report what that costs
     #[arg(long, value_name = "DISKS", requires = "disk", conflicts_with = "socket")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub idle: Option<u16>,
-    /// Upgrade vdisk's target so many times under load, and tell how long requests waited
+    /// Upgrade vdisk's target N times under load, and report how long requests waited
     #[arg(long, value_name = "N", requires = "disk", conflicts_with_all = ["socket", "idle"])]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub upgrades: Option<u32>,
-    /// Kill vdisk's target so many times under load and start it again, and tell the same
+    /// Kill and restart vdisk's target N times under load, and report the same
     #[arg(long, value_name = "N", requires = "disk", conflicts_with_all = ["socket", "idle", "upgrades"])]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub restarts: Option<u32>,
     /// Print JSON; its shape is described in docs/CLI.md
     #[arg(long)]
     pub json: bool,
-    /// Measure the peers too, in turn with Millrace, and print the table of the README
+    /// Also measure the peers, in turn with Millrace, and print the table of the README
     #[arg(long, conflicts_with_all = ["case", "depth", "cached", "batch", "nexts", "reverse"])]
     pub peers: bool,
-    /// Rounds of --peers, of which the median counts
+    /// Rounds of --peers; the median counts
     #[arg(
         long,
         value_name = "N",
@@ -739,21 +741,21 @@ pub struct BenchArgs {
     )]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=99))]
     pub rounds: u32,
-    /// Where to write the raw samples of --peers, as a dated JSON file
+    /// The directory for the raw samples of --peers, written as a dated JSON file
     #[arg(long, value_name = "DIR", requires = "peers", conflicts_with = "case", value_hint = ValueHint::DirPath)]
     pub out: Option<PathBuf>,
-    /// The program of bench/peers [default: where its build leaves it]
+    /// The program of bench/peers [default: where its build puts it]
     #[arg(long, value_name = "FILE", requires = "peers", conflicts_with = "case", value_hint = ValueHint::FilePath)]
     pub peers_bin: Option<PathBuf>,
-    /// Only the rows of --peers whose name contains this, or one of several
+    /// Only the rows of --peers whose name contains TEXT; may be given several times
     #[arg(long, value_name = "TEXT", requires = "peers", conflicts_with = "case")]
     pub only: Vec<String>,
-    /// Where to draw p99 against throughput, from the rows of --peers at offered loads, as SVG
+    /// Draw p99 against throughput, from the rows of --peers at offered loads, into this SVG file
     #[arg(long, value_name = "FILE", requires = "peers", conflicts_with = "case", value_hint = ValueHint::FilePath)]
     pub plot: Option<PathBuf>,
 }
 
-/// The cases that need a directory.
+/// The cases that need a directory, for `required_if_eq_any`.
 fn with_database() -> Vec<(&'static str, &'static str)> {
     let cases = Case::ALL.into_iter().filter(|case| case.has_database());
     cases.map(|case| ("case", case.name())).collect()
@@ -775,7 +777,7 @@ fn mix() -> impl TypedValueParser<Value = Mix> {
 fn block_size(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(bytes) if bytes > 0 && bytes % 512 == 0 && bytes <= 1 << 20 => Ok(bytes),
-        _ => Err("a block has a multiple of 512 bytes, at most 1048576".to_owned()),
+        _ => Err("block size must be a multiple of 512, at most 1048576".to_owned()),
     }
 }
 
@@ -807,14 +809,14 @@ fn compression() -> impl TypedValueParser<Value = Compression> {
 fn value_size(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(bytes) if bytes <= 64 << 20 => Ok(bytes),
-        _ => Err("a value has at most 67108864 bytes".to_owned()),
+        _ => Err("value size must be at most 67108864 bytes".to_owned()),
     }
 }
 
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(rate) if rate > 0.0 && rate <= 1e9 => Ok(rate),
-        _ => Err("a rate is a number above 0".to_owned()),
+        _ => Err("rate must be a number above 0".to_owned()),
     }
 }
 
@@ -829,7 +831,7 @@ fn log_format() -> impl TypedValueParser<Value = Format> {
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= 86_400.0 => Ok(seconds),
-        _ => Err("seconds are a number above 0 and at most 86400".to_owned()),
+        _ => Err("seconds must be a number above 0, at most 86400".to_owned()),
     }
 }
 
@@ -849,7 +851,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kv_command_wants_exactly_one_place() {
+    fn a_kv_command_needs_exactly_one_place() {
         assert!(parse("millrace kv get k --data d").is_ok());
         assert!(parse("millrace kv get k --connect :6379").is_ok());
         assert!(parse("millrace kv get k").is_err());
@@ -858,7 +860,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kv_command_takes_only_what_it_heeds() {
+    fn a_kv_command_rejects_flags_it_would_ignore() {
         for flags in ["--hex", "--column-family one"] {
             for (command, fits) in
                 [("get k", true), ("scan", true), ("stat", false), ("check", false)]
@@ -870,7 +872,7 @@ mod tests {
     }
 
     #[test]
-    fn bench_wants_a_case_or_peers() {
+    fn bench_needs_a_case_or_peers() {
         assert!(parse("millrace bench readrandom --data d --cores 0,1").is_ok());
         assert!(parse("millrace bench --peers").is_ok());
         assert!(parse("millrace bench --data d").is_err());
@@ -899,7 +901,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upgrade_may_name_its_program_and_its_node() {
+    fn an_upgrade_can_name_its_program_and_its_node() {
         for line in ["millrace upgrade", "millrace upgrade --to new --admin a.sock --json"] {
             assert!(parse(line).is_ok(), "{line}");
         }

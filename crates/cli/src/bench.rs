@@ -15,13 +15,13 @@ pub fn run(args: BenchArgs) -> Result<(), Failure> {
     if args.peers {
         return peers(args);
     }
-    let case = args.case.expect("the parser asks for a case without --peers");
+    let case = args.case.expect("the parser requires a case without --peers");
     match case {
         Case::Locks => return locks(&args),
         Case::Vdisk => return vdisk(args),
         _ => {}
     }
-    let data = args.data.expect("the parser asks for a directory without --peers");
+    let data = args.data.expect("the parser requires a directory without --peers");
     let processors = place(Some(&args.cores), &Machine::look().allowed).map_err(Failure::new)?;
     let plan = Plan {
         case,
@@ -65,7 +65,7 @@ fn locks(args: &BenchArgs) -> Result<(), Failure> {
     print(args.json.then(|| serde_json::to_value(&outcome)), &outcome.text())
 }
 
-/// Where two processors are not named, any two that there are.
+/// Uses any two allowed processors if two are not named.
 fn vdisk(args: BenchArgs) -> Result<(), Failure> {
     let allowed = Machine::look().allowed;
     let mut processors = place(Some(&args.cores), &allowed).map_err(Failure::new)?;
@@ -89,7 +89,7 @@ fn vdisk(args: BenchArgs) -> Result<(), Failure> {
         rw: args.rw,
         block_size: args.bs,
         depth: u16::try_from(depth)
-            .map_err(|_| Failure::new("a queue of vdisk has a depth of at most 16384"))?,
+            .map_err(|_| Failure::new("--depth of vdisk must be at most 16384"))?,
         queues: args.queues,
         packed: args.packed,
         seconds: args.seconds,
@@ -114,7 +114,7 @@ fn print(json: Option<serde_json::Result<serde_json::Value>>, text: &str) -> Res
     let mut out = Out::new();
     match json {
         Some(json) => {
-            out.json(&json.map_err(|e| Failure::new(format!("writing the result: {e}")))?)?;
+            out.json(&json.map_err(|e| Failure::new(format!("cannot write the result: {e}")))?)?;
         }
         None => out.line(text)?,
     }

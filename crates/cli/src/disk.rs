@@ -1,4 +1,4 @@
-//! The `disk` commands: image files, and the disks of a node that runs.
+//! The `disk` commands: image files, and the disks of a running node.
 
 use std::path::{Path, PathBuf};
 
@@ -7,12 +7,13 @@ use reactor::{Core, DriverKind, Mode, Opening};
 use serde_json::{Value, json};
 
 use crate::admin::Admin;
-use crate::args::{DiskCommand, Node};
+use crate::answer::{KINDS, Latency, array, duration, number, text};
+use crate::args::{DiskCommand, NodeArgs};
 use crate::failure::Failure;
-use crate::kv::on_core;
 use crate::output::{Out, table, thousands};
+use crate::tool_core::on_core;
 
-/// What an image's size is a multiple of.
+/// An image's size is a multiple of this.
 const IMAGE_BLOCK: u64 = 4096;
 
 /// Runs a command.
@@ -26,15 +27,15 @@ pub fn run(command: DiskCommand) -> Result<(), Failure> {
             tell(&node, &request, |result| {
                 let rest = match result["comes_back"].as_bool() {
                     Some(true) => {
-                        "; it was named when the node was started, and is there again after the \
-                         next start in the same way"
+                        "; it is part of the node's configuration, and comes back at the next start \
+                         with the same configuration"
                     }
                     _ => "",
                 };
                 let under_way = match result["under_way"].as_bool() {
                     Some(true) => {
-                        "\nits device has not done what it is at: until then its image, its name and \
-                         its socket are in use, and `millrace disk list` shows it"
+                        "\nits device still has requests in flight: until they complete its image, its \
+                         name and its socket are in use, and `millrace disk list` shows it"
                     }
                     _ => "",
                 };
@@ -45,15 +46,15 @@ pub fn run(command: DiskCommand) -> Result<(), Failure> {
             let request = Request::DiskResize { name: name.clone(), size_bytes: size.0, shrink };
             tell(&node, &request, |result| {
                 let old = Size(result["old_size_bytes"].as_u64().unwrap_or(0));
-                format!("disk {name} has {size} now, instead of {old}")
+                format!("disk {name} now has {size} instead of {old}")
             })
         }
         DiskCommand::Stat { name, node } => stat(name, &node),
     }
 }
 
-/// Sends a request, and prints what came of it.
-fn tell(node: &Node, request: &Request, say: impl Fn(&Value) -> String) -> Result<(), Failure> {
+/// Sends a request and prints its result.
+fn tell(node: &NodeArgs, request: &Request, say: impl Fn(&Value) -> String) -> Result<(), Failure> {
     let result = Admin::connect(node)?.call(request)?;
     let mut out = Out::new();
     match node.json {
@@ -66,16 +67,15 @@ fn tell(node: &Node, request: &Request, say: impl Fn(&Value) -> String) -> Resul
 fn create(path: PathBuf, size: u64, preallocate: bool) -> Result<(), Failure> {
     if size == 0 || !size.is_multiple_of(IMAGE_BLOCK) {
         return Err(Failure::new(format!(
-            "a size of {size} bytes is no multiple of {IMAGE_BLOCK}"
+            "size must be a multiple of {IMAGE_BLOCK} bytes, not {size}"
         )));
     }
     on_core(DriverKind::Auto, async move |core| {
         make(&core, &path, size, preallocate).await.map_err(|error| {
-            let failure = Failure::new(format!("{}: {error}", path.display()));
+            let failure = Failure::new(format!("cannot create {}: {error}", path.display()));
             match error.kind() {
-                std::io::ErrorKind::AlreadyExists => {
-                    failure.hint("nothing was changed; `millrace disk resize` makes a disk larger")
-                }
+                std::io::ErrorKind::AlreadyExists => failure
+                    .hint("nothing was changed; use `millrace disk resize` to enlarge a disk"),
                 _ => failure,
             }
         })
@@ -102,22 +102,22 @@ async fn make(core: &Core, path: &Path, size: u64, preallocate: bool) -> std::io
     core.sync_dir(directory).await
 }
 
-fn attach(spec: DiskSpec, node: &Node) -> Result<(), Failure> {
+fn attach(spec: DiskSpec, node: &NodeArgs) -> Result<(), Failure> {
     let here = std::env::current_dir()
-        .map_err(|error| Failure::new(format!("the current directory: {error}")))?;
+        .map_err(|error| Failure::new(format!("cannot find the current directory: {error}")))?;
     let request = Request::DiskAttach { disk: spec.under(&here) };
     tell(node, &request, |result| {
         let name = result["name"].as_str().unwrap_or_default();
         let socket = result["socket"].as_str().unwrap_or_default();
         let rest = match result["remembered"].as_bool() {
             Some(true) => "",
-            _ => "\nthe node has no state directory: after its end the disk is forgotten",
+            _ => "\nthe node has no state directory: it forgets the disk when it ends",
         };
         format!("disk {name}: {socket}{rest}")
     })
 }
 
-fn list(node: &Node) -> Result<(), Failure> {
+fn list(node: &NodeArgs) -> Result<(), Failure> {
     let result = Admin::connect(node)?.call(&Request::DiskList)?;
     let mut out = Out::new();
     if node.json {
@@ -152,13 +152,13 @@ fn list(node: &Node) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// In which way a disk is not at work, and why.
+/// Why a disk is not in service: the kind of reason, and its text.
 fn absent(disk: &Value) -> Option<(&'static str, &str)> {
     let told = |kind: &'static str| Some((kind, disk[kind].as_str()?));
     ["failed", "follows", "leaves"].into_iter().find_map(told)
 }
 
-fn stat(name: Option<String>, node: &Node) -> Result<(), Failure> {
+fn stat(name: Option<String>, node: &NodeArgs) -> Result<(), Failure> {
     let mut result = Admin::connect(node)?.call(&Request::DiskStat { name })?;
     let mut out = Out::new();
     let disks = result["disks"].as_array_mut().map(std::mem::take).unwrap_or_default();
@@ -175,10 +175,7 @@ fn stat(name: Option<String>, node: &Node) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// The kinds of requests, by the names that the node gives them.
-pub const KINDS: [&str; 4] = ["read", "write", "flush", "discard"];
-
-/// A disk with mean and quantiles in the place of the histogram's sum.
+/// A disk with its mean and quantiles added to the histogram.
 fn with_quantiles(disk: &Value) -> Value {
     let mut disk = disk.clone();
     for kind in KINDS {
@@ -197,7 +194,7 @@ fn with_quantiles(disk: &Value) -> Value {
 fn describe(disk: &Value) -> String {
     let name = text(disk, "name");
     if let Some((_, why)) = absent(disk) {
-        return format!("disk {name} is not there\n  {why}\n");
+        return format!("disk {name} is not in service\n  {why}\n");
     }
     let connected = match disk["connected"].as_bool() {
         Some(true) => "a guest is connected",
@@ -250,118 +247,9 @@ fn describe(disk: &Value) -> String {
     said
 }
 
-/// Times of requests, as a node counts them: a bucket for each power of two of nanoseconds.
-#[derive(Clone, Debug, Default)]
-pub struct Latency {
-    sum_ns: u64,
-    buckets: Vec<u64>,
-}
-
-/// Exponent of the first bucket's end.
-const FIRST: i32 = 8;
-
-impl Latency {
-    /// Reads what a node says.
-    pub fn of(value: &Value) -> Latency {
-        let buckets = array(value, "log2_ns").iter().map(|count| count.as_u64().unwrap_or(0));
-        Latency { sum_ns: number(value, "sum_ns"), buckets: buckets.collect() }
-    }
-
-    /// Both together.
-    pub fn and(&self, other: &Latency) -> Latency {
-        self.each(other, u64::wrapping_add)
-    }
-
-    /// What came since an earlier look.
-    pub fn since(&self, earlier: &Latency) -> Latency {
-        self.each(earlier, |now, then| now.saturating_sub(then))
-    }
-
-    fn each(&self, other: &Latency, of: impl Fn(u64, u64) -> u64) -> Latency {
-        let at = |latency: &Latency, at: usize| latency.buckets.get(at).copied().unwrap_or(0);
-        let buckets = self.buckets.len().max(other.buckets.len());
-        Latency {
-            sum_ns: of(self.sum_ns, other.sum_ns),
-            buckets: (0..buckets).map(|i| of(at(self, i), at(other, i))).collect(),
-        }
-    }
-
-    /// How many.
-    pub fn count(&self) -> u64 {
-        self.buckets.iter().sum()
-    }
-
-    /// Their mean, if there are any.
-    pub fn mean_ns(&self) -> Option<f64> {
-        let count = self.count();
-        (count > 0).then(|| self.sum_ns as f64 / count as f64)
-    }
-
-    /// Below which a share of them lies, as far as the buckets tell: within one they count as
-    /// spread evenly.
-    pub fn quantile_ns(&self, share: f64) -> Option<f64> {
-        let count = self.count();
-        let mut left = share * count as f64;
-        for (at, &n) in self.buckets.iter().enumerate() {
-            if n > 0 && left <= n as f64 {
-                let end = 2_f64.powi(FIRST + at as i32);
-                let start = if at == 0 { 0.0 } else { end / 2.0 };
-                return Some(start + (end - start) * left / n as f64);
-            }
-            left -= n as f64;
-        }
-        None
-    }
-}
-
-/// A time in the unit in which it is short: `870 ns`, `12.5 µs`.
-pub fn duration(ns: Option<f64>) -> String {
-    let Some(ns) = ns else { return "-".to_owned() };
-    match ns {
-        ns if ns < 1e3 => format!("{ns:.0} ns"),
-        ns if ns < 1e6 => format!("{:.1} µs", ns / 1e3),
-        ns if ns < 1e9 => format!("{:.1} ms", ns / 1e6),
-        ns => format!("{:.1} s", ns / 1e9),
-    }
-}
-
-/// The array of that name, empty where there is none.
-pub fn array<'a>(value: &'a Value, name: &str) -> &'a [Value] {
-    value[name].as_array().map_or(&[], Vec::as_slice)
-}
-
-/// The number of that name, 0 where there is none.
-pub fn number(value: &Value, name: &str) -> u64 {
-    value[name].as_u64().unwrap_or(0)
-}
-
-/// The text of that name, empty where there is none.
-pub fn text(value: &Value, name: &str) -> String {
-    value[name].as_str().unwrap_or_default().to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn quantiles_lie_in_their_buckets() {
-        let latency = Latency::of(&json!({"sum_ns": 80_000, "log2_ns": [0, 98, 0, 0, 2]}));
-        assert_eq!(latency.mean_ns(), Some(800.0));
-        let median = latency.quantile_ns(0.5).unwrap();
-        assert!((256.0..512.0).contains(&median), "{median}");
-        let late = latency.quantile_ns(0.99).unwrap();
-        assert!((2048.0..=4096.0).contains(&late), "{late}");
-        let since = latency.since(&latency);
-        assert_eq!((since.count(), since.mean_ns(), since.quantile_ns(0.99)), (0, None, None));
-        assert_eq!(latency.and(&since).count(), 100);
-    }
-
-    #[test]
-    fn times_are_written_short() {
-        let written = [Some(870.4), Some(12_500.0), Some(3.2e6), Some(2e9), None].map(duration);
-        assert_eq!(written, ["870 ns", "12.5 µs", "3.2 ms", "2.0 s", "-"]);
-    }
 
     #[test]
     fn a_disk_is_described_in_words_and_numbers() {

@@ -1,10 +1,20 @@
-//! How a command ends badly: a line that says what happened, and perhaps one that helps.
+//! How a command ends: with a verdict, or with a failure, which is a line that says what failed and
+//! perhaps one that says what to do.
 
 use std::fmt;
 
 use crate::output::Stop;
 
-/// A failure, with advice where there is any.
+/// The result of a command that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Success.
+    Good,
+    /// The key does not exist, or damage was found.
+    Bad,
+}
+
+/// A failure, with an optional hint.
 #[derive(Debug)]
 pub struct Failure {
     what: String,
@@ -14,31 +24,31 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure; `what` is one lower-case line.
+    /// A failure; `what` is one line in lower case.
     pub fn new(what: impl Into<String>) -> Failure {
         Failure { what: what.into(), hint: None, quiet: false, gone: false }
     }
 
-    /// Says that no node answered: it has ended, or another one takes its place just now.
+    /// Marks that no node answered: it has ended, or its successor is taking over.
     #[must_use]
     pub fn gone(mut self) -> Failure {
         self.gone = true;
         self
     }
 
-    /// Whether no node answered, so that trying again may help.
+    /// Whether no node answered, so that a retry may help.
     pub fn is_gone(&self) -> bool {
         self.gone
     }
 
-    /// Adds what the user can do about it.
+    /// Adds what the user can do.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Failure {
         self.hint = Some(hint.into());
         self
     }
 
-    /// Whether there is nothing to say: the reader of our output has gone.
+    /// Whether the failure is not reported: the reader of the output has closed it.
     pub fn is_quiet(&self) -> bool {
         self.quiet
     }
@@ -68,7 +78,9 @@ impl From<Stop> for Failure {
     fn from(stop: Stop) -> Failure {
         match stop {
             Stop::Closed => Failure { quiet: true, ..Failure::new("") },
-            Stop::Failed(error) => Failure::new(format!("writing to standard output: {error}")),
+            Stop::Failed(error) => {
+                Failure::new(format!("cannot write to standard output: {error}"))
+            }
         }
     }
 }

@@ -1,12 +1,15 @@
 //! The `millrace` program: flags in, text or JSON out.
 //!
-//! `args` defines the command line; each command has a module of its own. Exit codes: 0 all is
-//! well, 1 the key is not there or damage was found, 2 wrong usage or a failure. A closed pipe is
-//! not a failure.
+//! `args` defines the command line; each command has its own module. Below the commands are `admin`
+//! and `remote` (clients of a node), `answer`, `output`, `style`, `tool_core` and `failure`.
+//!
+//! Exit codes: 0 success, 1 the key does not exist or damage was found, 2 wrong usage or a failure. A
+//! closed pipe is not a failure.
 #![deny(unsafe_code)]
 
 mod admin;
 mod allocator;
+mod answer;
 mod args;
 mod bench;
 mod disk;
@@ -15,6 +18,8 @@ mod kv;
 mod output;
 mod remote;
 mod serve;
+mod style;
+mod tool_core;
 mod top;
 mod upgrade;
 
@@ -23,9 +28,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-use crate::kv::Verdict;
 use args::{Cli, Command};
-use failure::Failure;
+use failure::{Failure, Verdict};
 
 fn main() -> ExitCode {
     // Exits with 2 on wrong usage, and with 0 after --help and --version.
@@ -35,7 +39,7 @@ fn main() -> ExitCode {
         Ok(Verdict::Bad) => ExitCode::from(1),
         Err(failure) if failure.is_quiet() => ExitCode::SUCCESS,
         Err(failure) => {
-            // Where standard error is closed too, there is nobody left to tell.
+            // If standard error is closed too, there is no way to report the failure.
             let _ = writeln!(std::io::stderr(), "millrace: {failure}");
             ExitCode::from(2)
         }
@@ -73,16 +77,16 @@ fn manual(names: &[String]) -> Result<Vec<u8>, Failure> {
     for name in names {
         command = command
             .find_subcommand(name)
-            .ok_or_else(|| Failure::new(format!("there is no command '{}'", names.join(" "))))?;
+            .ok_or_else(|| Failure::new(format!("no command is named '{}'", names.join(" "))))?;
     }
     let mut page = Vec::new();
     clap_mangen::Man::new(command.clone())
         .render(&mut page)
-        .map_err(|error| Failure::new(format!("writing the manual page: {error}")))?;
+        .map_err(|error| Failure::new(format!("cannot write the manual page: {error}")))?;
     Ok(page)
 }
 
-/// A page has room for what the short help leaves out.
+/// Shows the flags that the short help hides.
 fn in_full(command: clap::Command) -> clap::Command {
     command.mut_args(|arg| arg.hide_short_help(false)).mut_subcommands(in_full)
 }
@@ -106,7 +110,7 @@ mod tests {
         assert!(page(&[]).unwrap().contains("millrace \\- Serves"));
         let scan = page(&["kv", "scan"]).unwrap();
         assert!(scan.contains("millrace\\-kv\\-scan \\- List keys"), "{scan}");
-        assert!(scan.contains("\nRead what lies before a damaged place"), "{scan}");
+        assert!(scan.contains("\nRead the data before damage"), "{scan}");
         assert!(page(&["kv", "drop"]).is_err());
     }
 }

@@ -1,7 +1,7 @@
-//! What goes to standard output: bytes that people can read, lines, and JSON.
+//! Standard output: readable bytes, lines, and JSON.
 //!
-//! A closed pipe is not an error: whoever read has seen enough. [`Out`] then reports
-//! [`Closed`](Stop::Closed) once, and the command ends with what it had to say so far.
+//! A closed pipe is not an error: the reader has seen enough. [`Out`] then reports
+//! [`Closed`](Stop::Closed) once, and the command ends.
 
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::Path;
@@ -11,9 +11,9 @@ use serde_json::{Map, Value, json};
 /// Why printing stopped.
 #[derive(Debug)]
 pub enum Stop {
-    /// The reader has gone: end quietly.
+    /// The reader closed the pipe: end quietly.
     Closed,
-    /// Writing failed otherwise (a full disk).
+    /// The write failed for another reason, such as a full disk.
     Failed(io::Error),
 }
 
@@ -33,24 +33,24 @@ pub struct Out {
 }
 
 impl Out {
-    /// Takes standard output.
+    /// Locks standard output.
     pub fn new() -> Out {
         let stdout = io::stdout();
         let terminal = stdout.is_terminal();
         Out { to: BufWriter::with_capacity(64 << 10, Box::new(stdout.lock())), terminal }
     }
 
-    /// Makes a file, or empties the one there is.
+    /// Creates a file, or truncates an existing one.
     ///
     /// # Errors
-    /// As the system gives them.
+    /// The system's.
     #[expect(clippy::disallowed_methods, reason = "a tool's output, beside the core's work")]
     pub fn file(path: &Path) -> io::Result<Out> {
         let file = std::fs::File::create(path)?;
         Ok(Out { to: BufWriter::with_capacity(64 << 10, Box::new(file)), terminal: false })
     }
 
-    /// Whether somebody looks at it on a screen.
+    /// Whether the output is a terminal.
     pub fn is_terminal(&self) -> bool {
         self.terminal
     }
@@ -72,13 +72,13 @@ impl Out {
         Ok(self.to.write_all(b"\n")?)
     }
 
-    /// Sends off what is buffered.
+    /// Writes out the buffer.
     pub fn flush(&mut self) -> Result<(), Stop> {
         Ok(self.to.flush()?)
     }
 }
 
-/// Appends bytes as text: printable text stays, everything else (and the backslash) is escaped.
+/// Appends bytes as text: printable text stays, everything else and the backslash are escaped.
 pub fn escape_into(out: &mut String, bytes: &[u8]) {
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
@@ -117,7 +117,7 @@ pub fn hex_into(out: &mut String, bytes: &[u8]) {
     }
 }
 
-/// Reads what [`escape_into`] writes; bytes that need no escape may stand for themselves.
+/// Reads what [`escape_into`] writes; bytes that need no escape may also appear unescaped.
 pub fn unescape(text: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -165,8 +165,7 @@ pub fn parse_hex(text: &[u8]) -> Option<Vec<u8>> {
     digits.chunks_exact(2).map(|pair| Some(nibble(pair[0])? << 4 | nibble(pair[1])?)).collect()
 }
 
-/// Puts bytes into a JSON object: as `name` if they are text, else (or if hexadecimal is asked
-/// for) as `name_hex`.
+/// Puts bytes into a JSON object: as `name` if they are text, else (or if `as_hex`) as `name_hex`.
 pub fn put_bytes(object: &mut Map<String, Value>, name: &str, bytes: &[u8], as_hex: bool) {
     match std::str::from_utf8(bytes) {
         Ok(text) if !as_hex => object.insert(name.to_owned(), json!(text)),
@@ -174,8 +173,8 @@ pub fn put_bytes(object: &mut Map<String, Value>, name: &str, bytes: &[u8], as_h
     };
 }
 
-/// Columns of text, each as wide as it must be, with two spaces between. Those in `right` are
-/// aligned to the right.
+/// Columns of text, each as wide as its widest cell, separated by two spaces. Those in `right` are
+/// right-aligned.
 pub fn table<const N: usize>(rows: &[[String; N]], right: &[usize]) -> String {
     let widths: [usize; N] =
         std::array::from_fn(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0));
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_escaped_is_read_back() {
+    fn escaped_bytes_are_read_back() {
         let all: Vec<u8> = (0..=255).rev().chain("größe ✓ \u{85}\\x41".bytes()).collect();
         assert_eq!(unescape(escaped(&all).as_bytes()), Some(all));
         assert_eq!(unescape(b"a\xff\"b"), Some(b"a\xff\"b".to_vec()), "no escape is needed");
@@ -263,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_as_wide_as_they_must_be() {
+    fn table_columns_are_as_wide_as_their_widest_cell() {
         let rows = [["A", "SIZE", "B"], ["µs", "1", "x"]].map(|row| row.map(str::to_owned));
         assert_eq!(table(&rows, &[1]), "A   SIZE  B\nµs     1  x\n");
     }

@@ -11,10 +11,10 @@ use resp::{Decoder, DecoderLimits, Reply, write_command};
 
 use crate::failure::Failure;
 
-/// The environment variable that has the node's password, as for redis-cli.
+/// The environment variable with the node's password, as for redis-cli.
 const PASSWORD_VARIABLE: &str = "REDISCLI_AUTH";
 
-/// How long to wait for a connection, and for each answer to begin or go on.
+/// How long to wait for a connection, and for the next bytes of an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A connection to a node.
@@ -29,7 +29,7 @@ impl Remote {
     pub fn connect(place: &str) -> Result<Remote, Failure> {
         let place = full_place(place);
         let failed = |error: io::Error| {
-            Failure::new(format!("connecting to {place}: {error}"))
+            Failure::new(format!("cannot connect to {place}: {error}"))
                 .hint("is a node running there? start one with: millrace serve --data DIR")
         };
         let mut last = io::Error::from(io::ErrorKind::NotFound);
@@ -60,7 +60,7 @@ impl Remote {
         self.reply()
     }
 
-    /// Sends commands whose replies are to be taken one by one.
+    /// Sends commands; the caller takes their replies one by one.
     pub fn send(&mut self, commands: &[u8]) -> Result<(), Failure> {
         let sent = self.stream.write_all(commands);
         sent.map_err(|error| Failure::new(format!("{}: {error}", self.place)))
@@ -86,7 +86,7 @@ impl Remote {
                 None => {}
             }
             match self.stream.read(&mut chunk) {
-                Ok(0) => return Err(failed(&"the node has closed the connection")),
+                Ok(0) => return Err(failed(&"the node closed the connection")),
                 Ok(n) => self.decoder.feed(&chunk[..n]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -97,13 +97,13 @@ impl Remote {
         }
     }
 
-    /// A failure for a reply that this command cannot have.
+    /// The failure for a reply of the wrong kind.
     pub fn unexpected(&self, command: &str, reply: &Reply) -> Failure {
         Failure::new(format!("{}: unexpected reply to {command}: {reply:?}", self.place))
     }
 }
 
-/// Fills in what is left out.
+/// Adds the default host and port where they are left out.
 fn full_place(place: &str) -> String {
     const HOST: &str = "127.0.0.1";
     const PORT: &str = "6379";
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_and_port_may_be_left_out() {
+    fn host_and_port_can_be_left_out() {
         for (given, full) in [
             (":7000", "127.0.0.1:7000"),
             ("db.example", "db.example:6379"),

@@ -9,7 +9,7 @@ use crate::args::ServeArgs;
 use crate::failure::Failure;
 use crate::output::thousands;
 
-/// Serves until a signal says stop.
+/// Serves until a signal ends it.
 pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let yes = |flag: bool| flag.then_some(true);
     let flags = Settings {
@@ -52,7 +52,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One line that says what is served where, and on a terminal how to try it.
+/// Prints what is served where and, on a terminal, a command to try.
 fn say_ready(config: &Config, ready: &Ready) {
     let mut out = std::io::stdout().lock();
     let mut text = format!("{}\n", ready_line(config, ready));
@@ -72,7 +72,7 @@ fn say_ready(config: &Config, ready: &Ready) {
         };
         text.push_str(&format!("try: redis-cli {port}MR.RANGE - + LIMIT 5\n"));
     }
-    // Nobody may be listening to standard output; clients still are.
+    // Standard output may be closed; that does not affect the clients.
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 

@@ -1,9 +1,9 @@
-//! `millrace top`: what a node does, second by second.
+//! `millrace top`: the activity of a node, second by second.
 //!
-//! A frame is the difference of two looks at the same process. After an upgrade or a restart
-//! another process answers, whose clock and counters begin anew: the frame that would mix both is
-//! left out, and the next one compares two looks at the new process. While no process answers,
-//! `top` tries to connect again.
+//! A frame is the difference of two samples of the same process. After an upgrade or a restart
+//! another process answers, with a new clock and new counters: the frame that would mix both is
+//! left out, and the next one compares two samples of the new process. While no process answers,
+//! `top` retries the connection.
 
 use std::time::{Duration, Instant};
 
@@ -11,21 +11,21 @@ use node::{Request, Size};
 use serde_json::{Value, json};
 
 use crate::admin::Admin;
+use crate::answer::{KINDS, Latency, array, duration, number, text};
 use crate::args::TopArgs;
-use crate::disk::{KINDS, Latency, array, duration, number, text};
 use crate::failure::Failure;
 use crate::output::{Out, table, thousands};
 
-/// Puts the cursor in the corner and clears the screen.
+/// Moves the cursor to the top left and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// How long a node may be away: a restart opens its database before it listens.
+/// How long a node may not answer: after a restart it opens its database before it listens.
 const AWAY: Duration = Duration::from_secs(60);
 /// The pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Shows frames until the reader has gone, or one.
-#[expect(clippy::disallowed_methods, reason = "a tool that looks at a node now and then")]
+/// Shows one frame, or frames until the reader closes the output.
+#[expect(clippy::disallowed_methods, reason = "a tool that samples a node now and then")]
 pub fn run(args: &TopArgs) -> Result<(), Failure> {
     let mut admin = Admin::connect(&args.node)?;
     let mut before = admin.call(&Request::Top)?;
@@ -61,7 +61,7 @@ pub fn run(args: &TopArgs) -> Result<(), Failure> {
     }
 }
 
-/// Connects until a node answers, and looks at it. Gives up with the reason after a minute.
+/// Reconnects and takes a sample. Fails with the last reason after a minute.
 #[expect(clippy::disallowed_methods, reason = "waits for another process, on no core")]
 fn connect_again(args: &TopArgs, mut why: Failure) -> Result<(Admin, Value), Failure> {
     let since = Instant::now();
@@ -79,12 +79,12 @@ fn connect_again(args: &TopArgs, mut why: Failure) -> Result<(Admin, Value), Fai
     Err(why)
 }
 
-/// Whether two looks can be compared: their clocks and counters are of one process.
+/// Whether two samples can be compared: their clocks and counters belong to one process.
 fn is_same_process(before: &Value, now: &Value) -> bool {
     before["process"] == now["process"] && number(before, "now_ns") < number(now, "now_ns")
 }
 
-/// What happened between two looks, in numbers per second.
+/// The rates between two samples, per second.
 fn rates(before: &Value, now: &Value) -> Value {
     let ns = number(now, "now_ns").saturating_sub(number(before, "now_ns")).max(1);
     let seconds = ns as f64 / 1e9;
@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_differences_in_a_second() {
+    fn rates_are_differences_per_second() {
         let look = |at: u64, cpu: u64, reads: u64| {
             let latency = json!({"sum_ns": reads * 1000, "log2_ns": [0, 0, reads]});
             let read = json!({"requests": reads, "bytes": reads * 4096, "latency": latency});
@@ -264,13 +264,13 @@ mod tests {
         assert!(said.contains("   0  50 %      100\n"), "{said}");
         assert!(said.contains("0.4 MB/s"), "{said}");
         assert!(!said.contains("SHARD"), "{said}");
-        // A disk that was not there before has all it counted.
+        // A disk that is missing in the first sample has its full counts.
         let fresh = super::rates(&json!({"now_ns": 2_000_000_000}), &now);
         assert_eq!(fresh["disks"][0]["read"]["iops"], 300.0);
     }
 
     #[test]
-    fn looks_at_two_processes_are_not_compared() {
+    fn samples_of_two_processes_are_not_compared() {
         let look = |process: u32, at: u64| json!({"process": process, "now_ns": at});
         assert!(is_same_process(&look(7, 1), &look(7, 2)));
         assert!(!is_same_process(&look(7, 1), &look(8, 2)), "a successor");
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_are_shown_where_there_is_a_database() {
+    fn shards_are_shown_if_there_is_a_database() {
         let look = |at: u64, commands: u64, held_back: u64| {
             json!({
                 "now_ns": at, "resident_bytes": 1 << 20, "cores": [], "disks": [],

@@ -1,16 +1,16 @@
-//! `millrace upgrade`: a node that runs is replaced by another program.
+//! `millrace upgrade`: replaces the program of a running node.
 
 use std::path::PathBuf;
 
 use node::Request;
 
 use crate::admin::Admin;
+use crate::answer::{duration, number};
 use crate::args::UpgradeArgs;
-use crate::disk::{duration, number};
 use crate::failure::Failure;
 use crate::output::Out;
 
-/// Asks for it, waits, and says what came of it.
+/// Asks the node to upgrade, waits, and prints the result.
 pub fn run(args: UpgradeArgs) -> Result<(), Failure> {
     let UpgradeArgs { to, node } = args;
     let program = to.map(from_root).transpose()?;
@@ -26,8 +26,8 @@ pub fn run(args: UpgradeArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// A relative path begins where the command is given, not where the node was started.
+/// Makes a relative path absolute: it is relative to this command's directory, not the node's.
 fn from_root(path: PathBuf) -> Result<PathBuf, Failure> {
     std::path::absolute(&path)
-        .map_err(|error| Failure::new(format!("--to {}: {error}", path.display())))
+        .map_err(|error| Failure::new(format!("cannot resolve --to {}: {error}", path.display())))
 }

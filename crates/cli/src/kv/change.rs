@@ -1,5 +1,5 @@
-//! The `kv` commands that write to a directory: one core of our own opens it as a node would, with
-//! the exclusive lock, so that the number of keys stays exact.
+//! The `kv` commands that write to a directory: a core of this process opens it as a node would,
+//! with the exclusive lock, so that the number of keys stays exact.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -10,17 +10,17 @@ use ::kv::{Answer, Change, Shard};
 use lsm::{Db, Durability, OpenOptions, WriteOptions};
 use reactor::Core;
 
-use super::directory::{POOL_BYTES, on_core};
 use super::import::{Imported, Input};
 use super::steps::Step;
 use crate::args::Target;
 use crate::failure::Failure;
+use crate::tool_core::{POOL_BYTES, on_core};
 
 /// Bytes of keys and values in one batch of an import.
 const BATCH_BYTES: usize = 1 << 20;
-/// Keys in it.
+/// Keys in one batch of an import.
 const BATCH_KEYS: usize = 1000;
-/// Batches on their way to the log at a time.
+/// Batches of an import in flight.
 const BATCHES: usize = 8;
 
 /// A database opened for writing.
@@ -31,7 +31,7 @@ struct Opened {
 }
 
 async fn open(core: &Core, target: &Target, write: WriteOptions) -> Result<Opened, Failure> {
-    let path = target.place.data.clone().expect("the parser asks for a place");
+    let path = target.location.data.clone().expect("the parser requires a place");
     let options = OpenOptions { cache_bytes: POOL_BYTES / 4, ..OpenOptions::default() };
     let write = WriteOptions { adopt: target.adopt, ..write };
     let (db, writer) = node::open_for_writing(core, &path, options, write).await?;
@@ -40,7 +40,8 @@ async fn open(core: &Core, target: &Target, write: WriteOptions) -> Result<Opene
 }
 
 impl Opened {
-    /// Ends, with what the command has come to; of two failures the command's own is told.
+    /// Closes the database. If both the command and the closing fail, returns the command's
+    /// failure.
     async fn close<T>(self, done: Result<T, Failure>) -> Result<T, Failure> {
         let closed = self.shard.close().await;
         let done = done?;
@@ -49,7 +50,7 @@ impl Opened {
     }
 }
 
-/// The number in an answer; 0 where it has none.
+/// The number in an answer; 0 if it has none.
 fn number(answer: Answer) -> Result<u64, Failure> {
     match answer {
         Answer::Integer(number) => Ok(number.unsigned_abs()),
@@ -69,7 +70,7 @@ pub fn put(key: Vec<u8>, value: Vec<u8>, target: Target) -> Result<(), Failure> 
     })
 }
 
-/// `kv del --data`: how many of the keys were there.
+/// `kv del --data`: how many of the keys existed.
 pub fn delete(keys: Vec<Vec<u8>>, target: Target) -> Result<u64, Failure> {
     let io = target.io;
     on_core(io, async move |core| {
@@ -81,12 +82,12 @@ pub fn delete(keys: Vec<Vec<u8>>, target: Target) -> Result<u64, Failure> {
     })
 }
 
-/// `kv import --data`. Batches go out without a flush of the disk each; the last thing is one flush
-/// for all.
+/// `kv import --data`. Batches are not flushed to the disk separately; one flush at the end covers
+/// all.
 pub fn import(input: Input, target: Target) -> Result<Imported, Failure> {
     let io = target.io;
     on_core(io, async move |core| {
-        // Before the database is made: an input that is not there should leave nothing behind.
+        // Before the database is created: a missing input should leave nothing behind.
         let mut input = input.open()?;
         let write = WriteOptions { durability: Durability::Process, ..WriteOptions::default() };
         let opened = open(&core, &target, write).await?;
@@ -112,7 +113,7 @@ pub fn import(input: Input, target: Target) -> Result<Imported, Failure> {
                 size = (size.0 + 1, size.1 + step.bytes());
                 batch.add(step);
             };
-            // What was before a mistake in the input is imported.
+            // Entries before a mistake in the input are imported.
             batches.send(batch).await?;
             mistake.map_or(Ok(()), Err)
         };
@@ -126,7 +127,7 @@ pub fn import(input: Input, target: Target) -> Result<Imported, Failure> {
     })
 }
 
-/// What is gathered.
+/// A batch being gathered.
 enum Batch {
     None,
     Puts(Change),
@@ -144,14 +145,14 @@ impl Batch {
     }
 }
 
-/// Batches that the shard has and has not answered.
+/// Batches that the shard has not answered yet.
 struct Batches<'a> {
     shard: &'a Shard,
     flying: VecDeque<Pin<Box<dyn Future<Output = Answer>>>>,
 }
 
 impl Batches<'_> {
-    /// Hands a batch over, when there is room for one more.
+    /// Submits a batch as soon as fewer than [`BATCHES`] are in flight.
     async fn send(&mut self, batch: Batch) -> Result<(), Failure> {
         let change = match batch {
             Batch::None => return Ok(()),
@@ -163,10 +164,10 @@ impl Batches<'_> {
         Ok(())
     }
 
-    /// Waits until no more than so many are left.
+    /// Waits until at most `left` batches are in flight.
     async fn land(&mut self, left: usize) -> Result<(), Failure> {
         while self.flying.len() > left {
-            let first = self.flying.pop_front().expect("there are more than none");
+            let first = self.flying.pop_front().expect("the queue is not empty");
             number(first.await)?;
         }
         Ok(())

@@ -1,21 +1,20 @@
-//! The `kv` commands on a directory: one core of our own reads it.
+//! The `kv` commands on a directory: a core of this process reads it.
 
 use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lsm::{CfId, Db, IterOptions, OpenOptions};
-use reactor::{Core, DriverKind, RuntimeConfig};
+use reactor::Core;
 
-use super::Verdict;
 use super::listing::{Listed, Listing, Printer};
-use super::print::{Style, value};
+use super::print::value;
 use crate::args::{Entries, Source};
-use crate::failure::Failure;
+use crate::failure::{Failure, Verdict};
 use crate::output::Out;
+use crate::style::Style;
+use crate::tool_core::{POOL_BYTES, on_core};
 
-/// Memory of the core: nothing is cached for long here.
-pub const POOL_BYTES: usize = 256 << 20;
-/// Entries between two looks at whether others want to run.
+/// Entries between two checkpoints at which other tasks can run.
 const RUN: u64 = 256;
 
 /// A database that a command has opened, on its core.
@@ -30,41 +29,20 @@ impl Opened {
         node::explain(&self.path, error).into()
     }
 
-    /// The column family of that name.
+    /// The column family with this name.
     fn family(&self, name: &str) -> Result<CfId, Failure> {
         let families = self.db.column_families();
         if let Some(family) = families.iter().find(|family| family.name == name) {
             return Ok(family.id);
         }
         let names: Vec<&str> = families.iter().map(|family| family.name.as_str()).collect();
-        Err(Failure::new(format!("there is no column family '{name}'"))
-            .hint(format!("there are: {}", names.join(", "))))
+        Err(Failure::new(format!("no column family is named '{name}'"))
+            .hint(format!("the database has: {}", names.join(", "))))
     }
 }
 
-/// Runs a command on one core.
-pub fn on_core<F, T>(driver: DriverKind, command: F) -> Result<T, Failure>
-where
-    F: AsyncFnOnce(Core) -> Result<T, Failure> + Clone + Send + 'static,
-    T: Send + 'static,
-{
-    let config = RuntimeConfig {
-        processors: reactor::processors().into_iter().take(1).collect(),
-        memory: POOL_BYTES,
-        driver,
-        ..RuntimeConfig::default()
-    };
-    reactor::run(&config, move |core| {
-        let command = command.clone();
-        async move { command(core).await }
-    })
-    .map_err(|error| Failure::new(format!("starting a core: {error}")))?
-    .pop()
-    .expect("one core gives one result")
-}
-
 async fn open(core: Core, source: &Source) -> Result<Opened, Failure> {
-    let path = source.place.data.clone().expect("the parser asks for a place");
+    let path = source.location.data.clone().expect("the parser requires a place");
     let options = OpenOptions {
         secondary: source.secondary,
         salvage: source.salvage,
@@ -130,7 +108,7 @@ pub fn list(listing: Listing, source: Source) -> Result<Listed, Failure> {
             Ok(Ok(()))
         };
         let walked = walk.await;
-        // What was read before the damage is shown before the error.
+        // Entries read before damage are printed before the error.
         if !matches!(walked, Ok(Err(_))) {
             printer.flush()?;
         }
@@ -162,7 +140,7 @@ pub fn stat(source: Source) -> Result<Verdict, Failure> {
 pub fn check(source: Source) -> Result<Verdict, Failure> {
     let io = source.io;
     on_core(io, async move |core| {
-        let path = source.place.data.clone().expect("the parser asks for a place");
+        let path = source.location.data.clone().expect("the parser requires a place");
         let options = OpenOptions { secondary: source.secondary, ..OpenOptions::default() };
         let bar = progress_bar();
         let report = lsm::check(&core, &path, &options, |done, total| {
@@ -183,7 +161,7 @@ pub fn check(source: Source) -> Result<Verdict, Failure> {
     })
 }
 
-/// A bar on standard error, seen only on a terminal.
+/// A progress bar on standard error. Hidden unless that is a terminal.
 fn progress_bar() -> ProgressBar {
     let style = ProgressStyle::with_template(
         "checking {bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",

@@ -1,4 +1,4 @@
-//! What an import reads, how far it is, and what it has done.
+//! The input of an import, its progress bar, and its summary.
 
 use std::io::{self, BufRead, BufReader, IsTerminal};
 use std::path::PathBuf;
@@ -8,25 +8,25 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use node::Size;
 use serde_json::json;
 
-use super::print::Style;
 use super::steps::{Step, Steps};
 use crate::failure::Failure;
 use crate::output::{Out, thousands};
+use crate::style::Style;
 
 /// Steps between two updates of the progress bar.
 const UPDATE: u64 = 1024;
 
-/// Where the input is, and what it looks like.
+/// The place and the format of the input.
 #[derive(Clone, Debug)]
 pub struct Input {
-    /// A file; standard input where there is none.
+    /// A file; `None` for standard input.
     pub file: Option<PathBuf>,
-    /// Its form.
+    /// The format of its entries.
     pub style: Style,
 }
 
 impl Input {
-    /// Opens it.
+    /// Opens the input.
     ///
     /// # Errors
     /// When the file cannot be opened.
@@ -35,7 +35,8 @@ impl Input {
         let (input, bytes): (Box<dyn BufRead>, _) = match &self.file {
             None => (Box::new(io::stdin().lock()), None),
             Some(path) => {
-                let failed = |error| Failure::new(format!("opening {}: {error}", path.display()));
+                let failed =
+                    |error| Failure::new(format!("cannot open {}: {error}", path.display()));
                 let file = std::fs::File::open(path).map_err(failed)?;
                 let bytes = file.metadata().map_err(failed)?.len();
                 (Box::new(BufReader::with_capacity(256 << 10, file)), Some(bytes))
@@ -56,7 +57,7 @@ impl Reading {
     /// The next step. Blocks where the input does.
     ///
     /// # Errors
-    /// When the input cannot be read, or makes no sense.
+    /// When the input cannot be read or parsed.
     pub fn next(&mut self) -> Result<Option<Step>, Failure> {
         self.count += 1;
         if self.count.is_multiple_of(UPDATE) {
@@ -65,13 +66,14 @@ impl Reading {
         self.steps.next()
     }
 
-    /// Takes the bar away.
+    /// Removes the progress bar.
     pub fn finish(self) {
         self.bar.finish_and_clear();
     }
 }
 
-/// A bar on standard error, seen only on a terminal, and not beside what is typed there.
+/// A progress bar on standard error. Hidden unless that is a terminal, and hidden while the user
+/// types the input there.
 fn bar(bytes: Option<u64>) -> ProgressBar {
     let template = match bytes {
         Some(_) => "importing {bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
@@ -83,12 +85,12 @@ fn bar(bytes: Option<u64>) -> ProgressBar {
     bar.with_style(style)
 }
 
-/// What an import has done.
+/// Counts of an import.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Imported {
     /// Keys set.
     pub entries: u64,
-    /// Keys removed, there or not.
+    /// Keys removed, whether they existed or not.
     pub deletions: u64,
     /// Bytes of keys and values.
     pub bytes: u64,
@@ -104,10 +106,10 @@ impl Imported {
         self.bytes += step.bytes() as u64;
     }
 
-    /// Prints it.
+    /// Prints the summary.
     ///
     /// # Errors
-    /// When it cannot be printed.
+    /// When it cannot be written.
     pub fn tell(self, as_json: bool, into: &str, took: Duration) -> Result<(), Failure> {
         let mut out = Out::new();
         if as_json {

@@ -1,4 +1,4 @@
-//! What `kv scan` and `kv export` have in common: entries in order, to standard output or a file.
+//! The common part of `kv scan` and `kv export`: entries in order, to standard output or a file.
 
 use std::path::{Path, PathBuf};
 
@@ -6,67 +6,68 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use node::Size;
 use serde_json::json;
 
-use super::print::{Lines, Style};
+use super::print::Lines;
 use crate::failure::Failure;
 use crate::output::{Out, Stop, thousands};
+use crate::style::Style;
 
 /// Entries between two updates of the progress bar.
 const UPDATE: u64 = 1024;
 
-/// Which keys.
+/// A range of keys.
 #[derive(Clone, Debug)]
 pub struct Range {
-    /// The lowest key, if it is there.
+    /// The lowest key, inclusive.
     pub from: Option<Vec<u8>>,
-    /// The first key beyond.
+    /// The upper bound, exclusive.
     pub to: Option<Vec<u8>>,
     /// From the last key to the first.
     pub reverse: bool,
-    /// How many keys at most.
+    /// The largest number of keys.
     pub limit: Option<u64>,
 }
 
-/// What is listed, how, and where to.
+/// What to list, in which style, and where to.
 #[derive(Clone, Debug)]
 pub struct Listing {
     /// Which keys.
     pub range: Range,
-    /// Of which column family.
+    /// The name of their column family.
     pub column_family: String,
     /// How entries are written.
     pub style: Style,
     /// A file instead of standard output.
     pub out: Option<PathBuf>,
-    /// Show how far it is, on a terminal.
+    /// Show a progress bar on a terminal.
     pub bar: bool,
 }
 
 impl Listing {
-    /// The failure of writing.
+    /// The failure for a write that stopped.
     pub fn stopped(&self, stop: Stop) -> Failure {
         match (&self.out, stop) {
             (Some(path), Stop::Failed(error)) => {
-                Failure::new(format!("writing {}: {error}", path.display()))
+                Failure::new(format!("cannot write {}: {error}", path.display()))
             }
             (_, stop) => stop.into(),
         }
     }
 }
 
-/// What was listed.
+/// Counts of a listing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Listed {
-    /// Entries.
+    /// Entries written.
     pub entries: u64,
     /// Bytes of their keys and values.
     pub bytes: u64,
 }
 
 impl Listed {
-    /// Prints what was exported.
+    /// Prints the summary of an export.
     ///
     /// # Errors
-    /// When it cannot be printed.
+    /// When it cannot be written.
     pub fn tell(self, as_json: bool, to: &Path) -> Result<(), Failure> {
         let mut out = Out::new();
         if as_json {
@@ -85,22 +86,23 @@ pub struct Printer<'a> {
     out: Out,
     lines: Lines,
     bar: ProgressBar,
-    /// What was written so far.
+    /// The counts so far.
     pub listed: Listed,
 }
 
 impl<'a> Printer<'a> {
-    /// Opens the output. `keys` is about how many entries there are.
+    /// Opens the output. `keys` is an estimate of the number of entries.
     ///
     /// # Errors
-    /// When the file cannot be made.
+    /// When the file cannot be created.
     pub fn new(listing: &'a Listing, keys: u64) -> Result<Printer<'a>, Failure> {
         let out = match &listing.out {
             None => Out::new(),
-            Some(path) => Out::file(path)
-                .map_err(|error| Failure::new(format!("making {}: {error}", path.display())))?,
+            Some(path) => Out::file(path).map_err(|error| {
+                Failure::new(format!("cannot create {}: {error}", path.display()))
+            })?,
         };
-        // Lines and a bar on the same screen would be in each other's way.
+        // Lines and a progress bar would overwrite each other on the same screen.
         let bar = match listing.bar && !out.is_terminal() {
             true => bar("exporting", keys.min(listing.range.limit.unwrap_or(keys))),
             false => ProgressBar::hidden(),
@@ -120,7 +122,7 @@ impl<'a> Printer<'a> {
         Ok(())
     }
 
-    /// Sends off what is buffered.
+    /// Writes out the buffer.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -128,14 +130,14 @@ impl<'a> Printer<'a> {
         self.out.flush().map_err(|stop| self.listing.stopped(stop))
     }
 
-    /// What was listed.
+    /// Removes the bar and returns the counts.
     pub fn finish(self) -> Listed {
         self.bar.finish_and_clear();
         self.listed
     }
 }
 
-/// A bar over entries on standard error, seen only on a terminal.
+/// A progress bar on standard error. Hidden unless that is a terminal.
 fn bar(doing: &'static str, entries: u64) -> ProgressBar {
     let style = ProgressStyle::with_template(
         "{msg} {bar:40} {human_pos} of about {human_len} entries, {per_sec}, {eta} left",

@@ -1,7 +1,7 @@
 //! The `kv` commands, on a directory or on a running node.
 //!
-//! Both kinds give the same [`Entry`] values to the same printer, so the output does not depend
-//! on where the data came from.
+//! Both kinds pass the same entries to the same printer, so the output does not depend on where the
+//! data came from.
 
 mod change;
 mod directory;
@@ -20,34 +20,24 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-pub use directory::on_core;
 use import::Input;
 use listing::{Listed, Listing, Range};
-pub use print::Style;
 
 use crate::args::{KvCommand, Source};
-use crate::failure::Failure;
+use crate::failure::{Failure, Verdict};
 use crate::output::{Out, parse_hex};
+use crate::style::Style;
 
-/// Longest value of `kv put`, as Redis has it (in hexadecimal, half of that).
+/// The longest value of `kv put`, as in Redis (half of that in hexadecimal).
 const VALUE_BYTES_MAX: u64 = 512 << 20;
 
-/// How a command that did not fail ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// All is well.
-    Good,
-    /// The key is not there, or damage was found.
-    Bad,
-}
-
 /// Runs a command.
-#[expect(clippy::disallowed_methods, reason = "a tool says how long it took")]
+#[expect(clippy::disallowed_methods, reason = "a tool reports how long it took")]
 pub fn run(command: KvCommand) -> Result<Verdict, Failure> {
     match command {
         KvCommand::Get { key, source, entries } => {
             let key = key_argument(key, "KEY", entries.hex)?;
-            match &source.place.connect {
+            match &source.location.connect {
                 Some(address) => node::get(address, &key, &source, &entries),
                 None => directory::get(key, source, entries),
             }
@@ -61,8 +51,10 @@ pub fn run(command: KvCommand) -> Result<Verdict, Failure> {
         }
         KvCommand::Export { format, out, from, to, column_family, source } => {
             if source.json && out.is_none() {
-                return Err(Failure::new("--json is for the summary, which needs --out FILE")
-                    .hint("for entries as JSON, say --format json"));
+                return Err(Failure::new(
+                    "--json without --out has no effect: it prints a summary",
+                )
+                .hint("for entries as JSON, use --format json"));
             }
             let range = range((from, to), format == Style::Hex, false, None)?;
             let (json, path) = (source.json, out.clone());
@@ -77,7 +69,7 @@ pub fn run(command: KvCommand) -> Result<Verdict, Failure> {
             let key = key_argument(key, "KEY", hex)?;
             let value = value_argument(value, hex)?;
             let json = target.json;
-            match &target.place.connect {
+            match &target.location.connect {
                 Some(address) => node::put(address, &key, &value)?,
                 None => change::put(key, value, target)?,
             }
@@ -92,15 +84,15 @@ pub fn run(command: KvCommand) -> Result<Verdict, Failure> {
                 .map(|key| key_argument(key, "KEY", hex))
                 .collect::<Result<_, _>>()?;
             let (json, asked) = (target.json, keys.len());
-            let deleted = match &target.place.connect {
+            let deleted = match &target.location.connect {
                 Some(address) => node::delete(address, &keys)?,
                 None => change::delete(keys, target)?,
             };
             if json {
                 tell(&json!({ "keys": asked, "deleted": deleted }))?;
             } else if deleted < asked as u64 {
-                // A key that is not there is worth a word, but what was asked for is so now.
-                let _ = writeln!(io::stderr(), "millrace: {deleted} of {asked} keys were there");
+                // Missing keys are worth a note, but all keys are gone as requested.
+                let _ = writeln!(io::stderr(), "millrace: {deleted} of {asked} keys existed");
             }
             Ok(if deleted > 0 { Verdict::Good } else { Verdict::Bad })
         }
@@ -108,24 +100,24 @@ pub fn run(command: KvCommand) -> Result<Verdict, Failure> {
             let file = file.filter(|path| path.as_os_str() != "-");
             let input = Input { file, style: format };
             let (json, begun) = (target.json, Instant::now());
-            let (imported, into) = match &target.place.connect {
+            let (imported, into) = match &target.location.connect {
                 Some(address) => (node::import(address, &input)?, address.clone()),
                 None => {
-                    let path = target.place.data.clone().unwrap_or_default();
+                    let path = target.location.data.clone().unwrap_or_default();
                     (change::import(input, target)?, path.display().to_string())
                 }
             };
             imported.tell(json, &into, begun.elapsed())?;
             Ok(Verdict::Good)
         }
-        KvCommand::Stat { source } => match &source.place.connect {
+        KvCommand::Stat { source } => match &source.location.connect {
             Some(address) => node::stat(address, &source),
             None => directory::stat(source),
         },
-        KvCommand::Check { source } => match &source.place.connect {
-            Some(_) => Err(Failure::new("a running node cannot be checked over its port").hint(
-                "use --data DIR: checking reads the files, and works beside a node that serves \
-                 them read-only",
+        KvCommand::Check { source } => match &source.location.connect {
+            Some(_) => Err(Failure::new("cannot check a running node through its port").hint(
+                "use --data DIR: the check reads the files, and works while a node serves them \
+                 read-only",
             )),
             None => directory::check(source),
         },
@@ -133,7 +125,7 @@ pub fn run(command: KvCommand) -> Result<Verdict, Failure> {
 }
 
 fn list(listing: Listing, source: Source) -> Result<Listed, Failure> {
-    match &source.place.connect {
+    match &source.location.connect {
         Some(address) => node::list(address, &listing),
         None => directory::list(listing, source),
     }
@@ -156,7 +148,7 @@ fn tell(summary: &Value) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// The value of an argument: `-` is what standard input holds.
+/// The value of an argument; `-` stands for the contents of standard input.
 fn value_argument(value: OsString, hex: bool) -> Result<Vec<u8>, Failure> {
     if value != "-" {
         return key_argument(value, "VALUE", hex);
@@ -165,7 +157,7 @@ fn value_argument(value: OsString, hex: bool) -> Result<Vec<u8>, Failure> {
     let mut input = io::stdin().lock().take(VALUE_BYTES_MAX + 1);
     input
         .read_to_end(&mut bytes)
-        .map_err(|error| Failure::new(format!("reading the value: {error}")))?;
+        .map_err(|error| Failure::new(format!("cannot read the value: {error}")))?;
     if bytes.len() as u64 > VALUE_BYTES_MAX {
         return Err(Failure::new("the value is longer than 512 MiB"));
     }
@@ -182,7 +174,7 @@ fn key_argument(key: OsString, name: &str, hex: bool) -> Result<Vec<u8>, Failure
     }
     parse_hex(&bytes).ok_or_else(|| {
         Failure::new(format!(
-            "{name} '{}' is no hexadecimal, which --hex asks for",
+            "{name} must be hexadecimal with --hex, not '{}'",
             String::from_utf8_lossy(&bytes)
         ))
     })

@@ -3,28 +3,28 @@
 use resp::{Reply, write_command};
 use serde_json::{Map, Value, json};
 
-use super::Verdict;
 use super::import::{Imported, Input};
 use super::listing::{Listed, Listing, Printer};
-use super::print::{Style, value};
+use super::print::value;
 use super::steps::Step;
 use crate::args::{Entries, Source};
-use crate::failure::Failure;
+use crate::failure::{Failure, Verdict};
 use crate::output::{Out, thousands};
 use crate::remote::Remote;
+use crate::style::Style;
 
-/// Commands of an import that are sent before their replies are read: the replies, which are short,
-/// fit into what a connection holds.
+/// Commands of an import that are sent before their replies are read: the replies are short and fit
+/// into the connection's buffer.
 const PIPELINE: usize = 1000;
 /// Bytes of these commands.
 const PIPELINE_BYTES: usize = 1 << 20;
-/// Entries asked for at once by a scan.
+/// Entries per request of a scan.
 const PAGE: u64 = 1000;
 
 fn connect(address: &str, column_family: &str) -> Result<Remote, Failure> {
     if column_family != "default" {
         return Err(Failure::new("a node serves the column family 'default' only")
-            .hint("other column families are read from the directory, with --data DIR"));
+            .hint("use --data DIR to read other column families from the directory"));
     }
     Remote::connect(address)
 }
@@ -49,8 +49,8 @@ pub fn get(
     Ok(if found.is_some() { Verdict::Good } else { Verdict::Bad })
 }
 
-/// `kv scan --connect` and `kv export --connect`: pages, each beginning behind the last key of the
-/// one before.
+/// `kv scan --connect` and `kv export --connect`: pages, each starting after the last key of the
+/// previous one.
 pub fn list(address: &str, listing: &Listing) -> Result<Listed, Failure> {
     let mut remote = connect(address, &listing.column_family)?;
     let keys = match remote.call(&[b"DBSIZE"])? {
@@ -107,7 +107,7 @@ pub fn put(address: &str, key: &[u8], value: &[u8]) -> Result<(), Failure> {
     }
 }
 
-/// `kv del --connect`: how many of the keys were there.
+/// `kv del --connect`: how many of the keys existed.
 pub fn delete(address: &str, keys: &[Vec<u8>]) -> Result<u64, Failure> {
     let mut remote = Remote::connect(address)?;
     let command: Vec<&[u8]> =
@@ -118,7 +118,7 @@ pub fn delete(address: &str, keys: &[Vec<u8>]) -> Result<u64, Failure> {
     }
 }
 
-/// `kv import --connect`: many commands at a time, then their replies.
+/// `kv import --connect`: sends many commands, then reads their replies.
 pub fn import(address: &str, input: &Input) -> Result<Imported, Failure> {
     let mut input = input.open()?;
     let mut remote = Remote::connect(address)?;
@@ -137,7 +137,7 @@ pub fn import(address: &str, input: &Input) -> Result<Imported, Failure> {
         }
         let ended = !matches!(step, Ok(Some(_)));
         if ended || commands.len() >= PIPELINE_BYTES || waiting >= PIPELINE {
-            // What was before a mistake in the input is imported.
+            // Entries before a mistake in the input are imported.
             remote.send(&commands)?;
             for _ in 0..waiting {
                 remote.reply()?;
@@ -152,7 +152,7 @@ pub fn import(address: &str, input: &Input) -> Result<Imported, Failure> {
     }
 }
 
-/// `kv stat --connect`: what the node says about itself.
+/// `kv stat --connect`: prints the node's own report.
 pub fn stat(address: &str, source: &Source) -> Result<Verdict, Failure> {
     let mut remote = Remote::connect(address)?;
     let reply = remote.call(&[b"INFO"])?;
@@ -173,7 +173,7 @@ pub fn stat(address: &str, source: &Source) -> Result<Verdict, Failure> {
     Ok(Verdict::Good)
 }
 
-/// INFO's text as sections of fields. Numbers become numbers.
+/// Parses the text of INFO into sections of fields. Numbers become JSON numbers.
 fn sections(info: &str) -> Value {
     let mut all = Map::new();
     let mut name = String::new();
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn infos_lines_become_fields_of_their_sections() {
+    fn lines_of_info_become_fields_of_their_sections() {
         let info = "# Server\r\nredis_version:7.0.0\r\ntcp_port:6379\r\n\r\n# Keyspace\r\n\
                     db0:keys=5,expires=0\r\n";
         assert_eq!(

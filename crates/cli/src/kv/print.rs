@@ -1,55 +1,14 @@
-//! How keys, values and entries are printed.
+//! Prints keys, values and entries.
 
 use std::io::Write;
-use std::str::FromStr;
 
 use resp::write_command;
 use serde_json::{Map, Value, json};
 
 use crate::output::{Out, Stop, escape_into, hex_into, put_bytes};
+use crate::style::Style;
 
-/// How bytes are printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
-    /// Escaped text.
-    Text,
-    /// Hexadecimal.
-    Hex,
-    /// One JSON object per entry; bytes that are no text, or all of them, in hexadecimal.
-    Json {
-        /// All bytes in hexadecimal.
-        hex: bool,
-    },
-    /// The command of Redis's protocol that sets the entry.
-    Resp,
-}
-
-impl Style {
-    /// The style that the flags ask for.
-    pub fn new(json: bool, hex: bool) -> Style {
-        match (json, hex) {
-            (true, hex) => Style::Json { hex },
-            (false, true) => Style::Hex,
-            (false, false) => Style::Text,
-        }
-    }
-}
-
-impl FromStr for Style {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Style, String> {
-        match text {
-            "text" => Ok(Style::Text),
-            "hex" => Ok(Style::Hex),
-            "json" => Ok(Style::Json { hex: false }),
-            "resp" => Ok(Style::Resp),
-            _ => Err(format!("'{text}' is none of text, hex, json, resp")),
-        }
-    }
-}
-
-/// Renders entries; keeps its buffer between them. [`super::steps`] reads what this writes.
+/// Renders entries, and reuses its buffer. [`super::steps`] parses the result.
 pub struct Lines {
     style: Style,
     text: String,
@@ -62,7 +21,7 @@ impl Lines {
         Lines { style, text: String::new(), command: Vec::new() }
     }
 
-    /// One entry with its newline, or the command that sets it.
+    /// Renders one entry with its newline, or the command that sets it.
     pub fn render(&mut self, key: &[u8], value: &[u8]) -> &[u8] {
         self.text.clear();
         match self.style {
@@ -93,7 +52,7 @@ impl Lines {
     }
 }
 
-/// Prints what a get found.
+/// Prints the result of a get.
 pub fn value(out: &mut Out, style: Style, key: &[u8], value: Option<&[u8]>) -> Result<(), Stop> {
     if let Style::Json { hex } = style {
         let mut object = Map::new();
@@ -105,8 +64,8 @@ pub fn value(out: &mut Out, style: Style, key: &[u8], value: Option<&[u8]>) -> R
         return out.json(&Value::Object(object));
     }
     let Some(value) = value else {
-        // Standard output stays empty, so that a script sees the difference to an empty value.
-        let _ = writeln!(std::io::stderr(), "millrace: there is no such key");
+        // Standard output stays empty, so that a script can tell this from an empty value.
+        let _ = writeln!(std::io::stderr(), "millrace: the key does not exist");
         return Ok(());
     };
     let mut line = String::new();
@@ -114,7 +73,7 @@ pub fn value(out: &mut Out, style: Style, key: &[u8], value: Option<&[u8]>) -> R
         Style::Hex => hex_into(&mut line, value),
         _ if out.is_terminal() => escape_into(&mut line, value),
         _ => {
-            // For another program: the bytes themselves.
+            // Another program gets the bytes unchanged.
             out.bytes(value)?;
         }
     }

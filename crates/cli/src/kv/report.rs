@@ -1,4 +1,4 @@
-//! How the result of a check is printed.
+//! Prints the report of a check.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -31,7 +31,7 @@ pub fn json(report: &CheckReport) -> Value {
 pub fn text(path: &Path, report: &CheckReport) -> String {
     let mut out = String::new();
     for damage in &report.damages {
-        // Most errors begin with their place themselves.
+        // Most errors already begin with the file's name.
         let _ = match damage.offset {
             _ if damage.what.starts_with(&damage.file) => writeln!(out, "damaged: {}", damage.what),
             Some(offset) => {
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn json_says_whether_all_is_well() {
+    fn json_says_whether_damage_was_found() {
         assert_eq!(json(&report(&[]))["ok"], true);
         let json = json(&report(&[("000009.sst", Some(5), "x")]));
         assert_eq!(json["ok"], false);

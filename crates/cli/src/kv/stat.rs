@@ -1,4 +1,4 @@
-//! How a database's shape is printed.
+//! Prints the description of a database.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::output::{escape_into, thousands};
 
-/// The shape as JSON.
+/// The description as JSON.
 pub fn json(path: &Path, stat: &Stat) -> Value {
     json!({
         "path": path,
@@ -58,7 +58,7 @@ fn family_json(family: &FamilyStat) -> Value {
     })
 }
 
-/// The shape for people, line by line.
+/// The description for people, line by line.
 pub fn text(path: &Path, stat: &Stat) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "RocksDB database in {}", path.display());
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_levels_with_files_and_what_is_wrong() {
+    fn text_shows_levels_with_files_and_warnings() {
         let text = text(Path::new("/db"), &stat());
         assert!(text.contains("warning: 000009.blob is missing"), "{text}");
         let levels: Vec<&str> =

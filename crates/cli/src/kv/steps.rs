@@ -1,14 +1,14 @@
-//! Reads what an import is given: the forms that [`super::print`] writes, and Redis commands.
+//! Parses the input of an import: the formats that [`super::print`] writes, and Redis commands.
 //!
-//! | form | what is read |
+//! | format | input |
 //! |---|---|
 //! | text | `KEY`, a tab, `VALUE`, escaped as `kv scan` prints them |
 //! | hex | `KEYHEX VALUEHEX` |
 //! | json | an object per line: `key` or `key_hex`, and `value` or `value_hex` |
-//! | resp | what `redis-cli --pipe` takes: `SET`, `MSET`, `DEL` and `UNLINK`, in either way to write a command |
+//! | resp | the input of `redis-cli --pipe`: `SET`, `MSET`, `DEL` and `UNLINK`, as arrays or inline |
 //!
-//! Empty lines count for nothing. What makes no sense is an error that names its line or command:
-//! an import that guesses would lose data.
+//! Empty lines are skipped. Anything else is an error that names its line or command: guessing
+//! would lose data.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, Read};
@@ -16,14 +16,14 @@ use std::io::{BufRead, Read};
 use resp::{Limits, Parser, Progress};
 use serde_json::Value;
 
-use super::print::Style;
 use crate::failure::Failure;
 use crate::output::{parse_hex, unescape};
+use crate::style::Style;
 
-/// Longest line.
+/// The longest line, in bytes.
 const LINE_BYTES_MAX: u64 = 1 << 30;
 
-/// One thing that an import does.
+/// One operation of an import.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Sets a key.
@@ -33,7 +33,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// Bytes of its key and value.
+    /// Bytes of the key and the value.
     pub fn bytes(&self) -> usize {
         match self {
             Step::Put(key, value) => key.len() + value.len(),
@@ -42,7 +42,7 @@ impl Step {
     }
 }
 
-/// What an input holds, step by step.
+/// The operations of an input, one at a time.
 pub struct Steps<R> {
     input: R,
     style: Style,
@@ -52,13 +52,13 @@ pub struct Steps<R> {
     read: u64,
     line: Vec<u8>,
     parser: Parser,
-    /// From here on `line` is not understood yet.
+    /// Offset of the first byte of `line` that is not parsed yet.
     start: usize,
     ready: VecDeque<Step>,
 }
 
 impl<R: BufRead> Steps<R> {
-    /// Reads `input` in this form.
+    /// Reads `input` in this format.
     pub fn new(input: R, style: Style) -> Steps<R> {
         let (line, ready) = (Vec::new(), VecDeque::new());
         let parser = Parser::new(Limits::default());
@@ -70,10 +70,10 @@ impl<R: BufRead> Steps<R> {
         self.read
     }
 
-    /// The next step; `None` at the end. Blocks where the input does.
+    /// The next step; `None` at the end. Blocks while the input does.
     ///
     /// # Errors
-    /// When the input cannot be read, or holds something else.
+    /// When the input cannot be read or parsed.
     pub fn next(&mut self) -> Result<Option<Step>, Failure> {
         match self.style {
             Style::Resp => self.next_of_command(),
@@ -141,7 +141,7 @@ impl<R: BufRead> Steps<R> {
                 }
                 Err(error) => {
                     self.count += 1;
-                    return Err(self.wrong(&format!("is no command: {error}")));
+                    return Err(self.wrong(&format!("is not a command: {error}")));
                 }
             }
         }
@@ -149,18 +149,18 @@ impl<R: BufRead> Steps<R> {
 
     fn wrong(&self, what: &str) -> Failure {
         let (unit, hint) = match self.style {
-            Style::Resp => ("command", "what was before it is imported"),
-            _ => ("line", "what was before it is imported; --format says what the input is"),
+            Style::Resp => ("command", "earlier commands are imported"),
+            _ => ("line", "earlier lines are imported; --format names the format of the input"),
         };
         Failure::new(format!("{unit} {} of the input {what}", self.count)).hint(hint)
     }
 }
 
 fn unreadable(error: &std::io::Error) -> Failure {
-    Failure::new(format!("reading the input: {error}"))
+    Failure::new(format!("cannot read the input: {error}"))
 }
 
-/// Key and value of a line.
+/// Parses the key and value of a line.
 fn entry(style: Style, line: &[u8]) -> Result<(Vec<u8>, Vec<u8>), String> {
     let halves = |mark: u8| {
         let at = line.iter().position(|&byte| byte == mark)?;
@@ -172,30 +172,30 @@ fn entry(style: Style, line: &[u8]) -> Result<(Vec<u8>, Vec<u8>), String> {
             if value.contains(&b'\t') {
                 return Err("has more than one tab: one in a key or value is written \\t".into());
             }
-            let read = |text| unescape(text).ok_or("has a backslash with something strange behind");
+            let read = |text| unescape(text).ok_or("has a backslash with an unknown escape");
             Ok((read(key)?, read(value)?))
         }
         Style::Hex => {
             let (key, value) = halves(b' ').ok_or("has no space between key and value")?;
-            let read = |text| parse_hex(text).ok_or("is no hexadecimal");
+            let read = |text| parse_hex(text).ok_or("is not hexadecimal");
             Ok((read(key)?, read(value)?))
         }
         Style::Json { .. } => {
             let object: Value =
-                serde_json::from_slice(line).map_err(|error| format!("is no JSON: {error}"))?;
+                serde_json::from_slice(line).map_err(|error| format!("is not JSON: {error}"))?;
             let read = |name: &str| match (&object[name], &object[format!("{name}_hex")]) {
                 (Value::String(text), Value::Null) => Ok(text.clone().into_bytes()),
                 (Value::Null, Value::String(digits)) => parse_hex(digits.as_bytes())
-                    .ok_or_else(|| format!("has a {name}_hex that is no hexadecimal")),
+                    .ok_or_else(|| format!("has a {name}_hex that is not hexadecimal")),
                 _ => Err(format!("must have a string {name} or {name}_hex")),
             };
             Ok((read("key")?, read("value")?))
         }
-        Style::Resp => unreachable!("commands are no lines"),
+        Style::Resp => unreachable!("commands are not parsed line by line"),
     }
 }
 
-/// What a command does.
+/// The operations of a command.
 fn steps(args: &[&[u8]]) -> Result<Vec<Step>, String> {
     let Some((name, rest)) = args.split_first() else { return Ok(Vec::new()) };
     let put = |key: &[u8], value: &[u8]| Step::Put(key.to_vec(), value.to_vec());
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_may_end_as_on_other_systems_and_the_last_without_an_end() {
+    fn lines_can_end_in_crlf_and_the_last_needs_no_end() {
         let text = b"a\t1\r\n\n\r\nb\t2";
         assert_eq!(all(Style::Text, text), Ok(vec![put(b"a", b"1"), put(b"b", b"2")]));
     }
@@ -282,21 +282,21 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named_by_its_place() {
+    fn a_mistake_is_named_by_its_line_or_command() {
         let wrong = |style, input: &[u8]| all(style, input).unwrap_err();
         assert!(wrong(Style::Text, b"a\tb\n\nab\n").starts_with("line 3 of the input has no tab"));
         assert!(
             wrong(Style::Text, b"a\tb\tc").starts_with("line 1 of the input has more than one")
         );
         assert!(wrong(Style::Text, b"a\t\\q").contains("backslash"));
-        assert!(wrong(Style::Hex, b"00 1").contains("is no hexadecimal"));
+        assert!(wrong(Style::Hex, b"00 1").contains("is not hexadecimal"));
         let json = Style::Json { hex: false };
         assert!(wrong(json, b"[1]").contains("must have a string key"));
         assert!(wrong(json, b"{\"key\":\"a\",\"value\":1}").contains("must have a string value"));
         assert!(
             wrong(json, b"{\"key\":\"a\",\"value\":\"\",\"value_hex\":\"\"}").contains("value")
         );
-        assert!(wrong(json, b"{").contains("is no JSON"));
+        assert!(wrong(json, b"{").contains("is not JSON"));
         assert!(
             wrong(Style::Resp, b"SET a 1\nINCR a\n")
                 .starts_with("command 2 of the input is \"INCR\"")
@@ -305,6 +305,6 @@ mod tests {
         assert!(
             wrong(Style::Resp, b"*2\r\n$3\r\nDEL\r\n").starts_with("command 1 of the input ends")
         );
-        assert!(wrong(Style::Resp, b"*1\r\n:1\r\n").contains("is no command"));
+        assert!(wrong(Style::Resp, b"*1\r\n:1\r\n").contains("is not a command"));
     }
 }
