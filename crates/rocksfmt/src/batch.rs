@@ -6,19 +6,19 @@
 //!
 //! [`WriteBatch::parse`] reads the header, [`WriteBatch::ops`] walks the records without copying.
 //! Every operation that writes a key takes the next sequence; log data, no-ops and the markers of
-//! two-phase commit take none. The iterator checks at its end that it found as many operations as
-//! the header announces: RocksDB refuses to open a database over a wrong count or an unknown tag,
-//! and so should the caller, whatever its policy for torn tails, because the record's checksum
-//! held.
+//! two-phase commit take none. At its end the iterator checks the number of operations against the
+//! header. A wrong count or an unknown tag is never a torn tail, because the record's checksum
+//! held: RocksDB refuses to open the database, and the caller should refuse it too.
 
-use crate::coding::{Decoder, fixed64_at, put_lps, put_varint};
+use crate::coding::{Decoder, fixed64_at, put_lps, put_svarint, put_varint};
 use crate::error::{Error, Result};
 use crate::key::SEQUENCE_MAX;
 
-/// Bytes in front of a batch's records.
+/// Bytes of a batch's header.
 pub const BATCH_HEADER_BYTES: usize = 12;
 
-/// Record tags, by the name of the form that carries a column family id.
+/// Record tags, named after the form without a column family id; the form with one has the prefix
+/// `CF_`.
 pub(crate) mod tag {
     pub const DELETE: u8 = 0x00;
     pub const PUT: u8 = 0x01;
@@ -47,22 +47,18 @@ pub(crate) mod tag {
     pub const CF_TIMED_PUT: u8 = 0x19;
 }
 
-/// Begins the note that [`BatchWriter::note_keys`] leaves.
+/// The first bytes of the annotation that [`BatchWriter::note_keys`] writes.
 const KEYS_MAGIC: &[u8; 2] = b"mk";
 
-/// What an annotation ([`Op::LogData`]) of a batch says about the number of keys, if it does.
+/// The change of the number of keys in an annotation ([`Op::LogData`]), if it holds one; see
+/// `docs/formats/key-count.md`.
 pub fn keys_noted(annotation: &[u8]) -> Option<i64> {
     let mut d = Decoder::new(annotation.strip_prefix(KEYS_MAGIC)?);
-    let change = d.varint64("keys").ok()?;
-    d.is_empty().then_some((change >> 1) as i64 ^ -((change & 1) as i64))
+    let change = d.svarint64("keys").ok()?;
+    d.is_empty().then_some(change)
 }
 
-/// Small numbers of either sign become small ones without.
-fn zigzag(n: i64) -> u64 {
-    (n << 1 ^ n >> 63) as u64
-}
-
-/// Puts a write batch together, in a buffer that is used again for the next.
+/// Builds write batches in a buffer that it reuses.
 #[derive(Clone, Debug)]
 pub struct BatchWriter {
     bytes: Vec<u8>,
@@ -81,7 +77,7 @@ impl BatchWriter {
         BatchWriter::default()
     }
 
-    /// Takes room for so many bytes more at once.
+    /// Reserves room for `bytes` more bytes.
     pub fn reserve(&mut self, bytes: usize) {
         self.bytes.reserve(bytes);
     }
@@ -97,27 +93,27 @@ impl BatchWriter {
         self.operation(tag::DELETE, tag::CF_DELETE, cf, key);
     }
 
-    /// Deletes the keys from `start` up to `end`.
+    /// Deletes the keys from `start` to `end`, exclusive.
     pub fn delete_range(&mut self, cf: u32, start: &[u8], end: &[u8]) {
         self.operation(tag::DELETE_RANGE, tag::CF_DELETE_RANGE, cf, start);
         put_lps(&mut self.bytes, end);
     }
 
-    /// Notes by how many the batch changes the number of keys of the default column family. To
-    /// RocksDB it is an annotation, which it passes over.
+    /// Annotates the batch with its change of the number of keys of the default column family.
+    /// RocksDB ignores annotations; see `docs/formats/key-count.md`.
     pub fn note_keys(&mut self, change: i64) {
         self.bytes.push(tag::LOG_DATA);
         let mut note = KEYS_MAGIC.to_vec();
-        put_varint(&mut note, zigzag(change));
+        put_svarint(&mut note, change);
         put_lps(&mut self.bytes, &note);
     }
 
-    /// Operations so far; each takes a sequence number.
+    /// The number of operations so far; each takes a sequence number.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Whether there is no operation.
+    /// Whether the batch has no operation.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -140,7 +136,7 @@ impl BatchWriter {
         self.count = 0;
     }
 
-    /// Column family 0 has tags of its own.
+    /// Column family 0 has its own tags.
     fn operation(&mut self, tag: u8, cf_tag: u8, cf: u32, key: &[u8]) {
         self.count += 1;
         if cf == 0 {
@@ -172,7 +168,7 @@ pub enum Op<'a> {
         /// User key.
         key: &'a [u8],
     },
-    /// Deletes a key that was set once.
+    /// Deletes a key that was set exactly once.
     SingleDelete {
         /// Column family.
         cf: u32,
@@ -197,7 +193,7 @@ pub enum Op<'a> {
         /// First user key kept.
         end: &'a [u8],
     },
-    /// Sets a key to a value that stands in a blob file.
+    /// Sets a key to a value in a blob file.
     BlobIndex {
         /// Column family.
         cf: u32,
@@ -226,7 +222,7 @@ pub enum Op<'a> {
         /// Unix time in seconds.
         write_time: u64,
     },
-    /// An annotation of the application; writes nothing.
+    /// An annotation of the writer; writes nothing.
     LogData(&'a [u8]),
     /// Padding, or the boundary of a sub-batch; writes nothing.
     Noop,
@@ -272,7 +268,7 @@ impl Marker<'_> {
         }
     }
 
-    /// The error of a reader that does not follow two-phase commit, naming the marker.
+    /// The error of a reader without two-phase commit; names the marker.
     pub fn refused(&self) -> Error {
         Error::unsupported(format!(
             "two-phase commit ({} in the write-ahead log): open and close the database with its \
@@ -283,7 +279,7 @@ impl Marker<'_> {
 }
 
 impl Op<'_> {
-    /// The column family of an operation that writes a key; `None` for those that take no sequence.
+    /// The column family of an operation that writes a key; `None` for one that takes no sequence.
     pub fn column_family(&self) -> Option<u32> {
         match *self {
             Op::Put { cf, .. }
@@ -299,7 +295,7 @@ impl Op<'_> {
     }
 }
 
-/// A batch: its header, and the records behind it.
+/// A batch: its header and its records.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteBatch<'a> {
     sequence: u64,
@@ -336,7 +332,7 @@ impl<'a> WriteBatch<'a> {
         self.sequence
     }
 
-    /// How many operations the header announces.
+    /// The number of operations in the header.
     pub fn count(&self) -> u32 {
         self.count
     }
@@ -346,8 +342,8 @@ impl<'a> WriteBatch<'a> {
         self.sequence + u64::from(self.count)
     }
 
-    /// Walks the records: the sequence an operation takes (for those that take none, the next
-    /// one's) and the operation. Ends after the first error.
+    /// Walks the records. Each comes with its sequence, or with that of the next operation if it
+    /// takes none. Ends after the first error.
     pub fn ops(&self) -> BatchOps<'a> {
         BatchOps {
             d: Decoder::new(self.records),
@@ -358,7 +354,7 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    /// Walks the whole batch and keeps nothing: afterwards [`WriteBatch::ops`] cannot fail.
+    /// Walks the whole batch; afterwards [`WriteBatch::ops`] cannot fail.
     pub fn verify(&self) -> Result<()> {
         self.ops().try_for_each(|op| op.map(drop))
     }

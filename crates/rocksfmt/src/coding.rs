@@ -1,12 +1,13 @@
-//! The integers and strings every RocksDB format is made of.
+//! The integers and strings of all RocksDB formats.
 //!
-//! Fixed-width integers are little-endian; varints are unsigned LEB128 (5 bytes at most for 32
+//! Fixed-width integers are little-endian; varints are unsigned LEB128 (at most 5 bytes for 32
 //! bits, 10 for 64); svarints are zig-zag varints; an `lps` is a varint32 length followed by that
 //! many bytes.
 //!
-//! Two faces: [`Decoder`] walks a slice and names the field in its errors, for everything read once
-//! per file; [`varint32_at`] and [`varint64_at`] work on offsets and return `None`, for the loops
-//! over block entries. A varint whose value does not fit its width is refused, not cut.
+//! There are two interfaces. [`Decoder`] walks a slice and names the field in its errors; it is for
+//! data that is read once per file. [`varint32_at`] and [`varint64_at`] work on offsets and return
+//! `None`; they are for the loops over block entries. A varint whose value does not fit its width
+//! is refused, not truncated.
 
 use crate::error::{Error, Result};
 
@@ -15,7 +16,7 @@ pub const VARINT32_BYTES_MAX: usize = 5;
 /// Largest encoding of a varint64.
 pub const VARINT64_BYTES_MAX: usize = 10;
 
-/// Reads a varint32 at `at`; returns the value and the offset behind it.
+/// Reads a varint32 at `at`; returns the value and the offset after it.
 #[inline(always)]
 pub fn varint32_at(data: &[u8], at: usize) -> Option<(u32, usize)> {
     let first = *data.get(at)?;
@@ -31,7 +32,7 @@ fn varint32_long(data: &[u8], at: usize) -> Option<(u32, usize)> {
     Some((u32::try_from(value).ok()?, next))
 }
 
-/// Reads a varint64 at `at`; returns the value and the offset behind it.
+/// Reads a varint64 at `at`; returns the value and the offset after it.
 #[inline(always)]
 pub fn varint64_at(data: &[u8], at: usize) -> Option<(u64, usize)> {
     let first = *data.get(at)?;
@@ -97,8 +98,7 @@ pub fn put_lps(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Walks a slice from front to back. Every method takes the name of the field it reads, for the
-/// error.
+/// Walks a slice from front to back. Every method takes the name of its field for the error.
 #[derive(Clone, Copy, Debug)]
 pub struct Decoder<'a> {
     rest: &'a [u8],
@@ -110,12 +110,12 @@ impl<'a> Decoder<'a> {
         Decoder { rest: data }
     }
 
-    /// What has not been read yet.
+    /// The bytes that are not read yet.
     pub fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// Bytes not read yet.
+    /// The number of bytes that are not read yet.
     pub fn len(&self) -> usize {
         self.rest.len()
     }
@@ -213,9 +213,9 @@ fn bad_varint(field: &'static str, bits: u32) -> Error {
     Error::corruption(format!("{field} is not a varint of {bits} bits"))
 }
 
-/// The format's small 32-bit hash (a Murmur variant), used by the data-block hash index and by the
-/// legacy Bloom filter. The one to three tail bytes are *sign-extended*; that accident is part of
-/// the format.
+/// The format's 32-bit hash (a Murmur variant), used by the data-block hash index and by the legacy
+/// Bloom filter. The one to three tail bytes are *sign-extended*; this accident is part of the
+/// format.
 pub fn hash32(data: &[u8], seed: u32) -> u32 {
     const M: u32 = 0xC6A4_A793;
     let mut h = seed ^ (data.len() as u32).wrapping_mul(M);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_varint_that_does_not_fit_or_does_not_end_is_refused() {
+    fn a_varint_that_does_not_fit_or_has_no_end_is_refused() {
         assert_eq!(varint32_at(&[0xff, 0xff, 0xff, 0xff, 0x1f], 0), None);
         assert_eq!(varint32_at(&[0xff, 0xff, 0xff, 0xff, 0x0f], 0), Some((u32::MAX, 5)));
         assert_eq!(varint32_at(&[0x80; 9], 0), None);

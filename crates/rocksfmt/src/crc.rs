@@ -1,7 +1,7 @@
-//! CRC-32C and the mask RocksDB stores it under.
+//! CRC-32C, and the mask under which RocksDB stores it.
 //!
-//! SST blocks with checksum type 1, log records and blob files all store `mask(crc32c(bytes))`: a
-//! CRC over bytes that contain CRCs would otherwise be weak.
+//! SST blocks with checksum type 1, log records and blob files store `mask(crc32c(bytes))`: an
+//! unmasked CRC over bytes that contain CRCs is weak.
 
 const MASK_DELTA: u32 = 0xA282_EAD8;
 
@@ -11,7 +11,7 @@ pub fn crc32c(data: &[u8]) -> u32 {
     crc32c::crc32c(data)
 }
 
-/// CRC-32C of the bytes behind `crc` followed by `data`.
+/// CRC-32C of some bytes followed by `data`; `crc` is that of the first bytes.
 #[inline]
 pub fn crc32c_append(crc: u32, data: &[u8]) -> u32 {
     crc32c::crc32c_append(crc, data)
@@ -23,7 +23,7 @@ pub fn mask_crc(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(MASK_DELTA)
 }
 
-/// The CRC behind a stored form.
+/// Undoes [`mask_crc`].
 #[inline]
 pub fn unmask_crc(masked: u32) -> u32 {
     masked.wrapping_sub(MASK_DELTA).rotate_left(15)

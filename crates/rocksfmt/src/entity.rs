@@ -1,9 +1,9 @@
-//! Values with something around them: wide-column entities and values with a preferred sequence.
+//! Values in an envelope: wide-column entities and values with a preferred sequence.
 //!
-//! A plain read of an entity answers its default column, the one with the empty name, or an empty
-//! value. Columns are strictly sorted by name, so the default column can only be the first. Version
-//! 1 stores names and sizes in turn, then the values; version 2 (11.x) has arrays and may keep a
-//! column in a blob file, which is refused by name.
+//! A plain read of an entity returns its default column, which has the empty name, or an empty
+//! value. Columns are strictly sorted by name, so only the first can be the default column. Version
+//! 1 stores names and sizes in turn, then the values. Version 2 (11.x) has arrays and may keep a
+//! column in a blob file; this reader refuses such a default column by name.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 const INLINE: u8 = 0x01;
 const BLOB_INDEX: u8 = 0x11;
 
-/// Where the default column's value is in an entity; an empty range if the entity has none.
+/// The range of the default column's value in an entity; empty if the entity has no default column.
 pub fn default_column(entity: &[u8]) -> Result<Range<usize>> {
     default_column_inner(entity).map_err(|e| e.at("wide-column entity"))
 }
@@ -75,7 +75,7 @@ fn version_2(len: usize, mut d: Decoder<'_>) -> Result<Range<usize>> {
     Ok(start..start + value_len)
 }
 
-/// The value inside an entry of type ValuePreferredSeqno: all but its last eight bytes.
+/// The value in an entry of type ValuePreferredSeqno: all but the last eight bytes.
 #[inline]
 pub fn timed_put_value(value: &[u8]) -> Result<&[u8]> {
     match value.split_last_chunk::<8>() {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn entities_cut_short_or_unsorted_are_corrupt() {
+    fn truncated_or_unsorted_entities_are_corrupt() {
         let e = v1(&[(b"", b"plain"), (b"a", b"other")]);
         for len in 0..e.len() {
             assert!(default_column(&e[..len]).is_err(), "cut at {len}");

@@ -1,21 +1,20 @@
-//! The crate's error: what kind of trouble, and the evidence for it.
+//! The crate's error: a kind, and the evidence.
 //!
 //! Callers match on [`Kind`]; people read the text. The error is one pointer wide and is built only
-//! in `#[cold]` constructors, so a `Result` costs the success path no more than an `Option<Box<_>>`
-//! does.
+//! in `#[cold]` constructors, so a `Result` costs the success path no more than an
+//! `Option<Box<_>>`.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// What a caller may want to tell apart.
+/// The kinds of failure that a caller treats differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The bytes contradict the format or fail their checksum.
     Corruption,
-    /// The bytes are (or may be) fine but use something this reader does not know; the text names
-    /// it.
+    /// The bytes may be valid but use a feature this reader does not know; the text names it.
     Unsupported,
-    /// A length inside the bytes asks for more than the caller's limit.
+    /// A length in the bytes exceeds the caller's limit.
     TooLarge,
 }
 
@@ -29,15 +28,15 @@ impl Kind {
     }
 }
 
-/// Result of everything in this crate.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A failure to understand some bytes.
+/// A failure to parse some bytes.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Error(Box<Inner>);
+pub struct Error(Box<Details>);
 
 #[derive(Clone, PartialEq, Eq)]
-struct Inner {
+struct Details {
     kind: Kind,
     what: Cow<'static, str>,
     /// Innermost first: "entry 3", then "index block at 4711".
@@ -45,11 +44,11 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of the given kind; `what` says what was expected against what was found.
+    /// An error of the given kind; `what` names expected against found.
     #[cold]
     #[inline(never)]
     pub fn new(kind: Kind, what: impl Into<Cow<'static, str>>) -> Error {
-        Error(Box::new(Inner { kind, what: what.into(), places: Vec::new() }))
+        Error(Box::new(Details { kind, what: what.into(), places: Vec::new() }))
     }
 
     /// Shorthand for [`Kind::Corruption`].
@@ -73,7 +72,7 @@ impl Error {
         Error::new(Kind::TooLarge, what)
     }
 
-    /// The same error, saying in which object it happened ("footer", "manifest record at 32768").
+    /// The same error with the object in which it happened ("footer", "manifest record at 32768").
     #[cold]
     #[inline(never)]
     pub fn at(mut self, place: impl Into<Cow<'static, str>>) -> Error {
@@ -81,7 +80,7 @@ impl Error {
         self
     }
 
-    /// What kind of trouble this is.
+    /// The kind of failure.
     pub fn kind(&self) -> Kind {
         self.0.kind
     }
@@ -112,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_reads_from_the_outside_in() {
+    fn the_text_names_places_from_the_outside_in() {
         let e = Error::corruption("restart count 9 needs 36 bytes, block has 8")
             .at("index block at 4711")
             .at("000012.sst");

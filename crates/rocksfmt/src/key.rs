@@ -1,28 +1,29 @@
 //! Internal keys: a user key, then `fixed64 (sequence << 8 | type)`.
 //!
-//! Order: user keys ascending under the column family's [`Comparator`]; equal user keys by the
-//! packed number *descending*, so the newest version comes first. To find the newest version
+//! Order: user keys ascend under the column family's [`Comparator`]; equal user keys are ordered by
+//! the packed number *descending*, so the newest version comes first. To find the newest version
 //! visible at sequence S, seek to `(user key, S, SEEK_TYPE)`: it sorts before every entry of that
 //! user key with a sequence of at most S.
 //!
-//! Hot: the comparison functions run some ten times per index lookup. They compare eight bytes at a
-//! time without calling memcmp, which for keys of 10 to 40 bytes costs more than the work.
+//! Hot: the comparison functions run about ten times per index lookup. They compare eight bytes at
+//! a time and do not call memcmp, whose call costs more than the work for keys of 10 to 40 bytes.
 
 use std::cmp::Ordering;
 
 use crate::coding::fixed64_at;
 use crate::error::{Error, Result};
 
-/// Bytes behind the user key in an internal key.
+/// Bytes after the user key in an internal key.
 pub const KEY_TRAILER_BYTES: usize = 8;
-/// Largest sequence number.
+/// The largest sequence number.
 pub const SEQUENCE_MAX: u64 = (1 << 56) - 1;
-/// Type byte of seek keys: above every real type, so it sorts first among entries of one sequence.
+/// The type byte of seek keys. It is above every real type, so it sorts first among entries of one
+/// sequence.
 pub const SEEK_TYPE: u8 = 0x7F;
-/// Trailer of the exclusive upper bound of a file that ends in a range tombstone.
+/// The trailer of the exclusive upper bound of a file that ends in a range tombstone.
 pub const SENTINEL_PACKED: u64 = SEQUENCE_MAX << 8 | ValueType::RangeDeletion as u64;
 
-/// What an entry of an SST is.
+/// The type of an SST entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum ValueType {
@@ -32,9 +33,9 @@ pub enum ValueType {
     Value = 0x01,
     /// A merge operand.
     Merge = 0x02,
-    /// A tombstone for exactly one older value; reads treat it as a tombstone.
+    /// A tombstone for exactly one older value; reads treat it like a deletion.
     SingleDeletion = 0x07,
-    /// A range tombstone; only in range-deletion blocks and file bounds.
+    /// A range tombstone; occurs only in range-deletion blocks and file bounds.
     RangeDeletion = 0x0F,
     /// A reference into a blob file.
     BlobIndex = 0x11,
@@ -42,12 +43,12 @@ pub enum ValueType {
     DeletionWithTimestamp = 0x14,
     /// A set of named columns.
     WideColumnEntity = 0x16,
-    /// A value with a preferred sequence behind it ("TimedPut").
+    /// A value followed by a preferred sequence ("TimedPut").
     ValuePreferredSeqno = 0x18,
 }
 
 impl ValueType {
-    /// Decodes a type byte; `None` for bytes that no SST entry may have.
+    /// Decodes a type byte; `None` if no SST entry may have it.
     #[inline]
     pub fn from_byte(byte: u8) -> Option<ValueType> {
         Some(match byte {
@@ -64,7 +65,7 @@ impl ValueType {
         })
     }
 
-    /// Whether a point read that finds this entry answers "not found".
+    /// Whether a point read that finds this entry returns "not found".
     #[inline]
     pub fn is_tombstone(self) -> bool {
         matches!(
@@ -86,20 +87,20 @@ pub fn unpack(packed: u64) -> (u64, u8) {
     (packed >> 8, packed as u8)
 }
 
-/// Appends the internal key of a user key.
+/// Appends an internal key.
 pub fn put_internal_key(out: &mut Vec<u8>, user_key: &[u8], packed: u64) {
     out.extend_from_slice(user_key);
     out.extend_from_slice(&packed.to_le_bytes());
 }
 
-/// Replaces `out` by the key to seek to for the newest version of `user_key` visible at `sequence`.
+/// Replaces `out` by the seek key for the newest version of `user_key` visible at `sequence`.
 #[inline]
 pub fn set_seek_key(out: &mut Vec<u8>, user_key: &[u8], sequence: u64) {
     out.clear();
     put_internal_key(out, user_key, pack(sequence, SEEK_TYPE));
 }
 
-/// An internal key taken apart.
+/// An internal key split into its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InternalKey<'a> {
     /// The user's key.
@@ -109,14 +110,14 @@ pub struct InternalKey<'a> {
 }
 
 impl<'a> InternalKey<'a> {
-    /// Splits the trailer off; `None` if there is none. The type byte is not checked.
+    /// Splits off the trailer; `None` if the key is too short. The type byte is not checked.
     #[inline(always)]
     pub fn split(key: &'a [u8]) -> Option<InternalKey<'a>> {
         let (user_key, trailer) = key.split_last_chunk::<8>()?;
         Some(InternalKey { user_key, packed: u64::from_le_bytes(*trailer) })
     }
 
-    /// Splits and checks a key from a file.
+    /// Splits and checks a key read from a file.
     pub fn parse(key: &'a [u8]) -> Result<InternalKey<'a>> {
         let Some(parsed) = InternalKey::split(key) else {
             return Err(Error::corruption(format!("internal key of {} bytes", key.len())));
@@ -131,14 +132,14 @@ impl<'a> InternalKey<'a> {
         self.packed >> 8
     }
 
-    /// The type; bytes that no SST entry may have are corruption.
+    /// The type; a byte that no SST entry may have is corruption.
     #[inline]
     pub fn value_type(&self) -> Result<ValueType> {
         value_type(self.packed)
     }
 }
 
-/// The type in a key trailer; bytes that no SST entry may have are corruption.
+/// The type in a key trailer; a byte that no SST entry may have is corruption.
 #[inline]
 pub fn value_type(packed: u64) -> Result<ValueType> {
     match ValueType::from_byte(packed as u8) {
@@ -158,12 +159,12 @@ pub enum Comparator {
     /// `leveldb.BytewiseComparator`: memcmp, a prefix before its extensions.
     #[default]
     Bytewise,
-    /// `rocksdb.ReverseBytewiseComparator`: the exact opposite.
+    /// `rocksdb.ReverseBytewiseComparator`: the opposite order.
     ReverseBytewise,
 }
 
 impl Comparator {
-    /// Finds a comparator by the name in the manifest.
+    /// The comparator with this name in the MANIFEST.
     pub fn from_name(name: &[u8]) -> Result<Comparator> {
         match name {
             b"leveldb.BytewiseComparator" => Ok(Comparator::Bytewise),
@@ -180,7 +181,7 @@ impl Comparator {
         }
     }
 
-    /// The name in the manifest.
+    /// The name in the MANIFEST.
     pub fn name(self) -> &'static str {
         match self {
             Comparator::Bytewise => "leveldb.BytewiseComparator",
@@ -198,8 +199,8 @@ impl Comparator {
         }
     }
 
-    /// Compares two internal keys. A key without trailer (corruption that a parser missed) counts
-    /// as a user key with trailer 0: some total order, no panic.
+    /// Compares two internal keys. A key without a trailer (corruption that a parser missed) counts
+    /// as a user key with trailer 0: the order stays total, and nothing panics.
     #[inline(always)]
     pub fn cmp_internal(self, a: &[u8], b: &[u8]) -> Ordering {
         let (a, a_packed) = split_lenient(a);
@@ -216,7 +217,7 @@ pub(crate) fn split_lenient(key: &[u8]) -> (&[u8], u64) {
     }
 }
 
-/// Compares like memcmp, a prefix before its extensions.
+/// Compares like memcmp; a prefix sorts before its extensions.
 #[inline(always)]
 pub fn compare_bytes(a: &[u8], b: &[u8]) -> Ordering {
     let common = a.len().min(b.len());
@@ -227,8 +228,8 @@ pub fn compare_bytes(a: &[u8], b: &[u8]) -> Ordering {
         }
     }
     if common >= 8 {
-        // The last eight common bytes: some were compared already and are equal, so the first
-        // difference in this word is the first difference of the keys.
+        // The last eight common bytes overlap bytes that are equal, so the first difference in this
+        // word is the first difference of the keys.
         if let (Some(x), Some(y)) = (a[..common].last_chunk::<8>(), b[..common].last_chunk::<8>())
             && x != y
         {
@@ -244,7 +245,7 @@ pub fn compare_bytes(a: &[u8], b: &[u8]) -> Ordering {
     a.len().cmp(&b.len())
 }
 
-/// Compares like memcmp and also returns the length of the common prefix.
+/// Compares like memcmp and returns the length of the common prefix.
 #[inline(always)]
 pub(crate) fn compare_with_prefix(a: &[u8], b: &[u8]) -> (Ordering, usize) {
     let common = a.len().min(b.len());
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_with_impossible_types_or_without_trailer_are_corrupt() {
+    fn keys_with_impossible_types_or_without_a_trailer_are_corrupt() {
         assert!(InternalKey::parse(b"1234567").is_err());
         assert!(InternalKey::parse(b"k\x19\0\0\0\0\0\0\0").is_err());
         assert_eq!(InternalKey::parse(b"k\x01\x05\0\0\0\0\0\0").unwrap().sequence(), 5);

@@ -1,14 +1,14 @@
 //! RocksDB's on-disk formats as pure functions: slices in, values out.
 //!
-//! What is here: SST files (footer, blocks, index, filters, properties, range tombstones,
-//! compression, checksums), blob files, write-ahead logs, write batches and the manifest. What is
-//! not: any I/O, any cache, any policy. Callers read bytes however they like and hand them over.
+//! Included: SST files (footer, blocks, index, filters, properties, range tombstones, compression,
+//! checksums), blob files, write-ahead logs, write batches and the MANIFEST. Not included: I/O,
+//! caches, policy. Callers read bytes however they like and pass them in.
 //!
-//! What always holds:
-//! - No byte string makes a function here panic, loop without bound or allocate more than the input
-//!   (or a limit given by the caller) justifies. Whatever does not parse is an [`Error`].
-//! - Nothing is written to the heap per entry once a cursor is warm.
-//! - The formats follow RocksDB 7.8 to 11.x; what is recognised but not read is
+//! Invariants:
+//! - No input makes a function here panic, loop without bound or allocate more than the input (or a
+//!   limit given by the caller) justifies. Input that does not parse is an [`Error`].
+//! - A warm cursor allocates nothing per entry.
+//! - The formats follow RocksDB 7.8 to 11.x. A feature that is recognised but not read is
 //!   [`Kind::Unsupported`], with its name in the text.
 
 #![forbid(unsafe_code)]

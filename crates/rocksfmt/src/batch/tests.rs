@@ -1,4 +1,4 @@
-//! Every tag, the sequences, and what must be refused.
+//! Every tag, the sequences, and refusals.
 
 use proptest::prelude::*;
 

@@ -1,12 +1,11 @@
-//! Builds blocks that every RocksDB from 7.8 on reads: prefix-compressed entries and restart
-//! points.
+//! Builds blocks that RocksDB 7.8 and newer read: prefix-compressed entries and restart points.
 
 use crate::coding::put_varint;
 
-/// Builds one block after the other. Keys must ascend; whoever adds them sees to that.
+/// Builds one block after another. The caller adds keys in ascending order.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockBuilder {
-    /// Entries from one restart point to the next.
+    /// Entries per restart point.
     interval: u32,
     bytes: Vec<u8>,
     restarts: Vec<u32>,

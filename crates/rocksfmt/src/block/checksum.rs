@@ -2,24 +2,24 @@
 //!
 //! Every block is followed by five bytes, `compression type, fixed32 checksum`. The checksum covers
 //! the stored (possibly compressed) bytes and the type byte. From format version 6 on, a modifier
-//! made of a per-file random number and the block's file offset is added, so that a block read from
-//! the wrong place fails.
+//! is added that is made of a per-file random number and the block's file offset, so that a block
+//! read from the wrong place fails.
 //!
-//! Hot: one call of [`BlockCheck::verify`] per block read; 4 KiB take about 0.13 us with XXH3 and
-//! 0.3 us with crc32c. Nothing here may allocate except to build an error.
+//! Hot: [`BlockCheck::verify`] runs once per block read; 4 KiB take about 0.13 us with XXH3 and 0.3
+//! us with crc32c. Nothing here may allocate except to build an error.
 
 use std::hash::Hasher;
 
 use crate::crc::{crc32c, crc32c_append, mask_crc};
 use crate::error::{Error, Result};
 
-/// Bytes behind every block: compression type and checksum.
+/// Bytes after every block: compression type and checksum.
 pub const BLOCK_TRAILER_BYTES: usize = 5;
 
-/// Which function guards the blocks of a file.
+/// The checksum function of a file's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ChecksumType {
-    /// Nothing (the context modifier of format version 6 still applies).
+    /// No checksum (the context modifier of format version 6 still applies).
     None,
     /// Masked CRC-32C.
     Crc32c,
@@ -55,8 +55,8 @@ impl ChecksumType {
         }
     }
 
-    /// The checksum of a block's bytes *with* its compression type byte as the last one (also used
-    /// for whole buffers, whose last byte then plays that part). An empty buffer gives 0.
+    /// The checksum of a block's bytes *including* its compression type byte at the end (also used
+    /// for whole buffers, whose last byte then takes that role). An empty buffer gives 0.
     #[inline]
     pub fn compute(self, data: &[u8]) -> u32 {
         let Some((&last, body)) = data.split_last() else { return 0 };
@@ -70,13 +70,13 @@ impl ChecksumType {
     }
 }
 
-/// The amount added to a checksum at `offset` of a file whose base context checksum is `base`.
+/// The amount added to a checksum at `offset` of a file with base context checksum `base`.
 #[inline]
 pub(crate) fn context_modifier(base: u32, offset: u64) -> u32 {
     if base == 0 { 0 } else { base ^ (offset as u32).wrapping_add((offset >> 32) as u32) }
 }
 
-/// How to check the blocks of one file; comes out of its footer.
+/// How to check the blocks of one file, from its footer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCheck {
     /// The function.
@@ -86,15 +86,15 @@ pub struct BlockCheck {
 }
 
 impl BlockCheck {
-    /// What the trailer of a block at file offset `offset` must hold; `stored` ends in the type
-    /// byte.
+    /// The checksum that the trailer of a block at file offset `offset` must hold; `stored` ends in
+    /// the type byte.
     #[inline]
     pub fn compute(&self, stored: &[u8], offset: u64) -> u32 {
         self.kind.compute(stored).wrapping_add(context_modifier(self.base_context, offset))
     }
 
-    /// Checks a block as read from file offset `offset`: its stored bytes and the five bytes of
-    /// trailer. Returns the compression type byte; the payload is `block[..block.len() - 5]`.
+    /// Checks a block read from file offset `offset`: its stored bytes and the trailer of five
+    /// bytes. Returns the compression type byte; the payload is `block[..block.len() - 5]`.
     #[inline]
     pub fn verify(&self, block: &[u8], offset: u64) -> Result<u8> {
         let Some((stored, sum)) = block.split_last_chunk::<4>() else {
@@ -117,7 +117,7 @@ impl BlockCheck {
     }
 }
 
-/// The checksum of a block that comes in pieces.
+/// The checksum of a block that arrives in pieces.
 pub struct BlockSum {
     check: BlockCheck,
     state: SumState,
@@ -132,7 +132,7 @@ enum SumState {
 }
 
 impl BlockSum {
-    /// Of a block of which nothing has come yet.
+    /// Starts with no bytes.
     pub fn new(check: BlockCheck) -> BlockSum {
         let state = match check.kind {
             ChecksumType::None => SumState::None,
@@ -144,7 +144,7 @@ impl BlockSum {
         BlockSum { check, state }
     }
 
-    /// Takes the next bytes of the payload.
+    /// Adds the next bytes of the payload.
     pub fn add(&mut self, piece: &[u8]) {
         match &mut self.state {
             SumState::None => {}
@@ -155,7 +155,7 @@ impl BlockSum {
         }
     }
 
-    /// Checks the whole block, which lies at file offset `offset`, against its trailer.
+    /// Checks the whole block at file offset `offset` against its trailer.
     pub fn verify(mut self, trailer: [u8; BLOCK_TRAILER_BYTES], offset: u64) -> Result<()> {
         let [last, sum @ ..] = trailer;
         if !matches!(self.state, SumState::Xxh3(_)) {
@@ -183,7 +183,7 @@ fn with_last_byte(hash: u64, last: u8) -> u32 {
     hash as u32 ^ u32::from(last).wrapping_mul(0x6B90_83D9)
 }
 
-/// The compression type byte of a block with trailer whose checksum is not to be checked.
+/// The compression type byte of a block with its trailer, without checking the checksum.
 #[inline]
 pub fn compression_byte(block: &[u8]) -> Result<u8> {
     match block.len().checked_sub(BLOCK_TRAILER_BYTES) {
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_have_the_checksum_of_the_whole() {
+    fn pieces_have_the_checksum_of_the_whole_block() {
         let data: Vec<u8> = (0..5000_u32).map(|n| ((n * n) >> 3) as u8).collect();
         for kind in (0..5).map(|byte| ChecksumType::from_byte(byte).unwrap()) {
             for (base_context, cut) in [(0, 0), (7, 1), (9, 300), (11, 4999), (13, 5000)] {

@@ -1,13 +1,13 @@
-//! Undoing block compression, into a buffer the caller provides.
+//! Decompresses blocks into a buffer of the caller.
 //!
-//! Flow: [`Compression::from_byte`] on the trailer's type byte; [`Compression::decompressed_len`]
-//! to get a buffer of exactly that size (it refuses more than the caller's limit, since the size is
-//! whatever the block says); [`Decompressor::decompress`] to fill it. A block that unpacks to more
-//! or fewer bytes is corrupt.
+//! [`Compression::from_byte`] decodes the trailer's type byte; [`Compression::decompressed_len`]
+//! gives the size of the buffer (it refuses a size above the caller's limit, because the block
+//! itself states the size); [`Decompressor::decompress`] fills it. A block that decompresses to
+//! another size is corrupt.
 //!
-//! Snappy blocks know their size; all others are preceded by it as a varint32. Zlib is raw deflate
-//! without a header, LZ4 the block format, ZSTD a frame. A file's dictionary is used for its data
-//! blocks only, never for its index blocks; Snappy and BZip2 ignore it.
+//! Snappy data contains its size; for all other codecs a varint32 precedes the data. Zlib is raw
+//! deflate without a header, LZ4 the block format, ZSTD a frame. A file's dictionary is used for
+//! its data blocks only, never for its index blocks; Snappy and BZip2 ignore it.
 //!
 //! A [`Decompressor`] holds the codecs' state; one per core is enough. A [`Dictionary`] belongs to
 //! a file.
@@ -26,15 +26,15 @@ pub enum Compression {
     Zlib,
     /// BZip2.
     Bzip2,
-    /// LZ4 blocks; LZ4HC is the same to a reader.
+    /// LZ4 blocks; LZ4HC reads the same.
     Lz4,
-    /// Zstandard, also under its number from before it was final.
+    /// Zstandard, including its number from before the format was final.
     Zstd,
 }
 
 impl Compression {
-    /// Decodes the type byte of a block trailer or blob index. What this reader cannot undo is
-    /// named.
+    /// Decodes the type byte of a block trailer or blob index. An unsupported codec is named in the
+    /// error.
     #[inline]
     pub fn from_byte(byte: u8) -> Result<Compression> {
         Ok(match byte {
@@ -72,8 +72,8 @@ impl Compression {
         }
     }
 
-    /// Size of the block behind `payload` (the stored block without its trailer); more than `max`
-    /// is refused.
+    /// The decompressed size of `payload` (the stored block without its trailer). A size above
+    /// `max` is refused.
     pub fn decompressed_len(self, payload: &[u8], max: usize) -> Result<usize> {
         let len = match self {
             Compression::None => payload.len(),
@@ -91,7 +91,7 @@ impl Compression {
         Ok(len)
     }
 
-    /// The size in front of the codec's bytes, and those bytes.
+    /// The stated size, and the codec's bytes after it.
     fn body(self, payload: &[u8]) -> Result<(usize, &[u8])> {
         match varint32_at(payload, 0) {
             Some((len, at)) => Ok((len as usize, &payload[at..])),
@@ -112,12 +112,12 @@ fn unknown(byte: u8) -> Error {
 /// The compression dictionary of a file.
 pub struct Dictionary {
     bytes: Vec<u8>,
-    /// Digested for ZSTD; `None` if ZSTD does not accept it.
+    /// Digested for ZSTD; `None` if ZSTD rejects it.
     zstd: Option<zstd::zstd_safe::DDict<'static>>,
 }
 
 impl Dictionary {
-    /// Takes the contents of the dictionary block.
+    /// Copies the contents of the dictionary block.
     pub fn new(bytes: &[u8]) -> Dictionary {
         Dictionary { bytes: bytes.to_vec(), zstd: zstd::zstd_safe::DDict::try_create(bytes) }
     }
@@ -139,7 +139,7 @@ impl std::fmt::Debug for Dictionary {
     }
 }
 
-/// The codecs and their state, made when first needed and used again for every block.
+/// The codecs and their state, created on first use and reused for every block.
 #[derive(Default)]
 pub struct Decompressor {
     snappy: snap::raw::Decoder,
@@ -154,13 +154,13 @@ impl std::fmt::Debug for Decompressor {
 }
 
 impl Decompressor {
-    /// No codec is set up yet.
+    /// A decompressor without any codec state.
     pub fn new() -> Decompressor {
         Decompressor::default()
     }
 
-    /// Unpacks `payload` into `out`, whose length must be what [`Compression::decompressed_len`]
-    /// said.
+    /// Decompresses `payload` into `out`, whose length must be that of
+    /// [`Compression::decompressed_len`].
     pub fn decompress(
         &mut self,
         compression: Compression,
@@ -214,7 +214,7 @@ impl Decompressor {
             none => none.insert(flate2::Decompress::new(false)),
         };
         if let Some(d) = dictionary.filter(|d| !d.is_empty()) {
-            // Deflate reaches back 32 KiB at most.
+            // Deflate refers back at most 32 KiB.
             let from = d.len().saturating_sub(32 << 10);
             state.set_dictionary(&d.bytes[from..]).map_err(|e| e.to_string())?;
         }
@@ -226,7 +226,7 @@ impl Decompressor {
     }
 }
 
-/// Bytes written, or what the codec said.
+/// Bytes written, or the codec's error text.
 type Coded = std::result::Result<usize, String>;
 
 fn lz4(body: &[u8], dictionary: Option<&Dictionary>, out: &mut [u8]) -> Coded {
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn every_codec_round_trips_and_its_state_is_usable_again() {
+    fn every_codec_round_trips_and_its_state_is_reusable() {
         let mut d = Decompressor::new();
         for round in 0..3 {
             for compression in ALL {
@@ -343,7 +343,7 @@ mod tests {
         let mut d = Decompressor::new();
         for compression in [Compression::Zlib, Compression::Lz4, Compression::Zstd] {
             let data = &raw[30_000..34_000];
-            // Deflate reaches back 32 KiB; give the encoder the same tail.
+            // Deflate refers back at most 32 KiB; give the encoder the same tail.
             let used = if compression == Compression::Zlib {
                 &raw[raw.len() - 32_768..]
             } else {
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_undone_is_named() {
+    fn unsupported_codecs_are_named() {
         assert!(Compression::from_byte(6).unwrap_err().to_string().contains("XPRESS"));
         assert!(
             Compression::from_byte(0x85)

@@ -1,9 +1,9 @@
-//! Compressing blocks, the other direction of `compress`.
+//! Compresses blocks; `decompress` is the other direction.
 
 use crate::block::compress::Compression;
 use crate::coding::put_varint;
 
-/// The codecs and their state, made when first needed and used again for every block.
+/// The codecs and their state, created on first use and reused for every block.
 #[derive(Default)]
 pub(crate) struct Compressor {
     snappy: Option<snap::raw::Encoder>,
@@ -18,8 +18,8 @@ impl std::fmt::Debug for Compressor {
 }
 
 impl Compressor {
-    /// The compressed form of a block, where that saves an eighth of it. Zlib and BZip2 are read
-    /// only.
+    /// The compressed form of a block, if that saves an eighth of it. Zlib and BZip2 are supported
+    /// for reading only.
     pub fn compress(&mut self, compression: Compression, block: &[u8]) -> Option<&[u8]> {
         self.out.clear();
         match compression {

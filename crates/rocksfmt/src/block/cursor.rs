@@ -1,15 +1,14 @@
-//! The moving part of block and index cursors.
+//! The position of block and index cursors.
 //!
-//! Forward steps parse the next entry and patch the key. Backward steps need the start of each
+//! A forward step parses the next entry and patches the key. A backward step needs the start of an
 //! earlier entry, which a block does not store: the first step back walks the restart interval once
-//! and notes where its entries are (the *trail*); further steps only pop from it and put the key
-//! together from the suffixes, starting with the bytes it shares with the key at hand. The trail of
-//! an interval of n entries takes O(n) memory whatever the keys are.
+//! and records its entries in the *trail*; further steps pop from it and build the key from the
+//! suffixes, starting with the bytes shared with the current key. The trail of an interval of n
+//! entries takes O(n) memory, independent of the keys.
 //!
-//! State, all of it set only here: `valid` says that `key`, `at`, `next` and `value` describe an
-//! entry; `trail_at` is that entry's index in `trail`, or `NO_TRAIL`; `boundary` is the restart
-//! offset that ends the interval of `at`, so that `next == boundary` means that a restart point
-//! comes next.
+//! State, set only here: `valid` says that `key`, `at`, `next` and `value` describe an entry;
+//! `trail_at` is that entry's index in `trail`, or `NO_TRAIL`; `boundary` is the restart offset
+//! that ends the interval of `at`, so `next == boundary` means that a restart point comes next.
 
 use crate::block::search;
 use crate::block::{Entries, bad_entry};
@@ -18,7 +17,7 @@ use crate::key::Comparator;
 
 const NO_TRAIL: usize = usize::MAX;
 
-/// A position in a block whose entries are read by `F`.
+/// A position in a block whose entries `F` decodes.
 #[derive(Clone, Debug)]
 pub(crate) struct Cursor<F: Entries> {
     key: Vec<u8>,
@@ -26,14 +25,14 @@ pub(crate) struct Cursor<F: Entries> {
     at: usize,
     next: usize,
     value: F::Value,
-    /// The restart interval that `at` is in.
+    /// The restart interval of `at`.
     restart: u32,
     boundary: usize,
     trail: Vec<Step<F::Value>>,
     trail_at: usize,
 }
 
-/// Where one entry of the trail is.
+/// An entry of the trail.
 #[derive(Clone, Copy, Debug)]
 struct Step<V> {
     at: u32,
@@ -76,7 +75,7 @@ impl<F: Entries> Cursor<F> {
         self.value
     }
 
-    /// What the buffers hold without growing.
+    /// The capacities of the buffers.
     #[cfg(test)]
     pub fn capacities(&self) -> (usize, usize) {
         (self.key.capacity(), self.trail.capacity())
@@ -183,7 +182,7 @@ impl<F: Entries> Cursor<F> {
         }
     }
 
-    /// Gets ready to step onto restart point `index` at `offset`.
+    /// Prepares to step onto restart point `index` at `offset`.
     #[inline]
     fn enter(&mut self, index: u32, offset: usize) {
         self.restart = index;
@@ -193,7 +192,7 @@ impl<F: Entries> Cursor<F> {
         self.trail_at = NO_TRAIL;
     }
 
-    /// Parses the entry at `next`, which is inside the block, and stands on it.
+    /// Parses the entry at `next`, which is inside the block, and moves to it.
     #[inline(always)]
     fn step(&mut self, data: &[u8], entries: &[u8], format: F) -> Result<bool> {
         let at = self.next;
@@ -223,7 +222,7 @@ impl<F: Entries> Cursor<F> {
         Ok(true)
     }
 
-    /// Steps onto a restart point: notes where the interval ends.
+    /// Updates the interval when the cursor steps onto a restart point.
     #[inline]
     fn cross_boundary(&mut self, data: &[u8], format: F) {
         let layout = format.layout();
@@ -233,7 +232,7 @@ impl<F: Entries> Cursor<F> {
         self.boundary = layout.restart(data, self.restart + 1).unwrap_or(usize::MAX);
     }
 
-    /// Stands on the last entry that starts before `limit`, which must be the start of an entry or
+    /// Moves to the last entry that starts before `limit`, which must be the start of an entry or
     /// the end.
     fn last_before(
         &mut self,
@@ -275,8 +274,8 @@ impl<F: Entries> Cursor<F> {
         self.land(entries, last, 0)
     }
 
-    /// Stands on entry `index` of the trail. The first `keep` bytes of the key at hand belong to
-    /// its key.
+    /// Moves to entry `index` of the trail. The first `keep` bytes of the current key belong to its
+    /// key.
     fn land(&mut self, entries: &[u8], index: usize, keep: usize) -> Result<bool> {
         let here = self.trail[index];
         let keep = keep.min(self.key.len());

@@ -1,26 +1,26 @@
-//! The beginning of a block that as a whole is too large for memory.
+//! Lookups in the first bytes of a block that is too large for memory.
 //!
-//! A long value ends its block, so every key lies near the beginning, and whether a key is there
-//! can be told without the value.
+//! A long value ends its block, so all keys are near the beginning, and a lookup that needs only
+//! the key can do without the value.
 
 use crate::block::{FLAG_HASH_INDEX, FLAG_RESERVED, FLAG_SEPARATED, RESTART_COUNT_MASK, header3};
 use crate::key::{Comparator, split_lenient};
 
-/// What the beginning of a block says about a key.
+/// The result of a lookup in the beginning of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadLookup {
-    /// The first entry at or behind the seek key has its user key: sequence and type, see
+    /// The first entry at or after the seek key has its user key: sequence and type, see
     /// [`crate::unpack`].
     Found(u64),
-    /// The first entry at or behind the seek key has another user key.
+    /// The first entry at or after the seek key has another user key.
     Absent,
     /// Every entry of the block is before the seek key.
     PastEnd,
 }
 
-/// Looks for the first entry at or behind the internal key `target` in `head`, the first bytes of
-/// an uncompressed data block of `len` bytes whose last four are `footer`. `None`: its beginning
-/// does not tell.
+/// Finds the first entry at or after the internal key `target` in `head`, the first bytes of an
+/// uncompressed data block of `len` bytes whose last four are `footer`. `None` if these bytes are
+/// not enough.
 pub fn head_lookup(
     head: &[u8],
     len: usize,
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_says_what_the_whole_says_or_nothing() {
+    fn the_beginning_gives_the_answer_of_the_whole_block_or_none() {
         let mut builder = BlockBuilder::new(3);
         for (user, sequence, len) in
             [("aa", 9, 5), ("aa", 7, 0), ("ab", 3, 200), ("b", 4, 1), ("bcd", 8, 70_000)]
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_are_taken_without_a_panic() {
+    fn random_bytes_do_not_panic() {
         let mut noise = 1_u64;
         let mut bytes = [0; 64];
         for _ in 0..100_000 {

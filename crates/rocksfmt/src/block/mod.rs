@@ -6,18 +6,18 @@
 //! ```
 //!
 //! A key is the first `shared` bytes of its predecessor plus the suffix; at a restart point
-//! `shared` is 0. The footer word holds R in bits 0 to 27 and flags above (a hash index, which is
-//! skipped; keys and values kept in separate sections, since 11.0; a hint about key spacing, which
-//! is ignored).
+//! A key is the first `shared` bytes of its predecessor plus the suffix; at a restart point
+//! `shared` is 0. The footer word holds R in bits 0 to 27 and flags above: a hash index, which is
+//! skipped; keys and values in separate sections (since 11.0); a hint about key spacing, which is
+//! ignored.
 //!
-//! How it is used: a block is read and decompressed once, [`BlockLayout::parse`] looks at its end
-//! once, and both are kept in a cache. Lookups ([`point_lookup`]) and cursors ([`BlockCursor`])
-//! take data and layout as arguments and borrow neither, so that a cursor can live next to a
-//! reference-counted buffer.
+//! A block is read and decompressed once, [`BlockLayout::parse`] parses its end once, and both are
+//! kept in a cache. Lookups ([`point_lookup`]) and cursors ([`BlockCursor`]) take data and layout
+//! as arguments and borrow neither, so a cursor can live next to a reference-counted buffer.
 //!
-//! What must hold: every offset is checked where it is used, so a layout used with the wrong bytes
-//! gives wrong answers or errors, never a panic. Every step of a walk moves by at least two bytes,
-//! so all loops end.
+//! Every offset is checked where it is used, so a layout used with the wrong bytes gives wrong
+//! answers or errors, never a panic. Every step of a walk advances by at least two bytes, so all
+//! loops end.
 
 pub(crate) mod builder;
 pub(crate) mod checksum;
@@ -43,7 +43,7 @@ const FLAG_UNIFORM: u32 = 1 << 29;
 pub(crate) const FLAG_SEPARATED: u32 = 1 << 28;
 pub(crate) const RESTART_COUNT_MASK: u32 = FLAG_SEPARATED - 1;
 
-/// Where the parts of a block are.
+/// The offsets of a block's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockLayout {
     /// End of the entries (of the key section if values are separate).
@@ -51,14 +51,14 @@ pub struct BlockLayout {
     /// Start of the restart array.
     restarts: u32,
     restart_count: u32,
-    /// Start of the value section; `u32::MAX` if values stand behind their keys.
+    /// Start of the value section; `u32::MAX` if each value follows its key.
     values: u32,
 }
 
 const NOT_SEPARATED: u32 = u32::MAX;
 
 impl BlockLayout {
-    /// Looks at the end of an uncompressed block and checks the restart array.
+    /// Parses the end of an uncompressed block and checks the restart array.
     pub fn parse(data: &[u8]) -> Result<BlockLayout> {
         let Some(mut end) = data.len().checked_sub(4).filter(|_| u32::try_from(data.len()).is_ok())
         else {
@@ -132,7 +132,7 @@ impl BlockLayout {
         self.restart_count
     }
 
-    /// Whether there is no entry.
+    /// Whether the block has no entries.
     pub fn is_empty(&self) -> bool {
         self.entries_end == 0
     }
@@ -173,7 +173,7 @@ impl BlockLayout {
     }
 }
 
-/// One decoded entry header; offsets into the block.
+/// A decoded entry header, as offsets into the block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry<V> {
     /// Bytes taken from the previous key.
@@ -188,17 +188,16 @@ pub(crate) struct Entry<V> {
     pub next: usize,
 }
 
-/// How the entries of a kind of block are read: the difference between data blocks and index
-/// blocks.
+/// How to decode the entries of a kind of block: this is where data blocks and index blocks differ.
 pub(crate) trait Entries: Copy {
-    /// What stands behind a key.
+    /// The decoded value of an entry.
     type Value: Copy + Default;
-    /// Bytes at the end of each key that are not user key.
+    /// Bytes at the end of each key that are not part of the user key.
     fn trailer_bytes(self) -> usize;
-    /// The block's parts.
+    /// The block's layout.
     fn layout(&self) -> &BlockLayout;
-    /// Reads the entry at `at`. `entries` is [`BlockLayout::entries`]; `restart` says that `at` is
-    /// a restart point; `previous` is the value of the entry before (default at a restart
+    /// Decodes the entry at `at`. `entries` is [`BlockLayout::entries`]; `restart` says that `at`
+    /// is a restart point; `previous` is the value of the previous entry (the default at a restart
     /// point).
     fn entry(
         self,
@@ -207,11 +206,11 @@ pub(crate) trait Entries: Copy {
         restart: bool,
         previous: &Self::Value,
     ) -> Option<Entry<Self::Value>>;
-    /// The key at a restart point, without looking at its value.
+    /// The key at a restart point, without decoding its value.
     fn restart_key(self, entries: &[u8], at: usize) -> Option<&[u8]>;
 }
 
-/// Where a value is in its block.
+/// The range of a value in its block.
 pub(crate) type ValueSpan = (u32, u32);
 
 impl Entries for BlockLayout {
@@ -278,7 +277,7 @@ impl Entries for BlockLayout {
     }
 }
 
-/// Reads three varint32; nearly always one byte each.
+/// Reads three varint32, nearly always of one byte each.
 #[inline(always)]
 pub(crate) fn header3(data: &[u8], at: usize) -> Option<(u32, u32, u32, usize)> {
     if let Some(&[a, b, c]) = data.get(at..)?.first_chunk::<3>()
@@ -292,20 +291,19 @@ pub(crate) fn header3(data: &[u8], at: usize) -> Option<(u32, u32, u32, usize)> 
     Some((a, b, c, at))
 }
 
-/// What a block knows about a seek key.
+/// The result of a point lookup in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// The first entry at or behind the seek key has its user key: sequence and type, and where the
-    /// value is.
+    /// The first entry at or after the seek key has its user key.
     Found {
-        /// See [`crate::unpack`].
+        /// Sequence and type; see [`crate::unpack`].
         packed: u64,
         /// Start of the value in the block.
         start: u32,
         /// End of the value in the block.
         end: u32,
     },
-    /// The first entry at or behind the seek key has another user key: the file has no visible
+    /// The first entry at or after the seek key has another user key: the file has no visible
     /// version.
     Absent,
     /// Every entry is before the seek key: the next block may have it.
@@ -313,7 +311,7 @@ pub enum Lookup {
 }
 
 impl Lookup {
-    /// The value's place, if there is one.
+    /// The value's range, if an entry was found.
     #[inline]
     pub fn value_range(&self) -> Option<Range<usize>> {
         match *self {
@@ -323,11 +321,11 @@ impl Lookup {
     }
 }
 
-/// Finds the first entry of a data block at or behind the internal key `target` and says whether it
-/// is a version of the same user key.
+/// Finds the first entry of a data block at or after the internal key `target`, and tells whether
+/// it is a version of the same user key.
 ///
-/// `scratch` is used only when versions of one user key share trailer bytes and keys must be put
-/// together; pass one that lives longer than a lookup.
+/// `scratch` is used only when versions of one user key share trailer bytes, so that whole keys
+/// must be built. Reuse it for many lookups.
 #[inline]
 pub fn point_lookup(
     data: &[u8],
@@ -356,50 +354,50 @@ pub(crate) fn bad_entry() -> Error {
 /// A position in a block of internal keys (data and range-deletion blocks).
 ///
 /// Borrows nothing: every method that moves takes the block's data and layout, which must be the
-/// same from one positioning call to the next. Once its buffers have grown to the keys at hand it
-/// allocates nothing.
+/// same from one positioning call to the next. Allocates nothing once its buffers have grown to the
+/// size of the keys.
 #[derive(Clone, Debug, Default)]
 pub struct BlockCursor {
     inner: Cursor<BlockLayout>,
 }
 
 impl BlockCursor {
-    /// A cursor standing nowhere.
+    /// A cursor without a position.
     pub fn new() -> BlockCursor {
         BlockCursor::default()
     }
 
-    /// Whether the cursor stands on an entry.
+    /// Whether the cursor is on an entry.
     #[inline]
     pub fn valid(&self) -> bool {
         self.inner.valid()
     }
 
-    /// The internal key at the cursor; empty if it stands nowhere.
+    /// The internal key at the cursor; empty without a position.
     #[inline]
     pub fn key(&self) -> &[u8] {
         self.inner.key()
     }
 
-    /// Where the value at the cursor is in the block.
+    /// The range of the value in the block.
     #[inline]
     pub fn value_range(&self) -> Range<usize> {
         let (start, end) = self.inner.value();
         start as usize..end as usize
     }
 
-    /// The value at the cursor; empty if it stands nowhere or `data` is another block.
+    /// The value at the cursor; empty without a position or if `data` is another block.
     #[inline]
     pub fn value<'d>(&self, data: &'d [u8]) -> &'d [u8] {
         data.get(self.value_range()).unwrap_or_default()
     }
 
-    /// Stands nowhere again; keeps its buffers.
+    /// Clears the position; keeps the buffers.
     pub fn reset(&mut self) {
         self.inner.reset();
     }
 
-    /// Moves to the first entry. This and the other moves return whether they arrived at an entry.
+    /// Moves to the first entry. This and the other moves return whether they reached an entry.
     pub fn seek_to_first(&mut self, data: &[u8], layout: &BlockLayout) -> Result<bool> {
         self.inner.seek_to_first(data, *layout)
     }
@@ -409,7 +407,7 @@ impl BlockCursor {
         self.inner.seek_to_last(data, *layout)
     }
 
-    /// Moves to the first entry at or behind the internal key `target`.
+    /// Moves to the first entry at or after the internal key `target`.
     pub fn seek(
         &mut self,
         data: &[u8],
@@ -437,7 +435,7 @@ impl BlockCursor {
         self.inner.next(data, *layout)
     }
 
-    /// Moves to the previous entry; amortised constant time.
+    /// Moves to the previous entry, in amortised constant time.
     pub fn prev(&mut self, data: &[u8], layout: &BlockLayout) -> Result<bool> {
         self.inner.prev(data, *layout)
     }
@@ -523,7 +521,7 @@ mod tests {
         }
     }
 
-    /// A warm cursor and a warm scratch must not grow when the same work is done again.
+    /// Warm buffers must not grow when the same work is repeated.
     #[test]
     fn buffers_stop_growing() {
         let mut b = BlockBuilder::new(Form::Plain, 16);
@@ -558,8 +556,7 @@ mod tests {
         SeekForPrev(Vec<u8>),
     }
 
-    /// Short keys over few letters, so that prefixes, equal user keys and shared trailer bytes are
-    /// common.
+    /// Short keys over few letters: prefixes, equal user keys and shared trailer bytes are common.
     fn user_key() -> impl Strategy<Value = Vec<u8>> {
         proptest::collection::vec(
             prop_oneof![Just(0u8), Just(1), Just(b'a'), Just(b'b'), Just(255)],

@@ -1,15 +1,15 @@
-//! Finding the first entry at or behind a key in a block, without putting keys together.
+//! Finds the first entry at or after a key in a block, without building whole keys.
 //!
-//! 1. Binary search over the restart points, whose keys stand whole in the block.
-//! 2. A scan of one restart interval. It remembers how many bytes `m` of the target's user key the
-//!    previous entry had (that entry sorts before the target). If the next entry shares more than
-//!    `m` bytes with it, it has the same wrong byte at `m` and also sorts before: skipped without a
-//!    look. If it shares at most `m`, its first `shared` bytes are those of the target, so
-//!    comparing the suffix with the rest of the target is enough. `m` and the suffix comparison
-//!    give the next `m`.
+//! 1. Binary search over the restart points, whose keys are stored whole.
+//! 2. A scan of one restart interval. It keeps the number `m` of leading bytes that the previous
+//!    entry shares with the target's user key (that entry sorts before the target). If the next
+//!    entry shares more than `m` bytes with the previous one, it has the same smaller byte at `m`
+//!    and also sorts before the target: it is skipped without a comparison. If it shares at most
+//!    `m`, its first `shared` bytes equal the target's, so comparing the suffix with the rest of
+//!    the target is enough. `m` and this comparison give the next `m`.
 //!
-//! The scan needs the trailer (sequence and type) to be inside the suffix. It is not when versions
-//! of one user key share trailer bytes; then the interval is walked again with keys put together in
+//! The scan needs the whole trailer (sequence and type) in the suffix. This fails if versions of
+//! one user key share trailer bytes; then the interval is walked again and whole keys are built in
 //! `scratch`.
 //!
 //! Hot: this and `key.rs` are the inner loops of every point read. No allocation, no calls that do
@@ -20,30 +20,30 @@ use std::cmp::Ordering;
 use crate::block::{Entries, Entry};
 use crate::key::{Comparator, compare_with_prefix, split_lenient};
 
-/// Where a search ended.
+/// The result of a search.
 pub(crate) enum Hit<V> {
-    /// The first entry not less than the target.
+    /// The first entry that is not less than the target.
     Entry(Found<V>),
     /// All entries are less.
     PastEnd,
 }
 
-/// The entry a search ended at.
+/// The entry at which a search ended.
 pub(crate) struct Found<V> {
     pub entry: Entry<V>,
     /// Its offset.
     pub at: usize,
-    /// The restart interval it is in.
+    /// Its restart interval.
     pub restart: u32,
     /// Sequence and type; 0 in blocks of user keys.
     pub packed: u64,
     pub equal_user_key: bool,
-    /// The key is in the scratch buffer. Otherwise it is the first `entry.shared` bytes of the
-    /// target and the entry's suffix.
+    /// Whether the key is in the scratch buffer. Otherwise it is the first `entry.shared` bytes of
+    /// the target followed by the entry's suffix.
     pub key_in_scratch: bool,
 }
 
-/// Compares two keys of blocks with this format's kind of key.
+/// Compares two keys of the kind that this block format holds.
 #[inline(always)]
 pub(crate) fn compare<F: Entries>(
     format: F,
@@ -58,8 +58,8 @@ pub(crate) fn compare<F: Entries>(
     }
 }
 
-/// Number of restart points whose key is less than `target`, known to be in `low..=high`. `None`:
-/// corrupt.
+/// The number of restart points whose key is less than `target`; the caller knows that it is in
+/// `low..=high`. `None` if the block is corrupt.
 #[inline(always)]
 pub(crate) fn restarts_less<F: Entries>(
     data: &[u8],
@@ -84,7 +84,7 @@ pub(crate) fn restarts_less<F: Entries>(
 }
 
 /// Finds the first entry not less than `target` (an internal key, or a user key if the block holds
-/// those). `None`: the block is corrupt.
+/// user keys). `None` if the block is corrupt.
 #[inline(always)]
 pub(crate) fn first_not_less<F: Entries>(
     data: &[u8],
@@ -113,7 +113,7 @@ pub(crate) fn first_not_less_behind<F: Entries>(
     less: u32,
 ) -> Option<Hit<F::Value>> {
     let layout = format.layout();
-    // The key at restart `less` (if there is one) is not less; entries before restart `less - 1`
+    // The key at restart `less`, if there is one, is not less; entries before restart `less - 1`
     // are less.
     let limit = layout.restart(data, less).unwrap_or(entries.len());
     if less > 0 {
@@ -156,13 +156,12 @@ enum Scan<V> {
     Hit(Found<V>),
     /// Every entry up to the limit is less.
     End,
-    /// A trailer is not within its suffix; this scan cannot go on.
+    /// A trailer is not entirely in its suffix; this scan cannot continue.
     SharedTrailer,
     Corrupt,
 }
 
-/// Scans the restart interval `start..limit`, whose first entry is known to be less than the
-/// target.
+/// Scans the restart interval `start..limit`, whose first entry is less than the target.
 #[inline(always)]
 fn scan<F: Entries>(
     entries: &[u8],
@@ -231,7 +230,8 @@ fn scan<F: Entries>(
     if at == limit { Scan::End } else { Scan::Corrupt }
 }
 
-/// The same scan with keys put together. `None`: corrupt; `Some(None)`: every entry is less.
+/// The same scan with whole keys. `None` if the block is corrupt; `Some(None)` if every entry is
+/// less.
 #[cold]
 #[inline(never)]
 fn scan_whole_keys<F: Entries>(

@@ -1,26 +1,27 @@
-//! The record that ends a group of a write-ahead log of ours.
+//! The record that ends a group of a write-ahead log, and what it proves about a gap. The format
+//! and its use are described in `docs/formats/group-end.md`.
 //!
-//! Batches that are written and flushed together are a group. While one is under way its sectors
-//! may reach the disk in any order, so after a power cut a whole record may stand behind a hole;
-//! but only in the last group, which nobody acknowledged. Behind a hole in an earlier group stands
-//! a later group. To tell the two apart every group ends in a record that says where it begins.
+//! While a group is written its sectors may reach the disk in any order, so after a power cut a
+//! whole record may follow a gap: in the last group, which nobody acknowledged. After a gap in an
+//! earlier group there is a later group. To tell the two apart every group ends in a record that
+//! holds the offset at which the group begins.
 //!
-//! To RocksDB it is an empty batch with an annotation, which it replays and forgets:
+//! To RocksDB it is an empty batch with an annotation, which it replays without effect:
 //!
 //! ```text
 //! fixed64 sequence of the next batch | fixed32 0 | u8 3 (LogData) | varint length of the rest
 //! "mge" | varint start of the group in the file | zeros
 //! ```
 //!
-//! The zeros fill the disk's block. A log whose *first* record is one of these has one behind every
-//! group ([`TornGroup`] counts on that).
+//! The zeros fill the disk's block. A log whose *first* record is an end record has one after every
+//! group; [`TornGroup`] relies on that.
 
 use crate::batch::{BATCH_HEADER_BYTES, tag};
 use crate::coding::{Decoder, put_varint};
 
 const MAGIC: &[u8; 3] = b"mge";
 
-/// What the record says; see the module text.
+/// The contents of a record that ends a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupEnd {
     /// File offset at which the group begins: the end of the record before it.
@@ -28,7 +29,7 @@ pub struct GroupEnd {
 }
 
 impl GroupEnd {
-    /// What a logical record says, if it ends a group.
+    /// Parses a logical record; `None` if it does not end a group.
     pub fn parse(record: &[u8]) -> Option<GroupEnd> {
         let mut d = Decoder::new(record.get(BATCH_HEADER_BYTES - 4..)?);
         let head = d.fixed32("count").ok()? == 0 && d.u8("tag").ok()? == tag::LOG_DATA;
@@ -39,7 +40,7 @@ impl GroupEnd {
         Some(GroupEnd { start: d.varint64("start").ok()? })
     }
 
-    /// The annotation without filler.
+    /// The annotation without the zeros.
     pub(crate) fn annotation(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         put_varint(&mut bytes, self.start);
@@ -47,7 +48,7 @@ impl GroupEnd {
     }
 }
 
-/// Judges a hole in a log in which every group has an end, by the whole records behind it.
+/// Judges a gap in a log in which every group has an end, by the whole records after the gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TornGroup {
     hole: u64,
@@ -56,23 +57,23 @@ pub struct TornGroup {
 }
 
 impl TornGroup {
-    /// Of a log whose last record before the hole ends at `hole`.
+    /// A judge for a log whose last record before the gap ends at `hole`.
     pub fn new(hole: u64) -> TornGroup {
         TornGroup { hole, ended: false, records: 0 }
     }
 
-    /// Where the hole begins.
+    /// The start of the gap.
     pub fn hole(&self) -> u64 {
         self.hole
     }
 
-    /// Whole records that stand behind the hole.
+    /// The number of whole records after the gap.
     pub fn records(&self) -> u64 {
         self.records
     }
 
-    /// Takes the next record behind the hole, and what it says if it ends a group. True if it
-    /// belongs to a later group than the hole: that one was whole once, and the hole is damage.
+    /// Takes the next record after the gap, parsed if it ends a group. True if it belongs to a
+    /// later group than the gap: the earlier group was whole once, so the gap is damage.
     pub fn is_outlived_by(&mut self, end: Option<GroupEnd>) -> bool {
         self.records += 1;
         if self.ended {
@@ -93,7 +94,7 @@ mod tests {
     use crate::testing::BatchBuilder;
 
     #[test]
-    fn what_a_record_says_is_read_back_and_nothing_else_is_taken_for_one() {
+    fn an_end_is_read_back_and_no_other_record_is_taken_for_one() {
         for end in [GroupEnd { start: 0 }, GroupEnd { start: u64::MAX }, GroupEnd { start: 4096 }] {
             let mut annotation = end.annotation();
             for _ in 0..3 {
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_left_of_the_same_group_may_stand_behind_a_hole() {
+    fn only_records_of_the_same_group_can_follow_a_gap() {
         let end = |start| Some(GroupEnd { start });
         let judge = |records: &[Option<GroupEnd>]| {
             let mut torn = TornGroup::new(1000);

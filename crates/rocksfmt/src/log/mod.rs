@@ -1,25 +1,25 @@
-//! Reads RocksDB's log format: the container of write-ahead logs and of MANIFESTs.
+//! Reads RocksDB's log format, the container of write-ahead logs and MANIFESTs.
 //!
 //! A log is a sequence of 32 KiB blocks. Physical records never cross a block; a logical record is
-//! one `Full` record or `First`, `Middle`…, `Last`. One pass over a file:
+//! one `Full` record or `First`, `Middle`…, `Last`. To read a file:
 //!
-//! 1. [`LogReader::new`] says which file it is: a WAL and its number, or a MANIFEST.
-//! 2. [`LogReader::feed`] takes the file in consecutive pieces (whole blocks, the last one shorter)
-//!    and calls back once per logical record. Only a record that is split over pieces or blocks is
-//!    copied.
-//! 3. After the last piece, or as soon as reading cannot go on, [`LogReader::end`] says how the log
-//!    ended.
+//! 1. [`LogReader::new`] takes the kind of file: a WAL with its number, or a MANIFEST.
+//! 2. [`LogReader::feed`] takes the file in consecutive pieces (whole blocks, the last one may be
+//!    shorter) and calls back once per logical record. Only a record that is split over pieces or
+//!    blocks is copied.
+//! 3. After the last piece, or as soon as reading cannot continue, [`LogReader::end`] says how the
+//!    log ended.
 //!
-//! How a log may end matters more than anything else here. A writer that was killed leaves a record
-//! cut short ([`LogEnd::Truncated`]); a recycled file (an old log overwritten from its start) goes
-//! on with bytes of its former life, which fail their checksum or carry another log number
-//! ([`LogEnd::StaleTail`]); preallocated space reads as zeros ([`LogEnd::Clean`]). None of these is
-//! damage. A record that fails its checksum in a file that was never recycled may be
-//! ([`LogEnd::Damage`]); whether something valid stands behind it is for
-//! [`DamageScan`](crate::DamageScan) to find out.
+//! The way a log ends matters most. A killed writer leaves a truncated record
+//! ([`LogEnd::Truncated`]). A recycled file (an old log overwritten from its start) continues with
+//! old bytes, which fail their checksum or carry another log number ([`LogEnd::StaleTail`]).
+//! Preallocated space reads as zeros ([`LogEnd::Clean`]). None of these is damage. A record that
+//! fails its checksum in a file that was never recycled may be ([`LogEnd::Damage`]);
+//! [`DamageScan`](crate::DamageScan) finds out whether a valid record follows it.
 //!
-//! A zeroed stretch in front of further records is skipped, as RocksDB does, but the next record
-//! says so in [`LogRecord::zeros_before`]: if its sequence does not continue the one before the stretch, writes are lost.
+//! A zeroed stretch before further records is skipped, as in RocksDB, but reported in the next
+//! record's [`LogRecord::zeros_before`]: if its sequence does not continue the one before the
+//! stretch, writes are lost.
 
 pub(crate) mod group_end;
 pub(crate) mod physical;
@@ -34,17 +34,18 @@ use crate::log::physical::{
 };
 use crate::log::zstd::RecordDecompressor;
 
-/// Size of a log block.
+/// The size of a log block.
 pub const LOG_BLOCK_BYTES: usize = 32 * 1024;
 
-/// Bound on a logical record, unless the caller sets another: RocksDB's own batches end at 4 GiB,
-/// but what a record expands to must not be up to a few bytes of compressed input alone.
+/// The default bound on a logical record. RocksDB's own batches end at 4 GiB, but a few bytes of
+/// compressed input must not decide how much memory a record takes.
 pub const LOG_RECORD_BYTES_MAX: usize = 1 << 30;
 
-/// Which file a log is.
+/// The kind of a log file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogKind {
-    /// A write-ahead log and the number in its name; recycled files are recognised by it.
+    /// A write-ahead log with the number in its name, by which records of a recycled file are
+    /// recognised.
     Wal {
         /// The number in the file's name.
         number: u64,
@@ -58,9 +59,9 @@ pub enum LogKind {
 pub struct LogRecord<'a> {
     /// File offset of its first physical record.
     pub offset: u64,
-    /// What the writer appended, decompressed.
+    /// The appended bytes, decompressed.
     pub data: &'a [u8],
-    /// Where a zeroed stretch in front of this record began, if one was skipped.
+    /// The start of a zeroed stretch that was skipped before this record.
     pub zeros_before: Option<u64>,
 }
 
@@ -69,33 +70,33 @@ pub struct LogRecord<'a> {
 pub enum LogEnd {
     /// With a whole record, perhaps followed by zeros.
     Clean,
-    /// With a record cut short, at `offset`; what a killed writer leaves.
+    /// With a truncated record at `offset`, as a killed writer leaves it.
     Truncated {
-        /// Where the record that has no end begins.
+        /// The start of the truncated record.
         offset: u64,
     },
-    /// In a recycled file, with bytes of the file's former life from `offset` on.
+    /// In a recycled file, with the file's old bytes from `offset` on.
     StaleTail {
-        /// Where the stale bytes begin.
+        /// The start of the old bytes.
         offset: u64,
     },
     /// The bytes at `offset` contradict the format.
     Damage {
-        /// Where the bad record begins.
+        /// The start of the bad record.
         offset: u64,
         /// Expected against found.
         what: String,
     },
-    /// A valid record asks for something this reader does not know; never a torn tail.
+    /// A valid record needs a feature that this reader does not know; never a torn tail.
     Unsupported {
-        /// Where that record begins.
+        /// The start of that record.
         offset: u64,
-        /// Its name.
+        /// The feature's name.
         what: String,
     },
 }
 
-/// What a WAL says about the log before it (RocksDB 9.11 and later).
+/// A WAL's statement about the log before it (RocksDB 9.11 and later).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PredecessorWal {
     /// Its number.
@@ -106,18 +107,18 @@ pub struct PredecessorWal {
     pub last_sequence: u64,
 }
 
-/// Reads the logical records of one log; see the module's head.
+/// Reads the logical records of one log; see the module's text.
 #[derive(Debug)]
 pub struct LogReader {
     kind: LogKind,
     record_bytes_max: usize,
-    /// File offset of the next byte to be fed.
+    /// File offset of the next byte to feed.
     offset: u64,
-    /// End of the last logical record handed out, or of the last record that carries no data.
+    /// End of the last logical record handed out, or of the last record without data.
     good_until: u64,
-    /// Whether the file's records are of the recyclable form; unknown before the first one.
+    /// Whether the records have the recyclable form; unknown before the first one.
     recycled: Option<bool>,
-    /// Start of a logical record whose last fragment has not come yet; its bytes are in `pending`.
+    /// Start of a logical record whose last fragment is still missing; its bytes are in `pending`.
     pending_from: Option<u64>,
     pending: Vec<u8>,
     zeros_from: Option<u64>,
@@ -127,8 +128,8 @@ pub struct LogReader {
     end: Option<LogEnd>,
 }
 
-/// Whether a log, of which `start` is the first block, is of the recyclable form: each record has
-/// its log's number, so that it is not taken for one of a log that is written over it.
+/// Whether a log with the first block `start` has the recyclable form, in which each record carries
+/// its log's number: a reader then never takes it for a record of a log that overwrites the file.
 pub fn is_recyclable_log(start: &[u8]) -> bool {
     matches!(physical(start, None), Physical::Record { kind, .. } if has_recyclable_header(kind))
 }
@@ -152,7 +153,7 @@ impl LogReader {
         }
     }
 
-    /// The same with another bound on the size of a logical record.
+    /// Sets another bound on the size of a logical record.
     pub fn with_record_bytes_max(mut self, bytes: usize) -> LogReader {
         self.record_bytes_max = bytes;
         self
@@ -160,9 +161,9 @@ impl LogReader {
 
     /// Takes the next piece of the file and calls `each` for every logical record that ends in it.
     ///
-    /// Every piece but the last must be a multiple of [`LOG_BLOCK_BYTES`]; a piece that is not is
-    /// taken for the last, whatever `last` says. Stops at the callback's first error and hands
-    /// it back. Once [`LogReader::end`] is known further pieces are ignored.
+    /// Every piece except the last must be a multiple of [`LOG_BLOCK_BYTES`]; any other piece
+    /// counts as the last, whatever `last` says. Stops at the callback's first error and returns
+    /// it. Once [`LogReader::end`] is known further pieces are ignored.
     pub fn feed<E>(
         &mut self,
         piece: &[u8],
@@ -186,22 +187,22 @@ impl LogReader {
         Ok(())
     }
 
-    /// How the log ended; `None` while more pieces are wanted.
+    /// How the log ended; `None` while more pieces are needed.
     pub fn end(&self) -> Option<&LogEnd> {
         self.end.as_ref()
     }
 
-    /// Which file this is.
+    /// The kind of file.
     pub fn kind(&self) -> LogKind {
         self.kind
     }
 
-    /// Offset behind the last whole record.
+    /// The offset after the last whole record.
     pub fn good_until(&self) -> u64 {
         self.good_until
     }
 
-    /// Whether the file is of the recyclable form; `None` before its first record.
+    /// Whether the file has the recyclable form; `None` before its first record.
     pub fn recycled(&self) -> Option<bool> {
         self.recycled
     }
@@ -216,12 +217,12 @@ impl LogReader {
         &self.timestamp_sizes
     }
 
-    /// Where the zeros begin that the file ends in so far, if nothing else has come behind them.
+    /// The start of the zeros at the end of the data read so far, if there are any.
     pub fn zeros_from(&self) -> Option<u64> {
         self.zeros_from
     }
 
-    /// What the log says about the one before it.
+    /// What the log states about its predecessor.
     pub fn predecessor(&self) -> Option<PredecessorWal> {
         self.predecessor
     }
@@ -257,8 +258,8 @@ impl LogReader {
                 }
                 Physical::Trailer if block.len() == LOG_BLOCK_BYTES => return Ok(()),
                 Physical::Trailer | Physical::Zeros if rest.iter().all(|&b| b == 0) => {
-                    // The few zeros at the end of a block are the writer's padding (up to 10 in the
-                    // recyclable form), everything longer is space nobody has written yet.
+                    // A few zeros at the end of a block are the writer's padding (up to 10 in the
+                    // recyclable form); more are unwritten space.
                     if rest.len() >= RECYCLABLE_HEADER_BYTES {
                         self.zeros_from.get_or_insert(offset);
                     }
@@ -273,10 +274,10 @@ impl LogReader {
         Ok(())
     }
 
-    /// What it means that no record could be read at `offset`.
+    /// How the log ends if `offset` has no valid record.
     fn end_at(&self, bad: Physical<'_>, offset: u64, short_block: bool) -> LogEnd {
         let recycled = self.recycled == Some(true);
-        // An incomplete logical record in front of the trouble is part of the tail.
+        // An incomplete logical record before it is part of the tail.
         let tail = self.pending_from.unwrap_or(offset);
         match bad {
             Physical::Stale { .. } if self.recycled != Some(false) => {
@@ -289,7 +290,7 @@ impl LogReader {
             Physical::Short { .. } if short_block => LogEnd::Truncated { offset: tail },
             Physical::Trailer => LogEnd::Truncated { offset: tail },
             _ if recycled => LogEnd::StaleTail { offset: tail },
-            // The header was not written, what should stand behind it was.
+            // The payload was written, its header was not.
             Physical::Zeros => LogEnd::Truncated { offset: tail },
             Physical::Checksum { recyclable: true, .. } if self.recycled.is_none() => {
                 LogEnd::StaleTail { offset: tail }
@@ -308,8 +309,8 @@ impl LogReader {
         }
     }
 
-    /// Takes one valid physical record. `Some(first)`: a logical record ends here, and its bytes
-    /// are the payload if `first == offset` began it, else those in `pending`.
+    /// Takes one valid physical record. `Some(first)`: a logical record ends here. If it also began
+    /// here (`first == offset`), its bytes are the payload, else those in `pending`.
     fn record(
         &mut self,
         kind: u8,
@@ -330,7 +331,8 @@ impl LogReader {
                 );
             }
         } else if (kind::FULL..=kind::LAST).contains(&kind) && *self.recycled.get_or_insert(false) {
-            // Bytes from before the file was recycled, written when logs of this database were not.
+            // Bytes from before the file was recycled, when the database's logs had the legacy
+            // form.
             return Err(LogEnd::StaleTail { offset: self.pending_from.unwrap_or(offset) });
         }
         match kind {
@@ -410,7 +412,7 @@ impl LogReader {
         let begins = part == kind::FULL || part == kind::FIRST;
         if begins {
             // Old writers could leave an empty `First` at the very end of a block and begin again
-            // behind it.
+            // after it.
             if let Some(from) = self.pending_from
                 && !self.pending.is_empty()
             {

@@ -5,8 +5,8 @@
 //! recyclable header   fixed32 masked crc | fixed16 length | u8 type | fixed32 low log number      11 bytes
 //! ```
 //!
-//! The checksum covers everything from the type on, so not the length: behind a record that fails
-//! it nothing in the block can be trusted.
+//! The checksum covers everything from the type on, but not the length: after a record that fails
+//! it, nothing in the block can be trusted.
 
 use crate::crc::{crc32c, mask_crc};
 
@@ -28,11 +28,11 @@ pub(crate) mod kind {
     pub const RECYCLABLE_TIMESTAMP_SIZE: u8 = 11;
     pub const PREDECESSOR: u8 = 130;
     pub const RECYCLABLE_PREDECESSOR: u8 = 131;
-    /// Types from here on may be ignored by a reader that does not know them.
+    /// A reader may ignore unknown types from here on.
     pub const IGNORABLE: u8 = 128;
 }
 
-/// What stands at one place of a block.
+/// The physical record at an offset of a block.
 pub(crate) enum Physical<'a> {
     /// Too few bytes for any header.
     Trailer,
@@ -42,9 +42,9 @@ pub(crate) enum Physical<'a> {
     Record { kind: u8, payload: &'a [u8], bytes: usize },
     /// A recyclable header with another file's number.
     Stale { kind: u8 },
-    /// The header or the payload it announces goes on behind the bytes at hand.
+    /// The header, or the payload it announces, extends beyond the given bytes.
     Short { length: usize },
-    /// The stored checksum is not that of the bytes.
+    /// The stored checksum does not match the bytes.
     Checksum { expected: u32, found: u32, recyclable: bool },
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn has_recyclable_header(kind: u8) -> bool {
 }
 
 /// Reads the physical record at the start of `rest`, the remainder of its block. The log number is
-/// compared before the checksum: stale records are the normal end of a recycled file.
+/// compared before the checksum, because stale records are the normal end of a recycled file.
 pub(crate) fn physical(rest: &[u8], log_number_low: Option<u32>) -> Physical<'_> {
     let Some(header) = rest.first_chunk::<HEADER_BYTES>() else {
         return Physical::Trailer;

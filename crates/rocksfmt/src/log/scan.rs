@@ -1,15 +1,14 @@
-//! Looks behind the first damage of a log for a record that should have been read.
+//! Searches a log after its first damage for a record that should have been read.
 //!
-//! A log that simply stops was cut by a crash; everything acknowledged stands in front of the cut.
-//! A log that stops and then *goes on* has lost something in its middle. Stock RocksDB drops what
-//! follows the first bad record without a word, so the difference has to be found here.
+//! A log that simply stops was cut off by a crash; all acknowledged data is before the cut. A log
+//! that stops and then *continues* has lost something in its middle. Stock RocksDB silently drops
+//! everything after the first bad record, so Millrace has to detect the difference here.
 //!
-//! What counts as proof is a whole `Full` or `First` record with a valid checksum and, in a
-//! recyclable log, this file's number, whose batch begins at or behind the next expected sequence.
-//! `Middle` and `Last` records prove nothing: they may belong to the very record that was torn. The
-//! block with the damage is searched at every byte, since the length of the bad record cannot be
-//! trusted; in later blocks, which begin with a record, the chain is followed from the block's
-//! start as far as it goes.
+//! Proof is a whole `Full` or `First` record with a valid checksum and, in a recyclable log, this
+//! file's number, if its batch begins at or after the next expected sequence. `Middle` and `Last`
+//! records prove nothing: they may belong to the record that was torn. The block with the damage is
+//! searched at every byte, since the length of the bad record cannot be trusted. Later blocks begin
+//! with a record; there the chain of records is followed from the block's start as far as it goes.
 
 use crate::coding::fixed64_at;
 use crate::key::SEQUENCE_MAX;
@@ -19,16 +18,16 @@ use crate::log::zstd::{RecordDecompressor, looks_compressed};
 use crate::log::{LOG_BLOCK_BYTES, LogKind, LogReader};
 use crate::manifest::edit::VersionEdit;
 
-/// A valid record behind a log's first damage.
+/// A valid record after a log's first damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaterRecord {
     /// Its file offset.
     pub offset: u64,
-    /// The sequence its batch begins with; `None` in a MANIFEST.
+    /// The first sequence of its batch; `None` in a MANIFEST.
     pub sequence: Option<u64>,
 }
 
-/// Searches the remainder of a log; see the module's head.
+/// Searches the remainder of a log; see the module's text.
 #[derive(Debug)]
 pub struct DamageScan {
     log: LogKind,
@@ -37,17 +36,17 @@ pub struct DamageScan {
     sequence_min: u64,
     decompressor: Option<RecordDecompressor>,
     torn: Option<TornGroup>,
-    /// Where a short record began that goes on in the next block, and its bytes so far: a group's
-    /// end may.
+    /// The start of a short record that continues in the next block, and its bytes so far: it may
+    /// be the end of a group.
     begun: Option<(u64, Vec<u8>)>,
 }
 
-/// The most that a group's end may have in the block in which it begins.
+/// The largest part of a group's end record in the block in which it begins.
 const BEGUN_BYTES_MAX: usize = 64;
 
-/// Whether `block`, a MANIFEST's log block, has whole records from the byte `from` on, and all of
-/// them are of atomic groups. So it looks when power was cut while such a group was written, as our
-/// writer does it: the first sector of what it writes into a block comes last.
+/// Whether `block`, a log block of a MANIFEST, has whole records from the byte `from` on, all of
+/// them members of atomic groups. A power cut leaves this if it interrupts Millrace's writer in an
+/// atomic group, because the writer writes the first sector of each block last.
 pub fn is_torn_group(block: &[u8], from: usize) -> bool {
     let mut at = from;
     let mut found = false;
@@ -69,7 +68,7 @@ pub fn is_torn_group(block: &[u8], from: usize) -> bool {
 }
 
 impl DamageScan {
-    /// A scan behind `damage_offset` for batches that begin at `sequence_min` (the next expected
+    /// A scan after `damage_offset` for batches that begin at `sequence_min` (the next expected
     /// sequence) or later, in the log that `reader` has read so far.
     pub fn new(reader: &LogReader, damage_offset: u64, sequence_min: u64) -> DamageScan {
         DamageScan {
@@ -77,7 +76,7 @@ impl DamageScan {
             recycled: reader.recycled(),
             damage_offset,
             sequence_min,
-            // A log says in its first record whether it is compressed.
+            // The first record of a log says whether it is compressed.
             decompressor: match reader.compressed() || reader.good_until() == 0 {
                 true => RecordDecompressor::new().ok(),
                 false => None,
@@ -87,23 +86,24 @@ impl DamageScan {
         }
     }
 
-    /// The same in a log in which every group has its end; what `torn` met before counts.
+    /// The same for a log in which every group has an end record; `torn` may have judged records
+    /// already.
     pub fn of_groups(mut self, torn: TornGroup) -> DamageScan {
         self.torn = Some(torn);
         self
     }
 
-    /// What has become of the judge that [`DamageScan::of_groups`] was given.
+    /// The judge given to [`DamageScan::of_groups`], in its current state.
     pub fn torn(&self) -> Option<TornGroup> {
         self.torn
     }
 
-    /// Where feeding must begin: the start of the block with the damage.
+    /// The offset at which feeding must begin: the start of the block with the damage.
     pub fn start(&self) -> u64 {
         self.damage_offset - self.damage_offset % LOG_BLOCK_BYTES as u64
     }
 
-    /// Searches one piece of the file, whole blocks that begin at `piece_offset` (a multiple of
+    /// Searches one piece of the file: whole blocks from `piece_offset` on (a multiple of
     /// [`LOG_BLOCK_BYTES`]).
     pub fn push(&mut self, piece_offset: u64, piece: &[u8]) -> Option<LaterRecord> {
         let mut offset = piece_offset;
@@ -124,8 +124,8 @@ impl DamageScan {
         None
     }
 
-    /// Follows the chain of records from the start of a block. Where it breaks the damage goes on,
-    /// unless zeros or the records of a file's former life say that the log ends here.
+    /// Follows the chain of records from the start of a block. If it breaks, the damage continues,
+    /// unless zeros or a recycled file's old records show that the log ends here.
     fn follow(&mut self, block: &[u8], offset: u64) -> Option<LaterRecord> {
         let mut at = 0;
         while let Some((bytes, found)) = self.record_at(&block[at..], offset + at as u64) {
@@ -140,8 +140,8 @@ impl DamageScan {
         if ends { None } else { self.search(block, offset, at + 1) }
     }
 
-    /// Tries every byte of a block from `at` on. Only a type that can be proof is worth a checksum:
-    /// that keeps the work on bytes made to be slow at some milliseconds.
+    /// Tries every byte of a block from `at` on. Computes a checksum only for types that can be
+    /// proof: this limits the time for malicious bytes to some milliseconds.
     fn search(&mut self, block: &[u8], offset: u64, mut at: usize) -> Option<LaterRecord> {
         while let Some(&kind) = block.get(at + HEADER_BYTES - 1) {
             let mut step = 1;
@@ -160,7 +160,7 @@ impl DamageScan {
         None
     }
 
-    /// Whether records of a type begin a batch, in the form the log has.
+    /// Whether records of this type begin a batch, in the form that the log has.
     fn proving_form(&self, kind: u8) -> Option<()> {
         let recyclable = match kind {
             kind::FULL | kind::FIRST => false,
@@ -181,7 +181,7 @@ impl DamageScan {
         }
     }
 
-    /// The valid record at the start of `rest`, and whether it is proof.
+    /// The valid record at the start of `rest` (its size), and the proof if it is one.
     fn record_at(&mut self, rest: &[u8], offset: u64) -> Option<(usize, Option<LaterRecord>)> {
         let Physical::Record { kind, payload, bytes } = physical(rest, self.number_low()) else {
             return None;
@@ -219,15 +219,15 @@ impl DamageScan {
         Some((bytes, newer(head, self.sequence_min, offset)))
     }
 
-    /// The proof that a record is where it may be of the torn group. `record` may be the first part
-    /// of one.
+    /// The proof, unless the record can be part of the torn group. `record` may be only the first
+    /// part of a record.
     fn judge(&mut self, record: &[u8], offset: u64) -> Option<LaterRecord> {
         let later = newer(record, self.sequence_min, offset)?;
         self.torn.as_mut()?.is_outlived_by(GroupEnd::parse(record)).then_some(later)
     }
 }
 
-/// A record that begins like this, if its batch is not older than `sequence_min`.
+/// The record with these first bytes, if its batch is not older than `sequence_min`.
 fn newer(head: &[u8], sequence_min: u64, offset: u64) -> Option<LaterRecord> {
     let sequence = fixed64_at(head, 0)?;
     let newer = head.len() >= 12 && (sequence_min..=SEQUENCE_MAX).contains(&sequence);

@@ -1,9 +1,8 @@
-//! The record with which a write-ahead log of ours begins, where its groups have no ends
-//! ([`GroupEnd`](crate::GroupEnd) says the same at the start of a log).
+//! The first record of a write-ahead log whose groups have no ends ([`GroupEnd`](crate::GroupEnd)
+//! takes its role in other logs).
 //!
-//! Its sequence is that of the log's first batch, so that a log that is missing in front of it, or
-//! lacks its end, is noticed. To RocksDB it is an empty batch with an annotation, which it replays
-//! and forgets:
+//! Its sequence is that of the log's first batch, so that a missing or truncated log before it is
+//! detected. To RocksDB it is an empty batch with an annotation, which it replays without effect:
 //!
 //! ```text
 //! fixed64 sequence of the first batch | fixed32 0 | u8 3 (LogData) | u8 3 | "mls"
@@ -13,7 +12,7 @@ use crate::batch::tag;
 
 const REST: [u8; 9] = [0, 0, 0, 0, tag::LOG_DATA, 3, b'm', b'l', b's'];
 
-/// What the record says; see the module text.
+/// The contents of a start record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogStart {
     /// The sequence of the log's first batch.
@@ -26,7 +25,7 @@ impl LogStart {
         [&self.sequence.to_le_bytes()[..], &REST].concat()
     }
 
-    /// What a logical record says, if it is one of these.
+    /// Parses a logical record; `None` if it is not a start record.
     pub fn parse(record: &[u8]) -> Option<LogStart> {
         let (sequence, rest) = record.split_first_chunk()?;
         (rest == REST).then(|| LogStart { sequence: u64::from_le_bytes(*sequence) })
@@ -41,7 +40,7 @@ mod tests {
     use crate::testing::BatchBuilder;
 
     #[test]
-    fn a_start_is_an_empty_batch_and_nothing_else_is_taken_for_one() {
+    fn a_start_is_an_empty_batch_and_no_other_record_is_taken_for_one() {
         let start = LogStart { sequence: 0x0012_3456_789A_BCDE };
         let record = start.encode();
         assert_eq!(record, BatchBuilder::new(start.sequence).log_data(b"mls").finish());

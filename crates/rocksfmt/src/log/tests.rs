@@ -1,4 +1,4 @@
-//! The rows of the reference's tables on log records, on ends of logs, and on crashes.
+//! The reference's tables on log records, ends of logs, and crashes.
 
 use proptest::prelude::*;
 
@@ -107,7 +107,7 @@ fn empty_records_are_records() {
 }
 
 #[test]
-fn a_record_without_payload_may_fill_its_block_exactly() {
+fn a_record_without_payload_can_fill_its_block_exactly() {
     let mut log = LogBuilder::legacy();
     let filler = vec![b'x'; LOG_BLOCK_BYTES - 7 - 7];
     log.append(&filler).append(b"").append(b"next");
@@ -116,10 +116,10 @@ fn a_record_without_payload_may_fill_its_block_exactly() {
     assert_eq!(end, LogEnd::Clean);
 }
 
-/// Old writers began a record with an empty `First` at the end of a block, then began again behind
+/// Old writers began a record with an empty `First` at the end of a block, then began again after
 /// it.
 #[test]
-fn an_empty_first_fragment_may_be_abandoned() {
+fn an_empty_first_fragment_can_be_abandoned() {
     let mut log = LogBuilder::legacy();
     log.append(&vec![b'x'; LOG_BLOCK_BYTES - 7 - 7]);
     log.physical(kind::FIRST, None, b"");
@@ -175,7 +175,7 @@ fn every_cut_of_a_log_is_a_truncation_at_the_record_it_cuts() {
 }
 
 #[test]
-fn a_flipped_bit_is_damage_and_what_stands_behind_it_is_found() {
+fn a_flipped_bit_is_damage_and_the_records_after_it_are_found() {
     let bytes = log_of(LogBuilder::legacy(), 1..2000).finish();
     let record = bytes.len() / 1999;
     for bit in 0..8 {
@@ -192,7 +192,7 @@ fn a_flipped_bit_is_damage_and_what_stands_behind_it_is_found() {
     }
 }
 
-/// The damaged record is the last of its block: only the following blocks can tell.
+/// The damaged record is the last of its block: only the following blocks show the difference.
 #[test]
 fn damage_is_told_from_a_tail_over_block_boundaries() {
     let bytes = log_of(LogBuilder::legacy(), 1..2000).finish();
@@ -217,7 +217,7 @@ fn damage_is_told_from_a_tail_over_block_boundaries() {
 }
 
 #[test]
-fn nothing_is_found_behind_a_true_tail() {
+fn nothing_is_found_after_a_true_tail() {
     let bytes = log_of(LogBuilder::legacy(), 1..50).finish();
     let cut = &bytes[..bytes.len() - 30];
     let (records, reader) = read_with(LogReader::new(WAL), cut, usize::MAX);
@@ -227,7 +227,7 @@ fn nothing_is_found_behind_a_true_tail() {
     let mut scan = DamageScan::new(&reader, offset, records.len() as u64 + 1);
     assert_eq!(scan.push(scan.start(), cut), None);
 
-    // A last record that fails its checksum and has nothing behind it is a tail too.
+    // A last record that fails its checksum with nothing after it is a tail too.
     let mut torn = bytes.clone();
     let last = torn.len() - 1;
     torn[last] ^= 1;
@@ -237,7 +237,7 @@ fn nothing_is_found_behind_a_true_tail() {
     assert_eq!(scan.push(scan.start(), &torn), None);
 }
 
-/// Stale records behind the tail carry older sequences; they prove nothing.
+/// Stale records after the tail carry older sequences; they prove nothing.
 #[test]
 fn older_sequences_prove_nothing() {
     let mut log = log_of(LogBuilder::legacy(), 1..5);
@@ -266,9 +266,9 @@ fn damage_in_a_compressed_log_is_told_from_a_tail() {
     assert_eq!(scan.push(0, &bad).unwrap().sequence, Some(next + 1));
 }
 
-/// Only its first record says that a log is compressed.
+/// Only the first record says that a log is compressed.
 #[test]
-fn a_compressed_log_without_its_first_record_is_no_empty_one() {
+fn a_compressed_log_without_its_first_record_is_not_empty() {
     let bytes = log_of(LogBuilder::legacy().compressed(), 1..100).finish();
     for range in [0..1, 0..7, 7..11, 0..12, 0..512] {
         let mut bad = bytes.clone();
@@ -276,7 +276,7 @@ fn a_compressed_log_without_its_first_record_is_no_empty_one() {
         let (records, reader) = read_with(LogReader::new(WAL), &bad, usize::MAX);
         assert!(records.is_empty() && !reader.compressed());
         let mut scan = DamageScan::new(&reader, 0, 1);
-        let later = scan.push(0, &bad).expect("what stands behind is found");
+        let later = scan.push(0, &bad).expect("the record after the damage is found");
         let sequence = later.sequence.unwrap();
         assert!((1..100).contains(&sequence), "{range:?}: {sequence}");
         assert!(range.end > 11 || sequence == 1);
@@ -286,7 +286,7 @@ fn a_compressed_log_without_its_first_record_is_no_empty_one() {
 }
 
 #[test]
-fn a_manifest_with_a_bad_record_and_more_behind_it_is_damaged() {
+fn a_manifest_with_a_bad_record_and_more_after_it_is_damaged() {
     let mut log = LogBuilder::legacy();
     log.append(b"edit one").append(b"edit two").append(b"edit three");
     let mut bytes = log.finish();
@@ -299,7 +299,7 @@ fn a_manifest_with_a_bad_record_and_more_behind_it_is_damaged() {
 }
 
 #[test]
-fn a_recycled_log_ends_where_the_old_one_shows() {
+fn a_recycled_log_ends_where_the_old_one_begins() {
     let old = log_of(LogBuilder::recyclable(3), 1..400).finish();
     for records in [0u64, 1, 7, 150] {
         let new = log_of(LogBuilder::recyclable(NUMBER), 1000..1000 + records).finish();
@@ -307,14 +307,14 @@ fn a_recycled_log_ends_where_the_old_one_shows() {
         file[..new.len()].copy_from_slice(&new);
         let (read, reader) = read_with(LogReader::new(WAL), &file, LOG_BLOCK_BYTES);
         assert_eq!(read.len() as u64, records);
-        // The new records have the old ones' size, so the next header is a whole old one.
+        // The new records have the size of the old ones, so the next header is a whole old one.
         let offset = new.len() as u64;
         assert_eq!(reader.end(), Some(&LogEnd::StaleTail { offset }));
         assert_eq!(reader.good_until(), offset);
         let mut scan = DamageScan::new(&reader, offset, 1000 + records);
         assert_eq!(scan.push(scan.start(), &file[scan.start() as usize..]), None);
 
-        // Shifted by some bytes, what stands behind is the middle of an old record.
+        // Shifted by some bytes, the middle of an old record follows.
         for shift in [1, 5, 20, 90] {
             let mut new = new.clone();
             let mut log = LogBuilder::recyclable(NUMBER);
@@ -331,7 +331,7 @@ fn a_recycled_log_ends_where_the_old_one_shows() {
     }
 }
 
-/// A record of ours behind a bad one proves that the bad one is no stale tail.
+/// A valid record of this log after a bad one proves that the bad one is not a stale tail.
 #[test]
 fn damage_in_a_recycled_log_is_told_from_its_stale_tail() {
     let mut bytes = log_of(LogBuilder::recyclable(NUMBER), 1..600).finish();
@@ -469,7 +469,7 @@ fn compression_is_zstd_from_the_start_or_refused() {
     log.physical(kind::SET_COMPRESSION, None, &7u32.to_le_bytes());
     assert_eq!(damage_at(&read(WAL, log.bytes()).1), 8);
 
-    // The frame's checksum is the log's: a record that does not expand is damage, not a tail.
+    // The frame's checksum is the log's: a record that does not decompress is damage, not a tail.
     let mut log = LogBuilder::legacy();
     log.physical(kind::SET_COMPRESSION, None, &7u32.to_le_bytes());
     log.physical(kind::FULL, None, b"no frame at all");
@@ -506,13 +506,13 @@ fn a_length_that_leaves_its_block_is_damage_inside_and_truncation_at_the_end() {
     let (records, end) = read(WAL, &inside);
     assert!(records.is_empty());
     assert_eq!(damage_at(&end), 0);
-    // The last block's first record may be the end of a split one; its header begins the block
-    // either way.
+    // The last block's first record may be the end of a split one; its header begins the block in
+    // both cases.
     bytes[last_block + 5] = 0xff;
     assert!(matches!(read(WAL, &bytes).1, LogEnd::Truncated { .. }));
 }
 
-/// A hole of whole blocks, as left by two writes in flight at a power failure.
+/// A gap of whole blocks, as two writes in flight leave it at a power failure.
 #[test]
 fn a_zeroed_block_is_skipped_but_the_next_record_tells() {
     let mut log = LogBuilder::legacy();
@@ -553,7 +553,7 @@ fn a_payload_whose_header_is_still_zero_is_a_torn_tail() {
     assert_eq!(end, LogEnd::Truncated { offset });
 }
 
-/// Records behind zero padding in one block: RocksDB loses them; we must notice.
+/// Records after zero padding in one block: RocksDB loses them; Millrace must notice.
 #[test]
 fn records_behind_padding_inside_a_block_are_found_by_the_scan() {
     let mut log = log_of(LogBuilder::legacy(), 1..4);
@@ -583,7 +583,7 @@ fn groups_padded_with_log_data_replay_cleanly() {
 }
 
 #[test]
-fn the_callbacks_error_stops_the_reading() {
+fn an_error_of_the_callback_stops_the_reading() {
     let bytes = log_of(LogBuilder::legacy(), 1..10).finish();
     let mut seen = 0;
     let stopped = LogReader::new(WAL).feed(&bytes, true, |_| {
@@ -615,7 +615,7 @@ fn arbitrary_log() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever happens to a log: no panic, a verdict, and only records that were written, in order.
+    /// No mutation of a log causes a panic; there is always a verdict, and only records that were written are read, in order.
     #[test]
     fn mutated_logs_yield_a_prefix_and_a_verdict(
         bytes in arbitrary_log(),
@@ -634,10 +634,10 @@ proptest! {
         let (records, reader) = read_with(reader, &bad, piece * LOG_BLOCK_BYTES);
         prop_assert!(reader.end().is_some());
         prop_assert!(reader.good_until() <= bad.len() as u64);
-        // A flipped header may turn a stretch to zeros or to an ignorable type, so some may be missing.
+        // A flipped header may turn a stretch into zeros or an ignorable type, so records may be missing.
         let mut rest = original.iter();
         for record in &records {
-            prop_assert!(rest.any(|o| o == record), "a record that nobody wrote");
+            prop_assert!(rest.any(|o| o == record), "a record that was never written");
         }
         let mut scan = DamageScan::new(&reader, reader.good_until(), 0);
         let start = scan.start() as usize;

@@ -1,7 +1,7 @@
 //! Writes logs: the MANIFEST, and write-ahead logs of the recyclable form.
 //!
 //! A logical record becomes physical records that do not cross the log's 32 KiB blocks. The writer
-//! only makes bytes; where they go and when they are safe is the caller's business.
+//! only produces bytes; the caller writes and flushes them.
 
 use crate::batch::{BATCH_HEADER_BYTES, tag};
 use crate::crc::{crc32c, mask_crc};
@@ -9,26 +9,27 @@ use crate::log::LOG_BLOCK_BYTES;
 use crate::log::group_end::GroupEnd;
 use crate::log::physical::{HEADER_BYTES, RECYCLABLE_HEADER_BYTES, kind};
 
-/// Where a log that is written stands.
+/// The position in a log that is being written.
 #[derive(Clone, Copy, Debug)]
 pub struct LogWriter {
-    /// The number of a recyclable log; its low half stands in every record.
+    /// The number of a recyclable log; its low half is in every record.
     number: Option<u64>,
     position: u64,
 }
 
 impl LogWriter {
-    /// Goes on at `position` bytes of a log: recyclable with a number, of the legacy form without.
+    /// Continues at `position` bytes of a log: of the recyclable form with a number, of the legacy
+    /// form without.
     pub fn new(recyclable: Option<u64>, position: u64) -> LogWriter {
         LogWriter { number: recyclable, position }
     }
 
-    /// Bytes of the log so far.
+    /// The length of the log so far.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Appends to `out` what a logical record adds to the log.
+    /// Appends the bytes of a logical record to `out`.
     pub fn append(&mut self, record: &[u8], out: &mut Vec<u8>) {
         let shift = self.number.map_or(0, |_| kind::RECYCLABLE_FULL - kind::FULL);
         let mut rest = record;
@@ -56,7 +57,7 @@ impl LogWriter {
         }
     }
 
-    /// Bytes that a record of `len` bytes adds, header and padding included.
+    /// The bytes that a record of `len` bytes adds, including headers and padding.
     pub fn cost(&self, len: usize) -> usize {
         let mut position = self.position;
         let mut rest = len;
@@ -75,10 +76,9 @@ impl LogWriter {
         }
     }
 
-    /// Ends a group with the record that says so; `sequence` is that of the next batch. The record
-    /// fills the log up to a multiple of `alignment`, which divides the log's blocks and is at
-    /// least 64. Zeros would not do for that, behind them RocksDB reads no further in the
-    /// block.
+    /// Ends a group with its end record; `sequence` is that of the next batch. The record pads the
+    /// log to a multiple of `alignment`, which divides the log's blocks and is at least 64. Zeros
+    /// would not do: after them RocksDB skips the rest of the block.
     pub fn end_group(&mut self, end: GroupEnd, sequence: u64, alignment: usize, out: &mut Vec<u8>) {
         let mut annotation = end.annotation();
         let fixed = BATCH_HEADER_BYTES + 1;
@@ -96,11 +96,11 @@ impl LogWriter {
         if room < self.header_bytes() + fixed + 1 + annotation.len() {
             room += alignment;
         }
-        // Where the room reaches over the block's end, the record has two parts with a header each.
+        // If the room crosses the block's end, the record has two parts with a header each.
         let headers = if room <= left { 1 } else { 2 };
         let with_length = room - headers * self.header_bytes() - fixed;
-        // A length and so many bytes: together just what is left, if need be by a length of more
-        // bytes than it takes.
+        // The length and as many bytes must fill the room exactly; this may need a length with one
+        // byte more than necessary.
         let length_bytes = [129, 16_386].iter().filter(|&&more| with_length >= more).count() + 1;
         annotation.resize(with_length - length_bytes, 0);
         for byte in 0..length_bytes {
@@ -154,7 +154,7 @@ mod tests {
             })
             .unwrap();
         assert_eq!(reader.end(), Some(&LogEnd::Clean));
-        // To the end, but for a block's last bytes that are too few for a header.
+        // The log ends here, except for a block's last bytes that are too few for a header.
         let rest = &bytes[reader.good_until() as usize..];
         assert!(rest.len() < RECYCLABLE_HEADER_BYTES && rest.iter().all(|&byte| byte == 0));
         assert!(rest.is_empty() || bytes.len().is_multiple_of(LOG_BLOCK_BYTES));
@@ -163,7 +163,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn groups_are_read_back_and_their_ends_do_nothing(
+        fn groups_are_read_back_and_their_ends_have_no_effect(
             start in prop_oneof![Just(0u64), Just(LOG_BLOCK_BYTES as u64 - 4096)],
             groups in proptest::collection::vec(
                 proptest::collection::vec(

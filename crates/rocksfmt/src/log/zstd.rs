@@ -1,14 +1,14 @@
-//! Expands the records of a compressed write-ahead log.
+//! Decompresses the records of a compressed write-ahead log.
 //!
-//! After a SetCompression record every logical record is one ZSTD frame that does not announce its
+//! After a SetCompression record every logical record is one ZSTD frame that does not state its
 //! size. The buffer and the context live as long as the reader, so a warm reader allocates nothing.
 
 use zstd::stream::raw::{Decoder, InBuffer, Operation, OutBuffer};
 
-/// First size of the output buffer; it doubles up to the caller's bound.
+/// The initial size of the output buffer; it doubles up to the caller's bound.
 const OUTPUT_BYTES_MIN: usize = 64 * 1024;
 
-/// A reusable ZSTD context and the last record it expanded.
+/// A reusable ZSTD context and the last record it decompressed.
 pub(crate) struct RecordDecompressor {
     context: Decoder<'static>,
     output: Vec<u8>,
@@ -20,8 +20,9 @@ impl std::fmt::Debug for RecordDecompressor {
     }
 }
 
-/// Whether a record looks like one of a compressed log: where the record that says so is damaged,
-/// only this tells. An uncompressed batch begins so with few sequences, all above 4 * 10^9.
+/// Whether a record looks like a record of a compressed log: the only evidence if the
+/// SetCompression record is damaged. An uncompressed batch starts with these bytes for few
+/// sequences only, all above 4 * 10^9.
 pub fn looks_compressed(record: &[u8]) -> bool {
     record.starts_with(&zstd::zstd_safe::MAGICNUMBER.to_le_bytes())
 }
@@ -34,7 +35,7 @@ impl RecordDecompressor {
         })
     }
 
-    /// Expands one logical record to at most `bytes_max` bytes.
+    /// Decompresses one logical record to at most `bytes_max` bytes.
     pub(crate) fn run(&mut self, stored: &[u8], bytes_max: usize) -> Result<&[u8], String> {
         let (bytes, done) = self.expand(stored, bytes_max, false)?;
         if !done {
@@ -43,7 +44,7 @@ impl RecordDecompressor {
         Ok(&self.output[..bytes])
     }
 
-    /// The first bytes of a record, of which perhaps only the beginning is at hand.
+    /// The first bytes of a record that may be given only in part.
     pub(crate) fn head(&mut self, stored: &[u8]) -> Result<&[u8], String> {
         let (bytes, _) = self.expand(stored, OUTPUT_BYTES_MIN, true)?;
         Ok(&self.output[..bytes])

@@ -1,19 +1,20 @@
 //! Version edits, the records of a MANIFEST.
 //!
 //! An edit is a sequence of `varint32 tag, payload` to the end of the record. It must be read
-//! completely before it is applied: the tag that names the column family usually comes last.
-//! [`VersionEdit::decode`] keeps what this crate's users need; what only a writer's statistics need
-//! is checked for shape and dropped.
+//! completely before it is applied, because the tag that names the column family usually comes
+//! last. [`VersionEdit::decode`] keeps what this crate's users need; it checks the shape of other
+//! fields and drops them.
 //!
-//! An unknown tag with bit 13 set carries a length and is skipped; any other unknown tag is refused
-//! by number. The same rule holds, with bit 6 the other way round, for the custom fields of a file.
+//! An unknown tag with bit 13 set has a length and is skipped; any other unknown tag is refused by
+//! number. For the custom fields of a file it is the opposite: an unknown field with bit 6 set is
+//! refused.
 
 use crate::coding::{Decoder, put_lps, put_varint};
 use crate::error::{Error, Result};
 use crate::manifest::file_meta::{BlobFileMeta, FileMeta};
 
-/// Levels a MANIFEST may name. RocksDB's `num_levels` is 7 and rarely changed; the bound only keeps
-/// a damaged varint from becoming an allocation.
+/// The number of levels a MANIFEST may name. RocksDB's `num_levels` is 7 and rarely changed; the
+/// bound keeps a damaged varint from causing a large allocation.
 pub const LEVELS_MAX: u32 = 64;
 
 /// Tags of a version edit.
@@ -37,7 +38,7 @@ pub(crate) mod tag {
     pub const IN_ATOMIC_GROUP: u32 = 300;
     pub const BLOB_FILE_ADDITION: u32 = 400;
     pub const BLOB_FILE_GARBAGE: u32 = 401;
-    /// Unknown tags with this bit carry a length and may be skipped.
+    /// Unknown tags with this bit have a length and can be skipped.
     pub const IGNORABLE: u32 = 1 << 13;
     pub const DB_ID: u32 = 8193;
     pub const OLD_BLOB_FILE_ADDITION: u32 = 8194;
@@ -49,69 +50,69 @@ pub(crate) mod tag {
     pub const WAL_DELETION: u32 = 8200;
     pub const PERSIST_TIMESTAMPS: u32 = 8201;
     pub const LAST_COMPACTED_MANIFEST_BYTES: u32 = 8203;
-    /// Ours: zeros that lengthen a record.
+    /// Millrace's: zeros that pad a record.
     pub const FILLER: u32 = IGNORABLE | 0xF00;
-    /// Ours: the number of keys.
+    /// Millrace's: the number of keys.
     pub const KEYS: u32 = IGNORABLE | 0xF01;
 }
 
-/// What a record as a whole does. Only [`EditKind::Normal`] records change files.
+/// The kind of a record. Only [`EditKind::Normal`] records change files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EditKind {
     /// Adds a column family.
     ColumnFamilyAdd,
     /// Drops a column family.
     ColumnFamilyDrop,
-    /// Says that write-ahead logs exist.
+    /// Adds write-ahead logs to those that the MANIFEST tracks.
     WalAddition,
-    /// Says that write-ahead logs are gone.
+    /// Removes write-ahead logs from them.
     WalDeletion,
     /// Everything else.
     Normal,
 }
 
-/// A live write-ahead log, as far as the MANIFEST tracks them.
+/// A live write-ahead log that the MANIFEST tracks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WalAddition {
     /// The number in the file's name.
     pub number: u64,
-    /// How many bytes of it are synced, if that is known.
+    /// The number of its bytes that are synced, if known.
     pub synced_bytes: Option<u64>,
 }
 
-/// Values of a blob file that nothing refers to any more.
+/// Values of a blob file to which nothing refers any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlobGarbage {
     /// The blob file.
     pub number: u64,
-    /// How many more of its values are dead.
+    /// The number of values that died.
     pub count: u64,
-    /// How many bytes those are, with their headers and keys.
+    /// Their bytes, including headers and keys.
     pub bytes: u64,
 }
 
 /// One record of a MANIFEST.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VersionEdit {
-    /// Column family the record is about; 0 where it names none.
+    /// The column family of the record; 0 if it names none.
     pub column_family: u32,
     /// The column family's comparator.
     pub comparator: Option<String>,
-    /// Logs below this number hold nothing the column family has not in its files.
+    /// Logs below this number hold no data that is not in the column family's files.
     pub log_number: Option<u64>,
-    /// A number no file has yet.
+    /// A number that no file has yet.
     pub next_file_number: Option<u64>,
     /// The largest sequence in the files.
     pub last_sequence: Option<u64>,
-    /// Logs below this number may be gone.
+    /// Logs below this number may have been removed.
     pub min_log_number_to_keep: Option<u64>,
-    /// The largest column family id ever given out.
+    /// The largest column family id ever assigned.
     pub max_column_family: Option<u32>,
     /// The name of an added column family.
     pub column_family_add: Option<String>,
     /// Whether the column family is dropped.
     pub column_family_drop: bool,
-    /// How many records of the record's atomic group follow it.
+    /// How many records of the same atomic group follow this one.
     pub atomic_group_remaining: Option<u32>,
     /// Files that leave a level: level, number.
     pub deleted_files: Vec<(u32, u64)>,
@@ -123,20 +124,20 @@ pub struct VersionEdit {
     pub blob_garbage: Vec<BlobGarbage>,
     /// Logs that exist.
     pub wal_additions: Vec<WalAddition>,
-    /// Logs below this number are gone.
+    /// Logs below this number have been removed.
     pub wals_deleted_below: Option<u64>,
     /// Identity of the database.
     pub db_id: Option<String>,
-    /// Versions older than this timestamp may be gone (column families with timestamps).
+    /// Versions older than this timestamp may be missing (column families with timestamps).
     pub full_history_ts_low: Option<Vec<u8>>,
-    /// Whether user timestamps are kept in the files; `None` where the record does not say.
+    /// Whether user timestamps are kept in the files; `None` if the record does not say.
     pub persist_timestamps: Option<bool>,
-    /// The number of keys in the default column family's files, if somebody counts. Ours: RocksDB
-    /// passes over it, and its own MANIFEST does not have it.
+    /// The number of keys in the default column family's files. RocksDB skips the field and does
+    /// not write it; see `docs/formats/key-count.md`.
     pub keys: Option<u64>,
-    /// Whether the record has a field that only this crate writes.
+    /// Whether the record has a field that only Millrace writes.
     pub ours: bool,
-    /// Size of the last MANIFEST that held a snapshot only.
+    /// Size of the last MANIFEST that held only a snapshot.
     pub last_compacted_manifest_bytes: Option<u64>,
 }
 
@@ -150,12 +151,12 @@ impl BlobGarbage {
 }
 
 impl VersionEdit {
-    /// The record. Tags stand in RocksDB's order; what it says of logs is not written, because logs
-    /// that are recycled cannot be told by size.
+    /// The record, with tags in RocksDB's order. Fields about logs are not written, because
+    /// recycled logs cannot be identified by size.
     ///
     /// # Panics
-    /// When the edit adds or drops a column family and changes files too: RocksDB ignores the files
-    /// of such a record without a word.
+    /// If the edit adds or drops a column family and also changes files: RocksDB silently ignores
+    /// the files of such a record.
     pub fn encode(&self) -> Vec<u8> {
         let changes_files = !(self.new_files.is_empty()
             && self.deleted_files.is_empty()
@@ -163,7 +164,7 @@ impl VersionEdit {
             && self.blob_garbage.is_empty());
         assert!(
             !changes_files || self.kind() == EditKind::Normal,
-            "a record that is about a column family changes no files"
+            "a record that adds or drops a column family must not change files"
         );
         let mut out = Vec::new();
         let mut string = |tag: u32, text: &Option<String>| {
@@ -231,8 +232,8 @@ impl VersionEdit {
         out
     }
 
-    /// Lengthens an encoded record to `len` bytes, which are none or at least three more than it
-    /// has, by a field that every reader passes over.
+    /// Pads an encoded record to `len` bytes with a field that every reader skips. `len` must be
+    /// the record's length or at least three more.
     pub fn fill(record: &mut Vec<u8>, len: usize) {
         let mut room = len.saturating_sub(record.len());
         if room == 0 {
@@ -240,8 +241,8 @@ impl VersionEdit {
         }
         put_varint(record, u64::from(tag::FILLER));
         room = room.saturating_sub(2);
-        // A length and so many bytes are together just what is left, if need be by a length of more
-        // bytes than it takes.
+        // The length and as many bytes must fill the room exactly; this may need a length with one
+        // byte more than necessary.
         let length_bytes = [129, 16_386].iter().filter(|&&more| room >= more).count() + 1;
         let zeros = room.saturating_sub(length_bytes);
         for byte in 0..length_bytes {
@@ -264,7 +265,7 @@ impl VersionEdit {
         Ok(edit)
     }
 
-    /// What the record does; a record that mixes kinds is of the first that applies.
+    /// The kind of the record: the first that applies.
     pub fn kind(&self) -> EditKind {
         if self.column_family_add.is_some() {
             EditKind::ColumnFamilyAdd
@@ -376,7 +377,7 @@ impl VersionEdit {
     }
 }
 
-/// Names are bytes in the format and text everywhere else.
+/// Names are bytes in the format and text in this crate.
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

@@ -1,4 +1,4 @@
-//! What a MANIFEST says about one SST file or one blob file.
+//! A MANIFEST's description of an SST file or a blob file.
 
 use crate::coding::{Decoder, fixed64_at, put_lps, put_varint};
 use crate::error::{Error, Result};
@@ -29,22 +29,21 @@ pub(crate) mod custom {
 pub struct FileMeta {
     /// The number in the file's name.
     pub number: u64,
-    /// Which of the database's paths it is in; 0 is its directory.
+    /// The index of the database path that holds it; 0 is the database's directory.
     pub path_id: u32,
     /// Its size.
     pub size_bytes: u64,
     /// Smallest internal key.
     pub smallest: Vec<u8>,
-    /// Largest internal key; the end of a range tombstone counts, as a sentinel behind which
-    /// nothing is.
+    /// Largest internal key. If the file ends in a range tombstone, this is an exclusive sentinel.
     pub largest: Vec<u8>,
-    /// Smallest sequence in the file; 0 where the MANIFEST is too old to say.
+    /// Smallest sequence in the file; 0 if the MANIFEST is too old to have it.
     pub smallest_sequence: u64,
     /// Largest sequence in the file.
     pub largest_sequence: u64,
-    /// Age among the files of level 0, larger is newer; 0 where the MANIFEST does not say.
+    /// Age among the files of level 0, larger is newer; 0 if the MANIFEST does not have it.
     pub epoch: u64,
-    /// The oldest blob file it refers to; 0 for none.
+    /// The oldest blob file to which it refers; 0 for none.
     pub oldest_blob_file: u64,
     /// Unix seconds; 0 for unknown.
     pub oldest_ancestor_time: u64,
@@ -54,7 +53,7 @@ pub struct FileMeta {
     pub unique_id: [u64; 2],
     /// Bytes from the first meta block to the end of the file; 0 for unknown.
     pub tail_bytes: u64,
-    /// Whether keys carry their user timestamps (of a column family that has them).
+    /// Whether keys contain their user timestamps (in a column family that has them).
     pub timestamps_persisted: bool,
 }
 
@@ -69,8 +68,8 @@ impl FileMeta {
         user_key(&self.largest)
     }
 
-    /// Reads a new-file payload behind its level. Also the smallest log number to keep, which old
-    /// writers hid in here.
+    /// Reads the payload of a new-file tag after its level. Also returns the smallest log number to
+    /// keep, which old writers stored here.
     pub(crate) fn decode(tag: u32, d: &mut Decoder<'_>) -> Result<(FileMeta, Option<u64>)> {
         let number = d.varint64("file number")?;
         let path_id = match tag {
@@ -121,7 +120,7 @@ impl FileMeta {
         Ok((file, min_log))
     }
 
-    /// Appends a new-file record of the form of today, tag and level first.
+    /// Appends a new-file field of the current form, tag and level first.
     pub(crate) fn encode(&self, level: u32, out: &mut Vec<u8>) {
         put_varint(out, u64::from(tag::NEW_FILE4));
         put_varint(out, u64::from(level));
@@ -208,7 +207,7 @@ fn user_key(internal: &[u8]) -> &[u8] {
     &internal[..internal.len().saturating_sub(8)]
 }
 
-/// A bound must be an internal key with a type that can stand in an SST.
+/// A bound must be an internal key with a type that may occur in an SST.
 fn bound(d: &mut Decoder<'_>, field: &'static str) -> Result<Vec<u8>> {
     let key = d.lps(field)?;
     InternalKey::parse(key).map_err(|e| e.at(field))?;
@@ -220,13 +219,13 @@ fn bound(d: &mut Decoder<'_>, field: &'static str) -> Result<Vec<u8>> {
 pub struct BlobFileMeta {
     /// The number in the file's name.
     pub number: u64,
-    /// How many values it has.
+    /// The number of its values.
     pub total_count: u64,
-    /// How many bytes those are, with their headers and keys.
+    /// Their bytes, including headers and keys.
     pub total_bytes: u64,
-    /// How many of the values are dead.
+    /// The number of dead values.
     pub garbage_count: u64,
-    /// How many bytes those are.
+    /// Their bytes.
     pub garbage_bytes: u64,
 }
 
@@ -246,7 +245,7 @@ impl BlobFileMeta {
         Ok(file)
     }
 
-    /// Appends a blob file addition, tag first, and its garbage if it has any.
+    /// Appends a blob file addition, tag first, and its garbage if there is any.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         for number in
             [u64::from(tag::BLOB_FILE_ADDITION), self.number, self.total_count, self.total_bytes]

@@ -1,9 +1,10 @@
-//! Sorts the files of a column family into levels, and refuses what no correct writer produces.
+//! Sorts the files of a column family into levels, and refuses states that no correct writer
+//! produces.
 //!
 //! Level 0 is ordered by epoch if every file of the column family has one, else by sequences, as
-//! RocksDB before 7.10 did. The other levels are ordered by smallest key. RocksDB 7.8 fails to open
-//! a database that violates these rules; 9.8 and 11.8 open it with an *empty* column family. An
-//! error is the only answer that loses nothing.
+//! RocksDB did before 7.10. The other levels are ordered by smallest key. RocksDB 7.8 fails to open
+//! a database that violates these rules; 9.8 and 11.8 open it with an *empty* column family. Only
+//! an error loses nothing.
 
 use std::cmp::Ordering;
 
@@ -11,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::key::Comparator;
 use crate::manifest::file_meta::FileMeta;
 
-/// Distributes files over levels and sorts each. Without a comparator (one this crate does not
-/// know) files are only distributed.
+/// Distributes files over levels and sorts each level. Without a comparator (an unknown one) files
+/// are only distributed.
 pub(crate) fn sort_levels(
     files: impl Iterator<Item = (u32, FileMeta)>,
     comparator: Option<Comparator>,
@@ -55,7 +56,7 @@ fn newest_first_by_sequence(a: &FileMeta, b: &FileMeta) -> Ordering {
 }
 
 fn sort_by_epoch(files: &mut [FileMeta], comparator: Comparator) -> Result<()> {
-    // First by key inside an epoch, to find overlaps of neighbours, then by sequence.
+    // First by key within an epoch, to find overlaps of neighbours, then by sequence.
     files.sort_by(|a, b| {
         b.epoch.cmp(&a.epoch).then_with(|| comparator.cmp_internal(&a.smallest, &b.smallest))
     });
@@ -78,7 +79,7 @@ fn sort_by_sequence(files: &mut [FileMeta]) -> Result<()> {
     for pair in files.windows(2) {
         let [newer, older] = pair else { continue };
         let fine = if older.smallest_sequence == older.largest_sequence {
-            // An ingested file has one sequence and may lie inside the range of a flushed one.
+            // An ingested file has one sequence, which may be inside the range of a flushed file.
             older.largest_sequence < newer.largest_sequence || older.largest_sequence == 0
         } else {
             newer.smallest_sequence > older.smallest_sequence

@@ -1,17 +1,18 @@
 //! Replays a MANIFEST into the state of a database.
 //!
-//! 1. [`ManifestReplay::record`] takes the log's records in order, decodes each and applies it.
-//!    Records of an atomic group are held back until the group is whole.
-//! 2. [`ManifestReplay::finish`] checks what RocksDB checks at open, and what newer RocksDB only
-//!    fails to check, and sorts every level for reading. It gives a [`ManifestState`].
+//! 1. [`ManifestReplay::record`] takes the log's records in order, decodes and applies them.
+//!    Records of an atomic group are held back until the group is complete.
+//! 2. [`ManifestReplay::finish`] checks everything that RocksDB checks when it opens a database,
+//!    and more that newer versions of RocksDB should check; it sorts every level for reading and
+//!    returns a [`ManifestState`].
 //!
-//! What holds in a finished state: a file number is live once; in level 0 the newest file comes
-//! first and no two files of one age overlap; in every other level files are sorted by smallest key
-//! and do not overlap. A column family whose comparator is not known is listed, with its files in
-//! order of number; [`ColumnFamily::comparator`] is the error to show when somebody reads it.
+//! In a finished state a file number is live once; in level 0 the newest file comes first and no
+//! two files of the same age overlap; in every other level files are sorted by smallest key and do
+//! not overlap. A column family with an unknown comparator is listed, with its files in order of
+//! their numbers; [`ColumnFamily::comparator`] returns the error to show on a read.
 //!
-//! An atomic group that the log cuts short is dropped, as RocksDB does: its writer never learned
-//! that it was written.
+//! An atomic group that the end of the log cuts off is dropped, as in RocksDB: its writer never
+//! learned that it was written.
 
 pub(crate) mod edit;
 pub(crate) mod file_meta;
@@ -27,7 +28,7 @@ use crate::manifest::edit::{EditKind, VersionEdit};
 use crate::manifest::file_meta::{BlobFileMeta, FileMeta};
 use crate::manifest::levels::sort_levels;
 
-/// Column families may be dropped but their ids are never used again.
+/// The id of the column family that always exists. Ids of dropped families are never reused.
 const DEFAULT_FAMILY: u32 = 0;
 
 /// A column family and its files.
@@ -39,32 +40,31 @@ pub struct ColumnFamily {
     pub name: String,
     /// The name of its comparator.
     pub comparator_name: String,
-    /// Logs below this number hold nothing that is not in the files.
+    /// Logs below this number hold no data that is not in the files.
     pub log_number: u64,
-    /// Files by level; level 0 newest first, the others by smallest key. Ends with a level that
-    /// has files.
+    /// Files by level; level 0 newest first, the others by smallest key. The last level has files.
     pub levels: Vec<Vec<FileMeta>>,
     /// Its blob files by number, live or not; see [`ColumnFamily::live_blob_files`].
     pub blob_files: BTreeMap<u64, BlobFileMeta>,
-    /// Whether its files carry user timestamps (if its comparator has them).
+    /// Whether its files contain user timestamps (if its comparator has them).
     pub timestamps_persisted: bool,
 }
 
 impl ColumnFamily {
-    /// Its order of keys; an error that names the comparator if this crate does not have it.
+    /// Its order of keys; an error that names the comparator if this crate does not know it.
     pub fn comparator(&self) -> Result<Comparator> {
         Comparator::from_name(self.comparator_name.as_bytes())
             .map_err(|e| e.at(format!("column family {:?}", self.name)))
     }
 
-    /// All its SST files with their levels, level by level.
+    /// All its SST files with their levels, in order of the levels.
     pub fn files(&self) -> impl Iterator<Item = (usize, &FileMeta)> {
         let by_level = self.levels.iter().enumerate();
         by_level.flat_map(|(level, files)| files.iter().map(move |file| (level, file)))
     }
 
-    /// The blob files that RocksDB keeps: not older than the oldest one an SST is linked to, and
-    /// not all dead. The others may be gone from the directory.
+    /// The blob files that RocksDB keeps: not older than the oldest one to which an SST is linked,
+    /// and with live values. The others may be missing from the directory.
     pub fn live_blob_files(&self) -> impl Iterator<Item = &BlobFileMeta> {
         live_blob_files(self.files().map(|(_, file)| file), &self.blob_files)
     }
@@ -84,35 +84,36 @@ fn live_blob_files<'a>(
     })
 }
 
-/// What a MANIFEST says.
+/// The state that a MANIFEST describes.
 #[derive(Clone, Debug)]
 pub struct ManifestState {
     /// Live column families by id.
     pub column_families: BTreeMap<u32, ColumnFamily>,
-    /// A number no file had when the MANIFEST was written; the directory may know better.
+    /// A number that no file had when the MANIFEST was written; the directory may have larger
+    /// ones.
     pub next_file_number: u64,
     /// The largest sequence in the files.
     pub last_sequence: u64,
     /// Logs below this number are not needed.
     pub min_log_number_to_keep: u64,
-    /// The largest column family id ever given out.
+    /// The largest column family id ever assigned.
     pub max_column_family: u32,
-    /// Identity of the database, where the MANIFEST has it.
+    /// Identity of the database, if the MANIFEST has it.
     pub db_id: Option<String>,
-    /// The number of keys in the default column family's files, where the MANIFEST is ours and has
-    /// it.
+    /// The number of keys in the default column family's files, if the MANIFEST has it; see
+    /// `docs/formats/key-count.md`.
     pub keys: Option<u64>,
-    /// The logs the MANIFEST tracks, with their synced size where known (option
+    /// The logs that the MANIFEST tracks, with their synced size if known (option
     /// `track_and_verify_wals_in_manifest`; empty without it).
     pub wals: BTreeMap<u64, Option<u64>>,
-    /// Whether some record has a field that only this crate writes. RocksDB replaces the MANIFEST
-    /// when it opens a database for writing, and writes an OPTIONS file then.
+    /// Whether a record has a field that only Millrace writes. When RocksDB opens a database for
+    /// writing it replaces the MANIFEST and writes an OPTIONS file.
     pub ours: bool,
 }
 
 impl ManifestState {
-    /// A number that is larger than [`ManifestState::next_file_number`] and than that of every file
-    /// and log that the MANIFEST names, which may be larger.
+    /// A number larger than [`ManifestState::next_file_number`] and than the numbers of all files
+    /// and logs that the MANIFEST names, because these may be larger.
     pub fn next_number(&self) -> u64 {
         let families = || self.column_families.values();
         let files = families().flat_map(|family| family.files().map(|(_, file)| file.number));
@@ -139,7 +140,7 @@ struct Family {
     timestamps_persisted: Option<bool>,
 }
 
-/// SST files in one record of a snapshot: few enough that making it takes no long time.
+/// SST files in one record of a snapshot. The bound keeps the time to build a record short.
 const SNAPSHOT_FILES: usize = 256;
 
 impl Family {
@@ -147,7 +148,7 @@ impl Family {
         live_blob_files(self.files.values().map(|(_, file)| file), &self.blob_files)
     }
 
-    /// The records that make the family, then its blob files and its SST files.
+    /// The records that create the family, then its blob files and its SST files.
     fn snapshot(&self, id: u32, keys: Option<u64>) -> impl Iterator<Item = VersionEdit> {
         let default = Comparator::default().name();
         let add = VersionEdit {
@@ -175,12 +176,12 @@ impl Family {
     }
 }
 
-/// Applies records one after the other; see the module's head.
+/// Applies records one after another; see the module's text.
 #[derive(Debug)]
 pub struct ManifestReplay {
     families: BTreeMap<u32, Family>,
     dropped: BTreeSet<u32>,
-    /// Records of an atomic group that is not whole yet, and how many are still to come.
+    /// Records of an incomplete atomic group, and how many are missing.
     group: Vec<VersionEdit>,
     group_remaining: u32,
     log_number_seen: bool,
@@ -221,7 +222,7 @@ impl ManifestReplay {
         }
     }
 
-    /// The replay that led to a state, to go on from there.
+    /// The replay that led to `state`, to continue from there.
     pub fn resume(state: &ManifestState) -> ManifestReplay {
         let family = |family: &ColumnFamily| Family {
             name: family.name.clone(),
@@ -249,8 +250,8 @@ impl ManifestReplay {
         }
     }
 
-    /// The records of a new MANIFEST that lead to the same state, but for dead blob files and for
-    /// logs. A record that adds a column family changes no files: RocksDB would ignore them.
+    /// The records of a new MANIFEST for the same state, without dead blob files and logs. A record
+    /// that adds a column family changes no files, because RocksDB would ignore them.
     pub fn snapshot(&self, next_file_number: u64) -> impl Iterator<Item = VersionEdit> {
         let first = VersionEdit {
             db_id: self.db_id.clone(),
@@ -272,8 +273,8 @@ impl ManifestReplay {
         family.live_blob_files().cloned().collect()
     }
 
-    /// The blob files that the SST files of a column family are linked to, each SST file by its
-    /// number.
+    /// The links of a column family's SST files to blob files: from the number of an SST file to
+    /// that of its oldest blob file.
     pub fn blob_links(&self, family: u32) -> BTreeMap<u64, u64> {
         let files = self.families.get(&family).into_iter().flat_map(|family| &family.files);
         let link = |(&number, (_, file)): (&u64, &(u32, FileMeta))| (number, file.oldest_blob_file);
@@ -357,7 +358,7 @@ impl ManifestReplay {
         }
     }
 
-    /// What counts in records of every kind.
+    /// Applies the fields that count in records of every kind.
     fn apply_globals(&mut self, edit: &VersionEdit) -> Result<()> {
         if edit.next_file_number.is_some() {
             self.next_file_number = edit.next_file_number;
@@ -378,7 +379,7 @@ impl ManifestReplay {
         if let Some(id) = edit.max_column_family {
             self.max_column_family = self.max_column_family.max(id);
         }
-        // Whoever writes a memtable to a file and does not count makes the number unknown.
+        // A program that writes a memtable to a file without a count makes the number unknown.
         if edit.keys.is_some() || (edit.column_family == 0 && edit.log_number.is_some()) {
             self.keys = edit.keys;
         }
@@ -389,7 +390,7 @@ impl ManifestReplay {
         Ok(())
     }
 
-    /// What counts in the record of a column family.
+    /// Applies the fields that count in the record of a column family.
     fn apply_family(&mut self, edit: VersionEdit, kind: EditKind) -> Result<()> {
         let id = edit.column_family;
         let Some(family) = self.families.get_mut(&id) else {
@@ -409,7 +410,7 @@ impl ManifestReplay {
         }
         if let Some(number) = edit.log_number {
             self.log_number_seen = true;
-            // RocksDB logs a warning about a number that goes back, and keeps the larger one.
+            // RocksDB warns about a number that goes back, and keeps the larger one.
             family.log_number = family.log_number.max(number);
         }
         if edit.persist_timestamps.is_some() {
@@ -464,7 +465,7 @@ impl ManifestReplay {
         Ok(())
     }
 
-    /// The largest sequence that the records so far name.
+    /// The largest sequence in the records so far.
     pub fn last_sequence(&self) -> u64 {
         self.last_sequence.unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! The names of a database's files, and what its CURRENT file says.
+//! The names of a database's files, and the contents of its CURRENT file.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub enum FileName {
     Manifest(u64),
     /// `OPTIONS-000007`.
     Options(u64),
-    /// A file that is still being written, `000008.dbtmp`.
+    /// An unfinished file, `000008.dbtmp`.
     Temp(u64),
     /// `CURRENT`, which names the MANIFEST.
     Current,
@@ -30,7 +30,7 @@ pub enum FileName {
 }
 
 impl FileName {
-    /// Recognises a name; `None` for a file that is none of the database's.
+    /// Parses a name; `None` for a file that does not belong to the database.
     pub fn parse(name: &str) -> Option<FileName> {
         match name {
             "CURRENT" => return Some(FileName::Current),
@@ -62,7 +62,7 @@ impl FileName {
         }
     }
 
-    /// The number in the name; all numbered files share one space of numbers.
+    /// The number in the name; all numbered files share one sequence of numbers.
     pub fn number(self) -> Option<u64> {
         match self {
             FileName::Wal(number)
@@ -93,7 +93,7 @@ impl fmt::Display for FileName {
     }
 }
 
-/// Digits only: `str::parse` would take a sign.
+/// Accepts digits only; `str::parse` would also accept a sign.
 fn number(digits: &str) -> Option<u64> {
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return None;
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn other_peoples_files_are_left_alone() {
+    fn unknown_files_are_not_recognised() {
         for name in [
             "",
             ".",

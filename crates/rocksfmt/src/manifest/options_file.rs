@@ -1,4 +1,4 @@
-//! Reads OPTIONS files, the INI text in which RocksDB keeps the options a database was opened with.
+//! Reads OPTIONS files, the INI text in which RocksDB stores the options of a database.
 //!
 //! ```text
 //! [CFOptions "default"]
@@ -7,25 +7,25 @@
 //!   block_size=4096
 //! ```
 //!
-//! A database opens without one, and its MANIFEST and SST properties win over it, so reading is
-//! tolerant: what is not a section or a `key=value` line is passed over. Escapes (`\#`, `\:`, `\n`,
-//! …) are undone.
+//! A database opens without an OPTIONS file, and its MANIFEST and SST properties take precedence,
+//! so reading is tolerant: any line that is not a section or `key=value` is skipped. Escapes (`\#`,
+//! `\:`, `\n`, …) are undone.
 
 use std::collections::BTreeMap;
 
-/// Bytes of an OPTIONS file that are looked at; real ones have some 10 to 30 KiB per column family.
+/// The part of an OPTIONS file that is read; real files have 10 to 30 KiB per column family.
 pub const OPTIONS_BYTES_MAX: usize = 16 << 20;
 
 /// The sections of an OPTIONS file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OptionsFile {
     /// By kind (`Version`, `DBOptions`, `CFOptions`, `TableOptions/BlockBasedTable`) and column
-    /// family name, which is empty for sections that have none.
+    /// family name, which is empty for sections without one.
     sections: BTreeMap<(String, String), BTreeMap<String, String>>,
 }
 
 impl OptionsFile {
-    /// Reads the text of an OPTIONS file. A line without a meaning is passed over.
+    /// Reads the text of an OPTIONS file; skips lines without a meaning.
     pub fn parse(text: &[u8]) -> OptionsFile {
         let text = String::from_utf8_lossy(&text[..text.len().min(OPTIONS_BYTES_MAX)]);
         let mut file = OptionsFile::default();
@@ -54,7 +54,7 @@ impl OptionsFile {
         self.sections.get(&(kind.to_owned(), column_family.to_owned()))
     }
 
-    /// The kinds of sections that a column family has.
+    /// The kinds of sections of a column family.
     pub fn kinds(&self, column_family: &str) -> impl Iterator<Item = &str> {
         let named = self.sections.keys().filter(move |(_, name)| name == column_family);
         named.map(|(kind, _)| kind.as_str())
@@ -77,20 +77,20 @@ impl OptionsFile {
         (value != "nullptr").then_some(value)
     }
 
-    /// The column families the file has sections for.
+    /// The column families for which the file has sections.
     pub fn column_family_names(&self) -> impl Iterator<Item = &str> {
         let named = self.sections.keys();
         named.filter(|(kind, _)| kind == "CFOptions").map(|(_, name)| name.as_str())
     }
 
-    /// The RocksDB that wrote the file.
+    /// The version of RocksDB that wrote the file.
     pub fn rocksdb_version(&self) -> Option<&str> {
         let version = self.section("Version", "")?;
         version.get("rocksdb_version").map(String::as_str)
     }
 }
 
-/// Everything behind a `#` that is not escaped is a comment.
+/// Cuts off a comment: everything after a `#` that is not escaped.
 fn strip_comment(line: &str) -> &str {
     let mut escaped = false;
     for (at, c) in line.char_indices() {

@@ -1,4 +1,4 @@
-//! The rules for edits as a whole, and for the levels they lead to.
+//! The rules for edits as a whole, and for the resulting levels.
 
 use proptest::prelude::*;
 
@@ -50,7 +50,7 @@ fn a_database_without_files_has_its_default_column_family() {
 }
 
 #[test]
-fn the_three_numbers_must_appear_somewhere() {
+fn the_three_numbers_are_required() {
     for (left_out, name) in [
         (tag::LOG_NUMBER, "log number"),
         (tag::NEXT_FILE_NUMBER, "next file number"),
@@ -65,7 +65,7 @@ fn the_three_numbers_must_appear_somewhere() {
         let e = replay.finish().unwrap_err().to_string();
         assert!(e.contains(&format!("no {name} entry")), "{e}");
     }
-    // In a record of a WAL's the log number does not count: it names no column family.
+    // In a record about WALs the log number does not count: it names no column family.
     let mut replay = ManifestReplay::new();
     let record = edit().required(5, 5, 5).string(tag::WAL_DELETION, &[3]);
     replay.record(&record.finish()).unwrap();
@@ -112,7 +112,7 @@ fn a_file_belongs_to_one_column_family() {
 }
 
 #[test]
-fn column_families_come_and_go() {
+fn column_families_are_added_and_dropped() {
     let file = file_meta(7, b"b", b"a", (1, 2));
     let add = |id, name| {
         edit().numbers(tag::LOG_NUMBER, &[9]).column_family(id).add_column_family(name, REVERSE)
@@ -123,7 +123,7 @@ fn column_families_come_and_go() {
         add(2, "two"),
         edit().add_file(3, &file).column_family(2),
         drop(1),
-        // A flush that was under way when the column family was dropped.
+        // A flush that was in progress when the column family was dropped.
         edit().add_file(0, &file_meta(8, b"x", b"a", (3, 4))).column_family(1),
     ])
     .unwrap();
@@ -144,7 +144,7 @@ fn column_families_come_and_go() {
 }
 
 #[test]
-fn comparators_do_not_change_and_unknown_ones_fail_on_use_only() {
+fn comparators_do_not_change_and_unknown_ones_fail_only_on_use() {
     refused(
         &[edit().string(tag::COMPARATOR, REVERSE.as_bytes())],
         "comparator of column family 0 changes",
@@ -205,7 +205,7 @@ fn file_changes_in_other_records_are_ignored() {
 }
 
 #[test]
-fn tracked_logs_are_known_until_they_are_gone() {
+fn tracked_logs_are_known_until_they_are_removed() {
     let state = replay(&[
         edit().numbers(tag::OLD_WAL_ADDITION, &[4, 1]),
         edit().numbers(tag::OLD_WAL_ADDITION, &[6, 1]),
@@ -250,7 +250,7 @@ fn level_0_is_sorted_by_epoch_if_every_file_has_one() {
         .add_file(0, &file(9, 6, (20, 30)));
     let state = replay(&[with_epochs.clone().add_file(1, &other_level)]).unwrap();
     assert_eq!(numbers(&state, 0), [9, 7, 8]);
-    // One file without, in whatever level, and sequences decide.
+    // If one file of any level has no epoch, sequences decide.
     other_level.epoch = 0;
     let state = replay(&[with_epochs.add_file(1, &other_level)]).unwrap();
     assert_eq!(numbers(&state, 0), [8, 9, 7]);
@@ -306,7 +306,7 @@ fn other_levels_are_sorted_by_key_and_do_not_overlap() {
     );
     refused(&[edit().add_file(2, &file(7, b"z", b"a"))], "file 7 of level 2");
 
-    // One user key may end a file and begin the next, with sequences going down.
+    // One user key may end a file and begin the next, with descending sequences.
     let newer = file_meta(7, b"a", b"k", (5, 9));
     let older = file_meta(8, b"k", b"z", (1, 4));
     replay(&[edit().add_file(1, &newer).add_file(1, &older)]).unwrap();
@@ -349,7 +349,7 @@ fn blob_files_and_their_garbage_are_counted() {
     .unwrap();
     let cf = &state.column_families[&0];
     assert_eq!(cf.blob_files[&12].garbage_bytes, 500);
-    // 10 is older than any link, 12 is dead and nothing is linked to it.
+    // 10 is older than any link; 12 is dead and no file is linked to it.
     let live: Vec<u64> = cf.live_blob_files().map(|blob| blob.number).collect();
     assert_eq!(live, [11, 13]);
 
@@ -361,20 +361,20 @@ fn blob_files_and_their_garbage_are_counted() {
 }
 
 #[test]
-fn without_a_link_every_blob_file_may_be_gone() {
+fn without_a_link_every_blob_file_can_be_missing() {
     let state = replay(&[edit().numbers(tag::BLOB_FILE_ADDITION, &[10, 5, 500, 0, 0, 0])]).unwrap();
     assert_eq!(state.column_families[&0].live_blob_files().count(), 0);
 }
 
 proptest! {
-    /// Against the dumbest model: a set of (level, number), for any order of adding and deleting.
+    /// Against the simplest model: a set of (level, number), for any order of additions and deletions.
     #[test]
     fn files_follow_a_model(steps in proptest::collection::vec((0u32..3, 1u64..8, any::<bool>()), 0..40)) {
         let mut model: BTreeMap<u64, u32> = BTreeMap::new();
         let mut replay = ManifestReplay::new();
         replay.record(&required().finish()).unwrap();
         for (level, number, add) in steps {
-            // Keys and sequences by number, so that any set of files is consistent.
+            // Keys and sequences derive from the number, so any set of files is consistent.
             let key = [b'a' + number as u8];
             let record = match add {
                 true => edit().add_file(level, &file_meta(number, &key, &key, (number, number))),

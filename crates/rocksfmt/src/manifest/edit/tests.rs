@@ -1,4 +1,4 @@
-//! Every tag and custom field, and what must be refused.
+//! Every tag and custom field, and refusals.
 
 use proptest::prelude::*;
 
@@ -39,7 +39,7 @@ fn arbitrary_file() -> impl Strategy<Value = FileMeta> {
     })
 }
 
-/// All the fields a record may have, for the tests that cut and flip.
+/// All fields of a record, for the tests that truncate and flip.
 fn everything() -> EditBuilder {
     let mut file = file_meta(12, b"a", b"m", (5, 90));
     file.epoch = 3;
@@ -147,7 +147,7 @@ fn files_of_all_four_forms_are_read() {
 }
 
 #[test]
-fn the_old_tags_have_no_length_in_front() {
+fn the_old_tags_have_no_length() {
     let edit = decode(
         EditBuilder::new()
             .numbers(tag::OLD_WAL_ADDITION, &[4, 2, 1000, 1])
@@ -313,7 +313,7 @@ proptest! {
 }
 
 #[test]
-fn a_filled_record_has_the_length_asked_for_and_says_the_same() {
+fn a_padded_record_has_the_requested_length_and_the_same_meaning() {
     for edit in [VersionEdit::default(), VersionEdit::decode(&everything().finish()).unwrap()] {
         let plain = edit.encode();
         for more in (3..400).chain(16_300..16_500).chain([0, 40_000]) {
@@ -328,7 +328,7 @@ fn a_filled_record_has_the_length_asked_for_and_says_the_same() {
 }
 
 #[test]
-fn our_own_records_are_known() {
+fn records_of_millrace_are_recognised() {
     let ours = |record: &[u8]| VersionEdit::decode(record).unwrap().ours;
     assert!(!ours(&everything().finish()), "RocksDB's");
     assert!(!ours(&VersionEdit { log_number: Some(3), ..VersionEdit::default() }.encode()));
