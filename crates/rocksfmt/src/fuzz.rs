@@ -1,19 +1,20 @@
 //! One function per parser that does everything a reader would do with the bytes, for fuzzers and
-//! for the mutation test below. No answer is wrong here; only a panic, a hang or a huge allocation
-//! is.
+//! for the mutation test below. Every answer is acceptable; a panic, a hang or a huge allocation is
+//! not.
 //!
 //! A new parser gets a function, an entry in [`TARGETS`] with a few seeds, and a file of one line
-//! in `fuzz/fuzz_targets/`. The seeds are the corpus: `fuzz/src/bin/corpus.rs` writes them out.
+//! in `fuzz/fuzz_targets/`. The seeds are the corpus: `fuzz/src/bin/corpus.rs` writes them to
+//! files.
 
 use crate::testing::block::{BlockBuilder, Form};
 use crate::*;
 
 pub use crate::fuzz_logs::{TARGETS as LOG_TARGETS, batch, edit, log, manifest, names};
 
-/// A fuzz target: its name, what to run, and inputs to start from.
+/// A fuzz target: its name, the function to run, and its seeds.
 pub type Target = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);
 
-/// Every target; those of the log half are in [`LOG_TARGETS`].
+/// Targets for files; those for logs are in [`LOG_TARGETS`].
 pub const TARGETS: &[Target] = &[
     ("footer", footer, footer_seeds),
     ("block", block, block_seeds),
@@ -26,7 +27,7 @@ pub const TARGETS: &[Target] = &[
     ("entity", entity, entity_seeds),
 ];
 
-/// Largest block that the targets unpack.
+/// The largest block that the targets decompress.
 const UNPACKED_MAX: usize = 1 << 20;
 
 /// The end of a file.
@@ -61,7 +62,7 @@ fn footer_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// A data block: both directions, seeks to keys taken from it, and lookups.
+/// A data block: walks in both directions, seeks to its keys, and lookups.
 pub fn block(data: &[u8]) {
     let Ok(layout) = BlockLayout::parse(data) else { return };
     let mut scratch = Vec::new();
@@ -119,7 +120,7 @@ fn block_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// An index block; the first byte says how it is encoded.
+/// An index block; the first byte defines its encoding.
 pub fn index(data: &[u8]) {
     let Some((&flags, data)) = data.split_first() else { return };
     let format = index_format(flags);
@@ -234,7 +235,7 @@ fn compress_seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A properties block, which is also read as a metaindex.
+/// A properties block; the bytes are also read as a metaindex.
 pub fn properties(data: &[u8]) {
     if let Ok(p) = Properties::parse(data) {
         let _ = (p.global_sequence(0), p.global_sequence(5), p.raw().count());
@@ -288,7 +289,7 @@ fn rangedel_seeds() -> Vec<Vec<u8>> {
     vec![b.finish()]
 }
 
-/// A blob index with a record behind it, and the fixed parts of a blob file.
+/// A blob index followed by a record, and the fixed parts of a blob file.
 pub fn blob(data: &[u8]) {
     let _ = BlobHeader::parse(data);
     let _ = BlobFooter::parse(data);
@@ -343,7 +344,7 @@ mod tests {
         }
     }
 
-    /// What a fuzzer does first, without a fuzzer: flips, cuts, copies and interesting numbers.
+    /// The first steps of a fuzzer: flips, cuts, copies and interesting numbers.
     fn mutate(random: &mut Random, seed: &[u8]) -> Vec<u8> {
         let mut data = seed.to_vec();
         for _ in 0..1 + random.next(4) {
@@ -374,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn mutated_seeds_make_no_parser_panic() {
+    fn mutated_seeds_do_not_make_a_parser_panic() {
         for (name, run, seeds) in TARGETS.iter().chain(LOG_TARGETS) {
             let mut random = Random(name.len() as u64);
             let seeds = seeds();

@@ -1,4 +1,4 @@
-//! The targets of the log half: logs, batches, version edits, manifests, names.
+//! The targets for logs, batches, version edits, manifests and names.
 
 use crate::fuzz::Target;
 use crate::log::physical::kind;
@@ -17,8 +17,8 @@ pub const TARGETS: &[Target] = &[
 const NUMBER: u64 = 7;
 const RECORD_MAX: usize = 1 << 20;
 
-/// A log of either kind: as it is, and with checksums made good, so that what is behind them is
-/// reached.
+/// A log of either kind: unchanged, and with corrected checksums, so that the code after the check
+/// is reached.
 pub fn log(data: &[u8]) {
     let mut sealed = data.to_vec();
     seal(&mut sealed);
@@ -60,7 +60,7 @@ fn read_log(kind: LogKind, bytes: &[u8]) {
     assert!(outlives.is_none_or(|record| later.is_some_and(|later| later <= record)));
 }
 
-/// Walks the headers and sets every checksum.
+/// Walks the headers and corrects every checksum.
 fn seal(bytes: &mut [u8]) {
     for block in bytes.chunks_mut(LOG_BLOCK_BYTES) {
         let mut at = 0;
@@ -184,7 +184,7 @@ fn edit_seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A MANIFEST's records, each behind a byte with its length, replayed.
+/// A MANIFEST's records, each after a byte with its length, replayed.
 pub fn manifest(data: &[u8]) {
     let mut replay = ManifestReplay::new();
     let mut rest = data;
@@ -208,13 +208,13 @@ pub fn manifest(data: &[u8]) {
     }
 }
 
-/// A new MANIFEST with the same state says the same.
+/// A new MANIFEST with the same state replays to the same state.
 fn snapshot(state: &ManifestState) {
     let mut replay = ManifestReplay::new();
     for edit in ManifestReplay::resume(state).snapshot(state.next_file_number) {
-        replay.record(&edit.encode()).expect("a record of our own");
+        replay.record(&edit.encode()).expect("a record that was encoded here");
     }
-    let again = replay.finish().expect("a MANIFEST of our own");
+    let again = replay.finish().expect("a MANIFEST that was written here");
     let numbers = |state: &ManifestState| {
         (state.next_file_number, state.last_sequence, state.min_log_number_to_keep, state.keys)
     };

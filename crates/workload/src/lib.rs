@@ -1,13 +1,13 @@
-//! What a benchmark asks of a key-value store: which operations, on which keys, and when.
+//! The work of a benchmark on a key-value store: which operations, on which keys, and when.
 //!
-//! Our benchmark and the program of `bench/peers` both link this crate, so that both sides of a row
-//! are asked for the same work.
+//! Millrace's benchmark and the program of `bench/peers` both link this crate, so that both sides
+//! of a row do the same work.
 //!
 //! 1. A [`Mix`] says how many of a hundred operations read, update, insert, scan, or read and then
-//!    write, and how their keys are spread: YCSB's workloads A to F, or reads and writes.
+//!    write, and how their keys are distributed: YCSB's workloads A to F, or reads and writes.
 //! 2. A [`Plan`] is a mix over a number of keys, shared by all threads or tasks. Each of them draws
 //!    its [`Operation`]s from its own [`Source`].
-//! 3. [`arrivals`] fixes beforehand when the operations of an open loop begin.
+//! 3. [`arrivals`] fixes the start times of an open loop's operations beforehand.
 //!
 //! Nothing here reads a clock or does I/O.
 #![forbid(unsafe_code)]

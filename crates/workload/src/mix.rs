@@ -1,13 +1,13 @@
-//! How many of a hundred operations do what.
+//! Mixes: how many of a hundred operations are of which kind.
 
 use std::str::FromStr;
 
-/// Of a hundred operations, how many are of which kind.
+/// The number of operations of each kind in a hundred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
     /// Read a key.
     pub reads: u8,
-    /// Write a key that is there.
+    /// Write an existing key.
     pub updates: u8,
     /// Write a new key.
     pub inserts: u8,
@@ -17,25 +17,25 @@ pub struct Shares {
     pub read_modify_writes: u8,
 }
 
-/// How often which key is asked for.
+/// The distribution of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
-    /// All the same.
+    /// All keys are equally frequent.
     Uniform,
-    /// Few of them often, scattered among the others.
+    /// A few keys are frequent, scattered among the others.
     Zipfian,
-    /// The newest ones often.
+    /// The newest keys are frequent.
     Latest,
 }
 
-/// Operations of several kinds.
+/// A mixture of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mix {
-    /// What it is called.
+    /// The mix's name.
     pub name: &'static str,
-    /// How many are of which kind; one hundred together.
+    /// The kinds of operations; they add up to one hundred.
     pub shares: Shares,
-    /// Their keys.
+    /// The distribution of their keys.
     pub spread: Spread,
 }
 
@@ -68,7 +68,7 @@ impl Mix {
         },
     ];
 
-    /// Reads and `percent` writes of keys that are all asked for as often.
+    /// Reads and `percent` writes of equally frequent keys.
     pub fn reads_and_writes(percent: u8) -> Mix {
         let updates = percent.min(100);
         let shares = Shares { reads: 100 - updates, updates, ..NONE };
@@ -79,7 +79,7 @@ impl Mix {
 impl FromStr for Mix {
     type Err = String;
 
-    /// One of YCSB's, by its letter.
+    /// One of YCSB's workloads, by its letter.
     fn from_str(text: &str) -> Result<Mix, String> {
         let known = Mix::YCSB.into_iter().find(|mix| mix.name.eq_ignore_ascii_case(text));
         known.ok_or_else(|| format!("a workload must be a, b, c, d, e or f, not \"{text}\""))

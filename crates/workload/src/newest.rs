@@ -1,4 +1,4 @@
-//! The keys that inserts add.
+//! The keys added by inserts.
 
 #![expect(clippy::disallowed_types, reason = "a benchmark's own count, taken by inserts only")]
 
@@ -6,19 +6,19 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Numbers new keys, and knows up to which all of them have been acknowledged: only those may be
-/// asked for.
+/// Numbers new keys, and knows up to which number all of them are acknowledged: only these may be
+/// read.
 #[derive(Debug)]
 pub struct Newest {
     begun: AtomicU64,
-    /// All keys below are there.
+    /// All keys below this number exist.
     there: AtomicU64,
-    /// Acknowledged, but not all that were begun before.
+    /// Keys acknowledged before an earlier key.
     early: Mutex<BTreeSet<u64>>,
 }
 
 impl Newest {
-    /// The first `keys` keys are there.
+    /// Starts with the first `keys` keys.
     pub fn new(keys: u64) -> Newest {
         Newest {
             begun: AtomicU64::new(keys),
@@ -32,7 +32,7 @@ impl Newest {
         self.begun.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The insert of a new key was acknowledged.
+    /// Records that the insert of a new key was acknowledged.
     pub fn done(&self, number: u64) {
         let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
         early.insert(number);
@@ -43,7 +43,7 @@ impl Newest {
         self.there.store(there, Ordering::Release);
     }
 
-    /// How many keys are there, numbered from 0 without a gap.
+    /// The number of existing keys, which are numbered from 0 without a gap.
     pub fn there(&self) -> u64 {
         self.there.load(Ordering::Acquire)
     }
@@ -54,7 +54,7 @@ mod tests {
     use super::Newest;
 
     #[test]
-    fn a_key_is_there_when_it_and_all_before_it_are_acknowledged() {
+    fn a_key_exists_when_it_and_all_before_it_are_acknowledged() {
         let newest = Newest::new(10);
         assert_eq!((newest.begin(), newest.begin(), newest.begin()), (10, 11, 12));
         newest.done(11);

@@ -1,7 +1,6 @@
 //! Random numbers.
 
-/// SplitMix64: one addition and three multiplications a number, so that it does not show in a
-/// measurement.
+/// SplitMix64: one addition and three multiplications per number, too few to show in a measurement.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -27,7 +26,7 @@ impl Random {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// A number from 0 up to, but not including, 1.
+    /// A number from 0 to 1, without 1.
     #[inline]
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64

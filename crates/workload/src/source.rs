@@ -1,4 +1,4 @@
-//! Drawing operations.
+//! Draws operations.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::newest::Newest;
 use crate::random::Random;
 use crate::zipf::{Zipf, scrambled};
 
-/// The most entries of a scan; YCSB's `maxscanlength`.
+/// The largest number of entries of a scan; YCSB's `maxscanlength`.
 pub const SCAN_MAX: u8 = 100;
 
 /// One operation. Keys are numbers.
@@ -15,34 +15,34 @@ pub const SCAN_MAX: u8 = 100;
 pub enum Operation {
     /// Read this key.
     Read(u64),
-    /// Write this key, which is there.
+    /// Write this existing key.
     Update(u64),
-    /// Write this new key, then tell [`Newest::done`].
+    /// Write this new key, then call [`Newest::done`].
     Insert(u64),
-    /// Read so many entries from this key on, it included.
+    /// Read this number of entries, starting with this key.
     Scan(u64, u8),
     /// Read this key, then write it.
     ReadModifyWrite(u64),
 }
 
-/// What all threads or tasks of a program share.
+/// The state that all threads or tasks of a program share.
 #[derive(Debug)]
 pub struct Plan {
     mix: Mix,
     keys: u64,
     zipf: Option<Zipf>,
-    /// The keys that are there, with those that were inserted.
+    /// The existing keys, including inserted ones.
     pub newest: Newest,
 }
 
 impl Plan {
-    /// A mix over the keys `0..keys`, which are there.
+    /// A mix over the existing keys `0..keys`.
     pub fn new(mix: Mix, keys: u64) -> Plan {
         let zipf = (mix.spread != Spread::Uniform).then(|| Zipf::new(keys));
         Plan { mix, keys, zipf, newest: Newest::new(keys) }
     }
 
-    /// The number of a key that is there. New keys are asked for by [`Spread::Latest`] only.
+    /// The number of an existing key. Only [`Spread::Latest`] draws new keys.
     fn number(&self, random: &mut Random) -> u64 {
         match (&self.zipf, self.mix.spread) {
             (Some(zipf), Spread::Latest) => self.newest.there() - 1 - zipf.rank(random),
@@ -52,11 +52,11 @@ impl Plan {
     }
 }
 
-/// One thread's or task's operations.
+/// The operations of one thread or task.
 ///
-/// Kinds and lengths of scans come in random order, but of each hundred operations exactly as many
-/// are of a kind as the mix says, and of each hundred scans one has each length: what a program is
-/// asked to do does not depend on luck.
+/// Kinds and lengths of scans come in random order, but each hundred operations have exactly the
+/// mix's numbers of each kind, and each hundred scans have each length once: the amount of work
+/// does not depend on luck.
 #[derive(Debug)]
 pub struct Source {
     plan: Arc<Plan>,
@@ -66,7 +66,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Different seeds give unrelated operations.
+    /// Starts a sequence; different seeds give unrelated ones.
     pub fn new(plan: Arc<Plan>, seed: u64) -> Source {
         Source {
             plan,
@@ -76,7 +76,7 @@ impl Source {
         }
     }
 
-    /// The plan it draws from.
+    /// The plan from which it draws.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -105,11 +105,11 @@ impl Source {
     }
 }
 
-/// The numbers below a bound in random order, each once, then all of them again.
+/// The numbers below a bound in random order, each once; then all of them again.
 #[derive(Debug)]
 struct Bag {
     numbers: Vec<u8>,
-    /// Of these, the ones that were not drawn yet come first.
+    /// The numbers; those not drawn yet come first.
     left: usize,
 }
 
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn of_each_hundred_operations_exactly_as_many_are_of_a_kind_as_the_mix_says() {
+    fn each_hundred_operations_have_exactly_the_mix() {
         for hundred in draw("a", 1000, 1000).chunks(100) {
             let reads = hundred.iter().filter(|op| matches!(op, Operation::Read(_))).count();
             let updates = hundred.iter().filter(|op| matches!(op, Operation::Update(_))).count();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn scans_have_each_length_from_1_to_100_as_often() {
+    fn scans_have_each_length_from_1_to_100_equally_often() {
         let mut lengths = BTreeMap::new();
         for operation in draw("e", 1000, 2000) {
             match operation {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_keys_are_read_most_and_those_inserted_too() {
+    fn the_latest_keys_are_read_most_including_inserted_ones() {
         let (mut reads, mut newest, mut new_reads) = (0, 1000, 0);
         let mut near = 0;
         for operation in draw("d", 1000, 10_000) {

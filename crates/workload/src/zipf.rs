@@ -1,7 +1,7 @@
-//! Numbers of which few are frequent and most are rare.
+//! Random numbers with a Zipfian distribution: a few are frequent, most are rare.
 //!
 //! The method is that of "Quickly Generating Billion-Record Synthetic Databases" (Gray et al.,
-//! SIGMOD 1994, section 3.2), which YCSB uses, too.
+//! SIGMOD 1994, section 3.2), which YCSB also uses.
 
 use crate::random::Random;
 
@@ -21,7 +21,7 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// Over `count` ranks, at least one. Takes time in proportion to `count`.
+    /// A distribution over `count` ranks, at least one. Takes time proportional to `count`.
     pub fn new(count: u64) -> Zipf {
         let count = count.max(1);
         let weight = |rank: u64| 1.0 / ((rank + 1) as f64).powf(THETA);
@@ -47,8 +47,8 @@ impl Zipf {
     }
 }
 
-/// Spreads ranks over the numbers `0..count`, so that frequent keys do not lie side by side.
-/// Several ranks may meet in one number, as in YCSB.
+/// Spreads ranks over the numbers `0..count`, so that frequent keys are not neighbours. Several
+/// ranks may map to one number, as in YCSB.
 #[inline]
 pub fn scrambled(rank: u64, count: u64) -> u64 {
     // FNV-1a over the bytes of the rank.
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_are_drawn_as_often_as_the_law_of_zipf_says() {
+    fn ranks_follow_the_law_of_zipf() {
         const COUNT: u64 = 1000;
         const DRAWS: u32 = 1_000_000;
         let (zipf, mut random) = (Zipf::new(COUNT), Random::new(1));
@@ -95,10 +95,10 @@ mod tests {
     }
 
     #[test]
-    fn frequent_ranks_do_not_stay_side_by_side() {
+    fn frequent_ranks_are_not_neighbours() {
         let first: Vec<u64> = (0..100).map(|rank| scrambled(rank, 1_000_000)).collect();
         assert!(first.windows(2).all(|pair| pair[0].abs_diff(pair[1]) > 1));
         let parts: BTreeSet<u64> = first.iter().map(|number| number / 100_000).collect();
-        assert!(parts.len() >= 8, "all over the numbers: {parts:?}");
+        assert!(parts.len() >= 8, "spread over the numbers: {parts:?}");
     }
 }

@@ -1,6 +1,7 @@
-//! Writes the seeds of every target to `corpus/<target>/`, so that no binary file needs to be kept here.
+//! Writes the seeds of every target to `corpus/<target>/`, so that the repository needs no binary
+//! files.
 //!
-//! `cargo run --bin corpus`, then `cargo +nightly fuzz run <target>`.
+//! Run `cargo run --bin corpus`, then `cargo +nightly fuzz run <target>`.
 
 use std::{fs, io, path::Path};
 

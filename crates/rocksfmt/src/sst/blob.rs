@@ -5,9 +5,9 @@
 //! ```
 //!
 //! An SST entry of type BlobIndex holds a [`BlobIndex`]: file, offset of the *value*, size. The
-//! record header and the key stand right before the value. Flow of a read: parse the index, check
-//! that it lies inside the file ([`BlobIndex::record_range`]), read that range, verify it
-//! ([`BlobIndex::verify_record`]), decompress.
+//! record header and the key are right before the value. A reader parses the index, checks that the
+//! record is inside the file ([`BlobIndex::record_range`]), reads that range, verifies it
+//! ([`BlobIndex::verify_record`]) and decompresses the value.
 //!
 //! Entries with an expiration belong to the older stacked BlobDB and are refused.
 
@@ -30,9 +30,9 @@ const MAGIC: u32 = 0x0024_8F37;
 /// The header of a blob file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlobHeader {
-    /// The column family all its values belong to.
+    /// The column family of all its values.
     pub column_family_id: u32,
-    /// How its values are compressed.
+    /// The compression of its values.
     pub compression: Compression,
 }
 
@@ -87,7 +87,7 @@ impl BlobFooter {
     }
 }
 
-/// The reference an SST entry holds instead of a value.
+/// The reference that an SST entry holds instead of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlobIndex {
     /// The blob file; 0 means the SST itself ("embedded blobs").
@@ -96,7 +96,7 @@ pub struct BlobIndex {
     pub offset: u64,
     /// Stored bytes of the value.
     pub size: u64,
-    /// How the value is compressed.
+    /// The compression of the value.
     pub compression: Compression,
 }
 
@@ -126,8 +126,8 @@ impl BlobIndex {
         Ok(BlobIndex { file_number, offset, size, compression })
     }
 
-    /// The bytes of the blob file to read: record header, key and value. `file_size` is the whole
-    /// file's size.
+    /// The range of the blob file to read: record header, key and value. `file_size` is the size of
+    /// the whole file.
     pub fn record_range(&self, key_len: usize, file_size: u64) -> Result<Range<u64>> {
         let before = (BLOB_RECORD_HEADER_BYTES + key_len) as u64;
         let end = self.offset.checked_add(self.size);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_other_blob_stores_is_named() {
+    fn references_of_other_blob_stores_are_refused_by_name() {
         for kind in [0, 2] {
             let mut v = index(9, 65, 10);
             v[0] = kind;

@@ -1,16 +1,16 @@
 //! Writes SST files of format version 5, which RocksDB 7.8 and newer read.
 //!
-//! 1. The caller adds entries in the order of internal keys, and takes [`SstBuilder::output`] to
-//!    the file whenever it likes: the builder holds what was not taken, a block, an index and a
+//! 1. The caller adds entries in the order of internal keys, and writes [`SstBuilder::output`] to
+//!    the file at any time. The builder holds the output not yet taken, a block, an index and a
 //!    filter.
-//! 2. A data block ends when it has reached the block size. Its index entry is written when the
-//!    first key behind it is known: the shortest key between the two.
+//! 2. A data block ends when it reaches the block size. Its index entry is written once the next
+//!    key is known: the shortest key between the two blocks.
 //! 3. [`SstBuilder::finish`] adds filter, index, range tombstones, properties, metaindex and
-//!    footer, and tells what the MANIFEST must say.
+//!    footer, and returns the file's description for the MANIFEST.
 //!
-//! What is written is the form that all supported versions read: one index block with full internal
-//! keys and whole handles, a full Bloom filter over user keys, XXH3 checksums. Left out because
-//! nobody needs it: hash indexes, partitions, dictionaries, unique ids.
+//! The file has the form that all supported versions read: one index block with full internal keys
+//! and whole handles, a full Bloom filter over user keys, XXH3 checksums. It has no hash index,
+//! partitions, dictionary or unique id, because nothing needs them.
 
 use std::collections::BTreeMap;
 
@@ -28,13 +28,13 @@ use crate::manifest::file_meta::FileMeta;
 use crate::sst::filter::BloomBuilder;
 use crate::sst::footer::{BlockHandle, Footer};
 
-/// Entries between restart points of data blocks.
+/// Entries per restart point in data blocks.
 const RESTART_INTERVAL: u32 = 16;
 const FORMAT_VERSION: u32 = 5;
 /// Above the types of all entries that every supported version knows.
 const SEPARATOR_TYPE: u8 = ValueType::WideColumnEntity as u8;
 
-/// How a file is written.
+/// The options of a file.
 #[derive(Clone, Debug)]
 pub struct SstOptions {
     /// The column family's order.
@@ -45,7 +45,7 @@ pub struct SstOptions {
     pub column_family_name: String,
     /// Bytes of entries after which a data block ends.
     pub block_bytes: usize,
-    /// For data blocks; a block that it does not make smaller by an eighth is stored as it is.
+    /// For data blocks; a block is stored uncompressed unless compression saves an eighth.
     pub compression: Compression,
     /// Thousandths of a bit of filter for each key; 0 for no filter.
     pub filter_millibits_per_key: u64,
@@ -67,18 +67,18 @@ impl Default for SstOptions {
     }
 }
 
-/// See the module text.
+/// Builds one SST file; see the module's text.
 #[derive(Debug)]
 pub struct SstBuilder {
     options: SstOptions,
     check: BlockCheck,
     compressor: Compressor,
-    /// What the caller has not taken yet, and its place in the file.
+    /// The output that the caller has not taken yet, and its offset in the file.
     output: Vec<u8>,
     output_at: u64,
     data: BlockBuilder,
     index: BlockBuilder,
-    /// The last data block, whose separator waits for the next key: its last key and its handle.
+    /// The last key and the handle of the last data block, whose separator needs the next key.
     pending: Option<(Vec<u8>, BlockHandle)>,
     filter: BloomBuilder,
     tombstones: Vec<(Vec<u8>, Vec<u8>)>,
@@ -126,8 +126,8 @@ impl SstBuilder {
     /// Adds an entry.
     ///
     /// # Errors
-    /// Corruption for a key that is no internal key, that may not stand in a data block, or that
-    /// does not sort behind the one before: what was read to be written again was damaged.
+    /// Corruption for a key that is not an internal key, that must not be in a data block, or that
+    /// does not sort after the previous one: the caller has read damaged data.
     pub fn add(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let parsed = InternalKey::parse(key)?;
         let kind = parsed.value_type()?;
@@ -136,7 +136,7 @@ impl SstBuilder {
         }
         let comparator = self.options.comparator;
         if !self.largest.is_empty() && comparator.cmp_internal(&self.largest, key).is_ge() {
-            return Err(Error::corruption("entries that are to be written do not ascend"));
+            return Err(Error::corruption("keys do not ascend"));
         }
         if let Some((last, handle)) = self.pending.take() {
             let separator = self.separator(last, parsed.user_key);
@@ -166,8 +166,8 @@ impl SstBuilder {
         Ok(())
     }
 
-    /// Adds a range tombstone, in any order: entries from `start` up to `end` with smaller
-    /// sequences are gone.
+    /// Adds a range tombstone, in any order: it deletes entries from `start` to `end`, exclusive,
+    /// with smaller sequences.
     pub fn add_range_tombstone(&mut self, start: &[u8], end: &[u8], sequence: u64) {
         if self.options.comparator.cmp_user(start, end).is_ge() {
             return;
@@ -178,36 +178,36 @@ impl SstBuilder {
         self.tombstones.push((key, end.to_vec()));
     }
 
-    /// Says that a value of this file is in that blob file.
+    /// Records that a value of this file is in that blob file.
     pub fn refers_to_blob_file(&mut self, number: u64) {
         if self.oldest_blob_file == 0 || number < self.oldest_blob_file {
             self.oldest_blob_file = number;
         }
     }
 
-    /// Bytes of the file so far, without the block under way and all that is behind the data.
+    /// Bytes of the file so far, without the current block and everything after the data.
     pub fn len(&self) -> u64 {
         self.output_at + self.output.len() as u64
     }
 
-    /// Whether nothing was added.
+    /// Whether no entry was added.
     pub fn is_empty(&self) -> bool {
         self.entries == 0 && self.tombstones.is_empty()
     }
 
-    /// What is to be written next.
+    /// The bytes to write next.
     pub fn output(&self) -> &[u8] {
         &self.output
     }
 
-    /// Forgets the output: it is written.
+    /// Drops the output, because the caller has taken it.
     pub fn output_taken(&mut self) {
         self.output_at += self.output.len() as u64;
         self.output.clear();
     }
 
-    /// Ends the file. What is left of the output comes first; the description lacks the number,
-    /// epoch and age, which the caller knows.
+    /// Ends the file. Returns the rest of the output and the file's description without number,
+    /// epoch and age, which only the caller knows.
     pub fn finish(mut self) -> (Vec<u8>, FileMeta) {
         self.end_data_block();
         if let Some((last, handle)) = self.pending.take() {
@@ -303,7 +303,7 @@ impl SstBuilder {
         self.index.add(key, &value);
     }
 
-    /// The shortest internal key at or behind `last` and before all versions of `next`.
+    /// The shortest internal key at or after `last` and before all versions of `next`.
     fn separator(&self, mut last: Vec<u8>, next: &[u8]) -> Vec<u8> {
         let user_len = last.len() - KEY_TRAILER_BYTES;
         if self.options.comparator == Comparator::Bytewise
@@ -315,7 +315,7 @@ impl SstBuilder {
         last
     }
 
-    /// Writes the range tombstones and widens the bounds to them.
+    /// Writes the range tombstones and extends the bounds to include them.
     fn range_tombstones(&mut self) -> Option<BlockHandle> {
         if self.tombstones.is_empty() {
             return None;
@@ -323,7 +323,7 @@ impl SstBuilder {
         let comparator = self.options.comparator;
         let mut tombstones = std::mem::take(&mut self.tombstones);
         tombstones.sort_by(|a, b| comparator.cmp_internal(&a.0, &b.0).then_with(|| b.1.cmp(&a.1)));
-        // The same range at the same sequence says it once; of two ends the farther one counts.
+        // Of equal ranges at the same sequence one is enough; of two ends the larger one counts.
         tombstones.dedup_by(|later, first| {
             let same = later.0 == first.0;
             if same && comparator.cmp_user(&later.1, &first.1).is_gt() {
@@ -409,8 +409,8 @@ fn put_handle(out: &mut Vec<u8>, handle: BlockHandle) {
     put_varint(out, handle.size);
 }
 
-/// Turns `key` into a shorter one that is greater and still less than `limit`, and tells its
-/// length. `None`, and `key` as it was, where there is none.
+/// Turns `key` into a shorter one that is greater but less than `limit`, and returns its length.
+/// `None` if there is none; `key` is then unchanged.
 fn shorten(key: &mut [u8], limit: &[u8]) -> Option<usize> {
     let common = key.iter().zip(limit).take_while(|(a, b)| a == b).count();
     let (&mine, &theirs) = (key.get(common)?, limit.get(common)?);
@@ -424,7 +424,7 @@ fn shorten(key: &mut [u8], limit: &[u8]) -> Option<usize> {
             None
         });
     }
-    // The limit is the next byte and nothing more: raise a byte behind it.
+    // The limit ends in the next byte: increase a later byte of the key.
     let at = key.iter().skip(common + 1).position(|&byte| byte != 0xFF)? + common + 1;
     if at + 1 >= key.len() {
         return None;

@@ -1,13 +1,13 @@
 //! Filter blocks: may this file hold this key?
 //!
-//! A filter answers "no" only if it is sure. Its last five bytes say what it is; new Bloom (format
-//! version 5 on) and legacy Bloom filters are evaluated, Ribbon filters and everything unknown
-//! always answer "maybe". Keys go in as user keys without timestamp; range tombstones are not
-//! covered.
+//! A filter answers "no" only if it is certain. Its last five bytes define its kind. New Bloom
+//! (from format version 5 on) and legacy Bloom filters are evaluated; Ribbon filters and all
+//! unknown ones always answer "maybe". Filters hold user keys without timestamps; they do not cover
+//! range tombstones.
 //!
-//! Flow: hash the key once ([`FilterKey`]), then ask the filter of each file. Hot: one cache line
-//! is touched per filter; [`FilterLayout::line`] tells which, so that a caller with several files
-//! can touch the lines first.
+//! Hash the key once ([`FilterKey`]), then query the filter of each file. Hot: a query touches one
+//! cache line per filter; [`FilterLayout::line`] names it, so that a caller with several files can
+//! touch the lines first.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ const METADATA_BYTES: usize = 5;
 const LINE_BYTES: usize = 64;
 const LEGACY_SEED: u32 = 0xBC9F_1D34;
 
-/// A key on its way through the filters, hashed once.
+/// A key for queries of many filters, hashed once.
 #[derive(Clone, Copy, Debug)]
 pub struct FilterKey<'k> {
     key: &'k [u8],
@@ -34,21 +34,21 @@ impl<'k> FilterKey<'k> {
         FilterKey { key, hash: xxph3(key) }
     }
 
-    /// The 64-bit hash that new Bloom filters use.
+    /// The 64-bit hash for new Bloom filters.
     #[inline]
     pub fn hash(&self) -> u64 {
         self.hash
     }
 }
 
-/// What kind of filter a block holds, and its parameters.
+/// The kind of filter in a block, with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilterLayout {
-    /// No key was added: never matches.
+    /// Without keys: never matches.
     Empty,
-    /// Says "maybe" to everything, for the given reason.
+    /// Always answers "maybe", for the given reason.
     AlwaysMatch(AlwaysMatch),
-    /// New Bloom: 512-bit lines, a power-of-two-free line count.
+    /// New Bloom: lines of 512 bits, in any number.
     Bloom {
         /// Number of lines.
         lines: u32,
@@ -66,10 +66,10 @@ pub enum FilterLayout {
     },
 }
 
-/// Why a filter is of no use.
+/// Why a filter always matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AlwaysMatch {
-    /// It was written to say so.
+    /// It was written that way.
     Written,
     /// A Ribbon filter.
     Ribbon,
@@ -78,8 +78,7 @@ pub enum AlwaysMatch {
 }
 
 impl FilterLayout {
-    /// Looks at the end of a full filter or a filter partition. Whatever is not understood always
-    /// matches.
+    /// Parses the end of a full filter or a filter partition. An unknown filter always matches.
     pub fn parse(data: &[u8]) -> FilterLayout {
         let Some(bits) = data.len().checked_sub(METADATA_BYTES).filter(|&n| n > 0) else {
             return FilterLayout::Empty;
@@ -110,8 +109,7 @@ impl FilterLayout {
         }
     }
 
-    /// The bytes of the filter that [`FilterLayout::may_contain`] will look at; empty if it needs
-    /// none.
+    /// The range of the filter that [`FilterLayout::may_contain`] reads; empty if it reads nothing.
     #[inline]
     pub fn line(&self, key: &FilterKey<'_>) -> Range<usize> {
         match *self {
@@ -128,7 +126,7 @@ impl FilterLayout {
         }
     }
 
-    /// Whether the key may be in the file. `data` is the block this layout was parsed from.
+    /// Whether the key may be in the file. `data` is the block from which this layout was parsed.
     #[inline]
     pub fn may_contain(&self, data: &[u8], key: &FilterKey<'_>) -> bool {
         match *self {
@@ -188,12 +186,12 @@ pub struct BloomBuilder {
 }
 
 impl BloomBuilder {
-    /// A filter with so many thousandths of a bit for each key (10 bits per key: 10 000).
+    /// A filter with this many thousandths of a bit for each key (10 bits per key: 10 000).
     pub fn new(millibits_per_key: u64) -> BloomBuilder {
         BloomBuilder { hashes: Vec::new(), millibits_per_key }
     }
 
-    /// Adds a user key. Runs of equal keys count once.
+    /// Adds a user key. Consecutive equal keys count once.
     pub fn add(&mut self, key: &[u8]) {
         let hash = xxph3(key);
         if self.hashes.last() != Some(&hash) {
@@ -247,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_builder_writes_what_rocksdb_writes() {
+    fn the_builder_writes_the_bytes_of_rocksdb() {
         let mut b = BloomBuilder::new(10_000);
         for key in [b"a", b"a", b"b", b"c"] {
             b.add(key);

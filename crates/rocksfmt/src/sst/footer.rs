@@ -1,9 +1,9 @@
 //! The last 53 bytes of an SST file, and block handles.
 //!
 //! Format versions 2 to 7 are read. Versions 2 to 5 keep the handles of the metaindex and the index
-//! in the footer; 6 and 7 keep only the metaindex size (the block ends right before the footer), a
-//! base context for all block checksums, and a checksum of the footer itself; their index handle is
-//! metaindex entry `rocksdb.index`.
+//! in the footer. Versions 6 and 7 keep only the metaindex size (the block ends right before the
+//! footer), a base context for all block checksums, and a checksum of the footer itself; their
+//! index handle is the metaindex entry `rocksdb.index`.
 
 use crate::block::checksum::{BLOCK_TRAILER_BYTES, BlockCheck, ChecksumType, context_modifier};
 use crate::coding::{Decoder, fixed32_at, fixed64_at, put_varint, varint64_at};
@@ -19,7 +19,7 @@ const MAGIC_PLAIN_LEGACY: u64 = 0x4F34_18EB_7A8F_13B8;
 const MAGIC_CUCKOO: u64 = 0x9267_89D0_C5F1_7873;
 const EXTENDED_MAGIC: [u8; 4] = [0x3E, 0x00, 0x7A, 0x00];
 
-/// Where a block is in its file. The size excludes the five bytes of trailer.
+/// The place of a block in its file. The size excludes the trailer of five bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockHandle {
     /// First byte of the block.
@@ -29,7 +29,7 @@ pub struct BlockHandle {
 }
 
 impl BlockHandle {
-    /// Reads `varint64 offset, varint64 size` at `at`; returns the handle and the offset behind it.
+    /// Reads `varint64 offset, varint64 size` at `at`; returns the handle and the offset after it.
     #[inline(always)]
     pub fn decode_at(data: &[u8], at: usize) -> Option<(BlockHandle, usize)> {
         let (offset, at) = varint64_at(data, at)?;
@@ -43,13 +43,13 @@ impl BlockHandle {
         Ok(BlockHandle { offset: d.varint64("block offset")?, size: d.varint64("block size")? })
     }
 
-    /// The handle `(0, 0)` means "there is no such block".
+    /// The handle `(0, 0)` stands for a missing block.
     pub fn is_none(&self) -> bool {
         self.offset == 0 && self.size == 0
     }
 
-    /// Bytes to read: the block and its trailer. `None` when the block does not lie before `end`,
-    /// which is the footer's offset or the file's size; the caller calls that corruption.
+    /// Bytes to read: the block and its trailer. `None` if the block does not end before `end`,
+    /// which is the footer's offset or the file's size; the caller treats that as corruption.
     #[inline]
     pub fn stored_len(&self, end: u64) -> Option<usize> {
         let len = self.size.checked_add(BLOCK_TRAILER_BYTES as u64)?;
@@ -63,11 +63,11 @@ impl BlockHandle {
 pub struct Footer {
     /// 2 to 7.
     pub format_version: u32,
-    /// How the file's blocks are checked.
+    /// How to check the file's blocks.
     pub check: BlockCheck,
     /// The block that maps names to the other meta blocks.
     pub metaindex: BlockHandle,
-    /// The index; `None` from version 6 on, where the metaindex has it.
+    /// The index; `None` from version 6 on, when the metaindex has it.
     pub index: Option<BlockHandle>,
     /// File offset of the footer: every block ends before it.
     pub offset: u64,
@@ -92,8 +92,8 @@ impl Footer {
         out
     }
 
-    /// Parses the footer of a file of `file_size` bytes. `tail` is the end of that file: at least
-    /// [`FOOTER_BYTES`] long when the file is.
+    /// Parses the footer of a file of `file_size` bytes. `tail` is the end of the file: at least
+    /// [`FOOTER_BYTES`] long if the file is.
     pub fn parse(tail: &[u8], file_size: u64) -> Result<Footer> {
         Footer::parse_inner(tail, file_size).map_err(|e| e.at("footer"))
     }
@@ -135,7 +135,7 @@ impl Footer {
         for (handle, name) in [(Some(footer.metaindex), "metaindex"), (footer.index, "index")] {
             if handle.is_some_and(|h| h.stored_len(offset).is_none()) {
                 return Err(Error::corruption(format!(
-                    "{name} block {handle:?} reaches behind offset {offset}"
+                    "{name} block {handle:?} extends past offset {offset}"
                 )));
             }
         }

@@ -1,16 +1,16 @@
-//! Index blocks: separator keys and the blocks they lead to.
+//! Index blocks: separator keys and the handles of blocks.
 //!
-//! One entry per data block, in file order; its key is at least the last key of that block and less
-//! than the first key of the next. What is special against other blocks:
+//! There is one entry per data block, in file order; its key is at least the last key of that block
+//! and less than the first key of the next. Index blocks differ from other blocks:
 //!
 //! - keys are internal keys or, by a property of the file, user keys only;
-//! - values may be stored as a difference to the entry before; then there is no value length, and
-//!   the difference form is used exactly where `shared != 0`;
+//! - values may be stored as a difference to the previous entry; then there is no value length, and
+//!   the difference form is used exactly if `shared != 0`;
 //! - index type 3 adds the first internal key of each block to the value;
 //! - index type 2 has two levels: the entries of the top block lead to index blocks of the same
 //!   form. The top level of partitioned filters has that form too.
 //!
-//! The flags are the same for all index blocks of a file and come from its properties.
+//! The flags come from the file's properties and are the same for all its index blocks.
 
 use std::ops::Range;
 
@@ -30,11 +30,11 @@ pub enum IndexType {
     /// One sorted block.
     #[default]
     BinarySearch,
-    /// The same, with two extra blocks that a reader may ignore.
+    /// The same, with two additional blocks that a reader may ignore.
     HashSearch,
     /// Two levels.
     TwoLevel,
-    /// One sorted block whose values carry the first key of each data block.
+    /// One sorted block whose values contain the first key of each data block.
     BinarySearchWithFirstKey,
 }
 
@@ -51,25 +51,25 @@ impl IndexType {
     }
 }
 
-/// How the index blocks of a file are encoded.
+/// The encoding of a file's index blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexFormat {
-    /// Keys are user keys without trailer.
+    /// Keys are user keys without a trailer.
     pub user_keys: bool,
     /// Values have no length and may be differences.
     pub delta_values: bool,
-    /// Values carry the first key of their block.
+    /// Values contain the first key of their block.
     pub first_keys: bool,
 }
 
-/// The parts of an index block.
+/// The layout of an index block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexLayout {
     block: BlockLayout,
     format: IndexFormat,
 }
 
-/// What stands behind an index key.
+/// The value of an index entry.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct IndexValue {
     pub handle: BlockHandle,
@@ -77,7 +77,7 @@ pub(crate) struct IndexValue {
 }
 
 impl IndexLayout {
-    /// Looks at the end of an uncompressed index block.
+    /// Parses the end of an uncompressed index block.
     pub fn parse(data: &[u8], format: IndexFormat) -> Result<IndexLayout> {
         let block = BlockLayout::parse(data)?;
         if block.is_separated() {
@@ -86,18 +86,18 @@ impl IndexLayout {
         Ok(IndexLayout { block, format })
     }
 
-    /// How the entries are encoded.
+    /// The encoding of the entries.
     pub fn format(&self) -> IndexFormat {
         self.format
     }
 
-    /// Number of restart points; the number of entries when the restart interval is 1, as by
+    /// Number of restart points; equals the number of entries if the restart interval is 1, the
     /// default.
     pub fn restart_count(&self) -> u32 {
         self.block.restart_count()
     }
 
-    /// The part of an internal key that this index is ordered by.
+    /// The part of an internal key by which this index is ordered.
     #[inline(always)]
     pub(crate) fn target<'t>(&self, internal: &'t [u8]) -> &'t [u8] {
         if self.format.user_keys {
@@ -189,9 +189,9 @@ impl Entries for IndexLayout {
     }
 }
 
-/// An index block of one entry that leads to `handle`, with how it is laid out: the top of an index
+/// Builds an index block of one entry that leads to `handle`, with its layout: the top of an index
 /// that is itself a block of the file. `largest` is an internal key; no user key of the file is
-/// behind its user key.
+/// greater than its user key.
 pub fn index_of_one(
     largest: &[u8],
     handle: BlockHandle,
@@ -199,7 +199,7 @@ pub fn index_of_one(
 ) -> (Vec<u8>, IndexLayout) {
     let mut key = largest[..largest.len().saturating_sub(KEY_TRAILER_BYTES)].to_vec();
     if !user_keys {
-        // Behind all versions of that user key.
+        // After all versions of that user key.
         key.extend_from_slice(&0u64.to_le_bytes());
     }
     let mut value = Vec::new();
@@ -213,7 +213,7 @@ pub fn index_of_one(
     (data, layout)
 }
 
-/// Finds the block that may hold the first entry at or behind the internal key `target`; `None` if
+/// Finds the block that may hold the first entry at or after the internal key `target`; `None` if
 /// every key of the file is before it. See [`crate::point_lookup`] for `scratch`.
 #[inline]
 pub fn index_lookup(
@@ -237,42 +237,42 @@ pub struct IndexCursor {
 }
 
 impl IndexCursor {
-    /// A cursor standing nowhere.
+    /// A cursor without a position.
     pub fn new() -> IndexCursor {
         IndexCursor::default()
     }
 
-    /// Whether the cursor stands on an entry.
+    /// Whether the cursor is on an entry.
     #[inline]
     pub fn valid(&self) -> bool {
         self.inner.valid()
     }
 
-    /// The separator: a user key or an internal key, as [`IndexFormat::user_keys`] says.
+    /// The separator: a user key or an internal key, depending on [`IndexFormat::user_keys`].
     #[inline]
     pub fn key(&self) -> &[u8] {
         self.inner.key()
     }
 
-    /// The block of this entry; `(0, 0)` if the cursor stands nowhere.
+    /// The block of this entry; `(0, 0)` without a position.
     #[inline]
     pub fn handle(&self) -> BlockHandle {
         self.inner.value().handle
     }
 
-    /// Where the first internal key of this entry's block is (index type 3 only; else empty).
+    /// The range of the first internal key of this entry's block (index type 3 only; else empty).
     #[inline]
     pub fn first_key_range(&self) -> Range<usize> {
         let (start, end) = self.inner.value().first_key;
         start as usize..end as usize
     }
 
-    /// Stands nowhere again; keeps its buffers.
+    /// Clears the position; keeps the buffers.
     pub fn reset(&mut self) {
         self.inner.reset();
     }
 
-    /// Moves to the first entry. This and the other moves return whether they arrived at an entry.
+    /// Moves to the first entry. This and the other moves return whether they reached an entry.
     pub fn seek_to_first(&mut self, data: &[u8], layout: &IndexLayout) -> Result<bool> {
         self.inner.seek_to_first(data, *layout)
     }
@@ -282,7 +282,7 @@ impl IndexCursor {
         self.inner.seek_to_last(data, *layout)
     }
 
-    /// Moves to the block that may hold the first entry at or behind the internal key `target`.
+    /// Moves to the block that may hold the first entry at or after the internal key `target`.
     pub fn seek(
         &mut self,
         data: &[u8],
@@ -294,9 +294,9 @@ impl IndexCursor {
     }
 
     /// Moves to the last block that may hold an entry at or before the internal key `target`: the
-    /// block of [`IndexCursor::seek`], or the last block if the target is behind all of them.
-    /// If that block turns out to start behind the target, the entry sought is the last one of
-    /// the block before.
+    /// block of [`IndexCursor::seek`], or the last block if the target is after all of them. If
+    /// that block turns out to start after the target, the wanted entry is the last one of the
+    /// previous block.
     pub fn seek_for_prev(
         &mut self,
         data: &[u8],
@@ -316,7 +316,7 @@ impl IndexCursor {
         self.inner.next(data, *layout)
     }
 
-    /// Moves to the previous entry; amortised constant time.
+    /// Moves to the previous entry, in amortised constant time.
     pub fn prev(&mut self, data: &[u8], layout: &IndexLayout) -> Result<bool> {
         self.inner.prev(data, *layout)
     }

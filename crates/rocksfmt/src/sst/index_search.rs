@@ -1,18 +1,18 @@
-//! A helper that makes lookups in a large index block faster than its bytes allow.
+//! Speeds up lookups in a large index block.
 //!
-//! A binary search over restart points reads a restart offset and a key at each of its steps; in an
-//! index of 16 000 blocks that is some 28 cache misses. [`IndexSearch`] keeps, for each restart
-//! point, eight bytes of its user key behind the prefix that all keys share, as a number: the steps
-//! of the search then stay in one dense array, and only the few restart points with equal numbers
-//! are compared in the block.
+//! A binary search over restart points reads a restart offset and a key at each step; in an index
+//! of 16 000 blocks that is about 28 cache misses. [`IndexSearch`] keeps a number for each restart
+//! point: the first eight bytes of its user key after the prefix that all keys share. The search
+//! then stays in one dense array, and only the few restart points with equal numbers are compared
+//! in the block.
 //!
-//! It costs some nine bytes per restart point and one walk over them when a file is opened. It
-//! changes no answer: keys that do not ascend, or an order other than bytewise, give no helper and
-//! plain searches.
+//! It costs about nine bytes per restart point and one walk over them when a file is opened. It
+//! changes no answer: if keys do not ascend, or the order is not bytewise, there is no helper, and
+//! searches are plain.
 //!
-//! Why padding short keys with zero bytes is right: if `a < b` bytewise, the padded number of `a`
-//! is at most that of `b`. So keys with a smaller number than the target's are less, those with a
-//! larger one are greater, and only equal numbers leave something to compare.
+//! Short keys are padded with zero bytes. This is correct because if `a < b` bytewise, the padded
+//! number of `a` is at most that of `b`: keys with a smaller number than the target's are less,
+//! keys with a larger one are greater, and only equal numbers need a comparison.
 
 use crate::block::search::{self, Hit};
 use crate::block::{Entries, bad_entry};
@@ -21,10 +21,10 @@ use crate::key::{Comparator, compare_bytes};
 use crate::sst::footer::BlockHandle;
 use crate::sst::index::IndexLayout;
 
-/// Fewer restart points than this are searched as fast in the block.
+/// With fewer restart points a search in the block is as fast.
 const RESTARTS_MIN: u32 = 16;
 
-/// Numbers that stand for the keys of one index block.
+/// Numbers that represent the keys of one index block.
 #[derive(Clone, Debug)]
 pub struct IndexSearch {
     prefix: Box<[u8]>,
@@ -32,8 +32,8 @@ pub struct IndexSearch {
 }
 
 impl IndexSearch {
-    /// Reads the restart keys of an index block; `None` if a helper is not possible or not worth
-    /// it.
+    /// Reads the restart keys of an index block; `None` if a helper is impossible or not worth its
+    /// cost.
     pub fn build(data: &[u8], layout: &IndexLayout, comparator: Comparator) -> Option<IndexSearch> {
         let count = layout.restart_count();
         if comparator != Comparator::Bytewise || count < RESTARTS_MIN {
@@ -61,12 +61,12 @@ impl IndexSearch {
         Some(IndexSearch { prefix: prefix.into(), heads: Heads::new(&heads) })
     }
 
-    /// Bytes of memory held.
+    /// Bytes of memory in use.
     pub fn memory(&self) -> usize {
         self.prefix.len() + self.heads.memory()
     }
 
-    /// As [`crate::index_lookup`] in the block this was built from.
+    /// Same as [`crate::index_lookup`], in the block from which this was built.
     #[inline]
     pub fn lookup(
         &self,
@@ -123,15 +123,14 @@ impl IndexSearch {
 }
 
 /// Numbers in ascending order, searched through a static tree of cache lines: each line of a level
-/// holds the largest numbers of eight lines of the level below. A search of 16 000 numbers then
-/// touches five lines, of which the upper ones stay in the processor's caches; a binary search
-/// touches eleven, each waiting for the one before.
+/// holds the largest numbers of eight lines of the level below. A search of 16 000 numbers touches
+/// five lines, of which the upper ones stay in the processor's caches; a binary search touches
+/// eleven, each dependent on the previous one.
 #[derive(Clone, Debug)]
 struct Heads {
-    /// All levels, the top first and the numbers themselves last, each padded with the largest
-    /// number.
+    /// All levels, from the top to the numbers themselves, each padded with the largest number.
     lines: Box<[Line]>,
-    /// Where each level starts in `lines`, from the top; `levels` of them are used.
+    /// The start of each level in `lines`, from the top; `levels` of them are used.
     starts: [u32; LEVELS_MAX],
     levels: usize,
     len: usize,
@@ -141,7 +140,7 @@ struct Heads {
 #[repr(align(64))]
 struct Line([u64; 8]);
 
-/// 8^11 is more restart points than a block's 32-bit count can tell.
+/// 8^11 is more than a block's 32-bit count of restart points.
 const LEVELS_MAX: usize = 11;
 
 impl Heads {
@@ -172,15 +171,14 @@ impl Heads {
         Heads { lines: lines.into(), starts, levels: levels.len(), len: sorted.len() }
     }
 
-    /// How many numbers are below `wanted`. No branch depends on the numbers but the one at the
-    /// end.
+    /// The number of numbers below `wanted`. Only the branch at the end depends on the numbers.
     #[inline(always)]
     fn below(&self, wanted: u64) -> usize {
         let mut at = 0;
         for &start in &self.starts[..self.levels] {
-            // Where all numbers are below, this runs behind a level's lines, into those of the next
-            // or behind all: what it then counts only adds to an index that is too
-            // large already.
+            // If all numbers are below, this runs past a level's lines, into those of the next
+            // level or past the end: what it counts there only increases an index that
+            // is already too large.
             let Some(line) = self.lines.get(start as usize + at) else { return self.len };
             at = at * 8 + line.0.iter().map(|&head| usize::from(head < wanted)).sum::<usize>();
         }
@@ -196,7 +194,7 @@ impl Heads {
         Some(self.lines[leaves + at / 8].0[at % 8])
     }
 
-    /// How many numbers, from the `low`th on, are `wanted`.
+    /// How many numbers, starting with the `low`th, equal `wanted`.
     #[inline(always)]
     fn equal(&self, low: usize, wanted: u64) -> usize {
         if self.get(low) != Some(wanted) {

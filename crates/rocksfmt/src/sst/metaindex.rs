@@ -1,4 +1,4 @@
-//! The metaindex: names of meta blocks and where they are. Unknown names are passed over.
+//! The metaindex: names of meta blocks and their handles. Unknown names are skipped.
 
 use crate::block::{BlockCursor, BlockLayout};
 use crate::error::Result;
@@ -16,12 +16,12 @@ pub enum FilterHandle {
     Partitioned(BlockHandle),
 }
 
-/// The meta blocks a reader may want.
+/// The meta blocks that a reader may need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Metaindex {
     /// Table properties.
     pub properties: Option<BlockHandle>,
-    /// The index (format version 6 on; before, the footer has it).
+    /// The index (from format version 6 on; before that the footer has it).
     pub index: Option<BlockHandle>,
     /// The filter.
     pub filter: Option<FilterHandle>,

@@ -1,4 +1,5 @@
-//! SST and blob files: what is around and between their blocks.
+//! SST and blob files: everything around and between their blocks. Uses `block`, and `manifest` for
+//! the description of a finished file.
 
 pub(crate) mod blob;
 pub(crate) mod builder;

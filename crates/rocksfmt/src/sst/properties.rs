@@ -1,10 +1,10 @@
-//! The properties block: what the writer of an SST says about it.
+//! The properties block: an SST's description by its writer.
 //!
 //! A block of name → value with names strictly ascending. Most values are varint64; the index type
-//! is fixed32, the two filter switches are the text "1" or "0". What a reader must obey is a field
-//! here; every property is also kept verbatim ([`Properties::raw`]). Missing numbers read as 0 and
-//! a number that does not parse is passed over, as RocksDB does, because files of many versions are
-//! about; the index type is the exception: a file whose index cannot be read must say so.
+//! is fixed32, the two filter switches are the text "1" or "0". Properties that a reader must obey
+//! are fields here; every property is also kept verbatim ([`Properties::raw`]). A missing number
+//! reads as 0, and a number that does not parse is ignored, as in RocksDB, because files of many
+//! versions exist. The index type is the exception: if the index cannot be read, parsing fails.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -27,15 +27,15 @@ const TIMESTAMPS_PERSISTED: &[u8] = b"rocksdb.user.defined.timestamps.persisted"
 /// The properties of one SST.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Properties {
-    /// How the index is built.
+    /// The kind of index.
     pub index_type: IndexType,
-    /// How its blocks are encoded.
+    /// The encoding of its blocks.
     pub index_format: IndexFormat,
-    /// Whether the filter holds whole user keys; if not, a point read must not ask it.
+    /// Whether the filter holds whole user keys; if not, a point read must not query it.
     pub whole_key_filtering: bool,
     /// Whether the filter holds key prefixes.
     pub prefix_filtering: bool,
-    /// Entries, range tombstones included.
+    /// Entries, including range tombstones.
     pub num_entries: u64,
     /// Range tombstones.
     pub num_range_deletions: u64,
@@ -53,13 +53,13 @@ pub struct Properties {
     pub index_size: u64,
     /// Stored bytes of the filter.
     pub filter_size: u64,
-    /// Data blocks; some versions write 0, so never a reason to refuse a file.
+    /// Data blocks; some versions write 0, so this must not be a reason to refuse a file.
     pub num_data_blocks: u64,
     /// The format version; 0 from older writers.
     pub format_version: u64,
-    /// First byte behind the data blocks; 0 if unknown.
+    /// First byte after the data blocks; 0 if unknown.
     pub tail_start_offset: u64,
-    /// Column family the file was written for.
+    /// The file's column family.
     pub column_family_id: u64,
     /// Largest sequence number in the file; 0 if unknown.
     pub largest_sequence: u64,
@@ -67,7 +67,7 @@ pub struct Properties {
     pub comparator: Vec<u8>,
     /// Name of the merge operator, or empty, or `nullptr`.
     pub merge_operator: Vec<u8>,
-    /// What `rocksdb.compression` says.
+    /// The value of `rocksdb.compression`.
     pub compression: Vec<u8>,
     /// Name of the prefix extractor, or empty, or `nullptr`.
     pub prefix_extractor: Vec<u8>,
@@ -75,9 +75,9 @@ pub struct Properties {
     pub timestamps_stripped: bool,
     /// Whether blob values may be embedded in this file.
     pub embedded_blobs: bool,
-    /// Version of the external file format, if the file was made for ingestion.
+    /// Version of the external file format, if the file was created for ingestion.
     pub external_version: Option<u32>,
-    /// The global sequence number stored in an ingested file; 0 means "see the manifest".
+    /// The global sequence number stored in an ingested file; 0 means "see the MANIFEST".
     pub external_sequence: Option<u64>,
     raw: BTreeMap<Vec<u8>, Vec<u8>>,
 }
@@ -156,7 +156,7 @@ impl Properties {
         })
     }
 
-    /// Every property by name, the user's own included.
+    /// Every property by name, including the user's.
     pub fn raw(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         self.raw.iter().map(|(k, v)| (k.as_slice(), v.as_slice()))
     }
@@ -166,9 +166,9 @@ impl Properties {
         self.raw.get(name).map(Vec::as_slice)
     }
 
-    /// The sequence number that every entry of an ingested file has instead of the stored 0; `None`
-    /// for files with sequences of their own. `manifest_largest` is the file's largest sequence
-    /// number in the manifest.
+    /// The sequence number of all entries of an ingested file, instead of the stored 0; `None` for
+    /// files with their own sequences. `manifest_largest` is the file's largest sequence number in
+    /// the MANIFEST.
     pub fn global_sequence(&self, manifest_largest: u64) -> Result<Option<u64>> {
         let stored = self.external_sequence;
         match (self.external_version, stored) {
@@ -189,8 +189,8 @@ impl Properties {
         }
     }
 
-    /// Where the global sequence number is in an uncompressed properties block. It may have been
-    /// patched after the block was written: when the block's checksum fails, set these bytes to
+    /// The range of the global sequence number in an uncompressed properties block. It may have
+    /// been patched after the block was written: if the block's checksum fails, set these bytes to
     /// zero and check again.
     pub fn global_sequence_range(data: &[u8]) -> Option<Range<usize>> {
         let mut found = None;
@@ -205,7 +205,7 @@ impl Properties {
     }
 }
 
-/// Calls `f` with every key and the place of its value.
+/// Calls `f` with every key and the range of its value.
 fn for_each(data: &[u8], mut f: impl FnMut(&[u8], Range<usize>) -> Result<()>) -> Result<()> {
     let layout = BlockLayout::parse(data)?;
     let mut cursor = BlockCursor::new();

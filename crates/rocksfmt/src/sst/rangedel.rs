@@ -1,18 +1,18 @@
-//! Range tombstones of one file (or of a memtable): which sequence deletes this key?
+//! Range tombstones of one file or memtable: which sequence deletes a key?
 //!
 //! A tombstone `(start, end, sequence)` deletes every entry with `start <= user key < end` and a
 //! smaller sequence, in its own file and all older data. Blocks written by RocksDB hold
 //! non-overlapping ranges, but overlapping and unsorted ones are legal.
 //!
-//! The set is an array sorted by start, read as an implicit binary tree whose nodes know the
-//! largest end below them (an interval tree). A query walks the path to the key and every tombstone
-//! that covers it: for non-overlapping ranges that is a binary search. Cutting ranges into
-//! fragments, as RocksDB does, would be as fast but needs memory quadratic in the number of nested
-//! ranges; this needs a few words each.
+//! The set is an array sorted by start, read as an implicit binary tree in which each node stores
+//! the largest end in its subtree (an interval tree). A query walks the path to the key and every
+//! tombstone that covers it; for non-overlapping ranges that is a binary search. RocksDB cuts
+//! ranges into fragments, which is as fast but needs memory quadratic in the number of nested
+//! ranges; the tree needs a few words for each range.
 //!
-//! A file's tombstones count only inside the file's bounds (compaction splits a tombstone between
-//! files by bounds, not by rewriting it): see [`RangeTombstones::set_bounds`]. Bounds are applied
-//! to user keys, as RocksDB does when it picks the files of a point read.
+//! A file's tombstones count only inside the file's bounds, because compaction splits a tombstone
+//! between files by bounds, not by rewriting it: see [`RangeTombstones::set_bounds`]. Bounds apply
+//! to user keys, as in RocksDB when it picks the files of a point read.
 
 use std::cmp::Ordering;
 
@@ -20,7 +20,7 @@ use crate::block::{BlockCursor, BlockLayout};
 use crate::error::{Error, Result};
 use crate::key::{Comparator, InternalKey, SENTINEL_PACKED, ValueType};
 
-/// Where a key is in the arena.
+/// The range of a key in the arena.
 type Span = (u32, u32);
 
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ struct Tombstone {
     end_max: Span,
 }
 
-/// A set of range tombstones that is being put together.
+/// Builds a set of range tombstones.
 #[derive(Clone, Debug, Default)]
 pub struct RangeTombstonesBuilder {
     comparator: Comparator,
@@ -41,12 +41,12 @@ pub struct RangeTombstonesBuilder {
 }
 
 impl RangeTombstonesBuilder {
-    /// Starts an empty set under the column family's order.
+    /// Starts an empty set with the column family's order.
     pub fn new(comparator: Comparator) -> RangeTombstonesBuilder {
         RangeTombstonesBuilder { comparator, ..RangeTombstonesBuilder::default() }
     }
 
-    /// Adds one tombstone; a range without keys is dropped.
+    /// Adds a tombstone; drops it if its range is empty.
     pub fn add(&mut self, start: &[u8], end: &[u8], sequence: u64) -> Result<()> {
         if self.comparator.cmp_user(start, end).is_ge() {
             return Ok(());
@@ -97,14 +97,14 @@ struct Bounds {
     largest_is_exclusive: bool,
 }
 
-/// What covers a key.
+/// The deletion that covers a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cover<'a> {
     /// Entries below this sequence are deleted.
     pub sequence: u64,
-    /// First key of the covered range around the key asked for.
+    /// First key of the covered range around the queried key.
     pub start: &'a [u8],
-    /// The range ends before this key (and covers the key asked for, even if it is this one).
+    /// The range ends before this key. (It covers the queried key, even if that equals `end`.)
     pub end: &'a [u8],
 }
 
@@ -144,7 +144,7 @@ impl RangeTombstones {
         Ok(builder.finish())
     }
 
-    /// Limits the tombstones to a file's bounds, the internal keys in the manifest.
+    /// Limits the tombstones to a file's bounds, the internal keys in the MANIFEST.
     pub fn set_bounds(&mut self, smallest: &[u8], largest: &[u8]) -> Result<()> {
         let (smallest, largest) = (InternalKey::parse(smallest)?, InternalKey::parse(largest)?);
         self.bounds = Some(Bounds {
@@ -155,7 +155,7 @@ impl RangeTombstones {
         Ok(())
     }
 
-    /// Whether there is no tombstone.
+    /// Whether there are no tombstones.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
@@ -165,12 +165,12 @@ impl RangeTombstones {
         self.items.len()
     }
 
-    /// Bytes of memory held.
+    /// Bytes of memory in use.
     pub fn memory(&self) -> usize {
         self.arena.capacity() + self.items.capacity() * size_of::<Tombstone>()
     }
 
-    /// All tombstones by ascending start, as stored: `(start, end, sequence)`, not cut to the
+    /// All tombstones by ascending start, as stored: `(start, end, sequence)`, not limited to the
     /// bounds.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8], u64)> {
         self.items
@@ -178,8 +178,8 @@ impl RangeTombstones {
             .map(|t| (slice(&self.arena, t.start), slice(&self.arena, t.end), t.sequence))
     }
 
-    /// The largest sequence of at most `snapshot` whose tombstone covers the user key; 0 if none
-    /// does.
+    /// The largest sequence, at most `snapshot`, of a tombstone that covers the user key; 0 if
+    /// there is none.
     #[inline]
     pub fn max_sequence(&self, user_key: &[u8], snapshot: u64) -> u64 {
         if self.items.is_empty() || !self.in_bounds(user_key) {
@@ -188,9 +188,9 @@ impl RangeTombstones {
         self.strongest(user_key, snapshot).map_or(0, |t| t.sequence)
     }
 
-    /// As [`RangeTombstones::max_sequence`], with the range around the key that is covered by that
-    /// sequence, cut to the file's bounds: an iterator may skip to its end (or, backwards,
-    /// before its start) in data that is older throughout.
+    /// Like [`RangeTombstones::max_sequence`], with the range around the key that this sequence
+    /// covers, limited to the file's bounds. In data that is older throughout, an iterator may skip
+    /// to the end of the range (or, backwards, to before its start).
     pub fn cover(&self, user_key: &[u8], snapshot: u64) -> Option<Cover<'_>> {
         if self.items.is_empty() || !self.in_bounds(user_key) {
             return None;
@@ -224,10 +224,10 @@ impl RangeTombstones {
         }
     }
 
-    /// The covering tombstone with the largest sequence of at most `snapshot`.
+    /// The covering tombstone with the largest sequence, at most `snapshot`.
     fn strongest(&self, user_key: &[u8], snapshot: u64) -> Option<&Tombstone> {
         let mut best: Option<&Tombstone> = None;
-        // Subtrees still to visit; the depth is the logarithm of the count, which is below 2^32.
+        // Subtrees to visit; the depth is the logarithm of the count, which is below 2^32.
         let mut stack = [(0usize, 0usize); 40];
         stack[0] = (0, self.items.len());
         let mut depth = 1;
@@ -267,7 +267,7 @@ fn slice(arena: &[u8], span: Span) -> &[u8] {
     &arena[span.0 as usize..span.1 as usize]
 }
 
-/// Sets `end_max` of every subtree; returns that of the whole slice.
+/// Sets `end_max` of every subtree; returns the `end_max` of the whole slice.
 fn set_end_max(comparator: Comparator, arena: &[u8], items: &mut [Tombstone]) -> Option<Span> {
     if items.is_empty() {
         return None;
@@ -345,7 +345,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn queries_agree_with_looking_at_every_tombstone(
+        fn queries_agree_with_a_check_of_every_tombstone(
             items in proptest::collection::vec((0u8..30, 0u8..30, 1u64..20), 0..60),
             reverse: bool,
         ) {

@@ -70,7 +70,7 @@ fn mix16(data: &[u8], at: usize, secret_at: usize) -> u64 {
     fold(read64(data, at) ^ secret(secret_at), read64(data, at + 8) ^ secret(secret_at + 8))
 }
 
-/// The hash.
+/// The 64-bit hash of a key.
 #[inline]
 pub fn xxph3(key: &[u8]) -> u64 {
     let n = key.len();

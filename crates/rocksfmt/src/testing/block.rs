@@ -1,4 +1,4 @@
-//! Builds blocks for tests: every entry form and footer flag, straight from the format's
+//! Builds blocks for tests: every entry form and footer flag, directly from the format's
 //! description.
 
 use crate::coding::{put_lps, put_svarint, put_varint};
@@ -9,7 +9,7 @@ use crate::sst::index::IndexFormat;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     Plain,
-    /// Values in a section of their own.
+    /// Values in a separate section.
     Separated,
     Index(IndexFormat),
 }
@@ -41,13 +41,13 @@ impl BlockBuilder {
         }
     }
 
-    /// Adds a hash index of so many (meaningless) buckets.
+    /// Adds a hash index with this number of (meaningless) buckets.
     pub fn hash_buckets(mut self, buckets: u16) -> BlockBuilder {
         self.hash_buckets = Some(buckets);
         self
     }
 
-    /// Starts an entry: writes `shared` and `non_shared`, returns shared and whether this is a
+    /// Starts an entry: writes `shared` and `non_shared`; returns `shared` and whether this is a
     /// restart point.
     fn prefix(&mut self, key: &[u8]) -> (usize, bool) {
         let restart = self.count.is_multiple_of(self.interval);

@@ -1,8 +1,8 @@
-//! Builders of log bytes for tests: logs, batches and version edits, well-formed unless asked
+//! Builds log bytes for tests: logs, batches and version edits, well-formed unless a test asks
 //! otherwise.
 //!
-//! They follow the format and nothing else (no syncs, no recovery of a file's end), so they are no
-//! writer.
+//! The builders only follow the format (no syncs, no recovery of a file's end), so they cannot
+//! replace a writer. As test code, this room may use all others.
 
 pub(crate) mod block;
 
@@ -35,7 +35,8 @@ impl LogBuilder {
         LogBuilder { recyclable: Some(number), ..LogBuilder::default() }
     }
 
-    /// Puts the record at the log's start that says it is compressed, and compresses what follows.
+    /// Starts the log with the record that says it is compressed, and compresses all further
+    /// records.
     pub fn compressed(mut self) -> LogBuilder {
         self.physical(kind::SET_COMPRESSION, None, &7u32.to_le_bytes());
         self.compressed = true;
@@ -58,7 +59,7 @@ impl LogBuilder {
         self
     }
 
-    /// Appends one physical record where the log stands, whether it fits or not.
+    /// Appends one physical record at the end of the log, whether it fits into the block or not.
     pub fn physical(&mut self, kind: u8, number: Option<u64>, payload: &[u8]) -> &mut LogBuilder {
         let mut covered = vec![kind];
         if let Some(number) = number {
@@ -72,8 +73,8 @@ impl LogBuilder {
         self
     }
 
-    /// Appends a record that carries no data, such as a timestamp size record, padding the block if
-    /// needed.
+    /// Appends a record without data, such as a timestamp size record, after padding the block if
+    /// necessary.
     pub fn meta(&mut self, kind: u8, payload: &[u8]) -> &mut LogBuilder {
         let number = self.recyclable;
         self.pad(payload.len());
@@ -100,7 +101,7 @@ impl LogBuilder {
         }
     }
 
-    /// Fills the block with zeros if no record with `payload` bytes fits any more.
+    /// Fills the block with zeros if no record with `payload` bytes fits.
     fn pad(&mut self, payload: usize) {
         let left = LOG_BLOCK_BYTES - self.bytes.len() % LOG_BLOCK_BYTES;
         if left < self.header_bytes() + payload {
@@ -124,7 +125,7 @@ impl BatchBuilder {
         BatchBuilder { bytes, count: 0 }
     }
 
-    /// The finished batch, with a true count.
+    /// The finished batch, with the correct count.
     pub fn finish(self) -> Vec<u8> {
         let count = self.count;
         self.finish_with_count(count)
@@ -168,7 +169,7 @@ impl BatchBuilder {
         self.operation((batch_tag::DELETE, batch_tag::CF_DELETE), cf, &[key])
     }
 
-    /// Deletes a key that was set once.
+    /// Deletes a key that was set exactly once.
     pub fn single_delete(self, cf: u32, key: &[u8]) -> BatchBuilder {
         let tags = (batch_tag::SINGLE_DELETE, batch_tag::CF_SINGLE_DELETE);
         self.operation(tags, cf, &[key])
@@ -191,7 +192,7 @@ impl BatchBuilder {
         self.operation(tags, cf, &[key, index])
     }
 
-    /// Sets a key to columns, already encoded.
+    /// Sets a key to encoded columns.
     pub fn entity(self, cf: u32, key: &[u8], columns: &[u8]) -> BatchBuilder {
         self.operation((batch_tag::ENTITY, batch_tag::CF_ENTITY), cf, &[key, columns])
     }
@@ -226,7 +227,7 @@ impl EditBuilder {
         self.bytes
     }
 
-    /// Appends a tag with varints behind it.
+    /// Appends a tag followed by varints.
     pub fn numbers(mut self, tag: u32, numbers: &[u64]) -> EditBuilder {
         put_varint(&mut self.bytes, u64::from(tag));
         for &number in numbers {
@@ -235,7 +236,7 @@ impl EditBuilder {
         self
     }
 
-    /// Appends a tag with a string behind it.
+    /// Appends a tag followed by a string.
     pub fn string(mut self, tag: u32, string: &[u8]) -> EditBuilder {
         put_varint(&mut self.bytes, u64::from(tag));
         put_lps(&mut self.bytes, string);
@@ -248,14 +249,14 @@ impl EditBuilder {
         self
     }
 
-    /// What every database has: log number, next file number, last sequence.
+    /// The fields that every database has: log number, next file number, last sequence.
     pub fn required(self, log: u64, next_file: u64, last_sequence: u64) -> EditBuilder {
         self.numbers(tag::LOG_NUMBER, &[log])
             .numbers(tag::NEXT_FILE_NUMBER, &[next_file])
             .numbers(tag::LAST_SEQUENCE, &[last_sequence])
     }
 
-    /// Names the record's column family.
+    /// Sets the record's column family.
     pub fn column_family(self, id: u32) -> EditBuilder {
         self.numbers(tag::COLUMN_FAMILY, &[u64::from(id)])
     }
@@ -266,12 +267,12 @@ impl EditBuilder {
             .string(tag::COMPARATOR, comparator.as_bytes())
     }
 
-    /// Takes a file out of a level.
+    /// Removes a file from a level.
     pub fn delete_file(self, level: u32, number: u64) -> EditBuilder {
         self.numbers(tag::DELETED_FILE, &[u64::from(level), number])
     }
 
-    /// Puts a file into a level, in the form of today.
+    /// Adds a file to a level, in the current form.
     pub fn add_file(mut self, level: u32, file: &FileMeta) -> EditBuilder {
         file.encode(level, &mut self.bytes);
         self
