@@ -1,4 +1,4 @@
-//! The protocol's limits. Redis 7.0's where it has one; ours where it trusts the peer.
+//! The protocol's limits: those of Redis 7.0 where it has one, our own where it trusts the peer.
 
 /// Longest line that is not a bulk string: an inline command, or a `*` or `$` header (Redis:
 /// `PROTO_INLINE_MAX_SIZE`).
@@ -7,7 +7,8 @@ pub const INLINE_BYTES_MAX: usize = 64 * 1024;
 /// Largest bulk string in a request (Redis: the default of `proto-max-bulk-len`).
 pub const BULK_BYTES_MAX: usize = 512 * 1024 * 1024;
 
-/// Most arguments one request may have (Redis up to 6.2; 7.0 allows as many as an `int` counts).
+/// Maximum number of arguments of a request (Redis up to 6.2; 7.0 allows as many as an `int`
+/// counts).
 pub const ARGS_MAX: usize = 1024 * 1024;
 
 /// Largest request as a whole, headers included (Redis: the default of
@@ -20,7 +21,7 @@ pub const REPLY_DEPTH_MAX: usize = 16;
 /// Longest line in a reply that is not a bulk string: simple strings, errors, numbers, headers.
 pub(crate) const REPLY_LINE_BYTES_MAX: usize = 64 * 1024;
 
-// Spans are pairs of `u32`, so a whole request has to be addressable by one.
+// Spans are pairs of `u32`, so a `u32` must be able to address a whole request.
 const _: () = assert!(REQUEST_BYTES_MAX < u32::MAX as usize);
 const _: () = assert!(BULK_BYTES_MAX < REQUEST_BYTES_MAX);
 const _: () = assert!(INLINE_BYTES_MAX < BULK_BYTES_MAX);

@@ -1,9 +1,9 @@
 //! The incremental reply decoder of a client.
 //!
 //! Bytes are fed as they arrive; whole replies come out. Aggregates are built on a stack of open
-//! ones, so bytes are looked at once however they are cut. A server is not trusted: depth, elements
-//! and bytes of one reply are bounded by [`DecoderLimits`], and nothing is reserved for elements
-//! that were only announced.
+//! ones, so each byte is examined once however the stream is cut. A server is not trusted:
+//! [`DecoderLimits`] bounds depth, elements and bytes of a reply, and announced elements reserve
+//! nothing.
 
 use std::fmt;
 
@@ -17,27 +17,27 @@ pub enum Reply {
     Simple(Vec<u8>),
     /// `-ERR ...`, also in its bulk form.
     Error(Vec<u8>),
-    /// An integer.
+    /// A 64-bit integer.
     Integer(i64),
-    /// A string of bytes.
+    /// A bulk string.
     Bulk(Vec<u8>),
     /// Null of any kind.
     Null,
-    /// A boolean.
+    /// A boolean (RESP3).
     Boolean(bool),
-    /// A double.
+    /// A double (RESP3).
     Double(f64),
     /// An integer of any length, as digits.
     BigNumber(Vec<u8>),
     /// Text with its format, such as `txt`.
     Verbatim([u8; 3], Vec<u8>),
-    /// An array.
+    /// An array, elements in order.
     Array(Vec<Reply>),
     /// A set, in the order it came.
     Set(Vec<Reply>),
     /// A map, in the order it came.
     Map(Vec<(Reply, Reply)>),
-    /// A message nobody asked for.
+    /// An out-of-band message (RESP3).
     Push(Vec<Reply>),
 }
 
@@ -54,14 +54,14 @@ impl Reply {
     }
 }
 
-/// What a reply may grow to.
+/// Limits on a reply.
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderLimits {
     /// Largest bulk string.
     pub bulk_bytes_max: usize,
-    /// Most elements in one reply, those of nested aggregates counted too.
+    /// Maximum number of elements in one reply, including those of nested aggregates.
     pub elements_max: usize,
-    /// Most bytes in one reply.
+    /// Maximum number of bytes in one reply.
     pub reply_bytes_max: usize,
 }
 
@@ -71,12 +71,12 @@ impl Default for DecoderLimits {
     }
 }
 
-/// What makes a reply unreadable; the connection is of no more use.
+/// Why a reply cannot be decoded. The connection cannot be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeError {
-    /// A line begins with a byte that is no type.
+    /// A line begins with a byte that is not a type.
     UnknownType(u8),
-    /// A number, boolean or length that is none, or a string that does not end where it should.
+    /// An invalid number, boolean or length, or a string without its line end.
     Malformed(u8),
     /// A line, string, aggregate or reply beyond the limit.
     TooLarge,
@@ -103,19 +103,19 @@ enum Shape {
     Set,
     Map,
     Push,
-    /// Metadata before a reply; read and dropped.
+    /// Metadata before a reply; decoded and dropped.
     Attribute,
 }
 
 #[derive(Debug)]
 struct Open {
     shape: Shape,
-    /// Elements still to come; keys and values of a map count one each.
+    /// Elements still to come; a map's keys and values count one each.
     left: usize,
     elements: Vec<Reply>,
 }
 
-/// What one line or string turned out to be.
+/// What a line or string contains.
 enum Token {
     Scalar(Reply),
     Open(Shape, usize),
@@ -149,7 +149,7 @@ impl Decoder {
         }
     }
 
-    /// Takes bytes that arrived.
+    /// Appends received bytes.
     pub fn feed(&mut self, bytes: &[u8]) {
         if self.position > 0 && self.position >= self.buffer.len() / 2 {
             self.buffer.drain(..self.position);
@@ -159,8 +159,8 @@ impl Decoder {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole reply, or `None` until more bytes are fed. After an error there is only that
-    /// error.
+    /// The next whole reply, or `None` if more bytes are needed. After an error every call returns
+    /// that error.
     pub fn next_reply(&mut self) -> Result<Option<Reply>, DecodeError> {
         if let Some(error) = self.failed {
             return Err(error);
@@ -197,7 +197,7 @@ impl Decoder {
                 }
                 Token::Open(shape, _) => close(shape, Vec::new()),
             };
-            // A finished element may finish the aggregates around it.
+            // A complete element may complete the aggregates around it.
             loop {
                 let Some(parent) = self.open.last_mut() else {
                     (self.elements, self.bytes) = (0, 0);
@@ -219,27 +219,15 @@ impl Decoder {
         }
     }
 
-    /// Reads one line, and the string that belongs to it, and steps over them; `None` when they are
-    /// not all there.
+    /// Decodes one line and the string that belongs to it, and steps over both; `None` when they
+    /// have not arrived whole.
     fn token(&mut self) -> Result<Option<Token>, DecodeError> {
         let Some(&kind) = self.buffer.get(self.position) else {
             return Ok(None);
         };
-        let from = self.searched.max(self.position);
-        let Some(newline) =
-            self.buffer[from..].iter().position(|&byte| byte == b'\n').map(|at| from + at)
-        else {
-            self.searched = self.buffer.len();
-            if self.buffer.len() - self.position > REPLY_LINE_BYTES_MAX {
-                return Err(DecodeError::TooLarge);
-            }
+        let Some(newline) = self.line_end()? else {
             return Ok(None);
         };
-        if newline - self.position > REPLY_LINE_BYTES_MAX {
-            return Err(DecodeError::TooLarge);
-        }
-        // Found again at once when the string behind the line is not all there.
-        self.searched = newline;
         let malformed = DecodeError::Malformed(kind);
         let line = &self.buffer[self.position + 1..newline.max(self.position + 1)];
         let line = line.strip_suffix(b"\r").ok_or(malformed)?;
@@ -259,24 +247,7 @@ impl Decoder {
                     Token::Scalar(Reply::Null)
                 } else {
                     let length = usize::try_from(length).map_err(|_| malformed)?;
-                    if length > self.limits.bulk_bytes_max {
-                        return Err(DecodeError::TooLarge);
-                    }
-                    let Some(bytes) = self.buffer.get(next..next + length + 2) else {
-                        return Ok(None);
-                    };
-                    let bytes = bytes.strip_suffix(b"\r\n").ok_or(malformed)?;
-                    let reply = match (kind, bytes) {
-                        (b'$', _) => Reply::Bulk(bytes.to_vec()),
-                        (b'!', _) => Reply::Error(bytes.to_vec()),
-                        (_, [a, b, c, b':', text @ ..]) => {
-                            Reply::Verbatim([*a, *b, *c], text.to_vec())
-                        }
-                        _ => return Err(malformed),
-                    };
-                    self.position = next + length + 2;
-                    self.searched = self.position;
-                    return Ok(Some(Token::Scalar(reply)));
+                    return self.string(kind, next, length);
                 }
             }
             b'*' | b'~' | b'%' | b'>' | b'|' => {
@@ -302,9 +273,53 @@ impl Decoder {
             b'_' | b'#' | b'(' => return Err(malformed),
             other => return Err(DecodeError::UnknownType(other)),
         };
-        self.position = next;
-        self.searched = next;
+        self.step(next);
         Ok(Some(token))
+    }
+
+    /// The position of the `\n` that ends the line at `position`; `None` when it has not arrived.
+    fn line_end(&mut self) -> Result<Option<usize>, DecodeError> {
+        let from = self.searched.max(self.position);
+        let newline =
+            self.buffer[from..].iter().position(|&byte| byte == b'\n').map(|at| from + at);
+        // A found end is found again immediately when the string after the line has not arrived
+        // whole.
+        self.searched = newline.unwrap_or(self.buffer.len());
+        if self.searched - self.position > REPLY_LINE_BYTES_MAX {
+            return Err(DecodeError::TooLarge);
+        }
+        Ok(newline)
+    }
+
+    /// Decodes the string of `length` bytes at `start`, which belongs to a line of type `kind`, and
+    /// steps over both; `None` when it has not arrived whole.
+    fn string(
+        &mut self,
+        kind: u8,
+        start: usize,
+        length: usize,
+    ) -> Result<Option<Token>, DecodeError> {
+        let malformed = DecodeError::Malformed(kind);
+        if length > self.limits.bulk_bytes_max {
+            return Err(DecodeError::TooLarge);
+        }
+        let Some(bytes) = self.buffer.get(start..start + length + 2) else {
+            return Ok(None);
+        };
+        let bytes = bytes.strip_suffix(b"\r\n").ok_or(malformed)?;
+        let reply = match (kind, bytes) {
+            (b'$', _) => Reply::Bulk(bytes.to_vec()),
+            (b'!', _) => Reply::Error(bytes.to_vec()),
+            (_, [a, b, c, b':', text @ ..]) => Reply::Verbatim([*a, *b, *c], text.to_vec()),
+            _ => return Err(malformed),
+        };
+        self.step(start + length + 2);
+        Ok(Some(Token::Scalar(reply)))
+    }
+
+    fn step(&mut self, to: usize) {
+        self.position = to;
+        self.searched = to;
     }
 }
 
@@ -528,7 +543,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_in_protocol_3_is_read_back(replies in proptest::collection::vec(reply(), 1..4), step in 1usize..50) {
+        fn replies_round_trip_in_protocol_3(replies in proptest::collection::vec(reply(), 1..4), step in 1usize..50) {
             let mut stream = Vec::new();
             for reply in &replies {
                 write(&mut Writer::new(&mut stream, Protocol::V3), reply);
@@ -539,7 +554,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_in_protocol_2_is_readable(reply in reply(), step in 1usize..50) {
+        fn replies_in_protocol_2_decode(reply in reply(), step in 1usize..50) {
             let mut stream = Vec::new();
             write(&mut Writer::new(&mut stream, Protocol::V2), &reply);
             let (found, error) = decode(&stream, step);

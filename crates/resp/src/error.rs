@@ -1,28 +1,29 @@
-//! What a peer did wrong on the wire, in the words of Redis 7.0.
+//! Violations of the protocol by a peer, in the words of Redis 7.0.
 
 use std::fmt;
 
-/// A request that is not RESP. The connection gets the text as an error reply and is closed; nobody
-/// else notices.
+/// A request that is not RESP. The connection receives the text as an error reply and is closed;
+/// other connections are not affected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtocolError {
-    /// A `*` header that is no number, or one beyond the limit.
+    /// A `*` header that is not a number or exceeds the limit.
     InvalidMultibulkLength,
     /// A `*` header longer than a line may be.
     MultibulkHeaderTooLong,
-    /// A `$` header that is no number, negative, or beyond the limit.
+    /// A `$` header that is not a number, is negative or exceeds the limit.
     InvalidBulkLength,
     /// A `$` header longer than a line may be.
     BulkHeaderTooLong,
-    /// An argument that does not begin with `$`, and what it begins with.
+    /// An argument that does not begin with `$`; the byte it begins with.
     ExpectedBulk(u8),
     /// An inline command longer than a line may be.
     InlineTooLong,
     /// An inline command with a quote left open, or one closed in the middle of a word.
     UnbalancedQuotes,
-    /// A request longer than the connection may hold. Redis closes without a word; we say why.
+    /// A request longer than the connection may hold. Redis closes the connection without a reason;
+    /// we give one.
     RequestTooLong {
-        /// The limit that was passed.
+        /// The limit that was exceeded.
         bytes_max: usize,
     },
 }
@@ -32,13 +33,13 @@ impl ProtocolError {
     pub fn write_to(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(b"-ERR Protocol error: ");
         match self {
-            // The byte goes out as it came, except those that would end the line.
+            // The byte is sent as it came, except for one that would end the line.
             Self::ExpectedBulk(byte) => {
                 out.extend_from_slice(b"expected '$', got '");
                 out.push(if matches!(byte, b'\r' | b'\n') { b' ' } else { *byte });
                 out.push(b'\'');
             }
-            other => out.extend_from_slice(other.what().as_bytes()),
+            other => out.extend_from_slice(other.text().as_bytes()),
         }
         if let Self::RequestTooLong { bytes_max } = self {
             out.extend_from_slice(b" than ");
@@ -52,7 +53,7 @@ impl ProtocolError {
         out.extend_from_slice(b"\r\n");
     }
 
-    fn what(&self) -> &'static str {
+    fn text(&self) -> &'static str {
         match self {
             Self::InvalidMultibulkLength => "invalid multibulk length",
             Self::MultibulkHeaderTooLong => "too big mbulk count string",

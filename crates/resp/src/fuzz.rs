@@ -1,5 +1,5 @@
-//! Bodies of the fuzz targets, callable from tests as well. Each panics when a promise of this
-//! crate is broken.
+//! Bodies of the fuzz targets, callable from tests as well. Each panics when this crate breaks a
+//! promise.
 
 use crate::{DecodeError, Decoder, DecoderLimits, Limits, Parser, Progress, ProtocolError, Reply};
 
@@ -32,7 +32,7 @@ pub fn reply(data: &[u8]) {
 }
 
 fn requests(stream: &[u8], step: usize) -> Requests {
-    // Far below the defaults, so that the limits are met.
+    // Far below the defaults, so that inputs reach the limits.
     let limits =
         Limits { inline_bytes_max: 100, bulk_bytes_max: 300, args_max: 20, request_bytes_max: 600 };
     let mut parser = Parser::new(limits);
@@ -103,11 +103,11 @@ mod tests {
     }
 
     fn edits() -> impl Strategy<Value = Vec<(usize, u8, u8)>> {
-        let telling = prop_oneof![
+        let significant = prop_oneof![
             any::<u8>(),
             proptest::sample::select(b"*$\r\n-+0123456789\"'\\x %~>|!=".to_vec())
         ];
-        proptest::collection::vec((any::<usize>(), 0u8..8, telling), 1..6)
+        proptest::collection::vec((any::<usize>(), 0u8..8, significant), 1..6)
     }
 
     proptest! {

@@ -1,9 +1,9 @@
-//! Inline commands: one line of words, for people with `telnet`.
+//! Inline commands: one line of words, for people who use `telnet`.
 //!
-//! Words are separated by white space. A word may contain quoted parts: within double quotes `\n \r
-//! \t \a \b`, `\xHH` and `\` before anything else are escapes, within single quotes only `\'` is. A
-//! closing quote has to be followed by white space or the end of the line. That is how Redis and
-//! its command line read a line.
+//! Words are separated by white space. A word may contain quoted parts. Within double quotes
+//! `\n \r \t \a \b`, `\xHH`, and `\` before any other byte are escapes; within single quotes only
+//! `\'` is. White space or the end of the line must follow a closing quote. Redis and `redis-cli`
+//! read a line the same way.
 //!
 //! Unescaping never makes a word longer, so it happens in place: the words are spans of the line
 //! itself.
@@ -73,7 +73,7 @@ struct Cursor {
     write: usize,
 }
 
-/// Copies the quoted part that begins at `from` down to `write`; returns the positions behind it.
+/// Copies the quoted part that begins at `from` down to `write`; returns the positions after it.
 fn unquote(
     buffer: &mut [u8],
     (from, to): (usize, usize),
@@ -169,7 +169,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_quoted_comes_back(args in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..20), 0..6)) {
+        fn quoted_arguments_round_trip(args in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..20), 0..6)) {
             let mut line = Vec::new();
             for arg in &args {
                 line.push(b'"');

@@ -1,4 +1,4 @@
-//! Decimal integers, both ways, as strictly as Redis reads them and as fast as replies need them.
+//! Parses decimal integers as strictly as Redis, and formats them as fast as replies need.
 
 /// Room for any `i64` in decimal, sign included.
 pub const INTEGER_BYTES_MAX: usize = 20;
@@ -34,8 +34,7 @@ pub fn format_i64(buffer: &mut [u8; INTEGER_BYTES_MAX], value: i64) -> &[u8] {
     &buffer[at..]
 }
 
-/// Reads a decimal `i64` that is written the one canonical way: no space, no `+`, no leading zero,
-/// no `-0`.
+/// Parses a decimal `i64` in its canonical form: no space, no `+`, no leading zero, no `-0`.
 pub fn parse_i64(text: &[u8]) -> Option<i64> {
     let (negative, digits) = match text {
         [b'-', rest @ ..] => (true, rest),
@@ -55,7 +54,7 @@ pub fn parse_i64(text: &[u8]) -> Option<i64> {
         magnitude = magnitude.checked_mul(10)?.checked_add(u64::from(digit))?;
     }
     if negative {
-        // i64::MIN has no positive twin.
+        // `i64::MIN` has no positive counterpart.
         (magnitude <= i64::MIN.unsigned_abs()).then(|| (magnitude as i64).wrapping_neg())
     } else {
         i64::try_from(magnitude).ok()

@@ -1,17 +1,17 @@
 //! The Redis serialization protocol, versions 2 and 3, as bytes in and bytes out.
 //!
-//! 1. A server appends what a socket delivered to one buffer per connection and calls
+//! 1. A server appends the bytes it receives to one buffer per connection and calls
 //!    [`Parser::parse`] on it. The answer is a whole command (a list of [`Span`]s into that
-//!    buffer), "more bytes, please", or a [`ProtocolError`] to send before closing.
+//!    buffer), a request for more bytes, or a [`ProtocolError`] to send before closing.
 //! 2. Replies are appended to a `Vec<u8>` through a [`Writer`], which knows the connection's
 //!    [`Protocol`].
-//! 3. A client writes requests with [`write_command`] and feeds what comes back to a [`Decoder`],
-//!    which gives [`Reply`] values.
+//! 3. A client writes requests with [`write_command`] and feeds the bytes it receives to a
+//!    [`Decoder`], which returns [`Reply`] values.
 //!
-//! What always holds: nothing here does I/O, nothing panics whatever the bytes are, and no length a
-//! peer announces is allocated before its bytes have arrived. Errors, limits and quoting rules are
-//! those of Redis 7.0, so that its clients and its protocol tests see what they expect; where a
-//! limit of ours is tighter, [`Limits`] says so.
+//! Invariants: nothing here does I/O; no input makes it panic; a length that a peer announces
+//! allocates nothing before its bytes have arrived. Errors, limits and quoting rules are those of
+//! Redis 7.0, so that its clients and its protocol tests see what they expect. Where a limit of
+//! ours is tighter, [`Limits`] says so.
 #![forbid(unsafe_code)]
 
 mod constants;

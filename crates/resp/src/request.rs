@@ -1,20 +1,20 @@
-//! The incremental request parser. Hot file: no allocation per command, no byte looked at twice.
+//! The incremental request parser. Hot file: no allocation per command, no byte examined twice.
 //!
 //! 1. The connection keeps its unconsumed input in one buffer and passes the part that begins with
-//!    the current command to [`Parser::parse`], again and again as it grows.
-//! 2. [`Progress::Complete`] names how many bytes the command took; [`Parser::args`] has its
-//!    arguments as [`Span`]s from the same beginning. The connection consumes those bytes and calls
-//!    again with what follows.
-//! 3. [`Progress::Incomplete`] keeps what was found out, so that a command that arrives byte by
-//!    byte costs no more than one that arrives whole. Between two calls the buffer may move in
-//!    memory; its unconsumed bytes stay the same.
+//!    the current command to [`Parser::parse`], repeatedly as it grows.
+//! 2. [`Progress::Complete`] holds the number of bytes of the command; [`Parser::args`] has its
+//!    arguments as [`Span`]s, counted from the same beginning. The connection consumes those bytes
+//!    and calls again with the rest.
+//! 3. After [`Progress::Incomplete`] the parser keeps its state, so that a command that arrives
+//!    byte by byte costs no more than one that arrives whole. Between two calls the buffer may move
+//!    in memory; its unconsumed bytes stay the same.
 //!
-//! The parser owns no bytes. What it owns is the list of spans, eight bytes an argument, reused
-//! from command to command and given back when one command made it large. A length the peer
+//! The parser owns no bytes. It owns the list of spans, eight bytes an argument, which is reused
+//! from command to command and released after a command that made it large. A length that the peer
 //! announces reserves nothing.
 //!
-//! Like Redis 7.0, the two bytes behind a bulk string and the one behind a header's `\r` are
-//! skipped unread.
+//! Like Redis 7.0, the parser skips the two bytes after a bulk string and the byte after a header's
+//! `\r` without reading them.
 
 use std::ops::Range;
 
@@ -23,10 +23,10 @@ use crate::error::ProtocolError;
 use crate::inline;
 use crate::integer::parse_i64;
 
-/// Spans kept for the next command; a larger list is given back.
+/// Capacity kept for the next command; a larger list is released.
 const ARGS_KEPT: usize = 64;
 
-/// An argument's place, counted from the first byte of its command.
+/// The position of an argument, relative to the first byte of its command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     start: u32,
@@ -41,12 +41,12 @@ impl Span {
         Self { start: start as u32, end: end as u32 }
     }
 
-    /// The place as a range to index the command's bytes with.
+    /// The range of the command's bytes.
     pub fn range(self) -> Range<usize> {
         self.start as usize..self.end as usize
     }
 
-    /// How many bytes the argument has.
+    /// Length in bytes.
     pub fn len(self) -> usize {
         (self.end - self.start) as usize
     }
@@ -57,14 +57,14 @@ impl Span {
     }
 }
 
-/// What a connection may ask for. The defaults are Redis's.
+/// Limits on a connection's requests. The defaults are Redis's.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Longest inline command, and longest header.
     pub inline_bytes_max: usize,
     /// Largest single argument.
     pub bulk_bytes_max: usize,
-    /// Most arguments in one command.
+    /// Maximum number of arguments of a command.
     pub args_max: usize,
     /// Largest command as a whole; at most [`REQUEST_BYTES_MAX`].
     pub request_bytes_max: usize,
@@ -81,11 +81,11 @@ impl Default for Limits {
     }
 }
 
-/// How far a command has come.
+/// How much of a command has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// All of it is there; it took this many bytes. With no arguments it is to be passed over in
-    /// silence.
+    /// The whole command has arrived and has this many bytes. One without arguments is to be
+    /// ignored without a reply.
     Complete(usize),
     /// At least this many bytes are still to come.
     Incomplete(usize),
@@ -98,13 +98,13 @@ pub struct Parser {
     args: Vec<Span>,
     /// Everything before this position is understood.
     position: usize,
-    /// From `position` up to here no line end was found.
+    /// No line end was found between `position` and here.
     searched: usize,
-    /// Arguments still to come; `None` before the `*` header is read.
+    /// Arguments still to come; `None` before the `*` header.
     args_left: Option<usize>,
-    /// Length of the argument that begins at `position`, once its header is read.
+    /// Length of the argument that begins at `position`, once its header is parsed.
     bulk: Option<usize>,
-    /// The last call completed a command (or failed): the next begins a new one.
+    /// The last call completed a command (or failed); the next call begins a new one.
     finished: bool,
 }
 
@@ -128,17 +128,12 @@ impl Parser {
         &self.args
     }
 
-    /// Bytes of heap the parser holds.
+    /// Heap memory of the parser, in bytes: the spans of the arguments found so far.
     pub fn heap_bytes(&self) -> usize {
         self.args.capacity() * size_of::<Span>()
     }
 
-    /// Memory for the places of the arguments found so far, in bytes.
-    pub fn room_bytes(&self) -> usize {
-        self.args.capacity() * size_of::<Span>()
-    }
-
-    /// Gives back what can be given back between two commands, for a connection that idles.
+    /// Releases the memory that is not needed between two commands, for an idle connection.
     pub fn release(&mut self) {
         if self.finished || (self.position == 0 && self.args.is_empty()) {
             self.reset();
@@ -146,7 +141,7 @@ impl Parser {
         }
     }
 
-    /// Looks at `input`, which begins with the first byte of the current command. Inline words are
+    /// Parses `input`, which begins with the first byte of the current command. Inline words are
     /// unescaped in place.
     pub fn parse(&mut self, input: &mut [u8]) -> Result<Progress, ProtocolError> {
         if self.finished {
@@ -191,8 +186,8 @@ impl Parser {
             }
             return Ok(Progress::Incomplete(1));
         };
-        // Redis takes a longer line if it arrives in one piece; what a client may send should not
-        // hang on that.
+        // Redis accepts a longer line if it arrives in one piece. Whether a command is accepted
+        // must not depend on that.
         if newline > self.limits.inline_bytes_max {
             return Err(ProtocolError::InlineTooLong);
         }
@@ -220,9 +215,8 @@ impl Parser {
             let length = match self.bulk {
                 Some(length) => length,
                 None => {
-                    // Redis waits for the whole header before it looks at its first byte; so do we,
-                    // or a `-` in place of a `$` would be answered sooner than
-                    // by Redis.
+                    // Redis waits for the whole header before it checks its first byte. So do we;
+                    // otherwise a `-` in place of a `$` would be answered sooner than by Redis.
                     let first = input.get(self.position).copied();
                     let Some(length) = self.header(input, ProtocolError::BulkHeaderTooLong)? else {
                         self.args_left = Some(left);
@@ -261,12 +255,12 @@ impl Parser {
         Ok(Progress::Complete(self.position))
     }
 
-    /// Reads the header line at `position` and steps over it: the outer `None` means it is not all
-    /// there, the inner one that what follows its first byte is no number.
+    /// Parses the header line at `position` and steps over it. The outer `None` means that it has
+    /// not arrived whole, the inner `None` that its number is invalid.
     #[inline]
     #[expect(
         clippy::option_option,
-        reason = "two different kinds of nothing, told apart right where they arise"
+        reason = "incomplete and invalid are different results, both handled by the callers"
     )]
     fn header(
         &mut self,
@@ -291,13 +285,13 @@ impl Parser {
         let line_end = find(input, self.searched.max(start), b'\r');
         let line_bytes_max = self.limits.inline_bytes_max;
         if line_end.unwrap_or(input.len()) - start > line_bytes_max {
-            // Whichever limit the bytes would meet first if they arrived one by one.
+            // The limit that would be exceeded first if the bytes arrived one by one.
             let request_first = self.limits.request_bytes_max <= start + line_bytes_max;
             return Err(if request_first { self.request_too_long() } else { too_long });
         }
         match line_end {
             Some(line_end) if line_end + 1 < input.len() => {
-                // A lone `\r` right at the start leaves nothing behind the type byte.
+                // A lone `\r` at the start leaves nothing after the type byte.
                 let number = parse_i64(input.get(start + 1..line_end).unwrap_or_default());
                 self.step(line_end + 2)?;
                 Ok(Some(number))
@@ -324,7 +318,7 @@ impl Parser {
     }
 }
 
-/// The first `byte` in `input` at or behind `from`.
+/// The first `byte` in `input` at or after `from`.
 fn find(input: &[u8], from: usize, byte: u8) -> Option<usize> {
     let rest = input.get(from..)?;
     rest.iter().position(|&candidate| candidate == byte).map(|at| from + at)
@@ -338,7 +332,7 @@ mod tests {
         Limits { inline_bytes_max: 64, bulk_bytes_max: 1000, args_max: 10, request_bytes_max: 5000 }
     }
 
-    /// Everything in `stream`, parsed as it would be if `step` bytes arrived at a time.
+    /// All commands of `stream`, parsed as if `step` bytes arrived at a time.
     fn commands(stream: &[u8], step: usize) -> (Vec<Vec<Vec<u8>>>, Option<ProtocolError>) {
         let mut parser = Parser::new(strict());
         let (mut buffer, mut found) = (Vec::new(), Vec::new());
@@ -388,17 +382,17 @@ mod tests {
     }
 
     #[test]
-    fn empty_commands_are_passed_over() {
+    fn empty_commands_are_ignored() {
         assert_eq!(whole(b"\r\n\n*0\r\n*-7\r\nping\n").0, [["ping"]]);
     }
 
     #[test]
-    fn bytes_behind_a_bulk_string_are_not_looked_at() {
+    fn bytes_after_a_bulk_string_are_skipped() {
         assert_eq!(whole(b"*1\r\n$4\rxPINGab*1\r\n$4\r\nPING\r\n").0, [["PING"], ["PING"]]);
     }
 
     #[test]
-    fn headers_that_are_no_numbers_are_refused() {
+    fn headers_that_are_not_numbers_are_refused() {
         for bad in [
             "*\r\n",
             "*a\r\n",
@@ -442,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_have_to_match() {
+    fn quotes_must_match() {
         assert_eq!(whole(b"get \"a\r\n").1, Some(ProtocolError::UnbalancedQuotes));
     }
 
@@ -467,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_bytes_of_a_large_argument_are_foretold() {
+    fn missing_bytes_of_a_large_argument_are_reported() {
         let mut parser = Parser::new(Limits::default());
         let mut input = b"*2\r\n$3\r\nGET\r\n$100000\r\nabc".to_vec();
         assert_eq!(parser.parse(&mut input), Ok(Progress::Incomplete(100_000 - 3 + 2)));
@@ -475,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_of_many_arguments_leaves_no_large_list_behind() {
+    fn the_list_of_a_command_of_many_arguments_is_released() {
         let mut parser = Parser::new(Limits::default());
         let mut stream = b"*5000\r\n".to_vec();
         for _ in 0..5000 {

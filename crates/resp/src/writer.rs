@@ -1,15 +1,15 @@
-//! Replies, appended to a buffer in the connection's protocol. Hot file: no allocation but the
+//! Appends replies to a buffer in the connection's protocol. Hot file: no allocation except the
 //! buffer's own growth.
 //!
-//! Protocol 3 has types that protocol 2 lacks; a [`Writer`] lowers them as Redis does: maps, sets
-//! and pushes become arrays, booleans integers, doubles, big numbers and verbatim strings bulk
-//! strings, and null a null bulk string.
+//! Protocol 3 has types that protocol 2 lacks. A [`Writer`] converts them as Redis does: maps, sets
+//! and pushes become arrays; booleans integers; doubles, big numbers and verbatim strings bulk
+//! strings; null a null bulk string.
 
 use std::io::Write as _;
 
 use crate::integer::{INTEGER_BYTES_MAX, format_i64};
 
-/// The version of the protocol that a connection speaks; 2 until it says `HELLO 3`.
+/// The version of the protocol that a connection speaks: 2 until the client sends `HELLO 3`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Protocol {
     /// RESP2.
@@ -20,7 +20,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// The number that `HELLO` takes and gives.
+    /// The number in `HELLO` and its reply.
     pub fn number(self) -> i64 {
         match self {
             Self::V2 => 2,
@@ -42,12 +42,12 @@ impl<'a> Writer<'a> {
         Self { out, protocol }
     }
 
-    /// The protocol replies are written in.
+    /// The protocol of the replies.
     pub fn protocol(&self) -> Protocol {
         self.protocol
     }
 
-    /// How many bytes the buffer holds.
+    /// The length of the buffer.
     pub fn position(&self) -> usize {
         self.out.len()
     }
@@ -57,7 +57,7 @@ impl<'a> Writer<'a> {
         self.out.extend_from_slice(b"+OK\r\n");
     }
 
-    /// A simple string. Line ends in it become spaces, so that the reply stays one reply.
+    /// A simple string. Line ends in it become spaces, so that it stays one reply.
     pub fn simple(&mut self, text: &str) {
         self.out.push(b'+');
         self.line(text.as_bytes());
@@ -68,19 +68,19 @@ impl<'a> Writer<'a> {
         self.error_bytes(text.as_bytes());
     }
 
-    /// An error whose text quotes what a client sent, byte for byte.
+    /// An error with bytes that a client sent, unchanged except for line ends.
     pub fn error_bytes(&mut self, text: &[u8]) {
         self.out.push(b'-');
         self.line(text);
     }
 
-    /// An integer.
+    /// An integer reply.
     #[inline]
     pub fn integer(&mut self, value: i64) {
         self.header(b':', value);
     }
 
-    /// A bulk string.
+    /// A bulk string with its header.
     #[inline]
     pub fn bulk(&mut self, bytes: &[u8]) {
         self.out.reserve(bytes.len() + INTEGER_BYTES_MAX + 5);
@@ -89,7 +89,7 @@ impl<'a> Writer<'a> {
         self.out.extend_from_slice(b"\r\n");
     }
 
-    /// The line before a bulk string whose bytes, and a closing `\r\n`, are sent from elsewhere.
+    /// The header of a bulk string. The caller sends its bytes and the closing `\r\n`.
     #[inline]
     pub fn bulk_header(&mut self, bytes_len: usize) {
         self.count(b'$', bytes_len);
@@ -134,7 +134,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The beginning of a message nobody asked for.
+    /// The beginning of an out-of-band message.
     pub fn push(&mut self, elements: usize) {
         match self.protocol {
             Protocol::V2 => self.count(b'*', elements),
@@ -154,7 +154,7 @@ impl<'a> Writer<'a> {
 
     /// A double, in the shortest form that reads back as the same number.
     pub fn double(&mut self, value: f64) {
-        // Plain notation where it is short, scientific where it would be a row of zeros.
+        // Plain notation where it is short, scientific notation where it would be a row of zeros.
         let plain = value == 0.0 || (1e-5..1e17).contains(&value.abs());
         let text = match value {
             nan if nan.is_nan() => "nan".to_owned(),
@@ -184,7 +184,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Text meant to be shown as it is, with a format of three letters: `txt` or `mkd`.
+    /// Verbatim text with a format of three letters: `txt` or `mkd`.
     pub fn verbatim(&mut self, format: &[u8; 3], text: &[u8]) {
         match self.protocol {
             Protocol::V2 => self.bulk(text),
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn types_of_both_protocols_are_written_the_same() {
+    fn types_of_both_protocols_are_written_alike() {
         assert_eq!(both(|w| w.ok()), pair("+OK\r\n", "+OK\r\n"));
         assert_eq!(both(|w| w.integer(-12)), pair(":-12\r\n", ":-12\r\n"));
         assert_eq!(both(|w| w.bulk(b"abc")), pair("$3\r\nabc\r\n", "$3\r\nabc\r\n"));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn types_that_protocol_2_lacks_are_lowered() {
+    fn types_that_protocol_2_lacks_are_converted() {
         assert_eq!(both(|w| w.null()), pair("$-1\r\n", "_\r\n"));
         assert_eq!(both(|w| w.null_array()), pair("*-1\r\n", "_\r\n"));
         assert_eq!(both(|w| w.map(3)), pair("*6\r\n", "%3\r\n"));

@@ -100,7 +100,7 @@ impl Input {
         self.consumed = 0;
         if self.buffer.is_empty() {
             self.missing = Some(1);
-            if self.parser.room_bytes() > RECEIVE_BYTES {
+            if self.parser.heap_bytes() > RECEIVE_BYTES {
                 self.parser.release();
             }
         }
@@ -135,7 +135,7 @@ impl Input {
     fn room_bytes(&self) -> usize {
         match self.buffer.is_empty() {
             true => 0,
-            false => self.buffer.capacity() + self.parser.room_bytes(),
+            false => self.buffer.capacity() + self.parser.heap_bytes(),
         }
     }
 }
@@ -278,7 +278,7 @@ pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
             let buffer = std::mem::take(&mut input.buffer);
             client.input_room_bytes.set(if crowded { 0 } else { buffer.len() + most });
             if !empty {
-                input_share.set(buffer.len() + most + input.parser.room_bytes());
+                input_share.set(buffer.len() + most + input.parser.heap_bytes());
             }
             receiving.set(Some(receive(socket.clone(), buffer, most, crowded)));
         }
