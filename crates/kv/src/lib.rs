@@ -1,26 +1,26 @@
-//! The key-value door: Redis's protocol in front of the engine.
+//! The key-value door: the Redis protocol in front of the engine.
 //!
-//! 1. Every core of a node starts a [`Server`] with a listener and a reader of its own. A
-//!    connection stays on the core that accepted it.
+//! 1. Every core of a node starts a [`Server`] with its own listener and reader. A connection stays
+//!    on the core that accepted it.
 //! 2. `connection` receives into the connection's buffer and hands it to its `session`.
-//! 3. `session` takes command by command (`resp`, then `command`); `replies` answers at once what
-//!    memory can answer, starts a task for what has to read, and keeps replies in the order of
-//!    their commands.
-//! 4. `connection` sends what is ready, everything of one turn at once.
+//! 3. `session` takes one command after the other (`resp`, then `command`). `replies` answers
+//!    immediately from memory where it can, starts a task for a command that has to read, and keeps
+//!    replies in the order of their commands.
+//! 4. `connection` sends the replies that are ready, all of one turn together.
 //!
-//! State belongs to one core ([`state`], reached by its connections through an `Rc`). What another
-//! core has to be asked (a list of connections, a cursor it gave out, its counters) goes there as a
-//! message ([`shared`]).
+//! State belongs to one core (`core::state`, shared by its connections through an `Rc`).
+//! Questions to another core (its list of connections, a cursor it issued, its counters) are sent
+//! to it as messages (`core::shared`).
 //!
-//! What commands write goes to the [`Shard`], which one core owns: `outgoing` gathers a
-//! connection's writes, `writes` takes them there and their answers back.
+//! Writes go to the [`Shard`], which one core owns: `outgoing` gathers a connection's writes;
+//! `core::writes` takes them to the shard and its answers back.
 //!
-//! What always holds: a command sees what those before it on its connection have written; each
-//! command has one reply, in the order of the commands; what follows a refused `MULTI` is refused;
-//! no client makes the node hold more than [`Settings`] allow, whether it sends much, reads slowly,
-//! or asks for everything; what is not a request closes only the connection it came from.
+//! Invariants: a command sees the writes of earlier commands on its connection; each command has
+//! one reply, in the order of the commands; commands after a refused `MULTI` are refused; no client
+//! makes the node hold more memory than [`Settings`] allow, whether it sends much, reads slowly or
+//! asks for everything; a protocol error closes only the connection it came from.
 //!
-//! Deliberately absent: other data types than strings, more than one database, expiry,
+//! Deliberately absent: data types other than strings, more than one database, expiry,
 //! transactions, subscriptions, scripts, users other than the default one.
 #![forbid(unsafe_code)]
 
@@ -44,6 +44,6 @@ pub use settings::Settings;
 pub use shard::change::{Answer, Change};
 pub use shard::{Shard, ShardStats};
 
-/// The Redis whose commands, replies and error texts are spoken; clients decide by it what they may
-/// ask.
+/// The version of Redis whose commands, replies and error texts are spoken. Clients use it to
+/// decide which commands to send.
 pub const REDIS_VERSION: &str = "7.0.15";

@@ -1,20 +1,20 @@
-//! The password that clients must give, if there is one.
+//! The password that clients must give, if one is set.
 
 use std::fmt;
 use std::hint::black_box;
 
-/// A password. It is not shown where settings are.
+/// A password. `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Password(Vec<u8>);
 
 impl Password {
-    /// `None` for the empty word, which is none.
+    /// `None` for the empty word, which means no password.
     pub fn new(word: impl Into<Vec<u8>>) -> Option<Self> {
         Some(word.into()).filter(|word| !word.is_empty()).map(Self)
     }
 
-    /// Whether this is the one. Takes as long for one that is nearly right as for one that is all
-    /// wrong; only the length of what was given shows.
+    /// Whether `given` is the password. The time taken depends only on the length of `given`, not
+    /// on how much of it is right.
     pub fn is(&self, given: &[u8]) -> bool {
         let expected = self.0.iter().cycle();
         let different = given.iter().zip(expected).fold(0, |all, (a, b)| black_box(all | (a ^ b)));

@@ -1,4 +1,4 @@
-//! The door of one core: a listener's connections, and an orderly end.
+//! The server of one core: accepts a listener's connections, and stops in good order.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::core::state::CoreState;
 use crate::info::metrics::Reporter;
 use crate::shard::Shard;
 
-/// How long the accepting task waits when the system cannot give it a connection.
+/// The pause before accepting again after the system could not provide a connection.
 const RETRY_NS: u64 = 100_000_000;
 
-/// How often a stopping server looks whether its connections have ended.
+/// The interval at which a stopping server checks whether its connections have ended.
 const STOP_CHECK_NS: u64 = 5_000_000;
 
 /// One core's server. Every core of the node starts its own, with the same [`Shared`].
@@ -27,7 +27,7 @@ pub struct Server {
 
 impl Server {
     /// Serves the connections of `listener` from `reader`, both of this core. The core that owns
-    /// the shard gives it too, attached to `shared` already; a node without one only reads.
+    /// the shard passes it too, already attached to `shared`; a node without a shard is read-only.
     pub fn start(
         core: &Core,
         reader: Reader,
@@ -41,18 +41,18 @@ impl Server {
         Self { state, accepting, errands }
     }
 
-    /// Tells the metrics of the whole node; works as long as the server does.
+    /// Reports the metrics of the whole node; works as long as the server does.
     pub fn reporter(&self) -> Reporter {
         Reporter(self.state.clone())
     }
 
-    /// How many connections it has.
+    /// The number of open connections.
     pub fn clients(&self) -> usize {
         self.state.clients.len()
     }
 
-    /// Accepts no more, lets connections send the replies that are under way, for at most
-    /// `grace_ns`, and ends them.
+    /// Stops accepting, lets connections send the replies in progress for at most `grace_ns`, then
+    /// closes them.
     pub async fn stop(self, grace_ns: u64) {
         let core = &self.state.core;
         self.accepting.cancel();
@@ -86,7 +86,7 @@ async fn accept(state: Rc<CoreState>, listener: Listener) {
                     state.core.spawn(Class::Foreground, turn_away(socket));
                 }
             },
-            // Out of descriptors, most likely: connections wait in the backlog until some are
+            // Most likely out of descriptors: connections wait in the backlog until others are
             // closed.
             Err(_) => state.core.sleep_ns(RETRY_NS).await,
         }
@@ -94,7 +94,8 @@ async fn accept(state: Rc<CoreState>, listener: Listener) {
 }
 
 async fn turn_away(socket: Socket) {
-    // A new connection's send buffer has room for a line; if not, closing says the same.
+    // A new connection's send buffer has room for a line. If it does not, closing has the same
+    // meaning.
     let _ = socket.send(b"-ERR max number of clients reached\r\n".to_vec()).await;
     socket.shutdown();
 }

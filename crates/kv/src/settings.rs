@@ -4,67 +4,68 @@ use resp::Limits;
 
 use crate::password::Password;
 
-/// What connections may take. The defaults serve a node of any size; a full limit is a visible
-/// state, never a growth.
+/// Limits on connections. The defaults serve a node of any size. A full limit is a visible state
+/// with backpressure; memory does not grow beyond it.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What clients must give before anything else; `CONFIG SET requirepass` changes it.
+    /// The password that clients must give first; `CONFIG SET requirepass` changes it.
     pub password: Option<Password>,
-    /// Connections of all cores; the next one is told so and closed.
+    /// Maximum number of connections of all cores; further ones get an error and are closed.
     pub clients_max: usize,
     /// Largest single argument (`proto-max-bulk-len`).
     pub bulk_bytes_max: usize,
     /// Largest command as a whole.
     pub request_bytes_max: usize,
-    /// Bytes for commands of more than [`Settings::REQUEST_BYTES_SMALL`] that have not arrived
-    /// whole, of a core: so much for one connection, and a quarter of it for all others.
-    /// Others wait; a command that is larger is refused.
+    /// Per core: bytes of commands of more than [`Settings::REQUEST_BYTES_SMALL`] that have not
+    /// arrived whole. One connection may use all of it; all others together a quarter more, and
+    /// wait beyond that. A larger command is refused.
     pub requests_bytes_max: usize,
-    /// Reads of one connection under way at once.
+    /// Concurrent reads of one connection.
     pub reads_max: usize,
-    /// Reads of all connections of a core under way at once, beyond which each connection may have
-    /// only a few. One that waits takes about [`Settings::READ_BYTES`].
+    /// Concurrent reads of all connections of a core, beyond which each connection may have only a
+    /// few. A read that waits takes about [`Settings::READ_BYTES`].
     pub reads_total_max: usize,
-    /// Unsent bytes at which a connection's commands wait for its reader.
+    /// Unsent bytes at which a connection's next command waits until its client reads.
     pub unsent_bytes_max: usize,
     /// Unsent bytes of all connections of a core together. Beyond it each connection may have only
     /// replies of up to [`Settings::REPLY_BYTES_SMALL`], and one connection at a time a longer
     /// one; the others wait.
     pub unsent_total_bytes_max: usize,
-    /// Bytes of writes of a core's connections that the engine has not acknowledged; beyond it no
+    /// Bytes of writes of a core's connections that the engine has not acknowledged. Beyond it no
     /// command that writes is taken.
     pub writes_bytes_max: usize,
-    /// Buffers that idle connections of a core keep for the next request; others give theirs back.
+    /// Buffers that idle connections of a core keep for the next request, in bytes; further ones
+    /// release theirs.
     pub idle_buffer_bytes_max: usize,
-    /// Bytes of values that are sent from the engine's own buffers and keep these from being
-    /// reused, per core; beyond it values are copied.
+    /// Per core: bytes of values that are sent from the engine's own buffers and pin these. Beyond
+    /// it values are copied.
     pub pinned_bytes_max: usize,
-    /// A value at least so long is sent from where it lies instead of being copied.
+    /// A value of at least this length is sent from where it lies instead of being copied.
     pub reference_bytes_min: usize,
 }
 
 impl Settings {
-    /// Memory of a read under way, beside its blocks.
+    /// Memory of a read in progress, without its blocks.
     pub const READ_BYTES: usize = 4 * 1024;
-    /// An unfinished command so small may always arrive.
+    /// An unfinished command of up to this size may always arrive.
     pub const REQUEST_BYTES_SMALL: usize = 64 * 1024;
-    /// The same while the unfinished commands of a core's connections take more than half of what
-    /// one may have.
+    /// The same while the unfinished commands of a core's connections take more than half of
+    /// [`Settings::requests_bytes_max`].
     pub const REQUEST_BYTES_LEAST: usize = 4 * 1024;
-    /// Bytes of writes that one connection may have on their way, and one write more.
+    /// Bytes of unacknowledged writes that one connection may have, and one write more.
     pub const WRITES_BYTES_MAX: usize = 4 << 20;
-    /// A reply so long may always be made; and unsent bytes with which a connection may always take
-    /// a command.
+    /// A reply of up to this size may always be made; also the number of unsent bytes with which a
+    /// connection may always take a command.
     pub const REPLY_BYTES_SMALL: usize = 4 * 1024;
 
-    /// Largest value: what an argument may have, and what a command may build
+    /// Largest value: the limit for an argument and for a value that a command builds
     /// (`proto-max-bulk-len`).
     pub fn value_bytes_max(&self) -> usize {
         let limits = self.limits();
         limits.bulk_bytes_max.min(limits.request_bytes_max)
     }
 
-    /// What the parser enforces.
+    /// The limits that the parser enforces.
     pub fn limits(&self) -> Limits {
         Limits {
             bulk_bytes_max: self.bulk_bytes_max,

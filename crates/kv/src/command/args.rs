@@ -1,8 +1,8 @@
-//! A parsed command's arguments, seen through the buffer they lie in.
+//! The arguments of a parsed command, as slices of the buffer they arrived in.
 
 use resp::Span;
 
-/// The arguments of one command, its name first.
+/// The arguments of one command, including its name.
 #[derive(Clone, Copy, Debug)]
 pub struct Args<'a> {
     bytes: &'a [u8],
@@ -10,39 +10,39 @@ pub struct Args<'a> {
 }
 
 impl<'a> Args<'a> {
-    /// Arguments at `spans` of the command that `bytes` begins with. The spans come from the parser
-    /// that read it.
+    /// The arguments at `spans` of the command that `bytes` begins with. The spans come from the
+    /// parser that parsed it.
     pub fn new(bytes: &'a [u8], spans: &'a [Span]) -> Self {
         Self { bytes, spans }
     }
 
-    /// How many there are, the name counted.
+    /// The number of arguments, including the name.
     pub fn len(&self) -> usize {
         self.spans.len()
     }
 
-    /// Whether there is not even a name.
+    /// Whether there is no argument, not even a name.
     pub fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }
 
-    /// The argument at `index`; the empty string behind the last.
+    /// The argument at `index`; empty after the last.
     pub fn get(&self, index: usize) -> &'a [u8] {
         self.spans.get(index).map_or(b"", |span| &self.bytes[span.range()])
     }
 
-    /// Those from `index` on.
+    /// The arguments from `index` on.
     pub fn from(&self, index: usize) -> Args<'a> {
         Args { bytes: self.bytes, spans: self.spans.get(index..).unwrap_or_default() }
     }
 
-    /// All of them in order.
+    /// All arguments in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a [u8]> + use<'a> {
         let bytes = self.bytes;
         self.spans.iter().map(move |span| &bytes[span.range()])
     }
 
-    /// The argument at `index` is `word`, in capitals or not.
+    /// Whether the argument at `index` is `word`, ignoring case.
     pub fn is(&self, index: usize, word: &str) -> bool {
         self.get(index).eq_ignore_ascii_case(word.as_bytes())
     }
@@ -53,7 +53,7 @@ pub(crate) mod tests {
     use super::*;
     use resp::{Limits, Parser, Progress};
 
-    /// Parses one inline command and hands its arguments to `then`.
+    /// Parses one inline command and passes its arguments to `then`.
     pub(crate) fn with<R>(line: &str, then: impl FnOnce(Args<'_>) -> R) -> R {
         let mut bytes = format!("{line}\r\n").into_bytes();
         let mut parser = Parser::new(Limits::default());
@@ -62,7 +62,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn arguments_are_the_buffers_bytes() {
+    fn arguments_are_slices_of_the_buffer() {
         with("get 'a b' c", |args| {
             assert_eq!((args.len(), args.get(1), args.get(3)), (3, &b"a b"[..], &b""[..]));
             assert_eq!(args.from(1).iter().collect::<Vec<_>>(), [&b"a b"[..], b"c"]);

@@ -62,7 +62,7 @@ fn info(spec: &Spec, writer: &mut Writer<'_>) {
 
 fn key_specification(spec: &Spec, writer: &mut Writer<'_>) {
     let keys = spec.keys;
-    // Counted from the first key instead of from the command's name.
+    // Relative to the first key instead of the command's name.
     let last = if keys.last < 0 { keys.last } else { keys.last - keys.first };
     writer.map(3);
     writer.bulk(b"flags");
@@ -144,7 +144,7 @@ fn arguments(list: &[Argument], writer: &mut Writer<'_>) {
         writer.bulk(b"type");
         writer.bulk(argument.kind.as_bytes());
         if is_key {
-            // Every command of ours describes its keys by one specification.
+            // Each of our commands describes its keys by one specification.
             writer.bulk(b"key_spec_index");
             writer.integer(0);
         }
@@ -195,7 +195,7 @@ fn keys(command: Args<'_>, with_flags: bool, writer: &mut Writer<'_>) {
     }
 }
 
-/// What a command does to its keys, which depends on its words where its row says so.
+/// What a command does to its keys. For some commands it depends on the arguments.
 fn key_flags(spec: &Spec, command: Args<'_>) -> &'static [&'static str] {
     let reads = || (3..command.len()).any(|at| command.is(at, "get"));
     match spec.id {
@@ -275,7 +275,7 @@ mod tests {
         }
     }
 
-    /// As redis-server 7.0.15 answers it.
+    /// The reply of redis-server 7.0.15.
     #[test]
     fn the_shape_of_info_is_that_of_redis() {
         assert_eq!(

@@ -77,7 +77,7 @@ pub const CONFIG: &[&str] = &[
     "    Print this help.",
 ];
 
-/// Writes a help text, a line each.
+/// Writes a help text line by line.
 pub fn write(lines: &[&str], writer: &mut Writer<'_>) {
     writer.array(lines.len());
     lines.iter().for_each(|line| writer.simple(line));

@@ -1,8 +1,8 @@
-//! Commands as values: names, counts and options checked, numbers read, nothing executed yet.
+//! Parsed commands: names, counts and options checked, numbers parsed, nothing executed yet.
 //!
-//! [`parse`] checks in Redis's order (is there such a command, does it take so many arguments,
-//! would it write, do its options make sense), so that a client that gets several things wrong
-//! hears of the same one first. A command borrows its words from the connection's buffer; whoever
+//! [`parse`] checks in Redis's order (does the command exist, does it take this number of
+//! arguments, would it write, are its options valid), so that a client that makes several mistakes
+//! gets the same error first. A command borrows its words from the connection's buffer; code that
 //! needs them longer copies them.
 
 use resp::{Protocol, parse_i64};
@@ -36,7 +36,7 @@ pub enum Command<'a> {
     ConfigResetStat,
     /// `CONFIG REWRITE`.
     ConfigRewrite,
-    /// `CONFIG SET`: names and values by turns.
+    /// `CONFIG SET`: alternating names and values.
     ConfigSet(Args<'a>),
     /// `DBSIZE`.
     DbSize,
@@ -50,7 +50,7 @@ pub enum Command<'a> {
     Keys(&'a [u8]),
     /// `LASTSAVE`.
     LastSave,
-    /// One key, and what is asked of its value.
+    /// A read of one key.
     One(&'a [u8], Ask),
     /// `MGET`.
     MGet(Args<'a>),
@@ -58,7 +58,7 @@ pub enum Command<'a> {
     Exists(Args<'a>),
     /// `MR.RANGE`.
     Range(RangeQuery<'a>),
-    /// `PING`, with what to give back.
+    /// `PING`, with the message to return.
     Ping(Option<&'a [u8]>),
     /// `QUIT`.
     Quit,
@@ -80,12 +80,12 @@ pub enum Command<'a> {
     Write(WriteCommand<'a>),
 }
 
-/// What a command writes.
+/// A command that writes.
 #[derive(Clone, Copy, Debug)]
 pub enum WriteCommand<'a> {
     /// `SET` without conditions: a key and its value.
     Put(&'a [u8], &'a [u8]),
-    /// `MSET`: keys and values by turns.
+    /// `MSET`: alternating keys and values.
     PutAll(Args<'a>),
     /// `MSETNX`.
     PutAllIfNone(Args<'a>),
@@ -95,23 +95,23 @@ pub enum WriteCommand<'a> {
     GetDelete(&'a [u8]),
     /// `FLUSHDB`, `FLUSHALL`.
     Clear,
-    /// What needs to know the old value: how, the key, and the operand.
+    /// A command that depends on the old value: the operation, the key, and the operand.
     Modify(Kind, &'a [u8], &'a [u8]),
 }
 
-/// What a command has to do with the keys, which decides what it waits for on its connection.
+/// How a command accesses keys, which decides what it waits for on its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing.
+    /// Not at all.
     None,
-    /// It sees what was written before it.
+    /// It sees the writes before it.
     Read,
-    /// It is not seen by what was asked before it.
+    /// The reads before it do not see it.
     Write,
 }
 
 impl Command<'_> {
-    /// What it has to do with the keys.
+    /// How it accesses keys.
     pub fn access(&self) -> Access {
         match self {
             Self::Write(_) | Self::Save | Self::BackgroundSave => Access::Write,
@@ -129,7 +129,7 @@ impl Command<'_> {
         }
     }
 
-    /// The key whose old value it gives back.
+    /// The key whose old value is in the reply.
     pub(crate) fn gives_old_of(&self) -> Option<&[u8]> {
         match self {
             Self::Write(WriteCommand::GetDelete(key)) => Some(key),
@@ -138,14 +138,14 @@ impl Command<'_> {
         }
     }
 
-    /// The most bytes that its reply, or what it takes to make that, may have, where that is known
-    /// before and not small. `0` of commands whose replies are admitted when it is known how
-    /// long they are.
+    /// An upper bound of the bytes of its reply, or of the memory needed to make it, where that is
+    /// known in advance and not small. `0` for commands whose replies are admitted when their
+    /// length is known.
     pub(crate) fn reply_bytes(&self) -> usize {
         match self {
             Self::Echo(message) | Self::Ping(Some(message)) => message.len(),
             Self::Scan(_) => SCAN_BYTES_MAX,
-            // Its keys, as long as they are looked up.
+            // Its keys, while they are looked up.
             Self::MGet(keys) | Self::Exists(keys) => {
                 keys.iter().map(<[u8]>::len).sum::<usize>() + keys.len() * KEY_BYTES
             }
@@ -155,13 +155,13 @@ impl Command<'_> {
     }
 }
 
-/// Memory of a key that is looked up, beside its bytes.
+/// Memory of a key that is looked up, besides its bytes.
 const KEY_BYTES: usize = 64;
 
-/// About how long lists of clients and of commands are.
+/// The approximate length of lists of clients and of commands.
 const LIST_BYTES: usize = 64 * 1024;
 
-/// What a command that reads one key wants to know of it.
+/// What a command that reads one key asks about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// `GET`: the value.
@@ -185,7 +185,7 @@ pub enum Ask {
 /// A user and a password.
 #[derive(Clone, Copy, Debug)]
 pub struct Login<'a> {
-    /// The user; the default user when not given.
+    /// The user; the default user if absent.
     pub user: Option<&'a [u8]>,
     /// The password.
     pub password: &'a [u8],
@@ -194,9 +194,9 @@ pub struct Login<'a> {
 /// `HELLO`'s options.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hello<'a> {
-    /// The protocol asked for; as it is when not given.
+    /// The requested protocol; unchanged if absent.
     pub protocol: Option<Protocol>,
-    /// Whom to log in.
+    /// The credentials to log in with.
     pub login: Option<Login<'a>>,
     /// The connection's new name.
     pub name: Option<&'a [u8]>,
@@ -205,13 +205,13 @@ pub struct Hello<'a> {
 /// `SCAN`'s options.
 #[derive(Clone, Copy, Debug)]
 pub struct Scan<'a> {
-    /// Where to go on; 0 at the beginning.
+    /// Where to continue; 0 at the beginning.
     pub cursor: u64,
-    /// Keys to give; all when not given.
+    /// Pattern of the keys to return; all if absent.
     pub pattern: Option<&'a [u8]>,
-    /// How many keys to look at.
+    /// How many keys to examine.
     pub count: u64,
-    /// Whether the type asked for is one that a key here can have.
+    /// Whether the requested type is one that keys here can have.
     pub of_our_type: bool,
 }
 
@@ -249,23 +249,23 @@ pub enum ListFilter<'a> {
     All,
     /// Those of a type; every connection here is a normal one.
     Type(ClientType),
-    /// Those of these numbers, which are numbers.
+    /// Those with these numbers, which have been checked.
     Ids(Args<'a>),
 }
 
-/// The types of connections that Redis tells apart.
+/// The types of connections that Redis distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientType {
     Normal,
     Other,
 }
 
-/// Which connections `CLIENT KILL` closes: those that pass all that is given.
+/// Which connections `CLIENT KILL` closes: those that match every given field.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ClientFilter<'a> {
-    /// The other side's address.
+    /// The client's address.
     pub address: Option<&'a [u8]>,
-    /// This side's address.
+    /// The node's address.
     pub local_address: Option<&'a [u8]>,
     /// The number.
     pub id: Option<u64>,
@@ -273,7 +273,7 @@ pub struct ClientFilter<'a> {
     pub kind: Option<ClientType>,
     /// Spare the connection that asks.
     pub skip_me: bool,
-    /// Asked in the old way, by address alone: answers `OK` or an error instead of a number.
+    /// The old form, by address alone: answers `OK` or an error instead of a number.
     pub old_form: bool,
 }
 
@@ -287,7 +287,7 @@ pub enum Describe<'a> {
         flags: bool,
     },
     Help,
-    /// All commands when no names are given.
+    /// All commands if no names are given.
     Info(Args<'a>),
     List(NameFilter<'a>),
 }
@@ -305,28 +305,28 @@ pub enum NameFilter<'a> {
     Pattern(&'a [u8]),
 }
 
-/// How many keys `SCAN` looks at when it is not told.
+/// How many keys `SCAN` examines by default.
 const SCAN_COUNT: u64 = 10;
 
-/// What a connection may do.
+/// What a connection is allowed to do.
 #[derive(Clone, Copy, Debug)]
 pub struct May {
-    /// The node takes writes; if not, Redis's commands that write are refused as such.
+    /// The node takes writes. If not, Redis's commands that write are refused as such.
     pub write: bool,
-    /// The client has given the password, or need not.
+    /// The client has given the password, or needs none.
     pub enter: bool,
 }
 
-/// What a client's words have turned out to be.
+/// The result of parsing a client's words.
 #[derive(Debug)]
 pub struct Parsed<'a> {
-    /// The command or, when there is one of that name, why it cannot be executed.
+    /// The command, or why it cannot be executed.
     pub command: Result<Command<'a>, Refusal<'a>>,
-    /// Which command of the table it is.
+    /// Which command of the table it is, if any.
     pub id: Option<CommandId>,
-    /// The full name, for lists of connections; Redis's word for none.
+    /// The full name, for lists of connections; Redis's word `NULL` if there is none.
     pub name: &'static str,
-    /// It is refused before its arguments are looked at.
+    /// It is refused before its options are parsed.
     pub rejected: bool,
 }
 
@@ -344,9 +344,9 @@ impl<'a> Parsed<'a> {
     }
 }
 
-/// Reads a command from its words.
+/// Parses a command from its words.
 pub fn parse(args: Args<'_>, may: May) -> Parsed<'_> {
-    // What nearly everybody asks nearly always.
+    // The most frequent commands.
     if may.enter && args.len() == 2 && args.is(0, "get") {
         return Parsed::of(CommandId::Get, "get", Ok(Command::One(args.get(1), Ask::Value)));
     }
@@ -376,7 +376,7 @@ fn parse_any(args: Args<'_>, may: May) -> Parsed<'_> {
     Parsed { rejected: true, ..parsed }
 }
 
-/// What is not in the table: commands of transactions, and those that are refused by their names.
+/// Commands that are not in the table: those of transactions, and those that are refused by name.
 fn without_row<'a>(
     args: Args<'a>,
     known: Option<Known>,
@@ -407,7 +407,8 @@ fn without_row<'a>(
     }
 }
 
-/// A command of the table, whose arguments are of the right number and which may be executed.
+/// Parses the options of a command of the table, after its argument count and permission have been
+/// checked.
 fn checked<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>, Refusal<'a>> {
     if spec.writes() {
         return write(args, spec);
@@ -421,9 +422,9 @@ fn checked<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>, Refus
             Ok(Command::BackgroundSave)
         }
         CommandId::Bgsave => Err(Refusal::SYNTAX),
-        // A container alone has too few arguments, so only its subcommands arrive here.
+        // A container without a subcommand has too few arguments, so it never gets here.
         CommandId::Client | CommandId::Config => Err(Refusal::WrongCount(spec.name)),
-        // Tracking is not there, so it is never on.
+        // Tracking does not exist, so it is never on.
         CommandId::ClientCaching => Err(Refusal::NOT_TRACKED),
         CommandId::ClientGetname => client(ClientCommand::GetName),
         CommandId::ClientGetredir => client(ClientCommand::GetRedir),
@@ -511,7 +512,7 @@ fn checked<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>, Refus
     }
 }
 
-/// A command that writes, whose arguments are of the right number.
+/// Parses a command that writes, after its argument count has been checked.
 fn write<'a>(args: Args<'a>, spec: &'static Spec) -> Result<Command<'a>, Refusal<'a>> {
     let key = args.get(1);
     let modify = |kind, operand| Ok(WriteCommand::Modify(kind, key, operand));
@@ -564,7 +565,7 @@ fn set(args: Args<'_>) -> Result<WriteCommand<'_>, Refusal<'_>> {
     while at < args.len() {
         let word = args.get(at);
         let is = |name: &str| word.eq_ignore_ascii_case(name.as_bytes());
-        // One of a kind may come twice, another kind beside it may not.
+        // The same option may be repeated, but not combined with another one of its kind.
         let same_expiry = |name| expiry.is_none_or(|(known, _)| known == name);
         if is("nx") && only != Some(Only::Existing) {
             only = Some(Only::Missing);
@@ -678,7 +679,7 @@ fn select(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
     Ok(Command::Select)
 }
 
-/// A name that is one word in a list.
+/// Checks a connection's name: one word in a list.
 fn client_name(name: &[u8]) -> Result<&[u8], Refusal<'_>> {
     if name.iter().all(|byte| matches!(byte, b'!'..=b'~')) {
         Ok(name)
@@ -725,7 +726,7 @@ fn client_kill(args: Args<'_>) -> Result<ClientFilter<'_>, Refusal<'_>> {
         } else if args.is(at, "laddr") {
             filter.local_address = Some(value);
         } else if args.is(at, "user") {
-            // Everybody is the default user.
+            // Every client is the default user.
             if value != b"default" {
                 return Err(Refusal::Quoting {
                     before: "ERR No such user '",
@@ -763,7 +764,7 @@ fn client_list(args: Args<'_>) -> Result<ListFilter<'_>, Refusal<'_>> {
     if args.len() == 2 { Ok(ListFilter::All) } else { Err(Refusal::SYNTAX) }
 }
 
-/// A subcommand that finds more words than it can have; said in the client's own spelling.
+/// The refusal of a subcommand with too many words; it repeats the client's spelling.
 fn too_many(args: Args<'_>) -> Refusal<'_> {
     Refusal::Quoting {
         before: "ERR unknown subcommand or wrong number of arguments for '",
@@ -843,7 +844,7 @@ fn scan(args: Args<'_>) -> Result<Scan<'_>, Refusal<'_>> {
     Ok(scan)
 }
 
-/// Reads a cursor as leniently as Redis: C's `strtoul`, except that it may not begin with white
+/// Parses a cursor as leniently as Redis: C's `strtoul`, except that it may not begin with white
 /// space.
 fn scan_cursor(word: &[u8]) -> Option<u64> {
     let (negative, digits) = match word {
@@ -894,7 +895,7 @@ fn range(args: Args<'_>) -> Result<RangeQuery<'_>, Refusal<'_>> {
     Ok(query)
 }
 
-/// The part of a value of `length` bytes that `GETRANGE` gives; may be empty.
+/// The part of a value of `length` bytes that `GETRANGE` returns; may be empty.
 pub fn part(length: usize, start: i64, end: i64) -> std::ops::Range<usize> {
     let length = i64::try_from(length).unwrap_or(i64::MAX);
     if start < 0 && end < 0 && start > end {
@@ -916,7 +917,7 @@ mod tests {
 
     const READS: May = May { write: false, enter: true };
 
-    /// The error reply to `line`, or what the command looks like.
+    /// The error reply to `line`, or the parsed command.
     fn outcome(line: &str) -> String {
         with(line, |args| match parse(args, READS).command {
             Ok(command) => format!("{command:?}"),
@@ -928,7 +929,7 @@ mod tests {
         })
     }
 
-    /// What redis-server 7.0.15 answers, asked on a fresh connection of an empty server.
+    /// The replies of redis-server 7.0.15 on a fresh connection of an empty server.
     const REDIS_ERRORS: &[(&str, &str)] = &[
         ("ping a b", "-ERR wrong number of arguments for 'ping' command"),
         ("echo", "-ERR wrong number of arguments for 'echo' command"),
@@ -1065,7 +1066,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_of_one_key_say_what_they_ask() {
+    fn reads_of_one_key_are_parsed() {
         with("GeT k", |args| {
             assert!(matches!(parse(args, READS).command, Ok(Command::One(b"k", Ask::Value))))
         });
@@ -1099,7 +1100,7 @@ mod tests {
     }
 
     #[test]
-    fn scan_reads_its_options() {
+    fn options_of_scan_are_parsed() {
         with("scan 17 match a* count 100 type STRING", |args| {
             let Ok(Command::Scan(scan)) = parse(args, READS).command else { panic!() };
             assert_eq!((scan.cursor, scan.pattern, scan.count), (17, Some(&b"a*"[..]), 100));

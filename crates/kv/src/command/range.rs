@@ -1,24 +1,24 @@
-//! What `MR.RANGE` asks for.
+//! The query of `MR.RANGE`.
 //!
 //! `start` is always the lower end and `end` the upper one; `REVERSE` changes only the direction of
-//! the walk. Ends are written as in `ZRANGEBYLEX`: `[key` with the key, `(key` without it, `-`
-//! before the first key, `+` behind the last.
+//! the walk. Ends are written as in `ZRANGEBYLEX`: `[key` includes the key, `(key` excludes it, `-`
+//! is before the first key, `+` after the last.
 
 /// One end of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeBound<'a> {
     /// No bound on this side.
     Open,
-    /// `+` as the lower end or `-` as the upper one: nothing is in the range.
+    /// `+` as the lower end or `-` as the upper one: the range is empty.
     Nothing,
-    /// A key, itself in the range.
+    /// A key, included in the range.
     Inclusive(&'a [u8]),
-    /// A key, itself not in the range.
+    /// A key, excluded from the range.
     Exclusive(&'a [u8]),
 }
 
 impl<'a> RangeBound<'a> {
-    /// Reads a lower end.
+    /// Parses a lower end.
     pub fn parse_start(word: &'a [u8]) -> Option<Self> {
         match word {
             b"-" => Some(Self::Open),
@@ -27,7 +27,7 @@ impl<'a> RangeBound<'a> {
         }
     }
 
-    /// Reads an upper end.
+    /// Parses an upper end.
     pub fn parse_end(word: &'a [u8]) -> Option<Self> {
         match word {
             b"+" => Some(Self::Open),
@@ -54,8 +54,8 @@ pub struct RangeQuery<'a> {
     pub end: RangeBound<'a>,
     /// Walk from the upper end to the lower one.
     pub reverse: bool,
-    /// Most keys to give.
+    /// Maximum number of keys to return.
     pub limit: Option<u64>,
-    /// Give each key's value behind it.
+    /// Return each key's value after it.
     pub values: bool,
 }

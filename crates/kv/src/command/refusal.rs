@@ -1,45 +1,45 @@
-//! Why a command is not executed, in Redis 7.0's words.
+//! Error replies of commands that are not executed, in Redis 7.0's words.
 
 use resp::Writer;
 
 use crate::command::args::Args;
 
-/// The most of a client's words that an error repeats.
+/// Maximum number of bytes of a client's words that an error repeats.
 const QUOTED_BYTES_MAX: usize = 128;
 
-/// An error reply in the making; it borrows the words it quotes.
+/// An error reply to be written; it borrows the words it quotes.
 #[derive(Clone, Copy, Debug)]
 pub enum Refusal<'a> {
-    /// A fixed text, its code in front.
+    /// A fixed text, beginning with its code.
     Text(&'static str),
-    /// There is no such command.
+    /// An unknown command.
     UnknownCommand(Args<'a>),
-    /// There is no such subcommand.
+    /// An unknown subcommand.
     UnknownSubcommand {
         /// The container's name.
         container: &'static str,
-        /// What it was asked for.
+        /// The unknown subcommand.
         word: &'a [u8],
     },
-    /// Too few or too many arguments for the command of this full name.
+    /// A wrong number of arguments for the command of this full name.
     WrongCount(&'static str),
-    /// A write on a node that only reads.
+    /// A write on a read-only node.
     ReadOnly,
-    /// A text around a word of the client's.
+    /// A text around a word of the client.
     Quoting {
-        /// What stands before the word, the error's code included.
+        /// The text before the word, including the error's code.
         before: &'static str,
         /// The word.
         word: &'a [u8],
-        /// What stands behind it.
+        /// The text after the word.
         after: &'static str,
     },
 }
 
 impl Refusal<'_> {
-    /// The usual text for options that make no sense.
+    /// Invalid options.
     pub const SYNTAX: Self = Refusal::Text("ERR syntax error");
-    /// The password comes first.
+    /// The password is required first.
     pub const NO_PASSWORD: Self = Refusal::Text("NOAUTH Authentication required.");
     /// `CLIENT CACHING` without tracking.
     pub const NOT_TRACKED: Self = Refusal::Text(
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zero_byte_ends_what_is_quoted() {
+    fn a_zero_byte_ends_the_quotation() {
         let refusal =
             Refusal::Quoting { before: "ERR Unknown client type '", word: b"a\0b", after: "'" };
         assert_eq!(text(refusal), "-ERR Unknown client type 'a'\r\n");

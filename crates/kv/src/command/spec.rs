@@ -1,6 +1,6 @@
-//! What the node says about a command: the shape of a row in the command table.
+//! The description of a command: the shape of a row in the command table.
 
-/// A command that the node executes.
+/// The commands that the node executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandId {
     Append,
@@ -79,12 +79,12 @@ pub enum CommandId {
 }
 
 impl CommandId {
-    /// How many there are.
+    /// The number of commands.
     pub(crate) const COUNT: usize = Self::Unlink as usize + 1;
 }
 
-/// Where a command's keys stand among its arguments. Zero `first` means that it has none; a
-/// negative `last` counts from the end.
+/// The positions of a command's keys among its arguments. A `first` of zero means that it has none;
+/// a negative `last` counts from the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyPositions {
     /// Index of the first key.
@@ -100,7 +100,7 @@ pub struct KeyPositions {
 /// A word of a command's syntax.
 #[derive(Clone, Copy, Debug)]
 pub struct Argument {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
     /// `key`, `string`, `integer`, `pattern`, `pure-token`, `oneof` or `block`.
     pub kind: &'static str,
@@ -118,22 +118,22 @@ impl Argument {
         Self { name, kind, token: None, flags: &[], parts: &[] }
     }
 
-    /// A word to be written as it is.
+    /// A literal word.
     pub const fn word(name: &'static str, token: &'static str) -> Self {
         Self { name, kind: "pure-token", token: Some(token), flags: &[], parts: &[] }
     }
 
-    /// One of several.
+    /// An alternative.
     pub const fn one_of(name: &'static str, parts: &'static [Argument]) -> Self {
         Self { name, kind: "oneof", token: None, flags: &[], parts }
     }
 
-    /// The same, after a word.
+    /// Adds the word before it.
     pub const fn after(self, token: &'static str) -> Self {
         Self { token: Some(token), ..self }
     }
 
-    /// The same, with flags.
+    /// Adds flags.
     pub const fn flagged(self, flags: &'static [&'static str]) -> Self {
         Self { flags, ..self }
     }
@@ -144,9 +144,9 @@ impl Argument {
 pub struct Spec {
     /// The command.
     pub id: CommandId,
-    /// Its name in small letters, `container|name` for a subcommand.
+    /// Its name in lower case, `container|name` for a subcommand.
     pub name: &'static str,
-    /// How many arguments, the name counted: exactly so many, or at least so many when negative.
+    /// The number of arguments including the name; if negative, the minimum number.
     pub arity: i64,
     /// Redis's command flags.
     pub flags: &'static [&'static str],
@@ -156,19 +156,19 @@ pub struct Spec {
     pub categories: &'static [&'static str],
     /// Redis's hints for proxies.
     pub tips: &'static [&'static str],
-    /// The chapter of the documentation.
+    /// Its group in the documentation.
     pub group: &'static str,
-    /// What it does, in a line.
+    /// What it does, in one line.
     pub summary: &'static str,
-    /// Redis's version that brought it; ours for what Redis does not have.
+    /// The version of Redis that introduced it; ours for commands that Redis does not have.
     pub since: &'static str,
-    /// What it costs.
+    /// Its complexity.
     pub complexity: &'static str,
-    /// The version that deprecated it, and by what.
+    /// The version that deprecated it, and its replacement.
     pub deprecated: Option<(&'static str, &'static str)>,
     /// Its syntax.
     pub arguments: &'static [Argument],
-    /// What it contains, for a container.
+    /// The subcommands of a container.
     pub subcommands: &'static [Spec],
 }
 
@@ -217,7 +217,7 @@ impl Spec {
         Self { keys: KeyPositions { first: 1, last: -1, step: 1, flags }, ..self }
     }
 
-    /// Keys and values by turns.
+    /// Alternating keys and values.
     pub(crate) const fn pairs(self, flags: &'static [&'static str]) -> Self {
         Self { keys: KeyPositions { first: 1, last: -1, step: 2, flags }, ..self }
     }
@@ -256,13 +256,13 @@ impl Spec {
         self.flags.contains(&"write")
     }
 
-    /// Whether so many arguments, the name counted, are in order.
+    /// Whether it takes `count` arguments, including the name.
     pub fn takes_count(&self, count: usize) -> bool {
         takes_count(self.arity, count)
     }
 }
 
-/// Whether so many arguments, the name counted, are in order for this arity.
+/// Whether a command of this arity takes `count` arguments, including the name.
 pub(crate) fn takes_count(arity: i64, count: usize) -> bool {
     let count = i64::try_from(count).unwrap_or(i64::MAX);
     if arity >= 0 { count == arity } else { count >= -arity }

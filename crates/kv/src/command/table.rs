@@ -1,8 +1,8 @@
-//! The command table: every command the node knows, in the order of their names, and the names of
+//! The command table: every command that the node executes, sorted by name, and the names of
 //! Redis's other commands that write, which a read-only node refuses by name.
 //!
-//! Names, arities, flags, categories and key positions are those of Redis 7.0, since clients route
-//! by them; `MR.RANGE` is ours.
+//! Names, arities, flags, categories and key positions are those of Redis 7.0, because clients
+//! route by them; `MR.RANGE` is ours.
 
 use crate::command::spec::{Argument, CommandId, Spec};
 use crate::connection::transaction::Transaction;
@@ -629,8 +629,8 @@ pub static TABLE: &[Spec] = &[
         .takes(&[KEYS]),
 ];
 
-/// Redis's commands that write and are not ours, with their arity, sorted by name. `FUNCTION`,
-/// whose subcommands write too, is as unknown here as the commands that run functions.
+/// Redis's commands that write and that the node does not have, with their arity, sorted by name.
+/// `FUNCTION`, whose subcommands write too, is unknown here, like the commands that run functions.
 static WRITES: &[(&str, i64)] = &[
     ("bitfield", -2),
     ("bitop", -4),
@@ -725,16 +725,16 @@ static WRITES: &[(&str, i64)] = &[
 /// Longest name in either table.
 const NAME_BYTES_MAX: usize = 32;
 
-/// What a command's name stands for.
+/// The result of looking up a command's name.
 #[derive(Clone, Copy, Debug)]
 pub enum Known {
-    /// A command of ours.
+    /// A command of the table.
     Ours(&'static Spec),
-    /// A container of ours, with a second word that it does not contain.
+    /// A container of the table, with an unknown subcommand.
     NoSubcommand(&'static Spec),
-    /// A command of Redis that writes and is not ours, with its name and arity.
+    /// A command of Redis that writes and that the node does not have, with its name and arity.
     Write(&'static str, i64),
-    /// A container of such commands, by its name, with a second word that it does not contain.
+    /// A container of such commands, by name, with an unknown subcommand.
     NoWrite(&'static str),
     /// A command of transactions, with its arity.
     Transaction(Transaction, i64),
@@ -765,14 +765,14 @@ pub fn find(name: &[u8], second: Option<&[u8]>) -> Option<Known> {
     let at = WRITES.binary_search_by(|(name, _)| name.as_bytes().cmp(small)).ok()?;
     let (name, arity) = WRITES[at];
     match (name.contains('|'), second) {
-        // A full name is no word of the protocol.
+        // A full name is not a word of the protocol.
         (true, _) => None,
         (false, Some(second)) if name == WRITES_CONTAINER => Some(write_subcommand(second)),
         (false, _) => Some(Known::Write(name, arity)),
     }
 }
 
-/// The one container among the commands that write.
+/// The only container among the commands that write.
 const WRITES_CONTAINER: &str = "xgroup";
 
 fn write_subcommand(word: &[u8]) -> Known {
@@ -786,13 +786,13 @@ fn write_subcommand(word: &[u8]) -> Known {
     }
 }
 
-/// Finds a command or, as `container|name`, a subcommand by its full name.
+/// Finds a command or (as `container|name`) a subcommand by its full name.
 pub fn find_full(name: &[u8]) -> Option<&'static Spec> {
     let mut words = name.splitn(2, |&byte| byte == b'|');
     let first = words.next()?;
     let second = words.next();
     match find(first, second)? {
-        // A second word after a command that contains nothing names nothing.
+        // A second word after a command without subcommands names nothing.
         Known::Ours(spec) if second.is_some() && !spec.name.contains('|') => None,
         Known::Ours(spec) => Some(spec),
         Known::NoSubcommand(_) | Known::Write(..) | Known::NoWrite(_) | Known::Transaction(..) => {
@@ -852,7 +852,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_not_found() {
+    fn unknown_names_are_not_found() {
         assert!(find(b"", None).is_none());
         assert!(find(b"nosuch", None).is_none());
         assert!(find(&[b'x'; 1000], None).is_none());

@@ -1,5 +1,5 @@
-//! Commands about connections and about the node: `CLIENT`, `INFO`, `CONFIG RESETSTAT`. What other
-//! cores know, they are asked for.
+//! Commands about connections and about the node: `CLIENT`, `INFO`, `CONFIG`, `LASTSAVE`. Other
+//! cores are asked for their part.
 
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ use crate::connection::replies::{Length, SmallReply};
 use crate::connection::session::{Session, owned};
 use crate::core::client::{KillOrder, ListOrder};
 use crate::core::state::{CoreState, KvStats};
-use crate::info::config_get::{self, Now};
+use crate::info::config_get::{self, LiveSettings};
 use crate::info::{CoreReport, Report, ShardReport};
 use crate::password::Password;
 
@@ -74,7 +74,7 @@ impl Session {
             ClientCommand::List(filter) => {
                 let (state, order) = (self.state.clone(), ListOrder::new(filter));
                 let (protocol, id) = (self.protocol, self.client.id);
-                // This one as it is now, with the command that asks in its buffer.
+                // This connection as it is now, with the asking command in its buffer.
                 let own = self.client.describe(state.core.now_ns());
                 self.small(Length::Long, async move {
                     let lists = state
@@ -102,9 +102,9 @@ impl Session {
         let silent = self.is_silent();
         self.small(Length::Long, async move {
             let answers = state.ask_all(move |there| there.clients.kill(&order)).await;
-            let suicide = answers.iter().any(|answer| answer.asker) && !skip_me;
+            let closes_asker = answers.iter().any(|answer| answer.asker) && !skip_me;
             let killed =
-                answers.iter().map(|answer| answer.others).sum::<u64>() + u64::from(suicide);
+                answers.iter().map(|answer| answer.others).sum::<u64>() + u64::from(closes_asker);
             let mut bytes = Vec::new();
             let mut writer = Writer::new(&mut bytes, protocol);
             match (old_form, killed) {
@@ -112,10 +112,10 @@ impl Session {
                 (true, _) => writer.ok(),
                 (false, _) => writer.integer(killed as i64),
             }
-            if suicide && silent {
+            if closes_asker && silent {
                 client.kill();
             }
-            SmallReply { bytes, close: suicide }
+            SmallReply { bytes, close: closes_asker }
         });
     }
 
@@ -144,15 +144,17 @@ impl Session {
     pub(crate) fn config_set(&mut self, pairs: Args<'_>) {
         let state = self.state.clone();
         let (settings, node) = (state.shared.settings(), state.shared.node());
-        let now =
-            Now { password: state.password.borrow().clone(), writable: state.shared.is_writable() };
+        let now = LiveSettings {
+            password: state.password.borrow().clone(),
+            writable: state.shared.is_writable(),
+        };
         let password = match config_get::check(pairs, &config_get::known(settings, &now, node)) {
             Ok(Some(password)) => Password::new(password),
             Ok(None) => return self.reply(|writer| writer.ok()),
             Err(error) => return self.reply(|writer| writer.error_bytes(&error)),
         };
-        // Here at once, so that no new connection of this core slips through; elsewhere before the
-        // reply.
+        // Set here immediately, so that no new connection of this core slips through; on the other
+        // cores before the reply.
         state.password.replace(password.clone());
         let (asking, protocol) = (state.clone(), self.protocol);
         self.small(Length::Short, async move {

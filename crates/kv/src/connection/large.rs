@@ -1,24 +1,23 @@
-//! Large commands of one core's connections, held back until there is room for them.
+//! Admission of large commands: a core's connections hold them back until there is room.
 //!
 //! A command of up to [`Settings::REQUEST_BYTES_SMALL`] may always arrive, or of up to
-//! [`Settings::REQUEST_BYTES_LEAST`] while all connections together hold much. Beyond that a
-//! connection asks before it receives more of it:
+//! [`Settings::REQUEST_BYTES_LEAST`] while all connections together hold much. For a larger command
+//! a connection asks before it receives more of it:
 //!
-//! 1. One connection is the *favoured*: it may receive as much as one command may have. So a
-//!    command that fits at all is served in the end, and two that have each arrived in part never
-//!    wait for each other.
-//! 2. Others share a quarter of that as long as nobody waits, so that one slow client does not hold
+//! 1. One connection is *favoured*: it may receive as much as one command may have. So every
+//!    command within the limit is served in the end, and two commands that have both arrived in
+//!    part never wait for each other.
+//! 2. The others share a quarter of that while nobody waits, so that one slow client does not hold
 //!    up all.
-//! 3. Whoever finds no room waits, and its connection receives nothing meanwhile, which TCP tells
-//!    the client. The first that waits is the next favoured.
+//! 3. A connection that finds no room waits and receives nothing meanwhile, so TCP slows its client
+//!    down. The first waiter is favoured next.
 //!
-//! A client that has room and brings next to nothing while others wait is refused after a while
-//! (`connection`). The more wait, the shorter that while is: else each of them could hold the
+//! A client that has room and sends next to nothing while others wait is refused after a while
+//! (`pace`). The more wait, the shorter that time: otherwise each stalled client could hold the
 //! others up for as long, one after the other.
 //!
-//! What must hold: whoever stops waiting, for whatever reason, leaves room for the next one to be
-//! woken. So both the end of a [`Large`] and every change of what it holds wake the first that
-//! waits.
+//! Invariant: a connection that stops waiting, for whatever reason, leaves room for waking the
+//! next. So both the drop of a [`Large`] and every release of what it holds wake the first waiter.
 //!
 //! [`Settings::REQUEST_BYTES_SMALL`]: crate::Settings::REQUEST_BYTES_SMALL
 //! [`Settings::REQUEST_BYTES_LEAST`]: crate::Settings::REQUEST_BYTES_LEAST
@@ -31,27 +30,27 @@ use crate::core::client::Client;
 use crate::core::state::Gauge;
 use crate::settings::Settings;
 
-/// Of the room for the favoured, what all others have together.
+/// The others together have this fraction of the favoured connection's room.
 const OTHERS_SHARE: usize = 4;
 
-/// How long a client may bring too little while another waits; divided by the square of how many
-/// wait, so that many in a row take hardly longer than one.
+/// How long a client may send too little while another waits; divided by the square of the number
+/// of waiters, so that many in a row take hardly longer than one.
 pub(crate) const PATIENCE_NS: u64 = 10_000_000_000;
 const PATIENCE_NS_MIN: u64 = 20_000_000;
 
-/// See the module text.
 #[derive(Default)]
 pub(crate) struct LargeRequests {
     favoured: Cell<Option<u64>>,
     waiting: RefCell<VecDeque<Rc<Client>>>,
-    /// Bytes of those that are not favoured.
+    /// Bytes held by connections that are not favoured.
     others: Cell<usize>,
-    /// Bytes of all commands that have not arrived whole, and of those that wait to be taken.
+    /// Bytes of all commands that have not arrived whole or were not taken yet.
     pub held: Gauge,
 }
 
 impl LargeRequests {
-    /// A command so long may always arrive: less of it while all connections hold much.
+    /// A command of up to this size may always arrive; less while all connections together hold
+    /// much.
     pub fn small_bytes(&self, settings: &Settings) -> usize {
         match self.is_short(settings) {
             true => Settings::REQUEST_BYTES_LEAST,
@@ -59,7 +58,7 @@ impl LargeRequests {
         }
     }
 
-    /// Whether all connections together hold more of unfinished commands than is good.
+    /// Whether all connections together hold more than half of the limit.
     pub fn is_short(&self, settings: &Settings) -> bool {
         self.held.get() > settings.requests_bytes_max / 2
     }
@@ -75,11 +74,11 @@ impl LargeRequests {
     }
 }
 
-/// One connection's part.
+/// The admission of one connection.
 pub(crate) struct Large {
     all: Rc<LargeRequests>,
     client: Rc<Client>,
-    /// What it holds as one of the others.
+    /// Bytes it holds as one of the others.
     bytes: usize,
     waits: bool,
 }
@@ -89,8 +88,8 @@ impl Large {
         Self { all: all.clone(), client: client.clone(), bytes: 0, waits: false }
     }
 
-    /// Whether the connection may hold so many bytes of a command now. If not, its task is woken
-    /// when it may be so.
+    /// Whether the connection may hold `bytes` bytes of a command now. If not, its task is woken
+    /// when it may.
     pub fn admit(&mut self, bytes: usize, settings: &Settings) -> bool {
         if bytes <= self.all.small_bytes(settings) {
             self.done();
@@ -107,14 +106,14 @@ impl Large {
             all.favoured.set(Some(self.client.id));
             all.others.set(all.others.get() - std::mem::take(&mut self.bytes));
         } else {
-            // Enough for it to become no longer small, so that it holds no room while it waits for
-            // more.
+            // Enough to complete a command that is just no longer small, so that it holds no room
+            // while it waits for more.
             let wanted = bytes.max(Settings::REQUEST_BYTES_SMALL);
             let others = all.others.get() - self.bytes + wanted;
             if !is_next || others > room {
                 if !std::mem::replace(&mut self.waits, true) {
                     let mut waiting = all.waiting.borrow_mut();
-                    // Others wait for what it holds.
+                    // Others wait for the room it holds.
                     match self.bytes > 0 {
                         true => waiting.push_front(self.client.clone()),
                         false => waiting.push_back(self.client.clone()),
@@ -134,19 +133,19 @@ impl Large {
         self.waits
     }
 
-    /// Whether it has room that others may want.
+    /// Whether it holds room that others may want.
     pub fn has_room(&self) -> bool {
         self.is_favoured() || self.bytes > 0
     }
 
-    /// How long it may bring too little, if it has room for which others wait.
+    /// How long its client may send too little, if it holds room for which others wait.
     pub fn patience_ns(&self) -> Option<u64> {
         let waiting = self.all.waiting.borrow().len() as u64;
         (self.has_room() && waiting > 0)
             .then(|| (PATIENCE_NS / waiting.saturating_mul(waiting)).max(PATIENCE_NS_MIN))
     }
 
-    /// The large command has been taken, or is not wanted.
+    /// Releases the room: the large command has been taken, or is not wanted.
     pub fn done(&mut self) {
         let all = &*self.all;
         if self.bytes > 0 {
@@ -160,12 +159,12 @@ impl Large {
         self.stop_waiting();
     }
 
-    /// Whether it is the one that may have all.
+    /// Whether it is the favoured connection.
     fn is_favoured(&self) -> bool {
         self.all.favoured.get() == Some(self.client.id)
     }
 
-    /// The one behind it may find room, too.
+    /// Stops waiting and wakes the next waiter, which may find room, too.
     fn stop_waiting(&mut self) {
         if std::mem::take(&mut self.waits) {
             self.all.leave(&self.client);
@@ -225,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn one_may_have_all_and_the_others_share_a_quarter() {
+    fn one_connection_may_have_all_and_the_others_share_a_quarter() {
         let (settings, _, mut ones) = some(4);
         assert!(ones[0].large.admit(2 * SMALL, &settings));
         assert!(ones[0].large.admit(16 * SMALL, &settings));
@@ -233,9 +232,9 @@ mod tests {
         assert!(!ones[2].large.admit(2 * SMALL, &settings));
         let patience = |one: &One| one.large.patience_ns();
         assert_eq!([patience(&ones[0]), patience(&ones[1])], [Some(PATIENCE_NS); 2]);
-        assert_eq!(patience(&ones[3]), None, "it has no room");
-        // Whoever comes later does not overtake, small ones aside, and those that hold what others
-        // wait for.
+        assert_eq!(patience(&ones[3]), None, "it holds no room");
+        // A later connection does not overtake, except for small commands and for connections that
+        // hold room for which others wait.
         assert!(!ones[1].large.admit(5 * SMALL, &settings));
         assert!(ones[3].large.admit(SMALL, &settings));
         ones[0].large.done();
@@ -246,27 +245,27 @@ mod tests {
     }
 
     #[test]
-    fn less_may_always_arrive_while_all_hold_much() {
+    fn the_least_may_always_arrive_while_all_hold_much() {
         let (settings, all, mut ones) = some(3);
         let mut held = all.held.share();
         held.set(9 * SMALL);
         assert_eq!(all.small_bytes(&settings), Settings::REQUEST_BYTES_LEAST);
         assert!(ones[0].large.admit(SMALL / 2, &settings) && ones[0].large.has_room());
         assert!(ones[1].large.admit(SMALL / 2, &settings) && ones[1].large.has_room());
-        assert_eq!(all.others.get(), SMALL, "so it need not wait for more as long as it is small");
+        assert_eq!(all.others.get(), SMALL, "so it need not wait while its command is small");
         assert!(ones[2].large.admit(Settings::REQUEST_BYTES_LEAST, &settings));
         assert!(!ones[2].large.has_room());
     }
 
     #[test]
-    fn whoever_goes_while_it_waits_wakes_the_next() {
+    fn a_waiter_that_ends_wakes_the_next() {
         let (settings, all, mut ones) = some(4);
         for (at, one) in ones.iter_mut().enumerate() {
             assert_eq!(one.large.admit(5 * SMALL, &settings), at == 0);
         }
         drop(ones.remove(1));
         assert!(ones.iter().all(|one| one.take_wakes() <= 2));
-        // The favoured ends, the first that waits is woken and goes before it has run.
+        // The favoured connection ends; the first waiter is woken and dropped before it has run.
         drop(ones.remove(0));
         assert_eq!(ones[0].take_wakes(), 1);
         drop(ones.remove(0));

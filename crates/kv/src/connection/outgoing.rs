@@ -1,9 +1,9 @@
-//! The writes of a connection's commands, gathered until they are sent to the shard.
+//! Gathers the writes of a connection's commands until they are sent to the shard.
 //!
-//! Values set by commands in a row share one change: they become durable together anyway, and one
-//! batch costs the engine less than many. The change knows its commands, each of which has a reply
-//! of its own. A command with long values, and everything else, is a change of its own. Whatever is
-//! not a write sends what has gathered.
+//! Consecutive commands that set values share one change: they become durable together anyway, and
+//! one batch costs the engine less than many. The change knows its commands, because each has a
+//! reply of its own. A command with long values, and every other command that writes, is a change
+//! of its own. Any command that does not write sends the gathered writes.
 
 use crate::command::args::Args;
 use crate::command::parse::WriteCommand;
@@ -12,24 +12,23 @@ use crate::connection::replies::Written;
 use crate::connection::session::Session;
 use crate::shard::change::{Change, Kind};
 
-/// What is sent without waiting for more.
+/// Weight of changes that are sent without waiting for more.
 const PARCEL_WEIGHT: usize = 128 * 1024;
-/// A batch of several commands ends with the one that makes it so long; a command that is so long
-/// has its own.
+/// A batch of several commands ends with the command that makes it this long; a command of this
+/// length has its own batch.
 const BATCH_BYTES: usize = 64 * 1024;
-/// Changes of one parcel.
+/// Maximum number of changes of one parcel.
 const CHANGES_MAX: usize = 64;
 
-/// See the module text.
 #[derive(Default)]
 pub(crate) struct Outgoing {
     changes: Vec<Change>,
-    /// Bytes of those changes, and what they weigh.
+    /// Bytes of those changes, and their weight.
     bytes: usize,
     weight: usize,
-    /// Whether nobody wants the replies.
+    /// Whether the client wants no replies.
     silent: bool,
-    /// Bytes of the last parcel: the next batch may well become as long.
+    /// Bytes of the last parcel: the next one may well become as long.
     expected_bytes: usize,
 }
 
@@ -63,7 +62,7 @@ impl Outgoing {
         }
     }
 
-    /// Whether a key may have a value after these that is not small.
+    /// Whether a key may have a value that is not small after these changes.
     pub fn leaves_long(&self) -> bool {
         self.changes.iter().any(Change::may_leave_long_value)
     }
@@ -75,8 +74,8 @@ impl Outgoing {
         self.changes.push(change);
     }
 
-    /// Sets keys, so many bytes of them and of their values, in the batch of the commands before,
-    /// if these are the same command.
+    /// Sets keys, with `bytes` bytes of keys and values, in the batch of the previous commands if
+    /// these are the same command.
     fn put(&mut self, id: Option<CommandId>, bytes: usize, put: impl FnOnce(&mut Change)) {
         if let Some(last) = self.changes.last_mut()
             && last.kind == Kind::Put
@@ -105,7 +104,7 @@ fn put_pairs(change: &mut Change, pairs: Args<'_>) {
 }
 
 impl Session {
-    /// Takes a command that writes.
+    /// Gathers a command that writes.
     pub(crate) fn write(&mut self, command: WriteCommand<'_>) {
         if self.outgoing.silent != self.is_silent() {
             self.send_writes();
@@ -118,7 +117,7 @@ impl Session {
         }
     }
 
-    /// `SAVE`, or `BGSAVE`, whose reply does not wait for it.
+    /// `SAVE`, or `BGSAVE`, which is answered immediately.
     pub(crate) fn save(&mut self, waits: bool) {
         self.send_writes();
         self.outgoing.silent = !waits || self.is_silent();
@@ -129,7 +128,7 @@ impl Session {
         }
     }
 
-    /// Sends what has gathered to the shard.
+    /// Sends the gathered changes to the shard.
     pub(crate) fn send_writes(&mut self) {
         let outgoing = &mut self.outgoing;
         if outgoing.changes.is_empty() {

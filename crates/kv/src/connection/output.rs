@@ -1,4 +1,4 @@
-//! Bytes on their way to a client, in order: most of them copied into one buffer, long values by
+//! Bytes to be sent to a client, in order: most of them copied into one buffer, long values by
 //! reference.
 
 use std::cell::Cell;
@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use reactor::{Part, Slice, Socket};
 
-/// A buffer grown beyond this is not kept for the next replies.
+/// A larger buffer is not kept for the next replies.
 const KEPT_BYTES_MAX: usize = 64 * 1024;
 
 /// Replies that are ready, in order: first `parts`, then `tail`.
@@ -19,15 +19,15 @@ pub(crate) struct Output {
     tail: Vec<u8>,
 }
 
-/// An [`Output`] in the shape the socket takes.
+/// The content of an [`Output`] in the form the socket takes.
 pub(crate) enum Sending {
-    /// Nothing but copied bytes.
+    /// Only copied bytes.
     Bytes(Vec<u8>),
-    /// Copied bytes and long values by turns.
+    /// Copied bytes and long values, alternating.
     Parts(Vec<Part>),
 }
 
-/// What was taken out to be sent.
+/// The content of an [`Output`], taken out to be sent.
 pub(crate) struct Batch {
     pub sending: Sending,
     pub bytes: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Batch {
 }
 
 impl Output {
-    /// Bytes in it.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.parts_bytes + self.tail.len()
     }
@@ -44,23 +44,23 @@ impl Output {
         self.len() == 0
     }
 
-    /// Bytes of the engine's buffers that it keeps from being reused.
+    /// Bytes of the engine's buffers that it pins.
     pub fn pinned_bytes(&self) -> usize {
         self.pinned_bytes
     }
 
-    /// Bytes of memory kept for replies to come.
+    /// Memory kept for further replies, in bytes.
     pub fn room_bytes(&self) -> usize {
         self.tail.capacity()
     }
 
-    /// Where to append.
+    /// The buffer to append to.
     #[inline]
     pub fn tail(&mut self) -> &mut Vec<u8> {
         &mut self.tail
     }
 
-    /// Appends bytes that stay where they are.
+    /// Appends bytes by reference.
     pub fn push_slice(&mut self, slice: Slice) {
         if !self.tail.is_empty() {
             self.parts_bytes += self.tail.len();
@@ -89,7 +89,7 @@ impl Output {
         self.tail.extend_from_slice(&other.tail);
     }
 
-    /// Takes everything out to be sent; `None` when there is nothing.
+    /// Takes everything out to be sent; `None` when it is empty.
     pub fn take(&mut self) -> Option<Batch> {
         if self.is_empty() {
             return None;
@@ -107,8 +107,7 @@ impl Output {
         Some(Batch { sending, bytes, pinned_bytes })
     }
 
-    /// Takes a sent buffer back for the next replies, unless others have begun or it has grown
-    /// large.
+    /// Reuses a sent buffer for the next replies, unless another is in use or it has grown large.
     pub fn reuse(&mut self, sent: Sending) {
         if let Sending::Bytes(mut buffer) = sent
             && self.tail.capacity() == 0
@@ -119,7 +118,7 @@ impl Output {
         }
     }
 
-    /// Gives memory back that holds nothing.
+    /// Releases unused memory.
     pub fn release(&mut self) {
         if self.tail.is_empty() {
             self.tail = Vec::new();
@@ -127,7 +126,7 @@ impl Output {
     }
 }
 
-/// Sends all of it. `sends` counts how often the socket has taken something.
+/// Sends all bytes. `sends` counts the times that the socket accepted some.
 pub(crate) async fn send(
     socket: Socket,
     what: Sending,
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn copied_and_referred_bytes_keep_their_order() {
+    fn copied_and_referenced_bytes_keep_their_order() {
         let mut output = Output::default();
         output.tail().extend_from_slice(b"a");
         output.push_slice(slice(b"b"));
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sent_buffer_serves_again_unless_it_has_grown() {
+    fn a_sent_buffer_is_reused_unless_it_has_grown() {
         let mut output = Output::default();
         output.reuse(Sending::Bytes(Vec::with_capacity(1000)));
         assert!(output.room_bytes() >= 1000);

@@ -1,19 +1,20 @@
-//! Memory for the replies of one core's connections, of which all together have a bounded amount.
+//! Admission of replies: all connections of a core share a bounded amount of memory for them.
 //!
-//! A reply of up to [`Settings::REPLY_BYTES_SMALL`] needs no admission: a connection takes no
-//! further command while it has more than that unsent and the core's limit is exceeded. For a
-//! longer reply the connection asks before memory is taken:
+//! A reply of up to [`Settings::REPLY_BYTES_SMALL`] needs no admission: while the core's limit is
+//! exceeded, a connection that has more than that unsent takes no further command. For a longer
+//! reply the connection asks before memory is taken:
 //!
-//! 1. What fits under the core's limit is admitted at once.
-//! 2. One connection is the *favoured*: its reply is admitted however long it is, so every reply is
+//! 1. A reply that fits under the core's limit is admitted immediately.
+//! 2. One connection is *favoured*: its reply is admitted however long it is, so every reply is
 //!    made in the end.
-//! 3. The others wait, in order. When memory is given back, the first is woken, and all that fit.
+//! 3. The others wait, in order. When memory is released, the first waiter is woken, and all that
+//!    fit.
 //!
-//! While somebody waits, a client that takes nothing of its replies for a while is closed: it holds
-//! memory that others need. The more wait, the shorter that while is. Whoever waits looks for such
-//! clients now and then; nothing is measured while nobody waits.
+//! While a connection waits, a client that reads nothing of its replies for a while is closed: it
+//! holds memory that others need. The more wait, the shorter that time. The waiters check for such
+//! clients periodically; nothing is measured while nobody waits.
 //!
-//! Invariant: whoever stops waiting, and whoever is no longer the favoured, wakes the next.
+//! Invariant: a connection that stops waiting or is no longer favoured wakes the next.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -23,19 +24,18 @@ use crate::core::client::Client;
 use crate::core::state::CoreState;
 use crate::settings::Settings;
 
-/// How long a client may take nothing while another waits; divided by how many wait.
+/// How long a client may read nothing while another waits; divided by the number of waiters.
 const PATIENCE_NS: u64 = 10_000_000_000;
 const PATIENCE_NS_MIN: u64 = 1_000_000_000;
 
-/// Time between two looks for clients that take nothing.
+/// The interval between two checks for clients that read nothing.
 pub(crate) const SWEEP_NS: u64 = 250_000_000;
 
-/// See the module text.
 #[derive(Default)]
 pub(crate) struct ReplyRoom {
     favoured: Cell<Option<u64>>,
     waiting: RefCell<VecDeque<Waiter>>,
-    /// The sum of unsent bytes when it was last looked at.
+    /// The last known sum of unsent bytes.
     total: Cell<usize>,
     swept_ns: Cell<u64>,
 }
@@ -46,7 +46,7 @@ struct Waiter {
 }
 
 impl ReplyRoom {
-    /// Whether a client may hold so many bytes more when all clients hold `total` of `total_max`.
+    /// Whether a client may hold `bytes` more bytes when all clients hold `total` of `total_max`.
     /// If not, its task is woken when it may.
     pub fn admit(&self, client: &Rc<Client>, bytes: usize, total: usize, total_max: usize) -> bool {
         let is_first =
@@ -97,13 +97,13 @@ impl ReplyRoom {
         }
     }
 
-    /// The client wants nothing any more.
+    /// The client leaves: it neither waits nor is favoured any more.
     pub fn leave(&self, client: &Client) {
         self.stop_waiting(client);
         self.sent(client);
     }
 
-    /// All clients hold `total` bytes now.
+    /// Notes that all clients hold `total` bytes now.
     #[inline]
     pub fn changed(&self, total: usize, total_max: usize) {
         if total < self.total.replace(total) && !self.waiting.borrow().is_empty() {
@@ -124,14 +124,14 @@ impl ReplyRoom {
         }
     }
 
-    /// Closes the clients that have taken nothing for too long although others wait.
+    /// Closes the clients that have read nothing for too long while others wait.
     pub fn sweep(&self, state: &CoreState) {
         let waiting = self.waiting.borrow().len() as u64;
         let now_ns = state.core.now_ns();
         if waiting == 0 || now_ns.saturating_sub(self.swept_ns.get()) < SWEEP_NS {
             return;
         }
-        // After a pause nobody has been watched meanwhile.
+        // After a time without waiters nobody has been watched.
         let begins = now_ns.saturating_sub(self.swept_ns.replace(now_ns)) > 8 * SWEEP_NS;
         let patience_ns = (PATIENCE_NS / waiting).max(PATIENCE_NS_MIN);
         state.clients.for_each(|client| {
@@ -145,7 +145,7 @@ impl ReplyRoom {
                 client.watched.set((client.sends.get(), now_ns));
             } else if now_ns - since_ns >= patience_ns && !client.is_killed() {
                 tracing::warn!(
-                    "closing client {} at {}: it has taken nothing for {} ms and holds {held} bytes of replies, while \
+                    "closing client {} at {}: it has read nothing for {} ms and holds {held} bytes of replies while \
                      {waiting} others wait for memory",
                     client.id,
                     client.address_text(),
@@ -169,22 +169,22 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_admitted_and_of_the_rest_one_at_a_time() {
+    fn replies_that_fit_are_admitted_and_one_other_at_a_time() {
         let (room, clients) = some(4);
         assert!(room.admit(&clients[0], 60, 0, 100));
         assert!(room.admit(&clients[1], 60, 60, 100), "the favoured");
         assert!(!room.admit(&clients[2], 60, 120, 100));
         assert!(!room.admit(&clients[3], 50, 120, 100));
-        // What fits overtakes; the first of the others is favoured next.
+        // A reply that fits overtakes; the first of the others is favoured next.
         assert!(room.admit(&clients[3], 50, 50, 100));
         assert!(!room.admit(&clients[2], 60, 120, 100));
         room.sent(&clients[1]);
-        assert!(!room.admit(&clients[3], 60, 120, 100), "another is before it");
+        assert!(!room.admit(&clients[3], 60, 120, 100), "another waits before it");
         assert!(room.admit(&clients[2], 60, 120, 100));
     }
 
     #[test]
-    fn whoever_leaves_makes_place_for_the_next() {
+    fn a_client_that_leaves_makes_room_for_the_next() {
         let (room, clients) = some(3);
         for (at, client) in clients.iter().enumerate() {
             assert_eq!(room.admit(client, 10, 100, 100), at == 0);

@@ -1,8 +1,8 @@
-//! What a connection says and means, without its socket.
+//! One connection's conversation, without its socket.
 //!
-//! [`Session::work`] takes commands from the input as long as it may: as long as there is room for
-//! replies (see [`Replies`]) and the node is not on its way out. Commands about the connection
-//! itself are executed here and in `administration`, all others through the reader.
+//! [`Session::work`] takes commands from the input while there is room for replies (see
+//! [`Replies`]) and the node is not stopping. Commands about the connection itself are executed
+//! here and in `administration`, all others through the reader and the shard.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -21,46 +21,46 @@ use crate::connection::outgoing::Outgoing;
 use crate::connection::replies::{Closing, Length, Replies, SmallReply};
 use crate::core::client::Client;
 use crate::core::state::{CoreState, FAMILY};
-use crate::info::config_get::{self, Now};
+use crate::info::config_get::{self, LiveSettings};
 use crate::read::small::{self, ScanOrder};
 use crate::read::stream::{RangeStream, Stream};
 use crate::read::walk::Walk;
 use crate::settings::Settings;
 
-/// One connection's conversation.
+/// The state of one conversation.
 pub(crate) struct Session {
     pub(crate) state: Rc<CoreState>,
     pub(crate) client: Rc<Client>,
     pub(crate) protocol: Protocol,
     /// `CLIENT REPLY OFF`.
     pub(crate) silent: bool,
-    /// `CLIENT REPLY SKIP`: the next command, and the one being executed.
+    /// `CLIENT REPLY SKIP`: applies to the next command, or to the current one.
     pub(crate) skip_next: bool,
     pub(crate) skip_this: bool,
-    /// The connection ends while its client may still be sending.
+    /// The connection is closed while its client may still be sending.
     pub(crate) unread: bool,
-    /// The client has given the password, or there was none when it came.
+    /// The client has given the password, or none was set when it connected.
     pub(crate) entered: bool,
     pub(crate) replies: Replies,
-    /// Writes of the commands just taken.
+    /// Gathered writes of the commands just taken.
     pub(crate) outgoing: Outgoing,
-    /// Commands executed since they were last counted.
+    /// Commands executed since the last update of the counters.
     executed: u64,
-    /// The command whose time is being taken, and since when.
+    /// The command whose time is being measured, and since when.
     metered: Option<CommandId>,
     metered_from_ns: u64,
-    /// A `MULTI` was refused, and what follows it is.
+    /// A `MULTI` was refused; the commands after it are refused as well.
     pub(crate) after_multi: bool,
-    /// The command at the input's beginning has so many bytes and waits for others before it.
+    /// Length of the command at the beginning of the input, if it waits for earlier commands.
     held: Option<usize>,
-    /// It waits for room for writes, or for memory for a reply of so many bytes.
+    /// It waits for room for writes, or for memory for a reply of this length.
     waits_for_room: bool,
     waits_for_reply: Option<usize>,
-    /// It looks how long the value is that the command at the input's beginning gives back, or has
-    /// just found that.
+    /// A lookup of the length of the value that the command at the beginning of the input returns:
+    /// in progress, or just finished with this result.
     looks: Option<Rc<Cell<Option<usize>>>>,
     found_bytes: Option<usize>,
-    /// It waits for the end of a pause of writes.
+    /// The next command waits for the end of a pause of writes.
     pub(crate) waits_for_pause: bool,
 }
 
@@ -90,7 +90,8 @@ impl Session {
         }
     }
 
-    /// Counts a call of a command, and the time of those before it when they were another.
+    /// Counts a call of a command, and ends the measurement of the previous commands if they were
+    /// another.
     fn meter(&mut self, command: CommandId) {
         self.state.commands.count(command, |stats| stats.calls += 1);
         if self.metered != Some(command) {
@@ -100,7 +101,7 @@ impl Session {
         }
     }
 
-    /// Counts the time of the last commands.
+    /// Adds the time since the measurement began to the command's counter.
     fn stop_meter(&mut self) {
         if let Some(command) = self.metered.take() {
             let time_ns = self.state.core.now_exact_ns().saturating_sub(self.metered_from_ns);
@@ -113,7 +114,7 @@ impl Session {
         self.replies.have_room() && !self.state.stopping.get()
     }
 
-    /// Ends the connection behind an error that nobody asked for.
+    /// Closes the connection after an error that no command asked for.
     pub fn refuse(&mut self, text: &str) {
         self.send_writes();
         self.reply(|writer| writer.error(text));
@@ -122,9 +123,9 @@ impl Session {
         self.state.count(|stats| stats.protocol_errors += 1);
     }
 
-    /// Takes commands from `input`, from `*consumed` on, until it may not or there is no whole one.
-    /// Returns how many bytes the unfinished command at the end still lacks, or `None` when
-    /// there may be whole ones left.
+    /// Takes commands from `input`, from `*consumed` on, until it may not continue or no whole
+    /// command is left. Returns the number of bytes that the unfinished command at the end lacks,
+    /// or `None` when there may be whole ones left.
     pub fn work(
         &mut self,
         parser: &mut Parser,
@@ -168,8 +169,8 @@ impl Session {
         missing
     }
 
-    /// Whether what it waited for has come: room for writes, memory for a reply, or how long that
-    /// is.
+    /// Whether the event it waited for has come: room for writes, memory for a reply, or the length
+    /// of the reply.
     pub fn has_got_room(&mut self) -> bool {
         if let Some(bytes) = self.looks.as_ref().and_then(|found| found.get()) {
             (self.looks, self.found_bytes) = (None, Some(bytes));
@@ -187,15 +188,15 @@ impl Session {
         }
         let got = self.state.writes.has_room(self.state.shared.settings());
         if !got {
-            // Others were quicker.
+            // Other connections were quicker.
             self.state.writes.wait_for_room(&self.client);
         }
         self.waits_for_room = !got;
         got
     }
 
-    /// Whether a command may be executed now. One that reads waits until the writes before it are
-    /// visible, one that writes until the reads before it have read, and until there is room.
+    /// Whether a command may be executed now. A read waits until the writes before it are visible.
+    /// A write waits until the reads before it are done, and until there is room.
     fn is_its_turn(&mut self, access: Access) -> bool {
         match access {
             Access::None => true,
@@ -218,7 +219,7 @@ impl Session {
         }
     }
 
-    /// Writes a reply that is ready, unless the client wants none.
+    /// Appends a reply, unless the client wants none.
     pub(crate) fn reply(&mut self, write: impl FnOnce(&mut Writer<'_>)) {
         if self.is_silent() {
             let mut nowhere = Vec::new();
@@ -250,7 +251,7 @@ impl Session {
         self.silent || self.skip_this
     }
 
-    /// Executes a command; false when it has to wait for others before it.
+    /// Executes a command; false when it has to wait for earlier commands.
     fn execute(&mut self, args: Args<'_>) -> bool {
         let Parsed { mut command, id, name, mut rejected } = parse(args, self.may());
         if self.after_multi {
@@ -291,12 +292,12 @@ impl Session {
         true
     }
 
-    /// The most bytes that a command's reply may have, see [`Command::reply_bytes`]; `None` when it
-    /// has to wait until that is known.
+    /// An upper bound of the bytes of a command's reply, see [`Command::reply_bytes`]; `None` when
+    /// the command has to wait until that is known.
     ///
-    /// The value that a write gives back is looked at before: once it is written, the reply cannot
-    /// be made later. If another client makes the value longer meanwhile, the reply is longer
-    /// than was admitted.
+    /// The value that a write returns is looked up first: once the write is made, the reply cannot
+    /// be refused. If another client makes the value longer meanwhile, the reply is longer than was
+    /// admitted.
     fn reply_bytes(&mut self, command: &Command<'_>) -> Option<usize> {
         let Some(key) = command.gives_old_of().filter(|_| !self.silent && !self.skip_next) else {
             return Some(command.reply_bytes());
@@ -313,10 +314,10 @@ impl Session {
         if self.replies.is_writing_long() {
             return None;
         }
-        // It is there twice for a moment: as the shard's answer, and in the reply.
+        // The value exists twice for a moment: in the shard's answer and in the reply.
         let length = |found: lsm::Result<Option<lsm::Value>>| match found {
             Ok(Some(value)) => 2 * value.len(),
-            // The shard meets the same failure.
+            // The shard meets the same error.
             Ok(None) | Err(_) => 0,
         };
         if let Some(found) = self.state.reader.get_cached(FAMILY, key) {
@@ -370,7 +371,7 @@ impl Session {
                 });
             }
             Command::Save | Command::BackgroundSave if !self.state.shared.is_writable() => {
-                // There is nothing that was written and could be lost.
+                // Nothing was written that could be lost.
                 self.reply(|writer| writer.ok());
             }
             Command::Save => self.save(true),
@@ -392,7 +393,7 @@ impl Session {
                     (self.state.password.borrow().clone(), shared.is_writable());
                 self.reply(|writer| {
                     let (settings, node) = (shared.settings(), shared.node());
-                    let now = Now { password, writable };
+                    let now = LiveSettings { password, writable };
                     config_get::write(patterns, settings, &now, node, writer);
                 });
             }
@@ -455,8 +456,8 @@ impl Session {
         }
     }
 
-    /// Starts a task that makes a reply. It runs also when its reply is not wanted: it may do more
-    /// than reply. There are only so many at once, wanted or not.
+    /// Starts a task that makes a reply. It runs even if its reply is not wanted, because it may
+    /// have effects. The number of such tasks is bounded in either case.
     pub(crate) fn small(
         &mut self,
         length: Length,
@@ -522,7 +523,7 @@ impl Session {
 }
 
 impl Session {
-    /// Checks a password. Without one, the default user may log in with any.
+    /// Checks a password. If none is set, the default user may log in with any.
     fn log_in(&mut self, login: Login<'_>) -> Result<(), Refusal<'static>> {
         let password = self.state.password.borrow();
         let passes = match (&*password, login.user) {
@@ -553,7 +554,7 @@ const NOT_ENTERED: Refusal<'static> = Refusal::Text(
 const WRONG_PASSWORD: Refusal<'static> =
     Refusal::Text("WRONGPASS invalid username-password pair or user is disabled.");
 
-/// The words, to outlive the connection's buffer.
+/// Copies of the arguments, which outlive the connection's buffer.
 pub(crate) fn owned(args: Args<'_>) -> Vec<Vec<u8>> {
     args.iter().map(<[u8]>::to_vec).collect()
 }

@@ -1,9 +1,10 @@
-//! `MULTI` and its kin, which this version refuses, and with them what was to be executed as one.
+//! The commands of transactions, which this version refuses together with the commands that were to
+//! be executed as one.
 //!
 //! A client that pipelines `MULTI`, commands and `EXEC` has sent the commands before it hears of
-//! the refusal. They are not executed: from `MULTI` on the connection refuses everything until
-//! `EXEC` or `DISCARD`, or until `RESET` or `QUIT`, which Redis does not queue either. What Redis
-//! says of commands that are wrong by themselves comes first.
+//! the refusal. They are not executed: after `MULTI` the connection refuses everything until `EXEC`
+//! or `DISCARD`, or until `RESET` or `QUIT`, which Redis does not queue either. Redis's errors for
+//! commands that are invalid in themselves take precedence.
 
 use crate::command::parse::Command;
 use crate::command::refusal::Refusal;
@@ -20,7 +21,7 @@ pub enum Transaction {
 }
 
 impl Transaction {
-    /// Their names and arities.
+    /// All commands with their names and arities.
     pub(crate) const ALL: [(Self, &'static str, i64); 5] = [
         (Self::Discard, "discard", 1),
         (Self::Exec, "exec", 1),
@@ -29,12 +30,12 @@ impl Transaction {
         (Self::Watch, "watch", -2),
     ];
 
-    /// The name in small letters.
+    /// The name in lower case.
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
 
-    /// What is said when it is refused because of the number of its arguments.
+    /// The refusal of a wrong number of arguments.
     pub(crate) fn wrong_count(self) -> Refusal<'static> {
         match self {
             Self::Exec => ABORTED_BY_COUNT,
@@ -42,7 +43,7 @@ impl Transaction {
         }
     }
 
-    /// What is said before the password has been given.
+    /// The refusal before the password has been given.
     pub(crate) fn no_password(self) -> Refusal<'static> {
         match self {
             Self::Exec => ABORTED_BY_PASSWORD,
@@ -74,7 +75,7 @@ const ABORTED_BY_PASSWORD: Refusal<'static> =
     Refusal::Text("EXECABORT Transaction discarded because of: NOAUTH Authentication required.");
 
 impl Session {
-    /// What becomes of a command that stands behind a `MULTI`.
+    /// The result of parsing, for a command after a `MULTI`.
     pub(crate) fn after_multi<'a>(
         &mut self,
         command: Result<Command<'a>, Refusal<'a>>,
@@ -87,7 +88,7 @@ impl Session {
             }
             Ok(_) => Err(NOT_EXECUTED),
             Err(refusal) => {
-                // An `EXEC` that is refused ends it, too.
+                // A refused `EXEC` ends the transaction, too.
                 let ends = matches!(refusal, Refusal::Text(text) if text.starts_with("EXECABORT "));
                 self.after_multi &= !ends;
                 Err(refusal)

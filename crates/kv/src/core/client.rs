@@ -1,4 +1,4 @@
-//! The connections of one core as the others see them: numbers, addresses, names, and how to end
+//! The connections of one core as the others see them: numbers, addresses, names, and how to close
 //! them.
 
 use std::cell::{Cell, RefCell};
@@ -11,7 +11,7 @@ use resp::{Protocol, parse_i64};
 
 use crate::command::parse::{ClientFilter, ClientType, ListFilter};
 
-/// One connection, as its own task keeps it up to date.
+/// The state of one connection, kept up to date by its own task.
 pub(crate) struct Client {
     pub id: u64,
     pub address: Option<SocketAddr>,
@@ -20,29 +20,29 @@ pub(crate) struct Client {
     pub connected_ns: u64,
     pub name: RefCell<Vec<u8>>,
     pub protocol: Cell<Protocol>,
-    /// When it last sent something.
+    /// When the client last sent something.
     pub active_ns: Cell<u64>,
-    /// The full name of its last command.
+    /// The full name of the last command.
     pub command: Cell<&'static str>,
     pub input_bytes: Cell<usize>,
-    /// It has sent a command that a pause holds back.
+    /// A pause holds back its next command.
     pub blocked: Cell<bool>,
     pub input_room_bytes: Cell<usize>,
     pub unsent_bytes: Cell<usize>,
-    /// Of these, the bytes that only its reading holds up.
+    /// The part of them that only the client's reading holds up.
     pub sending_bytes: Cell<usize>,
-    /// How often its socket has taken something.
+    /// Number of times its socket has accepted bytes.
     pub sends: Rc<Cell<u64>>,
-    /// What that was when it was last seen to take something, and when; see `room`.
+    /// The last seen value of `sends` and when it changed; see `room`.
     pub watched: Cell<(u64, u64)>,
-    /// It waits for memory for a reply.
+    /// The connection waits for memory for a reply.
     pub waits_for_room: Cell<bool>,
     killed: Cell<bool>,
     waker: RefCell<Option<Waker>>,
 }
 
 impl Client {
-    /// Its task is to end now.
+    /// Makes its task end now.
     pub fn kill(&self) {
         self.killed.set(true);
         self.wake();
@@ -52,14 +52,14 @@ impl Client {
         self.killed.get()
     }
 
-    /// Lets its task look at what has changed.
+    /// Wakes its task to check what has changed.
     pub fn wake(&self) {
         if let Some(waker) = self.waker.borrow().as_ref() {
             waker.wake_by_ref();
         }
     }
 
-    /// Remembers how to wake its task.
+    /// Registers the waker of its task.
     pub fn listen(&self, waker: &Waker) {
         let mut known = self.waker.borrow_mut();
         if known.as_ref().is_none_or(|known| !known.will_wake(waker)) {
@@ -75,7 +75,7 @@ impl Client {
         write_address(self.address)
     }
 
-    /// A line of `CLIENT LIST`, in Redis 7.0's words.
+    /// Its line of `CLIENT LIST`, in Redis 7.0's format.
     pub fn describe(&self, now_ns: u64) -> Vec<u8> {
         let seconds = |since_ns: u64| now_ns.saturating_sub(since_ns) / 1_000_000_000;
         let mut line = format!("id={} ", self.id).into_bytes();
@@ -113,14 +113,14 @@ fn write_address(address: Option<SocketAddr>) -> String {
     address.map_or_else(|| "?:0".to_owned(), |address| address.to_string())
 }
 
-/// What `CLIENT KILL` asks of every core.
+/// The filter of `CLIENT KILL`, sent to every core.
 #[derive(Clone, Debug)]
 pub(crate) struct KillOrder {
     address: Option<Vec<u8>>,
     local_address: Option<Vec<u8>>,
     id: Option<u64>,
     kind: Option<ClientType>,
-    /// The connection that asks: spared, or ended only behind its reply.
+    /// The connection that asks: spared, or closed only after its reply.
     asker: u64,
 }
 
@@ -136,7 +136,7 @@ impl KillOrder {
     }
 }
 
-/// What `CLIENT LIST` asks of every core.
+/// The filter of `CLIENT LIST`, sent to every core.
 #[derive(Clone, Debug)]
 pub(crate) enum ListOrder {
     All,
@@ -158,8 +158,8 @@ impl ListOrder {
     }
 }
 
-/// One core's connections by number. Numbers of different cores never meet: core c of n gives c+1,
-/// c+1+n, ...
+/// One core's connections by number. Numbers of different cores are disjoint: core c of n issues
+/// c+1, c+1+n, ...
 pub(crate) struct Clients {
     list: RefCell<BTreeMap<u64, Rc<Client>>>,
     next: Cell<u64>,
@@ -175,7 +175,7 @@ impl Clients {
         self.list.borrow().len()
     }
 
-    /// How many wait for the end of a pause.
+    /// The number of connections that wait for the end of a pause.
     pub fn blocked(&self) -> usize {
         self.list.borrow().values().filter(|client| client.blocked.get()).count()
     }
@@ -231,7 +231,8 @@ impl Clients {
         self.list.borrow().values().for_each(|client| client.kill());
     }
 
-    /// Ends all connections that the order names, except the one that gave it, which is only found.
+    /// Closes all connections that match the order, except the one that gave it, which is only
+    /// reported.
     pub fn kill(&self, order: &KillOrder) -> Killed {
         let mut killed = Killed::default();
         if order.kind == Some(ClientType::Other) {
@@ -257,7 +258,7 @@ impl Clients {
         killed
     }
 
-    /// The lines of the connections that the order names, by number.
+    /// The lines of the connections that the order selects, by number.
     pub fn describe(&self, order: &ListOrder, now_ns: u64) -> Vec<(u64, Vec<u8>)> {
         let list = self.list.borrow();
         let line = |client: &Rc<Client>| (client.id, client.describe(now_ns));
@@ -269,11 +270,11 @@ impl Clients {
     }
 }
 
-/// What an order to kill found.
+/// The result of a kill order on one core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Killed {
     pub others: u64,
-    /// The connection that gave the order is among those it names.
+    /// Whether the connection that gave the order matches it.
     pub asker: bool,
 }
 
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_two_cores_never_meet() {
+    fn numbers_of_two_cores_are_disjoint() {
         let (a, b) = (Clients::new(0, 2), Clients::new(1, 2));
         let ids = |clients: &Clients| -> Vec<u64> {
             (0..3).map(|_| clients.add(None, None, 0, 0).id).collect()
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_to_kill_finds_by_all_that_it_names() {
+    fn a_kill_order_matches_all_its_filters() {
         let clients = Clients::new(0, 1);
         let a = clients.add(address(1), address(9), 3, 0);
         let b = clients.add(address(2), address(9), 4, 0);
@@ -315,7 +316,7 @@ mod tests {
         let order =
             KillOrder::new(&ClientFilter { local_address: Some(b"127.0.0.1:9"), ..filter() }, a.id);
         assert_eq!(clients.kill(&order), Killed { others: 0, asker: true });
-        assert!(!a.is_killed(), "whoever asks ends behind the reply");
+        assert!(!a.is_killed(), "the asking connection is closed after the reply");
     }
 
     #[test]

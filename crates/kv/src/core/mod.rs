@@ -1,6 +1,6 @@
-//! What the connections of one core share, and what cores ask each other.
+//! The state of a core, and the messages between cores.
 //!
-//! `state` is one core's part, reached by its connections through an `Rc`; `shared` is the node's.
+//! `state` is one core's part, shared by its connections through an `Rc`; `shared` is the node's.
 
 pub(crate) mod client;
 pub(crate) mod scan_table;

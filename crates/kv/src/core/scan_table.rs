@@ -1,21 +1,21 @@
-//! Where `SCAN` goes on: a bounded table from cursors to keys.
+//! The positions of `SCAN`s: a bounded table from cursors to keys.
 //!
-//! A cursor is a number of 64 bits, a position among ordered keys is a key; so every core keeps a
-//! table of positions and a cursor names an entry of it:
+//! A cursor is a number of 64 bits; a position among ordered keys is a key. So every core keeps a
+//! table of positions, and a cursor names an entry of it:
 //!
 //! ```text
 //!   bits  63 62 ............ 28 27 ...... 10 9 ..... 0
 //!         0  generation (35)    slot (18)    core (10)
 //! ```
 //!
-//! The generation is never 0 and never comes again, so a cursor is never 0, and one whose entry has
-//! been taken for another scan is recognised. A cursor works on every connection: whoever gets one
-//! of another core asks that core.
+//! The generation is never 0 and never reused, so a cursor is never 0, and a cursor whose entry has
+//! been taken for another scan is recognised. A cursor works on every connection: a connection that
+//! gets a cursor of another core asks that core.
 //!
-//! An entry is kept when it has been used, so that a client may repeat a call whose reply was lost;
-//! but it is then the first to go. So a table of N entries serves N scans at a time, however long
-//! or fast each of them is, and the entry that goes next when all are live is the one that was made
-//! first. Keys may be long: the table is bounded in bytes too.
+//! An entry is kept after it has been used, so that a client may repeat a call whose reply was
+//! lost, but used entries are evicted first. So a table of N entries serves N scans at a time,
+//! however long or fast each of them is; when all are unused, the oldest entry is evicted. Keys may
+//! be long: the table is bounded in bytes too.
 
 use std::collections::VecDeque;
 
@@ -44,9 +44,8 @@ pub struct ScanTable {
     core: u64,
     entries: Vec<Entry>,
     free: Vec<u32>,
-    /// Slots and generations in the order they were made, those not yet used and those used.
-    /// Either may name an entry that has gone or changed sides meanwhile; it is then passed
-    /// over.
+    /// Slots and generations in the order of their creation: those not used yet, and those used.
+    /// Either may name an entry that has been evicted or used meanwhile; it is then skipped.
     live: VecDeque<(u32, u64)>,
     used: VecDeque<(u32, u64)>,
     generation: u64,
@@ -90,7 +89,7 @@ impl ScanTable {
         self.len() == 0
     }
 
-    /// Keeps the last key that was given and returns the cursor that goes on behind it.
+    /// Stores the last key returned and returns the cursor of the position after it.
     pub fn put(&mut self, key: &[u8]) -> u64 {
         while !self.is_empty()
             && (self.len() == self.entries_max || self.bytes + key.len() > self.bytes_max)
@@ -112,7 +111,8 @@ impl ScanTable {
         (self.generation << (CORE_BITS + SLOT_BITS)) | (u64::from(slot) << CORE_BITS) | self.core
     }
 
-    /// The key behind which `cursor` goes on; `None` when its entry has gone or never was.
+    /// The key after which `cursor` continues; `None` when its entry has been evicted or never
+    /// existed.
     pub fn get(&mut self, cursor: u64) -> Option<&[u8]> {
         let slot = (cursor >> CORE_BITS) & ((1 << SLOT_BITS) - 1);
         let generation = cursor >> (CORE_BITS + SLOT_BITS);
@@ -130,7 +130,7 @@ impl ScanTable {
         Some(&self.entries[slot as usize].key)
     }
 
-    /// Lets the entry go that will be missed least.
+    /// Evicts the oldest used entry, or else the oldest entry.
     fn drop_one(&mut self) {
         while let Some((slot, generation)) = self.used.pop_front().or_else(|| self.live.pop_front())
         {
@@ -144,7 +144,7 @@ impl ScanTable {
         }
     }
 
-    /// Takes out of `live` what is used or gone, once that is the greater part: each is taken out
+    /// Removes used and evicted entries from `live` once they are the greater part: each is removed
     /// once.
     fn trim(&mut self) {
         if self.live.len() > 2 * self.entries_max {
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cursor_leads_back_to_its_key_as_often_as_it_is_asked() {
+    fn a_cursor_can_be_used_more_than_once() {
         let mut table = ScanTable::new(3);
         let cursor = table.put(b"key");
         assert_ne!(cursor, 0);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_cursor_is_found_out() {
+    fn unknown_cursors_are_recognised() {
         let mut table = ScanTable::new(0);
         let cursor = table.put(b"key");
         for wrong in [0, 1, cursor + 1, cursor + (1 << CORE_BITS), cursor + (1 << 40), u64::MAX] {
@@ -211,14 +211,14 @@ mod tests {
     }
 
     #[test]
-    fn long_keys_take_the_place_of_many() {
+    fn long_keys_displace_several_others() {
         let mut table = ScanTable::with_limits(0, 100, 1000);
         for _ in 0..50 {
             table.put(&[b'x'; 300]);
             assert!(table.len() <= 3 && table.bytes <= 1000);
         }
         let cursor = table.put(&[b'x'; 5000]);
-        assert_eq!(table.len(), 1, "a key beyond the limit still has its place, alone");
+        assert_eq!(table.len(), 1, "a key beyond the limit is kept alone");
         assert!(table.get(cursor).is_some());
     }
 }

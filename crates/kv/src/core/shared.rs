@@ -4,8 +4,8 @@
 //! A question to another core is a function that runs there: it is posted to that core's mailbox,
 //! whose owner task runs it between requests; its answer comes back the same way, under a ticket.
 //! `CLIENT LIST`, `INFO` and a `SCAN` that has changed cores ask; a read never does. Errands of one
-//! core run in their order; those of different cores in any, unless one was sent after the answer
-//! to the other had come.
+//! core run in their order; errands of different cores in any order, unless one was sent after the
+//! answer to the other had arrived.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -23,15 +23,14 @@ use crate::core::writes::{Answered, PARCELS_MAX, Parcel};
 use crate::info::node_info::NodeInfo;
 use crate::settings::Settings;
 
-/// Something to be done on another core.
+/// A function to run on another core.
 type Errand = Box<dyn FnOnce(&Rc<CoreState>) + Send>;
 
-/// Most questions of one core that wait for their answers.
+/// Maximum number of unanswered questions of one core.
 const QUESTIONS_MAX: usize = 256;
 
-/// Errands of one poster that a core may have before it. From another core these are its questions
-/// and its answers to questions of this one; from the shard answers to parcels, each for at least
-/// one.
+/// Maximum number of pending errands of one poster. Another core posts its questions and its
+/// answers to this core's questions; the shard posts answers to parcels, each for at least one.
 const ERRANDS_MAX: usize = PARCELS_MAX;
 
 const _: () = assert!(2 * QUESTIONS_MAX <= ERRANDS_MAX);
@@ -42,7 +41,7 @@ struct Desk {
     waker: Waker,
 }
 
-/// The way to the shard.
+/// The mailbox of the shard.
 struct ShardDesk {
     core: usize,
     mailbox: Mailbox<Parcel>,
@@ -54,17 +53,18 @@ pub struct Shared {
     settings: Settings,
     node: Box<dyn NodeInfo>,
     desks: Vec<OnceLock<Desk>>,
-    /// Empty on a node that only reads.
+    /// Empty on a read-only node.
     shard: OnceLock<ShardDesk>,
-    /// Until when commands are held back, in the cores' monotonic time. Hardly ever written.
+    /// The time until which commands are held back, in the cores' monotonic time. Hardly ever
+    /// written.
     paused_until_ns: AtomicU64,
-    /// The same of those that write.
+    /// The same for commands that write.
     writes_paused_until_ns: AtomicU64,
-    /// Connections of all cores.
+    /// Number of connections of all cores.
     clients: AtomicUsize,
 }
 
-/// A connection that counts until this is dropped.
+/// Counts one connection until dropped.
 pub(crate) struct Counted(Arc<Shared>);
 
 impl Drop for Counted {
@@ -74,7 +74,7 @@ impl Drop for Counted {
 }
 
 impl Shared {
-    /// For a node of so many cores.
+    /// For a node of `cores` cores.
     pub fn new(cores: usize, settings: Settings, node: impl NodeInfo + 'static) -> Arc<Self> {
         Arc::new(Self {
             settings,
@@ -100,7 +100,7 @@ impl Shared {
         self.desks.len()
     }
 
-    /// Counts one connection more, unless there are as many as there may be.
+    /// Counts one more connection, unless the maximum is reached.
     pub(crate) fn count_client(self: &Arc<Self>) -> Option<Counted> {
         if self.clients.fetch_add(1, Ordering::Relaxed) >= self.settings.clients_max {
             self.clients.fetch_sub(1, Ordering::Relaxed);
@@ -135,7 +135,8 @@ impl Shared {
         self.shard.get().map(|desk| desk.core)
     }
 
-    /// From now on parcels for the shard go into this mailbox, whose owner's task has that waker.
+    /// Opens the shard: from now on parcels go into this mailbox, whose owner's task has this
+    /// waker.
     pub(crate) fn open_shard(&self, core: usize, mailbox: &Mailbox<Parcel>, waker: &Waker) {
         self.shard.get_or_init(|| ShardDesk {
             core,
@@ -145,7 +146,7 @@ impl Shared {
     }
 }
 
-/// One core's posting ends to the desks of all cores and to the shard, each made when it is first
+/// One core's posters to the desks of all cores and to the shard, each created when it is first
 /// used.
 pub(crate) struct Posters {
     shared: Arc<Shared>,
@@ -162,20 +163,20 @@ impl Posters {
         }
     }
 
-    /// Sends a parcel to the shard; false when it has ended.
+    /// Sends a parcel to the shard; false when the shard has ended.
     pub(crate) fn post_parcel(&self, parcel: Parcel) -> bool {
         let Some(desk) = self.shared.shard.get() else { return false };
-        // It has room for all that this core's limits let through.
+        // The mailbox has room for all parcels that this core's limits admit.
         post(&self.shard, &desk.mailbox, &desk.waker, parcel).is_ok()
     }
 
     /// Sends answers of the shard to a core.
     pub(crate) fn post_answers(&self, core: usize, answers: Answered) {
-        // Room for it is kept, see ERRANDS_MAX; it fails only when the core has ended.
+        // Room for it is reserved, see ERRANDS_MAX. It fails only when the core has ended.
         let _ = self.post(core, Box::new(move |there| there.writes.deliver(answers)));
     }
 
-    /// Gives the errand back when the core has no desk, or has too much before it.
+    /// Returns the errand when the core has no desk, or its mailbox is full.
     fn post(&self, core: usize, errand: Errand) -> Result<(), Errand> {
         match (self.desks.get(core), self.shared.desks.get(core).and_then(OnceLock::get)) {
             (Some(poster), Some(desk)) => post(poster, &desk.mailbox, &desk.waker, errand),
@@ -198,7 +199,7 @@ fn post<T>(
     Ok(())
 }
 
-/// Questions of one core that have not been answered yet.
+/// The unanswered questions of one core.
 #[derive(Default)]
 pub(crate) struct Questions {
     waiting: RefCell<BTreeMap<u64, Waiting>>,
@@ -211,7 +212,7 @@ struct Waiting {
     waker: Option<Waker>,
 }
 
-/// Removes its question, answered or not.
+/// Removes its question when dropped, answered or not.
 struct Ticket<'a> {
     questions: &'a Questions,
     number: u64,
@@ -236,7 +237,7 @@ impl Questions {
     }
 
     fn fulfil(&self, number: u64, answer: Box<dyn Any + Send>) {
-        // Whoever asked may have gone.
+        // The asker may have gone.
         if let Some(waiting) = self.waiting.borrow_mut().get_mut(&number) {
             waiting.answer = Some(answer);
             if let Some(waker) = waiting.waker.take() {
@@ -247,8 +248,8 @@ impl Questions {
 }
 
 impl CoreState {
-    /// Runs `question` on core `core` and gives its answer; `None` when that core does not serve or
-    /// has too much before it.
+    /// Runs `question` on core `core` and returns its answer; `None` when that core does not serve
+    /// or its mailbox is full.
     pub(crate) async fn ask<R: Send + 'static>(
         self: &Rc<Self>,
         core: usize,
@@ -262,7 +263,7 @@ impl CoreState {
         let errand: Errand = Box::new(move |there| {
             let answer: Box<dyn Any + Send> = Box::new(question(there));
             let deliver: Errand = Box::new(move |back| back.questions.fulfil(number, answer));
-            // Room for it is kept, see ERRANDS_MAX; it fails only when the core that asked has
+            // Room for it is reserved, see ERRANDS_MAX. It fails only when the core that asked has
             // ended.
             let _ = there.posters.post(from, deliver);
         });
@@ -285,8 +286,8 @@ impl CoreState {
         answer.downcast().ok().map(|answer| *answer)
     }
 
-    /// Asks every core, this one too, and gives the answers of those that answer, in the order of
-    /// their numbers.
+    /// Asks every core, including this one, and returns the answers of those that answer, in the
+    /// order of their numbers.
     pub(crate) async fn ask_all<R: Send + 'static>(
         self: &Rc<Self>,
         question: impl Fn(&Rc<CoreState>) -> R + Clone + Send + 'static,
@@ -298,11 +299,11 @@ impl CoreState {
         answers
     }
 
-    /// Opens this core's desk and runs the errands that arrive there; never ends by itself.
+    /// Opens this core's desk and runs the errands that arrive there; runs until cancelled.
     pub(crate) async fn run_errands(self: Rc<Self>) {
         let (mailbox, mut owner): (_, Owner<Errand>) = mailbox(ERRANDS_MAX);
         poll_fn(|cx| {
-            // The same task has the same waker every time, so the first is good for ever.
+            // A task has the same waker every time, so the first one stays valid.
             self.shared.desks[self.core.id()]
                 .get_or_init(|| Desk { mailbox: mailbox.clone(), waker: cx.waker().clone() });
             if owner.take(64, &mut |errand| errand(&self)) == Scheduled::Yes {

@@ -38,13 +38,13 @@ pub(crate) struct KvStats {
     pub sends: u64,
     pub hits: u64,
     pub misses: u64,
-    /// Reads answered from memory at once, and reads that had to wait.
+    /// Reads answered from memory immediately, and reads that had to wait.
     pub reads_cached: u64,
     pub reads_waited: u64,
-    /// Times a connection's commands waited for its reader.
+    /// Times a connection's commands waited for its client to read.
     pub slow_readers: u64,
-    /// Connections closed because they took nothing of their replies while others waited for
-    /// memory.
+    /// Connections closed because their clients read nothing of their replies while others waited
+    /// for memory.
     pub slow_closed: u64,
 }
 
@@ -60,25 +60,25 @@ pub(crate) struct CoreState {
     pub commands: AllCommandStats,
     pub questions: Questions,
     pub writes: Rc<Writes>,
-    /// What clients must give, if anything.
+    /// The password that clients must give, if any.
     pub password: RefCell<Option<Password>>,
-    /// No new commands: the node is on its way out.
+    /// The node is stopping: no new commands are taken.
     pub stopping: Cell<bool>,
     pub started_ns: u64,
-    /// The keys' order is the reverse of that of bytes.
+    /// The keys' order is the reverse of byte order.
     pub descending: bool,
     pub large: Rc<LargeRequests>,
     /// Bytes of replies that are made and not sent, or admitted and not yet made.
     pub unsent_bytes: Gauge,
     pub room: ReplyRoom,
     pub pinned_bytes: Gauge,
-    /// Reads under way, in tasks of their own.
+    /// Reads in progress, in tasks of their own.
     pub reads: Gauge,
     pub idle_buffer_bytes: Gauge,
 }
 
 impl CoreState {
-    /// `shard` is there on the core that owns it.
+    /// `shard` is present on the core that owns it.
     pub fn new(core: &Core, reader: Reader, shared: Arc<Shared>, shard: Option<Shard>) -> Rc<Self> {
         let families = reader.db().column_families();
         let descending =
@@ -107,7 +107,7 @@ impl CoreState {
         })
     }
 
-    /// The number of keys: exact where they are counted, else estimated.
+    /// The number of keys: exact where they are counted, otherwise an estimate.
     pub fn keys(&self) -> lsm::Result<u64> {
         match self.reader.db().keys() {
             Some(keys) => Ok(keys),
@@ -115,13 +115,13 @@ impl CoreState {
         }
     }
 
-    /// Changes the counters.
+    /// Updates the counters.
     #[inline]
     pub fn count(&self, change: impl FnOnce(&mut KvStats)) {
         change(&mut self.stats.borrow_mut());
     }
 
-    /// Unsent bytes that a connection may have when all have `total`.
+    /// Unsent bytes that a connection may have when all connections together have `total`.
     pub fn unsent_bytes_max(&self, total: usize) -> usize {
         let settings = self.shared.settings();
         if total > settings.unsent_total_bytes_max {
@@ -132,7 +132,7 @@ impl CoreState {
     }
 }
 
-/// A sum of what connections hold; each keeps it right through a [`Share`].
+/// A sum over connections; each keeps its part up to date through a [`Share`].
 #[derive(Debug, Default)]
 pub(crate) struct Gauge(Rc<Cell<usize>>);
 
@@ -141,7 +141,7 @@ impl Gauge {
         self.0.get()
     }
 
-    /// A part of the sum, 0 at first and taken out when dropped.
+    /// A new part of the sum: 0 at first, subtracted when dropped.
     pub fn share(&self) -> Share {
         Share { sum: self.0.clone(), part: 0 }
     }
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gauge_is_the_sum_of_its_living_shares() {
+    fn a_gauge_is_the_sum_of_its_live_shares() {
         let gauge = Gauge::default();
         let (mut a, mut b) = (gauge.share(), gauge.share());
         a.set(10);

@@ -1,22 +1,21 @@
-//! One core's writes on their way to the shard and back.
+//! The writes of one core that are in flight to the shard and back.
 //!
-//! 1. A connection gathers the changes of consecutive commands into a parcel (`session`), which
-//!    goes to the shard at the end of a turn: directly where this core owns it, else through the
-//!    shard's mailbox, as one message.
-//! 2. The shard answers all commands of a parcel together, each of them once. Answers for another
-//!    core come back with those of other parcels in one message, and go into the slot that the
-//!    connection polls.
+//! 1. A connection gathers the changes of consecutive commands into a parcel (`outgoing`). The
+//!    parcel goes to the shard at the end of a turn: directly where this core owns it, otherwise
+//!    through the shard's mailbox, as one message.
+//! 2. The shard answers all commands of a parcel together. Answers for another core are sent with
+//!    those to other parcels in one message. They go into the slot that the connection polls.
 //!
-//! Order: what a connection sends is made in that order, so a crash leaves the first so much of it.
-//! Across connections nothing but an answer orders parcels: a parcel sent after the answer to
-//! another has come is made after it. A write that nobody has had an answer to may thus be made
-//! after one that was sent later, elsewhere, even by a client who knew of it: say, who has
-//! killed the connection of the first. That is what a write without an answer always may.
+//! Order: a connection's writes are made in the order in which it sends them, so a crash leaves a
+//! prefix of them. Across connections only an answer orders parcels: a parcel sent after the answer
+//! to another has arrived is made after it. An unanswered write may therefore be made after one
+//! that another connection sent later, even if that client knew of it, for example because it
+//! killed the first connection. That is always true of an unanswered write.
 //!
-//! Bounded: parcels and bytes on their way are counted from the sending to the answer, per core.
-//! Beyond a limit the connections of this core take no command that writes until answers have come.
-//! So the mailbox is never full, and the engine's queue holds no more than the cores' limits allow;
-//! one write is let through however large it is.
+//! Bounds: parcels and bytes are counted per core from the sending to the answer. Beyond a limit
+//! the connections of this core take no command that writes until answers have arrived. So the
+//! mailbox is never full, and the engine's queue holds no more than the cores' limits allow. One
+//! write is admitted however large it is.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -31,10 +30,10 @@ use crate::shard::Shard;
 use crate::shard::change::{Answer, Change};
 use crate::shard::turns::Connection;
 
-/// Parcels that one core may have on their way.
+/// Parcels that one core may have in flight.
 pub(crate) const PARCELS_MAX: usize = 1 << 14;
 
-/// Changes of one connection on their way to the shard.
+/// Changes of one connection, sent to the shard.
 pub(crate) struct Parcel {
     /// Where the answers go: the core, and the number of the slot there.
     pub core: usize,
@@ -43,13 +42,13 @@ pub(crate) struct Parcel {
     pub changes: Vec<Change>,
 }
 
-/// What some commands of a parcel, one behind the other, are all answered.
+/// The answer that consecutive commands of a parcel share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
-    /// How many commands of the parcel come before them.
+    /// The number of commands of the parcel before them.
     pub at: u32,
     pub commands: u32,
-    /// Which command they all are, where that is known.
+    /// The command they all are, where that is known.
     pub command: Option<CommandId>,
     pub answer: Answer,
 }
@@ -57,12 +56,12 @@ pub(crate) struct Run {
 /// Answers to parcels of one core, by the numbers of their slots there.
 pub(crate) type Answered = Vec<(u32, Vec<Run>)>;
 
-/// Where the answers to a parcel arrive.
+/// Receives the answers to a parcel.
 #[derive(Default)]
 pub(crate) struct Slot {
     answers: RefCell<Option<Vec<Run>>>,
     waker: Cell<Option<Waker>>,
-    /// What the parcel takes of its core's limits until it is answered.
+    /// The parcel's part of its core's limits, until it is answered.
     held: RefCell<Option<Held>>,
 }
 
@@ -81,7 +80,7 @@ impl Drop for Held {
 }
 
 impl Slot {
-    /// One answer for each command, in the order of the commands.
+    /// Stores one answer for each command, in the order of the commands.
     pub fn fulfil(&self, answers: Vec<Run>) {
         self.answers.replace(Some(answers));
         drop(self.held.take());
@@ -101,12 +100,11 @@ impl Slot {
     }
 }
 
-/// See the module text.
 #[derive(Default)]
 pub(crate) struct Writes {
     /// The shard, where this core owns it.
     shard: Option<Shard>,
-    /// Slots of parcels that another core has, by number.
+    /// Slots of parcels sent to another core, by number.
     slots: RefCell<Vec<Option<Rc<Slot>>>>,
     free: RefCell<Vec<u32>>,
     bytes: Gauge,
@@ -125,17 +123,17 @@ impl Writes {
         self.shard.as_ref()
     }
 
-    /// Bytes of changes on their way.
+    /// Bytes of changes in flight.
     pub fn bytes(&self) -> usize {
         self.bytes.get()
     }
 
-    /// Whether one more parcel may go.
+    /// Whether one more parcel may be sent.
     pub fn has_room(&self, settings: &Settings) -> bool {
         self.bytes.get() < settings.writes_bytes_max && self.parcels.get() < PARCELS_MAX
     }
 
-    /// Wakes a connection when there may be room.
+    /// Registers a connection to be woken when there may be room.
     pub fn wait_for_room(&self, client: &Rc<Client>) {
         let mut waiting = self.waiting.borrow_mut();
         if !waiting.iter().any(|other| Rc::ptr_eq(other, client)) {
@@ -143,7 +141,7 @@ impl Writes {
         }
     }
 
-    /// Sends a parcel, behind those of the same connection.
+    /// Sends a parcel, after those of the same connection.
     pub fn send(
         self: &Rc<Self>,
         posters: &Posters,
@@ -175,7 +173,7 @@ impl Writes {
         slot
     }
 
-    /// Answers have come from the shard's core.
+    /// Distributes answers from the shard's core.
     pub fn deliver(&self, answers: Answered) {
         for (number, answers) in answers {
             let slot = self.slots.borrow_mut().get_mut(number as usize).and_then(Option::take);
@@ -206,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_holds_its_part_of_the_limits_until_it_is_answered() {
+    fn an_answer_slot_holds_its_part_of_the_limits_until_it_is_answered() {
         let writes = Writes::new(None);
         let settings = Settings { writes_bytes_max: 100, ..Settings::default() };
         let slot = Rc::new(Slot::default());
@@ -221,6 +219,6 @@ mod tests {
         assert!(writes.has_room(&settings) && writes.bytes() == 0);
         let mut cx = Context::from_waker(Waker::noop());
         assert_eq!(slot.poll(&mut cx), Poll::Ready(vec![run]));
-        assert_eq!(writes.number(&slot), number, "numbers are used again");
+        assert_eq!(writes.number(&slot), number, "numbers are reused");
     }
 }

@@ -1,9 +1,9 @@
-//! How often each command was called on a core, how long that took, and how often it was refused:
-//! `INFO commandstats`.
+//! `INFO commandstats`: how often each command was called on a core, how long that took, and how
+//! often it was refused.
 //!
-//! The time is the core's: from taking a command until its reply is ready or waits for something
-//! else. Waiting for a disk or for the shard is not in it. Commands of the same name in a row are
-//! timed together, so that a pipeline reads the clock twice.
+//! The time is that of the core: from taking a command until its reply is ready or waits for
+//! something else. It does not include waiting for a disk or for the shard. Consecutive commands of
+//! the same name are timed together, so that a pipeline reads the clock twice.
 
 use std::cell::RefCell;
 
@@ -13,12 +13,12 @@ use crate::command::table::TABLE;
 /// Counters of one command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CommandStats {
-    /// Times it was executed.
+    /// Number of executions.
     pub calls: u64,
     pub time_ns: u64,
-    /// Times it was refused before it was executed.
+    /// Refusals before execution.
     pub rejected: u64,
-    /// Of the calls, those that were answered by an error.
+    /// The calls that were answered by an error.
     pub failed: u64,
 }
 
@@ -37,7 +37,7 @@ impl AllCommandStats {
         change(&mut self.0.borrow_mut()[command as usize]);
     }
 
-    /// Some commands were answered by errors.
+    /// Counts commands that were answered by errors.
     pub fn failed(&self, command: Option<CommandId>, times: u64) {
         if let Some(command) = command {
             self.count(command, |stats| stats.failed += times);

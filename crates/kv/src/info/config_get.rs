@@ -1,5 +1,4 @@
-//! `CONFIG GET` and `CONFIG SET`: the settings that clients and tools ask for, under the names that
-//! Redis gives them.
+//! `CONFIG GET` and `CONFIG SET`: the settings that clients and tools ask for, under Redis's names.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,11 +10,11 @@ use crate::password::Password;
 use crate::read::glob;
 use crate::settings::Settings;
 
-/// Answers with every setting whose name matches one of the patterns, each once.
+/// Writes every setting whose name matches one of the patterns, each once.
 pub(crate) fn write(
     patterns: Args<'_>,
     settings: &Settings,
-    now: &Now,
+    now: &LiveSettings,
     node: &dyn NodeInfo,
     writer: &mut Writer<'_>,
 ) {
@@ -29,19 +28,19 @@ pub(crate) fn write(
     }
 }
 
-/// What the node's settings do not say.
-pub(crate) struct Now {
+/// The settings that may change while the node runs.
+pub(crate) struct LiveSettings {
     pub password: Option<Password>,
     pub writable: bool,
 }
 
 pub(crate) fn known(
     settings: &Settings,
-    now: &Now,
+    now: &LiveSettings,
     node: &dyn NodeInfo,
 ) -> BTreeMap<String, Vec<u8>> {
-    // What a Redis that is set up like this node would say: one database, a log of all writes,
-    // nothing expired.
+    // What a Redis configured like this node would answer: one database, a log of all writes, no
+    // expiry.
     let fixed = [
         ("appendonly", if now.writable { "yes" } else { "no" }),
         ("databases", "1"),
@@ -71,8 +70,8 @@ pub(crate) fn known(
 /// The one setting that can be changed while the node runs.
 pub(crate) const PASSWORD: &str = "requirepass";
 
-/// Checks `CONFIG SET`: names and values by turns. Gives the new password, if there is one among
-/// them (which may be empty), or the error. A setting may be set to what it is.
+/// Checks the arguments of `CONFIG SET`, alternating names and values. Returns the new password, if
+/// it is among them (it may be empty), or the error. A setting may be set to its present value.
 pub(crate) fn check(
     pairs: Args<'_>,
     known: &BTreeMap<String, Vec<u8>>,
@@ -109,8 +108,8 @@ mod tests {
     use crate::info::tests::TestNode;
     use resp::Protocol;
 
-    fn now() -> Now {
-        Now { password: Password::new("secret"), writable: true }
+    fn now() -> LiveSettings {
+        LiveSettings { password: Password::new("secret"), writable: true }
     }
 
     #[test]
@@ -122,7 +121,7 @@ mod tests {
             })
         };
         assert_eq!(set("requirepass new databases 1"), Ok(Some(b"new".to_vec())));
-        assert_eq!(set("appendonly yes"), Ok(None), "it is so");
+        assert_eq!(set("appendonly yes"), Ok(None), "it has this value");
         assert_eq!(
             set("RequirePass x Databases 2").unwrap_err(),
             "ERR CONFIG SET failed (possibly related to argument 'databases') - can't set immutable config"

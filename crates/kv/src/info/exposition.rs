@@ -1,6 +1,6 @@
-//! Prometheus's text format, version 0.0.4: what a scrape of metrics answers.
+//! Prometheus's text format, version 0.0.4: the body of a scrape of metrics.
 //!
-//! A metric is a name with its help and type, once, and behind them a line for each set of labels.
+//! A metric is a name with its help and type, once, followed by a line for each set of labels.
 //! Names are in base units (bytes, seconds); those of counters end in `_total`.
 
 use std::fmt::{Display, Write};
@@ -8,17 +8,17 @@ use std::fmt::{Display, Write};
 /// The media type of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A text in the making.
+/// A text in progress.
 #[derive(Debug, Default)]
 pub struct Exposition(String);
 
 impl Exposition {
-    /// Begins a metric that only grows while the process lives. `name` ends in `_total`.
+    /// Begins a metric that never decreases while the process lives. `name` ends in `_total`.
     pub fn counter(&mut self, name: &str, help: &str) -> Metric<'_> {
         self.metric(name, help, "counter")
     }
 
-    /// Begins a metric that goes up and down.
+    /// Begins a metric that may increase and decrease.
     pub fn gauge(&mut self, name: &str, help: &str) -> Metric<'_> {
         self.metric(name, help, "gauge")
     }
@@ -40,7 +40,7 @@ impl Exposition {
     }
 }
 
-/// A metric that has been begun.
+/// A metric in progress.
 pub struct Metric<'a> {
     text: &'a mut String,
     name: String,
@@ -52,14 +52,14 @@ impl Metric<'_> {
         self.labelled(&[], value)
     }
 
-    /// Adds a value that has labels, given as names and values.
+    /// Adds a value with labels, given as names and values.
     pub fn labelled(mut self, labels: &[(&str, &dyn Display)], value: impl Display) -> Self {
         self.line("", labels, value);
         self
     }
 
-    /// Adds a distribution of a histogram. `buckets` are their ends, from the lowest on, and how
-    /// many values lie between two of them; `count` and `sum` are of all values.
+    /// Adds a distribution of a histogram. `buckets` are the upper ends in ascending order, and the
+    /// number of values between two of them; `count` and `sum` are of all values.
     pub fn distribution(
         mut self,
         labels: &[(&str, &dyn Display)],
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_distribution_counts_what_lies_below_each_end() {
+    fn a_distribution_counts_the_values_below_each_end() {
         let mut text = Exposition::default();
         let buckets = [(0.5, 2), (1.0, 3)];
         text.histogram("seconds", "Seconds").distribution(&[("of", &"a")], buckets, 6, 7.5);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_is_said_once_and_its_values_line_by_line() {
+    fn a_metric_is_declared_once_with_a_line_per_value() {
         let mut text = Exposition::default();
         text.gauge("bytes", "Bytes held").labelled(&[("core", &0), ("of", &"a\\\"\n")], 7).value(8);
         text.counter("seconds_total", "Seconds").value(0.5);

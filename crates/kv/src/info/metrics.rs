@@ -1,4 +1,4 @@
-//! The node's counters as metrics: what `INFO` tells, for a monitoring system, core by core.
+//! The node's counters as metrics: the data of `INFO` for a monitoring system, core by core.
 
 use std::rc::Rc;
 
@@ -8,7 +8,7 @@ use crate::core::state::{CoreState, FAMILY};
 use crate::info::exposition::Exposition;
 use crate::info::{CoreReport, ShardReport};
 
-/// Tells the metrics of all cores, on the core that made it.
+/// Reports the metrics of all cores, on the core that created it.
 #[derive(Clone)]
 pub struct Reporter(pub(crate) Rc<CoreState>);
 
@@ -50,16 +50,16 @@ impl Reporter {
     }
 }
 
-/// What `millrace top` shows of the database, counted since the start where nothing else is said.
+/// What `millrace top` shows of the database, counted since the start unless noted otherwise.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Glance {
-    /// The core that writes, if any does.
+    /// The core that writes, if any.
     pub writing_core: Option<usize>,
-    /// Keys now; an estimate unless they are counted.
+    /// Present number of keys; an estimate unless they are counted.
     pub keys: u64,
-    /// Connections now.
+    /// Present connections.
     pub connections: u64,
-    /// Commands taken.
+    /// Executed commands.
     pub commands: u64,
     /// Point lookups.
     pub gets: u64,
@@ -69,7 +69,7 @@ pub struct Glance {
     pub cache_misses: u64,
     /// Changes that wrote something.
     pub writes: u64,
-    /// What the writing end counts.
+    /// Counters of the engine's writer.
     pub writer: lsm::WriterStats,
 }
 
@@ -100,7 +100,7 @@ impl Reporter {
 
 type Value = fn(&CoreReport) -> u64;
 
-/// Name, help and value of what every core has.
+/// Name, help and value of each core's counters.
 const COUNTERS: &[(&str, &str, Value)] = &[
     ("accepted_connections_total", "Connections accepted", |core| core.kv.connections),
     ("rejected_connections_total", "Connections turned away", |core| core.kv.rejected),
@@ -146,7 +146,7 @@ const COUNTERS: &[(&str, &str, Value)] = &[
     }),
 ];
 
-/// The same for what goes up and down.
+/// Name, help and value of each core's gauges.
 const GAUGES: &[(&str, &str, Value)] = &[
     ("connections", "Connections open", |core| core.clients as u64),
     ("scan_cursors", "Cursors of SCAN that are kept", |core| core.scans as u64),
@@ -168,7 +168,7 @@ const GAUGES: &[(&str, &str, Value)] = &[
     }),
 ];
 
-/// What the shard counts.
+/// The value of a metric of the shard.
 type Written = fn(&ShardReport) -> u64;
 
 const SHARD_COUNTERS: &[(&str, &str, Written)] = &[
@@ -301,7 +301,7 @@ mod tests {
         for line in text.lines() {
             if let Some(rest) = line.strip_prefix("# TYPE ") {
                 let (name, kind) = rest.split_once(' ').unwrap();
-                // Newer formats take a counter's name without its ending for the name of the
+                // Newer formats take a counter's name without its suffix for the name of the
                 // metric.
                 let plain = name.strip_suffix("_total").unwrap_or(name);
                 assert!(declared.insert(plain), "{plain} twice");
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shard_is_told_with_its_stalls() {
+    fn the_shards_metrics_include_its_stalls() {
         let writer =
             WriterStats { slowed_ns: 1_500_000_000, level0_files: 4, ..Default::default() };
         let mut text = Exposition::default();

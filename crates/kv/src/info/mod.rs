@@ -1,6 +1,6 @@
-//! `INFO`: the node's report, section by section, in the form that Redis's tools read.
+//! `INFO`: the node's report, section by section, in the format that Redis's tools read.
 //!
-//! Every core tells its own counters when asked; nothing is shared for the sake of this report.
+//! Every core reports its own counters when asked; nothing is shared between cores for this report.
 
 pub(crate) mod command_stats;
 pub(crate) mod config_get;
@@ -19,7 +19,7 @@ use crate::info::node_info::{MemoryUse, NodeInfo};
 use crate::settings::Settings;
 use crate::shard::{Shard, ShardStats};
 
-/// What one core tells.
+/// The report of one core.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CoreReport {
     pub core: usize,
@@ -43,7 +43,7 @@ pub(crate) struct CoreReport {
 }
 
 impl CoreReport {
-    /// This core's report.
+    /// Reads this core's counters.
     pub fn of(state: &CoreState) -> Self {
         let core = &state.core;
         Self {
@@ -69,7 +69,7 @@ impl CoreReport {
     }
 }
 
-/// What the shard tells.
+/// The report of the shard.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ShardReport {
     pub shard: ShardStats,
@@ -79,7 +79,7 @@ pub(crate) struct ShardReport {
 }
 
 impl ShardReport {
-    /// The shard's report, from the core that owns it; `None` where nothing is written.
+    /// The shard's report, from the core that owns it; `None` on a read-only node.
     pub async fn ask(state: &Rc<CoreState>) -> Option<Self> {
         let core = state.shared.shard_core()?;
         state.ask(core, |there| there.writes.shard().map(Self::of)).await.flatten()
@@ -112,17 +112,17 @@ const SECTIONS: &[(&str, Section)] = &[
     ("Cores", cores),
 ];
 
-/// The section that comes only when it is asked for, or all are.
+/// The section that is written only when it is asked for by name, or all sections are.
 const NOT_BY_DEFAULT: &str = "Commandstats";
 
-/// Everything a report is made of.
+/// The data of a report.
 pub(crate) struct Report<'a> {
     pub node: &'a dyn NodeInfo,
     pub settings: &'a Settings,
     pub cores: &'a [CoreReport],
-    /// Where the node takes writes.
+    /// Present where the node takes writes.
     pub shard: Option<ShardReport>,
-    /// What the database keeps in memory for all cores.
+    /// Memory that the database uses for all cores.
     pub memory: DbMemory,
     /// Keys of the database, counted or estimated.
     pub keys: u64,
@@ -134,7 +134,7 @@ impl Report<'_> {
         self.cores.iter().map(field).sum()
     }
 
-    /// The sections that were asked for, all when none was.
+    /// Writes the sections that were asked for, or the default ones when none was.
     pub fn write(&self, asked: &[Vec<u8>]) -> String {
         let wanted = |name: &str| {
             let by_default = name != NOT_BY_DEFAULT;
@@ -248,7 +248,7 @@ fn persistence(report: &Report<'_>, text: &mut String) {
         );
         return;
     };
-    // The log is to clients what an append-only file is: every write is in it before it is
+    // For clients the log is what an append-only file is: every write is in it before it is
     // answered.
     let refused_for_tables = writer.tables_failing > 0 && shard.write_failed;
     let writes_fail = failure.is_some() || writer.disk_full > 0 || refused_for_tables;
@@ -314,7 +314,7 @@ fn stats(report: &Report<'_>, text: &mut String) {
 }
 
 fn replication(_: &Report<'_>, text: &mut String) {
-    // Nothing is replicated; it is what a client's topology discovery wants to hear.
+    // Nothing is replicated; clients' topology discovery expects these lines.
     lines!(text, "role:master"; "connected_slaves:0";);
 }
 
@@ -342,7 +342,7 @@ fn keyspace(report: &Report<'_>, text: &mut String) {
 
 fn cores(report: &Report<'_>, text: &mut String) {
     for core in report.cores {
-        // One line a core, as for Redis's `cmdstat_...`: fields by commas.
+        // One line a core, as for Redis's `cmdstat_...`: fields separated by commas.
         let mut fields = format!(
             "core{}:driver={},tasks={},in_flight={},clients={},pool_bytes={},pool_budget_bytes={}",
             core.core,
@@ -377,7 +377,7 @@ fn cores(report: &Report<'_>, text: &mut String) {
     }
 }
 
-/// A number of bytes as Redis shortens it: `1.98M`.
+/// Formats a number of bytes as Redis does: `1.98M`.
 fn human(bytes: u64) -> String {
     const UNITS: &[(u64, char)] = &[(1 << 40, 'T'), (1 << 30, 'G'), (1 << 20, 'M'), (1 << 10, 'K')];
     UNITS.iter().find(|(size, _)| bytes >= *size).map_or_else(
@@ -459,7 +459,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn all_sections_come_by_default_one_when_named_none_when_unknown() {
+    fn all_sections_are_written_by_default_one_when_named_none_when_unknown() {
         let headers = |text: &str| text.lines().filter(|line| line.starts_with('#')).count();
         assert_eq!(headers(&report(&[])), SECTIONS.len() - 1);
         assert_eq!(headers(&report(&["default"])), SECTIONS.len() - 1);

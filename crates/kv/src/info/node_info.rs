@@ -1,17 +1,17 @@
-//! What the key-value door does not know about the node it belongs to, and asks when it reports.
+//! What the key-value door has to ask about its node for its reports.
 
-/// Provided by whoever starts the node. Called for `INFO`, `CONFIG GET`, `HELLO` and `SHUTDOWN`,
-/// never on the way of a read.
+/// Provided by the code that starts the node. Called for `INFO`, `CONFIG GET`, `HELLO` and
+/// `SHUTDOWN`, never for a read or a write.
 pub trait NodeInfo: Send + Sync {
-    /// The node's own version.
+    /// The node's version.
     fn version(&self) -> String;
-    /// Forty hexadecimal digits that are different for every start.
+    /// Forty hexadecimal digits, different for every start.
     fn run_id(&self) -> String;
     /// The port it listens on.
     fn tcp_port(&self) -> u16;
-    /// Its process's number.
+    /// The process number.
     fn process_id(&self) -> u32;
-    /// Its operating system, as `uname` tells it.
+    /// The operating system, in the form of `uname`.
     fn operating_system(&self) -> String;
     /// The program's path.
     fn executable(&self) -> String;
@@ -19,17 +19,17 @@ pub trait NodeInfo: Send + Sync {
     fn config_file(&self) -> String;
     /// The directory it serves.
     fn data_directory(&self) -> String;
-    /// What memory the process uses.
+    /// The memory use of the process.
     fn memory(&self) -> MemoryUse;
     /// The memory budget of the node.
     fn memory_budget_bytes(&self) -> u64;
-    /// Memory of the machine.
+    /// The memory of the machine.
     fn memory_machine_bytes(&self) -> u64;
-    /// Processor time the process has used, in seconds: in the system and of its own.
+    /// The processor time of the process, in seconds.
     fn cpu_seconds(&self) -> CpuSeconds;
-    /// Ends the node in good order: clients get the replies that are under way.
+    /// Stops the node in good order: clients get the replies in progress.
     fn shut_down(&self);
-    /// Settings of the node beyond those of the protocol, as names and values for `CONFIG GET`.
+    /// Settings of the node besides those of the protocol, as names and values for `CONFIG GET`.
     fn settings(&self) -> Vec<(String, String)>;
 }
 
@@ -38,9 +38,9 @@ pub trait NodeInfo: Send + Sync {
 pub struct MemoryUse {
     /// Occupied now, as the kernel counts it.
     pub resident_bytes: u64,
-    /// The most that was ever occupied.
+    /// The maximum so far.
     pub resident_peak_bytes: u64,
-    /// In allocations that are in use; the resident bytes where the allocator does not tell.
+    /// Allocated and in use; the resident bytes where the allocator does not report it.
     pub allocated_bytes: u64,
 }
 

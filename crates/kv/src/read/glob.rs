@@ -1,12 +1,12 @@
-//! Redis's patterns: `*`, `?`, `[a-z]`, `[^a]`, and `\` before what is meant as it is.
+//! Redis's glob patterns: `*`, `?`, `[a-z]`, `[^a]`, and `\` before a literal byte.
 //!
-//! Matching goes back only to the last `*`, so it costs at most the product of both lengths and no
-//! recursion, however the pattern is made.
+//! Matching backtracks only to the last `*`, so it costs at most the product of both lengths and
+//! needs no recursion.
 
 /// Whether all of `text` matches `pattern`.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut from) = (0, 0);
-    // Where to go on when the bytes behind the last star turn out not to match.
+    // Where to continue when the bytes after the last star do not match.
     let mut retry: Option<(usize, usize)> = None;
     loop {
         let step = match pattern.get(at) {
@@ -38,7 +38,7 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     }
 }
 
-/// Matches one byte against the element that `pattern` begins with, which is no star; gives the
+/// Matches one byte against the first element of `pattern`, which is not a star; returns the
 /// element's length.
 fn one(pattern: &[u8], byte: u8) -> Option<usize> {
     match pattern {
@@ -53,8 +53,8 @@ fn one(pattern: &[u8], byte: u8) -> Option<usize> {
     }
 }
 
-/// Whether `byte` is in the class whose inside `pattern` begins with, and how many bytes the class
-/// takes with its closing bracket. A class that is not closed ends with the pattern.
+/// Whether `byte` is in the class whose content `pattern` begins with, and the length of the class
+/// with its closing bracket. A class without a closing bracket ends with the pattern.
 fn class(pattern: &[u8], byte: u8) -> (bool, usize) {
     let (negated, mut at) = if pattern.first() == Some(&b'^') { (true, 1) } else { (false, 0) };
     let mut found = false;
@@ -78,7 +78,7 @@ fn class(pattern: &[u8], byte: u8) -> (bool, usize) {
     }
 }
 
-/// The bytes that everything that matches `pattern` begins with.
+/// The bytes that every text that matches `pattern` begins with.
 pub fn literal_prefix(pattern: &[u8]) -> Vec<u8> {
     let mut prefix = Vec::new();
     let mut rest = pattern;
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The dumbest correct matcher: by recursion.
+    /// The simplest correct matcher: by recursion.
     fn slow(pattern: &[u8], text: &[u8]) -> bool {
         match pattern {
             [] => text.is_empty(),

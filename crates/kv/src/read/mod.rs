@@ -1,4 +1,5 @@
-//! Replies that read the database: of a few keys (`small`), or of any size (`stream`, `walk`).
+//! Commands that read the database: single keys and small replies (`small`), replies of any size
+//! (`stream`, over a `walk`).
 
 pub(crate) mod glob;
 pub(crate) mod small;

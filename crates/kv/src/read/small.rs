@@ -1,4 +1,4 @@
-//! Reads whose replies are small: of single keys, of a few keys, `EXISTS`, `SCAN`, `RANDOMKEY`.
+//! Reads with small replies: of single keys, of a few keys, `EXISTS`, `SCAN`, `RANDOMKEY`.
 
 use std::rc::Rc;
 
@@ -12,17 +12,16 @@ use crate::core::state::{CoreState, FAMILY};
 use crate::read::stream::KEYS_PER_LOOKUP;
 use crate::read::walk::Walk;
 
-/// Most keys that one `SCAN` looks at, whatever `COUNT` says.
+/// Maximum number of keys that one `SCAN` examines, whatever `COUNT` says.
 const SCAN_KEYS_MAX: u64 = 10_000;
 
-/// A `SCAN`'s reply ends with the key that makes it so long.
+/// A `SCAN`'s reply ends with the key that makes it this long.
 pub(crate) const SCAN_BYTES_MAX: usize = 128 * 1024;
 
-/// The cursor behind all others, also written -1: in Redis, too, nothing but the end comes behind
-/// it.
+/// The cursor after all others, also written -1: in Redis, too, only the end follows it.
 const CURSOR_END: u64 = u64::MAX;
 
-/// What the engine's failure says to a client.
+/// The text of an engine error for a client.
 pub(crate) fn error_text(error: &lsm::Error) -> String {
     let code = match error.kind() {
         lsm::Kind::Memory => "OOM",
@@ -35,7 +34,7 @@ pub(crate) fn write_error(error: &lsm::Error, writer: &mut Writer<'_>) {
     writer.error(&error_text(error));
 }
 
-/// The reply to a question about one key, other than its value.
+/// Writes the reply to a read of one key.
 pub(crate) fn write_answer(value: Option<&[u8]>, ask: Ask, writer: &mut Writer<'_>) {
     match (ask, value) {
         (Ask::Value, Some(value)) => writer.bulk(value),
@@ -46,14 +45,13 @@ pub(crate) fn write_answer(value: Option<&[u8]>, ask: Ask, writer: &mut Writer<'
             writer.bulk(&value[part(value.len(), start, end)]);
         }
         (Ask::Type, value) => writer.simple(if value.is_some() { "string" } else { "none" }),
-        // As Redis says it: -2 without the key, -1 without an end.
+        // As in Redis: -2 without the key, -1 without an expiry.
         (Ask::TimeToLive, value) => writer.integer(if value.is_some() { -1 } else { -2 }),
     }
 }
 
-/// What a question about one key needs: its value, or an empty one where only its existence is
-/// asked for and the value does not fit into memory. Suspends for the blocks that are not in
-/// memory.
+/// Looks up what a read of one key needs: its value, or an empty one where only its existence is
+/// asked for and the value does not fit into memory. Suspends for blocks that are not in memory.
 pub(crate) async fn look_up(state: &CoreState, key: &[u8], ask: Ask) -> lsm::Result<Option<Value>> {
     match state.reader.get(FAMILY, key, None).await {
         Err(error)
@@ -66,7 +64,7 @@ pub(crate) async fn look_up(state: &CoreState, key: &[u8], ask: Ask) -> lsm::Res
     }
 }
 
-/// The reply of `MGET` from its values, or the first failure among them.
+/// Writes the reply of `MGET`, or the first error among the values.
 pub(crate) fn write_values(values: &[lsm::Result<Option<Value>>], writer: &mut Writer<'_>) {
     if let Some(error) = values.iter().find_map(|value| value.as_ref().err()) {
         return write_error(error, writer);
@@ -80,7 +78,7 @@ pub(crate) fn write_values(values: &[lsm::Result<Option<Value>>], writer: &mut W
     }
 }
 
-/// `EXISTS`: how many of the keys are there, each counted as often as it is named.
+/// `EXISTS`: the number of keys that exist, each counted as often as it is named.
 pub(crate) async fn exists(
     state: &Rc<CoreState>,
     keys: Vec<Vec<u8>>,
@@ -119,7 +117,7 @@ pub(crate) struct ScanOrder {
     pub of_our_type: bool,
 }
 
-/// `SCAN`: the next keys and the cursor behind them.
+/// `SCAN`: the next keys and the cursor after them.
 pub(crate) async fn scan(state: &Rc<CoreState>, order: ScanOrder, protocol: Protocol) -> Vec<u8> {
     let mut reply = Vec::new();
     let mut writer = Writer::new(&mut reply, protocol);
@@ -130,8 +128,8 @@ pub(crate) async fn scan(state: &Rc<CoreState>, order: ScanOrder, protocol: Prot
             writer.array(piece.keys);
             reply.extend_from_slice(&piece.body);
         }
-        // Redis's cursors never expire; to begin again in silence could go on for ever, and to end
-        // would lose keys.
+        // Redis's cursors never expire. Beginning again silently might never end, and ending would
+        // lose keys.
         Ok(None) => {
             Refusal::Text("ERR invalid cursor: it is unknown or has expired, begin again at 0")
                 .write(&mut writer);
@@ -167,7 +165,7 @@ async fn scan_piece(
             })
             .await;
         match found.flatten() {
-            Some(key) => walk.go_on_behind(key),
+            Some(key) => walk.continue_after(Some(key)),
             None => return Ok(None),
         }
     }
@@ -190,10 +188,11 @@ async fn scan_piece(
     Ok(Some(piece))
 }
 
-/// Up to so many keys `RANDOMKEY` counts its way to one of them, each as likely as another.
+/// In a database of up to this many keys `RANDOMKEY` walks to a random key, each as likely as
+/// another.
 const RANDOM_WALK_KEYS: u64 = 1024;
 
-/// `RANDOMKEY`: of few keys any; of many the first behind a random point between the first and
+/// `RANDOMKEY`: any of few keys; of many keys the first after a random point between the first and
 /// the last.
 pub(crate) async fn random_key(state: &Rc<CoreState>, protocol: Protocol) -> Vec<u8> {
     let mut reply = Vec::new();
@@ -210,7 +209,7 @@ async fn find_random_key(state: &Rc<CoreState>) -> lsm::Result<Option<Vec<u8>>> 
     let mut iter = state.reader.iter(FAMILY, IterOptions::default())?;
     let keys = state.reader.approximate_keys(FAMILY)?;
     if keys <= RANDOM_WALK_KEYS {
-        // The count is an estimate: what lies beyond the end counts as the last key.
+        // The count is an estimate: a position beyond the end counts as the last key.
         let mut key = None;
         iter.seek_to_first().await?;
         for _ in 0..=state.core.random_u64() % keys.max(1) {
@@ -233,7 +232,8 @@ async fn find_random_key(state: &Rc<CoreState>) -> lsm::Result<Option<Vec<u8>>> 
     Ok(Some(if iter.valid() { iter.key().to_vec() } else { last }))
 }
 
-/// A key between `a` and `b`: what both begin with, then eight bytes taken evenly between theirs.
+/// A key between `a` and `b`: their common prefix, then eight bytes chosen uniformly between
+/// theirs.
 fn random_point(a: &[u8], b: &[u8], random: u64) -> Vec<u8> {
     let common = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     let number = |key: &[u8]| {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn every_question_about_a_key_has_its_answer() {
+    fn every_read_of_one_key_has_its_reply() {
         for (ask, there, missing) in [
             (Ask::Value, "$3\r\nabc\r\n", "$-1\r\n"),
             (Ask::Length, ":3\r\n", ":0\r\n"),

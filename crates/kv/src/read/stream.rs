@@ -1,15 +1,15 @@
-//! Replies of any size in pieces of bounded size: `KEYS`, `MR.RANGE`, and `MGET` of many keys.
+//! Replies of any size, made in pieces of bounded size: `KEYS`, `MR.RANGE`, and `MGET` of many
+//! keys.
 //!
-//! An array says first how many elements it has. So a walk collects its first piece and, if there
-//! is more, only counts the rest; then it gives the header and the piece, goes back to the last key
-//! given, and walks again to give the others. Under its snapshot both walks find the same keys.
-//! What fits into one piece is walked once.
+//! An array begins with its number of elements. So a walk collects its first piece and, if there is
+//! more, only counts the rest. Then it writes the header and the piece, returns to the last key of
+//! the piece, and walks again to write the rest. Under its snapshot both walks find the same keys.
+//! A reply that fits into one piece is walked once.
 //!
-//! A piece is made by a task of its own and handed to the connection, which asks for the next one
-//! when its client has taken enough and there is memory for it. An element that is longer than a
-//! piece may be is left for the next one, which is admitted with that length. What fails before the
-//! header has gone is an error reply; afterwards there is no reply left that would be true, and the
-//! connection is closed.
+//! A piece is made by a task of its own and passed to the connection, which asks for the next one
+//! when its client has read enough and there is memory for it. An element that does not fit is left
+//! for the next piece, which is admitted with that length. An error before the header is sent is an
+//! error reply; after that no true reply is possible, and the connection is closed.
 
 use std::rc::Rc;
 
@@ -19,17 +19,17 @@ use crate::core::state::{CoreState, FAMILY, Share};
 use crate::read::small::write_error;
 use crate::read::walk::Walk;
 
-/// A piece ends with the element that makes it so long, and before one for which there is no
-/// memory.
+/// A piece ends with the element that makes it this long, and before an element for which there is
+/// no memory.
 const PIECE_BYTES: usize = 128 * 1024;
 
-/// Keys that are looked up together.
+/// Number of keys looked up together.
 pub(crate) const KEYS_PER_LOOKUP: usize = 64;
 
-/// Keys that are looked up first, before it is known how large the values are.
+/// Number of keys looked up first, before the size of the values is known.
 const LOOKUP_FIRST: usize = 8;
 
-/// A reply in the making.
+/// A reply in progress.
 #[expect(clippy::large_enum_variant, reason = "always boxed while it waits")]
 pub(crate) enum Stream {
     /// `KEYS` and `MR.RANGE`.
@@ -38,7 +38,7 @@ pub(crate) enum Stream {
     Lookup(LookupStream),
 }
 
-/// A piece of a reply and what comes after it.
+/// A piece of a reply and the rest after it.
 pub(crate) struct Piece {
     pub bytes: Vec<u8>,
     /// Its part of the core's unsent bytes.
@@ -47,10 +47,10 @@ pub(crate) struct Piece {
 }
 
 pub(crate) enum Rest {
-    /// Nothing: the reply is whole.
+    /// The reply is complete.
     Done,
     More(Box<Stream>),
-    /// What was promised cannot be given.
+    /// The promised elements cannot be delivered.
     Broken,
 }
 
@@ -63,19 +63,19 @@ impl Stream {
         }
     }
 
-    /// Lets go of what need not be held while the client is slow.
+    /// Releases what need not be held while the client is slow.
     pub fn park(&mut self) {
         if let Self::Range(stream) = self {
             stream.park();
         }
     }
 
-    /// Whether memory has been taken for what it goes by.
+    /// Whether memory has been taken for the keys it looks up.
     pub fn holds_room(&self) -> bool {
         matches!(self, Self::Lookup(stream) if stream.keys_room.is_some())
     }
 
-    /// How long the next piece may be.
+    /// The maximum length of the next piece.
     pub fn wanted(&self) -> usize {
         let element_bytes = match self {
             Self::Range(stream) => stream.element_bytes,
@@ -84,7 +84,7 @@ impl Stream {
         element_bytes.max(PIECE_BYTES)
     }
 
-    /// Gives it its part of the core's unsent bytes for the next piece.
+    /// Assigns its part of the core's unsent bytes for the next piece.
     pub fn take_room(&mut self, room: Share) {
         match self {
             Self::Range(stream) => stream.room = room,
@@ -93,8 +93,8 @@ impl Stream {
     }
 }
 
-/// Whether a piece may have so many bytes: what it was admitted for, or more as long as all
-/// connections of the core have less than they may.
+/// Whether a piece may have `bytes` bytes: those it was admitted for, or more while all connections
+/// of the core are below their limit.
 fn fits(state: &CoreState, room: &mut Share, bytes: usize) -> bool {
     if bytes <= room.part() {
         return true;
@@ -107,23 +107,23 @@ fn fits(state: &CoreState, room: &mut Share, bytes: usize) -> bool {
     fits
 }
 
-/// Bytes of an element besides what it says.
+/// Bytes of an element besides its content.
 const HEADER_BYTES: usize = 16;
 
 pub(crate) struct RangeStream {
     state: Rc<CoreState>,
     walk: Walk,
     room: Share,
-    /// Length of the element for which there was no memory.
+    /// Length of the element that did not fit, or 0.
     element_bytes: usize,
-    /// The walk stands on that element.
+    /// The walk is positioned on that element.
     pending: bool,
-    /// The last key given, if one was.
+    /// The last key written, if any.
     last: Option<Vec<u8>>,
     values: bool,
     limit: u64,
     protocol: Protocol,
-    /// Keys still to be given; `None` before the first piece.
+    /// Keys still to be written; `None` before the first piece.
     left: Option<u64>,
 }
 
@@ -151,7 +151,7 @@ impl RangeStream {
 
     fn park(&mut self) {
         match std::mem::take(&mut self.pending) {
-            true => self.walk.go_on_from(self.last.clone()),
+            true => self.walk.continue_after(self.last.clone()),
             false => self.walk.park(),
         }
     }
@@ -173,9 +173,10 @@ impl RangeStream {
                 Piece { bytes, room, rest: Rest::Done }
             }
             (Err(error), left) => {
-                let why = error.map_or_else(|| "a key has gone".to_owned(), |why| why.to_string());
+                let why =
+                    error.map_or_else(|| "a key has disappeared".to_owned(), |why| why.to_string());
                 tracing::warn!(
-                    "closing a connection in the middle of its reply, with {} keys still to give: {why}",
+                    "closing a connection in the middle of its reply, with {} keys still to send: {why}",
                     left.unwrap_or(0)
                 );
                 Piece { bytes: Vec::new(), room, rest: Rest::Broken }
@@ -183,7 +184,7 @@ impl RangeStream {
         }
     }
 
-    /// Goes to the next key that matches.
+    /// Moves to the next key that matches.
     async fn find(&mut self) -> lsm::Result<bool> {
         while self.walk.step().await? {
             if self.walk.matches() {
@@ -193,8 +194,8 @@ impl RangeStream {
         Ok(false)
     }
 
-    /// Gives the element on which the walk stands, if there is memory for it.
-    fn give(&mut self, body: &mut Vec<u8>) -> bool {
+    /// Writes the element at the walk's position, if there is memory for it.
+    fn write_element(&mut self, body: &mut Vec<u8>) -> bool {
         let value = if self.values { self.walk.value().len() + HEADER_BYTES } else { 0 };
         let bytes = self.walk.key().len() + HEADER_BYTES + value;
         if !fits(&self.state, &mut self.room, body.len() + bytes) {
@@ -220,7 +221,7 @@ impl RangeStream {
         while found < self.limit && self.find().await? {
             found += 1;
             if !full {
-                match self.give(&mut body) {
+                match self.write_element(&mut body) {
                     true => given = found,
                     false => full = true,
                 }
@@ -234,7 +235,7 @@ impl RangeStream {
         bytes.append(&mut body);
         if found > given {
             self.left = Some(found - given);
-            self.walk.go_on_from(self.last.clone());
+            self.walk.continue_after(self.last.clone());
         }
         Ok(bytes)
     }
@@ -245,7 +246,7 @@ impl RangeStream {
             if !std::mem::take(&mut self.pending) && !self.find().await? {
                 return Err(None);
             }
-            if !self.give(&mut body) {
+            if !self.write_element(&mut body) {
                 self.pending = true;
                 break;
             }
@@ -259,20 +260,20 @@ impl RangeStream {
 pub(crate) struct LookupStream {
     state: Rc<CoreState>,
     keys: Vec<Vec<u8>>,
-    /// For the keys, where they are many.
+    /// Memory for the keys, where they are many.
     keys_room: Option<Share>,
     given: usize,
     room: Share,
-    /// Length of the value for which there was no memory.
+    /// Length of the value that did not fit, or 0.
     element_bytes: usize,
-    /// Keys to look up next; fewer where values are large.
+    /// Number of keys to look up next; fewer where values are large.
     together: usize,
     snapshot: Option<lsm::Snapshot>,
     protocol: Protocol,
 }
 
 impl LookupStream {
-    /// `keys_room` is what the keys themselves take of the core's unsent bytes.
+    /// `keys_room` is the keys' part of the core's unsent bytes.
     pub fn new(
         state: &Rc<CoreState>,
         keys: Vec<Vec<u8>>,
@@ -292,7 +293,7 @@ impl LookupStream {
         }
     }
 
-    /// For keys whose values are known to be large: they are looked up one by one at first.
+    /// For keys with large values: they are looked up one by one at first.
     pub fn of_large(
         state: &Rc<CoreState>,
         keys: Vec<Vec<u8>>,
@@ -337,7 +338,7 @@ impl LookupStream {
                 match answer {
                     Ok(Some(value)) => writer.bulk(&value),
                     Ok(None) => writer.null(),
-                    // The others are already promised: an error takes its element's place.
+                    // The array's length is already sent: an error takes its element's place.
                     Err(error) => write_error(&error, &mut writer),
                 }
             }

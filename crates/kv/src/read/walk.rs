@@ -1,5 +1,5 @@
-//! A walk over the keys in order, one way or the other, that can pause: while it waits for a slow
-//! client it holds a snapshot and its last key, no iterator and hence no block.
+//! A walk over the keys in order, in either direction, that can pause: while it waits for a slow
+//! client it holds a snapshot and its last key, but no iterator and hence no block.
 
 use std::rc::Rc;
 
@@ -9,7 +9,7 @@ use crate::command::range::{RangeBound, RangeQuery};
 use crate::core::state::{CoreState, FAMILY};
 use crate::read::glob;
 
-/// Steps between two looks at whether others wait.
+/// Steps between two yields to other tasks.
 const STEPS_PER_CHECK: u32 = 64;
 
 /// One end of a walk, owned.
@@ -21,7 +21,7 @@ enum End {
 }
 
 impl End {
-    /// `None` where nothing can be on this side.
+    /// `None` where the bound excludes every key.
     fn of(bound: RangeBound<'_>) -> Option<Self> {
         match bound {
             RangeBound::Open => Some(Self::Open),
@@ -32,7 +32,7 @@ impl End {
     }
 }
 
-/// See the module text.
+/// A walk over the keys of a range.
 pub(crate) struct Walk {
     state: Rc<CoreState>,
     snapshot: Option<Snapshot>,
@@ -43,14 +43,14 @@ pub(crate) struct Walk {
     prefix: Option<Vec<u8>>,
     expected: Option<usize>,
     iter: Option<Iter>,
-    /// The key to go on behind, where there is no iterator; `None` at the beginning.
+    /// The key after which to continue, where there is no iterator; `None` at the beginning.
     last: Option<Vec<u8>>,
     ended: bool,
     steps: u32,
 }
 
 impl Walk {
-    /// Over the keys that match a pattern, or all.
+    /// A walk over the keys that match a pattern, or all keys.
     pub fn matching(state: &Rc<CoreState>, pattern: Option<&[u8]>) -> Self {
         Self {
             state: state.clone(),
@@ -68,7 +68,7 @@ impl Walk {
         }
     }
 
-    /// Over a range.
+    /// A walk over a range.
     pub fn range(state: &Rc<CoreState>, query: &RangeQuery<'_>) -> Self {
         let mut walk = Self::matching(state, None);
         match (End::of(query.start), End::of(query.end)) {
@@ -80,27 +80,20 @@ impl Walk {
         walk
     }
 
-    /// Sees from now on what is visible now.
+    /// Takes a snapshot: from now on it sees the present state.
     pub fn freeze(&mut self) -> lsm::Result<()> {
         self.snapshot = Some(self.state.reader.snapshot()?);
         Ok(())
     }
 
-    /// Goes on behind `key`.
-    pub fn go_on_behind(&mut self, key: Vec<u8>) {
-        self.iter = None;
-        self.ended = false;
-        self.last = Some(key);
-    }
-
-    /// Goes on after `key`, or begins again.
-    pub fn go_on_from(&mut self, key: Option<Vec<u8>>) {
+    /// Continues after `key`, or begins again.
+    pub fn continue_after(&mut self, key: Option<Vec<u8>>) {
         self.iter = None;
         self.ended = false;
         self.last = key;
     }
 
-    /// Lets go of what it would not hold while it waits.
+    /// Releases the iterator while it waits.
     pub fn park(&mut self) {
         if let Some(iter) = self.iter.take()
             && iter.valid()
@@ -109,18 +102,18 @@ impl Walk {
         }
     }
 
-    /// The key it stands on.
+    /// The key at its position.
     pub fn key(&self) -> &[u8] {
         self.iter.as_ref().map_or(&[], Iter::key)
     }
 
-    /// The value it stands on.
+    /// The value at its position.
     pub fn value(&self) -> &[u8] {
         self.iter.as_ref().map_or(&[], Iter::value)
     }
 
-    /// Goes to the next key in the range, whether it matches the pattern or not; false behind the
-    /// last. Gives way to others now and then.
+    /// Moves to the next key in the range, whether it matches the pattern or not; false after the
+    /// last. Yields to other tasks periodically.
     pub async fn step(&mut self) -> lsm::Result<bool> {
         if self.ended {
             return Ok(false);
@@ -134,7 +127,7 @@ impl Walk {
             Some(iter) => iter.next().await?,
             None => self.seek().await?,
         }
-        // An exclusive lower end is still in the iterator's bounds.
+        // The iterator's bounds still include an exclusive lower end.
         let lower =
             |walk: &Self| matches!(&walk.start, End::Exclusive(start) if walk.key() == &start[..]);
         if !self.reverse && self.valid() && lower(self) {
@@ -147,7 +140,7 @@ impl Walk {
         Ok(!self.ended)
     }
 
-    /// Whether the key it stands on matches the pattern.
+    /// Whether the key at its position matches the pattern.
     pub fn matches(&self) -> bool {
         self.pattern.as_ref().is_none_or(|pattern| glob::matches(pattern, self.key()))
     }
@@ -171,7 +164,7 @@ impl Walk {
         };
         let upper = match &self.end {
             End::Exclusive(key) => Some(key.clone()),
-            // The first key behind an inclusive end, where the order is that of bytes.
+            // The first key after an inclusive end, in byte order.
             End::Inclusive(key) if !self.state.descending => {
                 Some(key.iter().copied().chain([0]).collect())
             }
@@ -210,7 +203,7 @@ impl Walk {
         Ok(())
     }
 
-    /// In descending order there is no first key behind an inclusive end, so the walk looks for
+    /// In descending order no key is the first after an inclusive end, so the walk checks the end
     /// itself.
     fn is_beyond_end(&self) -> bool {
         self.state.descending

@@ -1,10 +1,9 @@
-//! What a command writes, in the form in which it travels to the shard that owns its keys, and what
-//! it is answered.
+//! Changes: what a command writes, in the form in which it travels to the shard that owns its keys,
+//! and how it is answered.
 //!
-//! A change carries a batch of the engine: for most commands the very one that is written, put
-//! together by the core that read the command. Where the new value depends on the old one, the
-//! batch names the key and the operand, and the shard puts another together when it knows the old
-//! value.
+//! A change carries a batch of the engine. For most commands it is the batch that is written, built
+//! by the core that read the command. Where the new value depends on the old one, the batch holds
+//! the key and the operand, and the shard builds another batch when it knows the old value.
 
 use lsm::{BatchWriter, Op, WriteBatch};
 
@@ -12,30 +11,30 @@ use crate::command::spec::CommandId;
 use crate::core::state::FAMILY;
 use crate::settings::Settings;
 use crate::shard::long_double::LongDouble;
-use crate::shard::modify::built_bytes_told;
+use crate::shard::modify::built_bytes_min;
 
-/// What is noted of a key while a change of it is on its way, in bytes.
+/// Memory for a key while a change of it is in flight, in bytes.
 const KEY_BYTES: usize = 256;
-/// Largest value that a command may build where no [`Settings`](crate::Settings) say less: Redis's
+/// Largest value that a command may build, unless [`Settings`](crate::Settings) allow less: Redis's
 /// `proto-max-bulk-len`.
 pub(crate) const VALUE_BYTES_MAX: usize = resp::BULK_BYTES_MAX;
 
-/// A change of one or more keys: all of it happens, or none.
+/// A change of one or more keys; atomic.
 pub struct Change {
     pub(crate) kind: Kind,
     pub(crate) batch: BatchWriter,
-    /// Which command it is for, where one is.
+    /// The command it is for, if any.
     pub(crate) command: Option<CommandId>,
     commands: Commands,
 }
 
-/// The commands that share a change. Only those that set keys whatever was there do; each of them
-/// has a reply of its own.
+/// The commands that share a change. Only commands that set keys unconditionally share one; each of
+/// them has a reply of its own.
 struct Commands {
     count: u32,
-    /// Keys of all commands but the last, which has the rest.
+    /// Keys of all commands except the last, which has the rest.
     keys_before: u32,
-    /// Of those before the last, the commands that do not have exactly one key: their places and
+    /// Those of the commands before the last that do not have exactly one key: their positions and
     /// numbers of keys.
     wide: Vec<(u32, u32)>,
 }
@@ -44,21 +43,21 @@ impl Commands {
     const ONE: Self = Self { count: 1, keys_before: 0, wide: Vec::new() };
 }
 
-/// What is to be done with a change's keys.
+/// The operation on a change's keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
-    /// Set all keys, whatever was there.
+    /// Set all keys unconditionally.
     Put,
     /// Set the key if a condition holds.
     PutIf {
         only: Option<Only>,
         reply: PutReply,
     },
-    /// Set all keys if none of them is there.
+    /// Set all keys if none of them exists.
     PutIfNone,
-    /// Remove the keys and count those that were there.
+    /// Remove the keys and count those that existed.
     Delete,
-    /// Remove the key and give its value.
+    /// Remove the key and return its value.
     GetDelete,
     Append,
     /// Overwrite a part of the value, from this offset on.
@@ -67,11 +66,11 @@ pub(crate) enum Kind {
     AddFloat(LongDouble),
     /// Remove every key.
     Clear,
-    /// Make what was handed over before survive a power cut.
+    /// Make all earlier changes survive a power cut.
     Sync,
 }
 
-/// On which keys `SET` acts.
+/// The condition of a `SET`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Only {
     /// `NX`.
@@ -80,18 +79,18 @@ pub(crate) enum Only {
     Existing,
 }
 
-/// What `SET` in its forms is answered.
+/// The reply of the forms of `SET`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PutReply {
     /// `OK`, or null where nothing was set.
     Ok,
-    /// The value that was there.
+    /// The old value.
     Old,
     /// 1, or 0 where nothing was set.
     Flag,
 }
 
-/// What must be known of a change's keys before it can be made.
+/// What must be known about a change's keys before it can be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Need {
     Nothing,
@@ -99,27 +98,27 @@ pub(crate) enum Need {
     Value,
 }
 
-/// What a change is answered.
+/// The answer to a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// `OK`.
     Ok,
-    /// There is no such value, or nothing was set.
+    /// No such value, or nothing was set.
     Null,
     /// A number.
     Integer(i64),
     /// A value.
     Bulk(Vec<u8>),
-    /// The value that was there before, if there was one.
+    /// The old value, if any.
     Old(Option<Vec<u8>>),
-    /// Nothing was changed, in Redis's words.
+    /// The change was refused, in Redis's words.
     Refused(&'static str),
-    /// The engine cannot do it: its text, with Redis's code in front.
+    /// The engine cannot make the change: its text, beginning with Redis's code.
     Failed(Box<str>),
 }
 
 impl Kind {
-    /// Whether it is answered with the value that was there.
+    /// Whether its answer is the old value.
     pub(crate) fn gives_old(self) -> bool {
         matches!(self, Kind::GetDelete | Kind::PutIf { reply: PutReply::Old, .. })
     }
@@ -130,38 +129,38 @@ impl Change {
         Self { kind, batch, command: None, commands: Commands::ONE }
     }
 
-    /// Sets a key, as `SET` does. Answered by [`Answer::Ok`].
+    /// Sets a key, like `SET`. Answered by [`Answer::Ok`].
     pub fn put(key: &[u8], value: &[u8]) -> Self {
         let mut change = Self::puts();
         change.also_put(key, value);
         change
     }
 
-    /// Sets nothing yet; see [`Change::also_put`].
+    /// An empty change that sets keys; see [`Change::also_put`].
     pub fn puts() -> Self {
         Self::of(Kind::Put)
     }
 
-    /// Sets one key more, in the same batch: for a change that was made by [`Change::put`] or
-    /// [`Change::puts`]. If a key comes twice, the last value stays.
+    /// Sets one more key in the same batch, for a change made by [`Change::put`] or
+    /// [`Change::puts`]. If a key occurs twice, the last value wins.
     pub fn also_put(&mut self, key: &[u8], value: &[u8]) {
         self.batch.put(FAMILY, key, value);
     }
 
-    /// Removes keys, as `DEL` does. Answered by the number of those that were there.
+    /// Removes keys, like `DEL`. Answered by the number of keys that existed.
     pub fn delete<'a>(keys: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut batch = BatchWriter::new();
         keys.into_iter().for_each(|key| batch.delete(FAMILY, key));
         Self::new(Kind::Delete, batch)
     }
 
-    /// Removes every key, as `FLUSHDB` does.
+    /// Removes every key, like `FLUSHDB`.
     pub fn clear() -> Self {
         Self::of(Kind::Clear)
     }
 
-    /// Changes nothing, and is answered when everything handed over before survives a power cut,
-    /// whatever the durability: `SAVE`.
+    /// Changes nothing; answered when all earlier changes survive a power cut, whatever the
+    /// durability: `SAVE`.
     pub fn sync() -> Self {
         Self::of(Kind::Sync)
     }
@@ -171,7 +170,7 @@ impl Change {
         Self::new(kind, BatchWriter::new())
     }
 
-    /// What follows sets keys for another command, which has a reply of its own.
+    /// Begins the next command, which has a reply of its own.
     pub(crate) fn next_command(&mut self) {
         let commands = &mut self.commands;
         let keys = self.batch.count() - commands.keys_before;
@@ -182,13 +181,13 @@ impl Change {
         commands.count += 1;
     }
 
-    /// How many commands it stands for.
+    /// The number of commands it stands for.
     pub(crate) fn commands(&self) -> u32 {
         self.commands.count
     }
 
-    /// A change for each of its commands, in order.
-    pub(crate) fn apart(mut self) -> Vec<Change> {
+    /// Splits it into one change for each of its commands, in order.
+    pub(crate) fn split(mut self) -> Vec<Change> {
         let Commands { count, wide, .. } = std::mem::replace(&mut self.commands, Commands::ONE);
         if count == 1 {
             return vec![self];
@@ -211,18 +210,18 @@ impl Change {
         apart
     }
 
-    /// Bytes of its batch.
+    /// Length of its batch in bytes.
     pub fn len(&self) -> usize {
         self.batch.len()
     }
 
-    /// Whether it has no key.
+    /// Whether it has no keys.
     pub fn is_empty(&self) -> bool {
         self.batch.is_empty()
     }
 
-    /// What must be known of its keys. A database whose keys are counted has to know what was
-    /// there.
+    /// What must be known about its keys. A database whose keys are counted must know whether they
+    /// exist.
     pub(crate) fn need(&self, counted: bool) -> Need {
         match self.kind {
             Kind::Put | Kind::PutIf { only: None, reply: PutReply::Ok } if !counted => {
@@ -240,10 +239,10 @@ impl Change {
         }
     }
 
-    /// About how many bytes of memory it takes until it is answered: its batch, what is noted of
-    /// each key, and the value that it builds, as far as it tells.
+    /// The approximate memory it takes until it is answered: its batch, the notes on each key, and
+    /// the value it builds, as far as that is known.
     pub(crate) fn weight(&self) -> usize {
-        let built = built_bytes_told(self.kind, self.len()).min(VALUE_BYTES_MAX);
+        let built = built_bytes_min(self.kind, self.len()).min(VALUE_BYTES_MAX);
         self.len() + self.batch.count() as usize * KEY_BYTES + built
     }
 
@@ -284,8 +283,8 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_several_commands_comes_apart_into_theirs() {
-        // How many keys each command has.
+    fn a_change_of_several_commands_is_split_into_theirs() {
+        // The number of keys of each command.
         for sizes in [&[1][..], &[1, 1, 1], &[2, 1], &[1, 2], &[3], &[1, 3, 1, 2, 2, 1]] {
             let (mut change, mut expected) = (Change::puts(), Vec::new());
             for (number, &keys) in sizes.iter().enumerate() {
@@ -297,7 +296,7 @@ mod tests {
                 expected.push(keys);
             }
             assert_eq!(change.commands() as usize, sizes.len());
-            let apart = change.apart().into_iter().map(|mut change| {
+            let apart = change.split().into_iter().map(|mut change| {
                 assert_eq!((change.kind, change.commands()), (Kind::Put, 1));
                 let keys = change.entries().map(|(key, _)| key.to_vec());
                 keys.map(|key| String::from_utf8(key).unwrap()).collect::<Vec<_>>()
@@ -307,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_put_needs_to_know_nothing_unless_keys_are_counted() {
+    fn a_plain_put_needs_no_knowledge_unless_keys_are_counted() {
         assert_eq!(Change::put(b"a", b"1").need(false), Need::Nothing);
         assert_eq!(Change::put(b"a", b"1").need(true), Need::Existence);
         assert_eq!(Change::delete([&b"a"[..]]).need(false), Need::Existence);

@@ -1,18 +1,18 @@
-//! Which keys are there, as far as the last changes tell: so that a change which only has to know
-//! whether its key exists (in a database whose keys are counted, every `SET`) need not look in
+//! Remembers which keys exist, as far as recent changes tell. A change that only has to know
+//! whether its key exists (in a database whose keys are counted, every `SET`) then need not search
 //! memtables and tables, let alone read.
 //!
-//! Of a key it keeps 127 bits of its hash, under a seed that nobody outside knows; two keys of the
-//! same will not be met. There are two generations: what is told goes into the young one; when that
-//! is full it becomes the old one, and what was old is forgotten. Until something has been
-//! forgotten of a database that was empty, it knows all there is.
+//! Of a key it stores 127 bits of its hash, under a secret seed; two keys with the same hash will
+//! not occur in practice. There are two generations: new entries go into the young one. When that
+//! is full it becomes the old one, and the previous old one is dropped. If the database was empty
+//! at first, the knowledge is complete until an entry has been dropped.
 
 use std::mem;
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
-/// Bytes for a key in each generation, as full as the tables are.
+/// Bytes for a key in each generation, at the tables' maximum load.
 const BYTES_PER_KEY: usize = 20;
 
 /// The hash of a key.
@@ -20,35 +20,35 @@ const BYTES_PER_KEY: usize = 20;
 pub(crate) struct Fingerprint(pub u128);
 
 impl Fingerprint {
-    /// For tables of other things by the same key.
+    /// A shorter hash for other tables with the same keys.
     #[inline]
     pub fn short(self) -> u64 {
         (self.0 >> 64) as u64
     }
 }
 
-/// See the module text.
+/// Two generations of hashes, see the module text.
 pub(crate) struct Known {
-    /// Hashes; the lowest bit says whether the key is there.
+    /// Hashes; the lowest bit says whether the key exists.
     young: HashTable<u128>,
     old: HashTable<u128>,
-    /// Keys of a generation.
+    /// Maximum number of keys of a generation.
     keys_max: usize,
-    /// Keys it does not know are not there.
+    /// Unknown keys do not exist.
     complete: bool,
 }
 
 impl Known {
-    /// Takes so many bytes. `empty` says that the database has no key.
+    /// Uses `bytes` bytes. `empty` says that the database has no key.
     pub fn new(bytes: usize, empty: bool) -> Self {
-        // A table has a power of two of places, of which seven eighths are used.
+        // A table has a power of two of slots, of which seven eighths are used.
         let places = (bytes / (2 * BYTES_PER_KEY)).max(16);
         let keys_max = (1_usize << places.ilog2()) / 8 * 7;
         let table = || HashTable::with_capacity(keys_max);
         Self { young: table(), old: table(), keys_max, complete: empty }
     }
 
-    /// Whether a key is there; `None` when it has not been told lately.
+    /// Whether a key exists; `None` if unknown.
     #[inline]
     pub fn get(&self, key: Fingerprint) -> Option<bool> {
         let same = |entry: &u128| entry >> 1 == key.0 >> 1;
@@ -59,7 +59,7 @@ impl Known {
         }
     }
 
-    /// Whether a key is there from now on.
+    /// Notes whether a key exists from now on.
     #[inline]
     pub fn set(&mut self, key: Fingerprint, exists: bool) {
         if self.young.len() >= self.keys_max {
@@ -75,13 +75,13 @@ impl Known {
         }
     }
 
-    /// What was told was not so.
+    /// Forgets everything, because some of it was not written.
     pub fn forget(&mut self) {
         self.clear();
         self.complete = false;
     }
 
-    /// There is no key any more.
+    /// Notes that no key exists any more.
     pub fn clear(&mut self) {
         self.young.clear();
         self.old.clear();
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn it_knows_all_of_a_database_that_was_empty_until_it_forgets() {
+    fn knowledge_of_a_database_that_was_empty_is_complete_until_an_entry_is_dropped() {
         let mut known = Known::new(0, true);
         assert_eq!(known.get(key(1)), Some(false));
         let keys = known.keys_max as u128;
@@ -108,7 +108,7 @@ mod tests {
         for n in 0..2 * keys {
             assert_eq!(known.get(key(n)), Some(n % 3 > 0));
         }
-        assert_eq!(known.get(key(2 * keys)), Some(false), "nothing is forgotten yet");
+        assert_eq!(known.get(key(2 * keys)), Some(false), "nothing is dropped yet");
         known.set(key(2 * keys), true);
         assert_eq!(known.get(key(0)), None);
         assert_eq!(known.get(key(2 * keys)), Some(true));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_last_holds() {
+    fn the_last_note_of_a_key_counts() {
         let mut known = Known::new(0, false);
         assert_eq!(known.get(key(7)), None);
         known.set(key(7), true);

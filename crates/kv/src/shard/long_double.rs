@@ -1,30 +1,28 @@
-//! Numbers as `INCRBYFLOAT` computes with them: x86's 80-bit floating point, whose results Redis
-//! stores as text.
+//! The numbers of `INCRBYFLOAT`: x86's 80-bit floating point, whose results Redis stores as text.
 //!
-//! A number is `mantissa * 2^exponent`; a normal mantissa has its highest bit set, so 64 bits
-//! count. Texts are read with correct rounding (half to even) as `strtold` reads them, a sum is
-//! rounded once, and what is written is what `printf("%.17Lf")` gives, without the zeros at its
-//! end. So sums of decimal fractions come out as people write them: 0.1 + 0.2 is 0.3.
+//! A number is `mantissa * 2^exponent`; a normal mantissa has its highest bit set, so it has 64
+//! significant bits. Texts are read with correct rounding (half to even) like `strtold`, a sum is
+//! rounded once, and the output is that of `printf("%.17Lf")` without trailing zeros. So sums of
+//! decimal fractions come out as people write them: 0.1 + 0.2 is 0.3.
 
 use std::cmp::Ordering;
 
-/// Longest text that is read as a number, as in Redis.
+/// Maximum length of a number's text, as in Redis.
 const TEXT_BYTES_MAX: usize = 5 * 1024;
 /// The exponent of the smallest numbers.
 const EXPONENT_MIN: i32 = -16445;
 /// The exponent of the largest finite numbers.
 const EXPONENT_MAX: i32 = 16320;
-/// A decimal number of this exponent (of its first digit) is infinite.
+/// A decimal number whose first digit has a larger exponent is infinite.
 const DECIMAL_EXPONENT_MAX: i64 = 4940;
-/// One below this is nothing.
+/// One below this is zero.
 const DECIMAL_EXPONENT_MIN: i64 = -4960;
 /// The same for hexadecimal numbers, in bits.
 const BINARY_EXPONENT_MAX: i64 = 20_000;
-/// Decimals that are written.
+/// Number of decimals written.
 const DECIMALS: usize = 17;
 
-/// See the module text. Infinity and what is no number at all may be summands, but are never
-/// written.
+/// An 80-bit number, see the module text. Infinity and NaN may be summands, but are never written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum LongDouble {
     Finite { negative: bool, mantissa: u64, exponent: i32 },
@@ -35,8 +33,8 @@ pub(crate) enum LongDouble {
 impl LongDouble {
     pub const ZERO: Self = Self::Finite { negative: false, mantissa: 0, exponent: EXPONENT_MIN };
 
-    /// Reads a number, or infinity, that takes all of `text`. What is too large or too small to be
-    /// told from infinity or nothing is no number.
+    /// Parses a number, or infinity, that takes all of `text`. A number too large or too small to
+    /// be distinguished from infinity or zero is invalid.
     pub fn parse(text: &[u8]) -> Option<Self> {
         if text.len() >= TEXT_BYTES_MAX {
             return None;
@@ -78,7 +76,7 @@ impl LongDouble {
                 _ => ((a, m, e), (b, n, f)),
             },
         };
-        // `a` is the larger one, 60 bits up; what `b` has below that only breaks ties.
+        // `a` is the larger one, shifted up by 60 bits; bits of `b` below that only break ties.
         let large = u128::from(a.1) << 60;
         let distance = (a.2 - b.2).unsigned_abs();
         let (small, lost) = if distance <= 60 {
@@ -92,7 +90,7 @@ impl LongDouble {
         round(a.0 && sum > 0, sum, a.2 - 60, lost)
     }
 
-    /// As Redis writes it; `None` when it is not finite.
+    /// Formats it as Redis does; `None` when it is not finite.
     pub fn write(self) -> Option<String> {
         let Self::Finite { negative, mantissa, exponent } = self else { return None };
         let mut text = if exponent >= 0 {
@@ -175,21 +173,21 @@ fn nearest(negative: bool, mut above: Big, mut below: Big, exponent: i32) -> Lon
     round(negative, quotient, exponent + shift, above.bits() > 0)
 }
 
-/// Digits before and behind a point, and what follows them.
+/// The digits before and after a point, the number of those after it, and the remaining text.
 fn digits(text: &[u8], is_digit: fn(&u8) -> bool) -> Option<(Vec<u8>, usize, &[u8])> {
     let whole = text.iter().take_while(|byte| is_digit(byte)).count();
     let mut all = text[..whole].to_vec();
     let mut rest = &text[whole..];
-    let mut behind = 0;
+    let mut decimals = 0;
     if let [b'.', more @ ..] = rest {
-        behind = more.iter().take_while(|byte| is_digit(byte)).count();
-        all.extend_from_slice(&more[..behind]);
-        rest = &more[behind..];
+        decimals = more.iter().take_while(|byte| is_digit(byte)).count();
+        all.extend_from_slice(&more[..decimals]);
+        rest = &more[decimals..];
     }
-    (!all.is_empty()).then_some((all, behind, rest))
+    (!all.is_empty()).then_some((all, decimals, rest))
 }
 
-/// An exponent behind its letter, or none; it must take all of `text`.
+/// An exponent after its letter, or none; it must take all of `text`.
 fn exponent(text: &[u8], letter: u8) -> Option<i64> {
     let number = match text {
         [] => return Some(0),
@@ -210,10 +208,10 @@ fn exponent(text: &[u8], letter: u8) -> Option<i64> {
     Some(if negative { -size } else { size })
 }
 
-/// A decimal number, and whether it is written as zero.
+/// Parses a decimal number; also says whether it is written as zero.
 fn decimal(negative: bool, text: &[u8]) -> Option<(LongDouble, bool)> {
-    let (all, behind, rest) = digits(text, u8::is_ascii_digit)?;
-    let exponent = exponent(rest, b'e')? - behind as i64;
+    let (all, decimals, rest) = digits(text, u8::is_ascii_digit)?;
+    let exponent = exponent(rest, b'e')? - decimals as i64;
     let leading = all.iter().take_while(|&&digit| digit == b'0').count();
     let significant = &all[leading..];
     if significant.is_empty() {
@@ -237,10 +235,10 @@ fn decimal(negative: bool, text: &[u8]) -> Option<(LongDouble, bool)> {
     Some((nearest(negative, above, below, 0), false))
 }
 
-/// A hexadecimal number behind its `0x`.
+/// Parses a hexadecimal number after its `0x`.
 fn hexadecimal(negative: bool, text: &[u8]) -> Option<(LongDouble, bool)> {
-    let (all, behind, rest) = digits(text, u8::is_ascii_hexdigit)?;
-    let exponent = exponent(rest, b'p')? - 4 * behind as i64;
+    let (all, decimals, rest) = digits(text, u8::is_ascii_hexdigit)?;
+    let exponent = exponent(rest, b'p')? - 4 * decimals as i64;
     let mut above = Big::default();
     for &digit in &all {
         above.multiply_add(16, char::from(digit).to_digit(16).unwrap_or(0));
@@ -258,7 +256,7 @@ fn hexadecimal(negative: bool, text: &[u8]) -> Option<(LongDouble, bool)> {
     Some((nearest(negative, above, Big::from(1), exponent as i32), false))
 }
 
-/// A natural number of any size, its lowest 32 bits first; no zero at the end.
+/// A natural number of any size, lowest 32 bits first, without leading zero words.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Big(Vec<u32>);
 
@@ -303,7 +301,7 @@ impl Big {
         by_length.then_with(|| self.0.iter().rev().cmp(other.0.iter().rev()))
     }
 
-    /// Takes away what is not larger.
+    /// Subtracts a number that is not larger.
     fn subtract(&mut self, other: &Self) {
         let mut borrow = 0;
         for (at, word) in self.0.iter_mut().enumerate() {
@@ -347,7 +345,7 @@ mod tests {
         number(a).add(number(b)).write().unwrap_or_else(|| "none".to_owned())
     }
 
-    /// What redis-server 7.0.15 on x86-64 answers.
+    /// The results of redis-server 7.0.15 on x86-64.
     #[test]
     fn sums_are_those_of_redis() {
         for (a, b, expected) in [
@@ -374,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_refused() {
+    fn texts_that_are_not_numbers_are_refused() {
         for text in [
             "",
             " 1",

@@ -495,7 +495,7 @@ impl Inner {
 
     /// Takes room for the value that a change is about to build.
     fn expect_built(&self, change: &Change) -> usize {
-        let bytes = modify::built_bytes_told(change.kind, change.len());
+        let bytes = modify::built_bytes_min(change.kind, change.len());
         let expected = bytes.min(self.value_bytes_max.get());
         self.built_bytes.set(self.built_bytes.get() + expected);
         expected
@@ -1051,7 +1051,7 @@ async fn land_all(inner: Rc<Inner>) {
 /// The changes of a change's commands, each with its place.
 fn apart(change: Change, place: Place) -> impl Iterator<Item = (Change, Place)> {
     let Place { answers, at, command, .. } = place;
-    change.apart().into_iter().zip(at..).map(move |(change, at)| {
+    change.split().into_iter().zip(at..).map(move |(change, at)| {
         (change, Place { answers: answers.clone(), at, commands: 1, command })
     })
 }

@@ -1,4 +1,5 @@
-//! What a change makes of the values that are there: pure, in Redis 7.0's words where it refuses.
+//! Computes what a change of one key writes and answers, given the old value: pure, with Redis
+//! 7.0's refusals.
 
 use lsm::BatchWriter;
 use resp::parse_i64;
@@ -13,13 +14,13 @@ const NOT_A_FLOAT: &str = "ERR value is not a valid float";
 const NOT_FINITE: &str = "ERR increment would produce NaN or Infinity";
 const TOO_LONG: &str = "ERR string exceeds maximum allowed size (proto-max-bulk-len)";
 
-/// What is known of a key before a change.
+/// The knowledge of a key before a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Old {
-    /// Nothing, and it does not matter.
+    /// Unknown, because it does not matter.
     Unknown,
     Missing,
-    /// There, with a value that does not matter.
+    /// Exists, with a value that does not matter.
     There,
     Value(Vec<u8>),
 }
@@ -29,7 +30,7 @@ impl Old {
         matches!(self, Old::There | Old::Value(_))
     }
 
-    /// Bytes of the value.
+    /// Length of the value.
     pub fn len(&self) -> usize {
         self.bytes().map_or(0, <[u8]>::len)
     }
@@ -49,19 +50,19 @@ impl Old {
     }
 }
 
-/// What is to be written for a change of one key.
+/// What a change of one key writes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Write {
     Nothing,
-    /// The batch that the change came with.
+    /// The batch that came with the change.
     AsItIs,
     /// This value instead of the operand.
     Value(Vec<u8>),
 }
 
-/// How long a value a change builds, as far as the change itself tells. The old value may make it
-/// longer.
-pub(crate) fn built_bytes_told(kind: Kind, operand_bytes: usize) -> usize {
+/// The length of the value that a change builds, as far as the change alone tells. The old value
+/// may make it longer.
+pub(crate) fn built_bytes_min(kind: Kind, operand_bytes: usize) -> usize {
     match kind {
         Kind::Append => operand_bytes,
         Kind::SetRange(offset) => offset.saturating_add(operand_bytes),
@@ -69,8 +70,8 @@ pub(crate) fn built_bytes_told(kind: Kind, operand_bytes: usize) -> usize {
     }
 }
 
-/// What a change of one key writes and is answered. `operand` is what its batch has for a value. A
-/// value longer than `bytes_max` is refused before memory is taken for it.
+/// Computes what a change of one key writes and how it is answered. `operand` is the value in its
+/// batch. A value longer than `bytes_max` is refused before memory is taken for it.
 pub(crate) fn modify(kind: Kind, old: Old, operand: &[u8], bytes_max: usize) -> (Write, Answer) {
     match kind {
         Kind::PutIf { only, reply } => {
@@ -231,7 +232,7 @@ mod tests {
         }
         let (_, longest) = made(Kind::SetRange(BYTES_MAX - 1), value("ab"), "x");
         assert_eq!(longest, Answer::Integer(BYTES_MAX as i64));
-        // What was written where more was allowed is not built again, either.
+        // A value that was written under a larger limit is not rebuilt, either.
         let longer = "x".repeat(BYTES_MAX + 1);
         for kind in [Kind::Append, Kind::SetRange(0)] {
             assert_eq!(made(kind, value(&longer), "y"), (None, Answer::Refused(TOO_LONG)));

@@ -1,10 +1,10 @@
-//! What a shard knows of keys that it has changed and readers do not see yet, and who waits for
-//! them.
+//! The overlay: the keys that a shard has changed and readers do not see yet, and the changes that
+//! wait for keys.
 //!
-//! A key has an entry while a write of it is on its way, or a change waits for what its old value
-//! is. Every change that has to wait stands in the queues of all its keys from its arrival on, and
-//! is made when it is first in each: so changes of one key are made in the order of their arrival,
-//! and none waits for one that came later.
+//! A key has an entry while a write of it is in flight, or a change waits for its old value. A
+//! change that has to wait joins the queues of all its keys when it arrives, and is made when it is
+//! first in each. So changes of one key are made in the order of their arrival, and none waits for
+//! one that came later.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -14,10 +14,10 @@ use hashbrown::hash_table::Entry as Slot;
 
 use crate::shard::known::Fingerprint;
 
-/// Keys for which room is kept.
+/// Capacity kept for further keys.
 const ROOM_KEPT: usize = 8192;
 
-/// The place of a write among all writes of a shard.
+/// The sequence number of a write of a shard.
 pub(crate) type Ticket = u64;
 
 /// A key and its hash.
@@ -27,23 +27,23 @@ pub(crate) struct Key {
     bytes: Rc<[u8]>,
 }
 
-/// What the last write of a key leaves.
+/// What the last write of a key left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Newest {
     Missing,
     There,
-    /// There, with this value, kept because the next change may want it.
+    /// Exists with this value, which is kept because the next change may need it.
     Value(Rc<[u8]>),
 }
 
 struct Entry<J> {
     key: Key,
-    /// The last write, unless readers see it already.
+    /// The last write, until readers see it.
     written: Option<(Ticket, Newest)>,
     waiting: VecDeque<Rc<J>>,
 }
 
-/// See the module text. `J` is a change that waits.
+/// Entries by key, see the module text. `J` is a waiting change.
 pub(crate) struct Overlay<J> {
     entries: HashTable<Entry<J>>,
 }
@@ -65,7 +65,7 @@ impl<J> Overlay<J> {
         self.find(key, print).is_some_and(|entry| !entry.waiting.is_empty())
     }
 
-    /// What the last write of a key leaves that readers do not see yet.
+    /// What the last write of a key left, while readers do not see it yet.
     #[inline]
     pub fn newest(&self, key: &[u8], print: Fingerprint) -> Option<&(Ticket, Newest)> {
         self.find(key, print)?.written.as_ref()
@@ -84,14 +84,14 @@ impl<J> Overlay<J> {
         }
     }
 
-    /// A write of a key is on its way. Gives the key for [`Overlay::landed`].
+    /// Notes a write in flight. Returns the key for [`Overlay::landed`].
     pub fn write(&mut self, key: &[u8], print: Fingerprint, ticket: Ticket, newest: Newest) -> Key {
         let entry = self.entry(key, print);
         entry.written = Some((ticket, newest));
         entry.key.clone()
     }
 
-    /// Readers see a write of a key.
+    /// Notes that readers see a write of a key.
     pub fn landed(&mut self, key: &Key, ticket: Ticket) {
         let same = |entry: &Entry<J>| Rc::ptr_eq(&entry.key.bytes, &key.bytes);
         if let Ok(mut found) = self.entries.find_entry(key.hash, same) {
@@ -104,26 +104,26 @@ impl<J> Overlay<J> {
         }
     }
 
-    /// Gives back what a change of many keys needed.
+    /// Releases the capacity that a change of many keys needed.
     fn shrink(&mut self) {
         if self.entries.is_empty() && self.entries.capacity() > ROOM_KEPT {
             self.entries = HashTable::new();
         }
     }
 
-    /// Makes room for so many keys more.
+    /// Reserves capacity for `keys` more keys.
     pub fn reserve(&mut self, keys: usize) {
         self.entries.reserve(keys, |entry| entry.key.hash);
     }
 
-    /// Puts a change behind those that wait for this key; true when there was none.
+    /// Appends a change to the queue of this key; true when the queue was empty.
     pub fn wait(&mut self, key: &[u8], print: Fingerprint, job: &Rc<J>) -> bool {
         let waiting = &mut self.entry(key, print).waiting;
         waiting.push_back(job.clone());
         waiting.len() == 1
     }
 
-    /// The first that waited for this key is done; gives the next.
+    /// The first change in the queue of this key is done; returns the next.
     pub fn next(&mut self, key: &[u8], print: Fingerprint) -> Option<Rc<J>> {
         let same = |entry: &Entry<J>| *entry.key.bytes == *key;
         let mut found = self.entries.find_entry(print.short(), same).ok()?;
@@ -142,12 +142,12 @@ impl<J> Overlay<J> {
 mod tests {
     use super::*;
 
-    // The same hash, which it must not mind.
+    // Both keys have the same hash: collisions must be handled.
     const K: Fingerprint = Fingerprint(1 << 100);
     const L: Fingerprint = K;
 
     #[test]
-    fn a_key_is_known_until_its_last_write_has_landed() {
+    fn a_key_has_an_entry_until_its_last_write_has_landed() {
         let mut overlay: Overlay<()> = Overlay::default();
         let first = overlay.write(b"k", K, 1, Newest::There);
         let second = overlay.write(b"k", K, 2, Newest::Missing);
@@ -166,7 +166,7 @@ mod tests {
         assert!(!overlay.wait(b"k", K, &b) && overlay.wait(b"l", L, &b));
         let write = overlay.write(b"k", K, 1, Newest::There);
         overlay.landed(&write, 1);
-        assert!(overlay.is_awaited(b"k", K), "somebody still waits");
+        assert!(overlay.is_awaited(b"k", K), "a change still waits");
         assert_eq!(overlay.next(b"k", K), Some(b));
         assert_eq!(overlay.next(b"k", K), None);
         assert_eq!(overlay.next(b"l", L), None);

@@ -1,15 +1,15 @@
-//! The changes of each connection that wait, in the order in which it sent them.
+//! The waiting changes of each connection, in the order in which it sent them.
 //!
-//! While one of a connection waits, all that it sends later wait for it: what they write does not
-//! get into the log before what it sent earlier. Connections do not wait for each other here.
+//! While one change of a connection waits, all later ones wait after it: their writes do not get
+//! into the log before earlier ones. Connections do not wait for each other here.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-/// A connection, by its number in the node.
+/// A connection's number in the node.
 pub(crate) type Connection = u64;
 
-/// See the module text. `J` is a change that waits.
+/// The queues by connection. `J` is a waiting change.
 pub(crate) struct Turns<J>(BTreeMap<Connection, VecDeque<Rc<J>>>);
 
 impl<J> Default for Turns<J> {
@@ -24,18 +24,18 @@ impl<J> Turns<J> {
         self.0.contains_key(&connection)
     }
 
-    /// Puts a change behind those of its connection that wait.
+    /// Appends a change to the queue of its connection.
     pub fn wait(&mut self, connection: Connection, job: &Rc<J>) {
         self.0.entry(connection).or_default().push_back(job.clone());
     }
 
-    /// Whether nothing of its connection is before a change that waits.
+    /// Whether a waiting change is the first of its connection.
     pub fn is_first(&self, connection: Connection, job: &Rc<J>) -> bool {
         let first = self.0.get(&connection).and_then(VecDeque::front);
         first.is_some_and(|first| Rc::ptr_eq(first, job))
     }
 
-    /// The first that waited of a connection is done; gives the next.
+    /// The first waiting change of a connection is done; returns the next.
     pub fn next(&mut self, connection: Connection) -> Option<Rc<J>> {
         let waiting = self.0.get_mut(&connection)?;
         waiting.pop_front();
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_of_a_connection_take_turns_and_others_are_not_in_their_way() {
+    fn changes_of_a_connection_take_turns_and_do_not_delay_others() {
         let mut turns: Turns<u8> = Turns::default();
         let (a, b, c) = (Rc::new(1), Rc::new(2), Rc::new(3));
         turns.wait(7, &a);
