@@ -1,22 +1,24 @@
-"""Several engines write to one directory in turn, and all of them read it after each.
+"""Several engines write to one directory in turn, and all of them read it after each round.
 
-Millrace, RocksDB 7.8 (its C API) and a newer one (rocksdict). In a round one of them opens the directory, writes a random
-history with everything that splits the versions of a key over files or leaves tombstones of all kinds (snapshots held across
-flushes and compactions, narrow compactions, trivial moves, SingleDeletes, range deletions, blobs, keys at the borders of
-files), and stops or is killed. Then every engine has to find what a model holds: forwards, backwards, and nothing else.
+The engines are Millrace, RocksDB 7.8 (through its C API) and a newer RocksDB (rocksdict). In a round one of them opens the
+directory, writes a random history and stops or is killed. The history has everything that splits the versions of a key over
+files or leaves tombstones: snapshots held across flushes and compactions, narrow compactions, trivial moves, SingleDeletes,
+range deletions, blobs, keys at the borders of files. Then every engine must find exactly what a model holds, forwards and
+backwards.
 
-Before each round of ours RocksDB prepares every family for a merge: narrow files of level 0, above keys whose versions are
-split over files of level 1, or above pairs of SingleDelete and Put of which the older Put lies deep. A run counts our merges.
+Before each round of ours RocksDB prepares every family for a compaction: narrow files in level 0, above keys whose versions
+are split over files of level 1, or above pairs of SingleDelete and Put whose older Put is in a deep level. A run counts our
+compactions.
 
     python3 e2e/alternating.py SEED...         runs these seeds
     python3 e2e/alternating.py FROM-TO         runs this range of seeds
       --rounds N      rounds of each (12)
-      --keep          leaves the directory of a seed that fails
+      --keep          keeps the directory of a seed that fails
       --engines A,B   only these write: millrace, 7.8, newer
 
-SingleDelete is used as RocksDB demands: in keys of their own, which are written once between two of them.
+SingleDelete is used as RocksDB requires: for keys of their own, which are written once between two SingleDeletes.
 
-That it finds faults is seen with a binary that has them (the names are in crates/lsm/src/write/merge_plan.rs and keep.rs):
+Binaries with planted faults show that the test finds them (the names are in crates/lsm/src/write/merge_plan.rs and keep.rs):
 
     cargo build -p millrace-cli --features lsm/mutants
     MILLRACE=target/debug/millrace MILLRACE_MUTANT=neighbours_stay_behind python3 e2e/alternating.py 0-5
@@ -44,7 +46,7 @@ ENGINES = ["millrace", "7.8", "newer"]
 
 
 def key(n):
-    """The n-th key. Every third is deleted by SingleDelete alone."""
+    """The n-th key. Every third is deleted by SingleDelete only."""
     return b"key%04d" % n
 
 
@@ -57,7 +59,7 @@ def single(name):
 
 
 class Newer:
-    """RocksDB of rocksdict behind the methods of rocksdb78.Database."""
+    """rocksdict's RocksDB with the methods of rocksdb78.Database."""
 
     def __init__(self, path, families, read_only=False, **common):
         import rocksdict
@@ -76,7 +78,7 @@ class Newer:
         options.create_if_missing(True)
         options.create_missing_column_families(True)
         tables = self.rocksdict.BlockBasedOptions()
-        tables.set_format_version(5)  # or 7.8 could not read them
+        tables.set_format_version(5)  # the newest that 7.8 can read
         if block_size := values.pop("block_size", None):
             tables.set_block_size(block_size)
         options.set_block_based_table_factory(tables)
@@ -146,7 +148,7 @@ def hexed(value):
 
 
 def open_engine(name, path, families, read_only, common):
-    """A directory, opened by one of the engines that are not ours."""
+    """Opens a directory with one of the RocksDBs."""
     if name == "newer":
         return Newer(path, families, read_only, **common)
     import rocksdb78
@@ -157,7 +159,7 @@ def open_engine(name, path, families, read_only, common):
 
 
 def serve_engine(name):
-    """What the process of one engine does: a request a line, an answer a line."""
+    """The process of one engine: a request per line, an answer per line."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -185,7 +187,7 @@ def serve_engine(name):
 
 
 class Engine:
-    """A process that opens directories with one of the engines that are not ours."""
+    """A process that opens directories with one of the RocksDBs."""
 
     def __init__(self, name):
         self.name = name
@@ -230,7 +232,7 @@ class Run:
         self.random = random.Random(f"alternating {seed}")
         self.directory = directory
         self.data = directory / "db"
-        # These are never compacted below level 1.
+        # These families are never compacted below level 1.
         self.flat = self.random.sample(FAMILIES, 2)
         self.model = {family: {} for family in FAMILIES}
         self.writers = engines
@@ -239,7 +241,7 @@ class Run:
         self.said = []
 
     def options(self, prepares=False):
-        """Options of a round: tiny files, and shapes in which little or much lies below."""
+        """Options of a round: tiny files, and lower levels with little or much data."""
         rng = self.random
         common = {
             "write_buffer_size": 1 << 20,
@@ -255,14 +257,14 @@ class Run:
         blobs |= {"blob_gc_age_cutoff": rng.choice([0.25, 1.0])}
         own = {family: {"max_bytes_for_level_base": 10 << 20, "disable_auto_compactions": 1} for family in self.flat}
         if prepares:
-            # Files of a few entries; and what is flushed stays in level 0.
+            # Files of a few entries; flushed files stay in level 0.
             small = {"target_file_size_base": rng.choice([1, 60, 150]), "block_size": rng.choice([1, 1, 100])}
             own = {family: own.get(family, {}) | small | {"disable_auto_compactions": 1} for family in FAMILIES}
         own["blobs"] = own.get("blobs", {}) | blobs
         return common, own
 
     def some_key(self, window):
-        """A key of the window; often one at the border of a file, or beside one."""
+        """A key of the window, often at or next to the border of a file."""
         rng = self.random
         window = (min(window[0], KEYS - 1), max(window[1], window[0] + 1))
         if self.borders and rng.random() < 0.35:
@@ -272,7 +274,7 @@ class Run:
         return key(min(max(at, window[0]), window[1] - 1))
 
     def window(self):
-        """Where a round writes: everywhere, or between the borders of files."""
+        """The key range of a round: all keys, or between the borders of files."""
         rng = self.random
         if rng.random() < 0.25:
             return 0, KEYS
@@ -291,7 +293,7 @@ class Run:
         return b"%08x" % rng.getrandbits(32) + b"v" * rng.choice([0, 4, 30, 80, 300])
 
     def change(self, family, window, can_single):
-        """One change, made in the model: as an operation."""
+        """Makes one change in the model; returns it as an operation."""
         rng, model = self.random, self.model[family]
         name = self.some_key(window)
         if single(name):
@@ -309,7 +311,7 @@ class Run:
         return ["put", family, "x" + name.hex(), "x" + model[name].hex()]
 
     def history(self, can_single):
-        """What RocksDB does in a round."""
+        """RocksDB's operations of a round."""
         rng = self.random
         window, operations = self.window(), []
         for _ in range(rng.randrange(20, 160)):
@@ -341,7 +343,7 @@ class Run:
         return [operation for operation in operations if operation]
 
     def split(self, family, window):
-        """Versions of a few keys that a compaction splits over files of level 1, since snapshots need them all."""
+        """Versions of a few keys that a compaction splits over files of level 1, because snapshots need all of them."""
         rng, operations = self.random, []
         for _ in range(rng.randrange(4, 10)):
             operations += [self.change(family, (window, window + 3), True), ["snapshot"]]
@@ -350,7 +352,7 @@ class Run:
         return operations + [["flush", family], ["compact", family, None, None]]
 
     def pairs(self, family, window):
-        """A key that is put deep down, and deleted by SingleDelete and put again above."""
+        """A key that is put in a deep level, and deleted by SingleDelete and put again above it."""
         rng, model = self.random, self.model[family]
         name, operations = key(window + -window % 3), []
 
@@ -376,7 +378,7 @@ class Run:
         return operations
 
     def prepare(self):
-        """What makes our next opening merge, in every family. Its last changes are in the log alone, or in a file."""
+        """Makes our next opening compact every family. The last changes are in the log only, or in a file."""
         operations = []
         for family in FAMILIES:
             window = self.random.randrange(KEYS - 3)
@@ -387,7 +389,7 @@ class Run:
         return operations
 
     def aftermath(self):
-        """SingleDeletes above what was merged, which meet it in narrow compactions."""
+        """SingleDeletes above compacted keys, which meet them in narrow compactions."""
         operations = []
         for family in FAMILIES:
             names = [name for name in sorted(self.model[family]) if single(name)]
@@ -439,7 +441,7 @@ class Run:
             common, own = self.options()
             self.compare(f"RocksDB {name}", engine.ask(self.data, read=True, read_only=True, common=common, own=own))
             if self.random.random() < 0.25:
-                # What it makes of the files when it compacts them, here and there and then all.
+                # The same after RocksDB compacts the files, first narrow ranges and then everything.
                 copy = self.directory / "copy"
                 shutil.copytree(self.data, copy)
                 narrow = [["compact", family, "x" + key(at).hex(), "x" + key(at).hex()] for family in FAMILIES for at in self.borders[::3]]
@@ -464,7 +466,7 @@ class Run:
 
 
 class Ours:
-    """Millrace, by its command and its server."""
+    """Millrace, through its command and its server."""
 
     def __init__(self, directory):
         import millrace
@@ -484,7 +486,7 @@ class Ours:
                 assert reply == b"OK" or isinstance(reply, int), reply
             found = client.call("MGET", *expected)
             assert dict(zip(expected, found)) == expected, "millrace, while it writes"
-            # Level 0 may be merged now.
+            # Gives level 0 time to be compacted.
             for _ in range(100):
                 info = dict(line.split(":", 1) for line in client.call("INFO", "persistence").decode().splitlines() if ":" in line)
                 assert info["write_failure"] == "", info["write_failure"]
@@ -510,7 +512,7 @@ class Ours:
 
 
 def run(seed, rounds, directory, engines=ENGINES):
-    """Runs a seed; what differs is an AssertionError that names the seed and a command."""
+    """Runs a seed; a difference is an AssertionError that names the seed and the command to repeat it."""
     directory.mkdir(parents=True, exist_ok=True)
     history, ours, number = Run(seed, directory, engines), Ours(directory), 0
     try:

@@ -1,4 +1,4 @@
-"""What the tests share: the binary, the databases that RocksDB made, and nodes over them."""
+"""Fixtures that the tests share: the binary and the databases that RocksDB makes."""
 
 import concurrent.futures
 import pathlib
@@ -11,8 +11,8 @@ import millrace
 import pytest
 
 
-# Databases are made by several threads at once. A program that is started by vfork while another thread does the same
-# was seen to end in EFAULT, once in some thousand times.
+# Databases are made by several threads in parallel. A program started by vfork while another thread does the same has
+# failed with EFAULT, about once in a thousand times.
 subprocess._USE_VFORK = False
 
 
@@ -21,7 +21,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Longer forms may take longer."""
+    """Gives the long forms of tests a longer timeout."""
     if config.getoption("--long"):
         for item in items:
             item.add_marker(pytest.mark.timeout(3600))
@@ -29,27 +29,27 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def long(request):
-    """Whether the longer forms are wanted."""
+    """Whether to run the long forms of tests."""
     return request.config.getoption("--long")
 
 
 @pytest.fixture(autouse=True)
 def state_of_its_own(tmp_path_factory, monkeypatch):
-    """Nodes of a test remember nothing of other tests, nor anything on this machine."""
+    """Gives each test's nodes a state directory of their own."""
     monkeypatch.delenv("MILLRACE_STATE", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def binary():
-    """The release binary, built before."""
+    """The release binary, which must be built."""
     if not millrace.BINARY.exists():
         pytest.exit(f"{millrace.BINARY} is missing: cargo build --release -p millrace-cli", returncode=1)
     return millrace.BINARY
 
 
 class Workshop:
-    """Makes the databases, ahead of the tests that read them, and keeps each until the session is over."""
+    """Makes the databases ahead of the tests that read them, and keeps them until the session ends."""
 
     def __init__(self, root, names):
         self.root = root
@@ -57,8 +57,8 @@ class Workshop:
         self.jobs = {name: self.pool.submit(databases.build, name, root / name) for name in names}
 
     def directory(self, name):
-        """The directory of a finished database: `db` and `expected` are in it."""
-        # One that is still waiting its turn is made here and now.
+        """The directory of a finished database, with `db` and `expected`."""
+        # A database that is still queued is made here.
         if name not in self.jobs or self.jobs[name].cancel():
             self.jobs[name] = concurrent.futures.Future()
             self.jobs[name].set_result(databases.build(name, self.root / name))
@@ -68,8 +68,8 @@ class Workshop:
 
 @pytest.fixture(scope="session")
 def workshop(request):
-    """The databases; those that the chosen tests are about are begun at once."""
-    # On a disk: what reads with O_DIRECT should find what O_DIRECT finds there.
+    """The databases; starts making those that the selected tests need."""
+    # On a disk and not in memory, so that O_DIRECT is tested.
     root = pathlib.Path(tempfile.mkdtemp(prefix="millrace-e2e-"))
     names = {}
     for item in request.session.items:

@@ -1,16 +1,17 @@
 """The databases that RocksDB writes and Millrace reads.
 
-Each entry of DATABASES is one small database with one option, or one history, that changes bytes on disk. Three writers
-make them: db_bench and ldb (Debian's RocksDB 7.8.3) and rocksdict (RocksDB 9.8); a few by RocksDB 11 come from an archive. What is expected is what *they* read
-back: `ldb scan --hex`, or an iterator of rocksdict, over the finished directory.
+Each entry of DATABASES is a small database with one option, or one history, that changes bytes on disk. The writers are
+db_bench and ldb (Debian's RocksDB 7.8.3) and rocksdict (RocksDB 9.8); a few databases of RocksDB 11 come from an archive.
+The expected contents are what the writer's RocksDB reads back: `ldb scan --hex`, or an iterator of rocksdict, over the
+finished directory.
 
 By hand, to look at one:
 
     python3 e2e/databases.py                 the names
     python3 e2e/databases.py NAME DIR        makes DIR/db, and DIR/expected/FAMILY with lines of KEYHEX VALUEHEX
 
-Every maker runs in a process of its own, so that one that ends without closing its database leaves what a killed process
-leaves: a WAL and no flush.
+Every maker runs in a process of its own. One that ends without closing its database leaves what a killed process leaves: a
+WAL and no flush.
 """
 
 import os
@@ -29,13 +30,13 @@ OPTIONS_TEMPLATE = pathlib.Path(__file__).with_name("rocksdb-options.ini")
 
 @dataclass
 class Database:
-    """How to make one database, and what is to be expected of reading it."""
+    """How to make one database, and what reading it must give."""
 
     name: str
     make: Callable[[pathlib.Path], None]
-    reader: str = "rocksdict"  # who says what is in it: "ldb", "rocksdict" or "archive"
-    error: str | None = None  # reading must fail with a text that matches this
-    # Reading must fail with a text that matches this, or be right: for what RocksDB reads and Millrace may refuse.
+    reader: str = "rocksdict"  # where the expected contents come from: "ldb", "rocksdict" or "archive"
+    error: str | None = None  # reading must fail with a message that matches this
+    # Reading must fail with a message that matches this, or be right: RocksDB reads the database, Millrace may refuse it.
     may_refuse: str | None = None
     families: list[str] = field(default_factory=lambda: ["default"])
 
@@ -44,7 +45,7 @@ DATABASES: dict[str, Database] = {}
 
 
 def database(name, reader="rocksdict", **more):
-    """Adds the decorated maker as a database."""
+    """Registers the decorated maker as a database."""
 
     def add(make):
         assert name not in DATABASES, name
@@ -69,7 +70,7 @@ BENCH_FLAGS = {
 
 
 def run(*command, text=""):
-    """Runs a tool of theirs with `text` as its input; its output is shown only if it fails."""
+    """Runs a tool with `text` as its input; shows its output only if it fails."""
     done = subprocess.run([str(c) for c in command], input=text, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, command))}: {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -77,13 +78,13 @@ def run(*command, text=""):
 
 
 def db_bench(path, benchmarks="fillseq,compact", **flags):
-    """Runs db_bench with BENCH_FLAGS and what is given over them."""
+    """Runs db_bench with BENCH_FLAGS, overridden by `flags`."""
     values = BENCH_FLAGS | flags
     run("db_bench", f"--db={path}", f"--benchmarks={benchmarks}", *(f"--{k}={v}" for k, v in values.items()))
 
 
 def bench(name, benchmarks="fillseq,compact", error=None, may_refuse=None, families=None, **flags):
-    """A database that is one run of db_bench."""
+    """Registers a database made by one run of db_bench."""
     more = {"families": families} if families else {}
     database(f"db_bench-{name}", "ldb", error=error, may_refuse=may_refuse, **more)(
         lambda path: db_bench(path, benchmarks, **flags)
@@ -176,7 +177,7 @@ def _(path):
 
 @database("db_bench-wal-elsewhere", "ldb", may_refuse="(?i)wal")
 def _(path):
-    """`wal_dir` names another directory: its records may be read or refused, not silently left out."""
+    """`wal_dir` names another directory: its records may be read or refused, but not silently dropped."""
     db_bench(path, "fillseq", num=500, wal_dir=f"{path}.wal")
 
 
@@ -243,15 +244,15 @@ def _(path):
 
 
 def options(path, **edits):
-    """Options of RocksDB 9.8 with `edits` made to its own options file: every option there is, by its own name.
+    """Options of RocksDB 9.8, from its own options file with `edits`: every option, by its own name.
 
-    A value may be a text or a number; an edit of a name that the file does not have is a mistake and fails.
+    A value may be a string or a number; editing a name that the file does not have fails.
     """
     import rocksdict
 
     text = OPTIONS_TEMPLATE.read_text()
     if "write_buffer_size" in edits:
-        edits.setdefault("arena_block_size", 4096)  # or one block alone would fill the memtable
+        edits.setdefault("arena_block_size", 4096)  # otherwise one block alone would fill the memtable
     for name, value in edits.items():
         value = str(value).lower() if isinstance(value, bool) else str(value)
         text, count = re.subn(rf"(?m)^(  {name}=).*$", lambda m: m[1] + value, text)
@@ -277,17 +278,17 @@ def open_rocks(path, **edits):
 
 
 def numbered(n):
-    """The n-th ordinary key: shares its prefix with its neighbours."""
+    """The n-th ordinary key, which shares its prefix with its neighbours."""
     return b"user%04d:%08d" % (n // 50, n)
 
 
 def text_value(n, length=120):
-    """A value that compresses, but differs from every other."""
+    """A value that compresses, but differs from all others."""
     return (b"value %d of the table, " % n * (length // 20 + 1))[:length]
 
 
 def fill(db, count=3000, length=120, start=0):
-    """Puts `count` ordinary keys in a shuffled order."""
+    """Puts `count` ordinary keys in shuffled order."""
     order = list(range(start, start + count))
     random.Random(count).shuffle(order)
     for n in order:
@@ -298,7 +299,7 @@ SMALL_BLOCKS = {"block_size": 1024, "filter_policy": "bloomfilter:10:false"}
 
 
 def rocks(name, finish="compact", error=None, may_refuse=None, **edits):
-    """A database of ordinary keys that is flushed and compacted by rocksdict, with options changed."""
+    """Registers a database of ordinary keys, flushed and compacted by rocksdict with changed options."""
 
     @database(f"rocksdict-{name}", error=error, may_refuse=may_refuse)
     def _(path):
@@ -421,7 +422,7 @@ def _(path):
 
 
 def odd_rows():
-    """Keys and values at the borders: empty, binary, nested prefixes, every length around a varint's step."""
+    """Boundary keys and values: empty, binary, nested prefixes, lengths at which a varint grows."""
     rows = {b"": b"the empty key", b"\0": b"", b"\0\0": b"\0", b"\xff": b"last but", b"\xff" * 20: b"last", b"empty": b""}
     rng = random.Random(5)
     for length in range(1, 40):
@@ -436,7 +437,7 @@ def odd_rows():
 
 
 def odd(name, end, **edits):
-    """A database of odd keys and values."""
+    """Registers a database of boundary keys and values."""
 
     @database(f"rocksdict-odd-keys-{name}")
     def _(path):
@@ -498,7 +499,7 @@ def _(path):
 
 @database("rocksdict-versions-kept-for-snapshots")
 def _(path):
-    """A compaction that had to keep old versions and deletions for the snapshots that were held."""
+    """A compaction that had to keep old versions and deletions for held snapshots."""
     db = open_rocks(path, **SMALL_BLOCKS)
     held = []
     for round_ in range(5):
@@ -513,7 +514,7 @@ def _(path):
 
 
 def range_deletes(name, end, **edits):
-    """Range deletions over the layers below them, and puts over the range deletions."""
+    """Registers a database with range deletions over lower layers, and puts over the range deletions."""
 
     @database(f"rocksdict-range-deletes-{name}")
     def _(path):
@@ -558,7 +559,7 @@ def _(path):
 
 @database("rocksdict-batches")
 def _(path):
-    """Write batches of every kind of record, only in the WAL."""
+    """Write batches with every kind of record, in the WAL only."""
     import rocksdict
 
     db = open_rocks(path)
@@ -583,7 +584,7 @@ DATABASES["rocksdict-batches"].families = ["default", "other"]
 
 @database("rocksdict-column-families", families=["default", "plain", "blobs", "reverse", "Ünïcode name"])
 def _(path):
-    """Column families with different comparators and formats, one dropped, one only in the WAL."""
+    """Column families with different comparators and formats, one dropped, one in the WAL only."""
     db = open_rocks(path, **SMALL_BLOCKS)
     kinds = {
         "plain": {"format_version": 2},
@@ -603,7 +604,7 @@ def _(path):
 
 @database("rocksdict-column-families-flushed-together", families=["default", "second"])
 def _(path):
-    """`atomic_flush`: version edits that belong together."""
+    """`atomic_flush`: version edits in atomic groups."""
     db = open_rocks(path, atomic_flush=True, **SMALL_BLOCKS)
     second = db.create_column_family("second", options(path)[1])
     for round_ in range(3):
@@ -615,7 +616,7 @@ def _(path):
 
 @database("rocksdict-ingested")
 def _(path):
-    """Files from SstFileWriter, with a sequence number given to the whole file when it came in."""
+    """Ingested files of SstFileWriter, with one sequence number for the whole file."""
     import rocksdict
 
     db = open_rocks(path, **SMALL_BLOCKS)
@@ -665,7 +666,7 @@ def _(path):
 
 @database("rocksdict-many-manifest-records")
 def _(path):
-    """A MANIFEST of many edits, rolled over because it grew."""
+    """A MANIFEST of many edits, rolled over because of its size."""
     db = open_rocks(path, disable_auto_compactions=True, max_manifest_file_size=4000, **SMALL_BLOCKS)
     for round_ in range(30):
         fill(db, 40, start=round_ * 30)
@@ -677,12 +678,12 @@ def _(path):
 
 # -------------------------------------------------------------------------------------------------------------- RocksDB 11
 
-# Written by RocksDB 11.8 with bench/peers/examples/fixtures.rs: format version 7, which no packaged RocksDB has yet.
+# Written by RocksDB 11.8 with bench/peers/examples/fixtures.rs: format version 7, which no packaged RocksDB writes yet.
 ARCHIVE = pathlib.Path(__file__).with_name("rocksdb-11.tar.xz")
 
 
 def unpack(name, target):
-    """Takes one directory out of the archive."""
+    """Unpacks one directory of the archive."""
     with tarfile.open(ARCHIVE) as archive:
         for member in archive.getmembers():
             if member.isfile() and member.name.startswith(f"./{name}/"):
@@ -735,7 +736,7 @@ def build(name: str, directory: pathlib.Path):
 
 
 def expected(directory: pathlib.Path, family: str = "default"):
-    """What `build` found in `directory`: (key, value) in order."""
+    """The contents that `build` found in `directory`: (key, value) in order."""
     return read_pairs(directory / "expected" / family)
 
 

@@ -1,4 +1,4 @@
-"""A virtual machine in software emulation, with a vhost-user-blk disk: started, watched and steered by a test."""
+"""A virtual machine in software emulation with vhost-user-blk disks, controlled by a test."""
 
 import json
 import os
@@ -12,27 +12,27 @@ import time
 import millrace
 
 DIRECTORY = millrace.TARGET / "guest"
-# A guest is up in 4 s on an idle machine; others build and test beside it.
+# A guest boots in 4 s on an idle machine; here other builds and tests may run, too.
 PATIENCE = 120
-# Bytes a second of a migration.
+# Bandwidth of a migration in bytes per second.
 FAST = 60_000_000
 
 
 def need(program, package):
-    """The path of a program that the tests cannot do without."""
+    """The path of a program that the tests require."""
     found = shutil.which(program)
     assert found, f"{program} is missing: apt-get install {package}"
     return found
 
 
 def images():
-    """Kernel and initramfs, made by the first who asks."""
+    """Kernel and initramfs, made at the first call."""
     subprocess.run([millrace.ROOT / "scripts" / "guest.sh", DIRECTORY], check=True, timeout=300)
     return DIRECTORY / "vmlinuz", DIRECTORY / "initramfs.gz"
 
 
 def boot_image(path, **words):
-    """A disk from which a guest boots, with its orders."""
+    """Makes a disk from which a guest boots, with its orders."""
     kernel, _ = images()
     shutil.copy(kernel.parent / "boot.img", path)
     orders = " ".join(f"{name}={value}" for name, value in words.items())
@@ -42,18 +42,18 @@ def boot_image(path, **words):
 
 
 def wait_for(what, condition, timeout=PATIENCE):
-    """Waits until a condition gives something, and gives that."""
+    """Waits until a condition returns a true value, and returns it."""
     end = time.monotonic() + timeout
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < end, f"{what}: not within {timeout} s"
+        assert time.monotonic() < end, f"{what}: timed out after {timeout} s"
         time.sleep(0.02)
 
 
 class StorageDaemon:
-    """qemu-storage-daemon with one disk at a socket: the target that is known to be right."""
+    """qemu-storage-daemon with one disk at a socket: the reference target."""
 
     def __init__(self, path, image, queues=1, file="aio=threads"):
         self.socket = pathlib.Path(path)
@@ -82,10 +82,10 @@ class Guest:
     """QEMU with disks at sockets.
 
     `packed` offers the guest packed rings. `words` are the guest's orders, see e2e/guest/init: mode="load", secs=10, then="stay"...
-    `incoming` is a socket for a migration to arrive at; the guest then stands still until `cont`, and goes on with what it did.
-    `boot`: firmware and boot loader find the system on the first disk (`boot_image`); there are no orders then.
-    Without `shared` the guest has its memory for itself, as if that was forgotten.
-    `hugepages` are those of 2 MiB for the guest's memory, `ill` is a disk from which the guest's kernel may get errors.
+    `incoming` is a socket for a migration to arrive at; the guest is then paused until `cont`.
+    `boot`: firmware and boot loader find the system on the first disk (`boot_image`), and there are no orders.
+    Without `shared` the guest's memory is private, as if the option had been forgotten.
+    `hugepages` puts the guest's memory on pages of 2 MiB; `ill` is a disk that may return errors to the guest's kernel.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Guest:
         self.ill = ill
         self.disks = [str(path) for path in (disks if isinstance(disks, (list, tuple)) else [disks])]
         self.queues, self.packed, self.memory_mib = queues, packed, memory
-        # What it said to the consoles that it had where it came from.
+        # What it printed to the consoles of the machine that it comes from.
         self.said_before = ""
         self.directory = pathlib.Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -107,8 +107,8 @@ class Guest:
         orders = " ".join(f"{name}={value}" for name, value in words.items())
         command = [
             need("qemu-system-x86_64", "qemu-system-x86"),
-            # QEMU before 8.0 leaves memory barriers out for a machine that can have one processor only, and the guest
-            # then misses an interrupt now and then: another one could be plugged in.
+            # QEMU before 8.0 omits memory barriers for a machine that can have only one processor, and the guest then
+            # sometimes misses an interrupt. So maxcpus is at least 2.
             "-M", "q35", "-accel", "tcg", "-m", f"{memory}M,slots=2,maxmem=1G", "-smp", f"{processors},maxcpus={max(processors, 2)}",
             "-nodefaults", "-no-user-config", "-display", "none", "-serial", f"file:{self.console}",
             "-object", f"memory-backend-memfd,id=mem,size={memory}M,share={'on' if shared else 'off'}{huge}", "-numa", "node,memdev=mem",
@@ -143,23 +143,23 @@ class Guest:
             return None
 
     def complaints(self):
-        """What QEMU said to its terminal."""
+        """QEMU's own messages."""
         return (self.directory / "qemu.log").read_text(errors="replace")
 
     def text(self):
-        """What the guest has said so far."""
+        """The guest's console output so far."""
         try:
             return self.console.read_bytes().decode(errors="replace").replace("\r", "")
         except FileNotFoundError:
             return ""
 
     def wait_for(self, pattern, timeout=PATIENCE, times=1):
-        """Waits until the console has lines that match, so many; gives the match of the last of them."""
+        """Waits until the console has `times` matching lines; returns the last match."""
 
         def found():
             text = self.text()
             errors = rf"I/O error, dev (?!{self.ill}).*" if self.ill else "I/O error.*"
-            # A kernel that goes down lets go of its devices before its processes.
+            # A kernel that shuts down releases its devices before its processes.
             up = re.sub(r"GUEST REBOOTS.*?(?=GUEST DISK|\Z)", "", text, flags=re.DOTALL)
             wrong = re.search(rf"GUEST (FAILED|WRONG).*|{errors}|Kernel panic.*", up)
             assert not wrong or re.search(pattern, wrong[0]), f"{wrong[0]}\n{text[-3000:]}"
@@ -172,7 +172,7 @@ class Guest:
         return wait_for(f"the guest's '{pattern}'", found, timeout)
 
     def wait_for_end(self, timeout=PATIENCE):
-        """Waits until QEMU has ended by itself."""
+        """Waits until QEMU exits by itself."""
         assert self.process.wait(timeout) == 0, self.complaints()
 
     def stop(self):
@@ -180,7 +180,7 @@ class Guest:
         self.qmp.do("stop")
 
     def cont(self):
-        """Lets it go on."""
+        """Resumes the guest."""
         self.qmp.do("cont")
 
     def reset(self):
@@ -188,12 +188,12 @@ class Guest:
         self.qmp.do("system_reset")
 
     def plug_memory(self, mib=128):
-        """Gives it more memory."""
+        """Plugs in more memory."""
         self.qmp.do("object-add", **{"qom-type": "memory-backend-memfd", "id": "more", "size": mib << 20, "share": True})
         self.qmp.do("device_add", driver="pc-dimm", id="dimm", memdev="more")
 
     def unplug_memory(self):
-        """Asks for that memory, and waits until the guest has given it back."""
+        """Unplugs that memory, and waits until the guest has released it."""
         seen = len(self.qmp.events)
 
         def gone():
@@ -207,11 +207,11 @@ class Guest:
         self.qmp.do("object-del", id="more")
 
     def status(self):
-        """running, paused, postmigrate..."""
+        """QEMU's state: running, paused, postmigrate..."""
         return self.qmp.do("query-status")["status"]
 
     def memory(self):
-        """A file with the guest's memory, but for what was plugged in; offsets are physical addresses. It belongs to the caller."""
+        """A file with the guest's memory, without plugged-in memory; offsets are physical addresses. The caller closes it."""
         size = self.memory_mib << 20
         for link in pathlib.Path(f"/proc/{self.process.pid}/fd").iterdir():
             if "memory-backend-memfd" in os.readlink(link) and link.stat().st_size == size:
@@ -219,8 +219,8 @@ class Guest:
         raise AssertionError("QEMU has no file for the guest's memory")
 
     def rings(self):
-        """The rings of its disks as QEMU knows them: (disk, ring, entries, descriptors, driver's part, device's part), the latter three
-        as physical addresses."""
+        """The rings of its disks as QEMU reports them: (disk, ring, entries, descriptors, driver area, device area); the last
+        three are physical addresses."""
         found = []
         for disk in range(len(self.disks)):
             for ring in range(self.queues):
@@ -229,21 +229,21 @@ class Guest:
         return found
 
     def begin_migration(self, path, bandwidth):
-        """Begins to send its memory, so many bytes a second; it runs until `end_migration`."""
+        """Starts to send its memory at this bandwidth; it keeps running until `end_migration`."""
         self.qmp.do("migrate-set-parameters", **{"max-bandwidth": bandwidth, "downtime-limit": 1})
         self.qmp.do("migrate", uri=f"unix:{path}")
 
     def migration(self):
-        """How far that is."""
+        """QEMU's report about the migration."""
         report = self.qmp.do("query-migrate")
         assert report.get("status") not in ("failed", "cancelled"), report
         return report
 
     def end_migration(self, early=False):
-        """Lets it run until nearly all of its memory is sent, or `early` two thirds of it, then stops it and waits until it has moved.
+        """Waits until nearly all memory is sent, or with `early` two thirds, then stops the machine and waits until it has moved.
 
-        Where QEMU 7.2 looks into its dirty logs a second time while the machine runs, its emulation loses pages nearly always. Ended
-        early it looks once.
+        If QEMU 7.2 reads its dirty logs a second time while the machine runs, its emulation nearly always loses pages. Ended
+        early, it reads them once.
         """
         self.qmp.do("migrate-set-parameters", **{"max-bandwidth": FAST, "downtime-limit": 1500 if early else 1})
         if not early:
@@ -262,7 +262,7 @@ class Guest:
         return wait_for("the migration", ended)
 
     def quit(self):
-        """Ends QEMU in good order."""
+        """Shuts QEMU down."""
         if self.process.poll() is None:
             try:
                 self.qmp.do("quit")
@@ -275,7 +275,7 @@ class Guest:
         os.kill(self.process.pid, number)
 
     def kill(self):
-        """Ends QEMU at once."""
+        """Kills QEMU."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -289,7 +289,7 @@ class Guest:
 
 
 class Control:
-    """QEMU's machine protocol: one command, one answer; what happens between is kept in `events`."""
+    """QEMU's machine protocol: one command, one answer; events in between are kept in `events`."""
 
     def __init__(self, path):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -307,7 +307,7 @@ class Control:
         return json.loads(line)
 
     def do(self, command, **arguments):
-        """Does a command and gives what it returns."""
+        """Runs a command and returns its result."""
         order = {"execute": command}
         if arguments:
             order["arguments"] = arguments

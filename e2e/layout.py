@@ -1,4 +1,4 @@
-"""Where things are in RocksDB's files: just enough of the format to break one thing on purpose."""
+"""The layout of RocksDB's files: enough of the format to damage one part on purpose."""
 
 import struct
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class Part:
 
     @property
     def middle(self):
-        """A byte inside."""
+        """The offset of a byte in the middle."""
         return (self.start + self.end) // 2
 
 
 def varint(data, at):
-    """A number of seven bits a byte, and where the next thing begins."""
+    """A varint, and the offset after it."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -33,14 +33,14 @@ def varint(data, at):
 
 
 def handle(data, at=0):
-    """A block's offset and size, and where the next thing begins."""
+    """A block's offset and size, and the offset after the handle."""
     offset, at = varint(data, at)
     size, at = varint(data, at)
     return offset, size, at
 
 
 def entries(block):
-    """(key, value) of a block that is not compressed."""
+    """(key, value) of an uncompressed block."""
     restarts = struct.unpack_from("<I", block, len(block) - 4)[0] & 0x7FFFFFFF
     at, end, key = 0, len(block) - 4 - 4 * restarts, b""
     while at < end:
@@ -53,7 +53,7 @@ def entries(block):
 
 
 def table(path):
-    """The parts of a block-based table: `data`, `index`, `metaindex`, `footer`, and the meta blocks by their names."""
+    """The parts of a block-based table: `data`, `index`, `metaindex`, `footer`, and the meta blocks by name."""
     data = path.read_bytes()
     footer = len(data) - 53
     assert struct.unpack_from("<Q", data, len(data) - 8)[0] == MAGIC, path
@@ -76,13 +76,13 @@ def table(path):
             parts.append(Part("index" if name == "rocksdb.index" else kind, offset, offset + size))
     first = min([part.start for part in parts])
     if first > 0:
-        # Data blocks come first; the first of them ends before all else begins.
+        # Data blocks come first, so the first one ends before any other part begins.
         parts.append(Part("data", 0, min(first - TRAILER, 200)))
     return parts
 
 
 def log(path):
-    """The records of a WAL or a MANIFEST, fragments counted one by one, without those of a recycled file's earlier life."""
+    """The records of a WAL or a MANIFEST, one part for each fragment, without those of a recycled file's earlier use."""
     data = path.read_bytes()
     number = int("".join(c for c in path.name if c.isdigit()))
     at, parts = 0, []
@@ -102,7 +102,7 @@ def log(path):
 
 
 def blob(path):
-    """The parts of a blob file: header, footer, and of the first record its header and its value."""
+    """The parts of a blob file: header, footer, and the header and value of the first record."""
     data = path.read_bytes()
     key_length, value_length = struct.unpack_from("<QQ", data, 30)
     return [
@@ -114,7 +114,7 @@ def blob(path):
 
 
 def flip(path, at, bit=0):
-    """Turns one bit of a file over."""
+    """Flips one bit of a file."""
     with open(path, "r+b") as file:
         file.seek(at)
         byte = file.read(1)[0]

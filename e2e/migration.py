@@ -1,14 +1,14 @@
-"""A machine moves from one QEMU to another, and both memories are compared while both machines stand still.
+"""Moves a machine from one QEMU to another, and compares both memories while both machines are paused.
 
-What a node writes into a guest's memory it marks in the dirty log. A page that it does not mark stays as it was where the machine
-arrives, and the guest may notice that much later or never; here it shows. Which bytes only the node writes is known without asking the
-node: the guest says which pages it only reads into (`verify.c`), and QEMU where the rings are.
+A node marks its writes to a guest's memory in the dirty log. A page that it does not mark is stale at the destination, and the guest
+may notice much later or never; the comparison shows it. Which bytes only the node writes is known without asking the node: the guest
+reports which pages it only reads into (`verify.c`), and QEMU where the rings are.
 
-Two kinds of bytes cannot show here, and are the unit tests' affair: a status byte is 0 before and after each request, and QEMU 7.2
-marks used rings by itself when it stops a device.
+Two kinds of bytes cannot show here and are covered by unit tests: a status byte is 0 before and after each request, and QEMU 7.2
+marks used rings itself when it stops a device.
 
-QEMU's software emulation loses other pages now and then, with whatever disk; the machine would crash where it arrives. They are counted,
-and the machine goes on where it was and moves once more, in a way that QEMU seldom spoils.
+QEMU's software emulation sometimes loses other pages, with any disk; the machine would crash at the destination. Such pages are
+counted, and the machine resumes at the source and moves again, in a way that QEMU seldom spoils.
 """
 
 import collections
@@ -23,13 +23,13 @@ TRIES = 6
 
 Outcome = collections.namedtuple("Outcome", "ours theirs")
 
-# How many moves there were, and of those that QEMU spoilt, how many pages it lost.
+# The number of moves, and for each move that QEMU spoilt the number of lost pages.
 moves, spoilt = 0, []
 
 
 def move(vm, arrive, meanwhile=None, arrived=None):
-    """Moves it to the machine that `arrive` starts, which gets the path to listen at; gives that, running. The machine that it came from
-    has ended. `meanwhile` is called while memory is on its way, `arrived` with the other machine when both stand still and are the same.
+    """Moves a machine to the one that `arrive` starts, given the path to listen at; returns that machine, running. The source has ended.
+    `meanwhile` is called while memory is being sent, `arrived` with the destination when both are paused and equal.
     """
     global moves
     for nth in range(TRIES):
@@ -43,7 +43,7 @@ def move(vm, arrive, meanwhile=None, arrived=None):
         guest.wait_for("the machine where it arrives", lambda there=there: there.status() == "paused")
         moves += 1
         found = compare(vm, there)
-        assert not found.ours, f"what the node has written did not arrive: {found.ours}"
+        assert not found.ours, f"bytes written by the node did not arrive: {found.ours}"
         if not found.theirs:
             if arrived:
                 arrived(there)
@@ -60,7 +60,7 @@ def move(vm, arrive, meanwhile=None, arrived=None):
 
 
 def find_what_is_changed(here, there):
-    """Two machines stand still and are the same: changes a byte of the one at each kind of place in turn, which must be found."""
+    """Given two paused, equal machines: changes a byte of one at each kind of place in turn; the comparison must find it."""
     with there.memory() as memory:
         (_, _, entries, descriptors, driver, device), *_ = here.rings()
         ours = {"data that was read": read_into(here)[0] + 1000}
@@ -72,7 +72,7 @@ def find_what_is_changed(here, there):
             with changed(memory, address):
                 found = compare(here, there)
                 assert len(found.ours) == 1 and name in found.ours[0] and not found.theirs, (name, found)
-        # The guest writes what is available, and descriptors.
+        # The guest writes the available ring and the descriptors.
         for address in {driver, descriptors, 0x1234}:
             with changed(memory, address):
                 assert compare(here, there) == Outcome([], [hex(address // PAGE * PAGE)]), hex(address)
@@ -81,7 +81,7 @@ def find_what_is_changed(here, there):
 
 @contextlib.contextmanager
 def changed(memory, address):
-    """One byte is another meanwhile."""
+    """Changes one byte for the duration of the block."""
     was = at(memory, address, 1)
     put(memory, address, bytes([was[0] ^ 1]))
     yield
@@ -94,8 +94,8 @@ def put(memory, address, data):
 
 
 def compare(here, there):
-    """What differs between two machines that stand still: places that only the node writes, each with its name, and the addresses of
-    the other pages that differ."""
+    """The differences between two paused machines: the names of places that only the node writes, and the addresses of the other
+    pages that differ."""
     with here.memory() as one, there.memory() as other:
         places = [place for ring in here.rings() for place in of_ring(one, ring, here.packed)]
         places += [(page, PAGE, f"data that was read, page {page:#x}") for page in read_into(here)]
@@ -110,7 +110,7 @@ def compare(here, there):
 
 
 def differing(one, other):
-    """The addresses of pages that differ."""
+    """The addresses of differing pages."""
     pages, address = set(), 0
     while chunk := one_chunk(one, address):
         against = one_chunk(other, address)
@@ -126,26 +126,26 @@ def one_chunk(memory, address):
 
 
 def at(memory, address, length):
-    """What is there."""
+    """The bytes at an address."""
     memory.seek(address)
     return memory.read(length)
 
 
 def read_into(vm):
-    """The pages that the workers in the guest read into, and nothing else writes."""
+    """The pages that the guest's workers read into, and that nothing else writes."""
     text = vm.said_before + vm.text()
-    assert "GUEST CHECKED" not in text, "the guest was done before it moved: its pages are others' now"
+    assert "GUEST CHECKED" not in text, "the guest was done before it moved: its pages belong to others now"
     lines = [line for line in text.splitlines() if line.startswith("GUEST READS INTO")]
     return [int(word, 16) for word in lines[-1].split()[3:]]
 
 
 def of_ring(memory, ring, packed):
-    """(address, length, name) of what only the node writes of a ring."""
+    """(address, length, name) of the parts of a ring that only the node writes."""
     disk, nth, entries, descriptors, _, device = ring
     name = f"disk {disk} ring {nth}"
     if not packed:
         return [(device, 6 + 8 * entries, f"{name}: its used ring, from {device:#x}")]
-    # A descriptor whose two marks are equal was given back, and the guest has not used its place since.
+    # A descriptor with equal marks was returned, and the guest has not used its place since.
     marks = [flags & 0x8080 for (flags,) in struct.iter_unpack("<14xH", at(memory, descriptors, 16 * entries))]
     return [(device, 4, f"{name}: its events, at {device:#x}")] + [
         # Its address is still the guest's.

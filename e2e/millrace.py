@@ -1,4 +1,4 @@
-"""Running the `millrace` binary: one command, or a node that serves until the test is over."""
+"""Runs the `millrace` binary: one command, or a node that serves until the test ends."""
 
 import json
 import os
@@ -29,14 +29,14 @@ def command(*arguments, timeout=60, text=True, **kwargs):
 
 
 def succeed(*arguments, **kwargs):
-    """Runs a command that must succeed, and gives its output."""
+    """Runs a command that must succeed; returns its output."""
     done = command(*arguments, **kwargs)
     assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stderr}"
     return done.stdout
 
 
 def fail(*arguments, **kwargs):
-    """Runs a command that must fail, and gives what it says. A crash is no failure but a bug."""
+    """Runs a command that must fail; returns its message. A crash does not count as a failure."""
     done = command(*arguments, **kwargs)
     said = done.stdout + done.stderr
     assert done.returncode > 0, f"{arguments}: {done.returncode}\n{said[-2000:]}"
@@ -64,28 +64,28 @@ def pairs_of(output):
 
 
 def free_port():
-    """A port of 127.0.0.1 that nobody has at the moment."""
+    """A free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def serving(pid):
-    """The process that serves clients and guests: the one that was started, or the child that it has launched."""
+    """The process that serves clients and guests: the one that was started, or the child that it launched."""
     while True:
         children, changed = [], False
         for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
             try:
                 children += map(int, (task / "children").read_text().split())
             except (FileNotFoundError, ProcessLookupError):
-                # A thread has ended, perhaps because the launcher becomes another program.
+                # A thread has ended, perhaps because the launcher executes another program.
                 changed = True
         if not changed:
             return max(children, default=pid)
 
 
 class Server:
-    """A process that listens on 127.0.0.1:`port`; used with `with`, and ended with what it has started."""
+    """A process that listens on 127.0.0.1:`port`, for use with `with`; ended with its children."""
 
     def __init__(self, arguments, port, log, **kwargs):
         self.port = port
@@ -118,22 +118,22 @@ class Server:
         return resp.Connection(self.port, timeout)
 
     def said(self):
-        """What it printed until now."""
+        """Its output so far."""
         return self.log.read_text(errors="replace")[-3000:]
 
     def until_ready(self):
-        """Waits for the line in which a node says that all its cores serve, which comes after the first answers; what it printed until then."""
+        """Waits for the line in which a node reports that all cores serve, which comes after its first answers; returns its output."""
         while " keys, " not in (said := self.said()):
             assert self.alive(), said
             time.sleep(0.001)
         return said
 
     def counts_keys(self):
-        """Whether a node knows the exact number of its keys."""
+        """Whether the node knows the exact number of keys."""
         return "(about " not in self.until_ready()
 
     def alive(self):
-        """Whether the process still runs."""
+        """Whether the process is running."""
         return self.process.poll() is None
 
     def rss(self):
@@ -144,7 +144,7 @@ class Server:
         raise AssertionError(f"no VmRSS: {self.said()}")
 
     def stop(self):
-        """SIGTERM, and SIGKILL if that is not enough; and SIGKILL to what it leaves behind."""
+        """Sends SIGTERM, and SIGKILL if needed; sends SIGKILL to remaining children."""
         killed = False
         if self.process.poll() is None:
             self.process.terminate()
@@ -162,7 +162,7 @@ class Server:
 
 
 def node(data, log, *arguments, writes=False, **kwargs):
-    """`millrace serve` over `data` on a free port, read-only unless it shall write."""
+    """`millrace serve` over `data` on a free port; read-only without `writes`."""
     port = free_port()
     flags = list(arguments)
     if "--cores" not in flags:
@@ -175,7 +175,7 @@ def node(data, log, *arguments, writes=False, **kwargs):
 
 
 def redis_server(directory, log, *arguments):
-    """Redis itself on a free port, without persistence."""
+    """Redis on a free port, without persistence."""
     port = free_port()
     flags = ["--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", directory, *arguments]
     return Server(["redis-server", *flags], port, log)

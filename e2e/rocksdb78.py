@@ -1,4 +1,7 @@
-"""RocksDB 7.8 in this process, through its C interface: Debian's librocksdb, which has its assertions on. For options and operations that neither ldb nor rocksdict has."""
+"""RocksDB 7.8 in this process, through its C interface, for options and operations that neither ldb nor rocksdict has.
+
+This is Debian's librocksdb, which is built with assertions.
+"""
 
 import contextlib
 import ctypes
@@ -18,11 +21,11 @@ def library():
 
 
 class RocksError(RuntimeError):
-    """What a call of RocksDB failed with."""
+    """The error of a call to RocksDB."""
 
 
 def call(name, *arguments, result=POINTER):
-    """Calls `rocksdb_NAME`. Texts and bytes go as they are; integers, unless wrapped, as pointers or ints of the ABI."""
+    """Calls `rocksdb_NAME`. Strings and bytes are passed as they are; integers, unless wrapped, as pointers or ints of the ABI."""
     function = getattr(library(), f"rocksdb_{name}")
     function.restype = result
     function.argtypes = None
@@ -30,7 +33,7 @@ def call(name, *arguments, result=POINTER):
 
 
 def checked(name, *arguments, result=POINTER):
-    """The same of a call whose last argument is the place of an error."""
+    """Calls `rocksdb_NAME` with an error pointer as the last argument, and raises its error."""
     error = ctypes.c_char_p()
     value = call(name, *arguments, ctypes.byref(error), result=result)
     if error.value is not None:
@@ -39,23 +42,23 @@ def checked(name, *arguments, result=POINTER):
 
 
 def with_lengths(*texts):
-    """Each text and its length, as the C interface wants them; `None` is no text."""
+    """Each string followed by its length, as the C interface takes them; `None` is a null pointer."""
     return [part for text in texts for part in (text, SIZE(len(text or b"")))]
 
 
 def bytes_of(name, *arguments):
-    """The bytes that a function returns with their length; they belong to RocksDB."""
+    """The bytes that a function returns with their length; RocksDB owns them."""
     length = SIZE()
     start = call(name, *arguments, ctypes.byref(length))
     return ctypes.string_at(start, length.value)
 
 
-# RocksDB calls them as long as a database is open.
+# Kept alive: RocksDB calls them as long as a database is open.
 _kept = []
 
 
 def comparator(name=b"test.Comparator"):
-    """A comparator that RocksDB does not know by its name; it compares bytes."""
+    """A bytewise comparator with a name that RocksDB does not know."""
     compare_type = ctypes.CFUNCTYPE(ctypes.c_int, POINTER, POINTER, SIZE, POINTER, SIZE)
     name_type = ctypes.CFUNCTYPE(ctypes.c_char_p, POINTER)
     destroy_type = ctypes.CFUNCTYPE(None, POINTER)
@@ -70,7 +73,7 @@ def comparator(name=b"test.Comparator"):
 
 
 def compaction_filter_factory(name=b"test.FilterFactory"):
-    """A compaction filter that is known to its user alone."""
+    """A compaction filter of the user's own."""
     name_type = ctypes.CFUNCTYPE(ctypes.c_char_p, POINTER)
     destroy_type = ctypes.CFUNCTYPE(None, POINTER)
     create_type = ctypes.CFUNCTYPE(POINTER, POINTER, POINTER)
@@ -80,7 +83,7 @@ def compaction_filter_factory(name=b"test.FilterFactory"):
 
 
 def options(**values):
-    """Options with setters called by name: a number, bytes, or a pointer; `text` is `NAME=VALUE;...`, for those without one."""
+    """Options, set by name to a number, bytes or a pointer; `text` is `NAME=VALUE;...`, for options without a setter."""
     made = call("options_create")
     if text := values.pop("text", None):
         base, made = made, call("options_create")
@@ -104,7 +107,7 @@ def options(**values):
         elif isinstance(value, float):
             call(f"options_set_{name}", made, ctypes.c_double(value), result=None)
         elif isinstance(value, int) and not isinstance(value, bool) and value <= 0xFFFF_FFFF:
-            # As wide as any setter takes it.
+            # The widest type of any setter.
             call(f"options_set_{name}", made, ctypes.c_uint64(value), result=None)
         else:
             call(f"options_set_{name}", made, value, result=None)
@@ -112,7 +115,7 @@ def options(**values):
 
 
 class Database:
-    """An open database, with its families by name; without families it has the default one."""
+    """An open database with its families by name; without families it has the default one."""
 
     def __init__(self, pointer, families=None, close="close"):
         self.pointer = pointer
@@ -123,7 +126,7 @@ class Database:
         self.snapshots = []
 
     def _of(self, name, family):
-        """The function's name for a family, and where the family is."""
+        """The function's name for a family, and the family's handle."""
         if family in self.families:
             return name + "_cf", [self.families[family]]
         return name, []
@@ -141,11 +144,11 @@ class Database:
         self._write("delete", family, key)
 
     def single_delete(self, key, family="default"):
-        """Deletes the one version of a key that there is since its last SingleDelete."""
+        """Deletes a key that was written once since its last SingleDelete."""
         self._write("singledelete", family, key)
 
     def delete_range(self, start, end, family="default"):
-        """Deletes the keys from `start` up to `end`, without it. Needs the families."""
+        """Deletes the keys from `start` up to, but not including, `end`. Needs the families."""
         self._write("delete_range", family, start, end)
 
     def get(self, key, family="default"):
@@ -156,7 +159,7 @@ class Database:
         return None if value is None else ctypes.string_at(value, length.value)
 
     def scan(self, family="default", reverse=False):
-        """All pairs, in order or against it."""
+        """All pairs, in order or in reverse."""
         name, handle = self._of("create_iterator", family)
         iterator = call(name, self.pointer, self.read_options, *handle)
         call("iter_seek_to_last" if reverse else "iter_seek_to_first", iterator, result=None)
@@ -169,21 +172,21 @@ class Database:
         return pairs
 
     def snapshot(self):
-        """Takes a snapshot, which holds what it sees until release() or close()."""
+        """Takes a snapshot, held until release() or close()."""
         self.snapshots.append(call("create_snapshot", self.pointer))
 
     def release(self):
-        """Releases the oldest snapshot, if there is one."""
+        """Releases the oldest snapshot, if any."""
         if self.snapshots:
             call("release_snapshot", self.pointer, self.snapshots.pop(0), result=None)
 
     def flush(self, family="default"):
-        """Writes the memtables to a table."""
+        """Flushes the memtables."""
         name, handle = self._of("flush", family)
         checked(name, self.pointer, call("flushoptions_create"), *handle, result=None)
 
     def compact(self, start=None, end=None, bottommost=False, level=None, family="default"):
-        """Compacts a range of keys, then moves it to a level if one is given; `None` is no bound."""
+        """Compacts a range of keys, then moves it to `level` if given; `None` means unbounded."""
         made = call("compactoptions_create")
         if level is not None:
             call("compactoptions_set_change_level", made, ctypes.c_ubyte(1), result=None)
@@ -205,7 +208,7 @@ class Database:
         return found
 
     def prepare(self, name, key, value):
-        """A transaction that is prepared and neither committed nor rolled back."""
+        """Prepares a transaction, which is neither committed nor rolled back."""
         made = call("transaction_begin", self.pointer, self.write_options, call("transaction_options_create"), None)
         checked("transaction_set_name", made, name, SIZE(len(name)), result=None)
         checked("transaction_put", made, *with_lengths(key, value), result=None)
@@ -213,11 +216,11 @@ class Database:
         return made
 
     def create_family(self, name, made):
-        """Makes a column family."""
+        """Creates a column family."""
         self.families[name] = checked("create_column_family", self.pointer, made, name.encode())
 
     def close(self):
-        """Closes it; what is in memtables stays in the log."""
+        """Closes the database without a flush; memtables stay in the log."""
         while self.snapshots:
             self.release()
         for family in self.families.values():
@@ -226,7 +229,7 @@ class Database:
 
 
 def open_families(path, made, families, read_only=False):
-    """The database at `path` with these families: options by name, with `default`."""
+    """Opens the database at `path` with these families: options by name, including `default`."""
     count = len(families)
     names = (ctypes.c_char_p * count)(*(family.encode() for family in families))
     each = (POINTER * count)(*families.values())
@@ -241,7 +244,7 @@ def open_families(path, made, families, read_only=False):
 
 @contextlib.contextmanager
 def opened(path, made=None, ttl=None, families=None, transactions=False):
-    """The database at `path`, closed at the end. `families`: options by name, with `default`."""
+    """Opens the database at `path` for a `with` block. `families`: options by name, including `default`."""
     made = made or options()
     name = str(path).encode()
     if transactions:

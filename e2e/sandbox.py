@@ -1,4 +1,4 @@
-"""A process that the kernel refuses io_uring, as many containers do, or Landlock, as old kernels do."""
+"""Processes for which the kernel refuses io_uring, as in many containers, or Landlock, as in old kernels."""
 
 import ctypes
 import errno
@@ -18,17 +18,17 @@ class Program(ctypes.Structure):
 
 
 def without_io_uring():
-    """For `preexec_fn`: io_uring_setup fails with EPERM from here on."""
+    """For `preexec_fn`: makes io_uring_setup fail with EPERM."""
     refuse(NR_IO_URING_SETUP, errno.EPERM)
 
 
 def without_landlock():
-    """For `preexec_fn`: there is no Landlock from here on."""
+    """For `preexec_fn`: makes the kernel look like one without Landlock."""
     refuse(NR_LANDLOCK_CREATE_RULESET, errno.ENOSYS)
 
 
 def refuse(call, error):
-    """Has a system call fail in this process and its children."""
+    """Makes a system call fail in this process and its children."""
     steps = [(LOAD_WORD, 0, 0, 0), (JUMP_IF_EQUAL, 0, 1, call), (RETURN, 0, 0, FAIL_WITH | error), (RETURN, 0, 0, ALLOW)]
     code = b"".join(struct.pack("<HBBI", *step) for step in steps)
     program = Program(len(steps), code)

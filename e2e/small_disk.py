@@ -1,4 +1,4 @@
-"""A small file system of its own, mounted where only the node sees it, which can be filled."""
+"""A small file system that can be filled, mounted where only the node sees it."""
 
 import errno
 import pathlib
@@ -11,12 +11,12 @@ import pytest
 
 
 class SmallDisk:
-    """A mount namespace with a tmpfs in it, held by a process."""
+    """A mount namespace with a tmpfs, held by a process."""
 
     def __init__(self, mount, size_mib=160):
         self.mount = mount
         script = f"mount -t tmpfs -o size={size_mib}m none '{mount}' && echo mounted && exec sleep 3600"
-        # As root, else as root of a user namespace.
+        # As root, or else as root of a user namespace.
         for flags in (["-m"], ["-r", "-m"]):
             self.holder = subprocess.Popen(["unshare", *flags, "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             if self.holder.stdout.readline() == b"mounted\n":
@@ -33,7 +33,7 @@ class SmallDisk:
         self.holder.communicate()
 
     def inside(self):
-        """The mounted directory as seen from here."""
+        """The mounted directory, as seen from outside."""
         return pathlib.Path(f"/proc/{self.holder.pid}/root{self.mount}")
 
     def node(self, log, durability):
@@ -43,7 +43,7 @@ class SmallDisk:
         return millrace.Server([*self.enter, *serve], port, log)
 
     def fill(self, left_mib):
-        """Fills the disk until so much is left."""
+        """Fills the disk until `left_mib` MiB are left."""
         with open(self.inside() / f"filler{time.monotonic_ns()}", "wb", buffering=0) as file:
             try:
                 while shutil.disk_usage(self.inside()).free > left_mib << 20:

@@ -1,4 +1,4 @@
-"""Disks that come and go on a running node, through the admin socket."""
+"""Disks that are attached to and detached from a running node through the admin socket."""
 
 import json
 import os
@@ -29,18 +29,18 @@ class Node(Disks):
         return self
 
     def do(self, *words):
-        """What a `disk` command says."""
+        """The output of a `disk` command."""
         return millrace.succeed("disk", *words, "--state", self.state)
 
     def refuses(self, *words):
         return millrace.fail("disk", *words, "--state", self.state)
 
     def disks(self, command="list"):
-        """{name: disk} as the node tells them."""
+        """{name: disk} as the node reports them."""
         return {disk["name"]: disk for disk in json.loads(self.do(command, "--json"))["disks"]}
 
     def ask(self, line):
-        """The answer to a line of the protocol."""
+        """The reply to a line of the protocol."""
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(20)
             client.connect(str(self.state / "admin.sock"))
@@ -58,7 +58,7 @@ def spec(tmp_path, name, uri="null:1G"):
     return f"name={name} uri={uri} socket={tmp_path / name}.sock queues=2"
 
 
-def test_an_image_is_made_sparse_or_with_all_its_room(tmp_path):
+def test_an_image_is_created_sparse_or_preallocated(tmp_path):
     sparse, full = tmp_path / "sparse.img", tmp_path / "full.img"
     millrace.succeed("disk", "create", sparse, "--size", "1G")
     millrace.succeed("disk", "create", full, "--size", "4M", "--preallocate")
@@ -77,7 +77,7 @@ def test_disks_are_attached_listed_and_detached(node, tmp_path):
     here = tmp_path / "a b"
     here.mkdir()
     image(here / "a.img", 8)
-    # Relative paths begin where the command is given, not where the node was started.
+    # Relative paths are resolved in the working directory of the command, not of the node.
     millrace.succeed("disk", "attach", "name=a uri=file:a.img socket=a.sock", "--state", node.state, cwd=here)
     assert (here / "a.sock").is_socket() and (here / "a.sock").stat().st_mode & 0o777 == 0o600
     node.do("attach", spec(tmp_path, "b"))
@@ -106,12 +106,12 @@ def test_attached_disks_come_back_and_detached_ones_do_not(tmp_path):
         node.start()
         disks = node.disks()
         assert {name: disk["attached"] for name, disk in disks.items()} == {"named": False, "kept": True, "lost": True}
-        # One that cannot be opened disturbs no other.
+        # A disk that cannot be opened does not affect the others.
         assert "lost.img" in disks["lost"]["failed"] and "failed" not in disks["kept"]
         assert "lost.img" in node.do("stat", "lost")
         node.do("detach", "lost")
         assert node.stop() == 0
-    # The command line wins over what is remembered under the same name.
+    # The command line overrides a stored disk of the same name.
     with Node(tmp_path, specs=[spec(tmp_path, "kept", "null:2G")]) as node:
         disks = node.disks()
         assert {name: disk["uri"] for name, disk in disks.items()} == {"kept": "null:2G"}
@@ -140,8 +140,8 @@ def test_a_guest_sees_its_disk_grow(node, tmp_path):
     assert path.stat().st_size == 32 << 20
 
 
-def test_upgrades_keep_the_size_that_a_disk_was_given(node, tmp_path):
-    """Also of those that have nothing outside the node to keep it in."""
+def test_upgrades_keep_the_size_of_a_resized_disk(node, tmp_path):
+    """Also of disks whose size is stored in the node only."""
     uris = ["null:64M", "delay:all=1ms|null:64M", "dirty:granule=4K|null:64M", "mem:64M", f"file:{image(tmp_path / 'disk.img', 64)}"]
     for nth, uri in enumerate(uris):
         node.do("attach", spec(tmp_path, f"disk{nth}", uri))
@@ -153,7 +153,7 @@ def test_upgrades_keep_the_size_that_a_disk_was_given(node, tmp_path):
         assert len(node.disks()) == len(uris)
 
 
-def test_a_disk_taken_by_force_is_waited_for(node, tmp_path):
+def test_a_guest_waits_for_a_disk_detached_by_force(node, tmp_path):
     disk = spec(tmp_path, "a", f"file:{image(tmp_path / 'disk.img')}")
     node.do("attach", disk)
     with guest.Guest(tmp_path / "vm", tmp_path / "a.sock", queues=2, mode="load", secs=6, mib=8) as vm:
@@ -164,7 +164,7 @@ def test_a_disk_taken_by_force_is_waited_for(node, tmp_path):
         vm.wait_for_end()
 
 
-def test_a_write_cache_that_a_guest_switched_off_stays_off(node, tmp_path):
+def test_a_write_cache_that_a_guest_disabled_stays_disabled(node, tmp_path):
     path = image(tmp_path / "disk.img")
     node.do("attach", spec(tmp_path, "a", f"file:{path}"))
     with guest.Guest(tmp_path / "vm", tmp_path / "a.sock", queues=2, mode="through", then="stay") as vm:
@@ -177,7 +177,7 @@ def test_a_write_cache_that_a_guest_switched_off_stays_off(node, tmp_path):
         assert "not known" not in node.said(), node.said()
 
 
-def test_a_node_that_remembers_nothing_trusts_no_write_cache(tmp_path, monkeypatch):
+def test_a_node_without_state_trusts_no_write_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/none")
     disk = spec(tmp_path, "a", f"file:{image(tmp_path / 'disk.img')}")
     with Disks(tmp_path / "log", disk) as node:
@@ -189,7 +189,7 @@ def test_a_node_that_remembers_nothing_trusts_no_write_cache(tmp_path, monkeypat
 
 
 def test_a_node_is_upgraded_by_command(tmp_path):
-    """The answer comes from the node that ends, and names the one that goes on."""
+    """The reply comes from the old node, and names the new one."""
     disk = spec(tmp_path, "a", f"file:{image(tmp_path / 'disk.img')}")
     program = shutil.copy(millrace.BINARY, tmp_path / "new program")
     said = {}
@@ -199,14 +199,14 @@ def test_a_node_is_upgraded_by_command(tmp_path):
             for other, why in (("missing", "No such file"), ("disk.img", "starting")):
                 refused = millrace.fail("upgrade", "--to", other, "--state", node.state, cwd=tmp_path)
                 assert "no upgrade: " in refused and why in refused and "the node continues" in refused, refused
-            # Relative paths begin where the command is given.
+            # Relative paths are resolved in the working directory of the command.
             command = ("upgrade", "--to", program.name, "--state", node.state)
             node.upgrade(lambda: said.update(millrace.said_json(*command, cwd=tmp_path)))
             assert said["successor"] == node.pid() and said["pause_us"] > 0
             guest.wait_for("the successor's admin socket", lambda: node.said().count(" serves ") == 2)
             assert node.disks()["a"]["connected"]
             assert os.readlink(f"/proc/{node.pid()}/exe") == str(program)
-            # Without --to it is the program under the node's own name.
+            # Without --to the program under the node's own name is used.
             node.upgrade(lambda: said.update(text=millrace.succeed("upgrade", "--state", node.state)))
             assert f"process {node.pid()} serves now" in said["text"], said
             vm.wait_for(r"GUEST LOAD OK")
@@ -230,7 +230,7 @@ def test_metrics_and_top_need_no_database(tmp_path):
             assert value["millrace_disk_requests_total", kind, None] == stat[kind]["requests"]
             assert value["millrace_disk_bytes_total", kind, None] == stat[kind]["bytes"]
             assert value["millrace_disk_errors_total", kind, None] == value["millrace_disk_no_space_total", kind, None] == 0
-            # All that was given to the device came back.
+            # All requests to the device have completed.
             assert value["millrace_disk_latency_seconds_count", kind, None] == stat[kind]["requests"]
             assert value["millrace_disk_latency_seconds_bucket", kind, "+Inf"] == stat[kind]["requests"]
         assert stat["write"]["bytes"] >= 4 << 20 and stat["kicks"] > 0 and stat["interrupts"] > 0
@@ -258,8 +258,8 @@ def test_top_shows_the_shard_of_a_database(tmp_path):
         assert "SHARD" in millrace.succeed("top", "--once", "--interval", "0.1", "--state", state)
 
 
-def test_top_goes_on_after_an_upgrade_and_a_restart(node, tmp_path):
-    """The successor has the counters of the disks, and a clock of its own: a frame over both showed 10^18 reads a second."""
+def test_top_continues_after_an_upgrade_and_a_restart(node, tmp_path):
+    """The successor has the disks' counters and a clock of its own: a frame across both once showed 10^18 reads per second."""
     node.do("attach", spec(tmp_path, "a", "mem:64M"))
     load = ["bench", "vdisk", "--socket", tmp_path / "a.sock", "--rw", "randread", "--depth", "8", "--seconds", "0.5"]
     millrace.succeed(*load)
@@ -280,7 +280,7 @@ def test_top_goes_on_after_an_upgrade_and_a_restart(node, tmp_path):
     assert said == b"", said
 
 
-def test_a_node_keeps_others_out_of_its_state(node, tmp_path):
+def test_a_node_locks_its_state_directory(node, tmp_path):
     assert (node.state / "admin.sock").stat().st_mode & 0o777 == 0o600
     said = millrace.fail("serve", "--state", node.state)
     assert "another node" in said and "--state" in said
@@ -294,11 +294,11 @@ def test_a_node_keeps_others_out_of_its_state(node, tmp_path):
     assert "is a node running?" in said
 
 
-def test_a_node_is_found_without_being_told_where(tmp_path, monkeypatch):
+def test_a_node_is_found_at_its_default_socket(tmp_path, monkeypatch):
     with Disks(tmp_path / "log", spec(tmp_path, "a")) as node:
         guest.wait_for("the node", lambda: " serves " in node.said())
         assert "null:1G" in millrace.succeed("disk", "list")
-        # A second one goes without, and says so.
+        # A second node runs without an admin socket, and says so.
         with Disks(tmp_path / "second", spec(tmp_path, "b")) as second:
             guest.wait_for("the second", lambda: " serves " in second.said())
             assert "another node uses the state directory" in second.said()
@@ -308,12 +308,12 @@ def test_a_node_is_found_without_being_told_where(tmp_path, monkeypatch):
         assert "null:1G" in millrace.succeed("disk", "list", "--admin", admin)
 
 
-def test_what_is_no_request_gets_an_error_and_the_node_stays(node):
+def test_an_invalid_request_gets_an_error_and_the_node_survives(node):
     for line in (b"\n", b"{}\n", b"[1]\n", b'{"version":2,"command":"top"}\n', b"\xff\n", b'{"version":1,"command":"x"}\n'):
         assert node.ask(line)["error"]
     assert "at most 65536 bytes" in node.ask(b"x" * (1 << 17))["error"]
     assert node.ask(b'{"version":1,"command":"disk-list"}\n')["result"] == {"disks": []}
-    # More who say nothing than it takes at a time.
+    # More silent connections than it accepts at a time.
     idle = []
     for _ in range(40):
         client = socket.socket(socket.AF_UNIX)

@@ -1,4 +1,4 @@
-"""Several engines write to one directory in turn: alternating.py has the whole."""
+"""Several engines write to one directory in turn; see alternating.py."""
 
 import alternating
 import pytest
@@ -7,7 +7,7 @@ import pytest
 @pytest.mark.parametrize("seed", range(6))
 def test_all_engines_find_the_same_after_each_has_written(seed, tmp_path, long):
     merges = alternating.run(seed, 60 if long else 12, tmp_path)
-    # A run in which we merge nothing proves nothing about merges.
+    # A run without a compaction of ours would prove nothing about compactions.
     assert merges >= (40 if long else 8), merges
 
 
@@ -16,7 +16,7 @@ PLAIN = {"compression": 0, "disable_auto_compactions": 1, "target_file_size_base
 
 
 class Theirs:
-    """RocksDB 7.8 over a directory, a process for each time that it is opened."""
+    """RocksDB 7.8 over a directory; each opening is a new process."""
 
     def __init__(self, data):
         self.data = data
@@ -34,8 +34,8 @@ class Theirs:
         return [bytes.fromhex(pair[0]) for pair in self.does()["default"][0]]
 
 
-def test_versions_of_a_key_in_two_files_are_merged_together(tmp_path):
-    """The first file's last entry deletes the second file's first: RocksDB moved them to level 1 as they were."""
+def test_versions_of_a_key_in_two_files_are_compacted_together(tmp_path):
+    """The last entry of the first file deletes the first entry of the second: RocksDB moved both to level 1 unchanged."""
     theirs, ours = Theirs(tmp_path / "db"), alternating.Ours(tmp_path)
     theirs.does(
         ["put", "default", b"key0005", b"old"],
@@ -55,13 +55,13 @@ def test_versions_of_a_key_in_two_files_are_merged_together(tmp_path):
 
 
 def test_a_single_delete_under_a_newer_put_is_kept(tmp_path):
-    """Without it, a later one takes the newer put away, and the first put is there again."""
+    """Without it, a later SingleDelete removes the newer put, and the first put reappears."""
     theirs, ours = Theirs(tmp_path / "db"), alternating.Ours(tmp_path)
     key, value = b"key0003", b"value"
     theirs.does(["put", "default", key, value], ["flush", "default"], ["compact", "default", None, None, False, 4])
     theirs.does(["single_delete", "default", key], ["put", "default", key, value], killed=True)
     ours.write(tmp_path / "db", [], False, {key: value})
-    # With its neighbours, or the tables would only be moved.
+    # With neighbouring keys; otherwise the tables would only be moved.
     neighbours = [b"key0001", b"key0009"]
     theirs.does(["single_delete", "default", key], *[["put", "default", name, b""] for name in neighbours], ["flush", "default"], ["compact", "default", None, None])
     assert theirs.keys() == neighbours

@@ -1,4 +1,4 @@
-"""Each benchmark, for a second, on a tiny database: so that they never rot."""
+"""Runs each benchmark for a second on a tiny database, to keep the benchmarks working."""
 
 import os
 
@@ -19,7 +19,7 @@ def data(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_second_of_it(name, data):
+def test_a_second_of_each_case(name, data):
     said = millrace.said_json("bench", name, "--data", data, "--cores", "1", "--depth", "16", "--seconds", "1")
     assert [figure for figure in FIGURES if figure not in said] == []
     assert said["ops_per_second"] > 100
@@ -42,7 +42,7 @@ def test_a_second_of_writes(tmp_path):
         assert said["operations"] > 0 and said["found"] in (None, said["operations"])
 
 
-def test_writes_with_what_they_leave_to_be_done(tmp_path):
+def test_writes_with_their_background_work(tmp_path):
     flags = ["--durability", "process", "--memtable", "1M", "--num", "20000", "--keys", "5000", "--drain"]
     said = millrace.said_json("bench", "fillrandom", "--data", tmp_path / "db", *flags)
     assert 0 < said["ops_per_second_drained"] <= said["ops_per_second"] and said["drain_seconds"] >= 0
@@ -50,8 +50,8 @@ def test_writes_with_what_they_leave_to_be_done(tmp_path):
     assert "with the background work" in millrace.succeed("bench", "fillrandom", "--data", tmp_path / "other", *flags)
 
 
-def test_readers_have_as_many_writes_beside_them_as_were_asked_for(tmp_path):
-    """One writing task that waits for each set did a fifth of them."""
+def test_readwhilewriting_keeps_the_requested_write_rate(tmp_path):
+    """A single writing task that waits for each set reached a fifth of the rate."""
     data = tmp_path / "db"
     millrace.said_json("bench", "fillseq", "--data", data, "--keys", "20000")
     flags = ["--durability", "process", "--rate", "2000", "--seconds", "1", "--depth", "64"]
@@ -60,10 +60,10 @@ def test_readers_have_as_many_writes_beside_them_as_were_asked_for(tmp_path):
     assert said["writes_per_second"] > 1000, said
 
 
-def test_keys_that_are_not_there(data):
+def test_absent_keys(data):
     said = millrace.said_json("bench", "readrandom", "--absent", "--data", data, "--seconds", "0.3")
     assert said["absent"] and said["found"] == 0 and said["operations"] > 1000
-    assert said["ios_per_op"] < 0.2, "the filters know most of them"
+    assert said["ios_per_op"] < 0.2, "the filters answer most gets"
 
 
 def test_mixed_operations(tmp_path):
@@ -94,7 +94,7 @@ def test_a_plot_needs_its_rows(tmp_path):
     assert "90 % gets, 10 % durable sets" in said
 
 
-def test_a_load_and_a_read(tmp_path):
+def test_a_bulk_load_and_a_read(tmp_path):
     loaded = millrace.said_json("bench", "fillseq", "--data", tmp_path / "db", "--keys", "20000")
     assert loaded["operations"] == 20000 and loaded["write_amplification"] < 1.5
     said = millrace.said_json("bench", "readseq", "--data", tmp_path / "db", "--seconds", "0.5")
@@ -111,7 +111,7 @@ def test_locks():
 VDISK_FIGURES = ["bytes_per_second", "mean_us", "p50_us", "p99_us", "p999_us", "max_us", "max_pause_ms", "cpu_us_per_op"]
 
 
-def test_a_disk_of_somebody_else(tmp_path):
+def test_a_disk_of_another_target(tmp_path):
     image = tmp_path / "disk.img"
     image.touch()
     os.truncate(image, 64 << 20)
@@ -140,7 +140,7 @@ def test_a_disk_of_our_own(tmp_path):
     assert said["operations"] > 10 and said["errors"] == 0 and said["sync"]
     said = millrace.said_json("bench", "vdisk", "--disk", "null:1G", "--seconds", "0.3", "--depth", "1", "--think-us", "1000")
     assert said["operations"] > 10 and said["mean_us"] > 0
-    assert said["ops_per_second"] < 1000, "it rests for a thousandth of a second after each request"
+    assert said["ops_per_second"] < 1000, "the guest waits for 1 ms after each request"
     said = millrace.said_json("bench", "vdisk", "--disk", "null:1G", "--idle", "3", "--seconds", "0.3")
     assert said["disks"] == 3 and said["cpu_percent"] >= 0
     assert "no-such-file" in millrace.fail("bench", "vdisk", "--disk", f"file:{tmp_path}/no-such-file", *flags)
@@ -163,7 +163,7 @@ def test_a_target_that_is_replaced(tmp_path):
     assert "were as written" in millrace.succeed("bench", "vdisk", "--disk", "mem:16M", "--rw", "randrw", "--verify", "--upgrades", "1")
 
 
-def test_in_words(data):
+def test_text_output(data):
     said = millrace.succeed("bench", "readrandom", "--data", data, "--cores", "1", "--depth", "8", "--seconds", "1")
     assert "readrandom" in said
 

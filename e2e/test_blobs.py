@@ -1,4 +1,6 @@
-"""Databases with blob files that RocksDB made and Millrace writes to: both versions of RocksDB open them for writing, which is what would lose values, and read every value."""
+"""Millrace writes to databases with RocksDB's blob files. Both versions of RocksDB then open them for writing, which is when values
+would be lost, and read every value.
+"""
 
 import random
 import subprocess
@@ -13,7 +15,7 @@ BLOBS = {"format_version": 5, "enable_blob_files": True, "min_blob_size": 40}
 
 
 def fill(db, round_, keys, model):
-    """A blob file with a value for each key."""
+    """Writes a blob file with a value for each key."""
     for n in keys:
         value = b"round %d of key %d, " % (round_, n) * 8
         db[databases.numbered(n)] = value
@@ -28,7 +30,7 @@ def by_9_8(path):
 
 
 def read_by_both(path):
-    """What RocksDB 7.8 and 9.8 find, which is the same."""
+    """The values that RocksDB 7.8 and 9.8 read, which must be equal."""
     text = subprocess.run(["ldb", f"--db={path}", "--ignore_unknown_options", "scan", "--hex"], capture_output=True, check=True, text=True).stdout
     lines = [line.split(" ==> " if " ==> " in line else " : ") for line in text.splitlines()]
     old = {bytes.fromhex(key.strip()[2:]): bytes.fromhex(value.strip()[2:]) for key, value in lines}
@@ -40,7 +42,7 @@ def read_by_both(path):
 
 
 def ours(path, log, rng, model, keys):
-    """Overwrites and deletes some keys; each start of a node makes a table of what the last one wrote, and merges them."""
+    """Overwrites and deletes some keys; each start of a node flushes the last one's writes to a table, and compacts the tables."""
     for _ in range(6):
         with millrace.node(path, log, writes=True) as node, node.connect() as client:
             for n in rng.sample(keys, 12):
@@ -57,7 +59,7 @@ def blob_files(path):
     return sorted(file.name for file in path.glob("*.blob"))
 
 
-def test_every_value_is_read_after_merges_and_a_clearing(tmp_path, long):
+def test_every_value_is_read_after_compactions_and_a_clearing(tmp_path, long):
     rng = random.Random(10)
     path, log, model = tmp_path / "db", tmp_path / "log", {}
     db = databases.open_rocks(path, **(databases.SMALL_BLOCKS | BLOBS))
@@ -65,7 +67,7 @@ def test_every_value_is_read_after_merges_and_a_clearing(tmp_path, long):
     fill(db, 1, range(30, 130), model)
     db.close()
     assert len(blob_files(path)) == 2
-    # Among the keys of the first file, so that it dies before the others.
+    # Keys of the first file, so that it becomes obsolete before the others.
     for round_ in range(20 if long else 3):
         ours(path, log, rng, model, list(range(130)) if round_ % 2 else list(range(40)))
         assert read_by_both(path) == model

@@ -1,4 +1,4 @@
-"""A front end that misbehaves is nobody else's problem: not in an upgrade, and not at the end."""
+"""A misbehaving front end must not affect others, neither in an upgrade nor at the end."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ def connect(tmp_path, name):
 
 
 def reads_nothing(tmp_path, name):
-    """Asks until nothing more fits; gives how many whole messages that were."""
+    """Sends requests until no more fit; returns the number of whole messages."""
     stream, sent = connect(tmp_path, name), 0
     stream.settimeout(0.2)
     try:
@@ -43,7 +43,7 @@ def test_a_front_end_that_reads_nothing_delays_no_upgrade_and_no_end(tmp_path, s
         unread, asked = reads_nothing(tmp_path, "unread")
         half = connect(tmp_path, "half")
         half.sendall(GET_FEATURES[:5])
-        # An operator who asks and reads nothing.
+        # An operator's client that sends requests and reads nothing.
         operator = socket.socket(socket.AF_UNIX)
         operator.connect(str(node.state / "admin.sock"))
         operator.sendall(b'{"version":1,"command":"top"}\n' * 100)
@@ -52,7 +52,7 @@ def test_a_front_end_that_reads_nothing_delays_no_upgrade_and_no_end(tmp_path, s
             node.upgrade()
             guest.wait_for("the successor", lambda: node.said().count(" serves ") > serves)
             guest.wait_for("all disks", lambda: set(node.disks()) == {"unread", "half", "idle"})
-        # What was not read has come along.
+        # The successor has the unread replies.
         unread.settimeout(20)
         replies = b""
         while len(replies) < asked * REPLY_BYTES and (more := unread.recv(1 << 16)):
@@ -70,13 +70,13 @@ def test_a_front_end_that_reads_nothing_delays_no_upgrade_and_no_end(tmp_path, s
         del again, operator
 
 
-# A device that does not answer for as long as a test lasts.
+# A device that does not answer for the duration of a test.
 HANGS = "delay:read=600s|mem:64M"
 
 
 @contextlib.contextmanager
 def load(tmp_path, *names):
-    """Front ends that read all the time, as far as they are answered."""
+    """Front ends that read continuously, as long as they get replies."""
     command = [millrace.BINARY, "bench", "vdisk", "--rw", "randread", "--depth", "4", "--seconds", "60"]
     run = lambda name: subprocess.Popen([*command, "--socket", tmp_path / f"{name}.sock"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     running = [run(name) for name in names]
@@ -93,7 +93,7 @@ def reads(node, name):
 
 
 def family(pid):
-    """A process and all that come from it."""
+    """A process and all its descendants."""
     own = [pid]
     for task in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
         own += [one for child in task.read_text().split() for one in family(int(child))]
@@ -101,7 +101,7 @@ def family(pid):
 
 
 def runs(pid):
-    """Whether a process runs; one that nobody has waited for does not."""
+    """Whether a process is running; a zombie is not."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -109,12 +109,12 @@ def runs(pid):
 
 
 @pytest.mark.parametrize("sandbox", ["auto", "off"])
-def test_a_disk_whose_device_hangs_goes_over_when_its_time_is_up(tmp_path, sandbox):
-    """The old process would wait for ten minutes, and the guest with it."""
+def test_a_disk_whose_device_hangs_is_handed_over_at_the_deadline(tmp_path, sandbox):
+    """Otherwise the old process would wait for ten minutes, and the guest with it."""
     specs = [spec(tmp_path, "hangs", HANGS), spec(tmp_path, "other", "mem:64M")]
     with Node(tmp_path, "--sandbox", sandbox, specs=specs) as node, load(tmp_path, "hangs", "other"):
         guest.wait_for("requests", lambda: reads(node, "hangs") == 4 and reads(node, "other") > 100)
-        # It comes back when the old process has ended.
+        # It is served again when the old process has ended.
         node.upgrade()
         guest.wait_for("all disks", lambda: all(disk["connected"] for disk in node.disks().values()))
         assert node.disks("stat")["hangs"]["resubmitted"] == 4
@@ -124,8 +124,8 @@ def test_a_disk_whose_device_hangs_goes_over_when_its_time_is_up(tmp_path, sandb
 
 
 @pytest.mark.parametrize("sandbox", ["auto", "off"])
-def test_a_node_ends_in_its_time_though_a_device_hangs_and_in_an_upgrade(tmp_path, sandbox, long):
-    """At rest, while a successor starts, while disks go over, while one waits for its device, when it has gone over."""
+def test_a_node_ends_in_time_with_a_hanging_device_and_in_an_upgrade(tmp_path, sandbox, long):
+    """When idle, while a successor starts, while disks are handed over, while one waits for its device, after the handover."""
     moments = [None, 0.1, 1.0, 2.2, 4.0] if long else [None, 1.0, 2.2]
     for nth, moment in enumerate(moments):
         at = tmp_path / str(nth)
@@ -151,8 +151,8 @@ def test_a_node_ends_in_its_time_though_a_device_hangs_and_in_an_upgrade(tmp_pat
         assert took < 10, f"{took} s at {moment}: {node.said()}"
 
 
-def test_a_node_that_has_just_been_taken_over_ends_in_good_order(tmp_path, long):
-    """Ended at once before, with status 143: the successor did not serve yet."""
+def test_a_node_that_has_just_taken_over_ends_cleanly(tmp_path, long):
+    """It once ended immediately with status 143, because the successor did not serve yet."""
     for nth in range(90 if long else 24):
         at = tmp_path / str(nth)
         at.mkdir()
@@ -171,8 +171,8 @@ def message(request, payload=b"", flags=1):
     return struct.pack("<III", request, flags, len(payload)) + payload
 
 
-def test_a_front_end_that_ends_its_channel_keeps_its_disk_through_a_resize(tmp_path):
-    """The node closed the connection: it could not tell the new size."""
+def test_a_front_end_that_closes_its_channel_keeps_its_disk_through_a_resize(tmp_path):
+    """The node once closed the connection, because it could not report the new size."""
     with Node(tmp_path, specs=[spec(tmp_path, "a", "mem:64M")]) as node:
         stream = connect(tmp_path, "a")
         stream.settimeout(10)

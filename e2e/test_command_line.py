@@ -1,4 +1,4 @@
-"""The `millrace` command: its outputs, its exit codes, and errors that help."""
+"""The `millrace` command: its output, exit codes and error messages."""
 
 import fcntl
 import json
@@ -46,7 +46,7 @@ def test_scan_has_bounds_a_direction_and_a_limit(data):
     assert "hello" in millrace.succeed("kv", "scan", "--data", data)
 
 
-def test_the_same_from_a_running_node(data, tmp_path):
+def test_commands_read_from_a_running_node(data, tmp_path):
     with millrace.node(data, tmp_path / "log") as node:
         at = ["--connect", f"127.0.0.1:{node.port}"]
         assert millrace.succeed("kv", "get", "hello", *at) == "world\n"
@@ -56,7 +56,7 @@ def test_the_same_from_a_running_node(data, tmp_path):
         assert millrace.succeed("kv", "stat", *at)
 
 
-def test_stat_tells_what_is_there(workshop):
+def test_stat_describes_the_database(workshop):
     directory = workshop.directory("rocksdict-column-families") / "db"
     said = millrace.succeed("kv", "stat", "--data", directory)
     for word in ("default", "blobs", "reverse", "rocksdb.ReverseBytewiseComparator"):
@@ -78,12 +78,12 @@ def test_json_is_json(data, tmp_path):
     assert len(rows) == len(millrace.scan(data))
 
 
-def test_check_says_how_much_it_read(data):
+def test_check_reports_how_much_it_read(data):
     done = millrace.command("kv", "check", "--data", data)
     assert done.returncode == 0 and done.stdout + done.stderr
 
 
-def test_check_counts_what_is_in_the_logs(tmp_path):
+def test_check_counts_the_entries_of_logs(tmp_path):
     databases.ldb(tmp_path / "db", "batchput", "a", "1", "b", "2", "c", "3", "--create_if_missing")
     logs = sum(file.stat().st_size for file in (tmp_path / "db").glob("*.log"))
     said = millrace.said_json("kv", "check", "--data", tmp_path / "db")
@@ -104,7 +104,7 @@ def test_check_has_a_progress_bar_on_a_terminal_and_none_elsewhere(data):
         pass
     os.close(terminal)
     assert done.returncode == 0 and b"nothing is damaged" in done.stdout
-    assert b"checking" in shown and shown.rstrip(b" \r\n").endswith(b"\x1b[2K"), "shown, and cleared away"
+    assert b"checking" in shown and shown.rstrip(b" \r\n").endswith(b"\x1b[2K"), "the progress bar is shown, and then cleared"
     done = millrace.command("kv", "check", "--data", data)
     assert done.returncode == 0 and done.stderr == ""
 
@@ -115,11 +115,11 @@ def test_an_unknown_column_family_is_named(data):
 
 
 @pytest.mark.parametrize("command", [["kv", "scan"], ["kv", "stat"], ["kv", "check"], ["kv", "get", "x"], ["serve", "--read-only"], ["bench", "readrandom", "--seconds", "1"]])
-def test_no_database_here_is_said_with_the_directory(command, tmp_path):
+def test_a_directory_without_a_database_is_named(command, tmp_path):
     for directory in (tmp_path, tmp_path / "nothing"):
         said = millrace.fail(*command, "--data", directory)
         assert str(directory) in said, said
-        assert list(tmp_path.iterdir()) == [], "nothing is made there"
+        assert list(tmp_path.iterdir()) == [], "nothing is created there"
 
 
 def test_a_file_instead_of_a_directory(tmp_path):
@@ -143,7 +143,7 @@ def test_a_port_that_another_node_has_is_named(data, tmp_path):
         assert str(node.port) in said and re.search("(?i)in use", said), said
 
 
-def test_nobody_listens_where_connect_points():
+def test_connect_to_a_port_without_a_listener():
     port = millrace.free_port()
     said = millrace.fail("kv", "get", "x", "--connect", f"127.0.0.1:{port}")
     assert str(port) in said
@@ -181,13 +181,13 @@ def test_completion_in_bash_knows_commands_flags_and_their_values(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["", "serve", "bench", "kv", "kv get", "kv scan", "kv stat", "kv check", "completions", "man"])
-def test_a_manual_page_says_what_the_help_says(command):
+def test_a_manual_page_has_every_flag_of_the_help(command):
     page = millrace.succeed("man", *command.split()).replace("\\", "")
     for flag in re.findall(r"(?m)^ +(?:-\w, )?(--[a-z-]+)(?=$|  | <)", millrace.succeed(*command.split(), "--help")):
         assert re.search(rf"fB{flag}fR.*\n(?!\.)\S", page), f"{flag} is not described"
 
 
-def test_a_closed_pipe_is_no_error(workshop):
+def test_a_closed_pipe_is_not_an_error(workshop):
     directory = workshop.directory("db_bench-format-version-5") / "db"
     reader = subprocess.Popen([millrace.BINARY, "kv", "scan", "--hex", "--data", directory], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     reader.stdout.readline()
@@ -232,7 +232,7 @@ def test_without_io_uring_it_serves_and_says_so_once(workshop, tmp_path):
             pass
 
 
-def test_sigint_ends_it_too(data, tmp_path):
+def test_sigint_ends_a_node(data, tmp_path):
     with millrace.node(data, tmp_path / "log") as node:
         node.process.send_signal(signal.SIGINT)
         assert node.process.wait(5) == 0, node.said()
@@ -240,7 +240,7 @@ def test_sigint_ends_it_too(data, tmp_path):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A directory with `./run` in it, and an environment in which cargo has nothing to build: the binary under test is there."""
+    """A directory with `./run`, and an environment whose cargo builds nothing: the binary under test is in place."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "cargo").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "bin" / "cargo").chmod(0o755)
@@ -252,7 +252,7 @@ def checkout(tmp_path):
 
 
 def test_run_serves_a_directory(tmp_path, checkout):
-    """`./run DIR ARGS`: what a newcomer pastes."""
+    """`./run DIR ARGS`, as a newcomer pastes it."""
     databases.ldb(tmp_path / "db", "put", "hello", "world", "--create_if_missing")
     run, env = checkout
     port = millrace.free_port()
@@ -261,8 +261,8 @@ def test_run_serves_a_directory(tmp_path, checkout):
             assert client.call("GET", "hello") == b"world"
 
 
-def test_run_makes_a_database_and_says_what_to_try(tmp_path, checkout):
-    """`./run` alone, and what it says to try, pasted; then once more, where the database is there."""
+def test_run_creates_a_database_and_prints_commands_to_try(tmp_path, checkout):
+    """`./run` alone, then the commands that it prints, pasted; then the same with the existing database."""
     run, env = checkout
     port = millrace.free_port()
     for time in range(2):
@@ -276,7 +276,7 @@ def test_run_makes_a_database_and_says_what_to_try(tmp_path, checkout):
         assert node.process.returncode == 0
 
 
-def test_run_says_what_is_wrong(tmp_path, checkout):
+def test_run_explains_its_errors(tmp_path, checkout):
     run, env = checkout
 
     def fails(*arguments):

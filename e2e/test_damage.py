@@ -1,4 +1,4 @@
-"""One bit turned over in every kind of block: `kv check` names file and place, and what is elsewhere is still read."""
+"""Flips one bit in every kind of block: `kv check` names file and offset, and everything else is still readable."""
 
 import json
 import random
@@ -10,7 +10,7 @@ import millrace
 import pytest
 import resp
 
-# kind of part -> the database that has one; the table's kinds are found by `layout.table`.
+# kind of part -> a database that has one; `layout.table` finds the parts of tables.
 TABLES = [
     ("data", "db_bench-dictionary-zstd"),
     ("data", "rocksdict-format-version-6"),
@@ -34,15 +34,15 @@ BLOBS = ["blob-header", "blob-record-header", "blob-value", "blob-footer"]
 
 
 def named(said, file, part):
-    """Whether a line names the file and a place inside the part."""
+    """Asserts that a line names the file and an offset inside the part."""
     lines = [line for line in said.splitlines() if file.name in line]
     assert lines, f"{file.name} is not named: {said}"
     places = [int(place) for line in lines for place in re.findall(r"\bat (?:offset )?(\d+)", line)]
-    assert any(part.start <= place < part.end for place in places), f"no place in {part.start}..{part.end}: {said}"
+    assert any(part.start <= place < part.end for place in places), f"no offset in {part.start}..{part.end}: {said}"
 
 
 def checked(data, file, part):
-    """`kv check` fails, and names it in words and in JSON."""
+    """Asserts that `kv check` fails and names the damage, as text and as JSON."""
     done = millrace.command("kv", "check", "--data", data)
     assert done.returncode == 1, f"kv check: {done.returncode}\n{done.stdout}{done.stderr}"
     named(done.stdout, file, part)
@@ -54,7 +54,7 @@ def checked(data, file, part):
 
 
 def read_around(data, log, expected):
-    """Serves the damaged directory: how many keys were read, how many were errors. Never a wrong value, never a nil."""
+    """Serves the damaged directory; returns the numbers of keys read and of errors. A wrong value or a nil fails."""
     right = errors = 0
     with millrace.node(data, log) as node, node.connect() as client:
         replies = client.pipeline([("GET", key) for key, _ in expected])
@@ -90,7 +90,7 @@ def test_a_bit_in_a_table(kind, name, own_copy, workshop, tmp_path, long):
         try:
             right, errors = read_around(data, tmp_path / "log", databases.expected(workshop.directory(name)))
         except AssertionError as refused:
-            # What the whole file hangs on may keep the node from starting, with a text that says why.
+            # Damage to a part that the whole file depends on may keep the node from starting, with an explanation.
             if kind not in ("footer", "metaindex", "rocksdb.properties", "index", "rocksdb.range_del") or "it ended with" not in str(refused):
                 raise
             assert file.name in str(refused)
@@ -136,7 +136,7 @@ def test_a_bit_in_the_manifest(own_copy):
     named(said, file, part)
 
 
-def test_current_that_names_nothing(own_copy):
+def test_current_that_names_a_missing_manifest(own_copy):
     data = own_copy("db_bench-format-version-5")
     (data / "CURRENT").write_text("MANIFEST-099999\n")
     assert "MANIFEST-099999" in millrace.fail("kv", "scan", "--data", data)
@@ -144,7 +144,7 @@ def test_current_that_names_nothing(own_copy):
     assert "CURRENT" in millrace.fail("kv", "scan", "--data", data)
 
 
-def test_a_table_that_is_missing_or_cut_off(own_copy):
+def test_a_missing_or_truncated_table(own_copy):
     data = own_copy("db_bench-format-version-5")
     file = sorted(data.glob("*.sst"))[0]
     whole = file.read_bytes()
@@ -157,7 +157,7 @@ def test_a_table_that_is_missing_or_cut_off(own_copy):
     assert 0 < done.returncode < 100 and file.name in done.stdout + done.stderr, done
 
 
-def test_a_scan_stops_at_the_damage_and_begins_again_behind_it(own_copy, workshop, tmp_path):
+def test_a_scan_stops_at_the_damage_and_can_start_after_it(own_copy, workshop, tmp_path):
     name = "db_bench-format-version-5"
     data = own_copy(name)
     expected = databases.expected(workshop.directory(name))
@@ -174,7 +174,7 @@ def test_a_scan_stops_at_the_damage_and_begins_again_behind_it(own_copy, worksho
 
 
 def test_random_bytes_anywhere_never_crash_it(own_copy, tmp_path, long):
-    """Damage that no rule chose: whatever is said, it is said by an exit code and a text."""
+    """Random damage is always reported by an exit code and a message."""
     rng = random.Random(9)
     for name in ("rocksdict-column-families", "db_bench-range-tombstones", "rocksdict-blobs-kZSTD"):
         data = own_copy(name)

@@ -1,8 +1,8 @@
-"""The same random commands to Redis and to Millrace, under faults: the same replies, one for each command.
+"""Sends the same random commands to Redis and to Millrace, under faults: the replies must be equal, one for each command.
 
-What Millrace refuses (for want of space) or does not tell (its connection was cut, it was killed) is what Redis is not
-sent: so Redis's replies say of each later command whether that one was applied. A failure names its seed;
-`--long` runs more of them, `MILLRACE_SEED=5` only that one, `MILLRACE_SEEDS=300` so many.
+A command that Millrace refuses (for lack of space) or does not answer (the connection was cut, the node was killed) is not sent
+to Redis, so Redis's later replies show whether Millrace applied it. A failure names its seed; `--long` runs more seeds,
+`MILLRACE_SEED=5` only that one, `MILLRACE_SEEDS=300` that many.
 """
 
 import os
@@ -21,7 +21,7 @@ LARGE = 40_000
 
 
 class Pair:
-    """Redis, a node on a small disk, and what both are asked."""
+    """Redis, a node on a small disk, and the commands for both."""
 
     def __init__(self, seed, disk, theirs, root):
         self.rng = random.Random(seed)
@@ -49,7 +49,7 @@ class Pair:
         return [commands.a_command(self.rng, kinds) for _ in range(self.rng.randint(1, most))]
 
     def state(self, server):
-        """All that is there."""
+        """All keys and values."""
         with server.connect() as client:
             keys = sorted(client.call("KEYS", "*"))
             assert client.call("DBSIZE") == len(keys), f"seed {self.seed}"
@@ -66,7 +66,7 @@ def differences(theirs, ours):
 
 
 def until(client, marker):
-    """The replies before the marker's."""
+    """The replies before that of the marker."""
     replies = []
     while (reply := client.reply()) != marker:
         replies.append(reply)
@@ -74,8 +74,8 @@ def until(client, marker):
 
 
 def silent(rng, group):
-    """A group of commands of which some have no reply, and those that have one."""
-    # Something is left for SKIP, or it would be the marker.
+    """A group of commands of which some have no reply, and the commands that have one."""
+    # A command must follow SKIP, or it would skip the marker.
     group = [[b"PING"], *(words for words in group if words[0] not in (b"RESET", b"HELLO", b"CLIENT"))]
     if rng.random() < 0.5:
         return [[b"CLIENT", b"REPLY", b"OFF"], *group, [b"CLIENT", b"REPLY", b"ON"]], [[b"CLIENT", b"REPLY", b"ON"]]
@@ -109,7 +109,7 @@ def untroubled(pair):
 
 
 def one_transaction(pair):
-    """A refused transaction is refused as a whole; Redis is not asked."""
+    """A refused transaction is refused as a whole; it is not sent to Redis."""
     group = [words for words in pair.some_commands(alone=True) if words[0] not in (b"RESET", b"EXEC", b"DISCARD")]
     with pair.ours.connect() as client:
         client.send(b"".join(resp.encode(*words) for words in [[b"MULTI"], *group, [b"EXEC"], [b"ECHO", b"marker"]]))
@@ -120,7 +120,7 @@ def one_transaction(pair):
 
 
 def several(pair):
-    """Connections at the same time, each on keys of its own."""
+    """Concurrent connections, each with keys of its own."""
     clients = [pair.connections() for _ in range(4)]
     groups = []
     for number, (_, ours) in enumerate(clients):
@@ -136,7 +136,7 @@ def several(pair):
 
 
 def own_keys(words, number):
-    """The command on keys that no other connection has; `None` when it has none to be told from others."""
+    """The command on keys of this connection only; `None` for a command without keys."""
     name = words[0].upper()
     own = b"%d:" % number
     if name in (b"MSET", b"MSETNX"):
@@ -151,11 +151,11 @@ def own_keys(words, number):
 
 
 def full_disk(pair):
-    """There is no space for a while: what is refused has one error, and is not applied."""
+    """The disk is full for a while: each refused command has one error and is not applied."""
     pair.disk.fill(0)
     theirs, ours = pair.connections()
     with theirs, ours:
-        # What the log has set aside is used up first.
+        # The log's reserved space is used first.
         filling = [b"SET", b"filling", pair.rng.randbytes(LARGE)]
         while not isinstance(ours.call(*filling), resp.Error):
             theirs.call(*filling)
@@ -184,7 +184,7 @@ def full_disk(pair):
 
 
 def catch_up(pair, group, done):
-    """Redis executes as much of a pipeline as the node has executed, of which it has told the first `done`."""
+    """Makes Redis execute as much of a pipeline as the node has executed; the node has answered the first `done` commands."""
     state = pair.state(pair.ours)
     with pair.theirs.connect() as client:
         for at, words in enumerate(group):
@@ -195,12 +195,12 @@ def catch_up(pair, group, done):
 
 
 def about_keys(group):
-    """The commands that are not about the connection."""
+    """The commands that concern keys, not the connection."""
     return [words for words in group if words[0] not in (b"RESET", b"HELLO", b"AUTH", b"CLIENT", b"QUIT")]
 
 
 def cut(pair):
-    """The connection is cut in the middle of a pipeline: a beginning of it is executed, and nothing else."""
+    """The connection is cut in the middle of a pipeline: a prefix of it is executed, and nothing else."""
     group = about_keys(pair.some_commands(alone=True))
     stream = b"".join(resp.encode(*words) for words in group)
     ours = pair.ours.connect()
@@ -209,7 +209,7 @@ def cut(pair):
     if pair.rng.random() < 0.5:
         time.sleep(pair.rng.random() * 0.005)
     if pair.rng.random() < 0.5:
-        # It is reset instead of closed.
+        # Closing resets the connection.
         ours.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     ours.socket.close()
     with pair.ours.connect() as client:
@@ -217,7 +217,7 @@ def cut(pair):
         while client.call("CLIENT", "LIST", "ID", number):
             assert time.monotonic() < deadline, f"seed {pair.seed}: a connection that was cut is still there"
             time.sleep(0.002)
-    # What it has handed over may still be on its way: a write of the same core is answered behind it.
+    # Its last writes may still be in flight: a write of the same core is answered after them.
     for _ in range(12):
         with pair.ours.connect() as client:
             client.call("DEL", "nothing")
@@ -225,7 +225,7 @@ def cut(pair):
 
 
 def kill(pair):
-    """kill -9: what was acknowledged is there, and of the rest a beginning."""
+    """kill -9: all acknowledged writes survive, and a prefix of the others."""
     group = about_keys(pair.some_commands(alone=True))
     theirs, ours = pair.connections()
     with theirs, ours:
@@ -250,12 +250,12 @@ def seeds(long):
 
 
 @pytest.mark.timeout(3600)
-def test_every_reply_is_redis_s_whatever_happens(tmp_path, long):
+def test_every_reply_equals_redis_s_under_faults(tmp_path, long):
     mount = tmp_path / "small"
     mount.mkdir()
     refused = 0
     for seed in seeds(long):
-        # Of its own, so that nothing that SAVE has left is loaded.
+        # Its own directory, so that Redis loads no file of an earlier SAVE.
         root = tmp_path / str(seed)
         root.mkdir()
         with SmallDisk(mount) as disk, millrace.redis_server(root, root / "redis.log", "--databases", "1") as theirs:

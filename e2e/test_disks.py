@@ -1,4 +1,4 @@
-"""Disks for virtual machines: a real guest under QEMU, which checks what it reads, on a disk of ours."""
+"""Disks for virtual machines: a real guest under QEMU verifies what it reads from our disk."""
 
 import contextlib
 import ctypes
@@ -19,7 +19,7 @@ import resp
 
 
 class Successor:
-    """A process that our child has started, and that is ours since that ended; what `Disks` wants of a Popen."""
+    """A process started by a child of ours that has ended, which makes us its parent; with the methods of Popen that `Disks` needs."""
 
     PR_SET_CHILD_SUBREAPER = 36
 
@@ -29,7 +29,7 @@ class Successor:
 
     @staticmethod
     def inherit():
-        """Makes the children of our children ours, once these have ended."""
+        """Makes us the parent of our children's children when their parents end."""
         assert ctypes.CDLL(None, use_errno=True).prctl(Successor.PR_SET_CHILD_SUBREAPER, 1) == 0
 
     def poll(self):
@@ -61,7 +61,7 @@ class Disks:
         self.process = None
 
     def start(self):
-        """Starts it and waits until it listens."""
+        """Starts the node and waits until it listens."""
         with open(self.log, "ab") as out:
             self.process = subprocess.Popen([str(a) for a in self.arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         for path in self.sockets:
@@ -70,22 +70,22 @@ class Disks:
         return self
 
     def said(self):
-        """What all its processes printed."""
+        """The output of all its processes."""
         return self.log.read_text(errors="replace")
 
     def kill(self):
-        """Ends it between any two instructions."""
+        """Kills it at any instruction."""
         self.process.kill()
         self.process.wait()
 
     def restart(self, rest_s=0.2):
-        """Kills it, and starts it again a little later."""
+        """Kills it, and starts it again after a pause."""
         self.kill()
         time.sleep(rest_s)
         return self.start()
 
     def restart_connected(self, rest_s=0.2):
-        """The same, and waits until QEMU is connected again to all."""
+        """The same, and waits until QEMU has reconnected to all disks."""
         connected = self.said().count("has connected")
         self.restart(rest_s)
         guest.wait_for("QEMU", lambda: self.said().count("has connected") >= connected + len(self.sockets))
@@ -95,7 +95,7 @@ class Disks:
         return millrace.serving(self.process.pid)
 
     def upgrade(self, ask=None):
-        """Has it hand over, to whatever is under its name now if `ask` does not ask for it otherwise; waits until the old process has ended."""
+        """Makes it hand over, by default to the program that its name refers to now, and waits until the old process has ended."""
         Successor.inherit()
         said, old = len(self.said()), self.pid()
         if ask:
@@ -108,20 +108,20 @@ class Disks:
             assert self.process.wait(30) == 0, self.said()
             self.process = Successor(int(successor[0]))
         else:
-            # The launcher stays.
+            # The launcher stays the same.
             guest.wait_for("the end of the old process", lambda: not pathlib.Path(f"/proc/{old}").exists(), 30)
             assert self.process.poll() is None, self.said()
         assert self.pid() == int(successor[0])
 
     def refuse_upgrade(self, why):
-        """Has it try the same, which must fail for this reason."""
+        """Makes it try the same, which must fail for this reason."""
         said = len(self.said())
         self.process.send_signal(signal.SIGUSR2)
         failed = guest.wait_for("a refusal", lambda: re.search(r"no upgrade.*", self.said()[said:]), 30)
         assert re.search(why, failed[0]), failed[0]
 
     def stop(self):
-        """Ends it in good order; gives its exit code."""
+        """Stops it; returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(20)
@@ -151,7 +151,7 @@ def machine(tmp_path, uri=None, name="a", flags=(), **words):
         yield node, vm
 
 
-# QEMU offers a guest packed rings only when it is told to.
+# QEMU offers packed rings only on request.
 both_forms = pytest.mark.parametrize("packed", [False, True], ids=["split", "packed"])
 
 
@@ -169,7 +169,7 @@ def test_a_file_system_on_every_engine(tmp_path):
 
 
 @pytest.mark.parametrize("io", ["auto", "epoll"])
-def test_what_a_guest_gives_back_reads_as_zeroes(tmp_path, io, long):
+def test_discarded_blocks_read_as_zeroes(tmp_path, io, long):
     """Also in the node that takes over."""
     if io == "epoll" and not long:
         pytest.skip("--long does it without io_uring, too")
@@ -187,14 +187,14 @@ def test_what_a_guest_gives_back_reads_as_zeroes(tmp_path, io, long):
         vm.wait_for_end()
 
 
-def test_where_io_uring_is_forbidden_a_guest_has_its_disk_too(tmp_path):
+def test_a_guest_has_its_disk_without_io_uring(tmp_path):
     with machine(tmp_path, flags=["--io", "epoll"], mode="files") as (_, vm):
         vm.wait_for(r"GUEST FILES OK")
         vm.wait_for_end()
 
 
 @both_forms
-def test_a_guest_is_paused_reset_and_checks_all(tmp_path, packed, long):
+def test_a_guest_survives_pauses_and_a_reset(tmp_path, packed, long):
     if not packed and not long:
         pytest.skip("split rings are paused and reset under load in test_machines.py; --long does both here")
     with machine(tmp_path, packed=packed, mode="load", secs=3, mib=16) as (node, vm):
@@ -210,8 +210,8 @@ def test_a_guest_is_paused_reset_and_checks_all(tmp_path, packed, long):
 
 
 @both_forms
-def test_killed_under_load_nothing_is_lost_and_nothing_done_twice(tmp_path, packed, long):
-    """Requests complete out of their order, so that only the in-flight region knows which are left."""
+def test_a_kill_under_load_loses_and_repeats_nothing(tmp_path, packed, long):
+    """Requests complete out of order, so only the in-flight region knows which are left."""
     if packed and not long:
         pytest.skip("the crate vhost does it at every step; --long does it here, too")
     times = 50 if long else 3
@@ -225,14 +225,14 @@ def test_killed_under_load_nothing_is_lost_and_nothing_done_twice(tmp_path, pack
         assert int(checked[1]) > 100
         vm.wait_for_end()
     resubmitted = [int(word[10:]) for word in node.said().split() if word.startswith("resubmits=")]
-    assert sum(resubmitted) > times, "no request was under way when it was killed"
+    assert sum(resubmitted) > times, "no request was in flight at the kill"
     assert f"packed={str(packed).lower()} resubmits=" in node.said()
     if os.cpu_count() > 1:
         assert set(re.findall(r"core=(\d).* ring=[01] .*resubmits=", node.said())) == {"0", "1"}, "a disk's queues share a core"
 
 
-def test_killed_while_the_firmware_reads(tmp_path):
-    """Not earlier: QEMU 7.2 gives a device up for good whose back end goes away while it starts it."""
+def test_a_kill_while_the_firmware_reads(tmp_path):
+    """Not earlier: QEMU 7.2 disables a device for good if its back end goes away while the device starts."""
     with machine(tmp_path, flags=["--log-level", "debug"], mode="load", secs=2, mib=8) as (node, vm):
         guest.wait_for("the firmware's ring", lambda: "a ring runs" in node.said())
         node.restart()
@@ -240,8 +240,8 @@ def test_killed_while_the_firmware_reads(tmp_path):
         vm.wait_for_end()
 
 
-def test_a_machine_boots_from_its_disk_though_the_node_is_killed_meanwhile(tmp_path):
-    """As the README shows it: nothing but firmware, a boot loader and the disk."""
+def test_a_machine_boots_from_its_disk_although_the_node_is_killed(tmp_path):
+    """As in docs/DISKS.md: only firmware, a boot loader and the disk."""
     boot, other = tmp_path / "boot.img", image(tmp_path / "other.img")
     guest.boot_image(boot, mode="load", dev="vdb", secs=2, mib=16)
     paths = [tmp_path / "a.sock", tmp_path / "b.sock"]
@@ -256,7 +256,7 @@ def test_a_machine_boots_from_its_disk_though_the_node_is_killed_meanwhile(tmp_p
         vm.wait_for_end()
 
 
-def test_a_node_that_is_stopped_in_good_order_leaves_the_rest_to_the_next(tmp_path):
+def test_a_stopped_node_leaves_the_remaining_requests_to_the_next(tmp_path):
     with machine(tmp_path, mode="load", secs=6, mib=8) as (node, vm):
         vm.wait_for(r"GUEST TICK ops=[1-9]\d*")
         assert node.stop() == 0
@@ -267,11 +267,11 @@ def test_a_node_that_is_stopped_in_good_order_leaves_the_rest_to_the_next(tmp_pa
 
 @both_forms
 def test_a_guest_moves_to_another_node_and_back(tmp_path, packed, long):
-    """Shared storage: both nodes have the file open, one guest writes at a time. Each node is killed when the guest has just
-    come, with a region that is new but not empty: the trap into which others fall. Every other one is upgraded before that.
+    """Shared storage: both nodes have the file open, and one guest writes at a time. Each node is killed just after the guest has
+    arrived, with a region that is new but not empty, a known trap for targets. Every other node is upgraded before that.
 
-    No move begins while QEMU is without its disk: what was in flight then is in the region, which QEMU 7.2 does not take along.
-    The device is slow, so that every worker's read or write is under way when the machine stops.
+    No move begins while QEMU is disconnected: the requests in flight are then in the region, which QEMU 7.2 does not migrate. The
+    device is slow, so that every worker has a read or write in flight when the machine stops.
     """
     if packed and not long:
         pytest.skip("--long moves packed rings, too")
@@ -308,7 +308,7 @@ def test_a_guest_moves_to_another_node_and_back(tmp_path, packed, long):
 
 
 def test_upgrades_under_load_are_short_pauses(tmp_path, long):
-    """All in one connection: the guest and QEMU do not learn of it."""
+    """The connection stays the same: the guest and QEMU do not notice."""
     times = 50 if long else 3
     with machine(tmp_path, mode="load", secs=6 + 2 * times, mib=16, workers=16) as (node, vm):
         for nth in range(times):
@@ -320,15 +320,15 @@ def test_upgrades_under_load_are_short_pauses(tmp_path, long):
         said = node.said()
     pauses_us = [int(pause) for pause in re.findall(r"pause_us=(\d+)", said)]
     assert len(pauses_us) == times
-    assert "resumes with unfinished requests" not in said, "a request was in flight when its ring came to rest"
+    assert "resumes with unfinished requests" not in said, "a request was in flight when its ring was quiesced"
     print(f"{times} upgrades: longest pause {max(pauses_us)} us; slowest request in the guest {slowest_ms} ms")
     assert slowest_ms < 2000
 
 
-def test_killed_after_an_upgrade_nothing_is_lost(tmp_path, long):
+def test_a_kill_after_an_upgrade_loses_nothing(tmp_path, long):
     if not long:
         pytest.skip("where a guest moves there and back a node is killed after an upgrade; --long does it alone, too")
-    """The region of what is in flight is the one that the first node made."""
+    """The in-flight region is the one that the first node made."""
     uri = f"delay:all=0ms..20ms|file:{image(tmp_path / 'disk.img')}"
     with machine(tmp_path, uri, mode="load", secs=14, mib=16, workers=16) as (node, vm):
         for nth in range(2):
@@ -338,11 +338,11 @@ def test_killed_after_an_upgrade_nothing_is_lost(tmp_path, long):
             node.restart()
         vm.wait_for(r"GUEST LOAD OK")
         vm.wait_for_end()
-        assert "resubmits=" in node.said(), "no request was under way when it was killed"
+        assert "resubmits=" in node.said(), "no request was in flight at the kill"
 
 
 @pytest.mark.parametrize("uri", ["mem:128M", "dirty:granule=4K|mem:128M", "dirty:file={}/map|file:{}/disk.img"])
-def test_upgrades_keep_what_a_disk_holds_besides_its_file(tmp_path, uri, long):
+def test_upgrades_keep_the_state_of_disks_without_a_file(tmp_path, uri, long):
     if uri == "mem:128M" and not long:
         pytest.skip("it is below the bitmap of another one; --long does it alone, too")
     image(tmp_path / "disk.img")
@@ -372,12 +372,12 @@ def test_a_guest_moves_between_upgraded_nodes(tmp_path, long):
 
         def arrive(at):
             moved = stack.enter_context(guest.Guest(tmp_path / "vm-b", there.sockets[0], incoming=at, **words))
-            # It waits, connected and with nothing set up.
+            # It waits, connected and not set up.
             there.upgrade()
             vm.wait_for(r"GUEST TICK ops=[1-9]\d*", times=2)
             return moved
 
-        # Paused for good, with its rings stopped and its dirty log still there.
+        # Paused for good, with stopped rings and an active dirty log.
         moved = migration.move(vm, arrive, arrived=lambda _: here.upgrade())
         there.upgrade()
         there.restart(0)
@@ -393,12 +393,12 @@ def test_idle_disks_are_handed_over_too(tmp_path):
         with guest.Guest(tmp_path / "vm", node.sockets[0], mode="files") as vm:
             vm.wait_for(r"GUEST FILES OK")
             vm.wait_for_end()
-    assert not node.sockets[0].exists(), "its name is removed by who had it last"
+    assert not node.sockets[0].exists(), "its last owner removes the name"
 
 
 @contextlib.contextmanager
 def own_program(tmp_path):
-    """A copy of the program under a name where others can be put."""
+    """A copy of the program under a name that other programs can replace."""
     own = tmp_path / "bin" / "millrace"
     own.parent.mkdir()
     shutil.copy(millrace.BINARY, own)
@@ -420,7 +420,7 @@ def test_a_failed_upgrade_leaves_the_node_serving(tmp_path, sandbox, long):
     if sandbox == "off" and not long:
         pytest.skip("the simulator does it without a launcher; --long does it here, too")
     if sandbox == "on":
-        # A question of 37 bytes behind its number, to the launcher.
+        # A request of 37 bytes with its number, to the launcher.
         other_version = r"\1\0\0\0\45\0\0\0\0\0\0\0" + r"\0" * 8 + '{"ask":"begin","version":9}  '
     else:
         other_version = r"\1\0\0\0\14\0\0\0\0\0\0\0MRnode\n\0\11\0\0\0"
@@ -428,12 +428,12 @@ def test_a_failed_upgrade_leaves_the_node_serving(tmp_path, sandbox, long):
     programs = {
         "#!/bin/sh\nexit 7\n": "starting.*gone.*exit status: 7",
         "no program at all": "starting .*millrace",
-        # One that speaks another version, and one that ends when it has all that can be opened ahead.
+        # One with another protocol version, and one that ends when it has everything that can be opened ahead.
         f"#!/bin/sh\nprintf '{other_version}' >&0; sleep 60\n": "version 9",
         f"#!/bin/sh\nexec {millrace.BINARY} serve --disk 'name=a uri=null:1G socket=s' --cores 1 --memory 64M\n": "1 core",
     }
     if sandbox == "on" and long:
-        # Ten seconds; the simulator waits for less. Who waits is the same code without a sandbox.
+        # Ten seconds; the simulator has a shorter wait. Without a sandbox the same code waits.
         programs["#!/bin/sh\nexec sleep 1000\n"] = "starting: not done within"
     with own_program(tmp_path) as (own, put):
         node = Disks(tmp_path / "log", spec, binary=own, flags=["--sandbox", sandbox])
@@ -463,7 +463,7 @@ def test_an_upgrade_refuses_no_client_and_keeps_the_data(tmp_path):
             except ConnectionRefusedError as error:
                 refused.append(error)
             except (OSError, EOFError, resp.Closed):
-                pass  # A connection that the old node has closed, as it ends.
+                pass  # A connection that the old node closed when it ended.
 
     node = Disks(tmp_path / "log", spec, flags=flags)
     words = dict(queues=2, processors=2, mode="load", secs=8, mib=16)
@@ -487,7 +487,7 @@ def test_an_upgrade_refuses_no_client_and_keeps_the_data(tmp_path):
         vm.wait_for_end()
 
 
-def test_a_disk_that_errs_does_not_disturb_its_neighbour(tmp_path):
+def test_a_failing_disk_does_not_affect_another_disk(tmp_path):
     good, bad = image(tmp_path / "good.img"), image(tmp_path / "bad.img")
     node = Disks(
         tmp_path / "log",
@@ -504,7 +504,7 @@ def test_a_disk_that_errs_does_not_disturb_its_neighbour(tmp_path):
         well.wait_for_end()
 
 
-def test_a_machine_whose_memory_is_not_shared_is_named_in_the_log(tmp_path):
+def test_a_machine_without_shared_memory_is_logged(tmp_path):
     with (
         Disks(tmp_path / "log", f"name=alone uri=null:1G socket={tmp_path / 'a.sock'}") as node,
         guest.Guest(tmp_path / "vm", tmp_path / "a.sock", shared=False, mode="boot"),
@@ -513,7 +513,7 @@ def test_a_machine_whose_memory_is_not_shared_is_named_in_the_log(tmp_path):
         assert " WARN " in hint[0]
 
 
-def test_a_machine_that_is_killed_or_frozen_leaves_its_disk_to_the_next(tmp_path):
+def test_a_killed_or_frozen_machine_leaves_its_disk_to_the_next(tmp_path):
     with machine(tmp_path, mode="load", secs=60, mib=8) as (node, vm):
         vm.wait_for(r"GUEST TICK ops=[1-9]\d*")
         vm.signal(signal.SIGSTOP)
@@ -540,10 +540,10 @@ def test_a_machine_that_is_killed_or_frozen_leaves_its_disk_to_the_next(tmp_path
 def test_a_disk_that_cannot_be_served_is_refused_with_a_reason(tmp_path, spec, expected):
     said = millrace.fail("serve", "--disk", spec, cwd=tmp_path)
     assert expected in said, said
-    assert not os.listdir(tmp_path), "something was left behind"
+    assert not os.listdir(tmp_path), "a file was left"
 
 
-def test_a_socket_that_is_in_use_is_left_alone(tmp_path):
+def test_a_socket_in_use_is_not_replaced(tmp_path):
     spec = f"name=a uri=null:1G socket={tmp_path / 'a.sock'}"
     with Disks(tmp_path / "log", spec):
         assert "in use" in millrace.fail("serve", "--disk", spec)
@@ -560,7 +560,7 @@ def test_an_idle_disk_costs_no_processor_time(tmp_path):
             before = sum(map(cpu_s, both))
             time.sleep(2)
             spent = sum(map(cpu_s, both)) - before
-            # The kernel counts in hundredths of a second; a disk that is polled would cost 2 s.
+            # The kernel counts in ticks of 10 ms; polling a disk would cost 2 s.
             assert spent < 0.5, f"{spent} s in 2 s"
 
 

@@ -1,4 +1,4 @@
-"""A disk without space: a small file system of its own, mounted where only the node sees it."""
+"""A full disk: a small file system, mounted where only the node sees it."""
 
 import random
 import resource
@@ -18,13 +18,13 @@ def value(number):
 
 
 def write_until_refused(client, first):
-    """The first key that was refused, and the refusal."""
+    """The first refused key, and the error."""
     for number in range(first, first + 20_000):
         reply = client.call("SET", f"key:{number}", value(number))
         if reply != OK:
             assert isinstance(reply, resp.Error), reply
             return number, str(reply)
-    raise AssertionError("the disk takes everything")
+    raise AssertionError("no write was refused")
 
 
 def write_again(client, number):
@@ -36,7 +36,7 @@ def write_again(client, number):
 
 
 def until_all_is_well(client):
-    """Waits until what has to be written in the background found space, too."""
+    """Waits until background writes have found space, too."""
     deadline = time.monotonic() + 30
     while (said := persistence(client))["disk_full"] != "0":
         assert time.monotonic() < deadline, said
@@ -54,7 +54,7 @@ def all_there(client, keys):
 
 
 @pytest.mark.parametrize("durability", ["process", "power"])
-def test_writes_are_refused_reads_go_on_and_writing_too_when_there_is_space(durability, tmp_path):
+def test_a_full_disk_refuses_writes_until_there_is_space_and_still_reads(durability, tmp_path):
     mount = tmp_path / "small"
     mount.mkdir()
     with SmallDisk(mount) as disk:
@@ -76,7 +76,7 @@ def test_writes_are_refused_reads_go_on_and_writing_too_when_there_is_space(dura
             assert persistence(client)["disk_full_times"] >= "2"
             assert node.said().count("the disk is full") == int(persistence(client)["disk_full_times"]), node.said()
             all_there(client, keys)
-            # Killed on a full disk, and started again when there is space.
+            # Killed on a full disk, and started again with free space.
             disk.fill(1)
             keys, _ = write_until_refused(client, keys)
             node.process.send_signal(signal.SIGKILL)
@@ -85,7 +85,7 @@ def test_writes_are_refused_reads_go_on_and_writing_too_when_there_is_space(dura
         with disk.node(tmp_path / "log2", durability) as node, node.connect() as client:
             all_there(client, keys)
             write_again(client, keys)
-            # What is cleared makes space, though there is none for anything else.
+            # Clearing frees space, even if there is none for other writes.
             disk.fill(4)
             write_until_refused(client, keys + 1)
             disk.fill(0)
@@ -94,8 +94,8 @@ def test_writes_are_refused_reads_go_on_and_writing_too_when_there_is_space(dura
             assert client.call("DBSIZE") == 1
 
 
-def test_a_limit_on_the_size_of_files_refuses_writes_and_kills_nobody(tmp_path):
-    """The kernel's signal for it ended the process."""
+def test_a_file_size_limit_refuses_writes_and_does_not_kill_the_node(tmp_path):
+    """The kernel's SIGXFSZ once ended the process."""
     limit = 1 << 20
 
     def small_files():
