@@ -1,4 +1,4 @@
-"""What a directory has chosen is obeyed, or writing to it is refused by name and leaves every byte as it was."""
+"""Options of a directory are obeyed, or writing to it is refused by name and changes no byte."""
 
 import os
 import re
@@ -14,12 +14,12 @@ import rocksdb78
 
 
 def snapshot(path):
-    """Every name below a directory, and the bytes of every file."""
+    """Every path below a directory, and the bytes of every file."""
     return {str(p.relative_to(path)): p.read_bytes() if p.is_file() else None for p in sorted(path.rglob("*"))}
 
 
 def make(path, count=100, flush=False, **options):
-    """A database of RocksDB 7.8 with `count` keys, in its log or in a table."""
+    """Makes a database of RocksDB 7.8 with `count` keys, in its log or in a table."""
     with rocksdb78.opened(path, rocksdb78.options(**options)) as database:
         for n in range(count):
             database.put(b"key%05d" % n, b"value %d" % n)
@@ -31,7 +31,7 @@ REFUSED = {}
 
 
 def refused(pattern):
-    """Adds the decorated maker: writing to what it makes fails with a text that matches `pattern`."""
+    """Registers the decorated maker: writing to its directory fails with a message that matches `pattern`."""
 
     def add(maker):
         REFUSED[maker.__name__.replace("_", "-").strip("-")] = (maker, pattern)
@@ -68,7 +68,7 @@ def wal_dir(path):
 def wal_dir_that_is_empty_now(path):
     make(path, wal_dir=f"{path}.wal".encode())
     wal = path.with_name(path.name + ".wal")
-    # To RocksDB an absent log is one that was flushed and removed.
+    # RocksDB takes an absent log for one that was flushed and removed.
     for log in wal.glob("*.log"):
         log.unlink()
 
@@ -94,7 +94,7 @@ def db_paths_of_which_the_second_is_in_use(path):
     more = path.with_name("more")
     with rocksdb78.opened(path, rocksdb78.options(write_buffer_size=65536, db_paths=[(path, 1000), (more, 1 << 30)])) as database:
         deadline = time.monotonic() + 60
-        # Its own compactions put what they write where there is room.
+        # Its own compactions write to the path that has space.
         while not list(more.glob("*.sst")):
             assert time.monotonic() < deadline
             for n in range(1000):
@@ -197,7 +197,7 @@ def table_without_a_footer(path):
 
 
 def log_record(payload):
-    """A log of one record, as LevelDB and RocksDB write it."""
+    """A log of one record, in the format of LevelDB and RocksDB."""
     covered = b"\x01" + payload
     crc = 0xFFFFFFFF
     for byte in covered:
@@ -211,7 +211,7 @@ def log_record(payload):
 
 @refused(r"LevelDB.*--adopt")
 def leveldb(path):
-    """What LevelDB leaves after its first writes: a log, and a MANIFEST of LevelDB's tags. No OPTIONS, no IDENTITY."""
+    """LevelDB's directory after its first writes: a log, and a MANIFEST with LevelDB's tags; no OPTIONS, no IDENTITY."""
     path.mkdir()
     comparator = b"leveldb.BytewiseComparator"
     manifest = b"\x01" + bytes([len(comparator)]) + comparator + b"\x02\x03\x09\x00\x03\x04\x04\x00"
@@ -254,7 +254,7 @@ def stray_options_with_a_large_number(path):
 
 
 def varint(number):
-    """A number as MANIFESTs have it."""
+    """A number as a varint."""
     text = b""
     while number >= 128:
         text, number = text + bytes([number & 127 | 128]), number >> 7
@@ -262,7 +262,7 @@ def varint(number):
 
 
 def append_edit(path, edit):
-    """Adds an edit to the MANIFEST of a database."""
+    """Appends an edit to the MANIFEST of a database."""
     with (path / (path / "CURRENT").read_text().strip()).open("ab") as manifest:
         manifest.write(log_record(edit))
 
@@ -345,7 +345,7 @@ def test_a_refusal_names_the_reason_and_changes_nothing(name, tmp_path):
         assert snapshot(tmp_path) == before, said
 
 
-def test_every_way_of_writing_asks(tmp_path):
+def test_every_writing_command_is_refused(tmp_path):
     data = tmp_path / "db"
     make(data, wal_dir=str(tmp_path / "wal").encode())
     pairs = tmp_path / "pairs"
@@ -365,7 +365,7 @@ def test_every_way_of_writing_asks(tmp_path):
 
 
 def obeyed(path, families=("default",), count=300, **options):
-    """Writes with RocksDB, with us and with RocksDB again; each finds all there is."""
+    """Writes with RocksDB, with us and with RocksDB again; each finds all keys."""
     made = {name: rocksdb78.options(**options) for name in families}
     expected = {}
 
@@ -413,12 +413,12 @@ def obeyed(path, families=("default",), count=300, **options):
     ],
     ids=lambda options: options.get("text", "-".join(options) or "default").split("=")[0],
 )
-def test_what_needs_no_refusal_is_obeyed(options, tmp_path):
+def test_supported_options_are_obeyed(options, tmp_path):
     obeyed(tmp_path / "db", **options)
 
 
 @pytest.mark.parametrize("options", [{"universal": True, "num_levels": 2}, {"num_levels": 1}], ids=["universal", "one-level"])
-def test_what_we_merge_is_within_the_levels_there_are(options, tmp_path):
+def test_compactions_stay_within_the_existing_levels(options, tmp_path):
     data = tmp_path / "db"
     make(data, **options)
     for n in range(6):
@@ -436,7 +436,7 @@ def test_what_we_merge_is_within_the_levels_there_are(options, tmp_path):
 
 
 @pytest.mark.parametrize("openings", range(1, 4))
-def test_a_transaction_database_without_prepared_transactions_is_written_to(openings, tmp_path):
+def test_a_transaction_database_without_prepared_transactions_is_writable(openings, tmp_path):
     """From its second opening on it keeps a log that no family needs."""
     data, expected = tmp_path / "db", {}
     for n in range(openings):
@@ -467,7 +467,7 @@ def test_a_lock_that_is_a_pipe_is_named(tmp_path):
 NEEDLESS = ["000001.sst", "000001.blob", "000003.dbtmp", "000001.log", "000999.sst", "000998.dbtmp", "MANIFEST-000001", "MANIFEST-000997"]
 
 
-def test_directories_in_the_place_of_needless_files_are_left_alone(tmp_path):
+def test_directories_with_names_of_obsolete_files_are_kept(tmp_path):
     data = tmp_path / "db"
     make(data, flush=True)
     for name in [*NEEDLESS, "OPTIONS-000996.dbtmp"]:
@@ -485,7 +485,7 @@ def test_directories_in_the_place_of_needless_files_are_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/nonexistent/x"), lambda path: path.write_text("torn")], ids=["pipe", "link", "file"])
-def test_a_draft_of_current_is_removed_whatever_it_is(put, tmp_path):
+def test_a_temporary_current_of_any_kind_is_removed(put, tmp_path):
     data = tmp_path / "db"
     make(data)
     put(data / "CURRENT.dbtmp")
@@ -493,7 +493,7 @@ def test_a_draft_of_current_is_removed_whatever_it_is(put, tmp_path):
     assert not os.path.lexists(data / "CURRENT.dbtmp") and len(list(data.glob("MANIFEST-*"))) == 1
 
 
-def test_what_links_lead_to_is_read_and_never_written(tmp_path):
+def test_targets_of_links_are_read_and_never_written(tmp_path):
     data, elsewhere = tmp_path / "db", tmp_path / "elsewhere"
     make(data, flush=True)
     with rocksdb78.opened(data) as database:
@@ -516,7 +516,7 @@ def test_other_families_are_kept(tmp_path):
     obeyed(tmp_path / "db", families=("default", "second"), count=100)
 
 
-def test_a_family_whose_order_is_unknown_is_kept_while_others_are_written(tmp_path):
+def test_a_family_with_an_unknown_comparator_is_kept_while_others_are_written(tmp_path):
     data = tmp_path / "db"
     odd = rocksdb78.options(comparator=rocksdb78.comparator())
     with rocksdb78.opened(data) as database:
@@ -547,7 +547,7 @@ def test_a_filter_of_the_user_is_named(tmp_path):
         assert "test.FilterFactory" in node.until_ready()
 
 
-def test_without_an_options_file_adopt_is_needed_once(tmp_path):
+def test_adopt_is_needed_once_without_an_options_file(tmp_path):
     data = tmp_path / "db"
     no_options_file(data)
     millrace.succeed("kv", "put", "new", "value", "--data", data, "--adopt")
@@ -556,14 +556,14 @@ def test_without_an_options_file_adopt_is_needed_once(tmp_path):
         assert database.get(b"newer") == b"value" and database.get(b"key00007") == b"value 7"
 
 
-def test_beside_a_table_that_cannot_be_read_the_rest_is_served(tmp_path):
+def test_an_unreadable_table_does_not_affect_the_rest(tmp_path):
     data = tmp_path / "db"
     table_without_a_footer(data)
     with millrace.node(data, tmp_path / "log") as node, node.connect() as client:
         assert client.call("PING") == b"PONG" and node.alive()
 
 
-def test_a_checkpoint_is_written_to(tmp_path):
+def test_a_checkpoint_is_writable(tmp_path):
     """It has no LOCK file."""
     data = tmp_path / "db"
     make(data, flush=True)
@@ -583,7 +583,7 @@ def test_an_empty_directory_becomes_a_database(inside, tmp_path):
     assert databases.ldb(data, "get", "hello").strip() == "world"
 
 
-def test_what_the_system_refuses_is_named_with_its_file(tmp_path):
+def test_an_error_of_the_system_is_named_with_its_file(tmp_path):
     data = tmp_path / "db"
     make(data, flush=True)
 
@@ -593,7 +593,7 @@ def test_what_the_system_refuses_is_named_with_its_file(tmp_path):
         return done.stderr
 
     (data / "LOCK").chmod(0o444)
-    # Root without its capabilities is a user like others.
+    # Root without capabilities is an ordinary user.
     prefix = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.getuid() == 0 else []
     said = refused(prefix, "kv", "put", "a", "b")
     assert f"cannot lock {data / 'LOCK'}" in said and "ermission" in said, said
@@ -603,7 +603,7 @@ def test_what_the_system_refuses_is_named_with_its_file(tmp_path):
         assert "ulimit -n" in said and str(data) in said, said
 
 
-# One of each kind of choice; with --long every database there is.
+# One database for each kind of option; with --long all of them.
 SOME = [
     "db_bench-column-families",
     "db_bench-wals-tracked",
@@ -620,7 +620,7 @@ SOME = [
 ]
 
 
-def test_each_database_of_theirs_is_kept_or_refused(own_copy, workshop, long):
+def test_each_database_of_rocksdb_is_kept_or_refused(own_copy, workshop, long):
     unexpected = []
     for name in databases.DATABASES if long else SOME:
         made = databases.DATABASES[name]

@@ -1,4 +1,4 @@
-"""The test guest against QEMU's own storage daemon, so that what it finds wrong with Millrace is Millrace's."""
+"""The test guest against QEMU's own storage daemon, so that a fault that it finds with Millrace is Millrace's."""
 
 import guest
 
@@ -9,7 +9,7 @@ def image(path, mib=128):
     return path
 
 
-def test_a_guest_checks_its_disk_while_it_is_paused_and_reset(tmp_path):
+def test_a_guest_checks_its_disk_over_pauses_and_a_reset(tmp_path):
     path = tmp_path / "disk.sock"
     with (
         guest.StorageDaemon(path, image(tmp_path / "disk.img"), queues=2),
@@ -28,7 +28,7 @@ def test_a_guest_checks_its_disk_while_it_is_paused_and_reset(tmp_path):
         vm.wait_for_end()
 
 
-def test_files_are_there_after_a_mount(tmp_path):
+def test_files_are_readable_after_a_remount(tmp_path):
     path = tmp_path / "disk.sock"
     with (
         guest.StorageDaemon(path, image(tmp_path / "disk.img")),

@@ -1,4 +1,4 @@
-"""Clients that mean no good, or do not read: they hurt only themselves, and memory stays where it was."""
+"""Clients that are hostile or do not read harm only themselves, and memory stays bounded."""
 
 import os
 import pathlib
@@ -36,7 +36,7 @@ def key(n):
 
 
 def still_serves(node, within=1.0):
-    """Others are answered, and soon."""
+    """Asserts that other clients get prompt replies."""
     started = time.monotonic()
     with node.connect() as client:
         for n in range(20):
@@ -44,7 +44,7 @@ def still_serves(node, within=1.0):
     assert time.monotonic() - started < within
 
 
-def test_garbage_hurts_only_its_sender(node, long):
+def test_garbage_affects_only_its_sender(node, long):
     rng = random.Random(8)
     with node.connect() as good:
         for round_ in range(400 if long else 60):
@@ -75,7 +75,7 @@ def test_garbage_hurts_only_its_sender(node, long):
     ],
     ids=["values", "scans"],
 )
-def test_clients_that_ask_for_everything_and_do_not_read_hold_bounded_memory(node, clients, requests):
+def test_clients_that_request_everything_and_do_not_read_hold_bounded_memory(node, clients, requests):
     still_serves(node)
     before = node.rss()
     greedy = [socket.create_connection(("127.0.0.1", node.port), 20) for _ in range(clients)]
@@ -104,7 +104,7 @@ def test_clients_that_ask_for_everything_and_do_not_read_hold_bounded_memory(nod
     assert node.alive()
 
 
-def test_a_slow_reader_gets_everything_and_stops_nobody(node):
+def test_a_slow_reader_gets_everything_and_delays_nobody(node):
     with node.connect() as slow:
         slow.send(resp.encode("MR.RANGE", "-", "+", "LIMIT", 18000))
         taken = bytearray()
@@ -143,7 +143,7 @@ def test_a_thousand_idle_connections(node):
     still_serves(node)
 
 
-def test_a_request_at_the_border_of_what_is_allowed(node):
+def test_a_request_at_the_size_limit(node):
     with node.connect() as client:
         many = [key(n % 20000) for n in range(10000)]
         assert [len(value) for value in client.call("MGET", *many)] == [1000] * 10000
@@ -153,7 +153,7 @@ def test_a_request_at_the_border_of_what_is_allowed(node):
 
 
 @pytest.mark.parametrize("mebibytes", [4, 8, 40])
-def test_a_request_that_is_too_large_is_told_so_before_the_end(node, mebibytes):
+def test_a_request_that_is_too_large_is_refused_before_its_end(node, mebibytes):
     with node.connect() as client:
         reply = client.call("ECHO", b"x" * (mebibytes << 20))
         assert isinstance(reply, resp.Error) and "--memory" in reply, reply
@@ -161,7 +161,7 @@ def test_a_request_that_is_too_large_is_told_so_before_the_end(node, mebibytes):
     still_serves(node)
 
 
-def test_what_is_sent_behind_garbage_does_not_take_the_error_away(node):
+def test_bytes_after_garbage_do_not_suppress_the_error(node):
     with node.connect() as client:
         client.send(b"*1\r\nnonsense\r\n" + b"x" * (1 << 20))
         assert client.reply() == "ERR Protocol error: expected '$', got 'n'"
@@ -182,13 +182,13 @@ def test_a_client_that_leaves_in_the_middle_of_a_reply(node):
 
 
 def working(node):
-    """Processor time that it has used, in seconds."""
+    """Processor time used so far, in seconds."""
     fields = pathlib.Path(f"/proc/{node.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def is_busy(node):
-    """Whether it works more than now and then."""
+    """Whether the node is more than occasionally busy."""
     before = working(node)
     time.sleep(0.4)
     return working(node) - before > 0.1
@@ -197,12 +197,12 @@ def is_busy(node):
 @pytest.mark.parametrize("request_", [("KEYS", "*[0-9]*[0-9]*[0-9]*x"), ("MR.RANGE", "-", "+")], ids=lambda words: words[0])
 @pytest.mark.parametrize("more", [b"", resp.encode("PING")], ids=["alone", "pipelined"])
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
-def test_a_long_reply_is_not_made_for_a_client_that_has_gone(node, request_, more, reset):
-    """A node that looks for keys is busy; soon after its clients have gone it is not."""
+def test_a_long_reply_is_not_made_for_a_client_that_is_gone(node, request_, more, reset):
+    """A node that searches for keys is busy; soon after its clients are gone it is idle."""
     clients = [socket.create_connection(("127.0.0.1", node.port), 5) for _ in range(200)]
     for client in clients:
         client.sendall(resp.encode(*request_) * 4 + more)
-    # Replies that nobody reads are not made beyond what the node holds of them.
+    # Replies that nobody reads are not made beyond what the node buffers.
     assert request_[0] != "KEYS" or any(is_busy(node) for _ in range(5))
     for client in clients:
         if reset:
@@ -214,7 +214,7 @@ def test_a_long_reply_is_not_made_for_a_client_that_has_gone(node, request_, mor
         assert client.call("CLIENT", "LIST").count(b"\n") == 1
 
 
-def test_a_client_that_only_closes_its_side_gets_its_replies(node):
+def test_a_client_that_closes_its_sending_side_gets_its_replies(node):
     with node.connect() as client:
         client.send(resp.encode("MR.RANGE", "-", "+") + resp.encode("PING"))
         client.socket.shutdown(socket.SHUT_WR)
@@ -223,8 +223,8 @@ def test_a_client_that_only_closes_its_side_gets_its_replies(node):
         assert client.reply() == b"PONG" and client.until_closed() == b""
 
 
-def test_commands_behind_a_long_reply_wait_for_it(node):
-    """They arrive while it is being made, some with it and some later, whole and in parts."""
+def test_commands_after_a_long_reply_wait_for_it(node):
+    """They arrive with its command or while the reply is made, whole and in parts."""
     with node.connect() as client:
         rest = resp.encode("PING") * 5000
         client.send(resp.encode("MR.RANGE", "-", "+") + rest[:20])
@@ -236,7 +236,7 @@ def test_commands_behind_a_long_reply_wait_for_it(node):
         assert all(client.reply() == b"PONG" for _ in range(5000))
 
 
-def test_it_ends_soon_when_told_to_although_clients_are_busy(data, tmp_path):
+def test_a_node_with_busy_clients_ends_soon(data, tmp_path):
     with millrace.node(data, tmp_path / "log") as node:
         with node.connect() as client:
             client.send(resp.encode("MR.RANGE", "-", "+") * 20)
@@ -246,13 +246,13 @@ def test_it_ends_soon_when_told_to_although_clients_are_busy(data, tmp_path):
             assert time.monotonic() - started < 2
 
 
-def test_it_ends_behind_the_replies_of_clients_that_read(data, tmp_path):
+def test_a_node_ends_after_the_replies_to_clients_that_read(data, tmp_path):
     with millrace.node(data, tmp_path / "log") as node:
         with node.connect() as client:
             client.send(resp.encode("MR.RANGE", "-", "+") * 2)
             client.fill()
             node.process.terminate()
-            # Slower than it is sent, but never pausing for a second.
+            # Slower than the node sends, but without a pause of a second.
             while len(client.buffer) < 12 << 20:
                 client.fill()
                 time.sleep(0.01)
@@ -280,15 +280,15 @@ def values(tmp_path, sizes):
     ],
     ids=["large", "many", "MGET", "MR.RANGE", "ECHO"],
 )
-def test_replies_that_many_clients_do_not_read_have_one_bound(tmp_path, long, clients, size, request_):
-    """What each could hold was bounded, and 300 of them held 300 times as much."""
+def test_unread_replies_of_many_clients_have_one_bound(tmp_path, long, clients, size, request_):
+    """They once had a bound for each client, and 300 clients held 300 times as much."""
     count = 40 if request_[0][0] == "MR.RANGE" else 1
     data = values(tmp_path, [size] * count + [1000])
     with millrace.node(data, tmp_path / "log", "--memory", "64M", writes=True) as node:
         words = b"".join(resp.encode(*words) for words in request_)
         greedy = [socket.create_connection(("127.0.0.1", node.port), 20) for _ in range(clients)]
         for client in greedy:
-            # The kernel, too, holds little for it.
+            # The kernel buffers little for it, too.
             client.setblocking(False)
             try:
                 client.send(words)
@@ -299,7 +299,7 @@ def test_replies_that_many_clients_do_not_read_have_one_bound(tmp_path, long, cl
         with node.connect() as other:
             while time.monotonic() < deadline:
                 highest = max(highest, node.rss())
-                # Small replies need not wait for anybody.
+                # Small replies do not wait.
                 started = time.monotonic()
                 assert len(other.call("GET", f"value{count}")) == 1000
                 assert time.monotonic() - started < 10
@@ -307,7 +307,7 @@ def test_replies_that_many_clients_do_not_read_have_one_bound(tmp_path, long, cl
         most = MEMORY * 1.15 + (24 << 20)
         print(f"{highest >> 20} MiB, at most {most / (1 << 20):.0f}")
         assert highest <= most
-        # One that reads gets its reply in the end, although all others still hold on to theirs; they are given up by and by.
+        # A client that reads gets its reply in the end, although the others still hold theirs; those are given up one by one.
         if long:
             with node.connect(timeout=150) as reads:
                 assert len(reads.call("GET", "value0")) == size

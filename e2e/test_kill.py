@@ -1,8 +1,8 @@
-"""kill -9 under load, again and again: whatever was acknowledged is there, no MSET is half there, and RocksDB agrees.
+"""kill -9 under load, repeatedly: acknowledged writes survive, no MSET is half applied, and RocksDB agrees.
 
-The writer keeps its expectations here, outside of the node. Each connection has keys of its own and sends its commands in
-pipelines, so that at a kill some are acknowledged, some made and not acknowledged, and some not made. Of the commands of one
-key that are not acknowledged, the first few may have been made: any number of them, but in their order.
+The expectations are kept here, outside the node. Each connection has keys of its own and sends its commands in pipelines, so at a
+kill some commands are acknowledged, some applied and not acknowledged, and some not applied. Of the unacknowledged commands of a
+key any number may have been applied, but in order.
 """
 
 import contextlib
@@ -21,26 +21,26 @@ import resp
 CONNECTIONS = 4
 KEYS = 60
 PIPELINE = 24
-# From 10 bytes to 100 KB; small ones are far more often.
+# From 10 bytes to 100 KB; small values are far more frequent.
 LENGTHS = [10] * 20 + [100] * 20 + [1000] * 10 + [4000] * 4 + [30_000] + [100_000]
 
 
 class Command:
-    """One command, what it makes of each of its keys, and what it is answered if it is made on these values."""
+    """One command, its effect on each of its keys, and its reply given the keys' values."""
 
     def __init__(self, words, change, answer):
         self.words, self.change, self.answer = words, change, answer
 
 
 def value(rng):
-    """Bytes that say nothing twice."""
+    """Random bytes, so that no two values are equal."""
     length = rng.choice(LENGTHS)
     stamp = b"%x" % rng.getrandbits(64)
     return (stamp + rng.randbytes(min(length, 64)) * (length // 64 + 1))[:length]
 
 
 def commands(rng, number):
-    """Commands of connection `number`, without an end."""
+    """An endless sequence of commands of connection `number`."""
     key = lambda kind: b"%s:%d:%d" % (kind, number, rng.randrange(KEYS))  # noqa: E731
     while True:
         match rng.randrange(10):
@@ -53,7 +53,7 @@ def commands(rng, number):
             case 4:
                 yield put(key(b"a"), value(rng)[:50])
             case 5:
-                # Keys that only MSET writes, always together: half of one would show.
+                # Keys that only MSET writes, always together: half an MSET would show.
                 group, token = rng.randrange(KEYS), value(rng)[:500]
                 yield put_all({b"m:%d:%d:%d" % (number, group, part): token for part in range(4)})
             case _:
@@ -85,18 +85,18 @@ def append(key, more):
 
 
 class Writer:
-    """One connection's commands, and what is known of its keys."""
+    """One connection's commands, and the expected values of its keys."""
 
     def __init__(self, number, rng):
         self.rng = rng
         self.commands = commands(rng, number)
-        self.known = {}  # what was acknowledged: absent keys are not there
+        self.known = {}  # the acknowledged values; a key that is missing here is absent
         self.pending = []  # sent, or about to be, and not acknowledged
         self.acknowledged = 0
         self.wrong = None
 
     def run(self, port, stop):
-        """Sends until told to stop, or until the node is gone."""
+        """Sends until stopped, or until the node is gone."""
         try:
             with resp.Connection(port) as client:
                 while not stop.is_set():
@@ -106,7 +106,7 @@ class Writer:
                         self.acknowledge(client.reply())
         except (resp.Closed, OSError):
             pass
-        except Exception as error:  # told by the test, which runs elsewhere
+        except Exception as error:  # reported by the test, in another thread
             self.wrong = error
 
     def acknowledge(self, reply):
@@ -126,7 +126,7 @@ class Writer:
                 self.known[key] = new
 
     def possible(self):
-        """{key: what it may be now} for the keys that commands under way would change."""
+        """{key: its possible values} for the keys of unacknowledged commands."""
         states = {}
         for command in self.pending:
             for key, change in command.change.items():
@@ -135,17 +135,17 @@ class Writer:
         return states
 
     def settle(self, found):
-        """Compares with what is there, and takes that for known. `found` has all keys of this connection."""
+        """Compares with the values found, and adopts them. `found` has all keys of this connection."""
         possible = self.possible()
         for key in self.known.keys() | possible.keys() | found.keys():
             allowed = possible.get(key, [self.known.get(key)])
             there = found.get(key)
             if there not in allowed:
-                raise AssertionError(f"{key}: {brief(there)} is there; it should be one of {[brief(one) for one in allowed]}")
+                raise AssertionError(f"{key}: found {brief(there)}, expected one of {[brief(one) for one in allowed]}")
         for key in found:
             if key.startswith(b"m:"):
                 group = key.rpartition(b":")[0]
-                assert len({found.get(b"%s:%d" % (group, part)) for part in range(4)}) == 1, f"half of an MSET is there: {key}"
+                assert len({found.get(b"%s:%d" % (group, part)) for part in range(4)}) == 1, f"half of an MSET was applied: {key}"
         self.known, self.pending = dict(found), []
 
 
@@ -156,13 +156,13 @@ def brief(what):
 def serve(data, log, durability, driver):
     port = millrace.free_port()
     arguments = ["serve", "--data", data, "--listen", f"127.0.0.1:{port}", "--durability", durability]
-    # Little memory: memtables are small, and kills meet flushes and merges.
+    # Little memory: memtables are small, and kills hit flushes and compactions.
     arguments += ["--cores", "2", "--memory", "64M", "--io", driver]
     return millrace.Server([millrace.BINARY, *arguments], port, log)
 
 
 def all_pairs(client):
-    """{key: value} of everything, page by page."""
+    """All keys and values, read page by page."""
     pairs, start = {}, b"-"
     while True:
         flat = client.call("MR.RANGE", start, "+", "LIMIT", 200)
@@ -178,10 +178,10 @@ def kill(server):
 
 
 def one_cycle(data, log, durability, rng, writers, cycle):
-    """Starts, compares, writes, and kills."""
+    """Starts a node, compares, writes, and kills it."""
     driver = "epoll" if cycle % 4 == 3 else "auto"
     if cycle % 5 == 4:
-        # A kill that comes while it opens.
+        # A kill while the node opens its database.
         server = serve(data, log, durability, driver)
         time.sleep(rng.uniform(0, 0.06))
         kill(server)
@@ -189,7 +189,7 @@ def one_cycle(data, log, durability, rng, writers, cycle):
         with node.connect() as client:
             found = all_pairs(client)
             settle(writers, found)
-            # Until RocksDB has written there too.
+            # Until RocksDB has written there, too.
             assert node.counts_keys() == (cycle < JUDGED_EVERY)
             if node.counts_keys():
                 assert client.call("DBSIZE") == len(found)
@@ -214,7 +214,7 @@ def settle(writers, found):
 
 
 def ldb(directory, *arguments):
-    # The newer one leaves an options file with names that the older one does not know.
+    # The newer RocksDB writes an options file with names that the older one does not know.
     return databases.ldb(directory, *arguments, "--ignore_unknown_options")
 
 
@@ -248,7 +248,7 @@ JUDGED_EVERY = 10
 
 
 def judge(data, copy, writers):
-    """RocksDB 7.8 opens a copy for writing, then 9.8: they find what we promised; we go on with what they leave."""
+    """RocksDB 7.8 opens a copy for writing, then 9.8: both find the promised values; we continue with their directory."""
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(data, copy)
     ldb(copy, "checkconsistency")
@@ -272,7 +272,7 @@ def judge(data, copy, writers):
 
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("durability", ["process", "power"])
-def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path, long, durability):
+def test_kill_9_loses_no_acknowledged_write(tmp_path, long, durability):
     cycles = 1000 if long else 50
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -289,8 +289,8 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path, long, durability):
     assert all(writer.acknowledged > cycles for writer in writers)
 
 
-def test_what_must_not_be_found_after_a_kill_is_noticed():
-    """The expectations themselves: one writer with commands under way, and what may and may not be there afterwards."""
+def test_the_checker_notices_wrong_values():
+    """Tests the expectations themselves: a writer with unacknowledged commands, and the values that may and may not follow."""
 
     def fails(**found):
         writer = Writer(0, random.Random(1))
@@ -305,12 +305,12 @@ def test_what_must_not_be_found_after_a_kill_is_noticed():
         return False
 
     two = {f"m_0_1_{part}": b"two" for part in range(4)}
-    # Nothing was made; some; all.
+    # No command was applied; some; all.
     assert not fails()
     assert not fails(s_0_1=b"new", c_0_1=b"7")
     assert not fails(s_0_1=None, c_0_1=b"7", a_0_1=b"x", **two)
-    # Something acknowledged is lost, or nobody wrote it, or it is another's.
+    # An acknowledged value is lost, or a value was never written, or it belongs to another key.
     assert fails(s_0_2=None) and fails(s_0_2=b"other") and fails(s_0_3=b"strange")
-    # Made twice; made of something else; half made.
+    # Applied twice; applied to another value; half applied.
     assert fails(c_0_1=b"9") and fails(c_0_1=b"2") and fails(c_0_1=None) and fails(a_0_1=b"xx")
     assert fails(m_0_1_0=b"two") and fails(**{**two, "m_0_1_3": b"one"})

@@ -1,4 +1,4 @@
-"""The same commands to Redis 7.0.15 and to Millrace over the same keys: the same replies, texts of errors included."""
+"""Sends the same commands to Redis 7.0.15 and to Millrace with the same keys: replies and error texts must be equal."""
 
 import random
 import re
@@ -27,7 +27,7 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """A Redis and a node that have the same keys."""
+    """Redis and a node with the same keys."""
     root = tmp_path_factory.mktemp("pair")
     db = databases.open_rocks(root / "db", **databases.SMALL_BLOCKS)
     for key, value in KEYS.items():
@@ -94,18 +94,18 @@ def test_the_same_reply(words, both):
 
 @pytest.fixture(scope="module")
 def replica(tmp_path_factory):
-    """A Redis that only reads, and a node: neither has these commands' keys."""
+    """A read-only Redis and a node; neither has these commands' keys."""
     root = tmp_path_factory.mktemp("replica")
     db = databases.open_rocks(root / "db", **databases.SMALL_BLOCKS)
     db.close()
     with millrace.redis_server(root, root / "redis.log") as theirs, millrace.node(root / "db", root / "log") as ours:
         with theirs.connect() as client:
-            # Of a master that is not there: it serves what it has, and refuses writes.
+            # Its master does not exist: it serves its data, and refuses writes.
             assert client.call("REPLICAOF", "127.0.0.1", "1") == resp.Simple(b"OK")
         yield theirs, ours
 
 
-# What a script or a hand may well get wrong.
+# Likely mistakes of scripts and people.
 WORDS = ["", "0", "-1", "1", "x", "1.5", " 1", "+1", "01", "-0", "0x1", "9223372036854775808", "-9223372036854775809", "9" * 30, "help", "a\0b", "é", "*"]
 OPTIONS = ["COUNT", "match", "Type", "SETNAME", "auth", "ON", "off", "ID", "skipme", "PATTERN", "ASYNC", "all", "WRITE"]
 COMMANDS = [[word] for word in "PING ECHO RESET HELLO AUTH SELECT DBSIZE GET MGET EXISTS STRLEN GETRANGE SUBSTR SCAN KEYS TYPE TTL PTTL RANDOMKEY".split()]
@@ -115,7 +115,7 @@ COMMANDS += [[word] for word in "FLUSHALL FLUSHDB SET DEL APPEND INCR SORT XGROU
 
 
 def excepted(words):
-    """Whether the difference is one that the documents name."""
+    """Whether the documentation names the difference."""
     match [*words, "", ""]:
         case ["SCAN" | "scan", cursor, *_]:
             return re.fullmatch(r"[+0]?1|2|-?[1-9]\d{18}", cursor)
@@ -169,12 +169,12 @@ def scanned(client, *options):
 
 
 @pytest.mark.parametrize("options", [[], ["COUNT", 7], ["COUNT", 10000], ["MATCH", "user:*"], ["MATCH", "key:*9", "COUNT", 3], ["TYPE", "string"], ["TYPE", "hash"], ["type", "STRING", "match", "h*", "count", "50"]])
-def test_a_whole_scan_gives_every_key_once(options, both):
+def test_a_whole_scan_returns_every_key_once(options, both):
     theirs, ours = (scanned(client, *options) for client in both)
     assert ours == sorted(set(theirs))
 
 
-def test_many_scans_at_once_do_not_disturb_one_another(pair):
+def test_concurrent_scans_are_independent(pair):
     with pair[1].connect() as client:
         states = [[b"0", [], False] for _ in range(40)]
         while not all(done for _, _, done in states):
@@ -193,7 +193,7 @@ def test_a_write_is_refused_as_read_only(words, both):
     assert both[1].call("GET", "hello") == b"world"
 
 
-def test_hello_tells_what_it_is(both):
+def test_hello_identifies_the_server(both):
     theirs, ours = (client.call("HELLO") for client in both)
     assert type(ours) is type(theirs)
     if isinstance(theirs, list):
@@ -204,7 +204,7 @@ def test_hello_tells_what_it_is(both):
             assert ours[name] == theirs[name], name
 
 
-def test_command_describes_what_there_is(both):
+def test_command_describes_every_command(both):
     theirs, ours = both
     known = ours.call("COMMAND")
     assert ours.call("COMMAND", "COUNT") == len(known)
@@ -223,7 +223,7 @@ def test_the_size_is_an_estimate(both):
     assert 0.5 * len(KEYS) <= both[1].call("DBSIZE") <= 2 * len(KEYS)
 
 
-def test_info_has_sections_and_a_line_for_each_figure(both):
+def test_info_has_sections_with_a_line_per_field(both):
     assert type(both[1].call("INFO")) is type(both[0].call("INFO"))
     reply = both[1].call("INFO")
     text = reply.decode()
@@ -277,7 +277,7 @@ def test_a_broken_request_is_answered_and_the_connection_closed(sent, pair):
     assert replies[1] == replies[0]
 
 
-def test_a_pipeline_keeps_its_order_however_it_is_cut(pair):
+def test_a_pipeline_in_any_pieces_keeps_its_order(pair):
     requests = [("GET", f"key:{n % 800:04}") if n % 3 else ("MGET", f"key:{n % 700:04}", "hello") for n in range(3000)]
     stream = b"".join(resp.encode(*request) for request in requests)
     rng = random.Random(6)
@@ -301,7 +301,7 @@ def test_a_pipeline_keeps_its_order_however_it_is_cut(pair):
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_redis_py_is_at_home(protocol, pair):
+def test_redis_py_works(protocol, pair):
     client = redis.Redis(port=pair[1].port, protocol=protocol, client_name="e2e")
     assert client.ping()
     assert client.get("hello") == b"world" and client.get("missing") is None
@@ -322,7 +322,7 @@ def test_redis_py_is_at_home(protocol, pair):
     client.close()
 
 
-def test_redis_cli_is_at_home(pair):
+def test_redis_cli_works(pair):
     cli = ["redis-cli", "-p", str(pair[1].port)]
     assert databases.run(*cli, "GET", "hello").strip() == "world"
     assert databases.run(*cli, "-3", "GET", "missing").strip() == ""
@@ -352,6 +352,6 @@ def test_a_range_read_has_its_bounds_and_its_direction(words, rows, both):
 
 
 @pytest.mark.parametrize("words", [(), ("-",), ("-", "+", "NONSENSE"), ("user:1", "+"), ("-", "user:1"), ("-", "+", "LIMIT"), ("-", "+", "LIMIT", "x"), ("-", "+", "LIMIT", -1)])
-def test_a_range_read_that_makes_no_sense_is_an_error(words, both):
+def test_an_invalid_range_read_is_an_error(words, both):
     assert isinstance(both[1].call("MR.RANGE", *words), resp.Error)
     assert both[1].call("PING") == b"PONG"

@@ -1,4 +1,4 @@
-"""The log of a node: what it says, where, and in which form."""
+"""The log of a node: its lines, its destination and its formats."""
 
 import json
 import os
@@ -15,7 +15,7 @@ def data(workshop):
 
 
 def run_once(data, tmp_path, *flags, **kwargs):
-    """Serves and ends in good order; what was printed."""
+    """Runs and stops a node; returns its output."""
     with millrace.node(data, tmp_path / "said", "--cores", "2", *flags, **kwargs) as node:
         node.until_ready()
         node.process.send_signal(signal.SIGTERM)

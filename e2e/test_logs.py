@@ -1,4 +1,4 @@
-"""The logs that are written, and those that are needed no more: what RocksDB's recovery modes and its repair make of them."""
+"""Write-ahead logs, live and obsolete, under RocksDB's recovery modes and its repair."""
 
 import os
 import pathlib
@@ -22,7 +22,7 @@ with rocksdb78.opened(sys.argv[1], rocksdb78.options(text=sys.argv[2] or None)) 
 
 
 def their_scan(path, text=""):
-    """What RocksDB 7.8 finds with these options, in a process of its own: one that does not end is a failure, too."""
+    """What RocksDB 7.8 reads with these options, in a process of its own, so that a hang is a failure, too."""
     environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parent)}
     done = subprocess.run([sys.executable, "-c", SCAN, path, text], capture_output=True, text=True, timeout=30, env=environment)
     assert done.returncode == 0, done.stderr
@@ -30,7 +30,7 @@ def their_scan(path, text=""):
 
 
 def fill(node, seed, count=12_000):
-    """Writes through several memtables' worth of logs. Returns what is there then."""
+    """Writes several memtables' worth of logs; returns the expected contents."""
     random_, expected = random.Random(seed), {}
     with node.connect() as client:
         for _ in range(count // 200):
@@ -48,7 +48,7 @@ def test_logs_are_read_in_the_recovery_mode_of_the_directory(mode, durability, k
     with rocksdb78.opened(data, rocksdb78.options(text=choice)) as database:
         database.put(b"hello", b"world")
     expected = {"hello": "world"}
-    # The second one finds logs that the first has kept.
+    # The second node finds logs that the first one kept.
     for round_ in range(2):
         with millrace.node(data, tmp_path / "log", "--memory", "64M", "--durability", durability, writes=True) as node:
             expected |= fill(node, round_, 6_000 if durability == "power" else 12_000)
@@ -74,13 +74,13 @@ with rocksdb78.opened(sys.argv[1], options) as database:
 
 
 def two_logs_of_rocksdb(path):
-    """Of a killed process: the older one overwrites and deletes what is in a table."""
+    """Two logs of a killed process; the older one overwrites and deletes keys of a table."""
     environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parent)}
     subprocess.run([sys.executable, "-c", TWO_LOGS, path], env=environment, timeout=30)
 
 
 def logs_of_ours(path):
-    """Of a killed node, which flushed none of them."""
+    """The logs of a killed node, which flushed none of them."""
     with millrace.node(path, path.with_suffix(".log"), "--memory", "32M", "--durability", "process", writes=True) as node:
         with node.connect() as client:
             for n in range(600):
@@ -92,7 +92,7 @@ def logs_of_ours(path):
 
 
 def refused_with_a_gap(data, log):
-    """Reading, writing and checking say which log it is."""
+    """Asserts that reading, writing and checking name the log."""
     for words in (["check"], ["get", "balance"], ["put", "new", "value"]):
         done = millrace.command("kv", *words, "--data", data)
         assert done.returncode in (1, 2), (words, done)
@@ -100,7 +100,7 @@ def refused_with_a_gap(data, log):
 
 
 @pytest.mark.parametrize("maker", [two_logs_of_rocksdb, logs_of_ours])
-def test_a_log_that_lost_its_beginning_is_not_passed_over(maker, tmp_path):
+def test_a_log_without_its_beginning_is_not_skipped(maker, tmp_path):
     data = tmp_path / "db"
     maker(data)
     older, newer = sorted(data.glob("*.log"))[-2:]
@@ -139,8 +139,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_writes_without_a_log_make_no_damage_of_a_gap(tmp_path):
-    """Healthy: whoever writes so loses these writes with the process."""
+def test_a_gap_from_writes_without_a_log_is_not_damage(tmp_path):
+    """Such writes are lost with the process, and the database is healthy."""
     data = tmp_path / "db"
     subprocess.run([sys.executable, "-c", WITHOUT_A_LOG, data], timeout=30)
     assert list(data.glob("*.log"))
@@ -155,7 +155,7 @@ def test_a_repair_by_rocksdb_finds_everything(tmp_path):
     for n in range(4):
         millrace.succeed("kv", "put", f"k{n}", "v", "--data", data)
         expected[f"k{n}"] = "v"
-        assert len(list(data.glob("*.log"))) == 1, "a log that tables cover is taken for writes by a repair"
+        assert len(list(data.glob("*.log"))) == 1, "a repair would take the writes of a flushed log for new ones"
     databases.ldb(data, "repair")
     assert their_scan(data) == expected
     millrace.succeed("kv", "put", "new", "v", "--data", data)
@@ -163,10 +163,10 @@ def test_a_repair_by_rocksdb_finds_everything(tmp_path):
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["ended", "killed"])
-def test_a_repair_of_what_a_node_left_finds_everything(killed, tmp_path):
+def test_a_repair_after_a_node_finds_everything(killed, tmp_path):
     data = tmp_path / "db"
     with millrace.node(data, tmp_path / "log", "--memory", "64M", "--durability", "process", writes=True) as node:
-        # Too little for a merge: RocksDB's repair puts all tables into level 0, where it refuses those of level 1, its own too.
+        # Too little for a compaction: RocksDB's repair puts all tables into level 0, where it refuses those of level 1, even its own.
         expected = fill(node, 1, 4_000)
         if killed:
             os.killpg(node.process.pid, signal.SIGKILL)

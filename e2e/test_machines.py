@@ -1,4 +1,4 @@
-"""What may happen to a virtual machine while its disks are ours: each with a real guest, which checks what it reads."""
+"""Events in the life of a virtual machine with our disks, each with a real guest that verifies what it reads."""
 
 import contextlib
 import hashlib
@@ -20,8 +20,8 @@ from test_disks import Disks, image, machine
 TICK = r"GUEST TICK ops=[1-9]\d*"
 
 
-def test_memory_that_is_plugged_in_and_out_again_under_load(tmp_path):
-    """The rings run meanwhile, and requests use the new memory as soon as it is there, up to the end."""
+def test_memory_is_plugged_in_and_unplugged_under_load(tmp_path):
+    """The rings keep running, and requests use the new memory from the moment it appears until it is unplugged."""
     with machine(tmp_path, mode="load", secs=11, mib=16, above=4096) as (_, vm):
         vm.wait_for(TICK)
         vm.plug_memory()
@@ -43,7 +43,7 @@ def test_memory_on_huge_pages(tmp_path):
 
 
 class pages_of_2_mib:
-    """So many huge pages that nobody uses, for a while."""
+    """Reserves a number of free huge pages for a `with` block."""
 
     PATH = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 
@@ -68,7 +68,7 @@ class pages_of_2_mib:
 
 
 def test_a_machine_reboots_by_itself_under_load(tmp_path):
-    """Its kernel lets go of the disk before its load does: what fails then fails in the guest, not with us."""
+    """Its kernel releases the disk before its load ends: requests then fail in the guest, not in the target."""
     uri = f"delay:write=0ms..20ms|file:{image(tmp_path / 'disk.img')}"
     spec = f"name=a uri={uri} socket={tmp_path / 'a.sock'} queues=4"
     words = dict(mode="reboot", secs=3, mib=16, workers=16)
@@ -84,7 +84,7 @@ def test_a_machine_reboots_by_itself_under_load(tmp_path):
 
 
 def test_a_machine_is_reset_and_paused_under_load(tmp_path, long):
-    """With requests at the disk each time."""
+    """With requests in flight each time."""
     uri = f"delay:write=0ms..20ms|file:{image(tmp_path / 'disk.img')}"
     times = 10 if long else 1
     with machine(tmp_path, uri, mode="load", secs=6, mib=16, workers=16) as (_, vm):
@@ -100,7 +100,7 @@ def test_a_machine_is_reset_and_paused_under_load(tmp_path, long):
         vm.wait_for_end()
 
 
-def test_the_driver_goes_and_comes_back_under_load(tmp_path):
+def test_the_driver_is_unbound_and_bound_under_load(tmp_path):
     with machine(tmp_path, ill="vda", mode="rebind", secs=1, mib=16) as (_, vm):
         vm.wait_for(r"GUEST UNBINDS 3")
         vm.wait_for(r"GUEST REBIND OK")
@@ -108,7 +108,7 @@ def test_the_driver_goes_and_comes_back_under_load(tmp_path):
 
 
 def test_a_ring_stops_only_when_its_slow_requests_are_done(tmp_path):
-    """Each write takes 5 s; the machine is paused with some at the disk. In an upgrade the disk follows with them after 2 s."""
+    """Each write takes 5 s, and the machine is paused with writes in flight. In an upgrade the disk is handed over with them after 2 s."""
     uri = f"delay:write=5s|file:{image(tmp_path / 'disk.img')}"
     spec = f"name=a uri={uri} socket={tmp_path / 'a.sock'} queues=4"
     with (
@@ -131,7 +131,7 @@ def test_a_ring_stops_only_when_its_slow_requests_are_done(tmp_path):
 
 
 @pytest.mark.parametrize("ill", ["error:kind=write&chance=0.5", "delay:write=1000s"], ids=["errs", "is-stuck"])
-def test_a_disk_of_the_same_machine_that_misbehaves_disturbs_no_other(tmp_path, request, ill, long):
+def test_a_failing_disk_does_not_affect_others_of_the_machine(tmp_path, request, ill, long):
     if "error" in ill and not long:
         pytest.skip("another node's neighbour errs in test_disks.py; --long does it here, too")
     specs = [
@@ -158,12 +158,12 @@ def test_a_disk_of_the_same_machine_that_misbehaves_disturbs_no_other(tmp_path, 
             assert before.keys() <= after.keys()
             assert not {name: (count, after[name]) for name, count in before.items() if after[name] < count}
         vm.kill()
-        # In good order it would wait for what is at the disk.
+        # A clean shutdown would wait for the requests in flight.
         node.kill()
 
 
 def counts(port):
-    """All that only grows, as Prometheus reads it."""
+    """All counters, as Prometheus reads them."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     grow = [family for family in families if family.type in ("counter", "histogram") and family.name.startswith("millrace_disk_")]
@@ -180,7 +180,7 @@ def test_a_read_only_disk(tmp_path):
     assert (tmp_path / "disk.img").read_bytes() == held
 
 
-def test_a_guest_sees_what_its_disks_are_like(tmp_path):
+def test_a_guest_sees_the_properties_of_its_disks(tmp_path):
     file = f"file:{image(tmp_path / 'disk.img')}?lock=off&readonly=on"
     shapes = {
         "vda": (f"{file}&block=512", {"logical_block_size": 512, "physical_block_size": 4096, "minimum_io_size": 4096}),
@@ -201,7 +201,7 @@ def test_a_guest_sees_what_its_disks_are_like(tmp_path):
 
 
 def test_many_disks_of_one_node_and_one_machine(tmp_path):
-    """All are at work when the node is killed; others are there and idle."""
+    """Some are under load when the node is killed, the others idle."""
     busy, idle = 24, 100
     specs = [f"name=d{nth} uri=file:{image(tmp_path / f'{nth}.img', 16)} socket={tmp_path / f'{nth}.sock'} queues=2" for nth in range(busy)]
     specs += [f"name=i{nth} uri=null:1G socket={tmp_path / f'i{nth}.sock'}" for nth in range(idle)]
@@ -218,7 +218,7 @@ def test_many_disks_of_one_node_and_one_machine(tmp_path):
 
 
 def test_all_queues_of_a_disk_on_one_core(tmp_path, long):
-    """Elsewhere they are on as many as there are."""
+    """Other tests spread them over all cores."""
     if not long:
         pytest.skip("two queues to a core is what many disks do, too; --long does it under load and kills")
     uri = f"delay:all=0ms..20ms|file:{image(tmp_path / 'disk.img')}"
@@ -230,8 +230,8 @@ def test_all_queues_of_a_disk_on_one_core(tmp_path, long):
         assert set(re.findall(r"core=(\d).* ring=[01] .*resubmits=", node.said())) == {"0"}
 
 
-def test_killed_while_a_machine_that_is_to_move_sends_its_memory(tmp_path):
-    """What it writes meanwhile goes into the log of what is dirty, before the kill and after it."""
+def test_a_kill_while_a_migrating_machine_sends_its_memory(tmp_path):
+    """Writes during the migration are in the dirty log, before the kill and after it."""
     shared = image(tmp_path / "disk.img")
     words = dict(queues=2, processors=2, mode="load", secs=16, mib=16, workers=16)
     with contextlib.ExitStack() as stack:
@@ -261,9 +261,9 @@ def test_killed_while_a_machine_that_is_to_move_sends_its_memory(tmp_path):
         assert "resubmits=" in here.said()
 
 
-def test_killed_at_any_moment_of_the_start(tmp_path, long):
-    """QEMU 7.2 gives its disk up when the node is killed while it starts the device, or between firmware and system: then the
-    next machine has to find the disk as it should be."""
+def test_a_kill_at_any_moment_of_the_start(tmp_path, long):
+    """QEMU 7.2 disables its disk if the node is killed while the device starts, or between firmware and system. The next machine
+    must then find the disk intact."""
     tries = 16 if long else 1
     given_up = r"cannot be started|start failed|restore failed|initialization failed"
     with Disks(tmp_path / "log", f"name=a uri=file:{image(tmp_path / 'disk.img')} socket={tmp_path / 'a.sock'} queues=4") as node:

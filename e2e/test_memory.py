@@ -1,4 +1,4 @@
-"""Memory is what was promised: under mixed load a node occupies its budget, a seventh more and 24 MiB, and it opens again with what it was written with."""
+"""Memory: under mixed load a node stays within its budget plus a seventh and 24 MiB, and its database opens again with the same budget."""
 
 import pathlib
 import random
@@ -16,7 +16,7 @@ SIZES = {"64M": 64 * MIB, "128M": 128 * MIB, "512M": 512 * MIB, "4G": 4096 * MIB
 
 
 def status(node, field):
-    """A field of the kernel's text about the process that serves, in bytes."""
+    """A field of the serving process's /proc status, in bytes."""
     pid = millrace.serving(node.process.pid)
     for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(field + ":"):
@@ -25,7 +25,7 @@ def status(node, field):
 
 
 def info(node):
-    """`INFO memory`, as numbers where they are."""
+    """`INFO memory`, with numbers as integers."""
     with node.connect() as client:
         lines = client.call("INFO", "memory").decode().splitlines()
     pairs = (line.split(":", 1) for line in lines if ":" in line)
@@ -33,7 +33,7 @@ def info(node):
 
 
 class Load:
-    """Everything at once, until it is stopped: pipelines, large values, scans, counters, connections that come and go."""
+    """A concurrent load, until stopped: pipelines, large values, scans, counters, short connections."""
 
     def __init__(self, node):
         self.node = node
@@ -56,7 +56,7 @@ class Load:
         return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def run(self, work):
-        # With its data far larger than its memory, a node on a busy machine may be slow.
+        # With data far larger than memory, a node on a busy machine may be slow.
         try:
             with self.node.connect(timeout=120) as client:
                 while not self.over.is_set():
@@ -90,7 +90,7 @@ class Load:
     def stop(self):
         self.over.set()
         for benchmark in self.benchmarks:
-            assert benchmark.poll() is None, "the load has ended early"
+            assert benchmark.poll() is None, "the load ended early"
             benchmark.kill()
             benchmark.wait()
         for thread in self.threads:
@@ -101,12 +101,12 @@ class Load:
 
 
 def within(node, size):
-    """Asserts the promise, and says what was measured."""
+    """Asserts the limit, and prints the measurement."""
     peak, said = status(node, "VmHWM"), info(node)
     parts = {name: value // MIB for name, value in said.items() if isinstance(value, int)}
     print(f"--memory {size >> 20}M: peak {peak / MIB:.0f} MiB, at most {(size * 1.15 + FIXED) / MIB:.0f}; now {parts}")
     assert peak <= size * 1.15 + FIXED, f"{peak >> 20} MiB of {size >> 20} MiB: {parts}"
-    # What it says of itself is true.
+    # Its own figures are right.
     assert abs(said["used_memory_rss"] - status(node, "VmRSS")) < 16 * MIB
     assert said["used_memory_peak"] <= status(node, "VmHWM")
     assert said["pool_bytes"] + said["tables_bytes"] + said["memtables_bytes"] <= said["used_memory"] + MIB
@@ -126,7 +126,7 @@ def test_a_node_stays_within_its_memory_and_opens_again_with_it(size, tmp_path, 
             load.stop()
         within(node, SIZES[size])
         node.process.kill()
-    # What was written with so much memory opens with it.
+    # The database opens with the memory that it was written with.
     with millrace.node(tmp_path / "db", tmp_path / "log2", *flags, writes=True) as node:
         node.until_ready()
         with node.connect() as client:
@@ -137,7 +137,7 @@ def test_a_node_stays_within_its_memory_and_opens_again_with_it(size, tmp_path, 
 
 
 def test_a_log_longer_than_memory_opens(tmp_path):
-    """Refused before: what had been written with more memory, or by RocksDB, needed as much again."""
+    """It was once refused: a log written with more memory, or by RocksDB, needed as much again."""
     flags = ["--cores", "1", "--durability", "process"]
     with millrace.node(tmp_path / "db", tmp_path / "log", *flags, "--memory", "1G", writes=True) as node:
         with node.connect() as client:
@@ -152,8 +152,8 @@ def test_a_log_longer_than_memory_opens(tmp_path):
         within(node, 32 * MIB)
 
 
-def test_values_that_commands_build_are_as_long_as_arguments_may_be(tmp_path):
-    """Short orders made values that needed more memory than the node had, and could not be read afterwards."""
+def test_values_built_by_commands_have_the_length_limit_of_arguments(tmp_path):
+    """Short commands once built values larger than the node's memory, which could not be read afterwards."""
     flags = ["--memory", "64M", "--cores", "1", "--durability", "process"]
     with millrace.node(tmp_path / "db", tmp_path / "log", *flags, writes=True) as node:
         with node.connect(timeout=60) as client:
@@ -166,7 +166,7 @@ def test_values_that_commands_build_are_as_long_as_arguments_may_be(tmp_path):
             assert client.call("SETRANGE", "built", str(longest - 1), "x") == longest
             reply = client.call("APPEND", "built", "x")
             assert reply == "ERR string exceeds maximum allowed size (proto-max-bulk-len)", reply
-        # All at once, of keys that nobody knows and of keys that are there.
+        # Concurrently, for unknown keys and for existing ones.
         clients = [node.connect(timeout=120) for _ in range(60)]
         for _ in range(2):
             for number, client in enumerate(clients):
@@ -185,8 +185,8 @@ def test_values_that_commands_build_are_as_long_as_arguments_may_be(tmp_path):
         within(node, 64 * MIB)
 
 
-def test_values_larger_than_memory_can_be_removed_and_written_over(tmp_path):
-    """They were written with more memory. Every command that had to know of them was refused."""
+def test_values_larger_than_memory_can_be_removed_and_overwritten(tmp_path):
+    """They were written with more memory. Once every command that had to read them was refused."""
     long = random.Random(1).randbytes(40 * MIB)
     with millrace.node(tmp_path / "db", tmp_path / "log", "--memory", "1G", writes=True) as node, node.connect() as client:
         for number in range(100):
@@ -211,8 +211,8 @@ def test_values_larger_than_memory_can_be_removed_and_written_over(tmp_path):
 
 
 @pytest.mark.parametrize("words", [["GETDEL"], ["GETSET", "x"], ["SET", "x", "GET"]], ids=" ".join)
-def test_old_values_that_clients_do_not_take_are_bounded_together(words, tmp_path, long):
-    """They were bounded for each connection only. They are admitted before the write is made."""
+def test_unread_old_values_of_all_clients_have_one_bound(words, tmp_path, long):
+    """They once had a bound for each connection only. They are admitted before the write is made."""
     if not long and words[0] != "SET":
         pytest.skip("the longer form has the other commands")
     flags = ["--memory", "64M", "--cores", "1", "--durability", "process"]
@@ -223,12 +223,12 @@ def test_old_values_that_clients_do_not_take_are_bounded_together(words, tmp_pat
             assert honest.call("SET", f"key{number}", value) == b"OK"
         stalled = [node.connect(60) for _ in range(12)]
         for number, client in enumerate(stalled):
-            # The first values lie in the socket.
+            # The first values are in the socket's buffer.
             orders = [command(f"key{4 * number + nth}") for nth in range(4)]
             client.send(b"".join(resp.encode(*order) for order in [["PING"], *orders, ["SET", f"last{number}", "x"]]))
         assert honest.call("SET", "honest", value) == b"OK"
         assert honest.call(*command("honest")) == value
-        # What a client has just set itself counts, too.
+        # A value that the client has just set itself counts, too.
         for number, client in enumerate(stalled):
             client.socket.close()
         stalled = [node.connect(60) for _ in range(6)]
@@ -247,8 +247,8 @@ def test_old_values_that_clients_do_not_take_are_bounded_together(words, tmp_pat
 
 
 @pytest.mark.parametrize("ahead", ["large", "small"])
-def test_reads_of_clients_that_take_nothing_keep_no_memory(ahead, tmp_path):
-    """Values found ahead of their turn kept the engine's blocks until their client took what came before them."""
+def test_reads_of_clients_that_do_not_receive_keep_no_memory(ahead, tmp_path):
+    """Values found ahead of their turn once kept the engine's blocks until the client had received the replies before them."""
     flags = ["--memory", "64M", "--cores", "1", "--durability", "process"]
     with millrace.node(tmp_path / "db", tmp_path / "log", *flags, writes=True) as node, node.connect(60) as honest:
         value = random.Random(1).randbytes(int(honest.call("CONFIG", "GET", "proto-max-bulk-len")[1]) - 1000)
@@ -273,10 +273,10 @@ def test_reads_of_clients_that_take_nothing_keep_no_memory(ahead, tmp_path):
 
 
 def test_commands_of_many_keys_take_turns(tmp_path):
-    """What is noted of each key, and what reading it takes, was not counted: eight clients took 230 MiB."""
+    """The state of each key and its read was once not counted: eight clients took 230 MiB."""
     flags = ["--memory", "64M", "--cores", "1", "--durability", "process"]
     with millrace.node(tmp_path / "db", tmp_path / "log", *flags, writes=True) as node:
-        # The second round reads what the first has written.
+        # The second round reads what the first one wrote.
         for _ in range(2):
             clients = [node.connect(120) for _ in range(6)]
             for number, client in enumerate(clients):
@@ -295,8 +295,8 @@ def test_commands_of_many_keys_take_turns(tmp_path):
         within(node, 64 * MIB)
 
 
-def test_unfinished_commands_are_bounded_together(tmp_path):
-    """Of each connection 64 KiB could arrive, and the places of its arguments beside that."""
+def test_unfinished_commands_have_one_bound(tmp_path):
+    """Each connection could once send 64 KiB, and the offsets of its arguments were not counted."""
     flags = ["--memory", "64M", "--cores", "1", "--durability", "process"]
     with millrace.node(tmp_path / "db", tmp_path / "log", *flags, writes=True) as node, node.connect(60) as honest:
         begun = [node.connect(60) for _ in range(600)]

@@ -1,4 +1,4 @@
-"""Metrics over HTTP: what Prometheus's own parser makes of them, and what hostile clients make of the port."""
+"""Metrics over HTTP: read by Prometheus's own parser, and the port under hostile clients."""
 
 import contextlib
 import http.client
@@ -16,7 +16,7 @@ def data(workshop):
 
 @pytest.fixture(params=["auto", "epoll"])
 def told(data, tmp_path, request):
-    """A node of two cores, and the port on which it tells metrics."""
+    """A node of two cores, and its metrics port."""
     port = millrace.free_port()
     with millrace.node(data, tmp_path / "log", "--cores", "2", "--io", request.param, "--metrics", f"127.0.0.1:{port}") as node:
         yield node, port
@@ -55,7 +55,7 @@ def test_a_parser_reads_every_metric_with_type_and_help(told):
     assert families["millrace_build_info"].samples[0].labels["driver"]
 
 
-def test_counters_follow_what_clients_do_and_agree_with_info(told):
+def test_counters_follow_the_clients_and_agree_with_info(told):
     node, port = told
     before = metrics(port)
     with node.connect() as client:
@@ -72,7 +72,7 @@ def test_counters_follow_what_clients_do_and_agree_with_info(told):
     assert sum_of(after, "millrace_log_dropped_lines") == 0
 
 
-def test_a_node_that_writes_tells_how_that_goes(tmp_path):
+def test_a_writing_node_has_metrics_of_its_writes(tmp_path):
     port, told_at = millrace.free_port(), millrace.free_port()
     arguments = ["serve", "--data", tmp_path / "db", "--listen", f"127.0.0.1:{port}", "--metrics", f"127.0.0.1:{told_at}"]
     arguments += ["--cores", "2", "--memory", "64M"]
@@ -83,7 +83,7 @@ def test_a_node_that_writes_tells_how_that_goes(tmp_path):
             client.call("DEL", "key1", "no such key")
         families = metrics(told_at)
         grown = {name: sum_of(families, name) - sum_of(before, name) for name in families}
-        # Changes of a pipeline go together.
+        # Changes of a pipeline form one group.
         assert 2 <= grown["millrace_changes_written"] <= grown["millrace_changes"] <= 2001
         assert 1 <= grown["millrace_write_groups"] <= grown["millrace_write_batches"] <= 2001
         assert grown["millrace_wal_bytes"] >= grown["millrace_write_batch_bytes"] > 20_000_000
@@ -94,7 +94,7 @@ def test_a_node_that_writes_tells_how_that_goes(tmp_path):
             assert f"millrace_{name}" in families, name
 
 
-def test_other_requests_are_answered_as_http_wants(told):
+def test_other_requests_get_http_errors(told):
     _, port = told
     assert ask(port, path="/healthz")[::2] == (200, "serving\n")
     status, headers, body = ask(port, "HEAD")
@@ -104,24 +104,24 @@ def test_other_requests_are_answered_as_http_wants(told):
     assert status == 405 and headers["Allow"] == "GET, HEAD"
 
 
-def test_hostile_clients_are_cut_off_and_clients_notice_nothing(told):
+def test_hostile_clients_are_disconnected_and_others_not_affected(told):
     node, port = told
     with contextlib.ExitStack() as stack:
-        # More than it takes at a time, and none of them asks for anything.
+        # More silent connections than it accepts at a time.
         idle = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)) for _ in range(40)]
         for n, client in enumerate(idle):
             with contextlib.suppress(OSError):
                 client.sendall([b"", b"GET", b"GET /metrics HTTP/1.1\r\n", b"x"][n % 4])
         with node.connect() as client:
             assert client.call("GET", "hello") == b"world"
-        # All are closed by the node, those it had taken after their time.
+        # The node closes all of them, the accepted ones after a timeout.
         for client in idle:
             with contextlib.suppress(ConnectionError):
                 assert client.recv(100) == b""
     for garbage in (b"\x16\x03\x01\x02\n", b"PING\r\n", b"\n", b"GET /metrics HTTP/1.1\r\n" + b"x: y\r\n" * 2000):
         with socket.create_connection(("127.0.0.1", port), 10) as client:
             said = b""
-            # What it has not read of a request, it answers by a reset.
+            # An unread rest of a request causes a reset.
             with contextlib.suppress(ConnectionError):
                 client.sendall(garbage)
                 said = client.recv(1000)
@@ -129,7 +129,7 @@ def test_hostile_clients_are_cut_off_and_clients_notice_nothing(told):
     assert node.alive() and sum_of(metrics(port), "millrace_protocol_errors") == 0
 
 
-def test_a_port_in_use_is_an_error_that_says_what_to_do(data):
+def test_a_port_in_use_is_an_error_with_advice(data):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -138,7 +138,7 @@ def test_a_port_in_use_is_an_error_that_says_what_to_do(data):
         assert f"127.0.0.1:{port} is in use" in said and f"--metrics 127.0.0.1:{port + 1}" in said, said
 
 
-def test_a_free_port_is_taken_on_request_and_said(data, tmp_path):
+def test_a_free_port_is_chosen_on_request_and_printed(data, tmp_path):
     with millrace.node(data, tmp_path / "log", "--metrics", "127.0.0.1:0") as node:
         said = next(line for line in node.until_ready().splitlines() if line.startswith("metrics: "))
         assert metrics(int(said.split(":")[3].split("/")[0]))
