@@ -1,4 +1,4 @@
-"""The process that serves guests is confined, and the one that launched it does for it what it cannot."""
+"""The process that serves guests is confined; its launcher does what the confined process cannot."""
 
 import contextlib
 import os
@@ -24,13 +24,13 @@ NOBODY = 65534
 
 
 def status(pid):
-    """The kernel's text about a process or a thread, as a mapping."""
+    """The /proc status of a process or a thread, as a dict."""
     lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def has_ended(pid):
-    """Also where nobody has asked for its end yet: the children of a killed process may have become ours."""
+    """Whether a process has ended; a zombie has: the children of a killed process may have become ours."""
     try:
         return status(pid)["State"].startswith("Z")
     except (FileNotFoundError, ProcessLookupError):
@@ -42,7 +42,7 @@ def threads(pid):
 
 
 def descriptors(pid):
-    """What a process has open."""
+    """The open files of a process."""
     return [os.readlink(entry) for entry in pathlib.Path(f"/proc/{pid}/fd").iterdir()]
 
 
@@ -58,7 +58,7 @@ def test_every_thread_of_the_node_is_confined(tmp_path, io):
             assert (thread["Seccomp"], thread["Seccomp_filters"], thread["NoNewPrivs"]) == ("2", "2", "1"), thread["Name"]
         assert status(node.process.pid)["Seccomp"] == "0"
         assert (status(node.pid())["THP_enabled"], status(node.process.pid)["THP_enabled"]) == ("1", "0")
-        # The launcher has neither image nor socket of the disk; the node has no directory, and no file but the image.
+        # The launcher has neither the image nor the socket of the disk; the node has no directory, and no file except the image.
         assert str(path) in descriptors(node.pid()) and str(path) not in descriptors(node.process.pid)
         opened = {name for name in descriptors(node.pid()) if name.startswith("/") and not name.startswith("/proc/")}
         assert opened <= {str(path), "/dev/null", str(node.log)}, opened
@@ -70,14 +70,14 @@ def test_without_a_sandbox_there_is_one_process(tmp_path):
         node.do("attach", spec(tmp_path, "b"))
     with millrace.node(tmp_path / "db", tmp_path / "log", writes=True) as server:
         assert millrace.serving(server.process.pid) == server.process.pid
-        # It listens for `disk` all the same, but no guest is to meet a process that is not confined.
+        # It still listens for `disk`, but guests must not reach an unconfined process.
         said = millrace.fail("disk", "attach", spec(tmp_path, "c"))
         assert "not confined" in said and "--state" in said and "--sandbox off" in said
         assert not (tmp_path / "c.sock").exists()
 
 
-def test_disks_that_come_back_are_served_by_a_confined_node(tmp_path, monkeypatch):
-    """Those of the default state directory, too, where nothing else says that there are disks."""
+def test_stored_disks_are_served_by_a_confined_node(tmp_path, monkeypatch):
+    """Also disks of the default state directory, with no other sign that there are disks."""
     with Disks(tmp_path / "log", flags=["--sandbox", "off", "--admin", tmp_path / "admin.sock"]) as node:
         guest.wait_for("the node", lambda: " serves " in node.said())
         millrace.succeed("disk", "attach", spec(tmp_path, "a"), "--admin", tmp_path / "admin.sock")
@@ -87,8 +87,8 @@ def test_disks_that_come_back_are_served_by_a_confined_node(tmp_path, monkeypatc
         assert (tmp_path / "a.sock").is_socket()
 
 
-def test_a_database_and_its_clients_notice_nothing_of_the_sandbox(tmp_path):
-    """It is made, filled until tables are written and merged, closed, and opened again."""
+def test_a_database_and_its_clients_work_in_the_sandbox(tmp_path):
+    """The database is created, filled until tables are written and compacted, closed, and opened again."""
     port = millrace.free_port()
     flags = ["--data", tmp_path / "db", "--listen", f"127.0.0.1:{port}", "--memory", "64M", "--sandbox", "on"]
     for nth in range(2):
@@ -112,8 +112,8 @@ def test_a_database_and_its_clients_notice_nothing_of_the_sandbox(tmp_path):
     millrace.succeed("kv", "check", "--data", tmp_path / "db")
 
 
-def test_a_confined_node_reads_what_links_lead_to(tmp_path):
-    """As every other one: links to tables, logs, MANIFEST, CURRENT, OPTIONS."""
+def test_a_confined_node_follows_links(tmp_path):
+    """Like any other node: links to tables, logs, MANIFEST, CURRENT, OPTIONS."""
     data, elsewhere = tmp_path / "db", tmp_path / "elsewhere"
     with rocksdb78.opened(data) as database:
         for n in range(100):
@@ -138,8 +138,8 @@ def test_a_confined_node_reads_what_links_lead_to(tmp_path):
     assert {file.name: file.read_bytes() for file in elsewhere.iterdir()} == before
 
 
-def test_a_confined_node_looks_into_the_directory_of_logs(tmp_path):
-    """All that was in them is in tables: it is served for reading."""
+def test_a_confined_node_reads_the_directory_of_logs(tmp_path):
+    """The logs are flushed to tables, so the database is served for reading."""
     data, logs = tmp_path / "db", tmp_path / "wal"
     with rocksdb78.opened(data, rocksdb78.options(wal_dir=str(logs).encode())) as database:
         database.put(b"key", b"value")
@@ -162,7 +162,7 @@ def test_both_processes_end_together(tmp_path):
         assert node.process.wait(10) == 128 + signal.SIGKILL
         assert "the node was ended by signal 9" in node.said()
         node.start()
-        # Signals of a terminal reach both, and count once.
+        # A terminal's signals reach both processes, and count once.
         child = node.pid()
         os.kill(child, signal.SIGINT)
         os.kill(child, signal.SIGTERM)
@@ -174,7 +174,7 @@ def test_both_processes_end_together(tmp_path):
 
 
 def test_an_upgrade_replaces_the_launcher_too(tmp_path):
-    """In its place: with its process id, its locks and sockets, and what the configuration says by now."""
+    """In place: with its process id, its locks and sockets, and the present configuration."""
 
     def configure(*names):
         uris = {name: "null:1G" for name in names} | {"a": f"file:{tmp_path}/disk.img"}
@@ -198,13 +198,13 @@ def test_an_upgrade_replaces_the_launcher_too(tmp_path):
                 assert os.sched_getaffinity(node.process.pid) == affinity
                 assert os.sched_getaffinity(node.pid()) == affinity
                 assert (status(node.pid())["THP_enabled"], status(node.process.pid)["THP_enabled"]) == ("1", "0")
-                # What was served is served on, and what is new was started.
+                # The old disks are still served, and the new ones are started.
                 guest.wait_for("disk d", lambda: "d" in node.disks(), 10)
                 disks = node.disks()
                 assert set(disks) == {"a", "b", "c", "d"} and all("failed" not in disk for disk in disks.values())
                 assert disks["c"]["attached"] and not disks["d"]["attached"] and disks["a"]["connected"]
             assert "another node uses" in millrace.fail("serve", "--state", node.state)
-            # It knows what it has, and for whom.
+            # It knows its resources and their owners.
             node.do("detach", "b")
             assert not (tmp_path / "b.sock").exists()
             node.do("attach", spec(tmp_path, "e"))
@@ -217,9 +217,9 @@ def test_an_upgrade_replaces_the_launcher_too(tmp_path):
             vm.wait_for_end()
 
 
-def test_killed_while_it_hands_over_the_disk_is_there_or_comes_back(tmp_path, long):
-    """The node that hands over is killed, at some moment or when it has just given the disks away: then its successor has
-    them, and serves on. If it had not, both have ended, and a start is as after any other kill."""
+def test_a_kill_during_a_handover_does_not_lose_the_disk(tmp_path, long):
+    """The old node is killed at any moment, or just after it has handed over the disks: then its successor has them and serves.
+    Otherwise both have ended, and a start is as after any other kill."""
     rng = random.Random(7)
     with Node(tmp_path, specs=[spec(tmp_path, "a")]) as node:
         for nth in range(40 if long else 6):
@@ -246,7 +246,7 @@ def test_a_launcher_that_cannot_be_replaced_stays(tmp_path):
     program = pathlib.Path(shutil.copy(millrace.BINARY, tmp_path / "new"))
     with Node(tmp_path, specs=[spec(tmp_path, "a")]) as node:
         with socket.socket(socket.AF_UNIX) as client:
-            # Somebody who is connected makes it wait a second, in which the program goes.
+            # An open connection makes it wait for a second, in which the program is removed.
             client.connect(str(node.state / "admin.sock"))
             node.upgrade(lambda: millrace.succeed("upgrade", "--to", program, "--state", node.state))
             program.unlink()
@@ -258,7 +258,7 @@ def test_a_launcher_that_cannot_be_replaced_stays(tmp_path):
         assert set(node.disks()) == {"a", "b"}
 
 
-def test_a_second_signal_ends_both_at_once(tmp_path):
+def test_a_second_signal_ends_both_immediately(tmp_path):
     uri = f"delay:all=3s|file:{image(tmp_path / 'disk.img')}"
     with machine(tmp_path, uri, mode="boot", then="stay") as (node, vm):
         guest.wait_for("the firmware", lambda: "a front end has connected" in node.said())
@@ -271,7 +271,7 @@ def test_a_second_signal_ends_both_at_once(tmp_path):
         guest.wait_for("the end of the node", lambda: has_ended(child), 10)
 
 
-def test_what_stops_the_node_from_starting_is_said_once(tmp_path):
+def test_an_error_of_the_start_is_printed_once(tmp_path):
     said = millrace.fail("serve", "--disk", f"name=a uri=file:{tmp_path}/none.img socket={tmp_path}/a.sock")
     assert said.count("none.img") == 1, said
     with socket.socket() as taken:
@@ -287,7 +287,7 @@ def test_what_stops_the_node_from_starting_is_said_once(tmp_path):
     assert "cannot create directory" in said and "must exist" in said, said
 
 
-def test_a_log_that_is_moved_away_is_begun_anew(tmp_path):
+def test_a_renamed_log_is_reopened(tmp_path):
     log = tmp_path / "millrace.log"
     with Node(tmp_path, "--log-file", log, specs=[spec(tmp_path, "a")]) as node:
         assert "serving a disk" in log.read_text()
@@ -300,7 +300,7 @@ def test_a_log_that_is_moved_away_is_begun_anew(tmp_path):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="to become somebody else takes root")
-def test_a_user_without_rights_has_a_sandbox_too(tmp_path):
+def test_an_unprivileged_user_has_a_sandbox_too(tmp_path):
     os.chmod(tmp_path, 0o777)
     for parent in tmp_path.parents:
         if parent.owner() == "root" and parent != pathlib.Path("/"):
@@ -337,20 +337,20 @@ def losetup(*arguments):
 
 @contextlib.contextmanager
 def block_device(path, mib):
-    """The name of a block device that lies over a file."""
+    """The name of a block device over a file."""
     device = losetup("--find", "--show", image(path, mib))
     if not device or not pathlib.Path(device).is_block_device():
         pytest.skip("no loop device is to be had here")
     try:
         yield device
     finally:
-        # One that is still open goes when it is closed.
+        # A device that is still open is removed when it is closed.
         losetup("--detach", device)
 
 
 @pytest.mark.parametrize("io", ["auto", "epoll"])
 def test_block_devices_are_disks_of_a_confined_node(tmp_path, io, long):
-    """With every engine: read, written, discarded, zeroed and flushed by a guest, whatever becomes of the node meanwhile, and resized."""
+    """With every engine: a guest reads, writes, discards, zeroes and flushes while the node is killed and upgraded, and the disk is resized."""
     if io == "epoll" and not long:
         pytest.skip("--long does it without io_uring, too")
     with contextlib.ExitStack() as stack:
@@ -385,7 +385,7 @@ def test_block_devices_are_disks_of_a_confined_node(tmp_path, io, long):
         assert {disk["size_bytes"] for disk in node.disks().values()} == {48 << 20}
 
 
-def test_where_io_uring_is_forbidden_the_sandbox_is_the_same(tmp_path):
+def test_the_sandbox_is_the_same_without_io_uring(tmp_path):
     with open(tmp_path / "log", "wb") as log:
         arguments = [millrace.BINARY, "serve", "--disk", spec(tmp_path, "a"), "--sandbox", "on"]
         process = subprocess.Popen(list(map(str, arguments)), preexec_fn=sandbox.without_io_uring, stdout=log, stderr=log)
@@ -398,7 +398,7 @@ def test_where_io_uring_is_forbidden_the_sandbox_is_the_same(tmp_path):
     assert process.wait(20) == 0
 
 
-def test_a_kernel_without_landlock_is_said_or_refused(tmp_path):
+def test_a_kernel_without_landlock_is_reported_or_refused(tmp_path):
     log = tmp_path / "log"
     arguments = [millrace.BINARY, "serve", "--disk", spec(tmp_path, "a")]
     with open(log, "wb") as out:

@@ -1,4 +1,4 @@
-"""Starts and ends: a node ends when it is told, starts at once after it was killed, and says what it has room for."""
+"""Starts and ends: a node ends on request, starts immediately after a kill, and reports its limits."""
 
 import os
 import random
@@ -13,7 +13,7 @@ import resp
 
 
 def load(port, seconds, seed):
-    """SETs, GETs and long ranges, of several clients at once."""
+    """SETs, GETs and long ranges of several concurrent clients."""
     until = time.monotonic() + seconds
 
     def client(nth):
@@ -37,8 +37,8 @@ def load(port, seconds, seed):
         one.join()
 
 
-def test_a_node_with_little_memory_ends_when_it_is_told(tmp_path, long):
-    """Work in the background once waited for memory that a cache held which nobody used any more."""
+def test_a_node_with_little_memory_ends_on_request(tmp_path, long):
+    """Background work once waited for the memory of a cache that was no longer used."""
     for nth in range(50 if long else 1):
         memory = ["64M", "96M", "128M"][nth % 3]
         flags = ["--memory", memory, "--cores", "2", "--durability", "process"]
@@ -49,7 +49,7 @@ def test_a_node_with_little_memory_ends_when_it_is_told(tmp_path, long):
 
 
 def test_values_of_a_megabyte_are_written_with_little_memory(tmp_path):
-    """A merge that found no memory for its blocks once ended all writing."""
+    """A compaction without memory for its blocks once ended all writing."""
     flags = ["--memory", "64M", "--cores", "1", "--durability", "process"]
     with millrace.node(tmp_path / "db", tmp_path / "log", *flags, writes=True) as node:
         failures = []
@@ -71,8 +71,8 @@ def test_values_of_a_megabyte_are_written_with_little_memory(tmp_path):
         assert connection.call("GET", "3-9") == bytes([29]) * 1_000_000
 
 
-def test_a_killed_node_starts_again_at_once(tmp_path, long):
-    """The kernel ends the rings of a killed process later: they hold its ports and locks meanwhile."""
+def test_a_killed_node_starts_again_immediately(tmp_path, long):
+    """The kernel closes the rings of a killed process later, and they hold its ports and locks until then."""
     port, metrics = millrace.free_port(), millrace.free_port()
     command = [millrace.BINARY, "serve", "--data", tmp_path / "db", "--listen", f"127.0.0.1:{port}", "--cores", "2"]
     command += ["--memory", "256M", "--metrics", f"127.0.0.1:{metrics}", "--state", tmp_path / "state"]
@@ -91,24 +91,24 @@ def test_a_killed_node_starts_again_at_once(tmp_path, long):
             node.process.wait()
 
 
-def test_what_a_living_process_holds_is_refused_soon(tmp_path):
+def test_resources_of_a_running_process_are_refused_soon(tmp_path):
     with millrace.node(tmp_path / "db", tmp_path / "log", writes=True) as node:
         for listen in [node.port, 0]:
             since = time.monotonic()
             said = millrace.fail("serve", "--data", tmp_path / "db", "--listen", f"127.0.0.1:{listen}", "--memory", "64M")
             assert "in use by another program" in said or "open for writing" in said, said
-            assert time.monotonic() - since < 4, "as long as for one that was killed"
+            assert time.monotonic() - since < 4, "it waited as for a killed process"
 
 
 def serve_with(limits, tmp_path, *flags):
-    """A node that was started under limits of the shell."""
+    """A node that is started under resource limits of the shell."""
     port = millrace.free_port()
     command = f'ulimit {limits}; exec "$0" "$@"'
     serve = [millrace.BINARY, "serve", "--data", tmp_path / "db", "--listen", f"127.0.0.1:{port}", "--memory", "256M"]
     return millrace.Server(["sh", "-c", command, *serve, "--cores", "2", *flags], port, tmp_path / "log")
 
 
-def test_connections_that_there_are_no_descriptors_for_are_told_so(tmp_path):
+def test_a_connection_without_a_free_descriptor_is_refused_with_a_reply(tmp_path):
     with serve_with("-n 400", tmp_path) as node:
         connection = node.connect()
         limit = int(connection.call("CONFIG", "GET", "maxclients")[1])
@@ -132,7 +132,7 @@ def test_connections_that_there_are_no_descriptors_for_are_told_so(tmp_path):
 
 
 def test_few_descriptors_serve_some_connections_or_the_start_is_refused(tmp_path):
-    """There was room for one, and nothing said so."""
+    """There was once room for one connection, and no message said so."""
     with serve_with("-n 128", tmp_path) as node:
         connection = node.connect()
         limit = int(connection.call("CONFIG", "GET", "maxclients")[1])
@@ -166,8 +166,8 @@ def test_a_request_that_never_fits_gets_one_error(tmp_path):
             connection.reply()
 
 
-def test_many_large_commands_that_stall_hold_up_others_as_long_as_one(tmp_path):
-    """They were waited for one after the other, ten seconds each."""
+def test_many_stalled_large_commands_delay_others_no_longer_than_one(tmp_path):
+    """The node once waited for them one after the other, ten seconds each."""
     with millrace.node(tmp_path / "db", tmp_path / "log", "--memory", "64M", writes=True) as node:
         largest = int(node.connect().call("CONFIG", "GET", "proto-max-bulk-len")[1]) - 1000
         stalling = [node.connect(60) for _ in range(20)]
@@ -181,8 +181,8 @@ def test_many_large_commands_that_stall_hold_up_others_as_long_as_one(tmp_path):
             client.socket.close()
 
 
-def test_pipelines_of_short_orders_that_build_long_values_do_not_hold_up_the_end(tmp_path):
-    """All of them counted as taken: the node was killed after a minute."""
+def test_pipelines_of_short_commands_that_build_long_values_do_not_delay_the_end(tmp_path):
+    """All of them once counted as accepted, and the node was killed after a minute."""
     with millrace.node(tmp_path / "db", tmp_path / "log", "--memory", "64M", writes=True) as node:
         clients = [node.connect(60) for _ in range(30)]
         for number, client in enumerate(clients):
@@ -194,12 +194,12 @@ def test_pipelines_of_short_orders_that_build_long_values_do_not_hold_up_the_end
         assert node.process.wait(timeout=30) == 0, node.said()
 
 
-def test_large_values_wait_for_each_other_and_not_for_one_that_stalls(tmp_path, long):
+def test_large_values_wait_for_each_other_but_not_for_a_stalled_one(tmp_path, long):
     with millrace.node(tmp_path / "db", tmp_path / "log", "--memory", "64M", writes=True) as node:
         largest = int(node.connect().call("CONFIG", "GET", "proto-max-bulk-len")[1])
         size = largest * 3 // 4
         if long:
-            # It is waited for ten seconds.
+            # The node waits ten seconds for it.
             stalls = node.connect(60)
             stalls.send(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$%d\r\n" % size + b"x" * (size // 2))
             time.sleep(0.2)

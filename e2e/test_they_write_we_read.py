@@ -1,4 +1,4 @@
-"""RocksDB writes, Millrace reads: every database of databases.py, every way to read it, against RocksDB's own scan."""
+"""RocksDB writes and Millrace reads: every database of databases.py, by every kind of read, against RocksDB's own scan."""
 
 import os
 import random
@@ -15,7 +15,7 @@ EITHER = [name for name, db in databases.DATABASES.items() if db.may_refuse is n
 
 
 class Made:
-    """A finished database, what is in it, and a node that serves it."""
+    """A finished database, its expected contents, and a node that serves it."""
 
     def __init__(self, name, directory, node):
         self.data = directory / "db"
@@ -33,7 +33,7 @@ def made(request, workshop, tmp_path_factory):
 
 
 def same(ours, theirs, what):
-    """Compares two scans; the first difference says more than two long lists."""
+    """Compares two scans, and reports the first difference instead of two long lists."""
     for number, (a, b) in enumerate(zip(ours, theirs)):
         assert a == b, f"{what}: entry {number} differs: ours {short(a)}, theirs {short(b)}"
     assert len(ours) == len(theirs), f"{what}: {len(ours)} entries instead of {len(theirs)}"
@@ -44,7 +44,7 @@ def short(pair):
 
 
 def missing_keys(expected):
-    """Keys near those that are there, and far from them, that are not there."""
+    """Absent keys, near the existing ones and far from them."""
     there = {key for key, _ in expected}
     rng = random.Random(1)
     some = rng.sample(sorted(there), min(200, len(there))) + [b"user0001:x"]
@@ -55,14 +55,14 @@ def missing_keys(expected):
 
 @pytest.mark.parametrize("made", READABLE, indirect=True)
 class TestReading:
-    """All of it is read, by every road, as RocksDB reads it."""
+    """Every kind of read returns what RocksDB reads."""
 
     def test_every_key_by_get_and_no_other(self, made):
         with made.node.connect() as client:
             values = client.pipeline([("GET", key) for key, _ in made.expected])
             same([(key, value) for (key, _), value in zip(made.expected, values)], made.expected, "GET")
             for key, value in zip(keys := missing_keys(made.expected), client.pipeline([("GET", key) for key in keys])):
-                assert value is None, f"{key!r} is not there, but GET gave {value!r}"
+                assert value is None, f"{key!r} is absent, but GET returned {value!r}"
 
     def test_every_key_by_multi_get(self, made):
         wanted = [(key, value) for key, value in made.expected] + [(key, None) for key in missing_keys(made.expected)]
@@ -119,7 +119,7 @@ def test_two_cores_and_either_driver_read_the_same(io, name, workshop, tmp_path)
 
 
 def in_pages(node, direction, limit):
-    """All of it over RESP, `limit` at a time, each page begun after the last one's last key."""
+    """All pairs over RESP, `limit` at a time; each page starts after the last key of the page before."""
     found = []
     with node.connect() as client:
         start, end = "-", "+"
@@ -141,14 +141,14 @@ def pairs(flat):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_read_is_an_error_that_names_it(name, workshop):
+def test_unsupported_databases_are_errors_that_name_the_reason(name, workshop):
     data = workshop.directory(name) / "db"
     said = millrace.fail("kv", "scan", "--hex", "--data", data)
     assert re.search(databases.DATABASES[name].error, said), said
 
 
 @pytest.mark.parametrize("name", EITHER)
-def test_what_may_be_refused_is_read_right_or_refused_by_name(name, workshop):
+def test_a_refusable_database_is_read_correctly_or_refused_by_name(name, workshop):
     directory = workshop.directory(name)
     done = millrace.command("kv", "scan", "--hex", "--data", directory / "db")
     if done.returncode == 0:
@@ -168,7 +168,7 @@ def test_a_merge_operand_is_an_error_of_its_key_and_not_of_the_connection(name, 
 
 
 def listing(directory):
-    """Every file's name, size, time of change and content."""
+    """Every file's name, size, modification time and contents."""
     return {
         path.name: (path.stat().st_size, path.stat().st_mtime_ns, path.stat().st_mode, path.read_bytes())
         for path in sorted(directory.iterdir())
@@ -176,7 +176,7 @@ def listing(directory):
 
 
 @pytest.mark.parametrize("name", ["rocksdict-layers", "rocksdict-wal-recycled", "db_bench-reopened", "rocksdict-blobs-kZSTD"])
-def test_reading_leaves_the_directory_as_it_was(name, own_copy, tmp_path):
+def test_reading_does_not_change_the_directory(name, own_copy, tmp_path):
     data = own_copy(name)
     before = listing(data)
     with millrace.node(data, tmp_path / "log") as node, node.connect() as client:

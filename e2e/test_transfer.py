@@ -1,4 +1,4 @@
-"""Writing from the command line: `kv put`, `kv del`, and `kv import` of what `kv export` wrote; to a directory and to a node."""
+"""Writing from the command line: `kv put`, `kv del`, and `kv import` of the output of `kv export`, to a directory and to a node."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def fed(text, *arguments):
 
 
 def writable(data, log, *flags):
-    """A node that takes writes."""
+    """A writable node."""
     port = millrace.free_port()
     arguments = [millrace.BINARY, "serve", "--data", data, "--listen", f"127.0.0.1:{port}", "--cores", "1", "--memory", "256M", *flags]
     return millrace.Server(arguments, port, log)
@@ -49,7 +49,7 @@ def full(tmp_path_factory):
     return directory
 
 
-def test_what_is_imported_is_read_by_us_and_by_rocksdb(full, tmp_path):
+def test_imported_pairs_are_read_by_us_and_by_rocksdb(full, tmp_path):
     assert dict(millrace.scan(full)) == BINARY_PAIRS
     copy = tmp_path / "copy"
     shutil.copytree(full, copy)
@@ -59,8 +59,8 @@ def test_what_is_imported_is_read_by_us_and_by_rocksdb(full, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["text", "hex", "json", "resp"])
-def test_export_and_import_are_each_others_reverse(full, tmp_path, form):
-    """From a directory through a file, into a node, out of it again, into a directory through a pipe."""
+def test_import_reverses_export(full, tmp_path, form):
+    """From a directory through a file into a node, and from there through a pipe into a directory."""
     first = tmp_path / "first"
     said = json.loads(millrace.succeed("kv", "export", "--data", full, "--format", form, "--out", first, "--json"))
     assert said["entries"] == len(BINARY_PAIRS)
@@ -79,7 +79,7 @@ def test_export_and_import_are_each_others_reverse(full, tmp_path, form):
     assert millrace.scan(tmp_path / "served") == millrace.scan(full)
 
 
-def test_an_export_is_what_redis_takes_and_a_pipe_for_redis_is_imported(full, tmp_path):
+def test_redis_takes_an_export_and_a_pipe_for_redis_is_imported(full, tmp_path):
     exported = millrace.succeed("kv", "export", "--data", full, "--format", "resp", text=False)
     (tmp_path / "redis").mkdir()
     with millrace.redis_server(tmp_path / "redis", tmp_path / "log") as redis:
@@ -116,7 +116,7 @@ def test_put_and_del_do_the_same_to_a_directory_and_a_node(tmp_path):
     through("--data", directory)
     with writable(directory, tmp_path / "log") as node:
         through("--connect", f"127.0.0.1:{node.port}")
-        # Who counts keys goes on counting where the other left off.
+        # The count of keys continues from one to the other.
         assert node.counts_keys()
         with node.connect() as client:
             assert client.call("DBSIZE") == 1
@@ -125,7 +125,7 @@ def test_put_and_del_do_the_same_to_a_directory_and_a_node(tmp_path):
     assert databases.ldb(directory, "get", "piped").strip() == "from\nthere"
 
 
-def test_a_password_is_taken_from_where_redis_cli_takes_it(tmp_path):
+def test_a_password_has_the_same_sources_as_for_redis_cli(tmp_path):
     (tmp_path / "password").write_text("open sesame\n")
     data, port = tmp_path / "db", millrace.free_port()
     millrace.succeed("kv", "put", "key", "value", "--data", data)
@@ -146,7 +146,7 @@ def test_a_password_is_taken_from_where_redis_cli_takes_it(tmp_path):
         log.close()
 
 
-def test_a_mistake_in_the_input_is_named_and_what_was_before_is_there(tmp_path):
+def test_an_error_in_the_input_is_named_and_earlier_pairs_are_kept(tmp_path):
     directory = tmp_path / "db"
     done = fed(b"a\t1\nb\t2\n\nno tab\nc\t3\n", "kv", "import", "--data", directory)
     assert done.returncode == 2 and b"line 4 of the input has no tab" in done.stderr, done
@@ -157,7 +157,7 @@ def test_a_mistake_in_the_input_is_named_and_what_was_before_is_there(tmp_path):
     assert millrace.scan(directory)[0] == (b"a", b"5")
 
 
-def test_what_cannot_be_done_is_said(tmp_path):
+def test_impossible_requests_are_explained(tmp_path):
     assert "cannot open" in millrace.fail("kv", "import", tmp_path / "nothing", "--data", tmp_path / "db")
     assert not (tmp_path / "db").exists()
     assert "no RocksDB database" in (said := millrace.fail("kv", "del", "a", "--data", tmp_path)) or "CURRENT" in said, said

@@ -1,4 +1,4 @@
-"""RocksDB's processes beside ours: killed in the middle of writing, still writing, or kept out by us."""
+"""RocksDB's processes and ours on one directory: killed while writing, still writing, or locked out by us."""
 
 import random
 import re
@@ -35,7 +35,7 @@ while True:
 
 
 class Writer:
-    """A process of theirs that writes without end."""
+    """A RocksDB process that writes without end."""
 
     def __init__(self, data, *edits):
         here = str(databases.OPTIONS_TEMPLATE.parent)
@@ -61,7 +61,7 @@ HISTORIES = {
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-def test_after_their_writer_was_killed(history, tmp_path, long):
+def test_a_directory_of_a_killed_writer_is_read(history, tmp_path, long):
     rng = random.Random(history)
     for round_ in range(12 if long else 2):
         data = tmp_path / f"db{round_}"
@@ -77,18 +77,18 @@ def test_after_their_writer_was_killed(history, tmp_path, long):
         millrace.succeed("kv", "check", "--data", data)
 
 
-def test_while_their_process_has_it_open_it_is_refused_with_a_text_that_helps(tmp_path):
+def test_a_directory_that_rocksdb_has_open_is_refused_with_advice(tmp_path):
     data = tmp_path / "db"
     with Writer(data) as writer:
         for arguments in (["kv", "scan"], ["kv", "get", "k"], ["kv", "stat"], ["kv", "check"], ["serve", "--read-only", "--listen", f"127.0.0.1:{millrace.free_port()}"]):
             said = millrace.fail(*arguments, "--data", data)
             assert re.search("(?i)lock|open for writing", said) and str(data) in said, said
         assert writer.process.poll() is None
-        assert writer.process.stdout.readline() == "2000\n", "the writer goes on"
+        assert writer.process.stdout.readline() == "2000\n", "the writer continues"
     millrace.succeed("kv", "scan", "--data", data, "--limit", 1)
 
 
-def test_while_we_serve_it_their_writer_is_kept_out_and_their_reader_is_not(own_copy, tmp_path):
+def test_a_served_directory_locks_out_writers_but_not_readers(own_copy, tmp_path):
     data = own_copy("ldb-put")
     with millrace.node(data, tmp_path / "log") as node:
         with pytest.raises(RuntimeError, match="(?i)lock"):
@@ -108,7 +108,7 @@ def test_two_nodes_may_serve_one_directory(own_copy, tmp_path):
                 assert client.call("GET", "hello") == b"world"
 
 
-def test_a_secondary_reads_beside_their_writer(tmp_path):
+def test_a_secondary_reads_while_rocksdb_writes(tmp_path):
     if "--secondary" not in millrace.succeed("serve", "--help"):
         pytest.skip("this build has no --secondary")
     data = tmp_path / "db"

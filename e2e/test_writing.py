@@ -1,4 +1,4 @@
-"""Writing: the same commands to Redis 7.0.15 and to Millrace get the same replies, and what was written is kept."""
+"""Writing: the same commands to Redis 7.0.15 and to Millrace get the same replies, and written values are kept."""
 
 import random
 import re
@@ -19,7 +19,7 @@ OK = resp.Simple(b"OK")
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """A Redis and a node, both empty, both to be written to."""
+    """Redis and a node, both empty and writable."""
     root = tmp_path_factory.mktemp("pair")
     with millrace.redis_server(root, root / "redis.log") as theirs, millrace.node(root / "db", root / "log", "--cores", "2", writes=True) as ours:
         yield theirs, ours
@@ -27,7 +27,7 @@ def pair(tmp_path_factory):
 
 @pytest.fixture(params=[2, 3], ids=["resp2", "resp3"])
 def both(request, pair):
-    """A connection to each, in RESP2 or RESP3, both databases empty."""
+    """A connection to each, in RESP2 or RESP3, with both databases empty."""
     theirs, ours = (server.connect() for server in pair)
     with theirs, ours:
         for client in (theirs, ours):
@@ -38,7 +38,7 @@ def both(request, pair):
 
 
 def same(both, *words):
-    """The reply, which is that of both."""
+    """The reply, which must be the same from both."""
     theirs, ours = (client.call(*words) for client in both)
     assert type(ours) is type(theirs) and ours == theirs, (words, theirs, ours)
     return ours
@@ -73,7 +73,7 @@ def words_of(line):
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story[:30])
-def test_the_same_replies_one_after_another(story, both):
+def test_sequential_commands_get_the_same_replies(story, both):
     for line in story.split(";"):
         if line.startswith("HSET"):
             continue
@@ -81,7 +81,7 @@ def test_the_same_replies_one_after_another(story, both):
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story[:30])
-def test_the_same_replies_all_at_once(story, both):
+def test_pipelined_commands_get_the_same_replies(story, both):
     requests = [words_of(line) for line in story.split(";") if not line.startswith("HSET")]
     theirs, ours = (client.pipeline(requests) for client in both)
     assert ours == theirs and list(map(type, ours)) == list(map(type, theirs))
@@ -93,7 +93,7 @@ COMMANDS = "SET SETNX MSET MSETNX DEL UNLINK APPEND SETRANGE INCR DECR INCRBY DE
 
 
 def expires(words):
-    """`SET` with a time that is one: the difference that the documents name."""
+    """Whether it is a `SET` with a valid expiry: the documented difference."""
     rest = words[3:]
     options = [word.upper() for word in rest]
     return words[0].upper() == "SET" and any(word in ("EX", "PX") and options[at + 1 : at + 2] for at, word in enumerate(options))
@@ -116,7 +116,7 @@ def test_odd_arguments_get_the_same_reply(command, pair):
 
 
 def random_commands(rng, count):
-    """Commands on few keys, many of which change what others left."""
+    """Commands on few keys, many of which change the results of others."""
     requests = []
     for _ in range(count):
         key = f"k{rng.randrange(12)}"
@@ -138,7 +138,7 @@ def random_commands(rng, count):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_commands_in_pipelines_do_the_same(seed, both, long):
+def test_random_commands_in_pipelines_get_the_same_replies(seed, both, long):
     rng = random.Random(seed)
     theirs, ours = both
     for _ in range(20 if long else 3):
@@ -180,7 +180,7 @@ def test_a_connection_may_be_silent(pair):
 
 
 @pytest.mark.parametrize("sent", ["SKIP;RESET", "OFF;RESET", "OFF;SKIP;RESET", "SKIP;OFF;RESET", "SKIP;ON", "SKIP;NONSENSE", "SKIP;RESET;NONSENSE"])
-def test_a_reset_is_silent_where_redis_s_is(sent, pair):
+def test_a_reset_is_silent_where_that_of_redis_is(sent, pair):
     said = []
     for server in pair:
         with server.connect() as client:
@@ -218,8 +218,8 @@ def figure(client, section, name):
     return int(re.search(rf"(?m)^{name}:(\d+)", client.call("INFO", section).decode())[1])
 
 
-def test_commands_that_are_refused_are_not_processed(pair):
-    """Of an unknown name, with too few words, without the password; a command that fails was executed."""
+def test_refused_commands_are_not_counted_as_processed(pair):
+    """Refused are unknown commands, too few arguments, and a missing password; a command that fails was executed."""
     grown = []
     for server in pair:
         with server.connect() as client, server.connect() as other:
@@ -230,7 +230,7 @@ def test_commands_that_are_refused_are_not_processed(pair):
                 other.call(*line.split())
                 if line == "MULTI":
                     other.call("DISCARD")
-                # Redis counts a call when it has ended, Millrace when it is taken: each time this INFO or that before it.
+                # Redis counts a call when it ends, Millrace when it is accepted: the previous INFO, or this one.
                 rows.append((line, figure(client, "stats", "total_commands_processed") - before - 1))
             assert client.call("CONFIG", "SET", "requirepass", "secret") == OK
             try:
@@ -260,14 +260,14 @@ def test_command_stats_count_what_redis_counts(pair):
             client.send(resp.encode("SET", "n", "x") + resp.encode("INCR", "n") + resp.encode("INCRBY", "n", "y") + resp.encode("CLIENT", "REPLY", "ON"))
             assert client.reply() == OK
             stats = command_stats(client)
-            # Redis counts a call when it has ended, Millrace when it begins.
+            # Redis counts a call when it ends, Millrace when it starts.
             stats.pop("cmdstat_info", None)
             stats.pop("cmdstat_config|resetstat", None)
             counted.append(stats)
     assert counted[1] == counted[0]
 
 
-def test_a_connection_that_a_pause_holds_back_is_blocked(pair):
+def test_a_connection_delayed_by_a_pause_counts_as_blocked(pair):
     for server in pair:
         with server.connect() as client, server.connect() as held:
             assert b"\r\nblocked_clients:0\r\n" in client.call("INFO", "clients")
@@ -282,7 +282,7 @@ def test_a_connection_that_a_pause_holds_back_is_blocked(pair):
 
 
 @pytest.mark.parametrize("sent", [b"client list\r\n", resp.encode("CLIENT", "INFO"), resp.encode("PING") + resp.encode("CLIENT", "INFO") + resp.encode("ECHO", "x" * 1000)])
-def test_what_is_in_a_connection_s_buffer_is_told(pair, sent):
+def test_a_connection_s_buffered_bytes_are_reported(pair, sent):
     said = []
     for server in pair:
         with server.connect() as client:
@@ -296,7 +296,7 @@ def test_what_is_in_a_connection_s_buffer_is_told(pair, sent):
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_redis_py_is_at_home(protocol, pair):
+def test_redis_py_works(protocol, pair):
     client = redis.Redis(port=pair[1].port, protocol=protocol)
     client.flushdb()
     assert client.set("a", 1) and client.get("a") == b"1" and client.set("a", 2, nx=True) is None and client.set("a", 2, get=True) == b"1"
@@ -319,7 +319,7 @@ def test_redis_py_is_at_home(protocol, pair):
     client.close()
 
 
-def test_redis_cli_and_redis_benchmark_are_at_home(pair):
+def test_redis_cli_and_redis_benchmark_work(pair):
     port = str(pair[1].port)
     assert databases.run("redis-cli", "-p", port, "SET", "hello", "world").strip() == "OK"
     assert databases.run("redis-cli", "-p", port, "-x", "SET", "stdin", text="of the shell\n").strip() == "OK"
@@ -340,7 +340,7 @@ def test_a_large_value_is_kept(pair):
 
 
 @pytest.mark.parametrize("durability", ["process", "power"])
-def test_what_was_acknowledged_survives_the_end_and_sudden_death(durability, tmp_path):
+def test_acknowledged_writes_survive_a_stop_and_a_kill(durability, tmp_path):
     data, log = tmp_path / "db", tmp_path / "log"
     expected = {}
     for round in range(3):
@@ -368,7 +368,7 @@ def test_what_was_acknowledged_survives_the_end_and_sudden_death(durability, tmp
     assert databases.ldb(data, "get", "theirs").strip() == "2"
 
 
-def test_writes_on_their_way_when_it_stops_are_answered(tmp_path):
+def test_writes_in_flight_at_a_stop_are_answered(tmp_path):
     with millrace.node(tmp_path / "db", tmp_path / "log", writes=True) as node, node.connect() as client:
         client.send(b"".join(resp.encode("INCR", "n") for _ in range(20000)))
         assert client.reply() == 1
@@ -389,14 +389,14 @@ def test_shutdown_ends_the_node(tmp_path):
     assert millrace.succeed("kv", "get", "a", "--data", tmp_path / "db").strip() == "1"
 
 
-def test_only_one_may_write_and_nobody_else_reads_meanwhile(tmp_path):
+def test_a_writing_node_locks_out_others(tmp_path):
     with millrace.node(tmp_path / "db", tmp_path / "log", writes=True):
         for more in ([], ["--read-only"]):
             said = millrace.fail("serve", "--data", tmp_path / "db", "--listen", f"127.0.0.1:{millrace.free_port()}", *more)
             assert "open for writing" in said, said
 
 
-def test_the_password_is_asked_for_as_redis_asks(tmp_path):
+def test_the_password_is_required_as_by_redis(tmp_path):
     (tmp_path / "password").write_text("secret\n")
     ours = millrace.node(tmp_path / "db", tmp_path / "log", "--password-file", tmp_path / "password", "--cores", "2", writes=True)
     theirs = millrace.redis_server(tmp_path, tmp_path / "redis.log", "--requirepass", "secret")
@@ -404,7 +404,7 @@ def test_the_password_is_asked_for_as_redis_asks(tmp_path):
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             try:
-                # Whoever connects before the node serves may be cut off.
+                # A connection made before the node serves may be closed.
                 with server.connect() as client:
                     client.call("PING")
                 break
@@ -435,7 +435,7 @@ def test_the_password_is_asked_for_as_redis_asks(tmp_path):
         theirs.stop()
 
 
-def test_other_machines_are_let_in_only_with_a_password(tmp_path):
+def test_other_machines_are_admitted_only_with_a_password(tmp_path):
     port = millrace.free_port()
     said = millrace.fail("serve", "--data", tmp_path / "db", "--listen", f"0.0.0.0:{port}")
     assert "no password" in said and "--password-file" in said, said
@@ -444,7 +444,7 @@ def test_other_machines_are_let_in_only_with_a_password(tmp_path):
     assert "empty" in millrace.fail("serve", "--data", tmp_path / "db", "--password-file", tmp_path / "empty")
 
 
-def test_what_an_older_rocksdb_wrote_is_taken_over_only_when_told(tmp_path):
+def test_an_older_rocksdb_s_database_is_adopted_only_on_request(tmp_path):
     data = tmp_path / "db"
     databases.ldb(data, "put", "hello", "world", "--create_if_missing")
     newest = max(data.glob("OPTIONS-*"))
@@ -452,7 +452,7 @@ def test_what_an_older_rocksdb_wrote_is_taken_over_only_when_told(tmp_path):
     before = sorted(path.name for path in data.iterdir())
     said = millrace.fail("serve", "--data", data, "--listen", f"127.0.0.1:{millrace.free_port()}")
     assert "6.11.4" in said and "7.8" in said and "--adopt" in said, said
-    assert sorted(path.name for path in data.iterdir()) == before, "nothing has changed"
+    assert sorted(path.name for path in data.iterdir()) == before, "the directory is unchanged"
     with millrace.node(data, tmp_path / "log"):
         pass
     for more in (["--adopt"], []):
@@ -461,14 +461,14 @@ def test_what_an_older_rocksdb_wrote_is_taken_over_only_when_told(tmp_path):
     assert databases.ldb(data, "get", "hello").strip() == "world!!"
 
 
-def test_an_estimate_becomes_no_exact_number_by_writing(tmp_path):
+def test_an_estimate_does_not_become_exact_by_writing(tmp_path):
     databases.ldb(tmp_path / "db", "put", "hello", "world", "--create_if_missing")
     with millrace.node(tmp_path / "db", tmp_path / "log", writes=True) as node, node.connect() as client:
         assert client.call("SET", "hello", "you") == OK and client.call("DEL", "hello", "nobody") == 1
         assert client.call("EXISTS", "hello") == 0 and 0 <= client.call("DBSIZE") <= 3
 
 
-def test_a_full_disk_stops_writes_alone(tmp_path):
+def test_a_full_disk_stops_only_writes(tmp_path):
     image, mount = tmp_path / "image", tmp_path / "mount"
     mount.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", mount], capture_output=True, text=True)
@@ -487,21 +487,21 @@ def test_a_full_disk_stops_writes_alone(tmp_path):
         subprocess.run(["umount", mount], check=True)
 
 
-def test_who_connects_while_the_database_is_opened_is_answered(tmp_path):
-    """It waits, as for any busy server: there is no moment in which it is let in and turned away."""
+def test_a_connection_made_while_the_database_opens_is_answered(tmp_path):
+    """It waits, as for any busy server; it is never accepted and then closed."""
     data = tmp_path / "db"
     with millrace.node(data, tmp_path / "log", "--durability", "process", writes=True) as node, node.connect() as client:
-        # A log to read at the next start.
+        # A log to replay at the next start.
         for nth in range(40):
             assert client.call("MSET", *[word for n in range(50) for word in (f"key:{nth}:{n}", b"x" * 10_000)]) == b"OK"
         node.process.kill()
         node.process.wait()
     # On a busy machine the database may be open before this process runs again.
-    assert any(connects_early(tmp_path, data) for _ in range(5)), "it was never early enough to show anything"
+    assert any(connects_early(tmp_path, data) for _ in range(5)), "the connection was never early enough"
 
 
 def connects_early(tmp_path, data):
-    """Connects to a node as soon as that listens; true if that had not opened its database by then."""
+    """Connects to a node as soon as it listens; returns whether its database was not open yet."""
     copy, text = tmp_path / "copy", tmp_path / "log2"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(data, copy)

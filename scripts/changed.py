@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Says what has to be tested for what has changed since BASE (default: where this branch left origin/main, else HEAD).
+"""Lists the tests that the changes since BASE need (default: the merge base with origin/main, or else HEAD).
 
-Prints two lines: the crates (`all`, or names of packages), and the black-box tests (`all`, or files). Either may be empty."""
+Prints two lines: the crates (`all`, or names of packages), and the black-box tests (`all`, or files). Either may be empty.
+"""
 
 import json
 import pathlib
@@ -25,7 +26,7 @@ def changed_files():
 
 
 def with_dependents(folders):
-    """The packages in these folders of crates/, and all that depend on one of them."""
+    """The packages in these folders of crates/, and all packages that depend on them."""
     metadata = json.loads("\n".join(lines("cargo", "metadata", "--format-version=1", "--no-deps", "--locked")))
     packages = {package["name"]: package for package in metadata["packages"]}
     found = {name for name, package in packages.items() if pathlib.Path(package["manifest_path"]).parent.name in folders}

@@ -1,23 +1,22 @@
-// Reads and writes a disk at random and checks everything that is read.
+// Reads and writes a disk at random and verifies everything that it reads.
 //
 //   verify DEVICE SECONDS WORKERS MIB [ABOVE [holes]]
 //
-// Each worker has every WORKERS-th block of 4 KiB of the first MIB mebibytes to itself, writes and reads with O_DIRECT,
-// and remembers how often it wrote each block. A block carries, in each of its sectors, its number, that count, the
-// sector's number and the run's, so what is old, torn or elsewhere is told from what is right. In the end every block
-// that was written is read once more.
+// Each worker owns every WORKERS-th block of 4 KiB of the first MIB mebibytes, writes and reads with O_DIRECT, and counts
+// its writes of each block. Each sector of a block has the block's number, that count, the sector's number and the run's,
+// so a stale, torn or misplaced sector differs from the right one. In the end every written block is read again.
 //
-// A worker reads into a page that nothing else writes. GUEST READS INTO 0xADDRESS... names these pages, by their physical
-// addresses: what is in them, the disk has written.
+// A worker reads into a page that nothing else writes. GUEST READS INTO 0xADDRESS... names these pages by their physical
+// addresses: the disk has written their contents.
 //
 // With ABOVE, in MiB, the workers' buffers move to memory at or above that physical address as soon as the machine has
-// some there: GUEST MOVED. 0 is nowhere.
+// some: GUEST MOVED. 0 disables this.
 //
-// With `holes` blocks are also discarded and zeroed, the latter with and without giving their room back, and flushed.
-// They must read as zeroes until they are written again.
+// With `holes` blocks are also discarded, zeroed with and without releasing their space, and flushed. They must read as
+// zeroes until they are written again.
 //
-// Each second a line says how far it is: GUEST TICK ops=N slowest_ms=N (of that second). The last one says
-// GUEST CHECKED ops=N swept=N slowest_ms=N emptied=N. A failure is said at once, as GUEST WRONG ..., and ends with code 1.
+// Each second prints GUEST TICK ops=N slowest_ms=N (of that second), and the end GUEST CHECKED ops=N swept=N slowest_ms=N
+// emptied=N. A failure is printed immediately as GUEST WRONG ..., and the exit code is 1.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -40,11 +39,11 @@ static int device;
 static int workers, holes;
 static uint64_t blocks, run, end_ns;
 static uint32_t *counts;
-// Blocks that read as zeroes since they were written last.
+// Blocks that were emptied after their last write.
 static uint8_t *empty;
 static atomic_ulong operations, swept, emptied, slowest_ns;
 static atomic_int wrong;
-// Of each worker, the page that it writes from and the one that it reads into.
+// For each worker, the page that it writes from and the one that it reads into.
 static _Atomic(uint64_t *) *places;
 
 static uint64_t now_ns(void) {
@@ -139,20 +138,20 @@ static void *work(void *argument) {
   return NULL;
 }
 
-// Where a page that has been written is in the machine's memory.
+// The physical address of a page, which must have been written.
 static uint64_t physical(const void *page) {
   static int map = -1;
   uint64_t entry;
   if (map < 0) map = open("/proc/self/pagemap", O_RDONLY);
   if (pread(map, &entry, 8, (uintptr_t)page / BLOCK * 8) != 8) abort();
-  // The lower bits are the page's number.
+  // The lower 55 bits are the page frame number.
   return (entry & ((UINT64_C(1) << 55) - 1)) * BLOCK;
 }
 
 // Gives each worker two pages at or above a physical address.
 static int move(uint64_t above, size_t length) {
   int found = 0;
-  // Shared: no page of it goes elsewhere to become part of a huge one.
+  // Shared, so that no page is moved into a huge page.
   char *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   uint64_t *pages[2 * workers];
   if (memory == MAP_FAILED) abort();
