@@ -1,14 +1,14 @@
-//! The proofs of the list: loom plays every interleaving, and every stale value the memory model
+//! Proofs of the list: loom runs every interleaving, and every stale value that the memory model
 //! permits, of the small scenarios below.
 //!
 //! Run by `scripts/loom.sh`; empty in a normal build. The modules are included by path, as in the
-//! reactor's `tests/loom.rs`; [`MUTANTS`] lists for each mutation site the scenario that must find
+//! reactor's `tests/loom.rs`. [`MUTANTS`] lists for each mutation site the scenario that must find
 //! it (see `loomable`). The list has two levels here, so heights are given: 1, or 2 for a node that
 //! is also in the upper level.
 //!
-//! What loom watches: the header of each node is a cell of its, so that reading a node which the
-//! reader does not know to be written is an error; links are its atomics; chunks are its
-//! allocations, so that one that is never freed, or freed twice, is an error too.
+//! Loom checks the header of each node (a loom cell, so reading a node that the reader does not
+//! know to be written is an error), links (loom atomics), and chunks (loom allocations, so a leak
+//! or a double free is an error).
 #![cfg(loom)]
 #![allow(dead_code, reason = "the modules are included whole")]
 
@@ -41,11 +41,11 @@ const MUTANTS: &[(&str, &str)] = &[
     ("memtable.publish_relaxed", "a_reader_sees_nothing_or_a_whole_node"),
     ("memtable.load_relaxed", "a_reader_sees_nothing_or_a_whole_node"),
     ("memtable.publish_upper_relaxed", "a_node_met_on_the_upper_level_is_whole"),
-    ("memtable.upper_first", "what_is_in_the_list_is_found_during_an_insertion"),
-    ("memtable.link_before_next", "what_is_in_the_list_is_found_during_an_insertion"),
+    ("memtable.upper_first", "linked_nodes_are_found_during_an_insertion"),
+    ("memtable.link_before_next", "linked_nodes_are_found_during_an_insertion"),
 ];
 
-/// A memtable that has those keys, each given with its height.
+/// A memtable with these keys, each given with its height.
 fn memtable(keys: &[(&str, usize)]) -> (Writer, Memtable) {
     let (mut writer, memtable) = Memtable::new(Comparator::Bytewise, 1 << 16, 0);
     for &(key, height) in keys {
@@ -54,7 +54,7 @@ fn memtable(keys: &[(&str, usize)]) -> (Writer, Memtable) {
     (writer, memtable)
 }
 
-/// An entry's value is its key, twice: enough to see that a node is whole.
+/// Inserts an entry whose value is its key, twice: enough to detect an incomplete node.
 fn insert(writer: &mut Writer, key: &str, height: usize) {
     writer
         .insert_at_height(
@@ -76,8 +76,8 @@ fn has(memtable: &Memtable, key: &str) -> bool {
     found.is_some()
 }
 
-/// Where a cursor stands, as text; the node must be whole.
-fn standing_on(cursor: &Cursor, memtable: &Memtable) -> String {
+/// The cursor's key as text; checks that the node is complete.
+fn current_key(cursor: &Cursor, memtable: &Memtable) -> String {
     let key = std::str::from_utf8(cursor.user_key(memtable)).unwrap();
     assert_eq!(cursor.value(memtable), key.repeat(2).as_bytes());
     key.to_owned()
@@ -87,7 +87,7 @@ fn forward(memtable: &Memtable) -> String {
     let (mut cursor, mut keys) = (Cursor::new(), String::new());
     let mut more = cursor.first(memtable);
     while more {
-        keys += &standing_on(&cursor, memtable);
+        keys += &current_key(&cursor, memtable);
         more = cursor.next(memtable);
     }
     keys
@@ -97,13 +97,13 @@ fn backward(memtable: &Memtable) -> String {
     let (mut cursor, mut keys) = (Cursor::new(), String::new());
     let mut more = cursor.last(memtable);
     while more {
-        keys.insert_str(0, &standing_on(&cursor, memtable));
+        keys.insert_str(0, &current_key(&cursor, memtable));
         more = cursor.prev(memtable);
     }
     keys
 }
 
-/// The first node of the list, at level 0 alone: its only way to the reader is one link.
+/// The first node of the list, only at level 0: one link leads to it.
 #[test]
 fn a_reader_sees_nothing_or_a_whole_node() {
     prove("a_reader_sees_nothing_or_a_whole_node", None, || {
@@ -118,7 +118,7 @@ fn a_reader_sees_nothing_or_a_whole_node() {
     });
 }
 
-/// On the upper level a node is met before its link on level 0 was ever looked at.
+/// On the upper level a reader meets a node before it has read its link on level 0.
 #[test]
 fn a_node_met_on_the_upper_level_is_whole() {
     prove("a_node_met_on_the_upper_level_is_whole", None, || {
@@ -126,7 +126,7 @@ fn a_node_met_on_the_upper_level_is_whole() {
         let reader = thread::spawn(move || {
             let mut cursor = Cursor::new();
             if cursor.seek_for_prev(&table, b"c", 0) {
-                assert_eq!(standing_on(&cursor, &table), "b");
+                assert_eq!(current_key(&cursor, &table), "b");
             }
         });
         insert(&mut writer, "b", 2);
@@ -134,11 +134,10 @@ fn a_node_met_on_the_upper_level_is_whole() {
     });
 }
 
-/// A search on its way to a node that was always there passes the place where one is being linked
-/// in, on both levels.
+/// A search for an old node passes the place where another is being linked in, on both levels.
 #[test]
-fn what_is_in_the_list_is_found_during_an_insertion() {
-    prove("what_is_in_the_list_is_found_during_an_insertion", None, || {
+fn linked_nodes_are_found_during_an_insertion() {
+    prove("linked_nodes_are_found_during_an_insertion", None, || {
         let (mut writer, table) = memtable(&[("a", 1), ("c", 1)]);
         let reader = thread::spawn(move || {
             assert!(has(&table, "c"));
@@ -151,8 +150,7 @@ fn what_is_in_the_list_is_found_during_an_insertion() {
     });
 }
 
-/// Two nodes, one behind the other: who sees the second sees the first, on whichever level he
-/// comes.
+/// Two adjacent nodes: a reader that sees the second sees the first, at either level.
 #[test]
 fn insertions_become_visible_in_their_order() {
     prove("insertions_become_visible_in_their_order", None, || {
@@ -183,7 +181,7 @@ fn a_cursor_goes_forward_during_insertions() {
     });
 }
 
-/// Each step back is a search, on a list that is another one every time.
+/// Each step back is a search, in a list that changes in between.
 #[test]
 fn a_cursor_goes_backward_during_insertions() {
     prove("a_cursor_goes_backward_during_insertions", None, || {
@@ -201,8 +199,7 @@ fn a_cursor_goes_backward_during_insertions() {
     });
 }
 
-/// A seek that lands in front of the place where a node is being linked in, then both ways from
-/// there.
+/// A seek to just before the place where a node is being linked in, then both ways from there.
 #[test]
 fn a_cursor_turns_around_at_an_insertion() {
     prove("a_cursor_turns_around_at_an_insertion", None, || {
@@ -210,13 +207,13 @@ fn a_cursor_turns_around_at_an_insertion() {
         let reader = thread::spawn(move || {
             let mut cursor = Cursor::new();
             assert!(cursor.seek(&table, b"b", pack(SEQUENCE_MAX, SEEK_TYPE)));
-            let there = standing_on(&cursor, &table);
+            let there = current_key(&cursor, &table);
             assert!(there == "b" || there == "c");
             assert!(cursor.prev(&table));
-            let before = standing_on(&cursor, &table);
+            let before = current_key(&cursor, &table);
             assert!(before == "a" || (before == "b" && there == "c"));
             assert!(cursor.next(&table));
-            let again = standing_on(&cursor, &table);
+            let again = current_key(&cursor, &table);
             assert!(again == there || (again == "b" && before == "a") || before == "b");
         });
         insert(&mut writer, "b", 2);
@@ -224,8 +221,8 @@ fn a_cursor_turns_around_at_an_insertion() {
     });
 }
 
-/// Writer and reader let go at the same time, one of them frees the memory, and a value is read
-/// until then.
+/// Writer and reader drop their handles at the same time, one of them frees the memory, and a value
+/// is read until then.
 #[test]
 fn the_last_handle_frees_the_memory() {
     prove("the_last_handle_frees_the_memory", None, || {

@@ -1,5 +1,5 @@
-//! One writer, several readers on threads of their own: what they may rely on while it inserts.
-//! This is what ThreadSanitizer looks at (`scripts/sanitize.sh`).
+//! One writer and several readers on their own threads: the guarantees during insertion.
+//! ThreadSanitizer checks this (`scripts/sanitize.sh`).
 #![cfg(not(loom))]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,8 +17,8 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The key that is written with a sequence: each some four times, in no order but for runs of
-/// ascending ones.
+/// The key written with a sequence: each about four times, in no order except for short ascending
+/// runs.
 fn key(sequence: u64, entries: u64) -> [u8; 16] {
     let number = mix(sequence / 8) % (entries / 4) + sequence % 8;
     let mut key = [b'k'; 16];
@@ -26,22 +26,21 @@ fn key(sequence: u64, entries: u64) -> [u8; 16] {
     key
 }
 
-/// The value of that entry: any torn or foreign byte shows.
+/// The value of that entry; it reveals any torn or foreign byte.
 fn value(sequence: u64) -> Vec<u8> {
     let len = if sequence.is_multiple_of(500) { 9000 } else { sequence % 90 };
     (0..len).map(|i| (mix(sequence) >> (i % 8 * 8)) as u8).collect()
 }
 
-/// Writes everything, and says after each entry up to which sequence all is there. Waits for the
-/// readers now and then, who would otherwise see nothing but the end.
+/// Writes all entries and publishes each sequence. Waits for the readers from time to time, so that
+/// they see more than the end.
 fn write(mut writer: Writer, visible: &AtomicU64, rounds: &AtomicU64, entries: u64) {
     for sequence in 1..=entries {
         let (key, value) = (key(sequence, entries), value(sequence));
         assert!(writer.room_for([key.len() + value.len()]));
         writer.insert(&key, pack(sequence, 1), &value).unwrap();
         visible.store(sequence, Ordering::Release);
-        // Relaxed, and not for ever: it shall neither order anything nor wait for readers that have
-        // failed.
+        // Relaxed and bounded: this must neither order anything nor wait for failed readers.
         for _ in 0..10_000 {
             if rounds.load(Ordering::Relaxed) >= sequence / 100 {
                 break;
@@ -51,15 +50,15 @@ fn write(mut writer: Writer, visible: &AtomicU64, rounds: &AtomicU64, entries: u
     }
 }
 
-/// Every entry is whole.
+/// Checks that an entry is complete.
 fn check(user_key: &[u8], packed: u64, bytes: &[u8], entries: u64) {
     let (sequence, kind) = unpack(packed);
     assert_eq!((user_key, kind), (&key(sequence, entries)[..], 1));
     assert_eq!(bytes, value(sequence));
 }
 
-/// Walks up to `steps` entries from a cursor, checking their order; how many have a sequence of at
-/// most `visible`.
+/// Walks up to `steps` entries from a cursor and checks their order. Returns how many have a
+/// sequence of at most `seen`.
 fn walk(t: &Memtable, c: &mut Cursor, backward: bool, steps: u64, seen: u64, entries: u64) -> u64 {
     let (mut count, mut last) = (0, None);
     for _ in 0..steps {
@@ -90,7 +89,7 @@ fn read(t: &Memtable, visible: &AtomicU64, rounds: &AtomicU64, entries: u64, rea
         let seen = visible.load(Ordering::Acquire);
         for _ in 0..50 {
             random = mix(random);
-            // A version that must be there, found as the newest at its sequence and as itself.
+            // A version that must exist: found as the newest at its sequence, and by its own key.
             let sequence = 1 + random % seen.max(1);
             if sequence > seen {
                 continue;
@@ -108,7 +107,8 @@ fn read(t: &Memtable, visible: &AtomicU64, rounds: &AtomicU64, entries: u64, rea
             assert!(c.seek_for_prev(t, &key, pack(sequence, 1)));
             assert_eq!((c.user_key(t), c.packed(t)), (&key[..], pack(sequence, 1)));
         }
-        // All that was visible before is met by a walk through everything, either way.
+        // A walk through everything, in either direction, meets all entries that were visible
+        // before.
         if random % 16 < 2 {
             let backward = random % 16 == 0;
             if backward {

@@ -1,4 +1,4 @@
-//! What is left of files that a directory has written, after a crash at any completion.
+//! The files that a directory has written, after a crash at any completion.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ fn world(seed: u64) -> (World, Crash) {
     (world, crash)
 }
 
-/// Runs a process until it ends, or crashes where it should.
+/// Runs a process until it ends, or crashes as scheduled.
 fn run<Fut: Future<Output = ()> + 'static>(world: &World, main: impl Fn(Core, Dir) -> Fut) {
     let result = world.run(|core| {
         let dir = Dir::new(&core, DIR.as_ref());
@@ -28,9 +28,9 @@ fn run<Fut: Future<Output = ()> + 'static>(world: &World, main: impl Fn(Core, Di
     }
 }
 
-/// `CURRENT` names the newest manifest that was acknowledged, or the one that was being written.
+/// `CURRENT` names the newest acknowledged manifest, or the one being written.
 #[test]
-fn a_small_file_is_all_old_or_all_new_and_new_once_it_is_done() {
+fn a_small_file_is_all_old_or_all_new_and_new_once_acknowledged() {
     let mut ends = BTreeSet::new();
     for seed in 0..400 {
         let (world, crash) = world(seed);
@@ -59,7 +59,7 @@ fn a_small_file_is_all_old_or_all_new_and_new_once_it_is_done() {
 }
 
 #[test]
-fn a_writer_keeps_what_was_synced_and_a_finished_file_is_whole() {
+fn a_writer_keeps_synced_bytes_and_a_finished_file_is_whole() {
     let (mut cut, mut finished) = (0, 0);
     for seed in 0..200 {
         let (world, crash) = world(seed);
@@ -97,14 +97,14 @@ fn a_writer_keeps_what_was_synced_and_a_finished_file_is_whole() {
         };
         assert!(left.len() >= len && left[..len] == all[..len], "seed {seed}: {len} were synced");
         *if whole { &mut finished } else { &mut cut } += 1;
-        assert!(!whole || left[..] == all[..], "and nothing behind them");
+        assert!(!whole || left[..] == all[..], "and nothing after them");
     }
     assert!(cut > 20 && finished > 20, "{cut} {finished}");
 }
 
-/// The disk is full for a while, then a flush fails: errors, and no acknowledgement.
+/// The disk is full for a while, or a flush fails: errors, and no acknowledgement.
 #[test]
-fn a_writer_whose_disk_fails_says_so_and_stays_broken() {
+fn a_writer_reports_a_failing_disk_and_stays_broken() {
     for kind in [libc_errno::ENOSPC, libc_errno::EIO] {
         for access in [Access::Write, Access::Sync] {
             let (world, _) = world(1);

@@ -1,4 +1,4 @@
-//! Writing files of the host through a directory.
+//! Writes files of the host through a directory.
 #![expect(clippy::disallowed_methods, reason = "files of the host, to compare with")]
 
 use std::future::Future;
@@ -74,7 +74,7 @@ fn a_small_file_is_replaced_as_a_whole() {
     });
 }
 
-/// Lengths around the chunk and around a block, in pieces of many sizes, with syncs in between.
+/// Lengths near the chunk and block sizes, in pieces of many sizes, with syncs in between.
 #[test]
 fn a_writer_appends_everything_in_order() {
     in_a_directory("writer", |core, dir| async move {
@@ -111,7 +111,7 @@ fn a_writer_appends_everything_in_order() {
 }
 
 #[test]
-fn a_writer_whose_call_failed_or_was_dropped_is_broken() {
+fn a_writer_is_broken_after_a_failed_or_dropped_call() {
     in_a_directory("broken", |core, dir| async move {
         let file = core.attach(&dir.create("file", Mode::Buffered).await.unwrap());
         let mut writer = FileWriter::new(&file).await.unwrap();
@@ -127,7 +127,7 @@ fn a_writer_whose_call_failed_or_was_dropped_is_broken() {
         assert!(writer.append(b"more").await.is_err());
         assert!(writer.sync().await.is_err());
         assert!(writer.finish().await.is_err());
-        // A file that is only open for reading refuses the write.
+        // A file that is open only for reading refuses the write.
         let file = core.attach(&dir.open("file").await.unwrap());
         let mut writer = FileWriter::new(&file).await.unwrap();
         writer.append(&bytes(512)).await.unwrap();
