@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc;
 
 use crate::core::Core;
-use crate::event::{EventFd, is_counter};
+use crate::eventfd::{EventFd, is_counter};
 use crate::unix::socket_option;
 
 /// Local file systems whose files have no device of their own to show it by (linux/magic.h):

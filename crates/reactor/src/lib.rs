@@ -17,7 +17,7 @@ mod buf;
 mod core;
 mod driver;
 mod edge;
-mod event;
+mod eventfd;
 mod file;
 mod file_queue;
 mod foreign;
@@ -42,12 +42,14 @@ mod stats;
 mod task;
 mod timer;
 mod unix;
+mod wait;
+mod watch;
 mod write;
 
 pub use buf::{BUF_ALIGN, BUF_MAX, Buf, Pool, Promise, SharedBuf, Slice, Spare};
 pub use core::{Core, JoinHandle, LockGuard, OwnedTask, Sleep};
 pub use driver::DirEntry;
-pub use event::{EventFd, EventWatch};
+pub use eventfd::{EventFd, EventWatch};
 pub use file::{File, Mode, Opening, ReadAt, SharedFile};
 pub use file_queue::{FileDone, FileIo, FileQueue, QueueFull, SEGMENTS_MAX};
 pub use foreign::admit;
@@ -62,4 +64,9 @@ pub use runtime::{DriverKind, RuntimeConfig, UPGRADE, block_signals, processors,
 pub use stats::{CoreStats, Counter};
 pub use task::Class;
 pub use unix::{FDS_MAX, UnixListener, UnixSocket};
+pub use wait::{
+    Closed, Either, Elapsed, Event, Oneshot, OneshotReceiver, OneshotSender, Wait, oneshot, race,
+    timeout,
+};
+pub use watch::Watch;
 pub use write::{SyncData, WriteAt};

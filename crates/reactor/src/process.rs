@@ -1,26 +1,35 @@
-//! Other programs, started without stopping a core: a helper thread waits until the program runs.
+//! Child processes: starting one and waiting for its end, without blocking a core.
+//!
+//! A helper thread starts the program, because that blocks until it runs. The end of a child is
+//! awaited through a pidfd. Where the kernel refuses one (before Linux 5.3, or a filter of system
+//! calls), the child is polled.
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use crate::core::Core;
 use crate::driver::{MetaOp, MetaOut};
+use crate::unix::outcome;
+use crate::watch::Watch;
 
-/// A program, and what it is started with. Working directory, standard output and standard error
-/// are this process's, and so is the environment but for what is added here.
+/// Time between two checks of a child for which there is no pidfd.
+const POLL_NS: u64 = 1_000_000;
+
+/// A program to start. It inherits the working directory, standard output, standard error and the
+/// environment of this process.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// The file to run.
     pub path: PathBuf,
-    /// Behind the program's name.
+    /// Arguments after the program's name.
     pub arguments: Vec<OsString>,
-    /// Variables to add, or to set anew.
+    /// Variables to set in its environment.
     pub variables: Vec<(OsString, OsString)>,
-    /// What it reads as its standard input.
+    /// Its standard input.
     pub input: Arc<OwnedFd>,
 }
 
@@ -34,8 +43,7 @@ impl Program {
 }
 
 impl Core {
-    /// Starts a program; suspends until it runs. Whoever started it asks the [`Child`] for its end,
-    /// sooner or later.
+    /// Starts a program and waits until it runs. The caller must reap the [`Child`] after its end.
     ///
     /// # Errors
     /// When it cannot be started, as the system gives them.
@@ -44,5 +52,80 @@ impl Core {
             MetaOut::Process(child) => Ok(child),
             other => unreachable!("the start of a process answered {other:?}"),
         }
+    }
+
+    /// Waits until the child process `pid` has ended. It does not reap the child: the caller asks
+    /// for its exit status afterwards, which then does not block. `pid` must be a child of this
+    /// process that nobody reaps during the wait.
+    ///
+    /// # Errors
+    /// `ECHILD` when `pid` is not a child of this process; others as the system gives them.
+    pub async fn process_end(&self, pid: u32) -> io::Result<()> {
+        let watch = pidfd(pid).map(|fd| Watch::new(self, fd));
+        while !has_ended(pid)? {
+            match &watch {
+                Ok(watch) => watch.readable().await?,
+                Err(_) => self.sleep_ns(POLL_NS).await,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A descriptor that becomes readable when the process ends.
+fn pidfd(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let fd = outcome(fd as isize)?;
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Whether a child has ended; leaves its exit status for the caller.
+fn has_ended(pid: u32) -> io::Result<bool> {
+    // SAFETY: a plain C struct for which all zeroes is a valid value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: `info` is live until the call returns.
+    let done = unsafe { libc::waitid(libc::P_PID, pid, &raw mut info, options) };
+    outcome(done as isize)?;
+    // SAFETY: `waitid` filled the fields for a child, or left them zero.
+    Ok(unsafe { info.si_pid() } != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::{DriverKind, RuntimeConfig, processors, run};
+    use crate::wait::{Elapsed, timeout};
+
+    #[test]
+    fn the_end_of_a_child_is_awaited_and_its_status_is_left_to_the_caller() {
+        let config = RuntimeConfig {
+            processors: processors()[..1].to_vec(),
+            driver: DriverKind::Epoll,
+            ..RuntimeConfig::default()
+        };
+        let done = run(&config, |core| async move {
+            let (input, keep) = io::pipe().unwrap();
+            let program = Program {
+                path: "/bin/sh".into(),
+                arguments: vec!["-c".into(), "read line; exit 3".into()],
+                variables: Vec::new(),
+                input: Arc::new(input.into()),
+            };
+            let mut child = core.start_process(program).await.unwrap();
+            let pid = child.id();
+            let early = timeout(&core, 20_000_000, core.process_end(pid)).await;
+            assert!(matches!(early, Err(Elapsed)));
+            assert!(child.try_wait().unwrap().is_none());
+            drop(keep);
+            core.process_end(pid).await.unwrap();
+            core.process_end(pid).await.unwrap();
+            assert_eq!(child.try_wait().unwrap().unwrap().code(), Some(3));
+            let gone = core.process_end(pid).await.unwrap_err();
+            assert_eq!(gone.raw_os_error(), Some(libc::ECHILD));
+        });
+        done.unwrap();
     }
 }

@@ -1,5 +1,5 @@
 //! What a virtual machine's disk is reached through: Unix stream sockets that carry descriptors
-//! beside bytes. The counters by which both sides wake each other are in `event.rs`.
+//! beside bytes. The counters by which both sides wake each other are in `eventfd.rs`.
 //!
 //! Messages here are few and small (the set-up of a disk, its stop), so a receive waits until the
 //! socket is readable, holding nothing, and then takes what is there with one system call.
@@ -17,8 +17,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use crate::core::Core;
-use crate::file::Fd;
-use crate::net::{Socket, SocketInner};
+use crate::watch::Watch;
 
 /// Most descriptors that one message may carry (the kernel's limit).
 pub const FDS_MAX: usize = 253;
@@ -27,48 +26,8 @@ const ROOM_NS: u64 = 1_000_000;
 /// Looks until a send gives up: ten seconds.
 const ROOM_LOOKS: u32 = 10_000;
 
-/// The longest message that a simulated world never cuts: the kernel takes so few bytes at once, or
-/// not at all.
-const WHOLE_BYTES: usize = 64;
 /// How long a simulated socket has no room when it has taken a part, in nanoseconds.
 const CUT_NS: u64 = 20_000;
-
-/// A descriptor that a core waits on until it is readable.
-pub(crate) struct Watched(Socket);
-
-impl Watched {
-    pub fn new(core: &Core, fd: OwnedFd) -> Watched {
-        let fd = match core.inner().sim(|sim| sim.watch(&fd)) {
-            Some(number) => Fd::Sim(number.with_host(fd)),
-            None => Fd::Host(fd),
-        };
-        Watched(Socket::new(core, fd))
-    }
-
-    /// How much of so many bytes goes through at once: in a simulated world perhaps not all.
-    fn at_once(&self, len: usize) -> usize {
-        if len <= WHOLE_BYTES {
-            return len;
-        }
-        self.inner().core().inner().sim(|sim| sim.at_once(len)).unwrap_or(len)
-    }
-
-    fn inner(&self) -> &SocketInner {
-        self.0.inner()
-    }
-
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        match self.inner().fd() {
-            Fd::Host(fd) => fd.as_fd(),
-            Fd::Sim(fd) => fd.host().expect("made of a descriptor of the host"),
-            Fd::File(_) => unreachable!("made of a descriptor of the host"),
-        }
-    }
-
-    pub async fn readable(&self) -> io::Result<()> {
-        self.0.readable().await
-    }
-}
 
 fn refuse_simulated(core: &Core) -> io::Result<()> {
     match core.inner().sim(|_| ()) {
@@ -83,7 +42,7 @@ pub(crate) fn outcome(result: isize) -> io::Result<usize> {
 }
 
 /// A listening Unix socket of one core.
-pub struct UnixListener(Watched);
+pub struct UnixListener(Watch);
 
 impl UnixListener {
     /// Listens under a name, which only the owner's processes may connect to. A socket that an
@@ -119,7 +78,7 @@ impl UnixListener {
     /// As the system gives them.
     pub fn from_fd(core: &Core, fd: OwnedFd) -> io::Result<UnixListener> {
         set_nonblocking(&fd)?;
-        Ok(UnixListener(Watched::new(core, fd)))
+        Ok(UnixListener(Watch::new(core, fd)))
     }
 
     /// Waits for a connection.
@@ -136,7 +95,7 @@ impl UnixListener {
             if fd >= 0 {
                 // SAFETY: a new descriptor that nobody else owns.
                 let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-                return Ok(UnixSocket(Rc::new(Watched::new(self.0.inner().core(), fd))));
+                return Ok(UnixSocket(Rc::new(Watch::new(self.0.inner().core(), fd))));
             }
             let error = io::Error::last_os_error();
             if error.kind() != io::ErrorKind::WouldBlock {
@@ -154,7 +113,7 @@ impl AsFd for UnixListener {
 
 /// A connected Unix stream socket of one core. Clones are the same connection.
 #[derive(Clone)]
-pub struct UnixSocket(Rc<Watched>);
+pub struct UnixSocket(Rc<Watch>);
 
 impl UnixSocket {
     /// A connected socket, for example one that another process handed over. No call on it waits,
@@ -167,7 +126,7 @@ impl UnixSocket {
         if !is(libc::SO_DOMAIN, libc::AF_UNIX) || !is(libc::SO_TYPE, libc::SOCK_STREAM) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a Unix stream socket"));
         }
-        Ok(UnixSocket(Rc::new(Watched::new(core, fd))))
+        Ok(UnixSocket(Rc::new(Watch::new(core, fd))))
     }
 
     /// Connects to whoever listens under a name.

@@ -21,7 +21,8 @@ use std::sync::atomic::Ordering;
 
 use crate::aio_abi::{IOCB_CMD_PREAD, IOCB_FLAG_RESFD, Iocb, Ring};
 use crate::core::Core;
-use crate::unix::{Watched, outcome};
+use crate::unix::outcome;
+use crate::watch::Watch;
 
 /// Operations for which a context has room; there is one at a time.
 const DEPTH: usize = 1;
@@ -172,7 +173,7 @@ impl EventFd {
     /// # Errors
     /// As the system gives them.
     pub fn watch(&self, core: &Core) -> io::Result<EventWatch> {
-        Ok(EventWatch(Watched::new(core, self.0.try_clone()?)))
+        Ok(EventWatch(Watch::new(core, self.0.try_clone()?)))
     }
 }
 
@@ -183,7 +184,7 @@ impl AsFd for EventFd {
 }
 
 /// See [`EventFd::watch`].
-pub struct EventWatch(Watched);
+pub struct EventWatch(Watch);
 
 impl EventWatch {
     /// Waits until the counter is above 0.
