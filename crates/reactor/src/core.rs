@@ -10,9 +10,9 @@
 //!    and mark tasks ready, no task runs meanwhile;
 //! 5. fire timers; if the turn did nothing, idle (see `idle`).
 //!
-//! Only the core's own thread touches any of this, but for [`crate::remote::Shared`]. Borrows of
-//! the cells never span a call into a task, a waker of ours borrows only the task table, and a
-//! future is never dropped while a cell is borrowed.
+//! Only the core's own thread touches this state, except [`crate::remote::Shared`]. No borrow of a
+//! cell spans a call into a task. A waker borrows only the task table. No future is dropped while a
+//! cell is borrowed.
 
 use std::any::{Any, TypeId};
 use std::cell::{Cell, RefCell};
@@ -42,26 +42,26 @@ use crate::stats::CoreStats;
 use crate::task::{self, BoxFuture, CLASSES, Class, TaskId, Tasks};
 use crate::timer::{TimerId, Timers};
 
-/// Tasks of one class that may run in one turn, before the clock is even asked.
+/// Most tasks of one class that run in one turn, whatever time they take.
 const TASKS_PER_TURN: usize = 512;
-/// What foreground, and what background and bulk work each, may take of one turn.
+/// Share of one turn of foreground work, and of background and bulk work together.
 const BUDGET_NS: u64 = 100_000;
-/// Staged operations that are submitted without waiting for the end of the turn.
+/// With this many staged operations the core submits before the end of the turn.
 const STAGED_MAX: usize = 16;
-/// The same for disk operations, the first time after a wait: the device may have run dry.
+/// The first threshold after a wait, for disk operations: the device may be idle.
 const STAGED_FIRST: usize = 2;
 /// Messages taken from one other core, or from foreign threads, in one turn.
 const MESSAGES_PER_TURN: usize = 32;
-/// How often pollers run in one turn that nobody else wants.
+/// Most rounds of the pollers in one turn in which nothing else is ready.
 const POLLS_PER_TURN: usize = 4;
-/// Looks of pollers between two at everything else, while the core spins.
+/// Checks of the pollers between two checks of everything else, while the core spins.
 const LOOKS: u32 = 16;
 /// How long a task waits for memory.
 const MEMORY_PATIENCE_NS: u64 = 10_000_000_000;
-/// Disk operations in flight beyond which background work waits.
+/// With more disk operations in flight, those of background work wait.
 const BACKGROUND_DEPTH: usize = 32;
 
-/// What a core is made of; see [`crate::runtime`].
+/// The settings of one core; see [`crate::runtime`].
 pub(crate) struct CoreConfig {
     pub id: usize,
     pub cores: usize,
@@ -84,12 +84,12 @@ pub(crate) struct Inner {
     timers: RefCell<Timers>,
     mesh: RefCell<Mesh>,
     pollers: RefCell<Pollers>,
-    /// Something has come that a poller waits for: none may pass over the next turn.
+    /// Work for a poller has come: all of them run in the next turn, whatever their back-off.
     look: Cell<bool>,
-    /// How often the pollers have run.
+    /// Rounds of the pollers so far.
     rounds: Cell<u64>,
     locals: RefCell<BTreeMap<TypeId, Rc<dyn Any>>>,
-    /// When the core is to take a turn for its pollers.
+    /// Latest time of the next turn, in which all pollers run.
     turn_at: Cell<u64>,
     calls: RefCell<Calls>,
     idle: RefCell<Idle>,
@@ -97,8 +97,8 @@ pub(crate) struct Inner {
     pool: Pool,
     now: Cell<u64>,
     class: Cell<Class>,
-    /// Staged disk operations that are submitted at once: few after a wait, then twice as many
-    /// each time.
+    /// Staged disk operations at which the core submits early: few after a wait, then twice as
+    /// many each time.
     lump: Cell<usize>,
     deadline: Cell<u64>,
     random: Cell<u64>,
@@ -108,7 +108,7 @@ pub(crate) struct Inner {
     stats: CoreStats,
 }
 
-/// Operations of disks that wait for room, by class, in the order they came.
+/// Disk operations that wait for queue depth, by class, in order of arrival.
 #[derive(Default)]
 struct Backlog([VecDeque<(Token, IoOp)>; CLASSES]);
 
@@ -128,7 +128,7 @@ impl Backlog {
     }
 }
 
-/// Calls to other cores that wait for their answer.
+/// Calls to other cores whose answer is pending.
 #[derive(Default)]
 struct Calls {
     slots: Vec<CallSlot>,
@@ -142,8 +142,8 @@ struct CallSlot {
     waker: Option<Waker>,
 }
 
-/// A handle on one core's event loop: pass it to whatever needs the outside. Clones are local
-/// and cheap; it cannot leave its thread.
+/// A handle on one core's event loop, through which code reaches everything outside: clock, files,
+/// sockets, other cores. Clones are local and cheap; it cannot leave its thread.
 #[derive(Clone)]
 pub struct Core(Rc<Inner>);
 
@@ -200,7 +200,7 @@ impl Core {
         self.0.id
     }
 
-    /// How many cores the runtime has.
+    /// Number of cores of the runtime.
     pub fn cores(&self) -> usize {
         self.0.cores
     }
@@ -241,21 +241,21 @@ impl Core {
         self.0.driver.borrow_mut().sim().is_some()
     }
 
-    /// The descriptor of an eventfd that ends the core's sleep when it is signalled: for a kernel
-    /// interface that can signal one. A signal means "look": it says nothing of who sent it.
+    /// An eventfd that ends the core's sleep, for a kernel interface that signals one. A signal
+    /// only means that the core should check for work; it does not tell the sender.
     pub fn wake_descriptor(&self) -> i32 {
         self.0.shared.event_fd()
     }
 
-    /// What pollers of one kind share on this core: the one value of its type, made when it is
-    /// first asked for.
+    /// This core's one value of type `T`, which pollers of one kind share. It is made at the first
+    /// call.
     pub fn local<T: Default + 'static>(&self) -> Rc<T> {
         let mut locals = self.0.locals.borrow_mut();
         let local = locals.entry(TypeId::of::<T>()).or_insert_with(|| Rc::new(T::default()));
         local.clone().downcast().unwrap_or_else(|_| unreachable!("it is found by its type"))
     }
 
-    /// How often this core's pollers have had their turn, the turn under way included.
+    /// Rounds of this core's pollers so far, including the current one.
     pub fn rounds(&self) -> u64 {
         self.0.rounds.get()
     }
@@ -280,17 +280,17 @@ impl Core {
         &self.0.pool
     }
 
-    /// A buffer of `len` bytes, or `None` when the core's memory budget is used up. Nobody gives
-    /// anything up for it: meant for what can do without.
+    /// A buffer of `len` bytes, or `None` when the core's memory budget is used up. Caches do not
+    /// give way: this is for work that can do without the buffer.
     pub fn alloc(&self, len: usize) -> Option<Buf> {
         self.0.pool.alloc(len)
     }
 
-    /// A buffer of `len` bytes; suspends until there is room. Caches give way first.
+    /// A buffer of `len` bytes; waits until there is room. Caches give way first.
     ///
     /// # Errors
-    /// `OutOfMemory` when the whole budget could not hold it, and when there was no room for ten
-    /// seconds: whoever waits may hold memory that another waits for.
+    /// `OutOfMemory` when the whole budget could not hold it, or when there was no room for ten
+    /// seconds: two waiters may each hold memory that the other needs.
     pub async fn alloc_wait(&self, len: usize) -> io::Result<Buf> {
         if !self.0.pool.could_hold(len) {
             return Err(io::Error::new(
@@ -301,9 +301,8 @@ impl Core {
         self.wait_for_memory(len, || self.0.pool.alloc_reclaiming(len)).await
     }
 
-    /// Room for `bytes` in buffers that are about to be allocated; suspends until there is some.
-    /// Caches give way first. To be asked for by work that takes several buffers, while it
-    /// holds none.
+    /// Room for `bytes` in buffers that are about to be allocated; waits until there is room.
+    /// Caches give way first. Work that needs several buffers asks for it while it holds none.
     ///
     /// # Errors
     /// `OutOfMemory` when there was no room for ten seconds.
@@ -362,7 +361,7 @@ impl Core {
         Sleep { core: self.clone(), deadline: self.now_ns().saturating_add(ns), id: None }
     }
 
-    /// Lets everything else that is ready run first.
+    /// Lets all other ready tasks run first.
     pub async fn yield_now(&self) {
         let mut yielded = false;
         std::future::poll_fn(|cx| {
@@ -376,8 +375,8 @@ impl Core {
         .await;
     }
 
-    /// Gives way if the running class has used up its share of this turn. To be called inside
-    /// long loops of background work, every few microseconds of it.
+    /// Yields if the running class has used up its share of this turn. Long loops of background
+    /// work call it every few microseconds.
     pub async fn checkpoint(&self) {
         if self.now_exact_ns() >= self.0.deadline.get() {
             self.yield_now().await;
@@ -389,7 +388,8 @@ impl Core {
         MetaWait { core: self.clone(), id: Some(id) }.await
     }
 
-    /// Opens a file for reading, direct where the file system can, unless `buffered`.
+    /// Opens a file for reading: with direct I/O where the file system supports it, unless
+    /// `buffered`.
     ///
     /// # Errors
     /// As the system gives them.
@@ -427,9 +427,9 @@ impl Core {
         }
     }
 
-    /// Opens or makes a file for reading and writing; `Mode::Direct` where the file system can,
-    /// which [`SharedFile::alignment`] tells. The file's name is durable after a
-    /// [`Core::sync_dir`] of its directory.
+    /// Opens or makes a file for reading and writing. `Mode::Direct` falls back to the page cache
+    /// where the file system has no direct I/O; [`SharedFile::alignment`] tells. The file's name is
+    /// durable after a [`Core::sync_dir`] of its directory.
     ///
     /// # Errors
     /// As `opening` says; others as the system gives them.
@@ -446,16 +446,16 @@ impl Core {
         }
     }
 
-    /// A name operation that brings nothing back.
+    /// A name operation without a result.
     pub(crate) async fn meta_done(&self, op: MetaOp) -> io::Result<()> {
         match self.meta(op).await? {
             MetaOut::Done => Ok(()),
-            other => unreachable!("nothing was to come back, but {other:?} did"),
+            other => unreachable!("an operation without a result answered {other:?}"),
         }
     }
 
-    /// Gives a file another name, in one step for everybody who looks, also where that name is
-    /// another file's. Durable after a [`Core::sync_dir`].
+    /// Renames a file atomically; an existing file of the new name is replaced. Durable after a
+    /// [`Core::sync_dir`].
     ///
     /// # Errors
     /// As the system gives them.
@@ -463,7 +463,7 @@ impl Core {
         self.meta_done(MetaOp::Rename { from: from.to_owned(), to: to.to_owned() }).await
     }
 
-    /// Makes a directory in one that is there. Durable after a [`Core::sync_dir`] of that one.
+    /// Makes a directory in an existing one. Durable after a [`Core::sync_dir`] of the parent.
     ///
     /// # Errors
     /// `AlreadyExists` when the name is taken; others as the system gives them.
@@ -471,7 +471,7 @@ impl Core {
         self.meta_done(MetaOp::CreateDir { path: path.to_owned() }).await
     }
 
-    /// Removes a file's name; who has it open keeps it. Durable after a [`Core::sync_dir`].
+    /// Removes a file's name; open handles keep the file. Durable after a [`Core::sync_dir`].
     ///
     /// # Errors
     /// As the system gives them.
@@ -479,20 +479,20 @@ impl Core {
         self.meta_done(MetaOp::Remove { path: path.to_owned() }).await
     }
 
-    /// Makes the names of a directory durable: what was made, renamed and removed before. Says
-    /// nothing of what the files hold.
+    /// Makes the names of a directory durable: all files made, renamed and removed before. The
+    /// files' contents are not covered.
     ///
     /// # Errors
-    /// As the system gives them; then nothing is known of the names that were not yet durable.
+    /// As the system gives them; the state of names that were not yet durable is then unknown.
     pub async fn sync_dir(&self, path: &Path) -> io::Result<()> {
         self.meta_done(MetaOp::SyncDir { path: path.to_owned() }).await
     }
 
-    /// An exclusive lock on a file, which is made if it is missing; held as long as the guard.
-    /// It excludes RocksDB's, and every other lock of this process.
+    /// Takes an exclusive lock on a file, which is made if it is missing; the guard holds it. It
+    /// excludes RocksDB's lock, and every other lock of this process.
     ///
     /// # Errors
-    /// `WouldBlock` when somebody holds any lock on it.
+    /// `WouldBlock` when another holder has any lock on it.
     pub async fn lock_exclusive(&self, path: &Path) -> io::Result<LockGuard> {
         match self.meta(MetaOp::LockExclusive { path: path.to_owned() }).await? {
             MetaOut::Lock(fd) => Ok(LockGuard::new(fd)),
@@ -500,10 +500,10 @@ impl Core {
         }
     }
 
-    /// A shared lock on a file, held as long as the guard; no lock where there is no file.
+    /// Takes a shared lock on a file; the guard holds it. No lock is taken if there is no file.
     ///
     /// # Errors
-    /// `WouldBlock` when somebody holds it exclusively.
+    /// `WouldBlock` when another holder has an exclusive lock.
     pub async fn lock_shared(&self, path: &Path) -> io::Result<LockGuard> {
         match self.meta(MetaOp::LockShared { path: path.to_owned() }).await? {
             MetaOut::Lock(fd) => Ok(LockGuard::new(fd)),
@@ -519,8 +519,8 @@ impl Core {
         Listener::bind(self, addr, true)
     }
 
-    /// Listens on `addr` alone: fails when anybody, also another core, listens there. To find
-    /// out whether a port is free before the cores share it.
+    /// Listens on `addr` alone: fails when any other socket, also of another core, listens there.
+    /// It tells whether a port is free before the cores share it.
     ///
     /// # Errors
     /// As for [`Core::listen`].
@@ -528,19 +528,19 @@ impl Core {
         Listener::bind(self, addr, false)
     }
 
-    /// Takes a turn at `at_ns` of [`Core::now_ns`]'s clock at the latest, in which all pollers run.
-    /// Of several such calls only the earliest is remembered: who has nothing to do yet in that
-    /// turn asks again.
+    /// Asks for a turn at the time `at_ns` of [`Core::now_ns`]'s clock or before, in which all
+    /// pollers run. Only the earliest of several such times is kept: a poller that has nothing to
+    /// do yet in that turn asks again.
     pub fn turn_at(&self, at_ns: u64) {
         self.0.turn_at.set(self.0.turn_at.get().min(at_ns));
     }
 
-    /// Adds a poller that runs in every turn until its handle is dropped.
+    /// Adds a poller, which runs in every turn until its handle is dropped.
     pub fn add_poller(&self, poller: impl crate::poller::Poller + 'static) -> PollerSlot {
         Pollers::add(&self.0.pollers, Box::new(poller))
     }
 
-    /// Runs `f` on another core (or this one) and suspends until its answer is back.
+    /// Runs `f` on another core (or this one) and waits for its answer.
     pub async fn call<R: Send + 'static>(
         &self,
         core: usize,
@@ -552,8 +552,8 @@ impl Core {
         self.ask(core, move |there, reply| reply.send(there, f(there))).await
     }
 
-    /// Runs the task that `f` makes on another core (or this one), and suspends until it has
-    /// ended. It runs to its end also when nobody waits any more.
+    /// Runs the task that `f` makes on another core (or this one), and waits until it has ended.
+    /// The task runs to its end also when this future is dropped.
     pub async fn spawn_on<R: Send + 'static, Fut: Future<Output = R> + 'static>(
         &self,
         core: usize,
@@ -570,7 +570,7 @@ impl Core {
         .await
     }
 
-    /// Has `f` run on another core, which must send the reply.
+    /// Runs `f` on another core, which must send the reply.
     async fn ask<R: 'static>(
         &self,
         core: usize,
@@ -591,7 +591,7 @@ impl Core {
             if let Some(message) = envelope.take()
                 && let Err(message) = self.0.mesh.borrow_mut().send(core, message)
             {
-                // The ring is full: the other core is behind. Try again next turn.
+                // The ring is full: the other core lags. Try again next turn.
                 envelope = Some(message);
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
@@ -621,8 +621,8 @@ impl Core {
         self.finish(wait);
     }
 
-    /// The first half of a turn, up to where the core submits, and how it then wants to wait.
-    /// The simulator lets other cores run before a core that waits gets its second half.
+    /// The first half of a turn, up to the submission; returns how the core then waits. The
+    /// simulator lets other cores run before the second half of a core that waits.
     pub(crate) fn work(&self, may_wait: bool) -> Wait {
         let _entered = task::enter(&self.0);
         let mut worked = self.take_messages();
@@ -640,7 +640,7 @@ impl Core {
         if worked || !may_wait || inner.work_pending() { Wait::No } else { inner.idle_wait() }
     }
 
-    /// The second half: submits, waits, reaps, and fires timers.
+    /// The second half of a turn: submits, waits, reaps, and fires timers.
     pub(crate) fn finish(&self, wait: Wait) {
         let _entered = task::enter(&self.0);
         let inner = &*self.0;
@@ -696,9 +696,9 @@ impl Core {
         let started = inner.now.get();
         let mut background_started = None;
         for class in 0..CLASSES {
-            // Control and foreground share one budget, background and bulk another: that is
-            // the most they can add to a request's turn. Background tasks are few and long, so
-            // the clock is asked after each; one of each class runs in any case.
+            // Control and foreground share one budget, background and bulk another: the most they
+            // can add to a request's turn. Background tasks are few and long, so the clock is read
+            // after each. One task of each class runs in any case.
             let ready = inner.tasks.borrow().ready(class).min(TASKS_PER_TURN);
             if ready == 0 {
                 continue;
@@ -719,7 +719,7 @@ impl Core {
                 if n > 0 && n % look_every == 0 && inner.driver.borrow_mut().now_ns() >= deadline {
                     break;
                 }
-                // Taking first and polling afterwards ends the borrow before the task runs.
+                // Take first, poll afterwards: the borrow ends before the task runs.
                 let Some((id, future)) = inner.tasks.borrow_mut().take_ready(class) else {
                     break;
                 };
@@ -735,8 +735,8 @@ impl Core {
         worked
     }
 
-    /// Ends every task and waits, at most `patience_ns`, until the driver is done with every
-    /// buffer. True when it is.
+    /// Ends every task and waits at most `patience_ns` until the driver is done with every buffer.
+    /// True when it is.
     pub(crate) fn shut_down(&self, patience_ns: u64) -> bool {
         let give_up = self.stop(patience_ns);
         while !self.drained() {
@@ -748,14 +748,14 @@ impl Core {
         true
     }
 
-    /// Ends every task and asks every operation to end that may be asked. Returns when patience is
-    /// over.
+    /// Ends every task and cancels every operation that may be cancelled. Returns the deadline of
+    /// the wait for the others.
     pub(crate) fn stop(&self, patience_ns: u64) -> u64 {
         let inner = &*self.0;
         self.end_tasks();
         let _entered = task::enter(inner);
         drop(inner.pollers.take());
-        // Pollers may leave tasks behind, too.
+        // Dropped pollers may have started tasks.
         self.end_tasks();
         let unfinished = inner.ops.borrow().unfinished();
         for token in unfinished {
@@ -769,7 +769,7 @@ impl Core {
         self.now_exact_ns().saturating_add(patience_ns)
     }
 
-    /// Whether the main tasks of all cores have ended, so that no call can come any more.
+    /// Whether the main tasks of all cores have ended, so that no more calls can come.
     pub(crate) fn all_ended(&self) -> bool {
         self.0.ended.get() >= self.0.cores
     }
@@ -779,7 +779,8 @@ impl Core {
         self.0.ops.borrow().running == 0
     }
 
-    /// One step of waiting for that. What messages of other cores start meanwhile ends at once.
+    /// One step of the wait for [`Core::drained`]. Tasks that messages of other cores start
+    /// meanwhile are ended.
     pub(crate) fn drain(&self, wait: Wait) {
         {
             let _entered = task::enter(&self.0);
@@ -789,8 +790,8 @@ impl Core {
         self.end_tasks();
     }
 
-    /// Frees what operations own that will never complete: only for a driver that is known to
-    /// have forgotten them.
+    /// Frees what unfinished operations own. Only for a driver that is known to have forgotten
+    /// them.
     pub(crate) fn abandon(&self) {
         let unfinished = self.0.ops.borrow().unfinished();
         for token in unfinished {
@@ -801,7 +802,7 @@ impl Core {
 
     fn end_tasks(&self) {
         let _entered = task::enter(&self.0);
-        // Futures may start or drop tasks and operations while they are dropped.
+        // Dropping a future may start or drop tasks and operations.
         loop {
             let futures = self.0.tasks.borrow_mut().clear();
             if futures.is_empty() {
@@ -813,12 +814,12 @@ impl Core {
 }
 
 impl Inner {
-    /// Calls the simulated driver, if it is that.
+    /// Calls `f` with the simulated driver, if this is one.
     pub(crate) fn sim<T>(&self, f: impl FnOnce(&mut SimDriver) -> T) -> Option<T> {
         self.driver.borrow_mut().sim().map(f)
     }
 
-    /// Takes over the descriptor that a successful accept brought.
+    /// Takes ownership of the descriptor that a successful accept returned.
     pub(crate) fn adopt(&self, accepted: i32) -> Fd {
         self.ops.borrow().adopt(accepted)
     }
@@ -836,7 +837,7 @@ impl Inner {
         drop(leftover);
     }
 
-    /// Submits, reaps, and marks the tasks ready whose operations completed.
+    /// Submits, reaps, and marks the tasks of completed operations ready.
     fn enter(&self, wait: Wait) {
         let mut done = self.done.take();
         let at_least = self.gather(wait);
@@ -859,16 +860,16 @@ impl Inner {
         }
     }
 
-    /// How many completions a wait should gather: several when many disk reads and nothing else
-    /// are in flight, because each return to user space costs more than the reads wait.
+    /// Number of completions that ends a wait: several when many disk reads and nothing else are in
+    /// flight, because each return to user space costs more than the reads' extra wait.
     pub(crate) fn gather(&self, wait: Wait) -> usize {
         let ops = self.ops.borrow();
         let only_disk = ops.disk_running > 2 * STAGED_MAX && ops.disk_running == ops.running;
         if wait != Wait::No && only_disk { STAGED_MAX } else { 1 }
     }
 
-    /// Runs the pollers, several times while they alone have work: the rest of a turn then costs
-    /// each of their requests less. True when they did something.
+    /// Runs the pollers, several times while nothing else has work: this spreads the cost of the
+    /// rest of the turn over more of their requests. True when they did something.
     fn poll(&self) -> bool {
         let mut worked = false;
         for _ in 0..POLLS_PER_TURN {
@@ -884,7 +885,7 @@ impl Inner {
         worked
     }
 
-    /// Something to do that needs no completion.
+    /// Whether there is work that needs no completion.
     fn work_pending(&self) -> bool {
         self.tasks.borrow().any_ready()
             || self.inbox.borrow().pure_check()
@@ -893,7 +894,7 @@ impl Inner {
             || self.next_timer().is_some_and(|at| at <= self.now.get())
     }
 
-    /// Decides how to wait, spinning first where that pays, and sets the sleep flag for a wait.
+    /// Decides how to wait: spins first where that pays, and sets the sleep flag before a wait.
     fn idle_wait(&self) -> Wait {
         let spin_until = self.idle.borrow_mut().spin_until(
             self.now.get(),
@@ -902,7 +903,7 @@ impl Inner {
         );
         let mut looks = 0_u32;
         while let Some(until) = spin_until {
-            // Pollers are what it spins for; the clock alone costs more than a look of theirs.
+            // The spin is for the pollers; reading the clock costs more than checking them.
             if Pollers::pure_check(&self.pollers) {
                 self.idle.borrow_mut().found_work();
                 self.poll();
@@ -934,7 +935,7 @@ impl Inner {
         until_timer.map_or(Wait::Forever, Wait::Ns)
     }
 
-    /// When something is to happen by itself.
+    /// Time of the next timer or requested turn.
     fn next_timer(&self) -> Option<u64> {
         let turn_at = Some(self.turn_at.get()).filter(|&at| at != u64::MAX);
         self.timers.borrow_mut().next().into_iter().chain(turn_at).min()
@@ -951,7 +952,7 @@ impl Inner {
         }
     }
 
-    /// Starts an operation: staged now, or kept until there is room.
+    /// Starts an operation: stages it, or puts it into the backlog until there is room.
     pub(crate) fn start(&self, op: IoOp, payload: Payload, hold: Hold) -> OpId {
         let nature = Nature::of(&op);
         let is_disk = nature.is_disk();
@@ -971,13 +972,13 @@ impl Inner {
         let room = disk_in_flight <= driver.capacity();
         let disk_room = disk_in_flight <= self.disk_depth
             && (class <= Class::Foreground || disk_in_flight <= BACKGROUND_DEPTH);
-        // What waits for a peer may wait for ever, so nothing ever waits for it to end: there are
-        // no more of those than descriptors.
+        // An operation that waits for a peer may never complete, so it takes no queue depth. The
+        // number of descriptors bounds those.
         if is_disk && (!room || !disk_room) {
             backlog.0[class as usize].push_back((id.token, op));
         } else {
             driver.stage(id.token, op);
-            // The device should not idle until the last task of a turn has started its share.
+            // Submit early: the device should not idle until the last task of the turn has run.
             let lump = if is_disk { self.lump.get() } else { STAGED_MAX };
             if driver.staged() >= lump {
                 driver.submit();
@@ -987,7 +988,7 @@ impl Inner {
         id
     }
 
-    /// Counts a read or a write of so many bytes.
+    /// Counts a read or a write of `len` bytes.
     pub(crate) fn count_bytes(&self, op: &IoOp, len: u64) {
         match op {
             IoOp::Read { .. } | IoOp::ReadV { .. } => {
@@ -1002,7 +1003,7 @@ impl Inner {
         }
     }
 
-    /// All pollers run in the next turn, whatever they were to pass over.
+    /// Makes all pollers run in the next turn, whatever their back-off.
     pub(crate) fn look_at_pollers(&self) {
         self.look.set(true);
     }
@@ -1043,7 +1044,7 @@ impl Inner {
         }
     }
 
-    /// The future of an operation is gone.
+    /// Notes that the future of an operation was dropped.
     pub(crate) fn drop_op(&self, id: OpId, cancel: bool) {
         let running = self.ops.borrow_mut().orphan(id);
         if !running {
@@ -1073,10 +1074,10 @@ impl Inner {
     }
 }
 
-/// Longest wait of a stopping core before it looks around.
+/// Longest wait of a stopping core before it checks its messages again.
 pub(crate) const DRAIN_NS: u64 = 10_000_000;
 
-/// Where the answer of a call goes.
+/// The return address of a call.
 struct Reply {
     to: usize,
     slot: u32,
@@ -1108,12 +1109,12 @@ impl Drop for CallGuard<'_> {
     }
 }
 
-/// A lock on a file, released when dropped; but if its open file was shared with another process,
-/// when that has dropped it, too.
+/// A lock on a file, released when dropped. If its open file was shared with another process, that
+/// process must drop it, too.
 #[derive(Debug)]
 pub struct LockGuard {
     fd: Option<Fd>,
-    /// Another process may have the open file.
+    /// Whether another process may have the open file.
     shared: AtomicBool,
 }
 
@@ -1122,12 +1123,12 @@ impl LockGuard {
         LockGuard { fd, shared: AtomicBool::new(false) }
     }
 
-    /// A lock that came along with its open file, from where [`LockGuard::descriptor`] was called.
+    /// A lock that another process handed over with its open file ([`LockGuard::descriptor`]).
     pub fn held(fd: OwnedFd) -> LockGuard {
         LockGuard { fd: Some(Fd::Host(fd)), shared: AtomicBool::new(true) }
     }
 
-    /// The open file, if it is one of the host; from now on somebody else may have it.
+    /// The open file, if it is the host's; from now on another process may have it.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.shared.store(true, Ordering::Relaxed);
         match &self.fd {
@@ -1139,7 +1140,7 @@ impl LockGuard {
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        // To close it is not enough: a process that some thread is starting has a copy of each
+        // Closing it is not enough: a process that a thread is starting has a copy of each
         // descriptor until it runs its program.
         if let Some(Fd::Host(fd)) = &self.fd
             && !self.shared.load(Ordering::Relaxed)
@@ -1163,7 +1164,7 @@ impl Future for MetaWait {
             Poll::Ready((_, payload)) => {
                 self.id = None;
                 let Payload::Meta(answer) = payload else {
-                    unreachable!("a name operation brings its answer")
+                    unreachable!("a name operation returns its answer")
                 };
                 Poll::Ready(answer)
             }
@@ -1179,7 +1180,7 @@ impl Drop for MetaWait {
     }
 }
 
-/// See [`Core::sleep_ns`].
+/// The future of [`Core::sleep_ns`].
 pub struct Sleep {
     core: Core,
     deadline: u64,
@@ -1221,19 +1222,19 @@ struct JoinState<T> {
     waker: Option<Waker>,
 }
 
-/// A started task: await it for its result. Dropping it lets the task run on; see [`OwnedTask`].
+/// A started task: await it for its result. Dropping it leaves the task running; see [`OwnedTask`].
 pub struct JoinHandle<T> {
     core: Core,
     id: TaskId,
     state: Rc<RefCell<JoinState<T>>>,
 }
 
-/// A task that ends with its owner: dropping this ends it where it stands, unless it is the one
-/// running now.
+/// A task that ends with its owner: dropping this ends the task at its current await, unless it is
+/// the task that runs now.
 pub struct OwnedTask<T>(Option<JoinHandle<T>>);
 
 impl<T> OwnedTask<T> {
-    /// Whether the task has ended by itself.
+    /// Whether the task has returned.
     pub fn has_ended(&self) -> bool {
         self.0.as_ref().is_none_or(|task| task.state.borrow().result.is_some())
     }
@@ -1248,19 +1249,19 @@ impl<T> Drop for OwnedTask<T> {
 }
 
 impl<T> JoinHandle<T> {
-    /// Binds the task to the value that is returned.
+    /// Binds the task to the returned owner.
     #[must_use = "dropping it ends the task"]
     pub fn owned(self) -> OwnedTask<T> {
         OwnedTask(Some(self))
     }
 
-    /// Ends the task where it stands, unless it is the one running now.
+    /// Ends the task at its current await, unless it is the task that runs now.
     pub fn cancel(self) {
         let future = self.core.0.tasks.borrow_mut().remove(self.id);
         drop(future);
     }
 
-    /// The result, if the task has ended.
+    /// Takes the result, if the task has ended.
     pub fn try_take(&self) -> Option<T> {
         self.state.borrow_mut().result.take()
     }

@@ -1,8 +1,8 @@
 //! Shows a standard lock's ordering to ThreadSanitizer, which does not see into the standard
 //! library as it is shipped: part of taking a lock (after a wait, or when it is contended) happens
-//! there. Nothing, except under `scripts/sanitize.sh thread`.
+//! there. It compiles to nothing, except under `scripts/sanitize.sh thread`.
 
-/// The order in which a lock is held. Belongs beside the lock.
+/// Orders the holders of one lock. Belongs beside the lock.
 pub(crate) struct Edge {
     #[cfg(tsan)]
     order: std::sync::atomic::AtomicBool,
@@ -16,14 +16,14 @@ impl Edge {
         }
     }
 
-    /// The lock has been taken.
+    /// Call after the lock was taken.
     #[inline]
     pub fn taken(&self) {
         #[cfg(tsan)]
         self.order.load(std::sync::atomic::Ordering::Acquire);
     }
 
-    /// The lock is about to be given back.
+    /// Call before the lock is released.
     #[inline]
     pub fn given(&self) {
         #[cfg(tsan)]

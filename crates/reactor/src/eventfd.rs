@@ -1,17 +1,17 @@
 //! Counters (eventfds) by which two processes wake each other.
 //!
-//! Both share one open file, and with it the flag that says whether a read or a write may wait. The
-//! other process can change the flag, and fill the counter, at any time; a `write` would then wait
-//! for ever, and its core with it. So there is neither a `read` nor a `write` here:
+//! Both share one open file, and with it the flag `O_NONBLOCK`. The other process can clear the
+//! flag, and fill the counter, at any time; a `write` would then block its core for ever. So this
+//! module uses neither `read` nor `write`:
 //!
 //! - [`EventFd::signal`] has the kernel raise the counter, as it does for the completion of an
-//!   operation of Linux AIO (`IOCB_FLAG_RESFD`): a counter that is full stays so, and nobody waits.
-//!   The operation reads an empty counter of our own and is over within the call. Each thread has
-//!   one context for that. A `write` costs 0.25 µs and this 0.7; a `write` through io_uring looks
-//!   at the flag twice, and waits if it changes in between.
+//!   operation of Linux AIO (`IOCB_FLAG_RESFD`): a full counter stays full, and nothing blocks. The
+//!   operation reads an empty counter of our own and completes within the call. Each thread has one
+//!   context for that. A `write` costs 0.25 µs and this 0.7 µs. A `write` through io_uring checks
+//!   the flag twice, and blocks if it changes in between.
 //! - [`EventWatch::clear`] reads with `RWF_NOWAIT`, which holds for the one call.
 //!
-//! The same operation tells whether a descriptor is a counter at all ([`EventFd::from_fd`]).
+//! The same operation tells whether a descriptor is an eventfd at all ([`EventFd::from_fd`]).
 
 use std::cell::OnceCell;
 use std::io;
@@ -24,16 +24,16 @@ use crate::core::Core;
 use crate::unix::outcome;
 use crate::watch::Watch;
 
-/// Operations for which a context has room; there is one at a time.
+/// Capacity of a context; there is one operation at a time.
 const DEPTH: usize = 1;
-/// A flag that no read knows: the kernel refuses the operation after it has looked at its eventfd.
+/// An unknown flag: the kernel refuses the operation after it has checked its eventfd.
 const UNKNOWN_FLAG: u32 = 1 << 30;
 
-/// One thread's way to raise counters.
+/// One thread's AIO context for raising counters.
 struct Signaller {
-    /// The kernel's name for the context, which is where its ring is mapped.
+    /// The kernel's number of the context: the address where its ring is mapped.
     context: u64,
-    /// Always at 0, and nobody else's.
+    /// An eventfd of its own, always at 0.
     own: OwnedFd,
 }
 
@@ -49,21 +49,21 @@ impl Signaller {
         let made = unsafe { libc::syscall(libc::SYS_io_setup, DEPTH, &raw mut context) };
         outcome(made as isize).map_err(|error| {
             let text = format!(
-                "eventfds are raised through Linux AIO, which the system refuses (io_setup; see \
-                 fs.aio-max-nr): {error}"
+                "cannot raise eventfds through Linux AIO: io_setup: {error}: check fs.aio-max-nr"
             );
             io::Error::new(error.kind(), text)
         })?;
         let signaller = Signaller { context, own };
         match signaller.ring().is_known() {
             true => Ok(signaller),
-            false => {
-                Err(io::Error::new(io::ErrorKind::Unsupported, "its AIO ring is unknown to us"))
-            }
+            false => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "cannot raise eventfds through Linux AIO: the layout of its ring is unknown",
+            )),
         }
     }
 
-    /// Runs `f` with the thread's own, made if there is none yet.
+    /// Runs `f` with the thread's signaller, which is made at the first call.
     fn with<T>(f: impl FnOnce(&Signaller) -> io::Result<T>) -> io::Result<T> {
         SIGNALLER.with(|cell| {
             if cell.get().is_none() {
@@ -80,7 +80,7 @@ impl Signaller {
         unsafe { &*std::ptr::with_exposed_provenance::<Ring>(self.context as usize) }
     }
 
-    /// An operation that reads our own empty counter, whose completion raises another.
+    /// Reads our own empty counter; the completion raises `fd`.
     fn submit(&self, fd: BorrowedFd<'_>, rw_flags: u32) -> io::Result<()> {
         let mut nothing = 0_u64;
         let mut iocb = Iocb {
@@ -96,11 +96,11 @@ impl Signaller {
         let mut batch = [&raw mut iocb];
         // SAFETY: a pointer to one control block, which the kernel copies and notes a key in. The
         // eight bytes that it points to live until the read is over, which it is when the call
-        // returns: a counter that does not wait is read at once.
+        // returns: the read of a non-blocking counter completes within the call.
         let taken =
             unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1, batch.as_mut_ptr()) };
         outcome(taken as isize)?;
-        // Nobody looks at how it went. What is taken from the ring makes room in it.
+        // The result is not needed. Taking it from the ring makes room.
         let ring = self.ring();
         ring.head.store(ring.tail.load(Ordering::Acquire), Ordering::Release);
         Ok(())
@@ -122,20 +122,20 @@ fn counter() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Whether the descriptor is an eventfd. Changes nothing, and waits for nothing, whatever it is.
+/// Whether the descriptor is an eventfd. Changes nothing and never blocks, whatever it is.
 ///
 /// # Errors
-/// When the system has no room for what it takes to find out.
+/// When this thread cannot have an AIO context.
 pub(crate) fn is_counter(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Signaller::with(|signaller| Ok(signaller.submit(fd, UNKNOWN_FLAG)))
         .map(|refused| refused.is_err_and(|error| error.raw_os_error() == Some(libc::EOPNOTSUPP)))
 }
 
-/// An eventfd: a counter that one side raises and the other waits for.
+/// An eventfd: a counter that one side raises and the other side waits for.
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// A new one, at 0.
+    /// Makes one, at 0.
     ///
     /// # Errors
     /// As the system gives them.
@@ -143,7 +143,7 @@ impl EventFd {
         counter().map(EventFd)
     }
 
-    /// One that another process gave us. No call on it waits, whatever that process does.
+    /// Takes one from another process. No call on it blocks, whatever that process does.
     ///
     /// # Errors
     /// `InvalidInput` when it is another kind of descriptor.
@@ -162,13 +162,13 @@ impl EventFd {
         Signaller::with(|_| Ok(()))
     }
 
-    /// Raises the counter: wakes who waits. One that is full stays so, and wakes them anyway. Never
-    /// waits. On a thread that [cannot](EventFd::can_signal) nothing happens.
+    /// Raises the counter, which wakes its waiters. A full counter stays full and wakes them, too.
+    /// Never blocks. Does nothing on a thread that [cannot signal](EventFd::can_signal).
     pub fn signal(&self) {
         let _ = Signaller::with(|signaller| signaller.submit(self.0.as_fd(), 0));
     }
 
-    /// A core's way to wait for it.
+    /// Makes a wait for it on `core`.
     ///
     /// # Errors
     /// As the system gives them.
@@ -183,7 +183,7 @@ impl AsFd for EventFd {
     }
 }
 
-/// See [`EventFd::watch`].
+/// A core's wait for an [`EventFd`].
 pub struct EventWatch(Watch);
 
 impl EventWatch {
@@ -195,8 +195,7 @@ impl EventWatch {
         self.0.readable().await
     }
 
-    /// Puts the counter back to 0, or one that counts down (`EFD_SEMAPHORE`) one lower. Never
-    /// waits.
+    /// Resets the counter to 0; a semaphore (`EFD_SEMAPHORE`) is lowered by one. Never blocks.
     pub fn clear(&self) {
         let mut count = 0u64;
         let piece = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: size_of::<u64>() };
@@ -227,7 +226,7 @@ mod tests {
         count
     }
 
-    /// With a `write` this test never ended.
+    /// With a `write` this test never ends.
     #[test]
     fn a_full_counter_that_may_wait_is_signalled_at_once_and_keeps_its_flag() {
         let theirs = blocking(0, u64::MAX - 1);
@@ -235,13 +234,13 @@ mod tests {
         for _ in 0..1000 {
             ours.signal();
         }
-        assert_eq!(count(&theirs), u64::MAX, "it is full");
+        assert_eq!(count(&theirs), u64::MAX, "the counter is full");
         ours.signal();
         ours.signal();
         assert_eq!(count(&theirs), 2);
         // SAFETY: takes no pointers.
         let flags = unsafe { libc::fcntl(theirs.as_raw_fd(), libc::F_GETFL) };
-        assert_eq!(flags & libc::O_NONBLOCK, 0, "the flag is the other side's");
+        assert_eq!(flags & libc::O_NONBLOCK, 0, "the flag belongs to the other side");
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Open files: a [`SharedFile`] that any core may hold, and a [`File`], one core's handle on it.
 //!
-//! An operation holds the core's handle, so a descriptor stays open until the last operation on
-//! it is done, and no count that two cores write is touched on the way of a read.
+//! An operation holds the core's handle, so a descriptor stays open until the last operation on it
+//! is done, and a read touches no count that two cores write.
 //!
-//! A file opened for writing (`write`) is read through the same handle. What its writers change
-//! of the shared part (the size, and whether a flush failed) lies on cache lines of its own, and
-//! a read looks there only when it came short.
+//! A file opened for writing (`write`) is read through the same handle. The fields that writers
+//! change (the size, and whether a flush failed) have cache lines of their own, which a read
+//! touches only when it came short.
 
 use std::future::Future;
 use std::io;
@@ -37,8 +37,8 @@ pub enum Fd {
     Sim(SimFd),
 }
 
-/// A regular file's descriptor. Closing the last one of a removed file gives its blocks back, which
-/// may take long: another thread does it.
+/// A regular file's descriptor. Closing the last one of a removed file frees its blocks, which can
+/// take long: another thread does it.
 #[derive(Debug)]
 pub struct HostFile {
     /// `None` only while this is dropped.
@@ -64,7 +64,7 @@ impl Drop for HostFile {
     }
 }
 
-/// A descriptor of a simulated world, which learns of it when this is dropped.
+/// A descriptor of a simulated world, which is told when this is dropped.
 #[derive(Debug)]
 pub struct SimFd {
     number: i32,
@@ -77,7 +77,7 @@ impl SimFd {
         SimFd { number, closing, host: None }
     }
 
-    /// One with a descriptor of the host that belongs to it.
+    /// Adds the descriptor of the host that belongs to it.
     pub(crate) fn with_host(mut self, fd: OwnedFd) -> SimFd {
         self.host = Some(fd);
         self
@@ -91,7 +91,8 @@ impl SimFd {
 
 impl Drop for SimFd {
     fn drop(&mut self) {
-        // A world that is gone needs no telling, and it has room for all its descriptors.
+        // The channel has room for all descriptors. If the world is gone, the message is not
+        // needed.
         let _ = self.closing.send(self.number);
     }
 }
@@ -106,25 +107,25 @@ impl Fd {
     }
 }
 
-/// What must, or must not, be under the name of a file that is opened for writing.
+/// What must exist under the name of a file that is opened for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opening {
-    /// Nothing: the file is made, or `AlreadyExists`.
+    /// Nothing: makes the file, or fails with `AlreadyExists`.
     New,
-    /// Anything: a file that is there loses what it holds.
+    /// Anything: an existing file is emptied.
     NewOrEmptied,
-    /// A file, or `NotFound`. It keeps what it holds.
+    /// A file, which keeps its contents; else `NotFound`.
     Existing,
-    /// A file, or `NotFound`, that has no other name and that nobody else has open, in this process
-    /// or another; `WouldBlock` where it has, or where the system does not tell. It keeps what it
-    /// holds, and whoever gives it to nobody may write over it.
+    /// A file, else `NotFound`, that has no other name and is open nowhere else, in this process or
+    /// another; else, or where the system does not tell, `WouldBlock`. It keeps its contents, and
+    /// the caller may overwrite it as long as it shares it with nobody.
     Unshared,
 }
 
 /// How a file is written, and read through the same handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Past the page cache, where the file system can: offsets and lengths are multiples of
+    /// With direct I/O, where the file system supports it: offsets and lengths are multiples of
     /// [`SharedFile::alignment`].
     Direct,
     /// Through the page cache.
@@ -141,7 +142,7 @@ pub struct SharedFile {
     written: CachePadded<Written>,
 }
 
-/// What writing changes.
+/// The fields that writers change.
 #[derive(Debug)]
 struct Written {
     size: AtomicU64,
@@ -149,8 +150,8 @@ struct Written {
 }
 
 impl SharedFile {
-    /// `size` in bytes as found when opened; `alignment` in bytes of offsets and lengths, 1 when
-    /// the file is read and written through the page cache.
+    /// `size` is in bytes, as found when opened; `alignment` is that of offsets and lengths in
+    /// bytes, 1 when the file is read and written through the page cache.
     pub fn new(fd: Fd, path: PathBuf, size: u64, alignment: u32) -> SharedFile {
         debug_assert!(alignment.is_power_of_two());
         let written = Written { size: size.into(), flush_failed: false.into() };
@@ -158,18 +159,18 @@ impl SharedFile {
         SharedFile { fd, path, alignment, memory_alignment, written: CachePadded(written) }
     }
 
-    /// For a file whose direct I/O asks less, or more, of the memory than a [`Buf`] gives.
+    /// Sets the alignment that direct I/O needs of memory, if it differs from that of a [`Buf`].
     pub(crate) fn with_memory_alignment(self, memory_alignment: u32) -> SharedFile {
         debug_assert!(memory_alignment.is_power_of_two());
         SharedFile { memory_alignment, ..self }
     }
 
-    /// Size in bytes when it was opened, and with what has been written through it since.
+    /// Size in bytes: as found when opened, grown by writes through this file since .
     pub fn size(&self) -> u64 {
         self.written.size.load(Ordering::Relaxed)
     }
 
-    /// The host's descriptor, for a kernel interface that the reactor has no operation for; `None`
+    /// The host's descriptor, for a kernel interface for which the reactor has no operation; `None`
     /// in a simulated world.
     pub fn host_fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.fd {
@@ -179,8 +180,8 @@ impl SharedFile {
         }
     }
 
-    /// What another process can be handed that is to have this open file, with its lock. In a
-    /// simulated world it stands for that, and only of an image.
+    /// The descriptor with which another process can take over this open file and its lock. In a
+    /// simulated world it represents the open file, and only images have one.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.fd {
             Fd::Sim(fd) => fd.host(),
@@ -192,41 +193,41 @@ impl SharedFile {
         &self.fd
     }
 
-    /// The file is at least so long now.
+    /// Notes that the file has at least `size` bytes.
     pub(crate) fn grow_size(&self, size: u64) {
         if self.size() < size {
             self.written.size.fetch_max(size, Ordering::Relaxed);
         }
     }
 
-    /// The file is so long now.
+    /// Notes that the file has `size` bytes.
     pub(crate) fn set_size(&self, size: u64) {
         self.written.size.store(size, Ordering::Relaxed);
     }
 
-    /// Whether a flush of it has failed, so that it takes no more writes.
+    /// Whether a flush has failed, so that the file takes no more writes.
     pub fn flush_failed(&self) -> bool {
         self.written.flush_failed.load(Ordering::Relaxed)
     }
 
-    /// A flush of it has failed, here or in the process that had it open before: it takes no more
-    /// writes.
+    /// Poisons the file: a flush has failed, here or in the process that had it open before, so it
+    /// takes no more writes.
     pub fn set_flush_failed(&self) {
         self.written.flush_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Where it was opened.
+    /// The path under which it was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What offsets and lengths of reads and writes must be multiples of, in bytes.
+    /// Alignment in bytes of offsets and lengths of reads and writes.
     pub fn alignment(&self) -> usize {
         self.alignment as usize
     }
 
-    /// What the places of a [`FileQueue`](crate::FileQueue)'s segments in memory must be multiples
-    /// of, in bytes. Their lengths are multiples of [`SharedFile::alignment`].
+    /// Alignment in bytes of the addresses of a [`FileQueue`](crate::FileQueue)'s segments. Their
+    /// lengths are multiples of [`SharedFile::alignment`].
     pub fn memory_alignment(&self) -> usize {
         self.memory_alignment as usize
     }
@@ -252,18 +253,17 @@ impl File {
         File(Rc::new(FileInner { shared, core }))
     }
 
-    /// Size in bytes when it was opened, and with what has been written through it since, by any
-    /// core.
+    /// Size in bytes: as found when opened, grown by writes through this file since , by any core.
     pub fn size(&self) -> u64 {
         self.0.shared.size()
     }
 
-    /// What offsets and lengths of reads and writes must be multiples of, in bytes.
+    /// Alignment in bytes of offsets and lengths of reads and writes.
     pub fn alignment(&self) -> usize {
         self.0.shared.alignment()
     }
 
-    /// Where it was opened.
+    /// The path under which it was opened.
     pub fn path(&self) -> &Path {
         &self.0.shared.path
     }
@@ -273,9 +273,9 @@ impl File {
         &self.0.core
     }
 
-    /// Reads `buf.len()` bytes at `offset` into `buf`, once; suspends until the device answers.
-    /// The read is started when the future is first polled or by [`ReadAt::start`]; a dropped
-    /// future leaves it running, and the buffer returns to the pool when it is done.
+    /// Reads `buf.len()` bytes at `offset` into `buf`, once. The read is started when the future is
+    /// first polled or by [`ReadAt::start`]. A dropped future leaves it running, and the buffer
+    /// returns to the pool when it is done.
     ///
     /// The count is short at the end of the file. Offset and length must be multiples of
     /// [`File::alignment`]. Errors are the device's or the kernel's.
@@ -283,18 +283,18 @@ impl File {
         ReadAt { file: self.clone(), state: ReadState::New(buf, offset) }
     }
 
-    /// Writes the first `len` bytes of `buf` at `offset`: all of them, or an error. Suspends
-    /// until the device has them, which is not yet durable: see [`File::sync_data`].
+    /// Writes the first `len` bytes of `buf` at `offset`: all of them, or an error. They are not
+    /// durable before [`File::sync_data`].
     ///
-    /// The write is started when the future is first polled or by [`WriteAt::start`]. It is not
-    /// cancelled: what the device has been given when the future is dropped, it writes, and the
-    /// buffer returns to the pool when that is done; how much of the range then holds the new
-    /// bytes is not known. The same holds after an error.
+    /// The write is started when the future is first polled or by [`WriteAt::start`]. It is never
+    /// cancelled: when the future is dropped, the device still completes what it was given, and the
+    /// buffer returns to the pool afterwards. How much of the range then holds the new bytes is
+    /// unknown, as after an error.
     ///
     /// # Errors
-    /// `EINVAL` when offset or length is no multiple of [`File::alignment`]; an error that says so
-    /// after a failed flush; `WriteZero` when the device takes nothing; others (`StorageFull`, …)
-    /// as the device or the kernel gives them.
+    /// `EINVAL` when offset or length is not a multiple of [`File::alignment`]; a poisoned file
+    /// says so; `WriteZero` when the device takes nothing; others (`StorageFull`, …) as the device
+    /// or the kernel gives them.
     ///
     /// # Panics
     /// When `buf` is shorter than `len`.
@@ -302,21 +302,19 @@ impl File {
         WriteAt::new(self.clone(), offset, buf, len)
     }
 
-    /// Makes durable what was written before: all bytes of writes that had completed when this
-    /// was started, and the file's length. Suspends until the device says so. Says nothing of the
-    /// file's name ([`Core::sync_dir`]), nor of writes that were still under way.
+    /// Makes durable all bytes of writes that had completed when this was started, and the file's
+    /// length. It does not cover the file's name ([`Core::sync_dir`]) or writes still in flight.
     ///
     /// # Errors
-    /// As the device or the kernel gives them. Then the kernel may have dropped what was written
-    /// and forget the error, so that another flush would succeed and mean nothing: this open file
-    /// is poisoned, on all cores, and every later write and flush says so. What is durable shows
-    /// when it is opened again and read.
+    /// As the device or the kernel gives them. The kernel may then have dropped the written data
+    /// and forgotten the error, so another flush could succeed without meaning anything. So this
+    /// open file is poisoned on all cores: every later write and flush fails. Opening and reading
+    /// the file again shows what is durable.
     pub fn sync_data(&self) -> SyncData {
         SyncData::new(self.clone())
     }
 
-    /// Cuts the file to `len` bytes, or fills it up to that with zeroes; suspends. Durable after
-    /// [`File::sync_data`].
+    /// Cuts the file to `len` bytes, or extends it with zeroes. Durable after [`File::sync_data`].
     ///
     /// # Errors
     /// As the system gives them.
@@ -325,19 +323,20 @@ impl File {
         self.0.core.meta_done(MetaOp::SetLen { file, len }).await
     }
 
-    /// Gives the first `len` bytes of the file room on the disk; a shorter file grows to `len`
-    /// with zeroes. Where the file system cannot, only the length is set. Suspends. Durable after
+    /// Allocates disk space for the first `len` bytes of the file; a shorter file grows to `len`
+    /// with zeroes. Where the file system cannot, only the length is set. Durable after
     /// [`File::sync_data`].
     ///
     /// # Errors
-    /// `StorageFull` when there is no room, and then the file may have some of it; others as the
+    /// `StorageFull` when there is no space; the file may then have a part of it. Others as the
     /// system gives them.
     pub async fn allocate(&self, len: u64) -> io::Result<()> {
         let file = self.0.shared.clone();
         self.0.core.meta_done(MetaOp::Allocate { file, len, keeps_len: false }).await
     }
 
-    /// The same for a file that keeps its length: what is written there later finds its room.
+    /// Allocates disk space for the first `len` bytes for later writes, without changing the
+    /// length.
     ///
     /// # Errors
     /// As for [`File::allocate`].
@@ -363,14 +362,14 @@ enum ReadState {
     Done,
 }
 
-/// A read under way; see [`File::read_at`]. Resolves to the count and the buffer.
+/// The future of [`File::read_at`]. Resolves to the count and the buffer.
 pub struct ReadAt {
     file: File,
     state: ReadState,
 }
 
 impl ReadAt {
-    /// Starts the read now, so that several can run at once before the first is awaited.
+    /// Starts the read now, so that several can run before the first is awaited.
     pub fn start(&mut self) {
         if let ReadState::New(..) = self.state {
             let ReadState::New(mut buf, offset) =
@@ -415,7 +414,7 @@ impl Drop for ReadAt {
     }
 }
 
-/// A count, or the error whose negated number it is.
+/// Converts a count or a negated error number.
 pub(crate) fn io_result(result: i32) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
 }

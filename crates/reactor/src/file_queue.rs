@@ -1,17 +1,17 @@
-//! Operations on a file without a future: a [`FileQueue`] takes reads and writes of memory that is
-//! not its own (a guest's), and what has completed is taken from it by tag. For a block device's
-//! channel, which a poller looks at in every turn.
+//! Operations on a file without futures: a [`FileQueue`] reads and writes foreign memory (a
+//! guest's), and hands out completions by tag. It is made for a block device's channel, which a
+//! poller polls in every turn.
 //!
 //! 1. [`FileQueue::submit`] copies the list of segments into a slot and stages the operation. Slots
 //!    are made once; the steady state allocates nothing.
-//! 2. The slot keeps the list, the file and whatever keeps the memory mapped until the completion
-//!    has been reaped, also when the queue is dropped meanwhile, and while the core stops.
-//! 3. A device that took or brought part of it is asked for the rest: a read or a write ends with
-//!    all of its bytes or with an error.
+//! 2. The slot keeps the list, the file and the owner of the memory until the completion has been
+//!    reaped, also when the queue is dropped meanwhile, and while the core stops.
+//! 3. After a partial transfer the rest is requested: a read or a write ends with all of its bytes
+//!    or with an error.
 //! 4. The completion appends tag and outcome to the queue, and the core runs every poller in its
 //!    next turn, whatever their back-off.
 //!
-//! As with futures nobody cancels a write, and a failed flush poisons the file for all cores.
+//! As with futures, a write is never cancelled, and a failed flush poisons the file for all cores.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -22,56 +22,56 @@ use crate::driver::IoOp;
 use crate::file::File;
 use crate::op::{Hold, Payload};
 
-/// Most segments of one operation, as the kernel has it.
+/// Most segments of one operation (the kernel's limit).
 pub const SEGMENTS_MAX: usize = 1024;
 
-/// Segments of an operation that need no allocation when a slot is first used.
+/// Segments for which a new slot has room.
 const SEGMENTS: usize = 4;
 
-/// What to do with a file. Offsets and lengths are in bytes.
+/// An operation on a file. Offsets and lengths are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileIo {
-    /// Read into the segments.
+    /// Reads into the segments.
     Read {
-        /// From where in the file.
+        /// Offset in the file.
         offset: u64,
     },
-    /// Write what the segments hold.
+    /// Writes the segments.
     Write {
-        /// To where in the file.
+        /// Offset in the file.
         offset: u64,
     },
-    /// Make durable what was written by operations that had completed when this was submitted.
+    /// Makes durable the writes that had completed when this was submitted.
     SyncData,
-    /// Give the range's room back; it reads as zeroes then. Behind the end of the file nothing
-    /// happens.
+    /// Frees the range's disk space; it then reads as zeroes. Beyond the end of the file it has no
+    /// effect.
     PunchHole {
-        /// From where in the file.
+        /// Offset in the file.
         offset: u64,
-        /// How much.
+        /// Length.
         len: u64,
     },
-    /// Make the range read as zeroes and keep its room. The file does not grow.
+    /// Makes the range read as zeroes and keeps its disk space. The file does not grow.
     ZeroRange {
-        /// From where in the file.
+        /// Offset in the file.
         offset: u64,
-        /// How much.
+        /// Length.
         len: u64,
     },
 }
 
-/// An operation that has completed.
+/// A completed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileDone {
     /// As it was submitted.
     pub tag: u64,
-    /// As it was submitted: for the submitter's own use.
+    /// As it was submitted, for the submitter's own use.
     pub context: u32,
     /// 0, or the number of the error.
     pub errno: i32,
 }
 
-/// The queue has as many operations under way as it takes; nothing was submitted.
+/// The queue is at its depth; nothing was submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueFull;
 
@@ -81,14 +81,14 @@ pub struct FileQueue {
     keep: Option<Rc<dyn Any>>,
 }
 
-/// What outlives the queue while operations are under way.
+/// The part of the queue that operations in flight keep alive.
 pub(crate) struct QueueInner {
     file: File,
     on_threads: bool,
     slots: RefCell<Vec<Slot>>,
     free: RefCell<Vec<u32>>,
     done: RefCell<Vec<FileDone>>,
-    /// Length of `done`, to be looked at for next to nothing.
+    /// Length of `done`, for a cheap check.
     ready: Cell<usize>,
     dropped: Cell<bool>,
 }
@@ -97,7 +97,7 @@ struct Slot {
     tag: u64,
     context: u32,
     io: FileIo,
-    /// What is left of a read or a write: its segments from `first` on, the first of them cut.
+    /// The rest of a read or a write: its segments from `first` on, the first of them cut.
     segments: Vec<libc::iovec>,
     first: usize,
     left: u64,
@@ -105,8 +105,8 @@ struct Slot {
 }
 
 impl File {
-    /// A queue of at most `depth` operations under way on this file. With `on_threads` reads and
-    /// writes are made by threads that block in the plain calls, whatever the driver has.
+    /// A queue of at most `depth` operations in flight on this file. With `on_threads`, threads
+    /// make reads and writes with the plain blocking calls, whatever the driver.
     pub fn queue(&self, depth: usize, on_threads: bool) -> FileQueue {
         let slot = |_| Slot {
             tag: 0,
@@ -131,25 +131,26 @@ impl File {
 }
 
 impl FileQueue {
-    /// What each operation submitted from now on holds until it has completed: the owner of the
-    /// memory that its segments point into.
+    /// Sets the owner of the memory that the segments point into. Each operation submitted from now
+    /// on holds it until it has completed.
     pub fn hold(&mut self, keep: Option<Rc<dyn Any>>) {
         self.keep = keep;
     }
 
-    /// Submits an operation. `segments` belong to reads and writes and are not looked at for
-    /// others. Its completion comes with `tag` and `context`, also when it is refused: offsets and
-    /// lengths that are no multiple of [`File::alignment`], memory that is not aligned for direct
-    /// I/O, or more than [`SEGMENTS_MAX`] segments are `EINVAL`; a write or a sync of a file whose
-    /// flush has failed is `EIO`; a read that meets the end of the file is `EIO`.
+    /// Submits an operation. `segments` are used by reads and writes only. Its completion has `tag`
+    /// and `context`, also when it is refused: offsets and lengths that are not multiples of
+    /// [`File::alignment`], memory that is not aligned for direct I/O, and more than
+    /// [`SEGMENTS_MAX`] segments give `EINVAL`; a write or a sync of a poisoned file gives `EIO`; a
+    /// read beyond the end of the file gives `EIO`.
     ///
     /// # Errors
-    /// When as many operations are under way as the queue takes.
+    /// When the queue is at its depth.
     ///
     /// # Safety
     /// Each segment of a read is valid for writes, each of a write for reads, until the tag has
-    /// been taken, or, after the queue was dropped, as long as what [`FileQueue::hold`] was given
-    /// lives. Anybody may change the memory meanwhile; nobody may have a Rust reference to it.
+    /// been taken, or, after the queue was dropped, as long as the owner given to
+    /// [`FileQueue::hold`] lives. The memory may change at any time; there must be no Rust
+    /// reference to it.
     pub unsafe fn submit(
         &mut self,
         io: FileIo,
@@ -184,13 +185,13 @@ impl FileQueue {
         Ok(())
     }
 
-    /// How many completions wait to be taken. One look at memory.
+    /// Number of completions to take. One load.
     #[inline]
     pub fn ready(&self) -> usize {
         self.inner.ready.get()
     }
 
-    /// Hands each completion that waits to `each`.
+    /// Hands each pending completion to `each`.
     pub fn take(&mut self, mut each: impl FnMut(FileDone)) {
         if self.inner.ready.get() == 0 {
             return;
@@ -214,7 +215,7 @@ impl Drop for FileQueue {
 }
 
 impl QueueInner {
-    /// Why it cannot be done.
+    /// The error of an operation that cannot be started.
     fn refusal(&self, slot: &Slot, segments: usize) -> Option<i32> {
         let shared = self.file.shared();
         let (offset, len, places, lengths) = match slot.io {
@@ -246,7 +247,7 @@ impl QueueInner {
         (!reads && shared.flush_failed()).then_some(libc::EIO)
     }
 
-    /// Hands what is left of an operation to the device.
+    /// Hands the rest of an operation to the device.
     fn start(this: &Rc<QueueInner>, at: u32) {
         let fd = this.file.shared().fd().number();
         let (op, len) = {
@@ -275,7 +276,7 @@ impl QueueInner {
         this.file.core().inner().start(op, Payload::None, hold);
     }
 
-    /// The device is done with what it was given. To be called without any borrow of the core's.
+    /// Takes the device's result. The caller must hold no borrow of the core's cells.
     pub(crate) fn reaped(self: Rc<Self>, at: u32, result: i32) {
         let errno = {
             let mut slots = self.slots.borrow_mut();
@@ -287,7 +288,7 @@ impl QueueInner {
         }
     }
 
-    /// An operation has come to its end.
+    /// Ends an operation.
     fn complete(&self, at: u32, errno: i32) {
         let keep = {
             let mut slots = self.slots.borrow_mut();
@@ -301,13 +302,14 @@ impl QueueInner {
             slot.keep.take()
         };
         self.free.borrow_mut().push(at);
-        // Last: the owner of the memory may do anything when it goes.
+        // Last: dropping the owner of the memory may run any code.
         drop(keep);
     }
 }
 
 impl Slot {
-    /// Notes what the device says. `None` when there is more to do, else how it ended.
+    /// Notes the device's result. `None` when there is more to transfer, else the final error
+    /// number.
     fn reaped(&mut self, file: &File, result: i32) -> Option<i32> {
         let shared = file.shared();
         if result == -libc::EINTR {
@@ -333,8 +335,8 @@ impl Slot {
         if self.left == 0 {
             return Some(0);
         }
-        // The end of the file, a device that takes nothing, or a direct transfer that ended
-        // inside a block, whose rest cannot be asked for.
+        // The end of the file, a device that takes nothing, or a direct transfer that ended inside
+        // a block, whose rest cannot be requested.
         if n == 0 || !n.is_multiple_of(shared.alignment() as u64) {
             return Some(libc::EIO);
         }
@@ -342,7 +344,7 @@ impl Slot {
         None
     }
 
-    /// The first `n` bytes of the segments are done.
+    /// Skips the first `n` bytes of the segments.
     fn skip(&mut self, mut n: usize) {
         while n > 0 {
             let segment = &mut self.segments[self.first];

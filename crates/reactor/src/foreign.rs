@@ -1,11 +1,11 @@
-//! Descriptors that another process sent, before anything is done with them.
+//! Checks of descriptors that another process sent, before their first use.
 //!
 //! A descriptor can be of a file that its sender serves itself (FUSE), of a file on a machine that
-//! is gone, or of a socket that lingers. Then `fstat`, a page of a mapping, and even `close` wait
-//! for as long as the sender likes. So a descriptor is only used, or closed, by a core when it is
-//! of a kind of which none of this waits: a counter, shared memory (memfd, `/dev/shm`, huge pages),
-//! a Unix socket, or a regular file of a local file system. Whatever else comes is closed by a
-//! thread of its own, for which nobody waits but the one who asked.
+//! is gone, or of a socket that lingers. Then `fstat`, a page of a mapping, and even `close` block
+//! for as long as the sender likes. So a core only uses, or closes, a descriptor of a kind that
+//! never blocks: an eventfd, shared memory (memfd, `/dev/shm`, huge pages), a Unix socket, or a
+//! regular file of a local file system. A thread of its own closes any other descriptor; only the
+//! caller waits for it.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -16,12 +16,12 @@ use crate::core::Core;
 use crate::eventfd::{EventFd, is_counter};
 use crate::unix::socket_option;
 
-/// Local file systems whose files have no device of their own to show it by (linux/magic.h):
-/// btrfs, overlayfs, ZFS, bcachefs.
+/// Local file systems whose files do not show a block device (linux/magic.h): btrfs, overlayfs,
+/// ZFS, bcachefs.
 const LOCAL: [u64; 4] = [0x9123_683E, 0x794C_7630, 0x2FC1_2FC1, 0xCA45_1A4E];
 
-/// Whether it is of a known kind. Waits for nothing, whatever it is. `None`: a regular file of
-/// which only a call that may wait can tell.
+/// Whether it is of a known kind. Never blocks. `None`: a regular file for which only a call that
+/// may block can tell.
 fn is_known(fd: BorrowedFd<'_>) -> io::Result<Option<bool>> {
     // SAFETY: takes no pointers. Only memory has seals.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
@@ -34,7 +34,8 @@ fn is_known(fd: BorrowedFd<'_>) -> io::Result<Option<bool>> {
     // SAFETY: a plain C struct for which all zeroes is a valid value.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    // SAFETY: an empty C string and a live struct to write. With this flag no server is asked.
+    // SAFETY: an empty C string and a live struct to write. With this flag the kernel asks no
+    // server.
     let done = unsafe {
         libc::statx(fd.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_TYPE, &raw mut stat)
     };
@@ -45,7 +46,7 @@ fn is_known(fd: BorrowedFd<'_>) -> io::Result<Option<bool>> {
     Ok((stat.stx_dev_major != 0).then_some(true))
 }
 
-/// May wait.
+/// May block.
 fn is_local(fd: BorrowedFd<'_>) -> bool {
     // SAFETY: a plain C struct for which all zeroes is a valid value.
     let mut stat: libc::statfs64 = unsafe { std::mem::zeroed() };
@@ -54,11 +55,11 @@ fn is_local(fd: BorrowedFd<'_>) -> bool {
     done == 0 && LOCAL.contains(&(stat.f_type as u64 & u64::from(u32::MAX)))
 }
 
-/// Lets descriptors of another process in, if all of them are of a kind that can make nobody wait.
-/// Else none: they are closed, and this suspends until they are, which may be never.
+/// Admits descriptors of another process if all of them are of a kind that never blocks. Else all
+/// are closed, and this waits until they are, which may be for ever.
 ///
 /// # Errors
-/// `InvalidInput` when one is of another kind; others when the system has no room to find out.
+/// `InvalidInput` when one is of another kind; others when the system cannot tell.
 pub async fn admit(core: &Core, fds: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
     let mut ask = false;
     let mut known = Ok(true);
@@ -74,8 +75,8 @@ pub async fn admit(core: &Core, fds: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
         Ok(known) => match elsewhere(core, fds, known).await? {
             Some(fds) => Ok(fds),
             None => {
-                let what = "a descriptor that is no eventfd, no shared memory, no Unix socket and \
-                            no local file";
+                let what = "a descriptor must be an eventfd, shared memory, a Unix socket or a local \
+                            file";
                 Err(io::Error::new(io::ErrorKind::InvalidInput, what))
             }
         },
@@ -86,14 +87,15 @@ pub async fn admit(core: &Core, fds: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
     }
 }
 
-/// Has a thread find out what a core must not ask, or, if they are not wanted, close them.
-#[expect(clippy::disallowed_methods, reason = "these calls have nobody else to wait in")]
+/// Lets a thread make the calls that may block a core; if the descriptors are not wanted, closes
+/// them there.
+#[expect(clippy::disallowed_methods, reason = "a call that may block needs a thread of its own")]
 async fn elsewhere(
     core: &Core,
     fds: Vec<OwnedFd>,
     wanted: bool,
 ) -> io::Result<Option<Vec<OwnedFd>>> {
-    // Should there be no thread, they stay open: a close may wait as well.
+    // If no thread can be started, they stay open: a close may block as well.
     let fds = ManuallyDrop::new(fds);
     let over = EventFd::new()?;
     let (watch, (tell, told)) = (over.watch(core)?, mpsc::channel());
@@ -102,7 +104,7 @@ async fn elsewhere(
         let local =
             |fd: &OwnedFd| matches!(is_known(fd.as_fd()), Ok(Some(true))) || is_local(fd.as_fd());
         let admitted = Some(fds).filter(|fds| wanted && fds.iter().all(local));
-        // Nobody listens when the connection is gone.
+        // The receiver is gone when the connection is.
         let _ = tell.send(admitted);
         over.signal();
     };

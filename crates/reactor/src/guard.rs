@@ -1,22 +1,20 @@
-//! Mappings of files that others may cut off, such as a guest's memory or a disk image.
+//! Mappings of files that another process may truncate, such as a guest's memory or a disk image.
 //!
-//! Touching a page of a mapping behind the end of its file is a signal (`SIGBUS`) that ends the
-//! process; so it is where the disk behind the file cannot read a page, where huge pages have run
-//! out, and where memory has failed. A node must not end because of one front end's file, so such a
-//! mapping gets a [`Guard`]:
+//! Touching a page of a mapping beyond the end of its file raises `SIGBUS`, which ends the process.
+//! The same happens when the file's disk cannot read a page, when huge pages have run out, and when
+//! memory has failed. A node must not end because of one front end's file, so such a mapping gets a
+//! [`Guard`]:
 //!
-//! 1. The handler of the signal finds the mapping that the address lies in, notes that it is lost,
-//!    and puts empty memory of the process in place of the *whole* mapping. The access goes on and
-//!    meets zeroes.
-//! 2. Whoever touched it looks at [`Guard::is_lost`] before believing what was read or telling
-//!    anybody what was written. [`losses`] says at the price of one load whether there is any
-//!    reason to look.
+//! 1. The signal handler finds the mapping of the address, notes that it is lost, and replaces the
+//!    *whole* mapping with empty memory of the process. The access continues and reads zeroes.
+//! 2. The code that touched it checks [`Guard::is_lost`] before it trusts the bytes read or reports
+//!    the bytes written. [`losses`] tells with one load whether a check is needed.
 //!
-//! All of the mapping is replaced, although a part of its file may still be there, since half of a
-//! guest's memory is of no use, and a front end that cuts its file off must not cost us a signal
-//! for each page. What a device is writing to at that moment the kernel holds by itself.
+//! The whole mapping is replaced, although a part of its file may still exist: half of a guest's
+//! memory is useless, and a front end that truncates its file must not cost a signal for each page.
+//! The kernel itself holds the pages that a device is writing to.
 //!
-//! A signal elsewhere goes to whoever handled it before.
+//! A signal at another address goes to the previous handler.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence};
@@ -25,30 +23,29 @@ use crate::places::{Place, Places};
 
 static PLACES: Places = Places::new();
 static LOSSES: AtomicUsize = AtomicUsize::new(0);
-/// What handled the signal before; null until ours is there.
+/// The previous handler; null until ours is installed.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Keeps a signal in a mapping from ending the process; see the module text.
+/// Keeps a `SIGBUS` in a mapping from ending the process; see the module text.
 pub struct Guard(&'static Place);
 
 impl Guard {
     /// Guards `len` bytes of a shared mapping from `start` on.
     ///
     /// # Safety
-    /// The range is a mapping of the caller's, made of whole pages (of huge ones where its file has
-    /// those), that is unmapped only after the guard is dropped. There are no Rust references
-    /// into it: it may become zeroes at any time.
+    /// The range is a mapping of the caller's, made of whole pages (huge ones if its file has
+    /// them), that is unmapped only after the guard is dropped. There are no Rust references into
+    /// it: it may become zeroes at any time.
     pub unsafe fn new(start: *mut u8, len: usize) -> Guard {
         install();
         Guard(PLACES.add(start.addr(), start.addr().saturating_add(len)))
     }
 
-    /// Whether the mapping was replaced: what was read since may have been zeroes that nobody
-    /// wrote, and what was written went nowhere. Says so of everything that this thread did
-    /// before.
+    /// Whether the mapping was replaced: bytes read since may be zeroes that were never written,
+    /// and bytes written are lost. The answer covers all earlier accesses of this thread.
     pub fn is_lost(&self) -> bool {
-        // The handler ran on this thread, amid an access before this; or on another, and had noted
-        // the loss before there were zeroes to be read.
+        // The handler ran on this thread, during an earlier access; or on another one, and noted
+        // the loss before there were zeroes to read.
         compiler_fence(Ordering::SeqCst);
         fence(Ordering::Acquire);
         self.0.is_lost()
@@ -67,20 +64,20 @@ impl std::fmt::Debug for Guard {
     }
 }
 
-/// How many mappings of the process have been lost so far. Says so of everything that this thread
-/// did before.
+/// Number of mappings of the process lost so far. The answer covers all earlier accesses of this
+/// thread.
 #[inline]
 pub fn losses() -> usize {
     compiler_fence(Ordering::SeqCst);
     LOSSES.load(Ordering::Acquire)
 }
 
-/// Puts our handler before whatever handles the signal now, once for the process.
+/// Installs our handler before the present one, once for the process.
 fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // SAFETY: plain C structs for which all zeroes are valid values. The handler only does what
-        // a handler may. What was there before is kept for ever.
+        // a handler may. The previous action is kept for ever.
         unsafe {
             let before: &'static mut libc::sigaction = Box::leak(Box::new(std::mem::zeroed()));
             let before = &raw mut *before;
@@ -106,8 +103,8 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
         let start = std::ptr::without_provenance_mut(range.start);
-        // SAFETY: the range is a mapping whose owner is in it at this moment and so keeps it, by
-        // the contract of `Guard::new`; what is put in its place is mapped just as well.
+        // SAFETY: the range is a mapping whose owner is accessing it now and so keeps it, by the
+        // contract of `Guard::new`; the memory that replaces it is mapped as well.
         if unsafe { libc::mmap(start, range.len(), access, flags, -1, 0) } != libc::MAP_FAILED {
             return;
         }
@@ -116,7 +113,7 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     let before = unsafe { &*BEFORE.load(Ordering::Acquire) };
     match before.sa_sigaction {
         libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: `before` is live. The fault comes again, to nobody of ours.
+            // SAFETY: `before` is live. The fault is raised again and handled as before.
             unsafe { libc::sigaction(signal, before, std::ptr::null_mut()) };
         }
         handler if before.sa_flags & libc::SA_SIGINFO != 0 => {

@@ -1,22 +1,22 @@
-//! What a core does when a turn found nothing: spin a little, or sleep in the driver.
+//! What a core does after a turn without work: it spins a little, or sleeps in the driver.
 //!
-//! A sleep and the wake-up out of it cost about 40 µs of latency and 12 µs of the sender's time
-//! when the sender is another core; spinning for as long as that costs at most twice the best
-//! possible (the classic bound). It pays only where work arrives through memory: from other
-//! cores, and from pollers. A completion of the disk or a socket arrives by an interrupt that
-//! would take the processor from the spin anyway (measured: spinning for the disk costs three
-//! times the processor time for 4 % of latency, and halves the throughput of sockets when their
-//! clients want the same processors), so a core that only waits for those sleeps at once.
+//! A sleep and its wake-up cost about 40 µs of latency, and 12 µs of the sender's time when the
+//! sender is another core. Spinning for the same time costs at most twice the optimum (the classic
+//! bound). It pays only for work that arrives through memory: from other cores and from pollers. A
+//! completion of a disk or a socket arrives by an interrupt that takes the processor from the spin
+//! anyway. Measured: spinning for the disk costs three times the processor time for 4 % of latency,
+//! and halves the throughput of sockets when their clients want the same processors. So a core that
+//! waits only for those sleeps immediately.
 
 /// How a core waits for work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum PollMode {
-    /// Spin without end: lowest latency, a whole processor per core.
+    /// Never sleep: lowest latency, a whole processor per core.
     Always,
     /// Spin while work through memory is expected, else sleep.
     #[default]
     Adaptive,
-    /// Sleep at once.
+    /// Sleep immediately.
     Never,
 }
 
@@ -27,7 +27,7 @@ impl std::str::FromStr for PollMode {
             "always" => Ok(PollMode::Always),
             "adaptive" => Ok(PollMode::Adaptive),
             "never" => Ok(PollMode::Never),
-            _ => Err(format!("'{text}' is none of always, adaptive, never")),
+            _ => Err(format!("must be always, adaptive or never, not '{text}'")),
         }
     }
 }
@@ -42,12 +42,12 @@ impl std::fmt::Display for PollMode {
     }
 }
 
-/// Longest spin in nanoseconds: what a sleep and a wake-up cost.
+/// Longest spin in nanoseconds: the cost of a sleep and a wake-up.
 const SPIN_NS: u64 = 50_000;
-/// One spin of the mode that never sleeps, before the loop looks around again.
+/// One spin of the mode that never sleeps, before the next turn.
 const ALWAYS_SPIN_NS: u64 = 20_000;
 
-/// Decides between spinning and sleeping from the gaps between work of the recent past.
+/// Decides between spinning and sleeping by the recent gaps between work.
 pub(crate) struct Idle {
     mode: PollMode,
     /// Mean gap in nanoseconds between going idle and the next work, newest weighted 1/8.

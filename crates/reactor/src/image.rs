@@ -1,5 +1,5 @@
-//! Disk images: a regular file or a block device that somebody else gave its size, opened as a
-//! whole for a disk and, unless told otherwise, locked.
+//! Disk images: a regular file or a block device of a given size, opened as a whole for a disk and,
+//! if wanted, locked.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,27 +13,27 @@ use crate::file::{Mode, SharedFile};
 /// How to open an image.
 #[derive(Clone, Copy, Debug)]
 pub struct ImageOpening {
-    /// For reading only.
+    /// Open for reading only.
     pub read_only: bool,
-    /// Past the page cache where the file system can, which [`SharedFile::alignment`] tells, or
-    /// through it.
+    /// Direct I/O where the file system supports it ([`SharedFile::alignment`] tells), or the page
+    /// cache.
     pub mode: Mode,
-    /// Exclude others: everybody, or with `read_only` those who write. The lock belongs to the
-    /// open file, so it lasts until the last operation on it is done, also when the process is
+    /// Exclude all other users, or with `read_only` all writers. The lock belongs to the open
+    /// file, so it lasts until the last operation on it is done, also when the process is
     /// killed.
     pub lock: bool,
 }
 
-/// What an image is like. Sizes are in bytes.
+/// Properties of an image. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageInfo {
     /// A block device rather than a regular file.
     pub block_device: bool,
-    /// What its reads and writes are multiples of at the least.
+    /// Smallest unit of reads and writes.
     pub block_size: u32,
-    /// What it writes without reading first.
+    /// Unit that it writes without a read before.
     pub physical_block_size: u32,
-    /// What it likes reads and writes to be multiples of; 0 where it does not say.
+    /// Preferred unit of reads and writes; 0 if unknown.
     pub optimal_io: u32,
     /// Holes can be punched, and read as zeroes.
     pub punch_hole: bool,
@@ -44,28 +44,27 @@ pub struct ImageInfo {
 /// An open image.
 #[derive(Debug)]
 pub struct Image {
-    /// The file, of which each core makes its own handle.
+    /// The file; each core makes its own handle of it.
     pub file: Arc<SharedFile>,
-    /// What it is like.
+    /// Its properties.
     pub info: ImageInfo,
     pub(crate) _lock: Option<LockGuard>,
 }
 
 impl Core {
-    /// Opens a disk image; suspends.
+    /// Opens a disk image.
     ///
     /// # Errors
-    /// `WouldBlock` when somebody else has it locked, or a block device is in use; `InvalidInput`
-    /// when it is neither a regular file nor a block device; others as the system gives them.
+    /// `WouldBlock` when it is locked, or a block device is in use; `InvalidInput` when it is
+    /// neither a regular file nor a block device; others as the system gives them.
     pub async fn open_image(&self, path: &Path, how: ImageOpening) -> io::Result<Image> {
         self.image(path, how, None, None).await
     }
 
-    /// The same of an image that is open already, in a process that handed its descriptor over:
-    /// the lock goes along with the open file. `path` is how it was opened there; nothing is looked
-    /// up by it. `holes` is whether holes can be punched ([`ImageInfo::punch_hole`]), where that
-    /// was found out there: of a block device it is in files of the system, which a confined
-    /// process cannot read. Suspends.
+    /// Takes an image that another process opened and handed over by its descriptor; the lock
+    /// belongs to the open file. `path` is its path there; nothing is looked up by it. `holes`
+    /// tells whether holes can be punched ([`ImageInfo::punch_hole`]), if the other process knows:
+    /// for a block device that is in system files, which a confined process cannot read.
     ///
     /// # Errors
     /// As for [`Core::open_image`].
@@ -93,7 +92,7 @@ impl Core {
         }
     }
 
-    /// Looks how long an open file is now, and notes it; suspends.
+    /// Reads the present length of an open file, and notes it.
     ///
     /// # Errors
     /// As the system gives them.

@@ -1,12 +1,12 @@
 //! One event loop per core: tasks, timers, files, sockets, messages between cores, and owned
 //! aligned buffers, over io_uring, epoll or a simulated world.
 //!
-//! [`run`] starts the cores and gives each a [`Core`], the handle through which everything
-//! outside is reached: no clock, file, socket, random number or thread is used past it, so that
-//! the simulator can replay a whole node from one seed.
+//! [`run`] starts the cores and gives each a [`Core`], the only handle on everything outside:
+//! clock, files, sockets, random numbers, threads. So the simulator can replay a whole node from
+//! one seed.
 //!
 //! A request stays on the core where it arrived. Its task starts operations, which own their
-//! buffers until they are done; the loop submits what a turn gathered with one system call, and
+//! buffers until they complete. The loop submits all operations of a turn with one system call, and
 //! runs no task while it reaps completions. See [`core`] for the turn.
 
 // Under loom only the lock-free parts exist, and `tests/loom.rs` includes them by path.

@@ -1,9 +1,9 @@
 //! The operation table: what the kernel, or a simulated device, may still be using.
 //!
-//! A slot owns an operation's buffer and a hold on its descriptor from the moment it is started
-//! until its completion has been reaped. The future that waits for it keeps only the slot's
-//! number and generation. Dropping the future makes the slot an orphan: nothing is freed, the
-//! completion is still awaited, and what it brought (an accepted connection) is closed then.
+//! A slot owns an operation's buffer and a hold on its descriptor from its start until its
+//! completion has been reaped. The waiting future keeps only the slot's number and generation.
+//! Dropping the future makes the slot an orphan: nothing is freed, the completion is still awaited,
+//! and a resource that it returns (an accepted connection) is closed then.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use crate::file_queue::QueueInner;
 use crate::inbox::Sender;
 use crate::net::SocketInner;
 
-/// What an operation owns while it runs.
+/// The memory that an operation owns while it runs.
 #[derive(Default)]
 pub(crate) enum Payload {
     #[default]
@@ -63,15 +63,15 @@ impl Part {
     }
 }
 
-/// A vectored send: pieces, the vector that names them, and the header that names the vector.
-/// Boxed, so that the header stays where the driver was told.
+/// A vectored send: the pieces, the vector of their addresses, and the header that points to the
+/// vector. Boxed, so that the header keeps the address that the driver has.
 pub(crate) struct Message {
     pub parts: Vec<Part>,
     pub iov: Vec<libc::iovec>,
     pub header: libc::msghdr,
 }
 
-/// What must stay open while an operation runs.
+/// The resources that must stay open while an operation runs.
 #[derive(Default)]
 pub(crate) enum Hold {
     #[default]
@@ -89,10 +89,10 @@ pub(crate) enum Hold {
     },
 }
 
-/// Who is to hear of a completion. To be told when nothing is borrowed any more.
+/// The receiver of a completion. Call [`Ended::tell`] when nothing is borrowed.
 #[must_use]
 pub(crate) enum Ended {
-    /// Nobody waits.
+    /// No receiver.
     Unseen,
     /// A task.
     Task(Waker),
@@ -118,18 +118,18 @@ enum State {
     Done,
 }
 
-/// What the table must know of an operation.
+/// The kind of an operation, as far as the table depends on it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Nature {
-    /// Nothing.
+    /// No special treatment.
     Plain,
-    /// It brings a descriptor.
+    /// Returns a descriptor.
     Accept,
     /// It goes to a disk.
     Read,
-    /// It goes to a disk, and is not cancelled.
+    /// A disk operation that is never cancelled.
     Write,
-    /// The same; and when it fails, its file is poisoned.
+    /// The same; its failure poisons the file.
     Sync,
 }
 
@@ -163,8 +163,8 @@ struct Slot {
 }
 
 impl Slot {
-    /// A sync failed, whether or not somebody still waits for it. One that was forgotten before
-    /// it was started, or interrupted, has flushed nothing and lost nothing.
+    /// Poisons the file of a failed sync, whether or not its future still exists. A sync that was
+    /// cancelled before its start, or interrupted, flushed nothing and lost nothing.
     #[cold]
     fn failed(&self, result: i32) {
         if self.nature == Nature::Sync
@@ -183,7 +183,7 @@ pub(crate) struct OpId {
     generation: u32,
 }
 
-/// Operations for which there is room from the start.
+/// Slots reserved at the start.
 const SLOTS: usize = 1024;
 
 #[derive(Default)]
@@ -192,15 +192,16 @@ pub(crate) struct Ops {
     free: Vec<Token>,
     /// Slots whose completion has not been reaped.
     pub running: usize,
-    /// Those of them that go to a disk.
+    /// The disk operations among them.
     pub disk_running: usize,
-    /// In a simulated world: where its descriptors announce that they are closed.
+    /// In a simulated world: the channel on which dropped descriptors announce that they are
+    /// closed.
     simulated: Option<Sender<i32>>,
 }
 
 impl Ops {
-    /// An empty table; `simulated` is where the descriptors of a simulated world announce that
-    /// they are closed.
+    /// An empty table; `simulated` is the channel on which dropped descriptors of a simulated world
+    /// announce that they are closed.
     pub fn new(simulated: Option<Sender<i32>>) -> Ops {
         let (slots, free) = (Vec::with_capacity(SLOTS), Vec::with_capacity(SLOTS));
         Ops { slots, free, simulated, ..Ops::default() }
@@ -229,7 +230,7 @@ impl Ops {
         OpId { token, generation: slot.generation }
     }
 
-    /// Notes a completion. A token nobody waits for is ignored.
+    /// Notes a completion. An unknown token is ignored.
     pub fn complete(&mut self, token: Token, result: i32) -> Ended {
         let Some(slot) = self.slots.get_mut(token as usize) else { return Ended::Unseen };
         if result < 0 {
@@ -287,7 +288,7 @@ impl Ops {
         Some((result, payload))
     }
 
-    /// The future is gone. True when the operation still runs and may be cancelled.
+    /// Notes that the future was dropped. True when the operation still runs and may be cancelled.
     pub fn orphan(&mut self, id: OpId) -> bool {
         let slot = &mut self.slots[id.token as usize];
         if slot.generation != id.generation {
@@ -311,13 +312,13 @@ impl Ops {
         }
     }
 
-    /// Takes over the descriptor that a successful accept brought.
+    /// Takes ownership of the descriptor that a successful accept returned.
     pub fn adopt(&self, accepted: i32) -> Fd {
         match &self.simulated {
             Some(closing) => Fd::Sim(SimFd::new(accepted, closing.clone())),
-            // SAFETY: a successful accept of the host returned a new descriptor. Callers pass
-            // the result of an operation once: the future that took it from its slot, or, where
-            // that is gone, the slot when it is released. So this is its only owner.
+            // SAFETY: a successful accept of the host returned a new descriptor. Callers pass the
+            // result of an operation once: the future that took it from its slot, or, if that was
+            // dropped, the slot when it is released. So this is its only owner.
             None => Fd::Host(unsafe { OwnedFd::from_raw_fd(accepted) }),
         }
     }
@@ -329,7 +330,7 @@ impl Ops {
             .collect()
     }
 
-    /// Whether an unfinished operation may be asked to end early.
+    /// Whether an unfinished operation may be cancelled.
     pub fn may_cancel(&self, token: Token) -> bool {
         !matches!(self.slots[token as usize].nature, Nature::Write | Nature::Sync)
     }

@@ -1,26 +1,26 @@
-//! Pollers: what a core must look at in memory because no descriptor announces it, above all a
-//! guest's rings. Every poller can be armed for sleep from the first day.
+//! Pollers: work that a core must find in memory because no descriptor announces it, such as a
+//! guest's rings. Every poller can be armed for sleep.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Something that is looked at in every turn.
+/// A source of work that is polled in every turn.
 pub trait Poller {
-    /// Does up to its budget of work; true when it did some.
+    /// Does work up to its budget; true when it did some.
     fn poll(&mut self) -> bool;
     /// Whether `poll` would find work. Memory reads only.
     fn pure_check(&mut self) -> bool;
-    /// Asks for a wake-up through a descriptor when work comes; false when work is there
-    /// already and the core must not sleep.
+    /// Asks for a wake-up through a descriptor when work comes. False when there is work already,
+    /// so that the core must not sleep.
     fn arm(&mut self) -> bool;
-    /// The core is awake again: no wake-ups needed.
+    /// The core is awake: no wake-ups are needed.
     fn disarm(&mut self);
 }
 
 struct Entry {
     id: u64,
     poller: Option<Box<dyn Poller>>,
-    /// Turns to pass over before looking again; grows to 7 while it finds nothing.
+    /// Turns to skip before the next poll; grows to 7 while there is no work.
     skip: u8,
     backoff: u8,
 }
@@ -65,8 +65,8 @@ impl Pollers {
         !self.entries.is_empty()
     }
 
-    /// Runs each poller once, the first of this turn the second of the next. Those that found
-    /// nothing lately are passed over now and then, but not with `all`.
+    /// Runs each poller once, starting with another one each turn. Pollers without recent work skip
+    /// some turns, but not with `all`.
     pub fn run(cell: &RefCell<Pollers>, all: bool) -> bool {
         if cell.borrow().entries.is_empty() {
             return false;
@@ -78,7 +78,7 @@ impl Pollers {
             cell.borrow_mut().entries.rotate_left(1);
         }
         for at in 0..len {
-            // A poller may add pollers, so it runs outside of the cell.
+            // A poller may add pollers, so it runs outside the cell.
             let taken = {
                 let mut pollers = cell.borrow_mut();
                 let entry = &mut pollers.entries[at];

@@ -42,7 +42,7 @@ impl std::str::FromStr for DriverKind {
             "auto" => Ok(DriverKind::Auto),
             "io_uring" | "uring" => Ok(DriverKind::Uring),
             "epoll" => Ok(DriverKind::Epoll),
-            _ => Err(format!("'{text}' is none of auto, io_uring, epoll")),
+            _ => Err(format!("must be auto, io_uring or epoll, not '{text}'")),
         }
     }
 }

@@ -1,32 +1,32 @@
-//! The flag that says "I sleep, wake me": how a core goes to sleep without missing a message.
+//! The flag with which a core announces sleep, so that it misses no message.
 //!
-//! A wake-up is a system call that costs its sender some 12 µs here, so it is made only when
-//! needed, at most once per destination and turn; and a message must never lie unseen while its
-//! receiver sleeps. Two sides, one flag:
+//! A wake-up is a system call that costs its sender about 12 µs on the reference machine, so it is
+//! made only when needed, at most once per destination and turn. A message must never stay unseen
+//! while its receiver sleeps. Two sides share one flag:
 //!
 //! | sleeper | sender |
 //! |---|---|
 //! | 1. set the flag, by a read-modify-write | 1. publish the message |
 //! | 2. `SeqCst` fence | 2. `SeqCst` fence |
-//! | 3. look once more for messages: if there are any, take the flag back and go on | 3. test the flag; if set, take it (swap) |
-//! | 4. wait for the signal; clear the flag | 4. whoever took it signals |
+//! | 3. check once more for messages: if there are any, clear the flag and continue | 3. test the flag; if set, take it (swap) |
+//! | 4. wait for the signal; clear the flag | 4. the sender that took it signals |
 //!
-//! Of the two fences one comes first. If the sleeper's, the sender sees the flag and signals; if
-//! the sender's, the sleeper's second look sees the message. Without either fence both may look
-//! away, and the message waits for the next one: that is the mutant `sleep.no_sender_fence` of the
-//! loom proof.
+//! One of the two fences comes first. If it is the sleeper's, the sender sees the flag and signals.
+//! If it is the sender's, the sleeper's second check sees the message. Without either fence both
+//! may miss the other's write, and the message waits for the next one: mutant
+//! `sleep.no_sender_fence` of the loom proof.
 //!
-//! What always holds: for each time the flag was set, at most one sender is told to signal. A
-//! signal may arrive after the sleeper took the flag back (it went on at step 3, or woke for
-//! another reason): the next sleep then ends at once, which is harmless. So a signal means "look",
-//! never "there is a message".
+//! Invariant: each time the flag is set, at most one sender is told to signal. A signal may arrive
+//! after the sleeper cleared the flag (it found work in step 3, or woke for another reason): the
+//! next sleep then ends immediately, which is harmless. So a signal means "check for work", not
+//! "there is a message".
 //!
-//! The flag knows nothing of eventfd or the ring; the driver does. The flag guards whatever the
-//! second look covers: rings from other cores, the core's inbox, a guest's ring.
+//! The driver, not the flag, knows the eventfd and the ring. The flag covers every source that the
+//! second check covers: rings from other cores, the core's inbox, a guest's ring.
 
 use loomable::{AtomicBool, CachePadded, Ordering, fence_seq_cst, mutant};
 
-/// One per sleeper, shared with everybody who sends to it; see the module.
+/// One per sleeper, shared with all its senders; see the module text.
 #[derive(Debug)]
 pub struct SleepFlag {
     asleep: CachePadded<AtomicBool>,
@@ -38,11 +38,10 @@ impl SleepFlag {
         Self { asleep: CachePadded(AtomicBool::new(false)) }
     }
 
-    /// Sleeper: announces sleep and looks once more. True: wait for the signal now, then call
-    /// [`awake`](Self::awake). False: `has_work` found something, the announcement is
-    /// withdrawn.
+    /// Sleeper: announces sleep and checks once more. True: wait for the signal, then call
+    /// [`awake`](Self::awake). False: `has_work` found something, and the flag is cleared.
     ///
-    /// `has_work` must look at every source whose senders use this flag.
+    /// `has_work` must check every source whose senders use this flag.
     #[must_use]
     pub fn prepare(&self, has_work: impl FnOnce() -> bool) -> bool {
         if mutant("sleep.look_before_flag") {
@@ -50,10 +49,9 @@ impl SleepFlag {
             self.asleep.swap(true, Ordering::AcqRel);
             return !work;
         }
-        // Not a store: each of the sleeper's writes to the flag sits directly behind the value it
-        // replaced, so that a sender's swap can never be overtaken by an older "awake". A
-        // plain store is probably right on every machine there is, but loom cannot prove
-        // it, and this path ends in a system call anyway.
+        // Not a store: a read-modify-write follows the value it replaces directly, so an older
+        // "awake" can never overtake a sender's swap. A plain store is probably right on every
+        // existing machine, but loom cannot prove it, and this path ends in a system call anyway.
         self.set(true);
         fence_seq_cst("sleep.no_sleeper_fence");
         if has_work() {
@@ -63,7 +61,7 @@ impl SleepFlag {
         true
     }
 
-    /// Sleeper: takes the announcement back after waking, whatever the reason for waking was.
+    /// Sleeper: clears the flag after waking, whatever the reason.
     pub fn awake(&self) {
         if !mutant("sleep.stay_flagged") {
             self.set(false);
@@ -90,7 +88,7 @@ impl SleepFlag {
         self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel)
     }
 
-    /// Whether the owner has announced sleep: for statistics only, it may change at any moment.
+    /// Whether the owner has announced sleep. For statistics only: it may change at any time.
     #[inline]
     pub fn is_asleep(&self) -> bool {
         self.asleep.load(Ordering::Relaxed)
@@ -135,7 +133,7 @@ mod tests {
         assert!(!flag.must_wake());
     }
 
-    /// A lost wake-up shows as a test that never ends; `park` and `unpark` stand for the eventfd.
+    /// A lost wake-up shows as a test that never ends; `park` and `unpark` take the eventfd's part.
     #[test]
     fn no_message_is_slept_through() {
         let count = if cfg!(miri) { 100 } else { 100_000 };
@@ -172,7 +170,7 @@ mod tests {
             }
         }
         let sleeps: u64 = receiver.join().unwrap();
-        // Each sleep ends by a signal or spuriously; a signal belongs to an announcement, and so
+        // Each sleep ends by a signal or spuriously. Each signal belongs to one announcement, so
         // there cannot be many more signals than messages.
         assert!(signals.load(Ordering::Relaxed) <= u64::from(count));
         assert!(sleeps <= u64::from(count) * 4, "{sleeps} sleeps for {count} messages");

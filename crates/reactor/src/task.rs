@@ -1,12 +1,12 @@
 //! Tasks: `!Send` futures in a slab, one ready queue per class, and wakers that are numbers.
 //!
-//! A waker is a core's number, a task's slot and the slot's generation packed into one word, so
-//! cloning it costs nothing and dropping it nothing. Waking on the task's own core pushes its
-//! slot on the ready queue of its class; from elsewhere it goes through the core's inbox. A stale
-//! waker meets another generation and does nothing.
+//! A waker is a core's number, a task's slot and the slot's generation, packed into one word, so
+//! cloning and dropping it are free. Waking on the task's own core pushes its slot on the ready
+//! queue of its class; waking from another thread goes through the core's inbox. A stale waker
+//! finds another generation and does nothing.
 //!
-//! A task stands in its ready queue at most once (`queued`). While it is polled its future is
-//! outside of the slab, so that it may spawn, wake and cancel tasks, itself included.
+//! A task is in its ready queue at most once (`queued`). While it is polled its future is outside
+//! the slab, so it may spawn, wake and cancel tasks, including itself.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -24,24 +24,23 @@ const _: () = assert!(INDEX_BITS + GEN_BITS + UID_BITS == 64 && usize::BITS == 6
 pub(crate) const UID_MASK: u32 = (1 << UID_BITS) - 1;
 const GEN_MASK: u32 = (1 << GEN_BITS) - 1;
 
-/// Most tasks a core can hold. Whoever spawns for somebody outside bounds it, so that a core does
-/// not come here: with all limits reached at once on one core they are less than 950,000.
+/// Most tasks a core can hold. All code that spawns tasks for clients bounds their number, so this
+/// limit is not reached: with all limits used on one core there are fewer than 950,000 tasks.
 /// Connections of clients: 10,000, with a task each; their reads: 65,536 and 4 more for each
 /// connection; changes that read: 4096. Rings of disks: 1024 disks with 256 rings, with three tasks
-/// each. Connections of operators and of those who read metrics: 16 of each. A task more would be a
-/// leak of our own.
+/// each. Connections of operators and of metrics readers: 16 of each. More tasks are a leak.
 pub const TASKS_MAX: usize = 1 << 20;
 
-/// What a task is for: decides when it runs and how much of a turn it may take.
+/// The purpose of a task: decides when it runs and its share of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// Shutdown, administration: always first, must be tiny.
+    /// Shutdown, administration: always first, must be short.
     Control,
-    /// What a user waits for.
+    /// Requests of users.
     Foreground,
-    /// Flush, compaction, checks: together at most 100 µs of a turn while others wait.
+    /// Flush, compaction, checks: together at most 100 µs of a turn while other tasks are ready.
     Background,
-    /// Export, migration: after everything else.
+    /// Export, migration: after all other classes.
     Bulk,
 }
 
@@ -74,7 +73,7 @@ pub(crate) struct Tasks {
 
 impl Tasks {
     /// # Panics
-    /// When the core already holds `TASKS_MAX` tasks: callers bound what they spawn.
+    /// When the core already holds `TASKS_MAX` tasks: callers bound the number they spawn.
     pub fn insert(&mut self, class: Class, future: BoxFuture) -> TaskId {
         assert!(self.live < TASKS_MAX, "a core holds {TASKS_MAX} tasks");
         self.live += 1;
@@ -126,7 +125,7 @@ impl Tasks {
         None
     }
 
-    /// Puts a pending future back; gives it back if the task was cancelled meanwhile.
+    /// Puts a pending future back; returns it if the task was cancelled meanwhile.
     pub fn put_back(&mut self, id: TaskId, future: BoxFuture) -> Option<BoxFuture> {
         let task = &mut self.slots[id.index as usize];
         if task.live && task.generation == id.generation {
@@ -137,8 +136,8 @@ impl Tasks {
         }
     }
 
-    /// Ends a task; its future, if it is not being polled, comes back to be dropped by the
-    /// caller once nothing is borrowed.
+    /// Ends a task. Returns its future, unless it is being polled; the caller drops it when nothing
+    /// is borrowed.
     pub fn remove(&mut self, id: TaskId) -> Option<BoxFuture> {
         let task = self.slots.get_mut(id.index as usize)?;
         if !task.live || task.generation != id.generation {
@@ -150,7 +149,7 @@ impl Tasks {
         if !task.queued {
             self.free.push(id.index);
         } else {
-            // Still in a ready queue: take it out, so that the slot may be used again.
+            // Still in a ready queue: take it out, so that the slot can be reused.
             self.ready[task.class as usize].retain(|&index| index != id.index);
             task.queued = false;
             self.free.push(id.index);
@@ -171,7 +170,7 @@ impl Tasks {
         self.live
     }
 
-    /// Ends all tasks; their futures come back to be dropped.
+    /// Ends all tasks and returns their futures, for the caller to drop.
     pub fn clear(&mut self) -> Vec<BoxFuture> {
         let ids: Vec<TaskId> = (0..self.slots.len())
             .filter(|&i| self.slots[i].live)
@@ -186,7 +185,7 @@ thread_local! {
     static CURRENT: Cell<*const Inner> = const { Cell::new(std::ptr::null()) };
 }
 
-/// Marks a core as the one whose turn this thread runs, until dropped.
+/// Marks a core as the current one of this thread, until dropped.
 pub(crate) struct Entered<'a> {
     before: *const Inner,
     _core: &'a Inner,

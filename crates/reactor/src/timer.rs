@@ -1,4 +1,4 @@
-//! Timers: a heap of deadlines, each with the waker of the task that sleeps.
+//! Timers: a heap of deadlines, each with the waker of the sleeping task.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -56,7 +56,7 @@ impl Timers {
         slot.generation = slot.generation.wrapping_add(1);
         slot.waker = None;
         self.free.push(id.index);
-        // Its heap entry is passed over when it comes up; too many dead ones are swept.
+        // Its heap entry is skipped when it reaches the top. Many dead entries are swept.
         if self.heap.len() > 64 && self.heap.len() > 4 * (self.slots.len() - self.free.len()) {
             let slots = &self.slots;
             self.heap
@@ -64,7 +64,7 @@ impl Timers {
         }
     }
 
-    /// The earliest deadline that is still wanted.
+    /// The earliest deadline of a live timer.
     pub fn next(&mut self) -> Option<u64> {
         while let Some(&Reverse((deadline, id))) = self.heap.peek() {
             if self.slots[id.index as usize].generation == id.generation {
@@ -75,7 +75,7 @@ impl Timers {
         None
     }
 
-    /// Fires what is due and hands the wakers out.
+    /// Fires all due timers and hands out their wakers.
     pub fn fire(&mut self, now_ns: u64, mut wake: impl FnMut(Waker)) {
         while let Some(deadline) = self.next() {
             if deadline > now_ns {

@@ -49,7 +49,7 @@ impl FromStr for Filter {
             "info" => Ok(LevelFilter::INFO),
             "debug" => Ok(LevelFilter::DEBUG),
             "trace" => Ok(LevelFilter::TRACE),
-            _ => Err(format!("'{word}' is none of off, error, warn, info, debug, trace")),
+            _ => Err(format!("must be off, error, warn, info, debug or trace, not '{word}'")),
         };
         let mut filter = Filter::level(LevelFilter::INFO);
         for part in text.split(',').map(str::trim) {
@@ -59,7 +59,7 @@ impl FromStr for Filter {
                     filter.targets.push((target.to_owned(), level(word)?));
                 }
                 Some((target, _)) => {
-                    return Err(format!("'{target}' is no target, such as lsm or kv::connection"));
+                    return Err(format!("must be a target such as lsm or kv::connection, not '{target}'"));
                 }
             }
         }
@@ -111,6 +111,6 @@ mod tests {
         for text in ["", "loud", "info,", "lsm=loud", "=info", "info;lsm=debug"] {
             assert!(text.parse::<Filter>().is_err(), "{text}");
         }
-        assert!("x=loud".parse::<Filter>().unwrap_err().starts_with("'loud' is none of"));
+        assert!("x=loud".parse::<Filter>().unwrap_err().ends_with("not 'loud'"));
     }
 }

@@ -32,7 +32,7 @@ impl FromStr for Format {
         match text {
             "text" => Ok(Format::Text),
             "json" => Ok(Format::Json),
-            _ => Err(format!("'{text}' is none of text, json")),
+            _ => Err(format!("must be text or json, not '{text}'")),
         }
     }
 }

@@ -11,6 +11,7 @@ mod sim;
 mod sim_core;
 mod sim_net;
 mod sim_processes;
+mod sim_wait;
 mod sim_writes;
 mod unix;
 mod writes;

@@ -1,6 +1,5 @@
 //! Events, one-shots and timeouts under simulated chance: waiters that are dropped at any time,
 //! notifications from several tasks, deadlines.
-#![cfg(not(loom))]
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
