@@ -1,9 +1,17 @@
-//! The names of the levels of durability.
+//! The levels of durability, and their names.
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::write::wal_writer::Durability;
+/// What an acknowledged write survives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Durability {
+    /// The end of the process.
+    Process,
+    /// A power cut.
+    #[default]
+    Power,
+}
 
 impl fmt::Display for Durability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -21,7 +29,7 @@ impl FromStr for Durability {
         match text {
             "process" => Ok(Durability::Process),
             "power" => Ok(Durability::Power),
-            _ => Err(format!("'{text}' is neither process nor power")),
+            _ => Err(format!("durability must be process or power, not '{text}'")),
         }
     }
 }

@@ -17,8 +17,11 @@ use rocksfmt::{
 };
 
 use crate::error::{Error, Kind, Result};
-use crate::read::block;
 use crate::table_memory::{Charge, TableMemory};
+
+/// Largest block that is unpacked, in bytes: the largest buffer that a core can have, and so the
+/// largest block that can be written.
+pub(crate) const BLOCK_BYTES_MAX: usize = reactor::BUF_MAX;
 
 /// An index block in memory, with what makes searching it touch few lines of memory.
 pub(crate) struct IndexBlock {
@@ -155,7 +158,7 @@ impl Tail {
             return Ok(payload.into());
         }
         let codec = rocksfmt::Compression::from_byte(byte).map_err(format)?;
-        let len = codec.decompressed_len(payload, block::BLOCK_BYTES_MAX).map_err(format)?;
+        let len = codec.decompressed_len(payload, BLOCK_BYTES_MAX).map_err(format)?;
         if !core.pool().could_hold(len) {
             return Err(Error::new(
                 Kind::Memory,

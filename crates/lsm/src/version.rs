@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use fs::SharedFile;
 use rocksfmt::{Comparator, FileMeta, KEY_TRAILER_BYTES, RangeTombstones};
 
 use crate::error::{Error, Kind, Result};
 use crate::mem::Mem;
-use crate::read::blob::BlobFile;
 use crate::table::Table;
 
 /// One level: tables by their slots, and their bounds side by side for searching.
@@ -61,6 +61,11 @@ impl Level {
         }
         low
     }
+}
+
+/// An open blob file.
+pub(crate) struct BlobFile {
+    pub file: Arc<SharedFile>,
 }
 
 /// A column family in a version.

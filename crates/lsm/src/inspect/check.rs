@@ -20,11 +20,11 @@ use rocksfmt::{
     KEY_TRAILER_BYTES, LOG_BLOCK_BYTES, ManifestState, ValueType, unpack,
 };
 
-use crate::db::OpenOptions;
 use crate::error::{Error, Kind, Result};
-use crate::open::choices::Choices;
 use crate::open::recover;
 use crate::open::recovery_plan::{Listed, RecoveryPlan};
+use crate::options::OpenOptions;
+use crate::stored_options::StoredOptions;
 use crate::table::Table;
 use crate::table_memory::TableMemory;
 
@@ -82,7 +82,11 @@ pub async fn check(
         }
         Err(error) => return Err(error),
     };
-    let _lock = if options.secondary { None } else { Some(crate::db::lock(&dir).await?) };
+    let _lock = if options.secondary {
+        None
+    } else {
+        Some(crate::open::directory::lock_shared(&dir).await?)
+    };
     let entries = dir.list().await.map_err(|e| Error::io(path.display(), &e))?;
     let listed: Vec<Listed> = entries
         .iter()
@@ -101,8 +105,8 @@ pub async fn check(
     work.total = total_bytes(&state, &listed);
     match RecoveryPlan::new(&state, &listed) {
         Ok(mut plan) => {
-            let choices = Choices::read(&dir, &entries).await;
-            plan.empty_logs_may_count = choices.keeps_logs_at_openings();
+            let stored_options = StoredOptions::read(&dir, &entries).await;
+            plan.empty_logs_may_count = stored_options.keeps_logs_at_openings();
             work.total += plan.log_bytes();
             progress(work.done, work.total);
             let strict = OpenOptions { salvage: false, ..options.clone() };
@@ -291,9 +295,8 @@ impl TableCheck<'_> {
             return Ok(payload);
         }
         let codec = Compression::from_byte(byte).map_err(format)?;
-        let len = codec
-            .decompressed_len(&payload, crate::read::block::BLOCK_BYTES_MAX)
-            .map_err(format)?;
+        let len =
+            codec.decompressed_len(&payload, crate::table::BLOCK_BYTES_MAX).map_err(format)?;
         let mut out = core.alloc_wait(len).await.map_err(|e| Error::io(place(), &e))?;
         let dictionary = self.table.dictionary.as_ref().filter(|_| data);
         self.decompressor.decompress(codec, &payload, dictionary, &mut out).map_err(format)?;

@@ -117,7 +117,7 @@ impl Db {
                 let blobs = listed.into_iter().flat_map(|listed| listed.live_blob_files());
                 let garbage = blobs.map(|blob| blob.garbage_bytes).sum();
                 let options = shared
-                    .choices
+                    .stored_options
                     .file
                     .as_ref()
                     .and_then(|file| file.section("CFOptions", &family.name))
@@ -139,8 +139,12 @@ impl Db {
                 }
             })
             .collect();
-        let rocksdb_version =
-            shared.choices.file.as_ref().and_then(|file| file.rocksdb_version()).map(str::to_owned);
+        let rocksdb_version = shared
+            .stored_options
+            .file
+            .as_ref()
+            .and_then(|file| file.rocksdb_version())
+            .map(str::to_owned);
         Stat {
             db_id: shared.manifest.db_id.clone(),
             manifest: shared.manifest_name.clone(),

@@ -10,11 +10,11 @@ use rocksfmt::FileName;
 
 use crate::db::Db;
 use crate::error::{Error, Result};
-use crate::open::choices::{OLDEST, newest};
+use crate::stored_options::{OLDEST, newest};
 
 /// Records that no RocksDB older than 7.8 can read the database from now on. Suspends for the disk.
 pub(crate) async fn note(dir: &Dir, db: &Db) -> Result<()> {
-    if !db.0.choices.is_older() {
+    if !db.0.stored_options.is_older() {
         return Ok(());
     }
     let io = |e: std::io::Error| Error::io(dir.path().display(), &e);

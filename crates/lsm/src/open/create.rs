@@ -9,10 +9,11 @@ use rocksfmt::{Comparator, FileName, LogWriter, VersionEdit};
 
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
+use crate::options::WriteOptions;
+use crate::recycled_tables::recycled_bytes_max;
 use crate::write::commit::log_room;
 use crate::write::manifest_writer::ManifestWriter;
-use crate::write::spares::spares_max;
-use crate::write::writer::{WriteOptions, may_be_written_over};
+use crate::write::writer::may_be_written_over;
 
 /// The file that replaces CURRENT ([`Dir::replace_small`]).
 pub(crate) const CURRENT_DRAFT: &str = "CURRENT.dbtmp";
@@ -136,10 +137,12 @@ async fn discard(dir: &Dir, db: &Db, entry: &DirEntry) {
         _ => None,
     };
     let done = match number {
-        Some(number) if db.0.spares.have_room(entry.size, spares_max(&db.version())) => {
+        Some(number)
+            if db.0.recycled_tables.have_room(entry.size, recycled_bytes_max(&db.version())) =>
+        {
             let spare = FileName::Temp(number).to_string();
             let renamed = dir.rename(&entry.name, &spare).await;
-            renamed.map(|()| db.0.spares.put(number, entry.size))
+            renamed.map(|()| db.0.recycled_tables.put(number, entry.size))
         }
         _ => dir.remove(&entry.name).await,
     };
@@ -181,7 +184,7 @@ async fn was_log(core: &Core, dir: &Dir, entry: &DirEntry, options: &WriteOption
 
 /// The length at which a MANIFEST is replaced: ours, or RocksDB's if that is smaller.
 fn manifest_bytes(db: &Db, options: &WriteOptions) -> u64 {
-    let file = db.0.choices.file.as_ref();
+    let file = db.0.stored_options.file.as_ref();
     let said = file.and_then(|file| file.db("max_manifest_file_size"));
     let said = said.and_then(|text| text.parse().ok()).unwrap_or(u64::MAX);
     options.manifest_bytes.min(said)

@@ -24,8 +24,8 @@ use fs::DirEntry;
 use rocksfmt::{FileName, ManifestState};
 
 use crate::error::{Error, Kind, Result};
-use crate::open::choices::{Choices, OLDEST};
 use crate::open::create::CURRENT_DRAFT;
+use crate::stored_options::{OLDEST, StoredOptions};
 use crate::version::{Family, Slot};
 
 /// Files that an interrupted creation of a database leaves, and `lost+found` of a file system's
@@ -53,7 +53,7 @@ const OLD_BLOBS: &str = "blob_dir";
 pub(crate) struct Found<'a> {
     pub path: &'a Path,
     pub entries: &'a [DirEntry],
-    pub choices: &'a Choices,
+    pub stored_options: &'a StoredOptions,
     /// Where `wal_dir` points.
     pub logs_at: LogsAt,
     pub manifest: &'a ManifestState,
@@ -187,9 +187,9 @@ pub(crate) fn check(found: &Found<'_>, consent: Consent) -> Result<Vec<String>> 
 
 /// Refuses a truncated OPTIONS file: missing options would be taken for defaults.
 fn damaged_options(found: &Found<'_>) -> Option<String> {
-    let name = found.choices.name.as_ref()?;
+    let name = found.stored_options.name.as_ref()?;
     let families = found.families.iter().map(|family| family.name.as_str());
-    let lacks = found.choices.lacks(families)?;
+    let lacks = found.stored_options.lacks(families)?;
     Some(format!(
         "{name} {lacks}. Open and close the database with RocksDB to write a new one; without \
          {name} the previous OPTIONS file applies"
@@ -238,18 +238,18 @@ impl Found<'_> {
 
     /// An obstacle in the options of the whole database.
     fn choice_of_database(&self) -> Option<String> {
-        let is_true = |key: &str| self.choices.db(key) == Some("true");
+        let is_true = |key: &str| self.stored_options.db(key) == Some("true");
         if self.entries.iter().any(|entry| entry.name == OLD_BLOBS && entry.is_dir) {
             return Some(format!(
                 "{OLD_BLOBS} belongs to the old kind of BlobDB, which is not supported"
             ));
         }
-        if let Some(named) = self.choices.db("wal_dir") {
+        if let Some(named) = self.stored_options.db("wal_dir") {
             let own = Path::new(named) == self.path;
             if self.logs_at == LogsAt::Elsewhere {
                 return Some(format!("its logs are in another directory (wal_dir={named})"));
             }
-            if !self.choices.is_older() {
+            if !self.stored_options.is_older() {
                 return Some(match own {
                     true => "db_paths puts its tables into another directory (RocksDB writes \
                              wal_dir, the directory itself, into OPTIONS only then)"
@@ -273,7 +273,7 @@ impl Found<'_> {
     /// An obstacle in a family's options.
     fn choice_of_family(&self, family: &Family) -> Option<String> {
         let name = &family.name;
-        let says = |key: &str| self.choices.family(name, key);
+        let says = |key: &str| self.stored_options.family(name, key);
         let timestamps = self
             .manifest
             .column_families
@@ -300,7 +300,7 @@ impl Found<'_> {
                 "column family {name} has FIFO compaction (compaction_style), which drops the \
                  oldest tables instead of merging: that is not supported"
             )),
-            Some(style) if self.choices.levels(name) < 2 => Some(format!(
+            Some(style) if self.stored_options.levels(name) < 2 => Some(format!(
                 "column family {name} has one level (num_levels=1, compaction_style={style}), \
                  but nothing is merged within one level here"
             )),
@@ -311,7 +311,7 @@ impl Found<'_> {
     /// A warning about a filter that this engine does not have.
     fn filter(&self, family: &Family) -> Option<String> {
         let keys = ["compaction_filter_factory", "compaction_filter"];
-        let said = keys.iter().find_map(|key| self.choices.family(&family.name, key))?;
+        let said = keys.iter().find_map(|key| self.stored_options.family(&family.name, key))?;
         Some(format!(
             "column family {}: its compaction filter {said} is not applied here: entries that it \
              would remove stay until RocksDB compacts",
@@ -326,9 +326,9 @@ impl Found<'_> {
             "only RocksDB {major}.{minor} and newer read what is written here, not older versions \
              or LevelDB"
         );
-        let file = self.choices.file.as_ref();
+        let file = self.stored_options.file.as_ref();
         match file.and_then(|file| file.rocksdb_version()) {
-            Some(version) if self.choices.is_older() => {
+            Some(version) if self.stored_options.is_older() => {
                 Some(format!("RocksDB {version} wrote this database last, but {then}"))
             }
             Some(_) => None,
@@ -385,7 +385,7 @@ mod tests {
             "[Version]\nrocksdb_version={version}\n[DBOptions]\n{database}\n\
              [CFOptions \"default\"]\n{family}\n[TableOptions/BlockBasedTable \"default\"]\n"
         );
-        let choices = Choices {
+        let stored_options = StoredOptions {
             name: Some("OPTIONS-000007".into()),
             file: Some(rocksfmt::OptionsFile::parse(text.as_bytes())),
             unreadable: None,
@@ -404,7 +404,7 @@ mod tests {
         let found = Found {
             path: Path::new("/x"),
             entries: &entries(&["000004.log", "000006.log", "000009.log"]),
-            choices: &choices,
+            stored_options: &stored_options,
             logs_at,
             manifest: &manifest,
             last_sequence: 100,

@@ -22,8 +22,8 @@ use rocksfmt::ManifestState;
 
 use crate::error::{Error, Kind, Result};
 use crate::mem::Mem;
+use crate::mem::recovered::Sorting;
 use crate::open::recover::{self, Border, Piece};
-use crate::open::recovered::Sorting;
 use crate::open::recovery_plan::RecoveryPlan;
 use crate::table::Table;
 use crate::version::{Family, Version};

@@ -15,11 +15,11 @@ use rocksfmt::{
     ManifestState, Marker, Op, WriteBatch, is_torn_group, parse_current,
 };
 
-use crate::db::OpenOptions;
 use crate::error::{Error, Kind, Result};
-use crate::open::recovered::Sorting;
+use crate::mem::recovered::Sorting;
 use crate::open::recovery_plan::{PlannedLog, RecoveryPlan};
 use crate::open::wal_replay::{Replayed, WalReplay};
+use crate::options::OpenOptions;
 
 /// Bytes of a log read at a time: whole log blocks.
 const PIECE: usize = 32 * LOG_BLOCK_BYTES;

@@ -26,9 +26,9 @@ use rocksfmt::{
 };
 
 use crate::error::{Error, Kind, Result};
+use crate::mem::recovered::{RecoveredBuilder, Sorting};
 use crate::mutant::mutant;
 use crate::open::log_chain::LogChain;
-use crate::open::recovered::{RecoveredBuilder, Sorting};
 use crate::open::recovery_plan::first_log;
 
 /// The result of a replay.

@@ -1,18 +1,10 @@
 //! Large values in blob files (RocksDB's integrated BlobDB).
 
-use std::sync::Arc;
-
-use fs::SharedFile;
 use rocksfmt::{BLOB_RECORD_HEADER_BYTES, BlobIndex, Compression};
 
 use crate::error::{Error, Kind, Result};
 use crate::read::reader::At;
 use crate::read::value::Value;
-
-/// An open blob file.
-pub(crate) struct BlobFile {
-    pub file: Arc<SharedFile>,
-}
 
 /// Reads and unpacks the value that `index` refers to; verifies both checksums and the key.
 pub(crate) async fn read(reader: &At, family_at: usize, key: &[u8], index: &[u8]) -> Result<Value> {

@@ -3,10 +3,6 @@
 use fs::Slice;
 use rocksfmt::{BlockLayout, FilterLayout, IndexFormat, IndexLayout};
 
-/// Largest block we unpack, in bytes: the largest buffer of a core, and so the largest that can be
-/// written.
-pub(crate) const BLOCK_BYTES_MAX: usize = reactor::BUF_MAX;
-
 /// The layout of a block's bytes.
 #[derive(Clone, Copy)]
 pub(crate) enum Layout {

@@ -13,11 +13,12 @@ use std::rc::Rc;
 
 use rocksfmt::{Comparator, SEQUENCE_MAX, pack, unpack};
 
+use crate::db::CfId;
 use crate::error::{Error, Kind, Result};
 use crate::mem::{Mem, MemCursor};
 use crate::read::level_iter::{Bounds, LevelIter};
 use crate::read::point::entry_value;
-use crate::read::reader::{At, CfId, Reader, count};
+use crate::read::reader::{At, Reader, count};
 use crate::read::seek::SeekKey;
 use crate::read::snapshot::Snapshot;
 use crate::read::value::Value;

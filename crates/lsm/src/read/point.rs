@@ -20,11 +20,12 @@ use rocksfmt::{
     KEY_TRAILER_BYTES, Lookup as Hit, ValueType, index_lookup, pack, point_lookup, unpack,
 };
 
+use crate::db::CfId;
 use crate::error::{Error, Kind, Result};
 use crate::read::blob;
 use crate::read::block::{Block, BlockKind, Layout};
 use crate::read::cache::BlockKey;
-use crate::read::reader::{At, CfId, View, count};
+use crate::read::reader::{At, View, count};
 use crate::read::seek::SeekKey;
 use crate::read::value::Value;
 use crate::table::{Filter, IndexBlock, Table};

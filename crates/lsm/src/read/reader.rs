@@ -12,26 +12,23 @@ use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 
 use fs::{File, Slice};
-use reactor::{Buf, Core, Promise, Spare};
+use reactor::{Buf, Class, Core, Promise, Spare};
 use rocksfmt::{
     BLOCK_TRAILER_BYTES, BlockHandle, BlockSum, Comparator, Compression, Decompressor, HeadLookup,
     compression_byte, head_lookup,
 };
 
-use crate::db::Db;
+use crate::db::{CfId, Db};
 use crate::error::{Error, Kind, Result};
 use crate::read::ahead::{Chunk, Chunks};
-use crate::read::block::{BLOCK_BYTES_MAX, Block, BlockKind};
+use crate::read::block::{Block, BlockKind};
 use crate::read::cache::{BlockCache, BlockKey};
 use crate::read::flight::{self, Flights, Role};
 use crate::read::iter::{Iter, IterOptions};
 use crate::read::snapshot::{Registry, Snapshot};
 use crate::read::value::Value;
-use crate::table::Table;
+use crate::table::{BLOCK_BYTES_MAX, Table};
 use crate::version::{Slot, Version};
-
-/// Identifies a column family; 0 is "default".
-pub type CfId = u32;
 
 /// One core's view of a version: its own handle on every file.
 pub(crate) struct View {
@@ -72,6 +69,16 @@ impl View {
                 .err()
                 .unwrap_or_else(|| Error::new(Kind::Corruption, "an open table has no file"))),
         }
+    }
+}
+
+impl Db {
+    /// A reader for one core, with a cache of its own. A task of the core renews its view while the
+    /// core does not read: an old view would hold memtables and deleted files.
+    pub fn attach(&self, core: &Core) -> Reader {
+        let reader = Reader::new(self, core);
+        core.spawn(Class::Background, reader.keep_view_new());
+        reader
     }
 }
 

@@ -17,9 +17,9 @@ use rocksfmt::{
     Comparator, FileName, LEVELS_MAX, SEEK_TYPE, SEQUENCE_MAX, ValueType, VersionEdit, pack,
 };
 
+use crate::db::CfId;
 use crate::error::{Error, Kind, Result};
 use crate::mem::{Mem, MemCursor};
-use crate::read::reader::CfId;
 use crate::table::Table;
 use crate::version::{Family, Level, Version, user_key};
 use crate::write::job::{ENTRIES_AT_ONCE, Job, Made};
@@ -195,7 +195,7 @@ fn has_key(mem: &Mem, order: Comparator, first: &[u8], last: &[u8]) -> bool {
 
 /// The deepest level that RocksDB has too, when it opens the directory with the options it wrote.
 fn bottom_level(inner: &Inner, family: &Family) -> usize {
-    let levels = inner.db.0.choices.levels(&family.name);
+    let levels = inner.db.0.stored_options.levels(&family.name);
     levels.clamp(1, LEVELS_MAX as usize).max(family.levels.len()) - 1
 }
 

@@ -9,15 +9,17 @@ use std::sync::atomic::Ordering;
 use memtable::Reserve;
 use rocksfmt::{Op, ValueType, VersionEdit, WriteBatch, pack};
 
+use crate::durability::Durability;
 use crate::error::{Error, Kind, Result};
 use crate::mem::Mem;
 use crate::mutant::mutant;
+use crate::options::WriteOptions;
 use crate::version::{Level, Slot};
 use crate::write::blob_garbage;
 use crate::write::job;
 use crate::write::space::Task;
-use crate::write::wal_writer::{Durability, NewLog, WalWriter};
-use crate::write::writer::{Generation, Inner, Pending, Request, WriteOptions};
+use crate::write::wal_writer::{NewLog, WalWriter};
+use crate::write::writer::{Generation, Inner, Pending, Request};
 
 /// Bytes of batches that go to the log together, as long as there is more than one.
 const GROUP_BYTES: usize = 512 << 10;
@@ -105,7 +107,7 @@ pub(crate) async fn new_log(inner: &Inner, kept: usize) -> Result<WalWriter> {
             let mut spares = inner.spare_logs.borrow_mut();
             if spares.len() > kept { spares.pop() } else { None }
         },
-        emptied: !inner.db.0.choices.take_old_records_for_the_end(),
+        emptied: !inner.db.0.stored_options.take_old_records_for_the_end(),
         durability: inner.options.durability,
         room: log_room(&inner.options),
         next_sequence: inner.db.visible() + 1,
@@ -457,7 +459,7 @@ fn take_group(inner: &Inner, group: &mut Vec<Pending>) {
 /// New memtables for all column families that can be written, in the version that readers take.
 fn new_memtables(inner: &Inner) -> BTreeMap<u32, memtable::Writer> {
     let mut live = BTreeMap::new();
-    inner.publish(|version| {
+    inner.db.publish(|version| {
         let shares = version.families.len();
         for family in version.families.iter_mut().filter(|family| family.refused.is_none()) {
             let (bytes, seed) = (inner.options.memtable_bytes, inner.core.random_u64());

@@ -204,7 +204,7 @@ pub(crate) async fn install(
     let apply = |version: &mut Version| all.into_iter().for_each(|family| replace(version, family));
     if edits.is_empty() {
         drop(turn);
-        inner.publish(apply);
+        inner.db.publish(apply);
     } else {
         if let Err(error) = turn.change(edits, apply).await {
             if error.kind() == Kind::Full {

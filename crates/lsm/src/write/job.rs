@@ -147,15 +147,3 @@ pub(crate) fn fill_reserve(inner: &Rc<Inner>) {
         }
     });
 }
-
-impl Db {
-    /// A number that no file has.
-    pub(crate) fn new_number(&self) -> u64 {
-        self.0.next_file.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// Numbers from here on no file has.
-    pub(crate) fn next_file(&self) -> u64 {
-        self.0.next_file.load(Ordering::Relaxed)
-    }
-}

@@ -18,7 +18,6 @@ pub(crate) mod merge_plan;
 pub(crate) mod pace;
 pub(crate) mod quarantine;
 pub(crate) mod space;
-pub(crate) mod spares;
 pub(crate) mod table_writer;
 pub(crate) mod wal_writer;
 pub(crate) mod writer;

@@ -38,7 +38,7 @@ impl<'a> TableWriter<'a> {
         let number = job.db.new_number();
         let name = FileName::Sst(number).to_string();
         let io = |e: std::io::Error| Error::io(&name, &e);
-        let file = job.db.0.spares.open(&job.dir, &name, bytes).await.map_err(io)?;
+        let file = job.db.0.recycled_tables.open(&job.dir, &name, bytes).await.map_err(io)?;
         job.made.borrow_mut().push(number);
         let file = FileWriter::new(&job.core.attach(&file)).await.map_err(io)?;
         let builder = SstBuilder::new(SstOptions {

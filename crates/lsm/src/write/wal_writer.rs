@@ -26,18 +26,9 @@ use fs::{Dir, File, Mode};
 use reactor::Core;
 use rocksfmt::{FileName, GroupEnd, LOG_BLOCK_BYTES, LogStart, LogWriter};
 
+use crate::durability::Durability;
 use crate::error::{Error, Kind, Result};
 use crate::write::insist;
-
-/// What an acknowledged write survives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Durability {
-    /// The end of the process.
-    Process,
-    /// A power cut.
-    #[default]
-    Power,
-}
 
 /// What a log is to be like.
 pub(crate) struct NewLog {

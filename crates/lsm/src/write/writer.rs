@@ -27,16 +27,17 @@ use fs::{Dir, File};
 use memtable::Reserve;
 use reactor::{Class, Core, DirEntry};
 use rocksfmt::{
-    BatchWriter, Compression, FileMeta, FileName, LOG_BLOCK_BYTES, ManifestReplay, Op, VersionEdit,
-    WriteBatch, is_recyclable_log,
+    BatchWriter, FileMeta, FileName, LOG_BLOCK_BYTES, ManifestReplay, Op, VersionEdit, WriteBatch,
+    is_recyclable_log,
 };
 
+use crate::db::CfId;
 use crate::db::Db;
+use crate::durability::Durability;
 use crate::error::{Error, Kind, Result};
 use crate::mem::Mem;
-use crate::open::long_logs;
-use crate::open::recovery_plan;
-use crate::read::reader::CfId;
+use crate::options::WriteOptions;
+use crate::recycled_tables::recycled_bytes_max;
 use crate::version::Version;
 use crate::write::commit;
 use crate::write::compaction;
@@ -45,39 +46,7 @@ use crate::write::manifest_writer::ManifestWriter;
 use crate::write::pace::Pace;
 use crate::write::quarantine::Quarantine;
 use crate::write::space::{Space, Task, Untold};
-use crate::write::spares::spares_max;
-use crate::write::wal_writer::{Durability, WalWriter};
-
-/// How to write to a database.
-#[derive(Clone, Debug)]
-pub struct WriteOptions {
-    /// What an acknowledged write survives.
-    pub durability: Durability,
-    /// Make the database if there is none.
-    pub create: bool,
-    /// Take over what a RocksDB older than 7.8 wrote last; it could not read it afterwards.
-    pub adopt: bool,
-    /// Bytes of memtables at which they are written to tables.
-    pub memtable_bytes: usize,
-    /// For the data blocks of tables.
-    pub compression: Compression,
-    /// Bytes at which the MANIFEST is replaced by one that has the present state only; RocksDB's
-    /// `max_manifest_file_size`, if OPTIONS has a smaller one.
-    pub manifest_bytes: u64,
-}
-
-impl Default for WriteOptions {
-    fn default() -> Self {
-        WriteOptions {
-            durability: Durability::default(),
-            create: true,
-            adopt: false,
-            memtable_bytes: 64 << 20,
-            compression: Compression::None,
-            manifest_bytes: 16 << 20,
-        }
-    }
-}
+use crate::write::wal_writer::WalWriter;
 
 /// Counters of a writer since the opening, and how things stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -144,7 +113,7 @@ const MEMORY_PAUSE_NS: u64 = 100_000_000;
 /// Largest batch in bytes.
 const BATCH_BYTES_MAX: usize = 256 << 20;
 // Its value is read back as a block, which holds a little more.
-const _: () = assert!(BATCH_BYTES_MAX + 4096 <= crate::read::block::BLOCK_BYTES_MAX);
+const _: () = assert!(BATCH_BYTES_MAX + 4096 <= crate::table::BLOCK_BYTES_MAX);
 
 /// A file that is to go, and its length where it may be kept as a spare.
 struct Doomed {
@@ -336,7 +305,7 @@ impl ManifestTurn<'_> {
         let families: Vec<u32> = edits.iter().map(|edit| edit.column_family).collect();
         manifest.append(&self.inner.db, edits).await?;
         let mut dead = Vec::new();
-        self.inner.publish(|version| {
+        self.inner.db.publish(|version| {
             apply(version);
             let mut changed = version.families.iter_mut();
             while let Some(family) = changed.find(|family| families.contains(&family.id)) {
@@ -454,7 +423,7 @@ impl Inner {
     /// so it gets time for other things in between, unless there is much to remove. What is
     /// left lying, in a crash or after an error, the next opening takes care of.
     async fn remove_doomed(&self) {
-        let spares = &self.db.0.spares;
+        let spares = &self.db.0.recycled_tables;
         loop {
             let ends = || self.closing.get() || self.has_failed();
             // On a full disk nothing is kept that is not needed.
@@ -462,7 +431,7 @@ impl Inner {
             self.moved.until(|| !self.doomed.borrow().is_empty() || gives_up() || ends()).await;
             let limit = match self.space.is_short() {
                 true => 0,
-                false => spares_max(&self.db.0.current.load()),
+                false => recycled_bytes_max(&self.db.0.current.load()),
             };
             let doomed = self.doomed.borrow_mut().pop_front();
             if doomed.is_none() && !gives_up() {
@@ -528,7 +497,7 @@ impl Inner {
 
     /// Removes all that is kept to be written again, at once: there is no room.
     pub async fn remove_spares(&self) {
-        let spares = &self.db.0.spares;
+        let spares = &self.db.0.recycled_tables;
         while let Some(name) = spares.take_beyond(0) {
             self.remove(&name).await;
         }
@@ -575,7 +544,9 @@ impl Inner {
                 }
                 // Others are tables, which are kept or removed elsewhere.
                 Some(file @ FileName::Temp(number))
-                    if !kept.contains(&number) && !self.db.0.spares.has(number) && fits().await =>
+                    if !kept.contains(&number)
+                        && !self.db.0.recycled_tables.has(number)
+                        && fits().await =>
                 {
                     match wanted {
                         true => self.spare_logs.borrow_mut().push(number),
@@ -594,20 +565,6 @@ impl Inner {
         match commit::new_log(self, 1).await {
             Err(error) if error.kind() == Kind::Full => commit::new_log(self, 0).await,
             done => done,
-        }
-    }
-
-    /// Changes the version for all who begin to read from now on.
-    pub fn publish(&self, change: impl FnOnce(&mut Version)) {
-        let shared = &*self.db.0;
-        let mut version = Version::clone(&shared.current.load());
-        change(&mut version);
-        version.epoch += 1;
-        let epoch = version.epoch;
-        shared.current.store(Arc::new(version));
-        shared.epoch.store(epoch, Ordering::Release);
-        for renewal in shared.renewals.load().iter() {
-            renewal.wake_by_ref();
         }
     }
 
@@ -711,14 +668,14 @@ impl Drop for Work<'_> {
 pub struct Writer(pub(crate) Rc<Inner>);
 
 impl Writer {
-    /// Starts to write: `first_log` is a new log's number, `mems` what was recovered.
-    pub(crate) async fn start(
+    /// The writer of a database that is being opened. It writes after [`Writer::start`].
+    pub(crate) fn new(
         core: &Core,
         dir: &Dir,
         db: &Db,
         options: WriteOptions,
         manifest: ManifestWriter,
-    ) -> Result<Writer> {
+    ) -> Writer {
         let epochs = db.version().slots.iter().map(|slot| slot.meta().epoch).max();
         let inner = Rc::new(Inner {
             core: core.clone(),
@@ -754,16 +711,25 @@ impl Writer {
             working: Cell::new(4),
             ended: Signal::default(),
         });
+        Writer(inner)
+    }
+
+    /// Takes over the logs of earlier processes. Those with smaller numbers than `needed_from` are
+    /// obsolete. Suspends for the disk.
+    pub(crate) async fn take_over_logs(&self, needed_from: u64) -> Result<()> {
+        let inner = &*self.0;
         if inner.options.durability == Durability::Power {
-            sync_logs(core, dir, &db.0.recovered_logs).await?;
+            sync_logs(&inner.core, &inner.dir, &inner.db.0.recovered_logs).await?;
         }
-        // The others go with those that hold what was recovered.
-        let is_durable = inner.manifest.borrow().as_ref().is_some_and(ManifestWriter::is_begun);
-        let first = if is_durable { recovery_plan::first_log(&db.0.manifest) } else { 0 };
-        inner.keep_logs(first).await;
-        if let Some(logs) = &db.0.long_logs {
-            long_logs::to_tables(&inner, logs).await?;
-        }
+        // The others are removed together with those that hold recovered writes.
+        inner.keep_logs(needed_from).await;
+        Ok(())
+    }
+
+    /// Begins a log and starts the tasks that write. `keys` is the change of the number of keys by
+    /// the writes that were recovered into memory, if it is known. Suspends for the disk.
+    pub(crate) async fn start(&self, keys: Option<i64>) -> Result<()> {
+        let (inner, db) = (&self.0, &self.0.db);
         let log = match inner.first_log().await {
             // The first write tries again.
             Err(error) if error.kind() == Kind::Full => {
@@ -772,47 +738,45 @@ impl Writer {
             }
             log => Some(log?),
         };
-        // What was recovered from older logs is the first generation to become tables.
+        // Recovered writes are the first generation that becomes tables.
         let mems = db
             .version()
             .families
             .iter()
             .flat_map(|family| family.mems.iter().map(|mem| (family.id, mem.clone())))
             .collect();
-        let keys = db.keys().zip(db.0.manifest.keys);
-        let keys = keys.and_then(|(now, before)| now.checked_signed_diff(before));
         let recovered = Generation {
             mems,
             log_number: None,
-            keys: if db.0.long_logs.is_some() { Some(0) } else { keys },
+            keys,
             log: None,
             next_log: log.as_ref().map_or_else(|| db.new_number(), WalWriter::number),
             last_sequence: db.visible(),
         };
         inner.waiting.borrow_mut().push_back(recovered);
         let commit = inner.clone();
-        core.spawn(Class::Foreground, async move {
+        inner.core.spawn(Class::Foreground, async move {
             commit::run(&commit, log).await;
             commit.committing.set(false);
             commit.moved.ring();
             commit.ends();
         });
         let flush = inner.clone();
-        core.spawn(Class::Background, async move {
+        inner.core.spawn(Class::Background, async move {
             flush::run(&flush).await;
             flush.ends();
         });
         let removal = inner.clone();
-        core.spawn(Class::Background, async move {
+        inner.core.spawn(Class::Background, async move {
             removal.remove_doomed().await;
             removal.ends();
         });
         let compaction = inner.clone();
-        core.spawn(Class::Background, async move {
+        inner.core.spawn(Class::Background, async move {
             compaction::run(&compaction).await;
             compaction.ends();
         });
-        Ok(Writer(inner))
+        Ok(())
     }
 
     /// Writes a batch, all or nothing. Suspends until it is as durable as was asked for and
@@ -901,7 +865,7 @@ impl Writer {
         WriterStats {
             memtable_bytes: mems.map(|mem| mem.memory() as u64).sum(),
             waiting_memtables: inner.waiting.borrow().len() as u64,
-            rewritten_tables: inner.db.0.spares.rewritten.load(Ordering::Relaxed),
+            rewritten_tables: inner.db.0.recycled_tables.rewritten.load(Ordering::Relaxed),
             level0_files: level0.map(|level| level.slots.len() as u64).max().unwrap_or(0),
             damaged_tables: inner.quarantine.tables(&version) as u64,
             disk_full: inner.space.is_short().into(),

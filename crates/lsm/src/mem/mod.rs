@@ -6,7 +6,9 @@ use std::ops::Range;
 use memtable::ValueRef;
 use rocksfmt::{KEY_TRAILER_BYTES, RangeTombstones};
 
-use crate::open::recovered::{Recovered, RecoveredCursor};
+use crate::mem::recovered::{Recovered, RecoveredCursor};
+
+pub(crate) mod recovered;
 
 /// A live or recovered memtable.
 pub(crate) enum Mem {

@@ -13,7 +13,7 @@ pub(crate) const OLDEST: (u64, u64) = (7, 8);
 
 /// The newest OPTIONS file, if there is one.
 #[derive(Default)]
-pub(crate) struct Choices {
+pub(crate) struct StoredOptions {
     /// The file's name.
     pub name: Option<String>,
     /// Its contents, if it can be read.
@@ -22,14 +22,14 @@ pub(crate) struct Choices {
     pub unreadable: Option<String>,
 }
 
-impl Choices {
+impl StoredOptions {
     /// Reads the newest OPTIONS file of a directory. Suspends for the disk.
-    pub async fn read(dir: &Dir, entries: &[DirEntry]) -> Choices {
-        let Some(name) = newest(entries) else { return Choices::default() };
+    pub async fn read(dir: &Dir, entries: &[DirEntry]) -> StoredOptions {
+        let Some(name) = newest(entries) else { return StoredOptions::default() };
         let read = dir.read_small(name, rocksfmt::OPTIONS_BYTES_MAX).await;
         let unreadable = read.as_ref().err().map(ToString::to_string);
         let file = read.ok().map(|text| OptionsFile::parse(&text));
-        Choices { name: Some(name.to_owned()), file, unreadable }
+        StoredOptions { name: Some(name.to_owned()), file, unreadable }
     }
 
     /// Whether the RocksDB that wrote the file cannot read what is written here.

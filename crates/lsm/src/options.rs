@@ -1,0 +1,69 @@
+//! Options of an opening, for reading and for writing.
+
+use rocksfmt::Compression;
+
+use crate::durability::Durability;
+
+/// How to open a database.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Serve the state at the opening even while another process writes.
+    pub secondary: bool,
+    /// If the log is damaged in its middle, serve what can be read instead of refusing. An opening
+    /// for writing also accepts tables that cannot be read.
+    pub salvage: bool,
+    /// Check every block's checksum when it is read.
+    pub verify_checksums: bool,
+    /// Block cache of each reader in bytes; 0 for none.
+    pub cache_bytes: usize,
+    /// Memory for all indexes and filters, in bytes. Those that do not fit are read on demand.
+    pub memory_bytes: usize,
+    /// Memory for writes recovered from the log, in bytes. If they need more, opening for writing
+    /// first writes them to tables, and opening for reading fails.
+    pub recovered_bytes: usize,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        OpenOptions {
+            secondary: false,
+            salvage: false,
+            verify_checksums: true,
+            cache_bytes: 0,
+            memory_bytes: usize::MAX,
+            recovered_bytes: usize::MAX,
+        }
+    }
+}
+
+/// How to write to a database.
+#[derive(Clone, Debug)]
+pub struct WriteOptions {
+    /// What an acknowledged write survives.
+    pub durability: Durability,
+    /// Create the database if it does not exist.
+    pub create: bool,
+    /// Take over a database that a RocksDB older than 7.8 wrote last. That RocksDB cannot read it
+    /// afterwards.
+    pub adopt: bool,
+    /// Bytes of memtables at which they are written to tables.
+    pub memtable_bytes: usize,
+    /// For the data blocks of tables.
+    pub compression: Compression,
+    /// Length at which the MANIFEST is replaced by one that holds the present state only, in
+    /// bytes. RocksDB's `max_manifest_file_size` from OPTIONS applies if it is smaller.
+    pub manifest_bytes: u64,
+}
+
+impl Default for WriteOptions {
+    fn default() -> Self {
+        WriteOptions {
+            durability: Durability::default(),
+            create: true,
+            adopt: false,
+            memtable_bytes: 64 << 20,
+            compression: Compression::None,
+            manifest_bytes: 16 << 20,
+        }
+    }
+}
