@@ -1,14 +1,14 @@
-//! Writes small databases with RocksDB 11, which no package of a distribution has yet, for the
-//! black-box tests.
+//! Writes small databases with RocksDB 11, which no distribution packages yet, for the black-box
+//! tests.
 //!
 //! ```text
 //! cargo run --release --features codecs --example fixtures -- DIR
 //! tar -C DIR --sort=name --owner=0 --group=0 --mtime=@0 -cJf ../../e2e/rocksdb-11.tar.xz .
 //! ```
 //!
-//! Each becomes `DIR/NAME/db`, with what RocksDB's own iterator finds in it in
-//! `DIR/NAME/expected/default`, as lines of `KEYHEX VALUEHEX`. The values are small: the archive is
-//! part of the repository.
+//! Each becomes `DIR/NAME/db`; `DIR/NAME/expected/default` has the contents that RocksDB's own
+//! iterator reads, as lines of `KEYHEX VALUEHEX`. The values are small, because the archive is part
+//! of the repository.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -127,7 +127,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let db = DB::open_cf_descriptors(&options(edit), &path, [family(edit)])?;
         fill(&db)?;
         if leave {
-            // Copied while it is open: what a killed process leaves.
+            // Copied while it is open, as a killed process leaves it.
             let copy = home.join("copy");
             fs::create_dir_all(&copy)?;
             for entry in fs::read_dir(&path)? {

@@ -1,4 +1,4 @@
-//! `db_bench`'s read cases, one loop each. A loop runs until its meter says that the time is over.
+//! `db_bench`'s read cases, one loop each. A loop ends when its meter says that the time is over.
 
 use rocksdb::{DB, DBRawIterator, ReadOptions};
 use workload::Random;
@@ -7,7 +7,7 @@ use crate::database::Database;
 use crate::keys::{KEY_LEN, absent_key, key};
 use crate::measure::Meter;
 
-/// Keys read between two looks at the clock in the scans, where a look would cost more than a step.
+/// Keys read between two readings of the clock in scans, where a reading costs more than a step.
 const SCAN_RUN: u64 = 256;
 
 /// One case with its parameters.
@@ -15,7 +15,7 @@ const SCAN_RUN: u64 = 256;
 pub enum Case {
     /// One get of a random key.
     Get {
-        /// Of a key that is not there.
+        /// Whether to get absent keys.
         absent: bool,
     },
     /// One MultiGet of `batch` random keys.
@@ -37,17 +37,17 @@ pub enum Case {
     },
 }
 
-/// How RocksDB is told to read.
+/// RocksDB's read options.
 #[derive(Clone, Copy, Default)]
 pub struct Reads {
-    /// Bytes that iterators read ahead; 0 leaves it to RocksDB.
+    /// Bytes that iterators read ahead; 0 means RocksDB's default.
     pub readahead: usize,
     /// Asynchronous reads.
     pub async_io: bool,
 }
 
 impl Reads {
-    /// The same as RocksDB has it.
+    /// These options as RocksDB's type.
     pub fn options(self) -> ReadOptions {
         let mut options = ReadOptions::default();
         options.set_verify_checksums(true);
@@ -78,7 +78,7 @@ pub fn run(
     }
 }
 
-/// Reads the first `keys` keys once in order, so that their blocks are in the cache.
+/// Reads the first `keys` keys once in order, into the cache.
 pub fn warm_up(db: &DB, keys: u64) -> Result<(), String> {
     let mut iter = db.raw_iterator_opt(Reads::default().options());
     iter.seek_to_first();
@@ -120,7 +120,7 @@ fn multi_get(
     meter: &mut Meter,
 ) -> Result<(), String> {
     let options = reads.options();
-    let family = db.cf_handle("default").ok_or("the default column family is not there")?;
+    let family = db.cf_handle("default").ok_or("there is no default column family")?;
     let mut wanted = vec![[0_u8; KEY_LEN]; batch];
     loop {
         wanted.iter_mut().for_each(|slot| *slot = key(random.below(keys)));
@@ -198,7 +198,7 @@ fn scan(db: &DB, reverse: bool, reads: Reads, meter: &mut Meter) -> Result<(), S
     }
 }
 
-/// Looks at key and value, as db_bench counts their bytes.
+/// The bytes of key and value, as db_bench counts them.
 pub fn touch(iter: &DBRawIterator<'_>) -> usize {
     iter.item().map_or(0, |(key, value)| key.len() + value.len())
 }

@@ -1,25 +1,25 @@
-//! Opening the database the way the benchmark asks for.
+//! Opening the database to be read.
 //!
-//! Read-only, so neither the directory nor its lock is touched. Index and filter blocks are held in
-//! memory by the table readers, as RocksDB does by default, and every file is opened at once
-//! (`max_open_files` -1).
+//! It is opened read-only, so neither the directory nor its lock is touched. The table readers hold
+//! index and filter blocks in memory, as by default in RocksDB, and every file is opened at the
+//! start (`max_open_files` -1).
 
 use std::path::Path;
 
 use clap::ValueEnum;
 use rocksdb::{BlockBasedOptions, Cache, ColumnFamilyDescriptor, DB, Options};
 
-/// Which of RocksDB's block caches serves the cached cases.
+/// The kinds of RocksDB's block caches.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum CacheKind {
     /// The sharded LRU list.
     Lru,
-    /// The lock-free clock, sizing its entries by itself.
+    /// The lock-free clock, which estimates the size of its entries itself.
     Hyperclock,
 }
 
 impl CacheKind {
-    /// The name the flag has.
+    /// The flag's value.
     pub fn name(self) -> &'static str {
         match self {
             CacheKind::Lru => "lru",
@@ -27,7 +27,7 @@ impl CacheKind {
         }
     }
 
-    /// Such a cache of so many bytes.
+    /// A cache of this kind.
     pub fn cache(self, bytes: usize) -> Cache {
         match self {
             CacheKind::Lru => Cache::new_lru_cache(bytes),
@@ -40,7 +40,7 @@ impl CacheKind {
 pub struct Database {
     /// RocksDB, read-only.
     pub db: DB,
-    /// The block cache, to report how full it was.
+    /// The block cache, to report its use.
     pub cache: Option<Cache>,
 }
 
@@ -52,7 +52,7 @@ pub fn open(
     buffered: bool,
 ) -> Result<Database, String> {
     let mut table = BlockBasedOptions::default();
-    // Only tells a reader that filters may be used; the files say which kind they have.
+    // Only allows a reader to use filters; the files name their kind.
     table.set_bloom_filter(10.0, false);
     let cache = (cache_bytes > 0).then(|| kind.cache(cache_bytes));
     match &cache {
@@ -63,8 +63,8 @@ pub fn open(
     options.set_block_based_table_factory(&table);
     options.set_max_open_files(-1);
     options.set_use_direct_reads(!buffered);
-    // By name alone a column family would be opened with RocksDB's default options, its cache of 32
-    // MiB included.
+    // Without its own options the column family would get RocksDB's defaults, with a cache of 32
+    // MiB.
     let family = ColumnFamilyDescriptor::new("default", options.clone());
     let db = DB::open_cf_descriptors_read_only(&options, dir, [family], false)
         .map_err(|error| format!("{}: {error}", dir.display()))?;

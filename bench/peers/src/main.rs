@@ -1,17 +1,17 @@
 //! `millrace-peers`: RocksDB's newest release, measured on the same database and the same cases as
 //! Millrace.
 //!
-//! Debian's `db_bench` is built with assertions on, which is no fair opponent where the processor
-//! decides. This program links the crate `rocksdb` as a release build for this machine and repeats
+//! Debian's `db_bench` is built with assertions on and is not a fair peer where the processor is the
+//! bound. This program links the crate `rocksdb` as a release build for this machine and repeats
 //! `db_bench`'s cases.
 //!
-//! Flow: flags ([`Flags`]) -> one read-only [`rocksdb::DB`] ([`database`]) -> warm up when there is
+//! Flow: flags ([`Flags`]) -> one read-only [`rocksdb::DB`] ([`database`]) -> a warm-up if there is
 //! a cache -> one [`cases`] loop per thread inside one measured window ([`measure`]) -> one JSON
-//! object on stdout. The cases that write ([`writes`]) or do both ([`mix`]) open the database for
-//! writing, and also say how long no write came through ([`stalls`]).
+//! object on stdout. Cases that write ([`writes`]) or mix both ([`mix`]) open the database for
+//! writing, and also report stalls ([`stalls`]).
 //!
-//! Invariants: to be read, the database is opened read-only and without its lock; nothing but the
-//! case runs inside the window.
+//! Invariants: a database that is only read is opened read-only and without its lock; nothing but
+//! the case runs inside the window.
 #![forbid(unsafe_code)]
 
 mod cases;
@@ -48,7 +48,7 @@ struct Flags {
     case: CaseFlags,
 }
 
-/// What every case takes.
+/// The flags of cases that read.
 #[derive(Args, Clone)]
 struct Common {
     /// The database's directory; opened read-only.
@@ -60,11 +60,10 @@ struct Common {
     /// How long to measure.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// Size of the block cache; 0 runs without one. With a cache the keys are read once before
-    /// measuring.
+    /// Size of the block cache; 0 means none. With a cache the keys are read once beforehand.
     #[arg(long, default_value_t = 0)]
     cache_bytes: usize,
-    /// Which of RocksDB's block caches.
+    /// The kind of block cache.
     #[arg(long, value_enum, default_value_t = CacheKind::Lru)]
     cache: CacheKind,
     /// Read through the kernel's page cache instead of with O_DIRECT.
@@ -76,7 +75,7 @@ struct Common {
     /// Seed of the first thread's random numbers.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// RocksDB's read-ahead for iterators in bytes; 0 leaves it to RocksDB.
+    /// RocksDB's read-ahead for iterators in bytes; 0 means RocksDB's default.
     #[arg(long, default_value_t = 0)]
     readahead: usize,
     /// RocksDB's asynchronous reads (`ReadOptions::async_io`), for MultiGet and iterators.
@@ -91,7 +90,7 @@ enum CaseFlags {
     Readrandom {
         #[command(flatten)]
         common: Common,
-        /// Of keys that are not there.
+        /// Get absent keys.
         #[arg(long)]
         absent: bool,
     },
@@ -129,7 +128,7 @@ enum CaseFlags {
         #[command(flatten)]
         write: WriteFlags,
     },
-    /// Get random keys while one more thread sets others.
+    /// Get random keys while one more thread sets keys.
     Readwhilewriting {
         #[command(flatten)]
         write: WriteFlags,
@@ -138,7 +137,7 @@ enum CaseFlags {
     Readrandomwriterandom {
         #[command(flatten)]
         mix: MixFlags,
-        /// Of a hundred operations, how many set.
+        /// Sets in a hundred operations.
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=100))]
         write_percent: u8,
     },
@@ -146,37 +145,37 @@ enum CaseFlags {
     Ycsb {
         #[command(flatten)]
         mix: MixFlags,
-        /// Which: a to f.
+        /// The workload: a to f.
         #[arg(long)]
         workload: Mix,
     },
 }
 
-/// What the cases of mixed operations take. Their `--rate` is of operations, at times that are
+/// The flags of cases that mix operations. Their `--rate` is that of operations, at times that are
 /// fixed beforehand.
 #[derive(Args, Clone)]
 struct MixFlags {
     #[command(flatten)]
     write: WriteFlags,
-    /// Bytes of memory: memtables, indexes and filters come off it, the rest is block cache.
-    /// Without it there is none.
+    /// Bytes of memory: memtables, indexes and filters are taken from it, the rest is block cache.
+    /// Without it there is no block cache.
     #[arg(long)]
     memory: Option<usize>,
-    /// Which of RocksDB's block caches.
+    /// The kind of block cache.
     #[arg(long, value_enum, default_value_t = CacheKind::Lru)]
     cache: CacheKind,
     /// Compression of the tables written.
     #[arg(long, value_enum, default_value_t = Codec::None)]
     compression: Codec,
-    /// RocksDB's read-ahead for iterators in bytes; 0 leaves it to RocksDB.
+    /// RocksDB's read-ahead for iterators in bytes; 0 means RocksDB's default.
     #[arg(long, default_value_t = 0)]
     readahead: usize,
 }
 
-/// How blocks are compressed.
+/// The compression of blocks.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Codec {
-    /// As they are.
+    /// None.
     None,
     /// LZ4.
     Lz4,
@@ -204,7 +203,7 @@ impl WriteFlags {
     }
 }
 
-/// What the cases that write take.
+/// The flags of cases that write.
 #[derive(Args, Clone)]
 struct WriteFlags {
     /// The database's directory; empty for fillrandom.
@@ -216,16 +215,16 @@ struct WriteFlags {
     /// How long to measure.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// End after so many writes instead.
+    /// End after this number of writes instead.
     #[arg(long)]
     num: Option<u64>,
-    /// Threads that write in fillrandom, that read in readwhilewriting.
+    /// Threads that write in fillrandom, and that read in readwhilewriting.
     #[arg(long, default_value_t = 1)]
     threads: usize,
     /// Flush the log before a write is acknowledged.
     #[arg(long)]
     sync: bool,
-    /// Writes per second; as many as possible otherwise.
+    /// Writes per second; without it, as many as possible.
     #[arg(long)]
     rate: Option<f64>,
     /// Bytes of a value.
@@ -234,20 +233,19 @@ struct WriteFlags {
     /// Size of a memtable at which it is flushed.
     #[arg(long, default_value_t = 64 << 20)]
     memtable_bytes: usize,
-    /// Memtables that may be in memory (`max_write_buffer_number`).
+    /// The most memtables in memory (`max_write_buffer_number`).
     #[arg(long, default_value_t = 2)]
     memtables: i32,
     /// Background jobs (`max_background_jobs`).
     #[arg(long, default_value_t = 2)]
     jobs: i32,
-    /// Logs that are written over instead of new ones (`recycle_log_file_num`).
+    /// Recycled log files (`recycle_log_file_num`).
     #[arg(long, default_value_t = 0)]
     recycle_logs: usize,
     /// Flush and compact with O_DIRECT.
     #[arg(long)]
     direct_writes: bool,
-    /// After the writes, wait until nothing is left to flush or to compact, and tell how long that
-    /// took.
+    /// After the writes, wait for all flushes and compactions, and report how long they took.
     #[arg(long)]
     drain: bool,
     /// Seed of the first thread's random numbers.
@@ -255,7 +253,7 @@ struct WriteFlags {
     seed: u64,
 }
 
-/// A case that reads, or one that writes, which reads beside it if `reads`.
+/// A case that reads, one that writes (with readers if `reads`), or one that mixes both.
 enum Work {
     Read(&'static str, Case, Common),
     Write { name: &'static str, reads: bool, flags: WriteFlags },
@@ -306,7 +304,7 @@ fn rocksdb_version() -> &'static str {
         .unwrap_or("unknown")
 }
 
-/// The longest window of a case that a number of writes ends.
+/// The window of a case that ends after a number of writes.
 const NO_END: Duration = Duration::from_secs(100_000);
 
 fn run_write(name: &str, reads: bool, flags: &WriteFlags) -> Result<serde_json::Value, String> {
@@ -450,8 +448,7 @@ fn run_mix(name: &str, mix: Mix, all: &MixFlags) -> Result<serde_json::Value, St
     }))
 }
 
-/// Leaves a cache what the memory has beside memtables, indexes and filters; tells how much that
-/// is.
+/// Limits a cache to the memory that memtables, indexes and filters leave; returns that limit.
 fn limit(db: &DB, cache: &Cache, memory: usize, tuning: Tuning) -> Result<usize, String> {
     let tables = db
         .property_int_value(rocksdb::properties::ESTIMATE_TABLE_READERS_MEM)
@@ -459,8 +456,9 @@ fn limit(db: &DB, cache: &Cache, memory: usize, tuning: Tuning) -> Result<usize,
     let memtables = tuning.memtable_bytes * usize::try_from(tuning.memtables).unwrap_or(0);
     let others = memtables + usize::try_from(tables.unwrap_or(0)).unwrap_or(usize::MAX);
     let left = memory.checked_sub(others).filter(|left| *left > 0);
-    let left =
-        left.ok_or_else(|| format!("{others} bytes of memory are needed without any cache"))?;
+    let left = left.ok_or_else(|| {
+        format!("memtables, indexes and filters need {others} bytes: name more --memory")
+    })?;
     let mut cache = cache.clone();
     cache.set_capacity(left);
     Ok(left)

@@ -1,5 +1,4 @@
-//! The measured window: threads that start together, a deadline, latencies, and the processor time
-//! they took.
+//! The measured window: threads that start together, a deadline, latencies, and processor time.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -8,26 +7,26 @@ use hdrhistogram::Histogram;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 
-/// What one window gave, over all its threads.
+/// The result of a window, over all its threads.
 pub struct Outcome {
     /// Operations done.
     pub operations: u64,
     /// Keys found.
     pub found: u64,
-    /// Bytes of the values that gets returned, of keys and values that iterators showed.
+    /// Bytes of values returned by gets, and of keys and values read by iterators.
     pub bytes: u64,
     /// Wall-clock time from the common start to the last thread's end.
     pub elapsed: Duration,
     /// User and system time of the whole process in the window.
     pub cpu: Duration,
-    /// Bytes that the whole process read from the device in the window, where the kernel tells.
+    /// Bytes that the whole process read from the device in the window, if the kernel reports them.
     pub read_bytes: Option<u64>,
     /// Latencies in nanoseconds.
     pub latency: Histogram<u64>,
 }
 
-/// One thread's counters. One clock reading an operation: an operation starts where the last one
-/// ended.
+/// One thread's counters. The clock is read once per operation: an operation starts when the last
+/// one ended.
 pub struct Meter {
     deadline: Instant,
     last: Instant,
@@ -38,12 +37,12 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Counts bytes that the caller was given.
+    /// Counts bytes returned to the caller.
     pub fn returned(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
     }
 
-    /// The next operation began at `from`.
+    /// Sets the start of the next operation.
     pub fn begin(&mut self, from: Instant) {
         self.last = from;
     }
@@ -54,8 +53,7 @@ impl Meter {
         self.count_run(operations, found, 1)
     }
 
-    /// As [`Meter::count`], for a call that was `parts` equal steps: each is given the mean
-    /// latency.
+    /// As [`Meter::count`], for a call of `parts` equal steps: each counts with the mean latency.
     pub fn count_run(&mut self, operations: u64, found: u64, parts: u64) -> bool {
         let now = Instant::now();
         let nanos = now.saturating_duration_since(self.last).as_nanos() as u64;
@@ -67,7 +65,8 @@ impl Meter {
     }
 }
 
-/// Runs `work` on every thread for `length` and sums up. `work` ends when its meter says so.
+/// Runs `work` on every thread for `length` and adds up the results. `work` ends when its meter
+/// says so.
 pub fn window<W>(threads: usize, length: Duration, work: W) -> Result<Outcome, String>
 where
     W: Fn(usize, &mut Meter) -> Result<(), String> + Sync,
@@ -119,30 +118,29 @@ where
     })
 }
 
-/// One nanosecond to a minute in three digits.
+/// A histogram from a nanosecond to a minute with three significant digits.
 fn histogram() -> Result<Histogram<u64>, String> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(|error| error.to_string())
 }
 
-/// Bytes that this process has read from the device or had written to it (`read_bytes` or
-/// `write_bytes`).
+/// Bytes that this process has read from or written to the device (`read_bytes` or `write_bytes`).
 pub fn io_bytes(name: &str) -> Option<u64> {
     number_of("/proc/self/io", name)
 }
 
-/// The most memory that this process has had, in bytes.
+/// Peak memory of this process in bytes.
 pub fn memory_max_bytes() -> Option<u64> {
     number_of("/proc/self/status", "VmHWM").map(|kib| kib << 10)
 }
 
-/// The number after a name and a colon in one of the kernel's texts.
+/// The number after a name and a colon in a file of the kernel.
 fn number_of(file: &str, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// User and system time of this process until now.
+/// User and system time of this process so far.
 fn cpu_time() -> Result<Duration, String> {
     let usage = getrusage(UsageWho::RUSAGE_SELF).map_err(|error| error.to_string())?;
     let time = |t: TimeVal| Duration::new(t.tv_sec() as u64, t.tv_usec() as u32 * 1000);

@@ -1,9 +1,9 @@
-//! Mixed operations: YCSB's workloads, and reads with writes among them; as fast as they go, or at
-//! times that were fixed beforehand.
+//! Mixed operations: YCSB's workloads, and reads with writes among them; as fast as possible, or at
+//! times that are fixed beforehand.
 //!
-//! At fixed times (an open loop) any free thread takes the next operation, so none waits for a
-//! certain thread. Its latency counts from when it was to begin: what waited for a thread is as
-//! slow as its caller would have seen it.
+//! At fixed times (an open loop) any free thread takes the next operation. Its latency counts from
+//! the time at which it was to begin, so it includes the wait for a free thread, as a caller would
+//! see it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -18,7 +18,7 @@ use crate::measure::Meter;
 use crate::stalls::StallMeter;
 use crate::values::Values;
 
-/// Times at which operations begin, for all threads.
+/// The start times of all threads' operations.
 pub struct Arrivals {
     times_ns: Vec<u64>,
     next: AtomicUsize,
@@ -26,17 +26,17 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    /// In nanoseconds after the first look at them, in order.
+    /// Arrivals at these times, sorted, in nanoseconds after the first one is taken.
     pub fn new(times_ns: Vec<u64>) -> Self {
         Self { times_ns, next: AtomicUsize::new(0), start: OnceLock::new() }
     }
 
-    /// How many there are.
+    /// The number of arrivals.
     pub fn len(&self) -> usize {
         self.times_ns.len()
     }
 
-    /// When the next operation is to begin, which may be over.
+    /// The start time of the next operation, which may have passed.
     fn next(&self) -> Option<Instant> {
         let start = *self.start.get_or_init(Instant::now);
         let after_ns = self.times_ns.get(self.next.fetch_add(1, Relaxed))?;
@@ -44,7 +44,7 @@ impl Arrivals {
     }
 }
 
-/// What a thread works with.
+/// The state of a thread.
 pub struct Worker<'a> {
     pub db: &'a DB,
     /// Its operations.
@@ -54,13 +54,13 @@ pub struct Worker<'a> {
     pub reads: Reads,
     pub gets: ReadOptions,
     pub puts: WriteOptions,
-    /// When operations begin; one after the other without.
+    /// The start times; without them each operation follows the last.
     pub arrivals: Option<&'a Arrivals>,
     pub stalls: &'a StallMeter,
 }
 
 impl Worker<'_> {
-    /// Runs operations until the meter ends it, or all have arrived.
+    /// Runs operations until the meter ends the run, or until all arrivals are done.
     pub fn run(mut self, meter: &mut Meter) -> Result<(), String> {
         // Sleeps end as exactly as the kernel can, instead of up to 50 us late.
         nix::sys::prctl::set_timerslack(1).map_err(|error| error.to_string())?;
@@ -77,7 +77,7 @@ impl Worker<'_> {
         }
     }
 
-    /// One operation; whether it found the key it read, if it read one.
+    /// Does one operation. Returns whether it found its key, and true if it reads none.
     fn step(&mut self, meter: &mut Meter) -> Result<bool, String> {
         match self.source.draw() {
             Operation::Read(number) => self.get(number, meter),

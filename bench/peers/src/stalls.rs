@@ -1,13 +1,13 @@
-//! How long no write was acknowledged. Writing threads always have one waiting, so every such time
-//! counts.
+//! Stalls: times without an acknowledged write. A writing thread always has a write in flight, so
+//! every such time counts.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// A time without an acknowledgement that is longer than this is a stall.
+/// A longer time without an acknowledgement is a stall.
 const STALL_NS: u64 = 10_000_000;
 
-/// Looks at the acknowledgements of all threads.
+/// Observes the acknowledgements of all threads.
 pub struct StallMeter {
     start: Instant,
     last_ns: AtomicU64,
@@ -16,7 +16,7 @@ pub struct StallMeter {
 }
 
 impl StallMeter {
-    /// Begins now.
+    /// A meter that starts now.
     pub fn new() -> Self {
         Self {
             start: Instant::now(),
@@ -41,7 +41,7 @@ impl StallMeter {
         }
     }
 
-    /// The longest time, in milliseconds.
+    /// The longest time without an acknowledgement, in milliseconds.
     pub fn max_ms(&self) -> f64 {
         self.max_ns.load(Relaxed) as f64 / 1e6
     }
@@ -57,7 +57,7 @@ mod tests {
     use super::StallMeter;
 
     #[test]
-    fn only_long_times_are_stalls_and_the_longest_is_known() {
+    fn only_long_times_are_stalls_and_the_longest_is_kept() {
         let meter = StallMeter::new();
         for ms in [1, 6, 26, 27, 57] {
             meter.at(ms * 1_000_000);

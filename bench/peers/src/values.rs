@@ -1,5 +1,5 @@
-//! `db_bench`'s values, as Millrace's benchmark makes them too: half of every hundred bytes can be
-//! compressed away.
+//! `db_bench`'s values, which Millrace's benchmark makes, too: half of every hundred bytes compresses
+//! away.
 
 use workload::Random;
 
@@ -7,7 +7,7 @@ const STOCK_BYTES: usize = 1 << 20;
 const PIECE: usize = 100;
 const RANDOM: usize = PIECE / 2;
 
-/// Values one after another out of a stock of bytes.
+/// Consecutive values from a stock of bytes.
 #[derive(Clone)]
 pub struct Values {
     stock: Vec<u8>,
@@ -43,7 +43,7 @@ mod tests {
     use super::{Random, Values};
 
     #[test]
-    fn values_have_their_length_and_half_of_each_piece_repeats_the_other() {
+    fn half_of_each_piece_of_a_value_repeats_the_other() {
         let mut values = Values::new(1000, &mut Random::new(7));
         let first = values.next().to_vec();
         assert_eq!(first.len(), 1000);

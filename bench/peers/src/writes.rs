@@ -1,5 +1,5 @@
-//! `db_bench`'s write cases: RocksDB opened for writing with its defaults but for what is named
-//! here.
+//! `db_bench`'s write cases: RocksDB opened for writing, with its defaults for everything that is
+//! not set here.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -16,48 +16,48 @@ use crate::measure::{Meter, io_bytes};
 use crate::stalls::StallMeter;
 use crate::values::Values;
 
-/// What a writing case takes.
+/// The parameters of a writing thread.
 #[derive(Clone, Copy)]
 pub struct Write {
-    /// Keys to draw from.
+    /// The number of keys to draw from.
     pub keys: u64,
-    /// Writes of this thread, if their number ends it.
+    /// The number of writes of this thread, if it ends the case.
     pub num: Option<u64>,
     /// Flush the log before a write is acknowledged.
     pub sync: bool,
-    /// Writes of this thread per second; as many as possible otherwise.
+    /// Writes of this thread per second; without it, as many as possible.
     pub rate: Option<f64>,
 }
 
-/// What is set beside RocksDB's defaults.
+/// Options that differ from RocksDB's defaults.
 #[derive(Clone, Copy)]
 pub struct Tuning {
     /// Size of a memtable at which it is flushed.
     pub memtable_bytes: usize,
-    /// Memtables that may be in memory.
+    /// The most memtables in memory.
     pub memtables: i32,
     /// Background jobs.
     pub jobs: i32,
-    /// Logs that are written over instead of new ones.
+    /// Recycled log files.
     pub recycle_logs: usize,
     /// Flush and compact with O_DIRECT.
     pub direct_writes: bool,
-    /// Of the blocks of new tables.
+    /// Compression of new tables.
     pub compression: DBCompressionType,
 }
 
-/// Which blocks stay in memory.
+/// The block cache.
 #[derive(Clone, Copy)]
 pub enum Blocks<'a> {
-    /// As many as RocksDB keeps by default.
+    /// RocksDB's default.
     Default,
     /// None.
     Uncached,
-    /// Those in this cache.
+    /// This cache.
     Cached(&'a Cache),
 }
 
-/// Opens `dir` for writing; makes a database if `create`, which must not be there then.
+/// Opens `dir` for writing; with `create` it must not have a database, and one is created.
 pub fn open(
     dir: &Path,
     tuning: Tuning,
@@ -87,18 +87,18 @@ pub fn open(
     DB::open(&options, dir).map_err(|error| format!("{}: {error}", dir.display()))
 }
 
-/// What the writes had left to do.
+/// The background work that was left after the writes.
 pub struct Drained {
-    /// How long it took.
+    /// The time that it took.
     pub seconds: f64,
-    /// Bytes that this process has had written to the device, from its start on, where the kernel
-    /// tells.
+    /// Bytes that this process has written to the device since its start, if the kernel reports
+    /// them.
     pub device_bytes: Option<u64>,
-    /// Bytes that the database takes on the disk afterwards.
+    /// Bytes of the database on the disk afterwards.
     pub disk_bytes: u64,
 }
 
-/// Waits until nothing is left to flush or to compact.
+/// Waits for all flushes and compactions.
 pub fn drain(db: &DB, dir: &Path) -> Result<Drained, String> {
     let began = Instant::now();
     let options = WaitForCompactOptions::default();
@@ -110,7 +110,7 @@ pub fn drain(db: &DB, dir: &Path) -> Result<Drained, String> {
     Ok(Drained { seconds, device_bytes, disk_bytes: blocks.sum::<u64>() * 512 })
 }
 
-/// Sets random keys until the meter or their number ends it.
+/// Sets random keys until the meter or the number of writes ends it.
 pub fn fill(
     db: &DB,
     write: Write,
