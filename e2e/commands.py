@@ -1,6 +1,6 @@
-"""Random commands: all that docs/RESP.md lists, with arguments at the edges, and what replies have in common with Redis's.
+"""Random commands: all commands of docs/RESP.md, with edge cases as arguments, and the comparison with Redis's replies.
 
-Everything that is known to differ from Redis is in `reply_of`, and nowhere else.
+`reply_of` alone lists the known differences from Redis.
 """
 
 import resp
@@ -10,7 +10,7 @@ NUMBERS = [b"0", b"1", b"-1", b"7", b"9223372036854775807", b"-92233720368547758
 ODD = [b"", b" 1", b"01", b"+1", b"-0", b"1.5", b"1e3", b"0x1p3", b"nan", b"inf", b"-inf", b"x", b"\0", b"$1\r\n", b"1" * 400]
 TIMES = [b"0", b"-1", b"x", b""]
 
-# What has no name in Redis either, and what is refused by its arguments.
+# Commands that Redis does not know either, and commands with invalid arguments.
 REFUSED = [
     [b"NONSENSE", b"a"], [b"GET"], [b"SET", b"a"], [b"MSET", b"a"], [b"CLIENT", b"NONSENSE"], [b"CLIENT"], [b"CONFIG", b"GET"], [b"CONFIG", b"NONSENSE", b"x"],
     [b"CLIENT", b"REPLY", b"x"], [b"CLIENT", b"KILL", b"1.2.3.4:5"], [b"CLIENT", b"KILL", b"ID", b"0"], [b"CLIENT", b"NO-EVICT", b"x"], [b"CLIENT", b"PAUSE", b"x"],
@@ -110,16 +110,16 @@ OTHERS = [
 
 
 def a_command(rng, kinds):
-    """One command; now and then with a word too few or too many."""
+    """One command; sometimes with a word too few or too many."""
     words = rng.choices([make for _, make in kinds], [weight for weight, _ in kinds])[0](rng)
-    # Of these it makes commands that are not meant here.
+    # Not these: with other arguments they become commands that are not tested here.
     if rng.random() < 0.03 and words[0] not in (b"SHUTDOWN", b"COMMAND", b"HELLO", b"INFO", b"WATCH", b"MULTI", b"SCAN"):
         return words[:-1] if rng.random() < 0.5 and len(words) > 1 else [*words, rng.choice(ODD)]
     return words
 
 
 def kinds_for(alone):
-    """The kinds of commands for a connection that has the database to itself, or not."""
+    """The kinds of commands for a connection; `alone` says that no other one uses the database."""
     return ON_KEYS + OTHERS + (OF_ALL_KEYS if alone else [])
 
 
@@ -128,19 +128,19 @@ def fields(report):
 
 
 def reply_of(words, reply):
-    """A reply without what may differ from Redis."""
+    """A reply without the parts that may differ from Redis."""
     name = words[0].upper()
     second = words[1].upper() if len(words) > 1 else b""
     if isinstance(reply, resp.Error):
         return ("error", str(reply))
     if name == b"HELLO" and isinstance(reply, (list, dict)):
-        # The connection's number.
+        # Without the connection's number.
         pairs = list(reply.items()) if isinstance(reply, dict) else list(zip(reply[::2], reply[1::2]))
         return (type(reply), [pair for pair in pairs if pair[0] != b"id"])
     if name == b"KEYS":
         return sorted(reply)
     if name == b"SCAN":
-        # Another order; the replies asked for are whole scans.
+        # The order differs; only whole scans are compared.
         return (reply[0], sorted(reply[1])) if len(reply[1]) < 10 or reply[0] == b"0" else None
     if name == b"RANDOMKEY":
         return type(reply)

@@ -1,4 +1,4 @@
-"""A small RESP client that shows replies as they are: kinds, error texts and all."""
+"""A small RESP client that returns replies unchanged, with their types and error texts."""
 
 import socket
 
@@ -15,14 +15,14 @@ class Error(str):
 
 
 class Simple(bytes):
-    """A simple string, apart from a bulk string."""
+    """A simple string, distinct from a bulk string."""
 
     def __repr__(self):
         return f"Simple({bytes.__repr__(self)})"
 
 
 class Verbatim(bytes):
-    """A verbatim string of RESP3, without its kind of text."""
+    """A verbatim string of RESP3, without its format."""
 
 
 class Map(dict):
@@ -38,11 +38,11 @@ class Push(list):
 
 
 class RespSet(list):
-    """A set of RESP3, in the order in which it came."""
+    """A set of RESP3, in the order received."""
 
 
 class Null:
-    """RESP3's one null."""
+    """The null of RESP3."""
 
     def __eq__(self, other):
         return isinstance(other, Null)
@@ -52,7 +52,7 @@ class Null:
 
 
 class NullArray(Null):
-    """RESP2's null array, which is not its null bulk string."""
+    """The null array of RESP2, distinct from its null bulk string."""
 
     def __eq__(self, other):
         return isinstance(other, NullArray)
@@ -86,7 +86,7 @@ class Connection:
         self.socket.close()
 
     def send(self, data):
-        """Sends bytes as they are."""
+        """Sends raw bytes."""
         self.socket.sendall(data)
 
     def call(self, *words):
@@ -95,7 +95,7 @@ class Connection:
         return self.reply()
 
     def pipeline(self, requests, window=500):
-        """The replies to many requests, `window` of them sent at a time."""
+        """Sends many requests, `window` at a time, and returns their replies."""
         replies = []
         for start in range(0, len(requests), window):
             part = requests[start : start + window]
@@ -104,7 +104,7 @@ class Connection:
         return replies
 
     def fill(self):
-        """Reads some more."""
+        """Receives more bytes."""
         if self.at > 1 << 20:
             del self.buffer[: self.at]
             self.at = 0
@@ -114,7 +114,7 @@ class Connection:
         self.buffer += part
 
     def line(self):
-        """The bytes up to the next line's end."""
+        """The bytes up to the next line end."""
         while (end := self.buffer.find(b"\r\n", self.at)) < 0:
             self.fill()
         line = bytes(self.buffer[self.at : end])
@@ -122,11 +122,11 @@ class Connection:
         return line
 
     def exactly(self, length):
-        """The next `length` bytes, and the line's end after them."""
+        """The next `length` bytes; skips the line end after them."""
         while len(self.buffer) < self.at + length + 2:
             self.fill()
         data = bytes(self.buffer[self.at : self.at + length])
-        assert self.buffer[self.at + length : self.at + length + 2] == b"\r\n", "a bulk without its end"
+        assert self.buffer[self.at + length : self.at + length + 2] == b"\r\n", "a bulk string without its line end"
         self.at += length + 2
         return data
 
@@ -161,7 +161,7 @@ class Connection:
         raise AssertionError(f"not RESP: {line!r}")
 
     def until_closed(self):
-        """Every byte that comes until the other side closes."""
+        """All bytes until the other side closes."""
         try:
             while True:
                 self.fill()
@@ -170,5 +170,5 @@ class Connection:
 
 
 def hashable(value):
-    """A reply that can be a key."""
+    """The reply in a form that can be a key."""
     return repr(value) if isinstance(value, (list, dict)) else value
