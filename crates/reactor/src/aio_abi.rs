@@ -1,4 +1,4 @@
-//! Linux AIO as the kernel has it (linux/aio_abi.h), on a little-endian machine.
+//! The kernel's interface of Linux AIO (linux/aio_abi.h), on a little-endian machine.
 #![expect(missing_docs, reason = "the names are the kernel's")]
 
 use std::sync::atomic::AtomicU32;
@@ -38,8 +38,8 @@ pub struct Event {
     pub res2: i64,
 }
 
-/// The head of a context's completion ring, which is mapped where the context's number says; `nr`
-/// events follow.
+/// The head of a context's completion ring, which is mapped at the address that is the context's
+/// number; `nr` events follow.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Ring {
@@ -57,7 +57,7 @@ const _: () = assert!(size_of::<Iocb>() == 64 && size_of::<Event>() == 32);
 const _: () = assert!(size_of::<Ring>() == 32 && cfg!(target_endian = "little"));
 
 impl Ring {
-    /// Whether completions may be taken from it without a call.
+    /// Whether completions can be taken from it without a system call.
     pub fn is_known(&self) -> bool {
         self.magic == RING_MAGIC && self.incompat_features == 0 && self.header_length == 32
     }

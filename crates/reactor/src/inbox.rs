@@ -1,21 +1,21 @@
-//! A queue from any thread to one owner, who looks into it when he likes: how threads that are no
-//! cores reach a core.
+//! A queue from any thread to one owner, which polls it: how threads that are not cores reach a
+//! core.
 //!
-//! 1. [`Sender::send`] counts its item (or gives it back: full) and pushes a node on a stack by
+//! 1. [`Sender::send`] counts its item (or returns it: full) and pushes a node on a stack by
 //!    compare-exchange.
-//! 2. [`Inbox::take`] takes the whole stack by one swap when its private list is empty, and turns
-//!    it round: oldest first.
+//! 2. [`Inbox::take`] takes the whole stack by one swap when its private list is empty, and
+//!    reverses it: oldest first.
 //!
-//! Order: items are taken in the order of the pushes, hence in order for each sender, and also
-//! across senders where one send happened before the other.
+//! Order: items are taken in the order of the pushes. So each sender's items keep their order, and
+//! so do two senders' items when one send happened before the other.
 //!
-//! Closing: the owner's drop puts a mark in the stack's place, by the swap that takes what is
-//! there. So a push either comes before and is freed with the rest, or finds the mark and fails;
-//! nothing waits for the last handle.
+//! Closing: the owner's drop replaces the stack with a mark, by the swap that takes the last items.
+//! A push either comes before that and is freed with them, or finds the mark and fails; nothing
+//! waits for the last handle.
 //!
-//! It wakes nobody: see [`SleepFlag::must_wake`](crate::sleep::SleepFlag::must_wake). A send
-//! allocates and makes two read-modify-writes on lines that all senders share; where a thread sends
-//! often, give it a lane of a [`mailbox`](crate::mailbox).
+//! It does not wake the owner: see [`SleepFlag::must_wake`](crate::sleep::SleepFlag::must_wake). A
+//! send allocates and makes two read-modify-writes on cache lines that all senders share; a thread
+//! that sends often should have a lane of a [`mailbox`](crate::mailbox).
 
 use std::{fmt, mem, ptr};
 
@@ -23,7 +23,7 @@ use loomable::{Arc, AtomicPtr, AtomicUsize, CachePadded, Ordering, UnsafeCell, m
 
 struct Node<T> {
     value: T,
-    /// Towards older nodes while on the stack; towards newer ones in the owner's list.
+    /// The next older node on the stack; the next newer one in the owner's list.
     next: UnsafeCell<*mut Node<T>>,
 }
 
@@ -35,7 +35,7 @@ fn closed<T>() -> *mut Node<T> {
 struct Shared<T> {
     /// The newest node that the owner has not yet fetched, or null, or [`closed`].
     newest: CachePadded<AtomicPtr<Node<T>>>,
-    /// Items sent, or being sent, and not yet taken.
+    /// Items sent or being sent, and not yet taken.
     len: CachePadded<AtomicUsize>,
     capacity: usize,
 }
@@ -46,7 +46,7 @@ unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
-/// Nodes that one thread has to itself, oldest first.
+/// Nodes that one thread owns, oldest first.
 struct List<T> {
     /// Null, or a pointer from `Box::into_raw` that this list owns, with the same for its `next`.
     oldest: *mut Node<T>,
@@ -66,8 +66,8 @@ impl<T> List<T> {
             return None;
         }
         // SAFETY: by the field's invariant the pointer came from `Box::into_raw` and is owned by
-        // this list; moving `oldest` on in the next line gives that ownership up, so the
-        // box is made once.
+        // this list. The next line moves `oldest` on and so ends that ownership: the box is made
+        // once.
         let node = unsafe { Box::from_raw(self.oldest) };
         // SAFETY: we own the node.
         self.oldest = node.next.with(|next| unsafe { *next });
@@ -96,17 +96,17 @@ pub fn inbox<T>(capacity: usize) -> (Sender<T>, Inbox<T>) {
     (Sender { shared: shared.clone() }, Inbox { shared, list: List::EMPTY })
 }
 
-/// Why an item was not accepted; it comes back.
+/// The reason why an item was not accepted, with the item.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum SendError<T> {
-    /// There is no room: try again when the owner has taken some.
+    /// The inbox is full: retry after the owner has taken items.
     Full(T),
-    /// The owner is gone for good.
+    /// The owner was dropped.
     Closed(T),
 }
 
 impl<T> SendError<T> {
-    /// The same about another item.
+    /// The same reason with another item.
     pub(crate) fn with<U>(self, value: U) -> SendError<U> {
         match self {
             Self::Full(_) => SendError::Full(value),
@@ -155,15 +155,15 @@ impl<T> Sender<T> {
         let mut older = newest.load(Ordering::Relaxed);
         loop {
             if older == closed() {
-                // SAFETY: `node` came from `Box::into_raw` above and no exchange has succeeded: it
-                // is ours alone.
+                // SAFETY: `node` came from `Box::into_raw` above, and no exchange has succeeded, so
+                // only this thread has it.
                 return Err(SendError::Closed(unsafe { Box::from_raw(node) }.value));
             }
             // SAFETY: as above.
             let next = unsafe { &(*node).next };
-            // SAFETY: as above. `older` is only stored, not followed, so it does not matter if its
-            // node is gone: then the exchange fails, or a new node has the same
-            // address, is now the newest, and is what we mean.
+            // SAFETY: as above. `older` is only stored, not followed. If its node was freed, the
+            // exchange fails, or a new node with the same address is now the newest, and then the
+            // value is correct.
             next.with_mut(|next| unsafe { *next = older });
             let order = weaken(Ordering::Release, "inbox.push_relaxed");
             match newest.compare_exchange_weak(older, node, order, Ordering::Relaxed) {
@@ -180,10 +180,10 @@ impl<T> fmt::Debug for Sender<T> {
     }
 }
 
-/// The owner's end; see the module.
+/// The owner's end; see the module text.
 pub struct Inbox<T> {
     shared: Arc<Shared<T>>,
-    /// Fetched and not yet taken.
+    /// Items fetched and not yet taken.
     list: List<T>,
 }
 
@@ -201,8 +201,8 @@ impl<T> Inbox<T> {
         Some(value)
     }
 
-    /// Whether [`pop`](Self::pop) would return an item: one look at memory, no side effect. Meant
-    /// for the look before sleep, where the caller has put the fence in front.
+    /// Whether [`pop`](Self::pop) would return an item: one load, no side effect. For the check
+    /// before sleep, which the caller's fence precedes.
     pub fn pure_check(&self) -> bool {
         !self.list.oldest.is_null() || !self.shared.newest.load(Ordering::Relaxed).is_null()
     }
@@ -214,13 +214,13 @@ impl<T> Inbox<T> {
         let mut list = List::EMPTY;
         while !node.is_null() {
             // SAFETY: every pointer reachable from `newest` came from `Box::into_raw` in `send`
-            // (the mark is put there by the drop of the one owner, who fetches nothing
-            // afterwards); its sender's Release exchange happened before our Acquire
-            // swap (later pushes continue the release sequence, being read-modify-writes), so
-            // `next` is written; and the swap gave this chain to us alone.
+            // (the mark is stored by the drop of the one owner, which fetches nothing afterwards);
+            // its sender's Release exchange happened before our Acquire swap (later pushes continue
+            // the release sequence, because they are read-modify-writes), so `next` is written; and
+            // the swap gave this chain to us alone.
             let next = unsafe { &(*node).next };
             let older = next.with_mut(|next| {
-                // SAFETY: as above: initialized, and nobody else has access.
+                // SAFETY: as above: initialized, and the access is exclusive.
                 unsafe { mem::replace(&mut *next, list.oldest) }
             });
             list.oldest = node;
@@ -257,7 +257,7 @@ mod tests {
         sender.send(2).unwrap();
         assert!(inbox.pure_check());
         assert_eq!(inbox.pop(), Some(1));
-        // Arrives while an older one waits in the private list: must not overtake it.
+        // It arrives while an older one is in the private list, and must not overtake it.
         sender.send(3).unwrap();
         assert_eq!([inbox.pop(), inbox.pop(), inbox.pop()], [Some(2), Some(3), None]);
         assert!(!inbox.pure_check());

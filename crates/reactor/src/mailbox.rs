@@ -1,55 +1,54 @@
-//! An ordered, bounded queue from many posters to one owner, which stands in its owner's run queue
-//! at most once.
+//! An ordered, bounded queue from many posters to one owner, which is in its core's run queue at
+//! most once.
 //!
-//! A shard's writes and commands come through one of these. There is no lock and no thread that
-//! belongs to a mailbox, and posters share nothing that they write to.
+//! A shard's writes and commands come through a mailbox. It has no lock and no thread, and posters
+//! write to no shared memory except the baton.
 //!
 //! 1. Each [`Poster`] has a lane of its own to the owner, a ring (`spsc`). [`Poster::post`] puts
-//!    its item there. Then it looks at the baton, the one word that all share: does the owner rest?
-//!    Then it takes the baton from *rest* to *scheduled*; who does is told [`Scheduled::Yes`] and
-//!    puts the owner into its core's run queue. Everybody else is done. While the owner is
-//!    scheduled the baton does not change: it lies in every poster's cache.
-//! 2. In its turn the owner calls [`Owner::take`] with a limit m: it takes from one lane what there
-//!    is, then from the next, up to m items together. A turn that reached its limit ends with
-//!    [`Scheduled::Yes`]; the next one begins with the next lane.
+//!    its item there. Then it checks the baton, the one word that all share. If the baton is
+//!    *rest*, the poster changes it to *scheduled*, gets [`Scheduled::Yes`], and puts the owner
+//!    into its core's run queue. All other posters are done. While the owner is scheduled the baton
+//!    does not change and stays in every poster's cache.
+//! 2. In its turn the owner calls [`Owner::take`] with a limit m: it empties one lane after the
+//!    other, up to m items in all. A turn that reached its limit ends with [`Scheduled::Yes`]; the
+//!    next turn begins with the next lane.
 //! 3. When all lanes are empty the owner stays scheduled for [`PATIENCE`] more turns: the next post
-//!    often comes before the owner could rest, and to wake it costs its poster more than all else.
-//!    Then it puts the baton to *rest* and looks at all lanes once more. Is one not empty, it takes
-//!    the baton back, unless its poster already has.
+//!    often comes soon, and waking the owner is the largest cost of a post. Then it sets the baton
+//!    to *rest* and checks all lanes once more. If one is not empty, it takes the baton back,
+//!    unless the lane's poster already has.
 //!
-//! **Why nothing is left lying**: the poster publishes its item, then looks at the baton; the owner
-//! lays the baton down, then looks at the lanes. Between the two steps each has a `SeqCst` fence.
-//! Of the two fences one comes first: if the poster's, the owner's second look sees the item; if
-//! the owner's, the poster sees *rest*. This is the same bargain as that of
+//! **Why no item is forgotten**: the poster publishes its item, then checks the baton; the owner
+//! sets the baton to *rest*, then checks the lanes. Each has a `SeqCst` fence between its two
+//! steps. One of the fences comes first: if it is the poster's, the owner's second check sees the
+//! item; if it is the owner's, the poster sees *rest*. This is the protocol of
 //! [`sleep`](crate::sleep).
 //!
-//! **Why the owner is scheduled once**: from *rest* the baton is taken by compare-exchange, so of
-//! the posters and the owner one gets it. The owner lays it down by Release and a poster takes it
-//! by Acquire: what the poster then does, and the turn that comes of it, is after all that the
-//! owner did in its turn.
+//! **Why the owner is scheduled once**: the baton leaves *rest* by compare-exchange, so one of the
+//! posters and the owner gets it. The owner sets *rest* by Release and a poster takes it by
+//! Acquire, so the turn that the poster schedules comes after all actions of the owner's last turn.
 //!
 //! Order: each poster's items are run in the order of its posts. **Across posters there is none**,
-//! not even when one post was the cause of the other: the owner may have looked at the lane of the
-//! first before, and at the lane of the second after both. Who needs such an order waits for the
-//! answer to the first: what has been answered was run. All users live with that: kv's parcels and
-//! errands are answered, and who depends on one waits for its answer; answers belong to one
-//! question each.
+//! not even when one post caused the other: the owner may have checked the lane of the first before
+//! both posts, and the lane of the second after both. A poster that needs such an order waits for
+//! the answer to the first: an answered item was run. All users follow that rule: kv's parcels and
+//! errands are answered, dependent work waits for the answer, and each answer belongs to one
+//! question.
 //!
-//! Bound: each lane has room for the capacity that the mailbox was made with. It begins small; a
-//! poster that finds its ring full sends the other end of one twice as large through the ring's
-//! last slot, which is kept free for that, and goes on there. As the old one may still be full
-//! then, a lane holds less than twice the capacity.
+//! Bound: each lane has room for the mailbox's capacity. It begins small. A poster that finds its
+//! ring full makes one of twice the size, sends its other end through the old ring's last slot,
+//! which is kept free for that, and continues there. The old ring may still be full then, so a lane
+//! holds less than twice the capacity.
 //!
-//! Closing: when the owner is dropped, posting fails, and what is under way is freed without
-//! waiting for the last handle, as somebody may be waiting for the answer that such an item
-//! carries. The owner lays the baton down as *closed*, has its fence, empties the lanes and lets go
-//! of their rings. By the same bargain an item that this misses has a poster that sees *closed*
-//! after its fence, for nothing replaces that word. It lets go of its end, and a ring that neither
-//! end holds is freed with what is in it: also one that lies in the last slot of another, or whose
-//! way to the owner was cut off (a closed inbox refuses it or frees it).
+//! Closing: after the owner was dropped, posting fails. Items in the lanes are freed without
+//! waiting for the last handle, because a task may wait for the answer that an item carries. The
+//! owner sets the baton to *closed*, passes its fence, empties the lanes and drops its ends of
+//! their rings. By the same protocol the poster of an item that this misses sees *closed* after its
+//! fence, because *closed* is final. It drops its end too, and a ring without ends is freed with
+//! its items: also a ring in the last slot of another, or one that did not reach the owner (a
+//! closed inbox refuses or frees it).
 //!
-//! Costs: a post writes to its own lane and makes one fence. A turn costs the owner a look at each
-//! lane.
+//! Cost: a post writes to its own lane and makes one fence. A turn costs the owner one check of
+//! each lane.
 
 use std::fmt;
 
@@ -59,29 +58,29 @@ use loomable::{Arc, AtomicUsize, CachePadded, Ordering, fence_seq_cst, mutant, w
 
 pub use crate::inbox::SendError as PostError;
 
-/// Turns that the owner goes on looking when it has found nothing.
+/// Turns without an item after which the owner rests.
 const PATIENCE: u32 = if cfg!(loom) { 0 } else { 16 };
 /// Slots of a lane's first ring.
 const FIRST: usize = if cfg!(loom) { 2 } else { 64 };
-/// Lanes that may wait for the owner's next turn.
+/// Most new lanes that wait for the owner's next turn.
 const LANES_MAX: usize = 1 << 20;
 
-// What the baton says.
-/// The owner is not scheduled: whoever posts schedules it.
+// Values of the baton.
+/// The owner is not scheduled: the next poster schedules it.
 const REST: usize = 0;
-/// A turn of the owner is to come, or running.
+/// A turn of the owner is pending or running.
 const SCHEDULED: usize = 1;
-/// The owner is gone.
+/// The owner was dropped.
 const CLOSED: usize = 2;
 
 type Baton = CachePadded<AtomicUsize>;
 
-/// What lies in a lane.
+/// An entry of a lane.
 enum Entry<T> {
     Item(T),
-    /// The lane goes on in this ring; nothing comes behind it here.
+    /// The lane continues in this ring; this is the last entry of the old one.
     Next(Box<Consumer<Entry<T>>>),
-    /// The poster is gone.
+    /// The poster was dropped.
     End,
 }
 
@@ -102,15 +101,15 @@ pub fn mailbox<T>(capacity: usize) -> (Mailbox<T>, Owner<T>) {
 
 /// Whether the caller has to put the mailbox's owner into its core's run queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a mailbox that nobody schedules is never emptied"]
+#[must_use = "a mailbox that is not scheduled is never emptied"]
 pub enum Scheduled {
-    /// The caller has to: the owner is not queued and there is, or may soon be, work.
+    /// The caller must schedule the owner: it is not queued, and there is work or may soon be.
     Yes,
-    /// Nothing to do: the owner is queued already, or there is no work.
+    /// The owner is queued already, or there is no work.
     No,
 }
 
-/// A mailbox's address, from which any thread makes itself a [`Poster`].
+/// A mailbox's address, with which any thread makes a [`Poster`].
 pub struct Mailbox<T> {
     baton: Arc<Baton>,
     /// New lanes for the owner.
@@ -125,7 +124,7 @@ impl<T> Clone for Mailbox<T> {
 }
 
 impl<T> Mailbox<T> {
-    /// A posting end. It costs nothing until it posts.
+    /// Makes a posting end. It costs nothing until it posts.
     pub fn poster(&self) -> Poster<T> {
         Poster { mailbox: self.clone(), lane: None }
     }
@@ -137,18 +136,18 @@ impl<T> fmt::Debug for Mailbox<T> {
     }
 }
 
-/// One posting end; see the module.
+/// One posting end; see the module text.
 pub struct Poster<T> {
     mailbox: Mailbox<T>,
-    /// This end of the lane, once there is one. One slot is always left.
+    /// This end of the lane, once there is one. One slot always stays free.
     lane: Option<Producer<Entry<T>>>,
 }
 
 impl<T> Poster<T> {
-    /// Appends `value`. On [`Scheduled::Yes`] the caller must see to it that the owner gets a turn.
+    /// Appends `value`. On [`Scheduled::Yes`] the caller must give the owner a turn.
     ///
     /// # Errors
-    /// When the lane is full or the owner is gone.
+    /// When the lane is full or the owner was dropped.
     #[inline]
     pub fn post(&mut self, value: T) -> Result<Scheduled, PostError<T>> {
         if self.mailbox.baton.load(Ordering::Relaxed) == CLOSED {
@@ -170,7 +169,7 @@ impl<T> Poster<T> {
         }
     }
 
-    /// Makes room for one item and the last slot: the first ring, or a larger one, or none.
+    /// Makes room for one item and the last slot: makes the first ring or a larger one, or fails.
     #[cold]
     fn extend(&mut self) -> Result<(), PostError<()>> {
         let Mailbox { lanes, capacity, .. } = &self.mailbox;
@@ -190,7 +189,7 @@ impl<T> Poster<T> {
         Ok(())
     }
 
-    /// The owner did not look scheduled.
+    /// Schedules the owner, which did not look scheduled.
     #[cold]
     fn schedule(&mut self) -> Scheduled {
         let baton = &self.mailbox.baton;
@@ -202,8 +201,8 @@ impl<T> Poster<T> {
         match baton.compare_exchange(REST, SCHEDULED, order, Ordering::Relaxed) {
             Ok(_) => Scheduled::Yes,
             Err(CLOSED) => {
-                // The owner may have missed the item. It goes with the ring when both ends have let
-                // go.
+                // The owner may have missed the item. It is freed with the ring when both ends are
+                // dropped.
                 if !mutant("mailbox.keep_closed") {
                     self.lane = None;
                 }
@@ -217,7 +216,7 @@ impl<T> Poster<T> {
 impl<T> Drop for Poster<T> {
     fn drop(&mut self) {
         if let Some(lane) = &mut self.lane {
-            // Nobody is scheduled for it: the lane is taken away in the owner's next turn.
+            // This schedules no turn: the owner removes the lane in its next turn.
             let _fits = lane.push_published(Entry::End);
         }
     }
@@ -229,12 +228,12 @@ impl<T> fmt::Debug for Poster<T> {
     }
 }
 
-/// The receiving end; see the module.
+/// The receiving end; see the module text.
 pub struct Owner<T> {
     baton: Arc<Baton>,
     new: Inbox<Consumer<Entry<T>>>,
     lanes: Vec<Consumer<Entry<T>>>,
-    /// The lane to begin with.
+    /// The lane with which the next turn begins.
     next: usize,
     /// Turns without an item since the last one.
     patience: u32,
@@ -242,7 +241,7 @@ pub struct Owner<T> {
 
 impl<T> Owner<T> {
     /// One turn: hands up to `max` items to `run`. On [`Scheduled::Yes`] the owner must get another
-    /// turn; the others' posts will not say so again.
+    /// turn; posts will not schedule one.
     ///
     /// If `run` panics, its item is gone and the mailbox counts as still scheduled: call `take`
     /// again.
@@ -269,14 +268,14 @@ impl<T> Owner<T> {
         self.rest()
     }
 
-    /// Takes the lanes that are new.
+    /// Takes the new lanes.
     fn welcome(&mut self) {
         while let Some(lane) = self.new.pop() {
             self.lanes.push(lane);
         }
     }
 
-    /// Takes what is in a lane, up to `left` items.
+    /// Takes up to `left` items from a lane.
     fn empty_lane(&mut self, at: usize, left: &mut usize, run: &mut impl FnMut(T)) {
         let Some(lane) = self.lanes.get_mut(at) else { return };
         while *left > 0 {
@@ -295,16 +294,16 @@ impl<T> Owner<T> {
         }
     }
 
-    /// Lays the baton down, unless something has come.
+    /// Sets the baton to *rest*, unless an item has come.
     fn rest(&mut self) -> Scheduled {
         let has_work = |owner: &Self| {
             owner.lanes.iter().any(Consumer::pure_check)
                 || (owner.new.pure_check() && !mutant("mailbox.overlook_new_lanes"))
         };
         let missed = mutant("mailbox.look_before_rest") && has_work(self);
-        // Not a store, as in `sleep`: so it sits behind the value that it replaced, also for loom.
-        // Release: the turn comes before whatever the poster does who takes the baton,
-        // above all before the next turn.
+        // Not a store, as in `sleep`: a read-modify-write follows the value it replaces, also for
+        // loom. Release: this turn comes before all actions of the poster that takes the baton, and
+        // so before the next turn.
         self.baton.swap(REST, weaken(Ordering::Release, "mailbox.rest_relaxed"));
         fence_seq_cst("mailbox.no_owner_fence");
         if mutant("mailbox.look_before_rest") {
@@ -358,7 +357,7 @@ mod tests {
         (got, more)
     }
 
-    /// What is run until the owner rests, with nothing posted meanwhile.
+    /// All items that are run until the owner rests, without posts meanwhile.
     fn until_rest<T>(owner: &mut Owner<T>, max: usize) -> Vec<T> {
         let mut all = Vec::new();
         loop {
@@ -497,8 +496,8 @@ mod tests {
         assert_eq!(until_rest(&mut owner, 3), [4]);
     }
 
-    /// Threads post; whoever is told to schedule the owner sets the one place in the run queue,
-    /// which must be free.
+    /// Threads post. A thread that is told to schedule the owner takes the one place in the run
+    /// queue, which must be free.
     #[test]
     fn many_threads_post_in_order_and_the_owner_is_queued_once() {
         const POSTERS: usize = 4;

@@ -1,9 +1,9 @@
 //! Messages between the cores of one runtime: one single-producer single-consumer ring for each
 //! ordered pair, published once per turn, with at most one wake-up per destination and turn.
 //!
-//! A full ring refuses; the sending task tries again in its next turn (back-pressure). Answers to
-//! calls must not be refused, so they queue behind a full ring; there are never more of them than
-//! calls the other side has open.
+//! A full ring refuses, and the sending task retries in its next turn (backpressure). Answers to
+//! calls must not be refused, so they queue when the ring is full; their number is bounded by the
+//! other side's open calls.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use crate::core::Core;
 use crate::remote::Shared;
 use crate::spsc::{Consumer, Producer, ring};
 
-/// A message: something to run on the other core.
+/// A message: a function to run on the other core.
 pub(crate) type Envelope = Box<dyn FnOnce(&Core) + Send>;
 
-/// Messages that fit between two cores.
+/// Capacity of one ring.
 const RING: usize = 256;
 
-/// On lines of its own, as far as [`loomable::CachePadded`]: one thread makes all meshes, side
-/// by side, and each core writes to its own in every turn (how far it has seen).
+/// On cache lines of its own, with [`loomable::CachePadded`]'s size: one thread makes all meshes,
+/// side by side, and each core writes to its own in every turn (its positions in the rings).
 #[repr(align(128))]
 struct Peer {
     out: Producer<Envelope>,
@@ -38,7 +38,7 @@ impl Peer {
 #[derive(Default)]
 pub(crate) struct Mesh {
     peers: Vec<Option<Peer>>,
-    /// Messages seen when `recent` was last asked.
+    /// Messages received at the last call of `recent`.
     seen: u64,
     quiet: u32,
 }
@@ -61,7 +61,7 @@ impl Mesh {
         meshes
     }
 
-    /// Stages a message; a full ring gives it back.
+    /// Stages a message; a full ring returns it.
     pub fn send(&mut self, to: usize, message: Envelope) -> Result<(), Envelope> {
         match self.peers.get_mut(to) {
             Some(Some(peer)) if peer.queued.is_empty() => peer.out.push(message),
@@ -69,7 +69,7 @@ impl Mesh {
         }
     }
 
-    /// Stages an answer, behind a full ring if need be.
+    /// Stages an answer; queues it if the ring is full.
     pub fn send_or_queue(&mut self, to: usize, message: Envelope) {
         if let Err(message) = self.send(to, message)
             && let Some(Some(peer)) = self.peers.get_mut(to)
@@ -82,7 +82,7 @@ impl Mesh {
         self.peers.get_mut(from)?.as_mut()?.into.pop()
     }
 
-    /// Makes this turn's messages visible and wakes who sleeps.
+    /// Makes this turn's messages visible and wakes the destinations that sleep.
     pub fn publish(&mut self) {
         for peer in self.peers.iter_mut().flatten() {
             while let Some(message) = peer.queued.pop_front() {
@@ -97,12 +97,13 @@ impl Mesh {
         }
     }
 
-    /// Something to receive, or an answer still to be sent.
+    /// Whether there is a message to receive or an answer to send.
     pub fn pending(&self) -> bool {
         self.peers.iter().flatten().any(|peer| !peer.queued.is_empty() || peer.into.pure_check())
     }
 
-    /// Whether messages came lately: the core may expect more. `received` counts all so far.
+    /// Whether messages came since the last call, so that the core may expect more. `received`
+    /// counts all so far.
     pub fn recent(&mut self, received: u64) -> bool {
         if received != self.seen {
             self.seen = received;

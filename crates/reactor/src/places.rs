@@ -1,12 +1,11 @@
-//! Ranges of addresses in a table that a signal handler may look in at any instant: nothing is
-//! locked, and nothing that was in the table is ever freed.
+//! A table of address ranges that a signal handler may read at any instant: nothing is locked, and
+//! no entry is ever freed.
 //!
-//! The table is a list to which places are only added. A place that is not needed any more is used
-//! again, so the list is as long as there ever were ranges at one time. Because of that reuse a
-//! reader could meet the start of one range and the end of another, so each place counts its
-//! changes (odd while it changes), and a reader believes what it read only if the count stayed the
-//! same. It need not try again: whoever looks for an address holds the range that it lies
-//! in, and that one does not change.
+//! The table is a list to which slots are only added. A free slot is reused, so the list is as long
+//! as the largest number of ranges at one time. Because of the reuse a reader could see the start
+//! of one range and the end of another. So each slot counts its changes (odd during a change), and
+//! a reader uses the values only if the count stayed the same. A reader need not retry: it looks
+//! for an address in a range that its thread is using, and that range does not change.
 
 use loomable::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, UnsafeCell, mutant, weaken};
 
@@ -17,11 +16,11 @@ pub(crate) struct Place {
     start: AtomicUsize,
     end: AtomicUsize,
     lost: AtomicBool,
-    /// Written before the place is in the list, and never again.
+    /// Written before the slot is in the list, and never again.
     next: UnsafeCell<*mut Place>,
 }
 
-/// See the module text.
+/// The table.
 pub(crate) struct Places {
     first: AtomicPtr<Place>,
 }
@@ -38,12 +37,13 @@ impl Places {
     }
 
     fn each(&self) -> impl Iterator<Item = &'static Place> {
-        // What the place held when it was added is seen with it.
+        // Acquire: a slot is seen with its first contents.
         let mut at = self.first.load(weaken(Ordering::Acquire, "places.first_relaxed"));
         std::iter::from_fn(move || {
-            // SAFETY: places are made by `add`, whole before they are in the list, and never freed.
+            // SAFETY: slots are made by `add`, complete before they are in the list, and never
+            // freed.
             let place = unsafe { at.as_ref() }?;
-            // SAFETY: nobody writes it any more.
+            // SAFETY: it is not written after it was published.
             at = place.next.with(|next| unsafe { *next });
             Some(place)
         })
@@ -75,9 +75,9 @@ impl Places {
         }));
         let mut first = self.first.load(Ordering::Relaxed);
         loop {
-            // SAFETY: the place is in no list yet, so nobody else knows it.
+            // SAFETY: the slot is in no list yet, so no other thread knows it.
             unsafe { (*place).next.with_mut(|next| *next = first) };
-            // Release: whoever finds the place finds it whole. Acquire: and those behind it.
+            // Release: a reader finds the slot complete. Acquire: and the slots after it.
             let order = weaken(Ordering::AcqRel, "places.add_relaxed");
             match self.first.compare_exchange(first, place, order, Ordering::Acquire) {
                 // SAFETY: just made, and never freed.
@@ -101,16 +101,16 @@ impl Place {
         let changes = self.changes.load(Ordering::Relaxed);
         assert!(changes.is_multiple_of(2), "a place is changed by one at a time");
         self.changes.store(changes + 1, Ordering::Relaxed);
-        // Release: whoever reads one of these numbers sees the odd count, or a later one, when it
-        // looks again.
+        // Release: a reader of one of these numbers sees the odd count, or a later one, at its
+        // second check.
         self.start.store(start, weaken(Ordering::Release, "places.start_relaxed"));
         self.end.store(end, weaken(Ordering::Release, "places.end_relaxed"));
-        // No mutation site, as is its other half: loom shows no older number behind this count even
-        // when it is relaxed.
+        // Not a mutation site, and neither is its counterpart: loom shows no older number after
+        // this count even when it is relaxed.
         self.changes.store(changes + 2, Ordering::Release);
     }
 
-    /// What is here, if nobody is changing it and it is not empty.
+    /// The range here, if it is not being changed and not empty.
     fn range(&self) -> Option<std::ops::Range<usize>> {
         let before = self.changes.load(Ordering::Acquire);
         let start = self.start.load(weaken(Ordering::Acquire, "places.read_start_relaxed"));
@@ -120,18 +120,18 @@ impl Place {
         (whole && start < end).then_some(start..end)
     }
 
-    /// The range is not needed any more: nobody looks for an address in it.
+    /// Frees the slot: no thread looks for an address in the range.
     pub fn give_back(&self) {
         self.set(0, 0);
         self.taken.store(false, weaken(Ordering::Release, "places.give_back_relaxed"));
     }
 
-    /// Notes that something of the range is lost.
+    /// Marks the range as lost.
     pub fn lose(&self) {
         self.lost.store(true, Ordering::Release);
     }
 
-    /// Whether something of it is.
+    /// Whether the range is lost.
     pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }

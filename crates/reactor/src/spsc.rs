@@ -1,34 +1,34 @@
-//! A bounded ring from one producer to one consumer: how two cores talk.
+//! A bounded ring from one producer to one consumer: the channel between two cores.
 //!
-//! 1. [`Producer::push`] writes the value into the slot at the producer's private tail. Nobody sees
-//!    it yet.
+//! 1. [`Producer::push`] writes the value into the slot at the producer's private tail. The
+//!    consumer does not see it yet.
 //! 2. [`Producer::publish`], once per turn of the loop, stores the private tail into the shared one
 //!    (Release). A batch costs one transfer of that cache line, which more than doubles the message
-//!    rate against publishing singly.
-//! 3. [`Consumer::pop`] compares its private head with the tail it saw last, and only when it has
-//!    used that up loads the shared one (Acquire). It moves the value out, then stores the shared
-//!    head (Release): the slot is free.
-//! 4. The producer, likewise, loads the shared head (Acquire) only when the head it saw last says
-//!    "full".
+//!    rate compared with publishing each item.
+//! 3. [`Consumer::pop`] compares its private head with the tail it loaded last, and loads the
+//!    shared tail (Acquire) only when the two are equal. It moves the value out, then stores the
+//!    shared head (Release), which frees the slot.
+//! 4. The producer, likewise, loads the shared head (Acquire) only when the ring looks full by the
+//!    head it loaded last.
 //!
-//! Who may touch what: the slots in `head .. shared tail` belong to the consumer, all others to the
-//! producer. A side gives slots away only by its Release store and obtains them only by its Acquire
-//! load; the two handles are unique (no `Clone`, `&mut self` to move an index), so each index has
+//! Ownership: the slots in `head .. shared tail` belong to the consumer, all others to the
+//! producer. A side hands slots over only by its Release store and obtains them only by its Acquire
+//! load. The two handles are unique (no `Clone`, `&mut self` to move an index), so each index has
 //! one writer.
 //!
-//! What always holds: `0 <= tail - head <= capacity` in wrapping arithmetic. Indices count up for
-//! ever and wrap at `usize::MAX`; as the number of slots is a power of two, `index & mask`
-//! continues seamlessly there.
+//! Invariant: `0 <= tail - head <= capacity` in wrapping arithmetic. Indices count up and wrap at
+//! `usize::MAX`; the number of slots is a power of two, so `index & mask` continues seamlessly
+//! there.
 //!
-//! It does not wake a sleeping consumer: call
-//! [`SleepFlag::must_wake`](crate::sleep::SleepFlag::must_wake) after `publish`. It does not say
+//! The ring does not wake a sleeping consumer: call
+//! [`SleepFlag::must_wake`](crate::sleep::SleepFlag::must_wake) after `publish`. It does not tell
 //! that the other side is gone: items sent to a dropped consumer are freed with the ring.
 
 use std::mem::MaybeUninit;
 
 use loomable::{Arc, AtomicUsize, CachePadded, Ordering, UnsafeCell, mutant, weaken};
 
-/// What both ends share.
+/// The state that both ends share.
 struct Ring<T> {
     /// Next slot to read; written by the consumer only.
     head: CachePadded<AtomicUsize>,
@@ -37,7 +37,7 @@ struct Ring<T> {
     slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
     /// `slots.len() - 1`; the length is a power of two.
     mask: usize,
-    /// How many slots may be in use: the size asked for, which `slots.len()` rounds up.
+    /// Most slots in use: the requested size, which `slots.len()` rounds up.
     capacity: usize,
 }
 
@@ -55,16 +55,15 @@ impl<T> Ring<T> {
 
 impl<T> Drop for Ring<T> {
     fn drop(&mut self) {
-        // Both handles are gone, and the Arc made everything they did happen before this; the
-        // producer's drop published all it had pushed. Relaxed loads see the final indices.
+        // Both handles are gone, and the Arc orders all their actions before this. The producer's
+        // drop published all pushed items. Relaxed loads see the final indices.
         let mut head = self.head.load(Ordering::Relaxed);
         let tail = self.tail.load(Ordering::Relaxed);
         while head != tail {
             self.slot(head).with_mut(|slot| {
                 // SAFETY: `head .. tail` are the slots that were written and published and not yet
-                // moved out (the consumer stores `head` only after moving out), so
-                // the value is initialized and dropped once. We have `&mut Ring`,
-                // so nobody else has access.
+                // moved out (the consumer stores `head` only after moving out), so the value is
+                // initialized and dropped once. We have `&mut Ring`, so this access is exclusive.
                 unsafe { (*slot).assume_init_drop() }
             });
             head = head.wrapping_add(1);
@@ -100,12 +99,12 @@ pub(crate) fn ring_from<T>(capacity: usize, start: usize) -> (Producer<T>, Consu
     )
 }
 
-/// The sending end; see the module.
+/// The sending end; see the module text.
 pub struct Producer<T> {
     ring: Arc<Ring<T>>,
     /// One past the last pushed slot.
     tail: usize,
-    /// What the shared tail holds.
+    /// The value of the shared tail.
     tail_published: usize,
     /// The shared head as last loaded: never ahead of the real one.
     head_seen: usize,
@@ -113,7 +112,7 @@ pub struct Producer<T> {
 
 impl<T> Producer<T> {
     /// Puts `value` into the ring, invisible to the consumer until [`publish`](Self::publish); a
-    /// full ring gives it back.
+    /// full ring returns it.
     #[inline]
     pub fn push(&mut self, value: T) -> Result<(), T> {
         let limit = self.ring.capacity + usize::from(mutant("spsc.one_too_many"));
@@ -126,18 +125,17 @@ impl<T> Producer<T> {
         }
         self.ring.slot(self.tail).with_mut(|slot| {
             // SAFETY: the slot is ours: `tail` is not below the shared tail, so the consumer does
-            // not read it, and `tail - head_seen < capacity <= slots.len()` says that
-            // the item one lap earlier lies below a head that we loaded with Acquire,
-            // that is, the consumer has finished moving it out. `write` does not drop what
-            // was there, and nothing was.
+            // not read it, and `tail - head_seen < capacity <= slots.len()` says that the item one
+            // lap earlier lies below a head that we loaded with Acquire, that is, the consumer has
+            // finished moving it out. `write` does not drop the old content, and there is none.
             unsafe { (*slot).write(value) };
         });
         self.tail = self.tail.wrapping_add(1);
         Ok(())
     }
 
-    /// Makes everything pushed so far visible; true if there was something new, and then the
-    /// consumer may need waking.
+    /// Makes all pushed items visible. True if there were new ones; the consumer may then need a
+    /// wake-up.
     #[inline]
     pub fn publish(&mut self) -> bool {
         if self.tail == self.tail_published {
@@ -148,7 +146,7 @@ impl<T> Producer<T> {
         true
     }
 
-    /// [`push`](Self::push) and [`publish`](Self::publish) in one, for a message that stands alone.
+    /// [`push`](Self::push) and [`publish`](Self::publish) in one, for a single message.
     #[inline]
     pub fn push_published(&mut self, value: T) -> Result<(), T> {
         self.push(value)?;
@@ -156,31 +154,31 @@ impl<T> Producer<T> {
         Ok(())
     }
 
-    /// How many items are pushed and not yet published.
+    /// Number of items pushed and not yet published.
     #[inline]
     pub fn staged(&self) -> usize {
         self.tail.wrapping_sub(self.tail_published)
     }
 
-    /// Whether `n` more items fit. Looks at the other end's line only when it did not seem so.
+    /// Whether `n` more items fit. Loads the other end's index only when the ring looks too full.
     #[inline]
     pub fn fits(&mut self, n: usize) -> bool {
         let fits = |tail: usize, seen| tail.wrapping_sub(seen) + n <= self.ring.capacity;
         fits(self.tail, self.head_seen) || {
-            // Acquire: `push` relies on what is seen here.
+            // Acquire: `push` relies on the value loaded here.
             self.head_seen = self.ring.head.load(Ordering::Acquire);
             fits(self.tail, self.head_seen)
         }
     }
 
-    /// How many more items fit, as of now; the consumer can only make it more.
+    /// Number of items that fit now; the consumer can only increase it.
     #[inline]
     pub fn room(&mut self) -> usize {
         self.head_seen = self.ring.head.load(Ordering::Acquire);
         self.ring.capacity - self.tail.wrapping_sub(self.head_seen)
     }
 
-    /// How many items the ring holds when full.
+    /// Number of items that a full ring holds.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.ring.capacity
@@ -188,7 +186,7 @@ impl<T> Producer<T> {
 }
 
 impl<T> Drop for Producer<T> {
-    /// What was pushed is delivered.
+    /// Publishes all pushed items, which are then delivered.
     fn drop(&mut self) {
         if !mutant("spsc.drop_unpublished") {
             self.publish();
@@ -205,7 +203,7 @@ impl<T> std::fmt::Debug for Producer<T> {
     }
 }
 
-/// The receiving end; see the module.
+/// The receiving end; see the module text.
 pub struct Consumer<T> {
     ring: Arc<Ring<T>>,
     /// Next slot to read.
@@ -251,7 +249,7 @@ impl<T> Consumer<T> {
         self.head != self.tail_seen || self.ring.tail.load(Ordering::Relaxed) != self.head
     }
 
-    /// How many items the ring holds when full.
+    /// Number of items that a full ring holds.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.ring.capacity

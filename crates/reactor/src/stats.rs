@@ -27,7 +27,7 @@ macro_rules! counters {
         pub struct CoreStats { $(#[doc = $doc] pub $name: Counter),* }
 
         impl CoreStats {
-            /// What each counter counts, in the order of [`CoreStats::list`].
+            /// The help text of each counter, in the order of [`CoreStats::list`].
             pub const HELP: &[(&'static str, &'static str)] = &[$((stringify!($name), $doc)),*];
 
 
@@ -50,7 +50,7 @@ counters! {
     completions,
     /// Calls into the driver.
     enters,
-    /// Of these, such that could wait.
+    /// Calls among them that could wait.
     sleeps,
     /// Messages from other cores.
     messages,

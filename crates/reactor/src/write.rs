@@ -1,18 +1,18 @@
 //! Writing to open files: [`WriteAt`] and [`SyncData`], the futures behind
 //! [`File::write_at`](crate::File::write_at) and [`File::sync_data`](crate::File::sync_data).
 //!
-//! 1. A write takes its buffer. What the disk would refuse (a misaligned direct write) or what can
-//!    no longer mean anything (a write after a failed flush) ends before it is started.
-//! 2. The operation owns the buffer until its completion has been reaped, like a read's. It waits
-//!    in the core behind the device's limit, by class, like a read; so background writes leave room
-//!    for foreground reads and the other way round.
-//! 3. A device that took part of it is given the rest.
+//! 1. A write takes its buffer. A misaligned direct write, which the disk would refuse, and a write
+//!    to a poisoned file fail before they are started.
+//! 2. The operation owns the buffer until its completion has been reaped, like a read's. Above the
+//!    device's queue depth it waits in the core, by class, like a read; so background writes leave
+//!    room for foreground reads, and background reads for foreground writes.
+//! 3. If the device took a part, it is given the rest.
 //!
-//! Nobody cancels a write or a sync: not a dropped future, and not a core that stops, which waits
-//! for them. Only what still waits inside the core for room is forgotten when its future goes.
+//! A started write or sync is never cancelled: neither by dropping its future nor by a stopping
+//! core, which waits for it. An operation that still waits in the core is dropped with its future.
 //!
-//! A sync covers the writes that had completed when it was started. A failed one poisons the
-//! [`SharedFile`](crate::SharedFile): no later one pretends (law 4).
+//! A sync covers the writes that had completed when it was started. A failed sync poisons the
+//! [`SharedFile`](crate::SharedFile), so no later one reports success (law 4).
 
 use std::future::Future;
 use std::io;
@@ -32,23 +32,23 @@ enum State<T> {
     Done,
 }
 
-/// A write under way; see [`File::write_at`]. Resolves to success or the error, and the buffer.
+/// The future of [`File::write_at`]. Resolves to success or the error, and the buffer.
 pub struct WriteAt {
     file: File,
     offset: u64,
     len: usize,
-    /// Bytes that the device has taken.
+    /// Bytes the device has taken.
     done: usize,
     state: State<Buf>,
 }
 
 impl WriteAt {
     pub(crate) fn new(file: File, offset: u64, buf: Buf, len: usize) -> WriteAt {
-        assert!(len <= buf.len(), "a write of more than its buffer holds");
+        assert!(len <= buf.len(), "the buffer is shorter than the write");
         WriteAt { file, offset, len, done: 0, state: State::New(buf) }
     }
 
-    /// Starts the write now, so that several can run at once before the first is awaited.
+    /// Starts the write now, so that several can run before the first is awaited.
     pub fn start(&mut self) {
         match std::mem::replace(&mut self.state, State::Done) {
             State::New(buf) => {
@@ -61,7 +61,7 @@ impl WriteAt {
         }
     }
 
-    /// Why it cannot be done.
+    /// The error of a write that cannot be started.
     fn refusal(&self) -> Option<io::Error> {
         let mask = self.file.alignment() as u64 - 1;
         let end = self.offset.checked_add(self.len as u64).filter(|&end| end <= i64::MAX as u64);
@@ -71,7 +71,7 @@ impl WriteAt {
         self.file.shared().flush_failed().then(poisoned)
     }
 
-    /// Hands what is left to the device.
+    /// Hands the rest to the device.
     fn go_on(&self, buf: Buf) -> State<Buf> {
         let left = &buf[self.done..self.len];
         let op = IoOp::Write {
@@ -83,7 +83,7 @@ impl WriteAt {
         State::Running(self.file.start(op, Payload::Buf(buf)))
     }
 
-    /// Notes what the device took. `None` when there is more to write.
+    /// Notes how much the device took. `None` when there is more to write.
     fn taken(&mut self, result: io::Result<usize>) -> Option<io::Result<()>> {
         match result {
             Ok(0) if self.len > 0 => return Some(Err(io::ErrorKind::WriteZero.into())),
@@ -93,7 +93,7 @@ impl WriteAt {
         }
         self.file.shared().grow_size(self.offset + self.done as u64);
         if self.done < self.len {
-            // The rest of a direct write that ended inside a block cannot be asked for.
+            // The rest of a direct write that ended inside a block cannot be requested.
             let aligned = self.done.is_multiple_of(self.file.alignment());
             return (!aligned).then(|| Err(io::ErrorKind::WriteZero.into()));
         }
@@ -133,7 +133,7 @@ impl Drop for WriteAt {
     }
 }
 
-/// A sync under way; see [`File::sync_data`].
+/// The future of [`File::sync_data`].
 pub struct SyncData {
     file: File,
     state: State<()>,
@@ -181,7 +181,7 @@ impl Future for SyncData {
                 }
                 // The operation table has poisoned the file (see `op`).
                 Err(e) => Err(e),
-                // One that was under way with it failed: whose bytes were dropped, nobody knows.
+                // A concurrent sync failed: it is unknown which writes' bytes were dropped.
                 Ok(_) if self.file.shared().flush_failed() => Err(poisoned()),
                 Ok(_) => Ok(()),
             });
@@ -197,7 +197,7 @@ impl Drop for SyncData {
     }
 }
 
-/// What every use of a file says after a failed flush.
+/// The error of every use of a poisoned file.
 fn poisoned() -> io::Error {
     io::Error::other("an earlier flush of this file failed")
 }
@@ -240,7 +240,7 @@ mod tests {
         });
     }
 
-    /// What a flush that failed leaves behind is unknown, and a second one would not say so.
+    /// The state after a failed flush is unknown, and a second flush would not report it.
     #[test]
     fn a_failed_flush_poisons_the_file_also_when_nobody_waits_for_it() {
         on_every_driver(|core| async move {
@@ -265,7 +265,7 @@ mod tests {
         });
     }
 
-    /// A regular file takes all or nothing, so the rest is asked for here by hand.
+    /// A regular file takes all or nothing, so the test makes the partial results itself.
     #[test]
     fn what_the_device_left_is_asked_for_and_a_direct_write_that_ends_in_a_block_is_not() {
         on_every_driver(|core| async move {

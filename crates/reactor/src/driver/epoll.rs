@@ -1,29 +1,28 @@
-//! The driver for places without io_uring (containers forbid it by default): epoll for sockets
-//! and wake-ups, threads for files.
+//! The driver for systems without io_uring (containers forbid it by default): epoll for sockets and
+//! wake-ups, threads for files.
 //!
 //! One `enter`:
 //!
-//! 1. staged operations: a file read that the page cache can answer is answered at once, other
-//!    reads, writes and syncs go to the file threads (`file_threads`) in one batch; a socket
-//!    operation is tried at once, without waiting, and remembered with its descriptor when it would
-//!    block;
+//! 1. staged operations: a file read is answered immediately if the page cache has the data; other
+//!    reads, writes and syncs go to the file threads (`file_threads`) in one batch. A socket
+//!    operation is tried without blocking; if it would block, it is kept with its descriptor;
 //! 2. results of the file threads;
-//! 3. `epoll_wait`, if told to wait, or if sockets have not been looked at for a while; what has
-//!    become ready is tried again.
+//! 3. `epoll_wait`, if told to wait, or if sockets have not been polled for a while; operations on
+//!    ready descriptors are retried.
 //!
 //! Registration is one-shot: a descriptor is armed exactly while operations wait for it, and each
-//! arming says for what. So nothing rests on what the kernel remembers of a descriptor that was
-//! closed and whose number came back: a left-over event finds no operation, or makes one be tried
-//! that would still block and is armed again. It costs an `epoll_ctl` per operation that blocks.
+//! arming names the events. So a closed descriptor whose number is reused does no harm: a stale
+//! event finds no operation, or causes one retry that would block and arms the descriptor again.
+//! This costs one `epoll_ctl` per operation that blocks.
 //!
-//! Waking: the file threads and other cores write the core's eventfd only if the core has set
-//! its sleep flag. The results are looked at after that (the flag is set before `enter` waits),
-//! which is the second look that `sleep` asks for.
+//! Waking: the file threads and other cores write the core's eventfd only if the core has set its
+//! sleep flag. The flag is set before `enter` waits, and the results are checked after that: the
+//! second check that `sleep` requires.
 //!
 //! Compared with io_uring: two system calls more per blocking socket operation, and two thread
-//! switches per disk operation. As many of them are in flight as there are threads ([`THREADS`]).
-//! They share the core's processor, so a core that spins (`PollMode::Always`) competes with its own
-//! disk: here that mode gains nothing.
+//! switches per disk operation. The number of threads ([`THREADS`]) bounds the disk operations in
+//! flight. The threads share the core's processor, so a core that spins (`PollMode::Always`)
+//! competes with its own disk: that mode has no benefit here.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -38,14 +37,13 @@ use crate::remote::{Remote, Shared};
 /// reads on a virtual disk, all threads on one processor: 16 reach 106 k reads/s, 32 reach 126 k
 /// at the least processor time per read, 64 reach 132 k at twice the latency.
 const THREADS: usize = 32;
-/// Operations unfinished at once. Waiting for a socket costs a few words, so this is no limit in
-/// practice; it bounds the threads' inbox.
+/// Most unfinished operations on files; bounds the threads' inbox.
 const CAPACITY: usize = 1 << 20;
 /// Events taken by one `epoll_wait`.
 const EVENTS: usize = 256;
-/// A busy core looks at its sockets once in this time.
+/// A busy core polls its sockets at this interval.
 const LOOK_NS: u64 = 20_000;
-/// The event of the core's eventfd; no descriptor has this number.
+/// The event number of the core's eventfd; not the number of any descriptor.
 const WAKE: u64 = u64::MAX;
 
 const READABLE: u32 = libc::EPOLLIN as u32;
@@ -55,18 +53,18 @@ const WRITABLE: u32 = libc::EPOLLOUT as u32;
 #[derive(Default)]
 struct Waiting {
     ops: Vec<(Token, IoOp)>,
-    /// A guess whether epoll knows the descriptor; a wrong one costs one system call.
+    /// Whether epoll probably knows the descriptor; a wrong guess costs one system call.
     known: bool,
 }
 
-/// See the module text.
+/// The epoll driver of one core.
 pub(crate) struct EpollDriver {
     epoll: OwnedFd,
     shared: Arc<Shared>,
     helpers: Arc<Helpers>,
     threads: FileThreads,
     staged: Vec<(Token, IoOp)>,
-    /// On their way to the threads; empty between calls.
+    /// Jobs for the threads; empty between calls.
     jobs: Vec<Job>,
     /// By descriptor number.
     waiting: Vec<Waiting>,
@@ -74,11 +72,11 @@ pub(crate) struct EpollDriver {
     place: Vec<Option<i32>>,
     /// Operations in `waiting`.
     blocked: usize,
-    /// Ended outside `enter`.
+    /// Operations that ended outside `enter`.
     ended: Vec<Completion>,
     events: Vec<libc::epoll_event>,
     looked_ns: u64,
-    /// The kernel has `epoll_pwait2`, which takes nanoseconds.
+    /// Whether the kernel has `epoll_pwait2`, which takes nanoseconds.
     precise: bool,
 }
 
@@ -114,7 +112,7 @@ impl EpollDriver {
         })
     }
 
-    /// Starts everything staged.
+    /// Starts all staged operations.
     fn submit(&mut self, done: &mut Vec<Completion>) {
         for at in 0..self.staged.len() {
             let (token, op) = self.staged[at];
@@ -145,7 +143,7 @@ impl EpollDriver {
             let behind = self.waiting.get(descriptor(&op) as usize).is_some_and(|waiting| {
                 waiting.ops.iter().any(|(_, other)| interest(other) == interest(&op))
             });
-            // What waits for the same goes first. A poll is only asked of epoll.
+            // Operations that already wait for the same event go first. A poll is left to epoll.
             let result =
                 if behind || matches!(op, IoOp::PollIn { .. }) { None } else { attempt(&op) };
             match result {
@@ -159,7 +157,7 @@ impl EpollDriver {
         }
     }
 
-    /// Lets an operation wait for its descriptor.
+    /// Makes an operation wait for its descriptor.
     fn block(&mut self, token: Token, op: IoOp, done: &mut Vec<Completion>) {
         let fd = descriptor(&op);
         let (at, index) = (fd as usize, token as usize);
@@ -175,8 +173,9 @@ impl EpollDriver {
         self.arm(fd, done);
     }
 
-    /// Asks epoll for one event of what the operations of `fd` wait for. Where epoll refuses, they
-    /// end: with success for a poll of something that is always readable, else with the error.
+    /// Arms `fd` in epoll for one of the events that its operations wait for. If epoll refuses, the
+    /// operations end: a poll of a descriptor that is always readable with success, others with the
+    /// error.
     fn arm(&mut self, fd: i32, done: &mut Vec<Completion>) {
         let waiting = &mut self.waiting[fd as usize];
         let events = waiting.ops.iter().fold(0, |events, (_, op)| events | interest(op));
@@ -207,13 +206,13 @@ impl EpollDriver {
         }
     }
 
-    /// Tries what waited for `fd` again.
+    /// Retries the operations that waited for `fd`.
     fn wake(&mut self, fd: i32, events: u32, done: &mut Vec<Completion>) {
         let Some(waiting) = self.waiting.get_mut(fd as usize) else {
             return;
         };
         let failed = events & (libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0;
-        // Once one would block, those behind it that wait for the same would too.
+        // After one would block, later ones that wait for the same event would block, too.
         let mut shut = 0;
         let (place, blocked) = (&mut self.place, &mut self.blocked);
         waiting.ops.retain(|&(token, op)| {
@@ -237,7 +236,7 @@ impl EpollDriver {
         self.arm(fd, done);
     }
 
-    /// Asks epoll, waiting as told.
+    /// Polls epoll, waiting according to `wait`.
     fn look(&mut self, wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
         self.looked_ns = super::host_now_ns();
         let n = loop {
@@ -247,9 +246,9 @@ impl EpollDriver {
             }
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
-                // A signal: the core looks around.
+                // A signal: the core takes a turn.
                 Some(libc::EINTR) => return Ok(()),
-                // An older kernel, or a filter that does not know the call.
+                // An older kernel, or a system call filter without this call.
                 Some(libc::ENOSYS | libc::EPERM) if self.precise => self.precise = false,
                 _ => return Err(error),
             }
@@ -295,7 +294,7 @@ impl EpollDriver {
         }
         let timeout = match wait {
             Wait::No => 0,
-            // Up, so that a timer is never early and the core does not wake in vain.
+            // Rounded up, so that the core does not wake before the timer is due.
             Wait::Ns(ns) => i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX),
             Wait::Forever => -1,
         };
@@ -311,7 +310,7 @@ impl Driver for EpollDriver {
 
     fn stage(&mut self, token: Token, op: IoOp) {
         if let IoOp::Accept { fd } = op {
-            // Sockets block, as io_uring wants it, and `accept` has no flag against that.
+            // Sockets are blocking, as io_uring wants them, and `accept` has no flag against that.
             set_nonblocking(fd);
         }
         self.staged.push((token, op));
@@ -328,12 +327,12 @@ impl Driver for EpollDriver {
             self.staged.remove(at);
             self.ended.push(ended);
         } else if let Some(fd) = self.place.get_mut(token as usize).and_then(Option::take) {
-            // The descriptor stays armed; its event will find nothing to do.
+            // The descriptor stays armed; its event finds no operation.
             self.waiting[fd as usize].ops.retain(|(waiting, _)| *waiting != token);
             self.blocked -= 1;
             self.ended.push(ended);
         }
-        // Else a thread has it, and will be done soon.
+        // Otherwise a thread has it and completes it soon.
     }
 
     fn staged(&self) -> usize {
@@ -371,14 +370,13 @@ impl Driver for EpollDriver {
 }
 
 impl EpollDriver {
-    /// Epoll cannot be asked without a system call, so a core that does not sleep asks now and
-    /// then.
+    /// Polling epoll needs a system call, so a core that does not sleep polls at intervals.
     fn look_is_due(&self) -> bool {
         super::host_now_ns().saturating_sub(self.looked_ns) >= LOOK_NS
     }
 }
 
-/// What a system call returned: a count, a negated error number, or `None` for "would block".
+/// The result of a system call: a count, a negated error number, or `None` for "would block".
 pub(super) fn outcome(n: isize) -> Option<i32> {
     if n >= 0 {
         return Some(i32::try_from(n).unwrap_or(i32::MAX));
@@ -405,7 +403,7 @@ fn descriptor(op: &IoOp) -> i32 {
     }
 }
 
-/// What an operation waits for.
+/// The events that an operation waits for.
 fn interest(op: &IoOp) -> u32 {
     match op {
         IoOp::Send { .. } | IoOp::SendMsg { .. } => WRITABLE,
@@ -413,7 +411,7 @@ fn interest(op: &IoOp) -> u32 {
     }
 }
 
-/// Does a socket operation if it need not wait.
+/// Makes a socket operation, unless it would block.
 fn attempt(op: &IoOp) -> Option<i32> {
     loop {
         let n = match *op {
@@ -433,7 +431,7 @@ fn attempt(op: &IoOp) -> Option<i32> {
             }
             IoOp::Accept { fd } => {
                 let (addr, len) = (std::ptr::null_mut(), std::ptr::null_mut());
-                // SAFETY: null pointers say that the address is not wanted.
+                // SAFETY: null pointers mean that the address is not wanted.
                 unsafe { libc::accept4(fd, addr, len, libc::SOCK_CLOEXEC) as isize }
             }
             IoOp::Read { .. }
@@ -446,17 +444,16 @@ fn attempt(op: &IoOp) -> Option<i32> {
         };
         match outcome(n) {
             Some(error) if error == -libc::EINTR => {}
-            // The peer went away between its connection and our accept: there may be a next one.
+            // The peer closed its connection before our accept: try the next one.
             Some(error) if error == -libc::ECONNABORTED && matches!(op, IoOp::Accept { .. }) => {}
             outcome => return outcome,
         }
     }
 }
 
-/// Reads from the page cache if everything is there; `None` where a thread has to do it.
+/// Reads from the page cache if it has all bytes; `None` where a thread must read.
 fn read_cached(fd: i32, iov: *const libc::iovec, n: i32, offset: u64) -> Option<i32> {
-    // A direct read would go to the disk, and wait for it here.
-    // SAFETY: takes no pointers.
+    // A direct read would block here until the disk answers. SAFETY: takes no pointers.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     if flags < 0 || flags & libc::O_DIRECT != 0 {
         return None;
@@ -469,8 +466,8 @@ fn read_cached(fd: i32, iov: *const libc::iovec, n: i32, offset: u64) -> Option<
         let len: usize = pieces.iter().map(|piece| piece.iov_len).sum();
         (len, libc::preadv2(fd, iov, n, offset, libc::RWF_NOWAIT))
     };
-    // A short count is the end of the file or the end of what is cached, and one cannot tell
-    // which. Errors are for the thread to meet again.
+    // A short count means the end of the file or of the cached part; the two look the same. After
+    // an error the thread tries again.
     (n == len as isize || n == 0).then_some(n as i32)
 }
 

@@ -1,8 +1,8 @@
 //! The threads that read, write and sync files for the epoll driver: `epoll` cannot wait for a
-//! disk, so somebody has to block in `pread`, `pwrite` and `fdatasync`.
+//! disk, so a thread must block in `pread`, `pwrite` and `fdatasync`.
 //!
-//! 1. The core hands over what a turn has gathered, under one lock, and wakes as many threads as
-//!    there are operations, if that many are idle.
+//! 1. The core hands over a turn's operations under one lock, and wakes one idle thread for each of
+//!    them.
 //! 2. A thread takes one operation, blocks in it, and sends its result to the core's inbox of
 //!    results; if the core sleeps, it is woken through its eventfd, once.
 //! 3. The core takes the results in its next `enter`.
@@ -92,7 +92,7 @@ impl Job {
     }
 }
 
-/// See the module text.
+/// A core's file threads.
 pub(super) struct FileThreads {
     queue: Arc<Queue<Job>>,
     threads: Vec<std::thread::JoinHandle<()>>,
@@ -116,7 +116,7 @@ impl FileThreads {
             let (queue, sender, core) = (pool.queue.clone(), sender.clone(), core.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("millrace-file{n}"))
-                // A system call needs next to no stack of ours.
+                // A system call needs almost no user stack.
                 .stack_size(64 << 10)
                 .spawn(move || serve(&queue, &sender, &core))?;
             // If a later one fails, dropping `pool` stops those that run.
@@ -125,18 +125,18 @@ impl FileThreads {
         Ok(pool)
     }
 
-    /// Hands `jobs` over and leaves it empty.
+    /// Hands over all `jobs` and empties the vector.
     pub fn submit(&self, jobs: &mut Vec<Job>) {
         self.queue.push(jobs.drain(..));
     }
 
-    /// Appends the results that are in.
+    /// Appends the results that have arrived.
     pub fn take(&mut self, done: &mut Vec<Completion>) {
-        // The core looks here in every `enter`, and before it waits.
+        // The core checks here in every `enter`, and before it waits.
         done.extend(std::iter::from_fn(|| self.results.pop()));
     }
 
-    /// Whether there are any.
+    /// Whether results have arrived.
     pub fn pure_check(&self) -> bool {
         self.results.pure_check()
     }
@@ -146,18 +146,17 @@ impl Drop for FileThreads {
     fn drop(&mut self) {
         self.queue.stop();
         for thread in self.threads.drain(..) {
-            // The threads do not panic; if one did, there is nothing left to save.
+            // The threads do not panic; if one did, nothing can be saved.
             let _ = thread.join();
         }
     }
 }
 
-/// What a thread does until the pool is dropped.
+/// Runs jobs until the pool is dropped.
 fn serve(queue: &Queue<Job>, sender: &Sender<Completion>, core: &Shared) {
     while let Some(job) = queue.pop() {
         let result = Completion { token: job.token, result: job.run() };
-        // Never full: it has room for as many as the core may have unfinished. Closed: the pool
-        // is being dropped.
+        // Never full: it has room for all unfinished operations. Closed: the pool is being dropped.
         if sender.send(result).is_ok() {
             core.wake_if_asleep();
         }

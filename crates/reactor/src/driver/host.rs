@@ -1,9 +1,9 @@
-//! What may block on the host: names, lengths, locks, small whole files. A few helper threads do
-//! it, so that a core never waits (law 2); answers go to the asking core's inbox.
+//! The host's operations that may block: names, lengths, locks, small whole files. A few helper
+//! threads make them, so that a core never blocks (law 2); answers go to the asking core's inbox.
 //!
-//! One more thread removes and closes files, and nothing else: the last of the two gives a file's
-//! blocks back, which may take a file system long (where it tells the device of each, 50 ms for
-//! 64 MiB were measured), and no other operation is to wait behind a directory's worth of that.
+//! One more thread only removes and closes files: the later of the two frees a file's blocks, which
+//! can take long (50 ms for 64 MiB, measured on a file system that discards them on the device),
+//! and other operations must not queue after the removal of many files.
 
 use std::fs;
 use std::io::{self, Read};
@@ -19,7 +19,7 @@ use crate::image::{Image, ImageInfo, ImageOpening};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A few threads that run blocking jobs. Shared by the cores of a runtime.
+/// The helper threads, shared by the cores of a runtime.
 pub(crate) struct Helpers {
     queue: Arc<Queue<Job>>,
     cleaner: Cleaner,
@@ -43,14 +43,13 @@ impl Helpers {
                     job();
                 }
             })?;
-            // If a later one fails, dropping `helpers` stops those that run.
+            // If a later one fails, dropping `helpers` stops the running ones.
             helpers.threads.push(thread);
         }
         Ok(helpers)
     }
 
-    /// Does a name operation, and tells. The queues are as long as the cores' operation tables
-    /// allow, and there are files.
+    /// Makes a name operation and sends the answer. The cores' operation tables bound the queues.
     pub fn run(&self, op: MetaOp, tell: impl FnOnce(io::Result<MetaOut>) + Send + 'static) {
         let queue = match op {
             MetaOp::Remove { .. } => &self.cleaner.0,
@@ -67,13 +66,13 @@ impl Drop for Helpers {
         self.queue.stop();
         self.cleaner.0.stop();
         for thread in self.threads.drain(..) {
-            // A job that panicked took only its own thread; its core panics on the lost answer.
+            // A job that panicked ended only its own thread; its core panics on the lost answer.
             let _ = thread.join();
         }
     }
 }
 
-/// Closes files elsewhere. Clones are the same.
+/// Closes files on the cleaning thread. Clones are the same.
 #[derive(Clone)]
 pub(crate) struct Cleaner(Arc<Queue<Job>>);
 
@@ -90,7 +89,7 @@ impl std::fmt::Debug for Cleaner {
     }
 }
 
-/// Does a name operation on the host, blocking.
+/// Makes a name operation on the host, blocking.
 fn perform(op: MetaOp, cleaner: &Cleaner) -> io::Result<MetaOut> {
     match op {
         MetaOp::Open { path, buffered } => open(&path, buffered, cleaner).map(MetaOut::File),
@@ -135,14 +134,14 @@ fn perform(op: MetaOp, cleaner: &Cleaner) -> io::Result<MetaOut> {
     }
 }
 
-/// The mode of files we make, before the process's mask: as RocksDB makes them.
+/// The mode of new files, before the process's mask: RocksDB's.
 const FILE_MODE: u32 = 0o644;
-/// The same of directories.
+/// The mode of new directories.
 const DIR_MODE: u32 = 0o755;
 
-/// Direct I/O is switched on afterwards: an open that makes a file and asks for it at once leaves
-/// the file behind where it is refused.
-#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
+/// Direct I/O is switched on after the open: an open that makes a file and asks for direct I/O
+/// leaves the file there when it is refused.
+#[expect(clippy::disallowed_methods, reason = "this is the driver of the reactor's files")]
 fn open_for_writing(
     path: &Path,
     opening: Opening,
@@ -150,7 +149,7 @@ fn open_for_writing(
     cleaner: &Cleaner,
 ) -> io::Result<Arc<SharedFile>> {
     let mut options = fs::OpenOptions::new();
-    // What is to lose what it holds is not somebody else's file behind a link.
+    // A file that is emptied must not be another one that a link points to.
     let follow = match opening {
         Opening::NewOrEmptied | Opening::Unshared => libc::O_NOFOLLOW,
         Opening::New | Opening::Existing => 0,
@@ -176,7 +175,7 @@ fn open_for_writing(
     Ok(Arc::new(SharedFile::new(fd, path.to_owned(), meta.len(), alignment)))
 }
 
-/// What is known of an open file, which must be a regular one.
+/// Metadata of an open file, which must be a regular one.
 fn regular(file: &fs::File) -> io::Result<fs::Metadata> {
     let meta = file.metadata()?;
     if meta.is_dir() {
@@ -189,8 +188,8 @@ fn regular(file: &fs::File) -> io::Result<fs::Metadata> {
     Ok(meta)
 }
 
-/// Opens a small file without waiting for the other end of a pipe.
-#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
+/// Opens a small file, without waiting for the other end of a pipe.
+#[expect(clippy::disallowed_methods, reason = "this is the driver of the reactor's files")]
 fn open_small(path: &Path) -> io::Result<fs::File> {
     let mut options = fs::OpenOptions::new();
     let file = options.read(true).custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK).open(path)?;
@@ -198,17 +197,16 @@ fn open_small(path: &Path) -> io::Result<fs::File> {
     Ok(file)
 }
 
-/// Which signal tells of a lease's end; the C library's headers have it, `libc` has not.
+/// Sets the signal for a lease's end; the C library's headers define it, `libc` does not.
 const F_SETSIG: libc::c_int = 10;
 
-/// Whether this is the only open file of its kind, which the kernel says by granting a lease for
-/// writing. Descriptors and mappings of other processes count, too. False also where the file is
-/// another user's, or on a file system without leases.
+/// Whether nothing else has the file open: then the kernel grants a lease for writing. Descriptors
+/// and mappings of other processes count, too. Also false where the file is another user's, or on a
+/// file system without leases.
 fn is_open_once(fd: &OwnedFd) -> bool {
     let fd = fd.as_raw_fd();
-    // Whoever opens the file between the two calls has us told of it: by a signal that nobody
-    // minds, and not by the usual one, which ends a process.
-    // SAFETY: takes no pointers.
+    // If the file is opened between the two calls, the kernel sends a signal: a harmless one, and
+    // not the default, which ends the process. SAFETY: takes no pointers.
     if unsafe { libc::fcntl(fd, F_SETSIG, libc::SIGURG) } != 0 {
         return false;
     }
@@ -218,7 +216,7 @@ fn is_open_once(fd: &OwnedFd) -> bool {
     alone && unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) } == 0
 }
 
-/// False where the file system has no direct I/O.
+/// Returns false where the file system has no direct I/O.
 fn make_direct(fd: &OwnedFd) -> io::Result<bool> {
     // SAFETY: takes no pointers.
     let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
@@ -233,7 +231,7 @@ fn make_direct(fd: &OwnedFd) -> io::Result<bool> {
     if error.raw_os_error() == Some(libc::EINVAL) { Ok(false) } else { Err(error) }
 }
 
-#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
+#[expect(clippy::disallowed_methods, reason = "this is the driver of the reactor's files")]
 fn rename(from: &Path, to: &Path) -> io::Result<()> {
     fs::rename(from, to)
 }
@@ -242,12 +240,12 @@ fn create_dir(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().mode(DIR_MODE).create(path)
 }
 
-#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
+#[expect(clippy::disallowed_methods, reason = "this is the driver of the reactor's files")]
 fn remove(path: &Path) -> io::Result<()> {
     fs::remove_file(path)
 }
 
-#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
+#[expect(clippy::disallowed_methods, reason = "this is the driver of the reactor's files")]
 fn sync_dir(path: &Path) -> io::Result<()> {
     let mut options = fs::OpenOptions::new();
     options.read(true).custom_flags(libc::O_CLOEXEC | libc::O_DIRECTORY);
@@ -265,7 +263,7 @@ fn file_len(len: u64) -> io::Result<libc::off64_t> {
     libc::off64_t::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
 }
 
-/// Calls until no signal interrupts; the call returns 0 when it is done.
+/// Repeats a call that a signal interrupts; the call returns 0 on success.
 fn uninterrupted(mut call: impl FnMut() -> i32) -> io::Result<()> {
     loop {
         if call() == 0 {
@@ -284,7 +282,7 @@ fn set_len(fd: i32, len: u64) -> io::Result<()> {
     uninterrupted(|| unsafe { libc::ftruncate64(fd, len) })
 }
 
-/// Where the file system cannot allocate, the file gets its length and no promise of room.
+/// If the file system cannot allocate, the file only gets its length.
 fn allocate(fd: i32, len: u64, keeps_len: bool) -> io::Result<()> {
     if len == 0 {
         return Ok(());
@@ -329,7 +327,7 @@ const BLKSSZGET: libc::c_ulong = 0x1268;
 const BLKPBSZGET: libc::c_ulong = 0x127B;
 const BLKIOOPT: libc::c_ulong = 0x1279;
 
-/// A number that a block device tells.
+/// Asks a block device for a number.
 fn block_number(fd: i32, request: libc::c_ulong) -> io::Result<u32> {
     let mut number = 0_u32;
     // SAFETY: these requests write a 32-bit number to a live place.
@@ -337,28 +335,31 @@ fn block_number(fd: i32, request: libc::c_ulong) -> io::Result<u32> {
     Ok(number)
 }
 
-/// Opens a regular file or a block device, and nothing else.
-#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
+/// Opens a regular file or a block device; other kinds are refused.
+#[expect(clippy::disallowed_methods, reason = "this is the driver of the reactor's files")]
 fn open_device(path: &Path, how: ImageOpening) -> io::Result<fs::File> {
     let kind = fs::metadata(path)?.file_type();
     let block_device = is_block_device(kind)?;
     let mut options = fs::OpenOptions::new();
     options.read(true).write(!how.read_only);
-    // Of a block device this excludes mounts, and who else asks for it.
+    // For a block device this excludes mounts and other exclusive users.
     let exclusive = block_device && how.lock && !how.read_only;
     options.custom_flags(libc::O_CLOEXEC | if exclusive { libc::O_EXCL } else { 0 });
     let file = options.open(path).map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY) => io::ErrorKind::WouldBlock.into(),
         _ => error,
     })?;
-    // The name may have been given to something else meanwhile.
+    // The name may belong to another file now.
     if file.metadata()?.file_type() != kind {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it changes while it is opened"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the file was replaced while it was opened",
+        ));
     }
     Ok(file)
 }
 
-/// Whether it is one, rather than a regular file; what is neither is no image.
+/// Whether it is a block device, rather than a regular file; other kinds are an error.
 fn is_block_device(kind: fs::FileType) -> io::Result<bool> {
     if kind.is_block_device() || kind.is_file() {
         return Ok(kind.is_block_device());
@@ -367,8 +368,8 @@ fn is_block_device(kind: fs::FileType) -> io::Result<bool> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, what))
 }
 
-/// The lock, direct I/O and what the image can do, in this order: nothing is tried on a file that
-/// is somebody else's. A file that came from another process has its lock already.
+/// Takes the lock, sets direct I/O and finds the image's properties, in this order: nothing is
+/// tried on a file that another user has locked. A file from another process has its lock already.
 fn image(
     path: &Path,
     file: fs::File,
@@ -400,7 +401,7 @@ fn image(
             zero_range: true,
         }
     } else {
-        // Behind the end of the file both do nothing, if the file system has them.
+        // Beyond the end of the file both have no effect, if the file system supports them.
         let behind = size.next_multiple_of(1 << 20) as libc::off64_t;
         let has = |mode: i32| {
             let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
@@ -408,7 +409,7 @@ fn image(
             !how.read_only && unsafe { libc::fallocate64(fd, mode, behind, 4096) } == 0
         };
         let punch_hole = has(libc::FALLOC_FL_PUNCH_HOLE);
-        // This one may reserve room there, which the other takes back.
+        // Zeroing may allocate space there, which punching frees again.
         let zero_range = punch_hole && has(libc::FALLOC_FL_ZERO_RANGE);
         has(libc::FALLOC_FL_PUNCH_HOLE);
         let block_size = alignment.max(512);
@@ -428,7 +429,7 @@ fn image(
     Ok(Image { file: Arc::new(file), info, _lock: None })
 }
 
-/// What sysfs says of a block device's queue; for a partition its whole device says it.
+/// Reads a setting of a block device's queue from sysfs; a partition's is that of its whole device.
 fn sysfs_number(device: u64, name: &str) -> Option<u64> {
     let (major, minor) = (libc::major(device), libc::minor(device));
     let base = format!("/sys/dev/block/{major}:{minor}");
@@ -438,7 +439,7 @@ fn sysfs_number(device: u64, name: &str) -> Option<u64> {
         .and_then(|text| String::from_utf8(text).ok()?.trim().parse().ok())
 }
 
-#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
+#[expect(clippy::disallowed_methods, reason = "this is the driver of the reactor's files")]
 fn open(path: &Path, buffered: bool, cleaner: &Cleaner) -> io::Result<Arc<SharedFile>> {
     let mut options = fs::OpenOptions::new();
     options.read(true).custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK);
@@ -465,12 +466,12 @@ fn open(path: &Path, buffered: bool, cleaner: &Cleaner) -> io::Result<Arc<Shared
     Ok(Arc::new(SharedFile::new(fd, path.to_owned(), meta.len(), alignment)))
 }
 
-/// What the file system asks of direct reads, in bytes; 4096 where it does not say.
+/// The alignment of direct reads in bytes; 4096 where the file system does not tell.
 fn direct_alignment(fd: &OwnedFd) -> u32 {
     direct_alignments(fd).0
 }
 
-/// The same, and what it asks of the memory.
+/// The same, and the alignment of memory.
 fn direct_alignments(fd: &OwnedFd) -> (u32, u32) {
     // SAFETY: a plain C struct for which all zeroes is a valid value.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
@@ -493,14 +494,14 @@ fn direct_alignments(fd: &OwnedFd) -> (u32, u32) {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
+#[expect(clippy::disallowed_methods, reason = "this is the driver of the reactor's files")]
 fn list(path: &Path) -> io::Result<Vec<DirEntry>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(path)? {
         let entry = entry?;
-        // A name that is not UTF-8 is none of an engine's files, but the directory is not empty.
+        // A name that is not UTF-8 does not belong to an engine, but the directory is not empty.
         let name = entry.file_name().to_string_lossy().into_owned();
-        // Of a link, what it leads to; nothing where it leads nowhere.
+        // The target of a link; a dangling link is skipped.
         let meta = match fs::metadata(entry.path()).or_else(|_| entry.metadata()) {
             Ok(meta) if meta.is_symlink() => {
                 entries.push(DirEntry { name, size: 0, is_dir: false });
@@ -526,7 +527,7 @@ fn read_small(path: &Path, max: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A shared lock. A file that is not there needs none: nobody can hold it.
+/// Takes a shared lock. A missing file needs none: no process can hold a lock on it.
 fn lock_shared(path: &Path) -> io::Result<Option<OwnedFd>> {
     match open_small(path) {
         Ok(file) => {
@@ -538,8 +539,8 @@ fn lock_shared(path: &Path) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// An exclusive lock, on a file that is made if it is missing.
-#[expect(clippy::disallowed_methods, reason = "this is the driver behind the reactor's files")]
+/// Takes an exclusive lock on a file, which is made if it is missing.
+#[expect(clippy::disallowed_methods, reason = "this is the driver of the reactor's files")]
 fn lock_exclusive(path: &Path) -> io::Result<OwnedFd> {
     let mut options = fs::OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
@@ -549,19 +550,19 @@ fn lock_exclusive(path: &Path) -> io::Result<OwnedFd> {
     lock(&fd, libc::F_WRLCK).map(|()| fd)
 }
 
-/// Ends a lock that [`lock`] made, whoever has the open file, too.
+/// Releases a lock of [`lock`], also if another process has the open file.
 pub(crate) fn unlock(file: &OwnedFd) {
-    // A file that cannot be unlocked is closed by the caller, which does the same.
+    // On an error the caller closes the file, which has the same effect.
     let _ = lock(file, libc::F_UNLCK);
 }
 
 /// Locks a file as a whole, or says `WouldBlock`.
 ///
-/// The lock belongs to the open file description, not to the process, as RocksDB's does
-/// (`F_SETLK`, with a table of the process's own locks beside it). The two exclude each other all
-/// the same, in one process too. What ours does better: a second open in this process is refused
-/// by the kernel, however the path is spelled, and closing another descriptor of the file, which
-/// ends a process's locks on it without a word, ends no lock of ours.
+/// The lock belongs to the open file description; RocksDB's belongs to the process (`F_SETLK`, with
+/// a table of the process's own locks). The two exclude each other, also within one process.
+/// Advantages of ours: the kernel refuses a second open in this process, however the path is
+/// spelled; and closing another descriptor of the file, which silently ends a process's locks on
+/// it, does not end our lock.
 fn lock(file: &OwnedFd, kind: i32) -> io::Result<()> {
     // SAFETY: a plain C struct for which all zeroes is a valid value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };

@@ -1,13 +1,13 @@
 //! The seam between a core's loop and the outside world.
 //!
-//! A [`Driver`] takes staged operations, submits them in one go, and hands back completions; it
-//! also owns the clock. Three exist: `uring` (io_uring), `epoll` (epoll and threads for
-//! files, for places that forbid io_uring) and `sim` (everything simulated, from one seed).
-//! A driver belongs to one core and is only called by it, never re-entered.
+//! A [`Driver`] takes staged operations, submits them together, and returns completions; it also
+//! owns the clock. There are three: `uring` (io_uring), `epoll` (epoll, and threads for files, for
+//! systems that forbid io_uring) and `sim` (everything simulated, from one seed). A driver belongs
+//! to one core, is called only by it, and is never re-entered.
 //!
-//! Operations carry raw pointers. The loop's operation table owns what they point to until the
-//! driver has reported the operation's last completion; a driver must not touch the memory of an
-//! operation after that, and must report every operation exactly once (`more == false`).
+//! Operations carry raw pointers. The loop's operation table owns their targets until the driver
+//! has reported the operation's completion. A driver must not touch the memory of an operation
+//! after that, and must report every operation exactly once.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -29,7 +29,7 @@ pub(crate) mod uring;
 
 pub use uring::UringDriver;
 
-/// Names an operation: its slot in the core's operation table.
+/// An operation's name: its slot in the core's operation table.
 pub type Token = u32;
 
 /// An operation on a descriptor, as a driver sees it. Lengths and offsets are in bytes.
@@ -39,62 +39,62 @@ pub enum IoOp {
     Read {
         /// Descriptor.
         fd: i32,
-        /// Where to.
+        /// Destination.
         ptr: *mut u8,
-        /// How many at most.
+        /// Most bytes.
         len: u32,
-        /// From where in the file.
+        /// Offset in the file.
         offset: u64,
     },
     /// Write to a file at an offset; completes with the bytes written.
     Write {
         /// Descriptor.
         fd: i32,
-        /// From where.
+        /// Source.
         ptr: *const u8,
-        /// How many at most.
+        /// Most bytes.
         len: u32,
-        /// To where in the file.
+        /// Offset in the file.
         offset: u64,
     },
     /// Read from a file at an offset into several pieces of memory; completes with the bytes read.
     ReadV {
         /// Descriptor.
         fd: i32,
-        /// Where to: `n` pieces, as a queue's slot keeps them.
+        /// Destination: `n` pieces, which a queue's slot keeps.
         iov: *const libc::iovec,
-        /// How many pieces.
+        /// Number of pieces.
         n: u16,
-        /// By a thread that blocks.
+        /// A thread makes the plain blocking call.
         threads: bool,
-        /// From where in the file.
+        /// Offset in the file.
         offset: u64,
     },
     /// Write several pieces of memory to a file at an offset; completes with the bytes written.
     WriteV {
         /// Descriptor.
         fd: i32,
-        /// From where: `n` pieces, as a queue's slot keeps them.
+        /// Source: `n` pieces, which a queue's slot keeps.
         iov: *const libc::iovec,
-        /// How many pieces.
+        /// Number of pieces.
         n: u16,
-        /// By a thread that blocks.
+        /// A thread makes the plain blocking call.
         threads: bool,
-        /// To where in the file.
+        /// Offset in the file.
         offset: u64,
     },
-    /// Give a range's room back or zero it, as `fallocate` does; completes with 0.
+    /// Free a range's disk space or zero the range, as `fallocate` does; completes with 0.
     Fallocate {
         /// Descriptor.
         fd: i32,
         /// `FALLOC_FL_*`: punch a hole or zero a range, both of them keeping the size.
         mode: i32,
-        /// From where in the file.
+        /// Offset in the file.
         offset: u64,
-        /// How much.
+        /// Length.
         len: u64,
     },
-    /// Make durable what has been written to a file, and its length; completes with 0.
+    /// Make a file's written data and its length durable; completes with 0.
     SyncData {
         /// Descriptor.
         fd: i32,
@@ -103,18 +103,18 @@ pub enum IoOp {
     Recv {
         /// Descriptor.
         fd: i32,
-        /// Where to.
+        /// Destination.
         ptr: *mut u8,
-        /// How many at most.
+        /// Most bytes.
         len: u32,
     },
     /// Send to a stream socket; completes with the bytes taken.
     Send {
         /// Descriptor.
         fd: i32,
-        /// From where.
+        /// Source.
         ptr: *const u8,
-        /// How many.
+        /// Number of bytes.
         len: u32,
     },
     /// Send several pieces; completes with the bytes taken. `msg` points to a `msghdr`.
@@ -139,40 +139,40 @@ pub enum IoOp {
 /// An operation on names, which may block: a driver hands it to the helper pool or simulates it.
 #[derive(Clone, Debug)]
 pub enum MetaOp {
-    /// Open a file for reading; direct I/O where the file system can.
+    /// Open a file for reading; with direct I/O where the file system supports it.
     Open {
-        /// Which.
+        /// Its path or handle.
         path: PathBuf,
-        /// Through the page cache instead of direct.
+        /// Use the page cache, not direct I/O.
         buffered: bool,
     },
-    /// The entries of a directory.
+    /// List a directory.
     List {
-        /// Which.
+        /// Its path or handle.
         path: PathBuf,
     },
-    /// The whole of a small file.
+    /// Read a whole small file.
     ReadSmall {
-        /// Which.
+        /// Its path or handle.
         path: PathBuf,
-        /// A longer file is an error.
+        /// Most bytes; a longer file is an error.
         max: usize,
     },
-    /// A shared lock on a file, refused when somebody holds it exclusively.
+    /// Take a shared lock on a file; refused while another holder has an exclusive lock.
     LockShared {
-        /// Which.
+        /// Its path or handle.
         path: PathBuf,
     },
     /// Open a file for reading and writing, or make one.
     OpenForWriting {
-        /// Which.
+        /// Its path or handle.
         path: PathBuf,
-        /// What must, or must not, be there.
+        /// What must exist under the name.
         opening: Opening,
-        /// Direct or through the page cache.
+        /// Direct I/O or page cache.
         mode: Mode,
     },
-    /// Give a file another name in the place of whatever has that name.
+    /// Rename a file; an existing file of the new name is replaced.
     Rename {
         /// Its name.
         from: PathBuf,
@@ -181,78 +181,78 @@ pub enum MetaOp {
     },
     /// Make a directory.
     CreateDir {
-        /// Which.
+        /// Its path or handle.
         path: PathBuf,
     },
     /// Remove a file's name.
     Remove {
-        /// Which.
+        /// Its path or handle.
         path: PathBuf,
     },
     /// Make a directory's names durable.
     SyncDir {
-        /// Which.
+        /// Its path or handle.
         path: PathBuf,
     },
-    /// Cut a file to a length, or fill it up to that with zeroes.
+    /// Cut a file to a length, or extend it with zeroes.
     SetLen {
-        /// Which.
+        /// Its path or handle.
         file: Arc<SharedFile>,
         /// In bytes.
         len: u64,
     },
-    /// Give a file room up to a length, which it grows to if it is shorter.
+    /// Allocate disk space up to a length; a shorter file grows to it.
     Allocate {
-        /// Which.
+        /// Its path or handle.
         file: Arc<SharedFile>,
         /// In bytes.
         len: u64,
-        /// It keeps the length that it has.
+        /// Do not change the file's length.
         keeps_len: bool,
     },
     /// Open a disk image.
     OpenImage {
-        /// Which.
+        /// Its path or handle.
         path: PathBuf,
-        /// How.
+        /// Options.
         how: ImageOpening,
-        /// It is open already, here.
+        /// The descriptor, if the image is open already.
         open: Option<Arc<OwnedFd>>,
-        /// Whether holes can be punched, where that is known already.
+        /// Whether holes can be punched, if known.
         holes: Option<bool>,
     },
     /// Start another program.
     StartProcess(Program),
-    /// Look how long an open file is, and note it.
+    /// Read the length of an open file, and note it.
     Measure {
-        /// Which.
+        /// Its path or handle.
         file: Arc<SharedFile>,
     },
-    /// An exclusive lock on a file, which is made if it is missing; refused when somebody holds
-    /// any lock on it.
+    /// Take an exclusive lock on a file, which is made if it is missing; refused while another
+    /// holder has any lock.
     LockExclusive {
-        /// Which.
+        /// Its path or handle.
         path: PathBuf,
     },
 }
 
-/// What a [`MetaOp`] answers.
+/// The answer of a [`MetaOp`].
 #[derive(Debug)]
 pub enum MetaOut {
-    /// To what brings nothing back.
+    /// Success of an operation without a result.
     Done,
-    /// To `Open` and `OpenForWriting`.
+    /// Of `Open` and `OpenForWriting`.
     File(Arc<SharedFile>),
-    /// To `OpenImage`.
+    /// Of `OpenImage`.
     Image(Image),
-    /// To `StartProcess`.
+    /// Of `StartProcess`.
     Process(Child),
-    /// To `List`.
+    /// Of `List`.
     List(Vec<DirEntry>),
-    /// To `ReadSmall`.
+    /// Of `ReadSmall`.
     Bytes(Vec<u8>),
-    /// To `LockShared` and `LockExclusive`: held while the descriptor lives; `None` where nothing
-    /// needs holding.
+    /// Of `LockShared` and `LockExclusive`: the descriptor holds the lock; `None` where no lock is
+    /// needed.
     Lock(Option<Fd>),
 }
 
@@ -272,64 +272,63 @@ pub struct DirEntry {
 pub enum Wait {
     /// Submit and reap, do not wait.
     No,
-    /// Until something completes, a wake-up arrives, or this many nanoseconds have passed.
+    /// Wait for a completion, a wake-up, or this time in nanoseconds.
     Ns(u64),
-    /// Until something completes or a wake-up arrives.
+    /// Wait for a completion or a wake-up.
     Forever,
 }
 
-/// A finished step of an operation.
+/// A completed operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Completion {
-    /// Which operation.
+    /// The operation.
     pub token: Token,
-    /// As system calls return it: a count, a descriptor, or a negated error number.
+    /// A system call's result: a count, a descriptor, or a negated error number.
     pub result: i32,
 }
 
-/// See the module text.
+/// The interface of a driver; see the module text.
 pub trait Driver {
     /// Short name for `INFO` and logs.
     fn name(&self) -> &'static str;
 
-    /// The simulated driver, if this is it: its sockets are no descriptors of the host.
+    /// The simulated driver, if this is one: its sockets are not descriptors of the host.
     fn sim(&mut self) -> Option<&mut sim::SimDriver> {
         None
     }
 
-    /// Takes an operation for the next `enter`. Never called with more operations unfinished
-    /// than `capacity()`.
+    /// Takes an operation for the next `enter`. Never called with more than `capacity()` unfinished
+    /// operations.
     fn stage(&mut self, token: Token, op: IoOp);
 
     /// Starts an operation on names. The answer goes to `shared`'s inbox, or is kept and
     /// delivered there by a later `enter`.
     fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<Shared>);
 
-    /// Asks for an operation to end early; its completion still comes. Never called for a write
-    /// or a sync, which end as the device decides.
+    /// Cancels an operation; its completion still comes. Never called for a write or a sync, which
+    /// only the device ends.
     fn cancel(&mut self, token: Token);
 
-    /// Hands what is staged to the device now, without looking for completions. A driver for
-    /// which that makes no difference does nothing.
+    /// Submits the staged operations now, without reaping. A driver for which that makes no
+    /// difference does nothing.
     fn submit(&mut self) {}
 
     /// Operations staged and not yet submitted.
     fn staged(&self) -> usize;
 
-    /// Most operations on files that may be unfinished at once. Those that wait for a peer are as
-    /// many as there are descriptors, and completions beyond what a driver has room for are not
-    /// lost.
+    /// Most unfinished operations on files. The number of descriptors bounds the operations that
+    /// wait for a peer; completions beyond a driver's room are not lost.
     fn capacity(&self) -> usize;
 
-    /// Submits what is staged, waits as told, and appends what has completed. A wait should
-    /// gather `at_least` completions for [`GATHER_NS`] where that is cheap; after that, and
-    /// always elsewhere, one is enough.
+    /// Submits all staged operations, waits according to `wait`, and appends the completions. A
+    /// wait should gather `at_least` completions for [`GATHER_NS`] where that is cheap; afterwards,
+    /// and in other drivers, one is enough.
     ///
     /// # Errors
-    /// Only what makes the driver unusable.
+    /// Only errors that make the driver unusable.
     fn enter(&mut self, wait: Wait, at_least: usize, done: &mut Vec<Completion>) -> io::Result<()>;
 
-    /// Whether `enter(Wait::No)` would find something. Memory reads only.
+    /// Whether `enter(Wait::No)` would find a completion. Memory reads only.
     fn ready(&mut self) -> bool;
 
     /// Monotonic nanoseconds.

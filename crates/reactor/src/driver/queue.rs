@@ -20,8 +20,8 @@ struct Jobs<J> {
     stopped: bool,
 }
 
-/// See the module text.
-#[expect(clippy::disallowed_types, reason = "the threads behind it wait; see the module text")]
+/// A queue of jobs for threads.
+#[expect(clippy::disallowed_types, reason = "its threads may block; see the module text")]
 pub(super) struct Queue<J> {
     jobs: std::sync::Mutex<Jobs<J>>,
     wake: std::sync::Condvar,
@@ -80,7 +80,7 @@ impl<J> Queue<J> {
         job
     }
 
-    /// Drops the jobs that wait and lets every `pop` return `None`.
+    /// Drops the waiting jobs and makes every `pop` return `None`.
     pub fn stop(&self) {
         let waiting = self.with(|queue| {
             queue.stopped = true;

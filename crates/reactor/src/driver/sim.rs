@@ -1,12 +1,12 @@
-//! The simulated driver: one core's door into a [`sim`](crate::sim) world.
+//! The simulated driver: one core's interface to a [`sim`](crate::sim) world.
 //!
-//! It never waits. The world runs every core's turn in two halves (see `Core::work`) and gives a
-//! waiting core its second half when something is due, so `enter` only reaps.
+//! It never waits. The world runs every core's turn in two halves (see `Core::work`) and runs the
+//! second half of a waiting core when an event is due, so `enter` only reaps.
 //!
-//! The memory of an operation is written once, in `enter`, directly before its completion is
-//! handed out, and never after; all writing is in this file. A core that is dropped with
-//! operations under way takes this driver along, and the world keeps no pointer that anybody
-//! would follow: only `enter` does, for operations of its own core.
+//! The memory of an operation is written once, in `enter`, directly before its completion is handed
+//! out; all writing is in this file. A core that is dropped with operations in flight drops this
+//! driver, too. No other code follows the world's pointers: only `enter` does, for operations of
+//! its own core.
 
 use std::cell::RefCell;
 use std::io;
@@ -21,7 +21,7 @@ use crate::inbox::Sender;
 use crate::remote::Shared;
 use crate::sim::{Outcome, Place, State};
 
-/// See the module text.
+/// The simulated driver of one core.
 pub(crate) struct SimDriver {
     state: Rc<RefCell<State>>,
     core: usize,
@@ -34,10 +34,10 @@ impl SimDriver {
     }
 }
 
-/// What fills the part of a buffer that an unsuccessful or short transfer leaves undefined.
+/// Fills the part of a buffer that a failed or short transfer leaves undefined.
 const GARBAGE: u8 = 0xDB;
 
-/// Brings what an operation received into its memory.
+/// Writes an operation's received bytes into its memory.
 fn deliver(outcome: &Outcome) {
     if let IoOp::ReadV { iov, n, .. } = outcome.op {
         return scatter(&outcome.bytes, vector(iov, n));
@@ -48,7 +48,7 @@ fn deliver(outcome: &Outcome) {
         _ => return,
     };
     let n = outcome.bytes.len();
-    assert!(n <= len, "the simulated device brought more than was asked for");
+    assert!(n <= len, "the simulated device returned more than was requested");
     // SAFETY: the operation was staged by the core's loop with `ptr` valid for writes of `len`
     // bytes (a `Buf`, or the spare capacity of a vector, which only its operation slot owns),
     // and the slot keeps it until the completion that `enter` is about to hand out has been
@@ -61,7 +61,7 @@ fn deliver(outcome: &Outcome) {
     }
 }
 
-/// Brings what a read received into its pieces.
+/// Writes a read's received bytes into its pieces.
 fn scatter(mut bytes: &[u8], pieces: &[libc::iovec]) {
     for piece in pieces {
         let n = bytes.len().min(piece.iov_len);
@@ -75,17 +75,17 @@ fn scatter(mut bytes: &[u8], pieces: &[libc::iovec]) {
         }
         bytes = &bytes[n..];
     }
-    assert!(bytes.is_empty(), "the simulated device brought more than was asked for");
+    assert!(bytes.is_empty(), "the simulated device returned more than was requested");
 }
 
-/// What an operation that has just been staged writes to a file.
+/// The bytes that a just staged operation writes to a file.
 fn written(op: &IoOp) -> Vec<u8> {
     let mut bytes = Vec::new();
     match *op {
         IoOp::Write { ptr, len, .. } => {
             // SAFETY: the core's loop stages a write with `ptr` valid for reads of `len`
             // initialised bytes of a `Buf`, which the operation's slot owns until the completion;
-            // nobody writes to them.
+            // they do not change meanwhile.
             bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(ptr, len as usize) });
         }
         IoOp::WriteV { iov, n, .. } => {
@@ -93,7 +93,7 @@ fn written(op: &IoOp) -> Vec<u8> {
                 let at = bytes.len();
                 bytes.resize(at + piece.iov_len, 0);
                 // SAFETY: each piece is valid for reads until the completion, by the contract of
-                // `FileQueue::submit`; the destination has just been made so long.
+                // `FileQueue::submit`; the destination has just been given that length.
                 unsafe {
                     let to = bytes.as_mut_ptr().add(at);
                     std::ptr::copy_nonoverlapping(piece.iov_base.cast(), to, piece.iov_len);
@@ -107,13 +107,12 @@ fn written(op: &IoOp) -> Vec<u8> {
 
 /// The pieces of an operation of a queue.
 fn vector<'a>(iov: *const libc::iovec, n: u16) -> &'a [libc::iovec] {
-    // SAFETY: `iov` points to `n` pieces in the slot of a queue, which keeps them as they are until
-    // the completion has been reaped. Callers use the result up before that.
+    // SAFETY: `iov` points to `n` pieces in the slot of a queue, which keeps them unchanged until
+    // the completion has been reaped. Callers drop the result before that.
     unsafe { std::slice::from_raw_parts(iov, n.into()) }
 }
 
-/// Where the memory of a file's operation lies, all places and lengths of its pieces or-ed, and how
-/// many bytes it has.
+/// The addresses and lengths of a file operation's pieces, or-ed together, and its number of bytes.
 fn place(op: &IoOp) -> Place {
     match *op {
         IoOp::Read { ptr, len, .. } => Place { address: ptr.addr(), len: len.into() },
@@ -128,7 +127,7 @@ fn place(op: &IoOp) -> Place {
     }
 }
 
-/// How many bytes an operation wants to send.
+/// Number of bytes that an operation sends.
 fn send_len(op: &IoOp) -> usize {
     match *op {
         IoOp::Send { len, .. } => len as usize,
@@ -139,24 +138,24 @@ fn send_len(op: &IoOp) -> usize {
 
 /// The pieces of a vectored send that has not completed.
 fn pieces<'a>(msg: *const libc::msghdr) -> &'a [libc::iovec] {
-    // SAFETY: `msg` points into the `Message` that the operation's slot owns until the
-    // completion is reaped, and this is only called from `enter` before it hands that out; the
-    // header's vector is the message's own `iov`, of the length given. Nobody changes either
-    // meanwhile. The result is used up before `enter` returns.
+    // SAFETY: `msg` points into the `Message` that the operation's slot owns until the completion
+    // is reaped, and this is only called from `enter` before it hands that out; the header's vector
+    // is the message's own `iov`, of the length given. Neither changes meanwhile. The result is
+    // dropped before `enter` returns.
     unsafe {
         let header = &*msg;
         std::slice::from_raw_parts(header.msg_iov, header.msg_iovlen)
     }
 }
 
-/// The first `n` bytes of what an operation sends.
+/// The first `n` bytes that an operation sends.
 fn fetch(op: &IoOp, n: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(n);
     let mut take = |ptr: *const u8, len: usize| {
         let len = len.min(n - bytes.len());
-        // SAFETY: `ptr` is valid for reads of `len` initialised bytes: it is what the operation
-        // sends, which its slot owns until the completion is reaped, and `enter` has not handed
-        // that out yet. Nobody writes to it meanwhile.
+        // SAFETY: `ptr` is valid for reads of `len` initialised bytes: the operation's slot owns
+        // them until the completion is reaped, and `enter` has not handed that out yet. They do not
+        // change meanwhile.
         bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(ptr, len) });
     };
     match *op {
@@ -184,17 +183,17 @@ impl SimDriver {
         self.state.borrow_mut().shut_down(fd);
     }
 
-    /// A number by which a descriptor of the host can be waited for, as long as that is open.
+    /// A number for waiting on a descriptor of the host, valid while that is open.
     pub fn watch(&mut self, fd: &OwnedFd) -> SimFd {
         self.state.borrow_mut().watch(fd.as_raw_fd())
     }
 
-    /// How much of so many bytes goes through a socket at once.
+    /// How many of `len` bytes go through a socket at once.
     pub fn at_once(&mut self, len: usize) -> usize {
         self.state.borrow_mut().at_once(len)
     }
 
-    /// Where dropped descriptors announce themselves.
+    /// The channel on which dropped descriptors announce themselves.
     pub fn closing(&self) -> Sender<i32> {
         self.state.borrow().closing()
     }

@@ -1,12 +1,11 @@
 //! The io_uring driver: one ring per core.
 //!
-//! Flags are tried from the full set down (an older kernel answers EINVAL), and the level that
-//! was reached is part of the driver's name. The completion queue is larger than the number of
-//! file operations that the core may have unfinished. Operations that wait for a peer are as many
-//! as there are descriptors: should all of them complete at once, the kernel keeps what the queue
-//! has no room for (`IORING_FEAT_NODROP`, without which the driver does not start). Under
-//! DEFER_TASKRUN completions appear only inside `enter`; `ready` looks at the flag that asks for
-//! that.
+//! Flags are tried from the full set down (an older kernel returns EINVAL), and the level reached
+//! is part of the driver's name. The completion queue is larger than the number of unfinished file
+//! operations. The number of descriptors bounds the operations that wait for a peer: if all of them
+//! complete together, the kernel keeps the completions for which the queue has no room
+//! (`IORING_FEAT_NODROP`, which the driver requires). Under DEFER_TASKRUN completions appear only
+//! inside `enter`; `ready` checks the flag that asks for a call.
 
 use std::io;
 use std::sync::Arc;
@@ -21,17 +20,17 @@ use crate::remote::{Remote, Shared};
 
 const SQ_ENTRIES: u32 = 256;
 const CQ_ENTRIES: u32 = 8192;
-/// Unfinished operations on files, below `CQ_ENTRIES` with room for the others.
+/// Most unfinished operations on files; below `CQ_ENTRIES`, which leaves room for others.
 const CAPACITY: usize = 6144;
 
-/// How long a wait without an end lasts: the kernel takes a wait for several completions without
-/// a limit for one that ends when it no longer waits for several.
+/// Timeout of an unlimited wait: without a timeout the kernel would never end the wait for several
+/// completions after one.
 const FOREVER_NS: u64 = 3_600_000_000_000;
 
 const EVENT: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
 
-/// See the module text.
+/// The io_uring driver of one core.
 pub struct UringDriver {
     ring: IoUring,
     name: &'static str,
@@ -39,19 +38,19 @@ pub struct UringDriver {
     shared: Arc<Shared>,
     staged: usize,
     event_armed: bool,
-    /// Cancels that found no room; kept until they do.
+    /// Cancellations that wait for room in the submission queue.
     cancels: Vec<Token>,
-    /// For operations that ask for a thread; started with the first of them.
+    /// For operations that need a thread; started with the first of them.
     threads: Option<FileThreads>,
-    /// On their way to the threads.
+    /// Jobs for the threads.
     jobs: Vec<Job>,
 }
 
-/// File threads of a core that has a device which asks for them, and its depth.
+/// File threads of a core with a device that needs them; also their depth.
 const THREADS: usize = 16;
 
 impl UringDriver {
-    /// Makes the ring. To be called on the thread that will use it.
+    /// Makes the ring. Call it on the thread that will use the ring.
     ///
     /// # Errors
     /// `EPERM`, `ENOSYS` and the like where io_uring is forbidden or missing.
@@ -74,7 +73,7 @@ impl UringDriver {
         })
     }
 
-    /// Whether this system lets us have a ring that does for us.
+    /// Checks that this system allows a suitable ring.
     ///
     /// # Errors
     /// As for [`UringDriver::new`].
@@ -84,8 +83,8 @@ impl UringDriver {
 
     fn push(&mut self, entry: &squeue::Entry) {
         loop {
-            // SAFETY: what the entry points to is owned by the core's operation table until the
-            // entry's completion has been reaped (see `driver`), or is static.
+            // SAFETY: the memory that the entry points to is owned by the core's operation table
+            // until the entry's completion has been reaped (see `driver`), or is static.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 self.staged += 1;
                 return;
@@ -94,7 +93,7 @@ impl UringDriver {
         }
     }
 
-    /// Hands staged entries to the kernel so that there is room for more.
+    /// Submits staged entries, to make room for more.
     fn submit_staged(&mut self) {
         match self.ring.submit() {
             Ok(taken) => self.staged -= taken.min(self.staged),
@@ -103,7 +102,7 @@ impl UringDriver {
         }
     }
 
-    /// Hands over what asks for a thread.
+    /// Hands jobs to the threads.
     fn submit_jobs(&mut self) {
         if self.jobs.is_empty() {
             return;
@@ -116,7 +115,7 @@ impl UringDriver {
         }
         match &self.threads {
             Some(threads) => threads.submit(&mut self.jobs),
-            // The ring does the same, if not the same way.
+            // Without threads the ring makes the operation.
             None => {
                 for job in std::mem::take(&mut self.jobs) {
                     self.push(&entry(job.op).user_data(u64::from(job.token)));
@@ -145,7 +144,7 @@ impl UringDriver {
         }
     }
 
-    /// Appends what has completed; true when somebody has signalled.
+    /// Appends the completions; true when the core was signalled.
     fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
         let mut rung = false;
         let mut lost_event = false;
@@ -169,7 +168,7 @@ impl UringDriver {
     }
 }
 
-/// What [`entry`] and the driver itself ask for.
+/// The operations that [`entry`] and the driver itself use.
 const OPERATIONS: [u8; 12] = [
     opcode::Read::CODE,
     opcode::Write::CODE,
@@ -185,14 +184,14 @@ const OPERATIONS: [u8; 12] = [
     opcode::AsyncCancel::CODE,
 ];
 
-/// Holds a ring, which is disabled yet, to [`OPERATIONS`] for ever, and enables it.
+/// Restricts a disabled ring to [`OPERATIONS`] permanently, and enables it.
 fn restrict(ring: &IoUring) -> io::Result<()> {
     let mut allowed = OPERATIONS.map(Restriction::sqe_op);
     ring.submitter().register_restrictions(&mut allowed)?;
     ring.submitter().register_enable_rings()
 }
 
-/// Makes a ring, with the best set of flags that this kernel knows, and names it.
+/// Makes a ring with the best set of flags that this kernel supports, and returns its name.
 fn build(confined: bool) -> io::Result<(IoUring, &'static str)> {
     let mut last = None;
     for level in 0..3 {
@@ -236,7 +235,7 @@ fn build(confined: bool) -> io::Result<(IoUring, &'static str)> {
     Err(last.unwrap_or_else(|| io::ErrorKind::Unsupported.into()))
 }
 
-/// Errors of `enter` after which reaping and trying again is right.
+/// Errors of `enter` after which the driver reaps and retries.
 fn is_transient(e: &io::Error) -> bool {
     matches!(
         e.raw_os_error(),
@@ -244,7 +243,7 @@ fn is_transient(e: &io::Error) -> bool {
     )
 }
 
-/// An operation as the ring has it.
+/// The ring's entry for an operation.
 fn entry(op: IoOp) -> squeue::Entry {
     match op {
         IoOp::Read { fd, ptr, len, offset } => {
@@ -283,7 +282,7 @@ fn entry(op: IoOp) -> squeue::Entry {
     }
 }
 
-/// The only piece of a vector of one, which the kernel need not copy.
+/// The piece of a vector of length 1, which the kernel need not copy.
 fn single(iov: *const libc::iovec, n: u16) -> Option<(*mut u8, u32)> {
     if n != 1 {
         return None;
@@ -335,11 +334,11 @@ impl Driver for UringDriver {
         self.arm();
         let rung = self.reap(done);
         self.take_jobs(done);
-        // The signal has been taken: what it was about must be looked at before a wait.
+        // The signal has been taken: the core must check for work before a wait.
         let wait = if done.is_empty() && !rung { wait } else { Wait::No };
         let result = match wait {
             Wait::No => {
-                // One call submits and runs what completed since: GETEVENTS without waiting.
+                // One call submits and posts pending completions: GETEVENTS without waiting.
                 // SAFETY: no signal mask and no argument structure are passed.
                 unsafe {
                     self.ring.submitter().enter::<libc::sigset_t>(
@@ -354,7 +353,8 @@ impl Driver for UringDriver {
                 let ns = if let Wait::Ns(ns) = wait { ns } else { FOREVER_NS };
                 let timeout = types::Timespec::from(Duration::from_nanos(ns));
                 let mut args = types::SubmitArgs::new().timespec(&timeout);
-                // Kernels from 6.12 on can wait for several for a while and then for one.
+                // Kernels from 6.12 on can wait for several completions with a timeout, and then
+                // for one.
                 let gather = at_least > 1 && self.ring.params().is_feature_min_timeout();
                 if gather {
                     args = args.min_wait_usec((GATHER_NS / 1000) as u32);
@@ -364,7 +364,7 @@ impl Driver for UringDriver {
         };
         match result {
             Ok(taken) => self.staged -= taken.min(self.staged),
-            // ETIME: everything was taken before the wait began.
+            // ETIME: all entries were taken before the wait began.
             Err(e) if e.raw_os_error() == Some(libc::ETIME) => {
                 self.staged = self.ring.submission().len();
             }
@@ -412,7 +412,7 @@ mod tests {
     const READS: usize = 64;
     const LEN: usize = 256 << 10;
 
-    /// A file beside the test program, where direct I/O works; removed when dropped.
+    /// A file beside the test program, where direct I/O works. Removed when dropped.
     struct Scratch(std::path::PathBuf);
 
     impl Scratch {
@@ -442,8 +442,8 @@ mod tests {
         scratch
     }
 
-    /// Without waiting for completions, up to 62 of these 64 reads landed in memory that had
-    /// been freed: closing a ring does not wait, nor does a cancel end a disk read.
+    /// Without waiting for completions, up to 62 of these 64 reads wrote to freed memory: closing a
+    /// ring does not wait, and a cancellation does not end a disk read.
     #[test]
     fn a_core_that_stops_with_64_large_reads_in_flight_frees_no_buffer_before_its_completion() {
         let scratch = write_scratch();
@@ -482,7 +482,7 @@ mod tests {
         let driver = match UringDriver::new(&shared, &helpers, true) {
             Ok(driver) => driver,
             Err(e) => {
-                // Containers forbid it; the epoll driver's tests stand in.
+                // Containers forbid it; the epoll driver's tests cover this.
                 eprintln!("skipped: io_uring is not available here: {e}");
                 return None;
             }
@@ -518,7 +518,7 @@ mod tests {
         assert_eq!((core.operations_in_flight(), pool.used()), (0, 0));
         drop(core);
 
-        // The ring is closed and the buffers are free: whoever gets them now has them alone.
+        // The ring is closed and the buffers are free: a new owner has them exclusively.
         let mut bufs: Vec<Buf> = (0..READS).map(|_| pool.alloc(LEN).unwrap()).collect();
         for buf in &mut bufs {
             buf.fill(0xEE);

@@ -1,4 +1,4 @@
-//! A log file that may be moved away while it is written.
+//! A log file that may be renamed while it is written (log rotation).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often a name is looked at.
+/// Interval between two checks of the name.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// By which a process that may open nothing is handed the next file, when logs are rotated.
+/// Hands the next file to a process that may not open files itself, when logs are rotated.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::disallowed_types, reason = "a file goes through it once a day")]
 pub struct NextFile(Arc<std::sync::Mutex<Option<File>>>);
 
 impl NextFile {
-    /// What is logged from now on goes there.
+    /// Makes later lines go to `file`.
     pub fn put(&self, file: OwnedFd) {
         *self.0.lock().unwrap_or_else(|e| e.into_inner()) = Some(file.into());
     }
@@ -27,14 +27,14 @@ impl NextFile {
     }
 }
 
-/// Appends to the file of a name. Where the name has come to mean another file or none, because
-/// logs are rotated, a file of that name is opened anew within a second.
+/// Appends to the file of a name. When log rotation has renamed the file, a file of that name is
+/// opened again within a second.
 #[derive(Debug)]
 pub struct LogFile {
     path: PathBuf,
     file: File,
     looked: Instant,
-    /// Where the next file comes from, if it is not looked for.
+    /// The source of the next file, if the name is not checked.
     next: Option<NextFile>,
 }
 
@@ -48,8 +48,7 @@ impl LogFile {
         Ok(LogFile { path: path.to_owned(), file: open(path)?, looked: Instant::now(), next: None })
     }
 
-    /// Opens or creates it; later files of the name come from `next`, and the name is not looked
-    /// at.
+    /// Opens or creates it; later files come from `next`, and the name is not checked.
     ///
     /// # Errors
     /// As the system gives them.
@@ -57,7 +56,7 @@ impl LogFile {
         Ok(LogFile { next: Some(next), ..LogFile::open(path)? })
     }
 
-    /// The file now, where the name has come to mean another one since it was opened.
+    /// The new file, if the name belongs to another file than the open one.
     ///
     /// # Errors
     /// As the system gives them.
@@ -71,7 +70,7 @@ impl LogFile {
         let ours = self.file.metadata()?;
         let named = std::fs::metadata(&self.path);
         if !named.is_ok_and(|named| (named.dev(), named.ino()) == (ours.dev(), ours.ino())) {
-            // Where that fails, the old file is better than none.
+            // If that fails, the old file is better than none.
             if let Ok(file) = open(&self.path) {
                 self.file = file;
                 return Ok(true);

@@ -5,8 +5,8 @@ use std::str::FromStr;
 use tracing::Metadata;
 use tracing::level_filters::LevelFilter;
 
-/// `info`, or `warn,lsm=debug,kv::connection=off`: a level for all, and levels for targets, which
-/// are modules with what is in them. Where several fit, the longest name counts.
+/// `info`, or `warn,lsm=debug,kv::connection=off`: a level for all, and levels for targets (modules
+/// and their contents). The longest target that fits counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
     level: LevelFilter,
@@ -14,7 +14,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// The same level for everything.
+    /// One level for all targets.
     pub fn level(level: LevelFilter) -> Filter {
         Filter { level, targets: Vec::new() }
     }
@@ -28,7 +28,7 @@ impl Filter {
         named.max_by_key(|(name, _)| name.len()).map_or(self.level, |(_, level)| *level)
     }
 
-    /// The most that is logged of anything.
+    /// The most verbose level of any target.
     pub fn max_level(&self) -> LevelFilter {
         self.targets.iter().map(|(_, level)| *level).fold(self.level, LevelFilter::max)
     }
@@ -59,7 +59,9 @@ impl FromStr for Filter {
                     filter.targets.push((target.to_owned(), level(word)?));
                 }
                 Some((target, _)) => {
-                    return Err(format!("must be a target such as lsm or kv::connection, not '{target}'"));
+                    return Err(format!(
+                        "must be a target such as lsm or kv::connection, not '{target}'"
+                    ));
                 }
             }
         }

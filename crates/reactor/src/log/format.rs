@@ -1,8 +1,8 @@
-//! How an event looks as a line.
+//! Renders an event as a line.
 //!
-//! A line is rendered by the thread that logs it, into one buffer that then travels to the writer.
-//! Whatever a client or a disk put into a text cannot end the line or reach a terminal as a
-//! control sequence: control characters are escaped. A line is cut at [`LINE_MAX`] bytes and a bit.
+//! The logging thread renders a line into one buffer, which then goes to the writer. Control
+//! characters are escaped, so text from a client or a disk can neither end the line nor reach a
+//! terminal as a control sequence. A line is cut at little more than [`LINE_MAX`] bytes.
 
 use std::fmt::{self, Write};
 use std::str::FromStr;
@@ -10,10 +10,10 @@ use std::str::FromStr;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level};
 
-/// Bytes of a line beyond which no value goes on.
+/// Length of a line in bytes at which values are cut.
 pub const LINE_MAX: usize = 4096;
 
-/// How lines look.
+/// The format of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Format {
     /// `2026-11-21T01:54:00.123456Z WARN core=1 lsm::recover: text key=value`
@@ -21,7 +21,7 @@ pub enum Format {
     Text,
     /// One object with `time`, `level`, `target`, `core`, `message` and `fields`.
     Json,
-    /// `millrace: warning: text key=value`: what a tool says to its user.
+    /// `millrace: warning: text key=value`: a tool's message to its user.
     Tool,
 }
 
@@ -62,7 +62,7 @@ impl Format {
         line.finish()
     }
 
-    /// Renders a line of the log's own.
+    /// Renders one of the log's own lines.
     pub fn render_own(self, unix_us: u64, level: Level, message: fmt::Arguments<'_>) -> Vec<u8> {
         let mut line = Line::new(self);
         line.head(unix_us, None, level, "reactor::log");
@@ -129,13 +129,13 @@ impl Line {
         self.out
     }
 
-    /// Something that cannot be long or strange.
+    /// Appends a text that is short and has no control characters.
     fn raw(&mut self, what: fmt::Arguments<'_>) {
         use std::io::Write as _;
         self.out.write_fmt(what).expect("a vector takes all");
     }
 
-    /// A text of any length and content; in JSON a string.
+    /// Appends a text of any length and content; in JSON a string.
     fn text(&mut self, what: fmt::Arguments<'_>) {
         let json = self.format == Format::Json;
         if json {
@@ -143,7 +143,7 @@ impl Line {
         }
         let mut escaped = Escaped { out: &mut self.out, json };
         if escaped.write_fmt(what).is_err() {
-            // It was cut, or its own formatting gave up; both show.
+            // It was cut, or its own formatting failed; both are visible.
             self.out.extend_from_slice("…".as_bytes());
         }
         if json {
@@ -166,8 +166,8 @@ impl Line {
         self.digits::<6>(micros, b'Z');
     }
 
-    /// The last `N` decimal digits of a number, and what stands behind them. By hand, as `fmt`
-    /// would take half of the time that a whole line takes.
+    /// Appends the last `N` decimal digits of a number, and the byte `then`. By hand, because `fmt`
+    /// would take half the time of a whole line.
     fn digits<const N: usize>(&mut self, mut number: u64, then: u8) {
         let mut digits = [b'0'; N];
         for digit in digits.iter_mut().rev() {
@@ -181,7 +181,7 @@ impl Line {
 
 /// Year, month and day of a number of days since 1970, in the Gregorian calendar.
 fn civil(days: u64) -> (u64, u64, u64) {
-    // Counted from 1 March of the year 0, a leap day is the last of its year, and the calendar
+    // Counted from 1 March of the year 0, a leap day is the last day of its year, and the calendar
     // repeats every 400 years, which are 146097 days.
     let days = days + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);
@@ -193,7 +193,7 @@ fn civil(days: u64) -> (u64, u64, u64) {
     (era * 400 + of_era_year + u64::from(month <= 2), month, day)
 }
 
-/// Escapes what must not stand in a line, and ends with an error when the line is long enough.
+/// Escapes control characters, and fails when the line is long enough.
 struct Escaped<'a> {
     out: &'a mut Vec<u8>,
     json: bool,
@@ -231,7 +231,7 @@ impl Write for Escaped<'_> {
     }
 }
 
-/// Looks for the message alone.
+/// Visits the message only.
 struct Message<'a>(&'a mut Line);
 
 impl Visit for Message<'_> {
@@ -248,14 +248,14 @@ impl Visit for Message<'_> {
     }
 }
 
-/// Everything but the message.
+/// Visits all fields but the message.
 struct Fields<'a> {
     line: &'a mut Line,
     first: bool,
 }
 
 impl Fields<'_> {
-    /// Writes the name; false when the field is none of ours.
+    /// Writes the name; false for the message, which is written elsewhere.
     fn name(&mut self, field: &Field) -> bool {
         if field.name() == "message" {
             return false;
@@ -273,7 +273,7 @@ impl Fields<'_> {
         true
     }
 
-    /// A value that is the same in JSON and in a text.
+    /// Writes a value that has the same form in JSON and in text.
     fn bare(&mut self, field: &Field, value: fmt::Arguments<'_>) {
         if self.name(field) {
             self.line.raw(value);
@@ -310,7 +310,7 @@ impl Visit for Fields<'_> {
     }
 
     fn record_f64(&mut self, field: &Field, value: f64) {
-        // JSON has no word for what is not finite.
+        // JSON has no infinite numbers.
         if value.is_finite() {
             self.bare(field, format_args!("{value}"));
         } else {

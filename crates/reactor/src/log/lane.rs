@@ -1,23 +1,23 @@
-//! The lock-free parts of the log: one thread's way to the writer, and the tickets of those who
-//! wait for it.
+//! The lock-free parts of the log: one thread's lane to the writer, and the tickets of flushing
+//! threads.
 //!
 //! 1. A thread gives a line to its [`Lane`]: it claims the producer of its ring by a swap, pushes,
-//!    publishes, and lets go by a store. A full ring drops the line and counts it.
+//!    publishes, and releases the claim by a store. A full ring drops the line and counts it.
 //! 2. The writer takes lines from the lane's other end, its [`Tap`].
 //! 3. A dropped lane marks itself ended. The writer drops the tap when it has seen the mark and
-//!    then nothing more.
+//!    then finds no more lines.
 //!
-//! Who may touch what: a lane belongs to one thread, but it stands in a `tracing` dispatcher, which
-//! anybody may clone and use elsewhere. So the producer has a claim. It is no lock, as nobody waits
-//! for it: who finds it taken drops the line and counts it, as with a full ring.
+//! Ownership: a lane belongs to one thread, but it is in a `tracing` dispatcher, which other
+//! threads may clone and use. So the producer has a claim. It is not a lock, because no thread
+//! waits for it: a thread that finds it taken drops the line and counts it, as with a full ring.
 //!
-//! What always holds: a line that [`Lane::push`] took arrives once, in the order of the pushes; any
-//! other is counted.
+//! Invariant: a line that [`Lane::push`] accepted arrives once, in the order of the pushes; any
+//! other line is counted.
 
 use crate::spsc::{Consumer, Producer, ring};
 use loomable::{Arc, AtomicBool, AtomicU64, Ordering, UnsafeCell, mutant, weaken};
 
-/// What both ends of a lane share beside the ring.
+/// The state that both ends of a lane share beside the ring.
 #[derive(Debug)]
 pub struct LaneState {
     dropped: AtomicU64,
@@ -25,13 +25,13 @@ pub struct LaneState {
 }
 
 impl LaneState {
-    /// How many lines found no room so far.
+    /// Number of lines dropped so far.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 }
 
-/// The end of the thread that logs.
+/// The logging thread's end.
 pub struct Lane<T> {
     claimed: AtomicBool,
     producer: UnsafeCell<Producer<T>>,
@@ -39,12 +39,12 @@ pub struct Lane<T> {
 }
 
 // SAFETY: the only field that is not `Sync` by itself is the producer's cell, and `push` alone
-// touches it, between claiming it by an Acquire swap that found `false` and giving it back by a
-// Release store. So one thread at a time has it, and sees what the one before did; `T: Send` lets
-// the items move between them.
+// touches it, between an Acquire swap that found `false` and a Release store. So one thread at a
+// time has it, and sees the effects of the previous one; `T: Send` lets the items move between
+// them.
 unsafe impl<T: Send> Sync for Lane<T> {}
 
-/// The end of the writer.
+/// The writer's end.
 pub struct Tap<T> {
     consumer: Consumer<T>,
     state: Arc<LaneState>,
@@ -66,14 +66,14 @@ pub fn lane<T>(capacity: usize) -> (Lane<T>, Tap<T>) {
 }
 
 impl<T> Lane<T> {
-    /// Hands over a line; false when it was dropped, and counted. The writer may need waking
+    /// Hands over a line; false when it was dropped and counted. The writer may need a wake-up
     /// afterwards.
     pub fn push(&self, line: T) -> bool {
         let taken = self.claimed.swap(true, weaken(Ordering::Acquire, "log.claim_relaxed"));
         let pushed = (!taken || mutant("log.no_claim"))
             && self.producer.with_mut(|producer| {
-                // SAFETY: the swap found `false`, so nobody else has the producer until the store
-                // below.
+                // SAFETY: the swap found `false`, so no other thread has the producer until the
+                // store below.
                 unsafe { (*producer).push_published(line) }.is_ok()
             });
         if !taken {
@@ -88,14 +88,13 @@ impl<T> Lane<T> {
 
 impl<T> Drop for Lane<T> {
     fn drop(&mut self) {
-        // Release: who sees it sees all that was pushed.
+        // Release: a reader of the mark sees all pushed lines.
         self.state.ended.store(true, weaken(Ordering::Release, "log.end_store_relaxed"));
     }
 }
 
 impl<T> Tap<T> {
-    /// Gives `take` the lines that are there, at most `max`. False when there is nothing more and
-    /// never will be.
+    /// Gives at most `max` lines to `take`. False when the lane has ended and is empty.
     pub fn drain(&mut self, max: usize, take: &mut impl FnMut(T)) -> bool {
         for _ in 0..max {
             match self.consumer.pop() {
@@ -103,27 +102,27 @@ impl<T> Tap<T> {
                 None => break,
             }
         }
-        // In this order: a lane that has ended pushes nothing behind our look.
+        // In this order: a lane that has ended pushes no line after this check.
         let ended = self.state.ended.load(weaken(Ordering::Acquire, "log.end_load_relaxed"));
         !ended || self.consumer.pure_check()
     }
 
-    /// Whether a [`drain`](Self::drain) would find something to do: one look at memory.
+    /// Whether a [`drain`](Self::drain) would find work: loads only.
     pub fn pure_check(&self) -> bool {
         self.consumer.pure_check()
     }
 
-    /// What the lane counts.
+    /// The lane's counts.
     pub fn state(&self) -> &Arc<LaneState> {
         &self.state
     }
 }
 
-/// How a thread learns that what it has logged is written.
+/// Tells a thread when its lines are written.
 ///
 /// 1. It takes a ticket, after it has logged, and wakes the writer.
-/// 2. The writer looks which ticket is the newest, *then* takes the lines, writes them, and calls
-///    the ticket.
+/// 2. The writer reads the newest ticket, *then* takes the lines, writes them, and calls the
+///    ticket.
 /// 3. The thread finds its ticket called.
 #[derive(Debug)]
 pub struct Tickets {
@@ -132,32 +131,33 @@ pub struct Tickets {
 }
 
 impl Tickets {
-    /// None taken yet.
+    /// No ticket taken yet.
     pub fn new() -> Tickets {
         Tickets { taken: AtomicU64::new(0), called: AtomicU64::new(0) }
     }
 
-    /// A ticket for all that this thread has logged so far.
+    /// Takes a ticket for all lines that this thread has logged so far.
     pub fn take(&self) -> u64 {
         self.taken.fetch_add(1, weaken(Ordering::AcqRel, "log.take_relaxed")) + 1
     }
 
-    /// Whether all is written that the ticket stands for.
+    /// Whether all lines of the ticket are written.
     pub fn is_called(&self, ticket: u64) -> bool {
         self.called.load(Ordering::Acquire) >= ticket
     }
 
-    /// Writer, before it looks for lines: the newest ticket.
+    /// Writer, before it takes lines: the newest ticket.
     pub fn newest(&self) -> u64 {
         self.taken.load(weaken(Ordering::Acquire, "log.newest_relaxed"))
     }
 
-    /// Writer, when it has written what it found after asking for the newest: calls that one.
+    /// Writer, after it has written the lines that it took after [`newest`](Self::newest): calls
+    /// that ticket.
     pub fn call(&self, ticket: u64) {
         self.called.store(ticket, Ordering::Release);
     }
 
-    /// Whether somebody waits.
+    /// Whether a thread waits.
     pub fn pure_check(&self) -> bool {
         self.taken.load(Ordering::Relaxed) != self.called.load(Ordering::Relaxed)
     }

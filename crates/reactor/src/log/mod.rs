@@ -1,28 +1,28 @@
-//! The log: `tracing` in front, one ring per thread, and one writer behind.
+//! The log: `tracing` as interface, one ring per thread, and one writer.
 //!
-//! 1. A thread logs with `tracing`'s macros. The level's look costs it a few nanoseconds; a line
-//!    that is wanted is rendered right there, into a buffer of its own.
-//! 2. The line goes into the thread's ring ([`lane`]). No lock, no system call, no wait: a full
-//!    ring drops the line and counts it. If the writer sleeps, it is woken.
-//! 3. The writer, one thread, takes what all rings hold, sorts it by time, and writes it with one
-//!    call. It says how many lines were dropped since it said so last. After lines it rests for
-//!    [`REST`], so that a burst of them wakes it once; without lines it sleeps until woken.
+//! 1. A thread logs with `tracing`'s macros. The check of the level costs a few nanoseconds; a line
+//!    that passes is rendered on this thread, into a buffer of its own.
+//! 2. The line goes into the thread's ring ([`lane`]), without a lock, a system call or a wait: a
+//!    full ring drops the line and counts it. If the writer sleeps, it is woken.
+//! 3. The writer, one thread, takes all lines from all rings, sorts them by time, and writes them
+//!    with one call. It reports newly dropped lines. After lines it rests for [`REST`], so that a
+//!    burst of lines wakes it once; without lines it sleeps until woken.
 //!
 //! How a thread finds its ring: [`Log::enter`] makes one and installs, for this thread, a
-//! dispatcher of `tracing` that holds it; the reactor does so as a core starts. So the place per
-//! thread is `tracing`'s, and nothing above the reactor has one of its own. Threads that entered
-//! nowhere share one ring, under a lock that only they meet ([`Log::install`]).
+//! dispatcher of `tracing` that holds it; the reactor does so when a core starts. So the
+//! thread-local state is `tracing`'s, and no code above the reactor has its own. Threads that have
+//! entered no log share one ring, under a lock of their own ([`Log::install`]).
 //!
-//! What always holds: no line is written twice, a line that was taken is written before the log is
-//! stopped ([`Writer`]) or a [`Log::flush`] returns true, and one that was not is in
-//! [`Log::dropped`]. Lines of one thread keep their order. Each lane holds [`LANE_LINES`] lines at
-//! most, of [`LINE_MAX`] bytes and a bit at most.
+//! Invariants: no line is written twice. An accepted line is written before the log is stopped
+//! ([`Writer`]) or a [`Log::flush`] returns true; any other line is counted in [`Log::dropped`].
+//! Lines of one thread keep their order. Each lane holds at most [`LANE_LINES`] lines, of little
+//! more than [`LINE_MAX`] bytes each.
 //!
-//! A simulated world runs none of this, as it has neither threads nor a clock to rest by: what its
-//! cores log goes to the subscriber that a test has set, on the spot and in the world's order.
+//! A simulated world does not use this, because it has neither threads nor a real clock: its cores'
+//! lines go directly to the subscriber that a test has set, in the world's order.
 //!
-//! What it does not do: spans, which nothing here uses; and it survives no `kill -9` with what came
-//! within the last moment. A log is no journal.
+//! Left out: spans, which no crate here uses. Lines of the last moment do not survive a `kill -9`:
+//! a log is not a journal.
 
 mod file;
 mod filter;
@@ -47,28 +47,31 @@ pub use format::{Format, LINE_MAX};
 use crate::sleep::SleepFlag;
 use lane::{Lane, LaneState, Tap, Tickets, lane};
 
-/// Lines that a thread's ring holds.
+/// Capacity of a thread's ring in lines.
 pub const LANE_LINES: usize = 4096;
-/// How long the writer rests when it has written.
+/// Pause of the writer after it has written.
 const REST: Duration = Duration::from_millis(1);
-/// How long the end of the log waits for a writer that does not get on.
+/// How long the end of the log waits for a blocked writer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where lines go.
 pub type Sink = Box<dyn Write + Send>;
 
-/// A line on its way.
+/// A rendered line.
 struct Line {
     unix_us: u64,
     text: Vec<u8>,
 }
 
-/// A handle on a log that runs. Clones are the same log.
+/// A handle on a running log. Clones are the same log.
 #[derive(Clone)]
 pub struct Log(Arc<Hub>);
 
-/// What the threads that log share with the writer.
-#[expect(clippy::disallowed_types, reason = "for starting and ending threads; no line takes it")]
+/// The state that logging threads share with the writer.
+#[expect(
+    clippy::disallowed_types,
+    reason = "for starting and ending threads; logging a line does not take it"
+)]
 struct Hub {
     format: Format,
     filter: Filter,
@@ -77,16 +80,16 @@ struct Hub {
     thread: OnceLock<Thread>,
     tickets: Tickets,
     stop: AtomicBool,
-    /// Lanes that the writer has not taken over yet.
+    /// New lanes for the writer.
     arriving: std::sync::Mutex<Vec<Tap<Line>>>,
-    /// The counts of all lanes that live.
+    /// The counts of all live lanes.
     states: std::sync::Mutex<Vec<Arc<LaneState>>>,
-    /// Lines that lanes dropped which have ended, and lines that could not be written.
+    /// Lines dropped by lanes that have ended, and lines that could not be written.
     lost: AtomicU64,
 }
 
 impl Log {
-    /// Starts a log: from now on there is a writer that writes to `sink`.
+    /// Starts a log: a writer thread that writes to `sink`.
     ///
     /// # Errors
     /// When the thread cannot be started.
@@ -111,8 +114,7 @@ impl Log {
         Ok((log.clone(), Writer { log, thread: Some(thread) }))
     }
 
-    /// Gives this thread a ring of its own until the guard is dropped. `core` is named in its
-    /// lines.
+    /// Gives this thread a ring of its own until the guard is dropped. Its lines name `core`.
     pub fn enter(&self, core: Option<usize>) -> Entered {
         let lane = self.lane();
         let outlet = Outlet::Lane { lane, hub: self.0.clone(), core };
@@ -120,9 +122,9 @@ impl Log {
         Entered(tracing::dispatcher::set_default(&Dispatch::new(subscriber)))
     }
 
-    /// Makes this the log of all threads that have entered none. False when there is one already,
-    /// which then stays.
-    #[expect(clippy::disallowed_types, reason = "for threads that are no cores")]
+    /// Makes this the log of all threads that have not entered one. False when there is one
+    /// already, which then stays.
+    #[expect(clippy::disallowed_types, reason = "for threads that are not cores")]
     pub fn install(&self) -> bool {
         let lane = std::sync::Mutex::new(self.lane());
         let outlet = Outlet::Shared { lane, hub: self.0.clone() };
@@ -130,13 +132,13 @@ impl Log {
         tracing::dispatcher::set_global_default(Dispatch::new(subscriber)).is_ok()
     }
 
-    /// How many lines were dropped or could not be written so far.
+    /// Number of lines dropped or not written so far.
     pub fn dropped(&self) -> u64 {
         self.0.dropped()
     }
 
-    /// Waits until everything this thread has logged so far is written, as well as it can be.
-    /// False when that took longer than `patience`. Blocks: for the end of a process.
+    /// Waits until all lines that this thread has logged so far are written, or have failed to be.
+    /// False when that takes longer than `patience`. Blocks: for the end of a process.
     #[expect(clippy::disallowed_methods, reason = "the end of a process waits for its log")]
     pub fn flush(&self, patience: Duration) -> bool {
         let ticket = self.0.tickets.take();
@@ -173,7 +175,7 @@ impl Hub {
         alive + self.lost.load(Ordering::Relaxed)
     }
 
-    /// Wakes the writer if it sleeps; one that rests comes by itself.
+    /// Wakes the writer if it sleeps; a resting writer continues without a wake-up.
     fn wake(&self) {
         if self.sleep.must_wake() {
             self.prod();
@@ -188,8 +190,8 @@ impl Hub {
     }
 }
 
-/// The life of a log's writer: dropping it writes what there is and ends the thread. One that
-/// does not get on, because nobody reads what it writes, is left behind after a second.
+/// The owner of a log's writer: dropping it writes the remaining lines and ends the thread. A
+/// writer that is blocked for a second, because its output is not read, is abandoned.
 pub struct Writer {
     log: Log,
     thread: Option<JoinHandle<()>>,
@@ -201,24 +203,24 @@ impl Drop for Writer {
         let written = self.log.flush(PATIENCE);
         if let (true, Some(thread)) = (written, self.thread.take()) {
             self.log.0.prod();
-            // It does not panic; if it did, there is nobody left to tell.
+            // It does not panic; if it did, there is no log left for a report.
             let _ = thread.join();
         }
     }
 }
 
-/// A thread's ring is in use until this is dropped.
+/// The use of a ring by a thread, until this is dropped.
 pub struct Entered(#[expect(dead_code, reason = "kept for its drop")] DefaultGuard);
 
-/// A subscriber that writes each line to `sink` itself, under a lock: for tools, whose lines come
-/// between others on the same terminal.
+/// A subscriber that writes each line directly to `sink`, under a lock: for tools, whose lines mix
+/// with other output on the same terminal.
 #[expect(clippy::disallowed_types, reason = "not for cores")]
 pub fn direct(format: Format, filter: Filter, sink: Sink) -> Dispatch {
     let outlet = Outlet::Direct(std::sync::Mutex::new(sink));
     Dispatch::new(Front { format, filter, outlet })
 }
 
-/// What `tracing` sees.
+/// The subscriber that `tracing` calls.
 struct Front {
     format: Format,
     filter: Filter,
@@ -262,14 +264,14 @@ impl Subscriber for Front {
                 hub.wake();
             }
             Outlet::Direct(sink) => {
-                // Where the sink is closed, there is nobody left to tell.
+                // If the sink is closed, the error cannot be reported.
                 let _ = sink.lock().unwrap_or_else(|e| e.into_inner()).write_all(&text);
             }
         }
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        // No span is ever enabled; the number is without meaning.
+        // No span is ever enabled; the number has no meaning.
         span::Id::from_u64(1)
     }
 
@@ -279,8 +281,8 @@ impl Subscriber for Front {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// Microseconds since 1970. Read here and not from a core, as threads that are none log too.
-#[expect(clippy::disallowed_methods, reason = "the log is no part of what a simulation replays")]
+/// Microseconds since 1970. Not read from a core, because other threads log, too.
+#[expect(clippy::disallowed_methods, reason = "a simulation does not replay the log")]
 fn unix_time_us() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |time| time.as_micros() as u64)

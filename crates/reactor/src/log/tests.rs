@@ -224,7 +224,7 @@ fn a_long_line_is_cut_and_stays_whole_json() {
 }
 
 #[test]
-fn a_dispatcher_that_is_used_elsewhere_still_loses_nothing_uncounted() {
+fn lines_lost_by_a_shared_dispatcher_are_counted() {
     let (log, writer, paper) = start(Format::Tool, LevelFilter::INFO);
     let entered = log.enter(None);
     let stray = tracing::dispatcher::get_default(Clone::clone);
@@ -243,7 +243,7 @@ fn a_dispatcher_that_is_used_elsewhere_still_loses_nothing_uncounted() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_does_not_keep_the_process() {
+fn a_log_whose_output_is_not_read_does_not_block_the_exit() {
     let (log, writer, paper) = start(Format::Text, LevelFilter::INFO);
     let _entered = log.enter(None);
     paper.block(true);
@@ -253,7 +253,7 @@ fn a_log_that_nobody_reads_does_not_keep_the_process() {
 }
 
 #[test]
-fn a_log_file_that_was_moved_away_is_opened_anew() {
+fn a_renamed_log_file_is_opened_again() {
     let dir = std::env::temp_dir().join(format!("millrace-log-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let (path, old) = (dir.join("log"), dir.join("log.1"));
@@ -268,14 +268,14 @@ fn a_log_file_that_was_moved_away_is_opened_anew() {
     file.write_all(b"four\n").unwrap();
     assert_eq!(std::fs::read_to_string(&old).unwrap(), "one\ntwo\n");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "four\n");
-    // What was there is kept.
+    // Opening keeps the contents.
     LogFile::open(&path).unwrap().write_all(b"five\n").unwrap();
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "four\nfive\n");
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]
-fn a_log_that_may_open_nothing_goes_on_in_the_files_it_is_handed() {
+fn a_log_without_the_right_to_open_files_continues_in_the_handed_files() {
     let dir = std::env::temp_dir().join(format!("millrace-next-log-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let (path, old) = (dir.join("log"), dir.join("log.1"));

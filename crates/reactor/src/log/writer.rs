@@ -1,4 +1,4 @@
-//! The one thread that writes.
+//! The writer thread.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,17 +8,17 @@ use tracing::Level;
 use super::lane::{LaneState, Tap};
 use super::{Hub, LANE_LINES, Line, REST, Sink, unix_time_us};
 
-/// Bytes that are gathered for one call of the sink.
+/// Bytes gathered for one call of the sink.
 const GATHER: usize = 64 << 10;
 
-/// What the writer has in its hands.
+/// The writer's state.
 struct Desk<'a> {
     hub: &'a Hub,
     sink: Sink,
     taps: Vec<Tap<Line>>,
     lines: Vec<Line>,
     bytes: Vec<u8>,
-    /// How many lost lines were spoken of.
+    /// Number of lost lines reported so far.
     said: u64,
 }
 
@@ -27,7 +27,7 @@ pub fn write(hub: &Arc<Hub>, sink: Sink) {
     let (taps, lines, bytes) = (Vec::new(), Vec::new(), Vec::with_capacity(GATHER));
     let mut desk = Desk { hub, sink, taps, lines, bytes, said: 0 };
     loop {
-        // In this order: what was logged before the stop is in this pass.
+        // In this order: this pass takes all lines logged before the stop.
         let stop = hub.stop.load(Ordering::Acquire);
         let any = desk.pass();
         if stop {
@@ -42,14 +42,14 @@ pub fn write(hub: &Arc<Hub>, sink: Sink) {
 }
 
 impl Desk<'_> {
-    /// Takes what there is, writes it and calls the tickets. True if there was a line.
+    /// Takes all lines, writes them and calls the tickets. True if there was a line.
     fn pass(&mut self) -> bool {
         let ticket = self.hub.tickets.newest();
         self.taps.append(&mut self.hub.arriving.lock().unwrap_or_else(|e| e.into_inner()));
         let mut gone: Vec<Arc<LaneState>> = Vec::new();
         let lines = &mut self.lines;
         self.taps.retain_mut(|tap| {
-            // No more than a full ring, or one busy thread would keep the others waiting.
+            // At most a full ring, or one busy thread would delay the others.
             let alive = tap.drain(LANE_LINES, &mut |line| lines.push(line));
             if !alive {
                 gone.push(tap.state().clone());
@@ -57,7 +57,7 @@ impl Desk<'_> {
             alive
         });
         self.forget(&gone);
-        // Stable, so the lines of one thread keep their order whatever the clock does.
+        // Stable, so the lines of one thread keep their order even if the clock is set back.
         self.lines.sort_by_key(|line| line.unix_us);
         let any = !self.lines.is_empty();
         let mut lost = 0;
@@ -76,7 +76,7 @@ impl Desk<'_> {
         any
     }
 
-    /// Writes what is gathered; returns how many lines could not be written.
+    /// Writes the gathered lines; returns the number of lines that could not be written.
     fn put(&mut self) -> u64 {
         if self.bytes.is_empty() {
             return 0;
@@ -102,13 +102,13 @@ impl Desk<'_> {
             format_args!("{new} lines of this log were dropped: it could not keep up"),
         );
         self.bytes.extend_from_slice(&text);
-        // When not even this can be written, it is said later, with what is lost until then.
+        // If this line cannot be written, the lines are reported later.
         if self.put() == 0 {
             self.said = lost;
         }
     }
 
-    /// Takes over the counts of lanes that have ended.
+    /// Adds the counts of lanes that have ended to the total.
     fn forget(&mut self, gone: &[Arc<LaneState>]) {
         if gone.is_empty() {
             return;
@@ -116,11 +116,11 @@ impl Desk<'_> {
         let mut states = self.hub.states.lock().unwrap_or_else(|e| e.into_inner());
         states.retain(|state| !gone.iter().any(|gone| Arc::ptr_eq(gone, state)));
         let dropped = gone.iter().map(|state| state.dropped()).sum();
-        // Under the lock, so that who adds up counts these once.
+        // Under the lock, so that a concurrent sum counts these once.
         self.hub.lost.fetch_add(dropped, Ordering::Relaxed);
     }
 
-    /// The look before sleep.
+    /// The check before sleep.
     fn has_work(&self) -> bool {
         self.taps.iter().any(Tap::pure_check)
             || self.hub.tickets.pure_check()
