@@ -1,8 +1,8 @@
-//! The cases that can be measured, by the names db_bench made known.
+//! The cases that can be measured, by db_bench's names.
 
 use std::str::FromStr;
 
-/// What is measured.
+/// A case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Case {
     /// Get random keys.
@@ -19,22 +19,22 @@ pub enum Case {
     FillSeq,
     /// Set random keys of a new database.
     FillRandom,
-    /// Set random keys of a database that is there.
+    /// Set random keys of an existing database.
     Overwrite,
-    /// Get random keys while others are set.
+    /// Get random keys while other tasks set keys.
     ReadWhileWriting,
     /// Get or set random keys.
     ReadRandomWriteRandom,
     /// One of YCSB's workloads.
     Ycsb,
-    /// Hand operations to a shard from many threads; has no database.
+    /// Hand operations to a shard from many threads; without a database.
     Locks,
-    /// Drive a virtual machine's disk as its guest would; has no database.
+    /// Drive a virtual machine's disk as its guest would; without a database.
     Vdisk,
 }
 
 impl Case {
-    /// All of them.
+    /// All cases.
     pub const ALL: [Case; 13] = [
         Case::ReadRandom,
         Case::MultiReadRandom,
@@ -51,7 +51,7 @@ impl Case {
         Case::Vdisk,
     ];
 
-    /// The name as db_bench has it.
+    /// The name, as in db_bench.
     pub fn name(self) -> &'static str {
         match self {
             Case::ReadRandom => "readrandom",
@@ -70,7 +70,7 @@ impl Case {
         }
     }
 
-    /// What it does, in a line.
+    /// A line about what it does.
     pub fn describe(self) -> &'static str {
         match self {
             Case::ReadRandom => "get random keys, each an operation",
@@ -81,18 +81,20 @@ impl Case {
             Case::FillSeq => "load a new database in order, into its bottom level",
             Case::FillRandom => "set random keys of a new database, each an operation",
             Case::Overwrite => "set random keys of a database, each an operation",
-            Case::ReadWhileWriting => "get random keys while others are set; operations are gets",
-            Case::ReadRandomWriteRandom => "get or set random keys; an operation is one of both",
-            Case::Ycsb => "one of YCSB's workloads a to f, each operation one of its",
-            Case::Locks => {
-                "hand operations to a shard, by a mailbox and by a lock; has no database"
+            Case::ReadWhileWriting => {
+                "get random keys while other tasks set keys; operations are gets"
             }
-            Case::Vdisk => "read or write a vhost-user-blk disk as a guest; has no database",
+            Case::ReadRandomWriteRandom => "get or set random keys; an operation is a get or a set",
+            Case::Ycsb => "one of YCSB's workloads a to f; operations are the workload's",
+            Case::Locks => {
+                "hand operations to a shard, by a mailbox and by a lock; without a database"
+            }
+            Case::Vdisk => "read or write a vhost-user-blk disk as a guest; without a database",
         }
     }
 
-    /// Calls in flight per core, where nothing else is said. Point gets of many clients are what
-    /// a node sees; batches and scans carry their parallelism inside.
+    /// The default number of calls in flight per core. A node serves point gets of many clients;
+    /// batches and scans are parallel by themselves.
     pub fn depth_default(self) -> u32 {
         match self {
             Case::ReadRandom | Case::ReadWhileWriting => 64,
@@ -102,12 +104,12 @@ impl Case {
         }
     }
 
-    /// Whether it is about a database.
+    /// Whether it needs a database.
     pub fn has_database(self) -> bool {
         !matches!(self, Case::Locks | Case::Vdisk)
     }
 
-    /// Whether it reads a database, so that operations are reads.
+    /// Whether it reads a database and its operations are reads.
     pub fn reads(self) -> bool {
         self.has_database() && !matches!(self, Case::FillSeq | Case::FillRandom | Case::Overwrite)
     }
@@ -117,17 +119,17 @@ impl Case {
         self.fills() || self.mixes() || matches!(self, Case::Overwrite | Case::ReadWhileWriting)
     }
 
-    /// Whether one operation reads and the next one writes, on all cores.
+    /// Whether reads and writes are mixed, on all cores.
     pub fn mixes(self) -> bool {
         matches!(self, Case::ReadRandomWriteRandom | Case::Ycsb)
     }
 
-    /// Whether it makes the database.
+    /// Whether it creates the database.
     pub fn fills(self) -> bool {
         matches!(self, Case::FillSeq | Case::FillRandom)
     }
 
-    /// Whether it steps through entries, so that entries per second mean something.
+    /// Whether it steps through entries, so that there is a rate of entries.
     pub fn scans(self) -> bool {
         matches!(self, Case::SeekRandom | Case::ReadSeq | Case::ReadReverse)
     }

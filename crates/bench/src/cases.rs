@@ -1,5 +1,5 @@
-//! The cases that read, as loops of one task each. A task ends when its meter says that the time is
-//! over.
+//! The cases that read, each a loop run by one task. A task ends when its meter says that the time
+//! is over.
 
 use std::rc::Rc;
 
@@ -10,12 +10,13 @@ use crate::case::Case;
 use crate::keys::{KEY_LEN, absent_key, below, key};
 use crate::measure::Meter;
 
-/// Entries read between two looks at the clock in the scans, where a look costs as much as a step.
+/// Entries read between two readings of the clock in scans, where a reading costs as much as a
+/// step.
 const SCAN_RUN: u64 = 256;
-/// How long a task that finds everything in memory runs before it lets the others go on.
+/// How long a task that finds everything in memory runs before it yields.
 pub(crate) const TURN_NS: u64 = 50_000;
 
-/// What a task works on.
+/// The state of a task.
 #[derive(Clone)]
 pub struct Worker {
     /// Its core.
@@ -24,15 +25,15 @@ pub struct Worker {
     pub reader: Reader,
     /// The core's counters.
     pub meter: Rc<Meter>,
-    /// Keys to draw from.
+    /// The number of keys to draw from.
     pub keys: u64,
     /// Keys in a batch.
     pub batch: usize,
     /// Steps after a seek.
     pub nexts: u32,
-    /// Whether they go backwards.
+    /// Whether these go backwards.
     pub reverse: bool,
-    /// Get keys that are not there.
+    /// Whether to get absent keys.
     pub absent: bool,
 }
 
@@ -40,7 +41,7 @@ impl Worker {
     /// Runs a case until the meter ends it.
     ///
     /// # Errors
-    /// The engine's, as text.
+    /// The engine's error, as text.
     pub async fn run(self, case: Case) -> Result<(), String> {
         let result = match case {
             Case::ReadRandom | Case::ReadWhileWriting => self.read_random().await,
@@ -48,7 +49,7 @@ impl Worker {
             Case::SeekRandom => self.seek_random().await,
             Case::ReadSeq => self.scan(false).await,
             Case::ReadReverse => self.scan(true).await,
-            // Reads nothing.
+            // Not a case that reads.
             _ => Ok(()),
         };
         result.map_err(|error| error.to_string())
@@ -58,8 +59,8 @@ impl Worker {
         key(below(self.core.random_u64(), self.keys))
     }
 
-    /// Counts a call and gives the time at which the next one begins; `None` when it was the last.
-    /// Lets other tasks run when this one has had its turn: what never waits must give way.
+    /// Counts a call and returns the start time of the next one; `None` after the last. Yields at
+    /// the end of a turn, because a task that never waits would starve the others.
     async fn count(&self, operations: u64, found: u64, parts: u64, from_ns: u64) -> Option<u64> {
         let now_ns = self.core.now_exact_ns();
         if !self.meter.count(operations, found, parts, from_ns, now_ns) {
@@ -177,10 +178,10 @@ impl Worker {
     }
 }
 
-/// Reads the keys from `first` on, each `step`-th, so that their blocks are in the cache.
+/// Reads every `step`-th key from `first` on into the cache.
 ///
 /// # Errors
-/// The engine's, as text.
+/// The engine's error, as text.
 pub async fn warm_up(
     core: &Core,
     reader: &Reader,

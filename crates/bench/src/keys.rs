@@ -3,7 +3,7 @@
 /// Length of a key in bytes.
 pub const KEY_LEN: usize = 16;
 
-/// The key of number `n`: eight bytes, highest first, then eight times the character `0`.
+/// The key of number `n`: eight bytes, big-endian, and eight characters `0`.
 #[inline]
 pub fn key(n: u64) -> [u8; KEY_LEN] {
     let mut key = [b'0'; KEY_LEN];
@@ -11,7 +11,7 @@ pub fn key(n: u64) -> [u8; KEY_LEN] {
     key
 }
 
-/// The key between that of `n` and the next one, which no database has.
+/// A key between that of `n` and the next one; absent from every database.
 #[inline]
 pub fn absent_key(n: u64) -> [u8; KEY_LEN] {
     let mut key = key(n);
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_the_number_highest_byte_first_and_then_zeros_as_text() {
+    fn a_key_is_the_big_endian_number_followed_by_text_zeros() {
         assert_eq!(&key(0x1388), b"\0\0\0\0\0\0\x13\x8800000000");
         assert!(key(255) < key(256), "keys are in the order of their numbers");
     }
@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn random_numbers_reach_both_ends_and_nothing_beyond() {
+    fn random_numbers_reach_both_ends_of_the_range() {
         assert_eq!(below(0, 10), 0);
         assert_eq!(below(u64::MAX, 10), 9);
         assert_eq!(below(u64::MAX / 2, 10), 4);

@@ -1,9 +1,9 @@
-//! Measuring how fast a database is read and written, alone and beside peers.
+//! Benchmarks of databases and disks, of Millrace alone and of its peers.
 //!
-//! [`run`] measures one [`Case`], named and meant as db_bench does, and gives an [`Outcome`].
-//! [`run_locks`] and [`run_vdisk`] measure what has no database.
-//! [`run_peers`] runs Millrace and other programs in turn on the same data and gives the table of
-//! the README.
+//! [`run`] measures one [`Case`], which means what db_bench means by the name, and returns an
+//! [`Outcome`]. [`run_locks`] and [`run_vdisk`] measure without a database. [`run_peers`] runs
+//! Millrace and other programs in turn on the same data and returns the table of
+//! docs/BENCHMARKS.md.
 #![forbid(unsafe_code)]
 
 mod case;
@@ -25,7 +25,7 @@ pub use case::Case;
 pub use locks::{LocksLine, LocksOutcome, LocksPlan, run_locks};
 pub use lsm::{Compression, Durability};
 pub use outcome::Outcome;
-pub use peers::{KEYS, PeersPlan, run_peers};
+pub use peers::{KEYS, PeersPlan, plot_samples, run_peers};
 pub use run::{Plan, run};
 pub use vdisk::{
     IdleOutcome, IdlePlan, Mix, PausesOutcome, PausesPlan, Replacement, VdiskOutcome, VdiskPlan,

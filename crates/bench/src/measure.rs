@@ -1,14 +1,14 @@
-//! Counting operations, their latencies and what they cost.
+//! Counting operations and their latencies.
 //!
 //! Each core has one [`Meter`], shared by its tasks; the meters are added up when all cores are
-//! done. A look at the clock costs some 20 ns, so there is one per operation: an operation begins
-//! where its task's last one ended. In whole scans there is one per run of steps, each of which is
-//! given the mean.
+//! done. Reading the clock costs about 20 ns, so it is read once per operation: an operation begins
+//! when its task's last one ended. Scans read it once per run of steps; each step of the run counts
+//! with the mean.
 
 use hdrhistogram::Histogram;
 use std::cell::{Cell, RefCell};
 
-/// Longest latency that is told apart from longer ones, in nanoseconds.
+/// The longest latency that the histogram distinguishes, in nanoseconds.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
 /// One core's counters.
@@ -22,16 +22,16 @@ pub struct Meter {
     latency: RefCell<Histogram<u64>>,
 }
 
-/// What a core counted; can be sent to another core and added to others.
+/// The counts of a core, which can be sent to another core and added up.
 #[derive(Clone, Debug)]
 pub struct Counts {
     /// Operations done.
     pub operations: u64,
-    /// Of the keys asked for, those that were there.
+    /// The requested keys that were found.
     pub found: u64,
-    /// Entries stepped over, in cases that step.
+    /// Entries stepped over, in cases that do.
     pub entries: u64,
-    /// Bytes of the values that gets returned, of keys and values that iterators showed.
+    /// Bytes of values returned by gets, and of keys and values read by iterators.
     pub bytes: u64,
     /// When the last operation ended, in the core's nanoseconds.
     pub end_ns: u64,
@@ -54,8 +54,8 @@ impl Meter {
     }
 
     /// Counts one call, from `from_ns` to `now_ns`, that did `operations` operations and found
-    /// `found` keys. If it was `parts` equal steps, each is given the mean latency. False when the
-    /// time is over.
+    /// `found` keys. If the call was `parts` equal steps, each counts with the mean latency. False
+    /// when the time is over.
     #[inline]
     pub fn count(
         &self,
@@ -74,7 +74,7 @@ impl Meter {
         now_ns < self.deadline_ns
     }
 
-    /// What was counted has come to its end only now.
+    /// Moves the end of the last operation to `now_ns`.
     pub fn end(&self, now_ns: u64) {
         self.end_ns.set(now_ns);
     }
@@ -85,13 +85,13 @@ impl Meter {
         self.entries.set(self.entries.get() + entries);
     }
 
-    /// Counts bytes that the caller was given.
+    /// Counts bytes returned to the caller.
     #[inline]
     pub fn returned(&self, bytes: usize) {
         self.bytes.set(self.bytes.get() + bytes as u64);
     }
 
-    /// What was counted.
+    /// The counts so far.
     pub fn counts(&self) -> Counts {
         Counts {
             operations: self.operations.get(),
@@ -121,13 +121,13 @@ impl Counts {
         self.latency.add(&other.latency).expect("both histograms have the same bounds");
     }
 
-    /// The latency in microseconds that `quantile` of all operations did not exceed.
+    /// The latency quantile, in microseconds.
     pub fn latency_us(&self, quantile: f64) -> f64 {
         self.latency.value_at_quantile(quantile) as f64 / 1000.0
     }
 }
 
-/// From a nanosecond to a minute, three digits.
+/// A histogram from a nanosecond to a minute with three significant digits.
 pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("the bounds are in order")
 }

@@ -1,11 +1,11 @@
-//! Mixed operations: YCSB's workloads, and reads with writes among them; as fast as they go, or at
-//! times that were fixed beforehand.
+//! Mixed operations: YCSB's workloads, and reads with writes among them; as fast as possible, or at
+//! times that are fixed beforehand.
 //!
-//! 1. Every core runs `depth` tasks, each with its own [`Source`]. Reads are done where they are
-//!    drawn; writes go to core 0, which owns the database ([`Owner`]).
-//! 2. At fixed times (an open loop) any free task of any core takes the next operation, as any
-//!    thread of the peers does. Its latency counts from when it was to begin: what waited for a
-//!    task is as slow as its caller would have seen it.
+//! 1. Every core runs `depth` tasks, each with its own [`Source`]. Reads run on the core that draws
+//!    them; writes go to core 0, which owns the database ([`Owner`]).
+//! 2. At fixed times (an open loop) any free task of any core takes the next operation, as any free
+//!    thread of a peer does. Its latency counts from the time at which it was to begin, so it
+//!    includes the wait for a free task, as a caller would see it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,10 +22,10 @@ use crate::measure::Meter;
 use crate::stalls::StallMeter;
 use crate::values::Values;
 
-/// Where writes are done.
+/// The core that does the writes.
 const OWNER: usize = 0;
 
-/// When operations begin, in nanoseconds after the window's start, for all cores.
+/// The start times of all cores' operations, in nanoseconds after the start of the window.
 #[derive(Debug)]
 pub struct Arrivals {
     times_ns: Vec<u64>,
@@ -33,40 +33,40 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    /// These times, in order.
+    /// Arrivals at these times, which must be sorted.
     pub fn new(times_ns: Vec<u64>) -> Arrivals {
         Arrivals { times_ns, next: AtomicUsize::new(0) }
     }
 
-    /// How many there are.
+    /// The number of arrivals.
     pub fn len(&self) -> usize {
         self.times_ns.len()
     }
 
-    /// When the next one is to begin, which may be over; `None` when there is none left.
+    /// The start time of the next operation, which may have passed; `None` after the last.
     fn next(&self) -> Option<u64> {
         self.times_ns.get(self.next.fetch_add(1, Ordering::Relaxed)).copied()
     }
 }
 
-/// The writer and what it counts, found by tasks that other cores send.
+/// The writer with its counters, for tasks that other cores send.
 #[derive(Default)]
 pub struct Owner(RefCell<Option<Rc<Writing>>>);
 
-/// See [`Owner`].
+/// The writer with its counters.
 pub struct Writing {
     /// The owner core.
     pub core: Core,
     /// The database.
     pub writer: Writer,
-    /// Counts writes.
+    /// Counts the writes.
     pub meter: Rc<Meter>,
-    /// Sees stalls.
+    /// Measures their stalls.
     pub stalls: Rc<StallMeter>,
 }
 
 impl Owner {
-    /// Lets writes find the writer, or no longer.
+    /// Sets or clears the writer.
     pub fn set(&self, writing: Option<Rc<Writing>>) {
         self.0.replace(writing);
     }
@@ -88,7 +88,7 @@ impl Writing {
     }
 }
 
-/// What the tasks of a core share.
+/// The state that the tasks of a core share.
 pub struct Mixing {
     /// The core.
     pub core: Core,
@@ -100,15 +100,15 @@ pub struct Mixing {
     pub values: RefCell<Values>,
     /// When the window begins.
     pub from_ns: u64,
-    /// When operations begin; one after the other without.
+    /// The start times; without them each operation follows the last.
     pub arrivals: Option<Arc<Arrivals>>,
 }
 
 impl Mixing {
-    /// Runs operations until the meter ends it, or all have arrived.
+    /// Runs operations until the meter ends the run, or until all arrivals are done.
     ///
     /// # Errors
-    /// The engine's, as text.
+    /// The engine's error, as text.
     pub async fn run(self: Rc<Self>, mut source: Source) -> Result<(), String> {
         let mut from_ns = self.core.now_exact_ns();
         loop {
@@ -121,8 +121,8 @@ impl Mixing {
             }
             let found = self.step(&mut source).await?;
             let now_ns = self.core.now_exact_ns();
-            let goes_on = self.meter.count(1, u64::from(found), 1, from_ns, now_ns);
-            if !goes_on && self.arrivals.is_none() {
+            let more = self.meter.count(1, u64::from(found), 1, from_ns, now_ns);
+            if !more && self.arrivals.is_none() {
                 return Ok(());
             }
             from_ns = now_ns;
@@ -133,7 +133,7 @@ impl Mixing {
         }
     }
 
-    /// One operation; whether it found the key it read, if it read one.
+    /// Does one operation. Returns whether it found its key, and true if it reads none.
     async fn step(&self, source: &mut Source) -> Result<bool, String> {
         match source.draw() {
             Operation::Read(number) => self.get(number).await,
@@ -172,19 +172,19 @@ impl Mixing {
     }
 
     async fn scan(&self, number: u64, length: u8) -> Result<bool, String> {
-        let said = |error: lsm::Error| error.to_string();
+        let text = |error: lsm::Error| error.to_string();
         let (mut steps, mut bytes) = (0, 0);
         let options = IterOptions {
             fill_cache: true,
             expected: Some(usize::from(length)),
             ..IterOptions::default()
         };
-        let mut iter = self.reader.iter(0, options).map_err(said)?;
-        iter.seek(&key(number)).await.map_err(said)?;
+        let mut iter = self.reader.iter(0, options).map_err(text)?;
+        iter.seek(&key(number)).await.map_err(text)?;
         let found = iter.valid() && iter.key() == key(number);
         while steps < length && iter.valid() {
             bytes += iter.key().len() + iter.value().len();
-            iter.next().await.map_err(said)?;
+            iter.next().await.map_err(text)?;
             steps += 1;
         }
         self.meter.step(u64::from(steps));
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_arrival_is_taken_once_whichever_core_takes_it() {
+    fn each_arrival_is_taken_once_by_any_core() {
         let arrivals = Arc::new(Arrivals::new(vec![1, 2, 3]));
         let other = arrivals.clone();
         assert_eq!((arrivals.next(), other.next(), arrivals.next()), (Some(1), Some(2), Some(3)));

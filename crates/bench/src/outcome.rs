@@ -1,4 +1,4 @@
-//! What a measurement gave, for people and as JSON.
+//! The result of a measurement, as text and as JSON.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,8 @@ use crate::keys::KEY_LEN;
 use crate::measure::Counts;
 use crate::stalls::Stalls;
 
-/// The result of one case. As JSON its fields are the keys; names stay, new ones may come.
+/// The result of one case. Its fields are the keys of the JSON: names are stable, new ones may be
+/// added.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Outcome {
     /// The case.
@@ -18,53 +19,53 @@ pub struct Outcome {
     pub ops_per_second: f64,
     /// Operations done.
     pub operations: u64,
-    /// Keys asked for that were there (for scans: entries; for seeks: exact hits); null when
-    /// nothing is read.
+    /// Requested keys that were found (scans: entries; seeks: exact hits); null if the case does
+    /// not read.
     pub found: Option<u64>,
-    /// Bytes of the values that gets returned, of keys and values that iterators showed; null when
-    /// nothing is read.
+    /// Bytes of values returned by gets, and of keys and values read by iterators; null if the
+    /// case does not read.
     pub returned_bytes: Option<u64>,
     /// Entries per second, in cases that step.
     pub entries_per_second: Option<f64>,
-    /// Median latency of a call in microseconds (of a batch, of a seek with its steps).
+    /// Median latency of a call in microseconds: of a batch, of a seek with its steps.
     pub p50_us: f64,
-    /// 99 of 100 calls were not slower.
+    /// 99th percentile of the latency.
     pub p99_us: f64,
-    /// 999 of 1000 calls were not slower.
+    /// 99.9th percentile of the latency.
     pub p999_us: f64,
     /// Processor time of the process per operation, in microseconds.
     pub cpu_us_per_op: f64,
-    /// Mean size of a disk read; null when nothing was read.
+    /// Mean size of a disk read; null without reads.
     pub bytes_per_io: Option<f64>,
     /// Disk reads per operation.
     pub ios_per_op: f64,
     /// Writes per second beside the reads, for readwhilewriting.
     pub writes_per_second: Option<f64>,
-    /// The longest time in which a write waited and none was acknowledged; null when nothing is
-    /// written.
+    /// The longest time in which a write waited and none was acknowledged; null if the case does
+    /// not write.
     pub max_stall_ms: Option<f64>,
     /// The sum of those times that were longer than 10 ms.
     pub stalled_ms: Option<f64>,
-    /// Bytes written to the disk in the window, the log and all background work included, for each
-    /// byte of keys and values; null when nothing is written.
+    /// Bytes written to the disk in the window for each byte of keys and values, with the log and
+    /// all background work; null if the case does not write.
     pub write_amplification: Option<f64>,
-    /// Operations per second when the time counts, too, that it took afterwards until nothing was
-    /// left to flush or to merge; null but with `--drain`.
+    /// Operations per second if the time counts that all flushes and compactions took afterwards;
+    /// null without `--drain`.
     pub ops_per_second_drained: Option<f64>,
-    /// How long that took.
+    /// That time.
     pub drain_seconds: Option<f64>,
-    /// Bytes that the process has had written to the device by then.
+    /// Bytes that the process has written to the device by then.
     pub device_bytes: Option<u64>,
-    /// Bytes that the database takes on the disk then.
+    /// Bytes of the database on the disk by then.
     pub disk_bytes: Option<u64>,
-    /// Flushes of files in the window; null when nothing is written.
+    /// Flushes of files in the window; null if the case does not write.
     pub syncs: Option<u64>,
-    /// Median of overwriting 4 KiB directly and flushing that, measured before the window; null
-    /// but for writes that survive a power cut.
+    /// Median time to overwrite 4 KiB directly and flush it, measured before the window; null
+    /// unless writes survive a power cut.
     pub flush_us: Option<f64>,
     /// Seconds measured.
     pub seconds: f64,
-    /// Seconds it took to open the database.
+    /// Seconds to open the database.
     pub open_seconds: f64,
     /// Cores used.
     pub cores: usize,
@@ -78,32 +79,32 @@ pub struct Outcome {
     pub reverse: Option<bool>,
     /// Keys drawn from.
     pub keys: u64,
-    /// What an acknowledged write survives: process or power.
+    /// What acknowledged writes survive: process or power.
     pub durability: Option<&'static str>,
-    /// Tasks that write; null in fillseq, which loads.
+    /// Tasks that write; null in fillseq, a bulk load.
     pub writers: Option<u32>,
     /// Bytes of a value written.
     pub value_size: Option<usize>,
-    /// Bytes of memtables at which they are written to tables.
+    /// Bytes at which a memtable is flushed.
     pub memtable_bytes: Option<usize>,
-    /// Writes per second that were begun, where that was said.
+    /// Writes started per second, if a rate was requested.
     pub rate: Option<f64>,
-    /// Operations per second that were begun at times fixed beforehand, in cases of mixed
-    /// operations, where that was said.
+    /// Operations per second that arrived in an open loop, in cases of mixed operations with a
+    /// requested rate.
     pub offered_per_second: Option<f64>,
-    /// Which mix of operations, in such cases.
+    /// The mix of operations, in such cases.
     pub workload: Option<&'static str>,
-    /// Of a hundred operations, how many set, in readrandomwriterandom.
+    /// Sets in a hundred operations, for readrandomwriterandom.
     pub write_percent: Option<u8>,
-    /// Whether the keys asked for are not there.
+    /// Whether the requested keys are absent.
     pub absent: bool,
-    /// The most memory that the process has had, in bytes, where the kernel tells.
+    /// Peak memory of the process in bytes, if the kernel reports it.
     pub memory_max_bytes: Option<u64>,
     /// Memory for cached blocks, over all cores.
     pub cache_bytes: u64,
-    /// Whether every key was read once before.
+    /// Whether every key was read once beforehand.
     pub cached: bool,
-    /// What offsets and sizes of disk reads are multiples of, in bytes.
+    /// The alignment of disk reads in bytes.
     pub io_alignment: usize,
     /// The driver: io_uring or epoll.
     pub driver: &'static str,
@@ -111,21 +112,21 @@ pub struct Outcome {
     pub millrace: &'static str,
 }
 
-/// What the disk did in the window.
+/// The disk's counters in the window.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiskCounts {
     /// Reads.
     pub reads: u64,
-    /// Bytes they brought.
+    /// Bytes read.
     pub bytes: u64,
-    /// Bytes of writes.
+    /// Bytes written.
     pub written_bytes: u64,
     /// Flushes.
     pub syncs: u64,
 }
 
 impl DiskCounts {
-    /// What came since `before`.
+    /// The increase since `before`.
     pub fn since(self, before: DiskCounts) -> DiskCounts {
         DiskCounts {
             reads: self.reads - before.reads,
@@ -135,7 +136,7 @@ impl DiskCounts {
         }
     }
 
-    /// Adds another core's.
+    /// Adds another core's counters.
     pub fn add(&mut self, other: DiskCounts) {
         self.reads += other.reads;
         self.bytes += other.bytes;
@@ -144,28 +145,28 @@ impl DiskCounts {
     }
 }
 
-/// What the writes had left to do.
+/// The background work that was left after the writes.
 #[derive(Clone, Debug, Default)]
 pub struct Drained {
-    /// How long it took.
+    /// The time that it took.
     pub seconds: f64,
-    /// Bytes that the process has had written to the device, where the kernel tells.
+    /// Bytes that the process has written to the device, if the kernel reports them.
     pub device_bytes: Option<u64>,
-    /// Bytes that the database takes on the disk afterwards.
+    /// Bytes of the database on the disk afterwards.
     pub disk_bytes: u64,
 }
 
-/// What was written in the window.
+/// The writes of the window.
 #[derive(Clone, Debug, Default)]
 pub struct WriteCounts {
     /// Writes and their latencies.
     pub counts: Counts,
-    /// When none came through.
+    /// Their stalls.
     pub stalls: Stalls,
 }
 
 impl Outcome {
-    /// Fills in what follows from the counts.
+    /// Fills in the fields that are derived from the counts.
     pub fn measure(
         &mut self,
         case: Case,
@@ -193,7 +194,7 @@ impl Outcome {
         self.ios_per_op = disk.reads as f64 / operations;
         if let Some(WriteCounts { counts, stalls }) = writes {
             let ms = |ns: u64| ns as f64 / 1e6;
-            // A load is acknowledged once, as a whole.
+            // A bulk load is acknowledged once, as a whole.
             let stalls = Some(stalls).filter(|_| case != Case::FillSeq);
             self.max_stall_ms = stalls.map(|stalls| ms(stalls.max_ns));
             self.stalled_ms = stalls.map(|stalls| ms(stalls.sum_ns));
@@ -204,7 +205,7 @@ impl Outcome {
         }
     }
 
-    /// Adds what the writes had left to do.
+    /// Adds the background work that was left after the writes.
     pub fn add_debt(&mut self, drained: &Drained) {
         let seconds = self.seconds + drained.seconds;
         self.ops_per_second_drained = Some(self.operations as f64 / seconds);
@@ -213,7 +214,7 @@ impl Outcome {
         self.disk_bytes = Some(drained.disk_bytes);
     }
 
-    /// The result in a few lines for people.
+    /// The result as a few lines of text.
     pub fn text(&self) -> String {
         let mut out = String::new();
         let _ = write!(out, "{}: {:.0} operations a second", self.name, self.ops_per_second);
@@ -251,7 +252,7 @@ impl Outcome {
             let mb = |bytes: Option<u64>| bytes.unwrap_or(0) as f64 / 1e6;
             let _ = writeln!(
                 out,
-                "with the background work that was left: {rate:.0} operations a second ({seconds:.1} s more); \
+                "with the background work that remained: {rate:.0} operations a second ({seconds:.1} s more); \
                  {:.0} MB written to the device, {:.0} MB on the disk",
                 mb(self.device_bytes),
                 mb(self.disk_bytes)
@@ -260,8 +261,7 @@ impl Outcome {
         if let Some((longest, sum)) = self.max_stall_ms.zip(self.stalled_ms) {
             let _ = writeln!(
                 out,
-                "stalls of writes: the longest {longest:.1} ms, those of more than 10 ms together \
-                 {sum:.0} ms"
+                "stalls of writes: longest {longest:.1} ms, sum of those over 10 ms {sum:.0} ms"
             );
         }
         if let Some((amplification, syncs)) = self.write_amplification.zip(self.syncs) {

@@ -1,4 +1,4 @@
-//! What one flush of the disk costs, to compare durable writes with.
+//! The time of one flush of the disk, for comparison with durable writes.
 
 use std::io;
 use std::path::Path;
@@ -7,18 +7,18 @@ use reactor::{Core, Mode, Opening};
 
 use crate::measure::histogram;
 
-/// Flushes measured.
+/// The number of flushes measured.
 const FLUSHES: u32 = 300;
-/// What is written before each.
+/// Bytes written before each.
 const BLOCK: usize = 4096;
-/// The file, of which nothing stays behind.
+/// The file, removed afterwards.
 const NAME: &str = "bench-flush.tmp";
 
-/// Overwrites a block of a file in `dir` directly and flushes it, again and again. Returns the
-/// median of a write with its flush, in nanoseconds.
+/// Repeatedly overwrites a block of a file in `dir` directly and flushes it. Returns the median
+/// time of a write with its flush, in nanoseconds.
 ///
 /// # Errors
-/// The system's.
+/// The system's error.
 pub async fn flush_ns(core: &Core, dir: &Path) -> io::Result<u64> {
     let path = dir.join(NAME);
     let file = core.open_for_writing(&path, Opening::NewOrEmptied, Mode::Direct).await?;
@@ -32,7 +32,7 @@ pub async fn flush_ns(core: &Core, dir: &Path) -> io::Result<u64> {
         result?;
         buf = back;
         file.sync_data().await?;
-        // The first one makes the file longer.
+        // The first write extends the file.
         if nth > 0 {
             latency.saturating_record(core.now_exact_ns() - from_ns);
         }

@@ -1,30 +1,30 @@
-//! How long nothing was acknowledged although something waited for it.
+//! Stalls: times in which writes waited and none was acknowledged.
 
 use std::cell::Cell;
 
-/// A time without an acknowledgement that is longer than this is a stall.
+/// A longer time without an acknowledgement is a stall.
 pub const STALL_NS: u64 = 10_000_000;
 
-/// Looks at every operation of one core: when it was handed over, when it was acknowledged.
+/// Observes when each operation of one core was submitted and acknowledged.
 #[derive(Debug, Default)]
 pub struct StallMeter {
     waiting: Cell<u64>,
-    /// Since when something waits and nothing was acknowledged.
+    /// Start of the present time in which something waits and nothing was acknowledged.
     since_ns: Cell<u64>,
     stalls: Cell<Stalls>,
 }
 
-/// What such a meter saw.
+/// The stalls that a [`StallMeter`] observed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stalls {
-    /// The longest time.
+    /// The longest time without an acknowledgement.
     pub max_ns: u64,
-    /// The sum of those longer than [`STALL_NS`].
+    /// The sum of such times longer than [`STALL_NS`].
     pub sum_ns: u64,
 }
 
 impl StallMeter {
-    /// An operation begins to wait.
+    /// An operation was submitted.
     #[inline]
     pub fn begin(&self, now_ns: u64) {
         if self.waiting.get() == 0 {
@@ -33,7 +33,7 @@ impl StallMeter {
         self.waiting.set(self.waiting.get() + 1);
     }
 
-    /// One was acknowledged.
+    /// An operation was acknowledged.
     #[inline]
     pub fn end(&self, now_ns: u64) {
         let waited_ns = now_ns.saturating_sub(self.since_ns.get());
@@ -47,7 +47,7 @@ impl StallMeter {
         self.since_ns.set(now_ns);
     }
 
-    /// What it saw so far.
+    /// The stalls so far.
     pub fn stalls(&self) -> Stalls {
         self.stalls.get()
     }
@@ -60,12 +60,12 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn a_stall_is_counted_once_however_many_wait() {
+    fn a_stall_counts_once_for_any_number_of_waiters() {
         let meter = StallMeter::default();
         for _ in 0..3 {
             meter.begin(0);
         }
-        // One comes at once, then nothing for 30 ms, then both others.
+        // One after a millisecond, nothing for 30 ms, then both others.
         meter.end(MS);
         meter.end(31 * MS);
         meter.end(32 * MS);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn time_in_which_nothing_waits_is_no_stall() {
+    fn idle_time_is_not_a_stall() {
         let meter = StallMeter::default();
         meter.begin(0);
         meter.end(MS);

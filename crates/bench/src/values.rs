@@ -1,13 +1,13 @@
-//! `db_bench`'s values: half of every hundred bytes can be compressed away.
+//! `db_bench`'s values: half of every hundred bytes compresses away.
 
-/// Bytes among which values are cut out.
+/// Bytes of the stock that values are cut from.
 const STOCK_BYTES: usize = 1 << 20;
-/// Bytes after which new random ones begin.
+/// Bytes of a piece: random ones, then their repetition.
 const PIECE: usize = 100;
-/// Of these, the random ones; the rest repeats them.
+/// The random bytes of a piece.
 const RANDOM: usize = PIECE / 2;
 
-/// Values one after another out of a stock of bytes.
+/// Consecutive values from a stock of bytes.
 pub struct Values {
     stock: Vec<u8>,
     len: usize,
@@ -15,12 +15,12 @@ pub struct Values {
 }
 
 impl Values {
-    /// Values of `len` bytes, out of a stock that `random` makes.
+    /// Values of `len` bytes from a stock of random bytes.
     pub fn new(len: usize, mut random: impl FnMut() -> u64) -> Values {
         let mut stock = Vec::with_capacity(STOCK_BYTES.max(len) + PIECE);
         while stock.len() < STOCK_BYTES.max(len) {
             let start = stock.len();
-            // Characters that can be printed, as db_bench has them.
+            // Printable characters, as in db_bench.
             stock.extend((0..RANDOM).map(|_| b' ' + (random() % 95) as u8));
             stock.extend_from_within(start..);
         }
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_have_their_length_and_half_of_each_piece_repeats_the_other() {
+    fn half_of_each_piece_of_a_value_repeats_the_other() {
         let mut number = 0u64;
         let mut values = Values::new(1000, || {
             number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -1,4 +1,4 @@
-//! The cases that write, as loops of one task each, on the core that owns the database.
+//! The cases that write, each a loop run by one task on the core that owns the database.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -11,28 +11,28 @@ use crate::measure::Meter;
 use crate::stalls::StallMeter;
 use crate::values::Values;
 
-/// Entries loaded between two looks at the clock.
+/// Entries loaded between two readings of the clock.
 const LOAD_RUN: u64 = 256;
 
-/// How to write, in the cases that do.
+/// How a case writes.
 #[derive(Clone, Debug)]
 pub struct WritePlan {
-    /// What an acknowledged write survives.
+    /// What acknowledged writes survive.
     pub durability: Durability,
-    /// Tasks that write, each one entry at a time.
+    /// Tasks that write, one entry at a time each.
     pub writers: u32,
     /// Bytes of a value.
     pub value_size: usize,
-    /// End after so many writes, instead of by the clock.
+    /// End after this number of writes instead of by the clock.
     pub num: Option<u64>,
-    /// Writes per second that are begun, whether or not earlier ones are done; as many as possible
-    /// otherwise.
+    /// Writes started per second, whether or not earlier ones are done; without it, as many as
+    /// possible.
     pub rate: Option<f64>,
-    /// Bytes of memtables at which they are written to tables.
+    /// Bytes at which a memtable is flushed.
     pub memtable_bytes: usize,
-    /// For the data blocks of tables.
+    /// Compression of the tables' data blocks.
     pub compression: Compression,
-    /// After the writes, wait until nothing is left to flush or to merge.
+    /// Wait for all flushes and compactions after the writes.
     pub drain: bool,
 }
 
@@ -52,36 +52,36 @@ impl Default for WritePlan {
     }
 }
 
-/// What the writing tasks of a core work on.
+/// The state that the writing tasks share.
 pub struct WriteWorker {
     /// The owner core.
     pub core: Core,
     /// The database.
     pub writer: Writer,
-    /// Counts writes.
+    /// Counts the writes.
     pub meter: Rc<Meter>,
-    /// Sees stalls.
+    /// Measures their stalls.
     pub stalls: Rc<StallMeter>,
-    /// The stock of values, one for all tasks.
+    /// The stock of values.
     pub values: RefCell<Values>,
-    /// Keys to draw from.
+    /// The number of keys to draw from.
     pub keys: u64,
-    /// When the window begins.
+    /// The start of the window.
     pub from_ns: u64,
-    /// Nanoseconds from one write's beginning to the next one's, over all tasks.
+    /// Nanoseconds from the start of one write to that of the next, over all tasks.
     pub interval_ns: Option<f64>,
-    /// Writes begun.
+    /// Writes started.
     pub begun: Cell<u64>,
-    /// How many there may be.
+    /// The most writes.
     pub num: u64,
 }
 
 impl WriteWorker {
-    /// Writes random keys until the meter ends it or all are written. A write's latency begins when
-    /// its turn comes: where there is a rate, by the rate, late though the task may be.
+    /// Writes random keys until the meter ends the run or all are written. With a rate, a write's
+    /// latency counts from its scheduled start, even if the task is late.
     ///
     /// # Errors
-    /// The engine's, as text.
+    /// The engine's error, as text.
     pub async fn run(self: Rc<Self>) -> Result<(), String> {
         let mut from_ns = self.core.now_exact_ns();
         loop {
@@ -110,15 +110,15 @@ impl WriteWorker {
         }
     }
 
-    /// Loads the keys in their order, all that are to be drawn from or `num`, whichever is less.
+    /// Bulk-loads the keys in order: all of them or `num`, whichever is less.
     ///
     /// # Errors
-    /// The engine's, as text.
+    /// The engine's error, as text.
     pub async fn load(self: Rc<Self>) -> Result<(), String> {
         let (mut next, all) = (0, self.keys.min(self.num));
         let mut from_ns = self.core.now_exact_ns();
         let entries = async |to_key: &mut Vec<u8>, to_value: &mut Vec<u8>| {
-            // One look at the clock for a run of entries, which take less than that.
+            // An entry takes less time than a reading of the clock.
             if next % LOAD_RUN == 0 || next == all {
                 let (run, now_ns) = (next - self.begun.get(), self.core.now_exact_ns());
                 if run > 0 {

@@ -1,5 +1,5 @@
-//! Each case on a small database that db_bench makes, for a moment: so that benchmarks never rot,
-//! and what they count is what is there.
+//! Each case for a moment on a small database that db_bench makes: the benchmarks work, and they
+//! count what the database has.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +9,7 @@ use reactor::{DriverKind, PollMode};
 
 const KEYS: u64 = 5000;
 
-/// A database, removed at the end.
+/// A database, removed on drop.
 struct Database(PathBuf);
 
 impl Database {
@@ -58,14 +58,14 @@ impl Drop for Database {
 
 fn check(outcome: &Outcome) {
     assert!(outcome.operations > 0, "{outcome:?}");
-    assert_eq!(outcome.found, Some(outcome.operations), "all keys are there: {outcome:?}");
+    assert_eq!(outcome.found, Some(outcome.operations), "every key is found: {outcome:?}");
     assert_eq!(outcome.keys, KEYS);
     assert!(outcome.p50_us > 0.0 && outcome.p50_us <= outcome.p999_us, "{outcome:?}");
     assert!(outcome.cpu_us_per_op > 0.0, "{outcome:?}");
 }
 
 #[test]
-fn every_case_finds_every_key_it_asks_for() {
+fn every_case_finds_every_key_it_requests() {
     let database = Database::make("bench-cases");
     for case in Case::ALL.into_iter().filter(|case| case.reads() && !case.writes()) {
         let outcome = bench::run(&database.plan(case)).expect("the database can be read");
@@ -78,7 +78,7 @@ fn every_case_finds_every_key_it_asks_for() {
 }
 
 #[test]
-fn what_is_cached_is_not_read_again_on_any_core() {
+fn cached_blocks_are_not_read_again_on_any_core() {
     let database = Database::make("bench-cached");
     let cached = Plan {
         processors: reactor::processors().into_iter().take(2).collect(),
@@ -92,7 +92,7 @@ fn what_is_cached_is_not_read_again_on_any_core() {
 }
 
 #[test]
-fn what_is_written_is_counted_and_can_be_read() {
+fn writes_are_counted_and_can_be_read() {
     let database = Database::make("bench-writes");
     let write = |durability| WritePlan { durability, writers: 4, ..WritePlan::default() };
     let fill = Plan {
@@ -109,11 +109,15 @@ fn what_is_written_is_counted_and_can_be_read() {
     assert_eq!(outcome.flush_us, None);
     let read = Plan { data: fill.data.clone(), keys: Some(100), ..database.plan(Case::ReadRandom) };
     let outcome = bench::run(&read).expect("it can be read");
-    assert_eq!(outcome.found, Some(outcome.operations), "of 100 keys each was set: {outcome:?}");
+    assert_eq!(
+        outcome.found,
+        Some(outcome.operations),
+        "each of the 100 keys was set: {outcome:?}"
+    );
     let again = bench::run(&fill).expect_err("there is a database now");
     assert_eq!(again.kind(), node::Kind::Usage);
 
-    // More would be drawn from otherwise: what is overwritten counts as a key until it is merged.
+    // Name the number of keys: an overwritten entry counts as a key until it is compacted.
     let some = |case| Plan { keys: Some(KEYS), ..database.plan(case) };
     let overwrite = Plan { write: write(Durability::Power), ..some(Case::Overwrite) };
     let outcome = bench::run(&overwrite).expect("the database can be written");
@@ -123,7 +127,7 @@ fn what_is_written_is_counted_and_can_be_read() {
 }
 
 #[test]
-fn what_is_loaded_can_be_read() {
+fn a_bulk_load_can_be_read() {
     let database = Database::make("bench-load");
     let fill =
         Plan { data: database.0.join("new"), keys: Some(KEYS), ..database.plan(Case::FillSeq) };
@@ -148,7 +152,7 @@ fn reads_beside_writes_find_every_key() {
 }
 
 #[test]
-fn keys_that_are_not_there_are_not_found() {
+fn absent_keys_are_not_found() {
     let database = Database::make("bench-absent");
     let absent = Plan { absent: true, ..database.plan(Case::ReadRandom) };
     let outcome = bench::run(&absent).expect("the database can be read");
@@ -157,9 +161,9 @@ fn keys_that_are_not_there_are_not_found() {
 }
 
 #[test]
-fn every_workload_finds_all_that_it_reads_on_each_core() {
+fn every_workload_finds_the_keys_it_reads_on_each_core() {
     let database = Database::make("bench-ycsb");
-    // Of the keys that inserts add, D reads those of its own run: it comes first.
+    // D reads only the inserted keys of its own run, so it comes first.
     for letter in ["d", "a", "b", "c", "e", "f"] {
         let plan = database.plan(Case::Ycsb);
         let outcome = bench::run(&Plan {
@@ -181,10 +185,10 @@ fn every_workload_finds_all_that_it_reads_on_each_core() {
     }
 }
 
-/// More is offered than can be done: each operation waits for those before it, the last ones for
-/// nearly all the time that the run took longer than its arrivals.
+/// With more offered than can be done, each operation waits for those before it; the last ones wait
+/// for nearly the whole time by which the run exceeds its arrivals.
 #[test]
-fn in_an_open_loop_a_latency_counts_the_wait_for_a_free_task() {
+fn an_open_loop_latency_includes_the_wait_for_a_free_task() {
     const SECONDS: f64 = 0.01;
     let database = Database::make("bench-open-loop");
     let plan = database.plan(Case::ReadRandomWriteRandom);

@@ -587,7 +587,8 @@ pub struct UpgradeArgs {
         millrace bench vdisk --disk mem:1G --rw randrw --verify --cores 0,1\n  \
         millrace bench vdisk --socket disk.sock --rw randread --depth 128\n  \
         millrace bench --peers --data DIR --out results\n  \
-        millrace bench --peers --data DIR --only '90 % gets' --plot p99.svg\n\n\
+        millrace bench --peers --data DIR --only '90 % gets' --plot p99.svg\n  \
+        millrace bench --peers --from results/2026-11-22T222700Z.json --plot p99.svg\n\n\
         fillseq and fillrandom need an empty directory; overwrite and readwhilewriting change the \
         database.\n\n\
         The database must have db_bench's keys, numbered from 0:\n  \
@@ -595,7 +596,7 @@ pub struct UpgradeArgs {
         --block_size=4096 --bloom_bits=10 --compression_type=none\n\n\
         --peers runs fio, Debian's db_bench, the program of bench/peers (RocksDB's newest \
         release) and redis-server in turn with Millrace on the same data, and prints the table \
-        of the README. Programs that are not installed are left out, with a note."
+        of docs/BENCHMARKS.md. Programs that are not installed are left out, with a note."
 )]
 pub struct BenchArgs {
     /// The case to measure; the names have the same meaning as in db_bench
@@ -728,7 +729,7 @@ pub struct BenchArgs {
     /// Print JSON; its shape is described in docs/CLI.md
     #[arg(long)]
     pub json: bool,
-    /// Also measure the peers, in turn with Millrace, and print the table of the README
+    /// Also measure the peers, in turn with Millrace, and print the table of docs/BENCHMARKS.md
     #[arg(long, conflicts_with_all = ["case", "depth", "cached", "batch", "nexts", "reverse"])]
     pub peers: bool,
     /// Rounds of --peers; the median counts
@@ -753,6 +754,10 @@ pub struct BenchArgs {
     /// Draw p99 against throughput, from the rows of --peers at offered loads, into this SVG file
     #[arg(long, value_name = "FILE", requires = "peers", conflicts_with = "case", value_hint = ValueHint::FilePath)]
     pub plot: Option<PathBuf>,
+    /// Measure nothing: draw --plot from the samples that --out saved, and print their table
+    #[arg(long, value_name = "FILE", requires = "plot", conflicts_with_all = ["data", "out", "only"])]
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub from: Option<PathBuf>,
 }
 
 /// The cases that need a directory, for `required_if_eq_any`.
@@ -896,6 +901,8 @@ mod tests {
         );
         assert!(parse("millrace bench --peers --only a --only b --plot p.svg").is_ok());
         assert!(parse("millrace bench readseq --data d --plot p.svg").is_err());
+        assert!(parse("millrace bench --peers --from a.json --plot p.svg").is_ok());
+        assert!(parse("millrace bench --peers --from a.json").is_err());
         assert!(parse("millrace bench readseq --data d --seconds 0").is_err());
         assert!(parse("millrace bench --peers --reverse").is_err());
     }

@@ -122,6 +122,12 @@ fn print(json: Option<serde_json::Result<serde_json::Value>>, text: &str) -> Res
 }
 
 fn peers(args: BenchArgs) -> Result<(), Failure> {
+    if let (Some(samples), Some(plot)) = (&args.from, &args.plot) {
+        let table = bench::plot_samples(samples, plot).map_err(Failure::new)?;
+        let mut out = Out::new();
+        out.bytes(table.as_bytes())?;
+        return Ok(out.flush()?);
+    }
     let plan = PeersPlan {
         data: args.data,
         processors: place(Some(&args.cores), &Machine::look().allowed).map_err(Failure::new)?,

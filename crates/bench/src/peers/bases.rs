@@ -1,5 +1,5 @@
-//! The databases that are read: the one that was named, and others of as many bytes or fewer that
-//! db_bench makes beside it when a row needs them. They stay there for the next run.
+//! The databases that are read: the one that was named, and others that db_bench makes beside it
+//! when a row needs them. They have at most as many bytes, and are kept for the next run.
 
 use std::path::{Path, PathBuf};
 
@@ -7,11 +7,11 @@ use super::Setup;
 use super::debian;
 use super::tool::make_dir;
 
-/// Name of the directory with the others.
+/// Name of the directory with the other databases.
 const DIRECTORY: &str = "millrace-bench-data";
-/// Bytes of a value in the one that was named.
+/// Bytes of a value in the named database.
 const SAMPLE_VALUE: usize = 1000;
-/// The part of its bytes that those with other values have.
+/// Databases with other values have a fourth of its bytes.
 const PART: u64 = 4;
 /// Bytes of a key.
 pub const KEY: usize = 16;
@@ -19,17 +19,17 @@ pub const KEY: usize = 16;
 /// A database that is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Base {
-    /// The one that was named.
+    /// The named database.
     #[default]
     Sample,
-    /// Values of so many bytes.
+    /// Values of this number of bytes.
     Values(usize),
-    /// The same keys and sizes as in the one that was named, its blocks compressed by LZ4.
+    /// The same keys and sizes as in the named database, with blocks compressed by LZ4.
     Lz4,
 }
 
 impl Base {
-    /// All that are made.
+    /// Those that are made.
     const MADE: [Base; 3] = [Base::Values(100), Base::Values(16 << 10), Base::Lz4];
 
     /// Bytes of a value.
@@ -40,7 +40,7 @@ impl Base {
         }
     }
 
-    /// How many keys it has.
+    /// The number of its keys.
     pub fn keys(self, setup: &Setup) -> u64 {
         match self {
             Base::Sample | Base::Lz4 => setup.keys,
@@ -66,7 +66,7 @@ impl Base {
         beside.unwrap_or(Path::new(".")).join(DIRECTORY).join(name)
     }
 
-    /// Where it is; it is made if it is not there.
+    /// Its directory; makes the database if it does not exist.
     pub fn dir(self, setup: &Setup) -> Result<PathBuf, String> {
         if self == Base::Sample {
             return Ok(setup.data.clone());
@@ -75,16 +75,16 @@ impl Base {
         if dir.exists() {
             return Ok(dir);
         }
-        // One that was not finished has another name.
+        // An unfinished database has another name.
         let new = dir.with_extension("new");
         let _ = std::fs::remove_dir_all(&new);
         make_dir(&new)?;
         debian::make_database(&new, self.keys(setup), self.value_size(), self.codec())?;
-        rename(&new, &dir).map_err(|error| format!("naming {}: {error}", dir.display()))?;
+        rename(&new, &dir).map_err(|error| format!("cannot create {}: {error}", dir.display()))?;
         Ok(dir)
     }
 
-    /// How those were made that are there.
+    /// How the existing ones were made.
     pub fn recipes(setup: &Setup) -> Vec<String> {
         let there = Base::MADE.into_iter().filter(|base| base.path(setup).exists());
         there

@@ -1,4 +1,5 @@
-//! On what it was measured: machine, disk, versions, flags. A number without them means nothing.
+//! The conditions of the measurements: machine, disk, versions, flags. A figure means nothing
+//! without them.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -9,11 +10,13 @@ use node::{Machine, Size, write_list};
 
 use super::bases::Base;
 use super::row::Round;
+use super::sample::median;
 use super::tool::{Tool, read_file};
-use super::work::FIO_SAME;
+use super::vdisk_rows::QSD_URING_READ;
+use super::work::{DISK_64_OVER_1, FIO_SAME};
 use super::{KEYS, Setup, debian};
 
-/// Names and texts, in the order in which they are to be read.
+/// Names and texts, in reading order.
 pub fn describe(setup: &Setup, rounds: &[Round], number: u32) -> Vec<(String, String)> {
     let machine = Machine::look();
     let mut all = Vec::new();
@@ -67,13 +70,13 @@ pub fn describe(setup: &Setup, rounds: &[Round], number: u32) -> Vec<(String, St
     say("fio", first_line(Tool::new("fio").arg("--version")));
     say("qemu-storage-daemon", first_line(Tool::new("qemu-storage-daemon").arg("--version")));
     let exports = rounds.iter().find_map(|round| {
-        round.sample("qemu io_uring randread 32").map(|sample| format!("`{}`", sample.command))
+        round.sample(QSD_URING_READ).map(|sample| format!("`{}`", sample.command))
     });
     if let Some(exports) = exports {
         say("its flags", exports);
     }
     say("redis-server", first_line(Tool::new("redis-server").arg("--version")));
-    for (name, text) in setup.found.lines() {
+    for (name, text) in setup.searches.lines() {
         say(&name, text);
     }
     let fio = rounds
@@ -82,13 +85,26 @@ pub fn describe(setup: &Setup, rounds: &[Round], number: u32) -> Vec<(String, St
     if let Some(fio) = fio {
         say("fio's flags", fio);
     }
-    // The last reason of each is told.
+    if let Some(ratio) = disk_ratio(rounds) {
+        say("the disk's own ratio", ratio);
+    }
+    // The last reason of each failure is told.
     let failures: BTreeMap<_, _> = rounds.iter().flat_map(Round::failures).collect();
     for (name, why) in failures {
         let times = rounds.iter().filter(|round| round.failures().any(|(of, _)| of == name));
         say("not measured", format!("{name}, in {} of {number} rounds: {why}", times.count()));
     }
     all
+}
+
+/// The ratio of fio's reads at depth 64 to those at depth 1, if both were measured.
+fn disk_ratio(rounds: &[Round]) -> Option<String> {
+    let [above, below] = DISK_64_OVER_1;
+    let ratios = rounds.iter().filter_map(|round| Some(round.ops(above)? / round.ops(below)?));
+    let ratio = median(ratios)?;
+    Some(format!(
+        "{ratio:.2} ×, fio's random reads at depth 64 over depth 1 (median of the rounds' ratios)"
+    ))
 }
 
 fn first_line(tool: Tool) -> String {
@@ -98,7 +114,7 @@ fn first_line(tool: Tool) -> String {
     }
 }
 
-/// The disk below a directory, as far as the kernel tells.
+/// The disk that a directory lies on, as the kernel describes it.
 #[expect(clippy::disallowed_methods, reason = "asks where the database lies, on no core")]
 fn disk(dir: &Path) -> String {
     let Ok(meta) = std::fs::metadata(dir) else { return "unknown".to_owned() };
@@ -109,7 +125,7 @@ fn disk(dir: &Path) -> String {
         .and_then(|text| {
             text.lines().find_map(|line| line.strip_prefix("DEVNAME=").map(str::to_owned))
         })
-        .unwrap_or_else(|| "no block device (tmpfs?)".to_owned());
+        .unwrap_or_else(|| "not a block device (tmpfs?)".to_owned());
     // A partition's queue belongs to its disk.
     let queue = |file: &str| {
         [format!("{sys}/queue/{file}"), format!("{sys}/../queue/{file}")]
@@ -131,7 +147,7 @@ fn disk(dir: &Path) -> String {
     text
 }
 
-/// The kind of the file system that a directory lies on: of the longest mount point above it.
+/// The kind of file system that a directory lies on: that of the longest mount point above it.
 fn file_system(mounts: &str, dir: &Path) -> Option<String> {
     let dir = std::path::absolute(dir).ok()?;
     mounts
@@ -191,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_mount_point_tells_the_file_system() {
+    fn the_file_system_is_that_of_the_longest_mount_point() {
         let mounts = "/dev/a / ext4 rw 0 0\ntmpfs /tmp tmpfs rw 0 0\nb /tmpx xfs rw 0 0\n";
         assert_eq!(file_system(mounts, Path::new("/tmp/db")).as_deref(), Some("tmpfs"));
         assert_eq!(file_system(mounts, Path::new("/var/db")).as_deref(), Some("ext4"));

@@ -1,5 +1,5 @@
-//! Debian's db_bench: it makes the databases. It is built with assertions on, so it is no fair
-//! peer.
+//! Debian's db_bench, which makes the databases. It is built with assertions on, so it is not a
+//! fair peer.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ fn tool(dir: &Path, keys: u64, value_size: usize, codec: &str) -> Tool {
         .arg(format!("--compression_type={codec}"))
 }
 
-/// How such a database is made.
+/// The command that makes such a database.
 pub fn recipe(keys: u64, value_size: usize, codec: &str) -> String {
     tool(Path::new("DIR"), keys, value_size, codec).line()
 }

@@ -1,4 +1,4 @@
-//! fio: what the device can do, and what asking it costs.
+//! fio: the rate of the device, and the processor time of a request.
 
 use std::path::Path;
 
@@ -9,28 +9,41 @@ use super::sample::Sample;
 use super::search::Knob;
 use super::tool::{Tool, files_ending};
 
-/// How fio asks: each request by itself, or several with one system call; with memory and files
-/// that the kernel knows.
-const KNOBS: &[Knob] = &[
-    &[
-        &[],
-        &["--iodepth_batch_submit=4", "--iodepth_batch_complete_min=4", MOST],
-        &["--iodepth_batch_submit=8", "--iodepth_batch_complete_min=8", MOST],
-        &["--iodepth_batch_submit=16", "--iodepth_batch_complete_min=16", MOST],
-    ],
-    &[&[], &["--registerfiles", "--fixedbufs"]],
+/// One system call for each request, or for several.
+const BATCHES: Knob = &[
+    &[],
+    &["--iodepth_batch_submit=4", "--iodepth_batch_complete_min=4", ALL_DONE],
+    &["--iodepth_batch_submit=8", "--iodepth_batch_complete_min=8", ALL_DONE],
+    &["--iodepth_batch_submit=16", "--iodepth_batch_complete_min=16", ALL_DONE],
 ];
-/// As many as there are.
-const MOST: &str = "--iodepth_batch_complete_max=256";
+/// Reaps every completion that is there.
+const ALL_DONE: &str = "--iodepth_batch_complete_max=256";
+/// Memory and files that the kernel knows beforehand.
+const REGISTERED: Knob = &[&[], &["--registerfiles", "--fixedbufs"]];
 
-/// Random direct reads of the database's own files, by one job with 64 in flight, at the best of
-/// its settings.
-pub fn run(setup: &Setup, name: &str, block: u64, align: u64) -> Result<Sample, String> {
-    let run = |flags: &[&str]| run_once(setup, block, align, flags);
-    run(&setup.found.best(name, KNOBS, run)?)
+/// The settings to search; with one request in flight there is nothing to batch.
+fn knobs(depth: u16) -> &'static [Knob] {
+    if depth == 1 { &[REGISTERED] } else { &[BATCHES, REGISTERED] }
 }
 
-fn run_once(setup: &Setup, block: u64, align: u64, flags: &[&str]) -> Result<Sample, String> {
+/// Random reads of the database's files.
+#[derive(Clone, Copy, Debug)]
+pub struct Requests {
+    /// Bytes of each.
+    pub block: u64,
+    /// Their offsets are multiples of this.
+    pub align: u64,
+    /// Requests in flight.
+    pub depth: u16,
+}
+
+/// Random direct reads of the database's own files by one job, at its best settings.
+pub fn run(setup: &Setup, name: &str, requests: Requests) -> Result<Sample, String> {
+    let run = |flags: &[&str]| run_once(setup, requests, flags);
+    run(&setup.searches.best(name, knobs(requests.depth), run)?)
+}
+
+fn run_once(setup: &Setup, requests: Requests, flags: &[&str]) -> Result<Sample, String> {
     let files = files_ending(&setup.data, ".sst")?;
     if files.is_empty() {
         return Err("the database has no SST file".to_owned());
@@ -39,23 +52,13 @@ fn run_once(setup: &Setup, block: u64, align: u64, flags: &[&str]) -> Result<Sam
     let names: Vec<String> =
         files.iter().map(|file| file.to_string_lossy().replace(':', "\\:")).collect();
     let tool = Tool::new("fio")
-        .args([
-            "--name=peer",
-            "--readonly",
-            "--rw=randread",
-            "--direct=1",
-            "--ioengine=io_uring",
-            "--iodepth=64",
-            "--numjobs=1",
-            "--norandommap",
-            "--randrepeat=0",
-            "--file_service_type=random",
-            "--time_based",
-            "--output-format=json",
-        ])
+        .args(["--name=peer", "--readonly", "--rw=randread", "--direct=1", "--ioengine=io_uring"])
+        .arg(format!("--iodepth={}", requests.depth))
+        .args(["--numjobs=1", "--norandommap", "--randrepeat=0", "--file_service_type=random"])
+        .args(["--time_based", "--output-format=json"])
         .args(flags.iter().copied())
-        .arg(format!("--bs={block}"))
-        .arg(format!("--blockalign={align}"))
+        .arg(format!("--bs={}", requests.block))
+        .arg(format!("--blockalign={}", requests.align))
         .arg(format!("--runtime={}", setup.seconds.ceil()))
         .arg(format!("--cpus_allowed={}", setup.processor));
     let command = format!("{} --filename=(the SST files)", tool.line());
@@ -63,7 +66,7 @@ fn run_once(setup: &Setup, block: u64, align: u64, flags: &[&str]) -> Result<Sam
     parse(&text, command, "read")
 }
 
-/// Direct requests of 4 KiB to one file, `rw` in fio's words, at the best of its settings.
+/// Direct requests of 4 KiB to one file, at the best settings; `rw` is fio's word.
 pub fn run_file(
     setup: &Setup,
     name: &str,
@@ -72,7 +75,7 @@ pub fn run_file(
     depth: u16,
 ) -> Result<Sample, String> {
     let run = |flags: &[&str]| run_file_once(setup, path, rw, depth, flags);
-    run(&setup.found.best(name, KNOBS, run)?)
+    run(&setup.searches.best(name, knobs(depth), run)?)
 }
 
 fn run_file_once(
@@ -84,17 +87,8 @@ fn run_file_once(
 ) -> Result<Sample, String> {
     let side = if rw.ends_with("write") { "write" } else { "read" };
     let tool = Tool::new("fio")
-        .args([
-            "--name=peer",
-            "--bs=4k",
-            "--direct=1",
-            "--ioengine=io_uring",
-            "--numjobs=1",
-            "--norandommap",
-            "--randrepeat=0",
-            "--time_based",
-            "--output-format=json",
-        ])
+        .args(["--name=peer", "--bs=4k", "--direct=1", "--ioengine=io_uring", "--numjobs=1"])
+        .args(["--norandommap", "--randrepeat=0", "--time_based", "--output-format=json"])
         .args(flags.iter().copied())
         .args([format!("--rw={rw}"), format!("--iodepth={depth}")])
         .arg(format!("--runtime={}", setup.seconds.ceil()))
@@ -104,12 +98,12 @@ fn run_file_once(
     parse(&tool.output()?, command, side)
 }
 
-/// `side` is what was done: read or write.
+/// Reads fio's report; `side` is `read` or `write`.
 fn parse(text: &str, command: String, side: &str) -> Result<Sample, String> {
     // Warnings may come before the report.
     let json = text.find('{').map_or(text, |at| &text[at..]);
     let report: Value =
-        serde_json::from_str(json).map_err(|error| format!("fio's report is no JSON: {error}"))?;
+        serde_json::from_str(json).map_err(|error| format!("fio's report is not JSON: {error}"))?;
     let job = &report["jobs"][0];
     let done = &job[side];
     let number = |value: &Value| value.as_f64().filter(|number| *number > 0.0);
@@ -141,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rate_processor_time_and_latency_are_found_in_fios_report() {
+    fn rate_processor_time_and_latency_are_read_from_fios_report() {
         let text = r#"note: both iodepth >= 1
             { "jobs": [ { "usr_cpu": 5.0, "sys_cpu": 15.0, "job_runtime": 2000,
               "read": { "iops": 100000.0, "total_ios": 200000, "runtime": 2000,

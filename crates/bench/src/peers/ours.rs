@@ -1,4 +1,4 @@
-//! Millrace as one of the programs.
+//! Millrace as one of the measured programs.
 
 use std::ffi::OsString;
 
@@ -9,23 +9,23 @@ use super::bases::Base;
 use super::sample::Sample;
 use super::tool::Tool;
 
-/// The share of the writes that were asked for that must have been done.
+/// The share of the requested writes that a program must do.
 const RATE_KEPT: f64 = 0.98;
 
-/// The share of the operations that were offered that must have been done in the same time: a
-/// program that does fewer falls back further and further.
+/// The share of the offered operations that a program must do in the same time; one that does less
+/// falls further and further behind.
 const OFFERED_KEPT: f64 = 0.9;
 
-/// How a case of ours is run.
+/// How to run a case of ours.
 #[derive(Clone, Debug, Default)]
 pub struct Ours {
     /// The case and its own flags.
     pub flags: &'static [&'static str],
-    /// Read with so much memory, everything cached, drawing from this many keys.
+    /// Draw from this number of keys, with memory enough to cache all of them.
     pub cached_keys: Option<u64>,
     /// On two cores instead of one.
     pub two_cores: bool,
-    /// What is read.
+    /// The database.
     pub base: Base,
 }
 
@@ -42,8 +42,8 @@ pub fn run(setup: &Setup, ours: &Ours) -> Result<Sample, String> {
     tool = tool.arg("--cores").arg(cores);
     if let Some(keys) = ours.cached_keys {
         let keys = keys.min(setup.keys);
-        // A key takes about 1 KiB, its block's head and tail not counted; each core has its own
-        // cache of all of them.
+        // A key takes about 1 KiB, without its block's header and trailer. Each core caches all
+        // keys.
         let memory = (keys * 3072 + (1 << 30)) * if ours.two_cores { 2 } else { 1 };
         tool =
             tool.args(["--cached".into(), "--memory".into(), OsString::from(memory.to_string())]);
@@ -51,7 +51,7 @@ pub fn run(setup: &Setup, ours: &Ours) -> Result<Sample, String> {
     }
     let command = tool.line();
     let report: Value = serde_json::from_str(tool.output()?.trim())
-        .map_err(|error| format!("millrace's report is no JSON: {error}"))?;
+        .map_err(|error| format!("millrace's report is not JSON: {error}"))?;
     if ours.cached_keys.is_some() && report["ios_per_op"].as_f64().is_none_or(|ios| ios > 0.001) {
         return Err("not everything was cached".to_owned());
     }
@@ -65,21 +65,22 @@ pub fn count_keys(setup: &Setup) -> Result<u64, String> {
         .arg(&setup.data)
         .output()?;
     let report: Value = serde_json::from_str(report.trim()).unwrap_or_default();
-    report["keys"].as_u64().ok_or_else(|| "millrace does not tell the number of keys".to_owned())
+    report["keys"].as_u64().ok_or_else(|| "millrace does not report the number of keys".to_owned())
 }
 
-/// A program's one JSON object, with our names in it.
+/// Runs a program that prints one JSON object with our names.
 pub fn report(tool: Tool) -> Result<Sample, String> {
     let command = tool.line();
     let report: Value = serde_json::from_str(tool.output()?.trim())
-        .map_err(|error| format!("the report of {command} is no JSON: {error}"))?;
+        .map_err(|error| format!("the report of {command} is not JSON: {error}"))?;
     sample(command, report)
 }
 
-/// A report with our names in it, which are also those of bench/peers.
+/// Reads a report with our names, which bench/peers uses, too.
 pub fn sample(command: String, report: Value) -> Result<Sample, String> {
-    let ops_per_second =
-        report["ops_per_second"].as_f64().ok_or_else(|| format!("strange report: {report}"))?;
+    let ops_per_second = report["ops_per_second"]
+        .as_f64()
+        .ok_or_else(|| format!("the report has no rate: {report}"))?;
     let number = |name: &str| report[name].as_f64();
     if let Some((wanted, done)) = number("rate").zip(number("writes_per_second"))
         && done < wanted * RATE_KEPT
@@ -94,7 +95,7 @@ pub fn sample(command: String, report: Value) -> Result<Sample, String> {
     let (operations, found) = (report["operations"].as_u64(), report["found"].as_u64());
     let absent = report["absent"].as_bool().unwrap_or(false);
     if absent && found != Some(0) {
-        return Err(format!("found {found:?} of the keys that are not there"));
+        return Err(format!("found {found:?} of the absent keys"));
     }
     if found.is_some() && operations != found && !absent {
         return Err(format!("found {found:?} of {operations:?}: is this db_bench's database?"));
@@ -121,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_did_less_than_it_was_asked_for_is_not_measured() {
+    fn a_program_that_did_less_than_requested_is_an_error() {
         let measured = |report: Value| sample(String::new(), report);
         let done = |writes: f64| json!({"ops_per_second": 5.0, "rate": 10_000.0, "writes_per_second": writes});
         assert!(measured(done(9_900.0)).is_ok());

@@ -2,16 +2,16 @@
 
 use std::fmt::Write as _;
 
-/// What is drawn.
+/// The contents of a plot.
 #[derive(Clone, Debug, Default)]
 pub struct Chart {
-    /// Above it.
+    /// The title.
     pub title: String,
     /// The programs.
     pub curves: Vec<Curve>,
-    /// The most operations per second that the disk allows, a vertical line.
+    /// The disk's maximum of operations per second: a vertical line.
     pub ceiling: Option<f64>,
-    /// What that is.
+    /// The name of that line.
     pub ceiling_label: String,
 }
 
@@ -20,21 +20,21 @@ pub struct Chart {
 pub struct Curve {
     /// Its name.
     pub label: String,
-    /// Operations per second, and p99 in microseconds; in the order of the loads.
+    /// Operations per second and p99 in microseconds, in the order of the loads.
     pub points: Vec<(f64, f64)>,
 }
 
 const WIDTH: f64 = 800.0;
 const HEIGHT: f64 = 500.0;
-/// The axes' corner and ends.
+/// The corner and the ends of the axes.
 const LEFT: f64 = 80.0;
 const RIGHT: f64 = WIDTH - 30.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = HEIGHT - 60.0;
-/// Colours that also people who do not see all colours can tell apart, and marks.
+/// Colours that colour-blind readers can tell apart.
 const COLOURS: [&str; 2] = ["#0072b2", "#d55e00"];
 
-/// Both axes: throughput is linear from zero, latency logarithmic over whole decades.
+/// Both axes: throughput linear from zero, latency logarithmic over whole decades.
 struct Axes {
     ops_max: f64,
     ops_step: f64,
@@ -72,7 +72,7 @@ impl Axes {
     }
 }
 
-/// The picture.
+/// The plot as SVG.
 pub fn svg(chart: &Chart) -> String {
     let axes = Axes::new(chart);
     let mut out = format!(
@@ -148,7 +148,7 @@ fn draw(out: &mut String, axes: &Axes, curve: &Curve, colour: &str) {
     }
 }
 
-/// What is what, at the top left, where the curves are not.
+/// The legend, at the top left, clear of the curves.
 fn legend(out: &mut String, chart: &Chart) {
     let mut y = TOP + 18.0;
     let mut entry = |out: &mut String, colour: &str, dashes: &str, label: &str| {
@@ -199,7 +199,7 @@ fn duration(us: f64) -> String {
     }
 }
 
-/// Three digits are enough.
+/// Rounds to three digits or one decimal.
 fn round(number: f64) -> f64 {
     match number {
         number if number >= 100.0 => number.round(),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn every_point_is_where_the_axes_say() {
+    fn every_point_is_drawn_at_its_coordinates() {
         let (axes, picture) = (Axes::new(&chart()), svg(&chart()));
         assert_eq!((axes.ops_max, axes.ops_step, axes.from, axes.to), (80_000.0, 10_000.0, 2, 5));
         assert_eq!((axes.x(0.0), axes.x(80_000.0)), (LEFT, RIGHT));
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn axes_have_units_and_lines_are_named() {
+    fn axes_have_units_and_lines_have_names() {
         let picture = svg(&chart());
         for words in [">operations per second<", ">p99 latency<", ">ours<", ">theirs<"] {
             assert!(picture.contains(words), "{words}");
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chart_without_points_is_still_a_picture() {
+    fn a_chart_without_points_is_valid_svg() {
         let picture = svg(&Chart::default());
         assert!(picture.starts_with("<svg") && picture.ends_with("</svg>\n"));
         assert!(!picture.contains("NaN") && !picture.contains("inf"));

@@ -3,12 +3,12 @@
 use super::Setup;
 use super::bases::Base;
 use super::ours::Ours;
-use super::redis::{self, Server};
-use super::row::{Compare, Goal, Row, Unit};
+use super::redis;
+use super::row::{Row, Unit};
 use super::search::Knob;
-use super::work::{FIO_4K, FIO_SAME, GET, Work};
+use super::work::{DISK_64_OVER_1, FIO_4K, FIO_SAME, GET, Work};
 
-/// Keys that the cached rows draw from: half a million values, that is 500 MB.
+/// Keys that the cached rows draw from: half a million values, 500 MB.
 const CACHED_KEYS: u64 = 500_000;
 /// RocksDB's block cache in the cached rows.
 const CACHED_BYTES: u64 = 2 << 30;
@@ -34,10 +34,10 @@ const REVERSE_PEER: &str = "rocksdb readreverse";
 /// Threads that get at the same time.
 pub const THREADS: Knob =
     &[&["--threads", "32"], &["--threads", "8"], &["--threads", "16"], &["--threads", "64"]];
-/// Which block cache.
+/// The kind of block cache.
 pub const CACHES: Knob = &[&["--cache", "lru"], &["--cache", "hyperclock"]];
 const ASYNC: Knob = &[&[], &["--async-io"]];
-/// What an iterator reads ahead that takes fifty steps.
+/// The read-ahead of an iterator that takes fifty steps.
 const AHEAD_SHORT: Knob = &[
     &[],
     &["--readahead", "16384"],
@@ -46,7 +46,7 @@ const AHEAD_SHORT: Knob = &[
     &["--readahead", "65536"],
     &["--readahead", "131072"],
 ];
-/// What one reads ahead that goes over everything.
+/// The read-ahead of an iterator over the whole database.
 const AHEAD_LONG: Knob = &[
     &[],
     &["--readahead", "262144"],
@@ -55,22 +55,44 @@ const AHEAD_LONG: Knob = &[
     &["--readahead", "4194304"],
 ];
 
-fn ours(name: &'static str) -> Work {
-    let flags: &'static [&'static str] = match name {
-        GET | GET_CACHED | GET_CACHED_2 => &["readrandom", "--depth", "64"],
-        GET_CACHED_1 => &["readrandom", "--depth", "1"],
-        MULTI => &["multireadrandom", "--batch", "64"],
-        SEEK => &["seekrandom", "--nexts", "50"],
-        SEEK_REVERSE => &["seekrandom", "--nexts", "50", "--reverse"],
-        SEQ => &["readseq"],
-        _ => &["readreverse"],
-    };
-    let cached = matches!(name, GET_CACHED | GET_CACHED_1 | GET_CACHED_2);
-    let two_cores = name == GET_CACHED_2;
-    Work::Ours(
-        name,
-        Ours { flags, cached_keys: cached.then_some(CACHED_KEYS), two_cores, base: Base::Sample },
-    )
+/// How one of these rows' measurements is made.
+pub fn measurement(setup: &Setup, name: &'static str) -> Option<Work> {
+    let cache = CACHED_BYTES.to_string();
+    let release = |flags: &[&str], knobs| release(name, setup.keys, flags, knobs);
+    Some(match name {
+        GET => ours(name, &["readrandom", "--depth", "64"]),
+        GET_CACHED => cached(name, &["readrandom", "--depth", "64"], false),
+        GET_CACHED_1 => cached(name, &["readrandom", "--depth", "1"], false),
+        GET_CACHED_2 => cached(name, &["readrandom", "--depth", "64"], true),
+        MULTI => ours(name, &["multireadrandom", "--batch", "64"]),
+        SEEK => ours(name, &["seekrandom", "--nexts", "50"]),
+        SEEK_REVERSE => ours(name, &["seekrandom", "--nexts", "50", "--reverse"]),
+        SEQ => ours(name, &["readseq"]),
+        REVERSE => ours(name, &["readreverse"]),
+        GET_1_PEER => release(&["readrandom"], &[]),
+        GET_PEER => release(&["readrandom"], &[THREADS]),
+        CACHED_PEER => {
+            let flags = ["readrandom", "--cache-bytes", &cache];
+            self::release(name, setup.keys.min(CACHED_KEYS), &flags, &[CACHES])
+        }
+        MULTI_PEER => release(&["multireadrandom", "--batch", "64"], &[ASYNC]),
+        SEEK_PEER => release(&["seekrandom", "--nexts", "50"], &[AHEAD_SHORT, ASYNC]),
+        SEEK_REVERSE_PEER => {
+            release(&["seekrandom", "--nexts", "50", "--reverse"], &[AHEAD_SHORT, ASYNC])
+        }
+        SEQ_PEER => release(&["readseq"], &[AHEAD_LONG, ASYNC]),
+        REVERSE_PEER => release(&["readreverse"], &[AHEAD_LONG, ASYNC]),
+        _ => return None,
+    })
+}
+
+fn ours(name: &'static str, flags: &'static [&'static str]) -> Work {
+    Work::Ours(name, Ours { flags, ..Ours::default() })
+}
+
+fn cached(name: &'static str, flags: &'static [&'static str], two_cores: bool) -> Work {
+    let cached_keys = Some(CACHED_KEYS);
+    Work::Ours(name, Ours { flags, cached_keys, two_cores, ..Ours::default() })
 }
 
 fn release(name: &'static str, keys: u64, flags: &[&str], knobs: &'static [Knob]) -> Work {
@@ -79,218 +101,52 @@ fn release(name: &'static str, keys: u64, flags: &[&str], knobs: &'static [Knob]
     Work::Release { name, flags: all, knobs, base: Base::Sample }
 }
 
-fn get_one_thread(setup: &Setup) -> Vec<Work> {
-    vec![ours(GET), release(GET_1_PEER, setup.keys, &["readrandom"], &[])]
-}
+const ONE_CORE: &str = "readrandom, one core, depth 64";
+const GET_CPU: &str = "readrandom, processor time per get";
+const RESP_GET: &str = "RESP get over 100,000 keys, -P 16 -c 50 -d 1000, cached";
+const RESP_ONE_BY_ONE: &str = "RESP get, 1,000 connections, one command at a time";
+const RESP_ONE_BY_ONE_CPU: &str = "RESP get, 1,000 connections, processor time per request";
 
-fn get(setup: &Setup) -> Vec<Work> {
-    vec![ours(GET), release(GET_PEER, setup.keys, &["readrandom"], &[THREADS])]
-}
-
-/// Our gets, and what fio can do with reads of their size.
-pub fn get_fio(_: &Setup) -> Vec<Work> {
-    vec![ours(GET), Work::FioSame]
-}
-
-fn multi_get(setup: &Setup) -> Vec<Work> {
-    let flags = ["multireadrandom", "--batch", "64"];
-    vec![ours(MULTI), release(MULTI_PEER, setup.keys, &flags, &[ASYNC])]
-}
-
-fn cached(setup: &Setup, name: &'static str) -> Vec<Work> {
-    let bytes = CACHED_BYTES.to_string();
-    let flags = ["readrandom", "--cache-bytes", &bytes];
-    vec![ours(name), release(CACHED_PEER, setup.keys.min(CACHED_KEYS), &flags, &[CACHES])]
-}
-
-fn seeks(setup: &Setup) -> Vec<Work> {
-    let flags = ["seekrandom", "--nexts", "50", "--reverse"];
-    vec![
-        ours(SEEK),
-        release(SEEK_PEER, setup.keys, &flags[..3], &[AHEAD_SHORT, ASYNC]),
-        ours(SEEK_REVERSE),
-        release(SEEK_REVERSE_PEER, setup.keys, &flags, &[AHEAD_SHORT, ASYNC]),
-    ]
-}
-
-fn scans(setup: &Setup) -> Vec<Work> {
-    vec![
-        ours(SEQ),
-        release(SEQ_PEER, setup.keys, &["readseq"], &[AHEAD_LONG, ASYNC]),
-        ours(REVERSE),
-        release(REVERSE_PEER, setup.keys, &["readreverse"], &[AHEAD_LONG, ASYNC]),
-    ]
-}
-
-fn redis_get(_: &Setup) -> Vec<Work> {
-    [Server::Millrace, Server::Redis].map(|server| Work::Redis(redis::get(server))).into()
-}
-
-fn redis_get_one_by_one(_: &Setup) -> Vec<Work> {
-    let load = redis::get_one_by_one;
-    [Server::Millrace, Server::Redis].map(|server| Work::Redis(load(server))).into()
-}
+const FIO_SAME_SIZE: &str = "fio io_uring, one job, depth 64, same request size and alignment";
+const FIO_PER_READ: &str = "fio's per read, same request size (the difference)";
+const ONE_THREAD: &str = "RocksDB release, one thread";
+const BEST_THREADS: &str = "RocksDB release, its best number of threads on all cores";
+const BEST_THREADS_CPU: &str = "RocksDB release, its best number of threads";
+const MULTI_GET: &str = "RocksDB release with io_uring, batched MultiGet";
+const BEST_AHEAD: &str = "RocksDB release, its best read-ahead";
+const BEST_CACHE: &str = "RocksDB release, one thread, its better cache";
+const REDIS: &str = "redis-server";
 
 /// These rows.
+#[rustfmt::skip]
 pub fn rows() -> Vec<Row> {
-    use Goal::{AtLeast, AtMost};
-    let fio_same = Row::rate(
-        "readrandom, one core, depth 64",
-        "fio io_uring, one job, depth 64, same request size and alignment",
-        |r| r.sample(GET),
-        |r| r.sample(FIO_SAME),
-        get_fio,
-    );
-    let cpu_more = Row::cpu(
-        "readrandom, processor time per get",
-        "fio's per read, same request size (the difference)",
-        |r| r.sample(GET),
-        |r| r.sample(FIO_SAME),
-        get_fio,
-    );
+    let multi = "multireadrandom, 64 keys, one caller";
     vec![
-        fio_same.reaching(AtLeast(0.9)),
-        Row::rate(
-            "readrandom, one core, depth 64",
-            "fio io_uring, plain 4 KiB",
-            |r| r.sample(GET),
-            |r| r.sample(FIO_4K),
-            |_| vec![ours(GET), Work::Fio4k],
-        ),
-        Row::rate(
-            "readrandom, one core, depth 64",
-            "RocksDB release, one thread",
-            |r| r.sample(GET),
-            |r| r.sample(GET_1_PEER),
-            get_one_thread,
-        )
-        .reaching(AtLeast(8.0)),
-        Row::rate(
-            "readrandom, one core, depth 64",
-            "RocksDB release, its best number of threads on all cores",
-            |r| r.sample(GET),
-            |r| r.sample(GET_PEER),
-            get,
-        )
-        .reaching(AtLeast(1.0)),
-        Row::cpu(
-            "readrandom, processor time per get",
-            "RocksDB release, its best number of threads",
-            |r| r.sample(GET),
-            |r| r.sample(GET_PEER),
-            get,
-        )
-        .reaching(AtMost(1.0 / 3.0)),
-        Row { compare: Compare::Difference, ..cpu_more.reaching(AtMost(2.5)) },
-        Row::rate(
-            "multireadrandom, 64 keys, one caller",
-            "RocksDB release with io_uring, batched MultiGet",
-            |r| r.sample(MULTI),
-            |r| r.sample(MULTI_PEER),
-            multi_get,
-        )
-        .reaching(AtLeast(8.0)),
-        Row::rate(
-            "seekrandom, 50 nexts, one caller",
-            "RocksDB release, its best read-ahead",
-            |r| r.sample(SEEK),
-            |r| r.sample(SEEK_PEER),
-            seeks,
-        )
-        .reaching(AtLeast(2.0)),
-        Row::rate(
-            "seekrandom, 50 prevs, one caller",
-            "RocksDB release, its best read-ahead",
-            |r| r.sample(SEEK_REVERSE),
-            |r| r.sample(SEEK_REVERSE_PEER),
-            seeks,
-        )
-        .reaching(AtLeast(5.0)),
-        Row::rate(
-            "readseq",
-            "RocksDB release, its best read-ahead",
-            |r| r.sample(SEQ),
-            |r| r.sample(SEQ_PEER),
-            scans,
-        )
-        .reaching(AtLeast(1.2)),
-        Row::rate(
-            "readreverse",
-            "our own readseq",
-            |r| r.sample(REVERSE),
-            |r| r.sample(SEQ),
-            scans,
-        )
-        .reaching(AtLeast(0.8)),
-        Row::rate(
-            "readreverse",
-            "RocksDB release, its best read-ahead",
-            |r| r.sample(REVERSE),
-            |r| r.sample(REVERSE_PEER),
-            scans,
-        )
-        .reaching(AtLeast(8.0)),
-        Row::rate(
-            "everything cached, one core, depth 64",
-            "RocksDB release, one thread, its better cache",
-            |r| r.sample(GET_CACHED),
-            |r| r.sample(CACHED_PEER),
-            |setup| cached(setup, GET_CACHED),
-        )
-        .reaching(AtLeast(1.5)),
-        Row::rate(
-            "everything cached, one core, depth 1",
-            "RocksDB release, one thread, its better cache",
-            |r| r.sample(GET_CACHED_1),
-            |r| r.sample(CACHED_PEER),
-            |setup| cached(setup, GET_CACHED_1),
-        )
-        .reaching(AtLeast(1.0)),
-        Row::rate(
-            "everything cached, two cores",
-            "our own one core",
-            |r| r.sample(GET_CACHED_2),
-            |r| r.sample(GET_CACHED),
-            |_| vec![ours(GET_CACHED), ours(GET_CACHED_2)],
-        )
-        .reaching(AtLeast(1.8)),
-        Row::rate(
-            "RESP get over 100,000 keys, -P 16 -c 50 -d 1000, cached",
-            "redis-server",
-            |r| r.sample(redis::get(Server::Millrace).name),
-            |r| r.sample(redis::get(Server::Redis).name),
-            redis_get,
-        )
-        .reaching(AtLeast(0.95)),
-        Row::cpu(
-            "RESP get, processor time per request",
-            "redis-server",
-            |r| r.sample(redis::get(Server::Millrace).name),
-            |r| r.sample(redis::get(Server::Redis).name),
-            redis_get,
-        )
-        .reaching(AtMost(1.0)),
-        Row::rate(
-            "RESP get, 1,000 connections, one command at a time",
-            "redis-server",
-            |r| r.sample(redis::get_one_by_one(Server::Millrace).name),
-            |r| r.sample(redis::get_one_by_one(Server::Redis).name),
-            redis_get_one_by_one,
-        ),
-        Row::cpu(
-            "RESP get, 1,000 connections, processor time per request",
-            "redis-server",
-            |r| r.sample(redis::get_one_by_one(Server::Millrace).name),
-            |r| r.sample(redis::get_one_by_one(Server::Redis).name),
-            redis_get_one_by_one,
-        ),
-        Row::alone(
-            "opening the database",
-            |r| r.sample(GET),
-            Unit::Seconds,
-            |sample| sample.open_seconds,
-            |_| vec![ours(GET)],
-        )
-        .reaching(AtMost(0.5)),
+        Row::rate(ONE_CORE, FIO_SAME_SIZE, [GET, FIO_SAME]).at_least(0.9),
+        Row::rate(ONE_CORE, "fio io_uring, plain 4 KiB", [GET, FIO_4K]),
+        Row::rate(ONE_CORE, ONE_THREAD, [GET, GET_1_PEER]).at_least(8.0).bounded_by(DISK_64_OVER_1),
+        Row::rate(ONE_CORE, BEST_THREADS, [GET, GET_PEER]).at_least(1.0),
+        Row::cpu(GET_CPU, BEST_THREADS_CPU, [GET, GET_PEER]).at_most(1.0 / 3.0),
+        Row::cpu(GET_CPU, FIO_PER_READ, [GET, FIO_SAME]).at_most(2.5).difference(),
+        Row::rate(multi, MULTI_GET, [MULTI, MULTI_PEER]).at_least(8.0).bounded_by(DISK_64_OVER_1),
+        Row::rate("seekrandom, 50 nexts, one caller", BEST_AHEAD, [SEEK, SEEK_PEER])
+            .at_least(2.0).bounded_by(DISK_64_OVER_1),
+        Row::rate("seekrandom, 50 prevs, one caller", BEST_AHEAD, [SEEK_REVERSE, SEEK_REVERSE_PEER])
+            .at_least(5.0),
+        Row::rate("readseq", BEST_AHEAD, [SEQ, SEQ_PEER]).at_least(1.2),
+        Row::rate("readreverse", "our own readseq", [REVERSE, SEQ]).at_least(0.8),
+        Row::rate("readreverse", BEST_AHEAD, [REVERSE, REVERSE_PEER]).at_least(8.0),
+        Row::rate("everything cached, one core, depth 64", BEST_CACHE, [GET_CACHED, CACHED_PEER])
+            .at_least(1.5),
+        Row::rate("everything cached, one core, depth 1", BEST_CACHE, [GET_CACHED_1, CACHED_PEER])
+            .at_least(1.0),
+        Row::rate("everything cached, two cores", "our own one core", [GET_CACHED_2, GET_CACHED])
+            .at_least(1.8),
+        Row::rate(RESP_GET, REDIS, redis::GET).at_least(0.95),
+        Row::cpu("RESP get, processor time per request", REDIS, redis::GET).at_most(1.0),
+        Row::rate(RESP_ONE_BY_ONE, REDIS, redis::GET_ONE_BY_ONE),
+        Row::cpu(RESP_ONE_BY_ONE_CPU, REDIS, redis::GET_ONE_BY_ONE),
+        Row::alone("opening the database", GET, Unit::Seconds, |sample| sample.open_seconds)
+            .at_most(0.5),
     ]
 }

@@ -1,11 +1,10 @@
-//! Gets and sets over the Redis protocol: our node beside redis-server, both asked by
-//! redis-benchmark.
+//! Gets and sets over the Redis protocol: our node and redis-server, each under redis-benchmark.
 //!
-//! For gets both servers hold the same keys, those that redis-benchmark asks for, in memory; ours
-//! reads them once from the disk while it warms up. For sets both begin with nothing, in a
-//! directory of their own on the disk of the database, and keep what they are sent from the end of
-//! the process: ours with `process`, redis-server in its append-only file, flushed every second.
-//! Each server runs on one processor, redis-benchmark on another.
+//! For gets both servers hold the keys that redis-benchmark asks for in memory; ours reads them
+//! from the disk once, in the warm-up. For sets both start empty, in a directory of their own on
+//! the database's disk, and an acknowledged set survives the process: ours with `process`,
+//! redis-server in its append-only file, flushed every second. Each server runs on one processor,
+//! redis-benchmark on another.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -15,28 +14,29 @@ use serde_json::json;
 use super::Setup;
 use super::sample::Sample;
 use super::tool::{Background, Tool, free_port};
-use super::writes::Place;
+use super::work::Work;
+use super::writes::WriteDir;
 
-/// Keys that `redis-benchmark -r` draws from here.
+/// Keys that `redis-benchmark -r` draws from.
 const KEYS: u64 = 100_000;
 const VALUE_LEN: usize = 1000;
-/// Requests of the warm-up, from whose rate the measured run's length follows.
+/// Requests of the warm-up; its rate gives the length of the measured run.
 const WARM_UP: u64 = 400_000;
 
-/// What is asked.
+/// The server under load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Server {
+enum Server {
     /// Our node.
     Millrace,
     /// redis-server.
     Redis,
 }
 
-/// A server under redis-benchmark. Keys are always drawn from many: with one key redis-benchmark
-/// sends what it has prepared, and is itself what is measured.
+/// A server under redis-benchmark. Keys are always drawn from many: with a single key
+/// redis-benchmark sends prepared bytes and is itself the program that is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Its name in rows and results.
+    /// The measurement's name.
     pub name: &'static str,
     server: Server,
     command: &'static str,
@@ -48,45 +48,35 @@ const PIPELINED: &[&str] = &["-P", "16", "-c", "50"];
 /// One command at a time, by many clients.
 const MANY_CLIENTS: &[&str] = &["-P", "1", "-c", "1000"];
 
-/// Gets in pipelines.
-pub const fn get(server: Server) -> Load {
-    let name = match server {
-        Server::Millrace => "millrace resp get",
-        Server::Redis => "redis resp get",
-    };
-    Load { name, server, command: "get", clients: PIPELINED }
-}
-
+/// Gets in pipelines: ours, and redis-server's.
+pub const GET: [&str; 2] = ["millrace resp get", "redis resp get"];
 /// Gets by a thousand clients, each one at a time.
-pub const fn get_one_by_one(server: Server) -> Load {
-    let name = match server {
-        Server::Millrace => "millrace resp get 1000 clients",
-        Server::Redis => "redis resp get 1000 clients",
-    };
-    Load { name, server, command: "get", clients: MANY_CLIENTS }
-}
-
+pub const GET_ONE_BY_ONE: [&str; 2] =
+    ["millrace resp get 1000 clients", "redis resp get 1000 clients"];
 /// Sets in pipelines.
-pub const fn set(server: Server) -> Load {
-    let name = match server {
-        Server::Millrace => "millrace resp set",
-        Server::Redis => "redis resp set",
-    };
-    Load { name, server, command: "set", clients: PIPELINED }
+pub const SET: [&str; 2] = ["millrace resp set", "redis resp set"];
+
+/// How one of these measurements is made.
+pub fn measurement(name: &'static str) -> Option<Work> {
+    let loads =
+        [(GET, "get", PIPELINED), (GET_ONE_BY_ONE, "get", MANY_CLIENTS), (SET, "set", PIPELINED)];
+    let (both, command, clients) = loads.into_iter().find(|(both, ..)| both.contains(&name))?;
+    let server = if name == both[0] { Server::Millrace } else { Server::Redis };
+    Some(Work::Redis(Load { name, server, command, clients }))
 }
 
 /// Measures.
 pub fn run(setup: &Setup, load: &Load) -> Result<Sample, String> {
     let port = free_port()?;
-    // Removed when it was measured.
-    let place = if load.command == "set" { Some(Place::new(setup, None)?) } else { None };
-    let server = match (load.server, &place) {
+    // Removed after the measurement.
+    let dir = if load.command == "set" { Some(WriteDir::new(setup, None)?) } else { None };
+    let server = match (load.server, &dir) {
         (Server::Millrace, None) => {
             let data = database(setup)?;
             node(setup, port).arg("--read-only").arg("--data").arg(data).start()?
         }
-        (Server::Millrace, Some(place)) => {
-            node(setup, port).args(["--durability", "process", "--data"]).arg(&place.0).start()?
+        (Server::Millrace, Some(dir)) => {
+            node(setup, port).args(["--durability", "process", "--data"]).arg(&dir.0).start()?
         }
         (Server::Redis, None) => {
             let tool = redis(setup, port).args(["--appendonly", "no", "--dir"]);
@@ -95,9 +85,9 @@ pub fn run(setup: &Setup, load: &Load) -> Result<Sample, String> {
             load_keys(port)?;
             server
         }
-        (Server::Redis, Some(place)) => {
+        (Server::Redis, Some(dir)) => {
             let flags = ["--appendonly", "yes", "--appendfsync", "everysec", "--dir"];
-            redis(setup, port).args(flags).arg(&place.0).start()?
+            redis(setup, port).args(flags).arg(&dir.0).start()?
         }
     };
     measure(setup, server, port, load)
@@ -111,14 +101,14 @@ fn node(setup: &Setup, port: u16) -> Tool {
         .arg(format!("{0}-{0}", setup.processor))
 }
 
-/// redis-server, on the same.
+/// redis-server, on the same processor.
 fn redis(setup: &Setup, port: u16) -> Tool {
     Tool::pinned(setup.processor, "redis-server")
         .args(["--port".to_owned(), port.to_string()])
         .args(["--bind", "127.0.0.1", "--save", "", "--daemonize", "no"])
 }
 
-/// Sets the keys that are asked for.
+/// Sets the keys that redis-benchmark asks for.
 fn load_keys(port: u16) -> Result<(), String> {
     let mut load = Vec::new();
     for key in keys() {
@@ -133,12 +123,12 @@ fn load_keys(port: u16) -> Result<(), String> {
     tool.input(load).output().map(|_| ())
 }
 
-/// What `redis-benchmark -r` asks for: numbers in twelve digits.
+/// The keys that `redis-benchmark -r` asks for: numbers of twelve digits.
 fn keys() -> impl Iterator<Item = String> {
     (0..KEYS).map(|number| format!("key:{number:012}"))
 }
 
-/// A RocksDB database with those keys, all of them in tables, made once.
+/// A RocksDB database with those keys, all of them in tables; made once.
 fn database(setup: &Setup) -> Result<PathBuf, String> {
     let dir = setup.scratch.join("redis-keys");
     if dir.join("CURRENT").exists() {
@@ -158,7 +148,7 @@ fn database(setup: &Setup) -> Result<PathBuf, String> {
     Ok(dir)
 }
 
-/// Asks a server that starts up or is up.
+/// Measures a server that starts or has started.
 fn measure(
     setup: &Setup,
     mut server: Background,
@@ -166,51 +156,51 @@ fn measure(
     load: &Load,
 ) -> Result<Sample, String> {
     server.wait_for_port(port)?;
-    let warm = ask(setup, port, WARM_UP, load)?;
-    let requests = (warm.rate * setup.seconds).max(WARM_UP as f64) as u64;
+    let warm_up = run_benchmark(setup, port, WARM_UP, load)?;
+    let requests = (warm_up.rate * setup.seconds).max(WARM_UP as f64) as u64;
     let before = server.cpu_us();
-    let asked = ask(setup, port, requests, load)?;
+    let result = run_benchmark(setup, port, requests, load)?;
     let cpu = server.cpu_us().zip(before).map(|(after, before)| after - before);
     Ok(Sample {
-        ops_per_second: asked.rate,
+        ops_per_second: result.rate,
         cpu_us_per_op: cpu.map(|cpu| cpu / requests as f64),
-        p50_us: asked.p50_us,
-        p99_us: asked.p99_us,
+        p50_us: result.p50_us,
+        p99_us: result.p99_us,
         processors: 1,
-        generator_busy: asked.busy,
-        command: format!("{}; {}", server.line(), asked.line),
+        generator_busy: result.busy,
+        command: format!("{}; {}", server.line(), result.line),
         report: json!({ "requests": requests, "server_cpu_us": cpu }),
         ..Sample::default()
     })
 }
 
-/// What one run of redis-benchmark said.
-struct Asked {
+/// The report of one run of redis-benchmark.
+struct Report {
     rate: f64,
     p50_us: Option<f64>,
     p99_us: Option<f64>,
-    /// The share of its processor that it needed.
+    /// The share of its processor that it used.
     busy: Option<f64>,
     line: String,
 }
 
-fn ask(setup: &Setup, port: u16, requests: u64, load: &Load) -> Result<Asked, String> {
-    let place = setup.other.unwrap_or(setup.processor);
-    let tool = Tool::pinned(place, "redis-benchmark")
+fn run_benchmark(setup: &Setup, port: u16, requests: u64, load: &Load) -> Result<Report, String> {
+    let processor = setup.other.unwrap_or(setup.processor);
+    let tool = Tool::pinned(processor, "redis-benchmark")
         .args(["-p".to_owned(), port.to_string()])
         .args(["-t", load.command, "-d", "1000", "--csv"])
         .args(load.clients.iter().copied())
         .args(["-n".to_owned(), requests.to_string(), "-r".to_owned(), KEYS.to_string()]);
     let line = tool.line();
     let (text, busy) = tool.output_and_share()?;
-    let strange = || format!("redis-benchmark's report is strange: {text}");
+    let strange = || format!("cannot read redis-benchmark's report: {text}");
     let figures = parse(&text, load.command).ok_or_else(strange)?;
     let us = |nth: usize| figures.get(nth).map(|ms| ms * 1000.0);
-    Ok(Asked { rate: figures[0], p50_us: us(3), p99_us: us(5), busy, line })
+    Ok(Report { rate: figures[0], p50_us: us(3), p99_us: us(5), busy, line })
 }
 
-/// The figures in `"GET","142857.14",...`: requests per second; mean, least, median, p95, p99 and
-/// longest latency in milliseconds.
+/// The figures in `"GET","142857.14",...`: requests per second; then the mean, shortest, median,
+/// p95, p99 and longest latency in milliseconds.
 fn parse(text: &str, command: &str) -> Option<Vec<f64>> {
     let name = format!("\"{}\"", command.to_uppercase());
     let line = text.lines().find(|line| line.starts_with(&name))?;
@@ -222,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_figures_are_found_in_redis_benchmarks_table() {
+    fn the_figures_are_read_from_redis_benchmarks_table() {
         let text = "\"test\",\"rps\",\"avg_latency_ms\"\n\"GET\",\"142857.14\",\"0.3\"\n";
         assert_eq!(parse(text, "get"), Some(vec![142_857.14, 0.3]));
         assert_eq!(parse("WARNING", "get"), None);

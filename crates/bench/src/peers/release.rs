@@ -1,4 +1,4 @@
-//! RocksDB's newest release: the program of bench/peers, built by hand because that takes long.
+//! RocksDB's newest release: the program of bench/peers, built by hand because the build is long.
 
 use std::path::{Path, PathBuf};
 
@@ -7,17 +7,20 @@ use super::ours::report;
 use super::sample::Sample;
 use super::tool::Tool;
 
-/// How to build it.
+/// How to build it. Without libclang the build fails, but only after minutes.
 pub const BUILD: &str = "apt-get install libclang-dev liburing-dev pkg-config; cd bench/peers && \
                          cargo build --release (about 11 minutes on two cores)";
 
-/// The program's place: as named, or where its build leaves it, seen from here, from the
-/// directories above and from this program.
+/// The program: as named, or where its build leaves it, in the working directory, in this
+/// program's directory or in one above.
 pub fn find(named: Option<&Path>) -> Result<Option<PathBuf>, String> {
     if let Some(named) = named {
         return match named.is_file() {
             true => Ok(Some(named.to_owned())),
-            false => Err(format!("there is no program {}; build it: {BUILD}", named.display())),
+            false => Err(format!(
+                "cannot run {}: there is no such program: build it: {BUILD}",
+                named.display()
+            )),
         };
     }
     let here = std::env::current_dir().unwrap_or_default();
@@ -29,8 +32,7 @@ pub fn find(named: Option<&Path>) -> Result<Option<PathBuf>, String> {
         .find(|path| path.is_file()))
 }
 
-/// Runs a case with these flags on a database, and with the settings that a search has chosen or
-/// tries.
+/// Runs a case on a database, with these flags and the settings that a search chose or tries.
 pub fn run(
     setup: &Setup,
     data: &Path,
@@ -49,6 +51,6 @@ pub fn run(
             .arg("--seconds")
             .arg(setup.seconds.to_string()),
     )?;
-    // It is pinned to no processor.
+    // It is not pinned.
     Ok(Sample { processors: reactor::processors().len(), ..sample })
 }

@@ -1,22 +1,20 @@
-//! A row of the table: whose figures it compares, and how.
+//! A row of the table: which two measurements it compares, and how.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::Setup;
 use super::sample::Sample;
-use super::work::Work;
 
-/// By how much the bytes that two programs return for an operation may differ: they read other
-/// random keys.
+/// The relative difference allowed between the bytes that two programs return for each operation:
+/// they read other random keys.
 const SAME_WORK: f64 = 0.01;
 
 /// The measurements of one round, by name.
 #[derive(Clone, Debug, Default)]
 pub struct Round {
     samples: BTreeMap<String, Sample>,
-    /// Those that could not be made, and why.
+    /// The measurements that failed, and why.
     failures: BTreeMap<String, String>,
 }
 
@@ -26,12 +24,12 @@ impl Round {
         self.samples.insert(name.to_owned(), sample);
     }
 
-    /// Keeps why a measurement could not be made.
+    /// Keeps the reason why a measurement failed.
     pub fn fail(&mut self, name: &str, why: String) {
         self.failures.insert(name.to_owned(), why);
     }
 
-    /// The measurements that could not be made, and why.
+    /// The measurements that failed, and why.
     pub fn failures(&self) -> impl Iterator<Item = (&String, &String)> {
         self.failures.iter()
     }
@@ -51,46 +49,51 @@ impl Round {
         self.samples.values()
     }
 
-    /// Everything as JSON.
+    /// The measurements as JSON.
     pub fn json(&self) -> Value {
         json!(self.samples)
     }
+
+    /// The round whose measurements [`Round::json`] wrote.
+    pub fn from_json(value: Value) -> serde_json::Result<Round> {
+        Ok(Round { samples: serde_json::from_value(value)?, failures: BTreeMap::new() })
+    }
 }
 
-/// How ours and theirs become the figure that counts.
+/// How our figure and the peer's become the figure that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compare {
-    /// Ours divided by theirs.
+    /// Ours divided by the peer's.
     Ratio,
-    /// Ours minus theirs.
+    /// Ours minus the peer's.
     Difference,
     /// Ours alone.
     Alone,
 }
 
-/// What is to be reached.
+/// The goal of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Goal {
     /// At least this.
     AtLeast(f64),
     /// At most this.
     AtMost(f64),
-    /// Reported beside another row, nothing to reach.
-    Told,
+    /// No goal: the row is reported only.
+    None,
 }
 
 impl Goal {
-    /// Whether a figure reaches it.
+    /// Whether a figure reaches the goal.
     pub fn reached(self, figure: f64) -> Option<bool> {
         match self {
             Goal::AtLeast(least) => Some(figure >= least),
             Goal::AtMost(most) => Some(figure <= most),
-            Goal::Told => None,
+            Goal::None => None,
         }
     }
 }
 
-/// What the numbers of a row are.
+/// The unit of a row's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Operations per second.
@@ -99,41 +102,39 @@ pub enum Unit {
     Us,
     /// Seconds.
     Seconds,
-    /// Hundredths.
+    /// Per cent.
     Percent,
     /// Times as much.
     Times,
 }
 
-/// Which measurement of a round.
-pub type Pick = fn(&Round) -> Option<&Sample>;
 /// A figure of a measurement.
 pub type Figure = fn(&Sample) -> Option<f64>;
-/// What has to be measured, in this order.
-pub type Works = fn(&Setup) -> Vec<Work>;
 
-/// See the module text.
+/// One comparison. Measurements are named; `super::measurement` knows how each is made.
 pub struct Row {
     /// What was done.
-    pub name: &'static str,
+    pub name: String,
     /// What it is compared with.
     pub against: &'static str,
     /// Our measurement.
-    pub ours: Pick,
-    /// Theirs.
-    pub theirs: Pick,
+    pub ours: &'static str,
+    /// The peer's measurement; ours again if nothing is compared.
+    pub theirs: &'static str,
     /// Our figure.
     pub figure: Figure,
-    /// Theirs, where it has another name.
+    /// The peer's figure, if it has another name.
     pub peer_figure: Figure,
-    /// How they are compared.
+    /// How both are compared.
     pub compare: Compare,
-    /// What the figures are.
+    /// The figures' unit.
     pub unit: Unit,
-    /// What is to be reached.
+    /// The goal.
     pub goal: Goal,
-    /// What has to be measured for it.
-    pub works: Works,
+    /// The measurements of the disk alone whose ratio bounds this row's.
+    pub disk: Option<[&'static str; 2]>,
+    /// A measurement that is made beforehand, for other uses than this row.
+    pub before: Option<&'static str>,
 }
 
 /// Operations per second.
@@ -147,16 +148,14 @@ fn cpu(sample: &Sample) -> Option<f64> {
 }
 
 impl Row {
-    /// Operations per second of both, and their ratio.
+    /// Compares the operations per second of two measurements, ours and the peer's.
     pub fn rate(
-        name: &'static str,
+        name: impl Into<String>,
         against: &'static str,
-        ours: Pick,
-        theirs: Pick,
-        works: Works,
+        [ours, theirs]: [&'static str; 2],
     ) -> Row {
         Row {
-            name,
+            name: name.into(),
             against,
             ours,
             theirs,
@@ -164,25 +163,20 @@ impl Row {
             peer_figure: rate,
             compare: Compare::Ratio,
             unit: Unit::PerSecond,
-            goal: Goal::Told,
-            works,
+            goal: Goal::None,
+            disk: None,
+            before: None,
         }
     }
 
-    /// Processor time per operation of both, and their ratio.
-    pub fn cpu(
-        name: &'static str,
-        against: &'static str,
-        ours: Pick,
-        theirs: Pick,
-        works: Works,
-    ) -> Row {
-        Row::rate(name, against, ours, theirs, works).of(Unit::Us, cpu)
+    /// Compares the processor time per operation.
+    pub fn cpu(name: impl Into<String>, against: &'static str, both: [&'static str; 2]) -> Row {
+        Row::rate(name, against, both).of(Unit::Us, cpu)
     }
 
     /// A figure of ours that is compared with nothing.
-    pub fn alone(name: &'static str, ours: Pick, unit: Unit, figure: Figure, works: Works) -> Row {
-        let row = Row::rate(name, "-", ours, |_| None, works).of(unit, figure);
+    pub fn alone(name: impl Into<String>, ours: &'static str, unit: Unit, figure: Figure) -> Row {
+        let row = Row::rate(name, "-", [ours; 2]).of(unit, figure);
         Row { compare: Compare::Alone, ..row }
     }
 
@@ -192,23 +186,59 @@ impl Row {
         Row { unit, figure, peer_figure: figure, ..self }
     }
 
-    /// Says what is to be reached.
+    /// Compares with another figure of the peer.
     #[must_use]
-    pub fn reaching(self, goal: Goal) -> Row {
-        Row { goal, ..self }
+    pub fn with(self, peer_figure: Figure) -> Row {
+        Row { peer_figure, ..self }
     }
 
-    /// The figure that counts, in one round; `None` when something was not measured.
+    /// Subtracts instead of dividing.
+    #[must_use]
+    pub fn difference(self) -> Row {
+        Row { compare: Compare::Difference, ..self }
+    }
+
+    /// Sets the goal.
+    #[must_use]
+    pub fn at_least(self, least: f64) -> Row {
+        Row { goal: Goal::AtLeast(least), ..self }
+    }
+
+    /// Sets the goal.
+    #[must_use]
+    pub fn at_most(self, most: f64) -> Row {
+        Row { goal: Goal::AtMost(most), ..self }
+    }
+
+    /// Names the two measurements of the disk whose ratio bounds this row's.
+    #[must_use]
+    pub fn bounded_by(self, disk: [&'static str; 2]) -> Row {
+        Row { disk: Some(disk), ..self }
+    }
+
+    /// Has another measurement made beforehand.
+    #[must_use]
+    pub fn after(self, before: &'static str) -> Row {
+        Row { before: Some(before), ..self }
+    }
+
+    /// The measurements that the row needs, in order; some more than once.
+    pub fn measurements(&self) -> impl Iterator<Item = &'static str> {
+        let disk = self.disk.into_iter().flatten();
+        self.before.into_iter().chain([self.ours, self.theirs]).chain(disk)
+    }
+
+    /// The figure that counts, in one round; `None` if a measurement is missing.
     ///
     /// # Errors
-    /// When both did not do the same work, and so cannot be compared.
+    /// The two programs did different work and cannot be compared.
     pub fn figure_of(&self, round: &Round) -> Result<Option<f64>, String> {
-        let Some(sample) = (self.ours)(round) else { return Ok(None) };
+        let Some(sample) = round.sample(self.ours) else { return Ok(None) };
         let Some(ours) = (self.figure)(sample) else { return Ok(None) };
         if self.compare == Compare::Alone {
             return Ok(Some(ours));
         }
-        let Some(peer) = (self.theirs)(round) else { return Ok(None) };
+        let Some(peer) = round.sample(self.theirs) else { return Ok(None) };
         let Some(theirs) = (self.peer_figure)(peer) else { return Ok(None) };
         same_work(sample, peer)?;
         Ok(match self.compare {
@@ -216,9 +246,15 @@ impl Row {
             _ => Some(ours - theirs),
         })
     }
+
+    /// The disk's own ratio in one round, for rows that it bounds.
+    pub fn disk_ratio(&self, round: &Round) -> Option<f64> {
+        let [above, below] = self.disk?;
+        Some(round.ops(above)? / round.ops(below).filter(|ops| *ops > 0.0)?)
+    }
 }
 
-/// Whether both returned as many bytes for an operation, where both tell.
+/// Checks that both returned the same number of bytes for each operation, if both report it.
 fn same_work(ours: &Sample, theirs: &Sample) -> Result<(), String> {
     match ours.bytes_per_op().zip(theirs.bytes_per_op()) {
         Some((our, their)) if (our - their).abs() > SAME_WORK * their => {
@@ -226,17 +262,6 @@ fn same_work(ours: &Sample, theirs: &Sample) -> Result<(), String> {
         }
         _ => Ok(()),
     }
-}
-
-/// Everything to measure for these rows, each once, in the order of the rows.
-pub fn works(rows: &[Row], setup: &Setup) -> Vec<Work> {
-    let mut all: Vec<Work> = Vec::new();
-    for work in rows.iter().flat_map(|row| (row.works)(setup)) {
-        if !all.iter().any(|known| known.name() == work.name()) {
-            all.push(work);
-        }
-    }
-    all
 }
 
 #[cfg(test)]
@@ -249,8 +274,8 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_did_other_work_are_not_compared() {
-        let row = Row::rate("a", "b", |r| r.sample("a"), |r| r.sample("b"), |_| vec![]);
+    fn programs_that_did_different_work_are_not_compared() {
+        let row = Row::rate("a", "b", ["a", "b"]);
         let mut round = Round::default();
         assert_eq!(row.figure_of(&round), Ok(None));
         round.put("a", sample(10_000));
@@ -259,8 +284,18 @@ mod tests {
         round.put("b", sample(5_000));
         let why = row.figure_of(&round).unwrap_err();
         assert_eq!(why, "not the same work: 1000 and 500 bytes an operation");
-        // A program that does not tell is believed.
+        // A program that does not report its bytes is believed.
         round.put("b", Sample { ops_per_second: 5.0, ..Sample::default() });
         assert_eq!(row.figure_of(&round), Ok(Some(2.0)));
+    }
+
+    #[test]
+    fn a_round_is_read_back_from_its_json() {
+        let mut round = Round::default();
+        round.put("a", Sample { p99_us: Some(7.0), ..sample(10_000) });
+        let read = Round::from_json(round.json()).unwrap();
+        let sample = read.sample("a").unwrap();
+        assert_eq!((sample.ops_per_second, sample.p99_us), (10.0, Some(7.0)));
+        assert_eq!((sample.p50_us, sample.bytes_per_op()), (None, Some(1000.0)));
     }
 }

@@ -2,67 +2,68 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The share of a processor from which on it counts as fully used.
+/// The share of its processors above which a program is bounded by them.
 const BUSY: f64 = 0.95;
-/// The share of what the disk can do from which on it counts as fully used.
+/// The share of fio's rate above which a program is bounded by the disk.
 const NEAR: f64 = 0.9;
 
-/// Bytes of the reads of a block of 4 KiB with its trailer, in sectors.
+/// Bytes of a read of a 4 KiB block with its trailer, in whole sectors.
 const BLOCK_BYTES: f64 = 4608.0;
 /// The most that a get reads.
 const GET_BYTES_MAX: f64 = 8192.0;
 
-/// Figures of one run, and what the program printed.
-#[derive(Clone, Debug, Default, Serialize)]
+/// The figures of one run, and the program's report. Figures that the program does not report are
+/// `None`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Sample {
     /// Operations per second.
     pub ops_per_second: f64,
-    /// Processor time per operation in microseconds, where the program tells.
+    /// Processor time per operation in microseconds.
     pub cpu_us_per_op: Option<f64>,
-    /// Median latency in microseconds, where the program tells.
+    /// Median latency in microseconds.
     pub p50_us: Option<f64>,
-    /// 99th percentile of the latency in microseconds, where the program tells.
+    /// 99th percentile of the latency in microseconds.
     pub p99_us: Option<f64>,
-    /// 99.9th percentile of the latency in microseconds, where the program tells.
+    /// 99.9th percentile of the latency in microseconds.
     pub p999_us: Option<f64>,
-    /// Mean size of a read, where the program tells.
+    /// Mean size of a read in bytes.
     pub bytes_per_io: Option<f64>,
-    /// Seconds to open the database, where the program tells.
+    /// Seconds to open the database.
     pub open_seconds: Option<f64>,
-    /// Processors that the program might use.
+    /// Processors that the program may use.
     pub processors: usize,
-    /// Share of its processor that the program needed that made the load, where it is another one.
+    /// The share of its processor that the load generator used, if that is another program.
     pub generator_busy: Option<f64>,
     /// The program's command line.
     pub command: String,
-    /// What it reported.
+    /// The program's report.
     pub report: Value,
 }
 
 impl Sample {
-    /// Bytes that an operation returned, where the program tells.
+    /// Bytes returned by each operation, if the program reports them.
     pub fn bytes_per_op(&self) -> Option<f64> {
         let bytes = self.report["returned_bytes"].as_f64()?;
         Some(bytes / self.report["operations"].as_f64().filter(|n| *n > 0.0)?)
     }
 
-    /// Reads of the disk per second, where the program tells.
+    /// Disk reads per second, if the program reports them.
     fn reads_per_second(&self) -> Option<f64> {
         if let Some(reads) = self.report["ios_per_op"].as_f64() {
             return Some(reads * self.ops_per_second);
         }
-        // RocksDB's gets read a block each, and its block is in a page or two; what an iterator
-        // reads at once it does not tell.
+        // Each of RocksDB's gets reads a block, of a page or two. For iterators RocksDB reports
+        // bytes, but not the number of reads.
         let operations = self.report["operations"].as_f64().filter(|n| *n > 0.0)?;
         let bytes = self.report["read_bytes"].as_f64()? / operations;
         (bytes <= GET_BYTES_MAX).then_some(bytes / BLOCK_BYTES * self.ops_per_second)
     }
 
-    /// What kept the program from being faster, as far as it was measured. `disk` is how many reads
-    /// of that size a second the disk was seen to do.
+    /// What kept the program from being faster, if the measurements tell. `disk` is the rate at
+    /// which fio read blocks of the same size.
     pub fn bound(&self, disk: Option<f64>) -> Option<&'static str> {
         if self.generator_busy.is_some_and(|share| share >= BUSY) {
             return Some("load generator");
@@ -90,7 +91,7 @@ impl fmt::Display for Sample {
     }
 }
 
-/// The median; `None` when there is nothing.
+/// The median; `None` of no values.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     if values.is_empty() {
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_bounds_a_program_is_what_it_used_up() {
+    fn a_program_is_bounded_by_what_it_used_up() {
         let sample = |cpu_us, generator_busy, ios_per_op| Sample {
             ops_per_second: 50_000.0,
             cpu_us_per_op: Some(cpu_us),
@@ -123,7 +124,7 @@ mod tests {
         assert_eq!(sample(5.0, None, 1.0).bound(Some(52_000.0)), Some("disk"));
         assert_eq!(sample(5.0, None, 1.0).bound(Some(90_000.0)), Some("waiting"));
         assert_eq!(sample(5.0, None, 0.0).bound(Some(90_000.0)), Some("waiting"));
-        assert_eq!(Sample::default().bound(Some(90_000.0)), None, "it tells nothing");
+        assert_eq!(Sample::default().bound(Some(90_000.0)), None, "it reports nothing");
         let bytes = |bytes: u64| Sample {
             report: serde_json::json!({"read_bytes": bytes, "operations": 100}),
             ..sample(5.0, None, 0.0)
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_is_the_middle_or_between_the_two_middle_ones() {
+    fn the_median_is_the_middle_or_the_mean_of_the_two_middle_values() {
         assert_eq!(median([]), None);
         assert_eq!(median([3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median([4.0, 1.0, 2.0, 3.0]), Some(2.5));

@@ -1,40 +1,41 @@
-//! The settings with which a peer is at its best.
+//! The search for a peer's best settings.
 //!
-//! Nobody is measured with settings that its own experts would not choose. So before a peer is
-//! measured for the first time, its knobs are turned one after the other, from the one that matters
-//! most to the least: each alternative is tried once, and stays if it is faster by more than
-//! [`MARGIN`]. The measurements that count are made afterwards, so the winner is not the one that
-//! was lucky once. The conditions of the table say what was tried and chosen.
+//! A peer is measured with the settings that its own experts would choose. So before its first
+//! measurement its knobs are turned one after the other, the most important first: each
+//! alternative is tried once, and stays if it is faster by more than [`MARGIN`]. The measurements
+//! that count are made afterwards, so a lucky attempt gains nothing. The table's conditions list
+//! what was tried and chosen.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use super::sample::Sample;
 
-/// By how much an alternative must be faster to be taken.
+/// How many times as fast an alternative must be to be taken.
 const MARGIN: f64 = 1.02;
 
-/// The alternatives of one setting, as flags; the first is the peer's default.
+/// The alternatives of one setting, as flags; the peer's default comes first.
 pub type Knob = &'static [&'static [&'static str]];
 
-/// What the searches of a run found, by the name of the measurement.
+/// The searches of a run, by the name of the measurement.
 #[derive(Default)]
-pub struct Found(RefCell<BTreeMap<String, Finding>>);
+pub struct Searches(RefCell<BTreeMap<String, Finding>>);
 
 /// The outcome of a search.
 #[derive(Clone, Debug, Default)]
 pub struct Finding {
     /// The flags chosen.
     pub flags: Vec<&'static str>,
-    /// What was tried, and how many operations per second came of it.
+    /// The flags tried, and their operations per second.
     pub tried: Vec<(Vec<&'static str>, f64)>,
 }
 
-impl Found {
-    /// The best flags of a peer; searches for them when `name` is new. `run` measures with flags.
+impl Searches {
+    /// The best flags of a peer; searches for them if `name` is new. `run` measures with flags.
+    /// Settings that fail are not taken.
     ///
     /// # Errors
-    /// When the peer cannot be measured with any of its settings. Those that fail are not taken.
+    /// The peer cannot be measured with any of its settings.
     pub fn best(
         &self,
         name: &str,
@@ -46,7 +47,7 @@ impl Found {
         }
         let mut chosen: Vec<&[&'static str]> = knobs.iter().map(|knob| knob[0]).collect();
         let mut finding = Finding { flags: chosen.concat(), tried: Vec::new() };
-        // With its defaults it may do less than it was asked for, and is no sample then.
+        // With its defaults the peer may do less than it was asked for, which is an error.
         let (mut best, mut failure) = match run(&finding.flags) {
             Ok(sample) => (sample.ops_per_second, None),
             Err(error) => (0.0, Some(error)),
@@ -73,7 +74,7 @@ impl Found {
         Ok(flags)
     }
 
-    /// A line for each search: what was chosen, and among what.
+    /// A line for each search: the settings chosen, and those tried.
     pub fn lines(&self) -> Vec<(String, String)> {
         let said = |flags: &[&str]| match flags {
             [] => "its defaults".to_owned(),
@@ -107,42 +108,42 @@ mod tests {
             ["--threads", "8"] => 50.0,
             ["--threads", "64"] => 50.5,
             ["--threads", "8", "--odd"] => return Err("it fails".to_owned()),
-            _ => panic!("not to be tried: {flags:?}"),
+            _ => panic!("unexpected flags: {flags:?}"),
         };
         Ok(Sample { ops_per_second, ..Sample::default() })
     }
 
     #[test]
-    fn each_knob_is_turned_and_stays_where_it_is_clearly_better() {
-        let found = Found::default();
-        assert_eq!(found.best("peer", &KNOBS, measured), Ok(vec!["--threads", "8"]));
-        let lines = found.lines();
+    fn each_knob_keeps_a_clearly_better_setting() {
+        let searches = Searches::default();
+        assert_eq!(searches.best("peer", &KNOBS, measured), Ok(vec!["--threads", "8"]));
+        let lines = searches.lines();
         assert_eq!(lines[0].0, "settings of peer");
         assert!(lines[0].1.starts_with("`--threads 8`; tried: `--threads 1` 0.0 k/s"), "{lines:?}");
         assert_eq!(lines[0].1.matches(" k/s").count(), 4);
     }
 
     #[test]
-    fn a_peer_that_fails_with_its_defaults_may_do_with_other_settings() {
+    fn a_peer_that_fails_with_its_defaults_may_work_with_other_settings() {
         let picky = |flags: &[&'static str]| match flags {
             ["--threads", "8", ..] => Ok(Sample { ops_per_second: 5.0, ..Sample::default() }),
             _ => Err("it did only 9 of 10".to_owned()),
         };
-        let found = Found::default();
-        assert_eq!(found.best("peer", &KNOBS, picky), Ok(vec!["--threads", "8"]));
+        let searches = Searches::default();
+        assert_eq!(searches.best("peer", &KNOBS, picky), Ok(vec!["--threads", "8"]));
     }
 
     #[test]
-    fn a_search_is_made_once_and_a_peer_that_fails_is_not_known() {
-        let (found, calls) = (Found::default(), Cell::new(0));
+    fn a_search_is_made_once_and_a_failed_one_is_not_kept() {
+        let (searches, calls) = (Searches::default(), Cell::new(0));
         let counted = |flags: &[&'static str]| {
             calls.set(calls.get() + 1);
             measured(flags)
         };
-        found.best("peer", &KNOBS, counted).unwrap();
-        found.best("peer", &KNOBS, counted).unwrap();
+        searches.best("peer", &KNOBS, counted).unwrap();
+        searches.best("peer", &KNOBS, counted).unwrap();
         assert_eq!(calls.get(), 4);
-        assert!(found.best("other", &KNOBS, |_| Err("it is not there".to_owned())).is_err());
-        assert_eq!(found.lines().len(), 1);
+        assert!(searches.best("other", &KNOBS, |_| Err("not installed".to_owned())).is_err());
+        assert_eq!(searches.lines().len(), 1);
     }
 }

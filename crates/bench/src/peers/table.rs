@@ -1,19 +1,22 @@
-//! The table of the README: one row per comparison, medians over the rounds, rows we lose too.
+//! The table: one row per comparison, with medians over the rounds; lost rows stay in it.
 //!
-//! `measured` is the median of what the rounds gave, each round comparing what was measured next to
-//! each other; behind it stand the lowest and the highest. It may differ from the quotient of the
+//! `measured` is the median of the rounds' ratios, followed by the lowest and the highest. Each
+//! ratio is of two measurements made one after the other, so it may differ from the quotient of the
 //! medians beside it.
+//!
+//! Where the disk bounds a ratio ([`Row::disk`]), the disk's own ratio follows, and a row whose
+//! goal is above it is marked "bounded by the disk" instead of "lost".
 
 use std::fmt::Write as _;
 
-use super::row::{Compare, Goal, Pick, Round, Row, Unit};
+use super::row::{Compare, Figure, Goal, Round, Row, Unit};
 use super::sample::{Sample, median};
 use super::work::FIO_SAME;
 
-/// Rounds without which a row is not judged: a single one is luck.
+/// Rounds needed to judge a row: one round is luck.
 const ROUNDS_MIN: usize = 3;
 
-/// The table, and below it what it was measured on.
+/// The table, followed by the conditions of the measurements.
 pub fn markdown(rows: &[Row], rounds: &[Round], conditions: &[(String, String)]) -> String {
     let mut out = String::from(
         "| case | against | Millrace | peer | measured | p99 | processor | bound by | to reach | |\n\
@@ -32,7 +35,7 @@ pub fn markdown(rows: &[Row], rounds: &[Round], conditions: &[(String, String)])
             } else {
                 number(line.theirs, row.unit)
             },
-            measured(&line.figures, row),
+            measured(&line, row),
             both(row, rounds, |sample| sample.p99_us, |us| number(Some(us), Unit::Us)),
             both(row, rounds, |sample| sample.cpu_us_per_op, |us| number(Some(us), Unit::Us)),
             line.bound,
@@ -47,20 +50,22 @@ pub fn markdown(rows: &[Row], rounds: &[Round], conditions: &[(String, String)])
     out
 }
 
-/// What the rounds say of a row.
+/// A row's figures over all rounds.
 struct Line {
     ours: Option<f64>,
     theirs: Option<f64>,
-    /// The figure that counts, of each round that has one; in order.
+    /// The figure that counts, of each round that has one; sorted.
     figures: Vec<f64>,
+    /// The disk's own ratio, if it bounds the row.
+    disk: Option<f64>,
     bound: String,
     verdict: String,
 }
 
 impl Line {
     fn new(row: &Row, rounds: &[Round]) -> Line {
-        let of = |pick: Pick, figure: super::row::Figure| {
-            median(rounds.iter().filter_map(|round| figure(pick(round)?)))
+        let of = |name: &str, figure: Figure| {
+            median(rounds.iter().filter_map(|round| figure(round.sample(name)?)))
         };
         let mut figures = Vec::new();
         let mut differs = None;
@@ -72,7 +77,8 @@ impl Line {
         }
         figures.sort_by(f64::total_cmp);
         let bounds = bounds(row, rounds);
-        // Such a row would compare how quickly the load is made.
+        let disk = median(rounds.iter().filter_map(|round| row.disk_ratio(round)));
+        // The row would compare the load generator with itself.
         let generator = row.unit == Unit::PerSecond && bounds.contains(&"load generator");
         let verdict = match (differs, median(figures.iter().copied())) {
             (Some(why), _) => why,
@@ -81,7 +87,7 @@ impl Line {
             (None, Some(figure)) => match row.goal.reached(figure) {
                 _ if generator => "see the processor time".to_owned(),
                 Some(true) => "reached".to_owned(),
-                Some(false) => "**lost**".to_owned(),
+                Some(false) => lost(row.goal, disk),
                 None => String::new(),
             },
         };
@@ -92,6 +98,7 @@ impl Line {
             ours: of(row.ours, row.figure).filter(|_| !generator),
             theirs: of(row.theirs, row.peer_figure).filter(|_| !generator),
             figures,
+            disk,
             bound: if bounds.iter().any(|bound| *bound != "-") {
                 bounds.join(", ")
             } else {
@@ -102,11 +109,21 @@ impl Line {
     }
 }
 
-/// What bounds ours, and the peer: what it was in most rounds.
+/// The verdict on a goal that was not reached.
+fn lost(goal: Goal, disk: Option<f64>) -> String {
+    match (goal, disk) {
+        (Goal::AtLeast(least), Some(disk)) if least > disk => {
+            format!("bounded by the disk: {}", times(disk))
+        }
+        _ => "**lost**".to_owned(),
+    }
+}
+
+/// What bounds our program and the peer, in most rounds.
 fn bounds(row: &Row, rounds: &[Round]) -> Vec<&'static str> {
-    let most = |pick: Pick| {
-        let mut all: Vec<&str> =
-            rounds.iter().filter_map(|round| pick(round)?.bound(round.ops(FIO_SAME))).collect();
+    let most = |name: &str| {
+        let bound = |round: &Round| round.sample(name)?.bound(round.ops(FIO_SAME));
+        let mut all: Vec<&str> = rounds.iter().filter_map(bound).collect();
         all.sort_unstable();
         let runs = all.chunk_by(|a, b| a == b);
         runs.max_by_key(|run| run.len()).map_or("-", |run| run[0])
@@ -117,15 +134,16 @@ fn bounds(row: &Row, rounds: &[Round]) -> Vec<&'static str> {
     }
 }
 
-/// A figure of ours and of the peer's, one beside the other.
+/// A figure of ours and the peer's, side by side.
 fn both(
     row: &Row,
     rounds: &[Round],
     figure: fn(&Sample) -> Option<f64>,
     said: fn(f64) -> String,
 ) -> String {
-    let of = |pick: Pick| {
-        median(rounds.iter().filter_map(|round| figure(pick(round)?))).map_or("-".to_owned(), said)
+    let of = |name: &str| {
+        let figures = rounds.iter().filter_map(|round| figure(round.sample(name)?));
+        median(figures).map_or("-".to_owned(), said)
     };
     let (ours, theirs) = (of(row.ours), of(row.theirs));
     match (ours.as_str(), theirs.as_str()) {
@@ -149,30 +167,33 @@ fn number(value: Option<f64>, unit: Unit) -> String {
     }
 }
 
-fn measured(figures: &[f64], row: &Row) -> String {
-    let Some(figure) = median(figures.iter().copied()) else { return "-".to_owned() };
+/// The figure that counts with its range, and the disk's own ratio if it bounds the row.
+fn measured(line: &Line, row: &Row) -> String {
+    let Some(figure) = median(line.figures.iter().copied()) else { return "-".to_owned() };
     let said = |figure: f64| match row.compare {
-        Compare::Ratio if figure < 0.1 => format!("{figure:.4} ×"),
-        Compare::Ratio => format!("{figure:.2} ×"),
+        Compare::Ratio => times(figure),
         _ => number(Some(figure), row.unit),
     };
-    match figures {
-        [lowest, .., highest] => {
-            format!("{} ({} to {})", said(figure), said(*lowest), said(*highest))
-        }
-        _ => said(figure),
-    }
+    let range = match line.figures.as_slice() {
+        [lowest, .., highest] => format!(" ({} to {})", said(*lowest), said(*highest)),
+        _ => String::new(),
+    };
+    let disk = line.disk.map_or(String::new(), |disk| format!("; disk {}", times(disk)));
+    format!("{}{range}{disk}", said(figure))
+}
+
+fn times(ratio: f64) -> String {
+    if ratio < 0.1 { format!("{ratio:.4} ×") } else { format!("{ratio:.2} ×") }
 }
 
 fn goal(row: &Row) -> String {
     let (sign, value) = match row.goal {
         Goal::AtLeast(value) => ('≥', value),
         Goal::AtMost(value) => ('≤', value),
-        Goal::Told => return String::new(),
+        Goal::None => return String::new(),
     };
     match (row.compare, row.unit) {
-        (Compare::Ratio, _) if value < 0.1 => format!("{sign} {value:.4} ×"),
-        (Compare::Ratio, _) => format!("{sign} {value:.2} ×"),
+        (Compare::Ratio, _) => format!("{sign} {}", times(value)),
         (_, Unit::Percent) => format!("{sign} {value:.1} %"),
         (_, Unit::Seconds) => format!("{sign} {value:.1} s"),
         (_, Unit::Us) => format!("{sign} {value:.1} us"),
@@ -210,7 +231,23 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_row_and_one_that_was_not_measured_stay_in_the_table() {
+    fn a_goal_above_the_disks_own_ratio_is_bounded_by_the_disk() {
+        let with_disk = |at_64: f64| {
+            let mut round = round(70.0, 10.0);
+            let sample = |ops_per_second| Sample { ops_per_second, ..Sample::default() };
+            round.put("fio same size", sample(at_64));
+            round.put("fio same size depth 1", sample(10.0));
+            round
+        };
+        let line = one_thread(&[with_disk(75.0), with_disk(75.0), with_disk(75.0)]);
+        assert!(line.contains("7.00 × (7.00 × to 7.00 ×); disk 7.50 ×"), "{line}");
+        assert!(line.ends_with("| ≥ 8.00 × | bounded by the disk: 7.50 × |"), "{line}");
+        let line = one_thread(&[with_disk(90.0), with_disk(90.0), with_disk(90.0)]);
+        assert!(line.ends_with("| ≥ 8.00 × | **lost** |"), "{line}");
+    }
+
+    #[test]
+    fn lost_and_unmeasured_rows_stay_in_the_table() {
         let lost = one_thread(&[round(70.0, 10.0), round(70.0, 10.0), round(70.0, 10.0)]);
         assert!(lost.contains("| ≥ 8.00 × | **lost** |"), "{lost}");
         let nothing = markdown(&rows(&[]), &[Round::default()], &[]);
@@ -221,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_not_judged_by_a_round_or_two_or_when_the_load_generator_was_at_its_end() {
+    fn a_row_is_not_judged_by_two_rounds_or_with_a_saturated_load_generator() {
         let once = one_thread(&[round(90.0, 10.0), round(90.0, 10.0)]);
         assert!(once.ends_with("| too few rounds |"), "{once}");
         let mut busy = round(90.0, 10.0);
@@ -230,11 +267,11 @@ mod tests {
         let line = one_thread(&[busy.clone(), busy.clone(), busy]);
         assert!(line.contains("| -, load generator |"), "{line}");
         assert!(line.ends_with("| see the processor time |"), "{line}");
-        assert!(line.contains("| - | - | - |"), "no rate is told: {line}");
+        assert!(line.contains("| - | - | - |"), "no rate is shown: {line}");
     }
 
     #[test]
-    fn conditions_stand_below() {
+    fn conditions_follow_the_table() {
         let conditions = [("kernel".to_owned(), "6.1".to_owned())];
         assert!(markdown(&[], &[], &conditions).ends_with("\n- kernel: 6.1\n"));
     }

@@ -1,4 +1,4 @@
-//! Running outside programs, and the few things on the host that go with it.
+//! Running outside programs, and the host's files and ports for them.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Whether a program can be found.
+/// Whether a program is installed.
 pub fn have(program: &str) -> bool {
     std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
@@ -47,13 +47,13 @@ impl Tool {
         self
     }
 
-    /// Gives the program something to read.
+    /// Sets the program's standard input.
     pub fn input(mut self, input: Vec<u8>) -> Tool {
         self.input = Some(input);
         self
     }
 
-    /// The command line as a shell would take it, nearly.
+    /// The command line, without a shell's quotes.
     pub fn line(&self) -> String {
         let mut line = self.program.display().to_string();
         for arg in &self.args {
@@ -72,14 +72,14 @@ impl Tool {
     fn missing(&self, error: &io::Error) -> String {
         match error.kind() {
             io::ErrorKind::NotFound => format!("{} is not installed", self.program.display()),
-            _ => format!("starting {}: {error}", self.program.display()),
+            _ => format!("cannot start {}: {error}", self.program.display()),
         }
     }
 
-    /// Runs it to its end and gives what it printed.
+    /// Runs it to its end and returns its output.
     ///
     /// # Errors
-    /// When it cannot be started or fails; with its last words.
+    /// The program cannot be started or fails; with its last line of output.
     pub fn output(self) -> Result<String, String> {
         let mut child = self
             .command()
@@ -89,7 +89,7 @@ impl Tool {
             .spawn()
             .map_err(|e| self.missing(&e))?;
         if let (Some(input), Some(mut stdin)) = (&self.input, child.stdin.take()) {
-            // A program that ends without reading everything says why by its exit code.
+            // A program that ends without reading everything reports that by its exit code.
             let _ = stdin.write_all(input);
         }
         let output = child.wait_with_output().map_err(|e| self.missing(&e))?;
@@ -101,16 +101,15 @@ impl Tool {
         let last = [complaint.trim(), text.trim()]
             .into_iter()
             .find_map(|text| text.lines().last())
-            .unwrap_or("it said nothing")
+            .unwrap_or("no output")
             .to_owned();
         Err(format!("{} failed ({}): {last}", self.program.display(), output.status))
     }
 
-    /// Runs it as [`Tool::output`] does, and tells what share of one processor it needed from start
-    /// to end.
+    /// Runs it as [`Tool::output`] does; also returns the share of one processor that it used.
     ///
     /// # Errors
-    /// As those of [`Tool::output`].
+    /// As [`Tool::output`].
     #[expect(clippy::disallowed_methods, reason = "times another program, on no core")]
     pub fn output_and_share(self) -> Result<(String, Option<f64>), String> {
         let (before, began) = (children_us(), Instant::now());
@@ -120,10 +119,10 @@ impl Tool {
         Ok((text, used.map(|used| used / elapsed_us)))
     }
 
-    /// Starts it in the background, silent.
+    /// Starts it in the background, without output.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// The program cannot be started.
     pub fn start(self) -> Result<Background, String> {
         let child = self
             .command()
@@ -136,7 +135,7 @@ impl Tool {
     }
 }
 
-/// A program in the background; it is ended with this handle.
+/// A program in the background; killed on drop.
 pub struct Background {
     child: Child,
     line: String,
@@ -148,19 +147,19 @@ impl Background {
         &self.line
     }
 
-    /// Whether it still runs.
+    /// Checks that it is still running.
     ///
     /// # Errors
-    /// When it has ended; with its last words.
+    /// The program has ended; with its last line of output.
     pub fn check(&mut self) -> Result<(), String> {
         match self.child.try_wait() {
             Ok(Some(status)) => {
                 let mut said = String::new();
                 if let Some(mut stderr) = self.child.stderr.take() {
-                    // What cannot be read is not told.
+                    // A failed read leaves the line empty.
                     let _ = stderr.read_to_string(&mut said);
                 }
-                let last = said.trim().lines().last().unwrap_or("it said nothing");
+                let last = said.trim().lines().last().unwrap_or("no output");
                 Err(format!("{} ended ({status}): {last}", self.line))
             }
             _ => Ok(()),
@@ -172,10 +171,10 @@ impl Background {
         stat_us(&self.child.id().to_string(), 11)
     }
 
-    /// Waits until it listens on a port of this machine.
+    /// Waits until it listens on a local port.
     ///
     /// # Errors
-    /// When it ends or does not listen within half a minute.
+    /// The program ends, or does not listen within 30 s.
     #[expect(clippy::disallowed_methods, reason = "waits for another program, on no core")]
     pub fn wait_for_port(&mut self, port: u16) -> Result<(), String> {
         let addr = SocketAddr::from(([127, 0, 0, 1], port));
@@ -197,48 +196,50 @@ impl Drop for Background {
     }
 }
 
-/// User and system time of the programs that this one has waited for, in microseconds.
+/// User and system time of this process's ended children, in microseconds.
 fn children_us() -> Option<f64> {
     stat_us("self", 13)
 }
 
-/// The sum of two times next to each other in a process's `stat`, in microseconds.
+/// The sum of two adjacent times in a process's `stat`, in microseconds.
 fn stat_us(process: &str, first: usize) -> Option<f64> {
     let text = read_file(Path::new(&format!("/proc/{process}/stat"))).ok()?;
     // The program's name comes second, in parentheses, and may contain anything.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |nth: usize| fields.get(nth)?.parse::<u64>().ok();
-    // The kernel tells ticks of 10 ms to user space on every architecture this runs on.
+    // User space sees ticks of 10 ms on every supported architecture.
     Some((ticks(first)? + ticks(first + 1)?) as f64 * 10_000.0)
 }
 
-/// A port of this machine that nobody listens on now.
+/// A free local port.
 #[expect(clippy::disallowed_methods, reason = "asks the system for a free port, on no core")]
 pub fn free_port() -> Result<u16, String> {
     std::net::TcpListener::bind(("127.0.0.1", 0))
         .and_then(|listener| listener.local_addr())
         .map(|addr| addr.port())
-        .map_err(|error| format!("finding a free port: {error}"))
+        .map_err(|error| format!("cannot find a free port: {error}"))
 }
 
 /// Makes a directory and those above it.
 pub fn make_dir(dir: &Path) -> Result<(), String> {
-    std::fs::create_dir_all(dir).map_err(|error| format!("making {}: {error}", dir.display()))
+    std::fs::create_dir_all(dir)
+        .map_err(|error| format!("cannot create {}: {error}", dir.display()))
 }
 
 /// Writes a file.
 #[expect(clippy::disallowed_methods, reason = "results of a benchmark, written on no core")]
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), String> {
-    std::fs::write(path, bytes).map_err(|error| format!("writing {}: {error}", path.display()))
+    std::fs::write(path, bytes).map_err(|error| format!("cannot write {}: {error}", path.display()))
 }
 
 /// Reads a small file.
 #[expect(clippy::disallowed_methods, reason = "the kernel's texts, read on no core")]
 pub fn read_file(path: &Path) -> Result<String, String> {
-    std::fs::read_to_string(path).map_err(|error| format!("reading {}: {error}", path.display()))
+    std::fs::read_to_string(path)
+        .map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
 
-/// Files in a directory whose names end so, in order.
+/// Files of a directory with this ending, sorted.
 #[expect(clippy::disallowed_methods, reason = "names files for fio, on no core")]
 pub fn files_ending(dir: &Path, end: &str) -> Result<Vec<PathBuf>, String> {
     let list = || -> io::Result<Vec<PathBuf>> {
@@ -252,7 +253,7 @@ pub fn files_ending(dir: &Path, end: &str) -> Result<Vec<PathBuf>, String> {
         files.sort();
         Ok(files)
     };
-    list().map_err(|error| format!("listing {}: {error}", dir.display()))
+    list().map_err(|error| format!("cannot list {}: {error}", dir.display()))
 }
 
 #[cfg(test)]
@@ -260,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_programs_output_and_its_last_words_come_back() {
+    fn a_program_returns_its_output_or_its_last_error_line() {
         assert_eq!(Tool::new("cat").input(b"abc".to_vec()).output(), Ok("abc".to_owned()));
         let error = Tool::new("sh").args(["-c", "echo one; echo two >&2; exit 3"]).output();
         assert!(error.unwrap_err().ends_with("(exit status: 3): two"));
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_computes_needs_its_processor_and_one_that_sleeps_does_not() {
+    fn a_computing_program_uses_its_processor_and_a_sleeping_one_does_not() {
         let share = |script: &str| {
             Tool::new("sh").args(["-c", script]).output_and_share().unwrap().1.unwrap()
         };
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_in_the_background_that_ends_has_last_words() {
+    fn a_background_program_that_ends_reports_its_last_line() {
         let mut failing = Tool::new("sh").args(["-c", "echo no lock >&2; exit 3"]).start().unwrap();
         let error = loop {
             if let Err(error) = failing.check() {
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_in_the_background_uses_time_and_ends_with_its_handle() {
+    fn a_background_program_uses_time_and_ends_with_its_handle() {
         let busy = Tool::new("sh").args(["-c", "while :; do :; done"]).start().unwrap();
         while busy.cpu_us().unwrap() == 0.0 {
             std::hint::spin_loop();

@@ -1,4 +1,4 @@
-//! The rows of the table about short and long values, and about keys that are not there.
+//! The rows of the table about short and long values, and about absent keys.
 
 use super::Setup;
 use super::bases::{Base, KEY};
@@ -24,112 +24,63 @@ const FILL_SHORT_PEER: &str = "rocksdb fillrandom 100 B";
 const FILL_LONG: &str = "millrace fillrandom 16 KiB";
 const FILL_LONG_PEER: &str = "rocksdb fillrandom 16 KiB";
 
-/// Of the bytes that `fillrandom` sets with values of 1000 B, the part that these set.
+/// These set a fourth of the bytes that `fillrandom` sets with values of 1000 B.
 const FILL_PART: u64 = 4;
 const FILL_KNOBS: &[Knob] = &[WRITERS, LOGS];
 
-fn get(setup: &Setup, base: Base, absent: bool, [name, peer]: [&'static str; 2]) -> Vec<Work> {
-    let flags: &'static [&'static str] = match absent {
-        true => &["readrandom", "--depth", "64", "--absent"],
-        false => &["readrandom", "--depth", "64"],
-    };
-    let ours = Ours { flags, cached_keys: None, two_cores: true, base };
-    let mut theirs = words(&["readrandom", "--keys", &base.keys(setup).to_string()]);
-    if absent {
-        theirs.push("--absent".to_owned());
-    }
-    vec![
-        Work::Ours(name, ours),
-        Work::Release { name: peer, flags: theirs, knobs: &[THREADS], base },
-    ]
+/// How one of these rows' measurements is made.
+pub fn measurement(setup: &Setup, name: &'static str) -> Option<Work> {
+    Some(match name {
+        GET_SHORT => get(name, SHORT, &["readrandom", "--depth", "64"]),
+        GET_LONG => get(name, LONG, &["readrandom", "--depth", "64"]),
+        ABSENT => get(name, Base::Sample, &["readrandom", "--depth", "64", "--absent"]),
+        GET_SHORT_PEER => get_peer(setup, name, SHORT, &["readrandom"]),
+        GET_LONG_PEER => get_peer(setup, name, LONG, &["readrandom"]),
+        ABSENT_PEER => get_peer(setup, name, Base::Sample, &["readrandom", "--absent"]),
+        FILL_SHORT | FILL_LONG => {
+            let base = if name == FILL_SHORT { SHORT } else { LONG };
+            let flags = [fill(setup, base), words(&["--durability", "process"])].concat();
+            Work::Write(Write::Ours { name, flags, copy: None, load: None })
+        }
+        FILL_SHORT_PEER | FILL_LONG_PEER => {
+            let base = if name == FILL_SHORT_PEER { SHORT } else { LONG };
+            let (flags, knobs) = (fill(setup, base), FILL_KNOBS);
+            Work::Write(Write::Release { name, flags, knobs, copy: None, load: None })
+        }
+        _ => return None,
+    })
 }
 
-fn get_short(setup: &Setup) -> Vec<Work> {
-    get(setup, SHORT, false, [GET_SHORT, GET_SHORT_PEER])
+fn get(name: &'static str, base: Base, flags: &'static [&'static str]) -> Work {
+    Work::Ours(name, Ours { flags, cached_keys: None, two_cores: true, base })
 }
 
-fn get_long(setup: &Setup) -> Vec<Work> {
-    get(setup, LONG, false, [GET_LONG, GET_LONG_PEER])
+fn get_peer(setup: &Setup, name: &'static str, base: Base, flags: &[&str]) -> Work {
+    let flags = [words(flags), words(&["--keys", &base.keys(setup).to_string()])].concat();
+    Work::Release { name, flags, knobs: &[THREADS], base }
 }
 
-fn get_absent(setup: &Setup) -> Vec<Work> {
-    get(setup, Base::Sample, true, [ABSENT, ABSENT_PEER])
-}
-
-fn fill(setup: &Setup, base: Base, [name, peer]: [&'static str; 2]) -> Vec<Work> {
+fn fill(setup: &Setup, base: Base) -> Vec<String> {
     let entry = |base: Base| (KEY + base.value_size()) as u64;
     let num = num_process(setup) * entry(Base::Sample) / FILL_PART / entry(base);
     let [keys, num, size] =
         [base.keys(setup), num.max(1), base.value_size() as u64].map(|number| number.to_string());
-    let common = ["fillrandom", "--keys", &keys, "--num", &num, "--value-size", &size];
-    let flags = words(&[&common[..], &["--durability", "process"]].concat());
-    let knobs = FILL_KNOBS;
-    vec![
-        Work::Write(Write::Ours { name, flags, copy: None, load: None }),
-        Work::Write(Write::Release {
-            name: peer,
-            flags: words(&common),
-            knobs,
-            copy: None,
-            load: None,
-        }),
-    ]
-}
-
-fn fill_short(setup: &Setup) -> Vec<Work> {
-    fill(setup, SHORT, [FILL_SHORT, FILL_SHORT_PEER])
-}
-
-fn fill_long(setup: &Setup) -> Vec<Work> {
-    fill(setup, LONG, [FILL_LONG, FILL_LONG_PEER])
+    words(&["fillrandom", "--keys", &keys, "--num", &num, "--value-size", &size])
 }
 
 /// These rows.
+#[rustfmt::skip]
 pub fn rows() -> Vec<Row> {
     const BEST: &str = "RocksDB release, its best number of threads";
     const BEST_FILL: &str = "RocksDB release (log, no sync), its best settings";
+    let short = "readrandom, 100 B values, two cores, depth 64";
+    let long = "readrandom, 16 KiB values, two cores, depth 64";
     vec![
-        Row::rate(
-            "readrandom, 100 B values, two cores, depth 64",
-            BEST,
-            |r| r.sample(GET_SHORT),
-            |r| r.sample(GET_SHORT_PEER),
-            get_short,
-        ),
-        Row::rate(
-            "readrandom, 16 KiB values, two cores, depth 64",
-            BEST,
-            |r| r.sample(GET_LONG),
-            |r| r.sample(GET_LONG_PEER),
-            get_long,
-        ),
-        Row::rate(
-            "readrandom, absent keys, two cores, depth 64",
-            BEST,
-            |r| r.sample(ABSENT),
-            |r| r.sample(ABSENT_PEER),
-            get_absent,
-        ),
-        Row::cpu(
-            "readrandom, absent keys, processor time per get",
-            BEST,
-            |r| r.sample(ABSENT),
-            |r| r.sample(ABSENT_PEER),
-            get_absent,
-        ),
-        Row::rate(
-            "fillrandom, 100 B values, process",
-            BEST_FILL,
-            |r| r.sample(FILL_SHORT),
-            |r| r.sample(FILL_SHORT_PEER),
-            fill_short,
-        ),
-        Row::rate(
-            "fillrandom, 16 KiB values, process",
-            BEST_FILL,
-            |r| r.sample(FILL_LONG),
-            |r| r.sample(FILL_LONG_PEER),
-            fill_long,
-        ),
+        Row::rate(short, BEST, [GET_SHORT, GET_SHORT_PEER]),
+        Row::rate(long, BEST, [GET_LONG, GET_LONG_PEER]),
+        Row::rate("readrandom, absent keys, two cores, depth 64", BEST, [ABSENT, ABSENT_PEER]),
+        Row::cpu("readrandom, absent keys, processor time per get", BEST, [ABSENT, ABSENT_PEER]),
+        Row::rate("fillrandom, 100 B values, process", BEST_FILL, [FILL_SHORT, FILL_SHORT_PEER]),
+        Row::rate("fillrandom, 16 KiB values, process", BEST_FILL, [FILL_LONG, FILL_LONG_PEER]),
     ]
 }

@@ -1,7 +1,7 @@
-//! Programs that write: each alone, in a directory of its own on the disk that has the database.
+//! Programs that write: each alone, in a directory of its own on the database's disk.
 //!
-//! Before a program starts, what others have written is on the disk (`sync`), so that nobody pays
-//! for another's pages; the page cache is left as it is.
+//! Before a program starts, `sync` writes the dirty pages of the others to the disk, so that no
+//! program pays for them; the page cache is left as it is.
 
 use std::path::{Path, PathBuf};
 
@@ -14,85 +14,93 @@ use super::release;
 use super::row::Round;
 use super::sample::Sample;
 use super::search::Knob;
-use super::tool::{Background, Tool, files_ending};
+use super::tool::{Background, Tool, files_ending, make_dir};
 
 /// Name of the directory beside the database.
 const DIRECTORY: &str = "millrace-bench-writes";
-/// Of the log that is replayed after a kill.
+/// Bytes of the log that is replayed after a kill.
 const LOG_BYTES: u64 = 1 << 30;
-/// How often a growing log is looked at.
-const LOOK: std::time::Duration = std::time::Duration::from_millis(10);
+/// The pause between two looks at the growing log.
+const POLL: std::time::Duration = std::time::Duration::from_millis(10);
 
-/// A part of the rate that a sample of the same round had.
+/// A part of the rate of another measurement of the same round.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
-    /// The sample's name.
+    /// The other measurement.
     pub of: &'static str,
     /// The part, from 0 to 1.
     pub share: f64,
 }
 
 impl Load {
-    /// Operations per second.
+    /// Operations per second, as a flag's value.
     fn rate(self, round: &Round) -> Result<String, String> {
         let most = round.ops(self.of).ok_or("the maximum was not measured")?;
         Ok((most * self.share).to_string())
     }
 }
 
-/// One thing to measure.
+/// One measurement.
 #[derive(Clone, Debug)]
 pub enum Write {
-    /// A case of ours, in an empty directory or a copy of the database.
+    /// A case of ours.
     Ours {
-        /// Its name in rows and results.
+        /// The measurement's name.
         name: &'static str,
         /// The case and its flags.
         flags: Vec<String>,
-        /// In a copy of this database.
+        /// The database to write to a copy of; otherwise the directory is empty.
         copy: Option<Base>,
-        /// At a part of the rate of another sample.
+        /// The load; without it, as fast as possible.
         load: Option<Load>,
     },
-    /// RocksDB's release, likewise, at the best of its settings.
+    /// RocksDB's release, at its best settings.
     Release {
-        /// Its name in rows and results.
+        /// The measurement's name.
         name: &'static str,
         /// The case and its flags.
         flags: Vec<String>,
-        /// What may be set.
+        /// The settings to search.
         knobs: &'static [Knob],
-        /// In a copy of this database.
+        /// The database to write to a copy of; otherwise the directory is empty.
         copy: Option<Base>,
-        /// At a part of the rate of another sample, with its settings.
+        /// The load, with the settings of the measurement it is a part of.
         load: Option<Load>,
     },
     /// Opening a database of ours whose writer was killed.
     Reopen,
-    /// Our mailbox beside a lock.
+    /// Our mailbox and a lock.
     Locks,
 }
 
-/// What [`Write::Reopen`] is called.
+/// The name of [`Write::Reopen`].
 pub const REOPEN: &str = "millrace reopen";
 
-/// What [`Write::Locks`] is called.
+/// The name of [`Write::Locks`].
 pub const LOCKS: &str = "millrace locks";
 
-/// Writes of a case that need not be durable: three quarters of the keys, so that a database of
-/// four million gives 3 GB, many flushes and merges.
+/// The number of writes where they need not be durable: three quarters of the keys. With four
+/// million keys that is 3 GB, with many flushes and compactions.
 pub fn num_process(setup: &Setup) -> u64 {
     (setup.keys * 3 / 4).max(1)
 }
 
-/// Writes of a case that flushes each: a tenth of that, still several memtables.
+/// The number of writes where each is flushed: a tenth of that, which is still several memtables.
 pub fn num_power(setup: &Setup) -> u64 {
     (num_process(setup) / 10).max(1)
 }
 
 impl Write {
-    /// Its name in rows and results.
-    pub fn name(&self) -> &str {
+    /// The measurement that this one's load is a part of.
+    pub fn needs(&self) -> Option<&'static str> {
+        match self {
+            Write::Ours { load, .. } | Write::Release { load, .. } => load.map(|load| load.of),
+            _ => None,
+        }
+    }
+
+    /// The measurement's name.
+    pub fn name(&self) -> &'static str {
         match self {
             Write::Ours { name, .. } | Write::Release { name, .. } => name,
             Write::Reopen => REOPEN,
@@ -100,12 +108,12 @@ impl Write {
         }
     }
 
-    /// Measures. What was measured before in this round is at hand.
+    /// Measures. `round` has this round's earlier measurements.
     pub fn run(&self, setup: &Setup, round: &Round) -> Result<Sample, String> {
         match self {
             Write::Ours { flags, copy, load, .. } => {
-                let place = Place::new(setup, *copy)?;
-                let mut tool = ours(setup, flags, &place);
+                let dir = WriteDir::new(setup, *copy)?;
+                let mut tool = ours(setup, flags, &dir);
                 if let Some(load) = load {
                     tool = tool.arg("--rate").arg(load.rate(round)?);
                 }
@@ -117,10 +125,10 @@ impl Write {
                     flags.extend(["--rate".to_owned(), load.rate(round)?]);
                 }
                 let run = |chosen: &[&str]| {
-                    let place = Place::new(setup, *copy)?;
-                    release::run(setup, &place.0, &flags, chosen)
+                    let dir = WriteDir::new(setup, *copy)?;
+                    release::run(setup, &dir.0, &flags, chosen)
                 };
-                run(&setup.found.best(load.map_or(*name, |load| load.of), knobs, run)?)
+                run(&setup.searches.best(load.map_or(*name, |load| load.of), knobs, run)?)
             }
             Write::Reopen => reopen(setup),
             Write::Locks => locks(setup),
@@ -128,8 +136,8 @@ impl Write {
     }
 }
 
-/// A case of ours on all processors there are to be, as a peer's threads have them.
-fn ours(setup: &Setup, flags: &[String], place: &Place) -> Tool {
+/// A case of ours on all processors of the run, which a peer's threads use, too.
+fn ours(setup: &Setup, flags: &[String], dir: &WriteDir) -> Tool {
     let cores = match setup.other {
         Some(other) => format!("{},{other}", setup.processor),
         None => format!("{0}-{0}", setup.processor),
@@ -138,16 +146,16 @@ fn ours(setup: &Setup, flags: &[String], place: &Place) -> Tool {
         .arg("bench")
         .args(flags.iter().cloned())
         .arg("--data")
-        .arg(&place.0)
+        .arg(&dir.0)
         .args(["--cores".to_owned(), cores, "--json".to_owned()])
         .args(["--seconds".to_owned(), setup.seconds.to_string()])
 }
 
-/// Kills a writer when its log has 1 GiB, and opens what it left.
+/// Kills a writer when its log has 1 GiB, and opens its database.
 #[expect(clippy::disallowed_methods, reason = "waits for another program, on no core")]
 fn reopen(setup: &Setup) -> Result<Sample, String> {
-    let place = Place::new(setup, None)?;
-    // A memtable that is never full: everything stays in the log.
+    let dir = WriteDir::new(setup, None)?;
+    // With a memtable that is never full everything stays in the log.
     let flags = |case: &str| {
         [case, "--durability", "process", "--memtable", "64G", "--keys"]
             .map(str::to_owned)
@@ -156,25 +164,25 @@ fn reopen(setup: &Setup) -> Result<Sample, String> {
             .collect::<Vec<_>>()
     };
     let mut writer: Background =
-        ours(setup, &flags("fillrandom"), &place).args(["--num", "1000000000"]).start()?;
+        ours(setup, &flags("fillrandom"), &dir).args(["--num", "1000000000"]).start()?;
     let bytes = loop {
-        let logs = files_ending(&place.0, ".log")?;
+        let logs = files_ending(&dir.0, ".log")?;
         let bytes: u64 = logs.iter().filter_map(|log| log.metadata().ok()).map(|m| m.len()).sum();
         if bytes >= LOG_BYTES {
             break bytes;
         }
         writer.check()?;
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL);
     };
     // SIGKILL.
     drop(writer);
-    let opened = report(ours(setup, &flags("overwrite"), &place).args(["--num", "1"]))?;
+    let opened = report(ours(setup, &flags("overwrite"), &dir).args(["--num", "1"]))?;
     let mut report = opened.report;
     report["log_bytes"] = json!(bytes);
     Ok(Sample { report, ..opened })
 }
 
-/// The core of the shard is on the first processor, the threads are where the kernel puts them.
+/// Measures locks: the shard's core is on the first processor, the threads are on any.
 fn locks(setup: &Setup) -> Result<Sample, String> {
     let tool = Tool::new(&setup.millrace)
         .args(["bench", "locks", "--json", "--cores"])
@@ -182,34 +190,33 @@ fn locks(setup: &Setup) -> Result<Sample, String> {
         .args(["--seconds".to_owned(), setup.seconds.to_string()]);
     let command = tool.line();
     let report: Value = serde_json::from_str(tool.output()?.trim())
-        .map_err(|error| format!("the report of {command} is no JSON: {error}"))?;
+        .map_err(|error| format!("the report of {command} is not JSON: {error}"))?;
     let most = report["hand_over"]
         .as_array()
         .and_then(|lines| lines.last()?["ops_per_second"].as_f64())
-        .ok_or_else(|| format!("strange report: {report}"))?;
+        .ok_or_else(|| format!("the report has no rate: {report}"))?;
     Ok(Sample { ops_per_second: most, command, report, ..Sample::default() })
 }
 
-/// A directory for one program to write in; removed at the end.
-pub struct Place(pub PathBuf);
+/// A directory for one program to write to; removed on drop.
+pub struct WriteDir(pub PathBuf);
 
-impl Place {
-    /// An empty one, or one with a copy of the database.
-    pub fn new(setup: &Setup, copy: Option<Base>) -> Result<Place, String> {
+impl WriteDir {
+    /// An empty directory, or one with a copy of a database.
+    pub fn new(setup: &Setup, copy: Option<Base>) -> Result<WriteDir, String> {
         let beside = setup.data.parent().filter(|dir| !dir.as_os_str().is_empty());
         let dir = beside.unwrap_or(Path::new(".")).join(DIRECTORY);
-        let place = Place(dir);
-        place.remove();
-        std::fs::create_dir_all(&place.0)
-            .map_err(|error| format!("making {}: {error}", place.0.display()))?;
+        let dir = WriteDir(dir);
+        dir.remove();
+        make_dir(&dir.0)?;
         if let Some(base) = copy {
-            place.copy_from(&base.dir(setup)?)?;
+            dir.copy_from(&base.dir(setup)?)?;
         }
         Tool::new("sync").output()?;
-        Ok(place)
+        Ok(dir)
     }
 
-    /// Tables never change, so both directories may have them; the rest is copied.
+    /// Links the tables, which never change, and copies the other files.
     fn copy_from(&self, database: &Path) -> Result<(), String> {
         for file in files_ending(database, "")? {
             let Some(name) = file.file_name() else { continue };
@@ -218,7 +225,7 @@ impl Place {
                 continue;
             }
             std::fs::copy(&file, &to)
-                .map_err(|error| format!("copying {}: {error}", file.display()))?;
+                .map_err(|error| format!("cannot copy {}: {error}", file.display()))?;
         }
         Ok(())
     }
@@ -228,7 +235,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for WriteDir {
     fn drop(&mut self) {
         self.remove();
     }

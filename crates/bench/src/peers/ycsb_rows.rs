@@ -1,5 +1,5 @@
-//! The rows of the table that are YCSB's workloads: data ten times the memory, its blocks
-//! compressed, both programs with the same memory and the same codec.
+//! The rows of the table that are YCSB's workloads: the data is ten times the memory and
+//! compressed, and both programs have the same memory and the same codec.
 
 use super::Setup;
 use super::bases::Base;
@@ -15,59 +15,48 @@ const TIMES: u64 = 10;
 /// The memory, in multiples of a memtable.
 const MEMTABLES: u64 = 16;
 
-/// What a scan of 1 to 100 entries reads ahead.
+/// The read-ahead of a scan of 1 to 100 entries.
 const AHEAD: Knob = &[&[], &["--readahead", "16384"], &["--readahead", "57344"]];
 const KNOBS: &[Knob] = &[THREADS, CACHES, LOGS, JOBS];
 const SCAN_KNOBS: &[Knob] = &[THREADS, AHEAD, CACHES, JOBS];
 
-fn ycsb(setup: &Setup, workload: &str, [name, peer]: [&'static str; 2]) -> Vec<Work> {
+const BEST: &str = "RocksDB release, the same memory and codec, its best settings";
+
+/// A workload: its letter, our measurement, the peer's, and the name of its row.
+const WORKLOADS: [(&str, &str, &str, &str); 6] = [
+    ("a", "millrace ycsb a", "rocksdb ycsb a", "YCSB A: 50 % reads, 50 % updates"),
+    ("b", "millrace ycsb b", "rocksdb ycsb b", "YCSB B: 95 % reads, 5 % updates"),
+    ("c", "millrace ycsb c", "rocksdb ycsb c", "YCSB C: reads"),
+    ("d", "millrace ycsb d", "rocksdb ycsb d", "YCSB D: 95 % reads of the latest, 5 % inserts"),
+    ("e", "millrace ycsb e", "rocksdb ycsb e", "YCSB E: 95 % scans of 1 to 100, 5 % inserts"),
+    ("f", "millrace ycsb f", "rocksdb ycsb f", "YCSB F: 50 % reads, 50 % read-modify-writes"),
+];
+
+/// How one of these rows' measurements is made.
+pub fn measurement(setup: &Setup, name: &'static str) -> Option<Work> {
+    let (letter, ours, ..) =
+        WORKLOADS.into_iter().find(|(_, ours, peer, _)| [*ours, *peer].contains(&name))?;
     let (base, copy) = (Base::Lz4, Some(Base::Lz4));
     let memory = base.bytes(setup) / TIMES;
-    let [keys, memtable] = [base.keys(setup), memory / MEMTABLES].map(|number| number.to_string());
-    let memory = memory.to_string();
-    let common = [
-        "ycsb",
-        "--workload",
-        workload,
-        "--keys",
-        &keys,
-        "--memory",
-        &memory,
-        "--compression",
-        "lz4",
-    ];
-    let flags =
-        words(&[&common[..], &["--memtable", &memtable, "--durability", "process"]].concat());
-    let peer_flags = words(&[&common[..], &["--memtable-bytes", &memtable]].concat());
-    let knobs = if workload == "e" { SCAN_KNOBS } else { KNOBS };
-    vec![
-        Work::Write(Write::Ours { name, flags, copy, load: None }),
-        Work::Write(Write::Release { name: peer, flags: peer_flags, knobs, copy, load: None }),
-    ]
+    let [keys, memory, memtable] =
+        [base.keys(setup), memory, memory / MEMTABLES].map(|number| number.to_string());
+    let mut flags = words(&["ycsb", "--workload", letter, "--keys", &keys]);
+    flags.extend(words(&["--memory", &memory, "--compression", "lz4"]));
+    Some(Work::Write(if name == ours {
+        flags.extend(words(&["--memtable", &memtable, "--durability", "process"]));
+        Write::Ours { name, flags, copy, load: None }
+    } else {
+        flags.extend(words(&["--memtable-bytes", &memtable]));
+        let knobs = if letter == "e" { SCAN_KNOBS } else { KNOBS };
+        Write::Release { name, flags, knobs, copy, load: None }
+    }))
 }
-
-macro_rules! workload {
-    ($letter:literal, $name:literal) => {{
-        const OURS: &str = concat!("millrace ycsb ", $letter);
-        const PEER: &str = concat!("rocksdb ycsb ", $letter);
-        fn works(setup: &Setup) -> Vec<Work> {
-            ycsb(setup, $letter, [OURS, PEER])
-        }
-        let row = |name| Row::rate(name, BEST, |r| r.sample(OURS), |r| r.sample(PEER), works);
-        [row($name), row(concat!($name, ", p99")).of(Unit::Us, |sample| sample.p99_us)]
-    }};
-}
-
-const BEST: &str = "RocksDB release, the same memory and codec, its best settings";
 
 /// These rows.
 pub fn rows() -> Vec<Row> {
-    let mut rows = Vec::new();
-    rows.extend(workload!("a", "YCSB A: 50 % reads, 50 % updates"));
-    rows.extend(workload!("b", "YCSB B: 95 % reads, 5 % updates"));
-    rows.extend(workload!("c", "YCSB C: reads"));
-    rows.extend(workload!("d", "YCSB D: 95 % reads of the latest, 5 % inserts"));
-    rows.extend(workload!("e", "YCSB E: 95 % scans of 1 to 100, 5 % inserts"));
-    rows.extend(workload!("f", "YCSB F: 50 % reads, 50 % read-modify-writes"));
-    rows
+    let pair = |(_, ours, peer, name): (_, _, _, &str)| {
+        let row = |name: String| Row::rate(name, BEST, [ours, peer]);
+        [row(name.to_owned()), row(format!("{name}, p99")).of(Unit::Us, |sample| sample.p99_us)]
+    };
+    WORKLOADS.into_iter().flat_map(pair).collect()
 }

@@ -1,4 +1,4 @@
-//! What disks cost that nobody uses: all are connected, have read a block once, and then rest.
+//! The cost of idle disks: each is connected, has read a block once, and gets no requests.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +9,17 @@ use super::outcome::IdleOutcome;
 use super::target::Target;
 use super::{cpu_ns, explain};
 
-/// How long they rest before it counts: the target may take a moment to give up waiting.
+/// The pause before the window: the target stops polling only after a moment.
 const SETTLE: Duration = Duration::from_millis(300);
 
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct IdlePlan {
-    /// What is served, once for each disk.
+    /// The URI, served once for each disk.
     pub disk: String,
-    /// Disks.
+    /// The number of disks.
     pub disks: u16,
-    /// Rings of each.
+    /// Queues of each.
     pub queues: u16,
     /// Packed rings.
     pub packed: bool,
@@ -32,7 +32,7 @@ pub struct IdlePlan {
 /// Measures.
 ///
 /// # Errors
-/// When a disk cannot be served, connected to or read.
+/// A disk cannot be served, connected to or read.
 pub fn run_idle(plan: &IdlePlan) -> Result<IdleOutcome, Error> {
     let uris = vec![plan.disk.clone(); plan.disks.into()];
     let target = Target::start(&uris, plan.queues, plan.target_processor)?;
@@ -47,7 +47,7 @@ pub fn run_idle(plan: &IdlePlan) -> Result<IdleOutcome, Error> {
             let mut queue = disk.take_queue(nth);
             let status = queue.read(0, &mut block).map_err(explain)?;
             if status != Status::Ok {
-                return Err(Error::new(Kind::System, format!("reading a block: {status:?}")));
+                return Err(Error::new(Kind::System, format!("cannot read a block: {status:?}")));
             }
             queues.push(queue);
         }
@@ -56,7 +56,7 @@ pub fn run_idle(plan: &IdlePlan) -> Result<IdleOutcome, Error> {
     let pid = disks.first().and_then(|(disk, _)| disk.session().connection().peer_pid());
     let cpu = || {
         pid.and_then(cpu_ns)
-            .ok_or_else(|| Error::new(Kind::System, "the target's processor time cannot be told"))
+            .ok_or_else(|| Error::new(Kind::System, "cannot read the target's processor time"))
     };
     std::thread::sleep(SETTLE);
     let (from, before) = (Instant::now(), cpu()?);

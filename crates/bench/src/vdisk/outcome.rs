@@ -1,59 +1,60 @@
-//! What driving a disk gave, for people and as JSON.
+//! The results of driving a disk, as text and as JSON.
 
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
-/// The result. As JSON its fields are the keys; names stay, new ones may come.
+/// The result of a load. Its fields are the keys of the JSON: names are stable, new ones may be
+/// added.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct VdiskOutcome {
     /// The case.
     pub name: &'static str,
-    /// The disk that was served; null when another target was measured.
+    /// The disk that was served; null if another target was measured.
     pub disk: Option<String>,
-    /// What was done: randread, randwrite, randrw, read or write.
+    /// The requests: randread, randwrite, randrw, read or write.
     pub rw: &'static str,
     /// Requests per second.
     pub ops_per_second: f64,
-    /// Requests that came back.
+    /// Completed requests.
     pub operations: u64,
-    /// Requests that the target answered with a failure.
+    /// Requests that failed.
     pub errors: u64,
     /// Bytes read and written per second.
     pub bytes_per_second: f64,
-    /// Mean latency in microseconds, from the request's publication to the look that found it
-    /// done.
+    /// Mean latency in microseconds, from a request's publication to the poll that found it
+    /// completed.
     pub mean_us: f64,
     /// Median latency.
     pub p50_us: f64,
-    /// 99 of 100 were not slower.
+    /// 99th percentile of the latency.
     pub p99_us: f64,
-    /// 999 of 1000 were not slower.
+    /// 99.9th percentile of the latency.
     pub p999_us: f64,
-    /// The slowest.
+    /// The longest latency.
     pub max_us: f64,
-    /// The longest time in which requests were in flight and none came back.
+    /// The longest time with requests in flight and no completion.
     pub max_pause_ms: f64,
-    /// Processor time of the target's process per request, in microseconds; null when that is this
+    /// Processor time of the target's process per request, in microseconds; null if that is this
     /// process.
     pub cpu_us_per_op: Option<f64>,
-    /// How often the target was gone and came back.
+    /// The number of times that the target went away and came back.
     pub reconnects: u64,
-    /// Blocks whose data was checked; null without that.
+    /// Blocks whose data was verified; null without verification.
     pub verified: Option<u64>,
     /// Seconds measured.
     pub seconds: f64,
     /// Queues.
     pub queues: u16,
-    /// Requests in flight on each.
+    /// Requests in flight on each queue.
     pub depth: u16,
     /// Bytes of a request.
     pub block_size: u32,
     /// Whether the rings are packed.
     pub packed: bool,
-    /// Whether each write was followed by a flush, both being one request.
+    /// Whether each write was followed by a flush and both counted as one request.
     pub sync: bool,
-    /// Microseconds that a slot rested before it was used again.
+    /// Microseconds that a slot was idle before its next request.
     pub think_us: u32,
     /// Bytes of the disk.
     pub size_bytes: u64,
@@ -62,7 +63,7 @@ pub struct VdiskOutcome {
 }
 
 impl VdiskOutcome {
-    /// The result in a few lines for people.
+    /// The result as a few lines of text.
     pub fn text(&self) -> String {
         let mut out = String::new();
         let _ = writeln!(
@@ -105,17 +106,17 @@ impl VdiskOutcome {
     }
 }
 
-/// What disks cost that nobody uses. As JSON its fields are the keys; names stay, new ones may
-/// come.
+/// The cost of idle disks. Its fields are the keys of the JSON: names are stable, new ones may be
+/// added.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct IdleOutcome {
     /// The case.
     pub name: &'static str,
-    /// The disk that was served so many times.
+    /// The URI, served once for each disk.
     pub disk: String,
-    /// Disks, each with a front end connected.
+    /// The number of disks, each with a connected front end.
     pub disks: u16,
-    /// Rings of each.
+    /// Queues of each.
     pub queues: u16,
     /// Seconds measured.
     pub seconds: f64,
@@ -126,10 +127,10 @@ pub struct IdleOutcome {
 }
 
 impl IdleOutcome {
-    /// The result in a line for people.
+    /// The result as a line of text.
     pub fn text(&self) -> String {
         format!(
-            "vdisk idle: {} disks that nobody uses take {:.3} % of a processor\n{:.1} s, {} queues each, {}",
+            "vdisk idle: {} idle disks take {:.3} % of a processor\n{:.1} s, {} queues each, {}",
             self.disks, self.cpu_percent, self.seconds, self.queues, self.disk
         )
     }
@@ -142,12 +143,12 @@ pub struct Pauses {
     pub median: f64,
     /// The longest.
     pub worst: f64,
-    /// All, in their order.
+    /// All, in order.
     pub all: Vec<f64>,
 }
 
 impl Pauses {
-    /// Of these times; nothing, if there are none.
+    /// The median and worst of these times; `None` without times.
     pub(crate) fn of(all: Vec<f64>) -> Option<Pauses> {
         let mut sorted = all.clone();
         sorted.sort_by(f64::total_cmp);
@@ -156,37 +157,37 @@ impl Pauses {
     }
 }
 
-/// How long requests waited when a disk's target was replaced. As JSON its fields are the keys;
-/// names stay, new ones may come.
+/// How long requests waited when a disk's target was replaced. Its fields are the keys of the JSON:
+/// names are stable, new ones may be added.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct PausesOutcome {
     /// The case.
     pub name: &'static str,
     /// The disk that was served.
     pub disk: String,
-    /// What was done: randread, randwrite, randrw, read or write.
+    /// The requests: randread, randwrite, randrw, read or write.
     pub rw: &'static str,
-    /// How often the target was replaced.
+    /// The number of replacements.
     pub times: u32,
     /// The longest time without a completion around each replacement.
     pub pause_ms: Option<Pauses>,
-    /// The same in windows in which nothing was replaced: what the machine does by itself.
+    /// The same in windows without a replacement: the machine's own pauses.
     pub alone_ms: Option<Pauses>,
-    /// How long the disks were at rest, as the upgraded nodes told; null for restarts.
+    /// How long the disks were quiesced, as the upgraded nodes reported; null for restarts.
     pub told_ms: Option<Pauses>,
     /// From the start of the new process until it took the connection; null for upgrades.
     pub ready_ms: Option<Pauses>,
     /// From that connection to the first completion; null for upgrades.
     pub first_ms: Option<Pauses>,
-    /// Requests that the target answered with a failure.
+    /// Requests that failed.
     pub errors: u64,
-    /// How often the front end connected anew.
+    /// The number of times that the front end connected again.
     pub reconnects: u64,
-    /// Blocks whose data was checked; null without that.
+    /// Blocks whose data was verified; null without verification.
     pub verified: Option<u64>,
     /// Queues.
     pub queues: u16,
-    /// Requests in flight on each.
+    /// Requests in flight on each queue.
     pub depth: u16,
     /// Bytes of a request.
     pub block_size: u32,
@@ -197,13 +198,13 @@ pub struct PausesOutcome {
 }
 
 impl PausesOutcome {
-    /// The result in a few lines for people.
+    /// The result as a few lines of text.
     pub fn text(&self) -> String {
         let mut out = format!("{}: {} times\n", self.name, self.times);
         let lines = [
             ("longest wait of the guest", &self.pause_ms),
             ("the same with nothing replaced", &self.alone_ms),
-            ("disks at rest, as the node told", &self.told_ms),
+            ("disks quiesced, as the node reported", &self.told_ms),
             ("from the start to the connection", &self.ready_ms),
             ("from there to the first completion", &self.first_ms),
         ];
@@ -236,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_have_a_median_and_a_worst() {
+    fn pauses_have_a_median_and_a_worst() {
         assert!(Pauses::of(Vec::new()).is_none());
         let times = Pauses::of(vec![3.0, 1.0, 2.0]).unwrap();
         assert_eq!((times.median, times.worst, times.all), (2.0, 3.0, vec![3.0, 1.0, 2.0]));

@@ -1,24 +1,24 @@
-//! Data that tells which block it is, which write put it there, and in which run.
+//! Data that identifies its block, its write and its run.
 //!
-//! Each sector of a block carries {block, sequence, sector, run}, and words that follow from them
-//! up to its end, so a sector that is elsewhere, older or torn is told from the right one.
+//! Each sector of a block begins with {block, sequence, sector, run}, and the words derived from
+//! them fill the rest. So a misplaced, stale or torn sector differs from the right one.
 
 /// Bytes of a sector.
 const SECTOR: usize = 512;
 
-/// One write's data.
+/// The identity of one write's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// Which block.
+    /// The block.
     pub block: u64,
-    /// Which write of it.
+    /// The number of the write to the block.
     pub sequence: u64,
-    /// A number drawn for the run.
+    /// A random number for the run.
     pub run: u64,
 }
 
 impl Stamp {
-    /// Fills a block.
+    /// Fills a block with this write's data.
     pub fn fill(&self, bytes: &mut [u8]) {
         for (nth, sector) in (0u64..).zip(bytes.chunks_mut(SECTOR)) {
             let head = [self.block, self.sequence, nth, self.run];
@@ -31,10 +31,10 @@ impl Stamp {
         }
     }
 
-    /// Says what is wrong with a block that should carry this.
+    /// Checks that a block has this write's data.
     ///
     /// # Errors
-    /// The first sector that is not right, and what it claims to be.
+    /// The first sector that differs, and the identity that it carries.
     pub fn check(&self, bytes: &[u8], scratch: &mut [u8]) -> Result<(), String> {
         let right = &mut scratch[..bytes.len()];
         self.fill(right);
@@ -66,23 +66,23 @@ fn mix(mut word: u64) -> u64 {
     word ^ word >> 27
 }
 
-/// What every block of a disk should carry, and which blocks are in use.
+/// The expected data of every block, and which blocks have a request in flight.
 #[derive(Debug)]
 pub struct Ledger {
     run: u64,
-    /// The number of writes of each block, and [`BUSY`] while a request for it is in flight.
+    /// The number of the last write to each block, and [`BUSY`] while a request is in flight.
     blocks: Vec<u32>,
 }
 
 const BUSY: u32 = 1 << 31;
 
 impl Ledger {
-    /// So many blocks that nothing is known of.
+    /// A ledger of `blocks` blocks of unknown contents.
     pub fn new(run: u64, blocks: usize) -> Ledger {
         Ledger { run, blocks: vec![0; blocks] }
     }
 
-    /// The first block from `from` on that no request is in flight for; it is in use from now on.
+    /// Claims the first block from `from` on that has no request in flight.
     pub fn claim(&mut self, from: u64) -> u64 {
         let count = self.blocks.len();
         let mut at = from as usize % count;
@@ -94,25 +94,25 @@ impl Ledger {
         at as u64
     }
 
-    /// What the next write of a claimed block is to carry.
+    /// The data of the next write to a claimed block.
     pub fn next(&self, block: u64) -> Stamp {
         let stamp = self.stamp(block);
         Stamp { sequence: stamp.sequence + 1, ..stamp }
     }
 
-    /// What a block carries; sequence 0 if it is not known.
+    /// The data of a block; sequence 0 if it is unknown.
     pub fn stamp(&self, block: u64) -> Stamp {
         let sequence = (self.blocks[block as usize] & !BUSY).into();
         Stamp { block, sequence, run: self.run }
     }
 
-    /// The request for a block has come back; the block carries that write now, 0 if that is not
-    /// known.
+    /// Releases a block whose request has completed. `sequence` is the write that it has now, 0 if
+    /// that is unknown.
     pub fn release(&mut self, block: u64, sequence: u64) {
         self.blocks[block as usize] = sequence as u32 & !BUSY;
     }
 
-    /// Blocks that carry something known.
+    /// The data of all blocks whose contents are known.
     pub fn written(&self) -> impl Iterator<Item = Stamp> {
         (0..self.blocks.len() as u64)
             .map(|block| self.stamp(block))
@@ -127,7 +127,7 @@ mod tests {
     const STAMP: Stamp = Stamp { block: 7, sequence: 3, run: 0xabc };
 
     #[test]
-    fn a_block_that_is_another_or_torn_is_found() {
+    fn a_stale_or_torn_block_is_found() {
         let (mut bytes, mut scratch) = ([0; 4096], [0; 4096]);
         STAMP.fill(&mut bytes);
         assert_eq!(STAMP.check(&bytes, &mut scratch), Ok(()));

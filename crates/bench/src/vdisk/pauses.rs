@@ -1,32 +1,35 @@
-//! How long a guest waits when its disk's target is replaced: by a successor that is handed the
+//! How long a guest waits when its disk's target is replaced: by a successor that takes over the
 //! disk (`SIGUSR2`), or by a new process after `kill -9`.
 //!
-//! The front end keeps its load up the whole time. It looks at its clock in short slices, and keeps
-//! of each slice the longest time without a completion and when that ended. Another thread replaces
-//! the target again and again, and notes when. Before each replacement it leaves a while alone:
-//! what the machine itself stands still shows there. Both are put together in the end.
+//! The front end keeps up its load the whole time. Its time is divided into short slices; of each
+//! it keeps the longest time without a completion, and when that ended. Another thread replaces the
+//! target repeatedly and records the times. Before each replacement it waits for a window without
+//! one, which shows the machine's own pauses. Both records are combined at the end.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use node::{Error, Kind};
 
+use super::explain;
+use super::front::{Counts, Front};
 use super::outcome::{Pauses, PausesOutcome};
+use super::plan::VdiskPlan;
 use super::target::Target;
-use super::{Front, VdiskPlan, explain};
 
 /// Length of a slice.
 const SLICE_NS: u64 = 5_000_000;
-/// How long the target is left alone, and watched after it was replaced.
+/// The window without a replacement, and the window after one.
 const WINDOW: Duration = Duration::from_millis(300);
-/// How long it may take until there is a new one.
+/// How long a replacement may take.
 const PATIENCE: Duration = Duration::from_secs(30);
-const LOOK: Duration = Duration::from_micros(200);
+/// The pause between two polls.
+const POLL: Duration = Duration::from_micros(200);
 
 /// How the target is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replacement {
-    /// By a successor that is handed the disk.
+    /// By a successor that takes over the disk.
     Upgrade,
     /// By a new process, after the old one was killed.
     Restart,
@@ -35,11 +38,11 @@ pub enum Replacement {
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct PausesPlan {
-    /// The load, on a disk of our own target. Its length is not looked at.
+    /// The load, on a disk of our own target. Its length is ignored.
     pub load: VdiskPlan,
     /// How the target is replaced.
     pub how: Replacement,
-    /// How often.
+    /// How many times.
     pub times: u32,
 }
 
@@ -47,14 +50,14 @@ pub struct PausesPlan {
 struct Slice {
     /// The longest time without a completion that ended in it.
     gap_ns: u64,
-    /// When that ended.
+    /// When that time ended.
     end: Instant,
-    /// When the connection was made that the front end has.
+    /// When the front end last connected again.
     connected: Option<Instant>,
 }
 
 impl Slice {
-    /// How much of that time lies between two others.
+    /// The part of that time between two others.
     fn within(&self, from: Instant, to: Instant) -> Duration {
         let begun = self.end - Duration::from_nanos(self.gap_ns);
         self.end.min(to).saturating_duration_since(begun.max(from))
@@ -65,14 +68,14 @@ impl Slice {
 struct Cycle {
     alone: Instant,
     begun: Instant,
-    /// When the new process was started, if it was by us.
+    /// When we started the new process; `None` for an upgrade.
     started: Option<Instant>,
     over: Instant,
 }
 
-/// What both threads look at.
+/// The progress of both threads.
 #[derive(Default)]
-struct Shared {
+struct Progress {
     runs: AtomicBool,
     over: AtomicBool,
     reconnects: AtomicU32,
@@ -81,27 +84,27 @@ struct Shared {
 /// Measures.
 ///
 /// # Errors
-/// As [`super::run_vdisk`]; and when the target cannot be replaced.
+/// As [`super::run_vdisk`]; or the target cannot be replaced.
 pub fn run_pauses(plan: &PausesPlan) -> Result<PausesOutcome, Error> {
     let load = &plan.load;
     let disk = load.disk.as_ref();
     let disk = disk.ok_or_else(|| Error::new(Kind::Usage, "there is no disk to serve"))?;
     let mut target = Target::start(std::slice::from_ref(disk), load.queues, load.target_processor)?;
     let socket = target.sockets()[0].clone();
-    let shared = Shared::default();
+    let progress = Progress::default();
     let (cycles, front) = std::thread::scope(|scope| {
         let front = scope.spawn(|| {
             frontend::pin(load.front_processor).map_err(explain)?;
-            watch(load, &socket, &shared)
+            watch(load, &socket, &progress)
         });
-        let cycles = replace(plan, &mut target, &shared, || front.is_finished());
-        shared.over.store(true, Ordering::Release);
+        let cycles = replace(plan, &mut target, &progress, || front.is_finished());
+        progress.over.store(true, Ordering::Release);
         let front = front
             .join()
             .unwrap_or_else(|_| Err(Error::new(Kind::System, "the front end panicked")));
         (cycles, front)
     });
-    // Where the front end ended early, it knows why.
+    // A front end that ended early has the reason.
     let watched = front?;
     let cycles = cycles?;
     let mut pauses = Vec::new();
@@ -133,7 +136,7 @@ pub fn run_pauses(plan: &PausesPlan) -> Result<PausesOutcome, Error> {
         times: plan.times,
         pause_ms: Pauses::of(pauses),
         alone_ms: Pauses::of(alone),
-        told_ms: Pauses::of(target.told_pauses_ms()),
+        told_ms: Pauses::of(target.reported_pauses_ms()),
         ready_ms: Pauses::of(ready),
         first_ms: Pauses::of(first),
         errors: watched.errors,
@@ -147,6 +150,7 @@ pub fn run_pauses(plan: &PausesPlan) -> Result<PausesOutcome, Error> {
     })
 }
 
+/// The front end's results.
 struct Watched {
     slices: Vec<Slice>,
     errors: u64,
@@ -154,18 +158,22 @@ struct Watched {
     verified: Option<u64>,
 }
 
-/// The front end's thread.
-fn watch(load: &VdiskPlan, socket: &std::path::Path, shared: &Shared) -> Result<Watched, Error> {
+/// The front end's thread: drives the disk until the other thread is done.
+fn watch(
+    load: &VdiskPlan,
+    socket: &std::path::Path,
+    progress: &Progress,
+) -> Result<Watched, Error> {
     let disk = frontend::Disk::connect(socket, load.options()).map_err(explain)?;
     let mut front = Front::new(load, socket, disk)?;
     front.begin();
     front.run(super::WARM_UP_NS)?;
-    front.counts = super::Counts::default();
-    shared.runs.store(true, Ordering::Release);
+    front.counts = Counts::default();
+    progress.runs.store(true, Ordering::Release);
     let mut slices = Vec::new();
     let mut over = false;
     while !over {
-        over = shared.over.load(Ordering::Acquire);
+        over = progress.over.load(Ordering::Acquire);
         if over {
             front.end()?
         } else {
@@ -177,31 +185,31 @@ fn watch(load: &VdiskPlan, socket: &std::path::Path, shared: &Shared) -> Result<
             slices.push(Slice { gap_ns: counts.pause_ns, end, connected: front.connected });
             counts.pause_ns = 0;
         }
-        shared.reconnects.store(counts.reconnects as u32, Ordering::Release);
+        progress.reconnects.store(counts.reconnects as u32, Ordering::Release);
     }
     let (errors, reconnects) = (front.counts.errors, front.counts.reconnects);
     let verified = if load.verify { Some(front.sweep()?) } else { None };
     Ok(Watched { slices, errors, reconnects, verified })
 }
 
-/// The other thread: replaces the target, until the front end has ended.
+/// The other thread: replaces the target, or ends early with the front end.
 fn replace(
     plan: &PausesPlan,
     target: &mut Target,
-    shared: &Shared,
+    progress: &Progress,
     ended: impl Fn() -> bool,
 ) -> Result<Vec<Cycle>, Error> {
     let wait_for = |what: &str, condition: &dyn Fn() -> bool| {
         let since = Instant::now();
         while !condition() && !ended() {
             if since.elapsed() > PATIENCE {
-                return Err(Error::new(Kind::System, format!("{what}: it takes too long")));
+                return Err(Error::new(Kind::System, format!("{what} takes too long")));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL);
         }
         Ok(())
     };
-    wait_for("the first request", &|| shared.runs.load(Ordering::Acquire))?;
+    wait_for("the first request", &|| progress.runs.load(Ordering::Acquire))?;
     let mut cycles = Vec::new();
     while cycles.len() < plan.times as usize && !ended() {
         let alone = Instant::now();
@@ -213,10 +221,10 @@ fn replace(
                 None
             }
             Replacement::Restart => {
-                let before = shared.reconnects.load(Ordering::Acquire);
+                let before = progress.reconnects.load(Ordering::Acquire);
                 let started = target.restart()?;
                 wait_for("a new connection", &|| {
-                    shared.reconnects.load(Ordering::Acquire) > before
+                    progress.reconnects.load(Ordering::Acquire) > before
                 })?;
                 Some(started)
             }
@@ -232,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_wait_only_that_part_counts_that_lies_in_the_window() {
+    fn only_the_part_of_a_wait_inside_the_window_counts() {
         let zero = Instant::now();
         let at = |ms| zero + Duration::from_millis(ms);
         let slice = Slice { gap_ns: 20_000_000, end: at(50), connected: None };

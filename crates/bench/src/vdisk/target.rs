@@ -1,5 +1,5 @@
-//! Our own target for a measurement: this program again, serving as a node does, in a process of
-//! its own on the target's processor. What it costs can be told from what the front end costs.
+//! Our own target for a measurement: this program again, serving as a node does. It is a process of
+//! its own on the target's processor, so its cost is separate from that of the front end.
 
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -12,31 +12,31 @@ use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use node::{Error, Kind};
 
-/// Memory of the node; disks need little of it.
+/// Memory of the node; disks need little.
 const MEMORY: &str = "256M";
-/// Where its last words go.
+/// The file for the node's log.
 const LOG: &str = "log";
-/// How long it may take to serve, in looks and the time between two of them.
-const LOOKS: u32 = 3000;
-const LOOK: Duration = Duration::from_millis(10);
+/// How long the node may take to start: the number of polls, and the pause between two of them.
+const POLLS: u32 = 3000;
+const POLL: Duration = Duration::from_millis(10);
 
-/// A node that serves disks at sockets until this is dropped.
+/// A node that serves disks at sockets; killed on drop.
 #[derive(Debug)]
 pub struct Target {
     command: Command,
-    /// The launcher, which stays over upgrades; the node ends with it.
+    /// The launcher, which outlives upgrades; the node ends with it.
     launcher: Child,
-    /// For the sockets; removed with this.
+    /// The directory of the sockets; removed on drop.
     dir: PathBuf,
     sockets: Vec<PathBuf>,
 }
 
 impl Target {
-    /// Serves disks with so many queues each on one processor, and comes back when all sockets
-    /// take connections.
+    /// Serves disks with this number of queues each on one processor. Returns when all sockets
+    /// accept connections.
     ///
     /// # Errors
-    /// When a disk cannot be opened or served; with the node's last words.
+    /// A disk cannot be opened or served; with the node's error.
     pub fn start(disks: &[String], queues: u16, processor: usize) -> Result<Target, Error> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let system = |what: &str, error: std::io::Error| {
@@ -45,9 +45,9 @@ impl Target {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("millrace-vdisk-{}-{number}", std::process::id());
         let dir = std::env::temp_dir().join(name);
-        std::fs::create_dir(&dir).map_err(|error| system("making a directory", error))?;
+        std::fs::create_dir(&dir).map_err(|error| system("cannot create a directory", error))?;
         let mut sockets = Vec::new();
-        let program = std::env::current_exe().map_err(|e| system("finding this program", e))?;
+        let program = std::env::current_exe().map_err(|e| system("cannot find this program", e))?;
         let mut command = Command::new(program);
         command.args(["serve", "--memory", MEMORY, "--cores"]);
         command.arg(format!("{processor}-{processor}"));
@@ -58,41 +58,43 @@ impl Target {
             command.arg("--disk").arg(spec);
             sockets.push(socket);
         }
-        let log = File::create(dir.join(LOG)).map_err(|error| system("making a file", error))?;
+        let log =
+            File::create(dir.join(LOG)).map_err(|error| system("cannot create a file", error))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let launcher = command.spawn().map_err(|error| system("starting a node", error))?;
+        let launcher = command.spawn().map_err(|error| system("cannot start a node", error))?;
         let mut target = Target { command, launcher, dir, sockets };
         target.wait_until_it_listens()?;
         Ok(target)
     }
 
-    /// Kills the process and starts another one at once; says when that was.
+    /// Kills the process and immediately starts another one; returns the time of the start.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// The process cannot be started.
     pub fn restart(&mut self) -> Result<Instant, Error> {
         self.kill();
         let started = Instant::now();
         self.launcher = self
             .command
             .spawn()
-            .map_err(|error| Error::new(Kind::System, format!("starting a node: {error}")))?;
+            .map_err(|error| Error::new(Kind::System, format!("cannot start a node: {error}")))?;
         Ok(started)
     }
 
-    /// Has the process hand over to a successor, and comes back when it says that it has.
+    /// Makes the process hand over to a successor. Returns when it has reported that.
     ///
     /// # Errors
-    /// When it has not in time, with the reason if it says one.
+    /// It does not hand over in time; with the reason, if it reports one.
     pub fn upgrade(&mut self, patience: Duration) -> Result<(), Error> {
-        let earlier = self.said().len();
+        let earlier = self.log().len();
         let pid = Pid::from_raw(self.launcher.id().cast_signed());
-        signal::kill(pid, Signal::SIGUSR2)
-            .map_err(|error| Error::new(Kind::System, format!("signalling the node: {error}")))?;
+        signal::kill(pid, Signal::SIGUSR2).map_err(|error| {
+            Error::new(Kind::System, format!("cannot signal the node: {error}"))
+        })?;
         let since = Instant::now();
         let what = loop {
-            let said = self.said();
-            let new = said.get(earlier..).unwrap_or_default();
+            let log = self.log();
+            let new = log.get(earlier..).unwrap_or_default();
             if new.contains("successor=") {
                 return Ok(());
             }
@@ -100,19 +102,19 @@ impl Target {
                 break line.to_owned();
             }
             if since.elapsed() > patience {
-                break "the node hands nothing over".to_owned();
+                break "the node did not hand over in time".to_owned();
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL);
         };
         Err(Error::new(Kind::System, what))
     }
 
-    /// How long the disks were nobody's at each handing over, as the nodes themselves told.
-    pub fn told_pauses_ms(&self) -> Vec<f64> {
-        numbers(&self.said(), "pause_us=").map(|us| us as f64 / 1000.0).collect()
+    /// How long the disks had no owner at each upgrade, as the nodes reported.
+    pub fn reported_pauses_ms(&self) -> Vec<f64> {
+        numbers(&self.log(), "pause_us=").map(|us| us as f64 / 1000.0).collect()
     }
 
-    fn said(&self) -> String {
+    fn log(&self) -> String {
         std::fs::read_to_string(self.dir.join(LOG)).unwrap_or_default()
     }
 
@@ -122,27 +124,25 @@ impl Target {
     }
 
     fn wait_until_it_listens(&mut self) -> Result<(), Error> {
-        for _ in 0..LOOKS {
+        for _ in 0..POLLS {
             if self.sockets.iter().all(|socket| socket.exists()) {
                 return Ok(());
             }
             if let Ok(Some(status)) = self.launcher.try_wait() {
-                let said = self.said();
-                let complaint = |line: &str| {
-                    let said = line.strip_prefix("millrace: ").or(line.strip_prefix("error: "));
-                    said.map(str::to_owned)
-                };
-                let said = said.lines().find_map(complaint);
-                let said = said.unwrap_or_else(|| "it does not say why".to_owned());
-                let what = format!("the node that was to serve the disk ended ({status}): {said}");
+                let log = self.log();
+                let error = log.lines().find_map(|line| {
+                    line.strip_prefix("millrace: ").or(line.strip_prefix("error: "))
+                });
+                let error = error.unwrap_or("it logged no error");
+                let what = format!("the disk's node ended ({status}): {error}");
                 return Err(Error::new(Kind::Usage, what));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL);
         }
-        Err(Error::new(Kind::System, "the node that was to serve the disk does not listen"))
+        Err(Error::new(Kind::System, "the disk's node does not listen"))
     }
 
-    /// Where to connect, disk by disk.
+    /// The sockets, one for each disk.
     pub fn sockets(&self) -> &[PathBuf] {
         &self.sockets
     }
@@ -163,7 +163,7 @@ fn numbers<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = u64> + 'a {
     })
 }
 
-/// A path as a disk's description and a URI take it.
+/// A path, escaped for a disk's description and a URI.
 pub(crate) fn quoted(path: &Path) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
     path.as_os_str()
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_found_by_their_key() {
+    fn numbers_are_found_by_key() {
         let text = "INFO a pause_us=12 disks=1\nINFO pause_us=3\nINFO pause_us=many pause_us=9";
         assert_eq!(numbers(text, "pause_us=").collect::<Vec<_>>(), [12, 3, 9]);
     }
