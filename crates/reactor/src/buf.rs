@@ -1,27 +1,27 @@
-//! Owned, aligned buffers and the per-core pool they come from.
+//! Owned, aligned buffers and the per-core pool that provides them.
 //!
 //! 1. A task asks its core for a [`Buf`] of some length; the pool rounds up to one of its size
 //!    classes and hands out a recycled buffer, or a fresh one while the core's budget lasts.
 //! 2. The buffer goes into an operation by value. The operation owns it until its completion has
-//!    been reaped, whatever happens to the future that started it.
+//!    been reaped, whatever happens to its future.
 //! 3. Filled, it can become a [`SharedBuf`]: immutable and counted without atomics, so one block
-//!    can sit in a cache, be looked at by a cursor and be on its way to a socket without a copy.
+//!    can be in a cache, in use by a cursor and in a send to a socket without a copy.
 //! 4. The last holder returns it to the pool's free list.
 //!
-//! Whoever keeps buffers that it could do without (a cache) registers as a [`Spare`]: it is asked
-//! for them before anybody waits, so memory that is only kept for later never holds back work that
-//! needs it now.
+//! An owner of buffers that it can release (a cache) registers as a [`Spare`]. It is asked for them
+//! before any task waits, so memory that is only kept for later never delays work that needs it
+//! now.
 //!
-//! Whoever waits for a buffer while it holds others may wait for those who wait for it. Work that
-//! needs several asks for a [`Promise`] first, while it holds none: all promises together fit under
-//! the limit, or there is only one.
+//! Tasks that hold buffers while they wait for more could deadlock. Work that needs several buffers
+//! asks for a [`Promise`] first, while it holds none: all promises together fit under the limit, or
+//! there is only one.
 //!
-//! One core owns a pool; nothing here is `Send`. What must hold: `used + free <= limit` in bytes
-//! (the limit covers recycled buffers too), and a buffer's memory never moves while it lives.
-//! The size classes are those of the program's allocator (jemalloc: four to a doubling), so a
-//! buffer occupies exactly what it is counted for. Share counts are kept apart from the buffers:
-//! one behind the data would push a buffer of 4 or 256 KiB into the next class.
-//! The pool does not zero what it hands out twice; a fresh buffer is zeroed.
+//! One core owns a pool; nothing here is `Send`. Invariants: `used + free <= limit` in bytes (the
+//! limit includes recycled buffers), and a buffer's memory never moves while it lives. The size
+//! classes are those of the program's allocator (jemalloc: four per doubling), so a buffer occupies
+//! exactly the bytes it is counted for. Share counts are kept apart from the buffers: a count after
+//! the data would push a buffer of 4 or 256 KiB into the next class. The pool zeroes fresh buffers,
+//! but not recycled ones.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::{Cell, RefCell};
@@ -31,16 +31,16 @@ use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 use std::task::Waker;
 
-/// Alignment of every buffer in bytes: the smallest logical block of the disks we read.
+/// Alignment of every buffer in bytes: the smallest logical block of disks.
 pub const BUF_ALIGN: usize = 512;
 /// Largest buffer of the pool in bytes; a longer request is refused.
 pub const BUF_MAX: usize = 1 << 30;
-/// Bytes that are reclaimed beyond what is needed.
+/// Bytes reclaimed beyond the need.
 const RECLAIM_BYTES: usize = 1 << 20;
-/// This part of the limit is never promised: it is for those who give a buffer back and take
-/// another.
+/// One part in this many of the limit is never promised: it serves work that returns one buffer and
+/// takes another.
 const UNPROMISED: usize = 16;
-/// Classes up to 4 KiB in steps of 512 bytes, then four to a doubling up to `BUF_MAX`.
+/// Classes up to 4 KiB in steps of 512 bytes, then four per doubling up to `BUF_MAX`.
 const CLASSES: usize = 8 + 4 * 18;
 
 /// The class that holds `len` bytes.
@@ -69,14 +69,14 @@ fn layout(class: usize) -> Layout {
         .expect("class sizes are far below isize::MAX and the alignment is a power of two")
 }
 
-/// Somebody who keeps buffers of a pool that it can do without.
+/// An owner of buffers that it can release.
 pub trait Spare {
-    /// Gives up buffers of about `bytes`, or all it has, at once. Returns how many bytes it gave
-    /// up; 0 when it has none. Must not allocate from the pool.
+    /// Releases buffers of about `bytes`, or all it has, immediately. Returns the number of bytes
+    /// released; 0 when it has none. Must not allocate from the pool.
     fn give_up(&self, bytes: usize) -> usize;
 }
 
-/// A buffer's memory and the place of its share count.
+/// A buffer's memory and the index of its share count.
 #[derive(Clone, Copy)]
 struct Memory {
     ptr: NonNull<u8>,
@@ -87,7 +87,7 @@ struct Memory {
 #[derive(Default)]
 struct Counts {
     counts: Vec<u32>,
-    /// Places of buffers that were given back to the allocator.
+    /// Indices of buffers that were returned to the allocator.
     free: Vec<u32>,
 }
 
@@ -95,7 +95,7 @@ impl Counts {
     fn place(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
             self.counts.push(0);
-            // Each stands for a buffer of at least 512 bytes.
+            // Each belongs to a buffer of at least 512 bytes.
             u32::try_from(self.counts.len() - 1).expect("fewer than 2^32 buffers in a pool")
         })
     }
@@ -107,7 +107,7 @@ struct Inner {
     used: Cell<usize>,
     /// Bytes in buffers on the free lists.
     free_bytes: Cell<usize>,
-    /// Bytes that all [`Promise`]s are for.
+    /// Sum of all [`Promise`]s in bytes.
     promised: Cell<usize>,
     free: RefCell<Vec<Vec<Memory>>>,
     counts: RefCell<Counts>,
@@ -116,11 +116,11 @@ struct Inner {
 }
 
 impl Inner {
-    /// Asks for about `bytes` of what is kept for later; false when nobody has any.
+    /// Reclaims about `bytes` from spares; false when they have none.
     fn reclaim(&self, bytes: usize) -> bool {
         let mut given = 0;
         for at in 0.. {
-            // Not borrowed while it gives up: that returns buffers, and may make others register.
+            // Not borrowed meanwhile: the call returns buffers, and may register other spares.
             let Some(spare) = self.spares.borrow().get(at).cloned() else { break };
             if let Some(spare) = spare.upgrade() {
                 given += spare.give_up(bytes - given);
@@ -140,14 +140,14 @@ impl Inner {
         self.wake();
     }
 
-    /// Wakes all who wait for memory.
+    /// Wakes all waiters for memory.
     fn wake(&self) {
         while let Some(waker) = self.waiters.borrow_mut().pop_front() {
             waker.wake();
         }
     }
 
-    /// Gives recycled buffers of other classes back until `need` bytes fit under the limit.
+    /// Frees recycled buffers until `need` bytes fit under the limit.
     fn trim(&self, need: usize) {
         let mut free = self.free.borrow_mut();
         for class in (0..CLASSES).rev() {
@@ -174,7 +174,7 @@ impl Drop for Inner {
     }
 }
 
-/// A core's pool of buffers with a budget in bytes. Clones share it.
+/// A core's pool of buffers, with a budget in bytes. Clones share it.
 #[derive(Clone)]
 pub struct Pool(Rc<Inner>);
 
@@ -224,22 +224,22 @@ impl Pool {
         Some(Buf { memory, class: class as u32, len, pool: self.clone() })
     }
 
-    /// The same, and whoever keeps buffers for later gives them up first.
+    /// The same, but spares release their buffers if needed.
     pub fn alloc_reclaiming(&self, len: usize) -> Option<Buf> {
         loop {
             if let Some(buf) = self.alloc(len) {
                 return Some(buf);
             }
-            // More than is needed now, so that the next ones need not ask. What was given up may be
-            // in use elsewhere, so it goes on until there is room or nothing left.
+            // Reclaim more than the need, for the next requests. Released buffers may be shared and
+            // still in use, so repeat until there is room or nothing left.
             if !self.could_hold(len) || !self.0.reclaim(2 * len + RECLAIM_BYTES) {
                 return None;
             }
         }
     }
 
-    /// Room for `bytes` in buffers, beside what is promised to others; `None` when there is none
-    /// now. A first promise is made whatever it is for.
+    /// Room for `bytes` in buffers, beside all other promises; `None` when there is none now. The
+    /// only promise is always granted.
     pub(crate) fn promise(&self, bytes: usize) -> Option<Promise> {
         let inner = &*self.0;
         let promised = inner.promised.get();
@@ -257,19 +257,19 @@ impl Pool {
         Some(Promise { pool: self.clone(), bytes })
     }
 
-    /// Asks `spare` for its buffers when memory is short, as long as it lives.
+    /// Registers `spare`: its buffers are reclaimed when memory is short, as long as it lives.
     pub fn add_spare(&self, spare: Weak<dyn Spare>) {
         let mut spares = self.0.spares.borrow_mut();
         spares.retain(|spare| spare.strong_count() > 0);
         spares.push(spare);
     }
 
-    /// Registers a waker to be called when any buffer comes back.
+    /// Registers a waker for the next return of a buffer.
     pub(crate) fn wait(&self, waker: Waker) {
         self.0.waiters.borrow_mut().push_back(waker);
     }
 
-    /// Bytes in buffers that are handed out now.
+    /// Bytes in buffers in use.
     pub fn used(&self) -> usize {
         self.0.used.get()
     }
@@ -285,8 +285,8 @@ impl Pool {
     }
 }
 
-/// Room in a pool for what somebody is about to take; see the module text. The buffers that its
-/// holder has taken already are counted twice until it is dropped.
+/// Room in a pool for buffers about to be taken; see the module text. Buffers that its holder has
+/// already taken count twice until it is dropped.
 pub struct Promise {
     pool: Pool,
     bytes: usize,
@@ -300,7 +300,7 @@ impl Drop for Promise {
     }
 }
 
-/// An owned, aligned, initialised buffer of one core. It goes back to its pool when dropped.
+/// An owned, aligned, initialised buffer of one core. It returns to its pool when dropped.
 pub struct Buf {
     memory: Memory,
     class: u32,
@@ -309,7 +309,7 @@ pub struct Buf {
 }
 
 impl Buf {
-    /// Bytes the buffer can hold.
+    /// Capacity in bytes.
     pub fn capacity(&self) -> usize {
         class_size(self.class as usize)
     }
@@ -360,7 +360,7 @@ impl Drop for Buf {
     }
 }
 
-/// An immutable buffer with several holders on one core. Cloning counts, it does not copy.
+/// An immutable buffer with several holders on one core. Cloning counts and does not copy.
 pub struct SharedBuf {
     memory: Memory,
     class: u32,
@@ -369,7 +369,7 @@ pub struct SharedBuf {
 }
 
 impl SharedBuf {
-    /// Bytes of memory the buffer occupies.
+    /// Bytes of memory that the buffer occupies.
     pub fn footprint(&self) -> usize {
         class_size(self.class as usize)
     }
@@ -399,8 +399,8 @@ impl Drop for SharedBuf {
 impl Deref for SharedBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: as in `Buf::deref`; nobody can write: `share` consumed the only `Buf` and a
-        // recycled buffer needs the count to have reached zero.
+        // SAFETY: as in `Buf::deref`. There are no writers: `share` consumed the only `Buf`, and a
+        // buffer is recycled only when its count has reached zero.
         unsafe { std::slice::from_raw_parts(self.memory.ptr.as_ptr(), self.len) }
     }
 }
@@ -417,7 +417,7 @@ impl std::fmt::Debug for SharedBuf {
     }
 }
 
-/// A part of a [`SharedBuf`]: what a value or a message is, without a copy.
+/// A part of a [`SharedBuf`], such as a value or a message, without a copy.
 #[derive(Clone, Debug)]
 pub struct Slice {
     buf: SharedBuf,
@@ -448,7 +448,7 @@ impl Slice {
         }
     }
 
-    /// Bytes of memory the underlying buffer occupies.
+    /// Bytes of memory that the underlying buffer occupies.
     pub fn footprint(&self) -> usize {
         self.buf.footprint()
     }
@@ -466,14 +466,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn promises_fit_together_or_there_is_one() {
+    fn promises_fit_together_or_there_is_only_one() {
         let pool = Pool::new(16 << 10);
         let first = pool.promise(1 << 20).unwrap();
         assert!(pool.promise(512).is_none());
         drop(first);
         let small = pool.promise(4 << 10).unwrap();
         let held = pool.alloc(4 << 10).unwrap();
-        assert!(pool.promise(8 << 10).is_none(), "a sixteenth is for nobody");
+        assert!(pool.promise(8 << 10).is_none(), "a sixteenth is never promised");
         let other = pool.promise(7 << 10).unwrap();
         drop((small, held));
         assert!(pool.promise(8 << 10).is_some());
@@ -510,7 +510,7 @@ mod tests {
         assert!(pool.alloc(16 << 10).is_some());
     }
 
-    /// Keeps buffers for later.
+    /// A spare with buffers.
     struct Keeper(RefCell<Vec<SharedBuf>>);
 
     impl Spare for Keeper {
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_for_later_gives_way_to_what_is_needed_now() {
+    fn spares_release_buffers_that_are_needed_now() {
         let pool = Pool::new(8 << 20);
         let keep = |count: usize| -> Rc<Keeper> {
             let bufs = (0..count).map(|_| pool.alloc(1 << 20).unwrap().share()).collect();
@@ -538,9 +538,9 @@ mod tests {
         let (first, second) = (keep(4), keep(3));
         let in_use = second.0.borrow().last().cloned();
         let own = pool.alloc(1 << 20).unwrap();
-        assert!(pool.alloc(1).is_none(), "nobody asks for it");
+        assert!(pool.alloc(1).is_none(), "spares are not asked");
         assert!(pool.alloc_reclaiming(1).is_some());
-        assert!(pool.alloc_reclaiming(8 << 20).is_none(), "more than is kept");
+        assert!(pool.alloc_reclaiming(8 << 20).is_none(), "more than the spares have");
         assert!(first.0.borrow().is_empty() && second.0.borrow().is_empty());
         drop(own);
         assert!(pool.alloc_reclaiming(7 << 20).is_some() && in_use.is_some());
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_are_asked_for_most_are_classes() {
+    fn common_sizes_are_classes() {
         for len in [512, 4096, 8192, 64 << 10, 256 << 10, 1 << 20] {
             assert_eq!(class_size(class_of(len)), len);
         }

@@ -109,7 +109,7 @@ impl Signaller {
 
 impl Drop for Signaller {
     fn drop(&mut self) {
-        // SAFETY: this value's context, which has no operation under way.
+        // SAFETY: this value's context, which has no operation in flight.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }

@@ -142,7 +142,7 @@ mod tests {
 
     impl Drop for Pages {
         fn drop(&mut self) {
-            // SAFETY: the mapping of `Shared::new`, which nobody touches any more.
+            // SAFETY: the mapping of `Shared::new`, which is not accessed after this.
             unsafe { libc::munmap(self.0.cast(), LEN) };
         }
     }

@@ -1,7 +1,7 @@
-//! Stream sockets: listeners that every core opens for itself, and connections.
+//! Stream sockets: one listener per core, and connections.
 //!
-//! Buffers go in by value and come back with the result. A receive that is dropped before it is
-//! done loses what it would have brought, so a connection that drops one must be closed.
+//! An operation takes its buffer by value and returns it with the result. A receive that is dropped
+//! before it is done loses its bytes, so the connection must then be closed.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -44,13 +44,14 @@ impl SocketInner {
     }
 }
 
-/// A connection of one core. Clones are the same connection, so that one task can read while
-/// another writes; it is closed with the last of them and the last operation.
+/// A connection of one core. Clones are the same connection, so one task can read while another
+/// writes. It is closed with the last clone and the last operation.
 #[derive(Clone)]
 pub struct Socket(Rc<SocketInner>);
 
-/// A socket that listens on `addr`, for a process that makes it before its cores run:
-/// [`Listener::from_fd`]. With `shared_port` others may listen there that say so, too.
+/// Makes a socket that listens on `addr`, for a process that makes it before its cores run: see
+/// [`Listener::from_fd`]. With `shared_port`, other sockets with the same option may listen there,
+/// too.
 ///
 /// # Errors
 /// As for [`Core::listen`] and [`Core::listen_alone`].
@@ -85,8 +86,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `addr`. Every core listens for itself on the same address and the kernel
-    /// spreads the connections (`SO_REUSEPORT`).
+    /// Listens on `addr`. Every core has its own listener on the address, and the kernel spreads
+    /// the connections (`SO_REUSEPORT`).
     ///
     /// # Errors
     /// `AddrInUse` when another process listens there; other errors as the system gives them.
@@ -98,7 +99,7 @@ impl Listener {
         Ok(Listener { socket: Rc::new(SocketInner { fd, core: core.clone() }) })
     }
 
-    /// A socket that listens already, in a process that handed its descriptor over.
+    /// Takes a listening socket whose descriptor another process handed over.
     ///
     /// # Errors
     /// `Unsupported` in a simulated world.
@@ -128,7 +129,7 @@ impl Listener {
     /// Waits for a connection.
     ///
     /// # Errors
-    /// `EMFILE` and the like: the caller waits a little and tries again.
+    /// `EMFILE` and the like: the caller backs off and retries.
     pub async fn accept(&self) -> io::Result<Socket> {
         let core = self.socket.core.clone();
         let op = IoOp::Accept { fd: self.socket.fd.number() };
@@ -178,15 +179,15 @@ impl Socket {
         SocketOp::start(&self.0.core, op, payload, Hold::Socket { _socket: self.0.clone() })
     }
 
-    /// Waits until there is something to receive (or the connection has ended), holding no
-    /// buffer: how an idle connection should wait.
+    /// Waits until there is something to receive (or the connection has ended), without a buffer:
+    /// the wait of an idle connection.
     pub async fn readable(&self) -> io::Result<()> {
         let (result, _) = self.op(IoOp::PollIn { fd: self.number() }, Payload::None).await;
         io_result(result).map(|_| ())
     }
 
-    /// Receives up to `most` bytes behind what `buf` holds; suspends until something arrives.
-    /// 0 means the other side has ended.
+    /// Receives up to `most` bytes and appends them to `buf`; waits until some arrive. 0 means the
+    /// other side has ended.
     pub async fn recv(&self, mut buf: Vec<u8>, most: usize) -> (io::Result<usize>, Vec<u8>) {
         buf.reserve(most);
         let spare = buf.spare_capacity_mut();
@@ -199,15 +200,15 @@ impl Socket {
         let Payload::Bytes(mut buf) = payload else { unreachable!("a receive owns its bytes") };
         let result = io_result(result);
         if let Ok(n) = result {
-            // SAFETY: the receive wrote `n <= most` bytes behind `buf.len()`, inside the
-            // capacity reserved above; the vector was owned by the operation meanwhile.
+            // SAFETY: the receive wrote `n <= most` bytes after `buf.len()`, inside the capacity
+            // reserved above; the operation owned the vector meanwhile.
             unsafe { buf.set_len(buf.len() + n) };
         }
         (result, buf)
     }
 
-    /// Sends `buf` from `from` on, once; suspends until the socket takes something. Returns how
-    /// much was taken.
+    /// Sends `buf` from `from` on, once; waits until the socket takes some bytes. Returns their
+    /// number.
     pub async fn send_some(&self, buf: Vec<u8>, from: usize) -> (io::Result<usize>, Vec<u8>) {
         let rest = &buf[from..];
         let op = IoOp::Send {
@@ -220,7 +221,7 @@ impl Socket {
         (io_result(result), buf)
     }
 
-    /// Sends all of `buf`; suspends while the socket is full. The buffer comes back for reuse.
+    /// Sends all of `buf`; waits while the socket is full. Returns the buffer for reuse.
     pub async fn send(&self, mut buf: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
         let mut sent = 0;
         while sent < buf.len() {
@@ -235,9 +236,8 @@ impl Socket {
         (Ok(()), buf)
     }
 
-    /// Sends all the pieces in order, shared ones without a copy; suspends while the socket is
-    /// full. The (emptied) vector comes back for reuse. `sends` counts how often the socket has
-    /// taken something.
+    /// Sends all the pieces in order, shared ones without a copy; waits while the socket is full.
+    /// Returns the emptied vector for reuse. `sends` counts the sends that took bytes.
     pub async fn send_parts(
         &self,
         mut parts: Vec<Part>,
@@ -288,7 +288,7 @@ impl Socket {
         (Ok(()), parts)
     }
 
-    /// Ends both directions now; operations under way complete with what they have.
+    /// Ends both directions now; operations in flight complete with their present result.
     pub fn shutdown(&self) {
         match &self.0.fd {
             Fd::File(_) => {}
@@ -335,7 +335,7 @@ impl Drop for SocketOp {
     }
 }
 
-/// Waits until a descriptor of the caller's is readable; used for signals.
+/// Waits until the caller's descriptor is readable; used for signals.
 pub(crate) async fn readable(core: &Core, fd: &Rc<OwnedFd>) -> io::Result<()> {
     let socket = Socket::new(core, Fd::Host(fd.try_clone()?));
     socket.readable().await

@@ -56,7 +56,7 @@ impl Core {
 
     /// Waits until the child process `pid` has ended. It does not reap the child: the caller asks
     /// for its exit status afterwards, which then does not block. `pid` must be a child of this
-    /// process that nobody reaps during the wait.
+    /// process that is not reaped during the wait.
     ///
     /// # Errors
     /// `ECHILD` when `pid` is not a child of this process; others as the system gives them.

@@ -1,4 +1,4 @@
-//! What other threads may touch of a core: its inbox, its sleep flag and its wake-up descriptor.
+//! The part of a core that other threads may touch: inbox, sleep flag and wake-up descriptor.
 //!
 //! A foreign thread posts a [`Remote`] and, if the core sleeps, writes its eventfd once. Cores
 //! of one runtime talk through their rings (`mesh`) instead and use only the wake-up from here.
@@ -24,8 +24,8 @@ pub enum Remote {
     Ended,
 }
 
-/// Most messages that may wait in a core's inbox. Every one of them stands for an operation or a
-/// task of that core, both of which are bounded below this.
+/// Capacity of a core's inbox. Each message belongs to an operation or a task of that core, and
+/// both are bounded below this.
 const INBOX: usize = 1 << 21;
 
 /// The part of a core that other threads hold.
@@ -53,16 +53,16 @@ impl Shared {
     /// Puts a message into the core's inbox and wakes the core if it sleeps.
     pub fn post(&self, message: Remote) {
         match self.inbox.send(message) {
-            // The core looks into its inbox in every turn and before it sleeps.
+            // The core checks its inbox in every turn and before it sleeps.
             Ok(()) => self.wake_if_asleep(),
-            // The core has ended; nobody waits for this any more.
+            // The core has ended; the message is not needed.
             Err(SendError::Closed(_)) => {}
-            // Cannot be: see INBOX. Losing a wake-up would hang a task, so stop loudly.
+            // Impossible: see INBOX. Losing a wake-up would hang a task, so panic.
             Err(SendError::Full(_)) => panic!("a core's inbox is full: {INBOX} messages"),
         }
     }
 
-    /// Wakes the core if it sleeps. To be called after whatever it shall see was published.
+    /// Wakes the core if it sleeps. Call it after publishing the message.
     pub fn wake_if_asleep(&self) {
         if self.sleep.must_wake() {
             let one = 1u64.to_ne_bytes();
@@ -77,7 +77,7 @@ impl Shared {
         self.event.as_raw_fd()
     }
 
-    /// Takes the wake-up back after it was seen.
+    /// Resets the wake-up after it was seen.
     pub fn clear_event(&self) {
         let mut count = [0u8; 8];
         // SAFETY: reads 8 bytes into a live array from a descriptor that `self` owns.
@@ -89,8 +89,8 @@ impl Shared {
     }
 }
 
-/// Tells all cores of a runtime, when dropped, that one of them has ended its main task, be it
-/// by a panic. A core serves the others until all have: somebody may be waiting for its answer.
+/// When dropped, tells all cores of a runtime that one of them has ended its main task, also by a
+/// panic. A core serves the others until all have ended: they may be waiting for its answer.
 pub(crate) struct EndNotice(pub Vec<Arc<Shared>>);
 
 impl Drop for EndNotice {
@@ -104,9 +104,8 @@ impl Drop for EndNotice {
 /// The core's own end of its inbox.
 pub(crate) type Inbox = inbox::Inbox<Remote>;
 
-/// All living cores of the process by their number, so that a waker, which is only a number,
-/// finds its core from any thread. Off the fast path: a waker used on its own core does not come
-/// here.
+/// All live cores of the process by their number, so that a waker, which is only a number, finds
+/// its core from any thread. Not on the fast path: a waker used on its own core does not need it.
 #[expect(clippy::disallowed_types, reason = "start, stop and foreign wake-ups only")]
 static REGISTRY: std::sync::Mutex<BTreeMap<u32, Weak<Shared>>> =
     std::sync::Mutex::new(BTreeMap::new());
@@ -122,7 +121,7 @@ fn registry<R>(f: impl FnOnce(&mut BTreeMap<u32, Weak<Shared>>) -> R) -> R {
     result
 }
 
-/// Gives a core a number that no other core of this process has had within the last million.
+/// Gives a core a number that none of the last million cores of this process had.
 pub(crate) fn register(shared: &Arc<Shared>) -> u32 {
     let uid = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) & crate::task::UID_MASK;
     registry(|cores| {
@@ -132,7 +131,7 @@ pub(crate) fn register(shared: &Arc<Shared>) -> u32 {
     uid
 }
 
-/// The core with that number, if it lives.
+/// The live core with that number.
 pub(crate) fn find(uid: u32) -> Option<Arc<Shared>> {
     registry(|cores| cores.get(&uid).and_then(Weak::upgrade))
 }

@@ -1,11 +1,10 @@
 //! Starting and stopping cores.
 //!
-//! A [`Runtime`] runs one thread per core, each pinned to its processor, each with its own
-//! driver. The caller's function makes every core's main task. A core whose main task has ended
-//! goes on serving the others' calls; when all have ended each core shuts down: tasks are
-//! dropped, operations cancelled and reaped, and only then its memory freed. If
-//! the driver does not give everything back in time, the memory is leaked on purpose: the kernel
-//! may still write to it.
+//! [`run`] starts one thread per core , each pinned to its processor, each with its own driver. The
+//! caller's function makes every core's main task. A core whose main task has ended continues to
+//! serve the others' calls. When all have ended, each core shuts down: it drops its tasks, cancels
+//! and reaps its operations, and then frees its memory. If operations remain unfinished after a
+//! timeout, the memory is leaked on purpose: the kernel may still write to it.
 
 use std::future::Future;
 use std::io;
@@ -26,12 +25,12 @@ use crate::task::Class;
 /// Which driver the cores use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum DriverKind {
-    /// io_uring where the system allows it, else epoll, said once in the log.
+    /// io_uring where the system allows it, else epoll, with one warning in the log.
     #[default]
     Auto,
     /// io_uring or an error.
     Uring,
-    /// epoll and threads for files.
+    /// epoll, and threads for files.
     Epoll,
 }
 
@@ -54,17 +53,17 @@ pub struct RuntimeConfig {
     pub processors: Vec<usize>,
     /// Buffer memory of each core in bytes.
     pub memory: usize,
-    /// Disk operations in flight per core; more wait in the core.
+    /// Most disk operations in flight per core; more wait in the core.
     pub disk_depth: usize,
-    /// How cores wait.
+    /// How cores wait for work.
     pub poll: PollMode,
     /// Which driver.
     pub driver: DriverKind,
-    /// Rings do nothing but what the driver itself asks of them, whoever fills them: a filter of
-    /// system calls does not see what a ring does. Where the kernel cannot hold a ring to that,
-    /// the driver is epoll.
+    /// Restrict each ring to the operations of the driver, whatever code fills it: a system call
+    /// filter does not see a ring's operations. If the kernel cannot restrict a ring, the driver
+    /// is epoll.
     pub confined: bool,
-    /// The log in which each core gets a ring of its own, if there is one.
+    /// The log, if there is one; each core gets a ring of its own in it.
     pub log: Option<Log>,
 }
 
@@ -82,7 +81,7 @@ impl Default for RuntimeConfig {
     }
 }
 
-/// The processors this process may use, in order.
+/// The processors that this process may use, in order.
 pub fn processors() -> Vec<usize> {
     // SAFETY: a plain C struct for which all zeroes is a valid value.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
@@ -119,7 +118,7 @@ pub(crate) const PATIENCE_NS: u64 = 5_000_000_000;
 /// Runs `main` on every core and returns what each returned, by core.
 ///
 /// # Errors
-/// When threads or drivers cannot be made; then no `main` has run.
+/// When threads or drivers cannot be made; no `main` has run then.
 ///
 /// # Panics
 /// When a core panicked.
@@ -191,7 +190,7 @@ pub(crate) fn block_on<T: 'static>(core: &Core, future: impl Future<Output = T> 
     let handle = core.spawn(Class::Foreground, future);
     let mut handle = pin!(handle);
     loop {
-        // The handle is looked at after every turn, so its waker has nothing to do.
+        // The handle is polled after every turn, so it needs no waker.
         if let Poll::Ready(result) =
             handle.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop()))
         {
@@ -201,11 +200,11 @@ pub(crate) fn block_on<T: 'static>(core: &Core, future: impl Future<Output = T> 
     }
 }
 
-/// Makes tests of whatever runs on the reactor use one driver: `auto`, `io_uring` or `epoll`.
-/// It stands in for `DriverKind::Auto` only.
+/// Selects the driver of tests on the reactor: `auto`, `io_uring` or `epoll`. It replaces
+/// `DriverKind::Auto` only.
 const DRIVER_VARIABLE: &str = "MILLRACE_DRIVER";
 
-/// Finds out which driver works here.
+/// Finds a driver that works on this system.
 fn choose(kind: DriverKind, confined: bool) -> io::Result<DriverKind> {
     let kind = match std::env::var(DRIVER_VARIABLE) {
         Ok(text) if kind == DriverKind::Auto => text.parse().map_err(|error| {
@@ -238,11 +237,11 @@ fn host_seed(id: usize) -> u64 {
     hasher.finish()
 }
 
-/// The signal that asks a process to hand its work over to a successor.
+/// The signal that asks a process to hand over to a successor.
 pub const UPGRADE: i32 = libc::SIGUSR2;
 
-/// Waits for one of the signals that ask a process to stop, or for [`UPGRADE`], and tells which.
-/// They must be blocked in all threads: call [`block_signals`] before any is started.
+/// Waits for one of the signals that ask a process to stop, or for [`UPGRADE`], and returns its
+/// number. They must be blocked in all threads: call [`block_signals`] before starting any.
 ///
 /// # Errors
 /// When the process has no descriptor left.
@@ -270,8 +269,8 @@ pub async fn signal(core: &Core) -> io::Result<i32> {
     }
 }
 
-/// A write beyond the file size limit (`ulimit -f`) fails with `EFBIG` and does not kill the
-/// process. The standard library already does the same for `SIGPIPE`.
+/// Makes a write beyond the file size limit (`ulimit -f`) fail with `EFBIG` instead of killing the
+/// process. The standard library does the same for `SIGPIPE`.
 fn ignore_file_size_signal() {
     // SAFETY: SIG_IGN installs no handler, and nothing in this process handles SIGXFSZ.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
@@ -289,8 +288,8 @@ fn signals() -> libc::sigset_t {
     }
 }
 
-/// Blocks the signals that [`signal`] waits for, in this thread and those it starts later. Ignores
-/// `SIGXFSZ`, as [`run`] does.
+/// Blocks the signals that [`signal`] waits for, in this thread and the threads that it starts
+/// later. Ignores `SIGXFSZ`, as [`run`] does.
 pub fn block_signals() {
     ignore_file_size_signal();
     let set = signals();

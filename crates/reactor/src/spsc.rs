@@ -240,8 +240,8 @@ impl<T> Consumer<T> {
         Some(value)
     }
 
-    /// Whether [`pop`](Self::pop) would return an item: one look at memory, no side effect. Meant
-    /// for the look before sleep, where the caller has put the fence in front.
+    /// Whether [`pop`](Self::pop) would return an item: one load, no side effect. For the check
+    /// before sleep, which the caller's fence precedes.
     #[inline]
     pub fn pure_check(&self) -> bool {
         // Relaxed: only the answer is used, no slot; `pop` loads again with Acquire. And the tail
@@ -285,7 +285,8 @@ mod tests {
 
     #[test]
     fn a_full_ring_gives_the_item_back() {
-        // 3 is not a power of two: the bound is what was asked for, not the rounded-up slot count.
+        // 3 is not a power of two: the bound is the requested capacity, not the rounded-up slot
+        // count.
         let (mut tx, mut rx) = ring(3);
         for i in 0..3 {
             tx.push_published(i).unwrap();

@@ -1,13 +1,13 @@
-//! What a virtual machine's disk is reached through: Unix stream sockets that carry descriptors
-//! beside bytes. The counters by which both sides wake each other are in `eventfd.rs`.
+//! Unix stream sockets that carry descriptors beside bytes: the connections of virtual machines'
+//! disks. The eventfds by which both sides wake each other are in `eventfd.rs`.
 //!
-//! Messages here are few and small (the set-up of a disk, its stop), so a receive waits until the
-//! socket is readable, holding nothing, and then takes what is there with one system call.
+//! Messages are few and small (the set-up of a disk, its stop), so a receive waits until the socket
+//! is readable, without a buffer, and then takes the bytes with one system call.
 //!
-//! In a simulated world these are descriptors of the host, too: what passes through them stays in
-//! this process, the kernel does it at once and in order, and so a seed replays it. What the world
-//! decides is when somebody who waits learns of it, and into what pieces bytes are cut. Names are
-//! the host's, and not for simulated worlds.
+//! In a simulated world these are descriptors of the host, too: the bytes stay in this process, and
+//! the kernel moves them immediately and in order, so a seed replays it. The world decides when a
+//! waiter learns of them, and into which pieces they are cut. Names belong to the host, and
+//! simulated worlds cannot use them.
 
 use std::io;
 use std::mem::size_of;
@@ -21,12 +21,12 @@ use crate::watch::Watch;
 
 /// Most descriptors that one message may carry (the kernel's limit).
 pub const FDS_MAX: usize = 253;
-/// How often a send looks whether a full socket has room again, in nanoseconds.
+/// Interval in nanoseconds at which a send retries on a full socket.
 const ROOM_NS: u64 = 1_000_000;
-/// Looks until a send gives up: ten seconds.
+/// Retries until a send fails: ten seconds.
 const ROOM_LOOKS: u32 = 10_000;
 
-/// How long a simulated socket has no room when it has taken a part, in nanoseconds.
+/// How long a simulated socket has no room after it has taken a part, in nanoseconds.
 const CUT_NS: u64 = 20_000;
 
 fn refuse_simulated(core: &Core) -> io::Result<()> {
@@ -36,7 +36,7 @@ fn refuse_simulated(core: &Core) -> io::Result<()> {
     }
 }
 
-/// A result of a system call that returns a count or -1.
+/// The result of a system call that returns a count or -1.
 pub(crate) fn outcome(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
@@ -45,12 +45,12 @@ pub(crate) fn outcome(result: isize) -> io::Result<usize> {
 pub struct UnixListener(Watch);
 
 impl UnixListener {
-    /// Listens under a name, which only the owner's processes may connect to. A socket that an
-    /// earlier process left there, and on which nobody listens, is replaced.
+    /// Listens under a name, to which only the owner's processes may connect. A socket that an
+    /// earlier process left there, without a listener, is replaced.
     ///
     /// # Errors
-    /// `AddrInUse` when somebody listens there, or something that is no socket has the name; others
-    /// as the system gives them.
+    /// `AddrInUse` when another process listens there, or the name belongs to a file that is not a
+    /// socket; others as the system gives them.
     pub fn bind(core: &Core, path: &Path) -> io::Result<UnixListener> {
         refuse_simulated(core)?;
         let (address, len) = address(path)?;
@@ -59,11 +59,11 @@ impl UnixListener {
         if connects(&fd, &address, len) || exists_otherwise(path) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
-        // A socket that a connection was tried on cannot listen any more.
+        // A socket on which a connection was tried cannot listen.
         let fd = socket()?;
         remove(path)?;
-        // Nobody must be able to connect before the rights are set, so they are right at once.
-        // SAFETY: takes no pointers.
+        // Set the rights before the bind, so that no other user can ever connect. SAFETY: takes no
+        // pointers.
         unsafe { libc::fchmod(fd.as_raw_fd(), 0o600) };
         // SAFETY: `address` is a live, initialised `sockaddr_un` of at least `len` bytes.
         outcome(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) } as isize)?;
@@ -72,7 +72,7 @@ impl UnixListener {
         UnixListener::from_fd(core, fd)
     }
 
-    /// A socket that listens already, for example one that another process handed over.
+    /// Takes a listening socket, for example one that another process handed over.
     ///
     /// # Errors
     /// As the system gives them.
@@ -84,13 +84,13 @@ impl UnixListener {
     /// Waits for a connection.
     ///
     /// # Errors
-    /// `EMFILE` and the like: the caller waits a little and tries again.
+    /// `EMFILE` and the like: the caller backs off and retries.
     pub async fn accept(&self) -> io::Result<UnixSocket> {
         loop {
             self.0.readable().await?;
             let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
             let (none, no_len) = (std::ptr::null_mut(), std::ptr::null_mut());
-            // SAFETY: the kernel takes null pointers for an address that is not wanted.
+            // SAFETY: null pointers mean that the address is not wanted.
             let fd = unsafe { libc::accept4(self.0.fd().as_raw_fd(), none, no_len, flags) };
             if fd >= 0 {
                 // SAFETY: a new descriptor that nobody else owns.
@@ -116,8 +116,8 @@ impl AsFd for UnixListener {
 pub struct UnixSocket(Rc<Watch>);
 
 impl UnixSocket {
-    /// A connected socket, for example one that another process handed over. No call on it waits,
-    /// whatever that process does with the flags of the open file, which it may share.
+    /// Takes a connected socket, for example one that another process handed over. No call on it
+    /// blocks, whatever that process does with the flags of the open file, which it may share.
     ///
     /// # Errors
     /// `InvalidInput` when it is another kind of descriptor.
@@ -129,27 +129,27 @@ impl UnixSocket {
         Ok(UnixSocket(Rc::new(Watch::new(core, fd))))
     }
 
-    /// Connects to whoever listens under a name.
+    /// Connects to the listener of a name.
     ///
     /// # Errors
-    /// `ConnectionRefused` and `NotFound` when nobody does; others as the system gives them.
+    /// `ConnectionRefused` or `NotFound` when there is none; others as the system gives them.
     pub fn connect(core: &Core, path: &Path) -> io::Result<UnixSocket> {
         refuse_simulated(core)?;
         let (address, len) = address(path)?;
         let fd = socket()?;
-        // A connection to a Unix socket waits for nothing unless the listener's queue is full.
-        // SAFETY: `address` is a live, initialised `sockaddr_un` of at least `len` bytes.
+        // A connect to a Unix socket blocks only while the listener's queue is full. SAFETY:
+        // `address` is a live, initialised `sockaddr_un` of at least `len` bytes.
         let done = unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), len) };
         outcome(done as isize)?;
         UnixSocket::from_fd(core, fd)
     }
 
-    /// Receives up to `most` bytes, behind what `buf` holds, and the descriptors that came with
-    /// them; suspends until something arrives. No bytes: the other side has ended.
+    /// Receives up to `most` bytes, which are appended to `buf`, and the descriptors that came with
+    /// them; waits until some arrive. No bytes: the other side has ended.
     ///
     /// # Errors
-    /// `InvalidData` when more than [`FDS_MAX`] descriptors came; `Other` when this process cannot
-    /// have those that came; others as the system gives them.
+    /// `InvalidData` when more than [`FDS_MAX`] descriptors came; `Other` when this process has no
+    /// room for them; others as the system gives them.
     pub async fn recv(&self, buf: &mut Vec<u8>, most: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
         loop {
             self.0.readable().await?;
@@ -160,8 +160,8 @@ impl UnixSocket {
         }
     }
 
-    /// Sends all of `bytes`, and with the first of them the descriptors. Suspends while the socket
-    /// is full.
+    /// Sends all of `bytes`, and with the first of them the descriptors. Waits while the socket is
+    /// full.
     ///
     /// # Errors
     /// `TimedOut` when the other side takes nothing for ten seconds; others as the system gives
@@ -189,7 +189,7 @@ impl UnixSocket {
     }
 
     /// Sends as many of `bytes` as the socket has room for, at least one, and with the first of
-    /// them the descriptors. Gives how many those were.
+    /// them the descriptors. Returns their number.
     ///
     /// # Errors
     /// `WouldBlock` when there is no room; others as the system gives them.
@@ -197,7 +197,7 @@ impl UnixSocket {
         send(self.0.fd(), &bytes[..self.0.at_once(bytes.len())], fds)
     }
 
-    /// The process on the other side, as it was when it connected: its id.
+    /// The id of the process on the other side, as of its connect.
     ///
     /// # Errors
     /// As the system gives them.
@@ -219,11 +219,11 @@ impl AsFd for UnixSocket {
     }
 }
 
-/// Which of these are readable, have failed or have lost their other side.
+/// Which of these are readable, have failed, or have lost their other side.
 pub(crate) fn are_readable(fds: &[RawFd]) -> Vec<bool> {
     let ask = |&fd: &RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut all: Vec<_> = fds.iter().map(ask).collect();
-    // SAFETY: as many pollfds as said, which live until the call returns.
+    // SAFETY: the given number of pollfds, which live until the call returns.
     unsafe { libc::poll(all.as_mut_ptr(), all.len() as libc::nfds_t, 0) };
     all.iter().map(|one| one.revents != 0).collect()
 }
@@ -241,7 +241,7 @@ fn address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as u16;
     let bytes = path.as_os_str().as_bytes();
-    // One byte stays 0 and ends the name.
+    // The last byte stays 0 and ends the name.
     if bytes.is_empty() || bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
         let most = address.sun_path.len() - 1;
         let what = format!("the name of a socket has from 1 to {most} bytes: {}", path.display());
@@ -253,7 +253,7 @@ fn address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
     Ok((address, size_of::<libc::sockaddr_un>() as libc::socklen_t))
 }
 
-/// Whether somebody listens there, also one whose queue is full.
+/// Whether there is a listener, possibly with a full queue.
 fn connects(fd: &OwnedFd, address: &libc::sockaddr_un, len: libc::socklen_t) -> bool {
     let address = std::ptr::from_ref(address).cast();
     // SAFETY: a live, initialised `sockaddr_un` of at least `len` bytes.
@@ -261,7 +261,7 @@ fn connects(fd: &OwnedFd, address: &libc::sockaddr_un, len: libc::socklen_t) -> 
     done == 0 || io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
 }
 
-/// Whether the name is that of something else than a socket.
+/// Whether the name belongs to a file that is not a socket.
 fn exists_otherwise(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
     path.symlink_metadata().is_ok_and(|found| !found.file_type().is_socket())
@@ -275,7 +275,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// An option of a socket that is a number. Fails on any other descriptor; waits for nothing.
+/// Reads a numeric option of a socket. Fails on any other descriptor; never blocks.
 pub(crate) fn socket_option(fd: BorrowedFd<'_>, name: i32) -> io::Result<i32> {
     let mut value: libc::c_int = 0;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
@@ -325,15 +325,15 @@ fn receive(
     // SAFETY: the header points to `iov`, which points to `most` bytes of reserved room, and to
     // `control` with its size; all live until the call returns.
     let received = outcome(unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, flags) })?;
-    // SAFETY: the kernel wrote `received <= most` bytes behind `buf.len()`, inside the capacity.
+    // SAFETY: the kernel wrote `received <= most` bytes after `buf.len()`, inside the capacity.
     unsafe { buf.set_len(buf.len() + received) };
     let fds = descriptors(&header);
     if header.msg_flags & libc::MSG_CTRUNC != 0 {
         if fds.len() < FDS_MAX {
-            // There was room for the numbers: it is this process that can have no more.
+            // There was room in the control message: the process is at its limit.
             return Err(io::Error::other(
-                "descriptors that came with a message were lost: the process has as many open as it \
-                 may have; raise `ulimit -n` (LimitNOFILE)",
+                "cannot receive the descriptors of a message: too many open files: raise \
+                 `ulimit -n` (LimitNOFILE)",
             ));
         }
         let what = format!("more than {FDS_MAX} descriptors with one message");
@@ -354,12 +354,12 @@ fn descriptors(header: &libc::msghdr) -> Vec<OwnedFd> {
             // SAFETY: computes from numbers only.
             let head = unsafe { libc::CMSG_LEN(0) } as usize;
             let count = (cmsg.cmsg_len as usize - head) / size_of::<libc::c_int>();
-            // SAFETY: points behind the header that `message` points to.
+            // SAFETY: points to the data after the header that `message` points to.
             let first = unsafe { libc::CMSG_DATA(message) }.cast::<libc::c_int>();
             for at in 0..count {
                 // SAFETY: `at` is below the number of descriptors that the kernel wrote there.
                 let number = unsafe { first.add(at).read_unaligned() };
-                // SAFETY: the kernel made it for this message, so nobody else owns it.
+                // SAFETY: the kernel made it for this message, so it has no other owner.
                 fds.push(unsafe { OwnedFd::from_raw_fd(number) });
             }
         }
@@ -385,8 +385,8 @@ fn send(fd: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<
         header.msg_control = control.bytes.as_mut_ptr().cast();
         // SAFETY: computes from numbers only.
         header.msg_controllen = unsafe { libc::CMSG_SPACE(data) } as usize;
-        // SAFETY: control points to `msg_controllen` live bytes, aligned for a header, and has
-        // room for one and `data` bytes behind it.
+        // SAFETY: control points to `msg_controllen` live bytes, aligned for a header, and has room
+        // for one and `data` bytes after it.
         unsafe {
             let message = libc::CMSG_FIRSTHDR(&raw const header);
             (*message).cmsg_level = libc::SOL_SOCKET;

@@ -10,9 +10,9 @@
 //! The threads run on the core's own processor (they inherit its pinning), so the core meets the
 //! queue's lock held only when it has preempted its holder.
 //!
-//! What always holds: a buffer is touched by the kernel only between the taking of its operation
-//! and the posting of its result; so when all results are in, all buffers are the core's again.
-//! Dropping the pool waits for the operations that threads are in, and forgets those that wait.
+//! Invariant: the kernel touches a buffer only between the taking of its operation and the posting
+//! of its result; so when all results are in, all buffers are the core's again. Dropping the pool
+//! waits for running operations and drops waiting ones.
 
 use std::io;
 use std::sync::Arc;
@@ -22,21 +22,21 @@ use super::{Completion, IoOp, Token};
 use crate::inbox::{Inbox, Sender, inbox};
 use crate::remote::Shared;
 
-/// An operation on a file on its way to a thread.
+/// An operation on a file, for a thread.
 pub(super) struct Job {
     pub token: Token,
     pub op: IoOp,
 }
 
-// SAFETY: a job's operation is on a file (`run` does nothing for others), so the only parts that
-// are not plain data are a read's and a write's `ptr` or `iov`. They point into a buffer that the
-// core's operation table owns, or to the pieces that a queue's slot keeps, whose memory its
-// submitter keeps valid; all that stays until this job's result has been posted (see `driver`),
-// and exactly one thread has the job. So the pointers may be used on that thread.
+// SAFETY: a job's operation is on a file (`run` refuses others), so the only parts that are not
+// plain data are a read's and a write's `ptr` or `iov`. They point into a buffer that the core's
+// operation table owns, or to the pieces that a queue's slot keeps, whose memory its submitter
+// keeps valid; all that stays until this job's result has been posted (see `driver`), and exactly
+// one thread has the job. So the pointers may be used on that thread.
 unsafe impl Send for Job {}
 
 impl Job {
-    /// Does it, blocking: the count, or the negated error number.
+    /// Makes the call, blocking: returns the count, or the negated error number.
     fn run(&self) -> i32 {
         loop {
             match self.attempt().map(super::epoll::outcome) {

@@ -53,7 +53,7 @@ fn start(format: Format, level: LevelFilter) -> (Log, Writer, Paper) {
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// The text of a line behind its time.
+/// The text of a line after its time.
 fn behind_time(line: &str) -> &str {
     let (time, rest) = line.split_at("2026-11-21T01:54:00.123456Z ".len());
     assert!(time.ends_with("Z ") && time.as_bytes()[10] == b'T', "{line}");

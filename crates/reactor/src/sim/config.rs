@@ -1,15 +1,15 @@
-//! What a simulated world is like.
+//! The settings of a simulated world.
 
 use std::ops::Range;
 
 use super::net::NetConfig;
 use crate::idle::PollMode;
 
-/// How long an operation takes: a base, something for its length, and a random part whose mean is
-/// `spread_ns` and that is, now and then, several times that.
+/// The duration of an operation: a base, a part for its length, and a random part whose mean is
+/// `spread_ns` and which is occasionally several times the mean.
 #[derive(Clone, Debug)]
 pub struct Latency {
-    /// At least this many nanoseconds.
+    /// Smallest duration in nanoseconds.
     pub base_ns: u64,
     /// Mean of the random part.
     pub spread_ns: u64,
@@ -17,36 +17,36 @@ pub struct Latency {
     pub per_kib_ns: u64,
 }
 
-/// See the fields.
+/// The settings of a simulated world.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
     /// Buffer memory of each core in bytes.
     pub memory: usize,
-    /// Disk operations in flight per core; more wait in the core.
+    /// Most disk operations in flight per core; more wait in the core.
     pub disk_depth: usize,
-    /// Unfinished operations per core that the driver takes; more wait in the core.
+    /// Most unfinished operations per core in the driver; more wait in the core.
     pub capacity: usize,
-    /// How cores wait. Spinning costs turns of the simulator and shows little.
+    /// How cores wait. Spinning costs turns of the simulator and tests little.
     pub poll: PollMode,
-    /// Block of direct I/O in bytes: what offsets and lengths must be multiples of.
+    /// Block of direct I/O in bytes: the alignment of offsets and lengths.
     pub block: u32,
-    /// How long reads of files take.
+    /// Duration of reads of files.
     pub read: Latency,
-    /// How long writes of files take.
+    /// Duration of writes of files.
     pub write: Latency,
-    /// How long syncs of files take.
+    /// Duration of syncs of files.
     pub sync: Latency,
-    /// How long operations on names take.
+    /// Duration of operations on names.
     pub names: Latency,
-    /// What the network is like.
+    /// The network.
     pub net: NetConfig,
-    /// How far the clock moves each time it is looked at: the pace of the simulated processors.
+    /// Advance of the clock at each reading: the speed of the simulated processors.
     pub tick_ns: Range<u64>,
-    /// How long a sleeping core takes from a wake-up to its next turn.
+    /// Time from a wake-up to the next turn of a sleeping core.
     pub wake_ns: Range<u64>,
-    /// A run ends with an error after so many turns of all cores.
+    /// Most turns of all cores in a run; beyond it the run fails.
     pub turns_max: u64,
-    /// A run ends with an error after so many nanoseconds of simulated time.
+    /// Most simulated time of a run in nanoseconds; beyond it the run fails.
     pub time_max_ns: u64,
 }
 

@@ -1,27 +1,26 @@
-//! The end of a simulated process that does not end by itself: what becomes of its operations,
-//! and of the disk.
+//! Crashes of a simulated process: the fate of its operations, and of the disk.
 
 use super::state::{Descriptor, Port, State};
 use super::trace::What;
 use crate::driver::IoOp;
 
-/// How a simulated process ends when it does not end by itself.
+/// A crash of a simulated process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
-    /// The process is killed; the machine goes on, with its page cache.
+    /// The process is killed; the machine and its page cache survive.
     Kill,
-    /// The machine has no power, and what was not durable may be gone.
+    /// The machine loses power; data that was not durable may be lost.
     PowerCut,
 }
 
 impl State {
-    /// Lets a crash come instead of a later completion: the first is 1.
+    /// Schedules a crash in place of a later completion: the first is 1.
     pub fn arm(&mut self, crash: Crash, completions: std::ops::Range<u64>) {
         let nth = self.crashes.within(completions).max(1);
         self.armed = Some((nth, crash));
     }
 
-    /// Whether the next completion comes, or a crash instead.
+    /// Whether the next completion comes, or a crash in its place.
     pub(super) fn completes(&mut self) -> bool {
         if self.crashed.is_some() {
             return false;
@@ -38,7 +37,7 @@ impl State {
         false
     }
 
-    /// The process ends now. What its cores still do until the world notices reaches nobody.
+    /// Ends the process now. Actions of its cores until the world notices have no effect.
     pub fn crash(&mut self, crash: Crash) {
         self.armed = None;
         for core in 0..self.ports.len() {
@@ -49,7 +48,7 @@ impl State {
         }
         self.close_files();
         self.forget_images();
-        // A kill before it does not hide a power cut, nor the other way round.
+        // A power cut replaces a kill before it; a kill does not replace a power cut.
         if self.crashed != Some(Crash::PowerCut) {
             self.crashed = Some(crash);
         }
@@ -57,8 +56,8 @@ impl State {
         self.note(0, u32::MAX, What::Crash { kind: crash as u8, disk });
     }
 
-    /// Ends what a core has under way. Any part of a write may have been done, from its start on;
-    /// any operation on names may have been done or not.
+    /// Ends a core's operations in flight. Any prefix of a write may have been done; any operation
+    /// on names may have been done or not.
     pub(super) fn cut_short(&mut self, core: usize) {
         let port = std::mem::take(&mut self.ports[core]);
         for running in port.running.into_values() {
@@ -78,13 +77,13 @@ impl State {
         let own: Vec<_> = self.names_of(core);
         for name in own {
             if name.name_error.is_none() && self.crashes.coin() {
-                // What it answers reaches nobody.
+                // Its answer has no receiver.
                 drop(self.perform(name));
             }
         }
     }
 
-    /// The next process may use the disk. It has so many cores.
+    /// Prepares the disk for the next process, which has `cores` cores.
     pub fn restart(&mut self, cores: usize) {
         self.crashed = None;
         self.ports.truncate(cores);
@@ -94,8 +93,8 @@ impl State {
         self.crashed
     }
 
-    /// A process that is gone holds no file open and no lock. Numbers are not used again, so
-    /// whoever still has one meets `EBADF`.
+    /// Closes all files and releases all locks of an ended process. Numbers are not reused, so a
+    /// stale one gives `EBADF`.
     fn close_files(&mut self) {
         self.close_dropped();
         let files: Vec<i32> = self

@@ -1,4 +1,4 @@
-//! The simulated disk: names, files, the faults that are set, and what a read or a write does.
+//! The simulated disk: names, files, faults, and the effects of reads and writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -13,13 +13,13 @@ use super::rng::Rng;
 use crate::driver::DirEntry;
 use crate::file::Opening;
 
-/// What the device will do with one read, write or sync, decided when it is handed over.
+/// What the device will do with one read, write or sync, decided at its submission.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
     pub errno: Option<i32>,
-    /// At most so many bytes.
+    /// Most bytes to transfer.
     pub short: Option<u32>,
-    /// Which bit of the transfer to flip, as a number to be reduced to its length.
+    /// The bit of the transfer to flip, modulo its length.
     pub flip: Option<u64>,
     pub extra_ns: u64,
     pub stuck: bool,
@@ -27,15 +27,15 @@ pub(crate) struct Plan {
     pub skip: bool,
 }
 
-/// Names and bytes of all files, and the faults that are set.
+/// Names and bytes of all files, and the faults.
 #[derive(Default)]
 pub(crate) struct Disk {
     pub names: Names,
     next_inode: u32,
-    /// Files that some other process holds an exclusive lock on.
+    /// Files with an exclusive lock of another process.
     pub locked: BTreeSet<PathBuf>,
     pub faults: Vec<Fault>,
-    /// Bytes that all files together may take.
+    /// Capacity for all files together in bytes.
     pub capacity: Option<u64>,
     pub counts: FaultCounts,
 }
@@ -47,13 +47,13 @@ impl Disk {
         Rc::new(Inode::new(number, path.to_owned(), bytes).into())
     }
 
-    /// A file that has always been there.
+    /// Adds a durable file.
     pub fn add(&mut self, path: &Path, bytes: Vec<u8>) {
         let inode = self.inode(path, bytes);
         self.names.settle(path, Some(inode));
     }
 
-    /// Takes a file away as if it had never been there.
+    /// Removes a file durably.
     pub fn remove(&mut self, path: &Path) -> bool {
         self.names.settle(path, None)
     }
@@ -103,7 +103,7 @@ impl Disk {
         }
     }
 
-    /// Gives a file another name in the same directory.
+    /// Renames a file within its directory.
     pub fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
         self.find(from)?;
         let errno = match () {
@@ -115,7 +115,7 @@ impl Disk {
         Err(io::Error::from_raw_os_error(errno))
     }
 
-    /// Makes a directory, which stays: a power cut takes names of files only.
+    /// Makes a directory durably: a power cut loses names of files only.
     pub fn create_dir(&mut self, path: &Path) -> io::Result<()> {
         let errno = match path.parent() {
             _ if self.is_dir(path) || self.find(path).is_ok() => libc::EEXIST,
@@ -135,7 +135,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Decides what is left of everything that nobody has made durable.
+    /// Decides the fate of all data and names that are not durable.
     pub fn lose_power(&mut self, rng: &mut Rng) {
         for inode in self.names.inodes() {
             inode.borrow_mut().lose_power(rng, &mut self.counts);
@@ -143,7 +143,7 @@ impl Disk {
         self.names.lose_power(rng, &mut self.counts);
     }
 
-    /// A number that depends on all names and bytes.
+    /// A hash of all names and bytes.
     pub fn hash(&self) -> u64 {
         let mut hash = 0xCBF2_9CE4_8422_2325_u64;
         for (path, inode) in self.names.now() {
@@ -186,8 +186,7 @@ impl Disk {
         Ok(entries.into_values().collect())
     }
 
-    /// Decides what goes wrong with an access to `range`; the faults that strike are told to
-    /// `note`.
+    /// Decides the faults of an access to `range`; calls `note` with each.
     pub fn plan(
         &mut self,
         rng: &mut Rng,
@@ -209,7 +208,7 @@ impl Disk {
                     let blocks = len.div_ceil(block);
                     plan.short = Some(block * (1 + rng.below(u64::from(blocks) - 1) as u32));
                 }
-                // A transfer of one block is whole or fails.
+                // A transfer of one block is complete or fails.
                 FaultKind::Short => continue,
                 FaultKind::Flip if access != Access::Read => continue,
                 FaultKind::Flip => plan.flip = Some(rng.next_u64()),
@@ -224,7 +223,7 @@ impl Disk {
         plan
     }
 
-    /// The error number with which a name operation fails, if one strikes.
+    /// The error number of a failing name operation, if a fault strikes.
     pub fn plan_name(
         &mut self,
         rng: &mut Rng,
@@ -254,7 +253,7 @@ impl Disk {
         skip
     }
 
-    /// What a read brings: the bytes with all that is wrong with them, or an error number.
+    /// The result of a read: the bytes with their faults, or an error number.
     pub fn read(
         &mut self,
         inode: &InodeRef,
@@ -289,8 +288,8 @@ impl Disk {
         Ok(bytes)
     }
 
-    /// Does a write as planned: the bytes taken, or an error number. A write that fails may have
-    /// done some of it.
+    /// Makes a write as planned: returns the bytes taken, or an error number. A failed write may
+    /// have written a part.
     pub fn write(
         &mut self,
         rng: &mut Rng,
@@ -309,7 +308,7 @@ impl Disk {
         Ok(len)
     }
 
-    /// Does a sync as planned, one that was started when the file had had so many changes.
+    /// Makes a sync as planned, which was started after `changes` changes of the file.
     pub fn sync(
         &mut self,
         rng: &mut Rng,

@@ -1,11 +1,11 @@
-//! What can go wrong with a simulated file, layer by layer; see the module text of `sim`.
+//! Faults of simulated files, layer by layer; see the module text of `sim`.
 
 use std::ops::Range;
 use std::path::Path;
 
 use super::rng::Rng;
 
-/// What a fault of the medium strikes.
+/// The accesses that a fault of the medium strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reads.
@@ -16,27 +16,27 @@ pub enum Access {
     Sync,
 }
 
-/// A kind of fault. Unless it says otherwise it strikes reads, or what [`Fault::of`] says.
+/// A kind of fault. Unless noted otherwise it strikes reads, or the accesses of [`Fault::of`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// It fails with this error number. The buffer of a read then holds anything; a write has
-    /// written some of its sectors; what a sync was to cover may be forgotten.
+    /// It fails with this error number. The buffer of a read then has any content; a write has
+    /// written some of its sectors; the changes that a sync should cover may be forgotten.
     Error(i32),
-    /// The device transfers fewer bytes than asked for, at least one block. Not for syncs.
+    /// The device transfers fewer bytes than requested, at least one block. Not for syncs.
     Short,
-    /// One bit of what this read brings is wrong; the next read is right again. For reads only.
+    /// One bit of this read's bytes is wrong; the next read is correct. For reads only.
     Flip,
-    /// It takes this many nanoseconds longer.
+    /// It takes longer by this time in nanoseconds.
     Stall(Range<u64>),
-    /// It never completes, not even when it is cancelled, until [`heal`] lets it go on.
+    /// It does not complete, even when it is cancelled, until [`heal`] is called.
     ///
     /// [`heal`]: super::World::heal
     Stuck,
-    /// An operation on a name, a length or a directory fails with this error number, and changes
-    /// nothing.
+    /// An operation on a name, a length or a directory fails with this error number, without
+    /// effect.
     NameError(i32),
-    /// For syncs, of files and of directories: nothing becomes durable, and success is reported. No
-    /// device of the model does that; it shows what a program would lose that forgot this sync.
+    /// For syncs of files and of directories: nothing becomes durable, and success is reported.
+    /// Devices of the model do not do that; it shows what a program without this sync would lose.
     Skip,
 }
 
@@ -54,11 +54,11 @@ impl FaultKind {
     }
 }
 
-/// A fault: what goes wrong, where, and how often. Without more, every read of every file.
+/// A fault: its kind, place and frequency. By default it strikes every read of every file.
 ///
 /// ```
 /// use reactor::sim::{Access, Fault, FaultKind};
-/// // One read in a hundred of what lies in the first megabyte of table files fails.
+/// // One in a hundred reads of the first megabyte of table files fails.
 /// Fault::new(FaultKind::Error(5)).on(".sst").range(0..1 << 20).chance(10_000);
 /// // The third write of a log and all later ones find the disk full (28 is ENOSPC).
 /// Fault::new(FaultKind::Error(28)).of(Access::Write).on(".log").after(2);
@@ -88,49 +88,49 @@ impl Fault {
         }
     }
 
-    /// Of writes or syncs instead of reads.
+    /// Strikes this kind of access instead of reads.
     #[must_use]
     pub fn of(mut self, access: Access) -> Fault {
         self.access = access;
         self
     }
 
-    /// Not the first so many times.
+    /// Skips the first `times` accesses.
     #[must_use]
     pub fn after(mut self, spared: u64) -> Fault {
         self.spared = spared;
         self
     }
 
-    /// Only on paths that end with this text.
+    /// Strikes only paths that end with this text.
     #[must_use]
     pub fn on(mut self, path_end: &str) -> Fault {
         self.path_end = Some(path_end.to_owned());
         self
     }
 
-    /// Only for reads and writes that touch this range of bytes.
+    /// Strikes only reads and writes that touch this range of bytes.
     #[must_use]
     pub fn range(mut self, range: Range<u64>) -> Fault {
         self.range = Some(range);
         self
     }
 
-    /// Only this many times out of a million.
+    /// Strikes with this chance in a million.
     #[must_use]
     pub fn chance(mut self, per_million: u32) -> Fault {
         self.per_million = per_million;
         self
     }
 
-    /// Only the first so many times.
+    /// Strikes at most `times` times.
     #[must_use]
     pub fn times(mut self, times: u64) -> Fault {
         self.times = times;
         self
     }
 
-    /// Whether it strikes here and now; without an access, an operation on names.
+    /// Whether it strikes this access; `None` is an operation on names.
     pub(super) fn strikes(
         &mut self,
         rng: &mut Rng,
@@ -172,16 +172,16 @@ impl Fault {
     }
 }
 
-/// How many faults have struck so far, by kind.
+/// Number of faults that have struck so far, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounts {
     /// Reads that failed.
     pub errors: u64,
     /// Short transfers.
     pub shorts: u64,
-    /// Reads with a bit wrong once.
+    /// Reads with a wrong bit once.
     pub flips: u64,
-    /// Reads that covered a rotten byte and brought it.
+    /// Reads that returned a rotten byte.
     pub rotten: u64,
     /// Delayed reads, writes and syncs.
     pub stalls: u64,

@@ -1,9 +1,9 @@
-//! A simulated file: what reads see of it, and what a power cut leaves of it.
+//! A simulated file: the bytes that reads see, and those that survive a power cut.
 //!
-//! A file is three things: the bytes that reads see, the bytes that are surely on the medium, and
-//! the changes between the two that no flush has covered yet, in their order. A flush moves
-//! changes to the medium; a power cut decides about each of those that are left, and then the
-//! medium is all there is. See the fault model in `sim`.
+//! A file has three parts: the bytes that reads see, the bytes that are durably on the medium, and
+//! the changes between the two that no flush has covered yet, in their order. A flush moves changes
+//! to the medium. A power cut decides the fate of each remaining change, and then only the medium
+//! is left. See the fault model in `sim`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::fault::FaultCounts;
 use super::rng::Rng;
 
-/// What the medium writes as a whole or not at all, in bytes.
+/// The medium's atomic unit of writing, in bytes.
 const SECTOR: u64 = 512;
 
 /// A change of a file's bytes.
@@ -23,7 +23,7 @@ enum Change {
         offset: u64,
         bytes: Vec<u8>,
     },
-    /// Cut to a length, or filled up to it with zeroes.
+    /// Cut to a length, or extended to it with zeroes.
     Len(u64),
 }
 
@@ -42,7 +42,7 @@ impl Change {
     }
 }
 
-/// The parts of a write that lie in different sectors, in order: offsets and bytes.
+/// A write's parts by sector, in order: offsets and bytes.
 fn sectors(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -53,8 +53,8 @@ fn sectors(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     })
 }
 
-/// How a power cut treats what no flush has covered: in one file's writes, in one directory's
-/// names. Drawn for each, so that the extremes come up as often as the mixtures.
+/// How a power cut treats unflushed changes: one file's writes, or one directory's names. Drawn for
+/// each, so that the extremes are as frequent as the mixtures.
 #[derive(Clone, Copy)]
 pub(super) enum Mood {
     LosesAll,
@@ -71,36 +71,36 @@ impl Mood {
     }
 }
 
-/// What becomes of one change.
+/// The fate of one change.
 enum Fate {
     Kept,
     Lost,
     Torn,
 }
 
-/// A file's bytes. It outlives its name while somebody has it open.
+/// A file's bytes. It outlives its name while it is open.
 pub(crate) struct Inode {
     pub number: u32,
     /// Its newest name.
     pub path: PathBuf,
-    /// What reads see.
+    /// The bytes that reads see.
     bytes: Arc<Vec<u8>>,
-    /// What is on the medium for good. The same allocation, until somebody writes.
+    /// The durable bytes on the medium. The same allocation, until the next write.
     stable: Arc<Vec<u8>>,
     /// Changes of `bytes` that `stable` lacks, with their numbers.
     unflushed: VecDeque<(u64, Change)>,
     /// Number of the next change.
     changes: u64,
-    /// Bytes of room that it has, perhaps beyond its end.
+    /// Allocated bytes, perhaps beyond its end.
     reserved: u64,
-    /// Bits that are wrong on the medium, by position: found by every read until healed.
+    /// Wrong bits on the medium, by position: every read sees them until they are healed.
     pub rot: BTreeMap<u64, u8>,
 }
 
 pub(crate) type InodeRef = Rc<std::cell::RefCell<Inode>>;
 
 impl Inode {
-    /// A file with these bytes on the medium.
+    /// A file with these durable bytes.
     pub fn new(number: u32, path: PathBuf, bytes: Vec<u8>) -> Inode {
         let bytes = Arc::new(bytes);
         let stable = bytes.clone();
@@ -108,7 +108,7 @@ impl Inode {
         Inode { number, path, bytes, stable, unflushed, changes: 0, reserved: 0, rot }
     }
 
-    /// What reads see.
+    /// The bytes that reads see.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -117,31 +117,31 @@ impl Inode {
         self.bytes.len() as u64
     }
 
-    /// Bytes that it takes of the disk.
+    /// Bytes that it occupies on the disk.
     pub fn room(&self) -> u64 {
         self.len().max(self.reserved)
     }
 
-    /// It takes so many bytes at least.
+    /// Makes it occupy at least `len` bytes.
     pub fn reserve(&mut self, len: u64) {
         self.reserved = self.reserved.max(len);
     }
 
-    /// It is cut to a length, or filled up to it, and has no room beyond it.
+    /// Cuts it to a length, or extends it, without allocation beyond that.
     pub fn cut(&mut self, len: u64) {
         self.reserved = 0;
         self.set_len(len);
     }
 
-    /// A write for which there is no room: what lies within the room that the file has is written,
-    /// or some of it. Returns the error number.
+    /// Makes a write on a full disk: some of its bytes within the file's allocation are written.
+    /// Returns the error number.
     pub fn write_within(&mut self, rng: &mut Rng, offset: u64, bytes: &[u8]) -> i32 {
         let len = self.room().saturating_sub(offset).min(bytes.len() as u64);
         self.write_prefix(rng, offset, &bytes[..len as usize]);
         libc::ENOSPC
     }
 
-    /// How many changes there have been: a flush that starts now covers those below.
+    /// Number of changes so far: a flush that starts now covers those below.
     pub fn changes(&self) -> u64 {
         self.changes
     }
@@ -159,15 +159,15 @@ impl Inode {
         self.changes += 1;
     }
 
-    /// A write is done. What was rotten there is right again.
+    /// Makes a write. Rotten bits there are healed.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) {
         if !bytes.is_empty() {
             self.change(Change::Write { offset, bytes: bytes.to_vec() });
         }
     }
 
-    /// A write ended before its end: it has done any number of its sectors, from the first on.
-    /// True when that is neither none nor all.
+    /// Makes an interrupted write: any number of its sectors are written, from the first on. True
+    /// when that is neither none nor all.
     pub fn write_prefix(&mut self, rng: &mut Rng, offset: u64, bytes: &[u8]) -> bool {
         let all = sectors(offset, bytes).count();
         let some = rng.index(all + 1);
@@ -176,13 +176,13 @@ impl Inode {
         0 < some && some < all
     }
 
-    /// The file has another length.
+    /// Changes the length.
     pub fn set_len(&mut self, len: u64) {
         self.change(Change::Len(len));
         self.rot.split_off(&len);
     }
 
-    /// A flush is done that was started when there had been so many changes.
+    /// Completes a flush that was started after `changes` changes.
     pub fn flush(&mut self, changes: u64) {
         while let Some((number, _)) = self.unflushed.front()
             && *number < changes
@@ -192,8 +192,8 @@ impl Inode {
         }
     }
 
-    /// A flush has failed that was started then: of what it was to cover, anything may be
-    /// forgotten. Reads still see it, no later flush covers it.
+    /// Fails a flush that was started then: any of the changes that it should cover may be
+    /// forgotten. Reads still see them, and no later flush covers them.
     pub fn fail_flush(&mut self, rng: &mut Rng, changes: u64, counts: &mut FaultCounts) {
         let all = rng.coin();
         self.unflushed.retain(|(number, _)| {
@@ -203,7 +203,7 @@ impl Inode {
         });
     }
 
-    /// Power is gone: decides about each change that no flush has covered.
+    /// Cuts the power: decides the fate of each change that no flush has covered.
     pub fn lose_power(&mut self, rng: &mut Rng, counts: &mut FaultCounts) {
         if self.unflushed.is_empty() && Arc::ptr_eq(&self.bytes, &self.stable) {
             return;
@@ -229,13 +229,13 @@ impl Inode {
         self.stable = left;
         self.bytes = self.stable.clone();
         let len = self.len();
-        // What was reserved beyond the end may be lost, too.
+        // Allocation beyond the end may be lost, too.
         self.reserved = 0;
         self.rot.split_off(&len);
     }
 }
 
-/// Leaves of a change what its fate says.
+/// Applies its fate to a change.
 fn leave(
     rng: &mut Rng,
     bytes: &mut Vec<u8>,
@@ -248,7 +248,7 @@ fn leave(
         Change::Write { offset, bytes: written }
             if torn && sectors(*offset, written).count() > 1 =>
         {
-            // In any order, and some of them only.
+            // Any subset, in any order.
             let (mut kept, mut all) = (0, 0);
             for (at, part) in sectors(*offset, written) {
                 all += 1;
@@ -257,7 +257,7 @@ fn leave(
                     Change::Write { offset: at, bytes: part.to_vec() }.apply(bytes);
                 }
             }
-            // The length is kept elsewhere, and may be there without the bytes.
+            // The length is stored elsewhere, and may survive without the bytes.
             let end = *offset as usize + written.len();
             if rng.coin() && bytes.len() < end {
                 bytes.resize(end, 0);

@@ -1,5 +1,5 @@
-//! A simulated world: cores, clock, chance, disks and a network, all from one seed and on one
-//! thread.
+//! A simulated world: cores, clock, random numbers, disks and a network, all from one seed and on
+//! one thread.
 //!
 //! ```
 //! use reactor::sim::{SimConfig, World};
@@ -21,86 +21,86 @@
 //!
 //! 1. [`World::run`] makes the cores as [`crate::run`] does, with the same loop, operation table,
 //!    rings between cores, inboxes and shut-down; only the driver differs.
-//! 2. Chance picks which core takes the next turn. A core that has nothing to do goes to sleep
-//!    through its sleep flag, as on the host, and sleeps until a completion is due, its timer
-//!    fires, or another core took the flag. A wake-up that nobody sends is a deadlock, and found.
-//! 3. The clock moves a little whenever it is read; when all cores sleep it jumps to the next
-//!    event. Nothing waits for real.
+//! 2. Chance picks the core that takes the next turn. A core without work goes to sleep through its
+//!    sleep flag, as on the host, until a completion is due, its timer fires, or another core takes
+//!    the flag. A missing wake-up is a deadlock, which the world detects.
+//! 3. The clock advances a little at each reading; when all cores sleep it jumps to the next event.
+//!    Nothing waits in real time.
 //! 4. When all cores' main tasks have ended, the cores shut down as on the host: tasks are dropped,
 //!    operations cancelled and reaped; the run ends when all cores have.
-//! 5. If nothing can happen any more, or too many turns or hours have passed, the run fails with a
-//!    text that names the seed, what each core waits for, and the newest events.
+//! 5. If no event is left, or too many turns or hours have passed, the run fails with a text that
+//!    names the seed, the state of each core, and the newest events.
 //!
-//! Everything that happens goes into a hash; the same seed gives the same hash ([`World::trace`]).
-//! The disk, the clock and the faults outlive a run, so a second run is a restarted process.
+//! All events go into a hash; the same seed gives the same hash ([`World::trace`]). The disk, the
+//! clock and the faults outlive a run, so a second run is a restarted process.
 //!
 //! # Several processes
 //!
-//! [`World::start_process`] starts a process beside those cores, with a core of its own, on the
-//! same disk and by the same clock. It can be killed at the end of any of its turns, or stopped for
-//! a while, and the others go on. What is under way in one that is killed ends as in a crash, and
-//! its files, locks and sockets are closed.
+//! [`World::start_process`] starts another process with a core of its own, on the same disk and
+//! clock. It can be killed at the end of any of its turns, or stopped for a while; the others
+//! continue. The operations of a killed process end as in a crash, and its files, locks and sockets
+//! are closed.
 //!
-//! Processes reach each other by what they share, as on the host: Unix sockets, eventfds and
-//! memory. These are the kernel's, for what it does with them it does at once and in order. The
-//! world decides when somebody who waits for one learns of it, and cuts what goes through a socket
-//! anywhere, but for what has 64 bytes or less, which the kernel takes as a whole or not. An image
-//! that is open has a descriptor that can be sent along; the open file and its lock last until all
-//! processes have closed it, and messages that nobody has received count.
+//! Processes communicate as on the host, through Unix sockets, eventfds and shared memory. These
+//! are the kernel's own, because it handles them immediately and in order. The world decides when a
+//! waiter learns of an event, and cuts messages through sockets anywhere, except those of up to 64
+//! bytes, which the kernel takes as a whole or not at all. An open image has a descriptor that can
+//! be sent; the open file and its lock last until all processes have closed it. A descriptor in a
+//! message not yet received counts as open.
 //!
 //! # Faults
 //!
-//! What each layer may do to whoever uses it, and what one may rely on:
+//! The faults that each layer may show to its users, and those that it never shows:
 //!
-//! | layer | may | does not |
+//! | layer | may | never |
 //! |---|---|---|
 //! | names | fail once or always; answer late; be locked by another process | answer for a wrong name |
 //! | alignment | refuse with `EINVAL` what the kernel refuses | read or write what the kernel would not |
-//! | transfer | end early at a block's edge; at the end of the file; fail and leave garbage in the buffer; flip a bit once | write behind the buffer's end, or after the completion |
-//! | medium | fail wherever a range is touched; hold rotten bits that every read finds | change while it is not written; stay rotten where it is written over |
-//! | write | take part of what it is given; fail (a bad sector, a full disk) and have written any number of its sectors from the first on; zeroing a range and punching a hole are writes of zeroes | write elsewhere, or after its completion |
-//! | sync | fail, and forget for good any of what it was to cover, so that the next one succeeds and covers nothing | report success for what is not durable |
-//! | time | take any time: a random latency, a stall of seconds, for ever (stuck) | delay others behind a stuck one |
+//! | transfer | end early at a block's edge; at the end of the file; fail and leave garbage in the buffer; flip a bit once | write beyond the buffer's end, or after the completion |
+//! | medium | fail for each access to a range; have rotten bits that every read sees | change without a write; stay rotten where it is overwritten |
+//! | write | take a part of its bytes; fail (a bad sector, a full disk) after writing any number of its sectors from the first on; zeroing a range and punching a hole are writes of zeroes | write elsewhere, or after its completion |
+//! | sync | fail, and forget any of the changes that it should cover, so that the next one succeeds without covering them | report success for data that is not durable |
+//! | time | take any time: a random latency, a stall of seconds, for ever (stuck) | delay others after a stuck one |
 //! | order | complete in any order | complete an operation twice |
-//! | network | cut what is sent into pieces anywhere, delay it, hold a sender whose window is full, reset a connection, refuse an accept | lose, double or reorder bytes of a connection that stands |
-//! | cancel | complete as if it had not been cancelled; be ignored by what is stuck | lose a completion of what is not stuck |
+//! | network | cut sent bytes into pieces anywhere, delay them, stop a sender with a full window, reset a connection, refuse an accept | lose, duplicate or reorder bytes of an open connection |
+//! | cancel | complete as if it had not been cancelled; be ignored by a stuck operation | lose a completion of an operation that is not stuck |
 //!
 //! # Crashes
 //!
 //! [`World::crash`] and [`World::crash_at`] end the process at any completion; [`World::run`] then
-//! returns [`FailureKind::Crash`], and the next run is the process after it. What it finds:
+//! returns [`FailureKind::Crash`], and the next run is the next process. It finds:
 //!
 //! | what | when it completes | survives a kill | survives a power cut |
 //! |---|---|---|---|
 //! | a write, a new length, an allocation | every later read sees it | yes | after a sync of the file that was started when it had completed |
-//! | a file made, renamed or removed | everybody sees it | yes | after a sync of its directory that was started when it had completed |
-//! | a write under way | | any number of its sectors, from the first on | as one that completed and was not synced |
-//! | an operation on names under way | | it is done, or not | it is done, or not, and then not synced |
+//! | a file made, renamed or removed | every process sees it | yes | after a sync of its directory that was started when it had completed |
+//! | a write in flight | | any number of its sectors, from the first on | as a completed one that was not synced |
+//! | an operation on names in flight | | it is done, or not | it is done, or not, and then not synced |
 //! | a lock, a descriptor | | no | no |
 //!
 //! *Sectors* are 512 bytes at a multiple of 512 in the file. They are kept or lost as a whole,
 //! also when a write covers a part of one only.
 //!
 //! *Unsynced writes*: chance decides for each file whether a power cut loses all of them, keeps
-//! all, keeps the oldest and tears the next, or treats each by itself. Treated by itself a write is
-//! kept, lost, or torn: any of its sectors, whichever, is kept. So a newer write may be there
-//! without an older one; of two that are kept the newer wins. A file that a lost sector should
-//! have made longer may have the length without it, and zeroes in its place.
+//! all, keeps the oldest and tears the next, or treats each independently. In the last case each
+//! write is kept, lost, or torn: any subset of its sectors is kept. So a newer write may survive
+//! without an older one; of two kept writes the newer wins. A file that a lost sector should have
+//! extended may have the new length, with zeroes in its place.
 //!
-//! *Unsynced names*: likewise for each directory: all lost, all kept, the oldest kept, or any of
-//! them by itself. Linux's journalling file systems keep them in order; POSIX promises no more
-//! than the sync does, and what is right with any subset is right everywhere. A rename is one
-//! change: its new name is either the old file or the new one, because all file systems that our
-//! peers run on promise that and RocksDB's `CURRENT` rests on it. A name says nothing of its
-//! file's bytes: one that survives may name a file whose writes did not.
+//! *Unsynced names*: likewise for each directory: all lost, all kept, the oldest kept, or each
+//! independently. Linux's journalling file systems keep them in order, but POSIX promises only the
+//! sync; a program that is correct with any subset is correct everywhere. A rename is one change:
+//! its new name is either the old file or the new one, because all file systems of our peers
+//! promise that and RocksDB's `CURRENT` depends on it. A surviving name may belong to a file whose
+//! writes did not survive.
 //!
-//! Syncing a file does not make its name durable, although ext4 would. Syncing a directory makes
-//! durable nothing of another directory. Tests that add files themselves add durable ones.
+//! Syncing a file does not make its name durable, although ext4 would. Syncing a directory does not
+//! affect another directory. Files that tests add are durable.
 //!
-//! Not modelled: misdirected reads and writes (RocksDB's block checksums below format version 6
-//! do not cover a block's place); a read that meets a write under way and sees half of it; another
-//! file's old bytes where a file grew; a device that loses what it has reported as synced; room
-//! for names and for what a write replaces; renames between directories.
+//! Not modelled: misdirected reads and writes (RocksDB's block checksums below format version 6 do
+//! not cover a block's position); a read that sees half of a concurrent write; another file's old
+//! bytes where a file grew; a device that loses data that it has reported as synced; space for
+//! names and for replaced data; renames between directories.
 
 mod config;
 mod crash;

@@ -1,8 +1,8 @@
-//! The names of simulated files: what everybody sees, and what a power cut leaves.
+//! The names of simulated files: the visible ones, and those that survive a power cut.
 //!
-//! As with a file's bytes there is what is seen, what is surely on the medium, and the changes
-//! between the two. A sync of a directory makes its changes durable, and no other directory's. A
-//! rename is one change: it is kept or lost as a whole.
+//! As with a file's bytes there are visible names, durable names, and the changes between the two.
+//! A sync of a directory makes its own changes durable, and no other directory's. A rename is one
+//! change: it is kept or lost as a whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ impl Change {
         }
     }
 
-    /// The directory it changes.
+    /// The directory that it changes.
     fn dir(&self) -> &Path {
         let (Change::Link { path, .. } | Change::Unlink { path } | Change::Rename { to: path, .. }) =
             self;
@@ -51,7 +51,7 @@ fn parent(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("/"))
 }
 
-/// See the module text.
+/// All names of a world.
 #[derive(Default)]
 pub(crate) struct Names {
     now: Map,
@@ -60,17 +60,17 @@ pub(crate) struct Names {
     unflushed: Vec<(u64, Change)>,
     /// Number of the next change.
     changes: u64,
-    /// Directories stay; others are whatever files lie below.
+    /// Explicit directories; others exist if there are files below them.
     dirs: BTreeSet<PathBuf>,
 }
 
 impl Names {
-    /// What everybody sees.
+    /// The visible names.
     pub fn now(&self) -> &Map {
         &self.now
     }
 
-    /// How many names a file has.
+    /// Number of names of a file.
     pub fn count(&self, inode: &InodeRef) -> usize {
         self.now.values().filter(|other| Rc::ptr_eq(other, inode)).count()
     }
@@ -83,7 +83,7 @@ impl Names {
         self.dirs.extend(path.ancestors().map(Path::to_owned));
     }
 
-    /// Puts a name there, or takes it away, as if it had always been so.
+    /// Sets or removes a name durably.
     pub fn settle(&mut self, path: &Path, inode: Option<InodeRef>) -> bool {
         self.unflushed.retain(|(_, change)| !change.concerns(path));
         let was = match inode {
@@ -100,7 +100,7 @@ impl Names {
         was.is_some()
     }
 
-    /// How many changes there have been: a sync that starts now covers those below.
+    /// Number of changes so far: a sync that starts now covers those below.
     pub fn changes(&self) -> u64 {
         self.changes
     }
@@ -115,7 +115,7 @@ impl Names {
         self.change(Change::Link { path: path.to_owned(), inode });
     }
 
-    /// The name must be there.
+    /// The name must exist.
     pub fn unlink(&mut self, path: &Path) {
         self.change(Change::Unlink { path: path.to_owned() });
     }
@@ -132,7 +132,7 @@ impl Names {
         true
     }
 
-    /// A sync of a directory is done that was started when there had been so many changes.
+    /// Completes a sync of a directory that was started after `changes` changes.
     pub fn flush(&mut self, dir: &Path, changes: u64) {
         let stable = &mut self.stable;
         self.unflushed.retain(|(number, change)| {
@@ -144,8 +144,8 @@ impl Names {
         });
     }
 
-    /// All files that have a name, or may have one after a power cut, in the order in which they
-    /// were made.
+    /// All files that have a name, or may have one after a power cut, in the order of their
+    /// creation.
     pub fn inodes(&self) -> Vec<InodeRef> {
         let unflushed = self.unflushed.iter().filter_map(|(_, change)| match change {
             Change::Link { inode, .. } | Change::Rename { inode, .. } => Some(inode),
@@ -157,7 +157,7 @@ impl Names {
         by_number.into_values().cloned().collect()
     }
 
-    /// Power is gone: decides about each change that no sync has covered.
+    /// Cuts the power: decides the fate of each change that no sync has covered.
     pub fn lose_power(&mut self, rng: &mut Rng, counts: &mut FaultCounts) {
         let mut dirs: BTreeMap<PathBuf, Vec<Change>> = BTreeMap::new();
         for (_, change) in self.unflushed.drain(..) {
@@ -222,7 +222,7 @@ mod tests {
             assert!(left.iter().all(|(name, _)| name == "/b/2" || name == "/a/3"), "{left:?}");
             others.insert(left);
         }
-        assert_eq!(others.len(), 4, "each of the two is kept or lost by itself");
+        assert_eq!(others.len(), 4, "each of the two is kept or lost independently");
     }
 
     #[test]
@@ -236,10 +236,10 @@ mod tests {
             names.link(Path::new("/x"), inode(2));
             let left = left(seed, &mut names);
             let current = left.iter().find(|(name, _)| name == "/CURRENT").unwrap().1;
-            assert!(current < 2, "the one or the other");
+            assert!(current < 2, "either the old file or the new one");
             all.insert(left);
         }
-        // The draft is there or not, the rename is done or not (and then there is no draft).
+        // The draft exists or not; the rename is done or not (and then there is no draft).
         assert_eq!(all.len(), 6, "{all:?}");
     }
 }

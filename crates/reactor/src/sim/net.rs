@@ -1,14 +1,13 @@
 //! A simulated network: listeners and streams in memory, with delays, partial transfers, full
 //! windows and resets.
 //!
-//! A stream is two pipes. What is sent on one side is cut into pieces at will, travels for a
-//! random time, keeps its order, and waits at the other side until it is received; no more than
-//! a window's worth is ever under way or waiting, so a side that does not read stops the one
-//! that sends. An end travels behind the data; a reset overtakes nothing but makes what has
-//! arrived unreadable, as TCP does.
+//! A stream is two pipes. Sent bytes are cut into random pieces, travel for a random time, keep
+//! their order, and wait at the other side until they are received. At most one window of bytes is
+//! in flight or waiting, so a side that does not read stops the sender. An end travels after the
+//! data; a reset does not overtake the data, but makes arrived data unreadable, as in TCP.
 //!
-//! An operation that finds nothing to do waits; whatever changes its descriptor looks at all
-//! that wait for it again (see `State::settle`).
+//! An operation that cannot proceed waits; each change of its descriptor checks all its waiters
+//! again (see `State::settle`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -16,18 +15,18 @@ use std::ops::Range;
 
 use super::rng::Rng;
 
-/// What the network is like.
+/// The settings of the network.
 #[derive(Clone, Debug)]
 pub struct NetConfig {
-    /// How long bytes travel, in nanoseconds.
+    /// Travel time of bytes in nanoseconds.
     pub latency_ns: Range<u64>,
-    /// Most bytes on their way or waiting to be received, in each direction.
+    /// Most bytes in flight or waiting to be received, in each direction.
     pub window: usize,
-    /// How often, in a million, a send or a receive takes less than it could.
+    /// Chance in a million that a send or a receive is partial.
     pub partial: u32,
-    /// How often, in a million, a send finds the connection reset.
+    /// Chance in a million that a send finds the connection reset.
     pub reset: u32,
-    /// How often, in a million, an accept fails because the process has no descriptor left.
+    /// Chance in a million that an accept fails for lack of descriptors.
     pub accept_error: u32,
 }
 
@@ -43,14 +42,14 @@ impl Default for NetConfig {
     }
 }
 
-/// A socket that listens.
+/// A listening socket.
 pub(crate) struct Listening {
     pub addr: SocketAddr,
     /// Connections that have arrived, by descriptor.
     pub backlog: VecDeque<i32>,
 }
 
-/// Something on its way to a stream.
+/// An item in flight to a stream.
 enum Travelling {
     Bytes(Vec<u8>),
     End,
@@ -65,11 +64,11 @@ pub(crate) struct Stream {
     pub peer: Option<i32>,
     travelling: VecDeque<(u64, Travelling)>,
     arrived: VecDeque<u8>,
-    /// Bytes in both of these.
+    /// Bytes in flight and arrived.
     held: usize,
     ended: bool,
     reset: bool,
-    /// This side sends no more.
+    /// Whether this side has ended.
     shut: bool,
 }
 
@@ -78,7 +77,7 @@ pub(crate) enum Found {
     /// Wait until something changes.
     Nothing,
     Bytes(Vec<u8>),
-    /// So many may be sent.
+    /// This many bytes may be sent.
     Room(usize),
     Error(i32),
 }
@@ -98,7 +97,7 @@ impl Stream {
         }
     }
 
-    /// Whether a receive would not wait.
+    /// Whether a receive would complete immediately.
     pub fn readable(&self) -> bool {
         !self.arrived.is_empty() || self.ended || self.reset
     }
@@ -118,7 +117,7 @@ impl Stream {
         Found::Bytes(self.arrived.drain(..n).collect())
     }
 
-    /// How much this side may send, given what the other side holds.
+    /// Number of bytes that this side may send, given the bytes at the other side.
     pub fn room(&self, len: usize, held: usize, net: &NetConfig, rng: &mut Rng) -> Found {
         if self.reset {
             return Found::Error(libc::ECONNRESET);
@@ -136,7 +135,7 @@ impl Stream {
         Found::Room(n)
     }
 
-    /// Whether a send would fail at once.
+    /// Whether a send would fail immediately.
     pub fn broken(&self) -> bool {
         self.reset || self.shut
     }
@@ -145,12 +144,12 @@ impl Stream {
         self.held
     }
 
-    /// Bytes that nobody has received.
+    /// Bytes not yet received.
     pub fn unread(&self) -> bool {
         self.held > 0
     }
 
-    /// Puts something on its way to this side; returns when it arrives.
+    /// Sends an item to this side; returns its time of arrival.
     fn travel(&mut self, at: u64, what: Travelling) -> u64 {
         let at = self.travelling.back().map_or(at, |(last, _)| at.max(*last));
         self.travelling.push_back((at, what));
@@ -170,7 +169,7 @@ impl Stream {
         self.travel(at, Travelling::Reset)
     }
 
-    /// Takes in what has arrived by now.
+    /// Takes the items that have arrived by now.
     pub fn arrive(&mut self, now: u64) {
         while let Some((at, _)) = self.travelling.front()
             && *at <= now
@@ -184,7 +183,7 @@ impl Stream {
         }
     }
 
-    /// The connection is reset on this side.
+    /// Resets the connection on this side.
     pub fn break_off(&mut self) {
         self.reset = true;
         self.held = 0;
@@ -192,7 +191,7 @@ impl Stream {
         self.travelling.clear();
     }
 
-    /// This side sends and receives no more.
+    /// Shuts down both directions of this side.
     pub fn shut_down(&mut self) {
         self.shut = true;
         self.ended = true;
@@ -202,7 +201,7 @@ impl Stream {
     }
 }
 
-/// The addresses that are listened on, and by whom.
+/// The addresses in use, and their listeners.
 #[derive(Default)]
 pub(crate) struct Addresses {
     listeners: BTreeMap<SocketAddr, Vec<i32>>,
@@ -241,7 +240,7 @@ impl Addresses {
         }
     }
 
-    /// One of those who listen there.
+    /// One of the listeners of an address.
     pub fn pick(&self, addr: SocketAddr, rng: &mut Rng) -> Option<i32> {
         let listeners = self.listeners.get(&addr).filter(|listeners| !listeners.is_empty())?;
         Some(listeners[rng.index(listeners.len())])
@@ -267,7 +266,7 @@ mod tests {
         let mut rng = Rng::new(1);
         let mut stream = Stream::new(addr(1), addr(2), 0);
         assert_eq!(stream.send_bytes(50, b"ab".to_vec()), 50);
-        // What is sent later cannot overtake, however short its way.
+        // A later item cannot overtake, however short its travel time.
         assert_eq!(stream.send_bytes(40, b"cd".to_vec()), 50);
         stream.send_end(60);
         assert!(matches!(stream.receive(9, &mut rng, 0), Found::Nothing));

@@ -1,4 +1,4 @@
-//! The one source of chance in a simulated world.
+//! The random numbers of a simulated world.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ impl Rng {
         Rng(seed)
     }
 
-    /// Another generator that is independent of how many numbers this one gives afterwards.
+    /// Makes another generator, which does not depend on later numbers of this one.
     pub fn fork(&mut self) -> Rng {
         Rng(self.next_u64())
     }
@@ -41,12 +41,12 @@ impl Rng {
         range.start + self.below(range.end.saturating_sub(range.start))
     }
 
-    /// True this many times out of a million.
+    /// True with this chance in a million.
     pub fn chance(&mut self, per_million: u32) -> bool {
         self.below(1_000_000) < u64::from(per_million)
     }
 
-    /// True every other time.
+    /// True with a chance of one half.
     pub fn coin(&mut self) -> bool {
         self.next_u64() >> 63 == 1
     }

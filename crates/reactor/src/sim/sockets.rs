@@ -1,8 +1,8 @@
-//! Operations on simulated sockets: the part of [`State`] that moves what `net` describes.
+//! Operations on simulated sockets: the part of [`State`] that works on the objects of `net`.
 //!
-//! A socket operation waits in its core's port until [`State::settle`] finds that it would not
-//! wait any more; then its completion is due, and `reap` carries it out. If somebody else was
-//! faster (two receives on one stream), it goes back to waiting.
+//! A socket operation waits in its core's port until [`State::settle`] finds that it can proceed;
+//! then its completion is due, and `reap` carries it out. If another operation was faster (two
+//! receives on one stream), it waits again.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,9 +15,9 @@ use crate::driver::{IoOp, Token};
 use crate::file::Fd;
 use crate::unix::are_readable;
 
-/// What arrives somewhere at some time.
+/// An arrival.
 pub(crate) enum Arrival {
-    /// Something for a stream.
+    /// An item for a stream.
     Stream(i32),
     /// A new connection for a listener.
     Connection { listener: i32, stream: i32 },
@@ -40,7 +40,7 @@ fn parts(op: &IoOp) -> Option<(i32, u8)> {
     }
 }
 
-/// What becomes of an operation whose turn has come.
+/// The outcome of an operation whose completion is due.
 pub(super) enum Performed {
     Done(i32, Vec<u8>),
     Wait,
@@ -61,7 +61,8 @@ impl State {
         }
     }
 
-    /// Whether there is something to receive; `None` of what is not open, or no connection.
+    /// Whether there is something to receive; `None` if the descriptor is not open or not a
+    /// connection.
     fn readable(&mut self, fd: i32) -> Option<bool> {
         match self.descriptor(fd)? {
             Descriptor::Stream(stream) => Some(stream.readable()),
@@ -70,7 +71,7 @@ impl State {
         }
     }
 
-    /// Lets go on who waited for a descriptor of the host that is readable now.
+    /// Completes waits for descriptors of the host that are readable now.
     pub fn look_at_host(&mut self) {
         let host = |(fd, _): (&i32, _)| match self.descriptor_at(*fd) {
             Some(Descriptor::Host(host)) => Some((*fd, *host)),
@@ -92,7 +93,7 @@ impl State {
         self.device.within(range)
     }
 
-    // What sockets do without an operation.
+    // Calls on sockets without an operation.
 
     /// Listens on an address.
     pub fn listen(&mut self, addr: SocketAddr, alone: bool) -> io::Result<Fd> {
@@ -103,7 +104,7 @@ impl State {
         Ok(self.open(Descriptor::Listening(Listening { addr, backlog: Default::default() })))
     }
 
-    /// Connects to an address; the other side learns of it after a while.
+    /// Connects to an address; the other side is notified later.
     pub fn connect(&mut self, addr: SocketAddr) -> io::Result<Fd> {
         self.close_dropped();
         let refused = || io::Error::from_raw_os_error(libc::ECONNREFUSED);
@@ -118,7 +119,7 @@ impl State {
         Ok(client)
     }
 
-    /// An address of a socket: its own or the other side's.
+    /// The address of a socket: its own or the other side's.
     pub fn address(&mut self, fd: i32, remote: bool) -> io::Result<SocketAddr> {
         match self.descriptor(fd) {
             Some(Descriptor::Listening(listening)) if !remote => Ok(listening.addr),
@@ -139,7 +140,7 @@ impl State {
         self.settle(fd);
     }
 
-    /// Resets every connection there is, as a failing network would. Returns how many sides.
+    /// Resets all connections, as a failing network would. Returns the number of sides.
     pub fn reset_connections(&mut self) -> usize {
         let streams: Vec<i32> = self
             .descriptors()
@@ -155,7 +156,7 @@ impl State {
         streams.len()
     }
 
-    /// Lets the other side know that nothing more comes.
+    /// Sends the end of the stream to the other side.
     fn tell_end(&mut self, peer: i32, reset: bool) {
         let ns = self.travel_ns();
         let when = self.after(ns);
@@ -164,7 +165,7 @@ impl State {
         self.arrivals.insert((at, when.1), Arrival::Stream(peer));
     }
 
-    /// A descriptor of a socket was closed.
+    /// Notes that a socket's descriptor was closed.
     pub(super) fn closed_socket(&mut self, fd: i32, descriptor: Descriptor) {
         match descriptor {
             Descriptor::Stream(stream) => {
@@ -186,7 +187,7 @@ impl State {
         }
     }
 
-    /// A connection that nobody will accept.
+    /// Drops a connection that will not be accepted.
     fn refuse_connection(&mut self, stream: i32) {
         let peer = self.stream(stream).and_then(|stream| stream.peer);
         self.remove(stream);
@@ -198,7 +199,7 @@ impl State {
         }
     }
 
-    /// Takes in what has arrived by now.
+    /// Takes the items that have arrived by now.
     pub fn arrive(&mut self) {
         while let Some(entry) = self.arrivals.first_entry()
             && entry.key().0 <= self.now
@@ -228,7 +229,7 @@ impl State {
 
     // Operations.
 
-    /// Puts a socket operation into its port. A wrong descriptor is an error as on the host.
+    /// Puts a socket operation into its port. A wrong descriptor is an error, as on the host.
     pub(super) fn submit_socket(&mut self, core: usize, token: Token, op: IoOp) -> (When, Running) {
         let Some((fd, kind)) = parts(&op) else { return self.refuse(token, op, libc::EINVAL) };
         self.note(core, token, What::Socket { fd, kind });
@@ -252,9 +253,9 @@ impl State {
         (self.after(ns), running)
     }
 
-    /// Lets go on what waited for a descriptor and would not wait any more.
+    /// Completes the waiting operations of a descriptor that can proceed now.
     fn settle(&mut self, fd: i32) {
-        // What this side does may be what the other side waits for: room.
+        // The other side may wait for the room that this side makes.
         let Some(waiting) = self.waiting.remove(&fd) else { return };
         for (core, token) in waiting {
             let Some((when, running)) = self.ports[core].take(token) else { continue };
@@ -296,7 +297,7 @@ impl State {
         }
     }
 
-    /// Carries out a socket operation. `fetch` reads the first bytes of what it sends.
+    /// Carries out a socket operation. `fetch` reads the first bytes that it sends.
     pub(super) fn perform_socket(
         &mut self,
         op: &IoOp,
@@ -334,7 +335,7 @@ impl State {
                     Found::Nothing | Found::Room(_) => Performed::Wait,
                     Found::Error(errno) => Performed::Done(-errno, Vec::new()),
                     Found::Bytes(bytes) => {
-                        // There is room for the other side now.
+                        // The other side has room now.
                         if let Some(peer) = peer {
                             self.settle(peer);
                         }
@@ -389,7 +390,7 @@ impl State {
         }
     }
 
-    /// Back to waiting, for somebody else was faster.
+    /// Makes the operation wait again: another one was faster.
     pub(super) fn wait_again(&mut self, core: usize, running: Running) {
         if let Some((fd, _)) = parts(&running.op) {
             self.waiting.entry(fd).or_default().push((core, running.token));

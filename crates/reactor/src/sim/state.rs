@@ -1,4 +1,5 @@
-//! The state behind all simulated drivers of one world: clock, devices, operations under way.
+//! The state of one world, which all its simulated drivers share: clock, devices, operations in
+//! flight.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, PipeReader};
@@ -24,10 +25,10 @@ use crate::inbox::{Inbox, Sender, inbox};
 use crate::remote::{Remote, Shared};
 use crate::unix::are_readable;
 
-/// When something happens, and a number that keeps what happens at once in order.
+/// The time of an event, and a number that orders events of the same time.
 pub(crate) type When = (u64, u64);
 
-/// What a simulated descriptor stands for.
+/// The object of a simulated descriptor.
 pub(crate) enum Descriptor {
     File(OpenFile),
     Lock {
@@ -36,17 +37,17 @@ pub(crate) enum Descriptor {
     },
     Listening(Listening),
     Stream(Stream),
-    /// One of the host that is waited for; it is open as long as this is.
+    /// A watched descriptor of the host, which stays open as long as this.
     Host(RawFd),
 }
 
-/// An image that processes have open: its descriptors are the writing end of a pipe, which tells
-/// when the last of them is closed.
+/// An open image. Its descriptors are the writing end of a pipe, which tells when the last of them
+/// is closed.
 struct OpenImage {
     pipe: PipeReader,
     file: OpenFile,
     path: PathBuf,
-    /// Exclusively, if so.
+    /// Whether its lock is exclusive; `None` without a lock.
     locked: Option<bool>,
 }
 
@@ -56,7 +57,7 @@ impl OpenImage {
     }
 }
 
-/// What a descriptor knows of its file.
+/// An open file.
 #[derive(Clone)]
 pub(crate) struct OpenFile {
     pub inode: InodeRef,
@@ -64,22 +65,22 @@ pub(crate) struct OpenFile {
     writable: bool,
 }
 
-/// The time of what waits for another party, or is stuck.
+/// The time of an operation that waits for another party, or is stuck.
 pub(super) const WAITING: u64 = u64::MAX;
 
-/// An operation between being handed over and being reaped.
+/// An operation between its submission and its reaping.
 pub(crate) struct Running {
     pub token: Token,
     pub op: IoOp,
     pub plan: Plan,
-    /// The result, if it is decided already and needs no memory of the operation's.
+    /// The result, if it is already decided and does not need the operation's memory.
     pub result: Option<i32>,
-    /// What a write brings. The memory it comes from does not change while the write is under
-    /// way, so it is looked at once, when the operation is staged.
+    /// A write's bytes. Their memory does not change while the write is in flight, so they are
+    /// copied once, when the operation is staged.
     pub data: Vec<u8>,
-    /// How many bytes a read asks for.
+    /// Number of bytes that a read requests.
     len: u64,
-    /// How many changes its file had had when a sync was started.
+    /// Number of changes of its file when a sync was started.
     changes: u64,
 }
 
@@ -92,12 +93,12 @@ impl Running {
 /// The memory of an operation on a file.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Place {
-    /// The places, and where there are several pieces the lengths, or-ed.
+    /// The addresses, and with several pieces their lengths, or-ed together.
     pub address: usize,
     pub len: u64,
 }
 
-/// What one core has handed over.
+/// The operations of one core.
 #[derive(Default)]
 pub(crate) struct Port {
     pub staged: VecDeque<(Token, IoOp, Place, Vec<u8>)>,
@@ -106,7 +107,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// When the `n`-th completion (from 1) is there.
+    /// The time of the `n`-th completion (from 1).
     pub fn due(&self, n: usize) -> Option<u64> {
         self.running.keys().nth(n.max(1) - 1).map(|when| when.0).filter(|&at| at != WAITING)
     }
@@ -122,7 +123,7 @@ impl Port {
     }
 }
 
-/// An operation on names under way.
+/// An operation on names in flight.
 pub(super) struct Name {
     core: u32,
     token: Token,
@@ -130,11 +131,11 @@ pub(super) struct Name {
     shared: Arc<Shared>,
     plan: Plan,
     pub name_error: Option<i32>,
-    /// How many changes of names there had been when it was started.
+    /// Number of changes of names when it was started.
     changes: u64,
 }
 
-/// What a completed operation brings: its result and what is to be written into its memory.
+/// A completed operation: its result, and the bytes to write into its memory.
 pub(crate) struct Outcome {
     pub token: Token,
     pub op: IoOp,
@@ -142,14 +143,14 @@ pub(crate) struct Outcome {
     pub bytes: Vec<u8>,
 }
 
-/// See the module text.
+/// The state of a world.
 pub(crate) struct State {
     pub config: SimConfig,
     pub now: u64,
     pub schedule: Rng,
     pub(super) device: Rng,
     ticks: Rng,
-    /// What a crash leaves.
+    /// The crash's random numbers.
     pub(super) crashes: Rng,
     pub disk: Disk,
     pub trace: Trace,
@@ -164,27 +165,27 @@ pub(crate) struct State {
     closing: Sender<i32>,
     closed: Inbox<i32>,
     images: Vec<OpenImage>,
-    /// A crash to come, and before which completion from now.
+    /// A scheduled crash, and the number of completions before it.
     pub(super) armed: Option<(u64, Crash)>,
-    /// The process that runs now has met its end.
+    /// Whether the running process has crashed.
     pub(super) crashed: Option<Crash>,
 }
 
-/// Whether the kernel would do this for a file with such blocks.
+/// Whether the kernel accepts this for a file with blocks of this size.
 fn aligned(block: u32, address: usize, offset: u64, len: u64) -> bool {
     let block_mask = u64::from(block) - 1;
-    // Direct I/O asks the memory, too, to be aligned to the disk's logical block.
+    // Direct I/O also needs memory aligned to the disk's logical block.
     let memory_mask = if block > 1 { 511 } else { 0 };
     (offset | len) & block_mask == 0 && address & memory_mask == 0 && offset <= i64::MAX as u64
 }
 
-/// The longest file: its bytes are in memory.
+/// The longest file; its bytes are in memory.
 const LEN_MAX: u64 = 1 << 32;
-/// What a file takes beside its bytes.
+/// Bytes that a file occupies beside its contents.
 const FILE_ROOM: u64 = 512;
-/// Descriptors that may be open at once.
+/// Most open descriptors.
 const DESCRIPTORS: usize = 1 << 20;
-/// Milliseconds since 1970 when a world begins.
+/// Start of a world in milliseconds since 1970.
 const EPOCH_MS: u64 = 1_700_000_000_000;
 
 impl State {
@@ -235,7 +236,7 @@ impl State {
 
     fn latency(&mut self, of: fn(&SimConfig) -> &Latency, len: u64) -> u64 {
         let of = of(&self.config);
-        // Doublings come half as often each: a long, thin tail.
+        // Each doubling has half the chance: a long, thin tail.
         let times = u64::from(self.device.next_u64().trailing_zeros());
         let random = of.spread_ns * times + self.device.below(of.spread_ns);
         of.base_ns + random / 2 + len * of.per_kib_ns / 1024
@@ -243,8 +244,8 @@ impl State {
 
     // Descriptors.
 
-    /// The number that the next descriptor will get. Numbers are not used again, so that a use
-    /// after the close shows.
+    /// The number of the next descriptor. Numbers are not reused, so that a use after the close is
+    /// detected.
     pub(super) fn next_descriptor(&self) -> i32 {
         self.descriptors.len() as i32
     }
@@ -260,13 +261,13 @@ impl State {
         Fd::Sim(SimFd::new(number, self.closing.clone()))
     }
 
-    /// A descriptor of the host that can be waited for.
+    /// Watches a descriptor of the host.
     pub fn watch(&mut self, host: RawFd) -> SimFd {
         let number = self.insert(Descriptor::Host(host));
         SimFd::new(number, self.closing.clone())
     }
 
-    /// How much of so many bytes goes through a socket of the host at once.
+    /// How many of `len` bytes go through a socket of the host at once.
     pub fn at_once(&mut self, len: usize) -> usize {
         match self.device.below(3) {
             0 => 1 + self.device.below(len as u64) as usize,
@@ -274,7 +275,7 @@ impl State {
         }
     }
 
-    /// Where dropped descriptors announce themselves.
+    /// The channel on which dropped descriptors announce themselves.
     pub fn closing(&self) -> Sender<i32> {
         self.closing.clone()
     }
@@ -297,7 +298,7 @@ impl State {
         numbered.filter_map(|(fd, d)| d.as_ref().map(|d| (fd as i32, d)))
     }
 
-    /// Notes what was closed since.
+    /// Handles the descriptors closed since the last call.
     pub fn close_dropped(&mut self) {
         let mut closed = Vec::new();
         closed.extend(std::iter::from_fn(|| self.closed.pop()));
@@ -339,7 +340,7 @@ impl State {
 
     // Operations on descriptors.
 
-    /// Takes an operation; `data` is what it writes to a file.
+    /// Stages an operation; `data` is the bytes that it writes to a file.
     pub fn stage(&mut self, core: usize, token: Token, op: IoOp, place: Place, data: Vec<u8>) {
         self.ports[core].staged.push_back((token, op, place, data));
     }
@@ -348,7 +349,7 @@ impl State {
         self.ports[core].staged.len()
     }
 
-    /// Hands everything staged to the devices.
+    /// Submits all staged operations to the devices.
     pub fn submit(&mut self, core: usize) {
         self.close_dropped();
         if self.crashed.is_some() {
@@ -427,8 +428,8 @@ impl State {
         self.at_the_device(ns, Running { data, ..Running::new(token, op, plan) })
     }
 
-    /// A hole to punch or a range to zero: a write of zeroes as far as the file goes, of which the
-    /// device takes all or none at once.
+    /// Punches a hole or zeroes a range: a write of zeroes up to the end of the file, which the
+    /// device takes completely or not at all.
     fn submit_zeroes(
         &mut self,
         core: usize,
@@ -464,7 +465,7 @@ impl State {
         self.at_the_device(ns, Running { changes, ..Running::new(token, op, plan) })
     }
 
-    /// When an operation with this plan completes that takes so long without it.
+    /// The completion time of an operation with this plan, which takes `ns` without it.
     fn at_the_device(&mut self, ns: u64, running: Running) -> (When, Running) {
         let mut when = self.after(ns + running.plan.extra_ns);
         if running.plan.stuck {
@@ -498,9 +499,9 @@ impl State {
             self.ports[core].put(when, running);
             return;
         }
-        // What waits for another party hears a cancel. A device may have begun already, and then
-        // it ends as it would have. What is stuck stays stuck: that is what makes it different
-        // from slow.
+        // An operation that waits for another party is cancelled. A device may have begun already,
+        // and then the operation ends normally. A stuck operation stays stuck, in contrast to a
+        // slow one.
         let Some((when, mut running)) = port.take(token) else { return };
         let hears = when.0 == WAITING || self.device.coin();
         if running.plan.stuck || !hears {
@@ -514,7 +515,7 @@ impl State {
         }
     }
 
-    /// Lets everything go on that was stuck.
+    /// Continues all stuck operations.
     pub fn release_stuck(&mut self) {
         for core in 0..self.ports.len() {
             let stuck: Vec<Token> = self.ports[core]
@@ -534,7 +535,7 @@ impl State {
         }
     }
 
-    /// Takes the next completion that is due. `fetch` reads from what an operation sends.
+    /// Takes the next completion that is due. `fetch` reads the bytes that an operation sends.
     pub fn reap(
         &mut self,
         core: usize,
@@ -598,7 +599,7 @@ impl State {
         }
     }
 
-    /// The file of an operation that completes, which has kept it open.
+    /// The file of a completing operation, which has kept it open.
     fn file_in_use(&self, fd: i32, token: Token) -> InodeRef {
         match self.file(fd) {
             Some(file) => file.inode,
@@ -636,7 +637,7 @@ impl State {
             MetaOp::SetLen { file, .. }
             | MetaOp::Allocate { file, .. }
             | MetaOp::Measure { file } => {
-                // Under its newest name, if it is this world's and open.
+                // By its newest name, if it is an open file of this world.
                 let own = self.file(file.fd().number());
                 changed = own.map_or_else(Default::default, |own| own.inode.borrow().path.clone());
                 let kind = match op {
@@ -716,7 +717,7 @@ impl State {
             MetaOp::ReadSmall { path, max } => {
                 let inode = self.disk.find(&path)?;
                 let size = inode.borrow().bytes().len();
-                // The helper reads on after a short transfer.
+                // The helper continues after a short transfer.
                 let whole = Plan { short: None, ..name.plan };
                 let bytes = self
                     .disk
@@ -780,7 +781,7 @@ impl State {
             MetaOp::OpenImage { path, how, open: Some(open), .. } => {
                 self.take_image(path, how, open.try_clone()?).map(MetaOut::Image)
             }
-            // What is a process here is a test's to start.
+            // Only tests start processes here.
             MetaOp::StartProcess(_) => Err(io::ErrorKind::Unsupported.into()),
             MetaOp::Measure { file } => {
                 let own = self.file(file.fd().number());
@@ -798,7 +799,7 @@ impl State {
         }
     }
 
-    /// Whether anybody has a file open.
+    /// Whether a file is open.
     fn is_open(&mut self, inode: &InodeRef) -> bool {
         self.close_dropped();
         self.descriptors.iter().flatten().any(
@@ -812,7 +813,7 @@ impl State {
         MetaOut::File(Arc::new(SharedFile::new(fd, path, size, block)))
     }
 
-    /// Bytes that files take: those with a name and those that are open.
+    /// Bytes that files occupy: those with a name and those that are open.
     pub fn used(&self) -> u64 {
         let open = self.descriptors.iter().flatten().filter_map(|descriptor| match descriptor {
             Descriptor::File(file) => Some(&file.inode),
@@ -825,7 +826,7 @@ impl State {
         all.values().map(|room| room + FILE_ROOM).sum()
     }
 
-    /// Whether there is room for a file's first `len` bytes.
+    /// Whether there is space for a file's first `len` bytes.
     fn room_for(&self, inode: &InodeRef, len: u64) -> io::Result<()> {
         let more = len.saturating_sub(inode.borrow().room());
         match self.disk.capacity {
@@ -836,7 +837,7 @@ impl State {
         }
     }
 
-    /// Whether there is room for a file that may have to be made.
+    /// Whether there is space for a file that may have to be made.
     fn room_for_name(&self, path: &Path, opening: Opening) -> io::Result<()> {
         let may_make = matches!(opening, Opening::New | Opening::NewOrEmptied);
         let makes = may_make && self.disk.find(path).is_err();
@@ -865,7 +866,7 @@ impl State {
         Ok(self.image(path, how, file, end.into()))
     }
 
-    /// The open image that came from another process of this world.
+    /// Takes an open image from another process of this world.
     fn take_image(
         &mut self,
         path: PathBuf,
@@ -906,13 +907,13 @@ impl State {
         Image { file, info, _lock: None }
     }
 
-    /// Whether locks are held on an image, exclusive ones if so.
+    /// The locks held on an image; true for exclusive ones.
     fn images_locked(&self, path: &Path) -> impl Iterator<Item = bool> {
         let here = self.images.iter().filter(move |image| image.path == path && image.is_open());
         here.filter_map(|image| image.locked)
     }
 
-    /// The file of an open file whose length is to change.
+    /// The file of a handle, to change its length.
     fn writable(&self, file: &SharedFile, len: u64) -> io::Result<InodeRef> {
         let own = self.file(file.fd().number()).filter(|file| file.writable);
         match own {
@@ -922,7 +923,7 @@ impl State {
         }
     }
 
-    /// Whether somebody's lock is in the way of another one.
+    /// Whether an existing lock conflicts with a new one.
     fn is_locked(&mut self, path: &Path, exclusive: bool) -> bool {
         self.close_dropped();
         let held = self.descriptors.iter().flatten().filter_map(|descriptor| match descriptor {
@@ -940,12 +941,12 @@ impl State {
         Ok(MetaOut::Lock(Some(self.open(Descriptor::Lock { path, exclusive }))))
     }
 
-    /// All who had images open are gone.
+    /// Drops all images of ended processes.
     pub(super) fn forget_images(&mut self) {
         self.images.clear();
     }
 
-    /// Takes the operations on names that a core has under way.
+    /// Takes a core's operations on names in flight.
     pub(super) fn names_of(&mut self, core: usize) -> Vec<Name> {
         let mut own = Vec::new();
         for (when, name) in std::mem::take(&mut self.names) {
@@ -958,13 +959,13 @@ impl State {
         own
     }
 
-    /// A core of one more process of this run.
+    /// Adds a core of another process of this run.
     pub fn add_core(&mut self) -> usize {
         self.ports.push(Port::default());
         self.ports.len() - 1
     }
 
-    /// A core is gone, perhaps with operations under way.
+    /// Removes a core, perhaps with operations in flight.
     pub fn forget(&mut self, core: usize) {
         if self.crashed.is_none() {
             self.cut_short(core);

@@ -1,53 +1,53 @@
-//! What happened in a simulated world: a hash over everything, and the newest events in words.
+//! The trace of a simulated world: a hash of all events, and the newest events as text.
 
 use std::collections::VecDeque;
 use std::fmt;
 
-/// Events that are kept to be shown with a failure.
+/// Number of events kept for a failure's report.
 const KEPT: usize = 64;
 
-/// One thing that happened.
+/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     /// A core took a turn.
     Turn,
-    /// A read was handed to the device: file, offset, length.
+    /// A read was submitted: file, offset, length.
     Read { file: u32, offset: u64, len: u32 },
-    /// A write was handed to the device: file, offset, length.
+    /// A write was submitted: file, offset, length.
     Write { file: u32, offset: u64, len: u32 },
-    /// A sync was handed to the device.
+    /// A sync was submitted.
     Sync { file: u32 },
-    /// The process was killed, or power cut, and this is left on the disk.
+    /// The process was killed, or power cut, with this disk left.
     Crash { kind: u8, disk: u64 },
-    /// A name operation was asked for.
+    /// A name operation was submitted.
     Name { kind: u8 },
-    /// An operation on a simulated socket was handed over: socket and kind.
+    /// An operation on a simulated socket was submitted: socket and kind.
     Socket { fd: i32, kind: u8 },
-    /// An operation was asked to end.
+    /// An operation was cancelled.
     Cancel,
-    /// A fault was injected, by its kind.
+    /// A fault of this kind was injected.
     Fault { kind: u8 },
     /// An operation completed.
     Done { result: i64 },
     /// A core's main task ended.
     MainEnded,
-    /// A core gave up waiting for operations at its end.
+    /// A stopping core timed out waiting for its operations.
     GaveUp { left: u64 },
     /// A core ended.
     Ended,
 }
 
-/// One event with its place and time.
+/// An event with its core and time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event {
     pub at: u64,
     pub core: u32,
-    /// The operation it belongs to, `u32::MAX` for none.
+    /// Its operation; `u32::MAX` for none.
     pub token: u32,
     pub what: What,
 }
 
-/// A record of events; see the module.
+/// A record of events.
 pub(crate) struct Trace {
     hash: u64,
     count: u64,
@@ -83,7 +83,7 @@ impl Trace {
             // FNV-1a over words, with a rotation so that high bits reach low ones.
             self.hash = (self.hash ^ word).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(23);
         }
-        // Turns are most of what happens and say least.
+        // Turns are the most frequent events and tell the least.
         if event.what != What::Turn {
             if self.newest.len() == KEPT {
                 self.newest.pop_front();

@@ -26,8 +26,8 @@ use crate::remote::{EndNotice, Remote, Shared};
 use crate::runtime::PATIENCE_NS;
 use crate::task::Class;
 
-/// A handle on a simulated world; see the module. Clones are the same world, so that the tasks
-/// that run in it can change its faults.
+/// A handle on a simulated world; see the module text. Clones are the same world, so tasks in it
+/// can change its faults.
 #[derive(Clone)]
 pub struct World(Rc<Inner>);
 
@@ -37,7 +37,7 @@ struct Inner {
     state: Rc<RefCell<State>>,
     running: Cell<bool>,
     abandoned: Cell<usize>,
-    /// Processes that begin with the next round.
+    /// Processes that start in the next round.
     beginning: RefCell<Vec<Beginning>>,
 }
 
@@ -48,7 +48,7 @@ struct Beginning {
     main: Main,
 }
 
-/// What others do to a process, and know of it.
+/// The control and state of a process that others see.
 #[derive(Default)]
 struct ProcessState {
     stopped: Cell<bool>,
@@ -58,62 +58,62 @@ struct ProcessState {
     left: Cell<Option<u64>>,
 }
 
-/// A process beside the one that a [`World`] runs: see [`World::start_process`]. Clones are the
-/// same process.
+/// A process beside the main one of a [`World`]: see [`World::start_process`]. Clones are the same
+/// process.
 #[derive(Clone)]
 pub struct Process(Rc<ProcessState>);
 
 impl Process {
-    /// Kills it, as soon as it has taken so many turns more. What it has under way is done in part,
-    /// its files, locks and sockets are closed.
+    /// Kills it after `turns` more turns. Its operations in flight are done in part; its files,
+    /// locks and sockets are closed.
     pub fn kill_after(&self, turns: u64) {
         self.0.left.set(Some(turns));
     }
 
-    /// The end of [`Process::kill_after`], if it is not too late.
+    /// Withdraws [`Process::kill_after`], if it was not killed yet.
     pub fn spare(&self) {
         self.0.left.set(None);
     }
 
-    /// Has it do nothing until [`Process::go_on`]; nothing is closed.
+    /// Suspends it until [`Process::go_on`]; nothing is closed.
     pub fn stop(&self) {
         self.0.stopped.set(true);
     }
 
-    /// The end of [`Process::stop`].
+    /// Resumes it after [`Process::stop`].
     pub fn go_on(&self) {
         self.0.stopped.set(false);
     }
 
-    /// Whether it was killed before it had ended by itself.
+    /// Whether it was killed.
     pub fn was_killed(&self) -> bool {
         self.0.killed.get()
     }
 
-    /// Whether it has ended, by itself or killed.
+    /// Whether it has returned or was killed.
     pub fn has_ended(&self) -> bool {
         self.0.ended.get()
     }
 }
 
-/// Why a run did not come to its end.
+/// The reason why a run failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureKind {
-    /// Every core waits and nothing is under way that could wake one.
+    /// Every core waits, and no event is left that could wake one.
     Deadlock,
-    /// [`SimConfig::turns_max`] turns were not enough.
+    /// The run took more than [`SimConfig::turns_max`] turns.
     Turns,
-    /// [`SimConfig::time_max_ns`] of simulated time were not enough.
+    /// The run took more than [`SimConfig::time_max_ns`] of simulated time.
     Time,
-    /// The process has no descriptor left for a core.
+    /// The host process has no descriptor left for a core.
     Host,
-    /// The process was killed or power was cut, as the test wanted.
+    /// The process was killed or power was cut, as the test requested.
     Crash(Crash),
 }
 
-/// A run that did not come to its end; the text names the seed.
+/// A failed run; the text names the seed.
 pub struct Failure {
-    /// Why.
+    /// The reason.
     pub kind: FailureKind,
     /// The seed of the world.
     pub seed: u64,
@@ -142,20 +142,20 @@ impl fmt::Debug for Failure {
 
 impl std::error::Error for Failure {}
 
-/// What a core is doing.
+/// The state of a core.
 enum Status {
-    /// Takes a turn when chance says so.
+    /// It takes a turn when chance picks it.
     Ready,
-    /// Between the halves of a turn.
+    /// It is between the halves of a turn.
     Asleep {
         wait: Wait,
         until: Option<u64>,
         at_least: usize,
-        /// When one completion is enough.
+        /// The time from which one completion is enough.
         gather_until: u64,
         woken: Option<u64>,
     },
-    /// Waits for its operations, at its end.
+    /// It waits for its operations, at its end.
     Draining {
         give_up: u64,
         until: u64,
@@ -166,20 +166,20 @@ enum Status {
 struct Seat {
     core: Core,
     shared: Arc<Shared>,
-    /// Until it has ended.
+    /// The core; `None` after its end.
     main: Option<JoinHandle<()>>,
     notice: Option<EndNotice>,
     status: Status,
-    /// How often chance picks it, compared with others.
+    /// Its relative chance of being picked.
     weight: u64,
-    /// Of one that was started.
+    /// Its process, if it was started in the run.
     process: Option<Rc<ProcessState>>,
 }
 
-/// Turns after which the weights of the cores are drawn anew.
+/// Turns after which the weights of the cores are drawn again.
 const WEIGHTS_LAST: u64 = 2048;
 
-/// Says the seed when a task panics.
+/// Prints the seed when a task panics.
 struct SayOnPanic(u64);
 
 impl Drop for SayOnPanic {
@@ -191,7 +191,7 @@ impl Drop for SayOnPanic {
 }
 
 impl World {
-    /// A world with as many cores, all of whose chance comes from `seed`.
+    /// A world with this number of cores, which takes all random numbers from `seed`.
     ///
     /// # Panics
     /// Without cores.
@@ -213,7 +213,7 @@ impl World {
         self.0.state.borrow().now
     }
 
-    /// Lets simulated time pass: what a computation would cost.
+    /// Advances the simulated time: the cost of a computation.
     pub fn spend_ns(&self, ns: u64) {
         self.0.state.borrow_mut().now += ns;
     }
@@ -223,37 +223,37 @@ impl World {
         self.0.state.borrow_mut().schedule.fork()
     }
 
-    /// A hash over everything that has happened, and how many events that were.
+    /// A hash of all events so far, and their number.
     pub fn trace(&self) -> (u64, u64) {
         let state = self.0.state.borrow();
         (state.trace.hash(), state.trace.count())
     }
 
-    /// The newest events in words, one per line.
+    /// The newest events as text, one per line.
     pub fn newest_events(&self) -> String {
         self.0.state.borrow().trace.to_string()
     }
 
     // Files.
 
-    /// Adds a file, or replaces one, durably; who has the old one open keeps it.
+    /// Adds or replaces a file durably; open handles keep the old one.
     pub fn add_file(&self, path: impl AsRef<Path>, bytes: impl Into<Arc<[u8]>>) {
         let bytes: Arc<[u8]> = bytes.into();
         self.0.state.borrow_mut().disk.add(path.as_ref(), bytes.to_vec());
     }
 
-    /// Adds a directory. Those of files that are added are there too.
+    /// Adds a directory. The directories of added files exist, too.
     pub fn add_dir(&self, path: impl AsRef<Path>) {
         self.0.state.borrow_mut().disk.names.add_dir(path.as_ref());
     }
 
-    /// Removes a file's name as if it had never been there. False when there is none.
+    /// Removes a file's name durably. False when there is none.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> bool {
         self.0.state.borrow_mut().disk.remove(path.as_ref())
     }
 
-    /// Copies the files of a directory of the host into a directory of this world. Returns how
-    /// many there were.
+    /// Copies the files of a directory of the host into a directory of this world. Returns their
+    /// number.
     ///
     /// # Errors
     /// As the host gives them.
@@ -278,7 +278,7 @@ impl World {
         self.0.state.borrow().disk.paths()
     }
 
-    /// The bytes of a file as a reader would find them now, without rot.
+    /// The bytes of a file that a reader sees now, without rot.
     ///
     /// # Errors
     /// When there is none.
@@ -286,13 +286,13 @@ impl World {
         Ok(self.0.state.borrow().disk.find(path.as_ref())?.borrow().bytes().into())
     }
 
-    /// Lets all files together take so many bytes from now on: writes, allocations and new files
-    /// beyond it fail with ENOSPC; what is removed or cut gives its room back.
+    /// Limits the bytes of all files together: writes, allocations and new files beyond it fail
+    /// with ENOSPC; removing or cutting files frees space.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.0.state.borrow_mut().disk.capacity = bytes;
     }
 
-    /// Bytes that all files take, with room that they have beyond their ends, and 512 for each.
+    /// Bytes that all files occupy, with allocations beyond their ends, and 512 for each file.
     pub fn used(&self) -> u64 {
         self.0.state.borrow_mut().close_dropped();
         self.0.state.borrow().used()
@@ -308,7 +308,7 @@ impl World {
         self.0.state.borrow_mut().locks_held(path.as_ref())
     }
 
-    /// Locks a file as another process would, or lets it go.
+    /// Locks or unlocks a file as another process would.
     pub fn lock_exclusively(&self, path: impl AsRef<Path>, locked: bool) {
         let mut state = self.0.state.borrow_mut();
         if locked {
@@ -320,34 +320,34 @@ impl World {
 
     // Network.
 
-    /// Connects to a simulated listener; the connection belongs to `core`. The other side learns
-    /// of it after a while.
+    /// Connects to a simulated listener; the connection belongs to `core`. The other side is
+    /// notified later.
     ///
     /// # Errors
-    /// `ConnectionRefused` when nobody listens there.
+    /// `ConnectionRefused` when there is no listener.
     pub fn connect(&self, core: &Core, addr: SocketAddr) -> io::Result<Socket> {
         let fd = self.0.state.borrow_mut().connect(addr)?;
         Ok(Socket::new(core, fd))
     }
 
-    /// Sockets that are open now, listeners and those not yet accepted included.
+    /// Open sockets, including listeners and connections not yet accepted.
     pub fn open_sockets(&self) -> usize {
         self.0.state.borrow_mut().open_sockets()
     }
 
-    /// Resets all connections. Returns how many sides that were.
+    /// Resets all connections. Returns the number of sides.
     pub fn reset_connections(&self) -> usize {
         self.0.state.borrow_mut().reset_connections()
     }
 
     // Faults.
 
-    /// Adds a fault for whatever is started from now on.
+    /// Adds a fault for operations started from now on.
     pub fn add_fault(&self, fault: Fault) {
         self.0.state.borrow_mut().disk.faults.push(fault);
     }
 
-    /// Flips a bit on the medium: every read of it finds it so, until [`World::heal`].
+    /// Flips a bit on the medium: every read sees it, until [`World::heal`].
     ///
     /// # Errors
     /// When there is no such file, or it is shorter.
@@ -362,8 +362,8 @@ impl World {
         Ok(())
     }
 
-    /// Ends all faults: none is added to what starts from now on, rotten bits are right again,
-    /// and what was stuck goes on.
+    /// Ends all faults: operations started from now on have none, rotten bits are healed, and stuck
+    /// operations continue.
     pub fn heal(&self) {
         let mut state = self.0.state.borrow_mut();
         state.disk.faults.clear();
@@ -375,47 +375,45 @@ impl World {
         state.release_stuck();
     }
 
-    /// How many faults have struck so far.
+    /// The numbers of faults that have struck so far.
     pub fn faults(&self) -> FaultCounts {
         self.0.state.borrow().disk.counts
     }
 
-    /// Operations that a core has handed to the devices and that have not completed.
+    /// Operations that a core has submitted to the devices and that have not completed.
     pub fn at_the_device(&self, core: usize) -> usize {
         self.0.state.borrow().ports[core].running.len()
     }
 
-    /// Operations that were still under way when their core gave up waiting for them at its
-    /// end, in all runs.
+    /// Operations still in flight when their stopping core timed out, in all runs.
     pub fn abandoned(&self) -> usize {
         self.0.abandoned.get()
     }
 
     // Crashes.
 
-    /// Ends the process as a kill or a power cut does, now: what it has not been told has not
-    /// happened for it, and what it does until the run ends, which is soon, reaches nobody. The
-    /// run fails with [`FailureKind::Crash`]; the next one is the process after it, on the disk
-    /// that is left. Between two runs, what the last one left unflushed is lost in the same way.
+    /// Ends the process now, as a kill or a power cut does: it gets no more completions, and its
+    /// actions until the end of the run, which follows soon, have no effect. The run fails with
+    /// [`FailureKind::Crash`]; the next run is the next process, on the disk that is left. Between
+    /// two runs, the last run's unflushed data is lost in the same way.
     pub fn crash(&self, crash: Crash) {
         self.0.state.borrow_mut().crash(crash);
     }
 
-    /// Lets the crash come instead of one of the next completions, of whatever kind and core:
-    /// chance takes the number from the range, where 1 is the next. It comes in this run or not
-    /// at all.
+    /// Makes the crash replace one of the next completions, of any kind and core: chance takes the
+    /// number from the range, where 1 is the next. It comes in this run or not at all.
     pub fn crash_at(&self, crash: Crash, completions: std::ops::Range<u64>) {
         self.0.state.borrow_mut().arm(crash, completions);
     }
 
     // Running.
 
-    /// Runs `main` on every core until all have ended and shut down; returns what each returned,
-    /// by core. A world can run several times, one after the other: a process, and the one after
-    /// it on the same disk.
+    /// Runs `main` on every core until all have ended and shut down; returns their results, by
+    /// core. A world can run several times in sequence: one process after the other on the same
+    /// disk.
     ///
     /// # Errors
-    /// See [`FailureKind`]; a crash that was asked for is one.
+    /// See [`FailureKind`]; a requested crash is one.
     ///
     /// # Panics
     /// When a task panics, or when called from a task of this world.
@@ -425,7 +423,7 @@ impl World {
         Fut: Future<Output = T> + 'static,
         T: 'static,
     {
-        assert!(!self.0.running.replace(true), "a world runs its cores once at a time");
+        assert!(!self.0.running.replace(true), "a world has one run at a time");
         let _say = SayOnPanic(self.0.seed);
         self.0.state.borrow_mut().restart(self.0.cores);
         self.0.beginning.take();
@@ -462,9 +460,9 @@ impl World {
         Failure { kind, seed: self.0.seed, detail }
     }
 
-    /// Starts another process in this run, with one core of its own: it shares the disk and the
-    /// clock with the others, and what descriptors it is given. The run ends, and with it all
-    /// processes, when the one that it began with has ended.
+    /// Starts another process in this run, with one core of its own. It shares the disk and the
+    /// clock with the others, and descriptors that it is given. The run, with all its processes,
+    /// ends when its first process has ended.
     pub fn start_process<Fut>(&self, main: impl FnOnce(Core) -> Fut + 'static) -> Process
     where
         Fut: Future<Output = ()> + 'static,
@@ -475,7 +473,7 @@ impl World {
         Process(process)
     }
 
-    /// Gives the processes that were started a seat.
+    /// Gives each started process a seat.
     fn begin(&self, seats: &mut Vec<Seat>) -> io::Result<()> {
         for Beginning { process, main } in self.0.beginning.take() {
             let (shared, inbox) = Shared::new()?;
@@ -490,7 +488,7 @@ impl World {
         Ok(())
     }
 
-    /// The core `id` of so many, at a port of the devices.
+    /// Makes the core `id` of `cores`, at a port of the devices.
     fn core(
         &self,
         (id, cores): (usize, usize),
@@ -554,7 +552,7 @@ impl World {
                 let mut state = self.0.state.borrow_mut();
                 state.close_dropped();
                 if looked != turns {
-                    // Only who takes a turn changes a descriptor of the host.
+                    // Only turns change descriptors of the host.
                     state.look_at_host();
                     looked = turns;
                 }
@@ -619,7 +617,7 @@ impl World {
         ready[0].0
     }
 
-    /// Gives a core a turn, or the rest of one.
+    /// Runs a core's turn, or the rest of one.
     fn step(&self, id: usize, seat: &mut Seat) {
         let state = &self.0.state;
         if let Some(left) = seat.process.as_ref().map(|process| &process.left) {
@@ -632,8 +630,8 @@ impl World {
                 if wait == Wait::No {
                     seat.core.finish(Wait::No);
                 } else {
-                    // As in the kernel: submitting and waiting are one call, and a completion
-                    // that is there already ends the wait.
+                    // As in the kernel: submitting and waiting are one call, and a completion that
+                    // has arrived ends the wait.
                     let mut state = state.borrow_mut();
                     state.submit(id);
                     let until = match wait {
@@ -679,7 +677,7 @@ impl World {
         seat.status = Status::Ended;
         seat.core.stop(0);
         self.0.state.borrow_mut().forget(id);
-        // What has been answered holds descriptors.
+        // Answers in the inbox hold descriptors.
         seat.core.drain(Wait::No);
         seat.core.abandon();
         seat.main = None;
@@ -709,7 +707,7 @@ impl World {
         }
     }
 
-    /// Takes a core apart. On the host what a core gave up would be leaked, because the kernel
+    /// Drops a core. On the host the memory of unfinished operations is leaked, because the kernel
     /// may still write to it; the simulated devices forget it, so it can be freed.
     fn clean_up(&self, port: usize, core: &Core) {
         core.stop(0);
@@ -733,7 +731,7 @@ impl World {
             let stuck = self.0.state.borrow().stuck(id);
             let _ = writeln!(
                 text,
-                "core {id} {status}; {} tasks, {} operations under way, of them {stuck} stuck",
+                "core {id} {status}; {} tasks, {} operations in flight, {stuck} of them stuck",
                 seat.core.live_tasks(),
                 seat.core.operations_in_flight(),
             );
@@ -760,7 +758,8 @@ impl Seat {
         }
     }
 
-    /// When the core wants to go on: the past if now, `None` if nothing is known to wake it.
+    /// The time when the core can continue: a past time means now, `None` that no event will wake
+    /// it.
     fn wakes(&mut self, id: usize, state: &mut State) -> Option<u64> {
         if self.process.as_ref().is_some_and(|process| process.stopped.get()) {
             return None;
@@ -769,7 +768,7 @@ impl Seat {
             Status::Ready => Some(0),
             Status::Asleep { until, at_least, gather_until, woken, .. } => {
                 if woken.is_none() && !self.shared.sleep().is_asleep() {
-                    // Somebody took the flag and signals; that takes its time to arrive.
+                    // Another core took the flag and signals; the signal takes some time.
                     *woken = Some(state.now + state.schedule.within(state.config.wake_ns.clone()));
                 }
                 let all = state.ports[id].due(*at_least);
