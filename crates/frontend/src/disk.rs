@@ -183,7 +183,7 @@ impl Config {
 
 /// The disk's part of a queue.
 #[derive(Debug)]
-struct Place {
+struct QueueParts {
     addr: u64,
     kick: Arc<Event>,
     call: Arc<Event>,
@@ -198,7 +198,7 @@ struct Place {
 pub struct Disk {
     options: DiskOptions,
     memory: Arc<Memory>,
-    places: Vec<Place>,
+    queues: Vec<QueueParts>,
     session: Session,
     channel: Option<Connection>,
     features: u64,
@@ -221,17 +221,17 @@ impl Disk {
         let size = (spare + each * u64::from(options.queues)).next_multiple_of(MEMORY_STEP);
         let memory = Arc::new(Memory::with_regions(vec![Region::new(0, size, options.pages)?]));
         let first_base = options.first_base();
-        let place = |nth: u16| {
+        let parts = |nth: u16| {
             let addr = spare + each * u64::from(nth);
             let (kick, call) = (Arc::new(Event::new()?), Arc::new(Event::new()?));
             let queue = Queue::new(&memory, addr, shape, kick.clone(), call.clone());
             let queue = Some(queue);
-            Ok(Place { addr, kick, call, err: Event::new()?, base: first_base, queue })
+            Ok(QueueParts { addr, kick, call, err: Event::new()?, base: first_base, queue })
         };
-        let places = (0..options.queues).map(place).collect::<Result<Vec<_>>>()?;
+        let queues = (0..options.queues).map(parts).collect::<Result<Vec<_>>>()?;
         let mut disk = Disk {
             memory,
-            places,
+            queues,
             session: Session::connect(path)?,
             channel: None,
             features: 0,
@@ -272,9 +272,9 @@ impl Disk {
         };
         session.set_owner()?;
         session.get_features()?;
-        for (nth, place) in (0..).zip(&self.places) {
-            session.set_vring_call(nth, Some(&place.call))?;
-            session.set_vring_err(nth, Some(&place.err))?;
+        for (nth, parts) in (0..).zip(&self.queues) {
+            session.set_vring_call(nth, Some(&parts.call))?;
+            session.set_vring_err(nth, Some(&parts.err))?;
         }
         Ok(())
     }
@@ -304,8 +304,8 @@ impl Disk {
             session.set_inflight_fd(&inflight)?;
             self.inflight = Some(inflight);
         }
-        for (nth, place) in (0..).zip(&self.places) {
-            session.set_vring_call(nth, Some(&place.call))?;
+        for (nth, parts) in (0..).zip(&self.queues) {
+            session.set_vring_call(nth, Some(&parts.call))?;
         }
         session.set_features(self.features | log)?;
         if send_memory && self.protocol & protocol::CONFIGURE_MEM_SLOTS != 0 {
@@ -315,12 +315,12 @@ impl Disk {
         } else if send_memory {
             session.set_mem_table(&self.memory)?;
         }
-        for (nth, place) in (0..).zip(&self.places) {
+        for (nth, parts) in (0..).zip(&self.queues) {
             session.set_vring_num(nth, options.queue_size)?;
-            session.set_vring_base(nth, place.base)?;
+            session.set_vring_base(nth, parts.base)?;
             let log = self.log.is_some();
-            session.set_vring_addr(nth, &self.memory, self.ring_addresses(place), log)?;
-            session.set_vring_kick(nth, Some(&place.kick))?;
+            session.set_vring_addr(nth, &self.memory, self.ring_addresses(parts), log)?;
+            session.set_vring_kick(nth, Some(&parts.kick))?;
         }
         for nth in 0..options.queues {
             session.set_vring_enable(nth, true)?;
@@ -328,12 +328,12 @@ impl Disk {
         Ok(())
     }
 
-    fn ring_addresses(&self, place: &Place) -> [u64; 3] {
+    fn ring_addresses(&self, parts: &QueueParts) -> [u64; 3] {
         let size = self.options.queue_size;
         if self.options.packed {
-            PackedRing::new(&self.memory, place.addr, size).addresses()
+            PackedRing::new(&self.memory, parts.addr, size).addresses()
         } else {
-            SplitRing::new(&self.memory, place.addr, size).addresses()
+            SplitRing::new(&self.memory, parts.addr, size).addresses()
         }
     }
 
@@ -346,8 +346,8 @@ impl Disk {
         for nth in 0..self.options.queues {
             self.session.set_vring_enable(nth, false)?;
         }
-        for (nth, place) in (0..).zip(&mut self.places) {
-            place.base = self.session.get_vring_base(nth)?;
+        for (nth, parts) in (0..).zip(&mut self.queues) {
+            parts.base = self.session.get_vring_base(nth)?;
         }
         Ok(())
     }
@@ -369,16 +369,16 @@ impl Disk {
     /// # Panics
     /// If a driver is missing.
     pub fn reset(&mut self, queues: Vec<Queue>) -> Result<()> {
-        let kept = self.places.iter().filter(|place| place.queue.is_some()).count();
-        assert_eq!(queues.len() + kept, self.places.len(), "a driver is missing");
+        let kept = self.queues.iter().filter(|parts| parts.queue.is_some()).count();
+        assert_eq!(queues.len() + kept, self.queues.len(), "a driver is missing");
         drop(queues);
         self.stop()?;
         self.inflight = None;
         let (shape, base) = (self.options.shape(), self.options.first_base());
-        for place in &mut self.places {
-            let (kick, call) = (place.kick.clone(), place.call.clone());
-            place.queue = Some(Queue::new(&self.memory, place.addr, shape, kick, call));
-            place.base = base;
+        for parts in &mut self.queues {
+            let (kick, call) = (parts.kick.clone(), parts.call.clone());
+            parts.queue = Some(Queue::new(&self.memory, parts.addr, shape, kick, call));
+            parts.base = base;
         }
         self.start_device(false)
     }
@@ -394,9 +394,9 @@ impl Disk {
         self.handshake()?;
         if !self.options.packed {
             let size = self.options.queue_size;
-            for place in &mut self.places {
-                let ring = SplitRing::new(&self.memory, place.addr, size);
-                place.base = ring.used_index().into();
+            for parts in &mut self.queues {
+                let ring = SplitRing::new(&self.memory, parts.addr, size);
+                parts.base = ring.used_index().into();
             }
         }
         self.start_device(true)?;
@@ -420,7 +420,7 @@ impl Disk {
     }
 
     fn kick_all(&self) {
-        self.places.iter().for_each(|place| place.kick.signal());
+        self.queues.iter().for_each(|parts| parts.kick.signal());
     }
 
     /// Makes the target log its writes, as the source of a migration does.
@@ -448,8 +448,8 @@ impl Disk {
         let on = self.log.is_some();
         let bit = if on { feature::LOG_ALL } else { 0 };
         self.session.set_features(self.features | bit)?;
-        for (nth, place) in (0..).zip(&self.places) {
-            self.session.set_vring_addr(nth, &self.memory, self.ring_addresses(place), on)?;
+        for (nth, parts) in (0..).zip(&self.queues) {
+            self.session.set_vring_addr(nth, &self.memory, self.ring_addresses(parts), on)?;
         }
         Ok(())
     }
@@ -459,12 +459,12 @@ impl Disk {
     /// # Panics
     /// If it is already taken.
     pub fn take_queue(&mut self, nth: u16) -> Queue {
-        self.places[usize::from(nth)].queue.take().expect("the queue is already taken")
+        self.queues[usize::from(nth)].queue.take().expect("the queue is already taken")
     }
 
     /// Whether the target has reported a broken queue since the last call.
     pub fn take_queue_error(&self, nth: u16) -> bool {
-        self.places[usize::from(nth)].err.take() > 0
+        self.queues[usize::from(nth)].err.take() > 0
     }
 
     /// The session, for any other message.

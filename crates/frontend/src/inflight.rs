@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_of_a_split_ring_lie_where_the_text_puts_them() {
+    fn queues_of_a_split_ring_are_at_the_specified_offsets() {
         let region = region(4224).unwrap();
         assert_eq!(region.queue_bytes(false), 2112);
         region.write(2112 + 10, &[128, 0, 5, 0, 9, 0]);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_its_file_does_not_hold_is_refused() {
+    fn a_region_beyond_its_file_is_refused() {
         assert_eq!(region(4225).unwrap_err().kind(), Kind::Protocol);
         assert_eq!(region(0).unwrap_err().kind(), Kind::Protocol);
         assert_eq!(region(u64::MAX).unwrap_err().kind(), Kind::Protocol);

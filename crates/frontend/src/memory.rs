@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "the guest has no 8 bytes at 0xfffc")]
-    fn bytes_beyond_a_region_are_not_there() {
+    fn bytes_beyond_a_region_panic() {
         Memory::new(64 << 10, Pages::Small).unwrap().read((64 << 10) - 4, &mut [0; 8]);
     }
 }

@@ -10,7 +10,7 @@ pub fn pin(processor: usize) -> Result<()> {
     // SAFETY: zeroes are a valid, empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     if processor >= 8 * size_of_val(&set) {
-        let text = format!("there is no processor {processor}");
+        let text = format!("processor {processor} does not exist");
         return Err(Error::new(crate::Kind::System, text));
     }
     // SAFETY: `set` is a local variable, and the check above ensures that `processor` is within it.

@@ -44,12 +44,12 @@ pub struct SplitRing {
     desc_addr: u64,
     avail_addr: u64,
     used_addr: u64,
-    at: Places,
+    pointers: Pointers,
 }
 
 /// Pointers to the parts, so that requests need no lookup of regions.
 #[derive(Clone, Copy, Debug)]
-struct Places {
+struct Pointers {
     desc: *mut Desc,
     avail: *const AtomicU16,
     used: *const AtomicU16,
@@ -85,7 +85,7 @@ impl SplitRing {
             desc_addr: addr,
             avail_addr: addr + avail,
             used_addr: addr + used,
-            at: Places {
+            pointers: Pointers {
                 desc: at.cast(),
                 avail: place(avail).cast_const().cast(),
                 used: place(used).cast_const().cast(),
@@ -120,7 +120,7 @@ impl SplitRing {
         debug_assert!(word <= 2 + usize::from(self.size));
         // SAFETY: the avail ring has `size` + 3 words, it is mapped while `memory` lives, and
         // `word` comes from this module, which stays below that.
-        unsafe { &*self.at.avail.add(word) }
+        unsafe { &*self.pointers.avail.add(word) }
     }
 
     /// A 16-bit word of the used ring: flags, index, four words for each entry, avail event.
@@ -128,7 +128,7 @@ impl SplitRing {
     fn used_word(&self, word: usize) -> &AtomicU16 {
         debug_assert!(word <= 2 + 4 * usize::from(self.size));
         // SAFETY: the used ring has 3 + 4 * `size` words; otherwise as in `avail`.
-        unsafe { &*self.at.used.add(word) }
+        unsafe { &*self.pointers.used.add(word) }
     }
 
     #[inline]
@@ -142,14 +142,14 @@ impl SplitRing {
         assert!(index < self.size);
         // SAFETY: the table has `size` descriptors, it is mapped while `memory` lives, and `new`
         // checked its alignment.
-        unsafe { self.at.desc.add(index.into()).write_volatile(desc) }
+        unsafe { self.pointers.desc.add(index.into()).write_volatile(desc) }
     }
 
     /// Reads a descriptor.
     pub fn desc(&self, index: u16) -> Desc {
         assert!(index < self.size);
         // SAFETY: as in `set_desc`.
-        unsafe { self.at.desc.add(index.into()).read_volatile() }
+        unsafe { self.pointers.desc.add(index.into()).read_volatile() }
     }
 
     /// Writes a head into the entry of avail index `index`.
@@ -240,7 +240,7 @@ mod tests {
     use crate::Pages;
 
     #[test]
-    fn the_parts_lie_as_the_text_says() {
+    fn the_parts_are_at_the_specified_offsets() {
         let memory = Arc::new(Memory::new(1 << 20, Pages::Small).unwrap());
         let ring = SplitRing::new(&memory, 4096, 8);
         assert_eq!(ring.addresses(), [4096, 4096 + 128, 4096 + 192]);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_passed_also_where_the_index_wraps() {
+    fn an_event_is_passed_across_the_wrap_of_the_index() {
         assert!(passed(0, 0, 1));
         assert!(!passed(1, 0, 1));
         assert!(passed(0xffff, 0xfffe, 1));

@@ -34,7 +34,7 @@ use frontend::{
 };
 use reactor::Core;
 use reactor::sim::{Access, Crash, FailureKind, Fault, FaultKind, Rng, SimConfig, World};
-use vhost::alone::{RingAtWork, RingStart};
+use vhost::standalone::{RingStart, StandaloneRing};
 use vhost::{
     Disk, F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, Form, GuestMemory, InflightRegion,
     QueueStats, RegionInfo, SERIAL_LEN, Setup,
@@ -431,7 +431,7 @@ async fn process(core: Core, guest: Rc<RefCell<Guest>>, uri: String, ending: End
         let starts = guest.borrow().starts(flaw, &device);
         let mut rings = Vec::new();
         for (start, stats) in starts {
-            rings.push((RingAtWork::new(&core, start), stats));
+            rings.push((StandaloneRing::new(&core, start), stats));
         }
         let end_ns = core.now_ns() + END_NS;
         while turns > 0 || matches!(ending, Ending::Crash(_) | Ending::Done) {
@@ -451,7 +451,7 @@ async fn process(core: Core, guest: Rc<RefCell<Guest>>, uri: String, ending: End
             }
         }
         for (nth, (ring, stats)) in rings.into_iter().enumerate() {
-            let (base, broken) = ring.rest().await;
+            let (base, broken) = ring.stop().await;
             assert!(!broken, "a ring is broken");
             let mut guest = guest.borrow_mut();
             guest.bases[nth] = base;

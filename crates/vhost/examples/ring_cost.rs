@@ -1,9 +1,9 @@
-//! What the ring code costs: nanoseconds for a request of three descriptors, from the available
-//! ring to the used ring, with a device that does nothing. `cargo run --release -p millrace-vhost
-//! --example ring_cost [SECONDS]`
+//! Measures the ring code: nanoseconds for a request of three descriptors, from the available ring
+//! to the used ring, with a null device. `cargo run --release -p millrace-vhost --example ring_cost
+//! [SECONDS]`
 //!
-//! The guest's side is rewound rather than played: the same chains are made available again by
-//! moving the index, so almost all of the time is the target's.
+//! The guest's side is rewound instead of simulated: moving the index makes the same chains
+//! available again, so almost all of the time is the target's.
 
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -19,12 +19,12 @@ const USED: usize = 0x2_0000;
 const BUFFERS: usize = 0x10_0000;
 
 fn memfd() -> OwnedFd {
-    // SAFETY: the name is a C string, and the call touches nothing else.
+    // SAFETY: the name is a C string, and the call accesses no other memory.
     let fd = unsafe { libc::memfd_create(c"guest".as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0);
-    // SAFETY: a call about a descriptor, which touches no memory.
+    // SAFETY: a call on an open descriptor, which accesses no memory.
     assert_eq!(unsafe { libc::ftruncate(fd, LEN as i64) }, 0);
-    // SAFETY: the system just gave the descriptor to us alone.
+    // SAFETY: the system has just returned this descriptor, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -76,7 +76,7 @@ fn main() {
 
 fn world(regions: usize, form: Form, inflight: bool) -> (Guest, GuestMemory, Option<InflightArea>) {
     let fd = memfd();
-    // SAFETY: a new mapping at an address of the system's choice.
+    // SAFETY: a new mapping at an address of the kernel's choice.
     let map = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -135,7 +135,7 @@ fn disk() -> Disk {
 
 /// Header, data of 4 KiB and status of a read.
 fn parts(guest: &Guest, i: usize) -> [(u64, u32, u16); 3] {
-    // Not all in the same set of the processor's cache.
+    // Spread over the sets of the processor's cache.
     let at = BUFFERS + i * (8192 + 64);
     guest.put(at, 0_u32);
     guest.put(at + 8, (i * 8) as u64);
@@ -143,8 +143,8 @@ fn parts(guest: &Guest, i: usize) -> [(u64, u32, u16); 3] {
     [(gpa, 16, 0), (gpa + 4096, 4096, 2), (gpa + 16, 1, 2)]
 }
 
-/// Turns of a poller until the time is over; `again` makes a batch available. Gives ns for a
-/// request.
+/// Runs turns of a poller until the time is over. `again` makes a batch available. Returns
+/// nanoseconds per request.
 fn turns(
     ring: &mut Ring,
     memory: &GuestMemory,

@@ -4,6 +4,8 @@
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
+use bdev::Kind;
+
 use crate::*;
 
 const LEN: usize = 1 << 15;

@@ -7,11 +7,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use crate::protocol::config::{Config, RangeLimits};
-use crate::protocol::handover::{DiskState, HandoverError, RingProgress, Role, SessionState};
+use crate::protocol::handover::{DiskState, HandoverError, Role, SessionState};
 use crate::protocol::message::{
     DESCRIPTORS_MAX, Framer, HEADER_BYTES, InflightInfo, Message, PAYLOAD_BYTES_MAX, id,
 };
-use crate::protocol::session::{Action, Offer, RingState, Session, protocol_feature};
+use crate::protocol::ring_state::{RingProgress, RingState};
+use crate::protocol::session::{Action, Offer, Session, protocol_feature};
 
 /// A fuzz target: its name, its function, and its seeds.
 pub type FuzzTarget = (&'static str, fn(&[u8]), fn() -> Vec<Vec<u8>>);

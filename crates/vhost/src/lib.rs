@@ -19,16 +19,14 @@ mod tests;
 pub use memory::account::NoRoom;
 pub use memory::dirty::DirtyLog;
 pub use memory::{Area, GuestMemory, MemoryError, REGIONS_MAX, RegionInfo};
-pub use protocol::{config, handover, message, session};
+pub use protocol::{config, handover, message, ring_state, session};
 pub use ring::inflight::{Form, InflightArea, InflightInfo, InflightRegion};
 pub use ring::packed::PackedRing;
-pub use ring::request::{
-    DATA_MAX, Disk, Finished, Kind, Request, SEGMENTS_MAX, SERIAL_LEN, Status,
-};
+pub use ring::request::{DATA_MAX, Disk, Finished, Request, SEGMENTS_MAX, SERIAL_LEN, Status};
 pub use ring::split::SplitRing;
 pub use ring::{F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, Fault, Recovered, Ring, Setup};
 #[cfg(feature = "testing")]
 #[doc(hidden)]
-pub use target::alone;
+pub use target::standalone;
 pub use target::stats::{Counter, KindStats, LATENCY_BUCKETS, Latency, QueueStats};
-pub use target::{Export, Keeper, Target, TargetOptions};
+pub use target::{Export, Target, TargetOptions, WriteCacheStore};

@@ -1,6 +1,6 @@
 //! A sparse file costs a front end nothing, but its mapping takes addresses of the node, and each
-//! region a descriptor.
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+//! region takes a descriptor.
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 
 mod common;
 
@@ -13,15 +13,15 @@ use frontend::{Disk, DiskOptions, Request, Session, Status};
 const TIB: u64 = 1 << 40;
 
 fn sparse(len: u64) -> OwnedFd {
-    // SAFETY: the name is a C string; the descriptor is new and nobody else's.
+    // SAFETY: the name is a C string; the descriptor is new and nothing else owns it.
     let file =
         unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"own".as_ptr(), libc::MFD_CLOEXEC)) };
-    // SAFETY: takes no pointers.
+    // SAFETY: the call takes no pointers.
     assert_eq!(unsafe { libc::ftruncate(file.as_raw_fd(), len as i64) }, 0);
     file
 }
 
-/// A front end that hands over regions of a sparse file, each `step` bytes after the last.
+/// A front end that adds regions of a sparse file, each `step` bytes after the last.
 struct Greedy {
     session: Session,
     file: OwnedFd,
@@ -41,7 +41,7 @@ impl Greedy {
         [at, len, at, at].iter().flat_map(|number| number.to_le_bytes()).collect()
     }
 
-    /// False when it was refused; the connection goes on.
+    /// Returns false if it was refused; the connection stays open.
     fn add(&mut self, len: u64) -> bool {
         let body = [vec![0; 8], Greedy::message(self.next, len)].concat();
         let added = self.session.tell(request::ADD_MEM_REG, &body, &[self.file.as_fd()]).is_ok();
@@ -50,7 +50,7 @@ impl Greedy {
         added
     }
 
-    /// As much as it gets, in steps of half the size down to a GiB. In TiB.
+    /// Adds as much as it can, in steps that are halved down to a GiB. Returns TiB.
     fn fill(&mut self) -> u64 {
         let mut step = 32 * TIB;
         while step >= 1 << 30 {
@@ -71,9 +71,9 @@ fn honest(node: &Node, nth: usize) {
     assert!(read == bytes);
 }
 
-/// One test, since the bounds are the process's.
+/// One test, because the limits belong to the process.
 #[test]
-fn front_ends_have_a_share_of_the_addresses_and_leave_the_others_theirs() {
+fn front_ends_get_a_share_of_the_addresses() {
     let uris = ["null:1G", "null:1G", "null:1G", "delay:all=1s|mem:64M", "mem:64M"];
     let node = Node::start(Scratch::new("bounded"), &uris);
     let mut greedy: Vec<_> = (0..3).map(|nth| Greedy::connect(&node, nth)).collect();
@@ -82,7 +82,7 @@ fn front_ends_have_a_share_of_the_addresses_and_leave_the_others_theirs() {
     assert_eq!(taken, [16, 12, 9]);
     honest(&node, 4);
 
-    // A table that is refused leaves the one of before in force.
+    // A refused table leaves the old one in force.
     let first = Greedy::message(0, 30 * TIB);
     let body = [vec![1, 0, 0, 0, 0, 0, 0, 0], first].concat();
     let Greedy { session, file, .. } = &greedy[2];
@@ -97,7 +97,7 @@ fn front_ends_have_a_share_of_the_addresses_and_leave_the_others_theirs() {
     until("what is given back is there for others", || next.add(16 * TIB));
     drop(next);
 
-    // Memory that only a request under way keeps counts, and what has no room beside it waits.
+    // Memory that only a request in flight keeps counts, and further memory waits for it.
     let mut disk = Disk::connect(&node.socket(3), DiskOptions::default()).unwrap();
     let mut queue = disk.take_queue(0);
     let file = sparse(120 * TIB);

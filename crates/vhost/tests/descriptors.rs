@@ -1,8 +1,7 @@
-//! What a front end can do with the descriptors that it gives, which is nothing to anybody but
-//! itself: a start that fails leaves nothing behind, counters that are full or never empty stop no
-//! core, and what is no counter is not taken. With `MILLRACE_LONG` the start fails fifty times as
-//! often.
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+//! What a front end can cause with its descriptors: nothing, except to itself. A failed start
+//! leaves nothing behind; counters that are full or never empty stop no core; a descriptor that is
+//! not a counter is refused. With `MILLRACE_LONG` the start fails fifty times as often.
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 
 mod common;
 
@@ -20,7 +19,7 @@ fn options() -> DiskOptions {
     DiskOptions { queues: 2, inflight: false, spare_bytes: SPARE, ..DiskOptions::default() }
 }
 
-/// On each driver; what is not there here is left out.
+/// Runs the test on each driver, without those that the machine lacks.
 fn on_both_drivers(name: &str, play: impl Fn(&Node)) {
     for driver in [DriverKind::Auto, DriverKind::Epoll] {
         let node =
@@ -36,7 +35,7 @@ fn exercise(queue: &mut Queue) {
     assert_eq!(bytes, [5; 4096]);
 }
 
-/// The second ring of a disk, by hand.
+/// The second ring of a disk, set up by hand.
 struct ByHand {
     disk: Disk,
     ring: SplitRing,
@@ -56,7 +55,7 @@ impl ByHand {
         self.disk.session()
     }
 
-    /// Starts the ring, with its used part off by so many bytes.
+    /// Starts the ring, with its used part misplaced by this many bytes.
     fn start(&self, off: u64) {
         let session = self.session();
         let mut addresses = self.ring.addresses();
@@ -70,8 +69,8 @@ impl ByHand {
     }
 }
 
-/// As it was, 2,000 of these left as many tasks, twice as many descriptors and as many operations
-/// on the core.
+/// Earlier, 2,000 failed starts left as many tasks and operations on the core, and twice as many
+/// descriptors.
 #[test]
 fn a_start_that_fails_leaves_nothing_behind() {
     let times = if std::env::var_os("MILLRACE_LONG").is_some() { 100_000 } else { 2_000 };
@@ -98,14 +97,14 @@ fn a_start_that_fails_leaves_nothing_behind() {
             eprintln!("before {before:?}, after {times} failed starts {now:?}");
             now.0 <= before.0 && now.1.0 <= before.1.0 && now.1.1 <= before.1.1
         });
-        // A start that is good is still one.
+        // A valid start still works.
         hostile.start(0);
         hostile.session().get_vring_base(1).unwrap();
     });
 }
 
 fn counter(flags: i32, count: u64) -> OwnedFd {
-    // SAFETY: takes no pointers; a new descriptor that nobody else owns.
+    // SAFETY: the call takes no pointers and returns a new descriptor that nothing else owns.
     let fd = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, flags)) };
     // SAFETY: a pointer to eight live bytes, and their number.
     unsafe { libc::write(fd.as_raw_fd(), (&raw const count).cast(), 8) };
@@ -116,9 +115,9 @@ fn give(session: &Session, what: u32, ring: u64, fd: &OwnedFd) -> frontend::Resu
     session.tell(what, &ring.to_ne_bytes(), &[fd.as_fd()])
 }
 
-/// As it was, the core stood still in the write of the interrupt, and with it every disk.
+/// Earlier, the core blocked in the write of the interrupt, and with it every disk.
 #[test]
-fn a_counter_that_is_full_and_may_wait_stops_no_core() {
+fn a_full_blocking_counter_stops_no_core() {
     on_both_drivers("full", |node| {
         let mut other = Disk::connect(&node.socket(1), options()).unwrap();
         let mut neighbours = [0, 1].map(|nth| other.take_queue(nth));
@@ -129,8 +128,8 @@ fn a_counter_that_is_full_and_may_wait_stops_no_core() {
             give(disk.session(), request::SET_VRING_CALL, nth.into(), &full).unwrap();
             give(disk.session(), request::SET_VRING_ERR, nth.into(), &full).unwrap();
             disk.session().get_features().unwrap();
-            // Theirs is the flag: it is cleared after the target has had its say.
-            // SAFETY: takes no pointers.
+            // The front end owns the flag: clear it after the target has set it.
+            // SAFETY: the call takes no pointers.
             assert_eq!(unsafe { libc::fcntl(full.as_raw_fd(), libc::F_SETFL, 0) }, 0);
             let mut done = Vec::new();
             for _ in 0..10 {
@@ -147,7 +146,7 @@ fn a_counter_that_is_full_and_may_wait_stops_no_core() {
 }
 
 #[test]
-fn a_kick_that_never_falls_silent_breaks_its_ring_and_burns_no_core() {
+fn a_permanent_kick_breaks_its_ring_and_occupies_no_core() {
     on_both_drivers("storm", |node| {
         let hostile = ByHand::new(node);
         hostile.start(0);
@@ -157,7 +156,7 @@ fn a_kick_that_never_falls_silent_breaks_its_ring_and_burns_no_core() {
         until("the ring is broken", || stats.broken.get() == 1);
         let kicks = stats.kicks.get();
         node.holdings();
-        assert_eq!(stats.kicks.get(), kicks, "nobody listens any more");
+        assert_eq!(stats.kicks.get(), kicks, "the kicks are still heard");
         hostile.session().get_vring_base(1).unwrap();
         hostile.start(0);
         hostile.session().get_vring_base(1).unwrap();
@@ -166,11 +165,11 @@ fn a_kick_that_never_falls_silent_breaks_its_ring_and_burns_no_core() {
     });
 }
 
-/// Descriptors of kinds that a core must not touch: some hang for ever when they are read, looked
-/// at or closed.
+/// Descriptors of kinds that a core must not access: some block forever when they are read,
+/// inspected or closed.
 fn others() -> Vec<OwnedFd> {
     let mut pipe = [0; 2];
-    // SAFETY: room for two descriptors, which nobody else owns.
+    // SAFETY: room for two descriptors, which nothing else owns.
     let pipe = unsafe {
         assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
         pipe.map(|fd: i32| OwnedFd::from_raw_fd(fd))
@@ -198,7 +197,7 @@ fn only_counters_are_kicks_and_calls() {
                 exercise(&mut neighbour);
             }
         }
-        // The disk itself goes on with the next front end.
+        // The disk continues with the next front end.
         let mut disk = Disk::connect(&node.socket(0), options()).unwrap();
         exercise(&mut disk.take_queue(0));
         drop(disk);

@@ -1,13 +1,13 @@
-//! A process that may have few descriptors. It is a suite by itself, since the limit is the
-//! process's.
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+//! A process with few descriptors. It is a suite of its own because the limit belongs to the
+//! process.
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 
 mod common;
 
 use common::{Node, Scratch, pattern};
 use frontend::{Disk, DiskOptions, Pages, Region, Session, Status};
 
-/// Front ends that add regions for as long as they are let leave descriptors for others.
+/// Front ends that add as many regions as they may leave descriptors for others.
 #[test]
 fn regions_leave_descriptors_for_others() {
     let limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
@@ -27,7 +27,7 @@ fn regions_leave_descriptors_for_others() {
         assert_eq!(added.count() as u64, most);
         greedy.push(session);
     }
-    // They go on with what they have.
+    // They continue with what they have.
     greedy.iter().for_each(|session| assert!(session.get_features().is_ok()));
     let mut disk = Disk::connect(&node.socket(2), DiskOptions::default()).unwrap();
     let (mut queue, bytes) = (disk.take_queue(0), pattern(7, 4096));

@@ -1,14 +1,13 @@
-//! Nothing is left behind: descriptors, mappings and memory of the process are after very many
-//! connections and requests what they were before. With `MILLRACE_LONG` there are more of both, by
-//! orders.
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+//! Nothing leaks: after very many connections and requests the process has the descriptors,
+//! mappings and memory that it had before. With `MILLRACE_LONG` there are many times more of both.
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 
 mod common;
 
 use common::{Node, PATIENCE, Scratch, until};
 use frontend::{Disk, DiskOptions, Queue, Request, Slot, Status};
 
-/// What the process has.
+/// Resources of the process.
 #[derive(Clone, Copy, Debug)]
 struct Holdings {
     descriptors: usize,
@@ -26,9 +25,9 @@ impl Holdings {
         Holdings { descriptors, mappings: maps.lines().count(), resident_kib }
     }
 
-    /// No more than before but for what an allocator keeps.
+    /// No more than before, except for what an allocator keeps.
     fn is_like(&self, before: &Holdings) -> bool {
-        // A sanitizer keeps freed memory back on purpose.
+        // A sanitizer keeps freed memory on purpose.
         let keeps =
             ["ASAN_OPTIONS", "TSAN_OPTIONS"].map(std::env::var_os).iter().any(Option::is_some);
         if keeps {
@@ -44,15 +43,15 @@ fn times(short: u64, long: u64) -> u64 {
     if std::env::var_os("MILLRACE_LONG").is_some() { long } else { short }
 }
 
-/// Checks that what was done `times` times left nothing behind.
+/// Checks that `times` repetitions leave nothing behind.
 fn leaves_nothing(what: &str, times: u64, mut step: impl FnMut(u64)) {
     let begin = std::time::Instant::now();
-    // What is kept for good is there after some.
+    // Permanent resources exist after some repetitions.
     (0..times / 10 + 20).for_each(&mut step);
     std::thread::sleep(std::time::Duration::from_millis(50));
     let before = Holdings::now();
     (0..times).for_each(&mut step);
-    // The target closes what it had a little later.
+    // The target closes its descriptors a little later.
     until("everything is given back", || {
         let now = Holdings::now();
         now.is_like(&before) || {
@@ -70,7 +69,7 @@ fn exercise(queue: &mut Queue) {
     assert_eq!(bytes, [9; 4096]);
 }
 
-/// Keeps a queue full until so many requests are done.
+/// Keeps a queue full until this many requests are done.
 fn requests(queue: &mut Queue, count: u64) {
     let (mut done, mut submitted, mut completed) = (Vec::with_capacity(queue.depth()), 0, 0);
     let mut submit = |queue: &mut Queue, slot: Slot| {
@@ -104,9 +103,9 @@ fn requests(queue: &mut Queue, count: u64) {
     }
 }
 
-/// One test, so that nothing else is in the process.
+/// One test, so that nothing else runs in the process.
 #[test]
-fn nothing_is_left_of_many_connections_and_requests() {
+fn many_connections_and_requests_leave_nothing() {
     let dir = Scratch::new("leaks");
     let file = dir.file("a.img", 1 << 24);
     let node = Node::start(dir, &["mem:16M", &file, "null:1G"]);
@@ -124,7 +123,7 @@ fn nothing_is_left_of_many_connections_and_requests() {
         match nth % 3 {
             0 => disk.stop().unwrap(),
             1 => disk.reset(vec![queue]).unwrap(),
-            // What is in flight when the connection ends.
+            // Requests are in flight when the connection ends.
             _ => {
                 let slot = queue.take().unwrap();
                 queue.submit(slot, Request::Read { offset: 0, len: 4096 });

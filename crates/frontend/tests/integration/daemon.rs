@@ -1,5 +1,5 @@
-//! The front end against a target that others wrote and that QEMU's own front end drives.
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+//! The front end with an independent target, which QEMU's own front end also uses.
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn connect(daemon: &Daemon, options: DiskOptions) -> Result<Disk, Error> {
     Disk::connect(&daemon.socket, options)
 }
 
-/// Everything a disk does, one after the other, by calls.
+/// Everything that a disk does, one call after the other.
 fn exercise(queue: &mut Queue, at: u64) {
     let (one, two) = (pattern(at, 16384), pattern(at + 1, 4096));
     assert_eq!(queue.write(at, &one).unwrap(), Status::Ok);
@@ -89,7 +89,7 @@ fn many_requests_in_flight_come_back_once_each() {
         let options = DiskOptions { depth: 64, indirect, event_index, ..DiskOptions::default() };
         let mut disk = connect(&daemon, options).unwrap();
         let mut queue = disk.take_queue(0);
-        // Write and read back, each slot its own blocks, beyond the ring's 65536th request.
+        // Write and read back, each slot with its own blocks, beyond the ring's 65536th request.
         let mut at = [0u64; 64];
         let mut writing = [false; 64];
         let mut done = Vec::new();
@@ -137,7 +137,7 @@ fn many_requests_in_flight_come_back_once_each() {
 }
 
 #[test]
-fn a_disk_that_is_stopped_goes_on_where_it_was() {
+fn a_stopped_disk_continues_at_its_position() {
     let dir = Scratch::new("stop");
     let daemon = Daemon::file(&dir, 64 * MIB, WRITABLE);
     let mut disk = connect(&daemon, DiskOptions::default()).unwrap();
@@ -151,7 +151,7 @@ fn a_disk_that_is_stopped_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_disk_that_is_reset_begins_anew() {
+fn a_reset_disk_starts_with_empty_rings() {
     let dir = Scratch::new("reset");
     let daemon = Daemon::file(&dir, 64 * MIB, WRITABLE);
     let options = DiskOptions { queues: 2, ..DiskOptions::default() };
@@ -165,7 +165,7 @@ fn a_disk_that_is_reset_begins_anew() {
 }
 
 #[test]
-fn a_disk_goes_on_at_the_next_target() {
+fn a_disk_continues_at_the_next_target() {
     let dir = Scratch::new("next");
     let daemon = Daemon::file(&dir, 64 * MIB, WRITABLE);
     let mut disk = connect(&daemon, DiskOptions::default()).unwrap();
@@ -179,7 +179,7 @@ fn a_disk_goes_on_at_the_next_target() {
 }
 
 #[test]
-fn what_the_target_writes_is_in_the_log() {
+fn writes_of_the_target_are_in_the_log() {
     let dir = Scratch::new("log");
     let daemon = Daemon::file(&dir, 64 * MIB, WRITABLE);
     let mut disk = connect(&daemon, DiskOptions::default()).unwrap();
@@ -220,7 +220,7 @@ fn a_read_only_disk_refuses_writes() {
 }
 
 #[test]
-fn what_a_target_lacks_is_said() {
+fn a_missing_feature_is_named() {
     let dir = Scratch::new("lacks");
     let daemon = Daemon::file(&dir, 64 * MIB, WRITABLE);
     let packed = DiskOptions { packed: true, ..DiskOptions::default() };
@@ -231,7 +231,7 @@ fn what_a_target_lacks_is_said() {
     assert_eq!(connect(&daemon, queues).unwrap_err().kind(), Kind::Refused);
 }
 
-/// The lower floor: a ring built by hand in the spare memory, on a session of its own.
+/// The lower layer: a ring built by hand in the spare memory, on a session of its own.
 #[test]
 fn a_chain_can_be_built_by_hand() {
     let dir = Scratch::new("raw");
@@ -251,7 +251,7 @@ fn a_chain_can_be_built_by_hand() {
     session.set_vring_call(1, Some(&call)).unwrap();
     session.set_vring_kick(1, Some(&kick)).unwrap();
     session.set_vring_enable(1, true).unwrap();
-    // A read whose data and status are in one descriptor, twice, across the end of the indexes.
+    // A read with data and status in one descriptor, twice, across the wrap of the indexes.
     let read = |flags: u16, next: u16, addr: u64, len: u32| Desc { addr, len, flags, next };
     memory.write(0x8000, &[0; 16]);
     ring.set_desc(5, read(message::desc::NEXT, 9, 0x8000, 16));
@@ -264,7 +264,7 @@ fn a_chain_can_be_built_by_hand() {
         ring.set_used_event(index);
         ring.publish(index.wrapping_add(1));
         kick.signal();
-        // A call may come without a reason; the last one says that the index has moved.
+        // A call may be spurious; after the last one the index has moved.
         while ring.used_index() == index {
             assert!(call.wait(Duration::from_secs(30)) > 0);
         }

@@ -1,14 +1,14 @@
-//! How long guests wait in an upgrade of a node with 64 disks, all of them under load. It measures,
-//! so it runs by command:
+//! Measures how long guests wait in an upgrade of a node with 64 disks, all under load. Runs only
+//! on request:
 //!
 //! ```text
 //! MILLRACE=target/release/millrace cargo test --release -p millrace-frontend --test integration pauses -- --ignored --nocapture
 //! ```
 //!
-//! One thread is all front ends. Each keeps two requests in flight, reads and writes by turns. For
-//! each guest the longest time without a completion counts, while nothing happens and while the
-//! node is upgraded.
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+//! One thread plays all front ends. Each keeps two requests in flight, alternating reads and
+//! writes. The result for each guest is its longest time without a completion, both while the node
+//! is idle and while it is upgraded.
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -20,11 +20,11 @@ use frontend::{Completion, Disk, DiskOptions, Queue, Request, Slot, Status};
 const DISKS: usize = 64;
 const BYTES: u64 = 16 << 20;
 const UPGRADES: usize = 10;
-/// How long it is looked while nothing happens, and after an upgrade.
+/// How long to measure without an upgrade, and after one.
 const WINDOW: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Its launcher; the node ends with it.
+/// The node's launcher; the node ends with it.
 struct Node {
     launcher: Child,
     log: PathBuf,
@@ -51,7 +51,7 @@ impl Node {
     }
 
     fn upgrade(&self) {
-        // SAFETY: takes no pointers.
+        // SAFETY: the call takes no pointers.
         let told = unsafe { libc::kill(self.launcher.id().cast_signed(), libc::SIGUSR2) };
         assert_eq!(told, 0);
     }
@@ -60,7 +60,7 @@ impl Node {
         self.said().matches("successor=").count()
     }
 
-    /// What the node has said of all upgrades, in microseconds.
+    /// The pauses that the node logged for all upgrades, in microseconds.
     fn told(&self, key: &str) -> Vec<u64> {
         let said = self.said();
         let number = |text: &str| text.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok();
@@ -70,7 +70,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // SAFETY: takes no pointers.
+        // SAFETY: the call takes no pointers.
         unsafe { libc::kill(self.launcher.id().cast_signed(), libc::SIGTERM) };
         let _ = self.launcher.wait();
     }
@@ -134,8 +134,7 @@ impl Guest {
     }
 }
 
-/// Keeps the load up until something is so. Gives for each guest how long it waited, in
-/// microseconds, sorted.
+/// Keeps up the load until a condition holds. Returns each guest's wait in microseconds, sorted.
 fn watch(guests: &mut [Guest], mut over: impl FnMut() -> bool) -> Vec<u64> {
     let (mut done, mut looked) = (Vec::new(), Instant::now());
     for guest in guests.iter_mut() {

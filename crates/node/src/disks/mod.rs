@@ -325,7 +325,7 @@ impl Disks {
                      and its image stays locked until the device is done",
                     STOP_NS / 1_000_000_000
                 );
-                target.give_up();
+                target.stop_now();
                 serving.await;
             }
             target.settled().await;

@@ -255,7 +255,7 @@ impl Upgrader {
     async fn offer(&self, line: Rc<Line>, disks: &[Served]) -> Result<Moves, String> {
         let handed = self.converse(line, disks).await;
         if handed.is_err() && !is(Mutant::OldStaysAtRest) {
-            disks.iter().for_each(|disk| disk.target.go_on());
+            disks.iter().for_each(|disk| disk.target.resume());
         }
         handed
     }
@@ -285,7 +285,7 @@ impl Upgrader {
             Err(why) => {
                 tracing::error!("the successor has ended after it had taken disks: {why}");
                 if is(Mutant::TakesBack) {
-                    disks.iter().for_each(|disk| disk.target.go_on());
+                    disks.iter().for_each(|disk| disk.target.resume());
                 }
                 moves.is_alone(why);
             }
@@ -480,7 +480,7 @@ mod tests {
             for (steps, why) in [(0, "starting"), (1, "opening"), (2, "taking")] {
                 let error = with_successor(&core, &disk, steps).await.err().unwrap();
                 assert!(error.contains("has gone") && error.contains(why), "{error}");
-                disk.target.go_on();
+                disk.target.resume();
                 let front_end = UnixSocket::connect(&core, &disk.spec.socket).unwrap();
                 while !disk.target.is_connected() {
                     core.sleep_ns(100_000).await;

@@ -306,7 +306,7 @@ impl Moves {
         moving.stage = Stage::Resting;
         let (target, events) = (moving.disk.target.clone(), self.events.clone());
         moving.resting = Some(self.core.spawn(Class::Control, async move {
-            let export = target.rest().await.map(Box::new);
+            let export = target.quiesce().await.map(Box::new);
             events.push(Event::AtRest(at, export));
         }));
     }
@@ -322,7 +322,7 @@ impl Moves {
             (moving.stage, moving.alone) = (Stage::Resting, true);
             let (target, events) = (moving.disk.target.clone(), self.events.clone());
             moving.resting = Some(self.core.spawn(Class::Control, async move {
-                let export = target.rest_alone().await.map(Box::new);
+                let export = target.quiesce_disconnected().await.map(Box::new);
                 events.push(Event::AtRest(at, export));
             }));
         }
@@ -344,7 +344,7 @@ impl Moves {
         moving.said_ns = self.core.now_ns();
         let name = moving.disk.spec.name.clone();
         if is(Mutant::GoesOnUntilGo) {
-            moving.disk.target.go_on();
+            moving.disk.target.resume();
         }
         let said = self.line.say(&Message::State(name, state.encode()), &descriptors).await;
         said.map_err(|why| format!("taking the disks: {why}"))
@@ -390,7 +390,7 @@ impl Moves {
         self.disks[at].stage = Stage::Over;
         self.pauses_us.push((self.core.now_ns() - began_ns) / 1000);
         match is(Mutant::OldGoesOn) {
-            true => target.go_on(),
+            true => target.resume(),
             false if is(Mutant::TakesBack) => {}
             // Its resources here are not needed any more.
             false => target.stop(),

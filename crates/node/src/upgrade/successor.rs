@@ -283,7 +283,7 @@ async fn converse(
             Err(why) if is(Mutant::ServesWithoutGo) => {
                 for Coming { spec, opened, stage, .. } in taking.coming.drain(..) {
                     if let (Stage::AtRest(serving), Ok((device, target))) = (stage, opened) {
-                        target.go_on();
+                        target.resume();
                         disks.push((Served { spec, device, target }, serving));
                     }
                 }
@@ -402,7 +402,7 @@ impl Taking {
                         ..
                     } => {
                         let served = Served { spec, device, target };
-                        served.target.go_on();
+                        served.target.resume();
                         let holds = served.target.holds();
                         if holds {
                             let disk = &served.spec.name;
@@ -460,9 +460,9 @@ impl Taking {
             self.core
                 .spawn(Class::Control, async move { target.take_over(&state, descriptors).await })
         };
-        within(&self.core, TAKE_NS, "taking it", target.rest()).await?;
+        within(&self.core, TAKE_NS, "taking it", target.quiesce()).await?;
         if is(Mutant::StartsEarly) {
-            target.go_on();
+            target.resume();
         }
         *stage = Stage::AtRest(serving);
         Ok(())
@@ -472,7 +472,7 @@ impl Taking {
     fn left(self) -> Vec<Arrival> {
         // Their counters are with the disks that serve.
         let settling = self.settling.into_iter().map(|Served { spec, device, target }| {
-            target.give_up();
+            target.stop_now();
             let device = device.is_memory().then_some(device);
             Arrival::Lost(Lost { spec, device, statistics: Vec::new() })
         });

@@ -10,7 +10,7 @@
 //! Memory that is taken over from another process is charged and never refused: that process has
 //! admitted it.
 //!
-//! A mapping lives as long as the requests that were popped with it (`queue.rs`). Besides the
+//! A mapping lives as long as the requests that were popped with it (`target::queue`). Besides the
 //! bytes, the number of tables that requests keep is limited: [`TABLES_MAX`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -72,18 +72,22 @@ pub(crate) fn regions_max() -> u16 {
 
 /// The memory that one front end has mapped. Clones share the account.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Account(Arc<Shared>);
+pub(crate) struct Account(Arc<AccountState>);
 
 #[derive(Debug)]
-struct Shared {
+struct AccountState {
     own: Counts,
     tables: AtomicU64,
     bounded: AtomicBool,
 }
 
-impl Default for Shared {
-    fn default() -> Shared {
-        Shared { own: Counts::new(), tables: AtomicU64::new(0), bounded: AtomicBool::new(false) }
+impl Default for AccountState {
+    fn default() -> AccountState {
+        AccountState {
+            own: Counts::new(),
+            tables: AtomicU64::new(0),
+            bounded: AtomicBool::new(false),
+        }
     }
 }
 

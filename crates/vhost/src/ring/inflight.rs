@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::memory::account::Account;
 use crate::memory::{Area, MemoryError};
 pub use crate::protocol::message::InflightInfo;
-use crate::ring::Fault;
+use crate::ring::setup::Fault;
 
 /// The version of the layouts. Nonzero marks a region in use.
 const VERSION: u16 = 1;

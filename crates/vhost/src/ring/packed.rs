@@ -12,10 +12,13 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::memory::dirty::DirtyLog;
-use crate::memory::{Area, GuestMemory, Lookup, full_fence};
+use crate::memory::{Area, GuestMemory, Lookup};
 use crate::ring::inflight::{InflightArea, PackedChain, PackedInflight, Position};
 use crate::ring::request::{Disk, Finished, SEGMENTS_MAX};
-use crate::ring::*;
+use crate::ring::setup::{F_EVENT_IDX, F_INDIRECT_DESC, Fault, Recovered, Setup};
+use crate::ring::table::{
+    AHEAD, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESC_LEN, RequestTable,
+};
 
 const DESC_F_AVAIL: u16 = 1 << 7;
 const DESC_F_USED: u16 = 1 << 15;
@@ -25,10 +28,10 @@ const EVENT_DISABLE: u32 = 1;
 const EVENT_DESC: u32 = 2;
 const WRAP: u16 = 1 << 15;
 
-/// A running packed ring; see [`Ring`] for its methods.
+/// A running packed ring; see [`Ring`](crate::Ring) for its methods.
 #[derive(Debug)]
 pub struct PackedRing {
-    pub(crate) requests: Requests,
+    pub(super) requests: RequestTable,
     desc: Area,
     driver: Area,
     device: Area,
@@ -41,7 +44,7 @@ pub struct PackedRing {
     indirect: bool,
     inflight: Option<PackedInflight>,
     /// Chains that an earlier process had taken, last one first.
-    resubmits: Vec<PackedChain>,
+    pub(super) resubmits: Vec<PackedChain>,
     /// The ring's descriptors of the chain being read, in their format there: {addr, len | id |
     /// flags}.
     descs: Vec<[u64; 2]>,
@@ -56,7 +59,7 @@ pub struct PackedRing {
 }
 
 impl PackedRing {
-    pub(crate) fn start(
+    pub(super) fn start(
         memory: &GuestMemory,
         setup: &Setup,
         inflight: Option<InflightArea>,
@@ -112,7 +115,7 @@ impl PackedRing {
         recovered.resubmits = resubmits.len();
         resubmits.reverse();
         let ring = PackedRing {
-            requests: Requests::new(num),
+            requests: RequestTable::new(num),
             desc,
             driver,
             device,
@@ -132,24 +135,9 @@ impl PackedRing {
         Ok((ring, recovered))
     }
 
+    /// Takes up to `max` requests; [`Ring::pop`](crate::Ring::pop) does the rest.
     #[inline]
-    pub(crate) fn pop(
-        &mut self,
-        memory: &GuestMemory,
-        disk: &Disk,
-        max: usize,
-        tags: &mut Vec<u16>,
-    ) -> Result<usize, Fault> {
-        self.requests.begin()?;
-        let before = tags.len();
-        let mut lookup = memory.lookup(self.requests.region);
-        let taken = self.take(&mut lookup, disk, max, tags);
-        self.requests.region = lookup.region();
-        taken.map_err(|fault| self.requests.break_ring(fault, tags, before))
-    }
-
-    #[inline]
-    fn take(
+    pub(super) fn take(
         &mut self,
         lookup: &mut Lookup<'_>,
         disk: &Disk,
@@ -260,17 +248,14 @@ impl PackedRing {
         Ok(flags & DESC_F_NEXT != 0)
     }
 
+    /// [`Ring::complete`](crate::Ring::complete), of a ring that is not broken.
     #[inline]
-    pub(crate) fn complete(
+    pub(super) fn complete(
         &mut self,
         memory: &GuestMemory,
         log: Option<&DirtyLog>,
         finished: &[Finished],
     ) -> usize {
-        if self.requests.broken.is_some() {
-            self.requests.drop_all(finished);
-            return 0;
-        }
         // Write status bytes with their log, the region's free list, and the end of the batch.
         let first = self.next_used;
         let (mut next, num) = (first, self.num);
@@ -329,18 +314,10 @@ impl PackedRing {
         }
     }
 
+    /// Whether the guest asks for an interrupt after `since` completions (packed: used
+    /// descriptors).
     #[inline]
-    pub(crate) fn should_signal(&mut self) -> bool {
-        let since = std::mem::take(&mut self.requests.used_since);
-        if std::mem::take(&mut self.requests.signal_due) {
-            return true;
-        }
-        if since == 0 {
-            return false;
-        }
-        // The used descriptors must be visible before the check: the guest first requests an
-        // interrupt, then reads them.
-        full_fence();
+    pub(super) fn wants_signal(&self, since: u32) -> bool {
         let event = self.driver.load_u32(0, Relaxed);
         match event >> 16 & 3 {
             EVENT_DISABLE => false,
@@ -364,56 +341,43 @@ impl PackedRing {
         }
     }
 
-    pub(crate) fn arm_kick(&mut self, log: Option<&DirtyLog>) -> bool {
-        if self.requests.broken.is_some() {
-            return true;
-        }
+    pub(super) fn request_kick(&self, log: Option<&DirtyLog>) {
         let event =
             if self.event_idx { u32::from(half_of(self.next_avail)) | EVENT_DESC << 16 } else { 0 };
         self.set_event(event, log);
-        // As in a split ring, the request for a kick must be visible before the check.
-        full_fence();
-        !self.has_work()
     }
 
-    pub(crate) fn disarm_kick(&mut self, log: Option<&DirtyLog>) {
-        if self.requests.broken.is_none() {
-            self.set_event(EVENT_DISABLE << 16, log);
-        }
+    pub(super) fn refuse_kick(&self, log: Option<&DirtyLog>) {
+        self.set_event(EVENT_DISABLE << 16, log);
     }
 
     #[inline]
-    pub(crate) fn has_work(&self) -> bool {
-        self.requests.broken.is_none()
-            && (!self.resubmits.is_empty()
-                || is_available(
-                    flags_of(load_word(&self.desc, self.next_avail.index)),
-                    self.next_avail.wrap,
-                ))
+    pub(super) fn has_work(&self) -> bool {
+        !self.resubmits.is_empty()
+            || is_available(
+                flags_of(load_word(&self.desc, self.next_avail.index)),
+                self.next_avail.wrap,
+            )
     }
 
-    pub(crate) fn base(&self) -> u32 {
+    pub(super) fn base(&self) -> u32 {
         u32::from(half_of(self.next_avail)) | u32::from(half_of(self.next_used)) << 16
     }
 
-    pub(crate) fn set_log(&mut self, log: Option<u64>) {
+    pub(super) fn set_log(&mut self, log: Option<u64>) {
         self.log_addrs = self.guest_addrs.filter(|_| log.is_some());
     }
 
-    pub(crate) fn log_all(&self, log: &DirtyLog) {
+    pub(super) fn log_all(&self, log: &DirtyLog) {
         if let Some((desc, device)) = self.log_addrs {
             log.mark(desc, self.desc.len() as u64);
             log.mark(device, EVENT_LEN as u64);
         }
     }
 
-    pub(crate) fn is_lost(&self) -> bool {
+    pub(super) fn is_lost(&self) -> bool {
         let inflight = self.inflight.as_ref().is_some_and(PackedInflight::is_lost);
         inflight || [&self.desc, &self.driver, &self.device].into_iter().any(Area::is_lost)
-    }
-
-    pub(crate) fn resubmits(&self) -> usize {
-        self.resubmits.len()
     }
 }
 

@@ -10,11 +10,12 @@
 //! the chain is read. Nothing here allocates once a slot's list of segments has grown to the size
 //! that the guest uses.
 
+use bdev::Kind;
 use libc::iovec;
 
 use crate::memory::dirty::DirtyLog;
 use crate::memory::{GuestMemory, Lookup};
-use crate::ring::Fault;
+use crate::ring::setup::Fault;
 
 /// Most descriptors of a chain, in the ring or in an indirect table, and most segments of a
 /// request.
@@ -35,24 +36,6 @@ const TYPE_GET_ID: u32 = 8;
 const TYPE_DISCARD: u32 = 11;
 const TYPE_WRITE_ZEROES: u32 = 13;
 const FLAG_UNMAP: u32 = 1;
-
-/// The operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Fill the segments from the disk.
-    Read,
-    /// Write the segments to the disk.
-    Write,
-    /// Make all completed writes durable.
-    Flush,
-    /// Drop the content of a range.
-    Discard,
-    /// Fill a range with zeros.
-    WriteZeroes {
-        /// Whether the range's space may be freed.
-        unmap: bool,
-    },
-}
 
 /// A request for the device.
 #[derive(Clone, Copy, Debug)]

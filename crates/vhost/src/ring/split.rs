@@ -10,10 +10,13 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::memory::dirty::DirtyLog;
-use crate::memory::{Area, GuestMemory, Lookup, full_fence};
+use crate::memory::{Area, GuestMemory, Lookup};
 use crate::ring::inflight::{InflightArea, SplitInflight};
 use crate::ring::request::{Disk, Finished, SEGMENTS_MAX};
-use crate::ring::*;
+use crate::ring::setup::{F_EVENT_IDX, F_INDIRECT_DESC, Fault, Recovered, Setup};
+use crate::ring::table::{
+    AHEAD, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESC_LEN, RequestTable,
+};
 
 const AVAIL_FLAGS: usize = 0;
 const AVAIL_IDX: usize = 2;
@@ -25,10 +28,10 @@ const USED_RING: usize = 4;
 const USED_ENTRY_LEN: usize = 8;
 const USED_F_NO_NOTIFY: u16 = 1;
 
-/// A running split ring; see [`Ring`] for its methods.
+/// A running split ring; see [`Ring`](crate::Ring) for its methods.
 #[derive(Debug)]
 pub struct SplitRing {
-    pub(crate) requests: Requests,
+    pub(super) requests: RequestTable,
     desc: Area,
     avail: Area,
     used: Area,
@@ -42,13 +45,13 @@ pub struct SplitRing {
     indirect: bool,
     inflight: Option<SplitInflight>,
     /// Heads that an earlier process had taken, last one first.
-    resubmits: Vec<u16>,
+    pub(super) resubmits: Vec<u16>,
     /// Guest-physical address of the used ring, if writes are logged.
     log_addr: Option<u64>,
 }
 
 impl SplitRing {
-    pub(crate) fn start(
+    pub(super) fn start(
         memory: &GuestMemory,
         setup: &Setup,
         inflight: Option<InflightArea>,
@@ -86,7 +89,7 @@ impl SplitRing {
         recovered.resubmits = resubmits.len();
         resubmits.reverse();
         let ring = SplitRing {
-            requests: Requests::new(num),
+            requests: RequestTable::new(num),
             desc,
             avail,
             used,
@@ -103,24 +106,9 @@ impl SplitRing {
         Ok((ring, recovered))
     }
 
+    /// Takes up to `max` requests; [`Ring::pop`](crate::Ring::pop) does the rest.
     #[inline]
-    pub(crate) fn pop(
-        &mut self,
-        memory: &GuestMemory,
-        disk: &Disk,
-        max: usize,
-        tags: &mut Vec<u16>,
-    ) -> Result<usize, Fault> {
-        self.requests.begin()?;
-        let before = tags.len();
-        let mut lookup = memory.lookup(self.requests.region);
-        let taken = self.take(&mut lookup, disk, max, tags);
-        self.requests.region = lookup.region();
-        taken.map_err(|fault| self.requests.break_ring(fault, tags, before))
-    }
-
-    #[inline]
-    fn take(
+    pub(super) fn take(
         &mut self,
         lookup: &mut Lookup<'_>,
         disk: &Disk,
@@ -208,17 +196,14 @@ impl SplitRing {
         Err(Fault::ChainTooLong)
     }
 
+    /// [`Ring::complete`](crate::Ring::complete), of a ring that is not broken.
     #[inline]
-    pub(crate) fn complete(
+    pub(super) fn complete(
         &mut self,
         memory: &GuestMemory,
         log: Option<&DirtyLog>,
         finished: &[Finished],
     ) -> usize {
-        if self.requests.broken.is_some() {
-            self.requests.drop_all(finished);
-            return 0;
-        }
         // Write status bytes with their log, and the used entries, which the guest does not read
         // before the index moves.
         let (first, mask, used) = (self.next_used, self.mask, &self.used);
@@ -267,18 +252,10 @@ impl SplitRing {
         }
     }
 
+    /// Whether the guest asks for an interrupt after `since` completions (packed: used
+    /// descriptors).
     #[inline]
-    pub(crate) fn should_signal(&mut self) -> bool {
-        let since = std::mem::take(&mut self.requests.used_since);
-        if std::mem::take(&mut self.requests.signal_due) {
-            return true;
-        }
-        if since == 0 {
-            return false;
-        }
-        // The used index must be visible before the check: the guest first requests an interrupt,
-        // then reads the index.
-        full_fence();
+    pub(super) fn wants_signal(&self, since: u32) -> bool {
         if self.event_idx {
             let event = self.avail.load_u16(AVAIL_RING + 2 * usize::from(self.num), Relaxed);
             u32::from(self.next_used.wrapping_sub(event).wrapping_sub(1)) < since
@@ -299,26 +276,15 @@ impl SplitRing {
         }
     }
 
-    pub(crate) fn arm_kick(&mut self, log: Option<&DirtyLog>) -> bool {
-        if self.requests.broken.is_some() {
-            return true;
-        }
+    pub(super) fn request_kick(&self, log: Option<&DirtyLog>) {
         if self.event_idx {
             self.set_kick(self.avail_event(), self.next_avail, log);
         } else {
             self.set_kick(USED_FLAGS, 0, log);
         }
-        // The request for a kick must be visible before the check: the guest first moves its index,
-        // then reads the request. Without the fence both could miss the other's store, and a
-        // request would wait forever.
-        full_fence();
-        !self.has_work()
     }
 
-    pub(crate) fn disarm_kick(&mut self, log: Option<&DirtyLog>) {
-        if self.requests.broken.is_some() {
-            return;
-        }
+    pub(super) fn refuse_kick(&self, log: Option<&DirtyLog>) {
         if self.event_idx {
             // An index that was just passed is reached again after 65536 requests: at worst a
             // spurious kick.
@@ -329,32 +295,26 @@ impl SplitRing {
     }
 
     #[inline]
-    pub(crate) fn has_work(&self) -> bool {
-        self.requests.broken.is_none()
-            && (!self.resubmits.is_empty()
-                || self.avail.load_u16(AVAIL_IDX, Acquire) != self.next_avail)
+    pub(super) fn has_work(&self) -> bool {
+        !self.resubmits.is_empty() || self.avail.load_u16(AVAIL_IDX, Acquire) != self.next_avail
     }
 
-    pub(crate) fn base(&self) -> u32 {
+    pub(super) fn base(&self) -> u32 {
         u32::from(self.next_avail)
     }
 
-    pub(crate) fn set_log(&mut self, log: Option<u64>) {
+    pub(super) fn set_log(&mut self, log: Option<u64>) {
         self.log_addr = log;
     }
 
-    pub(crate) fn log_all(&self, log: &DirtyLog) {
+    pub(super) fn log_all(&self, log: &DirtyLog) {
         if let Some(addr) = self.log_addr {
             log.mark(addr, self.used.len() as u64);
         }
     }
 
-    pub(crate) fn is_lost(&self) -> bool {
+    pub(super) fn is_lost(&self) -> bool {
         let inflight = self.inflight.as_ref().is_some_and(SplitInflight::is_lost);
         inflight || [&self.desc, &self.avail, &self.used].into_iter().any(Area::is_lost)
-    }
-
-    pub(crate) fn resubmits(&self) -> usize {
-        self.resubmits.len()
     }
 }

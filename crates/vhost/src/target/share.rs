@@ -13,7 +13,7 @@
 //!   [`WINDOW_MIN`], to measure the shortest time. Pieces are also shorter then.
 //!
 //! The bytes of a request are its [`cost`]. A disk's rings on one core share a [`Share`], found in
-//! [`Shares`]. Cores only see which disks of other cores are active ([`Company`]); each core
+//! [`Shares`]. Cores only see which disks of other cores are active ([`DiskActivity`]); each core
 //! updates this once a millisecond. This file is hot, on the path of every request.
 
 use std::cell::{Cell, RefCell};
@@ -21,7 +21,9 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::ring::request::{Kind, Request};
+use bdev::Kind;
+
+use crate::ring::request::Request;
 
 /// Bytes that a disk may submit in a round: about 100 µs of copying.
 pub(crate) const QUANTUM: u64 = 1 << 20;
@@ -63,7 +65,7 @@ pub(crate) fn cost(request: &Request<'_>) -> u64 {
 
 /// The request must wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held;
+pub(crate) struct Throttled;
 
 /// The cost and the time of a submission, above the lowest [`TICKET_SHIFT`] bits of a number: 21
 /// bits of bytes, and 26 bits of time in units of 4096 ns.
@@ -89,22 +91,22 @@ const NUMBER_SHIFT: u32 = 44;
 
 /// A disk's entry in its process's [`Activity`].
 #[derive(Clone, Debug)]
-pub(crate) struct Company {
+pub(crate) struct DiskActivity {
     all: Arc<Activity>,
     number: u64,
 }
 
-impl Company {
+impl DiskActivity {
     /// Registers a disk.
-    pub fn join(all: &Arc<Activity>) -> Company {
+    pub fn register(all: &Arc<Activity>) -> DiskActivity {
         // Numbers are reused after a million disks.
         let number = all.disks.fetch_add(1, Relaxed) % ((1 << (64 - NUMBER_SHIFT)) - 1) + 1;
-        Company { all: all.clone(), number }
+        DiskActivity { all: all.clone(), number }
     }
 
     /// Records that the disk is active. If two disks do so at the same time, one may be missed
     /// until its next call.
-    fn works(&self, tick: u64) {
+    fn mark_active(&self, tick: u64) {
         let latest = self.all.latest.load(Relaxed);
         if latest >> NUMBER_SHIFT != self.number {
             self.all.other.store(latest, Relaxed);
@@ -114,7 +116,7 @@ impl Company {
 
     /// Whether another disk is active.
     #[inline]
-    fn is_at_work(&self, tick: u64) -> bool {
+    fn is_other_active(&self, tick: u64) -> bool {
         [&self.all.latest, &self.all.other].into_iter().any(|said| {
             let said = said.load(Relaxed);
             let (number, at) = (said >> NUMBER_SHIFT, said & ((1 << NUMBER_SHIFT) - 1));
@@ -129,16 +131,16 @@ pub(crate) struct Shares(RefCell<Vec<Weak<Share>>>);
 
 impl Shares {
     /// A disk's share, common to all its rings on this core.
-    pub fn of(&self, disk: &Company) -> Rc<Share> {
+    pub fn of(&self, disk: &DiskActivity) -> Rc<Share> {
         let mut all = self.0.borrow_mut();
         all.retain(|share| share.strong_count() > 0);
         let same = |share: &Rc<Share>| {
-            share.company.number == disk.number && Arc::ptr_eq(&share.company.all, &disk.all)
+            share.activity.number == disk.number && Arc::ptr_eq(&share.activity.all, &disk.all)
         };
         let known = all.iter().filter_map(Weak::upgrade).find(same);
         known.unwrap_or_else(|| {
             let share = Rc::new(Share {
-                company: disk.clone(),
+                activity: disk.clone(),
                 said: Cell::new(0),
                 round: Cell::new(0),
                 left: Cell::new(QUANTUM as i64),
@@ -156,8 +158,8 @@ impl Shares {
 
 /// One disk's share of a core.
 pub(crate) struct Share {
-    company: Company,
-    /// Tick of the last call of [`Company::works`].
+    activity: DiskActivity,
+    /// Tick of the last call of [`DiskActivity::mark_active`].
     said: Cell<u64>,
     round: Cell<u64>,
     /// Bytes left in this round; a negative value is a debt.
@@ -176,7 +178,7 @@ pub(crate) struct Share {
 impl Share {
     /// Starts a turn of one of the disk's rings in a round.
     #[inline]
-    pub fn begin(&self, round: u64) {
+    pub fn begin_round(&self, round: u64) {
         if self.round.replace(round) != round {
             self.left.set(self.left.get().saturating_add(QUANTUM as i64).min(QUANTUM as i64));
         }
@@ -184,18 +186,18 @@ impl Share {
 
     /// Records that the disk is active.
     #[inline]
-    pub fn works(&self, now_ns: u64) {
+    pub fn mark_active(&self, now_ns: u64) {
         let tick = now_ns >> TICK_SHIFT;
         if self.said.replace(tick) != tick {
-            self.company.works(tick);
+            self.activity.mark_active(tick);
         }
     }
 
     /// Takes the cost of an operation from the share, unless it has to wait.
     #[inline]
-    pub fn take(&self, cost: u64, now_ns: u64) -> Result<Ticket, Held> {
+    pub fn acquire(&self, cost: u64, now_ns: u64) -> Result<Ticket, Throttled> {
         if self.left.get() <= 0 || !self.has_room(cost, now_ns) {
-            return Err(Held);
+            return Err(Throttled);
         }
         self.left.set(self.left.get() - cost as i64);
         self.under_way.set(self.under_way.get() + cost);
@@ -217,7 +219,7 @@ impl Share {
 
     #[inline]
     fn allowance(&self, now_ns: u64) -> u64 {
-        if !self.company.is_at_work(now_ns >> TICK_SHIFT) {
+        if !self.activity.is_other_active(now_ns >> TICK_SHIFT) {
             self.probe_ns.set(0);
             return WINDOW_ALONE;
         }
@@ -231,7 +233,7 @@ impl Share {
 
     /// Returns the cost of a completed operation.
     #[inline]
-    pub fn give_back(&self, ticket: Ticket, now_ns: u64) {
+    pub fn release(&self, ticket: Ticket, now_ns: u64) {
         let cost = ticket >> TICKET_SHIFT & COST_MASK;
         self.under_way.set(self.under_way.get() - cost);
         let units = (now_ns >> UNIT_SHIFT).wrapping_sub(ticket >> TIME_SHIFT);
@@ -258,15 +260,15 @@ mod tests {
 
     fn shares<const N: usize>() -> [Rc<Share>; N] {
         let (shares, all) = (Shares::default(), Arc::default());
-        std::array::from_fn(|_| shares.of(&Company::join(&all)))
+        std::array::from_fn(|_| shares.of(&DiskActivity::register(&all)))
     }
 
     /// Takes as much as possible in a round, in operations of this cost. Nothing stays in flight.
     fn greed(share: &Share, round: u64, cost: u64) -> u64 {
-        share.begin(round);
+        share.begin_round(round);
         let mut sum = 0;
-        while let Ok(ticket) = share.take(cost, 0) {
-            share.give_back(ticket, 0);
+        while let Ok(ticket) = share.acquire(cost, 0) {
+            share.release(ticket, 0);
             sum += cost;
         }
         sum
@@ -297,7 +299,7 @@ mod tests {
     #[test]
     fn the_rings_of_a_disk_share_one_share() {
         let (shares, all) = (Shares::default(), Arc::default());
-        let disks = [0, 1].map(|_| Company::join(&all));
+        let disks = [0, 1].map(|_| DiskActivity::register(&all));
         let (a, again, b) = (shares.of(&disks[0]), shares.of(&disks[0]), shares.of(&disks[1]));
         assert!(Rc::ptr_eq(&a, &again) && !Rc::ptr_eq(&a, &b));
         let first = greed(&a, 1, 4096);
@@ -312,28 +314,28 @@ mod tests {
         let under_way = |now| {
             let mut tickets = Vec::new();
             for round in 1.. {
-                share.begin(round);
-                match share.take(PIECE_MIN, now) {
+                share.begin_round(round);
+                match share.acquire(PIECE_MIN, now) {
                     Ok(ticket) => tickets.push(ticket),
-                    Err(Held) => break,
+                    Err(Throttled) => break,
                 }
             }
             let sum = share.under_way.get();
-            tickets.into_iter().for_each(|ticket| share.give_back(ticket, now));
+            tickets.into_iter().for_each(|ticket| share.release(ticket, now));
             assert_eq!(share.under_way.get(), 0);
             sum
         };
         assert_eq!(under_way(0), WINDOW_ALONE);
-        share.works(2 * MS);
-        assert_eq!(under_way(2 * MS), WINDOW_ALONE, "its own work is no company");
-        other.works(4 * MS);
-        share.works(6 * MS);
+        share.mark_active(2 * MS);
+        assert_eq!(under_way(2 * MS), WINDOW_ALONE, "its own activity does not count");
+        other.mark_active(4 * MS);
+        share.mark_active(6 * MS);
         assert_eq!((under_way(8 * MS), share.piece(8 * MS)), (WINDOW_MIN, PIECE_MIN));
         assert_eq!((under_way(110 * MS), share.piece(110 * MS)), (WINDOW_ALONE, PIECE));
         // An operation longer than the window may run alone. The other disk may be active on
         // another core.
-        let elsewhere = Shares::default().of(&other.company);
-        elsewhere.works(112 * MS);
+        let elsewhere = Shares::default().of(&other.activity);
+        elsewhere.mark_active(112 * MS);
         assert_eq!((under_way(114 * MS), share.piece(114 * MS)), (WINDOW_MIN, PIECE_MIN));
         assert!(share.has_room(PIECE, 114 * MS));
     }
@@ -351,16 +353,16 @@ mod tests {
             while at_device.front().is_some_and(|&(done, _)| done <= now) {
                 let (_, ticket) = at_device.pop_front().unwrap();
                 bytes += ticket >> TICKET_SHIFT & COST_MASK;
-                share.give_back(ticket, now);
+                share.release(ticket, now);
             }
             if now > end {
                 break;
             }
-            other.works(now);
-            share.works(now);
-            share.begin(round);
+            other.mark_active(now);
+            share.mark_active(now);
+            share.begin_round(round);
             let piece = share.piece(now);
-            while let Ok(ticket) = share.take(piece, now) {
+            while let Ok(ticket) = share.acquire(piece, now) {
                 free_at = free_at.max(now) + piece * MS / bytes_per_ms;
                 at_device.push_back((free_at + first_ns, ticket));
             }

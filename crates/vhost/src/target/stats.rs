@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::ring::request::Kind;
+use bdev::Kind;
 
 /// A counter with one writer.
 #[derive(Debug, Default)]
@@ -142,7 +142,7 @@ impl QueueStats {
     }
 
     #[inline]
-    pub(crate) fn begin(&self, kind: Kind, len: u64) {
+    pub(crate) fn submitted(&self, kind: Kind, len: u64) {
         let of = self.of(kind);
         of.requests.add(1);
         of.bytes.add(len);

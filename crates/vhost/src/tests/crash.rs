@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use super::guest::*;
-use crate::memory::crash;
+use crate::memory::faults::crash;
 use crate::*;
 
 /// One life of the target: pop, let the device finish some requests in any order, complete; until a

@@ -3,6 +3,8 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 
+use bdev::Kind;
+
 use super::guest::*;
 use crate::*;
 

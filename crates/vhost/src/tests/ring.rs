@@ -1,7 +1,9 @@
 //! What a correct guest observes.
 
+use bdev::Kind;
+
 use super::guest::*;
-use crate::memory::store_buffer;
+use crate::memory::faults::store_buffer;
 use crate::*;
 
 const BOTH: [Form; 2] = [Form::Split, Form::Packed];

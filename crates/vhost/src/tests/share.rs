@@ -9,8 +9,8 @@ use reactor::sim::{SimConfig, World};
 use reactor::{Class, Core, JoinHandle};
 
 use super::guest::*;
-use crate::target::queue::{self, Command, Ended, Remote, Start};
-use crate::target::share::{Company, QUANTUM};
+use crate::target::queue::{self, Command, RingEnd, RingHandle, Start};
+use crate::target::share::{DiskActivity, QUANTUM};
 use crate::*;
 
 const REQUESTS: u64 = 16;
@@ -18,8 +18,13 @@ const REQUESTS: u64 = 16;
 const PARTS: u64 = 24;
 const PART: u64 = 512 << 10;
 
-fn start(core: &Core, name: &str, guest: &Guest, device: &Bdev) -> (Remote, JoinHandle<Ended>) {
-    let (remote, orders) = queue::remote();
+fn start(
+    core: &Core,
+    name: &str,
+    guest: &Guest,
+    device: &Bdev,
+) -> (RingHandle, JoinHandle<RingEnd>) {
+    let (handle, commands) = queue::command_queue();
     let start = Start {
         disk_name: name.into(),
         index: 0,
@@ -32,16 +37,16 @@ fn start(core: &Core, name: &str, guest: &Guest, device: &Bdev) -> (Remote, Join
         call: None,
         err: None,
         polled: true,
-        through: false,
+        fua: false,
         enabled: true,
         broken: false,
         hold: None,
         device: device.clone(),
-        company: Company::join(&core.local()),
+        activity: DiskActivity::register(&core.local()),
         stats: Arc::default(),
-        lines: Arc::default(),
+        log_limits: Arc::default(),
     };
-    (remote, core.spawn(Class::Control, queue::run(core.clone(), start, orders)))
+    (handle, core.spawn(Class::Control, queue::run(core.clone(), start, commands)))
 }
 
 /// Adds a write of 12 MiB, all of it from the same memory.
@@ -103,8 +108,8 @@ fn a_guest_that_asks_for_192_mib_gets_one_quantum_in_a_round_and_its_neighbour_i
                     served >= quanta / 16 && longest <= 12,
                     "{served} served, {longest} rounds"
                 );
-                for (remote, _) in &mut rings {
-                    remote.send(Command::Stop);
+                for (handle, _) in &mut rings {
+                    handle.send(Command::Stop);
                 }
                 for (_, ended) in rings {
                     assert!(!ended.await.broken);

@@ -1,6 +1,6 @@
-//! A node in small: disks of ours at sockets, served by cores of this process.
+//! A small node: disks at sockets, served by cores of this process.
 #![allow(dead_code, reason = "each suite uses its part")]
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -13,10 +13,10 @@ use bdev::Bdev;
 use reactor::{Class, Core, DriverKind, RuntimeConfig, UnixListener, processors};
 use vhost::{QueueStats, Target, TargetOptions};
 
-/// How long anything may take that is not measured.
+/// Timeout of everything that is not measured.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A directory that goes with its value.
+/// A directory that is removed with its value.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -31,7 +31,7 @@ impl Scratch {
         self.0.join(name)
     }
 
-    /// The URI of a new file of so many bytes.
+    /// The URI of a new file of this many bytes.
     pub fn file(&self, name: &str, bytes: u64) -> String {
         let path = self.path(name);
         std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
@@ -45,17 +45,17 @@ impl Drop for Scratch {
     }
 }
 
-/// What the cores tell the test.
+/// What the cores report to the test.
 struct Told {
     stats: Vec<Vec<Arc<QueueStats>>>,
 }
 
-/// What a core has, as of the last millisecond.
+/// Resources of a core, as of the last millisecond.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub tasks: AtomicUsize,
     pub operations: AtomicUsize,
-    /// How often this was looked at.
+    /// Number of updates.
     pub looks: AtomicUsize,
     /// See [`Node::hold`].
     hold: AtomicBool,
@@ -72,7 +72,7 @@ impl Counts {
     }
 }
 
-/// Disks at sockets, until this is dropped.
+/// Disks at sockets, served until this is dropped.
 pub struct Node {
     pub counts: Arc<[Counts; 2]>,
     pub dir: Scratch,
@@ -82,12 +82,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// Serves these devices with four rings each, on two cores where there are two.
+    /// Serves these devices with four rings each, on two cores if there are two.
     pub fn start(dir: Scratch, uris: &[&str]) -> Node {
         Node::on(DriverKind::Auto, dir, uris)
     }
 
-    /// The same with a driver of the test's choice.
+    /// Like [`Node::start`], with this driver.
     pub fn on(driver: DriverKind, dir: Scratch, uris: &[&str]) -> Node {
         let config = RuntimeConfig {
             processors: processors().into_iter().cycle().take(2).collect(),
@@ -125,7 +125,7 @@ impl Node {
         Node { counts, dir, stats: told.stats, stop, cores: Some(cores) }
     }
 
-    /// Tasks and operations of all cores, as they are from now on.
+    /// Tasks and operations of all cores, updated after this call.
     pub fn holdings(&self) -> (usize, usize) {
         for counts in self.counts.iter() {
             let before = counts.looks.load(Ordering::Acquire);
@@ -137,8 +137,7 @@ impl Node {
         (sum(|counts| &counts.tasks), sum(|counts| &counts.operations))
     }
 
-    /// Has a core do nothing until the value is dropped. It is doing nothing already when this
-    /// returns.
+    /// Blocks a core until the value is dropped. The core is already blocked when this returns.
     pub fn hold(&self, core: usize) -> impl Drop + use<> {
         struct Held(Arc<[Counts; 2]>, usize);
         impl Drop for Held {
@@ -197,7 +196,7 @@ async fn serve(
     }
 }
 
-/// Looks until something is so.
+/// Waits until a condition holds.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !is_so() {
@@ -206,7 +205,7 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Bytes that are told from others.
+/// Bytes of a recognizable pattern.
 pub fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {

@@ -1,6 +1,6 @@
-//! A disk whose device takes minutes for a request goes on elsewhere all the same, with the request
-//! in its in-flight region.
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+//! A disk whose device takes minutes for a request is handed over nevertheless, with the request in
+//! its in-flight region.
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 
 use std::os::fd::{AsFd, FromRawFd};
 use std::path::PathBuf;
@@ -14,15 +14,15 @@ use frontend::{Disk, DiskOptions, Request, Status};
 use reactor::{Class, Core, RuntimeConfig, UnixListener, processors};
 use vhost::{Target, TargetOptions};
 
-/// What the test and the core have agreed on.
+/// State shared by the test and the core.
 #[derive(Default)]
 struct Shared {
     serves: AtomicBool,
-    /// Requests that the first target has been given.
+    /// Requests that the first target has received.
     asked: AtomicU32,
     hand_over: AtomicBool,
     handed_over: AtomicBool,
-    /// The disk was not at rest when it was forced, nor for a while after that.
+    /// The disk was not quiesced when it was forced, nor for a while after that.
     waited: AtomicBool,
     ends: AtomicBool,
 }
@@ -37,7 +37,7 @@ async fn when(core: &Core, flag: &AtomicBool) {
     }
 }
 
-/// Serves a memory disk that takes ten minutes for a read; then hands it over to a target without
+/// Serves a memory disk that takes ten minutes for a read, then hands it over to a target without
 /// that delay.
 async fn serve(core: Core, socket: PathBuf, shared: Arc<Shared>) {
     let slow = Bdev::open(&core, "delay:read=600s|mem:64M").await.unwrap();
@@ -54,7 +54,7 @@ async fn serve(core: Core, socket: PathBuf, shared: Arc<Shared>) {
     let (rests, export) = (first.clone(), std::rc::Rc::new(std::cell::RefCell::new(None)));
     let exported = export.clone();
     let resting = core.spawn(Class::Control, async move {
-        exported.replace(Some(rests.rest().await));
+        exported.replace(Some(rests.quiesce().await));
     });
     core.sleep_ns(50_000_000).await;
     let waited = export.borrow().is_none();
@@ -65,7 +65,7 @@ async fn serve(core: Core, socket: PathBuf, shared: Arc<Shared>) {
     if let Some(forced) = forced {
         resting.await;
         let (state, descriptors) = forced.unwrap();
-        // What the delay holds back is done: nothing is under way.
+        // The delayed requests are done: nothing is in flight.
         assert_eq!(state.under_way, None);
         let memory = slow.descriptors().unwrap();
         let descriptors_of_device = memory.iter().map(|fd| fd.try_clone_to_owned().unwrap());
@@ -75,10 +75,10 @@ async fn serve(core: Core, socket: PathBuf, shared: Arc<Shared>) {
         let (takes, state) = (second.clone(), state.clone());
         let serving_on =
             core.spawn(Class::Control, async move { takes.take_over(&state, descriptors).await });
-        second.rest().await.unwrap();
+        second.quiesce().await.unwrap();
         first.stop();
         serving.await;
-        second.go_on();
+        second.resume();
         shared.handed_over.store(true, Ordering::Release);
         when(&core, &shared.ends).await;
         assert!(second.stats()[0].resubmitted.get() > 0);
@@ -88,7 +88,7 @@ async fn serve(core: Core, socket: PathBuf, shared: Arc<Shared>) {
         shared.handed_over.store(true, Ordering::Release);
         when(&core, &shared.ends).await;
         drop(resting);
-        first.give_up();
+        first.stop_now();
         serving.await;
     }
 }
@@ -113,7 +113,7 @@ fn with_targets(name: &str, options: DiskOptions, play: impl FnOnce(Disk, &Share
 }
 
 #[test]
-fn a_read_that_takes_ten_minutes_is_done_by_whoever_goes_on() {
+fn a_read_that_takes_ten_minutes_is_finished_by_the_successor() {
     for packed in [false, true] {
         let options = DiskOptions { packed, ..DiskOptions::default() };
         with_targets("forced", options, |mut disk, shared| {
@@ -162,10 +162,9 @@ fn a_front_end_without_an_in_flight_region_waits_for_its_device() {
     });
 }
 
-/// A table that was refused, because it is longer than any may be, is not what a successor would be
-/// told of.
+/// A table that was refused, because it is too long, is not passed to a successor.
 #[test]
-fn what_was_refused_is_not_handed_over() {
+fn refused_messages_are_not_handed_over() {
     let dir = Scratch::new("refused");
     let socket = dir.path("a.sock");
     let shared = Arc::<Shared>::default();
@@ -188,7 +187,7 @@ fn what_was_refused_is_not_handed_over() {
             target.resize(1 << 29).await.unwrap();
             shared.waited.store(true, Ordering::Release);
             when(&core, &shared.hand_over).await;
-            let (state, _) = target.rest().await.unwrap();
+            let (state, _) = target.quiesce().await.unwrap();
             let session = state.connection.unwrap().session;
             assert!(session.regions.len() == 1 && session.regions[0].size < 1 << 40);
             target.stop();
@@ -199,7 +198,7 @@ fn what_was_refused_is_not_handed_over() {
     until("it serves", || shared.serves.load(Ordering::Acquire));
     let disk = Disk::connect(&socket, DiskOptions::default()).unwrap();
     let len = 60_u64 << 40;
-    // SAFETY: the name is a C string, and the descriptor is new and nobody else's.
+    // SAFETY: the name is a C string; the descriptor is new and nothing else owns it.
     let file = unsafe {
         let file = libc::memfd_create(c"own".as_ptr(), libc::MFD_CLOEXEC);
         std::fs::File::from(std::os::fd::OwnedFd::from_raw_fd(file))
@@ -208,7 +207,7 @@ fn what_was_refused_is_not_handed_over() {
     let bytes = |numbers: &[u64]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<_>>();
     let table = bytes(&[1, 0, len, 0, 0]);
     assert!(disk.session().tell(request::SET_MEM_TABLE, &table, &[file.as_fd()]).is_err());
-    // Nor is a channel that the front end has closed, once that was noticed.
+    // Nor is a channel that the front end has closed, once this was noticed.
     drop(disk.session().set_backend_channel().unwrap());
     shared.handed_over.store(true, Ordering::Release);
     until("the size has changed", || shared.waited.load(Ordering::Acquire));

@@ -1,5 +1,5 @@
-//! A disk's state survives being written and read, in one form only; and what is not that form is
-//! refused by name.
+//! A disk's state survives encoding and decoding, and has one form only. Anything else is refused
+//! with its reason.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -10,11 +10,11 @@ use proptest::prelude::*;
 
 use vhost::config::{Config, feature};
 use vhost::handover::{
-    ConnectionState, DiskState, HandoverError, MirrorState, RingProgress, Role, SessionState,
-    UnderWay,
+    ConnectionState, DiskState, HandoverError, MirrorState, Role, SessionState, UnderWay,
 };
 use vhost::message::{InflightInfo, LogInfo, RegionInfo, RingAddresses};
-use vhost::session::{Action, Kick, Offer, Ring, RingState, Session};
+use vhost::ring_state::{Kick, Ring, RingProgress, RingState};
+use vhost::session::{Action, Offer, Session};
 
 const LINUX: u64 = 0x1_7000_7e44;
 
@@ -135,7 +135,7 @@ fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Bit by bit, as the page has it: this test does not use the library that the code uses.
+/// Computed bit by bit, as the format page defines it, without the library that the code uses.
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |mut crc, byte| {
         crc ^= u32::from(*byte);
@@ -146,7 +146,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     })
 }
 
-/// Where a field begins: its tag.
+/// The offset of a field with this tag.
 fn field(bytes: &[u8], tag: u16) -> usize {
     let mut at = 16;
     while bytes[at..at + 2] != tag.to_le_bytes() {
@@ -157,7 +157,7 @@ fn field(bytes: &[u8], tag: u16) -> usize {
 }
 
 #[test]
-fn a_disk_in_the_middle_of_everything_is_what_it_was() {
+fn a_disk_in_the_middle_of_everything_survives() {
     let state = disk();
     assert_eq!(DiskState::decode(&state.encode()), Ok(state));
     let bare = DiskState { name: "x".into(), ..DiskState::default() };
@@ -165,8 +165,8 @@ fn a_disk_in_the_middle_of_everything_is_what_it_was() {
 }
 
 #[test]
-fn the_bytes_are_the_ones_of_the_page() {
-    // docs/formats/handover.md has these very bytes as its example.
+fn the_bytes_are_those_of_the_format_page() {
+    // docs/formats/handover.md has these bytes as its example.
     let state = DiskState {
         name: "vm1".into(),
         capacity_sectors: 2048,
@@ -219,7 +219,7 @@ fn descriptors_are_listed_and_assigned_in_their_order() {
 }
 
 #[test]
-fn replies_that_are_not_sent_go_along() {
+fn unsent_replies_are_handed_over() {
     let with = |unsent: Vec<u8>, unsent_descriptor: bool| {
         let mut state = disk();
         let connection = state.connection.as_mut().unwrap();
@@ -233,7 +233,7 @@ fn replies_that_are_not_sent_go_along() {
         let assigned = state.assign(descriptors(15 + usize::from(there))).unwrap();
         assert_eq!((assigned.unsent.is_some(), assigned.partial.len()), (there, 1));
     }
-    // No front end is owed so much, and no descriptor without a byte.
+    // No front end is owed this much, and no descriptor goes without a byte.
     let long = with(vec![0; 1 << 16], false);
     let reason = "more than a reply";
     let error = HandoverError::Field { field: 13, reason };
@@ -251,7 +251,7 @@ fn replies_that_are_not_sent_go_along() {
 }
 
 #[test]
-fn what_is_under_way_goes_along_where_the_in_flight_region_has_it() {
+fn operations_in_flight_are_handed_over_with_an_in_flight_region() {
     for flushes in [false, true] {
         let under_way = Some(UnderWay { flushes });
         let state = DiskState { under_way, ..disk() };
@@ -269,7 +269,7 @@ fn what_is_under_way_goes_along_where_the_in_flight_region_has_it() {
 }
 
 #[test]
-fn an_imported_session_goes_on_where_it_was() {
+fn an_imported_session_continues() {
     let state = disk().connection.unwrap().session;
     let fds = descriptors(state.roles().len());
     let (session, actions) = Session::import(offer(), &state, fds).unwrap();
@@ -318,7 +318,7 @@ fn an_imported_session_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_disk_that_is_another_one_here_is_refused() {
+fn a_disk_that_differs_here_is_refused() {
     let state = disk().connection.unwrap().session;
     let import = |offer: Offer, state: &SessionState, missing: usize| {
         Session::import(offer, state, descriptors(state.roles().len() - missing)).unwrap_err()
@@ -336,7 +336,7 @@ fn a_disk_that_is_another_one_here_is_refused() {
 }
 
 #[test]
-fn what_is_no_such_document_is_refused_by_name() {
+fn invalid_documents_are_refused_with_their_reason() {
     let good = disk().encode();
     assert_eq!(DiskState::decode(b"MRvhost"), Err(HandoverError::Magic));
     assert_eq!(DiskState::decode(b"RIFF    WAVE"), Err(HandoverError::Magic));
@@ -352,7 +352,7 @@ fn what_is_no_such_document_is_refused_by_name() {
         flipped[bit / 8] ^= 1 << (bit % 8);
         assert_eq!(DiskState::decode(&flipped), Err(HandoverError::Checksum));
     }
-    // A later version is named, whatever follows.
+    // A later version is named, whatever follows it.
     assert_eq!(DiskState::decode(&edited(|b| b[8] = 2)), Err(HandoverError::Version(2)));
     let huge = edited(|b| b.resize(1 << 20, 0));
     assert_eq!(DiskState::decode(&huge), Err(HandoverError::Length { found: huge.len() }));
@@ -383,8 +383,8 @@ fn unknown_repeated_and_missing_fields_are_refused() {
             let length = u32::from_le_bytes(b[at + 2..at + 6].try_into().unwrap()) as usize;
             b.drain(at..at + 6 + length);
         });
-        // Some may be missing, but then their descriptors are too many, or what needs them is
-        // incomplete.
+        // Some fields are optional, but without them there are too many descriptors, or fields that
+        // need them are incomplete.
         match tag {
             2 | 3 => assert!(DiskState::decode(&missing).is_ok()),
             _ => assert!(DiskState::decode(&missing).is_err(), "without field {tag}"),
@@ -396,7 +396,7 @@ fn unknown_repeated_and_missing_fields_are_refused() {
 }
 
 #[test]
-fn fields_in_another_order_are_no_document() {
+fn fields_in_another_order_are_refused() {
     let swapped = edited(|b| {
         let (from, to) = (field(b, 2), field(b, 3));
         let statistics: Vec<u8> = b.drain(from..to).collect();
@@ -407,7 +407,7 @@ fn fields_in_another_order_are_no_document() {
 }
 
 #[test]
-fn states_that_no_session_reaches_are_refused() {
+fn impossible_states_are_refused() {
     type Edit = fn(&mut SessionState);
     let edits: [(u16, Edit); 15] = [
         (6, |s| s.regions[1].guest_addr = 0),
@@ -447,7 +447,7 @@ fn states_that_no_session_reaches_are_refused() {
 }
 
 #[test]
-fn a_session_with_an_answer_due_is_not_exported() {
+fn a_session_with_a_reply_due_is_not_exported() {
     let mut session = Session::new(offer());
     let asked = vhost::message::Message::request(
         31,
@@ -574,7 +574,7 @@ fn any_disk() -> impl Strategy<Value = DiskState> {
 }
 
 #[test]
-fn the_base_of_a_ring_at_rest_says_where_it_stands() {
+fn the_base_of_a_quiesced_ring_is_its_position() {
     for (base, packed) in [(7, false), (0xffff, false), (0x8003_0007, true), (0x0003_8001, true)] {
         let progress = RingProgress::from_base(base, packed, true);
         assert_eq!(progress.base(packed), base);

@@ -1,7 +1,7 @@
-//! What a hostile guest can do to its neighbours, which is nothing: each malformed request gets its
-//! answer from the real target over real devices, and a ring that makes no sense stands still
-//! alone, while the other ring of the same disk and another disk go on under load.
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+//! What a hostile guest can do to its neighbours: nothing. Each malformed request gets its answer
+//! from the real target over real devices. An inconsistent ring stops alone; the other ring of the
+//! same disk and another disk continue under load.
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 const DISK: u64 = 16 * MIB;
 const SECTORS: u64 = DISK / 512;
 
-/// Where things are in the memory that a test has to itself.
+/// Offsets in the memory that belongs to the test.
 const RING: u64 = 0;
 const TABLE: u64 = 0x4000;
 const HEADER: u64 = 0x8000;
@@ -33,12 +33,12 @@ const SIZE: u16 = 16;
 /// Address, length, flags.
 type Part = (u64, u32, u16);
 
-/// What becomes of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     /// A status and a used length.
     Answer(u8, u32),
-    /// Given back with length 0, and no status written.
+    /// Completed with length 0 and without a status.
     Nothing,
     /// The ring is broken.
     Broken,
@@ -49,7 +49,7 @@ use Outcome::{Answer, Broken, Nothing};
 const IOERR: Outcome = Answer(1, 1);
 const UNSUPP: Outcome = Answer(2, 1);
 
-/// Somebody who uses a ring honestly and checks everything, until told to stop.
+/// A correct user of a ring that checks everything until it is told to stop.
 struct Neighbour {
     rounds: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -77,11 +77,11 @@ impl Neighbour {
         Neighbour { rounds, stop, thread }
     }
 
-    /// Waits until it has done something from now on.
+    /// Waits until it has completed a round that starts now.
     fn goes_on(&self) {
         let before = self.rounds.load(Ordering::Acquire);
-        until("a neighbour goes on", || {
-            // The round that is under way may have been all but done.
+        until("a neighbour makes progress", || {
+            // The current round may have been almost complete.
             self.rounds.load(Ordering::Acquire) > before + 1
         });
     }
@@ -95,13 +95,14 @@ impl Drop for Neighbour {
     }
 }
 
-/// A ring that is written by hand.
+/// A ring built by hand.
 enum Ring {
     Split(SplitRing),
     Packed(PackedRing),
 }
 
-/// The guest under test: its first ring is an honest neighbour's, its second is built by hand.
+/// The guest under test: its first ring belongs to a correct neighbour, its second is built by
+/// hand.
 struct Hostile {
     first: Neighbour,
     other: (Neighbour, Disk),
@@ -111,30 +112,31 @@ struct Hostile {
     kick: Event,
     call: Event,
     err: Event,
-    /// The next place of the available ring, or of the packed one with its turn in bit 15.
+    /// The next entry of the available ring, or the next position of the packed one with its wrap
+    /// counter in bit 15.
     next: u16,
     /// GET_VRING_BASE is due.
     started: bool,
 }
 
-/// Without an in-flight region, which can only be replaced while no ring runs.
+/// Without an in-flight region, which can be replaced only while no ring runs.
 fn options(packed: bool) -> DiskOptions {
     let inflight = false;
     DiskOptions { queues: 2, packed, inflight, spare_bytes: SPARE, ..DiskOptions::default() }
 }
 
-/// A guest at work on disk 1.
+/// A guest that uses disk 1.
 fn neighbour(node: &Node, packed: bool) -> (Neighbour, Disk) {
     let mut disk = Disk::connect(&node.socket(1), options(packed)).unwrap();
     (Neighbour::new(disk.take_queue(0), 0), disk)
 }
 
 impl Hostile {
-    /// On disk 0 of the node; the other neighbour is on disk 1.
+    /// On disk 0 of the node. The other neighbour is on disk 1.
     fn new(node: &Node, packed: bool) -> Hostile {
         let other = neighbour(node, !packed);
         let mut disk = Disk::connect(&node.socket(0), options(packed)).unwrap();
-        // What is done by hand is done at the beginning of the disk and at its very end.
+        // The ring built by hand uses the beginning and the very end of the disk.
         let first = Neighbour::new(disk.take_queue(0), DISK - 128 * 1024);
         let memory = disk.memory().clone();
         let ring = if packed {
@@ -163,7 +165,7 @@ impl Hostile {
         matches!(self.ring, Ring::Packed(_))
     }
 
-    /// Stops the ring, whose answer must come, and starts it empty.
+    /// Stops the ring, which must be answered, and starts it empty.
     fn fresh(&mut self) {
         self.prepare();
         self.start(SIZE, self.addresses(), self.base());
@@ -229,7 +231,7 @@ impl Hostile {
         }
     }
 
-    /// Shows the target a head; split rings only.
+    /// Publishes a head to the target; split rings only.
     fn publish(&mut self, head: u16) {
         self.split().set_avail(self.next, head);
         self.next = self.next.wrapping_add(1);
@@ -237,7 +239,7 @@ impl Hostile {
         self.kick.signal();
     }
 
-    /// The flags that make a descriptor available at a position.
+    /// The flags that make a descriptor available at this position.
     fn turn(at: u16) -> u16 {
         if at & 0x8000 != 0 { AVAIL } else { USED }
     }
@@ -249,7 +251,7 @@ impl Hostile {
         }
     }
 
-    /// Makes a chain available: the first of the ring's descriptors has id and head 3.
+    /// Makes a chain available. The first of the ring's descriptors has id and head 3.
     fn offer(&mut self, parts: &[Part], indirect: bool) {
         let in_ring = if indirect {
             let bytes: Vec<u8> = (0..)
@@ -292,7 +294,7 @@ impl Hostile {
         self.publish(3);
     }
 
-    /// Where the next used element will be.
+    /// The position of the next used element.
     fn used_at(&self) -> u16 {
         match &self.ring {
             Ring::Split(ring) => ring.used_index(),
@@ -300,7 +302,7 @@ impl Hostile {
         }
     }
 
-    /// Waits for what becomes of a chain that was offered when the used position was `at`.
+    /// Waits for the outcome of a chain that was offered when the used position was `at`.
     fn outcome(&self, at: u16) -> Outcome {
         let mut len = None;
         until("an answer, or the ring's err descriptor", || {
@@ -343,8 +345,8 @@ impl Hostile {
         [(HEADER, 16, 0), (DATA, len, data), (STATUS, 1, WRITE)]
     }
 
-    /// The ring is broken: it says nothing more, the neighbours do not notice, and a new start
-    /// makes it whole.
+    /// The ring is broken: it completes nothing more, the neighbours do not notice, and a new start
+    /// repairs it.
     fn recovers(&mut self) {
         self.first.goes_on();
         self.other.0.goes_on();
@@ -356,7 +358,7 @@ impl Hostile {
     }
 }
 
-/// Plays on a device with both forms of ring.
+/// Runs on a device with both ring formats.
 fn on_both_forms(name: &str, device: &str, play: impl Fn(&mut Hostile)) {
     for packed in [false, true] {
         let dir = Scratch::new(&format!("{name}-{packed}"));
@@ -406,12 +408,12 @@ fn requests(h: &mut Hostile) {
             h.header(0, 0);
             assert_eq!(h.send(&parts, indirect), Nothing, "{parts:?}");
         }
-        // A short header, and a status that has its place.
+        // A short header, with room for a status.
         for parts in [vec![(HEADER, 15, 0), status], vec![status]] {
             h.header(0, 0);
             assert_eq!(h.send(&parts, indirect), IOERR, "{parts:?}");
         }
-        // Data in the wrong direction, nowhere, or beyond the memory.
+        // Data in the wrong direction, at invalid addresses, or beyond the memory.
         for (kind, flags) in [(0, 0), (1, WRITE)] {
             h.header(kind, 0);
             assert_eq!(h.send(&[header, (DATA, 512, flags), status], indirect), IOERR);
@@ -477,7 +479,7 @@ fn chains(h: &mut Hostile) {
             h.recovers();
         }
     }
-    // Tables that cannot be.
+    // Impossible tables.
     let table = |addr: u64, len: u32, flags: u16| vec![(addr, len, INDIRECT | flags)];
     let mut tables: Vec<(Vec<Part>, bool)> =
         [0, 15, 17, 47, 1025 * 16, u32::MAX].map(|len| (table(TABLE, len, 0), false)).into();
@@ -491,8 +493,7 @@ fn chains(h: &mut Hostile) {
         assert_eq!(h.send(&parts, nested), Broken, "{parts:?}");
         h.recovers();
     }
-    // What is in flight is given back by nobody once the ring is broken; here it is in the same
-    // pop.
+    // A broken ring completes nothing that is in flight; here it is in the same pop.
     h.fresh();
     h.header(0, 0);
     let at = h.used_at();
@@ -520,7 +521,7 @@ fn chains(h: &mut Hostile) {
 
 fn rings(h: &mut Hostile) {
     if h.is_packed() {
-        // A chain without end, an id outside the ring.
+        // An endless chain, and an id outside the ring.
         h.fresh();
         for at in 0..SIZE {
             h.packed()
@@ -563,7 +564,7 @@ fn rings(h: &mut Hostile) {
             h.recovers();
         }
     }
-    // Rings that cannot be started: sizes, places, bases.
+    // Rings that cannot be started: sizes, addresses, bases.
     let end = h.memory.regions().iter().map(|region| region.size()).sum::<u64>();
     let [desc, avail, used] = h.addresses();
     let mut setups = vec![
@@ -604,11 +605,11 @@ fn an_impossible_chain_breaks_its_ring_and_no_other() {
 }
 
 #[test]
-fn an_impossible_ring_stands_still_alone() {
+fn an_impossible_ring_breaks_alone() {
     on_both_forms("rings", "mem:16M", rings);
 }
 
-/// A head that is in flight is made available once more, while its request is at the device.
+/// A head in flight is made available again while its request is at the device.
 #[test]
 fn a_head_in_flight_cannot_be_taken_twice() {
     on_both_forms("twice", "delay:read=30ms|mem:16M", |h| {
@@ -623,10 +624,10 @@ fn a_head_in_flight_cannot_be_taken_twice() {
     });
 }
 
-/// A guest that has broken a ring in earnest: with an in-flight region, which remembers what was
-/// taken.
+/// A guest that has broken its ring permanently: with an in-flight region, which remembers the
+/// requests.
 #[test]
-fn a_reset_makes_a_broken_ring_whole() {
+fn a_reset_repairs_a_broken_ring() {
     for packed in [false, true] {
         let node = Node::start(Scratch::new(&format!("reset-{packed}")), &["mem:16M", "mem:16M"]);
         let other = neighbour(&node, packed);
@@ -636,13 +637,12 @@ fn a_reset_makes_a_broken_ring_whole() {
             let mut queue = disk.take_queue(0);
             assert_eq!(queue.write(0, &pattern(round, 4096)).unwrap(), Status::Ok);
             let memory = disk.memory().clone();
-            // Everywhere in the ring, so that whatever is looked at next makes no sense: a split
-            // ring's index jumps, and all of a packed one is available with an id that
-            // cannot be.
+            // Fill the whole ring, so that whatever is read next is invalid: a split ring's index
+            // jumps, and all descriptors of a packed one are available with an impossible id.
             memory.write(SPARE, &[0x88, 0x08].repeat(4096));
             queue.kick().signal();
             until("the ring breaks", || disk.take_queue_error(0));
-            // A target that comes new finds the same ring, and no more sense in it.
+            // A new target finds the same invalid ring.
             if round == 1 {
                 disk.reconnect(&node.socket(0)).unwrap();
                 until("the ring breaks again", || disk.take_queue_error(0));

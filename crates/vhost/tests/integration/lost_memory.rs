@@ -1,6 +1,6 @@
-//! A front end that takes the memory away that it has given: its file becomes shorter while it is
-//! mapped here. That is a signal that would end the process, and with it every other guest's disk.
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+//! A front end that withdraws its memory: it truncates the file while the node has it mapped. The
+//! resulting signal would end the process, and with it every other guest's disk.
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use reactor::DriverKind;
 const MIB: u64 = 1 << 20;
 
 fn cut(file: BorrowedFd<'_>, len: u64) {
-    // SAFETY: takes no pointers.
+    // SAFETY: the call takes no pointers.
     assert_eq!(unsafe { libc::ftruncate(file.as_raw_fd(), len as i64) }, 0);
 }
 
@@ -23,7 +23,7 @@ fn options(packed: bool) -> DiskOptions {
     DiskOptions { queues: 2, packed, ..DiskOptions::default() }
 }
 
-/// A guest on disk 1 reads what it writes.
+/// A guest on disk 1 that reads what it writes.
 fn neighbour_goes_on(node: &Node) {
     let mut disk = Disk::connect(&node.socket(1), options(false)).unwrap();
     let (mut queue, bytes) = (disk.take_queue(1), pattern(7, 16384));
@@ -33,8 +33,8 @@ fn neighbour_goes_on(node: &Node) {
     assert!(read == bytes);
 }
 
-/// Both rings of a disk have said that they are broken; they can be stopped all the same, and the
-/// next guest has its disk.
+/// Both rings of a disk have reported that they are broken. They can still be stopped, and the next
+/// guest gets its disk.
 fn has_ended_well(node: &Node, disk: Disk, packed: bool, rings: std::ops::Range<u16>) {
     for ring in rings {
         until("the ring says that it is broken", || disk.take_queue_error(ring));
@@ -53,17 +53,18 @@ fn has_ended_well(node: &Node, disk: Disk, packed: bool, rings: std::ops::Range<
 
 #[test]
 #[cfg_attr(tsan, ignore = "the fault comes inside the sanitizer, under a lock of its own")]
-fn memory_that_goes_while_rings_rest_breaks_these_rings_and_nothing_else() {
+fn memory_lost_while_rings_are_idle_breaks_only_these_rings() {
     let node = Node::start(Scratch::new("rest"), &["mem:16M", "mem:16M"]);
     for packed in [false, true] {
         for left in [0, 4096] {
             let mut disk = Disk::connect(&node.socket(0), options(packed)).unwrap();
             let queue = disk.take_queue(0);
-            // From here on whatever touches the memory of this guest on this side ends the test.
+            // From here on any access to this guest's memory in the test's own mapping would end
+            // the test.
             cut(disk.memory().regions()[0].as_fd(), left);
             queue.kick().signal();
-            // The first ring may lie in what is left, and look to have nothing to do; the core
-            // wakes for both.
+            // The first ring may lie in the remaining memory and look idle; the core wakes for
+            // both.
             has_ended_well(&node, disk, packed, 0..u16::from(left == 0));
         }
     }
@@ -71,7 +72,7 @@ fn memory_that_goes_while_rings_rest_breaks_these_rings_and_nothing_else() {
 
 #[test]
 #[cfg_attr(tsan, ignore = "the fault comes inside the sanitizer, under a lock of its own")]
-fn memory_that_goes_under_load_breaks_these_rings_and_nothing_else() {
+fn memory_lost_under_load_breaks_only_these_rings() {
     for (name, driver) in [("uring", DriverKind::Auto), ("epoll", DriverKind::Epoll)] {
         for (nth, device) in [
             "mem:16M",
@@ -111,7 +112,7 @@ fn memory_that_goes_under_load_breaks_these_rings_and_nothing_else() {
     }
 }
 
-/// A guest whose ring and whose data lie in files of their own.
+/// A guest whose ring and data are in separate files.
 struct TwoFiles {
     session: Session,
     memory: Arc<Memory>,
@@ -171,11 +172,11 @@ impl TwoFiles {
     }
 }
 
-/// Where the kernel moves the data, it says that it cannot, and the ring goes on; where the core
-/// copies it, nothing that was read may be believed.
+/// If the kernel moves the data, it reports an error and the ring continues. If the core copies it,
+/// nothing that was read can be trusted.
 #[test]
 #[cfg_attr(tsan, ignore = "the fault comes inside the sanitizer, under a lock of its own")]
-fn data_that_goes_is_an_error_of_its_requests_or_breaks_the_ring() {
+fn lost_data_fails_its_requests_or_breaks_the_ring() {
     for (name, device, broken) in [("mem", "mem:16M", true), ("file", "FILE?direct=off", false)] {
         for kind in [0, 1] {
             let dir = Scratch::new(&format!("data-{name}-{kind}"));
@@ -188,7 +189,7 @@ fn data_that_goes_is_an_error_of_its_requests_or_breaks_the_ring() {
             if broken {
                 assert!(guest.err.wait(PATIENCE) > 0);
                 assert_eq!((guest.ring.used_index(), guest.status()), (0, 0xee));
-                // Only new memory makes it whole.
+                // Only new memory repairs the ring.
                 guest.session.get_vring_base(0).unwrap();
                 guest.start();
                 assert!(guest.err.wait(PATIENCE) > 0, "the same memory is as lost as before");
@@ -213,9 +214,9 @@ fn data_that_goes_is_an_error_of_its_requests_or_breaks_the_ring() {
     }
 }
 
-/// A file of the front end's that nobody has sealed.
+/// A file of the front end, without seals.
 fn memfd(len: u64) -> OwnedFd {
-    // SAFETY: the name is a C string; the descriptor is new and nobody else's.
+    // SAFETY: the name is a C string; the descriptor is new and nothing else owns it.
     let file =
         unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"own".as_ptr(), libc::MFD_CLOEXEC)) };
     cut(file.as_fd(), len);
@@ -224,7 +225,7 @@ fn memfd(len: u64) -> OwnedFd {
 
 #[test]
 #[cfg_attr(tsan, ignore = "the fault comes inside the sanitizer, under a lock of its own")]
-fn an_in_flight_region_or_a_dirty_log_that_goes_breaks_the_ring() {
+fn a_lost_in_flight_region_or_dirty_log_breaks_the_ring() {
     let node = Node::start(Scratch::new("regions"), &["mem:16M", "mem:16M"]);
     for log in [false, true] {
         let guest = TwoFiles::connect(&node);

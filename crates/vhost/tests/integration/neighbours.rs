@@ -1,12 +1,12 @@
-//! How long a disk waits for another of its core, which a guest drives as hard as it can: both
+//! How long a disk waits for another disk of its core, whose guest submits as much as it can: both
 //! rings full of requests for 1,021 MiB each, whose indirect tables name one buffer of 1 MiB 1,021
 //! times.
 //!
-//! The short form asserts only that nobody stands still; what a disk may have of a turn is asserted
-//! in `share.rs`, in bytes. The long form measures, with MILLRACE_NEIGHBOURS="URI URI...", for
-//! example "mem:2G file:/data/disk.img": `cargo test --release -p millrace-vhost --test integration neighbours
-//! -- --ignored --nocapture`
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+//! The short form only asserts that the neighbour makes progress; `share.rs` asserts a disk's share
+//! of a turn, in bytes. The long form measures, with MILLRACE_NEIGHBOURS="URI URI...", for example
+//! "mem:2G file:/data/disk.img": `cargo test --release -p millrace-vhost --test integration
+//! neighbours -- --ignored --nocapture`
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use frontend::message::feature::{SEG_MAX, SIZE_MAX};
 use frontend::{Desc, Disk, DiskOptions, Event, Queue, Request, SplitRing, Status};
 
 const MIB: u64 = 1 << 20;
-/// Where the attacker has what is its own, and the buffer that all name.
+/// Addresses of the attacker's own data, and of the common buffer.
 const TABLE: u64 = 0x1_0000;
 const HEADER: u64 = 0x2_0000;
 const STATUS: u64 = 0x2_1000;
@@ -24,7 +24,7 @@ const DATA: u64 = 2 * MIB;
 const SIZE: u16 = 128;
 const NAMED: u64 = 1021;
 
-/// A guest whose driver knows no limits.
+/// A guest whose driver ignores all limits.
 struct Attacker {
     _disk: Disk,
     rings: Vec<(SplitRing, Event)>,
@@ -93,7 +93,7 @@ impl Attacker {
     }
 }
 
-/// Reads 4 KiB after the other for so long, and gives the times it took, sorted.
+/// Reads 4 KiB, one read after the other, for this long. Returns the sorted times.
 fn reads(queue: &mut Queue, lasting: Duration, mut meanwhile: impl FnMut()) -> Vec<Duration> {
     let (begin, mut times, mut seed) = (Instant::now(), Vec::new(), 7_u64);
     while begin.elapsed() < lasting {
@@ -139,10 +139,9 @@ fn measure(name: &str, uris: [&str; 2], lasting: Duration) -> [Vec<Duration>; 2]
 }
 
 #[test]
-fn nobody_stands_still_beside_a_guest_that_asks_for_everything() {
+fn a_neighbour_of_a_greedy_guest_makes_progress() {
     let [_, beside] = measure("short", ["mem:1G", "mem:16M"], Duration::from_secs(1));
-    // It was 8 s on a machine with nothing else to do. What is promised is 20 ms, which a busy
-    // machine cannot show.
+    // It was 8 s on an idle machine. The promise is 20 ms, which a busy machine cannot show.
     assert!(beside[beside.len() - 1] < Duration::from_secs(6));
 }
 

@@ -1,6 +1,5 @@
-//! A reply says that what the front end asked for is in force, also on the core of a ring that is
-//! slow to obey.
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+//! A reply tells that a request is in force, also on the core of a ring that executes it late.
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -9,10 +8,10 @@ use crate::common::{Node, Scratch, until};
 use frontend::message::feature::LOG_ALL;
 use frontend::{DirtyLog, Disk, DiskOptions, Request, Status};
 
-/// How long a core does nothing. A reply that does not wait for it comes much sooner.
+/// How long a core is blocked. A reply that does not wait for it comes much sooner.
 const HELD: Duration = Duration::from_millis(200);
 
-/// What a front end asks for while a ring is at work.
+/// Requests of a front end while a ring is active.
 type Ask = fn(&Disk, &DirtyLog);
 
 const ASKS: [(&str, Ask); 3] = [
@@ -21,9 +20,9 @@ const ASKS: [(&str, Ask); 3] = [
     ("a ring that rests", |disk, _| disk.session().set_vring_enable(1, false).unwrap()),
 ];
 
-/// Ring 1 is on core 1, which is held while the front end asks.
+/// Ring 1 is on core 1, which is blocked during the request.
 #[test]
-fn what_is_acknowledged_is_in_force_on_every_rings_core() {
+fn an_acknowledged_request_is_in_force_on_every_rings_core() {
     let node = Node::start(Scratch::new("obedience"), &["mem:16M"]);
     for packed in [false, true] {
         for (what, ask) in ASKS {
@@ -52,10 +51,10 @@ fn what_is_acknowledged_is_in_force_on_every_rings_core() {
     }
 }
 
-/// What is under way when a machine stops for its last copy comes back while the rings come to
-/// rest, and is in the log like everything before it.
+/// Requests that complete while the rings are being stopped, for a migration's last copy, are
+/// logged like all others.
 #[test]
-fn what_comes_back_while_a_ring_comes_to_rest_is_in_the_log() {
+fn completions_while_a_ring_stops_are_in_the_log() {
     let node = Node::start(Scratch::new("last"), &["delay:all=20ms..60ms|mem:16M"]);
     for packed in [false, true] {
         let options = DiskOptions { queues: 2, packed, ..DiskOptions::default() };

@@ -1,7 +1,7 @@
-//! A front end that takes memory out of its table while requests on it are under way. They end in
-//! the memory that they were taken with: another front end may have memory of its own at the same
-//! addresses by then.
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+//! A front end that removes memory while requests on it are in flight. They finish in the memory
+//! that they were popped with: another front end may have its own memory at the same addresses by
+//! then.
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use frontend::{Desc, Event, Memory, Pages, Region, Session, SplitRing};
 
 const MIB: u64 = 1 << 20;
 const NUM: u16 = 256;
-/// Where the data of all requests is, and how long they are.
+/// Address and length of the data of all requests.
 const DATA: u64 = 16 * MIB;
 const LEN: u64 = 4 * MIB;
 
-/// A guest whose ring and whose data lie in regions of their own.
+/// A guest whose ring and data are in separate regions.
 struct Guest {
     session: Session,
     memory: Arc<Memory>,
@@ -48,7 +48,7 @@ impl Guest {
         Guest { session, memory, ring, kick }
     }
 
-    /// Offers so many requests at once. They are all the same, and so is their data's place.
+    /// Offers this many equal requests at once, all with the same data address.
     fn offer(&self, count: u16, write: bool) {
         let part = |addr, len, flags, next| Desc { addr, len, flags, next };
         let index = self.ring.avail_index();
@@ -68,7 +68,7 @@ impl Guest {
         self.kick.signal();
     }
 
-    /// Waits for all of them, and says how many have failed.
+    /// Waits for all of them. Returns how many have failed.
     fn failed(&self, count: u16) -> usize {
         until("all answers", || self.ring.used_index() == count);
         let status = |nth: u16| {
@@ -98,8 +98,7 @@ enum How {
     Table,
 }
 
-/// Memory of another front end, as long as what the first has given, which nobody has a reason to
-/// write to.
+/// Memory of another front end, of the same length, which nothing has a reason to write.
 struct Bystander {
     session: Session,
     regions: Vec<Region>,
@@ -141,9 +140,9 @@ const DEVICES: [&str; 6] = [
     "limit:bytes=600M&burst=1ms|FILE",
 ];
 
-/// The device has as much of the requests as it is given at once; the others wait in the ring.
+/// The device takes some of the requests at once; the others wait in the ring.
 #[test]
-fn requests_that_have_not_begun_keep_the_memory_they_were_taken_with() {
+fn requests_that_are_not_submitted_keep_their_memory() {
     for (nth, device) in DEVICES.into_iter().enumerate() {
         for how in [How::Table, How::Region] {
             let dir = Scratch::new(&format!("removed-{nth}"));
@@ -164,7 +163,7 @@ fn requests_that_have_not_begun_keep_the_memory_they_were_taken_with() {
             guest.offer(40, false);
             until("some have begun", || node.stats[0][0].reads.requests.get() > 1);
             guest.remove_data(how);
-            // The table of before is not used by any ring when this is answered.
+            // When this is answered, no ring uses the old table.
             guest.session.get_features().unwrap();
             bystander.take_memory();
             assert!(guest.ring.used_index() < 40, "{device}: that was too fast to be tested");
@@ -174,7 +173,7 @@ fn requests_that_have_not_begun_keep_the_memory_they_were_taken_with() {
             assert!(read == bytes, "{device}");
             assert!(bystander.is_untouched(), "{device}");
 
-            // For requests that come afterwards it is gone.
+            // Later requests do not have it.
             guest.ring.clear();
             guest.session.get_vring_base(0).unwrap();
             guest.session.set_vring_base(0, 0).unwrap();

@@ -1,6 +1,5 @@
-//! What QEMU 7.2 was seen to send, message by message, and what each must lead to: every reply byte
-//! for byte, every action in order, every descriptor in its place. The front end here builds its
-//! bytes by itself.
+//! The messages that QEMU 7.2 sends, and what each must cause: every reply byte for byte, every
+//! action in order, every descriptor in its place. The front end here builds its bytes itself.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
@@ -9,11 +8,12 @@ use std::os::unix::net::UnixStream;
 
 use vhost::config::{Config, RangeLimits};
 use vhost::message::{Framer, InflightInfo, RegionInfo, Violation};
-use vhost::session::{Action, Offer, Reply, RingState, Session};
+use vhost::ring_state::RingState;
+use vhost::session::{Action, Offer, Reply, Session};
 
 const FEATURES: u64 = 0x5_7400_7e46;
 const PROTOCOL_FEATURES: u64 = 0xb22b;
-/// What SeaBIOS acknowledges: VERSION_1, PROTOCOL_FEATURES, BLK_SIZE, SEG_MAX.
+/// The features that SeaBIOS acknowledges: VERSION_1, PROTOCOL_FEATURES, BLK_SIZE, SEG_MAX.
 const BIOS: u64 = 0x1_4000_0044;
 const LINUX: u64 = 0x1_7000_7e44;
 const LOG_ALL: u64 = 1 << 26;
@@ -37,12 +37,13 @@ fn config() -> Config {
     }
 }
 
-/// A front end, the session it talks to, and the descriptors it has sent: `fd1`, `fd2`, and so on.
+/// A front end, its session, and the descriptors that it has sent: `fd1`, `fd2`, and so on.
 struct Peer {
     session: Session,
     framer: Framer,
     names: BTreeMap<RawFd, String>,
-    /// The other ends of what was sent; each reads its end of file once the descriptor is closed.
+    /// The other ends of the sent descriptors; each reads the end of the stream when its
+    /// descriptor is closed.
     watches: Vec<UnixStream>,
     /// What a target would hold.
     held: Vec<OwnedFd>,
@@ -74,7 +75,7 @@ impl Peer {
         sent.into()
     }
 
-    /// How many of the descriptors that were sent are still open.
+    /// How many of the sent descriptors are still open.
     fn open(&mut self) -> usize {
         let is_open = |mut watch: &UnixStream| match watch.read(&mut [0]) {
             Ok(0) => false,
@@ -84,7 +85,7 @@ impl Peer {
         self.watches.iter().filter(|watch| is_open(watch)).count()
     }
 
-    /// The next message asks for an acknowledgement.
+    /// Makes the next message request an acknowledgement.
     fn ack(&mut self) -> &mut Self {
         self.need_reply = true;
         self
@@ -100,7 +101,7 @@ impl Peer {
         let header = [request, flags, payload.len() as u32];
         let bytes = [&header.map(u32::to_le_bytes).concat(), payload].concat();
         let mut descriptors: Vec<OwnedFd> = (0..fds).map(|_| self.descriptor()).collect();
-        // As a target receives it: the header first, with the descriptors.
+        // As a target receives it: first the header, with the descriptors.
         let mut bytes = &bytes[..];
         let (message, descriptors) = loop {
             let piece = &bytes[..self.framer.wanted().min(bytes.len())];
@@ -118,7 +119,7 @@ impl Peer {
         self.try_send(request, payload, fds).unwrap()
     }
 
-    /// Sends what must lead to nothing.
+    /// Sends a message that must cause nothing.
     fn quiet(&mut self, request: u32, payload: &[u8], fds: usize) {
         assert_eq!(self.send(request, payload, fds), [""; 0], "request {request}");
     }
@@ -177,9 +178,9 @@ impl Peer {
         }
     }
 
-    // What QEMU sends, in its order.
+    // QEMU's messages, in its order.
 
-    /// Section 1.1, before the guest runs. `config` is not asked for when reconnecting.
+    /// Section 1.1, before the guest runs. `config` is not read after a reconnection.
     fn realize(&mut self, config: bool) {
         assert_eq!(self.send(GET_FEATURES, &[], 0), [reply(1, &u64s(&[FEATURES]))]);
         assert_eq!(
@@ -262,7 +263,7 @@ impl Peer {
         }
     }
 
-    /// The rings of section 1.2 up to the kick; nothing runs before it is enabled.
+    /// Section 1.2's setup of the rings up to the kick; nothing runs before it is enabled.
     fn set_up_ring(&mut self, ring: u32, size: u32, base: u32) {
         self.quiet(SET_VRING_NUM, &u32s(&[ring, size]), 0);
         self.quiet(SET_VRING_BASE, &u32s(&[ring, base]), 0);
@@ -286,7 +287,7 @@ impl Peer {
         self.quiet(SET_FEATURES, &u64s(&[features]), 0);
     }
 
-    /// A start of both rings by Linux on a connection whose memory is known.
+    /// A start of both rings by Linux, on a connection whose memory is known.
     fn start_both(&mut self, bases: [u32; 2]) {
         for (ring, base) in (0..2).zip(bases) {
             self.set_up_ring(ring, 128, base);
@@ -303,7 +304,7 @@ impl Peer {
         self.send(SET_VRING_ENABLE, &u32s(&[ring, on]), 0)
     }
 
-    /// GET_VRING_BASE of a ring at work, which stops at `base`.
+    /// GET_VRING_BASE of an active ring, which stops at `base`.
     fn stop_ring(&mut self, ring: u16, base: u32) {
         assert_eq!(
             self.send(GET_VRING_BASE, &u32s(&[ring.into(), 0]), 0),
@@ -362,7 +363,7 @@ const REM_MEM_REG: u32 = 38;
 const SET_STATUS: u32 = 39;
 const GET_STATUS: u32 = 40;
 
-/// 256 MiB as QEMU gives them: below and above the BIOS's hole.
+/// 256 MiB as QEMU sends them: below and above the BIOS's hole.
 const MEMORY: [RegionInfo; 2] = [
     RegionInfo { guest_addr: 0, size: 0xa_0000, user_addr: 0x7f00_0000_0000, mmap_offset: 0 },
     RegionInfo {
@@ -410,7 +411,7 @@ fn reply(request: u32, payload: &[u8]) -> String {
     format!("reply {bytes:?}")
 }
 
-/// A guest that booted: SeaBIOS had the disk first, then Linux took it with both rings.
+/// A booted guest: SeaBIOS used the disk first, then Linux with both rings.
 fn running() -> Peer {
     let mut peer = Peer::new();
     peer.realize(true);
@@ -418,10 +419,10 @@ fn running() -> Peer {
     peer.add_memory();
     peer.set_up_ring(0, 128, 0);
     assert_eq!(peer.enable(0, 1), ["start 0"]);
-    // The second ring is enabled without ever having been set up.
+    // The second ring is enabled without ever being set up.
     peer.quiet(SET_VRING_ENABLE, &u32s(&[1, 1]), 0);
 
-    // SeaBIOS lets go: the ring without size is skipped.
+    // SeaBIOS ends: the ring without a size is skipped.
     assert_eq!(peer.enable(0, 0), ["enable 0 false"]);
     peer.quiet(SET_VRING_ENABLE, &u32s(&[1, 0]), 0);
     peer.stop_ring(0, 37);
@@ -471,7 +472,7 @@ fn a_front_end_that_reconnects_brings_its_region_and_bases() {
 }
 
 #[test]
-fn a_migration_logs_at_the_source_and_starts_anew_at_the_destination() {
+fn a_migration_logs_at_the_source_and_starts_fresh_at_the_destination() {
     let mut source = running();
     let fd = source.next_name();
     assert_eq!(
@@ -490,7 +491,8 @@ fn a_migration_logs_at_the_source_and_starts_anew_at_the_destination() {
             [format!("ring log {ring} Some({})", 0x10_2000), reply(9, &u64s(&[0]))]
         );
     }
-    // The log's place may be told again, with an acknowledgement asked for too: one reply only.
+    // The log's address may be sent again, also with a request for an acknowledgement: there is
+    // only one reply.
     let fd = source.next_name();
     assert_eq!(
         source.ack().send(SET_LOG_BASE, &u64s(&[0x4000, 4096]), 1),
@@ -520,7 +522,7 @@ fn a_cancelled_migration_stops_logging_without_touching_rings() {
 }
 
 #[test]
-fn memory_comes_and_goes_under_running_rings() {
+fn memory_is_added_and_removed_under_running_rings() {
     let mut peer = running();
     let extra = RegionInfo {
         guest_addr: 0x1000_0000,
@@ -535,7 +537,7 @@ fn memory_comes_and_goes_under_running_rings() {
     let named = RegionInfo { mmap_offset: 17, ..extra };
     assert_eq!(peer.send(REM_MEM_REG, &words(named), 1), ["remove 0x10000000"]);
     assert_eq!(peer.ack().send(REM_MEM_REG, &words(extra), 0), [reply(38, &u64s(&[1]))]);
-    // One that overlaps is refused, and closed.
+    // An overlapping region is refused and closed.
     let over = RegionInfo { guest_addr: 0xf_f000, ..extra };
     assert_eq!(peer.ack().send(ADD_MEM_REG, &words(over), 1), [reply(37, &u64s(&[1]))]);
     assert_eq!(peer.session.regions(), MEMORY);
@@ -547,7 +549,7 @@ fn memory_comes_and_goes_under_running_rings() {
         [format!("memory 0x0=fd{first} 0xc0000=fd{}", first + 1)]
     );
     assert_eq!(peer.session.ring(0).state, RingState::Running);
-    // The target could not map a region: it takes it out again and refuses.
+    // The target could not map a region: it removes it and refuses.
     let message = vhost::message::Message::request(ADD_MEM_REG, true, words(extra));
     let fd = peer.descriptor();
     let mut actions = peer.session.handle(&message, vec![fd]).unwrap();
@@ -580,7 +582,7 @@ fn a_table_has_at_most_eight_regions_each_with_a_descriptor() {
 }
 
 #[test]
-fn every_region_up_to_the_limit_is_taken_and_no_more() {
+fn regions_are_accepted_up_to_the_limit() {
     let mut peer = Peer::new();
     peer.send(SET_PROTOCOL_FEATURES, &u64s(&[PROTOCOL_FEATURES]), 0);
     for i in 0..509 {
@@ -607,7 +609,7 @@ fn config_is_answered_with_exactly_the_size_asked_for() {
         let answer = [&u32s(&[offset, size, 3])[..], part].concat();
         assert_eq!(peer.send(GET_CONFIG, &asked, 0), [reply(24, &answer)]);
     }
-    // What cannot be had is answered by an empty payload.
+    // An invalid request is answered with an empty payload.
     for (offset, size) in [(0, 257), (256, 1), (u32::MAX, u32::MAX)] {
         assert_eq!(peer.send(GET_CONFIG, &u32s(&[offset, size, 0]), 0), [reply(24, &[])]);
     }
@@ -647,8 +649,8 @@ fn only_the_write_cache_can_be_configured() {
 }
 
 #[test]
-fn a_ring_runs_when_the_last_thing_about_it_is_known() {
-    // Whatever comes last, that is what starts it, and nothing before does.
+fn a_ring_starts_when_its_last_parameter_is_known() {
+    // Whatever comes last starts the ring, and nothing before does.
     type Step = (u32, Vec<u8>, usize);
     let steps: [Step; 5] = [
         (SET_FEATURES, u64s(&[LINUX]), 0),
@@ -679,13 +681,13 @@ fn without_protocol_features_rings_need_no_enabling() {
     assert_eq!(peer.send(GET_VRING_BASE, &u32s(&[0, 0]), 0), ["stop 0"]);
     let actions = peer.session.ring_stopped(0, 5);
     assert_eq!(peer.show(actions), [reply(11, &u32s(&[0, 5]))]);
-    // It goes on with the next kick, from there, without anything else.
+    // It continues with the next kick, at its base, without anything else.
     assert_eq!(peer.send(SET_VRING_KICK, &u64s(&[0]), 1)[1], "start 0");
     assert_eq!(peer.session.ring(0).base, 5);
 }
 
 #[test]
-fn the_base_of_an_idle_ring_is_answered_at_once() {
+fn the_base_of_an_idle_ring_is_answered_immediately() {
     let mut peer = Peer::new();
     assert_eq!(peer.send(GET_VRING_BASE, &u32s(&[1, 0]), 0), [reply(11, &u32s(&[1, 0]))]);
     peer.quiet(SET_VRING_BASE, &u32s(&[1, 99]), 0);
@@ -731,12 +733,12 @@ fn a_running_ring_is_not_moved() {
         [reply(32, &u64s(&[1]))]
     );
     assert_eq!(peer.session.counters().refused, 5);
-    // The same size again is no change.
+    // Sending the same size again changes nothing.
     peer.quiet(SET_VRING_NUM, &u32s(&[0, 128]), 0);
 }
 
 #[test]
-fn what_the_guest_chose_badly_is_no_violation() {
+fn invalid_choices_of_the_guest_are_not_violations() {
     let mut peer = Peer::new();
     peer.send(SET_FEATURES, &u64s(&[LINUX]), 0);
     peer.quiet(SET_VRING_NUM, &u32s(&[0, 100]), 0);
@@ -767,7 +769,7 @@ fn a_reset_device_stops_all_rings_before_it_is_acknowledged() {
     );
     assert_eq!(peer.session.regions(), MEMORY);
     assert!(peer.session.ring(0).err && peer.session.ring(0).call);
-    // The stop that may follow finds idle rings that begin at 0.
+    // A following stop finds idle rings that begin at 0.
     assert_eq!(
         peer.send(GET_VRING_BASE, &u32s(&[0, 0]), 0),
         ["call 0 none".to_string(), reply(11, &u32s(&[0, 0]))]
@@ -775,7 +777,8 @@ fn a_reset_device_stops_all_rings_before_it_is_acknowledged() {
     peer.begin_start(LINUX, false, &[&format!("features {LINUX:#x}"), "write cache true"]);
     peer.start_both([0, 0]);
 
-    // What the guest chose outlives a reset, for front ends show it the same cache afterwards.
+    // The guest's choice of the cache survives a reset: front ends show it the same cache
+    // afterwards.
     let mut off = running();
     let choice = [u32s(&[32, 1, 0]), vec![0]].concat();
     assert_eq!(off.send(SET_CONFIG, &choice, 0), ["write cache false"]);
@@ -792,11 +795,11 @@ fn a_reset_device_stops_all_rings_before_it_is_acknowledged() {
 }
 
 #[test]
-fn acknowledgements_are_sent_where_they_are_due_and_nowhere_else() {
+fn acknowledgements_are_sent_only_when_due() {
     let mut peer = Peer::new();
     // Not negotiated yet.
     assert_eq!(peer.ack().send(SET_OWNER, &[], 0), [""; 0]);
-    // By the very message that negotiates it.
+    // Requested by the message that negotiates it.
     assert_eq!(
         peer.ack().send(SET_PROTOCOL_FEATURES, &u64s(&[PROTOCOL_FEATURES]), 0),
         [reply(16, &u64s(&[0]))]
@@ -804,7 +807,7 @@ fn acknowledgements_are_sent_where_they_are_due_and_nowhere_else() {
     assert_eq!(peer.ack().send(SET_OWNER, &[], 0), [reply(3, &u64s(&[0]))]);
     assert_eq!(peer.ack().send(RESET_OWNER, &[], 0), [reply(4, &u64s(&[0]))]);
     peer.quiet(RESET_OWNER, &[], 0);
-    // What has its own reply has no other.
+    // A request with its own reply gets no acknowledgement.
     assert_eq!(peer.ack().send(GET_FEATURES, &[], 0), [reply(1, &u64s(&[FEATURES]))]);
     assert_eq!(peer.ack().send(GET_VRING_BASE, &u32s(&[0, 0]), 0).len(), 1);
 }
@@ -818,7 +821,7 @@ fn unknown_requests_are_counted_and_ignored_or_refused() {
     peer.send(SET_PROTOCOL_FEATURES, &u64s(&[PROTOCOL_FEATURES]), 0);
     assert_eq!(peer.ack().send(SET_STATUS, &u64s(&[15]), 0), [reply(39, &u64s(&[1]))]);
     assert_eq!(peer.session.counters().unknown, 3);
-    // One that waits for an answer would wait for ever.
+    // The sender of a request that needs a reply would wait forever.
     assert_eq!(
         peer.ack().try_send(GET_STATUS, &[], 0),
         Err(Violation::Unanswerable { request: GET_STATUS })
@@ -868,7 +871,8 @@ fn in_flight_regions_of_impossible_shape_close_the_connection() {
         assert!(peer.try_send(SET_INFLIGHT_FD, &payload, 1).is_err());
         assert_eq!(peer.open(), 0);
     }
-    // The specification's form, without the padding of a C structure, is answered in kind.
+    // The specification's form, without the padding of a C structure, gets a reply of the same
+    // form.
     let mut peer = Peer::new();
     peer.send(GET_INFLIGHT_FD, &inflight(0, 0, 1, 64)[..20], 0);
     let area = InflightInfo { mmap_size: 1088, mmap_offset: 0, queues: 1, queue_size: 64 };
@@ -878,7 +882,7 @@ fn in_flight_regions_of_impossible_shape_close_the_connection() {
 }
 
 #[test]
-fn the_next_request_waits_for_an_answer_that_is_due() {
+fn the_next_request_waits_for_a_reply_that_is_due() {
     let mut peer = running();
     peer.send(GET_VRING_BASE, &u32s(&[0, 0]), 0);
     assert!(matches!(
@@ -889,7 +893,7 @@ fn the_next_request_waits_for_an_answer_that_is_due() {
 
 #[test]
 fn every_wrong_size_and_every_wrong_number_of_descriptors_is_found() {
-    // Request, size of its payload, its descriptors.
+    // Request, payload size, number of descriptors.
     let shapes = [
         (GET_FEATURES, 0, 0),
         (SET_FEATURES, 8, 0),
@@ -928,7 +932,7 @@ fn every_wrong_size_and_every_wrong_number_of_descriptors_is_found() {
 }
 
 #[test]
-fn headers_that_are_no_requests_close_the_connection() {
+fn invalid_headers_close_the_connection() {
     for (words, violation) in [
         ([1, 0, 0], Violation::Version { flags: 0 }),
         ([1, 2, 0], Violation::Version { flags: 2 }),
@@ -964,7 +968,7 @@ fn a_message_may_arrive_byte_by_byte_and_be_carried_elsewhere_halfway() {
 }
 
 #[test]
-fn no_more_descriptors_are_held_than_any_message_may_have() {
+fn the_number_of_descriptors_held_is_limited() {
     let mut peer = Peer::new();
     for _ in 0..8 {
         let fds = (0..4).map(|_| peer.descriptor()).collect();

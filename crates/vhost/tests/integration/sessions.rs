@@ -1,5 +1,5 @@
-//! Front ends that misbehave in what they say, beside others that do not.
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+//! Front ends that send invalid or excessive messages, beside others that do not.
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,11 +15,12 @@ use frontend::{Disk, DiskOptions, Memory, Pages, Region, Session, Status};
 const GET_FEATURES: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
 /// Header and 64 bits.
 const REPLY_BYTES: usize = 20;
-/// How long a node may take to end because of a front end: less than the ten seconds after which
-/// one that reads nothing is given up, and far more than it takes.
+/// Time limit for a node's end with a misbehaving front end: less than the ten seconds after which
+/// a front end that reads nothing is dropped, and much more than it takes.
 const END: Duration = Duration::from_secs(6);
 
-/// A front end that asks until nothing more fits anywhere. Gives how often it has asked in full.
+/// A front end that sends requests until nothing more fits anywhere. Returns how many it has sent
+/// in full.
 fn asks_and_never_reads(node: &Node, disk: usize) -> (UnixStream, usize) {
     let mut stream = UnixStream::connect(node.socket(disk)).unwrap();
     stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
@@ -39,8 +40,7 @@ fn works(node: &Node, disk: usize) {
     assert_eq!(disk.take_queue(0).write(0, &[7; 4096]).unwrap(), Status::Ok);
 }
 
-/// The second disk works again and again, and the node ends in its time, whatever goes on at the
-/// first.
+/// The second disk keeps working, and the node ends in time, whatever happens at the first.
 fn has_its_turn_and_ends(node: Node) {
     let began = Instant::now();
     for _ in 0..20 {
@@ -116,7 +116,7 @@ fn a_front_end_that_never_stops_asking_leaves_others_their_turn() {
     reads.join().unwrap();
 }
 
-/// A front end that has said all that comes before its memory.
+/// A front end that has sent everything that comes before its memory.
 fn session(node: &Node, disk: usize) -> Session {
     let mut session = Session::connect(&node.socket(disk)).unwrap();
     session.set_features(feature::VERSION_1 | feature::PROTOCOL_FEATURES).unwrap();
@@ -130,7 +130,7 @@ fn memory(regions: u64, bytes: u64) -> Memory {
     Memory::with_regions((0..regions).map(region).collect())
 }
 
-/// What threads of this name have taken of processors, in ticks.
+/// The processor time of all threads with this name, in ticks.
 fn ticks(name: &str) -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let of = |dir: std::path::PathBuf| {
@@ -144,9 +144,10 @@ fn ticks(name: &str) -> u64 {
     tasks.filter_map(|task| of(task.ok()?.path())).sum()
 }
 
-/// Whoever lets go of it last frees its pages, which takes a tenth of a second and more.
+/// The process that releases the memory last frees its pages, which takes a tenth of a second or
+/// more.
 #[test]
-fn the_memory_of_a_machine_that_has_ended_is_given_back_by_no_core() {
+fn no_core_releases_the_memory_of_an_ended_machine() {
     let node = Node::start(Scratch::new("ended"), &["mem:16M"]);
     let memory = memory(1, 512 << 20);
     let page = vec![1; 1 << 20];

@@ -1,5 +1,5 @@
-//! The target at its socket, over real devices, against the front end that shares nothing with it.
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+//! The target at its socket over real devices, tested with the independent front end.
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 
 use crate::common;
 use crate::common::{Node, Scratch, pattern};
@@ -7,7 +7,8 @@ use frontend::{Disk, DiskOptions, Queue, Request, Slot, Status};
 
 const MIB: u64 = 1 << 20;
 
-/// Every form of ring that a driver may choose: packed, indirect, event index, descriptors of data.
+/// Every shape of ring that a driver may choose: packed, indirect, event index, descriptors of
+/// data.
 const SHAPES: [(bool, bool, bool, u16); 8] = [
     (false, true, true, 1),
     (false, true, false, 4),
@@ -32,7 +33,7 @@ fn shaped((packed, indirect, event_index, segments): (bool, bool, bool, u16)) ->
     }
 }
 
-/// Everything a disk does, one after the other.
+/// Everything that a disk does, one after the other.
 fn exercise(queue: &mut Queue, at: u64) {
     let (one, two) = (pattern(at, 16384), pattern(at + 1, 4096));
     assert_eq!(queue.write(at, &one).unwrap(), Status::Ok);
@@ -51,7 +52,7 @@ fn exercise(queue: &mut Queue, at: u64) {
     assert_eq!(bytes, expected);
 }
 
-/// Writes and reads blocks with the ring full all the time, until so many requests are done.
+/// Writes and reads blocks with a full ring until this many requests are done.
 fn work(queue: &mut Queue, first_block: u64, blocks: u64, requests: u64) {
     let depth = queue.depth();
     let mut at = vec![0_u64; depth];
@@ -123,7 +124,7 @@ fn every_shape_of_ring_does_everything_on_every_kind_of_device() {
 }
 
 #[test]
-fn what_the_device_fails_is_counted_by_kind_and_reason() {
+fn failures_of_the_device_are_counted_by_kind_and_reason() {
     let uris = ["error:kind=write&status=nospace|mem:16M", "error:kind=read&count=2|mem:16M"];
     let node = Node::start(Scratch::new("failures"), &uris);
     let failed = node.stats.iter().enumerate().map(|(nth, stats)| {
@@ -139,9 +140,9 @@ fn what_the_device_fails_is_counted_by_kind_and_reason() {
     assert_eq!(failed.collect::<Vec<_>>(), [[(0, 0), (3, 3)], [(2, 0), (0, 0)]]);
 }
 
-/// The index of a split ring and both turns of a packed one go around many times.
+/// The index of a split ring and both wrap counters of a packed one wrap many times.
 #[test]
-fn many_requests_come_back_once_each() {
+fn many_requests_complete_once_each() {
     let node = Node::start(Scratch::new("many"), &["delay:all=0us..200us|mem:64M"]);
     for packed in [false, true] {
         let options = DiskOptions { depth: 64, queue_size: 64, packed, ..DiskOptions::default() };
@@ -151,7 +152,7 @@ fn many_requests_come_back_once_each() {
 }
 
 #[test]
-fn a_disk_that_is_reset_begins_anew_in_another_form() {
+fn a_reset_disk_starts_in_another_form() {
     let node = Node::start(Scratch::new("reset"), &["mem:16M"]);
     for packed in [false, true, false] {
         let options = DiskOptions { queues: 2, packed, ..DiskOptions::default() };

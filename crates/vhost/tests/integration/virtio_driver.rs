@@ -1,11 +1,10 @@
-//! The target against a driver that others wrote (libblkio's): several queues, each full all the
-//! time, everything checked. It has no in-flight region, no reconnection and no dirty log, so what
-//! it judges is the protocol and the rings.
+//! The target with an independent driver (libblkio's): several queues, each always full, everything
+//! checked. The driver has no in-flight region, no reconnection and no dirty log, so it tests the
+//! protocol and the rings.
 //!
-//! Split rings only. Version 0.6.1 cannot use packed ones over vhost-user: it says with
-//! SET_VRING_BASE that they begin at 0, which is position 0 in a lap of wrap counter 0, and then
-//! begins with wrap counter 1, as it should.
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+//! Split rings only. Version 0.6.1 cannot use packed ones over vhost-user: its SET_VRING_BASE says
+//! 0, which is position 0 with wrap counter 0, but it correctly starts with wrap counter 1.
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -22,18 +21,18 @@ const QUEUES: usize = 3;
 /// Requests in flight on each queue.
 const DEPTH: usize = 32;
 
-/// One queue, and memory of its own that the target has too.
+/// A queue, with memory of its own that is shared with the target.
 struct Driver<'a> {
     queue: VirtioBlkQueue<'a, usize>,
     notifier: Box<dyn QueueNotifier>,
     called: std::sync::Arc<EventFd>,
     memory: &'a Memory,
-    /// Where this queue's buffers begin.
+    /// The start of this queue's buffers.
     at: u64,
 }
 
 impl Driver<'_> {
-    /// The address of a slot's buffer, as the driver takes it.
+    /// The address of a slot's buffer in the driver's form.
     fn buffer(&self, slot: usize) -> *mut u8 {
         let addr = self.at + (slot * BLOCK) as u64;
         std::ptr::with_exposed_provenance_mut(self.memory.user_addr(addr) as usize)
@@ -42,8 +41,8 @@ impl Driver<'_> {
     fn write(&mut self, slot: usize, offset: u64, bytes: &[u8]) {
         self.memory.write(self.at + (slot * BLOCK) as u64, bytes);
         let buffer = self.buffer(slot);
-        // SAFETY: the slot's buffer, mapped as long as `memory` lives; nobody has a reference to
-        // it.
+        // SAFETY: the slot's buffer is mapped while `memory` lives, and nothing holds a reference
+        // to it.
         unsafe { self.queue.write_raw(offset, buffer, bytes.len(), slot) }.unwrap();
     }
 
@@ -66,13 +65,13 @@ impl Driver<'_> {
         }
     }
 
-    /// Waits for completions by the target's call: slot and result of each.
+    /// Waits for completions, using the target's call. Returns slot and result of each.
     fn completed(&mut self) -> Vec<(usize, i32)> {
         self.queue.set_used_notif_enabled(true);
         while !self.queue.completions().has_next() {
             let fd = self.called.as_raw_fd();
             let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-            // SAFETY: one pollfd is given, which lives on this stack until the call returns.
+            // SAFETY: the call gets one pollfd, which lives on this stack until the call returns.
             let ready = unsafe { libc::poll(&raw mut poll, 1, PATIENCE.as_millis() as i32) };
             assert_eq!(ready, 1, "the target does not call");
             self.called.read().unwrap();
@@ -89,7 +88,7 @@ impl Driver<'_> {
         done[0].1
     }
 
-    /// Writes and reads blocks from `first` on with the ring full all the time.
+    /// Writes and reads blocks, starting at `first`, with a full ring.
     fn work(&mut self, first: u64, rounds: u64) {
         let offset = |round: u64, slot: usize| {
             first + (round % 8 * DEPTH as u64 + slot as u64) * BLOCK as u64
@@ -125,7 +124,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Everything that is no plain read or write.
+    /// Everything except plain reads and writes.
     fn exercise(&mut self, at: u64) {
         let bytes = pattern(at, BLOCK);
         assert_eq!(self.alone(|d| d.write(0, at, &bytes)), 0);
@@ -140,12 +139,12 @@ impl Driver<'_> {
             assert_eq!(self.alone(|d| d.read(0, at)), 0);
             assert!(self.bytes(0)[..2048] == [0; 2048] && self.bytes(0)[2048..] == bytes[2048..]);
         }
-        assert_eq!(self.alone(|d| d.read(0, 64 * MIB)), -libc::EIO, "behind the end");
+        assert_eq!(self.alone(|d| d.read(0, 64 * MIB)), -libc::EIO, "beyond the end");
     }
 }
 
 #[test]
-fn a_driver_of_others_reads_what_it_wrote() {
+fn an_independent_driver_reads_what_it_wrote() {
     let dir = Scratch::new("virtio-driver");
     let file = dir.file("a.img", 64 * MIB);
     let node = Node::start(dir, &["mem:64M", &format!("{file}?direct=off")]);
@@ -186,10 +185,10 @@ fn a_driver_of_others_reads_what_it_wrote() {
                     driver.work(first, 40);
                 }));
             }
-            // A sanitizer sees the end of a thread that is joined, but not that of the scope.
+            // A sanitizer sees the end of a joined thread, but not that of the scope.
             threads.into_iter().for_each(|thread| thread.join().unwrap());
         });
-        // The front end takes memory back that rings do not lie in.
+        // The front end removes memory that contains no ring.
         transport.unmap_mem_region(address, bytes as usize).unwrap();
     }
 }

@@ -1,12 +1,12 @@
-//! A qemu-storage-daemon for each test, and the little they share.
-#![allow(clippy::disallowed_methods, reason = "tests are no part of a node")]
+//! A qemu-storage-daemon for each test, and shared helpers.
+#![allow(clippy::disallowed_methods, reason = "tests are not part of a node")]
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A directory that goes with its value.
+/// A directory that is removed with its value.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -35,7 +35,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Serves a file of `bytes` bytes; it is made if it is not there.
+    /// Serves a file of `bytes` bytes, which is created if it does not exist.
     pub fn file(dir: &Scratch, bytes: u64, export: &str) -> Daemon {
         let image = dir.path("disk.img");
         let file = std::fs::OpenOptions::new()
@@ -53,7 +53,7 @@ impl Daemon {
         Daemon::start(&dir.path("disk.sock"), &blockdev, export)
     }
 
-    /// Serves whatever the daemon's own words name.
+    /// Serves the block device that the daemon's options describe.
     pub fn start(socket: &Path, blockdev: &str, export: &str) -> Daemon {
         let _ = std::fs::remove_file(socket);
         let mut child = Command::new("qemu-storage-daemon")

@@ -11,41 +11,41 @@ const PERIOD_NS: u64 = 10_000_000_000;
 
 /// Decides whether one kind of event is logged now. Any core may ask. The counts are exact if one
 /// core asks at a time, and approximate if several do.
-pub(crate) struct Seldom {
-    /// Lines in a period.
+pub(crate) struct LogLimit {
+    /// Most lines in a period.
     lines: u64,
     /// When the period ends; 0 before the first event.
     end_ns: AtomicU64,
-    said: AtomicU64,
+    logged: AtomicU64,
     left_out: AtomicU64,
 }
 
 /// Permission to write a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Line {
+pub(crate) struct LogPermit {
     /// Number of suppressed events before it, if there are any.
     pub left_out: Option<u64>,
 }
 
-impl Seldom {
-    pub const fn new(lines: u64) -> Seldom {
-        Seldom {
+impl LogLimit {
+    pub const fn new(lines: u64) -> LogLimit {
+        LogLimit {
             lines,
             end_ns: AtomicU64::new(0),
-            said: AtomicU64::new(0),
+            logged: AtomicU64::new(0),
             left_out: AtomicU64::new(0),
         }
     }
 
     /// Reports an event. Returns whether to log it. `now_ns` is the caller's clock.
-    pub fn line(&self, now_ns: u64) -> Option<Line> {
+    pub fn permit(&self, now_ns: u64) -> Option<LogPermit> {
         if now_ns >= self.end_ns.load(Ordering::Relaxed) {
             self.end_ns.store(now_ns.saturating_add(PERIOD_NS), Ordering::Relaxed);
-            self.said.store(0, Ordering::Relaxed);
+            self.logged.store(0, Ordering::Relaxed);
         }
-        if self.said.fetch_add(1, Ordering::Relaxed) < self.lines {
+        if self.logged.fetch_add(1, Ordering::Relaxed) < self.lines {
             let left_out = self.left_out.swap(0, Ordering::Relaxed);
-            return Some(Line { left_out: Some(left_out).filter(|n| *n > 0) });
+            return Some(LogPermit { left_out: Some(left_out).filter(|n| *n > 0) });
         }
         self.left_out.fetch_add(1, Ordering::Relaxed);
         None
@@ -53,35 +53,35 @@ impl Seldom {
 }
 
 /// The limits of a disk's events.
-pub(crate) struct Lines {
+pub(crate) struct LogLimits {
     /// A ring was broken.
-    pub broken: Seldom,
+    pub broken: LogLimit,
     /// A ring could not be started.
-    pub not_started: Seldom,
+    pub not_started: LogLimit,
     /// The device failed a request.
-    pub failed: Seldom,
+    pub failed: LogLimit,
     /// The device had no space for a request.
-    pub full: Seldom,
+    pub full: LogLimit,
     /// A front end has connected.
-    pub connected: Seldom,
+    pub connected: LogLimit,
     /// A front end has disconnected.
-    pub gone: Seldom,
+    pub gone: LogLimit,
     /// A front end's connection was closed, or a request was refused.
-    pub refused: Seldom,
+    pub refused: LogLimit,
 }
 
-impl Default for Lines {
-    fn default() -> Lines {
+impl Default for LogLimits {
+    fn default() -> LogLimits {
         // Machines that start and reboot connect several times in a row.
         const OFTEN: u64 = 10;
-        Lines {
-            broken: Seldom::new(1),
-            not_started: Seldom::new(1),
-            failed: Seldom::new(1),
-            full: Seldom::new(1),
-            connected: Seldom::new(OFTEN),
-            gone: Seldom::new(OFTEN),
-            refused: Seldom::new(1),
+        LogLimits {
+            broken: LogLimit::new(1),
+            not_started: LogLimit::new(1),
+            failed: LogLimit::new(1),
+            full: LogLimit::new(1),
+            connected: LogLimit::new(OFTEN),
+            gone: LogLimit::new(OFTEN),
+            refused: LogLimit::new(1),
         }
     }
 }
@@ -92,8 +92,8 @@ mod tests {
 
     #[test]
     fn a_flood_of_events_is_one_line_per_period_with_the_number_suppressed() {
-        let seldom = Seldom::new(1);
-        let at = |ns: u64| seldom.line(ns).map(|line| line.left_out);
+        let log_limit = LogLimit::new(1);
+        let at = |ns: u64| log_limit.permit(ns).map(|permit| permit.left_out);
         assert_eq!(at(5), Some(None));
         for ns in 6..1006 {
             assert_eq!(at(ns), None);
@@ -106,9 +106,9 @@ mod tests {
 
     #[test]
     fn a_few_events_are_all_logged() {
-        let seldom = Seldom::new(3);
-        let said = (0..10).filter(|ns| seldom.line(*ns).is_some()).count();
-        assert_eq!(said, 3);
-        assert_eq!(seldom.line(PERIOD_NS), Some(Line { left_out: Some(7) }));
+        let log_limit = LogLimit::new(3);
+        let logged = (0..10).filter(|ns| log_limit.permit(*ns).is_some()).count();
+        assert_eq!(logged, 3);
+        assert_eq!(log_limit.permit(PERIOD_NS), Some(LogPermit { left_out: Some(7) }));
     }
 }

@@ -8,17 +8,18 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use reactor::{Core, UnixSocket};
 
-/// How often it is looked whether a full socket has room again, in nanoseconds.
-const LOOK_NS: u64 = 1_000_000;
-/// Looks until the front end is given up: ten seconds.
-const LOOKS: u32 = 10_000;
+/// Interval of attempts to send to a full socket, in nanoseconds: the reactor announces only
+/// readable sockets.
+const RETRY_NS: u64 = 1_000_000;
+/// Failed attempts before the front end is disconnected: ten seconds.
+const ATTEMPTS_MAX: u32 = 10_000;
 
 /// The messages to send, in order.
 #[derive(Default)]
 pub(crate) struct Unsent {
     messages: VecDeque<Message>,
-    /// Looks since a byte was sent.
-    looks: u32,
+    /// Failed attempts since a byte was sent.
+    attempts: u32,
 }
 
 /// The rest of a message, and a descriptor that goes with its first byte.
@@ -52,7 +53,7 @@ impl Unsent {
                 Err(error) => return Err(error),
             };
             *fd = None;
-            self.looks = 0;
+            self.attempts = 0;
             bytes.drain(..sent);
             if bytes.is_empty() {
                 self.messages.pop_front();
@@ -71,14 +72,14 @@ impl Unsent {
             if self.messages.is_empty() {
                 return Ok(());
             }
-            if self.looks == LOOKS {
+            if self.attempts == ATTEMPTS_MAX {
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
                     "the front end reads no replies",
                 ));
             }
-            self.looks += 1;
-            core.sleep_ns(LOOK_NS).await;
+            self.attempts += 1;
+            core.sleep_ns(RETRY_NS).await;
         }
     }
 

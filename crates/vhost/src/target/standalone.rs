@@ -10,8 +10,8 @@ use crate::memory::GuestMemory;
 use crate::ring::Setup;
 use crate::ring::inflight::InflightArea;
 use crate::ring::request::Disk;
-use crate::target::queue::{self, Command, Ended, Remote, Start};
-use crate::target::share::Company;
+use crate::target::queue::{self, Command, RingEnd, RingHandle, Start};
+use crate::target::share::DiskActivity;
 use crate::target::stats::QueueStats;
 
 /// The arguments of a ring; see `queue::Start`.
@@ -28,15 +28,15 @@ pub struct RingStart {
 
 /// A ring on this core. It has no kick: it is polled in the turns that the core takes for other
 /// reasons.
-pub struct RingAtWork {
-    remote: Remote,
-    ended: JoinHandle<Ended>,
+pub struct StandaloneRing {
+    handle: RingHandle,
+    ended: JoinHandle<RingEnd>,
 }
 
-impl RingAtWork {
+impl StandaloneRing {
     /// Starts the ring.
-    pub fn new(core: &Core, start: RingStart) -> RingAtWork {
-        let (remote, orders) = queue::remote();
+    pub fn new(core: &Core, start: RingStart) -> StandaloneRing {
+        let (handle, commands) = queue::command_queue();
         let RingStart { index, setup, memory, disk, inflight, device, stats } = start;
         let start = Start {
             disk_name: "alone".into(),
@@ -50,23 +50,23 @@ impl RingAtWork {
             call: None,
             err: None,
             polled: false,
-            through: false,
+            fua: false,
             enabled: true,
             broken: false,
             hold: None,
             device,
-            company: Company::join(&core.local()),
+            activity: DiskActivity::register(&core.local()),
             stats,
-            lines: Arc::default(),
+            log_limits: Arc::default(),
         };
-        let ended = core.spawn(Class::Foreground, queue::run(core.clone(), start, orders));
-        RingAtWork { remote, ended }
+        let ended = core.spawn(Class::Foreground, queue::run(core.clone(), start, commands));
+        StandaloneRing { handle, ended }
     }
 
     /// Quiesces the ring: pops nothing more and completes the requests in flight. Returns the
     /// position at which it continues, and whether it was broken.
-    pub async fn rest(mut self) -> (u32, bool) {
-        self.remote.send(Command::Stop);
+    pub async fn stop(mut self) -> (u32, bool) {
+        self.handle.send(Command::Stop);
         let ended = self.ended.await;
         (ended.base, ended.broken)
     }

@@ -1,0 +1,343 @@
+//! One front end's connection: receives messages, and runs until it ends.
+//!
+//! `actions` performs the session's actions, `rings` starts, commands and stops the rings. They
+//! are parts of [`Connection`] and use each other.
+
+mod actions;
+mod rings;
+
+use std::future::poll_fn;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use reactor::UnixSocket;
+
+use crate::memory::background::{self, drop_in_background};
+use crate::memory::dirty::DirtyLog;
+use crate::memory::{GuestMemory, account};
+use crate::protocol::config::SECTOR_BYTES;
+use crate::protocol::handover::{ConnectionState, Role};
+use crate::protocol::message::{Framer, InflightInfo, MEMORY_REGIONS_MAX};
+use crate::protocol::ring_state::{RingProgress, RingState};
+use crate::protocol::session::{Action, Offer, Session};
+use crate::target::disk::config;
+use crate::target::queue::{Command, RingEnd, RingHandle};
+use crate::target::unsent::Unsent;
+use crate::target::{Order, Target};
+
+/// Interval of checks whether `memory::background` has room, in nanoseconds. It is a thread, so
+/// there is no event to wait for.
+const FULL_NS: u64 = 1_000_000;
+
+/// Why [`Connection::run`] returns.
+pub(super) enum End {
+    /// The front end closed the connection.
+    Gone,
+    /// The disk is being stopped.
+    Stopped,
+    /// The disk is to be quiesced; the connection stays.
+    Quiescing,
+    /// The front end violated the protocol, or the system refused a request.
+    Failed(String),
+}
+
+/// Why an action failed.
+pub(super) struct Refused(pub(super) String);
+
+impl Refused {
+    pub fn new(what: &str, why: impl std::fmt::Display) -> Refused {
+        Refused(format!("{what}: {why}"))
+    }
+}
+
+/// The descriptors of a ring, and the handle to it while it runs.
+#[derive(Default)]
+struct RingParts {
+    kick: Option<OwnedFd>,
+    call: Option<OwnedFd>,
+    err: Option<OwnedFd>,
+    handle: Option<RingHandle>,
+    /// The position of a quiesced ring.
+    progress: Option<RingProgress>,
+}
+
+enum Next {
+    Received(std::io::Result<(usize, Vec<OwnedFd>)>),
+    Sent(std::io::Result<()>),
+    Ended(RingEnd),
+    Resized,
+    Released,
+    Stop,
+    Quiesce,
+}
+
+pub(super) struct Connection<'a> {
+    target: &'a Target,
+    pub(super) socket: UnixSocket,
+    pub(super) session: Session,
+    framer: Framer,
+    pub(super) unsent: Unsent,
+    pub(super) memory: Arc<GuestMemory>,
+    inflight: Option<(InflightInfo, OwnedFd)>,
+    log: Option<(Arc<DirtyLog>, OwnedFd)>,
+    log_signal: Option<OwnedFd>,
+    channel: Option<UnixSocket>,
+    rings: Vec<RingParts>,
+    /// Rings were sent commands that may not be executed yet.
+    commands_pending: bool,
+    /// A ring was started that holds requests.
+    holds: bool,
+}
+
+impl Drop for Connection<'_> {
+    fn drop(&mut self) {
+        drop_in_background(self.framer.take_descriptors());
+        drop_in_background((self.inflight.take(), self.log.take()));
+    }
+}
+
+impl<'a> Connection<'a> {
+    pub(super) fn new(target: &'a Target, socket: UnixSocket) -> Connection<'a> {
+        Connection {
+            target,
+            socket,
+            session: Session::new(Connection::offer(target)),
+            framer: Framer::new(),
+            unsent: Unsent::default(),
+            memory: target.early.take(),
+            inflight: None,
+            log: None,
+            log_signal: None,
+            channel: None,
+            rings: (0..target.options.queues).map(|_| RingParts::default()).collect(),
+            commands_pending: false,
+            holds: false,
+        }
+    }
+
+    fn offer(target: &Target) -> Offer {
+        // The geometry has the current size.
+        target.events.resized.set(false);
+        let mut config = config(&target.device.geometry(), target.options.queues);
+        config.write_cache &= target.write_cache.get() != Some(false);
+        let offer = Offer::new(config);
+        let memory_regions_max = offer.memory_regions_max.min(account::regions_max());
+        Offer { memory_regions_max, ..offer }
+    }
+
+    /// Continues a connection of another process. Its rings stay quiesced.
+    pub(super) fn adopt(
+        &mut self,
+        state: &ConnectionState,
+        descriptors: Vec<OwnedFd>,
+        partial: Vec<OwnedFd>,
+    ) -> Result<(), Refused> {
+        let bad = |error: &dyn std::fmt::Display| Refused::new("the connection", error);
+        // The other process has admitted these regions.
+        let memory_regions_max = MEMORY_REGIONS_MAX;
+        let offer = Offer { memory_regions_max, ..Connection::offer(self.target) };
+        let imported = Session::import(offer, &state.session, descriptors);
+        let (session, actions) = imported.map_err(|error| bad(&error))?;
+        self.target.write_cache.set(Some(session.told_write_cache()));
+        self.session = session;
+        self.framer =
+            Framer::from_parts(state.partial.clone(), partial).map_err(|error| bad(&error))?;
+        for action in actions {
+            match action {
+                // After the disk is resumed.
+                Action::StartRing(_) | Action::EnableRing(..) => {}
+                action => self.apply(action)?,
+            }
+        }
+        for (parts, (_, progress)) in self.rings.iter_mut().zip(&state.session.rings) {
+            parts.progress = *progress;
+        }
+        self.memory.account().bound();
+        Ok(())
+    }
+
+    /// The state that another process needs, with all rings quiesced; `None` while a reply is due.
+    pub(super) fn state(&self) -> Option<ConnectionState> {
+        let progress = |ring: u16| self.rings[usize::from(ring)].progress.unwrap_or_default();
+        let (partial, descriptors) = self.framer.parts();
+        let (unsent, unsent_descriptor) = self.unsent.parts()?;
+        Some(ConnectionState {
+            session: self.session.export(progress)?,
+            partial: partial.to_vec(),
+            partial_descriptors: descriptors.len() as u16,
+            unsent,
+            unsent_descriptor: unsent_descriptor.is_some(),
+        })
+    }
+
+    /// The descriptors that belong to [`Connection::state`].
+    pub(super) fn descriptor(&self, role: Role) -> Option<BorrowedFd<'_>> {
+        let ring = |ring: u16| self.rings.get(usize::from(ring));
+        match role {
+            Role::Connection => Some(self.socket.as_fd()),
+            Role::Inflight => self.inflight.as_ref().map(|(_, fd)| fd.as_fd()),
+            Role::Log => self.log.as_ref().map(|(_, fd)| fd.as_fd()),
+            Role::LogSignal => self.log_signal.as_ref().map(AsFd::as_fd),
+            Role::BackendChannel => self.channel.as_ref().map(AsFd::as_fd),
+            Role::Kick(nth) => ring(nth)?.kick.as_ref().map(AsFd::as_fd),
+            Role::Call(nth) => ring(nth)?.call.as_ref().map(AsFd::as_fd),
+            Role::Err(nth) => ring(nth)?.err.as_ref().map(AsFd::as_fd),
+            Role::Partial(nth) => self.framer.parts().1.get(usize::from(nth)).map(AsFd::as_fd),
+            Role::Unsent => self.unsent.parts()?.1.map(AsFd::as_fd),
+            Role::Listener | Role::Mirror | Role::Memory(_) => None,
+        }
+    }
+
+    /// Runs until the connection ends or the disk must be quiesced. Starts quiesced rings again.
+    pub(super) async fn run(&mut self) -> End {
+        if let Err(Refused(why)) = self.wake_rings() {
+            return End::Failed(why);
+        }
+        let mut received = Vec::new();
+        loop {
+            let step = match self.next(&mut received).await {
+                Next::Stop => return End::Stopped,
+                Next::Resized => {
+                    self.resized();
+                    Ok(())
+                }
+                Next::Released => {
+                    self.release();
+                    Ok(())
+                }
+                Next::Quiesce => return End::Quiescing,
+                Next::Sent(Ok(())) => Ok(()),
+                Next::Sent(Err(error)) => Err(Refused::new("sending a reply", error)),
+                Next::Received(Ok((0, _))) => return End::Gone,
+                Next::Received(Err(error)) => return End::Failed(format!("receiving: {error}")),
+                Next::Ended(ended) => {
+                    self.rings[usize::from(ended.index)].handle = None;
+                    if self.session.ring(ended.index).state != RingState::Stopping {
+                        return End::Failed(format!("ring {} has ended by itself", ended.index));
+                    }
+                    let actions = self.session.ring_stopped(ended.index, ended.base);
+                    self.perform(actions).await
+                }
+                Next::Received(Ok((_, fds))) => {
+                    let step = match self.admit(fds).await {
+                        Ok(fds) if fds.is_empty() => self.message(&received, fds).await,
+                        Ok(fds) => self.message_with(&received, fds).await,
+                        Err(refused) => Err(refused),
+                    };
+                    received.clear();
+                    step
+                }
+            };
+            if let Err(Refused(why)) = step {
+                return End::Failed(why);
+            }
+        }
+    }
+
+    /// The next event. A message that was sent before the last one was answered stays unread.
+    async fn next(&mut self, received: &mut Vec<u8>) -> Next {
+        let Connection { target, socket, session, framer, unsent, holds, .. } = self;
+        let events = &target.events;
+        let sends = !unsent.is_empty();
+        let mut receive = pin!(socket.recv(received, framer.wanted()));
+        let mut send = pin!(unsent.all_sent(&target.core, socket));
+        poll_fn(|cx| {
+            if let Some(ended) = events.ended.borrow_mut().pop_front() {
+                return Poll::Ready(Next::Ended(ended));
+            }
+            if events.resized.take() {
+                return Poll::Ready(Next::Resized);
+            }
+            if *holds && target.hold.get().is_none() {
+                return Poll::Ready(Next::Released);
+            }
+            match target.order.get() {
+                Order::Stop => return Poll::Ready(Next::Stop),
+                // A reply that is due must be sent first, whether or not the front end reads it.
+                Order::Quiesce if !session.is_waiting() => return Poll::Ready(Next::Quiesce),
+                Order::Serve | Order::Quiesce => {}
+            }
+            events.waker.replace(Some(cx.waker().clone()));
+            match (sends, session.is_waiting()) {
+                (true, _) => send.as_mut().poll(cx).map(Next::Sent),
+                (false, true) => Poll::Pending,
+                (false, false) => receive.as_mut().poll(cx).map(Next::Received),
+            }
+        })
+        .await
+    }
+
+    /// Admits only descriptors whose operations never block. Closing others may take a while; this
+    /// waits for it, but not after the disk is told to stop.
+    async fn admit(&self, fds: Vec<OwnedFd>) -> Result<Vec<OwnedFd>, Refused> {
+        if fds.is_empty() {
+            return Ok(fds);
+        }
+        let refused = |why: &dyn std::fmt::Display| Refused::new("the front end's message", why);
+        let admitted = reactor::admit(&self.target.core, fds);
+        match self.target.unless_stopped(admitted).await {
+            Some(admitted) => admitted.map_err(|error| refused(&error)),
+            None => Err(refused(&"the disk stops")),
+        }
+    }
+
+    /// Handles a message with descriptors. Their last reference is dropped on another thread.
+    async fn message_with(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), Refused> {
+        let kept: Vec<_> = fds.iter().filter_map(|fd| fd.try_clone().ok()).collect();
+        let step = self.message(bytes, fds).await;
+        drop_in_background(kept);
+        let core = &self.target.core;
+        let room = async {
+            while background::is_full() {
+                core.sleep_ns(FULL_NS).await;
+            }
+        };
+        self.target.unless_stopped(room).await;
+        step
+    }
+
+    async fn message(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), Refused> {
+        let bad = |violation| Refused::new("the front end's message", violation);
+        let Some((message, fds)) = self.framer.push(bytes, fds).map_err(bad)? else {
+            return Ok(());
+        };
+        let told = self.session.told_write_cache();
+        let mut actions = self.session.handle(&message, fds).map_err(bad)?;
+        let tells = self.session.told_write_cache();
+        if tells != told
+            && let Err(Refused(why)) = self.target.told_write_cache(Some(tells)).await
+        {
+            // The new value is in force, and this is safe: if the cache is now off, writes are
+            // durable; if it is now on, the stored value is off.
+            tracing::error!(disk = &*self.target.name, "{why}");
+            if let Some(Action::Reply(reply)) = actions.last_mut() {
+                let _ = reply.refuse();
+            }
+        }
+        self.perform(actions).await
+    }
+
+    /// Tells the rings and the guest the device's new size.
+    fn resized(&mut self) {
+        let sectors = self.target.device.size_bytes() / SECTOR_BYTES;
+        self.each_ring(|connection| Command::Disk(connection.disk()));
+        let Some(message) = self.session.set_capacity(sectors) else { return };
+        let Some(channel) = &self.channel else { return };
+        let why = match channel.try_send(&message, &[]) {
+            Ok(sent) if sent == message.len() => return,
+            // The channel is full of such messages; after any of them the front end reads the size.
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+            Ok(_) => std::io::Error::from(std::io::ErrorKind::WriteZero),
+            Err(error) => error,
+        };
+        // The guest learns the size when it reads it. Do not disturb it for that.
+        tracing::warn!(
+            disk = &*self.target.name,
+            "telling the front end of a new size: {why}; it will not be told of later ones"
+        );
+        self.channel = None;
+        self.session.forget_backend_channel();
+    }
+}

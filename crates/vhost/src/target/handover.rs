@@ -1,0 +1,128 @@
+//! The disk's state on its way from and to another process.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use reactor::{UnixListener, UnixSocket};
+
+use crate::protocol::config::SECTOR_BYTES;
+use crate::protocol::handover::{DiskState, Role, UnderWay};
+use crate::target::connection::{Connection, Refused};
+use crate::target::queue::Hold;
+use crate::target::{Export, Target};
+
+impl Target {
+    /// Everything that a successor needs of a quiesced disk.
+    pub(super) fn export(
+        &self,
+        listener: &UnixListener,
+        connection: Option<&Connection<'_>>,
+    ) -> Result<Export, String> {
+        let state = DiskState {
+            name: self.options.name.clone(),
+            capacity_sectors: self.device.geometry().size_bytes / SECTOR_BYTES,
+            statistics: self.statistics(),
+            listening: true,
+            flush_failed: self.device.flush_failed(),
+            under_way: self.under_way(),
+            connection: match connection {
+                None => None,
+                Some(connection) => Some(connection.state().ok_or("a reply is due")?),
+            },
+            ..DiskState::default()
+        };
+        let mut descriptors = Vec::new();
+        let regions = self.regions.borrow();
+        for role in state.roles() {
+            let fd = match role {
+                Role::Listener => Some(listener.as_fd()),
+                Role::Memory(nth) => connection
+                    .and_then(|connection| connection.session.regions().get(usize::from(nth)))
+                    .and_then(|wanted| regions.iter().find(|(region, _)| region == wanted))
+                    .map(|(_, fd)| fd.as_fd()),
+                role => connection.and_then(|connection| connection.descriptor(role)),
+            };
+            let fd = fd.ok_or_else(|| format!("no descriptor for {role:?}"))?;
+            descriptors
+                .push(fd.try_clone_to_owned().map_err(|error| format!("{role:?}: {error}"))?);
+        }
+        Ok((state, descriptors))
+    }
+
+    /// Operations that are in flight although the disk is quiesced.
+    pub(super) fn under_way(&self) -> Option<UnderWay> {
+        let under_way = self.under_way.borrow();
+        let (operations, what) = under_way.as_ref()?;
+        (!operations.is_done()).then_some(*what)
+    }
+
+    /// Imports a disk that is quiesced in another process.
+    pub(super) fn adopt(
+        &self,
+        state: &DiskState,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(UnixListener, Option<Connection<'_>>), String> {
+        let parts = state.assign(descriptors).map_err(|error| error.to_string())?;
+        let listener = parts.listener.ok_or("the listening socket is missing")?;
+        let listener = UnixListener::from_fd(&self.core, listener)
+            .map_err(|error| format!("the listening socket: {error}"))?;
+        self.take_statistics(&state.statistics);
+        self.take_size(state.capacity_sectors.saturating_mul(SECTOR_BYTES));
+        if state.flush_failed {
+            self.device.set_flush_failed();
+        }
+        self.hold.set(state.under_way.map(|UnderWay { flushes }| Hold { flushes }));
+        let connection = match (&state.connection, parts.connection) {
+            (Some(state), Some(socket)) => {
+                let mut connection = UnixSocket::from_fd(&self.core, socket)
+                    .map(|socket| Connection::new(self, socket))
+                    .map_err(|error| format!("the connection: {error}"))?;
+                connection.unsent.push(state.unsent.clone(), parts.unsent);
+                let adopted = connection.adopt(state, parts.session, parts.partial);
+                adopted.map_err(|Refused(why)| why)?;
+                Some(connection)
+            }
+            _ => None,
+        };
+        Ok((listener, connection))
+    }
+
+    /// Keeps the size that the guest knows, even if the image's length has changed.
+    pub(super) fn take_size(&self, size_bytes: u64) {
+        let found = self.device.size_bytes();
+        if found != size_bytes && !self.device.is_memory() {
+            tracing::warn!(
+                disk = &*self.name,
+                found,
+                size_bytes,
+                "the length of its image was changed from outside: the disk keeps the size that its \
+                 guest knows (`millrace disk resize` changes it), and what is not there fails"
+            );
+        }
+        self.device.set_taken_size(size_bytes);
+    }
+
+    /// The sums over all rings of the counters that are not 0.
+    pub fn statistics(&self) -> Vec<(String, u64)> {
+        let mut all: Vec<(String, u64)> = Vec::new();
+        for stats in &self.stats {
+            let counters =
+                stats.counters().into_iter().map(|(name, counter)| (name, counter.get()));
+            match all.is_empty() {
+                true => all.extend(counters),
+                false => all.iter_mut().zip(counters).for_each(|(all, (_, count))| all.1 += count),
+            }
+        }
+        all.retain(|(_, count)| *count > 0);
+        all
+    }
+
+    /// Adds another process's counters to those of the first ring. Unknown counters are ignored.
+    pub fn take_statistics(&self, statistics: &[(String, u64)]) {
+        let Some(first) = self.stats.first() else { return };
+        for (name, counter) in first.counters() {
+            if let Some((_, count)) = statistics.iter().find(|(known, _)| *known == name) {
+                counter.add(*count);
+            }
+        }
+    }
+}

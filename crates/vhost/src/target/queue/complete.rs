@@ -1,0 +1,97 @@
+//! From the device back to the ring.
+
+use bdev::Kind;
+
+use super::Queue;
+use super::submit::IS_PIECE;
+use crate::ring::request::{Finished, Request, Status};
+
+impl Queue {
+    /// Completes what the device has finished and what was answered without it.
+    #[inline]
+    pub(super) fn complete(&mut self) {
+        self.check_memory();
+        let now = match self.done.is_empty() {
+            true => 0,
+            false => self.core.now_exact_ns(),
+        };
+        let mut failed = None;
+        for mut done in self.done.drain(..) {
+            self.share.release(done.tag, now);
+            // `submit_now` made the tag from a `u16`.
+            let tag = done.tag as u16;
+            let Request { kind, len, .. } = self.ring.request(tag);
+            if done.tag & IS_PIECE != 0 {
+                let cut = &mut self.cuts[usize::from(tag)];
+                cut.under_way -= 1;
+                if cut.status == bdev::Status::Ok {
+                    cut.status = done.status;
+                }
+                if cut.under_way > 0 || cut.at < len {
+                    continue;
+                }
+                done.status = cut.status;
+            }
+            let begun = self.begun_ns[usize::from(tag)];
+            self.stats.of(kind).latency.add(now.saturating_sub(begun));
+            let status = match done.status {
+                bdev::Status::Ok => Status::Ok,
+                bdev::Status::Unsupported => Status::Unsupported,
+                bdev::Status::IoError | bdev::Status::NoSpace => {
+                    self.stats.failed(kind, done.status == bdev::Status::NoSpace);
+                    failed = Some((tag, done.status));
+                    Status::IoError
+                }
+            };
+            self.finished.push(Finished { tag, status });
+        }
+        if let Some((tag, status)) = failed {
+            self.report_failure(tag, status);
+        }
+        if self.popped_before > 0 {
+            for nth in 0..self.finished.len() {
+                self.forget_memory_of(self.finished[nth].tag);
+            }
+        }
+        let given = self.ring.complete(&self.memory, self.log.as_deref(), &self.finished);
+        self.finished.clear();
+        self.stats.completed(given as u64);
+        if self.ring.should_signal()
+            && let Some(call) = &self.call
+        {
+            self.stats.signals.add(1);
+            call.signal();
+        }
+    }
+
+    /// Releases the old memory of a request that is completed or dropped, if it has any. Marks what
+    /// it wrote there in the dirty log: only the old table can translate the addresses.
+    #[cold]
+    pub(super) fn forget_memory_of(&mut self, tag: u16) {
+        let Some(guard) = self.popped_with[usize::from(tag)].take() else { return };
+        self.popped_before -= 1;
+        let request = self.ring.request(tag);
+        if let (Some(log), Kind::Read) = (&self.log, request.kind) {
+            guard.memory.log_segments(request.segments, log);
+        }
+    }
+
+    /// Logs a failure of the device; of several in one batch, the last one.
+    #[cold]
+    pub(super) fn report_failure(&self, tag: u16, status: bdev::Status) {
+        let full = status == bdev::Status::NoSpace;
+        let limit = if full { &self.log_limits.full } else { &self.log_limits.failed };
+        let Some(permit) = limit.permit(self.core.now_ns()) else { return };
+        let Request { kind, offset, len, .. } = self.ring.request(tag);
+        let why = if full { "no space left" } else { "an I/O error" };
+        let (disk, ring, left_out) = (&*self.disk_name, self.index, permit.left_out);
+        tracing::error!(
+            disk,
+            ring,
+            offset,
+            len,
+            left_out,
+            "the device failed a request ({kind:?}): {why}"
+        );
+    }
+}

@@ -1,0 +1,189 @@
+//! Accepts connections, and serves or quiesces the disk as ordered.
+
+use std::future::poll_fn;
+use std::os::fd::OwnedFd;
+use std::pin::pin;
+use std::task::Poll;
+
+use reactor::{UnixListener, UnixSocket};
+
+use crate::memory::background::drop_in_background;
+use crate::protocol::handover::DiskState;
+use crate::target::connection::{Connection, End};
+use crate::target::log_limit::{LogLimit, LogPermit};
+use crate::target::shared_memory_hint::hint_at_unshared_memory;
+use crate::target::{Export, Order, Target};
+
+/// Pause after a failed accept, in nanoseconds.
+const RETRY_NS: u64 = 100_000_000;
+
+/// The result of waiting for a connection.
+enum Accepted {
+    Socket(UnixSocket),
+    Quiesce,
+    Stop,
+}
+
+impl Target {
+    /// Serves connections until [`Target::stop`].
+    pub async fn serve(&self, listener: UnixListener) {
+        self.serve_all(listener, None).await;
+    }
+
+    /// Takes over a disk that is quiesced in another process. The disk is then quiesced here, which
+    /// completes [`Target::quiesce`]. After [`Target::resume`] it is served until [`Target::stop`].
+    pub async fn take_over(&self, state: &DiskState, descriptors: Vec<OwnedFd>) {
+        self.order.set(Order::Quiesce);
+        let (listener, connection) = match self.adopt(state, descriptors) {
+            Ok(adopted) => adopted,
+            Err(why) => return self.publish(Err(why)),
+        };
+        let export = self.export(&listener, connection.as_ref());
+        let export = export.and_then(|export| {
+            // The state to export from here must equal the imported one.
+            let same = (export.0.capacity_sectors, &export.0.connection);
+            match same == (state.capacity_sectors, &state.connection) {
+                true => Ok(export),
+                false => Err("the disk's size or session differs here".to_owned()),
+            }
+        });
+        match self.wait_quiesced(export).await {
+            Order::Serve => self.serve_all(listener, connection).await,
+            Order::Quiesce => self.serve_all(listener, None).await,
+            Order::Stop => {}
+        }
+    }
+
+    async fn serve_all(&self, listener: UnixListener, mut taken: Option<Connection<'_>>) {
+        loop {
+            let connection = match taken.take() {
+                Some(connection) => connection,
+                None => match self.accept(&listener).await {
+                    Accepted::Socket(socket) => {
+                        // Early memory was mapped for a front end that did not come.
+                        drop(self.early.take());
+                        let connection = Connection::new(self, socket);
+                        connection.memory.account().bound();
+                        connection
+                    }
+                    Accepted::Quiesce => {
+                        let export = self.export(&listener, None);
+                        match self.wait_quiesced(export).await {
+                            Order::Serve | Order::Quiesce => continue,
+                            Order::Stop => return,
+                        }
+                    }
+                    Accepted::Stop => return,
+                },
+            };
+            if !self.serve_connection(&listener, connection).await {
+                return;
+            }
+        }
+    }
+
+    /// Serves a connection to its end. Returns false if the target is told to stop.
+    async fn serve_connection(
+        &self,
+        listener: &UnixListener,
+        mut connection: Connection<'_>,
+    ) -> bool {
+        let name = &*self.name;
+        let pid = connection.socket.peer_pid().unwrap_or(0);
+        if let Some(LogPermit { left_out }) = self.permit(&self.log_limits.connected) {
+            tracing::info!(disk = name, pid, left_out, "a front end has connected");
+        }
+        self.connected.set(true);
+        let hint = hint_at_unshared_memory(&self.core, self.name.clone(), &self.stats);
+        let end = loop {
+            match connection.run().await {
+                End::Quiescing => {
+                    connection.stop_rings(true).await;
+                    let export = self.export(listener, Some(&connection));
+                    match self.wait_quiesced(export).await {
+                        Order::Serve => {}
+                        Order::Quiesce => break End::Quiescing,
+                        Order::Stop => break End::Stopped,
+                    }
+                }
+                end => break end,
+            }
+        };
+        // Operations of this front end must not overlap with the next one's connection.
+        connection.stop_rings(false).await;
+        drop(connection);
+        drop_in_background(self.regions.take());
+        self.connected.set(false);
+        drop(hint);
+        match end {
+            End::Stopped => return false,
+            End::Gone => {
+                if let Some(LogPermit { left_out }) = self.permit(&self.log_limits.gone) {
+                    tracing::info!(disk = name, pid, left_out, "the front end has gone");
+                }
+            }
+            // Continue without the connection.
+            End::Quiescing => {}
+            End::Failed(why) => {
+                if let Some(LogPermit { left_out }) = self.permit(&self.log_limits.refused) {
+                    tracing::warn!(disk = name, pid, left_out, "the connection was closed: {why}");
+                }
+            }
+        }
+        true
+    }
+
+    /// Whether to log an event of this kind now.
+    pub(super) fn permit(&self, of: &LogLimit) -> Option<LogPermit> {
+        of.permit(self.core.now_ns())
+    }
+
+    fn publish(&self, export: Result<Export, String>) {
+        self.export.replace(Some(export));
+        if let Some(waker) = self.export_waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// Publishes the export and waits for the next order: to serve, to stop, or to quiesce again
+    /// without the connection.
+    async fn wait_quiesced(&self, export: Result<Export, String>) -> Order {
+        self.publish(export);
+        let order = poll_fn(|cx| {
+            self.events.waker.replace(Some(cx.waker().clone()));
+            match self.order.get() {
+                Order::Quiesce if !self.disconnect.take() => Poll::Pending,
+                order => Poll::Ready(order),
+            }
+        })
+        .await;
+        self.export.take();
+        order
+    }
+
+    async fn accept(&self, listener: &UnixListener) -> Accepted {
+        loop {
+            let accepted = {
+                let mut accept = pin!(listener.accept());
+                poll_fn(|cx| {
+                    match self.order.get() {
+                        Order::Serve => {}
+                        Order::Quiesce => return Poll::Ready(Err(Accepted::Quiesce)),
+                        Order::Stop => return Poll::Ready(Err(Accepted::Stop)),
+                    }
+                    self.events.waker.replace(Some(cx.waker().clone()));
+                    accept.as_mut().poll(cx).map(Ok)
+                })
+                .await
+            };
+            match accepted {
+                Ok(Ok(socket)) => return Accepted::Socket(socket),
+                Ok(Err(error)) => {
+                    tracing::warn!(disk = &*self.name, "accepting a connection: {error}");
+                    self.core.sleep_ns(RETRY_NS).await;
+                }
+                Err(order) => return order,
+            }
+        }
+    }
+}
