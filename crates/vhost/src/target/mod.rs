@@ -69,15 +69,14 @@ mod unsent;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::os::fd::{AsFd, OwnedFd};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
 
 use bdev::Bdev;
-use reactor::Core;
+use reactor::{Core, Either, Event, race};
 
 use crate::memory::{GuestMemory, RegionInfo};
 use crate::protocol::handover::{DiskState, UnderWay};
@@ -121,9 +120,9 @@ pub struct Target {
     regions: RefCell<Vec<(RegionInfo, OwnedFd)>>,
     /// Memory that was mapped before the front end's connection came.
     early: RefCell<Arc<GuestMemory>>,
-    /// The result that `quiesce` waits for.
+    /// The result that `quiesce` waits for, and its event.
     export: RefCell<Option<Result<Export, String>>>,
-    export_waker: RefCell<Option<Waker>>,
+    exported: Event,
     /// Quiesce again, without the front end's connection.
     disconnect: Cell<bool>,
     /// Do not wait for the device.
@@ -156,15 +155,8 @@ struct Events {
     ended: RefCell<VecDeque<RingEnd>>,
     /// The front end does not know the device's new size yet.
     resized: Cell<bool>,
-    waker: RefCell<Option<Waker>>,
-}
-
-impl Events {
-    fn ring(&self) {
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
-    }
+    /// Notified after each change of these fields and of the target's orders.
+    changed: Event,
 }
 
 impl Target {
@@ -186,7 +178,7 @@ impl Target {
             regions: RefCell::default(),
             early: RefCell::default(),
             export: RefCell::default(),
-            export_waker: RefCell::default(),
+            exported: Event::new(),
             disconnect: Cell::new(false),
             forced: Cell::new(false),
             under_way: RefCell::default(),
@@ -215,15 +207,11 @@ impl Target {
 
     /// Waits for `done`, but not after the target is told to stop.
     async fn unless_stopped<T>(&self, done: impl Future<Output = T>) -> Option<T> {
-        let mut done = pin!(done);
-        poll_fn(|cx| {
-            if self.order.get() == Order::Stop {
-                return Poll::Ready(None);
-            }
-            self.events.waker.replace(Some(cx.waker().clone()));
-            done.as_mut().poll(cx).map(Some)
-        })
-        .await
+        let stopped = self.events.changed.wait_until(|| self.order.get() == Order::Stop);
+        match race(stopped, done).await {
+            Either::First(()) => None,
+            Either::Second(done) => Some(done),
+        }
     }
 
     /// What front ends were told about the write cache, if known.
@@ -243,7 +231,7 @@ impl Target {
     pub async fn resize(&self, size_bytes: u64) -> Result<(), bdev::Error> {
         self.device.resize(&self.core, size_bytes).await?;
         self.events.resized.set(true);
-        self.events.ring();
+        self.events.changed.notify_all();
         Ok(())
     }
 
@@ -264,7 +252,7 @@ impl Target {
 
     fn give_order(&self, order: Order) {
         self.order.set(order);
-        self.events.ring();
+        self.events.changed.notify_all();
     }
 
     /// Quiesces the disk, after its requests at the device have finished. A caller that drops the
@@ -290,18 +278,14 @@ impl Target {
 
     async fn quiesced(&self) -> Result<Export, String> {
         self.give_order(Order::Quiesce);
-        poll_fn(|cx| {
-            self.export_waker.replace(Some(cx.waker().clone()));
-            self.export.take().map_or(Poll::Pending, Poll::Ready)
-        })
-        .await
+        self.exported.wait_for(|| self.export.take()).await
     }
 
     /// Makes [`Target::quiesce`] stop waiting for the device, if the front end has set an in-flight
     /// region and waits for no reply. [`Target::resume`] must not follow.
     pub fn force(&self) {
         self.forced.set(true);
-        self.events.ring();
+        self.events.changed.notify_all();
     }
 
     /// Tells [`Target::serve`] to return without waiting for the device. The in-flight region
@@ -314,11 +298,10 @@ impl Target {
     /// Suspends until no operation of a forcibly quiesced disk is in flight. Only one task may
     /// wait, and only after [`Target::quiesce`].
     pub async fn settled(&self) {
-        poll_fn(|cx| match &*self.under_way.borrow() {
-            Some((operations, _)) => operations.poll(cx),
-            None => Poll::Ready(()),
-        })
-        .await;
+        let operations = self.under_way.borrow().as_ref().map(|(operations, _)| operations.clone());
+        if let Some(operations) = operations {
+            operations.wait().await;
+        }
     }
 
     /// Whether the target waits for [`Target::release`].
@@ -333,7 +316,7 @@ impl Target {
             self.device.set_flush_failed();
         }
         self.hold.set(None);
-        self.events.ring();
+        self.events.changed.notify_all();
     }
 
     /// Resumes a quiesced disk.

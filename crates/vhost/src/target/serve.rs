@@ -1,11 +1,8 @@
 //! Accepts connections, and serves or quiesces the disk as ordered.
 
-use std::future::poll_fn;
 use std::os::fd::OwnedFd;
-use std::pin::pin;
-use std::task::Poll;
 
-use reactor::{UnixListener, UnixSocket};
+use reactor::{Either, UnixListener, UnixSocket, race};
 
 use crate::memory::background::drop_in_background;
 use crate::protocol::handover::DiskState;
@@ -140,49 +137,36 @@ impl Target {
 
     fn publish(&self, export: Result<Export, String>) {
         self.export.replace(Some(export));
-        if let Some(waker) = self.export_waker.take() {
-            waker.wake();
-        }
+        self.exported.notify_all();
     }
 
     /// Publishes the export and waits for the next order: to serve, to stop, or to quiesce again
     /// without the connection.
     async fn wait_quiesced(&self, export: Result<Export, String>) -> Order {
         self.publish(export);
-        let order = poll_fn(|cx| {
-            self.events.waker.replace(Some(cx.waker().clone()));
-            match self.order.get() {
-                Order::Quiesce if !self.disconnect.take() => Poll::Pending,
-                order => Poll::Ready(order),
-            }
-        })
-        .await;
+        let next = || match self.order.get() {
+            Order::Quiesce if !self.disconnect.take() => None,
+            order => Some(order),
+        };
+        let order = self.events.changed.wait_for(next).await;
         self.export.take();
         order
     }
 
     async fn accept(&self, listener: &UnixListener) -> Accepted {
         loop {
-            let accepted = {
-                let mut accept = pin!(listener.accept());
-                poll_fn(|cx| {
-                    match self.order.get() {
-                        Order::Serve => {}
-                        Order::Quiesce => return Poll::Ready(Err(Accepted::Quiesce)),
-                        Order::Stop => return Poll::Ready(Err(Accepted::Stop)),
-                    }
-                    self.events.waker.replace(Some(cx.waker().clone()));
-                    accept.as_mut().poll(cx).map(Ok)
-                })
-                .await
-            };
-            match accepted {
-                Ok(Ok(socket)) => return Accepted::Socket(socket),
-                Ok(Err(error)) => {
+            let ordered = self.events.changed.wait_for(|| match self.order.get() {
+                Order::Serve => None,
+                Order::Quiesce => Some(Accepted::Quiesce),
+                Order::Stop => Some(Accepted::Stop),
+            });
+            match race(ordered, listener.accept()).await {
+                Either::First(order) => return order,
+                Either::Second(Ok(socket)) => return Accepted::Socket(socket),
+                Either::Second(Err(error)) => {
                     tracing::warn!(disk = &*self.name, "accepting a connection: {error}");
                     self.core.sleep_ns(RETRY_NS).await;
                 }
-                Err(order) => return order,
             }
         }
     }

@@ -6,13 +6,11 @@
 mod actions;
 mod rings;
 
-use std::future::poll_fn;
+use std::future::pending;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 
-use reactor::UnixSocket;
+use reactor::{Either, UnixSocket, race};
 
 use crate::memory::background::{self, drop_in_background};
 use crate::memory::dirty::DirtyLog;
@@ -241,32 +239,34 @@ impl<'a> Connection<'a> {
         let Connection { target, socket, session, framer, unsent, holds, .. } = self;
         let events = &target.events;
         let sends = !unsent.is_empty();
-        let mut receive = pin!(socket.recv(received, framer.wanted()));
-        let mut send = pin!(unsent.all_sent(&target.core, socket));
-        poll_fn(|cx| {
+        let waits = session.is_waiting();
+        let event = events.changed.wait_for(|| {
             if let Some(ended) = events.ended.borrow_mut().pop_front() {
-                return Poll::Ready(Next::Ended(ended));
+                return Some(Next::Ended(ended));
             }
             if events.resized.take() {
-                return Poll::Ready(Next::Resized);
+                return Some(Next::Resized);
             }
             if *holds && target.hold.get().is_none() {
-                return Poll::Ready(Next::Released);
+                return Some(Next::Released);
             }
             match target.order.get() {
-                Order::Stop => return Poll::Ready(Next::Stop),
+                Order::Stop => Some(Next::Stop),
                 // A reply that is due must be sent first, whether or not the front end reads it.
-                Order::Quiesce if !session.is_waiting() => return Poll::Ready(Next::Quiesce),
-                Order::Serve | Order::Quiesce => {}
+                Order::Quiesce if !waits => Some(Next::Quiesce),
+                Order::Serve | Order::Quiesce => None,
             }
-            events.waker.replace(Some(cx.waker().clone()));
-            match (sends, session.is_waiting()) {
-                (true, _) => send.as_mut().poll(cx).map(Next::Sent),
-                (false, true) => Poll::Pending,
-                (false, false) => receive.as_mut().poll(cx).map(Next::Received),
+        });
+        let transfer = async {
+            match (sends, waits) {
+                (true, _) => Next::Sent(unsent.all_sent(&target.core, socket).await),
+                (false, true) => pending().await,
+                (false, false) => Next::Received(socket.recv(received, framer.wanted()).await),
             }
-        })
-        .await
+        };
+        match race(event, transfer).await {
+            Either::First(next) | Either::Second(next) => next,
+        }
     }
 
     /// Admits only descriptors whose operations never block. Closing others may take a while; this

@@ -1,11 +1,9 @@
 //! Starts, commands and stops the rings of a connection.
 
-use std::future::poll_fn;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::task::Poll;
 
-use reactor::{Class, Core, EventFd};
+use reactor::{Class, Core, EventFd, race};
 
 use super::{Connection, Refused, RingParts};
 use crate::memory::dirty::DirtyLog;
@@ -29,15 +27,10 @@ impl Connection<'_> {
         self.each_ring(|_| Command::Barrier(wait_group.token()));
         self.commands_pending = false;
         let target = self.target;
-        poll_fn(|cx| {
-            let ended = !target.events.ended.borrow().is_empty();
-            if ended || target.order.get() == Order::Stop {
-                return Poll::Ready(());
-            }
-            target.events.waker.replace(Some(cx.waker().clone()));
-            wait_group.poll(cx)
-        })
-        .await;
+        let interrupted = target.events.changed.wait_until(|| {
+            !target.events.ended.borrow().is_empty() || target.order.get() == Order::Stop
+        });
+        race(interrupted, wait_group.wait()).await;
     }
 
     pub(super) fn part(&mut self, ring: u16) -> &mut RingParts {
@@ -137,7 +130,7 @@ impl Connection<'_> {
             let run = move |core: &Core| queue::run(core.clone(), start, commands);
             let ended = core.spawn_on(there, Class::Control, run).await;
             events.ended.borrow_mut().push_back(ended);
-            events.ring();
+            events.changed.notify_all();
         });
         Ok(())
     }
@@ -187,7 +180,7 @@ impl Connection<'_> {
         let packed = self.session.packed();
         let mut abandoned = None;
         let mut what = UnderWay::default();
-        poll_fn(|cx| {
+        let stopped = || {
             self.release();
             let rings = &mut self.rings;
             for RingEnd { index, base, broken, flushes } in events.ended.borrow_mut().drain(..) {
@@ -196,9 +189,8 @@ impl Connection<'_> {
                 parts.progress = Some(RingProgress::from_base(base, packed, broken));
                 what.flushes |= flushes;
             }
-            events.waker.replace(Some(cx.waker().clone()));
             if rings.iter().all(|parts| parts.handle.is_none()) {
-                return Poll::Ready(());
+                return true;
             }
             // Stopping is like a crash, whether or not the front end has an in-flight region.
             let known = continues && self.inflight.is_some() || target.order.get() == Order::Stop;
@@ -209,9 +201,9 @@ impl Connection<'_> {
                 }
                 abandoned = Some(operations);
             }
-            Poll::Pending
-        })
-        .await;
+            false
+        };
+        events.changed.wait_until(stopped).await;
         if let Some(operations) = abandoned {
             target.under_way.replace(Some((operations, what)));
         }

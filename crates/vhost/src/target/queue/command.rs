@@ -1,8 +1,9 @@
 //! The commands from a connection to its rings, which may run on other cores.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::Poll;
 
 use atomic_waker::AtomicWaker;
 use reactor::EventFd;
@@ -62,7 +63,7 @@ struct WaitGroupState {
 }
 
 /// Waits for several rings on different cores to drop their tokens.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct WaitGroup(Arc<WaitGroupState>);
 
 impl WaitGroup {
@@ -77,14 +78,14 @@ impl WaitGroup {
         self.0.count.load(Ordering::Acquire) == 0
     }
 
-    /// Ready when all tokens are dropped. The token of a ring that has ended may live as long as
-    /// its [`RingHandle`].
-    pub fn poll(&self, cx: &Context<'_>) -> Poll<()> {
-        self.0.waker.register(cx.waker());
-        match self.0.count.load(Ordering::Acquire) {
-            0 => Poll::Ready(()),
-            _ => Poll::Pending,
-        }
+    /// Waits until all tokens are dropped. Only one task may wait. The token of a ring that has
+    /// ended may live as long as its [`RingHandle`].
+    pub async fn wait(&self) {
+        poll_fn(|cx| {
+            self.0.waker.register(cx.waker());
+            if self.is_done() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     }
 }
 
