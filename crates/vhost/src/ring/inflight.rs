@@ -379,27 +379,42 @@ impl PackedInflight {
         scrub: impl Fn(Position),
     ) -> Result<(PackedInflight, PackedState), Fault> {
         let in_use = region.in_use(Form::Packed, ring_num)?;
-        let num = region.num;
         let mut inflight = PackedInflight {
             area: region.area.clone(),
             counter: 0,
             free_head: 0,
-            next: (1..=num).collect(),
+            next: (1..=region.num).collect(),
             old_used: used,
         };
-        let area = &region.area;
-        if !in_use {
-            for at in 0..num {
-                area.store_u8(packed_entry(at) + packed_at::INFLIGHT, 0, Release);
-                area.store_u16(packed_entry(at) + packed_at::NEXT, at + 1, Release);
-            }
-            area.store_u16(packed_at::FREE_HEAD, 0, Release);
-            area.store_u16(packed_at::OLD_FREE_HEAD, 0, Release);
-            inflight.store_used(used);
-            region.set_in_use();
-            return Ok((inflight, PackedState { used, chains: Vec::new() }));
+        if in_use {
+            let state = inflight.recover(region.num, ring_num, given, scrub)?;
+            return Ok((inflight, state));
         }
-        for (at, next) in inflight.next.iter_mut().enumerate() {
+        inflight.initialize(region.num, used);
+        region.set_in_use();
+        Ok((inflight, PackedState { used, chains: Vec::new() }))
+    }
+
+    fn initialize(&mut self, num: u16, used: Position) {
+        for at in 0..num {
+            self.area.store_u8(packed_entry(at) + packed_at::INFLIGHT, 0, Release);
+            self.area.store_u16(packed_entry(at) + packed_at::NEXT, at + 1, Release);
+        }
+        self.area.store_u16(packed_at::FREE_HEAD, 0, Release);
+        self.area.store_u16(packed_at::OLD_FREE_HEAD, 0, Release);
+        self.store_used(used);
+    }
+
+    /// Takes over a used region; for `given` and `scrub` see [`PackedInflight::start`].
+    fn recover(
+        &mut self,
+        num: u16,
+        ring_num: u16,
+        given: impl Fn(Position) -> bool,
+        scrub: impl Fn(Position),
+    ) -> Result<PackedState, Fault> {
+        let area = self.area.clone();
+        for (at, next) in self.next.iter_mut().enumerate() {
             *next = area.load_u16(packed_entry(at as u16) + packed_at::NEXT, Relaxed);
         }
         let word = area.load_u64(packed_at::USED, Acquire);
@@ -425,9 +440,9 @@ impl PackedInflight {
                 Some(_) => return Err(Fault::Inflight("free list is a loop")),
                 None => return Err(Fault::Inflight("free list leads outside the region")),
             }
-            at = inflight.next[usize::from(at)];
+            at = self.next[usize::from(at)];
         }
-        let chains = inflight.read_chains(&free, ring_num)?;
+        let chains = self.read_chains(&free, ring_num)?;
 
         if !committed && new_used != old_used {
             // The guest would take the other used descriptors of that batch for valid as soon as
@@ -446,12 +461,12 @@ impl PackedInflight {
                 area.store_u8(packed_entry(at as u16) + packed_at::INFLIGHT, 0, Release);
             }
         }
-        inflight.free_head = free_head;
-        inflight.old_used = used;
+        self.free_head = free_head;
+        self.old_used = used;
         area.store_u16(packed_at::FREE_HEAD, free_head, Release);
         area.store_u16(packed_at::OLD_FREE_HEAD, free_head, Release);
-        inflight.store_used(used);
-        Ok((inflight, PackedState { used, chains }))
+        self.store_used(used);
+        Ok(PackedState { used, chains })
     }
 
     /// Returns the chains whose first entry is marked and not free, sorted by their counters.

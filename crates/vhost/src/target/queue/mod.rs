@@ -424,6 +424,35 @@ impl Queue {
         self.enabled && !self.stopping && !self.abandoned && self.ring.broken().is_none()
     }
 
+    /// Pops a batch of requests and submits it as far as possible.
+    #[inline]
+    fn pop(&mut self) {
+        // Requests that an earlier process had begun come first, in batches of their own.
+        let again = if self.hold.is_some() { self.ring.resubmits() } else { 0 };
+        let most = if again > 0 { again.min(TURN) } else { TURN };
+        let popped = self.ring.pop(&self.memory, &self.disk, most, &mut self.tags);
+        self.check_memory();
+        match popped {
+            Ok(taken) => self.taken += taken as u64,
+            Err(fault) => self.broke(fault),
+        }
+        let tags = std::mem::take(&mut self.tags);
+        let now = self.core.now_ns();
+        for &tag in &tags {
+            self.begun_ns[usize::from(tag)] = now;
+            if self.ring.request(tag).len > PIECE_MIN {
+                self.cuts[usize::from(tag)] = Cut::NEW;
+            }
+            if self.is_held(tag, again > 0) {
+                self.held.push(tag);
+            } else if !self.deferred.is_empty() || self.submit(tag).is_err() {
+                self.deferred.push_back(tag);
+            }
+        }
+        self.tags = tags;
+        self.tags.clear();
+    }
+
     /// One turn. Returns whether it did anything.
     fn turn(&mut self) -> bool {
         let mut worked = false;
@@ -441,30 +470,7 @@ impl Queue {
         }
         if self.deferred.is_empty() && self.pops() && self.ring.has_work() {
             worked = true;
-            // Requests that an earlier process had begun come first, in batches of their own.
-            let again = if self.hold.is_some() { self.ring.resubmits() } else { 0 };
-            let most = if again > 0 { again.min(TURN) } else { TURN };
-            let popped = self.ring.pop(&self.memory, &self.disk, most, &mut self.tags);
-            self.check_memory();
-            match popped {
-                Ok(taken) => self.taken += taken as u64,
-                Err(fault) => self.broke(fault),
-            }
-            let tags = std::mem::take(&mut self.tags);
-            let now = self.core.now_ns();
-            for &tag in &tags {
-                self.begun_ns[usize::from(tag)] = now;
-                if self.ring.request(tag).len > PIECE_MIN {
-                    self.cuts[usize::from(tag)] = Cut::NEW;
-                }
-                if self.is_held(tag, again > 0) {
-                    self.held.push(tag);
-                } else if !self.deferred.is_empty() || self.submit(tag).is_err() {
-                    self.deferred.push_back(tag);
-                }
-            }
-            self.tags = tags;
-            self.tags.clear();
+            self.pop();
             self.channel.poll(&mut self.done);
         }
         if !self.done.is_empty() || self.ring.answered() > 0 {
