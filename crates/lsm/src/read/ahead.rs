@@ -12,18 +12,19 @@
 //! and chunks already read are released to those who need memory now; their blocks are read again
 //! one by one.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::mem;
 use std::rc::Rc;
 
-use fs::{Reading, Slice};
+use fs::Slice;
 use rocksfmt::{BLOCK_TRAILER_BYTES, BlockHandle, Comparator};
 
 use crate::error::{Kind, Result};
 use crate::read::block::{Block, BlockKind};
 use crate::read::cache::BlockKey;
-use crate::read::reader::{At, count};
+use crate::read::chunk::{Chunk, Chunks, Data};
+use crate::read::state::ReadContext;
+use crate::read::stats::count;
 use crate::read::walk::{Direction, Position, Walk};
 
 /// Most bytes that are scheduled or read and not yet consumed.
@@ -35,43 +36,9 @@ const CHUNK_MAX: usize = 256 << 10;
 /// Gaps between blocks up to this size (padding, from `block_align`) are read along.
 const GAP_MAX: u64 = 4096;
 
-/// Blocks fetched by one read, in the order of consumption.
-pub(crate) struct Chunk {
-    handles: VecDeque<BlockHandle>,
-    /// File offset of the first byte.
-    offset: u64,
-    bytes: usize,
-    data: Data,
-}
-
-enum Data {
-    /// One block that was in the cache.
-    Cached(Block),
-    Reading(Reading),
-    Read(Slice),
-    /// Nothing: each block is fetched through the cache when it is consumed.
-    Single,
-}
-
-/// The chunks of one read-ahead, in the order of consumption.
-pub(crate) type Chunks = RefCell<VecDeque<Chunk>>;
-
-impl Chunk {
-    /// Releases the chunk's data and returns its size in memory. The memory of a read in flight
-    /// comes back when the read ends.
-    pub fn give_up(&mut self) -> usize {
-        match mem::replace(&mut self.data, Data::Single) {
-            Data::Cached(block) => block.footprint(),
-            Data::Reading(_) => self.bytes,
-            Data::Read(slice) => slice.footprint(),
-            Data::Single => 0,
-        }
-    }
-}
-
 /// The read-ahead of an iterator in one table.
 pub(crate) struct ReadAhead {
-    reader: At,
+    context: ReadContext,
     slot: u32,
     comparator: Comparator,
     walk: Walk,
@@ -96,17 +63,17 @@ pub(crate) struct ReadAhead {
 
 impl ReadAhead {
     pub fn new(
-        reader: &At,
+        context: &ReadContext,
         slot: u32,
         comparator: Comparator,
         keep: bool,
         window_max: usize,
     ) -> ReadAhead {
         ReadAhead {
-            reader: reader.clone(),
+            context: context.clone(),
             slot,
             comparator,
-            walk: Walk::new(reader, slot),
+            walk: Walk::new(context, slot),
             direction: Direction::Forward,
             more: false,
             chunks: Rc::default(),
@@ -178,7 +145,7 @@ impl ReadAhead {
         self.leave();
         self.quota = 0;
         self.direction = direction;
-        self.more = self.walk.go(Position::AtOrBehind(at)).await?;
+        self.more = self.walk.go(Position::AtOrAfter(at)).await?;
         if self.more {
             self.advance(bound).await?;
         }
@@ -186,7 +153,7 @@ impl ReadAhead {
     }
 
     fn stored_len(&self, handle: BlockHandle) -> Result<usize> {
-        self.reader.view.version.table(self.slot)?.stored_len(handle)
+        self.context.view.version.table(self.slot)?.stored_len(handle)
     }
 
     fn schedule_single(&mut self, handle: BlockHandle) -> Result<()> {
@@ -231,8 +198,8 @@ impl ReadAhead {
         let chunk_max = (self.window / chunks).clamp(1, CHUNK_MAX);
         while self.more && self.scheduled < self.window {
             let first = self.walk.handle();
-            let key = BlockKey::of(&self.reader.view.version, self.slot, first);
-            if let Some(block) = self.reader.inner.cached(key) {
+            let key = BlockKey::of(&self.context.view.version, self.slot, first);
+            if let Some(block) = self.context.state.cached(key) {
                 let bytes = self.stored_len(first)?;
                 self.scheduled += bytes;
                 self.chunks.borrow_mut().push_back(Chunk {
@@ -264,13 +231,13 @@ impl ReadAhead {
                 self.advance(bound).await?;
             }
             let bytes = (to - from) as usize;
-            let file = self.reader.view.file(self.slot)?;
-            match self.reader.inner.read_ahead(file, from, bytes) {
+            let file = self.context.view.file(self.slot)?;
+            match self.context.state.read_ahead(file, from, bytes) {
                 Some(reading) => {
-                    count(&self.reader.inner.counters.read_ahead_bytes, bytes as u64);
+                    count(&self.context.state.counters.read_ahead_bytes, bytes as u64);
                     self.scheduled += bytes;
                     if !mem::replace(&mut self.registered, true) {
-                        self.reader.inner.add_read_ahead(&self.chunks);
+                        self.context.state.add_read_ahead(&self.chunks);
                     }
                     let data = Data::Reading(reading);
                     self.chunks.borrow_mut().push_back(Chunk {
@@ -333,8 +300,8 @@ impl ReadAhead {
 
     /// Returns the last block again. Suspends for it.
     pub async fn again(&self) -> Result<Block> {
-        let (inner, view) = (&self.reader.inner, &self.reader.view);
-        inner.block(view, self.slot, self.given, BlockKind::Data, self.keep).await
+        let (state, view) = (&self.context.state, &self.context.view);
+        state.block(view, self.slot, self.given, BlockKind::Data, self.keep).await
     }
 
     fn widen(&mut self) {
@@ -343,8 +310,8 @@ impl ReadAhead {
 
     /// Takes a block of the first chunk.
     async fn take(&mut self, handle: BlockHandle) -> Result<Block> {
-        let inner = &*self.reader.inner;
-        let view = &*self.reader.view;
+        let state = &*self.context.state;
+        let view = &*self.context.view;
         // The data leaves the queue while this suspends, so a release of chunks skips it.
         let (offset, data) = match self.chunks.borrow_mut().front_mut() {
             Some(chunk) => (chunk.offset, mem::replace(&mut chunk.data, Data::Single)),
@@ -361,7 +328,7 @@ impl ReadAhead {
             let table = view.version.table(self.slot)?;
             let start = (handle.offset - offset) as usize;
             let stored = slice.slice(start..start + handle.size as usize + BLOCK_TRAILER_BYTES);
-            match inner.unpack_now(table, handle, stored, BlockKind::Data) {
+            match state.unpack_now(table, handle, stored, BlockKind::Data) {
                 // No memory, and the chunk holds some.
                 Err(_) => drop(slice),
                 // Read again on its own below before it is reported as damaged.
@@ -372,7 +339,7 @@ impl ReadAhead {
                 }
             }
         }
-        inner.block(view, self.slot, handle, BlockKind::Data, self.keep).await
+        state.block(view, self.slot, handle, BlockKind::Data, self.keep).await
     }
 
     /// Keeps the first chunk's bytes if it has more blocks.

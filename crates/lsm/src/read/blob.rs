@@ -3,13 +3,18 @@
 use rocksfmt::{BLOB_RECORD_HEADER_BYTES, BlobIndex, Compression};
 
 use crate::error::{Error, Kind, Result};
-use crate::read::reader::At;
+use crate::read::state::ReadContext;
 use crate::read::value::Value;
 
 /// Reads and unpacks the value that `index` refers to; verifies both checksums and the key.
-pub(crate) async fn read(reader: &At, family_at: usize, key: &[u8], index: &[u8]) -> Result<Value> {
-    let inner = &*reader.inner;
-    let family = &reader.view.version.families[family_at];
+pub(crate) async fn read(
+    context: &ReadContext,
+    family_at: usize,
+    key: &[u8],
+    index: &[u8],
+) -> Result<Value> {
+    let state = &*context.state;
+    let family = &context.view.version.families[family_at];
     let reference = BlobIndex::parse(index).map_err(|e| {
         Error::format(format_args!("column family {}: a blob reference", family.name), &e)
     })?;
@@ -26,7 +31,7 @@ pub(crate) async fn read(reader: &At, family_at: usize, key: &[u8], index: &[u8]
                 if reference.file_number == 0 { Kind::Unsupported } else { Kind::Corruption };
             Error::new(kind, format!("column family {}: an entry refers to {what}", family.name))
         })?;
-    let file = &reader.view.blobs[family_at][at];
+    let file = &context.view.blobs[family_at][at];
     let place = |e: rocksfmt::Error| {
         Error::format(
             format_args!("{:06}.blob at offset {}", reference.file_number, reference.offset),
@@ -35,12 +40,12 @@ pub(crate) async fn read(reader: &At, family_at: usize, key: &[u8], index: &[u8]
     };
     let range = reference.record_range(key.len(), file.size()).map_err(place)?;
     let len = (range.end - range.start) as usize;
-    let record = inner.read(file, range.start, len).await?;
+    let record = state.read(file, range.start, len).await?;
     let stored = reference.verify_record(&record, key).map_err(place)?.len();
     debug_assert_eq!(stored + key.len() + BLOB_RECORD_HEADER_BYTES, record.len());
     let payload = record.slice(record.len() - stored..record.len());
     if reference.compression == Compression::None {
         return Ok(Value::block(payload));
     }
-    Ok(Value::block(inner.unpack_blob(reference.compression, &payload).await?))
+    Ok(Value::block(state.unpack_blob(reference.compression, &payload).await?))
 }

@@ -18,9 +18,10 @@ use crate::error::{Error, Kind, Result};
 use crate::mem::{Mem, MemCursor};
 use crate::read::level_iter::{Bounds, LevelIter};
 use crate::read::point::entry_value;
-use crate::read::reader::{At, Reader, count};
 use crate::read::seek::SeekKey;
 use crate::read::snapshot::Snapshot;
+use crate::read::state::ReadContext;
+use crate::read::stats::count;
 use crate::read::value::Value;
 use crate::read::walk::{Direction, Position};
 use crate::version::user_key;
@@ -68,7 +69,7 @@ const PASSED_AT_ONCE: u32 = 64;
 
 /// Iterates over a column family. After an error it is on no entry until the next seek.
 pub struct Iter {
-    reader: At,
+    context: ReadContext,
     family_at: usize,
     comparator: Comparator,
     sequence: u64,
@@ -90,9 +91,14 @@ pub struct Iter {
 }
 
 impl Iter {
-    pub(crate) fn new(reader: &Reader, family: CfId, options: IterOptions<'_>) -> Result<Iter> {
-        let (reader, sequence) = reader.now(options.snapshot)?;
-        let view = reader.view.clone();
+    /// An iterator on no entry, over the entries up to `sequence`.
+    pub(crate) fn new(
+        context: ReadContext,
+        sequence: u64,
+        family: CfId,
+        options: IterOptions<'_>,
+    ) -> Result<Iter> {
+        let view = context.view.clone();
         let version = &view.version;
         let found = version.family(family)?;
         let family_at =
@@ -108,14 +114,14 @@ impl Iter {
             bounds.narrow_to(&prefix);
         }
         let bounds = Rc::new(bounds);
-        let expected = expected_bytes(&reader, family_at, options.expected);
+        let expected = expected_bytes(&context, family_at, options.expected);
         let mut sources = Vec::new();
         for (at, mem) in found.mems.iter().enumerate() {
             sources.push(Source::Memory(at, MemCursor::new(mem)));
         }
         let level_source = |slots: Rc<[u32]>| {
             Source::Level(Box::new(LevelIter::new(
-                &reader,
+                &context,
                 found.comparator,
                 slots,
                 &bounds,
@@ -137,7 +143,7 @@ impl Iter {
         }
         let memory_tombstones = found.mems.iter().any(|mem| mem.tombstones().is_some());
         Ok(Iter {
-            reader: reader.clone(),
+            context: context.clone(),
             family_at,
             comparator: found.comparator,
             sequence,
@@ -171,11 +177,6 @@ impl Iter {
     #[inline]
     pub fn value(&self) -> &[u8] {
         if self.valid { &self.value } else { &[] }
-    }
-
-    /// The value stood on, to be kept while the iterator moves on.
-    pub fn value_handle(&self) -> Value {
-        if self.valid { self.value.clone() } else { Value::empty() }
     }
 
     /// Moves to the first key. This and the other moves suspend for blocks that are not in memory,
@@ -235,7 +236,7 @@ impl Iter {
         if !self.valid {
             return Ok(());
         }
-        count(&self.reader.inner.counters.steps, 1);
+        count(&self.context.state.counters.steps, 1);
         self.valid = false;
         if self.direction == Direction::Backward {
             self.turn(Direction::Forward).await?;
@@ -254,7 +255,7 @@ impl Iter {
         if !self.valid {
             return Ok(());
         }
-        count(&self.reader.inner.counters.steps, 1);
+        count(&self.context.state.counters.steps, 1);
         self.valid = false;
         if self.direction == Direction::Forward {
             self.turn(Direction::Backward).await?;
@@ -264,10 +265,10 @@ impl Iter {
 
     async fn seek_forward(&mut self, key: Option<&[u8]>) -> Result<()> {
         self.valid = false;
-        count(&self.reader.inner.counters.seeks, 1);
+        count(&self.context.state.counters.seeks, 1);
         let target = key.map(|key| SeekKey::new(key, self.sequence));
         let position = match &target {
-            Some(target) => Position::AtOrBehind(target.as_slice()),
+            Some(target) => Position::AtOrAfter(target.as_slice()),
             None => Position::First,
         };
         self.seek_all(position, Direction::Forward).await?;
@@ -276,7 +277,7 @@ impl Iter {
 
     async fn seek_backward(&mut self, key: Option<&[u8]>) -> Result<()> {
         self.valid = false;
-        count(&self.reader.inner.counters.seeks, 1);
+        count(&self.context.state.counters.seeks, 1);
         let bounds = self.bounds.clone();
         // After all versions of the key, or before all versions of the upper bound.
         let target = match (key, &bounds.upper) {
@@ -300,7 +301,7 @@ impl Iter {
                 level.leave();
             }
         }
-        let _room = self.reader.inner.promise(self.seek_bytes).await?;
+        let _room = self.context.state.promise(self.seek_bytes).await?;
         for at in 0..self.sources.len() {
             self.seek_source(at, position, direction).await?;
         }
@@ -317,11 +318,11 @@ impl Iter {
         match &mut self.sources[at] {
             Source::Level(level) => level.seek(position, direction).await,
             Source::Memory(mem, cursor) => {
-                let mem = &self.reader.view.version.families[self.family_at].mems[*mem];
+                let mem = &self.context.view.version.families[self.family_at].mems[*mem];
                 match position {
                     Position::First => cursor.seek_to_first(mem),
                     Position::Last => cursor.seek_to_last(mem),
-                    Position::AtOrBehind(key) => cursor.seek(mem, key),
+                    Position::AtOrAfter(key) => cursor.seek(mem, key),
                     Position::AtOrBefore(key) => cursor.seek_for_prev(mem, key),
                 };
                 Ok(())
@@ -349,14 +350,14 @@ impl Iter {
     }
 
     fn mem(&self, at: usize) -> &Mem {
-        &self.reader.view.version.families[self.family_at].mems[at]
+        &self.context.view.version.families[self.family_at].mems[at]
     }
 
     fn source_value(&self, at: usize) -> Value {
         match &self.sources[at] {
             Source::Level(level) => level.value(),
             Source::Memory(mem, cursor) => match cursor.value(self.mem(*mem)) {
-                Some(value) => Value::memory(&self.reader.view, self.family_at, *mem, value),
+                Some(value) => Value::memory(&self.context.view, self.family_at, *mem, value),
                 None => Value::empty(),
             },
         }
@@ -407,7 +408,7 @@ impl Iter {
         match &mut self.sources[at] {
             Source::Level(level) => level.step(direction).await,
             Source::Memory(mem, cursor) => {
-                let mem = &self.reader.view.version.families[self.family_at].mems[*mem];
+                let mem = &self.context.view.version.families[self.family_at].mems[*mem];
                 match direction {
                     Direction::Forward => cursor.next(mem),
                     Direction::Backward => cursor.prev(mem),
@@ -450,7 +451,7 @@ impl Iter {
             key.extend_from_slice(self.user_key(at));
             self.key = key;
             let value = self.source_value(at);
-            match entry_value(&self.reader, self.family_at, &self.key, pack(sequence, kind), value)
+            match entry_value(&self.context, self.family_at, &self.key, pack(sequence, kind), value)
                 .await?
             {
                 Some(value) => {
@@ -506,7 +507,7 @@ impl Iter {
                 self.pass().await;
                 continue;
             }
-            match entry_value(&self.reader, self.family_at, &self.key, packed, value).await? {
+            match entry_value(&self.context, self.family_at, &self.key, packed, value).await? {
                 Some(value) => {
                     self.value = value;
                     self.valid = true;
@@ -521,7 +522,7 @@ impl Iter {
     /// Counts a skipped entry, and yields to other tasks now and then.
     #[inline]
     async fn pass(&mut self) {
-        count(&self.reader.inner.counters.skipped, 1);
+        count(&self.context.state.counters.skipped, 1);
         self.give_way().await;
     }
 
@@ -529,7 +530,7 @@ impl Iter {
     async fn give_way(&mut self) {
         self.passed = self.passed.wrapping_add(1);
         if self.passed.is_multiple_of(PASSED_AT_ONCE) {
-            self.reader.inner.core.checkpoint().await;
+            self.context.state.core.checkpoint().await;
         }
     }
 
@@ -539,7 +540,7 @@ impl Iter {
 
     /// The newest visible range tombstone over a key.
     fn cover(&self, key: &[u8]) -> Option<Covered> {
-        let version = &self.reader.view.version;
+        let version = &self.context.view.version;
         let in_tables = self.tombstone_slots.iter().filter_map(|&slot| version.tombstones(slot));
         let mems = &version.families[self.family_at].mems;
         let in_memory = mems.iter().filter_map(|mem| mem.tombstones());
@@ -562,7 +563,7 @@ impl Iter {
                 Source::Memory(..) => false,
             };
             if beyond && older && self.comparator.cmp_user(self.user_key(at), &cover.end).is_lt() {
-                let position = Position::AtOrBehind(target.as_slice());
+                let position = Position::AtOrAfter(target.as_slice());
                 self.seek_source(at, position, Direction::Forward).await?;
             } else if current == Some(at) {
                 self.step_source(at, Direction::Forward).await?;
@@ -581,7 +582,7 @@ impl Iter {
             Direction::Backward => (SeekKey::with_packed(&self.key, u64::MAX), Ordering::is_lt),
         };
         let position = match direction {
-            Direction::Forward => Position::AtOrBehind(target.as_slice()),
+            Direction::Forward => Position::AtOrAfter(target.as_slice()),
             Direction::Backward => Position::AtOrBefore(target.as_slice()),
         };
         for at in 0..self.sources.len() {
@@ -636,9 +637,9 @@ impl Bounds {
 }
 
 /// Bytes of data blocks that this number of entries takes, by the tables' own counts.
-fn expected_bytes(reader: &At, family_at: usize, entries: Option<usize>) -> usize {
+fn expected_bytes(context: &ReadContext, family_at: usize, entries: Option<usize>) -> usize {
     let Some(entries) = entries else { return 0 };
-    let version = &reader.view.version;
+    let version = &context.view.version;
     let slots = version.families[family_at].levels.iter().flat_map(|level| &level.slots);
     let (mut bytes, mut count) = (0u64, 0u64);
     for &slot in slots {

@@ -7,7 +7,7 @@ use rocksfmt::{BlockCursor, Comparator, KEY_TRAILER_BYTES, pack, unpack};
 use crate::error::{Error, Result};
 use crate::read::ahead::{ReadAhead, WINDOW_MAX};
 use crate::read::block::Block;
-use crate::read::reader::At;
+use crate::read::state::ReadContext;
 use crate::read::value::Value;
 use crate::read::walk::{Direction, Position};
 
@@ -29,7 +29,7 @@ impl Bounds {
 
 /// An iterator over one sorted run.
 pub(crate) struct LevelIter {
-    reader: At,
+    context: ReadContext,
     comparator: Comparator,
     bounds: Rc<Bounds>,
     keep: bool,
@@ -57,7 +57,7 @@ pub(crate) struct LevelIter {
 
 impl LevelIter {
     pub fn new(
-        reader: &At,
+        context: &ReadContext,
         comparator: Comparator,
         slots: Rc<[u32]>,
         bounds: &Rc<Bounds>,
@@ -66,7 +66,7 @@ impl LevelIter {
         expected_backward: bool,
     ) -> LevelIter {
         LevelIter {
-            reader: reader.clone(),
+            context: context.clone(),
             comparator,
             bounds: bounds.clone(),
             keep,
@@ -161,7 +161,7 @@ impl LevelIter {
 
     /// The largest sequence number of all tables.
     pub fn largest_sequence(&mut self) -> u64 {
-        let version = &self.reader.view.version;
+        let version = &self.context.view.version;
         let largest = || self.slots.iter().map(|&slot| version.meta(slot).largest_sequence).max();
         *self.largest_sequence.get_or_insert_with(|| largest().unwrap_or(0))
     }
@@ -169,7 +169,7 @@ impl LevelIter {
     fn format(&self, e: &rocksfmt::Error) -> Error {
         match self.slots.get(self.at) {
             Some(&slot) => {
-                let number = self.reader.view.version.meta(slot).number;
+                let number = self.context.view.version.meta(slot).number;
                 Error::format(format_args!("{number:06}.sst"), e)
             }
             None => Error::format("a table", e),
@@ -193,13 +193,13 @@ impl LevelIter {
         self.cursor.reset();
         self.block = None;
         let found = {
-            let version = &self.reader.view.version;
+            let version = &self.context.view.version;
             let largest = |slot: &u32| -> &[u8] { &version.meta(*slot).largest };
             let smallest = |slot: &u32| -> &[u8] { &version.meta(*slot).smallest };
             match position {
                 Position::First => 0,
                 Position::Last => self.slots.len().wrapping_sub(1),
-                Position::AtOrBehind(key) => self.slots.partition_point(|slot| {
+                Position::AtOrAfter(key) => self.slots.partition_point(|slot| {
                     self.comparator.cmp_internal(largest(slot), key).is_lt()
                 }),
                 Position::AtOrBefore(key) => self
@@ -220,7 +220,7 @@ impl LevelIter {
             return Ok(());
         }
         if habit != direction
-            && let Position::AtOrBehind(key) | Position::AtOrBefore(key) = position
+            && let Position::AtOrAfter(key) | Position::AtOrBefore(key) = position
         {
             // The blocks in the usual direction are being read. The entry itself is in their first
             // block, or in its neighbour on the other side.
@@ -254,9 +254,9 @@ impl LevelIter {
         if self.at != at || self.ahead.is_none() {
             self.at = at;
             let (comparator, keep) = (self.comparator, self.keep);
-            let ahead = ReadAhead::new(&self.reader, slot, comparator, keep, self.window_max);
+            let ahead = ReadAhead::new(&self.context, slot, comparator, keep, self.window_max);
             self.ahead = Some(ahead);
-            self.global = self.reader.view.version.table(slot)?.global_sequence;
+            self.global = self.context.view.version.table(slot)?.global_sequence;
         }
         let bounds = self.bounds.clone();
         if let Some(ahead) = &mut self.ahead {
@@ -290,7 +290,7 @@ impl LevelIter {
         let found = match position {
             Position::First => self.cursor.seek_to_first(data, layout),
             Position::Last => self.cursor.seek_to_last(data, layout),
-            Position::AtOrBehind(key) => self.cursor.seek(data, layout, self.comparator, key),
+            Position::AtOrAfter(key) => self.cursor.seek(data, layout, self.comparator, key),
             Position::AtOrBefore(key) => {
                 self.cursor.seek_for_prev(data, layout, self.comparator, key)
             }
@@ -329,7 +329,7 @@ impl LevelIter {
     }
 
     fn beyond_bound(&self, slot: u32, direction: Direction) -> bool {
-        let meta = self.reader.view.version.meta(slot);
+        let meta = self.context.view.version.meta(slot);
         match (direction, self.bounds.ahead(direction)) {
             (_, None) => false,
             (Direction::Forward, Some(upper)) => {

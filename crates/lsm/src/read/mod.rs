@@ -1,20 +1,33 @@
 //! Reading: gets, multi-gets and iterators of one core.
 //!
-//! `reader` is the entry point. `point` looks keys up; `iter` walks over all sorted runs,
-//! `level_iter` and `walk` over one; `ahead` reads their blocks ahead. `block`, `cache` and
-//! `flight` bring blocks into memory, `blob` values from blob files. This room uses the state that
-//! all cores share (`db`, `version`, `table`, `mem`), and nothing of `write` or `open`.
+//! Imports point down this list:
+//!
+//! - `reader`: the entry point, one core's handle on a database.
+//! - `point` looks keys up. `iter` merges all sorted runs, `level_iter` iterates over one, `ahead`
+//!   reads its blocks ahead, `walk` finds them in the index.
+//! - `load` brings blocks and blobs into memory; `blob` finds values in blob files.
+//! - `state`: what the reader of one core owns. `ReadContext` is a reader with the view that one
+//!   operation uses.
+//! - `view`, `value`, `snapshot`, `chunk`, `flight`, `cache`, `block`, `seek`, `stats`: the parts.
+//!
+//! This room uses the state that all cores share (`db`, `version`, `table`, `mem`), and nothing of
+//! `write` or `open`.
 
 pub(crate) mod ahead;
-pub(crate) mod blob;
-pub(crate) mod block;
-pub(crate) mod cache;
-pub(crate) mod flight;
+mod blob;
+mod block;
+mod cache;
+mod chunk;
+mod flight;
 pub(crate) mod iter;
 pub(crate) mod level_iter;
-pub(crate) mod point;
+mod load;
+mod point;
 pub(crate) mod reader;
-pub(crate) mod seek;
+mod seek;
 pub(crate) mod snapshot;
+mod state;
+pub(crate) mod stats;
 pub(crate) mod value;
+mod view;
 pub(crate) mod walk;

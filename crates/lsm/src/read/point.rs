@@ -25,9 +25,11 @@ use crate::error::{Error, Kind, Result};
 use crate::read::blob;
 use crate::read::block::{Block, BlockKind, Layout};
 use crate::read::cache::BlockKey;
-use crate::read::reader::{At, View, count};
 use crate::read::seek::SeekKey;
+use crate::read::state::ReadContext;
+use crate::read::stats::count;
 use crate::read::value::Value;
+use crate::read::view::View;
 use crate::table::{Filter, IndexBlock, Table};
 use crate::version::{Family, user_key};
 
@@ -111,7 +113,7 @@ impl<'a> Lookup<'a> {
     }
 
     /// Continues without I/O as far as possible.
-    fn step(&mut self, reader: &At) -> Result<Step> {
+    fn step(&mut self, context: &ReadContext) -> Result<Step> {
         if let Stage::Start = self.stage {
             self.stage = Stage::NextTable;
             if let Some(done) = self.look_in_memory()? {
@@ -132,7 +134,7 @@ impl<'a> Lookup<'a> {
                 Filter::None => {}
                 Filter::Full { data, layout } => {
                     if !layout.may_contain(data, &self.filter_key) {
-                        count(&reader.inner.counters.filter_negative, 1);
+                        count(&context.state.counters.filter_negative, 1);
                         continue;
                     }
                 }
@@ -149,7 +151,7 @@ impl<'a> Lookup<'a> {
     }
 
     /// Takes the block that the last step needed.
-    fn feed(&mut self, reader: &At, block: Block) -> Result<Step> {
+    fn feed(&mut self, context: &ReadContext, block: Block) -> Result<Step> {
         let table = self.table()?;
         match self.stage {
             Stage::Filter => {
@@ -157,7 +159,7 @@ impl<'a> Lookup<'a> {
                     unreachable!("a filter partition was asked for")
                 };
                 if !layout.may_contain(&block.data, &self.filter_key) {
-                    count(&reader.inner.counters.filter_negative, 1);
+                    count(&context.state.counters.filter_negative, 1);
                 } else if let Some(step) = self.look_in_index(table)? {
                     return Ok(step);
                 }
@@ -199,13 +201,13 @@ impl<'a> Lookup<'a> {
         }
         self.stage = Stage::NextTable;
         self.partition = None;
-        self.step(reader)
+        self.step(context)
     }
 
     /// Takes the result of looking at the beginning of the data block that the last step needed.
     /// Used only to learn whether the key exists: a value found here is empty.
     #[cold]
-    fn feed_head(&mut self, reader: &At, head: HeadLookup) -> Result<Step> {
+    fn feed_head(&mut self, context: &ReadContext, head: HeadLookup) -> Result<Step> {
         let table = self.table()?;
         match head {
             HeadLookup::Found(packed) => {
@@ -228,14 +230,14 @@ impl<'a> Lookup<'a> {
         }
         self.stage = Stage::NextTable;
         self.partition = None;
-        self.step(reader)
+        self.step(context)
     }
 
     /// Takes the result of fetching the block that the last step needed. A damaged filter hides no
     /// keys: without it every key may exist.
-    fn take(&mut self, reader: &At, result: Result<Block>) -> Result<Step> {
+    fn take(&mut self, context: &ReadContext, result: Result<Block>) -> Result<Step> {
         match result {
-            Ok(block) => self.feed(reader, block),
+            Ok(block) => self.feed(context, block),
             Err(error)
                 if matches!(self.stage, Stage::Filter) && error.kind() == Kind::Corruption =>
             {
@@ -244,7 +246,7 @@ impl<'a> Lookup<'a> {
                     return Ok(step);
                 }
                 self.stage = Stage::NextTable;
-                self.step(reader)
+                self.step(context)
             }
             Err(error) => Err(error),
         }
@@ -429,58 +431,58 @@ fn meaning(family: &Family, packed: u64, value: Value) -> Result<Option<Answer>>
 
 /// The value of an iterator's entry; `None` for a tombstone.
 pub(crate) async fn entry_value(
-    reader: &At,
+    context: &ReadContext,
     family_at: usize,
     key: &[u8],
     packed: u64,
     value: Value,
 ) -> Result<Option<Value>> {
-    let family = &reader.view.version.families[family_at];
+    let family = &context.view.version.families[family_at];
     match meaning(family, packed, value)? {
         None => Ok(None),
         Some(Answer::Value(value)) => Ok(Some(value)),
-        Some(Answer::Blob(index)) => blob::read(reader, family_at, key, &index).await.map(Some),
+        Some(Answer::Blob(index)) => blob::read(context, family_at, key, &index).await.map(Some),
     }
 }
 
-fn finish(reader: &At, found: bool) {
-    count(&reader.inner.counters.found, u64::from(found));
+fn finish(context: &ReadContext, found: bool) {
+    count(&context.state.counters.found, u64::from(found));
 }
 
 async fn answer(
-    reader: &At,
+    context: &ReadContext,
     family_at: usize,
     key: &[u8],
     answer: Option<Answer>,
 ) -> Result<Option<Value>> {
-    finish(reader, answer.is_some());
+    finish(context, answer.is_some());
     match answer {
         None => Ok(None),
         Some(Answer::Value(value)) => Ok(Some(value)),
-        Some(Answer::Blob(index)) => blob::read(reader, family_at, key, &index).await.map(Some),
+        Some(Answer::Blob(index)) => blob::read(context, family_at, key, &index).await.map(Some),
     }
 }
 
 pub(crate) async fn get(
-    reader: &At,
+    context: &ReadContext,
     family: CfId,
     key: &[u8],
     sequence: u64,
 ) -> Result<Option<Value>> {
-    let inner = &*reader.inner;
-    count(&inner.counters.gets, 1);
-    let view = &reader.view;
+    let state = &*context.state;
+    count(&state.counters.gets, 1);
+    let view = &context.view;
     let mut lookup = Lookup::new(view, family, key, sequence)?;
-    let mut step = lookup.step(reader)?;
+    let mut step = lookup.step(context)?;
     loop {
         match step {
             Step::Need(Need { slot, handle, kind }) => {
-                let block = inner.block(view, slot, handle, kind, true).await;
-                step = lookup.take(reader, block)?;
+                let block = state.block(view, slot, handle, kind, true).await;
+                step = lookup.take(context, block)?;
             }
             Step::Done(found) => {
                 let family_at = lookup.family_at;
-                return answer(reader, family_at, key, found).await;
+                return answer(context, family_at, key, found).await;
             }
         }
     }
@@ -489,25 +491,30 @@ pub(crate) async fn get(
 /// Whether a key exists, for values that do not fit into memory: does not read its blob, and reads
 /// no more of an oversized data block than needed. Needs one small buffer at a time.
 #[cold]
-pub(crate) async fn contains(reader: &At, family: CfId, key: &[u8], sequence: u64) -> Result<bool> {
-    let inner = &*reader.inner;
-    let view = &reader.view;
+pub(crate) async fn contains(
+    context: &ReadContext,
+    family: CfId,
+    key: &[u8],
+    sequence: u64,
+) -> Result<bool> {
+    let state = &*context.state;
+    let view = &context.view;
     let mut lookup = Lookup::new(view, family, key, sequence)?;
-    let mut step = lookup.step(reader)?;
+    let mut step = lookup.step(context)?;
     loop {
         match step {
             Step::Need(Need { slot, handle, kind }) => {
-                let block = inner.block(view, slot, handle, kind, true).await;
+                let block = state.block(view, slot, handle, kind, true).await;
                 step = match block {
                     Err(error) if error.kind() == Kind::Memory && kind == BlockKind::Data => {
                         let (comparator, target) =
                             (lookup.family.comparator, lookup.seek.as_slice());
-                        match inner.peek(view, slot, handle, comparator, target).await? {
-                            Some(head) => lookup.feed_head(reader, head)?,
+                        match state.peek(view, slot, handle, comparator, target).await? {
+                            Some(head) => lookup.feed_head(context, head)?,
                             None => return Err(error),
                         }
                     }
-                    block => lookup.take(reader, block)?,
+                    block => lookup.take(context, block)?,
                 };
             }
             Step::Done(found) => return Ok(found.is_some()),
@@ -516,27 +523,27 @@ pub(crate) async fn contains(reader: &At, family: CfId, key: &[u8], sequence: u6
 }
 
 pub(crate) fn get_cached(
-    reader: &At,
+    context: &ReadContext,
     family: CfId,
     key: &[u8],
     sequence: u64,
 ) -> Option<Result<Option<Value>>> {
-    let inner = &*reader.inner;
-    let mut lookup = match Lookup::new(&reader.view, family, key, sequence) {
+    let state = &*context.state;
+    let mut lookup = match Lookup::new(&context.view, family, key, sequence) {
         Ok(lookup) => lookup,
         Err(error) => return Some(Err(error)),
     };
-    let mut step = lookup.step(reader);
+    let mut step = lookup.step(context);
     loop {
         match step {
             Ok(Step::Need(Need { slot, handle, .. })) => {
-                let block = inner.cached(BlockKey::of(&reader.view.version, slot, handle))?;
-                step = lookup.feed(reader, block);
+                let block = state.cached(BlockKey::of(&context.view.version, slot, handle))?;
+                step = lookup.feed(context, block);
             }
             Ok(Step::Done(Some(Answer::Blob(_)))) => return None,
             Ok(Step::Done(found)) => {
-                count(&inner.counters.gets, 1);
-                finish(reader, found.is_some());
+                count(&state.counters.gets, 1);
+                finish(context, found.is_some());
                 return Some(Ok(found.map(|answer| match answer {
                     Answer::Value(value) | Answer::Blob(value) => value,
                 })));
@@ -563,14 +570,14 @@ impl Fetch<'_> {
 }
 
 pub(crate) async fn multi_get(
-    reader: &At,
+    context: &ReadContext,
     family: CfId,
     keys: &[&[u8]],
     sequence: u64,
 ) -> Vec<Result<Option<Value>>> {
-    let inner = &*reader.inner;
-    count(&inner.counters.gets, keys.len() as u64);
-    let view = &reader.view;
+    let state = &*context.state;
+    count(&state.counters.gets, keys.len() as u64);
+    let view = &context.view;
     let mut results: Vec<Result<Option<Value>>> = Vec::with_capacity(keys.len());
     let mut lookups = Vec::with_capacity(keys.len());
     // Lookups that wait for a block, in the order of their requests.
@@ -582,7 +589,7 @@ pub(crate) async fn multi_get(
                 Ok(Step::Need(need)) => return Some(need),
                 Ok(Step::Done(None)) => results[at] = Ok(None),
                 Ok(Step::Done(Some(Answer::Value(value)))) => {
-                    finish(reader, true);
+                    finish(context, true);
                     results[at] = Ok(Some(value));
                 }
                 Ok(Step::Done(Some(Answer::Blob(index)))) => blobs.push((at, index)),
@@ -600,27 +607,27 @@ pub(crate) async fn multi_get(
                 continue;
             }
         };
-        let step = lookup.step(reader);
+        let step = lookup.step(context);
         lookups.push(Some(lookup));
         if let Some(Need { slot, handle, kind }) = settle(at, step, &mut results) {
-            let fetch = Box::pin(inner.block(view, slot, handle, kind, true));
+            let fetch = Box::pin(state.block(view, slot, handle, kind, true));
             waiting.push_back((at, Fetch::Running(fetch)));
         }
     }
     poll_all(&mut waiting).await;
     while let Some((at, result)) = next(&mut waiting).await {
         let Some(lookup) = lookups[at].as_mut() else { continue };
-        let step = lookup.take(reader, result);
+        let step = lookup.take(context, result);
         if let Some(Need { slot, handle, kind }) = settle(at, step, &mut results) {
-            let fetch = Box::pin(inner.block(view, slot, handle, kind, true));
+            let fetch = Box::pin(state.block(view, slot, handle, kind, true));
             waiting.push_back((at, Fetch::Running(fetch)));
             poll_last(&mut waiting).await;
         }
     }
     let family_at = lookups.iter().flatten().next().map_or(0, |lookup| lookup.family_at);
     for (at, index) in blobs {
-        results[at] = blob::read(reader, family_at, keys[at], &index).await.map(Some);
-        finish(reader, true);
+        results[at] = blob::read(context, family_at, keys[at], &index).await.map(Some);
+        finish(context, true);
     }
     results
 }

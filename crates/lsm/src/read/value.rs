@@ -6,7 +6,7 @@ use std::rc::Rc;
 use fs::Slice;
 
 use crate::mem::MemValue;
-use crate::read::reader::View;
+use crate::read::view::View;
 
 /// A value, as bytes. It keeps its block's buffer in memory while it lives, so hold it briefly.
 #[derive(Clone)]

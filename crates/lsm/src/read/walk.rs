@@ -4,7 +4,7 @@ use rocksfmt::{BlockHandle, IndexCursor, KEY_TRAILER_BYTES};
 
 use crate::error::{Error, Result};
 use crate::read::block::{Block, BlockKind};
-use crate::read::reader::At;
+use crate::read::state::ReadContext;
 use crate::table::Table;
 
 /// The direction of a walk or an iterator.
@@ -20,14 +20,14 @@ pub(crate) enum Position<'a> {
     First,
     Last,
     /// The block that may hold the first entry at or after this internal key.
-    AtOrBehind(&'a [u8]),
+    AtOrAfter(&'a [u8]),
     /// The last block that may hold an entry at or before this internal key.
     AtOrBefore(&'a [u8]),
 }
 
 /// A position among a table's data blocks.
 pub(crate) struct Walk {
-    reader: At,
+    context: ReadContext,
     slot: u32,
     user_keys: bool,
     top: IndexCursor,
@@ -35,14 +35,14 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    pub fn new(reader: &At, slot: u32) -> Walk {
-        let user_keys = reader
+    pub fn new(context: &ReadContext, slot: u32) -> Walk {
+        let user_keys = context
             .view
             .version
             .table(slot)
             .is_ok_and(|table| table.index.layout.format().user_keys);
         let top = IndexCursor::new();
-        Walk { reader: reader.clone(), slot, user_keys, top, partition: None }
+        Walk { context: context.clone(), slot, user_keys, top, partition: None }
     }
 
     /// The current block.
@@ -65,7 +65,7 @@ impl Walk {
     /// Moves to a position; false if there is no such block. Suspends for an index partition.
     pub async fn go(&mut self, position: Position<'_>) -> Result<bool> {
         let (found, two_level) = {
-            let table = self.reader.view.version.table(self.slot)?;
+            let table = self.context.view.version.table(self.slot)?;
             let (data, layout) = (&table.index.data, &table.index.layout);
             (place(&mut self.top, data, layout, table, position)?, table.two_level)
         };
@@ -83,8 +83,8 @@ impl Walk {
 
     /// Moves one block in a direction; false at the end. Suspends for an index partition.
     pub async fn step(&mut self, direction: Direction) -> Result<bool> {
-        let reader = self.reader.clone();
-        let table = reader.view.version.table(self.slot)?;
+        let context = self.context.clone();
+        let table = context.view.version.table(self.slot)?;
         let format = |e: rocksfmt::Error| Error::format(table.place(0), &e);
         if let Some((block, cursor)) = &mut self.partition {
             let moved = match direction {
@@ -106,8 +106,8 @@ impl Walk {
 
     /// Moves to the next partition that is not empty.
     async fn cross(&mut self, direction: Direction) -> Result<bool> {
-        let reader = self.reader.clone();
-        let table = reader.view.version.table(self.slot)?;
+        let context = self.context.clone();
+        let table = context.view.version.table(self.slot)?;
         loop {
             let (data, layout) = (&table.index.data, &table.index.layout);
             let (moved, position) = match direction {
@@ -126,12 +126,12 @@ impl Walk {
     }
 
     async fn load_partition(&mut self, position: Position<'_>) -> Result<()> {
-        let reader = self.reader.clone();
-        let inner = &*reader.inner;
-        let table = reader.view.version.table(self.slot)?;
+        let context = self.context.clone();
+        let state = &*context.state;
+        let table = context.view.version.table(self.slot)?;
         let kind = BlockKind::Index(table.properties.index_format);
         let handle = self.top.handle();
-        let block = inner.block(&reader.view, self.slot, handle, kind, true).await?;
+        let block = state.block(&context.view, self.slot, handle, kind, true).await?;
         let mut cursor = IndexCursor::new();
         place(&mut cursor, &block.data, block.index(), table, position)?;
         self.partition = Some((block, cursor));
@@ -149,7 +149,7 @@ fn place(
     match position {
         Position::First => cursor.seek_to_first(data, layout),
         Position::Last => cursor.seek_to_last(data, layout),
-        Position::AtOrBehind(key) => cursor.seek(data, layout, table.comparator, key),
+        Position::AtOrAfter(key) => cursor.seek(data, layout, table.comparator, key),
         Position::AtOrBefore(key) => cursor.seek_for_prev(data, layout, table.comparator, key),
     }
     .map_err(|e| Error::format(table.place(0), &e))

@@ -353,7 +353,7 @@ async fn merge(
         Ok(Merged::Unread(slot, error))
     };
     let comparator = family.comparator;
-    let at = Reader::uncached(&job.db, &job.core).at_version(version);
+    let at = Reader::uncached(&job.db, &job.core).context_at(version);
     let bounds = std::rc::Rc::new(Bounds::default());
     let mut sources = Vec::new();
     let runs = inputs.level0.iter().map(|&slot| vec![slot]).chain([inputs.level1.clone()]);

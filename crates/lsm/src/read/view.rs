@@ -1,0 +1,52 @@
+//! One core's access to the files of a version.
+
+use std::sync::Arc;
+
+use fs::File;
+use reactor::Core;
+
+use crate::error::{Error, Kind, Result};
+use crate::table::Table;
+use crate::version::{Slot, Version};
+
+/// One core's view of a version: its own handle on every file.
+pub(crate) struct View {
+    pub version: Arc<Version>,
+    files: Vec<Option<File>>,
+    /// The blob files of each family, in the order of [`crate::version::Family::blobs`].
+    pub blobs: Vec<Vec<File>>,
+}
+
+impl View {
+    /// Attaches this core to a version's files; reuses the handles of an older view.
+    pub fn new(core: &Core, version: Arc<Version>, older: Option<&View>) -> View {
+        let known = |at: usize, table: &Arc<Table>| match older?.version.slots.get(at)? {
+            Slot::Open(other) if Arc::ptr_eq(other, table) => older?.files[at].clone(),
+            _ => None,
+        };
+        let attach = |(at, slot): (usize, &Slot)| match slot {
+            Slot::Open(table) => known(at, table).or_else(|| Some(core.attach(&table.file))),
+            Slot::Broken { .. } | Slot::Free => None,
+        };
+        let files = version.slots.iter().enumerate().map(attach).collect();
+        let blobs = version
+            .families
+            .iter()
+            .map(|family| family.blobs.iter().map(|(_, blob)| core.attach(&blob.file)).collect())
+            .collect();
+        View { version, files, blobs }
+    }
+
+    /// This core's handle on an open table's file.
+    #[inline]
+    pub fn file(&self, slot: u32) -> Result<&File> {
+        match &self.files[slot as usize] {
+            Some(file) => Ok(file),
+            None => Err(self
+                .version
+                .table(slot)
+                .err()
+                .unwrap_or_else(|| Error::new(Kind::Corruption, "an open table has no file"))),
+        }
+    }
+}
