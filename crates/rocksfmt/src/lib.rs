@@ -29,16 +29,15 @@ pub mod testing;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzz;
-#[cfg(any(test, feature = "testing"))]
-mod fuzz_logs;
 
 pub use batch::{BATCH_HEADER_BYTES, BatchOps, BatchWriter, Marker, Op, WriteBatch, keys_noted};
 pub use block::checksum::{
     BLOCK_TRAILER_BYTES, BlockCheck, BlockSum, ChecksumType, compression_byte,
 };
-pub use block::compress::{Compression, Decompressor, Dictionary};
+pub use block::data::{BlockCursor, Lookup, point_lookup};
+pub use block::decompress::{Compression, Decompressor, Dictionary};
 pub use block::head::{HeadLookup, head_lookup};
-pub use block::{BlockCursor, BlockLayout, Lookup, point_lookup};
+pub use block::layout::BlockLayout;
 pub use coding::{
     Decoder, fixed32_at, fixed64_at, hash32, put_lps, put_svarint, put_varint, unzigzag,
     varint32_at, varint64_at,
@@ -51,19 +50,20 @@ pub use key::{
     ValueType, compare_bytes, pack, put_internal_key, set_seek_key, unpack, value_type,
 };
 pub use log::group_end::{GroupEnd, TornGroup};
+pub use log::physical::LOG_BLOCK_BYTES;
+pub use log::reader::{
+    LOG_RECORD_BYTES_MAX, LogEnd, LogKind, LogReader, LogRecord, PredecessorWal, is_recyclable_log,
+};
 pub use log::scan::{DamageScan, LaterRecord, is_torn_group};
 pub use log::start::LogStart;
 pub use log::writer::LogWriter;
 pub use log::zstd::looks_compressed;
-pub use log::{
-    LOG_BLOCK_BYTES, LOG_RECORD_BYTES_MAX, LogEnd, LogKind, LogReader, LogRecord, PredecessorWal,
-    is_recyclable_log,
-};
-pub use manifest::edit::{BlobGarbage, EditKind, LEVELS_MAX, VersionEdit, WalAddition};
-pub use manifest::file_meta::{BlobFileMeta, FileMeta};
+pub use manifest::edit::{EditKind, LEVELS_MAX, VersionEdit, WalAddition};
+pub use manifest::file_meta::{BlobFileMeta, BlobGarbage, FileMeta};
 pub use manifest::names::{FileName, parse_current};
 pub use manifest::options_file::{OPTIONS_BYTES_MAX, OptionsFile};
-pub use manifest::{ColumnFamily, ManifestReplay, ManifestState};
+pub use manifest::replay::ManifestReplay;
+pub use manifest::state::{ColumnFamily, ManifestState};
 pub use sst::blob::{
     BLOB_FOOTER_BYTES, BLOB_HEADER_BYTES, BLOB_RECORD_HEADER_BYTES, BlobFooter, BlobHeader,
     BlobIndex, BlobRecord,

@@ -10,8 +10,8 @@
 //! `trail_at` is that entry's index in `trail`, or `NO_TRAIL`; `boundary` is the restart offset
 //! that ends the interval of `at`, so `next == boundary` means that a restart point comes next.
 
+use crate::block::layout::{Entries, bad_entry};
 use crate::block::search;
-use crate::block::{Entries, bad_entry};
 use crate::error::Result;
 use crate::key::Comparator;
 

@@ -3,7 +3,9 @@
 //! A long value ends its block, so all keys are near the beginning, and a lookup that needs only
 //! the key can do without the value.
 
-use crate::block::{FLAG_HASH_INDEX, FLAG_RESERVED, FLAG_SEPARATED, RESTART_COUNT_MASK, header3};
+use crate::block::layout::{
+    FLAG_HASH_INDEX, FLAG_RESERVED, FLAG_SEPARATED, RESTART_COUNT_MASK, header3,
+};
 use crate::key::{Comparator, split_lenient};
 
 /// The result of a lookup in the beginning of a block.

@@ -17,7 +17,7 @@
 
 use std::cmp::Ordering;
 
-use crate::block::{Entries, Entry};
+use crate::block::layout::{Entries, Entry};
 use crate::key::{Comparator, compare_with_prefix, split_lenient};
 
 /// The result of a search.
@@ -98,12 +98,12 @@ pub(crate) fn first_not_less<F: Entries>(
         return Some(Hit::PastEnd);
     }
     let less = restarts_less(data, entries, format, comparator, target, 0, u32::MAX)?;
-    first_not_less_behind(data, entries, format, comparator, target, scratch, less)
+    first_not_less_after(data, entries, format, comparator, target, scratch, less)
 }
 
 /// The second half of [`first_not_less`]: `less` restart points have keys less than the target.
 #[inline(always)]
-pub(crate) fn first_not_less_behind<F: Entries>(
+pub(crate) fn first_not_less_after<F: Entries>(
     data: &[u8],
     entries: &[u8],
     format: F,

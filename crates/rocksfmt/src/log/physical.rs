@@ -10,6 +10,9 @@
 
 use crate::crc::{crc32c, mask_crc};
 
+/// The size of a log block.
+pub const LOG_BLOCK_BYTES: usize = 32 * 1024;
+
 pub(crate) const HEADER_BYTES: usize = 7;
 pub(crate) const RECYCLABLE_HEADER_BYTES: usize = 11;
 

@@ -13,9 +13,9 @@
 use crate::coding::fixed64_at;
 use crate::key::SEQUENCE_MAX;
 use crate::log::group_end::{GroupEnd, TornGroup};
-use crate::log::physical::{HEADER_BYTES, Physical, kind, physical};
+use crate::log::physical::{HEADER_BYTES, LOG_BLOCK_BYTES, Physical, kind, physical};
+use crate::log::reader::{LogKind, LogReader};
 use crate::log::zstd::{RecordDecompressor, looks_compressed};
-use crate::log::{LOG_BLOCK_BYTES, LogKind, LogReader};
 use crate::manifest::edit::VersionEdit;
 
 /// A valid record after a log's first damage.

@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::*;
+use crate::log::physical::{LOG_BLOCK_BYTES, kind};
+use crate::log::reader::{LogEnd, LogKind, LogReader, PredecessorWal};
 use crate::log::scan::{DamageScan, LaterRecord};
 use crate::testing::{BatchBuilder, LogBuilder};
 

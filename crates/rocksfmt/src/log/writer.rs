@@ -5,9 +5,8 @@
 
 use crate::batch::{BATCH_HEADER_BYTES, tag};
 use crate::crc::{crc32c, mask_crc};
-use crate::log::LOG_BLOCK_BYTES;
 use crate::log::group_end::GroupEnd;
-use crate::log::physical::{HEADER_BYTES, RECYCLABLE_HEADER_BYTES, kind};
+use crate::log::physical::{HEADER_BYTES, LOG_BLOCK_BYTES, RECYCLABLE_HEADER_BYTES, kind};
 
 /// The position in a log that is being written.
 #[derive(Clone, Copy, Debug)]
@@ -141,7 +140,7 @@ impl LogWriter {
 mod tests {
     use super::*;
     use crate::batch::WriteBatch;
-    use crate::log::{LogEnd, LogKind, LogReader};
+    use crate::log::reader::{LogEnd, LogKind, LogReader};
     use proptest::prelude::*;
 
     fn read(bytes: &[u8], number: u64) -> Vec<Vec<u8>> {

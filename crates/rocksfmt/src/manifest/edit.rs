@@ -11,50 +11,12 @@
 
 use crate::coding::{Decoder, put_lps, put_varint};
 use crate::error::{Error, Result};
-use crate::manifest::file_meta::{BlobFileMeta, FileMeta};
+use crate::manifest::file_meta::{BlobFileMeta, BlobGarbage, FileMeta};
+use crate::manifest::tag;
 
 /// The number of levels a MANIFEST may name. RocksDB's `num_levels` is 7 and rarely changed; the
 /// bound keeps a damaged varint from causing a large allocation.
 pub const LEVELS_MAX: u32 = 64;
-
-/// Tags of a version edit.
-pub(crate) mod tag {
-    pub const COMPARATOR: u32 = 1;
-    pub const LOG_NUMBER: u32 = 2;
-    pub const NEXT_FILE_NUMBER: u32 = 3;
-    pub const LAST_SEQUENCE: u32 = 4;
-    pub const COMPACT_CURSOR: u32 = 5;
-    pub const DELETED_FILE: u32 = 6;
-    pub const NEW_FILE: u32 = 7;
-    pub const PREV_LOG_NUMBER: u32 = 9;
-    pub const MIN_LOG_NUMBER_TO_KEEP: u32 = 10;
-    pub const NEW_FILE2: u32 = 100;
-    pub const NEW_FILE3: u32 = 102;
-    pub const NEW_FILE4: u32 = 103;
-    pub const COLUMN_FAMILY: u32 = 200;
-    pub const COLUMN_FAMILY_ADD: u32 = 201;
-    pub const COLUMN_FAMILY_DROP: u32 = 202;
-    pub const MAX_COLUMN_FAMILY: u32 = 203;
-    pub const IN_ATOMIC_GROUP: u32 = 300;
-    pub const BLOB_FILE_ADDITION: u32 = 400;
-    pub const BLOB_FILE_GARBAGE: u32 = 401;
-    /// Unknown tags with this bit have a length and can be skipped.
-    pub const IGNORABLE: u32 = 1 << 13;
-    pub const DB_ID: u32 = 8193;
-    pub const OLD_BLOB_FILE_ADDITION: u32 = 8194;
-    pub const OLD_BLOB_FILE_GARBAGE: u32 = 8195;
-    pub const OLD_WAL_ADDITION: u32 = 8196;
-    pub const OLD_WAL_DELETION: u32 = 8197;
-    pub const FULL_HISTORY_TS_LOW: u32 = 8198;
-    pub const WAL_ADDITION: u32 = 8199;
-    pub const WAL_DELETION: u32 = 8200;
-    pub const PERSIST_TIMESTAMPS: u32 = 8201;
-    pub const LAST_COMPACTED_MANIFEST_BYTES: u32 = 8203;
-    /// Millrace's: zeros that pad a record.
-    pub const FILLER: u32 = IGNORABLE | 0xF00;
-    /// Millrace's: the number of keys.
-    pub const KEYS: u32 = IGNORABLE | 0xF01;
-}
 
 /// The kind of a record. Only [`EditKind::Normal`] records change files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,17 +40,6 @@ pub struct WalAddition {
     pub number: u64,
     /// The number of its bytes that are synced, if known.
     pub synced_bytes: Option<u64>,
-}
-
-/// Values of a blob file to which nothing refers any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlobGarbage {
-    /// The blob file.
-    pub number: u64,
-    /// The number of values that died.
-    pub count: u64,
-    /// Their bytes, including headers and keys.
-    pub bytes: u64,
 }
 
 /// One record of a MANIFEST.
@@ -139,15 +90,6 @@ pub struct VersionEdit {
     pub ours: bool,
     /// Size of the last MANIFEST that held only a snapshot.
     pub last_compacted_manifest_bytes: Option<u64>,
-}
-
-impl BlobGarbage {
-    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
-        for number in [u64::from(tag::BLOB_FILE_GARBAGE), self.number, self.count, self.bytes] {
-            put_varint(out, number);
-        }
-        out.push(0);
-    }
 }
 
 impl VersionEdit {
@@ -323,7 +265,7 @@ impl VersionEdit {
                 self.new_blob_files.push(BlobFileMeta::decode(d)?);
             }
             tag::BLOB_FILE_GARBAGE | tag::OLD_BLOB_FILE_GARBAGE => {
-                self.blob_garbage.push(blob_garbage(d)?);
+                self.blob_garbage.push(BlobGarbage::decode(d)?);
             }
             tag::DB_ID => self.db_id = Some(text(d.lps("database id")?)),
             tag::OLD_WAL_ADDITION => self.wal_additions.push(wal_addition(d)?),
@@ -388,16 +330,6 @@ fn level(d: &mut Decoder<'_>) -> Result<u32> {
         return Err(Error::corruption(format!("level {level}, expected less than {LEVELS_MAX}")));
     }
     Ok(level)
-}
-
-fn blob_garbage(d: &mut Decoder<'_>) -> Result<BlobGarbage> {
-    let garbage = BlobGarbage {
-        number: d.varint64("blob file number")?,
-        count: d.varint64("blob garbage count")?,
-        bytes: d.varint64("blob garbage bytes")?,
-    };
-    BlobFileMeta::skip_custom_fields(d)?;
-    Ok(garbage)
 }
 
 fn wal_addition(d: &mut Decoder<'_>) -> Result<WalAddition> {

@@ -3,7 +3,7 @@
 use crate::coding::{Decoder, fixed64_at, put_lps, put_varint};
 use crate::error::{Error, Result};
 use crate::key::{InternalKey, SEQUENCE_MAX};
-use crate::manifest::edit::{BlobGarbage, tag};
+use crate::manifest::tag;
 
 /// Tags of a file's custom fields.
 pub(crate) mod custom {
@@ -271,5 +271,36 @@ impl BlobFileMeta {
             }
             d.lps("blob field")?;
         }
+    }
+}
+
+/// Values of a blob file to which nothing refers any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlobGarbage {
+    /// The blob file.
+    pub number: u64,
+    /// The number of values that died.
+    pub count: u64,
+    /// Their bytes, including headers and keys.
+    pub bytes: u64,
+}
+
+impl BlobGarbage {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        for number in [u64::from(tag::BLOB_FILE_GARBAGE), self.number, self.count, self.bytes] {
+            put_varint(out, number);
+        }
+        out.push(0);
+    }
+
+    /// Reads a blob file garbage field.
+    pub(crate) fn decode(d: &mut Decoder<'_>) -> Result<BlobGarbage> {
+        let garbage = BlobGarbage {
+            number: d.varint64("blob file number")?,
+            count: d.varint64("blob garbage count")?,
+            bytes: d.varint64("blob garbage bytes")?,
+        };
+        BlobFileMeta::skip_custom_fields(d)?;
+        Ok(garbage)
     }
 }

@@ -1,11 +1,16 @@
 //! The rules for edits as a whole, and for the resulting levels.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 
-use super::*;
 use crate::error::Kind;
-use crate::key::SENTINEL_PACKED;
-use crate::manifest::edit::tag;
+use crate::error::Result;
+use crate::key::{Comparator, SENTINEL_PACKED};
+use crate::manifest::file_meta::FileMeta;
+use crate::manifest::replay::ManifestReplay;
+use crate::manifest::state::ManifestState;
+use crate::manifest::tag;
 use crate::testing::{EditBuilder, file_meta};
 
 const BYTEWISE: &str = "leveldb.BytewiseComparator";

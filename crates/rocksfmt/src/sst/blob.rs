@@ -13,7 +13,7 @@
 
 use std::ops::Range;
 
-use crate::block::compress::Compression;
+use crate::block::decompress::Compression;
 use crate::coding::Decoder;
 use crate::crc::{crc32c, crc32c_append, mask_crc};
 use crate::error::{Error, Result};

@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 
 use crate::block::builder::BlockBuilder;
 use crate::block::checksum::{BLOCK_TRAILER_BYTES, BlockCheck, ChecksumType};
-use crate::block::compress::Compression;
-use crate::block::compressor::Compressor;
+use crate::block::compress::Compressor;
+use crate::block::decompress::Compression;
 use crate::coding::put_varint;
 use crate::error::{Error, Result};
 use crate::key::{

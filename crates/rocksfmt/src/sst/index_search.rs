@@ -14,8 +14,8 @@
 //! number of `a` is at most that of `b`: keys with a smaller number than the target's are less,
 //! keys with a larger one are greater, and only equal numbers need a comparison.
 
+use crate::block::layout::{Entries, bad_entry};
 use crate::block::search::{self, Hit};
-use crate::block::{Entries, bad_entry};
 use crate::error::Result;
 use crate::key::{Comparator, compare_bytes};
 use crate::sst::footer::BlockHandle;
@@ -110,7 +110,7 @@ impl IndexSearch {
             low as u32,
             high as u32,
         )?;
-        search::first_not_less_behind(
+        search::first_not_less_after(
             data,
             entries,
             *layout,

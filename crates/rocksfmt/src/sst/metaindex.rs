@@ -1,6 +1,7 @@
 //! The metaindex: names of meta blocks and their handles. Unknown names are skipped.
 
-use crate::block::{BlockCursor, BlockLayout};
+use crate::block::data::BlockCursor;
+use crate::block::layout::BlockLayout;
 use crate::error::Result;
 use crate::sst::footer::BlockHandle;
 

@@ -9,7 +9,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::block::{BlockCursor, BlockLayout};
+use crate::block::data::BlockCursor;
+use crate::block::layout::BlockLayout;
 use crate::coding::{fixed32_at, fixed64_at, varint64_at};
 use crate::error::{Error, Result};
 use crate::sst::index::{IndexFormat, IndexType};

@@ -16,7 +16,8 @@
 
 use std::cmp::Ordering;
 
-use crate::block::{BlockCursor, BlockLayout};
+use crate::block::data::BlockCursor;
+use crate::block::layout::BlockLayout;
 use crate::error::{Error, Result};
 use crate::key::{Comparator, InternalKey, SENTINEL_PACKED, ValueType};
 

@@ -10,11 +10,10 @@ use crate::batch::tag as batch_tag;
 use crate::coding::{put_lps, put_varint};
 use crate::crc::{crc32c, mask_crc};
 use crate::key::{pack, put_internal_key};
-use crate::log::LOG_BLOCK_BYTES;
-use crate::log::physical::{HEADER_BYTES, RECYCLABLE_HEADER_BYTES, kind};
+use crate::log::physical::{HEADER_BYTES, LOG_BLOCK_BYTES, RECYCLABLE_HEADER_BYTES, kind};
 use crate::log::writer::LogWriter;
-use crate::manifest::edit::tag;
 use crate::manifest::file_meta::FileMeta;
+use crate::manifest::tag;
 
 /// Builds the bytes of a log.
 #[derive(Clone, Debug, Default)]
