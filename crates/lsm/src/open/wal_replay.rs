@@ -281,7 +281,7 @@ impl WalReplay {
         if !torn.is_outlived_by(end) {
             return Ok(());
         }
-        let hole = torn.hole();
+        let hole = torn.gap();
         Err(Error::new(
             Kind::Corruption,
             format!(
@@ -403,7 +403,7 @@ impl WalReplay {
         }
         let torn = scan.and_then(DamageScan::torn).or(self.torn);
         self.leftovers |= torn.is_some_and(|torn| torn.records() > 0);
-        let hole = torn.filter(|_| self.torn.is_some()).map(|torn| torn.hole());
+        let hole = torn.filter(|_| self.torn.is_some()).map(|torn| torn.gap());
         let hollow = match cut {
             None if hole.is_none() => reader.zeros_from().or(self.empty.then_some(0)),
             _ => None,
@@ -411,7 +411,7 @@ impl WalReplay {
         let cut = hole.or(cut.map(|(offset, _)| offset));
         self.chain.ends(self.number, cut, hollow, !self.first_in_log);
         if let Some(torn) = self.torn {
-            self.tails.push((self.number, LogEnd::Truncated { offset: torn.hole() }));
+            self.tails.push((self.number, LogEnd::Truncated { offset: torn.gap() }));
         } else if *end != LogEnd::Clean {
             self.tails.push((self.number, end.clone()));
         }

@@ -85,7 +85,7 @@ impl Compression {
         };
         if len > max {
             return Err(Error::too_large(format!(
-                "{self:?} block unpacks to {len} bytes, limit {max}"
+                "{self:?} block decompresses to {len} bytes, limit {max}"
             )));
         }
         Ok(len)
@@ -258,7 +258,7 @@ fn bzip2(body: &[u8], out: &mut [u8]) -> Coded {
 #[cold]
 fn wrong_size(compression: Compression, expected: usize, found: usize) -> Error {
     Error::corruption(format!(
-        "{compression:?} block should unpack to {expected} bytes, not {found}"
+        "{compression:?} block should decompress to {expected} bytes, not {found}"
     ))
 }
 

@@ -62,7 +62,7 @@ impl BlockLayout {
         let entries_end = values.map_or(restarts, |v| v as usize);
         if entries_end > restarts {
             return Err(Error::corruption(format!(
-                "values start at {entries_end}, behind them is {restarts}"
+                "values start at {entries_end}, after the restart points at {restarts}"
             )));
         }
         let layout = BlockLayout {
@@ -86,7 +86,7 @@ impl BlockLayout {
             let inside = offset < self.entries_end || (offset == 0 && self.restart_count == 1);
             if !ascends || !inside {
                 return Err(Error::corruption(format!(
-                    "restart offset {offset} behind {previous:?} in a block with {} bytes of entries",
+                    "restart offset {offset} after {previous:?} in a block with {} bytes of entries",
                     self.entries_end
                 )));
             }

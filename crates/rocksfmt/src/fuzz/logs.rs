@@ -49,14 +49,14 @@ fn read_log(kind: LogKind, bytes: &[u8]) {
         assert!(fed.is_ok());
     }
     assert!(reader.good_until() <= bytes.len() as u64);
-    let hole = reader.good_until();
-    let scan = || DamageScan::new(&reader, hole, next_sequence);
+    let gap = reader.good_until();
+    let scan = || DamageScan::new(&reader, gap, next_sequence);
     let find = |mut scan: DamageScan| {
         scan.push(scan.start(), &bytes[scan.start() as usize..]).map(|later| later.offset)
     };
     let later = find(scan());
-    assert!(later.is_none_or(|later| later > hole && later < bytes.len() as u64));
-    let outlives = find(scan().of_groups(TornGroup::new(hole)));
+    assert!(later.is_none_or(|later| later > gap && later < bytes.len() as u64));
+    let outlives = find(scan().of_groups(TornGroup::new(gap)));
     assert!(outlives.is_none_or(|record| later.is_some_and(|later| later <= record)));
 }
 

@@ -51,20 +51,20 @@ impl GroupEnd {
 /// Judges a gap in a log in which every group has an end, by the whole records after the gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TornGroup {
-    hole: u64,
+    gap: u64,
     ended: bool,
     records: u64,
 }
 
 impl TornGroup {
-    /// A judge for a log whose last record before the gap ends at `hole`.
-    pub fn new(hole: u64) -> TornGroup {
-        TornGroup { hole, ended: false, records: 0 }
+    /// A judge for a log whose last record before the gap ends at `gap`.
+    pub fn new(gap: u64) -> TornGroup {
+        TornGroup { gap, ended: false, records: 0 }
     }
 
     /// The start of the gap.
-    pub fn hole(&self) -> u64 {
-        self.hole
+    pub fn gap(&self) -> u64 {
+        self.gap
     }
 
     /// The number of whole records after the gap.
@@ -80,7 +80,7 @@ impl TornGroup {
             return true;
         }
         match end {
-            Some(end) if end.start > self.hole => return true,
+            Some(end) if end.start > self.gap => return true,
             Some(_) => self.ended = true,
             None => {}
         }

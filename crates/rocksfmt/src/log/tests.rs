@@ -401,7 +401,7 @@ fn unknown_types_are_refused_or_ignored_by_their_high_bit() {
     for k in [12, 50, 127] {
         let mut log = log_of(LogBuilder::legacy(), 1..3);
         let offset = log.bytes().len() as u64;
-        log.physical(k, None, b"?").append(b"behind it");
+        log.physical(k, None, b"?").append(b"after it");
         let (records, end) = read(WAL, log.bytes());
         assert_eq!(records.len(), 2);
         let what = format!("unknown record type {k}");
@@ -409,7 +409,7 @@ fn unknown_types_are_refused_or_ignored_by_their_high_bit() {
     }
     for k in [128, 132, 200, 255] {
         let mut log = log_of(LogBuilder::legacy(), 1..3);
-        log.physical(k, None, b"?").append(b"behind it");
+        log.physical(k, None, b"?").append(b"after it");
         let (records, end) = read(WAL, log.bytes());
         assert_eq!((records.len(), end), (3, LogEnd::Clean), "{k}");
     }

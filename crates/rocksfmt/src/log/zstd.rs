@@ -39,7 +39,7 @@ impl RecordDecompressor {
     pub(crate) fn run(&mut self, stored: &[u8], bytes_max: usize) -> Result<&[u8], String> {
         let (bytes, done) = self.expand(stored, bytes_max, false)?;
         if !done {
-            return Err("zstd frame of a log record is cut short".into());
+            return Err("zstd frame of a log record is truncated".into());
         }
         Ok(&self.output[..bytes])
     }

@@ -1,6 +1,5 @@
-//! Damaged files: any answer is fine, a panic or a hang is not. Checksums catch most damage, so
-//! here the checksums of most damaged blocks are made right again: the damage then reaches the
-//! parsers behind.
+//! Damaged files: any answer is acceptable, a panic or a hang is not. Checksums catch most damage,
+//! so the tests correct the checksums of most damaged blocks: the damage then reaches the parsers.
 
 #![expect(clippy::disallowed_methods, reason = "tests read files themselves")]
 
@@ -9,7 +8,7 @@ use std::path::PathBuf;
 use crate::support::{Table, fresh_dir, generate, sst_files};
 use rocksfmt::*;
 
-/// A small generator, so that a failure names its case by number.
+/// A small generator, so that a number identifies a failing case.
 struct Random(u64);
 
 impl Random {
@@ -47,7 +46,7 @@ fn handles(table: &Table) -> Vec<BlockHandle> {
     all
 }
 
-/// Makes the checksums of damaged blocks right again, so that the damage reaches the parsers.
+/// Corrects the checksums of damaged blocks, so that the damage reaches the parsers.
 fn sign(bytes: &mut [u8], handles: &[BlockHandle], check: BlockCheck) {
     for h in handles {
         let (start, end) = (h.offset as usize, (h.offset + h.size) as usize + 1);
@@ -67,7 +66,7 @@ fn flipped_bytes_and_cuts_never_panic() {
         for round in 0..24 {
             let mut bad = good.clone();
             for _ in 0..1 + random.next(3) {
-                // Two of three in the tail, where the meta blocks are.
+                // Two thirds of the damage is in the tail, where the meta blocks are.
                 let from = if random.next(3) == 0 { 0 } else { bad.len().saturating_sub(6000) };
                 let at = from + random.next(bad.len() - from);
                 bad[at] = match random.next(3) {
@@ -94,7 +93,7 @@ fn flipped_bytes_and_cuts_never_panic() {
 }
 
 #[test]
-fn every_flip_in_a_data_block_is_noticed() {
+fn every_flip_in_a_data_block_is_detected() {
     let root = fresh_dir("damage_noticed");
     generate(&root);
     let path = sst_files(&root.join("plain")).pop().unwrap();

@@ -1,5 +1,5 @@
 //! Files written by RocksDB 7.8 (db_bench) and 9.x (rocksdict), read entry by entry and compared
-//! with what their own tools say is in them.
+//! with the contents that their own tools report.
 
 #![expect(clippy::disallowed_methods, reason = "tests read files themselves")]
 
@@ -77,10 +77,10 @@ fn rocksdict_files_of_every_variant_hold_what_rocksdict_reads() {
             });
         }
     }
-    // The generator must really have produced what this test is about.
+    // The generator must have produced all the variants that this test covers.
     assert!(names > 30, "{names} databases");
-    // The zlib of this rocksdict build never finds a block worth compressing; db_bench covers it
-    // below.
+    // The zlib of this rocksdict build never compresses a block enough to keep the result; the
+    // db_bench test below covers it.
     for compression in [1, 3, 4, 5, 7] {
         assert!(
             compressions.contains(&(compression, false)),
@@ -107,7 +107,7 @@ fn rocksdict_files_of_every_variant_hold_what_rocksdict_reads() {
     assert!(filters.contains("bloom") && filters.contains("partitioned"), "{filters:?}");
 }
 
-/// Runs db_bench 7.8 with the given flags on top of a small fill, and compares with `ldb scan`.
+/// Runs db_bench 7.8 with the given flags after a small fill, and compares with `ldb scan`.
 fn db_bench(name: &str, flags: &[&str]) -> Vec<support::Table> {
     let dir = fresh_dir(name);
     let db = format!("--db={}", dir.display());

@@ -1,5 +1,5 @@
-//! Logs and MANIFESTs written by RocksDB 7.8 (db_bench, ldb) and 9.x (rocksdict), also by processes
-//! that were killed, compared with what RocksDB itself says is in them.
+//! Logs and MANIFESTs written by RocksDB 7.8 (db_bench, ldb) and 9.x (rocksdict), some by processes
+//! that were killed, compared with the contents that RocksDB itself reports.
 
 #![expect(clippy::disallowed_methods, reason = "tests read files themselves")]
 
@@ -12,7 +12,7 @@ use rocksfmt::*;
 
 type Pairs = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// The interpreter of the project's own environment where there is one.
+/// The interpreter of the project's own environment, if there is one.
 fn python() -> String {
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.venv/bin/python");
     match Path::new(own).exists() {
@@ -21,7 +21,7 @@ fn python() -> String {
     }
 }
 
-/// Lets rocksdict make a database and die; returns its directory, what was in it, and its last
+/// Makes rocksdict create a database and die; returns its directory, its contents, and its last
 /// sequence.
 fn killed_writer(case: &str) -> (PathBuf, BTreeMap<String, Pairs>, u64) {
     let root = fresh_dir(&format!("logs-{case}"));
@@ -48,7 +48,7 @@ fn killed_writer(case: &str) -> (PathBuf, BTreeMap<String, Pairs>, u64) {
     (root.join("db"), families, sequence.expect("the script writes the sequence last"))
 }
 
-/// Reads a log in pieces of some blocks.
+/// Reads a log in pieces of a few blocks.
 fn read_log(path: &Path, kind: LogKind) -> (Vec<(u64, Vec<u8>)>, LogReader) {
     let bytes = std::fs::read(path).unwrap();
     let mut reader = LogReader::new(kind);
@@ -81,7 +81,7 @@ fn manifest(db: &Path) -> ManifestState {
     replay.finish().unwrap()
 }
 
-/// The numbers of one kind of file in the directory.
+/// The numbers of one kind of file in a directory.
 fn listed(db: &Path, number: impl Fn(FileName) -> Option<u64>) -> BTreeMap<u64, u64> {
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir(db).unwrap() {
@@ -107,7 +107,7 @@ fn logs(db: &Path) -> Vec<u64> {
     wals.into_keys().collect()
 }
 
-/// What the logs of a database hold: live pairs by column family, and the last sequence.
+/// The contents of a database's logs: live pairs by column family, and the last sequence.
 struct Replayed {
     families: BTreeMap<String, Pairs>,
     last_sequence: u64,
@@ -115,7 +115,7 @@ struct Replayed {
     operations: BTreeSet<&'static str>,
 }
 
-/// Replays the logs over nothing, with RocksDB's rules.
+/// Replays the logs into an empty state, by RocksDB's rules.
 fn replay(db: &Path) -> Replayed {
     let state = manifest(db);
     let oldest = state.column_families.values().map(|cf| cf.log_number).min().unwrap();
@@ -205,7 +205,7 @@ fn dump_wal(path: &Path) -> Vec<(u64, u32, usize, u64, String)> {
     lines
 }
 
-/// A batch in the words of `ldb dump_wal --print_value`.
+/// A batch as `ldb dump_wal --print_value` prints it.
 fn in_ldbs_words(batch: &WriteBatch<'_>) -> String {
     let hex = |bytes: &[u8]| {
         let digits: String = bytes.iter().map(|b| format!("{b:02X}")).collect();
@@ -272,7 +272,7 @@ fn logs_of_db_bench_hold_what_ldb_dumps() {
                 let batch = WriteBatch::parse(record).unwrap();
                 assert_eq!((batch.sequence(), batch.count()), (sequence, count));
                 assert_eq!(record.len(), bytes);
-                // In front of a block's padding, ldb reports where that begins.
+                // Before a block's padding, ldb reports the start of the padding.
                 assert!(*offset - at < 7, "record at {offset}, ldb says {at}");
                 let ours = in_ldbs_words(&batch);
                 let spaces = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -315,7 +315,7 @@ fn a_killed_writers_log_holds_what_rocksdb_recovers() {
     assert!(replayed.ends.iter().all(|e| matches!(e, LogEnd::Clean | LogEnd::Truncated { .. })));
     let ours = &replayed.families["default"];
     assert!(ours.len() > 10_000);
-    // Last, because it opens the database for writing: what RocksDB recovers.
+    // Last, because the scan opens the database for writing: the data that RocksDB recovers.
     let db = format!("--db={}", db.display());
     let mut theirs = Pairs::new();
     for line in run("ldb", &[&db, "scan", "--hex"]).lines() {
@@ -378,8 +378,8 @@ fn a_recycled_log_is_read_up_to_its_stale_tail() {
     assert_eq!(want.len(), 700);
     assert!(replayed.families["default"] == want);
 
-    // One bit in an early record: the stale tail begins there, but a newer record of this log gives
-    // it away.
+    // Flip one bit in an early record: the stale tail begins there, but a newer record of this log
+    // shows that it is damage.
     let mut bad = bytes.clone();
     bad[3000] ^= 1;
     let mut reader = LogReader::new(LogKind::Wal { number });
@@ -397,7 +397,7 @@ fn a_recycled_log_is_read_up_to_its_stale_tail() {
     assert_eq!(later.sequence, Some(next + 1));
 }
 
-/// Live blob files are exactly those RocksDB keeps; garbage was counted.
+/// Live blob files are exactly those that RocksDB keeps; garbage was counted.
 #[test]
 fn blob_files_of_rocksdb_9_are_known() {
     let (db, _, sequence) = killed_writer("blobs");
@@ -477,7 +477,7 @@ fn a_manifest_of_rocksdb_7_lists_what_ldb_dumps() {
     db_bench(&db, &args);
     let state = manifest(&db);
     let path = format!("--path={}", manifest_path(&db).display());
-    // Keys in the dump are no text.
+    // Keys in the dump are not text.
     let dump = Command::new("ldb").args(["manifest_dump", &path, "--verbose"]).output().unwrap();
     let text = String::from_utf8_lossy(&dump.stdout);
     let mut ours = BTreeSet::new();
@@ -507,7 +507,7 @@ fn a_manifest_of_rocksdb_7_lists_what_ldb_dumps() {
     assert_eq!(state.last_sequence, total("last_sequence"));
     assert_eq!(u64::from(state.max_column_family), total("max_column_family"));
     assert_eq!(state.min_log_number_to_keep, total("min_log_number_to_keep"));
-    // All files are there with their sizes, and the tracked logs too.
+    // All files exist with their sizes, and so do the tracked logs.
     let there = listed(&db, |name| match name {
         FileName::Sst(number) => Some(number),
         _ => None,
@@ -520,7 +520,7 @@ fn a_manifest_of_rocksdb_7_lists_what_ldb_dumps() {
 }
 
 #[test]
-fn column_families_made_and_dropped_by_ldb_are_followed() {
+fn column_families_created_and_dropped_by_ldb_are_followed() {
     let root = fresh_dir("ldb");
     let db = root.join("db");
     let path = format!("--db={}", db.display());
@@ -555,7 +555,7 @@ fn column_families_made_and_dropped_by_ldb_are_followed() {
     assert_eq!(options.rocksdb_version(), Some("7.8.3"));
 }
 
-/// Whatever the length a crash leaves of a real log or MANIFEST, what is read is a prefix.
+/// At every length to which a crash can cut a real log or MANIFEST, the records read are a prefix.
 #[test]
 fn every_cut_of_a_real_log_reads_as_a_prefix() {
     let db = fresh_dir("cuts");

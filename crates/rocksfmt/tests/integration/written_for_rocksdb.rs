@@ -1,5 +1,5 @@
-//! RocksDB's own tools judge what the writers make: tables, a MANIFEST and a write-ahead log, put
-//! together to databases whose contents are known.
+//! RocksDB's own tools check the output of the writers: tables, a MANIFEST and a write-ahead log,
+//! combined into databases with known contents.
 #![expect(clippy::disallowed_methods, reason = "files of the host, for RocksDB's tools")]
 
 use crate::support;
@@ -15,7 +15,7 @@ use rocksfmt::{
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// SplitMix64: a fixed seed gives the same databases every time.
+/// SplitMix64: a fixed seed gives the same databases in every run.
 struct Rng(u64);
 
 impl Rng {
@@ -81,7 +81,7 @@ fn apply(model: &mut Model, changes: &[Change]) {
     }
 }
 
-/// A table with these changes, the first one at `sequence`; what the MANIFEST says of it.
+/// A table with these changes, the first at `sequence`, and its description for the MANIFEST.
 fn table(changes: &[Change], sequence: u64, options: SstOptions) -> (Vec<u8>, rocksfmt::FileMeta) {
     let mut entries = Vec::new();
     let mut builder = SstBuilder::new(options);
@@ -125,9 +125,9 @@ fn scan(dir: &Path) -> Model {
         .collect()
 }
 
-/// Two tables of level 0, or one of level 6 below one of level 0, and a log behind them.
+/// Two tables of level 0, or one of level 6 below one of level 0, and then a log.
 #[test]
-fn rocksdb_opens_scans_and_compacts_what_was_written_for_it() {
+fn rocksdb_opens_scans_and_compacts_databases_written_for_it() {
     for seed in 0..16 {
         let mut rng = Rng(seed);
         let dir = fresh_dir(&format!("written-{seed}"));

@@ -1,4 +1,4 @@
-"""Makes RocksDB databases with rocksdict, one per variant, and writes down what each must contain.
+"""Makes RocksDB databases with rocksdict, one per variant, and records their contents.
 
 usage: generate.py DIR
 For each variant: DIR/<name>/ is the database, DIR/<name>.scan the live entries, one "KEYHEX VALUEHEX" per line.

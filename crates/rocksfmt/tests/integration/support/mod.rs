@@ -11,7 +11,7 @@ use rocksfmt::*;
 
 pub const BLOCK_MAX: usize = 64 << 20;
 
-/// An empty directory of this test's own.
+/// An empty directory for this test.
 pub fn fresh_dir(name: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&dir);
@@ -34,7 +34,7 @@ pub fn run(tool: &str, args: &[&str]) -> String {
     String::from_utf8(out.stdout).unwrap()
 }
 
-/// Makes the rocksdict databases in `dir`.
+/// Creates the rocksdict databases in `dir`.
 pub fn generate(dir: &Path) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/integration/support/generate.py");
     run("python3", &["-c", "import rocksdict"]);
@@ -57,7 +57,7 @@ pub fn unhex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(|d| d[0] << 4 | d[1]).collect()
 }
 
-/// What one SST file holds.
+/// The contents of one SST file.
 #[derive(Debug)]
 pub struct Table {
     pub bytes: Vec<u8>,
@@ -160,7 +160,7 @@ impl Table {
         Ok(blocks)
     }
 
-    /// Every entry in order, and what must hold between blocks and index.
+    /// Every entry in order; checks the invariants between blocks and index.
     pub fn walk(&self) -> Result<Entries> {
         let mut entries = Entries::new();
         for (index, layout) in self.index_blocks()? {
@@ -209,7 +209,7 @@ impl Table {
         Ok(entries)
     }
 
-    /// Where the data blocks, index partitions and filter partitions are.
+    /// The handles of the data blocks, index partitions and filter partitions.
     pub fn all_handles(&self) -> Result<Vec<BlockHandle>> {
         let mut handles = Vec::new();
         let mut tops = self.index_blocks()?;
@@ -279,12 +279,13 @@ impl Table {
                 let (sequence, kind) = unpack(packed);
                 Ok(Some((sequence, kind, block[start as usize..end as usize].to_vec())))
             }
-            // None of these files splits the versions of a key over two blocks.
+            // In none of these files are the versions of a key in two blocks.
             Lookup::Absent | Lookup::PastEnd => Ok(None),
         }
     }
 
-    /// Reads everything in every way; for damaged files, where any answer but a panic will do.
+    /// Reads everything in every way; for damaged files, where any answer except a panic is
+    /// acceptable.
     pub fn exercise(bytes: Vec<u8>) -> Result<usize> {
         let table = Table::open(bytes)?;
         let entries = table.walk()?;
@@ -322,9 +323,9 @@ fn read_block(
     Ok(out)
 }
 
-/// Reads all tables of a database directory and answers what a scan of it would, by the rules of
-/// the format. Every table is read forwards, backwards and by point lookups, and its filter is
-/// asked for its keys.
+/// Reads all tables of a database directory and returns what a scan returns, by the rules of the
+/// format. Reads every table forwards, backwards and by point lookups, and queries its filter for
+/// its keys.
 pub fn scan(db: &Path, global_sequence: u64) -> (BTreeMap<Vec<u8>, Vec<u8>>, Vec<Table>) {
     let mut newest: BTreeMap<Vec<u8>, (u64, u8, Vec<u8>)> = BTreeMap::new();
     let mut tables = Vec::new();

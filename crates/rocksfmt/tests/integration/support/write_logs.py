@@ -1,8 +1,8 @@
-"""Makes databases whose writes are still in the log, with rocksdict, and dies without closing them.
+"""Makes databases with rocksdict whose writes are still in the log, and dies without closing them.
 
     write_logs.py CASE DIR
 
-writes a database into DIR/db and what rocksdict reads from it into DIR/expected: lines `FAMILY KEYHEX VALUEHEX`,
+writes a database into DIR/db and its contents, as rocksdict reads them, into DIR/expected: lines `FAMILY KEYHEX VALUEHEX`,
 and one line `sequence N`. The process then kills itself, so nothing is flushed.
 """
 
@@ -97,7 +97,7 @@ def compressed(root):
 
 
 def recycled(root):
-    """Logs that are reused, so that the last one has the bytes of an older one behind its end."""
+    """Recycled logs: the last one has the bytes of an older one after its end."""
     opt = options()
     opt.set_recycle_log_file_num(3)
     db = Rdict(str(root / "db"), opt)
@@ -110,7 +110,7 @@ def recycled(root):
 
 
 def blobs(root):
-    """Blob files, some of whose values died in compactions."""
+    """Blob files with some values that died in compactions."""
     opt = options()
     opt.set_enable_blob_files(True)
     opt.set_min_blob_size(100)
@@ -128,7 +128,7 @@ def blobs(root):
 
 
 def atomic(root):
-    """Flushes of several column families that are atomic together, because one memtable was full."""
+    """Atomic flushes of several column families, because one memtable was full."""
     def small():
         opt = options()
         opt.set_atomic_flush(True)
