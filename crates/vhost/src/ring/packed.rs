@@ -104,14 +104,8 @@ impl PackedRing {
                 Some(inflight)
             }
         };
-        let apart = match next_avail.index.checked_sub(next_used.index) {
-            Some(apart) if next_avail.wrap == next_used.wrap => apart,
-            None if next_avail.wrap != next_used.wrap => {
-                setup.num - (next_used.index - next_avail.index)
-            }
-            Some(0) => setup.num,
-            _ => return Err(Fault::Base(setup.base)),
-        };
+        let taken =
+            descriptors_between(next_used, next_avail, setup.num).ok_or(Fault::Base(setup.base))?;
         recovered.resubmits = resubmits.len();
         resubmits.reverse();
         let ring = PackedRing {
@@ -122,7 +116,7 @@ impl PackedRing {
             num: setup.num,
             next_avail,
             next_used,
-            taken: apart,
+            taken,
             event_idx: setup.has(F_EVENT_IDX),
             indirect: setup.has(F_INDIRECT_DESC),
             inflight,
@@ -378,6 +372,17 @@ impl PackedRing {
     pub(super) fn is_lost(&self) -> bool {
         let inflight = self.inflight.as_ref().is_some_and(PackedInflight::is_lost);
         inflight || [&self.desc, &self.driver, &self.device].into_iter().any(Area::is_lost)
+    }
+}
+
+/// Number of descriptors from the used to the available position; `None` if they are more than a
+/// lap apart.
+fn descriptors_between(used: Position, avail: Position, num: u16) -> Option<u16> {
+    match avail.index.checked_sub(used.index) {
+        Some(apart) if avail.wrap == used.wrap => Some(apart),
+        None if avail.wrap != used.wrap => Some(num - (used.index - avail.index)),
+        Some(0) => Some(num),
+        _ => None,
     }
 }
 

@@ -16,7 +16,7 @@ use vhost::{Target, TargetOptions};
 
 /// State shared by the test and the core.
 #[derive(Default)]
-struct Shared {
+struct TestState {
     serves: AtomicBool,
     /// Requests that the first target has received.
     asked: AtomicU32,
@@ -39,7 +39,7 @@ async fn when(core: &Core, flag: &AtomicBool) {
 
 /// Serves a memory disk that takes ten minutes for a read, then hands it over to a target without
 /// that delay.
-async fn serve(core: Core, socket: PathBuf, shared: Arc<Shared>) {
+async fn serve(core: Core, socket: PathBuf, shared: Arc<TestState>) {
     let slow = Bdev::open(&core, "delay:read=600s|mem:64M").await.unwrap();
     let first = Target::new(&core, slow.clone(), options());
     let listener = UnixListener::bind(&core, &socket).unwrap();
@@ -93,10 +93,10 @@ async fn serve(core: Core, socket: PathBuf, shared: Arc<Shared>) {
     }
 }
 
-fn with_targets(name: &str, options: DiskOptions, play: impl FnOnce(Disk, &Shared)) {
+fn with_targets(name: &str, options: DiskOptions, play: impl FnOnce(Disk, &TestState)) {
     let dir = Scratch::new(name);
     let socket = dir.path("a.sock");
-    let shared = Arc::<Shared>::default();
+    let shared = Arc::<TestState>::default();
     let config = RuntimeConfig {
         processors: processors().into_iter().take(1).collect(),
         memory: 64 << 20,
@@ -167,7 +167,7 @@ fn a_front_end_without_an_in_flight_region_waits_for_its_device() {
 fn refused_messages_are_not_handed_over() {
     let dir = Scratch::new("refused");
     let socket = dir.path("a.sock");
-    let shared = Arc::<Shared>::default();
+    let shared = Arc::<TestState>::default();
     let config = RuntimeConfig {
         processors: processors().into_iter().take(1).collect(),
         memory: 64 << 20,

@@ -45,21 +45,7 @@ impl Session {
         fds: Vec<OwnedFd>,
     ) -> Result<(Self, Vec<Action>), HandoverError> {
         let mut session = Self::new(offer);
-        for (acknowledged, offered) in [
-            (state.features.unwrap_or(0), session.offer.features),
-            (state.protocol_features, session.offer.protocol_features),
-        ] {
-            if acknowledged & !offered != 0 {
-                return Err(HandoverError::NotOffered { bits: acknowledged & !offered });
-            }
-        }
-        let (expected, found) = (session.rings.len(), state.rings.len());
-        if expected != found {
-            return Err(HandoverError::Rings { expected, found });
-        }
-        if state.regions.len() > usize::from(offer.memory_regions_max) {
-            return Err(HandoverError::Regions);
-        }
+        session.check_state(state)?;
         let roles = state.roles();
         if roles.len() != fds.len() {
             return Err(HandoverError::Descriptors { expected: roles.len(), found: fds.len() });
@@ -105,5 +91,25 @@ impl Session {
             }
         }
         Ok((session, actions))
+    }
+
+    /// Whether this disk's offer fits what the front end acknowledged elsewhere.
+    fn check_state(&self, state: &SessionState) -> Result<(), HandoverError> {
+        for (acknowledged, offered) in [
+            (state.features.unwrap_or(0), self.offer.features),
+            (state.protocol_features, self.offer.protocol_features),
+        ] {
+            if acknowledged & !offered != 0 {
+                return Err(HandoverError::NotOffered { bits: acknowledged & !offered });
+            }
+        }
+        let (expected, found) = (self.rings.len(), state.rings.len());
+        if expected != found {
+            return Err(HandoverError::Rings { expected, found });
+        }
+        if state.regions.len() > usize::from(self.offer.memory_regions_max) {
+            return Err(HandoverError::Regions);
+        }
+        Ok(())
     }
 }

@@ -10,7 +10,7 @@ use crate::memory::dirty::DirtyLog;
 use crate::protocol::handover::UnderWay;
 use crate::protocol::ring_state::{Kick, RingProgress, RingState};
 use crate::ring::Setup;
-use crate::ring::inflight::{Form, InflightRegion};
+use crate::ring::inflight::{Form, InflightArea, InflightRegion};
 use crate::ring::request::Disk;
 use crate::target::Order;
 use crate::target::disk::{config, disk};
@@ -69,25 +69,26 @@ impl Connection<'_> {
         if self.session.packed() { Form::Packed } else { Form::Split }
     }
 
+    /// Maps a ring's part of the in-flight region, if there is one.
+    fn inflight_part(&mut self, index: u16) -> Result<Option<InflightArea>, Refused> {
+        let Some((info, fd)) = &self.inflight else { return Ok(None) };
+        let account = self.memory.account();
+        let region = InflightRegion::map_for(account, fd.as_fd(), *info, self.form());
+        let region = region.map_err(|e| Refused::new("the in-flight region", e))?;
+        if self.target.write_cache.get().is_none() && self.session.told_write_cache() {
+            self.session.distrust_write_cache();
+            tracing::info!(
+                disk = &*self.target.name,
+                "writes are made durable immediately: it is not known whether the guest was told \
+                 of a write cache"
+            );
+        }
+        Ok(region.queue(index))
+    }
+
     pub(super) fn start_ring(&mut self, index: u16) -> Result<(), Refused> {
         let target = self.target;
-        let inflight = match &self.inflight {
-            None => None,
-            Some((info, fd)) => {
-                let account = self.memory.account();
-                let region = InflightRegion::map_for(account, fd.as_fd(), *info, self.form());
-                let region = region.map_err(|e| Refused::new("the in-flight region", e))?;
-                if target.write_cache.get().is_none() && self.session.told_write_cache() {
-                    self.session.distrust_write_cache();
-                    tracing::info!(
-                        disk = &*target.name,
-                        "writes are made durable immediately: it is not known whether the guest was \
-                         told of a write cache"
-                    );
-                }
-                region.queue(index)
-            }
-        };
+        let inflight = self.inflight_part(index)?;
         let ring = *self.session.ring(index);
         let progress = self.part(index).progress.take();
         let addresses = ring.addresses.unwrap_or_default();
