@@ -209,7 +209,8 @@ impl Ring {
         self.requests().broken
     }
 
-    /// Whether memory of the ring itself or its in-flight region is lost: see [`Area::is_lost`].
+    /// Whether memory of the ring itself or its in-flight region is lost: see
+    /// [`Area::is_lost`](crate::Area::is_lost).
     pub fn is_lost(&self) -> bool {
         either!(self, ring => ring.is_lost())
     }
