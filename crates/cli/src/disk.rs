@@ -24,7 +24,7 @@ pub fn run(command: DiskCommand) -> Result<(), Failure> {
         DiskCommand::Attach { spec, node } => attach(spec, &node),
         DiskCommand::Detach { name, force, node } => {
             let request = Request::DiskDetach { name: name.clone(), force };
-            tell(&node, &request, |result| {
+            call(&node, &request, |result| {
                 let rest = match result["comes_back"].as_bool() {
                     Some(true) => {
                         "; it is part of the node's configuration, and comes back at the next start \
@@ -44,7 +44,7 @@ pub fn run(command: DiskCommand) -> Result<(), Failure> {
         }
         DiskCommand::Resize { name, size, shrink, node } => {
             let request = Request::DiskResize { name: name.clone(), size_bytes: size.0, shrink };
-            tell(&node, &request, |result| {
+            call(&node, &request, |result| {
                 let old = Size(result["old_size_bytes"].as_u64().unwrap_or(0));
                 format!("disk {name} now has {size} instead of {old}")
             })
@@ -54,7 +54,7 @@ pub fn run(command: DiskCommand) -> Result<(), Failure> {
 }
 
 /// Sends a request and prints its result.
-fn tell(node: &NodeArgs, request: &Request, say: impl Fn(&Value) -> String) -> Result<(), Failure> {
+fn call(node: &NodeArgs, request: &Request, say: impl Fn(&Value) -> String) -> Result<(), Failure> {
     let result = Admin::connect(node)?.call(request)?;
     let mut out = Out::new();
     match node.json {
@@ -106,7 +106,7 @@ fn attach(spec: DiskSpec, node: &NodeArgs) -> Result<(), Failure> {
     let here = std::env::current_dir()
         .map_err(|error| Failure::new(format!("cannot find the current directory: {error}")))?;
     let request = Request::DiskAttach { disk: spec.under(&here) };
-    tell(node, &request, |result| {
+    call(node, &request, |result| {
         let name = result["name"].as_str().unwrap_or_default();
         let socket = result["socket"].as_str().unwrap_or_default();
         let rest = match result["remembered"].as_bool() {

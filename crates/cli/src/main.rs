@@ -3,8 +3,8 @@
 //! `args` defines the command line; each command has its own module. Below the commands are `admin`
 //! and `remote` (clients of a node), `answer`, `output`, `style`, `tool_core` and `failure`.
 //!
-//! Exit codes: 0 success, 1 the key does not exist or damage was found, 2 wrong usage or a failure. A
-//! closed pipe is not a failure.
+//! Exit codes: 0 success, 1 the key does not exist or damage was found, 2 wrong usage or a failure.
+//! A closed pipe is not a failure.
 #![deny(unsafe_code)]
 
 mod admin;

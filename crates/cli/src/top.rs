@@ -84,96 +84,132 @@ fn is_same_process(before: &Value, now: &Value) -> bool {
     before["process"] == now["process"] && number(before, "now_ns") < number(now, "now_ns")
 }
 
+/// Two samples of one process, and the time between them.
+struct Interval<'a> {
+    before: &'a Value,
+    now: &'a Value,
+    ns: u64,
+}
+
+impl Interval<'_> {
+    fn new<'a>(before: &'a Value, now: &'a Value) -> Interval<'a> {
+        let ns = number(now, "now_ns").saturating_sub(number(before, "now_ns")).max(1);
+        Interval { before, now, ns }
+    }
+
+    fn seconds(&self) -> f64 {
+        self.ns as f64 / 1e9
+    }
+
+    /// The elements of a list, each with the element of the first sample that has the same `key`.
+    fn pairs(&self, list: &str, key: &str) -> impl Iterator<Item = (&Value, Value)> {
+        let before = array(self.before, list);
+        array(self.now, list).iter().map(move |one| {
+            let then = before.iter().find(|then| then[key] == one[key]);
+            (one, then.cloned().unwrap_or_default())
+        })
+    }
+
+    fn core(&self, core: &Value, then: &Value) -> Value {
+        let busy = (growth(core, then, "cpu_ns") / self.ns as f64).min(1.0);
+        let turns = growth(core, then, "turns") / self.seconds();
+        json!({"core": core["core"], "cpu": busy, "turns": turns})
+    }
+
+    fn disk(&self, disk: &Value, then: &Value) -> Value {
+        let mut all = Latency::default();
+        let mut shown = json!({
+            "name": disk["name"],
+            "connected": disk["connected"] == true,
+            "depth": number(disk, "depth"),
+        });
+        for kind in KINDS {
+            let rate = |name| growth(&disk[kind], &then[kind], name) / self.seconds();
+            let latency =
+                Latency::of(&disk[kind]["latency"]).since(&Latency::of(&then[kind]["latency"]));
+            shown[kind] = json!({"iops": rate("requests"), "bytes_per_s": rate("bytes")});
+            all = all.and(&latency);
+        }
+        shown["failed"] = (growth(disk, then, "errors") / self.seconds()).into();
+        shown["mean_ns"] = all.mean_ns().into();
+        shown["p99_ns"] = all.quantile_ns(0.99).into();
+        shown
+    }
+
+    fn shard(&self, shard: &Value, then: &Value) -> Value {
+        let grown = |name| growth(shard, then, name);
+        let rate = |name| grown(name) / self.seconds();
+        let blocks = grown("cache_hits") + grown("cache_misses");
+        json!({
+            "shard": shard["shard"],
+            "core": shard["core"],
+            "keys": shard["keys"],
+            "connections": shard["connections"],
+            "commands": rate("commands"),
+            "gets": rate("gets"),
+            "cached": (blocks > 0.0).then(|| grown("cache_hits") / blocks),
+            "writes": rate("writes"),
+            "wal_bytes_per_s": rate("wal_bytes"),
+            "memtable_bytes": shard["memtable_bytes"],
+            "level0_files": shard["level0_files"],
+            "held_back": (grown("held_back_ns") / self.ns as f64).min(1.0),
+        })
+    }
+}
+
+/// By how much a counter has grown; a missing one counts as 0.
+fn growth(now: &Value, then: &Value, name: &str) -> f64 {
+    number(now, name).saturating_sub(number(then, name)) as f64
+}
+
 /// The rates between two samples, per second.
 fn rates(before: &Value, now: &Value) -> Value {
-    let ns = number(now, "now_ns").saturating_sub(number(before, "now_ns")).max(1);
-    let seconds = ns as f64 / 1e9;
-    let named = |value: &Value, list: &str, key: &str, what: &Value| {
-        array(value, list).iter().find(|one| one[key] == *what).cloned().unwrap_or_default()
-    };
-    let cores: Vec<Value> = array(now, "cores")
-        .iter()
-        .map(|core| {
-            let then = named(before, "cores", "core", &core["core"]);
-            let grown = |name| number(core, name).saturating_sub(number(&then, name)) as f64;
-            let busy = (grown("cpu_ns") / ns as f64).min(1.0);
-            json!({"core": core["core"], "cpu": busy, "turns": grown("turns") / seconds})
-        })
-        .collect();
-    let disks: Vec<Value> = array(now, "disks")
-        .iter()
-        .map(|disk| {
-            let then = named(before, "disks", "name", &disk["name"]);
-            let mut all = Latency::default();
-            let mut shown = json!({
-                "name": disk["name"],
-                "connected": disk["connected"] == true,
-                "depth": number(disk, "depth"),
-            });
-            for kind in KINDS {
-                let grown = |name| {
-                    let (now, then) = (number(&disk[kind], name), number(&then[kind], name));
-                    now.saturating_sub(then) as f64 / seconds
-                };
-                let latency =
-                    Latency::of(&disk[kind]["latency"]).since(&Latency::of(&then[kind]["latency"]));
-                shown[kind] = json!({"iops": grown("requests"), "bytes_per_s": grown("bytes")});
-                all = all.and(&latency);
-            }
-            let failed = number(disk, "errors").saturating_sub(number(&then, "errors"));
-            shown["failed"] = (failed as f64 / seconds).into();
-            shown["mean_ns"] = all.mean_ns().into();
-            shown["p99_ns"] = all.quantile_ns(0.99).into();
-            shown
-        })
-        .collect();
-    let shards: Vec<Value> = array(now, "shards")
-        .iter()
-        .map(|shard| {
-            let then = named(before, "shards", "shard", &shard["shard"]);
-            let grown = |name| number(shard, name).saturating_sub(number(&then, name)) as f64;
-            let blocks = grown("cache_hits") + grown("cache_misses");
-            json!({
-                "shard": shard["shard"],
-                "core": shard["core"],
-                "keys": shard["keys"],
-                "connections": shard["connections"],
-                "commands": grown("commands") / seconds,
-                "gets": grown("gets") / seconds,
-                "cached": (blocks > 0.0).then(|| grown("cache_hits") / blocks),
-                "writes": grown("writes") / seconds,
-                "wal_bytes_per_s": grown("wal_bytes") / seconds,
-                "memtable_bytes": shard["memtable_bytes"],
-                "level0_files": shard["level0_files"],
-                "held_back": (grown("held_back_ns") / ns as f64).min(1.0),
-            })
-        })
-        .collect();
+    let interval = Interval::new(before, now);
+    let cores = interval.pairs("cores", "core").map(|(core, then)| interval.core(core, &then));
+    let disks = interval.pairs("disks", "name").map(|(disk, then)| interval.disk(disk, &then));
+    let shards = interval.pairs("shards", "shard").map(|(one, then)| interval.shard(one, &then));
     json!({
-        "seconds": seconds,
+        "seconds": interval.seconds(),
         "resident_bytes": now["resident_bytes"],
-        "cores": cores,
-        "disks": disks,
-        "shards": shards,
+        "cores": cores.collect::<Vec<_>>(),
+        "disks": disks.collect::<Vec<_>>(),
+        "shards": shards.collect::<Vec<_>>(),
     })
 }
 
+/// The figures of a frame as tables.
 fn frame(rates: &Value) -> String {
-    let float = |value: &Value| value.as_f64().unwrap_or(0.0);
-    let mut said = format!("memory {}\n\n", Size(number(rates, "resident_bytes")));
+    let mut frame = format!("memory {}\n\n", Size(number(rates, "resident_bytes")));
+    frame.push_str(&core_table(array(rates, "cores")));
+    let tables = [disk_table(array(rates, "disks")), shard_table(array(rates, "shards"))];
+    for table in tables.into_iter().flatten() {
+        frame.push('\n');
+        frame.push_str(&table);
+    }
+    frame
+}
+
+fn float(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
+}
+
+fn core_table(cores: &[Value]) -> String {
     let mut rows = vec![["CORE", "CPU", "TURNS/S"].map(str::to_owned)];
-    for core in array(rates, "cores") {
+    for core in cores {
         rows.push([
             number(core, "core").to_string(),
             format!("{:.0} %", float(&core["cpu"]) * 100.0),
             thousands(float(&core["turns"]) as u64),
         ]);
     }
-    said.push_str(&table(&rows, &[0, 1, 2]));
+    table(&rows, &[0, 1, 2])
+}
+
+fn disk_table(disks: &[Value]) -> Option<String> {
     let head =
         ["DISK", "GUEST", "DEPTH", "READ/S", "READ", "WRITE/S", "WRITE", "MEAN", "P99", "FAILED/S"];
     let mut rows = vec![head.map(str::to_owned)];
-    for disk in array(rates, "disks") {
+    for disk in disks {
         let iops = |kind: &str| thousands(float(&disk[kind]["iops"]).round() as u64);
         let bytes = |kind: &str| format!("{:.1} MB/s", float(&disk[kind]["bytes_per_s"]) / 1e6);
         rows.push([
@@ -189,10 +225,10 @@ fn frame(rates: &Value) -> String {
             thousands(float(&disk["failed"]).ceil() as u64),
         ]);
     }
-    if rows.len() > 1 {
-        said.push('\n');
-        said.push_str(&table(&rows, &[2, 3, 4, 5, 6, 7, 8, 9]));
-    }
+    (rows.len() > 1).then(|| table(&rows, &[2, 3, 4, 5, 6, 7, 8, 9]))
+}
+
+fn shard_table(shards: &[Value]) -> Option<String> {
     let head = [
         "SHARD",
         "CORE",
@@ -208,7 +244,7 @@ fn frame(rates: &Value) -> String {
         "HELD BACK",
     ];
     let mut rows = vec![head.map(str::to_owned)];
-    for shard in array(rates, "shards") {
+    for shard in shards {
         let rate = |name: &str| thousands(float(&shard[name]).round() as u64);
         let share = |name: &str| match shard[name].as_f64() {
             Some(share) => format!("{:.0} %", share * 100.0),
@@ -229,11 +265,7 @@ fn frame(rates: &Value) -> String {
             share("held_back"),
         ]);
     }
-    if rows.len() > 1 {
-        said.push('\n');
-        said.push_str(&table(&rows, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]));
-    }
-    said
+    (rows.len() > 1).then(|| table(&rows, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]))
 }
 
 #[cfg(test)]

@@ -110,7 +110,7 @@ impl Imported {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn tell(self, as_json: bool, into: &str, took: Duration) -> Result<(), Failure> {
+    pub fn print(self, as_json: bool, into: &str, took: Duration) -> Result<(), Failure> {
         let mut out = Out::new();
         if as_json {
             out.json(&json!({

@@ -68,7 +68,7 @@ impl Listed {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn tell(self, as_json: bool, to: &Path) -> Result<(), Failure> {
+    pub fn print(self, as_json: bool, to: &Path) -> Result<(), Failure> {
         let mut out = Out::new();
         if as_json {
             out.json(&json!({ "entries": self.entries, "bytes": self.bytes }))?;

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use import::Input;
 use listing::{Listed, Listing, Range};
 
-use crate::args::{KvCommand, Source};
+use crate::args::{KvCommand, Source, Target};
 use crate::failure::{Failure, Verdict};
 use crate::output::{Out, parse_hex};
 use crate::style::Style;
@@ -32,7 +32,6 @@ use crate::style::Style;
 const VALUE_BYTES_MAX: u64 = 512 << 20;
 
 /// Runs a command.
-#[expect(clippy::disallowed_methods, reason = "a tool reports how long it took")]
 pub fn run(command: KvCommand) -> Result<Verdict, Failure> {
     match command {
         KvCommand::Get { key, source, entries } => {
@@ -50,65 +49,19 @@ pub fn run(command: KvCommand) -> Result<Verdict, Failure> {
             Ok(Verdict::Good)
         }
         KvCommand::Export { format, out, from, to, column_family, source } => {
-            if source.json && out.is_none() {
-                return Err(Failure::new(
-                    "--json without --out has no effect: it prints a summary",
-                )
-                .hint("for entries as JSON, use --format json"));
-            }
             let range = range((from, to), format == Style::Hex, false, None)?;
-            let (json, path) = (source.json, out.clone());
-            let listing = Listing { range, column_family, style: format, out, bar: true };
-            let listed = list(listing, source)?;
-            if let Some(path) = path {
-                listed.tell(json, &path)?;
-            }
-            Ok(Verdict::Good)
+            export(Listing { range, column_family, style: format, out, bar: true }, source)
         }
         KvCommand::Put { key, value, hex, target } => {
-            let key = key_argument(key, "KEY", hex)?;
-            let value = value_argument(value, hex)?;
-            let json = target.json;
-            match &target.location.connect {
-                Some(address) => node::put(address, &key, &value)?,
-                None => change::put(key, value, target)?,
-            }
-            if json {
-                tell(&json!({ "put": 1 }))?;
-            }
-            Ok(Verdict::Good)
+            put(key_argument(key, "KEY", hex)?, value_argument(value, hex)?, target)
         }
         KvCommand::Del { keys, hex, target } => {
-            let keys: Vec<Vec<u8>> = keys
-                .into_iter()
-                .map(|key| key_argument(key, "KEY", hex))
-                .collect::<Result<_, _>>()?;
-            let (json, asked) = (target.json, keys.len());
-            let deleted = match &target.location.connect {
-                Some(address) => node::delete(address, &keys)?,
-                None => change::delete(keys, target)?,
-            };
-            if json {
-                tell(&json!({ "keys": asked, "deleted": deleted }))?;
-            } else if deleted < asked as u64 {
-                // Missing keys are worth a note, but all keys are gone as requested.
-                let _ = writeln!(io::stderr(), "millrace: {deleted} of {asked} keys existed");
-            }
-            Ok(if deleted > 0 { Verdict::Good } else { Verdict::Bad })
+            let keys = keys.into_iter().map(|key| key_argument(key, "KEY", hex));
+            delete(keys.collect::<Result<_, _>>()?, target)
         }
         KvCommand::Import { file, format, target } => {
             let file = file.filter(|path| path.as_os_str() != "-");
-            let input = Input { file, style: format };
-            let (json, begun) = (target.json, Instant::now());
-            let (imported, into) = match &target.location.connect {
-                Some(address) => (node::import(address, &input)?, address.clone()),
-                None => {
-                    let path = target.location.data.clone().unwrap_or_default();
-                    (change::import(input, target)?, path.display().to_string())
-                }
-            };
-            imported.tell(json, &into, begun.elapsed())?;
-            Ok(Verdict::Good)
+            import(Input { file, style: format }, target)
         }
         KvCommand::Stat { source } => match &source.location.connect {
             Some(address) => node::stat(address, &source),
@@ -122,6 +75,60 @@ pub fn run(command: KvCommand) -> Result<Verdict, Failure> {
             None => directory::check(source),
         },
     }
+}
+
+fn export(listing: Listing, source: Source) -> Result<Verdict, Failure> {
+    if source.json && listing.out.is_none() {
+        return Err(Failure::new("--json prints a summary of the export, which needs --out FILE")
+            .hint("for entries as JSON, use --format json"));
+    }
+    let (json, path) = (source.json, listing.out.clone());
+    let listed = list(listing, source)?;
+    if let Some(path) = path {
+        listed.print(json, &path)?;
+    }
+    Ok(Verdict::Good)
+}
+
+fn put(key: Vec<u8>, value: Vec<u8>, target: Target) -> Result<Verdict, Failure> {
+    let json = target.json;
+    match &target.location.connect {
+        Some(address) => node::put(address, &key, &value)?,
+        None => change::put(key, value, target)?,
+    }
+    if json {
+        print_summary(&json!({ "put": 1 }))?;
+    }
+    Ok(Verdict::Good)
+}
+
+fn delete(keys: Vec<Vec<u8>>, target: Target) -> Result<Verdict, Failure> {
+    let (json, asked) = (target.json, keys.len());
+    let deleted = match &target.location.connect {
+        Some(address) => node::delete(address, &keys)?,
+        None => change::delete(keys, target)?,
+    };
+    if json {
+        print_summary(&json!({ "keys": asked, "deleted": deleted }))?;
+    } else if deleted < asked as u64 {
+        // Missing keys are worth a note, but all keys are gone as requested.
+        let _ = writeln!(io::stderr(), "millrace: {deleted} of {asked} keys existed");
+    }
+    Ok(if deleted > 0 { Verdict::Good } else { Verdict::Bad })
+}
+
+#[expect(clippy::disallowed_methods, reason = "a tool reports how long it took")]
+fn import(input: Input, target: Target) -> Result<Verdict, Failure> {
+    let (json, begun) = (target.json, Instant::now());
+    let (imported, into) = match &target.location.connect {
+        Some(address) => (node::import(address, &input)?, address.clone()),
+        None => {
+            let path = target.location.data.clone().unwrap_or_default();
+            (change::import(input, target)?, path.display().to_string())
+        }
+    };
+    imported.print(json, &into, begun.elapsed())?;
+    Ok(Verdict::Good)
 }
 
 fn list(listing: Listing, source: Source) -> Result<Listed, Failure> {
@@ -142,7 +149,7 @@ fn range(
     Ok(Range { from: bound(from, "--from")?, to: bound(to, "--to")?, reverse, limit })
 }
 
-fn tell(summary: &Value) -> Result<(), Failure> {
+fn print_summary(summary: &Value) -> Result<(), Failure> {
     let mut out = Out::new();
     out.json(summary)?;
     Ok(out.flush()?)

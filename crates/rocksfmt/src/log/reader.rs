@@ -308,65 +308,51 @@ impl LogReader {
         offset: u64,
         end: u64,
     ) -> Result<Option<u64>, LogEnd> {
-        let damage = |offset, what: String| Err(LogEnd::Damage { offset, what });
+        self.check_form(kind, offset)?;
+        if (kind::FULL..=kind::RECYCLABLE_LAST).contains(&kind) {
+            return self.fragment(kind, payload, offset);
+        }
+        self.control(kind, payload, offset)?;
+        self.good_until = end;
+        Ok(None)
+    }
+
+    /// Checks that a record type has the form of the log's other records.
+    fn check_form(&mut self, kind: u8, offset: u64) -> Result<(), LogEnd> {
+        let damage = |what| Err(LogEnd::Damage { offset, what });
         if has_recyclable_header(kind) {
             if self.kind == LogKind::Manifest {
-                return damage(offset, format!("record type {kind} in a MANIFEST"));
+                return damage(format!("record type {kind} in a MANIFEST"));
             }
-            if *self.recycled.get_or_insert(true) {
-            } else {
-                return damage(
-                    offset,
-                    format!("recyclable record type {kind} in a log that is not recycled"),
-                );
+            if !*self.recycled.get_or_insert(true) {
+                return damage(format!(
+                    "recyclable record type {kind} in a log that is not recycled"
+                ));
             }
         } else if (kind::FULL..=kind::LAST).contains(&kind) && *self.recycled.get_or_insert(false) {
             // Bytes from before the file was recycled, when the database's logs had the legacy
             // form.
             return Err(LogEnd::StaleTail { offset: self.pending_from.unwrap_or(offset) });
         }
+        Ok(())
+    }
+
+    /// Takes a record that carries no data of the writer.
+    fn control(&mut self, kind: u8, payload: &[u8], offset: u64) -> Result<(), LogEnd> {
+        let damage = |what| Err(LogEnd::Damage { offset, what });
         match kind {
-            kind::FULL..=kind::RECYCLABLE_LAST => self.fragment(kind, payload, offset),
-            kind::SET_COMPRESSION => {
-                if self.kind == LogKind::Manifest || offset != 0 {
-                    return match self.recycled {
-                        Some(true) => {
-                            Err(LogEnd::StaleTail { offset: self.pending_from.unwrap_or(offset) })
-                        }
-                        _ => damage(offset, "compression record not at the start of a WAL".into()),
-                    };
-                }
-                match Decoder::new(payload).fixed32("compression type") {
-                    Ok(7) => match RecordDecompressor::new() {
-                        Ok(decompressor) => self.decompressor = Some(decompressor),
-                        Err(what) => return Err(LogEnd::Unsupported { offset, what }),
-                    },
-                    Ok(other) => {
-                        return Err(LogEnd::Unsupported {
-                            offset,
-                            what: format!("WAL compression type {other}"),
-                        });
-                    }
-                    Err(e) => return damage(offset, e.to_string()),
-                }
-                self.good_until = end;
-                Ok(None)
-            }
+            kind::SET_COMPRESSION => self.set_compression(payload, offset),
             kind::TIMESTAMP_SIZE | kind::RECYCLABLE_TIMESTAMP_SIZE => {
                 let (entries, rest) = payload.as_chunks::<6>();
                 if !rest.is_empty() {
-                    return damage(
-                        offset,
-                        format!("timestamp size record of {} bytes", payload.len()),
-                    );
+                    return damage(format!("timestamp size record of {} bytes", payload.len()));
                 }
                 for e in entries {
                     let family = u32::from_le_bytes([e[0], e[1], e[2], e[3]]);
                     let size = u16::from_le_bytes([e[4], e[5]]);
                     self.timestamp_sizes.push((family, size));
                 }
-                self.good_until = end;
-                Ok(None)
+                Ok(())
             }
             kind::PREDECESSOR | kind::RECYCLABLE_PREDECESSOR => {
                 let mut d = Decoder::new(payload);
@@ -379,17 +365,37 @@ impl LogReader {
                 };
                 match read() {
                     Ok(predecessor) => self.predecessor = Some(predecessor),
-                    Err(e) => return damage(offset, e.to_string()),
+                    Err(e) => return damage(e.to_string()),
                 }
-                self.good_until = end;
-                Ok(None)
+                Ok(())
             }
-            kind::IGNORABLE.. => {
-                self.good_until = end;
-                Ok(None)
-            }
-            _ => damage(offset, format!("unknown record type {kind}")),
+            kind::IGNORABLE.. => Ok(()),
+            _ => damage(format!("unknown record type {kind}")),
         }
+    }
+
+    fn set_compression(&mut self, payload: &[u8], offset: u64) -> Result<(), LogEnd> {
+        let damage = |what| Err(LogEnd::Damage { offset, what });
+        if self.kind == LogKind::Manifest || offset != 0 {
+            return match self.recycled {
+                Some(true) => {
+                    Err(LogEnd::StaleTail { offset: self.pending_from.unwrap_or(offset) })
+                }
+                _ => damage("compression record not at the start of a WAL".to_owned()),
+            };
+        }
+        match Decoder::new(payload).fixed32("compression type") {
+            Ok(7) => match RecordDecompressor::new() {
+                Ok(decompressor) => self.decompressor = Some(decompressor),
+                Err(what) => return Err(LogEnd::Unsupported { offset, what }),
+            },
+            Ok(other) => {
+                let what = format!("WAL compression type {other}");
+                return Err(LogEnd::Unsupported { offset, what });
+            }
+            Err(e) => return damage(e.to_string()),
+        }
+        Ok(())
     }
 
     /// Takes one fragment of a logical record, `Full` included.
