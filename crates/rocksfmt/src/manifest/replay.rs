@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::error::{Error, Result};
 use crate::key::Comparator;
 use crate::manifest::edit::{EditKind, VersionEdit};
-use crate::manifest::file_meta::{BlobFileMeta, FileMeta};
+use crate::manifest::file_meta::{BlobFileMeta, BlobGarbage, FileMeta};
 use crate::manifest::levels::sort_levels;
 use crate::manifest::state::{ColumnFamily, ManifestState, live_blob_files};
 
@@ -43,6 +43,59 @@ const SNAPSHOT_FILES: usize = 256;
 impl Family {
     fn live_blob_files(&self) -> impl Iterator<Item = &BlobFileMeta> {
         live_blob_files(self.files.values().map(|(_, file)| file), &self.blob_files)
+    }
+
+    /// Removes files from levels and adds new ones.
+    fn apply_files(&mut self, deleted: Vec<(u32, u64)>, new: Vec<(u32, FileMeta)>) -> Result<()> {
+        for (level, number) in deleted {
+            match self.files.remove(&number) {
+                Some((at, _)) if at == level => {}
+                Some((at, _)) => {
+                    return Err(Error::corruption(format!(
+                        "file {number} deleted from level {level}, it is in level {at}"
+                    )));
+                }
+                None => {
+                    return Err(Error::corruption(format!(
+                        "file {number} deleted from level {level}, which does not have it"
+                    )));
+                }
+            }
+        }
+        for (level, file) in new {
+            let number = file.number;
+            if let Some((at, _)) = self.files.insert(number, (level, file)) {
+                return Err(Error::corruption(format!(
+                    "file {number} added to level {level}, it is in level {at} already"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds blob files and counts garbage in them.
+    fn apply_blobs(&mut self, new: Vec<BlobFileMeta>, garbage: Vec<BlobGarbage>) -> Result<()> {
+        for blob in new {
+            let number = blob.number;
+            if self.blob_files.insert(number, blob).is_some() {
+                return Err(Error::corruption(format!("blob file {number} added twice")));
+            }
+        }
+        for garbage in garbage {
+            let number = garbage.number;
+            let Some(blob) = self.blob_files.get_mut(&number) else {
+                return Err(Error::corruption(format!("garbage of unknown blob file {number}")));
+            };
+            blob.garbage_count = blob.garbage_count.saturating_add(garbage.count);
+            blob.garbage_bytes = blob.garbage_bytes.saturating_add(garbage.bytes);
+            if blob.garbage_count > blob.total_count || blob.garbage_bytes > blob.total_bytes {
+                return Err(Error::corruption(format!(
+                    "blob file {number} has {} values ({} bytes), of which {} ({} bytes) are dead",
+                    blob.total_count, blob.total_bytes, blob.garbage_count, blob.garbage_bytes
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// The records that create the family, then its blob files and its SST files.
@@ -316,50 +369,8 @@ impl ManifestReplay {
         if kind != EditKind::Normal {
             return Ok(());
         }
-        for (level, number) in edit.deleted_files {
-            match family.files.remove(&number) {
-                Some((at, _)) if at == level => {}
-                Some((at, _)) => {
-                    return Err(Error::corruption(format!(
-                        "file {number} deleted from level {level}, it is in level {at}"
-                    )));
-                }
-                None => {
-                    return Err(Error::corruption(format!(
-                        "file {number} deleted from level {level}, which does not have it"
-                    )));
-                }
-            }
-        }
-        for (level, file) in edit.new_files {
-            let number = file.number;
-            if let Some((at, _)) = family.files.insert(number, (level, file)) {
-                return Err(Error::corruption(format!(
-                    "file {number} added to level {level}, it is in level {at} already"
-                )));
-            }
-        }
-        for blob in edit.new_blob_files {
-            let number = blob.number;
-            if family.blob_files.insert(number, blob).is_some() {
-                return Err(Error::corruption(format!("blob file {number} added twice")));
-            }
-        }
-        for garbage in edit.blob_garbage {
-            let number = garbage.number;
-            let Some(blob) = family.blob_files.get_mut(&number) else {
-                return Err(Error::corruption(format!("garbage of unknown blob file {number}")));
-            };
-            blob.garbage_count = blob.garbage_count.saturating_add(garbage.count);
-            blob.garbage_bytes = blob.garbage_bytes.saturating_add(garbage.bytes);
-            if blob.garbage_count > blob.total_count || blob.garbage_bytes > blob.total_bytes {
-                return Err(Error::corruption(format!(
-                    "blob file {number} has {} values ({} bytes), of which {} ({} bytes) are dead",
-                    blob.total_count, blob.total_bytes, blob.garbage_count, blob.garbage_bytes
-                )));
-            }
-        }
-        Ok(())
+        family.apply_files(edit.deleted_files, edit.new_files)?;
+        family.apply_blobs(edit.new_blob_files, edit.blob_garbage)
     }
 
     /// The largest sequence in the records so far.
