@@ -664,7 +664,7 @@ pub struct BenchArgs {
     /// Start N writes a second, late or not [default: as many as possible]
     ///
     /// In readrandomwriterandom and ycsb, N operations: they start at times fixed beforehand (an
-    /// open loop), and latencies count from these.
+    /// open loop), and latencies are measured from these times.
     #[arg(long, value_name = "N", value_parser = rate)]
     pub rate: Option<f64>,
     /// The size at which a memtable is written to a table
@@ -714,7 +714,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "US", default_value = "0")]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub think_us: u32,
-    /// Serve --disk N times, use none of them, and report what that costs
+    /// Serve --disk this many times, use none of the disks, and report what that costs
     #[arg(long, value_name = "DISKS", requires = "disk", conflicts_with = "socket")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub idle: Option<u16>,
