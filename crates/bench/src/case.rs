@@ -139,10 +139,10 @@ impl FromStr for Case {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Case, String> {
-        Case::ALL
-            .into_iter()
-            .find(|case| case.name() == text)
-            .ok_or_else(|| format!("there is no case '{text}'"))
+        Case::ALL.into_iter().find(|case| case.name() == text).ok_or_else(|| {
+            let all = Case::ALL.map(Case::name).join(", ");
+            format!("case must be one of {all}, not \"{text}\"")
+        })
     }
 }
 

@@ -214,6 +214,35 @@ impl Outcome {
         self.disk_bytes = Some(drained.disk_bytes);
     }
 
+    /// Adds the lines about writes, if there were any.
+    fn text_of_writes(&self, out: &mut String) {
+        if let Some((rate, seconds)) = self.ops_per_second_drained.zip(self.drain_seconds) {
+            let mb = |bytes: Option<u64>| bytes.unwrap_or(0) as f64 / 1e6;
+            let _ = writeln!(
+                out,
+                "with the background work that remained: {rate:.0} operations a second ({seconds:.1} s more); \
+                 {:.0} MB written to the device, {:.0} MB on the disk",
+                mb(self.device_bytes),
+                mb(self.disk_bytes)
+            );
+        }
+        if let Some((longest, sum)) = self.max_stall_ms.zip(self.stalled_ms) {
+            let _ = writeln!(
+                out,
+                "stalls of writes: longest {longest:.1} ms, sum of those over 10 ms {sum:.0} ms"
+            );
+        }
+        if let Some((amplification, syncs)) = self.write_amplification.zip(self.syncs) {
+            let _ = write!(out, "written: {amplification:.2} bytes for each, {syncs} flushes");
+            match self.flush_us {
+                Some(flush) => {
+                    let _ = writeln!(out, "; one flush alone takes {flush:.0} us");
+                }
+                None => out.push('\n'),
+            }
+        }
+    }
+
     /// The result as a few lines of text.
     pub fn text(&self) -> String {
         let mut out = String::new();
@@ -248,31 +277,7 @@ impl Outcome {
             }
             None => out.push_str("disk: not read\n"),
         }
-        if let Some((rate, seconds)) = self.ops_per_second_drained.zip(self.drain_seconds) {
-            let mb = |bytes: Option<u64>| bytes.unwrap_or(0) as f64 / 1e6;
-            let _ = writeln!(
-                out,
-                "with the background work that remained: {rate:.0} operations a second ({seconds:.1} s more); \
-                 {:.0} MB written to the device, {:.0} MB on the disk",
-                mb(self.device_bytes),
-                mb(self.disk_bytes)
-            );
-        }
-        if let Some((longest, sum)) = self.max_stall_ms.zip(self.stalled_ms) {
-            let _ = writeln!(
-                out,
-                "stalls of writes: longest {longest:.1} ms, sum of those over 10 ms {sum:.0} ms"
-            );
-        }
-        if let Some((amplification, syncs)) = self.write_amplification.zip(self.syncs) {
-            let _ = write!(out, "written: {amplification:.2} bytes for each, {syncs} flushes");
-            match self.flush_us {
-                Some(flush) => {
-                    let _ = writeln!(out, "; one flush alone takes {flush:.0} us");
-                }
-                None => out.push('\n'),
-            }
-        }
+        self.text_of_writes(&mut out);
         let mut parallel = String::new();
         if self.found.is_some() {
             let _ = write!(parallel, " at depth {}", self.depth);

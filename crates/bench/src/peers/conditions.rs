@@ -16,85 +16,106 @@ use super::vdisk_rows::QSD_URING_READ;
 use super::work::{DISK_64_OVER_1, FIO_SAME};
 use super::{KEYS, Setup, debian};
 
+/// A name and its text.
+type Condition = (String, String);
+
+fn condition(name: &str, text: String) -> Condition {
+    (name.to_owned(), text)
+}
+
 /// Names and texts, in reading order.
-pub fn describe(setup: &Setup, rounds: &[Round], number: u32) -> Vec<(String, String)> {
+pub fn describe(setup: &Setup, rounds: &[Round], number: u32) -> Vec<Condition> {
+    let mut all = vec![condition("measured", date())];
+    all.extend(machine(setup));
+    all.push(condition("method", method(setup, number)));
+    all.extend(programs(rounds));
+    all.extend(setup.searches.lines());
+    all.extend(disk_reads(rounds));
+    all.extend(failures(rounds, number));
+    all
+}
+
+/// The machine, its disk, and the databases on it.
+fn machine(setup: &Setup) -> Vec<Condition> {
     let machine = Machine::look();
-    let mut all = Vec::new();
-    let mut say = |name: &str, text: String| all.push((name.to_owned(), text));
-    say("measured", date());
-    say(
-        "machine",
-        format!(
-            "{}, processors {}, {} of memory, Linux {}",
-            machine.model,
-            write_list(&machine.allowed.processors),
-            Size(machine.memory_bytes),
-            machine.kernel
-        ),
+    let text = format!(
+        "{}, processors {}, {} of memory, Linux {}",
+        machine.model,
+        write_list(&machine.allowed.processors),
+        Size(machine.memory_bytes),
+        machine.kernel
     );
-    say("disk", disk(&setup.data));
-    if setup.keys > 0 {
-        say(
-            "database",
-            format!(
-                "{} keys of 16 B, made by `{}`{}",
-                setup.keys,
-                debian::recipe(KEYS, 1000, "none"),
-                if setup.keys == KEYS { "" } else { " (other numbers of keys were counted)" }
-            ),
-        );
+    let mut all = vec![condition("machine", text), condition("disk", disk(&setup.data))];
+    if setup.keys == 0 {
+        return all;
     }
-    let others = if setup.keys > 0 { Base::recipes(setup) } else { Vec::new() };
+    let text = format!(
+        "{} keys of 16 B, made by `{}`{}",
+        setup.keys,
+        debian::recipe(KEYS, 1000, "none"),
+        if setup.keys == KEYS { "" } else { " (other numbers of keys were counted)" }
+    );
+    all.push(condition("database", text));
+    let others = Base::recipes(setup);
     if !others.is_empty() {
-        say("other databases", others.join(", "));
+        all.push(condition("other databases", others.join(", ")));
     }
-    say(
-        "method",
-        format!(
-            "{number} rounds of {} s each, ours and the peers' in turn; `measured` is the median of \
-             the rounds' ratios, with the lowest and the highest, and may differ from the quotient \
-             of the medians beside it; direct I/O, checksums verified, no block cache but where it says \
-             cached; on one core: processor {}",
-            setup.seconds, setup.processor
-        ),
-    );
+    all
+}
+
+fn method(setup: &Setup, number: u32) -> String {
+    format!(
+        "{number} rounds of {} s each, ours and the peers' in turn; `measured` is the median of \
+         the rounds' ratios, with the lowest and the highest, and may differ from the quotient \
+         of the medians beside it; direct I/O, checksums verified, no block cache but where it \
+         says cached; on one core: processor {}",
+        setup.seconds, setup.processor
+    )
+}
+
+/// The versions and flags of all programs.
+fn programs(rounds: &[Round]) -> Vec<Condition> {
     let samples = || rounds.iter().flat_map(Round::samples);
     let driver = samples().find_map(|sample| sample.report["driver"].as_str().map(str::to_owned));
-    let version = env!("CARGO_PKG_VERSION");
-    say("Millrace", format!("{version}, {}", driver.unwrap_or_else(|| "driver unknown".into())));
+    let ours = format!(
+        "{}, {}",
+        env!("CARGO_PKG_VERSION"),
+        driver.unwrap_or_else(|| "driver unknown".into())
+    );
     let release = samples().find_map(|sample| {
         Some(format!("{}, `{}`", sample.report["rocksdb"].as_str()?, sample.command))
     });
-    say("RocksDB release", release.unwrap_or_else(|| "not measured".to_owned()));
-    say("db_bench", first_line(Tool::new("db_bench").arg("--version")));
-    say("fio", first_line(Tool::new("fio").arg("--version")));
-    say("qemu-storage-daemon", first_line(Tool::new("qemu-storage-daemon").arg("--version")));
-    let exports = rounds.iter().find_map(|round| {
-        round.sample(QSD_URING_READ).map(|sample| format!("`{}`", sample.command))
-    });
-    if let Some(exports) = exports {
-        say("its flags", exports);
-    }
-    say("redis-server", first_line(Tool::new("redis-server").arg("--version")));
-    for (name, text) in setup.searches.lines() {
-        say(&name, text);
-    }
-    let fio = rounds
-        .iter()
-        .find_map(|round| round.sample(FIO_SAME).map(|sample| format!("`{}`", sample.command)));
-    if let Some(fio) = fio {
-        say("fio's flags", fio);
-    }
-    if let Some(ratio) = disk_ratio(rounds) {
-        say("the disk's own ratio", ratio);
-    }
-    // The last reason of each failure is told.
-    let failures: BTreeMap<_, _> = rounds.iter().flat_map(Round::failures).collect();
-    for (name, why) in failures {
-        let times = rounds.iter().filter(|round| round.failures().any(|(of, _)| of == name));
-        say("not measured", format!("{name}, in {} of {number} rounds: {why}", times.count()));
-    }
+    let release = release.unwrap_or_else(|| "not measured".to_owned());
+    let version =
+        |program: &str| condition(program, first_line(Tool::new(program).arg("--version")));
+    let mut all = vec![condition("Millrace", ours), condition("RocksDB release", release)];
+    all.extend(["db_bench", "fio", "qemu-storage-daemon"].map(version));
+    all.extend(command(rounds, QSD_URING_READ).map(|line| condition("its flags", line)));
+    all.push(version("redis-server"));
     all
+}
+
+/// The command line of a measurement.
+fn command(rounds: &[Round], name: &str) -> Option<String> {
+    rounds.iter().find_map(|round| Some(format!("`{}`", round.sample(name)?.command)))
+}
+
+/// fio's flags, and the disk's own ratio.
+fn disk_reads(rounds: &[Round]) -> Vec<Condition> {
+    let flags = command(rounds, FIO_SAME).map(|line| condition("fio's flags", line));
+    let ratio = disk_ratio(rounds).map(|ratio| condition("the disk's own ratio", ratio));
+    flags.into_iter().chain(ratio).collect()
+}
+
+/// The measurements that failed, with the last reason of each.
+fn failures(rounds: &[Round], number: u32) -> Vec<Condition> {
+    let failures: BTreeMap<_, _> = rounds.iter().flat_map(Round::failures).collect();
+    let line = |(name, why): (&String, &String)| {
+        let times = rounds.iter().filter(|round| round.failures().any(|(of, _)| of == name));
+        let text = format!("{name}, in {} of {number} rounds: {why}", times.count());
+        condition("not measured", text)
+    };
+    failures.into_iter().map(line).collect()
 }
 
 /// The ratio of fio's reads at depth 64 to those at depth 1, if both were measured.

@@ -19,11 +19,11 @@ pub type Knob = &'static [&'static [&'static str]];
 
 /// The searches of a run, by the name of the measurement.
 #[derive(Default)]
-pub struct Searches(RefCell<BTreeMap<String, Finding>>);
+pub struct Searches(RefCell<BTreeMap<String, Search>>);
 
 /// The outcome of a search.
 #[derive(Clone, Debug, Default)]
-pub struct Finding {
+pub struct Search {
     /// The flags chosen.
     pub flags: Vec<&'static str>,
     /// The flags tried, and their operations per second.
@@ -46,21 +46,21 @@ impl Searches {
             return Ok(known.flags.clone());
         }
         let mut chosen: Vec<&[&'static str]> = knobs.iter().map(|knob| knob[0]).collect();
-        let mut finding = Finding { flags: chosen.concat(), tried: Vec::new() };
+        let mut search = Search { flags: chosen.concat(), tried: Vec::new() };
         // With its defaults the peer may do less than it was asked for, which is an error.
-        let (mut best, mut failure) = match run(&finding.flags) {
+        let (mut best, mut failure) = match run(&search.flags) {
             Ok(sample) => (sample.ops_per_second, None),
             Err(error) => (0.0, Some(error)),
         };
-        finding.tried.push((finding.flags.clone(), best));
+        search.tried.push((search.flags.clone(), best));
         for (nth, knob) in knobs.iter().enumerate() {
             for &alternative in &knob[1..] {
                 let before = std::mem::replace(&mut chosen[nth], alternative);
                 let flags = chosen.concat();
                 let rate = run(&flags).map_or(0.0, |sample| sample.ops_per_second);
-                finding.tried.push((flags.clone(), rate));
+                search.tried.push((flags.clone(), rate));
                 if rate > best * MARGIN {
-                    (best, finding.flags, failure) = (rate, flags, None);
+                    (best, search.flags, failure) = (rate, flags, None);
                 } else {
                     chosen[nth] = before;
                 }
@@ -69,8 +69,8 @@ impl Searches {
         if let Some(failure) = failure {
             return Err(failure);
         }
-        let flags = finding.flags.clone();
-        self.0.borrow_mut().insert(name.to_owned(), finding);
+        let flags = search.flags.clone();
+        self.0.borrow_mut().insert(name.to_owned(), search);
         Ok(flags)
     }
 
@@ -80,13 +80,13 @@ impl Searches {
             [] => "its defaults".to_owned(),
             flags => format!("`{}`", flags.join(" ")),
         };
-        let line = |(name, finding): (&String, &Finding)| {
-            let tried: Vec<String> = finding
+        let line = |(name, search): (&String, &Search)| {
+            let tried: Vec<String> = search
                 .tried
                 .iter()
                 .map(|(flags, rate)| format!("{} {:.1} k/s", said(flags), rate / 1000.0))
                 .collect();
-            let text = format!("{}; tried: {}", said(&finding.flags), tried.join(", "));
+            let text = format!("{}; tried: {}", said(&search.flags), tried.join(", "));
             (format!("settings of {name}"), text)
         };
         self.0.borrow().iter().map(line).collect()

@@ -106,26 +106,7 @@ pub fn run_pauses(plan: &PausesPlan) -> Result<PausesOutcome, Error> {
     });
     // A front end that ended early has the reason.
     let watched = front?;
-    let cycles = cycles?;
-    let mut pauses = Vec::new();
-    let (mut alone, mut ready, mut first) = (Vec::new(), Vec::new(), Vec::new());
-    let ms = |duration: Duration| duration.as_secs_f64() * 1000.0;
-    for cycle in &cycles {
-        let longest = |from: Instant, to: Instant| {
-            watched.slices.iter().map(|slice| slice.within(from, to)).max().unwrap_or_default()
-        };
-        alone.push(ms(longest(cycle.alone, cycle.begun)));
-        pauses.push(ms(longest(cycle.begun, cycle.over)));
-        let Some(started) = cycle.started else { continue };
-        let answered = watched.slices.iter().find_map(|slice| {
-            let connected = slice.connected.filter(|connected| *connected >= started)?;
-            Some((connected, slice.end))
-        });
-        if let Some((connected, end)) = answered {
-            ready.push(ms(connected.saturating_duration_since(started)));
-            first.push(ms(end.saturating_duration_since(connected)));
-        }
-    }
+    let waits = Waits::new(&cycles?, &watched.slices);
     Ok(PausesOutcome {
         name: match plan.how {
             Replacement::Upgrade => "vdisk upgrades",
@@ -134,11 +115,11 @@ pub fn run_pauses(plan: &PausesPlan) -> Result<PausesOutcome, Error> {
         disk: disk.clone(),
         rw: load.rw.name(),
         times: plan.times,
-        pause_ms: Pauses::of(pauses),
-        alone_ms: Pauses::of(alone),
+        pause_ms: Pauses::of(waits.replaced),
+        alone_ms: Pauses::of(waits.alone),
         told_ms: Pauses::of(target.reported_pauses_ms()),
-        ready_ms: Pauses::of(ready),
-        first_ms: Pauses::of(first),
+        ready_ms: Pauses::of(waits.ready),
+        first_ms: Pauses::of(waits.first),
         errors: watched.errors,
         reconnects: watched.reconnects,
         verified: watched.verified,
@@ -148,6 +129,44 @@ pub fn run_pauses(plan: &PausesPlan) -> Result<PausesOutcome, Error> {
         packed: load.packed,
         millrace: env!("CARGO_PKG_VERSION"),
     })
+}
+
+/// The waits of all cycles, in milliseconds.
+#[derive(Default)]
+struct Waits {
+    /// Longest time without a completion around each replacement.
+    replaced: Vec<f64>,
+    /// The same in the windows without one.
+    alone: Vec<f64>,
+    /// From the start of the new process to the connection.
+    ready: Vec<f64>,
+    /// From the connection to the first completion.
+    first: Vec<f64>,
+}
+
+impl Waits {
+    /// Combines both threads' records.
+    fn new(cycles: &[Cycle], slices: &[Slice]) -> Waits {
+        let ms = |duration: Duration| duration.as_secs_f64() * 1000.0;
+        let longest = |from: Instant, to: Instant| {
+            ms(slices.iter().map(|slice| slice.within(from, to)).max().unwrap_or_default())
+        };
+        let mut waits = Waits::default();
+        for cycle in cycles {
+            waits.alone.push(longest(cycle.alone, cycle.begun));
+            waits.replaced.push(longest(cycle.begun, cycle.over));
+            let Some(started) = cycle.started else { continue };
+            let answered = slices.iter().find_map(|slice| {
+                let connected = slice.connected.filter(|connected| *connected >= started)?;
+                Some((connected, slice.end))
+            });
+            if let Some((connected, end)) = answered {
+                waits.ready.push(ms(connected.saturating_duration_since(started)));
+                waits.first.push(ms(end.saturating_duration_since(connected)));
+            }
+        }
+        waits
+    }
 }
 
 /// The front end's results.

@@ -45,10 +45,10 @@ impl FromStr for Mix {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Mix, String> {
-        Mix::ALL
-            .into_iter()
-            .find(|mix| mix.name() == text)
-            .ok_or_else(|| format!("there is no mix '{text}'"))
+        Mix::ALL.into_iter().find(|mix| mix.name() == text).ok_or_else(|| {
+            let all = Mix::ALL.map(Mix::name).join(", ");
+            format!("rw must be one of {all}, not \"{text}\"")
+        })
     }
 }
 
