@@ -4,9 +4,14 @@
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::disks::protocol::{Hello, Named, Opened, ToLauncher};
 use crate::disks::spec::{DiskSpec, check_all};
-use crate::launcher::channel;
-use crate::launcher::frames::{Arriving, Limits, encode};
+use crate::ipc::channel;
+use crate::ipc::frames::{Arriving, Limits, encode};
+use crate::launcher::to_node::ToNode;
 use crate::upgrade;
 
 /// A fuzz target: name, function, and seeds.
@@ -50,8 +55,26 @@ pub fn frames(data: &[u8]) {
         let bytes = encode(frame.kind, &frame.body, frame.descriptors.len());
         assert_eq!(bytes, before[..before.len() - rest.len()], "this message and none of the next");
         upgrade::fuzz(frame.kind, &frame.body);
-        channel::fuzz(frame);
+        let question = |body: &[u8]| {
+            decodes_again::<ToLauncher>(body);
+            decodes_again::<ToNode>(body);
+        };
+        let answer = |body: &[u8]| {
+            decodes_again::<Hello>(body);
+            decodes_again::<Vec<Named>>(body);
+            decodes_again::<Opened>(body);
+            decodes_again::<u64>(body);
+        };
+        channel::fuzz(frame, question, answer);
     }
+}
+
+/// A decoded value is encoded to the same meaning.
+fn decodes_again<T: Serialize + DeserializeOwned>(text: &[u8]) {
+    let Ok(meant) = serde_json::from_slice::<T>(text) else { return };
+    let written = serde_json::to_vec(&meant).expect("it is JSON");
+    let again = serde_json::from_slice::<T>(&written).expect("of its own");
+    assert_eq!(serde_json::to_vec(&again).expect("it is JSON"), written);
 }
 
 fn frame_seeds() -> Vec<Vec<u8>> {

@@ -3,8 +3,13 @@
 //! This code runs at start and at the end; none of it is on the path of a request. This is the only
 //! crate that reads a configuration file, and the only one that knows both the user's settings and
 //! the machine.
+//!
+//! The rooms, each using only those before it: the files of this folder (configuration, errors,
+//! placement); `ipc`; `disks`; `upgrade`; `launcher`; `serve`. `admin` and `start` stand between
+//! `disks` and `launcher`.
 #![forbid(unsafe_code)]
 
+mod admin;
 mod budget;
 mod config;
 mod cores;
@@ -13,10 +18,12 @@ mod error;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzz;
+mod ipc;
 mod launcher;
 mod log;
 mod machine;
 mod mutant;
+mod patience;
 mod process;
 mod room_for_clients;
 mod serve;
@@ -24,8 +31,10 @@ mod serve;
 #[doc(hidden)]
 pub mod simulated;
 mod size;
+mod start;
 mod upgrade;
 
+pub use admin::{Request, VERSION as ADMIN_VERSION};
 pub use budget::Budget;
 pub use config::{CORE_MEMORY_MIN, Config, LISTEN_DEFAULT, Sandbox, Settings};
 pub use cores::{Allowed, CoreChoice, place, write_list};
@@ -39,7 +48,7 @@ pub use machine::Machine;
 #[doc(hidden)]
 pub use mutant::{Mutant, set_mutant};
 pub use process::{CpuTime, count_memory_with, memory_use, resident_bytes};
-pub use serve::admin::{Request, VERSION as ADMIN_VERSION};
+
 pub use serve::open::{explain, open, open_for_writing};
 pub use serve::{Database, Ready, serve};
 pub use size::Size;

@@ -15,6 +15,8 @@ use crate::error::{Error, Kind};
 /// The environment variable that sets the log level if no flag does.
 pub const LOG_VARIABLE: &str = "MILLRACE_LOG";
 
+/// How long a process that ends immediately waits for its log.
+pub(crate) const LOG_PATIENCE: Duration = Duration::from_millis(100);
 /// How long a panic waits for the log.
 const PATIENCE: Duration = Duration::from_secs(1);
 

@@ -12,13 +12,13 @@ use reactor::{Class, Core, UnixListener};
 use vhost::Target;
 
 use crate::config::{Config, Settings};
-use crate::disks::outside::{Here, Outside, Ready, patiently};
+use crate::disks::resources::{LocalResources, Ready, Resources};
 use crate::disks::spec::DiskSpec;
 use crate::disks::{Disks, Served, options};
 use crate::error::{Error, Kind};
 use crate::machine::Machine;
-use crate::serve::patience::LINGER_NS;
-use crate::upgrade::{Upgrader, inherit};
+use crate::patience::{LINGER_NS, patiently};
+use crate::upgrade::{Upgrader, follow, inherit};
 
 /// A node whose disks are real and whose system is simulated.
 pub struct Node {
@@ -89,7 +89,7 @@ impl Node {
             let listener = listener.map_err(|error| failed(error.to_string()))?;
             Ok(Ready { device, listener, write_cache: None })
         };
-        core.spawn(Class::Control, node.disks.clone().follow(core.clone(), before, open));
+        core.spawn(Class::Control, follow(node.disks.clone(), core.clone(), before, open));
         Ok(node)
     }
 
@@ -98,8 +98,8 @@ impl Node {
         disks: Vec<(Served, reactor::JoinHandle<()>)>,
         following: Option<&[DiskSpec]>,
     ) -> Result<Node, String> {
-        let outside = Outside::Here(Here::new(core, &[], None), false);
-        let disks = Disks::start(core, outside, disks, following).await;
+        let resources = Resources::Local(LocalResources::new(core, &[], None), false);
+        let disks = Disks::start(core, resources, disks, following).await;
         let disks = Rc::new(disks.map_err(|error| error.to_string())?);
         let upgrader = Upgrader::new(core, || {}, || false);
         upgrader.ready(disks.clone(), Vec::new(), None);

@@ -1,11 +1,17 @@
 //! The disks that a node serves to virtual machines: opened at the start, attached while it runs,
 //! or taken over from the predecessor; ended with the node, or handed over to the successor.
 //!
+//! This room uses `ipc`, to ask the launcher; it knows nothing of upgrades. `arrivals` and
+//! `changes` continue the methods of [`Disks`].
+//!
 //! Disks configured at the start come first; attached ones come back from the state directory after
 //! them. One change is made at a time.
 
-pub(crate) mod outside;
+pub(crate) mod arrivals;
+mod changes;
+pub(crate) mod protocol;
 pub(crate) mod report;
+pub(crate) mod resources;
 pub(crate) mod spec;
 pub(crate) mod state;
 
@@ -19,19 +25,16 @@ use bdev::Bdev;
 use reactor::{Class, Core, JoinHandle};
 use vhost::{Target, TargetOptions};
 
-use crate::disks::outside::{Named, Outside, Ready};
+pub(crate) use changes::Detached;
+
+use crate::disks::protocol::Named;
+use crate::disks::resources::{Ready, Resources};
 use crate::disks::spec::DiskSpec;
 use crate::error::{Error, Kind};
-use crate::size::Size;
-use crate::upgrade::{Arrival, Lost, Predecessor};
 
-/// Maximum number of disks.
-const DISKS_MAX: usize = 1024;
 /// How often a change polls for the end of the one before it, in nanoseconds.
 const LOOK_NS: u64 = 1_000_000;
 
-/// How often the node tries to open a disk that its predecessor has lost, in nanoseconds.
-const AGAIN_NS: u64 = 100_000_000;
 /// How long devices may take when the node ends, in nanoseconds.
 const STOP_NS: u64 = 5_000_000_000;
 
@@ -76,15 +79,6 @@ impl std::fmt::Display for Absent {
     }
 }
 
-/// The outcome of a detach.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Detached {
-    /// It comes back when the node is started in the same way.
-    pub comes_back: bool,
-    /// Operations are still in flight, so it has not wholly gone.
-    pub under_way: bool,
-}
-
 /// The parts of a served disk.
 pub(crate) struct Serving {
     pub target: Rc<Target>,
@@ -102,7 +96,7 @@ pub(crate) struct Served {
 /// All disks; belongs to core 0.
 #[derive(Default)]
 pub(crate) struct Disks {
-    outside: Option<Rc<Outside>>,
+    resources: Option<Rc<Resources>>,
     all: RefCell<Vec<Disk>>,
     /// The number of disks there ever were: disks begin on the cores in turn.
     begun: Cell<usize>,
@@ -120,15 +114,6 @@ pub(crate) struct Disks {
     left: Cell<bool>,
 }
 
-/// The right to make a change.
-struct Change<'a>(&'a Disks);
-
-impl Drop for Change<'_> {
-    fn drop(&mut self) {
-        self.0.changing.set(false);
-    }
-}
-
 impl Disks {
     /// Opens the devices and then listens, so that a client that connects finds the disk ready. A
     /// disk that was attached earlier and cannot be opened any more is left out, and logged.
@@ -138,16 +123,16 @@ impl Disks {
     /// (`following`) this is only logged, because the other disks are already served.
     pub async fn start(
         core: &Core,
-        outside: Outside,
+        resources: Resources,
         taken: Vec<(Served, JoinHandle<()>)>,
         following: Option<&[DiskSpec]>,
     ) -> Result<Disks, Error> {
-        let named = outside.disks().await?;
+        let named = resources.disks().await?;
         let takes_over = following.is_some();
         let following = following.unwrap_or_default();
-        let outside = Some(Rc::new(outside));
+        let resources = Some(Rc::new(resources));
         let begun = taken.len() + following.len();
-        let disks = Disks { outside, begun: begun.into(), ..Disks::default() };
+        let disks = Disks { resources, begun: begun.into(), ..Disks::default() };
         let known = |spec: &DiskSpec| named.iter().find(|named| named.spec.name == spec.name);
         for (Served { spec, target, .. }, serving) in taken {
             disks.remember(&spec, &target, known(&spec).and_then(|named| named.write_cache));
@@ -181,8 +166,8 @@ impl Disks {
     /// cannot be started. Suspends.
     pub async fn start_others(&self, core: &Core) {
         let Ok(_change) = self.change(core).await else { return };
-        let Some(outside) = &self.outside else { return };
-        let named = match outside.disks().await {
+        let Some(resources) = &self.resources else { return };
+        let named = match resources.disks().await {
             Ok(named) => named,
             Err(error) => return tracing::error!("cannot list the disks: {error}"),
         };
@@ -198,159 +183,24 @@ impl Disks {
         }
     }
 
-    /// Adds the disks that follow from the predecessor. Those that it does not hand over are opened
-    /// with `open`, as soon as that is possible.
-    pub async fn follow(
-        self: Rc<Self>,
-        core: Core,
-        predecessor: Rc<Predecessor>,
-        open: impl AsyncFn(&DiskSpec) -> Result<Ready, Error> + Clone + 'static,
-    ) {
-        while let Some(arrival) = predecessor.next().await {
-            match arrival {
-                Arrival::Serves(served, serving, unsettled) => {
-                    self.coming.set(self.coming.get() + usize::from(unsettled));
-                    let Served { spec, target, .. } = *served;
-                    self.remember(&spec, &target, None);
-                    tracing::info!(disk = %spec.name, "followed from the node before");
-                    self.arrived(&core, &spec, Serving { target, serving }).await;
-                }
-                Arrival::Settled(spec) => {
-                    self.coming.set(self.coming.get() - 1);
-                    tracing::info!(disk = %spec.name, "the node before has nothing of it in flight");
-                }
-                Arrival::Lost(lost) => {
-                    let (disks, again, open) = (self.clone(), core.clone(), open.clone());
-                    core.spawn(Class::Control, async move {
-                        disks.open_anew(&again, lost, open).await;
-                    });
-                }
-            }
-        }
-    }
-
-    /// Opens a disk that the predecessor has lost.
-    async fn open_anew(
-        self: Rc<Self>,
-        core: &Core,
-        lost: Lost,
-        open: impl AsyncFn(&DiskSpec) -> Result<Ready, Error>,
-    ) {
-        let Lost { spec, device, mut statistics } = lost;
-        // If it was taken over, it has been released.
-        let taken = self.with(&spec.name, |disk| match &disk.serving {
-            Err(Absent::Leaves(_)) => None,
-            _ => std::mem::replace(&mut disk.serving, Err(Absent::Lost)).ok(),
-        });
-        if let Some(Serving { target, serving }) = taken.flatten() {
-            serving.await;
-            statistics = target.statistics();
-            // Its device is open, and holds the lock.
-            drop(target);
-        }
-        let mut said = String::new();
-        let wanted = || self.with(&spec.name, |disk| matches!(disk.serving, Err(Absent::Lost)));
-        while !self.ended.get() && wanted() == Some(true) {
-            match open(&spec).await {
-                Ok(ready) => {
-                    let device = device.unwrap_or(ready.device);
-                    let serving = self.begin(core, &spec, Ready { device, ..ready });
-                    serving.target.take_statistics(&statistics);
-                    return self.arrived(core, &spec, serving).await;
-                }
-                Err(error) => {
-                    let why = error.to_string();
-                    if why != said {
-                        tracing::warn!(disk = %spec.name, "it is not free yet: {why}");
-                        said = why;
-                    }
-                    core.sleep_ns(AGAIN_NS).await;
-                }
-            }
-        }
-        self.coming.set(self.coming.get() - 1);
-        // It was detached meanwhile.
-        let leaves = self.with(&spec.name, |disk| match &disk.serving {
-            Err(Absent::Leaves(Some(target))) => {
-                target.release(false);
-                false
-            }
-            Err(Absent::Leaves(None)) => true,
-            _ => false,
-        });
-        if leaves == Some(true) {
-            self.gone(&spec.name);
-        }
-    }
-
-    /// Installs a disk that has come. If it was detached meanwhile, ends it.
-    async fn arrived(self: &Rc<Self>, core: &Core, spec: &DiskSpec, serving: Serving) {
-        self.coming.set(self.coming.get() - 1);
-        let leaves = |disk: &mut Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
-        if self.with(&spec.name, leaves) == Some(true) {
-            self.end(core, &spec.name, serving);
-            if let Some(outside) = self.outside.as_ref().filter(|_| !self.left.get()) {
-                outside.close(spec).await;
-            }
-            return;
-        }
-        self.with(&spec.name, |disk| disk.serving = Ok(serving));
-    }
-
     /// Calls `look` with the disk of that name, if there is one.
     fn with<T>(&self, name: &str, look: impl FnOnce(&mut Disk) -> T) -> Option<T> {
         let mut all = self.all.borrow_mut();
         all.iter_mut().find(|disk| disk.spec.name == name).map(look)
     }
 
-    /// Removes a detached disk from the list.
-    fn gone(&self, name: &str) {
-        let leaves = |disk: &Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
-        self.all.borrow_mut().retain(|disk| disk.spec.name != name || !leaves(disk));
-    }
-
-    /// Ends a detached disk. A device that takes longer than [`STOP_NS`] is abandoned; the disk is
-    /// removed when nothing is in flight there any more.
-    fn end(self: &Rc<Self>, core: &Core, name: &str, serving: Serving) {
-        let Serving { target, mut serving } = serving;
-        self.with(name, |disk| disk.serving = Err(Absent::Leaves(Some(target.clone()))));
-        target.stop();
-        self.ending.set(self.ending.get() + 1);
-        let (disks, again, name) = (self.clone(), core.clone(), name.to_owned());
-        core.spawn(Class::Control, async move {
-            if !in_time(&again, again.now_ns() + STOP_NS, &mut serving).await {
-                tracing::error!(
-                    disk = %name,
-                    "it was detached, but its device is not done within {} s: it is abandoned, \
-                     and its image stays locked until the device is done",
-                    STOP_NS / 1_000_000_000
-                );
-                target.stop_now();
-                serving.await;
-            }
-            target.settled().await;
-            while target.holds() {
-                again.sleep_ns(LOOK_NS).await;
-            }
-            drop(target);
-            disks.gone(&name);
-            disks.ending.set(disks.ending.get() - 1);
-            tracing::info!(disk = %name, "nothing is in flight any more for a detached disk");
-        });
-    }
-
     /// Opens a named disk, for [`Disks::follow`].
     pub async fn open(&self, core: &Core, spec: &DiskSpec) -> Result<Ready, Error> {
-        self.outside()?.open(core, spec).await
+        self.resources()?.open(core, spec).await
     }
 
     /// The node's resources.
-    fn outside(&self) -> Result<&Rc<Outside>, Error> {
-        self.outside.as_ref().ok_or_else(|| Error::new(Kind::System, "the node is starting"))
+    fn resources(&self) -> Result<&Rc<Resources>, Error> {
+        self.resources.as_ref().ok_or_else(|| Error::new(Kind::System, "the node is starting"))
     }
 
     async fn serve(&self, core: &Core, spec: &DiskSpec) -> Result<Serving, Error> {
-        let ready = self.outside()?.open(core, spec).await?;
+        let ready = self.resources()?.open(core, spec).await?;
         Ok(self.begin(core, spec, ready))
     }
 
@@ -371,9 +221,9 @@ impl Disks {
 
     /// Stores what a front end is told of the write cache in the state directory.
     fn remember(&self, spec: &DiskSpec, target: &Target, known: Option<bool>) {
-        if let Some(outside) = self.outside.as_ref().filter(|outside| outside.remembers()) {
-            let (outside, spec) = (outside.clone(), spec.clone());
-            let keeper = move |told| outside.keep_write_cache(&spec, told);
+        if let Some(resources) = self.resources.as_ref().filter(|resources| resources.remembers()) {
+            let (resources, spec) = (resources.clone(), spec.clone());
+            let keeper = move |told| resources.keep_write_cache(&spec, told);
             target.remember(known, Box::new(keeper));
         }
     }
@@ -425,8 +275,8 @@ impl Disks {
     /// handed over yet, when `following` has ended.
     pub fn leave(&self, following: JoinHandle<()>) {
         self.following.replace(Some(following));
-        if let Some(outside) = &self.outside {
-            outside.leave();
+        if let Some(resources) = &self.resources {
+            resources.leave();
         }
         self.left.set(true);
         self.go_on();
@@ -435,18 +285,6 @@ impl Disks {
     /// Whether [`Disks::leave`] was called.
     pub fn have_left(&self) -> bool {
         self.left.get()
-    }
-
-    /// Waits for the change before this one.
-    async fn change(&self, core: &Core) -> Result<Change<'_>, Error> {
-        while self.changing.get() {
-            core.sleep_ns(LOOK_NS).await;
-        }
-        if self.ended.get() {
-            return Err(ends());
-        }
-        self.changing.set(true);
-        Ok(Change(self))
     }
 
     /// Calls `look` with every disk.
@@ -473,154 +311,6 @@ impl Disks {
             Ok(serving) => Ok(serving.target.clone()),
             Err(why) => Err(Error::new(Kind::System, format!("disk {name}: {why}"))),
         }
-    }
-
-    /// Adds a disk, and stores it if there is a state directory. Returns whether it is stored.
-    /// Suspends.
-    ///
-    /// # Errors
-    /// When its name or socket is taken, or it cannot be served or stored.
-    pub async fn attach(&self, core: &Core, spec: DiskSpec) -> Result<bool, Error> {
-        let _change = self.change(core).await?;
-        let usage = |what| Error::new(Kind::Usage, what);
-        let outside = self.outside()?;
-        if !outside.may_attach() {
-            return Err(usage(
-                "this node was not started to serve disks, and is not confined".into(),
-            )
-            .hint(
-                "start it with --state DIR or --admin PATH, which confine its guests to a \
-                     sandbox; or with --sandbox off to go without one",
-            ));
-        }
-        self.check_free(&spec)?;
-        let mut specs: Vec<_> = self.all.borrow().iter().map(|disk| disk.spec.clone()).collect();
-        if specs.len() == DISKS_MAX {
-            return Err(usage(format!("a node has at most {DISKS_MAX} disks")));
-        }
-        specs.push(spec.clone());
-        spec::check_all(&specs).map_err(usage)?;
-        let serving = self.serve(core, &spec).await?;
-        let kept = match self.ended.get() {
-            true => Err(ends()),
-            false => outside.keep(&spec).await,
-        };
-        if let Err(error) = kept {
-            serving.stop().await;
-            outside.close(&spec).await;
-            return Err(error);
-        }
-        self.all.borrow_mut().push(Disk { spec, attached: true, serving: Ok(serving) });
-        Ok(outside.remembers())
-    }
-
-    /// Refuses a disk with the name or the socket of a detached one that has not gone.
-    fn check_free(&self, spec: &DiskSpec) -> Result<(), Error> {
-        let all = self.all.borrow();
-        let leaves = |disk: &&Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
-        let same = |disk: &&Disk| disk.spec.name == spec.name || disk.spec.socket == spec.socket;
-        match all.iter().filter(leaves).find(same) {
-            None => Ok(()),
-            Some(Disk { spec: DiskSpec { name, .. }, serving, .. }) => {
-                let why = serving.as_ref().err().map(Absent::to_string).unwrap_or_default();
-                Err(Error::new(Kind::Usage, format!("disk {name} has not gone: {why}"))
-                    .hint("`millrace disk list` shows it until then"))
-            }
-        }
-    }
-
-    /// Removes a disk and forgets it. Suspends until nothing uses its device any more, but at most
-    /// [`STOP_NS`]: then operations in flight are abandoned. Other changes may be made meanwhile.
-    ///
-    /// # Errors
-    /// When there is no disk of that name, a virtual machine is connected and `force` is not given,
-    /// or the state directory cannot be written.
-    pub async fn detach(
-        self: &Rc<Self>,
-        core: &Core,
-        name: &str,
-        force: bool,
-    ) -> Result<Detached, Error> {
-        let change = self.change(core).await?;
-        let at = self.find(name)?;
-        let (spec, attached) = {
-            let disk = &self.all.borrow()[at];
-            let refused = match &disk.serving {
-                Ok(serving) if serving.target.is_connected() && !force => {
-                    Some(format!("a virtual machine is connected to disk {name}"))
-                }
-                Err(Absent::Follows) if !force => Some(format!(
-                    "disk {name} follows from the node before, once the operations at its device are \
-                     done; a virtual machine may be connected to it"
-                )),
-                Err(why @ Absent::Leaves(_)) => {
-                    return Err(Error::new(Kind::Usage, format!("disk {name}: {why}")));
-                }
-                _ => None,
-            };
-            if let Some(refused) = refused {
-                return Err(Error::new(Kind::Usage, refused).hint(
-                    "end it, or remove the disk from it; --force takes the disk away: the guest's \
-                     requests then wait until a disk is attached at the same socket again",
-                ));
-            }
-            (disk.spec.clone(), disk.attached)
-        };
-        let outside = self.outside()?;
-        outside.forget(&spec).await?;
-        // A disk that follows may have come meanwhile.
-        let was =
-            self.with(name, |disk| std::mem::replace(&mut disk.serving, Err(Absent::Leaves(None))));
-        if !matches!(was, Some(Err(Absent::Failed(_)))) {
-            outside.close(&spec).await;
-        }
-        match was {
-            Some(Ok(serving)) => self.end(core, name, serving),
-            // It is removed when it has come, or cannot come any more.
-            Some(Err(Absent::Follows | Absent::Lost)) => {}
-            _ => self.gone(name),
-        }
-        drop(change);
-        let until_ns = core.now_ns() + STOP_NS + LOOK_NS;
-        let leaves = |disk: &mut Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
-        while self.with(name, leaves) == Some(true) && core.now_ns() < until_ns && !self.ended.get()
-        {
-            core.sleep_ns(LOOK_NS).await;
-        }
-        tracing::info!(disk = %name, "detached a disk");
-        let under_way = self.with(name, leaves) == Some(true);
-        Ok(Detached { comes_back: !attached, under_way })
-    }
-
-    /// Changes the size of a disk, in bytes, and tells its guest. Returns the old size. Suspends.
-    ///
-    /// # Errors
-    /// When there is no disk of that name, the new size is smaller and `shrink` is not given, or
-    /// the device cannot have it.
-    pub async fn resize(
-        &self,
-        core: &Core,
-        name: &str,
-        size_bytes: u64,
-        shrink: bool,
-    ) -> Result<u64, Error> {
-        let _change = self.change(core).await?;
-        let target = self.target(name)?;
-        let old = target.device().size_bytes();
-        if size_bytes < old && !shrink {
-            let what = format!(
-                "disk {name} has {}: its last {} would be lost, with all that the guest keeps there",
-                Size(old),
-                Size(old - size_bytes)
-            );
-            return Err(Error::new(Kind::Usage, what).hint(
-                "make file system and partitions smaller in the guest first, then add --shrink",
-            ));
-        }
-        let resized = target.resize(size_bytes).await;
-        resized.map_err(|error| Error::new(Kind::System, format!("disk {name}: {error}")))?;
-        tracing::info!(disk = %name, from = old, to = size_bytes, "resized a disk");
-        Ok(old)
     }
 
     /// Ends all disks: completes the requests at the devices. Other requests stay with the guests,
@@ -653,8 +343,8 @@ impl Disks {
                 );
             }
             // After a handover another process has the sockets' names.
-            if let Some(outside) = self.outside.as_ref().filter(|_| !self.left.get()) {
-                outside.close(&spec).await;
+            if let Some(resources) = self.resources.as_ref().filter(|_| !self.left.get()) {
+                resources.close(&spec).await;
             }
         }
         let busy = || self.changing.get() || self.ending.get() > 0;
@@ -701,7 +391,7 @@ mod tests {
     use reactor::sim::{SimConfig, World};
 
     use super::*;
-    use crate::disks::outside::Here;
+    use crate::disks::resources::LocalResources;
 
     #[test]
     fn a_disk_that_follows_counts_as_connected_until_it_has_come() {
@@ -710,9 +400,9 @@ mod tests {
             let spec = |name: &str| -> DiskSpec {
                 format!("name={name} uri=mem:1M socket=/nowhere/{name}.sock").parse().unwrap()
             };
-            let outside = Outside::Here(Here::new(&core, &[], None), true);
+            let resources = Resources::Local(LocalResources::new(&core, &[], None), true);
             let following = [spec("s"), spec("t")];
-            let disks = Disks::start(&core, outside, Vec::new(), Some(&following)).await.unwrap();
+            let disks = Disks::start(&core, resources, Vec::new(), Some(&following)).await.unwrap();
             let disks = Rc::new(disks);
             let error = disks.detach(&core, "s", false).await.unwrap_err();
             assert!(error.to_string().contains("disk s follows"), "{error}");

@@ -37,6 +37,7 @@
 //! A disk is handed over as it runs, whatever the successor's configuration says of a disk of the
 //! same name; disks that only the configuration has are started afterwards.
 
+mod follow;
 mod moving;
 mod successor;
 mod wire;
@@ -56,9 +57,11 @@ use std::task::Poll;
 use reactor::{Class, Core, Program};
 
 use crate::disks::{Disks, Served};
+use crate::error::{Error, Kind};
 use crate::mutant::{Mutant, is};
+pub(crate) use follow::follow;
 use moving::Moves;
-pub(crate) use successor::{Arrival, Lost, Predecessor, inherit, line_to_predecessor};
+pub(crate) use successor::{Predecessor, inherit, line_to_predecessor};
 use wire::{Line, Message};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use wire::{fuzz, fuzz_seeds};
@@ -389,6 +392,23 @@ async fn within<T>(
     })
     .await;
     done.map_err(|why| format!("{what}: {why}"))
+}
+
+/// Upgrades to a program, by default the one under the node's own name.
+pub(crate) async fn upgraded(
+    program: Option<PathBuf>,
+    to: impl AsyncFnOnce(&Path) -> Result<Successor, String>,
+) -> Result<Successor, Error> {
+    let upgraded = match program.map_or_else(own_program, Ok) {
+        Ok(program) => to(&program).await,
+        Err(error) => Err(format!("cannot find this program: {error}")),
+    };
+    upgraded.map_err(|why| {
+        Error::new(Kind::System, format!("no upgrade: {why}")).hint(
+            "nothing has changed, the node continues; the other program's messages are where the \
+             node's log is",
+        )
+    })
 }
 
 /// The program under this one's own name: after an update of the files, the new one.

@@ -15,6 +15,7 @@ use vhost::{RegionInfo, Target};
 use super::wire::{Line, Message};
 use super::{TAKE_NS, VARIABLE, within};
 use crate::config::Config;
+use crate::disks::arrivals::Lost;
 use crate::disks::spec::DiskSpec;
 use crate::disks::{Served, options};
 use crate::error::{Error, Kind};
@@ -53,16 +54,6 @@ pub(crate) enum Arrival {
     /// Its requests wait no longer.
     Settled(DiskSpec),
     Lost(Lost),
-}
-
-/// A disk that the old process has not handed over, or that had operations in flight when the old
-/// process ended, so that their end is not known: it has to be opened again.
-pub(crate) struct Lost {
-    pub spec: DiskSpec,
-    /// The device, if its data is in memory.
-    pub device: Option<Bdev>,
-    /// Counters that continue, as far as they arrived.
-    pub statistics: Vec<(String, u64)>,
 }
 
 impl Arrival {

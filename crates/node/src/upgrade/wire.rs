@@ -8,7 +8,7 @@ use reactor::Core;
 use vhost::RegionInfo;
 
 use crate::disks::spec::DiskSpec;
-use crate::launcher::frames::{Frame, Frames, Limits};
+use crate::ipc::frames::{Frame, Frames, Limits};
 
 const MAGIC: [u8; 8] = *b"MRnode\n\0";
 /// The version of the conversation; a disk's state has a version of its own.

@@ -17,18 +17,13 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use kv::Reporter;
 use reactor::{Class, Core, UnixListener, UnixSocket};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::disks::report;
 use crate::disks::spec::DiskSpec;
-use crate::disks::{Detached, Disks};
 use crate::error::{Error, Kind};
-use crate::process::{CpuTime, resident_bytes};
 use crate::serve::metrics::within;
-use crate::upgrade::{Successor, Upgrader, own_program};
 
 /// The version of the protocol.
 pub const VERSION: u64 = 1;
@@ -116,16 +111,6 @@ impl Request {
     }
 }
 
-/// The objects that commands work on.
-pub(crate) struct Admin {
-    pub core: Core,
-    pub disks: Rc<Disks>,
-    /// Reports on the cores that serve a database.
-    pub reporter: Option<Reporter>,
-    /// Present if this process may start others.
-    pub upgrader: Option<Rc<Upgrader>>,
-}
-
 /// Runs the requests of clients.
 pub(crate) trait Commands {
     /// The core that answers.
@@ -211,130 +196,6 @@ async fn answer(admin: &impl Commands, socket: &UnixSocket) {
             return;
         }
     }
-}
-
-impl Commands for Admin {
-    fn core(&self) -> &Core {
-        &self.core
-    }
-
-    async fn run(&self, request: Request) -> Result<String, Error> {
-        self.done(request).await.map(|result| result.to_string())
-    }
-}
-
-impl Admin {
-    async fn done(&self, request: Request) -> Result<Value, Error> {
-        let (core, disks) = (&self.core, &self.disks);
-        match request {
-            Request::DiskList => Ok(json!({"disks": self.all(None, report::short)?})),
-            Request::DiskStat { name } => {
-                Ok(json!({"disks": self.all(name.as_deref(), report::long)?}))
-            }
-            Request::DiskAttach { disk } => {
-                let (name, socket) = (disk.name.clone(), disk.socket.clone());
-                let remembered = disks.attach(core, disk).await?;
-                Ok(json!({"name": name, "socket": socket, "remembered": remembered}))
-            }
-            Request::DiskDetach { name, force } => {
-                let Detached { comes_back, under_way } = disks.detach(core, &name, force).await?;
-                Ok(json!({"name": name, "comes_back": comes_back, "under_way": under_way}))
-            }
-            Request::DiskResize { name, size_bytes, shrink } => {
-                let old = disks.resize(core, &name, size_bytes, shrink).await?;
-                Ok(json!({"name": name, "old_size_bytes": old, "size_bytes": size_bytes}))
-            }
-            Request::Top => {
-                let mut cores = Vec::new();
-                for id in 0..core.cores() {
-                    let there = |there: &Core| {
-                        let turns = there.stats().turns.get();
-                        (CpuTime::of_this_thread().total().as_nanos() as u64, turns)
-                    };
-                    let (cpu_ns, turns) = core.call(id, there).await;
-                    cores.push(json!({"core": id, "cpu_ns": cpu_ns, "turns": turns}));
-                }
-                Ok(json!({
-                    "process": std::process::id(),
-                    "now_ns": core.now_exact_ns(),
-                    "resident_bytes": resident_bytes(),
-                    "cores": cores,
-                    "disks": self.all(None, report::long)?,
-                    "shards": self.shards().await,
-                }))
-            }
-            Request::Upgrade { program } => {
-                let Some(upgrader) = &self.upgrader else {
-                    return Err(Error::new(
-                        Kind::System,
-                        "a confined process cannot start another",
-                    ));
-                };
-                let done = upgraded(program, async |program| upgrader.to(program).await).await?;
-                Ok(done.as_json())
-            }
-        }
-    }
-
-    /// The database's shards: one, if there is a database.
-    async fn shards(&self) -> Vec<Value> {
-        let Some(reporter) = &self.reporter else { return Vec::new() };
-        let glance = reporter.glance().await;
-        let writer = &glance.writer;
-        vec![json!({
-            "shard": 0,
-            "core": glance.writing_core,
-            "keys": glance.keys,
-            "connections": glance.connections,
-            "commands": glance.commands,
-            "gets": glance.gets,
-            "cache_hits": glance.cache_hits,
-            "cache_misses": glance.cache_misses,
-            "writes": glance.writes,
-            "wal_bytes": writer.log_bytes,
-            "memtable_bytes": writer.memtable_bytes,
-            "level0_files": writer.level0_files,
-            "held_back_ns": writer.slowed_ns + writer.stopped_ns,
-        })]
-    }
-
-    fn all(
-        &self,
-        name: Option<&str>,
-        of: impl Fn(&crate::disks::Disk) -> Value,
-    ) -> Result<Vec<Value>, Error> {
-        let mut all = Vec::new();
-        self.disks.each(|disk| {
-            if name.is_none_or(|name| name == disk.spec.name) {
-                all.push(of(disk));
-            }
-        });
-        match name {
-            Some(name) if all.is_empty() => Err(self
-                .disks
-                .target(name)
-                .err()
-                .unwrap_or_else(|| Error::new(Kind::Usage, format!("there is no disk {name}")))),
-            _ => Ok(all),
-        }
-    }
-}
-
-/// Upgrades to a program, by default the one under the node's own name.
-pub(crate) async fn upgraded(
-    program: Option<PathBuf>,
-    to: impl AsyncFnOnce(&Path) -> Result<Successor, String>,
-) -> Result<Successor, Error> {
-    let upgraded = match program.map_or_else(own_program, Ok) {
-        Ok(program) => to(&program).await,
-        Err(error) => Err(format!("cannot find this program: {error}")),
-    };
-    upgraded.map_err(|why| {
-        Error::new(Kind::System, format!("no upgrade: {why}")).hint(
-            "nothing has changed, the node continues; the other program's messages are where the \
-             node's log is",
-        )
-    })
 }
 
 /// The next line, without its end; `None` if the client has gone.

@@ -21,6 +21,8 @@ use crate::machine::pseudo_file;
 pub(crate) const LINGER_NS: u64 = 5_000_000_000;
 /// How long a holder must be seen alive.
 const ALIVE_NS: u64 = 300_000_000;
+/// Time between two attempts.
+const RETRY_NS: u64 = 1_000_000;
 /// Time between two searches for the holder.
 const LOOK_NS: u64 = 50_000_000;
 
@@ -145,6 +147,21 @@ impl Patience {
         }
         let is_alive = self.alive_since_ns.get().is_some_and(|at_ns| now_ns >= at_ns + ALIVE_NS);
         now_ns < since_ns + LINGER_NS && !is_alive
+    }
+}
+
+/// Repeats `attempt` until it succeeds or `again` refuses its error. Suspends between the attempts.
+/// Polls, because no other process tells when it releases a file or a socket.
+pub(crate) async fn patiently<T, E>(
+    core: &Core,
+    again: impl Fn(&E) -> bool,
+    attempt: impl AsyncFn() -> Result<T, E>,
+) -> Result<T, E> {
+    loop {
+        match attempt().await {
+            Err(error) if again(&error) => core.sleep_ns(RETRY_NS).await,
+            done => return done,
+        }
     }
 }
 

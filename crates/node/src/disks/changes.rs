@@ -1,0 +1,223 @@
+//! Changes of the disks while the node runs, one at a time.
+
+use std::rc::Rc;
+
+use reactor::{Class, Core};
+
+use super::{Absent, Disk, Disks, LOOK_NS, STOP_NS, Serving, ends, in_time};
+use crate::disks::spec::{self, DiskSpec};
+use crate::error::{Error, Kind};
+use crate::size::Size;
+
+/// Maximum number of disks.
+const DISKS_MAX: usize = 1024;
+
+/// The outcome of a detach.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Detached {
+    /// It comes back when the node is started in the same way.
+    pub comes_back: bool,
+    /// Operations are still in flight, so it has not wholly gone.
+    pub under_way: bool,
+}
+
+/// The right to make a change.
+pub(super) struct Change<'a>(&'a Disks);
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.0.changing.set(false);
+    }
+}
+
+impl Disks {
+    /// Waits for the change before this one.
+    pub(super) async fn change(&self, core: &Core) -> Result<Change<'_>, Error> {
+        while self.changing.get() {
+            core.sleep_ns(LOOK_NS).await;
+        }
+        if self.ended.get() {
+            return Err(ends());
+        }
+        self.changing.set(true);
+        Ok(Change(self))
+    }
+
+    /// Ends a detached disk. A device that takes longer than [`STOP_NS`] is abandoned; the disk is
+    /// removed when nothing is in flight there any more.
+    pub(super) fn end(self: &Rc<Self>, core: &Core, name: &str, serving: Serving) {
+        let Serving { target, mut serving } = serving;
+        self.with(name, |disk| disk.serving = Err(Absent::Leaves(Some(target.clone()))));
+        target.stop();
+        self.ending.set(self.ending.get() + 1);
+        let (disks, again, name) = (self.clone(), core.clone(), name.to_owned());
+        core.spawn(Class::Control, async move {
+            if !in_time(&again, again.now_ns() + STOP_NS, &mut serving).await {
+                tracing::error!(
+                    disk = %name,
+                    "it was detached, but its device is not done within {} s: it is abandoned, \
+                     and its image stays locked until the device is done",
+                    STOP_NS / 1_000_000_000
+                );
+                target.stop_now();
+                serving.await;
+            }
+            target.settled().await;
+            while target.holds() {
+                again.sleep_ns(LOOK_NS).await;
+            }
+            drop(target);
+            disks.gone(&name);
+            disks.ending.set(disks.ending.get() - 1);
+            tracing::info!(disk = %name, "nothing is in flight any more for a detached disk");
+        });
+    }
+
+    /// Adds a disk, and stores it if there is a state directory. Returns whether it is stored.
+    /// Suspends.
+    ///
+    /// # Errors
+    /// When its name or socket is taken, or it cannot be served or stored.
+    pub async fn attach(&self, core: &Core, spec: DiskSpec) -> Result<bool, Error> {
+        let _change = self.change(core).await?;
+        let usage = |what| Error::new(Kind::Usage, what);
+        let resources = self.resources()?;
+        if !resources.may_attach() {
+            return Err(usage(
+                "this node was not started to serve disks, and is not confined".into(),
+            )
+            .hint(
+                "start it with --state DIR or --admin PATH, which confine its guests to a \
+                     sandbox; or with --sandbox off to go without one",
+            ));
+        }
+        self.check_free(&spec)?;
+        let mut specs: Vec<_> = self.all.borrow().iter().map(|disk| disk.spec.clone()).collect();
+        if specs.len() == DISKS_MAX {
+            return Err(usage(format!("a node has at most {DISKS_MAX} disks")));
+        }
+        specs.push(spec.clone());
+        spec::check_all(&specs).map_err(usage)?;
+        let serving = self.serve(core, &spec).await?;
+        let kept = match self.ended.get() {
+            true => Err(ends()),
+            false => resources.keep(&spec).await,
+        };
+        if let Err(error) = kept {
+            serving.stop().await;
+            resources.close(&spec).await;
+            return Err(error);
+        }
+        self.all.borrow_mut().push(Disk { spec, attached: true, serving: Ok(serving) });
+        Ok(resources.remembers())
+    }
+
+    /// Refuses a disk with the name or the socket of a detached one that has not gone.
+    pub(super) fn check_free(&self, spec: &DiskSpec) -> Result<(), Error> {
+        let all = self.all.borrow();
+        let leaves = |disk: &&Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
+        let same = |disk: &&Disk| disk.spec.name == spec.name || disk.spec.socket == spec.socket;
+        match all.iter().filter(leaves).find(same) {
+            None => Ok(()),
+            Some(Disk { spec: DiskSpec { name, .. }, serving, .. }) => {
+                let why = serving.as_ref().err().map(Absent::to_string).unwrap_or_default();
+                Err(Error::new(Kind::Usage, format!("disk {name} has not gone: {why}"))
+                    .hint("`millrace disk list` shows it until then"))
+            }
+        }
+    }
+
+    /// Removes a disk and forgets it. Suspends until nothing uses its device any more, but at most
+    /// [`STOP_NS`]: then operations in flight are abandoned. Other changes may be made meanwhile.
+    ///
+    /// # Errors
+    /// When there is no disk of that name, a virtual machine is connected and `force` is not given,
+    /// or the state directory cannot be written.
+    pub async fn detach(
+        self: &Rc<Self>,
+        core: &Core,
+        name: &str,
+        force: bool,
+    ) -> Result<Detached, Error> {
+        let change = self.change(core).await?;
+        let at = self.find(name)?;
+        let (spec, attached) = {
+            let disk = &self.all.borrow()[at];
+            let refused = match &disk.serving {
+                Ok(serving) if serving.target.is_connected() && !force => {
+                    Some(format!("a virtual machine is connected to disk {name}"))
+                }
+                Err(Absent::Follows) if !force => Some(format!(
+                    "disk {name} follows from the node before, once the operations at its device are \
+                     done; a virtual machine may be connected to it"
+                )),
+                Err(why @ Absent::Leaves(_)) => {
+                    return Err(Error::new(Kind::Usage, format!("disk {name}: {why}")));
+                }
+                _ => None,
+            };
+            if let Some(refused) = refused {
+                return Err(Error::new(Kind::Usage, refused).hint(
+                    "end it, or remove the disk from it; --force takes the disk away: the guest's \
+                     requests then wait until a disk is attached at the same socket again",
+                ));
+            }
+            (disk.spec.clone(), disk.attached)
+        };
+        let resources = self.resources()?;
+        resources.forget(&spec).await?;
+        // A disk that follows may have come meanwhile.
+        let was =
+            self.with(name, |disk| std::mem::replace(&mut disk.serving, Err(Absent::Leaves(None))));
+        if !matches!(was, Some(Err(Absent::Failed(_)))) {
+            resources.close(&spec).await;
+        }
+        match was {
+            Some(Ok(serving)) => self.end(core, name, serving),
+            // It is removed when it has come, or cannot come any more.
+            Some(Err(Absent::Follows | Absent::Lost)) => {}
+            _ => self.gone(name),
+        }
+        drop(change);
+        let until_ns = core.now_ns() + STOP_NS + LOOK_NS;
+        let leaves = |disk: &mut Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
+        while self.with(name, leaves) == Some(true) && core.now_ns() < until_ns && !self.ended.get()
+        {
+            core.sleep_ns(LOOK_NS).await;
+        }
+        tracing::info!(disk = %name, "detached a disk");
+        let under_way = self.with(name, leaves) == Some(true);
+        Ok(Detached { comes_back: !attached, under_way })
+    }
+
+    /// Changes the size of a disk, in bytes, and tells its guest. Returns the old size. Suspends.
+    ///
+    /// # Errors
+    /// When there is no disk of that name, the new size is smaller and `shrink` is not given, or
+    /// the device cannot have it.
+    pub async fn resize(
+        &self,
+        core: &Core,
+        name: &str,
+        size_bytes: u64,
+        shrink: bool,
+    ) -> Result<u64, Error> {
+        let _change = self.change(core).await?;
+        let target = self.target(name)?;
+        let old = target.device().size_bytes();
+        if size_bytes < old && !shrink {
+            let what = format!(
+                "disk {name} has {}: its last {} would be lost, with all that the guest keeps there",
+                Size(old),
+                Size(old - size_bytes)
+            );
+            return Err(Error::new(Kind::Usage, what).hint(
+                "make file system and partitions smaller in the guest first, then add --shrink",
+            ));
+        }
+        let resized = target.resize(size_bytes).await;
+        resized.map_err(|error| Error::new(Kind::System, format!("disk {name}: {error}")))?;
+        tracing::info!(disk = %name, from = old, to = size_bytes, "resized a disk");
+        Ok(old)
+    }
+}

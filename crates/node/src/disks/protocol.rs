@@ -1,0 +1,63 @@
+//! What a confined node and its launcher tell each other about disks. `launcher/to_node.rs` has the
+//! requests of the launcher.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::disks::spec::DiskSpec;
+
+/// The version of the protocol between a node and its launcher.
+pub(crate) const VERSION: u32 = 1;
+
+/// A request of a confined node to its launcher.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) enum ToLauncher {
+    /// Start: the answer is [`Hello`], with the line to the predecessor, if there is one to take
+    /// over from.
+    Begin { version: u32 },
+    /// The named disks: a list of [`Named`].
+    Disks,
+    /// A disk's image and its listening socket: [`Opened`].
+    Open { name: String },
+    /// Remove the name of a disk's socket.
+    Close { name: String },
+    /// Store a disk that is being attached, for the next start.
+    Keep { name: String },
+    /// Forget a disk that is being detached.
+    Forget { name: String },
+    /// Store what a disk's guest was told of its write cache.
+    WriteCache { name: String, told: Option<bool> },
+    /// The node serves.
+    Serving,
+}
+
+/// What a node learns at the start.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    /// The admin socket on which the launcher listens.
+    pub admin: Option<PathBuf>,
+    /// Attached disks come back after a restart.
+    pub remembers: bool,
+    /// Whether each served disk supports punching holes, if known.
+    pub holes: BTreeMap<String, Option<bool>>,
+}
+
+/// A disk that an operator has named.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Named {
+    pub spec: DiskSpec,
+    /// It was attached while a node ran.
+    pub attached: bool,
+    /// What the front ends at its socket were told of a write cache, if known.
+    pub write_cache: Option<bool>,
+}
+
+/// Sent with the descriptors of a disk: those of its device, and of its socket.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Opened {
+    pub holes: Option<bool>,
+    pub write_cache: Option<bool>,
+}

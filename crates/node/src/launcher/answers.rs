@@ -1,0 +1,180 @@
+//! The answers to a node's questions.
+
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use reactor::Class;
+use serde::{Deserialize, Serialize};
+
+use super::Launcher;
+use super::child::{Child, LOOK_NS};
+use super::operators::Order;
+use crate::disks::protocol::{Hello, Named, Opened, ToLauncher, VERSION};
+use crate::disks::resources::remove;
+use crate::disks::spec::DiskSpec;
+use crate::error::{Error, Kind};
+use crate::ipc::channel::{Question, saying};
+
+/// How long a node that has closed its socket may take to end.
+const END_NS: u64 = 1_000_000_000;
+/// Maximum number of disks being opened for a node. It opens them one after the other, except for
+/// those that its predecessor has lost.
+const OPENING_MAX: usize = 64;
+
+/// A disk that a node has.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct OpenDisk {
+    pub(super) spec: DiskSpec,
+    pub(super) holes: Option<bool>,
+}
+
+impl Launcher {
+    /// Answers a node's questions, and records its end.
+    pub(super) fn attend(self: &Rc<Self>, node: &Rc<Child>) {
+        let (launcher, attended) = (self.clone(), node.clone());
+        let attending = self.core.spawn(Class::Control, async move {
+            let node = attended;
+            loop {
+                let question = match node.channel.next().await {
+                    Ok(question) => question,
+                    Err(why) => break tracing::debug!(pid = node.pid.as_raw(), "{why}"),
+                };
+                if matches!(question.read(), Ok(ToLauncher::Open { .. })) {
+                    launcher.open(&node, question);
+                    continue;
+                }
+                let answer = launcher.answer(&node, &question).await;
+                if let Err(why) = node.channel.answer(&question, answer).await {
+                    break tracing::warn!(pid = node.pid.as_raw(), "{why}");
+                }
+            }
+            let core = &launcher.core;
+            let until_ns = core.now_ns() + END_NS;
+            let status = loop {
+                match waitpid(node.pid, Some(WaitPidFlag::WNOHANG)) {
+                    Ok(WaitStatus::StillAlive) => {}
+                    Ok(status) => break status,
+                    Err(_) => break WaitStatus::Exited(node.pid, 1),
+                }
+                if core.now_ns() > until_ns {
+                    node.kill();
+                }
+                core.sleep_ns(LOOK_NS).await;
+            };
+            node.ended.set(Some(status));
+        });
+        node.attended.replace(Some(attending));
+    }
+
+    /// Opens a disk for a node. That may take patience, so other requests do not wait for it.
+    fn open(self: &Rc<Self>, node: &Rc<Child>, question: Question) {
+        let (launcher, node) = (self.clone(), node.clone());
+        self.core.spawn(Class::Control, async move {
+            let count = node.opening.get();
+            node.opening.set(count + 1);
+            let answer = match count < OPENING_MAX {
+                true => launcher.answer(&node, &question).await,
+                false => Err(Error::new(
+                    Kind::System,
+                    format!("{OPENING_MAX} disks are being opened already"),
+                )),
+            };
+            if let Err(why) = node.channel.answer(&question, answer).await {
+                tracing::warn!(pid = node.pid.as_raw(), "{why}");
+            }
+            node.opening.set(node.opening.get() - 1);
+        });
+    }
+
+    pub(super) async fn answer(
+        &self,
+        node: &Rc<Child>,
+        question: &Question,
+    ) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
+        match question.read()? {
+            ToLauncher::Begin { version } => {
+                if version != VERSION {
+                    let why = format!(
+                        "it uses version {version} of the launcher's protocol, not {VERSION}"
+                    );
+                    node.begun.replace(Some(Err(why.clone())));
+                    return Err(Error::new(Kind::Unsupported, why));
+                }
+                node.begun.replace(Some(Ok(())));
+                let open = self.open.borrow();
+                let holes = open.iter().map(|(name, open)| (name.clone(), open.holes)).collect();
+                let (admin, remembers) = (self.admin.clone(), self.resources.remembers());
+                let (text, _) = saying(&Hello { admin, remembers, holes })?;
+                Ok((text, node.line.take().into_iter().collect()))
+            }
+            ToLauncher::Disks => saying(&self.resources.disks()),
+            ToLauncher::Serving => {
+                node.serving.set(true);
+                saying(&())
+            }
+            ToLauncher::Open { name } => {
+                let spec = self.named(&name)?;
+                let (parts, socket) = self.resources.parts(&spec).await?;
+                let write_cache = self.resources.write_cache(&spec.socket);
+                let (text, _) = saying(&Opened { holes: parts.holes, write_cache })?;
+                self.open.borrow_mut().insert(name, OpenDisk { spec, holes: parts.holes });
+                let mut descriptors = parts.descriptors;
+                descriptors.push(socket);
+                Ok((text, descriptors))
+            }
+            ToLauncher::Close { name } => {
+                let closed = self.open.borrow_mut().remove(&name);
+                if let Some(open) = closed {
+                    remove(&open.spec.socket);
+                }
+                saying(&())
+            }
+            ToLauncher::Keep { name } => {
+                let ordered = |order: &Order| match order {
+                    Order::Attach(spec) if spec.name == name => Some(spec.clone()),
+                    _ => None,
+                };
+                let spec = self.orders.borrow().iter().find_map(ordered);
+                let spec = spec.ok_or_else(|| unasked(&name, "kept"))?;
+                self.resources.keep(&spec).await?;
+                saying(&())
+            }
+            ToLauncher::Forget { name } => {
+                if !self.orders.borrow().contains(&Order::Detach(name.clone())) {
+                    return Err(unasked(&name, "forgotten"));
+                }
+                let open = self.open.borrow().get(&name).map(|open| open.spec.clone());
+                let known = || self.resources.disks().into_iter().map(|named| named.spec);
+                let spec = open.or_else(|| known().find(|spec| spec.name == name));
+                if let Some(spec) = spec {
+                    self.resources.forget(&spec).await?;
+                }
+                saying(&())
+            }
+            ToLauncher::WriteCache { name, told } => {
+                let socket = self.open.borrow().get(&name).map(|open| open.spec.socket.clone());
+                let socket = socket.ok_or_else(|| unasked(&name, "known"))?;
+                self.resources.keep_write_cache(&socket, told).await?;
+                saying(&())
+            }
+        }
+    }
+
+    /// A disk that an operator has named.
+    fn named(&self, name: &str) -> Result<DiskSpec, Error> {
+        for order in self.orders.borrow().iter() {
+            match order {
+                Order::Attach(spec) if spec.name == name => return Ok(spec.clone()),
+                _ => {}
+            }
+        }
+        let mut all = self.resources.disks().into_iter();
+        let known = all.find(|Named { spec, .. }| spec.name == name);
+        known.map(|named| named.spec).ok_or_else(|| unasked(name, "opened"))
+    }
+}
+
+fn unasked(name: &str, done: &str) -> Error {
+    Error::new(Kind::Usage, format!("nobody has asked for disk {name} to be {done}"))
+}

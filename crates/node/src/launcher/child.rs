@@ -1,0 +1,130 @@
+//! The process of a node.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::OsString;
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nix::sys::signal::Signal;
+use nix::sys::wait::WaitStatus;
+use nix::unistd::Pid;
+use reactor::{Class, Core, JoinHandle, Program};
+
+use crate::ipc::channel::Channel;
+use crate::ipc::frames::Limits;
+use crate::launcher::to_node::ToNode;
+
+/// Tells a process that it is a node, and that its standard input is the socket to its launcher.
+/// The value is the launcher's process id, a colon, and whether there is a node to take over from.
+pub(crate) const VARIABLE: &str = "MILLRACE_LAUNCHER";
+/// Maximum length of a node's message: the statistics of all disks are the longest.
+pub(crate) const SAID_BYTES_MAX: usize = 32 << 20;
+/// How long a node may take to end after it was asked to: the limits of its clients and devices,
+/// and the closing of its database.
+pub(super) const STOP_NS: u64 = 60_000_000_000;
+/// How often the end of a process, and other conditions, are polled.
+pub(super) const LOOK_NS: u64 = 1_000_000;
+
+/// A node's process.
+pub(super) struct Child {
+    pub(super) pid: Pid,
+    pub(super) channel: Channel,
+    /// The channel's socket.
+    pub(super) stream: UnixStream,
+    /// The line to the predecessor, until the node asks for it.
+    pub(super) line: Cell<Option<OwnedFd>>,
+    /// Whether it has begun, or why it was refused.
+    pub(super) begun: RefCell<Option<Result<(), String>>>,
+    pub(super) serving: Cell<bool>,
+    /// The number of disks being opened for it.
+    pub(super) opening: Cell<usize>,
+    pub(super) ended: Cell<Option<WaitStatus>>,
+    pub(super) attended: RefCell<Option<JoinHandle<()>>>,
+}
+
+impl Child {
+    /// For a process that has just been started, or that runs since before this program.
+    pub(super) fn new(core: &Core, pid: i32, socket: OwnedFd) -> std::io::Result<Child> {
+        let stream = UnixStream::from(socket.try_clone()?);
+        // No descriptors come from a node.
+        let limits = Limits { body_bytes: SAID_BYTES_MAX, descriptors: 0 };
+        Ok(Child {
+            pid: Pid::from_raw(pid),
+            channel: Channel::from_fd(core, socket, limits)?,
+            stream,
+            line: Cell::default(),
+            begun: RefCell::default(),
+            serving: Cell::new(false),
+            opening: Cell::new(0),
+            ended: Cell::new(None),
+            attended: RefCell::default(),
+        })
+    }
+
+    pub(super) fn kill(&self) {
+        // Until it has been waited for, no other process gets its process id.
+        if self.ended.get().is_none() {
+            let _ = nix::sys::signal::kill(self.pid, Signal::SIGKILL);
+            // Its children may live on with its socket.
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Asks it to end in an orderly way, and kills it if it has not ended in time. The second
+    /// signal kills it immediately.
+    pub(super) async fn end(self: Rc<Self>, core: Core) {
+        let node = self.clone();
+        core.spawn(Class::Control, async move {
+            if let Err(error) = node.channel.ask(&ToNode::Stop, &[]).await {
+                tracing::debug!(pid = node.pid.as_raw(), "cannot ask it to end: {error}");
+            }
+        });
+        core.sleep_ns(STOP_NS).await;
+        if self.ended.get().is_none() {
+            let seconds = STOP_NS / 1_000_000_000;
+            tracing::error!(pid = self.pid.as_raw(), "not ended within {seconds} s: killed");
+            self.kill();
+        }
+    }
+
+    /// Waits until it has ended.
+    pub(super) async fn until_it_ends(&self, core: &Core) -> Option<WaitStatus> {
+        let attended = self.attended.borrow_mut().take();
+        match attended {
+            Some(attended) => attended.await,
+            None => {
+                while self.ended.get().is_none() {
+                    core.sleep_ns(LOOK_NS).await;
+                }
+            }
+        }
+        self.ended.get()
+    }
+}
+
+/// Starts a node, which takes over at a line if there is one.
+pub(super) async fn spawn(
+    core: &Core,
+    program: &Path,
+    line: Option<OwnedFd>,
+) -> Result<Rc<Child>, String> {
+    let system = |error: std::io::Error| format!("starting {}: {error}", program.display());
+    let (ours, theirs) = UnixStream::pair().map_err(system)?;
+    let role = if line.is_some() { "successor" } else { "first" };
+    let variable = OsString::from(format!("{}:{role}", std::process::id()));
+    let program = Program {
+        path: program.to_owned(),
+        arguments: std::env::args_os().skip(1).collect(),
+        variables: vec![(VARIABLE.into(), variable)],
+        input: Arc::new(theirs.into()),
+    };
+    // The node is waited for by its process id.
+    let child = core.start_process(program).await.map_err(system)?;
+    let node = Child::new(core, child.id() as i32, ours.into()).map_err(system)?;
+    node.line.set(line);
+    Ok(Rc::new(node))
+}

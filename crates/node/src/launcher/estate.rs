@@ -1,0 +1,164 @@
+//! What a launcher starts with: a new node, or the estate that the previous program has left.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsString};
+use std::io::{Seek, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::{Pid, execve};
+use reactor::{Core, UnixListener};
+use serde::{Deserialize, Serialize};
+
+use super::answers::OpenDisk;
+use super::child::{Child, spawn};
+use super::{Launcher, system};
+use crate::config::Config;
+use crate::disks::resources::LocalResources;
+use crate::disks::state::State;
+use crate::error::{Error, Kind};
+use crate::ipc::frames::{Frames, Limits};
+use crate::log::LOG_PATIENCE;
+use crate::start::{listen_admin, open_state, state_directory};
+use crate::upgrade::own_program;
+
+/// Tells a launcher that it continues with a running node; the estate comes on its standard input.
+pub(crate) const RENEWED: &str = "MILLRACE_LAUNCHER_RENEWED";
+/// The version of the estate.
+const ESTATE_VERSION: u32 = 1;
+/// Descriptors of the estate: the text, the channel, the lock, the admin socket.
+const ESTATE_DESCRIPTORS: usize = 4;
+
+/// What a launcher starts with.
+pub(super) struct Beginning {
+    pub(super) resources: LocalResources,
+    pub(super) admin: Option<(PathBuf, UnixListener)>,
+    pub(super) open: BTreeMap<String, OpenDisk>,
+    pub(super) node: Rc<Child>,
+}
+
+/// What a launcher passes to the program that replaces it, beside descriptors: the channel to the
+/// node, the state directory's lock, the admin socket.
+#[derive(Debug, Serialize, Deserialize)]
+struct Estate {
+    version: u32,
+    node: i32,
+    admin: Option<PathBuf>,
+    locked: bool,
+    open: Vec<OpenDisk>,
+}
+
+impl Beginning {
+    pub(super) async fn first(core: &Core, config: &Config) -> Result<Beginning, Error> {
+        let state = open_state(core, config, || false).await?;
+        let admin = listen_admin(core, config, state.is_some(), || false).await?;
+        let own = own_program().map_err(|error| system("where this program is", &error))?;
+        let node = spawn(core, &own, None).await.map_err(|why| Error::new(Kind::System, why))?;
+        let resources = LocalResources::new(core, &config.disks, state);
+        Ok(Beginning { resources, admin, open: BTreeMap::new(), node })
+    }
+
+    /// Starts with the estate of the previous program.
+    pub(super) async fn renewed(core: &Core, config: &Config) -> Result<Beginning, Error> {
+        let broken = |why: &dyn std::fmt::Display| system("cannot take the launcher's place", why);
+        let limits = Limits { body_bytes: 0, descriptors: ESTATE_DESCRIPTORS };
+        let socket = std::io::stdin().as_fd().try_clone_to_owned();
+        let frames = socket.and_then(|socket| Frames::from_fd(core, socket, limits));
+        let frame = frames.map_err(|error| broken(&error))?.receive().await;
+        let mut descriptors = frame.map_err(|why| broken(&why))?.descriptors.into_iter();
+        let mut next = || descriptors.next().ok_or_else(|| broken(&"a descriptor is missing"));
+        let estate: Estate = serde_json::from_reader(std::fs::File::from(next()?))
+            .map_err(|error| broken(&error))?;
+        if estate.version != ESTATE_VERSION {
+            return Err(broken(&format!(
+                "version {} of the estate is not supported",
+                estate.version
+            )));
+        }
+        let node = Child::new(core, estate.node, next()?).map_err(|error| broken(&error))?;
+        node.begun.replace(Some(Ok(())));
+        node.serving.set(true);
+        let state = match (estate.locked, state_directory(config)) {
+            (true, Some(path)) => Some(State::open_locked(core, &path, next()?).await?),
+            (true, None) => return Err(broken(&"there is no state directory any more")),
+            (false, _) => None,
+        };
+        let admin = match estate.admin {
+            Some(path) => {
+                let door = UnixListener::from_fd(core, next()?).map_err(|error| broken(&error))?;
+                Some((path, door))
+            }
+            None => None,
+        };
+        let resources = LocalResources::new(core, &config.disks, state);
+        let open = estate.open.into_iter().map(|open| (open.spec.name.clone(), open)).collect();
+        Ok(Beginning { resources, admin, open, node: Rc::new(node) })
+    }
+}
+
+impl Launcher {
+    /// Returns only if it fails, with the reason.
+    pub(super) async fn become_program(&self, node: &Child, program: &Path) -> String {
+        let prepared = async {
+            let failed = |error: std::io::Error| error.to_string();
+            let lock =
+                self.resources.state().map(State::lock).transpose().map_err(failed)?.flatten();
+            let estate = Estate {
+                version: ESTATE_VERSION,
+                node: node.pid.as_raw(),
+                admin: self.admin.clone(),
+                locked: lock.is_some(),
+                open: self.open.borrow().values().cloned().collect(),
+            };
+            let text = serde_json::to_vec(&estate).map_err(|error| error.to_string())?;
+            let memory =
+                memfd_create(c"estate", MFdFlags::MFD_CLOEXEC).map_err(|e| e.to_string())?;
+            let mut memory = std::fs::File::from(memory);
+            memory.write_all(&text).and_then(|()| memory.rewind()).map_err(failed)?;
+            let channel = node.stream.try_clone().map_err(failed)?;
+            let mut descriptors = vec![OwnedFd::from(memory), channel.into()];
+            descriptors.extend(lock);
+            if let Some(door) = &self.door {
+                descriptors.push(door.try_clone().map_err(failed)?);
+            }
+            let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+            let limits = Limits { body_bytes: 0, descriptors: 0 };
+            let frames = Frames::from_fd(&self.core, ours.into(), limits).map_err(failed)?;
+            frames.send(1, &[], &descriptors).await?;
+            nix::unistd::dup2_stdin(&theirs).map_err(|error| error.to_string())?;
+            Ok::<_, String>(frames)
+        };
+        // The message stays in the socket; this end must stay open until it has been read.
+        let _frames = match prepared.await {
+            Ok(frames) => frames,
+            Err(why) => return why,
+        };
+        let mut arguments = Vec::new();
+        let mut variables = vec![format!("{RENEWED}=1").into_bytes()];
+        arguments.extend(std::env::args_os().map(OsString::into_vec));
+        for (name, value) in std::env::vars_os().filter(|(name, _)| name != RENEWED) {
+            variables.push([name.as_bytes(), b"=", value.as_bytes()].concat());
+        }
+        let texts =
+            |all: Vec<Vec<u8>>| all.into_iter().map(CString::new).collect::<Result<Vec<_>, _>>();
+        let (Ok(path), Ok(arguments), Ok(variables)) =
+            (CString::new(program.as_os_str().as_bytes()), texts(arguments), texts(variables))
+        else {
+            return "a text contains a zero byte".to_owned();
+        };
+        // The core's thread is pinned to one processor, and becomes the whole process.
+        let mut all = CpuSet::new();
+        let all_known = self.processors.iter().all(|processor| all.set(*processor).is_ok());
+        if all_known {
+            let _ = sched_setaffinity(Pid::from_raw(0), &all);
+        }
+        self.log.flush(LOG_PATIENCE);
+        let Err(error) = execve(&path, &arguments, &variables);
+        error.to_string()
+    }
+}

@@ -1,0 +1,257 @@
+use std::os::unix::net::UnixStream;
+
+use nix::unistd::Pid;
+
+use super::child::spawn;
+use super::*;
+use crate::admin::Request;
+use crate::disks::protocol::ToLauncher;
+use crate::disks::spec::DiskSpec;
+use crate::disks::state::State;
+use crate::ipc::channel::{Channel, Question};
+use crate::ipc::frames::Limits;
+use crate::upgrade::START_NS;
+use crate::{Machine, Settings};
+
+/// A new directory for a test.
+fn directory(name: &str) -> PathBuf {
+    let root = std::env::temp_dir().join(format!("millrace-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&root);
+    std::fs::create_dir_all(&root).unwrap();
+    root
+}
+
+fn one_core() -> RuntimeConfig {
+    RuntimeConfig {
+        processors: vec![reactor::processors()[0]],
+        memory: MEMORY_BYTES,
+        driver: DriverKind::Epoll,
+        ..RuntimeConfig::default()
+    }
+}
+
+/// A launcher whose node is played by the test.
+async fn launcher(core: &Core, root: &Path) -> (Rc<Launcher>, Rc<Child>) {
+    let node = spawn(core, Path::new("/bin/true"), None).await.unwrap();
+    let state = State::open(core, &root.join("state")).await.unwrap();
+    let sink = Box::new(std::io::sink());
+    let (log, _) = Log::start(Default::default(), "off".parse().unwrap(), sink).unwrap();
+    let resources = LocalResources::new(core, &[disk(root, "asked")], Some(state));
+    let beginning = Beginning { resources, admin: None, open: BTreeMap::new(), node: node.clone() };
+    let settings = Settings::from_toml("admin = 'none.sock'").unwrap();
+    let config = Config::new(settings, &Machine::look()).unwrap();
+    let launcher = Launcher::start(core, &config, log, Arc::default(), beginning).unwrap();
+    (launcher, node)
+}
+
+fn disk(root: &Path, name: &str) -> DiskSpec {
+    let root = root.display();
+    format!("name={name} uri=file:{root}/{name}.img socket={root}/{name}.sock").parse().unwrap()
+}
+
+#[test]
+fn a_node_gets_what_an_operator_has_named_and_nothing_else() {
+    let root = directory("launcher");
+    for name in ["asked", "later", "other"] {
+        let image = new_file(&root.join(format!("{name}.img")));
+        image.set_len(1 << 20).unwrap();
+    }
+    let place = root.clone();
+    reactor::run(&one_core(), move |core| {
+        let root = place.clone();
+        async move {
+            let (launcher, node) = launcher(&core, &root).await;
+            let say = async |text: &str| {
+                let answer = launcher.answer(&node, &Question::of(text)).await;
+                answer.map(|(_, descriptors)| descriptors.len()).map_err(|e| e.to_string())
+            };
+            let nobody = async |text: &str| {
+                let error = say(text).await.unwrap_err();
+                assert!(error.starts_with("nobody has asked for disk"), "{text}: {error}");
+            };
+            // A disk named at the start: an image and a socket.
+            assert_eq!(say(r#"{"ask":"open","name":"asked"}"#).await, Ok(2));
+            assert!(root.join("asked.sock").exists());
+            // A disk that nobody has named, by any name.
+            for name in ["other", "later", "", "../other", "/etc/passwd", "asked\0"] {
+                for ask in ["open", "keep", "forget", "write-cache"] {
+                    let text = serde_json::json!({"ask": ask, "name": name}).to_string();
+                    nobody(&text).await;
+                }
+                let close = serde_json::json!({"ask": "close", "name": name}).to_string();
+                assert_eq!(say(&close).await, Ok(0));
+            }
+            // No question takes a path.
+            for text in [
+                r#"{"ask":"open","name":"asked","uri":"file:/etc/passwd"}"#,
+                r#"{"ask":"open","uri":"file:/etc/passwd"}"#,
+                r#"{"ask":"attach","name":"other"}"#,
+                r#"{"ask":"keep"}"#,
+                "[]",
+                "",
+            ] {
+                assert!(say(text).await.is_err(), "{text}");
+            }
+            // A named disk is not stored or forgotten without an order either.
+            nobody(r#"{"ask":"keep","name":"asked"}"#).await;
+            nobody(r#"{"ask":"forget","name":"asked"}"#).await;
+
+            // An operator's order applies to its disk, while it is being run.
+            let order = Order::Attach(disk(&root, "later"));
+            launcher.orders.borrow_mut().push(order);
+            nobody(r#"{"ask":"open","name":"other"}"#).await;
+            assert_eq!(say(r#"{"ask":"open","name":"later"}"#).await, Ok(2));
+            assert_eq!(say(r#"{"ask":"keep","name":"later"}"#).await, Ok(0));
+            nobody(r#"{"ask":"forget","name":"later"}"#).await;
+            launcher.orders.borrow_mut().clear();
+            nobody(r#"{"ask":"keep","name":"later"}"#).await;
+            let kept = launcher.resources.disks();
+            let kept: Vec<_> = kept.iter().map(|named| &*named.spec.name).collect();
+            assert_eq!(kept, ["asked", "later"]);
+            let told = r#"{"ask":"write-cache","name":"later","told":false}"#;
+            assert_eq!(say(told).await, Ok(0));
+            let socket = root.join("later.sock");
+            assert_eq!(launcher.resources.write_cache(&socket), Some(false));
+
+            launcher.orders.borrow_mut().push(Order::Detach("later".into()));
+            assert_eq!(say(r#"{"ask":"forget","name":"later"}"#).await, Ok(0));
+            assert_eq!(say(r#"{"ask":"close","name":"later"}"#).await, Ok(0));
+            assert!(!socket.exists() && launcher.resources.write_cache(&socket).is_none());
+            assert_eq!(launcher.resources.disks().len(), 1);
+
+            let other = r#"{"ask":"begin","version":2}"#;
+            assert!(say(other).await.unwrap_err().contains("version 2"));
+            node.kill();
+        }
+    })
+    .unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+#[expect(clippy::disallowed_methods, reason = "a test's own file")]
+fn new_file(path: &Path) -> std::fs::File {
+    std::fs::File::create(path).unwrap()
+}
+
+#[test]
+fn a_successor_that_serves_is_kept_when_the_node_before_it_has_ended() {
+    let root = directory("replaced");
+    let place = root.clone();
+    reactor::run(&one_core(), move |core| {
+        let root = place.clone();
+        async move {
+            let (launcher, old) = launcher(&core, &root).await;
+            let next = || spawn(&core, Path::new("/bin/true"), None);
+            let ended = Some(WaitStatus::Exited(Pid::from_raw(1), 0));
+            // The old node lives, so the handover has failed for another reason.
+            let node = next().await.unwrap();
+            node.serving.set(true);
+            old.ended.set(None);
+            assert!(!launcher.has_taken_over(&old, &node).await);
+            // It has ended; the successor reports a moment later that it serves, or ends, too.
+            old.ended.set(ended);
+            for serves in [true, false] {
+                let node = next().await.unwrap();
+                let (clock, later) = (core.clone(), node.clone());
+                let saying = core.spawn(Class::Control, async move {
+                    clock.sleep_ns(3 * LOOK_NS).await;
+                    match serves {
+                        true => later.serving.set(true),
+                        false => later.ended.set(ended),
+                    }
+                });
+                assert_eq!(launcher.has_taken_over(&old, &node).await, serves);
+                saying.await;
+            }
+        }
+    })
+    .unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+/// A serving node that the test plays: the other end of its channel, which answers every
+/// question with this text.
+fn played(core: &Core, launcher: &Rc<Launcher>, says: &'static str) -> Rc<Channel> {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let node = Rc::new(Child::new(core, i32::MAX, ours.into()).unwrap());
+    node.serving.set(true);
+    launcher.attend(&node);
+    launcher.make_current(&node);
+    let limits = Limits { body_bytes: SAID_BYTES_MAX, descriptors: 9 };
+    let channel = Rc::new(Channel::from_fd(core, theirs.into(), limits).unwrap());
+    let ear = channel.clone();
+    core.spawn(Class::Control, async move {
+        while let Ok(question) = ear.next().await {
+            let answer = (says.as_bytes().to_vec(), Vec::new());
+            ear.answer(&question, Ok(answer)).await.unwrap();
+        }
+    });
+    channel
+}
+
+#[test]
+fn patience_with_one_disk_delays_nothing_else() {
+    let root = directory("patient");
+    new_file(&root.join("held.img")).set_len(1 << 20).unwrap();
+    // Under another name, so that the holder is not found, which takes all patience.
+    std::fs::hard_link(root.join("held.img"), root.join("asked.img")).unwrap();
+    let place = root.clone();
+    reactor::run(&one_core(), move |core| {
+        let root = place.clone();
+        async move {
+            let (launcher, _) = launcher(&core, &root).await;
+            let channel = played(&core, &launcher, "{}");
+            // Another process has the image.
+            let held = launcher.resources.parts(&disk(&root, "held")).await.unwrap();
+            let opened = Rc::new(Cell::new(false));
+            let (done, asks) = (opened.clone(), channel.clone());
+            core.spawn(Class::Control, async move {
+                let open = ToLauncher::Open { name: "asked".into() };
+                asks.ask(&open, &[]).await.unwrap();
+                done.set(true);
+            });
+            core.sleep_ns(20 * LOOK_NS).await;
+            let listed = launcher.relay(Request::DiskList).await.unwrap();
+            core.sleep_ns(20 * LOOK_NS).await;
+            assert!(listed == "{}" && !opened.get(), "it waited until that was given up");
+            drop(held);
+            while !opened.get() {
+                core.sleep_ns(LOOK_NS).await;
+            }
+        }
+    })
+    .unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+#[test]
+fn an_upgrade_is_refused_immediately_while_disks_follow() {
+    let root = directory("follow");
+    let place = root.clone();
+    reactor::run(&one_core(), move |core| {
+        let root = place.clone();
+        async move {
+            let (launcher, _) = launcher(&core, &root).await;
+            let _channel = played(&core, &launcher, r#""disks are still on their way""#);
+            launcher.upgrading.set(true);
+            let since_ns = core.now_ns();
+            let why = launcher.upgrade(Path::new("/bin/true")).await.unwrap_err();
+            assert_eq!(why, "disks are still on their way");
+            assert!(core.now_ns() < since_ns + START_NS / 2, "it waited for the old process");
+        }
+    })
+    .unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+#[test]
+fn a_node_that_may_have_disks_is_launched() {
+    let wanted = |text: &str| {
+        let settings = Settings::from_toml(text).unwrap();
+        is_wanted(&Config::new(settings, &Machine::look()).unwrap())
+    };
+    let disk = "[[disk]]\nname='a'\nuri='null:1G'\nsocket='s'";
+    assert!(wanted(disk) && wanted("state = 'd'") && wanted("admin = 'a.sock'"));
+    assert!(!wanted(&format!("sandbox = 'off'\n{disk}")));
+    assert!(wanted("data = 'd'\nsandbox = 'on'"));
+}

@@ -1,0 +1,265 @@
+//! A confined node: what it opens first, how it confines itself, and its conversation with the
+//! launcher.
+
+use std::cell::OnceCell;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use reactor::log::{NextFile, Sink};
+use reactor::{Class, Core};
+
+use super::commands::Admin;
+use super::open::no_directory;
+use super::phases::Phase;
+use super::ports::{listen_on_all, no_port, patiently_now};
+use super::{LOOK_NS, NodeState};
+use crate::admin::Commands;
+use crate::config::{Config, Sandbox};
+use crate::disks::protocol::{Hello, ToLauncher, VERSION};
+use crate::error::{Error, Kind};
+use crate::ipc::channel::{Channel, saying};
+use crate::ipc::frames::Limits;
+use crate::launcher::confine::{Beneath, confine_calls, confine_paths};
+use crate::launcher::to_node::ToNode;
+use crate::launcher::{self, SAID_BYTES_MAX};
+use crate::process::{executable, resident_bytes};
+use crate::upgrade::Upgrader;
+
+/// What a confined process has created before its confinement.
+pub(super) struct Confined {
+    /// The launcher's process id.
+    pub launcher: u32,
+    /// The socket to the launcher.
+    pub channel: OwnedFd,
+    /// The sockets for clients and metrics, unless the predecessor listens there.
+    pub clients: Vec<OwnedFd>,
+    pub metrics: Option<OwnedFd>,
+    /// Receives the next log file.
+    pub log: NextFile,
+    /// The result of [`confine_paths`].
+    pub paths: Result<bool, String>,
+}
+
+/// The link to the launcher.
+pub(super) struct Link {
+    pub channel: Rc<Channel>,
+    pub hello: Hello,
+    /// Runs the requests of the launcher's admin socket, once the node serves.
+    pub admin: Rc<OnceCell<Admin>>,
+}
+
+/// The process id of the launcher that has started this process, and whether there is a node to
+/// take over from.
+pub(super) fn launcher_of_this_process() -> Option<(u32, bool)> {
+    let text = std::env::var(launcher::VARIABLE).ok()?;
+    let (launcher, role) = text.split_once(':')?;
+    Some((launcher.parse().ok()?, role == "successor"))
+}
+
+/// Creates what a confined process cannot create any more, and confines this process as far as one
+/// thread can, before it starts any other.
+pub(super) fn confine(
+    config: &Config,
+    launcher: u32,
+    succeeds: bool,
+) -> Result<(Sink, Confined), Error> {
+    let system = |what: &str, error: &dyn std::fmt::Display| {
+        Error::new(Kind::System, format!("{what}: {error}"))
+    };
+    let channel = std::io::stdin().as_fd().try_clone_to_owned();
+    let channel =
+        channel.map_err(|error| system("cannot duplicate the socket to the launcher", &error))?;
+    let next = NextFile::default();
+    let sink = crate::log::open(&config.log, Some(next.clone()))?;
+    // Cache these now; the sandbox will hide them.
+    resident_bytes();
+    executable();
+    // If the predecessor listens there, it hands the sockets over.
+    let handed = |error: Error| if succeeds { Ok(()) } else { Err(error) };
+    let (mut clients, mut metrics) = (Vec::new(), None);
+    if let Some(data) = &config.data {
+        let listen = || listen_on_all(config.listen, config.processors.len());
+        match patiently_now(config.listen, succeeds, listen) {
+            Ok(sockets) => clients = sockets,
+            Err(error) => handed(no_port(config.listen, "--listen", &error))?,
+        }
+        if !config.read_only {
+            make_directory_now(data)?;
+        }
+    }
+    if let Some(addr) = config.metrics {
+        match patiently_now(addr, succeeds, || reactor::listen(addr, false)) {
+            Ok(socket) => metrics = Some(socket),
+            Err(error) => handed(no_port(addr, "--metrics", &error))?,
+        }
+    }
+    let data = config.data.as_deref().filter(|data| data.exists());
+    let outside = data.map(lsm::outside).unwrap_or_default();
+    let (writable, outside) = (!config.read_only, &outside[..]);
+    let paths = confine_paths(data.map(|directory| Beneath { directory, writable, outside }));
+    if config.sandbox == Sandbox::On && paths != Ok(true) {
+        let why =
+            paths.err().unwrap_or_else(|| "this kernel's Landlock is older than 6.12".to_owned());
+        return Err(Error::new(Kind::System, format!("this node cannot be confined: {why}"))
+            .hint("--sandbox auto confines it as far as possible"));
+    }
+    Ok((sink, Confined { launcher, channel, clients, metrics, log: next, paths }))
+}
+
+/// Makes the kernel kill this process when its launcher ends. The setting belongs to the calling
+/// thread: the same thread has to take it back.
+fn end_with_launcher(launcher: u32) -> Result<(), Error> {
+    nix::sys::prctl::set_pdeathsig(Some(nix::sys::signal::Signal::SIGKILL)).map_err(|error| {
+        Error::new(Kind::System, format!("cannot end with the launcher: {error}"))
+    })?;
+    // The launcher may have ended before the call.
+    match nix::unistd::getppid().as_raw() as u32 == launcher {
+        true => Ok(()),
+        false => Err(Error::new(Kind::System, "the launcher has ended")),
+    }
+}
+
+/// Creates a database's directory, durably, unless it exists.
+#[expect(clippy::disallowed_methods, reason = "start-up code, before any core runs")]
+fn make_directory_now(data: &Path) -> Result<(), Error> {
+    let made = match std::fs::create_dir(data) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => {
+            let above = data.parent().filter(|above| *above != Path::new(""));
+            std::fs::File::open(above.unwrap_or(Path::new("."))).and_then(|above| above.sync_all())
+        }
+    };
+    made.map_err(|error| no_directory(data, &error))
+}
+
+/// Confines all threads and starts the conversation with the launcher. Returns the line to the
+/// predecessor, if there is one to take over from.
+pub(super) async fn begin(
+    core: &Core,
+    node: &Arc<NodeState>,
+    confined: &Confined,
+    upgrader: &Rc<Upgrader>,
+) -> Result<(Link, Option<OwnedFd>), Error> {
+    end_with_launcher(confined.launcher)?;
+    // No ring can be made afterwards.
+    while node.started.load(Ordering::Acquire) < core.cores() {
+        core.sleep_ns(LOOK_NS).await;
+    }
+    let calls = confine_calls(node.config.data.is_some());
+    match (&confined.paths, &calls) {
+        (Ok(true), Ok(())) => tracing::info!("confined: paths, system calls, network and signals"),
+        (_, Err(why)) if node.config.sandbox == Sandbox::On => {
+            return Err(Error::new(Kind::System, format!("this node cannot be confined: {why}"))
+                .hint("--sandbox auto confines it as far as possible"));
+        }
+        (paths, calls) => {
+            let (calls_ok, paths_ok) = (calls.is_ok(), paths.is_ok());
+            let why = match (paths, calls) {
+                (Err(why), _) | (_, Err(why)) => why,
+                _ => "this kernel's Landlock is older than 6.12",
+            };
+            tracing::warn!(paths = paths_ok, calls = calls_ok, "only partly confined: {why}");
+        }
+    }
+    // The largest message brings a disk's device and its socket.
+    let descriptors = bdev::DESCRIPTORS_MAX + 1;
+    let limits = Limits { body_bytes: SAID_BYTES_MAX, descriptors };
+    let socket = confined.channel.try_clone();
+    let channel = socket.and_then(|socket| Channel::from_fd(core, socket, limits));
+    let channel = channel.map(Rc::new).map_err(|error| {
+        Error::new(Kind::System, format!("cannot use the socket to the launcher: {error}"))
+    })?;
+    let admin = Rc::new(OnceCell::new());
+    {
+        let (core, node, upgrader) = (core.clone(), node.clone(), upgrader.clone());
+        let (channel, admin) = (channel.clone(), admin.clone());
+        let answering = answer_launcher(core.clone(), node, channel, upgrader, admin);
+        core.spawn(Class::Control, answering);
+    }
+    let hello = channel.ask(&ToLauncher::Begin { version: VERSION }, &[]).await?;
+    let link = Link { channel, hello: hello.read()?, admin };
+    Ok((link, hello.descriptors.into_iter().next()))
+}
+
+/// Runs the launcher's requests.
+async fn answer_launcher(
+    core: Core,
+    node: Arc<NodeState>,
+    channel: Rc<Channel>,
+    upgrader: Rc<Upgrader>,
+    admin: Rc<OnceCell<Admin>>,
+) {
+    loop {
+        let Ok(mut question) = channel.next().await else {
+            // The launcher has ended: end as if killed.
+            std::process::exit(1);
+        };
+        let descriptor = question.descriptors.pop();
+        let wanted = question.read::<ToNode>();
+        let (core, node, channel) = (core.clone(), node.clone(), channel.clone());
+        let (upgrader, admin) = (upgrader.clone(), admin.clone());
+        core.clone().spawn(Class::Control, async move {
+            let missing = || Error::new(Kind::System, "no descriptor came along");
+            let hold = matches!(wanted, Ok(ToNode::Hold));
+            let answer = match (wanted, descriptor) {
+                (Ok(ToNode::Stop), _) => {
+                    tracing::info!(
+                        "stopping: sending the replies in flight; a second signal ends the node immediately"
+                    );
+                    node.phases.raise(Phase::Draining);
+                    saying(&())
+                }
+                (Ok(ToNode::Log), Some(file)) => {
+                    if let Some(confined) = &node.confined {
+                        confined.log.put(file);
+                    }
+                    saying(&())
+                }
+                (Ok(ToNode::HandOver), Some(line)) => match upgrader.to_line(line).await {
+                    Ok(pause_us) => saying(&pause_us),
+                    Err(why) => Err(Error::new(Kind::System, why)),
+                },
+                (Ok(ToNode::MayHandOver), _) => saying(&upgrader.may_hand_over().err()),
+                (Ok(ToNode::Log | ToNode::HandOver), None) => Err(missing()),
+                (Ok(ToNode::Hold), _) => {
+                    let ended = nix::sys::prctl::set_pdeathsig(None);
+                    let failed = |error| Error::new(Kind::System, format!("cannot live on: {error}"));
+                    ended.map_err(failed).and_then(|()| saying(&()))
+                }
+                (Ok(ToNode::Resume), _) => {
+                    let launcher = node.confined.as_ref().map(|confined| confined.launcher);
+                    if launcher.is_none_or(|launcher| end_with_launcher(launcher).is_err()) {
+                        std::process::exit(1);
+                    }
+                    channel.hold(false);
+                    // The new program has read the configuration again.
+                    core.clone().spawn(Class::Control, async move {
+                        if let Some(admin) = admin.get() {
+                            admin.disks.start_others(&core).await;
+                        }
+                    });
+                    saying(&())
+                }
+                (Ok(ToNode::Run { request }), _) => loop {
+                    match admin.get() {
+                        Some(admin) => {
+                            break admin.run(request).await.map(|text| (text.into(), Vec::new()));
+                        }
+                        None => core.sleep_ns(LOOK_NS).await,
+                    }
+                },
+                (Err(error), _) => Err(error),
+            };
+            // If the launcher has ended, this process ends too.
+            let hold = hold && answer.is_ok();
+            let _ = channel.answer(&question, answer).await;
+            if hold {
+                channel.hold(true);
+            }
+        });
+    }
+}

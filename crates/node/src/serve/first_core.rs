@@ -1,0 +1,305 @@
+//! The work of core 0, beside that of all cores: it takes over from a predecessor, opens the
+//! database and the disks, and reports that the node is ready.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use kv::{Reporter, Shard, Shared};
+use lsm::{OpenOptions, WriteOptions};
+use reactor::{Class, Core, JoinHandle, Listener, UnixListener};
+
+use super::commands::Admin;
+use super::confined::{Link, begin};
+use super::info::Description;
+use super::metrics::{self, Sources};
+use super::open::{open, open_for_writing};
+use super::phases::Phase;
+use super::ports::{inherited_listener, is_in_use, listen_alone, listen_on_all, no_port};
+use super::{Clients, Database, NodeState, Opened, Ready, watch_signals};
+use crate::admin;
+use crate::config::Sandbox;
+use crate::disks::protocol::ToLauncher;
+use crate::disks::resources::{LocalResources, Resources, remove};
+use crate::disks::spec::DiskSpec;
+use crate::disks::{Disks, Served};
+use crate::error::{Error, Kind};
+use crate::launcher;
+use crate::patience::{Exclusive, Patience, patiently};
+use crate::process::{descriptors_max, use_huge_pages};
+use crate::room_for_clients::clients_max;
+use crate::start::{listen_admin, open_state};
+use crate::upgrade::{self, Predecessor, Upgrader, follow, line_to_predecessor};
+
+/// What core 0 has prepared, beside what the cores share.
+pub(super) struct FirstCore {
+    metrics: Option<Listener>,
+    taken: Vec<(Served, JoinHandle<()>)>,
+    upgrader: Rc<Upgrader>,
+    predecessor: Option<Rc<Predecessor>>,
+    link: Option<Link>,
+    /// The admin socket, if this process listens there.
+    admin: Option<(PathBuf, UnixListener)>,
+}
+
+/// What core 0 does until a successor does it.
+#[derive(Default)]
+pub(super) struct Reporting {
+    /// Tasks that report and answer.
+    pub tasks: Vec<JoinHandle<()>>,
+    /// The admin socket.
+    pub admin_at: Option<PathBuf>,
+}
+
+impl FirstCore {
+    /// Takes over from the predecessor, if there is one, listens, and opens the database. Then the
+    /// other cores may run.
+    pub async fn prepare(
+        core: &Core,
+        node: &Arc<NodeState>,
+    ) -> Result<(FirstCore, Option<Shard>), Error> {
+        let leaving = node.clone();
+        let ending = node.clone();
+        let leave = move || leaving.phases.raise(Phase::Draining);
+        let upgrader = Upgrader::new(core, leave, move || ending.phases.now() > Phase::Running);
+        let (link, line) = match &node.confined {
+            None => {
+                let (core, node, upgrader) = (core.clone(), node.clone(), upgrader.clone());
+                core.clone().spawn(Class::Control, watch_signals(core, node, upgrader));
+                (None, line_to_predecessor()?)
+            }
+            Some(confined) => {
+                let (link, line) = begin(core, node, confined, &upgrader).await?;
+                (Some(link), line)
+            }
+        };
+        let own = |fd: &OwnedFd| fd.try_clone().ok();
+        let early = node.confined.as_ref();
+        let mut listeners: Vec<_> =
+            early.iter().flat_map(|early| early.clients.iter().filter_map(own)).collect();
+        let mut metrics = early.and_then(|early| own(early.metrics.as_ref()?));
+        let (mut taken, mut predecessor) = (Vec::new(), None);
+        if let Some(line) = line {
+            let holes = link.as_ref().map(|link| link.hello.holes.clone());
+            let holes = holes.unwrap_or_default();
+            let inherited = upgrade::inherit(core, &node.config, line, &holes).await?;
+            taken = inherited.disks;
+            if !inherited.clients.is_empty() {
+                listeners = inherited.clients;
+            }
+            metrics = inherited.metrics.or(metrics);
+            predecessor = Some(inherited.predecessor);
+            use_huge_pages(!node.config.has_little_memory());
+        }
+        let metrics = match (node.config.metrics, metrics) {
+            (None, _) => None,
+            (Some(addr), Some(fd)) => Some(inherited_listener(core, addr, fd)?),
+            (Some(addr), None) => Some(listen_alone(core, addr, "--metrics").await?),
+        };
+        let (mut opened, mut shard) = (None, None);
+        if let Some(data) = &node.config.data {
+            if listeners.is_empty() {
+                listeners = listen_for_clients(core, node.config.listen).await?;
+            }
+            let before = predecessor.clone();
+            let (database, owned) = open_database(core, node, data, listeners, before).await?;
+            (opened, shard) = (Some(database), owned);
+        }
+        let _ = node.opened.set(opened);
+        node.phases.raise(Phase::Running);
+        let admin = None;
+        Ok((FirstCore { metrics, taken, upgrader, predecessor, link, admin }, shard))
+    }
+
+    /// Starts the disks: those that were taken over, and those that are opened here.
+    pub async fn start_disks(&mut self, core: &Core, node: &NodeState) -> Result<Rc<Disks>, Error> {
+        // The predecessor has the state directory and the admin socket until it has ended.
+        let before = self.predecessor.clone();
+        let before_holds = || before.as_ref().is_some_and(|before| before.may_hold_locks());
+        let resources = match &self.link {
+            Some(Link { channel, hello, .. }) => {
+                Resources::Launcher(channel.clone(), hello.remembers)
+            }
+            None => {
+                let config = &node.config;
+                let state = open_state(core, config, before_holds).await?;
+                self.admin = listen_admin(core, config, state.is_some(), before_holds).await?;
+                let may_attach = config.sandbox == Sandbox::Off || launcher::is_wanted(config);
+                Resources::Local(LocalResources::new(core, &config.disks, state), may_attach)
+            }
+        };
+        let following = before.as_ref().map(|before| before.following());
+        let taken = std::mem::take(&mut self.taken);
+        let started = Disks::start(core, resources, taken, following).await;
+        if let (Err(_), Some((path, _))) = (&started, &self.admin) {
+            remove(path);
+        }
+        let disks = Rc::new(started?);
+        if let Some(before) = before {
+            let (again, opener) = (core.clone(), disks.clone());
+            let open = async move |spec: &DiskSpec| opener.open(&again, spec).await;
+            core.spawn(Class::Control, follow(disks.clone(), core.clone(), before, open));
+        }
+        Ok(disks)
+    }
+
+    /// Starts to report metrics and to answer operators, and reports that the node is ready.
+    pub async fn report_ready(
+        self,
+        core: &Core,
+        node: &NodeState,
+        disks: &Rc<Disks>,
+        clients: Option<&Clients<'_>>,
+        on_ready: &impl Fn(&Ready),
+    ) -> Result<Reporting, Error> {
+        let mut reporting = Reporting::default();
+        let own = |fd: &OwnedFd| fd.try_clone().ok();
+        let doors = node.doors.iter().filter_map(|door| own(door.get()?)).collect();
+        let metrics = self.metrics.as_ref().and_then(Listener::host_fd);
+        let metrics = metrics.and_then(|fd| fd.try_clone_to_owned().ok());
+        self.upgrader.ready(disks.clone(), doors, metrics);
+        let reporter = || clients.map(|clients| clients.server.reporter());
+        let metrics = match self.metrics {
+            Some(metrics) => {
+                let (addr, task) = tell_metrics(core, node, reporter(), disks.clone(), metrics)?;
+                reporting.tasks.push(task);
+                Some(addr)
+            }
+            None => None,
+        };
+        let admin = |upgrader| {
+            let (core, disks) = (core.clone(), disks.clone());
+            Admin { core, disks, reporter: reporter(), upgrader }
+        };
+        if let Some((path, listener)) = self.admin {
+            let admin = Rc::new(admin(Some(self.upgrader)));
+            let answering = admin::serve(listener, admin, Rc::default());
+            reporting.tasks.push(core.spawn(Class::Control, answering));
+            reporting.admin_at = Some(path);
+        } else if let Some(link) = &self.link {
+            let _ = link.admin.set(admin(None));
+        }
+        let database = clients.map(Clients::database);
+        let (driver, cores) = (core.driver_name(), core.cores());
+        match &database {
+            Some(Database { listen, keys, .. }) => {
+                tracing::info!(%listen, driver, keys, cores, "serving");
+            }
+            None => tracing::info!(driver, cores, "serving"),
+        }
+        let mut served = Vec::new();
+        disks.each(|disk| served.extend(disk.serving.is_ok().then(|| disk.spec.clone())));
+        let link = self.link.as_ref();
+        let admin = reporting.admin_at.clone().or_else(|| link?.hello.admin.clone());
+        // Do this first: a process that has read that the node serves may ask it to end in an
+        // orderly way.
+        if let Some(link) = link {
+            link.channel.ask(&ToLauncher::Serving, &[]).await?;
+        }
+        on_ready(&Ready { database, disks: served, metrics, admin, driver });
+        Ok(reporting)
+    }
+}
+
+/// Listens for clients, with a socket for each core.
+async fn listen_for_clients(core: &Core, addr: SocketAddr) -> Result<Vec<OwnedFd>, Error> {
+    let patience = Patience::with(Exclusive::Port(addr));
+    let in_use = |error: &std::io::Error| is_in_use(error) && patience.lasts(core);
+    let listening = patiently(core, in_use, async || listen_on_all(addr, core.cores())).await;
+    listening.map_err(|error| no_port(addr, "--listen", &error))
+}
+
+/// Opens the database once, for all cores. Clients that connect meanwhile wait.
+async fn open_database(
+    core: &Core,
+    node: &Arc<NodeState>,
+    data: &Path,
+    listeners: Vec<OwnedFd>,
+    predecessor: Option<Rc<Predecessor>>,
+) -> Result<(Opened, Option<Shard>), Error> {
+    let config = &node.config;
+    let listen = listeners[0].try_clone();
+    let listen = listen.and_then(|first| std::net::TcpListener::from(first).local_addr());
+    let listen = listen.map_err(|error| no_port(config.listen, "--listen", &error))?;
+    let budget = config.budget();
+    let options = OpenOptions {
+        secondary: config.secondary,
+        salvage: config.salvage,
+        cache_bytes: budget.cache,
+        memory_bytes: budget.tables,
+        recovered_bytes: budget.recovered(),
+        ..OpenOptions::default()
+    };
+    // The predecessor has it open until its clients have received their replies.
+    let patience = Patience::with(Exclusive::File(data.join("LOCK")));
+    let held = |error: &Error| {
+        let before_holds = || predecessor.as_ref().is_some_and(|before| before.may_hold_locks());
+        error.kind() == Kind::Locked && (before_holds() || patience.lasts(core))
+    };
+    let (db, writer) = if config.read_only {
+        (patiently(core, held, async || open(core, data, options.clone()).await).await?, None)
+    } else {
+        let write = WriteOptions {
+            durability: config.durability,
+            adopt: config.adopt,
+            memtable_bytes: budget.memtable,
+            ..WriteOptions::default()
+        };
+        let open = async || open_for_writing(core, data, options.clone(), write.clone()).await;
+        let (db, writer) = patiently(core, held, open).await?;
+        (db, Some(writer))
+    };
+    let first_free = listeners[0].try_clone().map_or(0, |fd| fd.as_raw_fd().unsigned_abs().into());
+    for warning in db.warnings() {
+        tracing::warn!("{warning}");
+    }
+    let run_id: String =
+        (0..3).map(|_| format!("{:016x}", core.random_u64())).collect::<String>()[..40].to_owned();
+    let itself = Arc::downgrade(node);
+    let description = Description {
+        stop: Box::new(move || {
+            if let Some(node) = itself.upgrade() {
+                node.phases.raise(Phase::Draining);
+            }
+        }),
+        config: config.clone(),
+        machine: node.machine.clone(),
+        port: listen.port(),
+        driver: core.driver_name(),
+        run_id,
+    };
+    let clients_max = clients_max(core.cores(), descriptors_max(), first_free)?;
+    let password = config.password.clone();
+    let settings = kv::Settings { password, clients_max, ..budget.door() };
+    let door = Shared::new(core.cores(), settings, description);
+    let shard =
+        writer.map(|writer| Shard::with_memory(core, db.attach(core), writer, budget.known_keys));
+    if let Some(shard) = &shard {
+        shard.attach(&door).await;
+    }
+    Ok((Opened { listen, db, door, listeners }, shard))
+}
+
+/// Starts to serve metrics, and returns the address.
+fn tell_metrics(
+    core: &Core,
+    node: &NodeState,
+    reporter: Option<Reporter>,
+    disks: Rc<Disks>,
+    listener: Listener,
+) -> Result<(SocketAddr, JoinHandle<()>), Error> {
+    let addr = listener
+        .local_addr()
+        .map_err(|error| Error::new(Kind::System, format!("cannot listen for metrics: {error}")))?;
+    let sources = Sources {
+        reporter,
+        disks,
+        log: node.log.clone(),
+        started_ns: core.now_ns(),
+        memory_bytes: node.config.memory_bytes,
+    };
+    let telling = core.spawn(Class::Background, metrics::serve(core.clone(), listener, sources));
+    Ok((addr, telling))
+}
