@@ -17,13 +17,12 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use reactor::{Class, Core, UnixListener, UnixSocket};
+use reactor::{Class, Core, Event, UnixListener, UnixSocket, timeout};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::disks::spec::DiskSpec;
 use crate::error::{Error, Kind};
-use crate::serve::metrics::within;
 
 /// The version of the protocol.
 pub const VERSION: u64 = 1;
@@ -133,20 +132,43 @@ pub(crate) fn listen(core: &Core, path: &Path) -> Result<UnixListener, Error> {
     })
 }
 
-/// Answers the connections of a listener; never ends. `open` counts the connections.
+/// The number of connected clients.
+#[derive(Default)]
+pub(crate) struct Clients {
+    count: Cell<usize>,
+    left: Event,
+}
+
+impl Clients {
+    fn add(&self) {
+        self.count.set(self.count.get() + 1);
+    }
+
+    fn remove(&self) {
+        self.count.set(self.count.get() - 1);
+        self.left.notify_all();
+    }
+
+    /// Waits until no client is connected.
+    pub async fn until_none(&self) {
+        self.left.wait_until(|| self.count.get() == 0).await;
+    }
+}
+
+/// Answers the connections of a listener; never ends.
 pub(crate) async fn serve(
     listener: UnixListener,
     admin: Rc<impl Commands + 'static>,
-    open: Rc<Cell<usize>>,
+    clients: Rc<Clients>,
 ) {
     loop {
         match listener.accept().await {
-            Ok(socket) if open.get() < CONNECTIONS_MAX => {
-                open.set(open.get() + 1);
-                let (open, admin) = (open.clone(), admin.clone());
+            Ok(socket) if clients.count.get() < CONNECTIONS_MAX => {
+                clients.add();
+                let (clients, admin) = (clients.clone(), admin.clone());
                 admin.core().clone().spawn(Class::Control, async move {
                     answer(&*admin, &socket).await;
-                    open.set(open.get() - 1);
+                    clients.remove();
                 });
             }
             Ok(socket) => {
@@ -177,14 +199,14 @@ fn refused(error: &Error) -> String {
 async fn answer(admin: &impl Commands, socket: &UnixSocket) {
     let mut received = Vec::new();
     loop {
-        let line = within(admin.core(), PATIENCE_NS, read_line(socket, &mut received)).await;
+        let line = timeout(admin.core(), PATIENCE_NS, read_line(socket, &mut received)).await;
         let reply = match line {
-            Some(Some(Ok(line))) => match Request::parse(&line) {
+            Ok(Some(Ok(line))) => match Request::parse(&line) {
                 Ok(request) => admin.run(request).await,
                 Err(error) => Err(error),
             },
-            Some(Some(Err(error))) => Err(error),
-            Some(None) | None => return,
+            Ok(Some(Err(error))) => Err(error),
+            Ok(None) | Err(_) => return,
         };
         let too_long = received.len() > LINE_BYTES_MAX;
         let reply = match reply {

@@ -98,7 +98,7 @@ impl Node {
         disks: Vec<(Served, reactor::JoinHandle<()>)>,
         following: Option<&[DiskSpec]>,
     ) -> Result<Node, String> {
-        let resources = Resources::Local(LocalResources::new(core, &[], None), false);
+        let resources = Resources::Local(Box::new(LocalResources::new(core, &[], None)), false);
         let disks = Disks::start(core, resources, disks, following).await;
         let disks = Rc::new(disks.map_err(|error| error.to_string())?);
         let upgrader = Upgrader::new(core, || {}, || false);

@@ -81,6 +81,7 @@ impl Disks {
                         tracing::warn!(disk = %spec.name, "it is not free yet: {why}");
                         said = why;
                     }
+                    // Polled: another process, or the kernel, releases the image.
                     core.sleep_ns(AGAIN_NS).await;
                 }
             }
@@ -118,5 +119,6 @@ impl Disks {
     pub(super) fn gone(&self, name: &str) {
         let leaves = |disk: &Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
         self.all.borrow_mut().retain(|disk| disk.spec.name != name || !leaves(disk));
+        self.changed.notify_all();
     }
 }

@@ -2,15 +2,18 @@
 
 use std::rc::Rc;
 
-use reactor::{Class, Core};
+use reactor::{Class, Core, timeout};
 
-use super::{Absent, Disk, Disks, LOOK_NS, STOP_NS, Serving, ends, in_time};
+use super::{Absent, Disk, Disks, STOP_NS, Serving, ends};
 use crate::disks::spec::{self, DiskSpec};
 use crate::error::{Error, Kind};
 use crate::size::Size;
 
 /// Maximum number of disks.
 const DISKS_MAX: usize = 1024;
+
+/// How often a detached disk is polled whose requests wait for the predecessor, in nanoseconds.
+const HOLDS_NS: u64 = 1_000_000;
 
 /// The outcome of a detach.
 #[derive(Clone, Copy, Debug)]
@@ -27,15 +30,14 @@ pub(super) struct Change<'a>(&'a Disks);
 impl Drop for Change<'_> {
     fn drop(&mut self) {
         self.0.changing.set(false);
+        self.0.changed.notify_all();
     }
 }
 
 impl Disks {
     /// Waits for the change before this one.
-    pub(super) async fn change(&self, core: &Core) -> Result<Change<'_>, Error> {
-        while self.changing.get() {
-            core.sleep_ns(LOOK_NS).await;
-        }
+    pub(super) async fn change(&self) -> Result<Change<'_>, Error> {
+        self.changed.wait_until(|| !self.changing.get()).await;
         if self.ended.get() {
             return Err(ends());
         }
@@ -52,7 +54,7 @@ impl Disks {
         self.ending.set(self.ending.get() + 1);
         let (disks, again, name) = (self.clone(), core.clone(), name.to_owned());
         core.spawn(Class::Control, async move {
-            if !in_time(&again, again.now_ns() + STOP_NS, &mut serving).await {
+            if timeout(&again, STOP_NS, &mut serving).await.is_err() {
                 tracing::error!(
                     disk = %name,
                     "it was detached, but its device is not done within {} s: it is abandoned, \
@@ -63,12 +65,14 @@ impl Disks {
                 serving.await;
             }
             target.settled().await;
+            // Polled, because a target does not notify the release of its requests.
             while target.holds() {
-                again.sleep_ns(LOOK_NS).await;
+                again.sleep_ns(HOLDS_NS).await;
             }
             drop(target);
             disks.gone(&name);
             disks.ending.set(disks.ending.get() - 1);
+            disks.changed.notify_all();
             tracing::info!(disk = %name, "nothing is in flight any more for a detached disk");
         });
     }
@@ -79,7 +83,7 @@ impl Disks {
     /// # Errors
     /// When its name or socket is taken, or it cannot be served or stored.
     pub async fn attach(&self, core: &Core, spec: DiskSpec) -> Result<bool, Error> {
-        let _change = self.change(core).await?;
+        let _change = self.change().await?;
         let usage = |what| Error::new(Kind::Usage, what);
         let resources = self.resources()?;
         if !resources.may_attach() {
@@ -139,7 +143,7 @@ impl Disks {
         name: &str,
         force: bool,
     ) -> Result<Detached, Error> {
-        let change = self.change(core).await?;
+        let change = self.change().await?;
         let at = self.find(name)?;
         let (spec, attached) = {
             let disk = &self.all.borrow()[at];
@@ -179,12 +183,9 @@ impl Disks {
             _ => self.gone(name),
         }
         drop(change);
-        let until_ns = core.now_ns() + STOP_NS + LOOK_NS;
         let leaves = |disk: &mut Disk| matches!(disk.serving, Err(Absent::Leaves(_)));
-        while self.with(name, leaves) == Some(true) && core.now_ns() < until_ns && !self.ended.get()
-        {
-            core.sleep_ns(LOOK_NS).await;
-        }
+        let gone = || self.with(name, leaves) != Some(true) || self.ended.get();
+        let _ = timeout(core, STOP_NS + HOLDS_NS, self.changed.wait_until(gone)).await;
         tracing::info!(disk = %name, "detached a disk");
         let under_way = self.with(name, leaves) == Some(true);
         Ok(Detached { comes_back: !attached, under_way })
@@ -195,14 +196,8 @@ impl Disks {
     /// # Errors
     /// When there is no disk of that name, the new size is smaller and `shrink` is not given, or
     /// the device cannot have it.
-    pub async fn resize(
-        &self,
-        core: &Core,
-        name: &str,
-        size_bytes: u64,
-        shrink: bool,
-    ) -> Result<u64, Error> {
-        let _change = self.change(core).await?;
+    pub async fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<u64, Error> {
+        let _change = self.change().await?;
         let target = self.target(name)?;
         let old = target.device().size_bytes();
         if size_bytes < old && !shrink {

@@ -16,13 +16,10 @@ pub(crate) mod spec;
 pub(crate) mod state;
 
 use std::cell::{Cell, RefCell};
-use std::future::{Future, poll_fn};
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
 
 use bdev::Bdev;
-use reactor::{Class, Core, JoinHandle};
+use reactor::{Class, Core, Event, JoinHandle, timeout};
 use vhost::{Target, TargetOptions};
 
 pub(crate) use changes::Detached;
@@ -31,9 +28,6 @@ use crate::disks::protocol::Named;
 use crate::disks::resources::{Ready, Resources};
 use crate::disks::spec::DiskSpec;
 use crate::error::{Error, Kind};
-
-/// How often a change polls for the end of the one before it, in nanoseconds.
-const LOOK_NS: u64 = 1_000_000;
 
 /// How long devices may take when the node ends, in nanoseconds.
 const STOP_NS: u64 = 5_000_000_000;
@@ -112,6 +106,8 @@ pub(crate) struct Disks {
     ended: Cell<bool>,
     /// Another process has them now, with their sockets.
     left: Cell<bool>,
+    /// Notified when a change has ended, a detached disk has gone, or the node ends.
+    changed: Event,
 }
 
 impl Disks {
@@ -165,7 +161,7 @@ impl Disks {
     /// Starts the disks that a changed configuration has named since the start; logs those that
     /// cannot be started. Suspends.
     pub async fn start_others(&self, core: &Core) {
-        let Ok(_change) = self.change(core).await else { return };
+        let Ok(_change) = self.change().await else { return };
         let Some(resources) = &self.resources else { return };
         let named = match resources.disks().await {
             Ok(named) => named,
@@ -247,7 +243,7 @@ impl Disks {
         Err(format!("disks are still on their way from the node before: {names}"))
     }
 
-    /// The served disks. No change is made from now on until [`Disks::go_on`].
+    /// The served disks. No change is made from now on until [`Disks::resume`].
     ///
     /// # Errors
     /// When a change is being made, or the node is ending.
@@ -266,9 +262,10 @@ impl Disks {
     }
 
     /// Admits changes again.
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         self.handing_over.set(false);
         self.changing.set(false);
+        self.changed.notify_all();
     }
 
     /// Releases the disks to another process, with the names of their sockets; those that are not
@@ -279,7 +276,7 @@ impl Disks {
             resources.leave();
         }
         self.left.set(true);
-        self.go_on();
+        self.resume();
     }
 
     /// Whether [`Disks::leave`] was called.
@@ -320,9 +317,8 @@ impl Disks {
     /// own.
     pub async fn stop(&self, core: &Core) {
         self.ended.set(true);
-        while self.handing_over.get() {
-            core.sleep_ns(LOOK_NS).await;
-        }
+        self.changed.notify_all();
+        self.changed.wait_until(|| !self.handing_over.get()).await;
         let following = self.following.take();
         if let Some(following) = following {
             following.await;
@@ -335,7 +331,8 @@ impl Disks {
         }
         let until_ns = core.now_ns() + STOP_NS;
         for (spec, serving) in served {
-            if !in_time(core, until_ns, serving.stop()).await {
+            let ns = until_ns.saturating_sub(core.now_ns());
+            if timeout(core, ns, serving.stop()).await.is_err() {
                 tracing::error!(
                     disk = %spec.name,
                     "its device is not done within {} s: it is abandoned",
@@ -347,22 +344,10 @@ impl Disks {
                 resources.close(&spec).await;
             }
         }
-        let busy = || self.changing.get() || self.ending.get() > 0;
-        while busy() && core.now_ns() < until_ns {
-            core.sleep_ns(LOOK_NS).await;
-        }
+        let idle = || !self.changing.get() && self.ending.get() == 0;
+        let ns = until_ns.saturating_sub(core.now_ns());
+        let _ = timeout(core, ns, self.changed.wait_until(idle)).await;
     }
-}
-
-/// Waits for `done` until a time; returns whether it was done.
-async fn in_time(core: &Core, until_ns: u64, done: impl Future<Output = ()>) -> bool {
-    let (mut done, mut late) =
-        (pin!(done), pin!(core.sleep_ns(until_ns.saturating_sub(core.now_ns()))));
-    poll_fn(|cx| match done.as_mut().poll(cx) {
-        Poll::Ready(()) => Poll::Ready(true),
-        Poll::Pending => late.as_mut().poll(cx).map(|()| false),
-    })
-    .await
 }
 
 fn ends() -> Error {
@@ -400,7 +385,7 @@ mod tests {
             let spec = |name: &str| -> DiskSpec {
                 format!("name={name} uri=mem:1M socket=/nowhere/{name}.sock").parse().unwrap()
             };
-            let resources = Resources::Local(LocalResources::new(&core, &[], None), true);
+            let resources = Resources::Local(Box::new(LocalResources::new(&core, &[], None)), true);
             let following = [spec("s"), spec("t")];
             let disks = Disks::start(&core, resources, Vec::new(), Some(&following)).await.unwrap();
             let disks = Rc::new(disks);
@@ -427,7 +412,7 @@ mod tests {
             disks.arrived(&core, &spec("s"), come("s")).await;
             disks.arrived(&core, &spec("t"), come("t")).await;
             while disks.find("s").is_ok() {
-                core.sleep_ns(LOOK_NS).await;
+                core.sleep_ns(1_000_000).await;
             }
             assert!(disks.target("t").is_ok() && disks.all_came().is_ok());
             assert_eq!(disks.to_hand_over().unwrap().len(), 1);

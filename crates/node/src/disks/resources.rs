@@ -145,7 +145,7 @@ async fn open<T>(
 /// The resources of a node, opened here or by its launcher.
 pub(crate) enum Resources {
     /// This process opens them; it may attach disks if the second field is true.
-    Local(LocalResources, bool),
+    Local(Box<LocalResources>, bool),
     /// The launcher opens them; attached disks come back if the second field is true.
     Launcher(Rc<Channel>, bool),
 }
@@ -169,7 +169,9 @@ impl Resources {
 
     /// Releases the state directory: another process has it from now on.
     pub fn leave(&self) {
-        if let Resources::Local(LocalResources { state: Some(state), .. }, _) = self {
+        if let Resources::Local(local, _) = self
+            && let Some(state) = &local.state
+        {
             state.release();
         }
     }

@@ -12,7 +12,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use fs::Dir;
-use reactor::{Core, LockGuard};
+use reactor::{Core, Event, LockGuard};
 use serde::{Deserialize, Serialize};
 
 use crate::disks::spec::{self, DiskSpec};
@@ -28,8 +28,6 @@ const FILE: &str = "disks.json";
 const VERSION: u32 = 1;
 /// Maximum length of the file in bytes.
 const BYTES_MAX: usize = 16 << 20;
-/// How often a change polls for the end of the one before it, in nanoseconds.
-const LOOK_NS: u64 = 1_000_000;
 
 /// The default state directory: `$XDG_STATE_HOME/millrace`, else `/var/lib/millrace` for root and
 /// `~/.local/state/millrace` for others.
@@ -54,7 +52,7 @@ pub(crate) fn remembers_disks() -> bool {
 /// The contents of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Kept {
+struct StateFile {
     version: u32,
     disks: Vec<DiskSpec>,
     /// By socket, which is how a front end names a disk.
@@ -63,12 +61,13 @@ struct Kept {
 
 /// An open state directory.
 pub(crate) struct State {
-    core: Core,
     dir: Dir,
     /// `None` after the release.
     lock: RefCell<Option<LockGuard>>,
-    kept: RefCell<Kept>,
+    kept: RefCell<StateFile>,
     writing: Cell<bool>,
+    /// Notified when a change has been written.
+    written: Event,
     released: Cell<bool>,
 }
 
@@ -117,12 +116,13 @@ impl State {
                     .hint("it holds the attached disks; if you remove it, attach them again")
             })?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Kept { version: VERSION, ..Kept::default() }
+                StateFile { version: VERSION, ..StateFile::default() }
             }
             Err(error) => return Err(failed(FILE, error)),
         };
-        let (core, kept, lock) = (core.clone(), RefCell::new(kept), RefCell::new(Some(lock)));
-        Ok(State { core, dir, lock, kept, writing: Cell::new(false), released: Cell::new(false) })
+        let (kept, lock) = (RefCell::new(kept), RefCell::new(Some(lock)));
+        let (writing, written, released) = (Cell::new(false), Event::new(), Cell::new(false));
+        Ok(State { dir, lock, kept, writing, written, released })
     }
 
     /// The open file that holds the lock.
@@ -146,6 +146,11 @@ impl State {
     /// Whether a change is being written.
     pub fn is_writing(&self) -> bool {
         self.writing.get()
+    }
+
+    /// Waits until no change is being written.
+    pub async fn until_written(&self) {
+        self.written.wait_until(|| !self.writing.get()).await;
     }
 
     /// The attached disks.
@@ -196,10 +201,8 @@ impl State {
         .await
     }
 
-    async fn change(&self, change: impl FnOnce(&mut Kept)) -> Result<(), String> {
-        while self.writing.get() {
-            self.core.sleep_ns(LOOK_NS).await;
-        }
+    async fn change(&self, change: impl FnOnce(&mut StateFile)) -> Result<(), String> {
+        self.until_written().await;
         if self.released.get() {
             return Err("another process has the state directory".to_owned());
         }
@@ -212,6 +215,7 @@ impl State {
         self.writing.set(true);
         let written = self.dir.write_small_atomically(FILE, &text).await;
         self.writing.set(false);
+        self.written.notify_all();
         if self.released.get() {
             self.lock.take();
         }
@@ -228,7 +232,7 @@ fn name(socket: &Path) -> String {
     whole.as_deref().unwrap_or(socket).to_string_lossy().into_owned()
 }
 
-fn parse(bytes: &[u8]) -> Result<Kept, (Kind, String)> {
+fn parse(bytes: &[u8]) -> Result<StateFile, (Kind, String)> {
     #[derive(Deserialize)]
     struct Versioned {
         version: u32,
@@ -239,7 +243,7 @@ fn parse(bytes: &[u8]) -> Result<Kept, (Kind, String)> {
         let what = format!("version {version} is not supported: this program supports {VERSION}");
         return Err((Kind::Unsupported, what));
     }
-    let kept: Kept = serde_json::from_slice(bytes).map_err(wrong)?;
+    let kept: StateFile = serde_json::from_slice(bytes).map_err(wrong)?;
     spec::check_all(&kept.disks).map_err(|what| (Kind::Damaged, what))?;
     Ok(kept)
 }
@@ -287,7 +291,7 @@ mod tests {
 
     #[test]
     fn an_invalid_file_is_refused() {
-        let good = Kept { version: VERSION, disks: vec![disk("a")], ..Kept::default() };
+        let good = StateFile { version: VERSION, disks: vec![disk("a")], ..StateFile::default() };
         assert_eq!(parse(&serde_json::to_vec(&good).unwrap()), Ok(good.clone()));
         for (text, kind) in [
             ("", Kind::Damaged),
@@ -297,7 +301,7 @@ mod tests {
         ] {
             assert_eq!(parse(text.as_bytes()).unwrap_err().0, kind, "{text}");
         }
-        let twice = Kept { disks: vec![disk("a"), disk("a")], ..good };
+        let twice = StateFile { disks: vec![disk("a"), disk("a")], ..good };
         let error = parse(&serde_json::to_vec(&twice).unwrap()).unwrap_err();
         assert_eq!(error.0, Kind::Damaged);
     }

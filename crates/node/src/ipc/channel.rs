@@ -8,11 +8,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::future::poll_fn;
 use std::os::fd::OwnedFd;
-use std::task::{Poll, Waker};
 
-use reactor::Core;
+use reactor::{Core, Event, OneshotSender, oneshot};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -25,25 +23,19 @@ const ANSWER: u32 = 2;
 const REFUSAL: u32 = 3;
 /// Length of the number in bytes.
 const NUMBER_BYTES: usize = 8;
-/// How often a message polls whether the one before it is sent, in nanoseconds.
-const LOOK_NS: u64 = 200_000;
 
 /// One end of a channel.
 pub(crate) struct Channel {
-    core: Core,
     frames: Frames,
     sending: Cell<bool>,
     /// Nothing is sent for now.
     held: Cell<bool>,
+    /// Notified when the next message may be sent.
+    free: Event,
     broken: Cell<bool>,
     asked: Cell<u64>,
-    waiting: RefCell<BTreeMap<u64, Waiting>>,
-}
-
-/// The waiter of a question.
-enum Waiting {
-    Yet(Option<Waker>),
-    Done(Result<Answer, Error>),
+    /// The askers, by the number of their question.
+    waiting: RefCell<BTreeMap<u64, OneshotSender<Result<Answer, Error>>>>,
 }
 
 /// The answer to a question.
@@ -140,10 +132,10 @@ fn system(what: impl Into<String>) -> Error {
     Error::new(Kind::System, what)
 }
 
-/// The place of a waiter; removed when this is dropped.
-struct Place<'a>(&'a Channel, u64);
+/// An asker; removed from the channel when this is dropped.
+struct Asker<'a>(&'a Channel, u64);
 
-impl Drop for Place<'_> {
+impl Drop for Asker<'_> {
     fn drop(&mut self) {
         self.0.waiting.borrow_mut().remove(&self.1);
     }
@@ -157,6 +149,7 @@ impl Drop for Sending<'_> {
     fn drop(&mut self) {
         self.0.sending.set(false);
         self.0.broken.set(self.0.broken.get() || !self.1);
+        self.0.free.notify();
     }
 }
 
@@ -164,10 +157,10 @@ impl Channel {
     /// Creates an end on a connected socket; received messages have these limits.
     pub fn from_fd(core: &Core, fd: OwnedFd, limits: Limits) -> std::io::Result<Channel> {
         Ok(Channel {
-            core: core.clone(),
             frames: Frames::from_fd(core, fd, limits)?,
             sending: Cell::new(false),
             held: Cell::new(false),
+            free: Event::new(),
             broken: Cell::new(false),
             // Start at random, because answers to a previous program may still come.
             asked: Cell::new(core.random_u64() >> 1),
@@ -187,29 +180,17 @@ impl Channel {
         let number = self.asked.get();
         self.asked.set(number + 1);
         let text = serde_json::to_vec(question).map_err(|error| system(error.to_string()))?;
-        self.waiting.borrow_mut().insert(number, Waiting::Yet(None));
-        let _place = Place(self, number);
+        let (sender, answer) = oneshot();
+        self.waiting.borrow_mut().insert(number, sender);
+        let _asker = Asker(self, number);
         self.send(QUESTION, number, &text, descriptors).await.map_err(system)?;
-        poll_fn(|cx| {
-            let mut waiting = self.waiting.borrow_mut();
-            match waiting.get_mut(&number) {
-                Some(Waiting::Yet(waker)) => {
-                    *waker = Some(cx.waker().clone());
-                    Poll::Pending
-                }
-                Some(done) => match std::mem::replace(done, Waiting::Yet(None)) {
-                    Waiting::Done(answer) => Poll::Ready(answer),
-                    Waiting::Yet(_) => Poll::Pending,
-                },
-                None => Poll::Ready(Err(system("the other process has gone"))),
-            }
-        })
-        .await
+        answer.await.unwrap_or_else(|_| Err(system("the other process has gone")))
     }
 
     /// Stops sending questions and answers, or continues.
     pub fn hold(&self, held: bool) {
         self.held.set(held);
+        self.free.notify_all();
     }
 
     /// The other side's next question.
@@ -224,9 +205,9 @@ impl Channel {
                 Ok(Some(question)) => return Ok(question),
                 Ok(None) => {}
                 Err(why) => {
-                    for waiting in self.waiting.borrow_mut().values_mut() {
-                        let gone = Waiting::Done(Err(system(why.clone())));
-                        wake(std::mem::replace(waiting, gone));
+                    for (_, waiting) in self.waiting.take() {
+                        // The asker may have given up.
+                        let _ = waiting.send(Err(system(why.clone())));
                     }
                     return Err(why);
                 }
@@ -239,9 +220,8 @@ impl Channel {
             Said::Question(question) => Ok(Some(question)),
             Said::Answer(number, answer) => {
                 // The asker may have given up.
-                if let Some(waiting) = self.waiting.borrow_mut().get_mut(&number) {
-                    wake(std::mem::replace(waiting, Waiting::Done(answer)));
-                }
+                let asker = self.waiting.borrow_mut().remove(&number);
+                let _ = asker.map(|asker| asker.send(answer));
                 Ok(None)
             }
         }
@@ -270,9 +250,7 @@ impl Channel {
         text: &[u8],
         descriptors: &[OwnedFd],
     ) -> Result<(), String> {
-        while self.held.get() || self.sending.replace(true) {
-            self.core.sleep_ns(LOOK_NS).await;
-        }
+        self.free.wait_until(|| !self.held.get() && !self.sending.replace(true)).await;
         let body = numbered(number, text);
         let mut sending = Sending(self, false);
         if self.broken.get() {
@@ -284,14 +262,8 @@ impl Channel {
     }
 }
 
-fn wake(waiting: Waiting) {
-    if let Waiting::Yet(Some(waker)) = waiting {
-        waker.wake();
-    }
-}
-
 /// An answer with a value.
-pub(crate) fn saying(what: &impl Serialize) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
+pub(crate) fn json_answer(what: &impl Serialize) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
     let text = serde_json::to_vec(what).map_err(|error| system(error.to_string()))?;
     Ok((text, Vec::new()))
 }
@@ -361,7 +333,7 @@ mod tests {
                         let answer = match question.read::<u32>() {
                             Ok(13) => Err(Error::new(Kind::Usage, "not 13").hint("try 14")),
                             Ok(number) => {
-                                saying(&(number + 1)).map(|(text, _)| (text, question_fd()))
+                                json_answer(&(number + 1)).map(|(text, _)| (text, question_fd()))
                             }
                             Err(error) => Err(error),
                         };

@@ -4,17 +4,17 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use reactor::Class;
+use reactor::{Class, timeout};
 use serde::{Deserialize, Serialize};
 
 use super::Launcher;
-use super::child::{Child, LOOK_NS};
+use super::child::Child;
 use super::operators::Order;
 use crate::disks::protocol::{Hello, Named, Opened, ToLauncher, VERSION};
 use crate::disks::resources::remove;
 use crate::disks::spec::DiskSpec;
 use crate::error::{Error, Kind};
-use crate::ipc::channel::{Question, saying};
+use crate::ipc::channel::{Question, json_answer};
 
 /// How long a node that has closed its socket may take to end.
 const END_NS: u64 = 1_000_000_000;
@@ -33,7 +33,7 @@ impl Launcher {
     /// Answers a node's questions, and records its end.
     pub(super) fn attend(self: &Rc<Self>, node: &Rc<Child>) {
         let (launcher, attended) = (self.clone(), node.clone());
-        let attending = self.core.spawn(Class::Control, async move {
+        self.core.spawn(Class::Control, async move {
             let node = attended;
             loop {
                 let question = match node.channel.next().await {
@@ -49,30 +49,28 @@ impl Launcher {
                     break tracing::warn!(pid = node.pid.as_raw(), "{why}");
                 }
             }
-            let core = &launcher.core;
-            let until_ns = core.now_ns() + END_NS;
-            let status = loop {
-                match waitpid(node.pid, Some(WaitPidFlag::WNOHANG)) {
-                    Ok(WaitStatus::StillAlive) => {}
-                    Ok(status) => break status,
-                    Err(_) => break WaitStatus::Exited(node.pid, 1),
-                }
-                if core.now_ns() > until_ns {
+            let end = || launcher.core.process_end(node.pid.as_raw() as u32);
+            if timeout(&launcher.core, END_NS, end()).await.is_err() {
+                node.kill();
+                let _ = end().await;
+            }
+            node.set_ended(match waitpid(node.pid, Some(WaitPidFlag::WNOHANG)) {
+                Ok(status) if status != WaitStatus::StillAlive => status,
+                // It cannot be waited for, or not any more.
+                _ => {
                     node.kill();
+                    WaitStatus::Exited(node.pid, 1)
                 }
-                core.sleep_ns(LOOK_NS).await;
-            };
-            node.ended.set(Some(status));
+            });
         });
-        node.attended.replace(Some(attending));
     }
 
     /// Opens a disk for a node. That may take patience, so other requests do not wait for it.
     fn open(self: &Rc<Self>, node: &Rc<Child>, question: Question) {
         let (launcher, node) = (self.clone(), node.clone());
         self.core.spawn(Class::Control, async move {
-            let count = node.opening.get();
-            node.opening.set(count + 1);
+            let count = node.opening();
+            node.set_opening(count + 1);
             let answer = match count < OPENING_MAX {
                 true => launcher.answer(&node, &question).await,
                 false => Err(Error::new(
@@ -83,7 +81,7 @@ impl Launcher {
             if let Err(why) = node.channel.answer(&question, answer).await {
                 tracing::warn!(pid = node.pid.as_raw(), "{why}");
             }
-            node.opening.set(node.opening.get() - 1);
+            node.set_opening(node.opening() - 1);
         });
     }
 
@@ -98,26 +96,26 @@ impl Launcher {
                     let why = format!(
                         "it uses version {version} of the launcher's protocol, not {VERSION}"
                     );
-                    node.begun.replace(Some(Err(why.clone())));
+                    node.set_begun(Err(why.clone()));
                     return Err(Error::new(Kind::Unsupported, why));
                 }
-                node.begun.replace(Some(Ok(())));
+                node.set_begun(Ok(()));
                 let open = self.open.borrow();
                 let holes = open.iter().map(|(name, open)| (name.clone(), open.holes)).collect();
                 let (admin, remembers) = (self.admin.clone(), self.resources.remembers());
-                let (text, _) = saying(&Hello { admin, remembers, holes })?;
+                let (text, _) = json_answer(&Hello { admin, remembers, holes })?;
                 Ok((text, node.line.take().into_iter().collect()))
             }
-            ToLauncher::Disks => saying(&self.resources.disks()),
+            ToLauncher::Disks => json_answer(&self.resources.disks()),
             ToLauncher::Serving => {
-                node.serving.set(true);
-                saying(&())
+                node.set_serving();
+                json_answer(&())
             }
             ToLauncher::Open { name } => {
                 let spec = self.named(&name)?;
                 let (parts, socket) = self.resources.parts(&spec).await?;
                 let write_cache = self.resources.write_cache(&spec.socket);
-                let (text, _) = saying(&Opened { holes: parts.holes, write_cache })?;
+                let (text, _) = json_answer(&Opened { holes: parts.holes, write_cache })?;
                 self.open.borrow_mut().insert(name, OpenDisk { spec, holes: parts.holes });
                 let mut descriptors = parts.descriptors;
                 descriptors.push(socket);
@@ -128,7 +126,7 @@ impl Launcher {
                 if let Some(open) = closed {
                     remove(&open.spec.socket);
                 }
-                saying(&())
+                json_answer(&())
             }
             ToLauncher::Keep { name } => {
                 let ordered = |order: &Order| match order {
@@ -138,7 +136,7 @@ impl Launcher {
                 let spec = self.orders.borrow().iter().find_map(ordered);
                 let spec = spec.ok_or_else(|| unasked(&name, "kept"))?;
                 self.resources.keep(&spec).await?;
-                saying(&())
+                json_answer(&())
             }
             ToLauncher::Forget { name } => {
                 if !self.orders.borrow().contains(&Order::Detach(name.clone())) {
@@ -150,13 +148,13 @@ impl Launcher {
                 if let Some(spec) = spec {
                     self.resources.forget(&spec).await?;
                 }
-                saying(&())
+                json_answer(&())
             }
             ToLauncher::WriteCache { name, told } => {
                 let socket = self.open.borrow().get(&name).map(|open| open.spec.socket.clone());
                 let socket = socket.ok_or_else(|| unasked(&name, "known"))?;
                 self.resources.keep_write_cache(&socket, told).await?;
-                saying(&())
+                json_answer(&())
             }
         }
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
-use reactor::{Class, Core, JoinHandle, Program};
+use reactor::{Class, Core, Event, Program};
 
 use crate::ipc::channel::Channel;
 use crate::ipc::frames::Limits;
@@ -26,8 +26,6 @@ pub(crate) const SAID_BYTES_MAX: usize = 32 << 20;
 /// How long a node may take to end after it was asked to: the limits of its clients and devices,
 /// and the closing of its database.
 pub(super) const STOP_NS: u64 = 60_000_000_000;
-/// How often the end of a process, and other conditions, are polled.
-pub(super) const LOOK_NS: u64 = 1_000_000;
 
 /// A node's process.
 pub(super) struct Child {
@@ -38,17 +36,23 @@ pub(super) struct Child {
     /// The line to the predecessor, until the node asks for it.
     pub(super) line: Cell<Option<OwnedFd>>,
     /// Whether it has begun, or why it was refused.
-    pub(super) begun: RefCell<Option<Result<(), String>>>,
-    pub(super) serving: Cell<bool>,
+    begun: RefCell<Option<Result<(), String>>>,
+    serving: Cell<bool>,
     /// The number of disks being opened for it.
-    pub(super) opening: Cell<usize>,
-    pub(super) ended: Cell<Option<WaitStatus>>,
-    pub(super) attended: RefCell<Option<JoinHandle<()>>>,
+    opening: Cell<usize>,
+    ended: Cell<Option<WaitStatus>>,
+    /// The launcher's event: notified after each change of the four states above.
+    changed: Rc<Event>,
 }
 
 impl Child {
     /// For a process that has just been started, or that runs since before this program.
-    pub(super) fn new(core: &Core, pid: i32, socket: OwnedFd) -> std::io::Result<Child> {
+    pub(super) fn new(
+        core: &Core,
+        pid: i32,
+        socket: OwnedFd,
+        changed: &Rc<Event>,
+    ) -> std::io::Result<Child> {
         let stream = UnixStream::from(socket.try_clone()?);
         // No descriptors come from a node.
         let limits = Limits { body_bytes: SAID_BYTES_MAX, descriptors: 0 };
@@ -61,13 +65,56 @@ impl Child {
             serving: Cell::new(false),
             opening: Cell::new(0),
             ended: Cell::new(None),
-            attended: RefCell::default(),
+            changed: changed.clone(),
         })
+    }
+
+    /// Whether it has begun, or why it was refused.
+    pub(super) fn begun(&self) -> Option<Result<(), String>> {
+        self.begun.borrow().clone()
+    }
+
+    pub(super) fn set_begun(&self, begun: Result<(), String>) {
+        self.begun.replace(Some(begun));
+        self.changed.notify_all();
+    }
+
+    pub(super) fn is_serving(&self) -> bool {
+        self.serving.get()
+    }
+
+    pub(super) fn set_serving(&self) {
+        self.serving.set(true);
+        self.changed.notify_all();
+    }
+
+    /// The number of disks being opened for it.
+    pub(super) fn opening(&self) -> usize {
+        self.opening.get()
+    }
+
+    pub(super) fn set_opening(&self, opening: usize) {
+        self.opening.set(opening);
+        self.changed.notify_all();
+    }
+
+    /// Its exit status, if it has ended.
+    pub(super) fn ended(&self) -> Option<WaitStatus> {
+        self.ended.get()
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.get().is_some()
+    }
+
+    pub(super) fn set_ended(&self, status: WaitStatus) {
+        self.ended.set(Some(status));
+        self.changed.notify_all();
     }
 
     pub(super) fn kill(&self) {
         // Until it has been waited for, no other process gets its process id.
-        if self.ended.get().is_none() {
+        if !self.has_ended() {
             let _ = nix::sys::signal::kill(self.pid, Signal::SIGKILL);
             // Its children may live on with its socket.
             let _ = self.stream.shutdown(Shutdown::Both);
@@ -84,7 +131,7 @@ impl Child {
             }
         });
         core.sleep_ns(STOP_NS).await;
-        if self.ended.get().is_none() {
+        if !self.has_ended() {
             let seconds = STOP_NS / 1_000_000_000;
             tracing::error!(pid = self.pid.as_raw(), "not ended within {seconds} s: killed");
             self.kill();
@@ -92,17 +139,8 @@ impl Child {
     }
 
     /// Waits until it has ended.
-    pub(super) async fn until_it_ends(&self, core: &Core) -> Option<WaitStatus> {
-        let attended = self.attended.borrow_mut().take();
-        match attended {
-            Some(attended) => attended.await,
-            None => {
-                while self.ended.get().is_none() {
-                    core.sleep_ns(LOOK_NS).await;
-                }
-            }
-        }
-        self.ended.get()
+    pub(super) async fn until_it_ends(&self) {
+        self.changed.wait_until(|| self.has_ended()).await;
     }
 }
 
@@ -111,6 +149,7 @@ pub(super) async fn spawn(
     core: &Core,
     program: &Path,
     line: Option<OwnedFd>,
+    changed: &Rc<Event>,
 ) -> Result<Rc<Child>, String> {
     let system = |error: std::io::Error| format!("starting {}: {error}", program.display());
     let (ours, theirs) = UnixStream::pair().map_err(system)?;
@@ -124,7 +163,7 @@ pub(super) async fn spawn(
     };
     // The node is waited for by its process id.
     let child = core.start_process(program).await.map_err(system)?;
-    let node = Child::new(core, child.id() as i32, ours.into()).map_err(system)?;
+    let node = Child::new(core, child.id() as i32, ours.into(), changed).map_err(system)?;
     node.line.set(line);
     Ok(Rc::new(node))
 }

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::{Pid, execve};
-use reactor::{Core, UnixListener};
+use reactor::{Core, Event, UnixListener};
 use serde::{Deserialize, Serialize};
 
 use super::answers::OpenDisk;
@@ -40,6 +40,8 @@ pub(super) struct Beginning {
     pub(super) admin: Option<(PathBuf, UnixListener)>,
     pub(super) open: BTreeMap<String, OpenDisk>,
     pub(super) node: Rc<Child>,
+    /// The event of the launcher, which the node notifies.
+    pub(super) changed: Rc<Event>,
 }
 
 /// What a launcher passes to the program that replaces it, beside descriptors: the channel to the
@@ -58,9 +60,11 @@ impl Beginning {
         let state = open_state(core, config, || false).await?;
         let admin = listen_admin(core, config, state.is_some(), || false).await?;
         let own = own_program().map_err(|error| system("where this program is", &error))?;
-        let node = spawn(core, &own, None).await.map_err(|why| Error::new(Kind::System, why))?;
+        let changed = Rc::<Event>::default();
+        let node = spawn(core, &own, None, &changed).await;
+        let node = node.map_err(|why| Error::new(Kind::System, why))?;
         let resources = LocalResources::new(core, &config.disks, state);
-        Ok(Beginning { resources, admin, open: BTreeMap::new(), node })
+        Ok(Beginning { resources, admin, open: BTreeMap::new(), node, changed })
     }
 
     /// Starts with the estate of the previous program.
@@ -80,9 +84,11 @@ impl Beginning {
                 estate.version
             )));
         }
-        let node = Child::new(core, estate.node, next()?).map_err(|error| broken(&error))?;
-        node.begun.replace(Some(Ok(())));
-        node.serving.set(true);
+        let changed = Rc::<Event>::default();
+        let node = Child::new(core, estate.node, next()?, &changed);
+        let node = node.map_err(|error| broken(&error))?;
+        node.set_begun(Ok(()));
+        node.set_serving();
         let state = match (estate.locked, state_directory(config)) {
             (true, Some(path)) => Some(State::open_locked(core, &path, next()?).await?),
             (true, None) => return Err(broken(&"there is no state directory any more")),
@@ -97,7 +103,7 @@ impl Beginning {
         };
         let resources = LocalResources::new(core, &config.disks, state);
         let open = estate.open.into_iter().map(|open| (open.spec.name.clone(), open)).collect();
-        Ok(Beginning { resources, admin, open, node: Rc::new(node) })
+        Ok(Beginning { resources, admin, open, node: Rc::new(node), changed })
     }
 }
 

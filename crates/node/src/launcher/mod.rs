@@ -47,25 +47,23 @@ mod upgrade;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
 
 use nix::sys::wait::WaitStatus;
 use reactor::log::{Log, LogFile};
-use reactor::{Class, Core, DriverKind, PollMode, RuntimeConfig};
+use reactor::{Class, Core, DriverKind, Either, Event, PollMode, RuntimeConfig, race, timeout};
 
 use self::answers::OpenDisk;
-use self::child::{Child, LOOK_NS};
+use self::child::Child;
 pub(crate) use self::child::{SAID_BYTES_MAX, VARIABLE};
 use self::estate::Beginning;
 pub(crate) use self::estate::RENEWED;
 use self::operators::{Operators, Order};
-use crate::admin;
+use crate::admin::{self, Clients};
 use crate::config::{Config, Sandbox};
 use crate::disks::resources::{LocalResources, remove};
 use crate::disks::state::remembers_disks;
@@ -78,7 +76,7 @@ use crate::upgrade::upgraded;
 /// Memory for buffers of the launcher's core.
 const MEMORY_BYTES: usize = 4 << 20;
 /// How often the log file's name is checked.
-const LOG_LOOK_NS: u64 = 1_000_000_000;
+const LOG_POLL_NS: u64 = 1_000_000_000;
 
 /// Whether a node needs a launcher: it has a guest to confine, or may get one.
 pub(crate) fn is_wanted(config: &Config) -> bool {
@@ -135,22 +133,21 @@ struct Launcher {
     admin: Option<PathBuf>,
     /// The admin socket, and the number of its clients.
     door: Option<OwnedFd>,
-    clients: Rc<Cell<usize>>,
+    clients: Rc<Clients>,
     /// The operators' requests that are being run.
     orders: RefCell<Vec<Order>>,
     /// The disks that a node has, by name.
     open: RefCell<BTreeMap<String, OpenDisk>>,
     /// The node that serves, or is to serve.
     current: RefCell<Rc<Child>>,
-    /// Waits for another node to become the current one.
-    replaced: RefCell<Option<Waker>>,
     upgrading: Cell<bool>,
     /// The number of upgrades that wait for the one before them.
     waiting: Cell<usize>,
     stopping: Cell<bool>,
-    /// Whether signals are left to the next program, and the waiter for a signal.
+    /// Signals are left to the next program.
     renewing: Cell<bool>,
-    signals: RefCell<Option<Waker>>,
+    /// Notified after each change of the states above, from `current` on, and of a node's.
+    changed: Rc<Event>,
 }
 
 impl Launcher {
@@ -161,7 +158,7 @@ impl Launcher {
         processors: Arc<Vec<usize>>,
         beginning: Beginning,
     ) -> Result<Rc<Launcher>, Error> {
-        let Beginning { resources, admin, open, node } = beginning;
+        let Beginning { resources, admin, open, node, changed } = beginning;
         let (admin, listener) = admin.unzip();
         let door = listener.as_ref().map(|listener| listener.as_fd().try_clone_to_owned());
         let door = door.transpose().map_err(|error| system("the admin socket", &error))?;
@@ -176,15 +173,14 @@ impl Launcher {
             orders: RefCell::default(),
             open: RefCell::new(open),
             current: RefCell::new(node.clone()),
-            replaced: RefCell::default(),
             upgrading: Cell::new(false),
             waiting: Cell::new(0),
             stopping: Cell::new(false),
             renewing: Cell::new(false),
-            signals: RefCell::default(),
+            changed,
         });
         launcher.attend(&node);
-        if node.serving.get() {
+        if node.is_serving() {
             let resuming = node.clone();
             core.spawn(Class::Control, async move {
                 if let Err(error) = resuming.channel.ask(&ToNode::Resume, &[]).await {
@@ -208,35 +204,17 @@ impl Launcher {
 
     /// Returns when the serving node has ended, with the exit code.
     async fn until_the_end(self: Rc<Self>) -> Result<i32, Error> {
-        let status = loop {
-            let node = self.current.borrow().clone();
-            // A node that has handed over may wait for a device, long after its successor has
-            // ended.
-            let is_current = || Rc::ptr_eq(&node, &self.current.borrow());
-            let mut end = pin!(node.until_it_ends(&self.core));
-            let ended = poll_fn(|cx| {
-                if !is_current() {
-                    return Poll::Ready(None);
-                }
-                self.replaced.replace(Some(cx.waker().clone()));
-                end.as_mut().poll(cx).map(Some)
-            });
-            if let Some(status) = ended.await
-                && is_current()
-                && !self.upgrading.get()
-            {
-                break status;
-            }
-            self.core.sleep_ns(LOOK_NS).await;
-        };
+        // A node that has handed over may wait for a device, long after its successor has ended.
+        let ended = || self.current.borrow().ended().filter(|_| !self.upgrading.get());
+        let status = self.changed.wait_for(ended).await;
         let left = self.open.take();
         left.values().for_each(|open| remove(&open.spec.socket));
         if let Some(path) = &self.admin {
             remove(path);
         }
         Ok(match status {
-            Some(WaitStatus::Exited(_, code)) => code,
-            Some(WaitStatus::Signaled(_, signal, _)) => {
+            WaitStatus::Exited(_, code) => code,
+            WaitStatus::Signaled(_, signal, _) => {
                 tracing::error!("the node was ended by signal {}", signal as i32);
                 128 + signal as i32
             }
@@ -248,13 +226,8 @@ impl Launcher {
     async fn watch_signals(self: Rc<Self>) {
         loop {
             let signal = match self.next_signal().await {
-                Some(Ok(signal)) => signal,
-                // Later signals are for the program that replaces this one.
-                None => {
-                    self.core.sleep_ns(LOOK_NS).await;
-                    continue;
-                }
-                Some(Err(error)) => {
+                Ok(signal) => signal,
+                Err(error) => {
                     tracing::error!(
                         "cannot wait for signals: {error}; only SIGKILL ends this node"
                     );
@@ -272,8 +245,10 @@ impl Launcher {
             }
             let node = self.current.borrow().clone();
             // A node that has just taken over does not serve yet, but ends in an orderly way.
-            let starts = !node.serving.get() && !self.upgrading.get();
-            if self.stopping.replace(true) || starts {
+            let starts = !node.is_serving() && !self.upgrading.get();
+            let stops = self.stopping.replace(true);
+            self.changed.notify_all();
+            if stops || starts {
                 node.kill();
                 self.log.flush(LOG_PATIENCE);
                 std::process::exit(128 + signal);
@@ -282,24 +257,23 @@ impl Launcher {
         }
     }
 
-    /// The next signal; `None` while signals are left to the next program.
-    async fn next_signal(&self) -> Option<std::io::Result<i32>> {
-        let mut signal = pin!(reactor::signal(&self.core));
-        poll_fn(|cx| {
-            if self.renewing.get() {
-                return Poll::Ready(None);
+    /// The next signal. Takes none while signals are left to the next program.
+    async fn next_signal(&self) -> std::io::Result<i32> {
+        loop {
+            self.changed.wait_until(|| !self.renewing.get()).await;
+            let renewing = self.changed.wait_until(|| self.renewing.get());
+            if let Either::Second(signal) = race(renewing, reactor::signal(&self.core)).await {
+                return signal;
             }
-            self.signals.replace(Some(cx.waker().clone()));
-            signal.as_mut().poll(cx).map(Some)
-        })
-        .await
+        }
     }
 
     /// Hands the node the next log file when its file has been renamed.
     async fn watch_log(self: Rc<Self>, path: PathBuf) {
         let Ok(mut file) = LogFile::open(&path) else { return };
         loop {
-            self.core.sleep_ns(LOG_LOOK_NS).await;
+            // Polled, because nothing announces that a file was renamed.
+            self.core.sleep_ns(LOG_POLL_NS).await;
             let Ok(Some(renewed)) = file.renewed() else { continue };
             let Ok(renewed) = renewed.as_fd().try_clone_to_owned() else { continue };
             let node = self.current.borrow().clone();
@@ -311,9 +285,7 @@ impl Launcher {
 
     fn make_current(&self, node: &Rc<Child>) {
         self.current.replace(node.clone());
-        if let Some(waiting) = self.replaced.take() {
-            waiting.wake();
-        }
+        self.changed.notify_all();
     }
 }
 
@@ -327,14 +299,8 @@ async fn within<T>(
     ns: u64,
     done: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
-    let (mut done, mut late) = (pin!(done), pin!(core.sleep_ns(ns)));
-    poll_fn(|cx| match (done.as_mut().poll(cx), late.as_mut().poll(cx)) {
-        (Poll::Ready(done), _) => Poll::Ready(done),
-        (Poll::Pending, Poll::Ready(())) => {
-            let what = format!("the node has not answered within {} s", ns / 1_000_000_000);
-            Poll::Ready(Err(Error::new(Kind::System, what)))
-        }
-        (Poll::Pending, Poll::Pending) => Poll::Pending,
+    timeout(core, ns, done).await.unwrap_or_else(|_| {
+        let what = format!("the node has not answered within {} s", ns / 1_000_000_000);
+        Err(Error::new(Kind::System, what))
     })
-    .await
 }

@@ -13,6 +13,9 @@ use crate::ipc::frames::Limits;
 use crate::upgrade::START_NS;
 use crate::{Machine, Settings};
 
+/// A short time.
+const MOMENT_NS: u64 = 1_000_000;
+
 /// A new directory for a test.
 fn directory(name: &str) -> PathBuf {
     let root = std::env::temp_dir().join(format!("millrace-{name}-{}", std::process::id()));
@@ -32,12 +35,14 @@ fn one_core() -> RuntimeConfig {
 
 /// A launcher whose node is played by the test.
 async fn launcher(core: &Core, root: &Path) -> (Rc<Launcher>, Rc<Child>) {
-    let node = spawn(core, Path::new("/bin/true"), None).await.unwrap();
+    let changed = Rc::<Event>::default();
+    let node = spawn(core, Path::new("/bin/true"), None, &changed).await.unwrap();
     let state = State::open(core, &root.join("state")).await.unwrap();
     let sink = Box::new(std::io::sink());
     let (log, _) = Log::start(Default::default(), "off".parse().unwrap(), sink).unwrap();
     let resources = LocalResources::new(core, &[disk(root, "asked")], Some(state));
-    let beginning = Beginning { resources, admin: None, open: BTreeMap::new(), node: node.clone() };
+    let beginning =
+        Beginning { resources, admin: None, open: BTreeMap::new(), node: node.clone(), changed };
     let settings = Settings::from_toml("admin = 'none.sock'").unwrap();
     let config = Config::new(settings, &Machine::look()).unwrap();
     let launcher = Launcher::start(core, &config, log, Arc::default(), beginning).unwrap();
@@ -140,24 +145,24 @@ fn a_successor_that_serves_is_kept_when_the_node_before_it_has_ended() {
     reactor::run(&one_core(), move |core| {
         let root = place.clone();
         async move {
-            let (launcher, old) = launcher(&core, &root).await;
-            let next = || spawn(&core, Path::new("/bin/true"), None);
-            let ended = Some(WaitStatus::Exited(Pid::from_raw(1), 0));
+            let (launcher, _) = launcher(&core, &root).await;
+            let next = || spawn(&core, Path::new("/bin/true"), None, &launcher.changed);
+            let ended = WaitStatus::Exited(Pid::from_raw(1), 0);
             // The old node lives, so the handover has failed for another reason.
             let node = next().await.unwrap();
-            node.serving.set(true);
-            old.ended.set(None);
+            node.set_serving();
+            let old = next().await.unwrap();
             assert!(!launcher.has_taken_over(&old, &node).await);
             // It has ended; the successor reports a moment later that it serves, or ends, too.
-            old.ended.set(ended);
+            old.set_ended(ended);
             for serves in [true, false] {
                 let node = next().await.unwrap();
                 let (clock, later) = (core.clone(), node.clone());
                 let saying = core.spawn(Class::Control, async move {
-                    clock.sleep_ns(3 * LOOK_NS).await;
+                    clock.sleep_ns(3 * MOMENT_NS).await;
                     match serves {
-                        true => later.serving.set(true),
-                        false => later.ended.set(ended),
+                        true => later.set_serving(),
+                        false => later.set_ended(ended),
                     }
                 });
                 assert_eq!(launcher.has_taken_over(&old, &node).await, serves);
@@ -173,8 +178,8 @@ fn a_successor_that_serves_is_kept_when_the_node_before_it_has_ended() {
 /// question with this text.
 fn played(core: &Core, launcher: &Rc<Launcher>, says: &'static str) -> Rc<Channel> {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let node = Rc::new(Child::new(core, i32::MAX, ours.into()).unwrap());
-    node.serving.set(true);
+    let node = Rc::new(Child::new(core, i32::MAX, ours.into(), &launcher.changed).unwrap());
+    node.set_serving();
     launcher.attend(&node);
     launcher.make_current(&node);
     let limits = Limits { body_bytes: SAID_BYTES_MAX, descriptors: 9 };
@@ -210,13 +215,13 @@ fn patience_with_one_disk_delays_nothing_else() {
                 asks.ask(&open, &[]).await.unwrap();
                 done.set(true);
             });
-            core.sleep_ns(20 * LOOK_NS).await;
+            core.sleep_ns(20 * MOMENT_NS).await;
             let listed = launcher.relay(Request::DiskList).await.unwrap();
-            core.sleep_ns(20 * LOOK_NS).await;
+            core.sleep_ns(20 * MOMENT_NS).await;
             assert!(listed == "{}" && !opened.get(), "it waited until that was given up");
             drop(held);
             while !opened.get() {
-                core.sleep_ns(LOOK_NS).await;
+                core.sleep_ns(MOMENT_NS).await;
             }
         }
     })

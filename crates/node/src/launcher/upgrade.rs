@@ -7,9 +7,9 @@ use std::path::Path;
 use std::rc::Rc;
 
 use nix::sys::wait::WaitStatus;
-use reactor::Class;
+use reactor::{Class, race, timeout};
 
-use super::child::{Child, LOOK_NS, spawn};
+use super::child::{Child, spawn};
 use super::{Launcher, within};
 use crate::disks::state::State;
 use crate::launcher::to_node::ToNode;
@@ -19,6 +19,8 @@ use crate::upgrade::{START_NS, Successor};
 const CLIENTS_NS: u64 = 1_000_000_000;
 /// How long a handover may take: the sum of its own limits, and a margin.
 const HAND_OVER_NS: u64 = 30_000_000_000;
+/// How long a process that has closed its end may take to be seen as ended.
+const ABOUT_TO_END_NS: u64 = 5_000_000;
 /// How often a node is asked whether a waiting upgrade still makes sense.
 const ASK_NS: u64 = 200_000_000;
 
@@ -26,23 +28,12 @@ impl Launcher {
     /// Makes a program take over from the node. Logs the outcome, too.
     pub(super) async fn upgrade(self: &Rc<Self>, program: &Path) -> Result<Successor, String> {
         // The previous upgrade may not have ended, or its successor may not serve yet.
-        let since_ns = self.core.now_ns();
-        self.waiting.set(self.waiting.get() + 1);
-        let (mut asked_ns, mut refused) = (0, None);
-        while self.upgrading.get() && self.core.now_ns() < since_ns + START_NS && refused.is_none()
-        {
-            if self.core.now_ns() >= asked_ns + ASK_NS {
-                refused = self.why_not().await;
-                asked_ns = self.core.now_ns();
-            }
-            self.core.sleep_ns(LOOK_NS).await;
-        }
-        self.waiting.set(self.waiting.get() - 1);
-        if let Some(why) = refused {
-            return Err(why);
-        }
+        self.set_waiting(self.waiting.get() + 1);
+        let refused = self.until_not_upgrading().await;
+        self.set_waiting(self.waiting.get() - 1);
+        refused?;
         let old = self.current.borrow().clone();
-        if self.stopping.get() || !old.serving.get() || self.upgrading.replace(true) {
+        if self.stopping.get() || !old.is_serving() || self.upgrading.replace(true) {
             return Err("not now: the node is starting, ending or being upgraded".to_owned());
         }
         tracing::info!(program = %program.display(), "starting a successor");
@@ -58,21 +49,53 @@ impl Launcher {
                 let (launcher, program) = (self.clone(), program.to_owned());
                 self.core.spawn(Class::Control, async move {
                     launcher.renew(&old, &program).await;
-                    launcher.upgrading.set(false);
+                    launcher.end_upgrade();
                 });
             }
             Err(why) => {
-                self.upgrading.set(false);
+                self.end_upgrade();
                 tracing::error!(program = %program.display(), "no upgrade, this node continues: {why}");
             }
         }
         replaced
     }
 
+    /// Waits for the end of the upgrade before this one, if there is one, but not for ever.
+    ///
+    /// # Errors
+    /// When the node says that it could not hand over.
+    async fn until_not_upgrading(&self) -> Result<(), String> {
+        let until_ns = self.core.now_ns() + START_NS;
+        let idle = || !self.upgrading.get();
+        while !idle() && self.core.now_ns() < until_ns {
+            if let Some(why) = self.why_not().await {
+                return Err(why);
+            }
+            let ns = ASK_NS.min(until_ns.saturating_sub(self.core.now_ns()));
+            let _ = timeout(&self.core, ns, self.changed.wait_until(idle)).await;
+        }
+        Ok(())
+    }
+
+    fn set_waiting(&self, waiting: usize) {
+        self.waiting.set(waiting);
+        self.changed.notify_all();
+    }
+
+    fn end_upgrade(&self) {
+        self.upgrading.set(false);
+        self.changed.notify_all();
+    }
+
+    fn set_renewing(&self, renewing: bool) {
+        self.renewing.set(renewing);
+        self.changed.notify_all();
+    }
+
     /// Why the node cannot hand over, if it gives a reason.
     async fn why_not(&self) -> Option<String> {
         let node = self.current.borrow().clone();
-        if !node.serving.get() {
+        if !node.is_serving() {
             return None;
         }
         // A node of another version does not know the question.
@@ -84,26 +107,11 @@ impl Launcher {
     async fn replace(self: &Rc<Self>, old: &Child, program: &Path) -> Result<Successor, String> {
         let system = |error: std::io::Error| format!("starting {}: {error}", program.display());
         let (ours, theirs) = UnixStream::pair().map_err(system)?;
-        let node = spawn(&self.core, program, Some(theirs.into())).await?;
+        let node = spawn(&self.core, program, Some(theirs.into()), &self.changed).await?;
         self.attend(&node);
         let asked_ns = Cell::new(0);
         let handed = async {
-            // A program that is not a node, or does not know launchers, never begins.
-            let since_ns = self.core.now_ns();
-            while node.begun.borrow().is_none() {
-                if node.ended.get().is_some() {
-                    return Err("starting: the other process has gone".to_owned());
-                }
-                if self.stopping.get() {
-                    return Err("ending: this node was told to end".to_owned());
-                }
-                if self.core.now_ns() > since_ns + START_NS {
-                    let seconds = START_NS / 1_000_000_000;
-                    return Err(format!("starting: not done within {seconds} s"));
-                }
-                self.core.sleep_ns(LOOK_NS).await;
-            }
-            node.begun.borrow().clone().expect("it has just been looked at")?;
+            self.until_begun(&node).await?;
             let line = [ours.into()];
             asked_ns.set(self.core.now_ns());
             let asked = old.channel.ask(&ToNode::HandOver, &line);
@@ -117,16 +125,16 @@ impl Launcher {
             }
             Err(why) => {
                 // A process that has closed its end is about to end.
-                self.core.sleep_ns(5 * LOOK_NS).await;
+                self.core.sleep_ns(ABOUT_TO_END_NS).await;
                 if self.has_taken_over(old, &node).await {
                     tracing::warn!("the node before ended while it handed over: {why}");
                     self.make_current(&node);
                     let pause_us = (self.core.now_ns() - asked_ns.get()) / 1000;
                     return Ok(Successor { pid: node.pid.as_raw() as u32, pause_us });
                 }
-                let by_itself = node.ended.get();
+                let by_itself = node.ended();
                 node.kill();
-                node.until_it_ends(&self.core).await;
+                node.until_it_ends().await;
                 Err(match by_itself {
                     Some(WaitStatus::Exited(_, code)) => format!("{why} (exit status: {code})"),
                     Some(WaitStatus::Signaled(_, signal, _)) => format!("{why} ({signal})"),
@@ -136,19 +144,31 @@ impl Launcher {
         }
     }
 
+    /// Waits until a successor has begun.
+    async fn until_begun(&self, node: &Child) -> Result<(), String> {
+        let begun = self.changed.wait_for(|| {
+            if let Some(begun) = node.begun() {
+                return Some(begun);
+            }
+            if node.has_ended() {
+                return Some(Err("starting: the other process has gone".to_owned()));
+            }
+            let ends = || Err("ending: this node was told to end".to_owned());
+            self.stopping.get().then(ends)
+        });
+        // A program that is not a node, or does not know launchers, never begins.
+        timeout(&self.core, START_NS, begun).await.unwrap_or_else(|_| {
+            Err(format!("starting: not done within {} s", START_NS / 1_000_000_000))
+        })
+    }
+
     /// Whether a successor serves although its predecessor has not reported the handover, because
     /// the predecessor has ended. Without the token the successor would have ended, too.
     pub(super) async fn has_taken_over(&self, old: &Child, node: &Child) -> bool {
-        let since_ns = self.core.now_ns();
-        let patient = || self.core.now_ns() < since_ns + START_NS && !self.stopping.get();
-        while old.ended.get().is_some()
-            && node.ended.get().is_none()
-            && !node.serving.get()
-            && patient()
-        {
-            self.core.sleep_ns(LOOK_NS).await;
-        }
-        old.ended.get().is_some() && node.ended.get().is_none() && node.serving.get()
+        let undecided = || old.has_ended() && !node.has_ended() && !node.is_serving();
+        let decided = self.changed.wait_until(|| !undecided() || self.stopping.get());
+        let _ = timeout(&self.core, START_NS, decided).await;
+        old.has_ended() && !node.has_ended() && node.is_serving()
     }
 
     /// Replaces this program by the node's, once the predecessor has ended. Returns if that is not
@@ -156,17 +176,12 @@ impl Launcher {
     async fn renew(self: &Rc<Self>, old: &Child, program: &Path) {
         let core = &self.core;
         let node = self.current.borrow().clone();
-        while (old.ended.get().is_none() || !node.serving.get()) && node.ended.get().is_none() {
-            core.sleep_ns(LOOK_NS).await;
-        }
-        let since_ns = core.now_ns();
-        let unwanted =
-            || self.stopping.get() || self.waiting.get() > 0 || node.ended.get().is_some();
+        let succeeded = || old.has_ended() && node.is_serving();
+        self.changed.wait_until(|| succeeded() || node.has_ended()).await;
+        let unwanted = || self.stopping.get() || self.waiting.get() > 0 || node.has_ended();
         // Clients that stay longer are disconnected.
-        let patient = || core.now_ns() < since_ns + CLIENTS_NS;
-        while self.clients.get() > 0 && patient() && !unwanted() {
-            core.sleep_ns(LOOK_NS).await;
-        }
+        let left = race(self.clients.until_none(), self.changed.wait_until(unwanted));
+        let _ = timeout(core, CLIENTS_NS, left).await;
         if unwanted() {
             return;
         }
@@ -174,19 +189,20 @@ impl Launcher {
         if let Err(error) = node.channel.ask(&ToNode::Hold, &[]).await {
             return tracing::warn!("the launcher stays as it is: {error}");
         }
-        self.renewing.set(true);
-        if let Some(waker) = self.signals.take() {
-            waker.wake();
-        }
+        self.set_renewing(true);
         // The node's earlier requests are answered first.
-        while self.resources.state().is_some_and(State::is_writing) || node.opening.get() > 0 {
-            core.sleep_ns(LOOK_NS).await;
+        let state = self.resources.state();
+        while state.is_some_and(State::is_writing) || node.opening() > 0 {
+            if let Some(state) = state {
+                state.until_written().await;
+            }
+            self.changed.wait_until(|| node.opening() == 0).await;
         }
         if !unwanted() {
             let why = self.become_program(&node, program).await;
             tracing::warn!(program = %program.display(), "the launcher stays as it is: {why}");
         }
-        self.renewing.set(false);
+        self.set_renewing(false);
         if let Err(error) = node.channel.ask(&ToNode::Resume, &[]).await {
             tracing::error!("the node does not continue: {error}");
             node.kill();

@@ -51,7 +51,7 @@ impl Admin {
                 Ok(json!({"name": name, "comes_back": comes_back, "under_way": under_way}))
             }
             Request::DiskResize { name, size_bytes, shrink } => {
-                let old = disks.resize(core, &name, size_bytes, shrink).await?;
+                let old = disks.resize(&name, size_bytes, shrink).await?;
                 Ok(json!({"name": name, "old_size_bytes": old, "size_bytes": size_bytes}))
             }
             Request::Top => {

@@ -9,18 +9,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use reactor::log::{NextFile, Sink};
-use reactor::{Class, Core};
+use reactor::{Class, Core, Event};
 
+use super::NodeState;
 use super::commands::Admin;
 use super::open::no_directory;
 use super::phases::Phase;
 use super::ports::{listen_on_all, no_port, patiently_now};
-use super::{LOOK_NS, NodeState};
 use crate::admin::Commands;
 use crate::config::{Config, Sandbox};
 use crate::disks::protocol::{Hello, ToLauncher, VERSION};
 use crate::error::{Error, Kind};
-use crate::ipc::channel::{Channel, saying};
+use crate::ipc::channel::{Channel, json_answer};
 use crate::ipc::frames::Limits;
 use crate::launcher::confine::{Beneath, confine_calls, confine_paths};
 use crate::launcher::to_node::ToNode;
@@ -48,7 +48,30 @@ pub(super) struct Link {
     pub channel: Rc<Channel>,
     pub hello: Hello,
     /// Runs the requests of the launcher's admin socket, once the node serves.
-    pub admin: Rc<OnceCell<Admin>>,
+    pub admin: Rc<AdminSlot>,
+}
+
+/// The commands of the node, once it serves.
+#[derive(Default)]
+pub(super) struct AdminSlot {
+    admin: OnceCell<Admin>,
+    filled: Event,
+}
+
+impl AdminSlot {
+    pub fn fill(&self, admin: Admin) {
+        let _ = self.admin.set(admin);
+        self.filled.notify_all();
+    }
+
+    fn get(&self) -> Option<&Admin> {
+        self.admin.get()
+    }
+
+    /// Waits until the node serves.
+    async fn filled(&self) -> &Admin {
+        self.filled.wait_for(|| self.admin.get()).await
+    }
 }
 
 /// The process id of the launcher that has started this process, and whether there is a node to
@@ -146,9 +169,8 @@ pub(super) async fn begin(
 ) -> Result<(Link, Option<OwnedFd>), Error> {
     end_with_launcher(confined.launcher)?;
     // No ring can be made afterwards.
-    while node.started.load(Ordering::Acquire) < core.cores() {
-        core.sleep_ns(LOOK_NS).await;
-    }
+    let all_run = || node.started.load(Ordering::Acquire) >= core.cores();
+    node.phases.until(core.id(), all_run).await;
     let calls = confine_calls(node.config.data.is_some());
     match (&confined.paths, &calls) {
         (Ok(true), Ok(())) => tracing::info!("confined: paths, system calls, network and signals"),
@@ -173,7 +195,7 @@ pub(super) async fn begin(
     let channel = channel.map(Rc::new).map_err(|error| {
         Error::new(Kind::System, format!("cannot use the socket to the launcher: {error}"))
     })?;
-    let admin = Rc::new(OnceCell::new());
+    let admin = Rc::<AdminSlot>::default();
     {
         let (core, node, upgrader) = (core.clone(), node.clone(), upgrader.clone());
         let (channel, admin) = (channel.clone(), admin.clone());
@@ -191,7 +213,7 @@ async fn answer_launcher(
     node: Arc<NodeState>,
     channel: Rc<Channel>,
     upgrader: Rc<Upgrader>,
-    admin: Rc<OnceCell<Admin>>,
+    admin: Rc<AdminSlot>,
 ) {
     loop {
         let Ok(mut question) = channel.next().await else {
@@ -211,24 +233,24 @@ async fn answer_launcher(
                         "stopping: sending the replies in flight; a second signal ends the node immediately"
                     );
                     node.phases.raise(Phase::Draining);
-                    saying(&())
+                    json_answer(&())
                 }
                 (Ok(ToNode::Log), Some(file)) => {
                     if let Some(confined) = &node.confined {
                         confined.log.put(file);
                     }
-                    saying(&())
+                    json_answer(&())
                 }
                 (Ok(ToNode::HandOver), Some(line)) => match upgrader.to_line(line).await {
-                    Ok(pause_us) => saying(&pause_us),
+                    Ok(pause_us) => json_answer(&pause_us),
                     Err(why) => Err(Error::new(Kind::System, why)),
                 },
-                (Ok(ToNode::MayHandOver), _) => saying(&upgrader.may_hand_over().err()),
+                (Ok(ToNode::MayHandOver), _) => json_answer(&upgrader.may_hand_over().err()),
                 (Ok(ToNode::Log | ToNode::HandOver), None) => Err(missing()),
                 (Ok(ToNode::Hold), _) => {
                     let ended = nix::sys::prctl::set_pdeathsig(None);
                     let failed = |error| Error::new(Kind::System, format!("cannot live on: {error}"));
-                    ended.map_err(failed).and_then(|()| saying(&()))
+                    ended.map_err(failed).and_then(|()| json_answer(&()))
                 }
                 (Ok(ToNode::Resume), _) => {
                     let launcher = node.confined.as_ref().map(|confined| confined.launcher);
@@ -242,16 +264,12 @@ async fn answer_launcher(
                             admin.disks.start_others(&core).await;
                         }
                     });
-                    saying(&())
+                    json_answer(&())
                 }
-                (Ok(ToNode::Run { request }), _) => loop {
-                    match admin.get() {
-                        Some(admin) => {
-                            break admin.run(request).await.map(|text| (text.into(), Vec::new()));
-                        }
-                        None => core.sleep_ns(LOOK_NS).await,
-                    }
-                },
+                (Ok(ToNode::Run { request }), _) => {
+                    let result = admin.filled().await.run(request).await;
+                    result.map(|text| (text.into(), Vec::new()))
+                }
                 (Err(error), _) => Err(error),
             };
             // If the launcher has ended, this process ends too.

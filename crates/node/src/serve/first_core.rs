@@ -127,7 +127,10 @@ impl FirstCore {
                 let state = open_state(core, config, before_holds).await?;
                 self.admin = listen_admin(core, config, state.is_some(), before_holds).await?;
                 let may_attach = config.sandbox == Sandbox::Off || launcher::is_wanted(config);
-                Resources::Local(LocalResources::new(core, &config.disks, state), may_attach)
+                Resources::Local(
+                    Box::new(LocalResources::new(core, &config.disks, state)),
+                    may_attach,
+                )
             }
         };
         let following = before.as_ref().map(|before| before.following());
@@ -179,7 +182,7 @@ impl FirstCore {
             reporting.tasks.push(core.spawn(Class::Control, answering));
             reporting.admin_at = Some(path);
         } else if let Some(link) = &self.link {
-            let _ = link.admin.set(admin(None));
+            link.admin.fill(admin(None));
         }
         let database = clients.map(Clients::database);
         let (driver, cores) = (core.driver_name(), core.cores());

@@ -15,14 +15,11 @@
 
 use std::cell::Cell;
 use std::fmt::Write;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
 
 use kv::{CONTENT_TYPE, Exposition, Reporter};
 use reactor::log::Log;
-use reactor::{Class, Core, CoreStats, Listener, Socket};
+use reactor::{Class, Core, CoreStats, Listener, Socket, timeout};
 
 use crate::disks::Disks;
 use crate::disks::report;
@@ -63,7 +60,7 @@ pub(crate) async fn serve(core: Core, listener: Listener, sources: Sources) {
                 open.set(open.get() + 1);
                 let (open, sources, clock) = (open.clone(), sources.clone(), core.clone());
                 core.spawn(Class::Background, async move {
-                    within(&clock, PATIENCE_NS, answer(&clock, &socket, &sources)).await;
+                    let _ = timeout(&clock, PATIENCE_NS, answer(&clock, &socket, &sources)).await;
                     socket.shutdown();
                     open.set(open.get() - 1);
                 });
@@ -72,17 +69,6 @@ pub(crate) async fn serve(core: Core, listener: Listener, sources: Sources) {
             Err(_) => core.sleep_ns(RETRY_NS).await,
         }
     }
-}
-
-/// Waits for `future` for at most `ns`, then drops it.
-pub(crate) async fn within<T>(core: &Core, ns: u64, future: impl Future<Output = T>) -> Option<T> {
-    let mut future = pin!(future);
-    let mut limit = pin!(core.sleep_ns(ns));
-    poll_fn(|cx| match future.as_mut().poll(cx) {
-        Poll::Ready(done) => Poll::Ready(Some(done)),
-        Poll::Pending => limit.as_mut().poll(cx).map(|()| None),
-    })
-    .await
 }
 
 async fn answer(core: &Core, socket: &Socket, sources: &Sources) {

@@ -57,8 +57,6 @@ use crate::upgrade::{self, Upgrader, line_to_predecessor};
 
 /// How long clients may take to receive replies in flight when the node stops.
 const GRACE_NS: u64 = 5_000_000_000;
-/// How often core 0 polls whether all cores listen.
-const LOOK_NS: u64 = 1_000_000;
 
 /// What a node reports when it is ready.
 #[derive(Clone, Debug)]
@@ -189,6 +187,7 @@ async fn serve_core(
     on_ready: &impl Fn(&Ready),
 ) -> Result<(), Error> {
     node.started.fetch_add(1, Ordering::AcqRel);
+    node.phases.wake();
     let (first, shard) = match core.id() {
         0 => {
             let (first, shard) = FirstCore::prepare(core, node).await?;
@@ -200,9 +199,8 @@ async fn serve_core(
     let mut closed = Ok(());
     if let Some(shard) = shard {
         // Other cores may still wait for the shard's answers.
-        while node.ended.load(Ordering::Acquire) < node.listening.load(Ordering::Acquire) {
-            core.sleep_ns(LOOK_NS).await;
-        }
+        let ended = || node.ended.load(Ordering::Acquire);
+        node.phases.until(core.id(), || ended() >= node.listening.load(Ordering::Acquire)).await;
         closed = shard.close().await;
     }
     if let Some(ending) = served? {
@@ -264,13 +262,12 @@ async fn serve_clients(
         None => None,
     };
     node.listening.fetch_add(1, Ordering::AcqRel);
+    node.phases.wake();
     let mut reporting = Reporting::default();
     if let Some(first) = first {
-        while node.listening.load(Ordering::Acquire) < core.cores()
-            && node.phases.now() == Phase::Running
-        {
-            core.sleep_ns(LOOK_NS).await;
-        }
+        let all_listen = || node.listening.load(Ordering::Acquire) >= core.cores();
+        let decided = || all_listen() || node.phases.now() != Phase::Running;
+        node.phases.until(core.id(), decided).await;
         if node.phases.now() == Phase::Running {
             let clients = clients.as_ref();
             reporting = first.report_ready(core, node, &disks, clients, on_ready).await?;
@@ -290,6 +287,7 @@ async fn serve_clients(
         server.stop(GRACE_NS).await;
     }
     node.ended.fetch_add(1, Ordering::AcqRel);
+    node.phases.wake();
     Ok(Some(Ending { stopping, disks, admin_at: reporting.admin_at }))
 }
 

@@ -56,6 +56,11 @@ impl Phases {
     /// Raises the phase and wakes the waiting cores. Never lowers it.
     pub fn raise(&self, phase: Phase) {
         self.now.fetch_max(phase as u8, Ordering::AcqRel);
+        self.wake();
+    }
+
+    /// Wakes the cores that wait: a condition of [`Phases::until`] may have become true.
+    pub fn wake(&self) {
         for waker in &self.waiting {
             waker.wake();
         }
@@ -64,13 +69,19 @@ impl Phases {
     /// Waits until the node is at least in `phase`, and returns its phase then. At most one task of
     /// each core waits at a time.
     pub async fn reached(&self, core: usize, phase: Phase) -> Phase {
+        self.until(core, || self.now() >= phase).await;
+        self.now()
+    }
+
+    /// Waits until `ready` returns true: for a condition that other cores change, each change
+    /// followed by [`Phases::wake`]. At most one task of each core waits at a time.
+    pub async fn until(&self, core: usize, ready: impl Fn() -> bool) {
         std::future::poll_fn(|cx| {
             // Register first, so that a change after the check finds the waker.
             self.waiting[core].register(cx.waker());
-            let now = self.now();
-            if now >= phase { Poll::Ready(now) } else { Poll::Pending }
+            if ready() { Poll::Ready(()) } else { Poll::Pending }
         })
-        .await
+        .await;
     }
 }
 

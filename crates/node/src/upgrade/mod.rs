@@ -44,7 +44,7 @@ mod wire;
 
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -52,9 +52,8 @@ use std::pin::pin;
 use std::process::Child;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
 
-use reactor::{Class, Core, Program};
+use reactor::{Class, Core, Event, Program, timeout};
 
 use crate::disks::{Disks, Served};
 use crate::error::{Error, Kind};
@@ -74,8 +73,9 @@ pub(crate) const START_NS: u64 = 10_000_000_000;
 const REST_NS: u64 = 2_000_000_000;
 /// How long a successor may take to take its first disk, while the guest waits.
 const TAKE_NS: u64 = 2_000_000_000;
-/// How often the end of a successor, and of the node, is polled.
-const LOOK_NS: u64 = 5_000_000;
+/// How often the end of the node is polled, and how long a successor that has closed its end may
+/// take to end.
+const POLL_NS: u64 = 5_000_000;
 /// The reason for giving up when the node ends.
 const ENDS: &str = "ending: this node was told to end";
 
@@ -103,6 +103,8 @@ pub(crate) struct Upgrader {
     disks: RefCell<Option<Rc<Disks>>>,
     /// Listening sockets for clients, by core, and the one for metrics.
     doors: RefCell<Option<(Vec<OwnedFd>, Option<OwnedFd>)>>,
+    /// Notified when the node serves.
+    serves: Event,
     busy: Cell<bool>,
     /// A successor is the node.
     committed: Rc<Cell<bool>>,
@@ -125,6 +127,7 @@ impl Upgrader {
             cores: core.cores(),
             disks: RefCell::default(),
             doors: RefCell::default(),
+            serves: Event::new(),
             busy: Cell::new(false),
             committed: Rc::default(),
             leave: Box::new(leave),
@@ -142,6 +145,7 @@ impl Upgrader {
     pub fn ready(&self, disks: Rc<Disks>, clients: Vec<OwnedFd>, metrics: Option<OwnedFd>) {
         self.disks.replace(Some(disks));
         self.doors.replace(Some((clients, metrics)));
+        self.serves.notify_all();
     }
 
     /// Hands the node over to a program, started as this one was. Suspends until the program
@@ -194,10 +198,8 @@ impl Upgrader {
     /// What is to be handed over. No other change is made until [`Upgrader::decided`].
     async fn begin(&self) -> Result<(Rc<Disks>, Vec<Served>), String> {
         // A node that has just taken over is ready when its predecessor has ended.
-        let since_ns = self.core.now_ns();
-        while self.disks.borrow().is_none() && self.core.now_ns() < since_ns + START_NS {
-            self.core.sleep_ns(LOOK_NS).await;
-        }
+        let serves = self.serves.wait_until(|| self.disks.borrow().is_some());
+        let _ = timeout(&self.core, START_NS, serves).await;
         let disks = self.disks.borrow().clone();
         let Some(disks) = disks.filter(|_| !self.busy.replace(true)) else {
             return Err("not now: the node is starting, ending or being upgraded".to_owned());
@@ -216,7 +218,7 @@ impl Upgrader {
         let mut moves = match handed {
             Ok(moves) => moves,
             Err(why) => {
-                disks.go_on();
+                disks.resume();
                 self.busy.set(false);
                 return Err(why);
             }
@@ -266,15 +268,15 @@ impl Upgrader {
     /// Ends a successor; returns its exit status if it had ended before.
     async fn end(&self, child: &mut Child) -> Option<String> {
         // A successor that has closed its end is about to end.
-        self.core.sleep_ns(LOOK_NS).await;
+        let _ = timeout(&self.core, POLL_NS, self.core.process_end(child.id())).await;
         if let Ok(Some(status)) = child.try_wait() {
             return Some(status.to_string());
         }
         // It may have ended at this moment.
         let _ = child.kill();
-        while let Ok(None) = child.try_wait() {
-            self.core.sleep_ns(LOOK_NS).await;
-        }
+        let _ = self.core.process_end(child.id()).await;
+        // Reaps it.
+        let _ = child.try_wait();
         None
     }
 
@@ -313,15 +315,11 @@ impl Upgrader {
     ) -> Result<T, String> {
         let mut done = pin!(done);
         loop {
-            let mut look = pin!(self.core.sleep_ns(LOOK_NS));
-            let step = poll_fn(|cx| match (done.as_mut().poll(cx), look.as_mut().poll(cx)) {
-                (Poll::Ready(done), _) => Poll::Ready(Some(done)),
-                (Poll::Pending, look) => look.map(|()| None),
-            });
-            match step.await {
-                Some(done) => return done,
-                None if (self.ends)() => return Err(ENDS.to_owned()),
-                None => {}
+            match timeout(&self.core, POLL_NS, done.as_mut()).await {
+                Ok(done) => return done,
+                // Polled, because another core may end the node.
+                Err(_) if (self.ends)() => return Err(ENDS.to_owned()),
+                Err(_) => {}
             }
         }
     }
@@ -330,7 +328,7 @@ impl Upgrader {
     async fn prepare(&self, line: &Line, disks: &[Served]) -> Result<(), String> {
         let core = &self.core;
         let cores = within(core, START_NS, "starting", async {
-            match line.hear().await?.0 {
+            match line.receive().await?.0 {
                 Message::Hello { cores } => Ok(cores),
                 Message::Refused(why) => Err(why),
                 other => Err(format!("it begins with {other:?}, not Hello")),
@@ -358,7 +356,7 @@ impl Upgrader {
                 descriptors.push(image.try_clone_to_owned().map_err(|error| failed(&error))?);
             }
             descriptors.extend(files);
-            line.say(&message, &descriptors).await?;
+            line.send(&message, &descriptors).await?;
         }
         let (message, descriptors) = {
             let doors = self.doors.borrow();
@@ -369,9 +367,9 @@ impl Upgrader {
             let clients = clients.len() as u16;
             (Message::Doors { clients, metrics: metrics.is_some() }, descriptors)
         };
-        line.say(&message, &descriptors).await?;
-        line.say(&Message::Prepare, &[]).await?;
-        line.hear_that(&Message::Prepared).await
+        line.send(&message, &descriptors).await?;
+        line.send(&Message::Prepare, &[]).await?;
+        line.expect(&Message::Prepared).await
     }
 }
 
@@ -382,15 +380,8 @@ async fn within<T>(
     what: &str,
     done: impl Future<Output = Result<T, String>>,
 ) -> Result<T, String> {
-    let (mut done, mut late) = (pin!(done), pin!(core.sleep_ns(ns)));
-    let done = poll_fn(|cx| match (done.as_mut().poll(cx), late.as_mut().poll(cx)) {
-        (Poll::Ready(done), _) => Poll::Ready(done),
-        (Poll::Pending, Poll::Ready(())) => {
-            Poll::Ready(Err(format!("not done within {} s", ns / 1_000_000_000)))
-        }
-        (Poll::Pending, Poll::Pending) => Poll::Pending,
-    })
-    .await;
+    let late = || Err(format!("not done within {} s", ns / 1_000_000_000));
+    let done = timeout(core, ns, done).await.unwrap_or_else(|_| late());
     done.map_err(|why| format!("{what}: {why}"))
 }
 
@@ -441,10 +432,10 @@ mod tests {
         let successor = core.spawn(Class::Control, async move {
             let says = [Message::Hello { cores: 1 }, Message::Prepared, Message::Taken("a".into())];
             for (step, say) in says.iter().take(steps).enumerate() {
-                theirs.say(say, &[]).await.unwrap();
+                theirs.send(say, &[]).await.unwrap();
                 // The messages before the next step: Disk, Doors, Prepare; State; Go, Lead.
                 for _ in 0..[3, 1, 2][step] {
-                    match theirs.hear().await {
+                    match theirs.receive().await {
                         Ok((Message::State(name, document), descriptors)) => {
                             let state = DiskState::decode(&document).unwrap();
                             assert_eq!((&*state.name, &*name, descriptors.len()), ("a", "a", 1));
@@ -528,9 +519,9 @@ mod tests {
             let (ours, theirs) = (line(&core, ours), line(&core, theirs));
             let heard = core.spawn(Class::Control, async move {
                 let mut kinds = Vec::new();
-                while let Ok((message, _)) = theirs.hear().await {
+                while let Ok((message, _)) = theirs.receive().await {
                     if let Message::State(name, _) = &message {
-                        theirs.say(&Message::Taken(name.clone()), &[]).await.unwrap();
+                        theirs.send(&Message::Taken(name.clone()), &[]).await.unwrap();
                     }
                     kinds.push(format!("{message:?}"));
                     if message == Message::Lead {

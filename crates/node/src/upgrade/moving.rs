@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!         quiesce            quiesced: State           Taken: Go
-//!   [here] --------> [resting] ------------------> [said] -----------> [over]
+//!   [waiting] ----> [quiescing] ----------------> [sent] -----------> [done]
 //! ```
 //!
 //! 1. Each disk takes these steps independently. The next disk begins when the one before it is
@@ -23,15 +23,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::{Poll, Waker};
 
-use reactor::{Class, Core, JoinHandle};
+use reactor::{Class, Core, Event, JoinHandle, timeout};
 
 use super::wire::{Line, Message};
-use super::{ENDS, LOOK_NS, REST_NS, TAKE_NS};
+use super::{ENDS, POLL_NS, REST_NS, TAKE_NS};
 use crate::disks::Served;
 use crate::mutant::{Mutant, is};
 #[cfg(doc)]
@@ -45,8 +42,8 @@ pub(super) struct Moves {
     core: Core,
     line: Rc<Line>,
     disks: Vec<Moving>,
-    events: Rc<Events>,
-    hearing: Option<JoinHandle<()>>,
+    steps: Rc<Steps>,
+    receiving: Option<JoinHandle<()>>,
     /// A disk is the successor's, or the node is.
     committed: Rc<Cell<bool>>,
     /// Why there is no successor any more.
@@ -60,9 +57,9 @@ struct Moving {
     disk: Served,
     stage: Stage,
     began_ns: u64,
-    said_ns: u64,
+    sent_ns: u64,
     /// Waits until it is quiesced, or has settled.
-    resting: Option<JoinHandle<()>>,
+    quiescing: Option<JoinHandle<()>>,
     forced: bool,
     /// It is handed over without its connection.
     alone: bool,
@@ -72,71 +69,62 @@ struct Moving {
 
 impl Moving {
     fn is_done(&self) -> bool {
-        self.stage == Stage::Over && !self.under_way
+        self.stage == Stage::Done && !self.under_way
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    Here,
-    Resting,
-    Said,
+    Waiting,
+    Quiescing,
+    Sent,
     /// It cannot be handed over with its connection, and will be without it once the successor is
     /// the node.
     Declined,
-    Over,
+    Done,
 }
 
-enum Event {
-    AtRest(usize, Result<Box<vhost::Export>, String>),
+enum Step {
+    Quiesced(usize, Result<Box<vhost::Export>, String>),
     Settled(usize),
-    Heard(Result<Message, String>),
+    Received(Result<Message, String>),
 }
 
 #[derive(Default)]
-struct Events {
-    queue: RefCell<VecDeque<Event>>,
-    waker: RefCell<Option<Waker>>,
+struct Steps {
+    queue: RefCell<VecDeque<Step>>,
+    pushed: Event,
 }
 
-impl Events {
-    fn push(&self, event: Event) {
-        self.queue.borrow_mut().push_back(event);
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
+impl Steps {
+    fn push(&self, step: Step) {
+        self.queue.borrow_mut().push_back(step);
+        self.pushed.notify_all();
     }
 
-    async fn next_until(&self, core: &Core, until_ns: u64) -> Option<Event> {
-        let mut late = pin!(core.sleep_ns(until_ns.saturating_sub(core.now_ns())));
-        poll_fn(|cx| {
-            if let Some(event) = self.queue.borrow_mut().pop_front() {
-                return Poll::Ready(Some(event));
-            }
-            self.waker.replace(Some(cx.waker().clone()));
-            late.as_mut().poll(cx).map(|()| None)
-        })
-        .await
+    async fn next_until(&self, core: &Core, until_ns: u64) -> Option<Step> {
+        let next = self.pushed.wait_for(|| self.queue.borrow_mut().pop_front());
+        timeout(core, until_ns.saturating_sub(core.now_ns()), next).await.ok()
     }
 }
 
 impl Drop for Moves {
     fn drop(&mut self) {
-        let resting = self.disks.iter_mut().filter_map(|moving| moving.resting.take());
-        resting.chain(self.hearing.take()).for_each(JoinHandle::cancel);
+        let quiescing = self.disks.iter_mut().filter_map(|moving| moving.quiescing.take());
+        quiescing.chain(self.receiving.take()).for_each(JoinHandle::cancel);
     }
 }
 
 impl Moves {
     /// For a node whose successor is ready. `committed` is set when the successor is the node.
     pub fn new(core: &Core, line: Rc<Line>, disks: &[Served], committed: Rc<Cell<bool>>) -> Moves {
-        let events = Rc::<Events>::default();
-        let (ear, heard) = (line.clone(), events.clone());
-        let hearing = core.spawn(Class::Control, async move {
+        let steps = Rc::<Steps>::default();
+        let (receiver, received) = (line.clone(), steps.clone());
+        let receiving = core.spawn(Class::Control, async move {
             loop {
-                let message = ear.hear().await.map(|(message, _)| message);
+                let message = receiver.receive().await.map(|(message, _)| message);
                 let gone = message.is_err();
-                heard.push(Event::Heard(message));
+                received.push(Step::Received(message));
                 if gone {
                     return;
                 }
@@ -144,10 +132,10 @@ impl Moves {
         });
         let here = |disk: &Served| Moving {
             disk: disk.clone(),
-            stage: Stage::Here,
+            stage: Stage::Waiting,
             began_ns: 0,
-            said_ns: 0,
-            resting: None,
+            sent_ns: 0,
+            quiescing: None,
             forced: false,
             alone: false,
             under_way: false,
@@ -156,8 +144,8 @@ impl Moves {
             core: core.clone(),
             line,
             disks: disks.iter().map(here).collect(),
-            events,
-            hearing: Some(hearing),
+            steps,
+            receiving: Some(receiving),
             committed,
             gone: None,
             pauses_us: Vec::new(),
@@ -176,15 +164,15 @@ impl Moves {
     /// [`Moves::is_committed`], that the successor has gone.
     pub async fn until_it_leads(&mut self, ends: &dyn Fn() -> bool) -> Result<(), String> {
         while !self.disks.iter().all(|moving| self.had_its_time(moving)) {
-            let look_ns = if self.committed.get() { REST_NS } else { LOOK_NS };
-            self.step(look_ns).await?;
+            let poll_ns = if self.committed.get() { REST_NS } else { POLL_NS };
+            self.step(poll_ns).await?;
             if !self.committed.get() && ends() {
                 return Err(ENDS.to_owned());
             }
         }
         // Whatever happens now, the successor is the node.
-        let said = self.line.say(&Message::Lead, &[]).await;
-        said.map_err(|why| format!("taking the disks: {why}"))?;
+        let sent = self.line.send(&Message::Lead, &[]).await;
+        sent.map_err(|why| format!("taking the disks: {why}"))?;
         self.committed.set(true);
         Ok(())
     }
@@ -214,7 +202,7 @@ impl Moves {
     fn force(&mut self) {
         let now_ns = self.core.now_ns();
         for moving in self.disks.iter_mut().filter(|moving| !moving.alone) {
-            let late = moving.stage == Stage::Resting && now_ns >= moving.began_ns + REST_NS;
+            let late = moving.stage == Stage::Quiescing && now_ns >= moving.began_ns + REST_NS;
             if late && !std::mem::replace(&mut moving.forced, true) {
                 moving.disk.target.force();
             }
@@ -238,18 +226,18 @@ impl Moves {
     /// The names of the disks whose devices are not done.
     pub fn slow(&self) -> Vec<&str> {
         let slow =
-            self.disks.iter().filter(|moving| moving.stage == Stage::Resting && !moving.alone);
+            self.disks.iter().filter(|moving| moving.stage == Stage::Quiescing && !moving.alone);
         slow.map(|moving| &*moving.disk.spec.name).collect()
     }
 
     fn had_its_time(&self, moving: &Moving) -> bool {
         let waited = || self.core.now_ns() >= moving.began_ns + REST_NS;
         match moving.stage {
-            Stage::Here => false,
-            Stage::Resting => waited(),
-            Stage::Said => self.committed.get() && waited(),
+            Stage::Waiting => false,
+            Stage::Quiescing => waited(),
+            Stage::Sent => self.committed.get() && waited(),
             Stage::Declined => !self.committed.get(),
-            Stage::Over => true,
+            Stage::Done => true,
         }
     }
 
@@ -257,34 +245,34 @@ impl Moves {
     async fn step(&mut self, most_ns: u64) -> Result<(), String> {
         self.part();
         let now_ns = self.core.now_ns();
-        let under_way = |moving: &&Moving| matches!(moving.stage, Stage::Resting | Stage::Said);
+        let under_way = |moving: &&Moving| matches!(moving.stage, Stage::Quiescing | Stage::Sent);
         let steps = self.disks.iter().filter(under_way).map(|moving| moving.began_ns + STEP_NS);
         let next_ns = steps.max().filter(|step_ns| *step_ns > now_ns);
         if next_ns.is_none()
-            && let Some(at) = self.disks.iter().position(|moving| moving.stage == Stage::Here)
+            && let Some(at) = self.disks.iter().position(|moving| moving.stage == Stage::Waiting)
         {
             self.begin(at);
         }
-        let times = |moving: &Moving| [moving.began_ns + REST_NS, moving.said_ns + TAKE_NS];
+        let times = |moving: &Moving| [moving.began_ns + REST_NS, moving.sent_ns + TAKE_NS];
         let times = self.disks.iter().filter(under_way).flat_map(times).chain(next_ns);
         let until_ns = times.filter(|ns| *ns > now_ns).chain([now_ns + most_ns]).min();
         let until_ns = until_ns.unwrap_or(now_ns);
-        match self.events.next_until(&self.core, until_ns).await {
-            Some(Event::AtRest(at, export)) => self.at_rest(at, export).await,
-            Some(Event::Settled(at)) => self.settled(at).await,
-            Some(Event::Heard(Ok(Message::Taken(name)))) => {
-                let at = self.said(&name)?;
+        match self.steps.next_until(&self.core, until_ns).await {
+            Some(Step::Quiesced(at, export)) => self.quiesced(at, export).await,
+            Some(Step::Settled(at)) => self.settled(at).await,
+            Some(Step::Received(Ok(Message::Taken(name)))) => {
+                let at = self.sent(&name)?;
                 self.go(at).await
             }
-            Some(Event::Heard(Ok(Message::Declined(name, why)))) => {
-                let at = self.said(&name)?;
+            Some(Step::Received(Ok(Message::Declined(name, why)))) => {
+                let at = self.sent(&name)?;
                 self.lose(at, &why).await
             }
-            Some(Event::Heard(Ok(Message::Refused(why)))) => {
+            Some(Step::Received(Ok(Message::Refused(why)))) => {
                 Err(format!("taking the disks: {why}"))
             }
-            Some(Event::Heard(Ok(other))) => Err(format!("taking the disks: it sends {other:?}")),
-            Some(Event::Heard(Err(why))) => Err(format!("taking the disks: {why}")),
+            Some(Step::Received(Ok(other))) => Err(format!("taking the disks: it sends {other:?}")),
+            Some(Step::Received(Err(why))) => Err(format!("taking the disks: {why}")),
             None => self.give_up_late(),
         }
     }
@@ -293,7 +281,7 @@ impl Moves {
     fn give_up_late(&self) -> Result<(), String> {
         let now_ns = self.core.now_ns();
         let late =
-            |moving: &Moving| moving.stage == Stage::Said && now_ns >= moving.said_ns + TAKE_NS;
+            |moving: &Moving| moving.stage == Stage::Sent && now_ns >= moving.sent_ns + TAKE_NS;
         match !self.committed.get() && self.disks.iter().any(late) {
             true => Err(format!("taking the disks: not done within {} s", TAKE_NS / 1_000_000_000)),
             false => Ok(()),
@@ -303,11 +291,11 @@ impl Moves {
     fn begin(&mut self, at: usize) {
         let moving = &mut self.disks[at];
         moving.began_ns = self.core.now_ns();
-        moving.stage = Stage::Resting;
-        let (target, events) = (moving.disk.target.clone(), self.events.clone());
-        moving.resting = Some(self.core.spawn(Class::Control, async move {
+        moving.stage = Stage::Quiescing;
+        let (target, steps) = (moving.disk.target.clone(), self.steps.clone());
+        moving.quiescing = Some(self.core.spawn(Class::Control, async move {
             let export = target.quiesce().await.map(Box::new);
-            events.push(Event::AtRest(at, export));
+            steps.push(Step::Quiesced(at, export));
         }));
     }
 
@@ -319,16 +307,16 @@ impl Moves {
             if !committed || moving.stage != Stage::Declined {
                 continue;
             }
-            (moving.stage, moving.alone) = (Stage::Resting, true);
-            let (target, events) = (moving.disk.target.clone(), self.events.clone());
-            moving.resting = Some(self.core.spawn(Class::Control, async move {
+            (moving.stage, moving.alone) = (Stage::Quiescing, true);
+            let (target, steps) = (moving.disk.target.clone(), self.steps.clone());
+            moving.quiescing = Some(self.core.spawn(Class::Control, async move {
                 let export = target.quiesce_disconnected().await.map(Box::new);
-                events.push(Event::AtRest(at, export));
+                steps.push(Step::Quiesced(at, export));
             }));
         }
     }
 
-    async fn at_rest(
+    async fn quiesced(
         &mut self,
         at: usize,
         export: Result<Box<vhost::Export>, String>,
@@ -338,21 +326,21 @@ impl Moves {
             Err(why) => return self.lose(at, &why).await,
         };
         let moving = &mut self.disks[at];
-        moving.resting = None;
+        moving.quiescing = None;
         moving.under_way = state.under_way.is_some();
-        moving.stage = Stage::Said;
-        moving.said_ns = self.core.now_ns();
+        moving.stage = Stage::Sent;
+        moving.sent_ns = self.core.now_ns();
         let name = moving.disk.spec.name.clone();
         if is(Mutant::GoesOnUntilGo) {
             moving.disk.target.resume();
         }
-        let said = self.line.say(&Message::State(name, state.encode()), &descriptors).await;
-        said.map_err(|why| format!("taking the disks: {why}"))
+        let sent = self.line.send(&Message::State(name, state.encode()), &descriptors).await;
+        sent.map_err(|why| format!("taking the disks: {why}"))
     }
 
     /// The index of the disk of that name, if it waits for the successor.
-    fn said(&self, name: &str) -> Result<usize, String> {
-        let named = |moving: &Moving| moving.stage == Stage::Said && moving.disk.spec.name == name;
+    fn sent(&self, name: &str) -> Result<usize, String> {
+        let named = |moving: &Moving| moving.stage == Stage::Sent && moving.disk.spec.name == name;
         let at = self.disks.iter().position(named);
         at.ok_or_else(|| format!("taking the disks: {name} was not handed over"))
     }
@@ -361,10 +349,10 @@ impl Moves {
     fn settle(&mut self, at: usize) {
         let moving = &mut self.disks[at];
         if moving.under_way {
-            let (target, events) = (moving.disk.target.clone(), self.events.clone());
-            moving.resting = Some(self.core.spawn(Class::Control, async move {
+            let (target, steps) = (moving.disk.target.clone(), self.steps.clone());
+            moving.quiescing = Some(self.core.spawn(Class::Control, async move {
                 target.settled().await;
-                events.push(Event::Settled(at));
+                steps.push(Step::Settled(at));
             }));
         }
     }
@@ -372,22 +360,22 @@ impl Moves {
     /// Reports that a disk has no operations in flight any more.
     async fn settled(&mut self, at: usize) -> Result<(), String> {
         let moving = &mut self.disks[at];
-        (moving.resting, moving.under_way) = (None, false);
+        (moving.quiescing, moving.under_way) = (None, false);
         let Served { spec, device, .. } = &moving.disk;
         let message = Message::Settled(spec.name.clone(), device.flush_failed());
-        let said = self.line.say(&message, &[]).await;
-        said.map_err(|why| format!("cannot report that operations have ended: {why}"))
+        let sent = self.line.send(&message, &[]).await;
+        sent.map_err(|why| format!("cannot report that operations have ended: {why}"))
     }
 
     /// Sends Go for a disk.
     async fn go(&mut self, at: usize) -> Result<(), String> {
         let Moving { disk, began_ns, .. } = &self.disks[at];
         let (target, began_ns) = (disk.target.clone(), *began_ns);
-        let said = self.line.say(&Message::Go(disk.spec.name.clone()), &[]).await;
-        said.map_err(|why| format!("taking the disks: {why}"))?;
+        let sent = self.line.send(&Message::Go(disk.spec.name.clone()), &[]).await;
+        sent.map_err(|why| format!("taking the disks: {why}"))?;
         // Whatever happens now, the disk is the successor's, and so is the node.
         self.committed.set(true);
-        self.disks[at].stage = Stage::Over;
+        self.disks[at].stage = Stage::Done;
         self.pauses_us.push((self.core.now_ns() - began_ns) / 1000);
         match is(Mutant::OldGoesOn) {
             true => target.resume(),
@@ -403,7 +391,7 @@ impl Moves {
     async fn lose(&mut self, at: usize, why: &str) -> Result<(), String> {
         let moving = &mut self.disks[at];
         let disk = &moving.disk.spec.name;
-        (moving.resting, moving.under_way) = (None, false);
+        (moving.quiescing, moving.under_way) = (None, false);
         if moving.alone {
             tracing::error!(%disk, "cannot hand it over without its connection either, it is opened again: {why}");
             return self.go(at).await;

@@ -2,13 +2,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
-use std::future::poll_fn;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
-use std::task::{Poll, Waker};
 
 use bdev::{Bdev, Parts};
-use reactor::{Class, Core, JoinHandle};
+use reactor::{Class, Core, Event, JoinHandle};
 use vhost::handover::{DiskState, HandoverError};
 use vhost::{RegionInfo, Target};
 
@@ -42,7 +40,8 @@ pub(crate) struct Predecessor {
     arrived: RefCell<VecDeque<Arrival>>,
     /// The number of disks whose arrival has not been returned yet.
     left: Cell<usize>,
-    waker: RefCell<Option<Waker>>,
+    /// Notified by each arrival.
+    arrives: Event,
     ended_ns: Cell<Option<u64>>,
 }
 
@@ -80,18 +79,14 @@ impl Predecessor {
     /// The next disk that has followed; `None` when no more will come. Only one task may wait at a
     /// time.
     pub async fn next(&self) -> Option<Arrival> {
-        poll_fn(|cx| {
+        let next = || {
             if let Some(arrival) = self.arrived.borrow_mut().pop_front() {
                 self.left.set(self.left.get() - 1);
-                return Poll::Ready(Some(arrival));
+                return Some(Some(arrival));
             }
-            if self.left.get() == 0 {
-                return Poll::Ready(None);
-            }
-            self.waker.replace(Some(cx.waker().clone()));
-            Poll::Pending
-        })
-        .await
+            (self.left.get() == 0).then_some(None)
+        };
+        self.arrives.wait_for(next).await
     }
 
     fn arrive(&self, arrival: Arrival) {
@@ -99,17 +94,15 @@ impl Predecessor {
             self.left.set(self.left.get() + 1);
         }
         self.arrived.borrow_mut().push_back(arrival);
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
+        self.arrives.notify_all();
     }
 
     /// Takes the disks that follow, until the old process has ended.
     async fn follow(self: Rc<Self>, mut taking: Taking) {
         let why = loop {
             match taking.next().await {
-                Ok(Heard::Over(arrival)) => self.arrive(arrival),
-                Ok(Heard::Nothing | Heard::Lead) => {}
+                Ok(Received::Over(arrival)) => self.arrive(arrival),
+                Ok(Received::Nothing | Received::Lead) => {}
                 Err(why) => break why,
             }
         };
@@ -163,9 +156,9 @@ impl Coming {
 
 enum Stage {
     /// With the old process.
-    There,
+    Remote,
     /// Quiesced, here too.
-    AtRest(JoinHandle<()>),
+    Quiesced(JoinHandle<()>),
     /// It could not be taken as it was.
     Declined,
 }
@@ -205,7 +198,7 @@ pub(crate) async fn inherit(
         Ok(inherited) => Ok(inherited),
         Err(why) => {
             // The other process may have gone, which is then the reason.
-            let _ = line.say(&Message::Refused(why.clone()), &[]).await;
+            let _ = line.send(&Message::Refused(why.clone()), &[]).await;
             Err(Error::new(Kind::System, format!("cannot take over from the running node: {why}")))
         }
     }
@@ -217,11 +210,11 @@ async fn converse(
     line: &Rc<Line>,
     holes: &BTreeMap<String, Option<bool>>,
 ) -> Result<Inherited, String> {
-    line.say(&Message::Hello { cores: core.cores() as u16 }, &[]).await?;
+    line.send(&Message::Hello { cores: core.cores() as u16 }, &[]).await?;
     let mut coming = Vec::new();
     let (mut clients, mut metrics) = (Vec::new(), None);
     loop {
-        match line.hear().await? {
+        match line.receive().await? {
             (Message::Disk { spec, images, regions }, descriptors) => {
                 if config.disks.iter().any(|known| known.name == spec.name && *known != spec) {
                     tracing::warn!(disk = %spec.name, "the new configuration applies when the disk is attached again");
@@ -252,7 +245,7 @@ async fn converse(
             clients.len()
         ));
     }
-    line.say(&Message::Prepared, &[]).await?;
+    line.send(&Message::Prepared, &[]).await?;
     let mut taking = Taking {
         core: core.clone(),
         line: line.clone(),
@@ -264,16 +257,18 @@ async fn converse(
     let (mut disks, mut arrived) = (Vec::new(), VecDeque::new());
     let ended = loop {
         match taking.next().await {
-            Ok(Heard::Over(Arrival::Serves(served, serving, _))) => disks.push((*served, serving)),
+            Ok(Received::Over(Arrival::Serves(served, serving, _))) => {
+                disks.push((*served, serving))
+            }
             // It is opened with those that follow.
-            Ok(Heard::Over(lost)) => arrived.push_back(lost),
-            Ok(Heard::Nothing) => {}
-            Ok(Heard::Lead) => break None,
+            Ok(Received::Over(lost)) => arrived.push_back(lost),
+            Ok(Received::Nothing) => {}
+            Ok(Received::Lead) => break None,
             // It has handed over, and then ended: this process is the node.
             Err(why) if !disks.is_empty() || !arrived.is_empty() => break Some(why),
             Err(why) if is(Mutant::ServesWithoutGo) => {
                 for Coming { spec, opened, stage, .. } in taking.coming.drain(..) {
-                    if let (Stage::AtRest(serving), Ok((device, target))) = (stage, opened) {
+                    if let (Stage::Quiesced(serving), Ok((device, target))) = (stage, opened) {
                         target.resume();
                         disks.push((Served { spec, device, target }, serving));
                     }
@@ -295,7 +290,7 @@ async fn converse(
         left: Cell::new(following.len()),
         following,
         arrived: RefCell::new(arrived),
-        waker: RefCell::default(),
+        arrives: Event::new(),
         ended_ns: Cell::new(None),
     });
     match ended {
@@ -326,11 +321,11 @@ async fn open(
         target.map_early(&regions.into_iter().zip(memory).collect::<Vec<_>>());
         (device, target)
     });
-    Ok(Coming { spec, nth, opened, statistics: Vec::new(), stage: Stage::There })
+    Ok(Coming { spec, nth, opened, statistics: Vec::new(), stage: Stage::Remote })
 }
 
 /// What the old process has sent.
-enum Heard {
+enum Received {
     Nothing,
     /// A disk is now this node's.
     Over(Arrival),
@@ -354,8 +349,8 @@ impl Taking {
     ///
     /// # Errors
     /// When it has gone, or sends an invalid message.
-    async fn next(&mut self) -> Result<Heard, String> {
-        match self.line.hear().await? {
+    async fn next(&mut self) -> Result<Received, String> {
+        match self.line.receive().await? {
             (Message::State(name, document), descriptors) => {
                 let at = self.place(&name)?;
                 let state = match DiskState::decode(&document) {
@@ -380,16 +375,16 @@ impl Taking {
                         Message::Declined(name, why)
                     }
                 };
-                self.line.say(&message, &[]).await?;
-                Ok(Heard::Nothing)
+                self.line.send(&message, &[]).await?;
+                Ok(Received::Nothing)
             }
             (Message::Go(name), _) => {
                 let coming = self.coming.remove(self.place(&name)?);
-                Ok(Heard::Over(match coming {
+                Ok(Received::Over(match coming {
                     Coming {
                         spec,
                         opened: Ok((device, target)),
-                        stage: Stage::AtRest(serving),
+                        stage: Stage::Quiesced(serving),
                         ..
                     } => {
                         let served = Served { spec, device, target };
@@ -410,14 +405,14 @@ impl Taking {
             }
             (Message::Lead, _) => {
                 self.leads = true;
-                Ok(Heard::Lead)
+                Ok(Received::Lead)
             }
             (Message::Settled(name, flush_failed), _) => {
                 let at = self.settling.iter().position(|served| served.spec.name == name);
                 let at = at.ok_or_else(|| format!("nothing of {name} was under way"))?;
                 let Served { spec, target, .. } = self.settling.remove(at);
                 target.release(flush_failed);
-                Ok(Heard::Over(Arrival::Settled(spec)))
+                Ok(Received::Over(Arrival::Settled(spec)))
             }
             (other, _) => Err(format!("{other:?} comes too early")),
         }
@@ -455,7 +450,7 @@ impl Taking {
         if is(Mutant::StartsEarly) {
             target.resume();
         }
-        *stage = Stage::AtRest(serving);
+        *stage = Stage::Quiesced(serving);
         Ok(())
     }
 

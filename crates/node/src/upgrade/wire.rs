@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use reactor::Core;
 use vhost::RegionInfo;
+use vhost::bytes::Reader;
 
 use crate::disks::spec::DiskSpec;
 use crate::ipc::frames::{Frame, Frames, Limits};
@@ -115,7 +116,7 @@ impl Message {
     }
 
     fn decode(kind: u32, body: &[u8]) -> Result<Message, String> {
-        let mut reader = Reader(body);
+        let mut reader = Reader::new(body);
         let message = match kind {
             1 => {
                 if reader.take(MAGIC.len()) != Some(&MAGIC) {
@@ -132,7 +133,7 @@ impl Message {
                 }
                 reader.u16().map(|cores| Message::Hello { cores })
             }
-            2 => reader.disk(),
+            2 => disk(&mut reader),
             3 => reader
                 .u16()
                 .zip(reader.bool())
@@ -140,21 +141,20 @@ impl Message {
             4 => Some(Message::Prepare),
             5 => Some(Message::Prepared),
             6 => {
-                let name = reader.text();
-                name.map(|name| Message::State(name, std::mem::take(&mut reader.0).to_vec()))
+                let name = text(&mut reader);
+                name.map(|name| Message::State(name, reader.rest().to_vec()))
             }
-            7 => reader.text().map(Message::Taken),
-            8 => reader.text().map(Message::Go),
+            7 => text(&mut reader).map(Message::Taken),
+            8 => text(&mut reader).map(Message::Go),
             9 => Some(Message::Lead),
-            10 => Some(Message::Refused(reader.rest())),
-            11 => reader.text().map(|name| Message::Declined(name, reader.rest())),
-            12 => reader
-                .text()
+            10 => Some(Message::Refused(rest(&mut reader))),
+            11 => text(&mut reader).map(|name| Message::Declined(name, rest(&mut reader))),
+            12 => text(&mut reader)
                 .zip(reader.bool())
                 .map(|(name, flush_failed)| Message::Settled(name, flush_failed)),
             _ => return Err(format!("a message of unknown kind {kind}")),
         };
-        message.filter(|_| reader.0.is_empty()).ok_or_else(|| cut(kind))
+        message.filter(|_| reader.is_empty()).ok_or_else(|| cut(kind))
     }
 }
 
@@ -169,67 +169,38 @@ fn cut(kind: u32) -> String {
     format!("a message of kind {kind} has the wrong shape")
 }
 
-struct Reader<'a>(&'a [u8]);
+/// Bytes after their length.
+fn bytes<'a>(reader: &mut Reader<'a>) -> Option<&'a [u8]> {
+    let len = reader.u16()?;
+    reader.take(len.into())
+}
 
-impl<'a> Reader<'a> {
-    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (head, tail) = self.0.split_at_checked(count)?;
-        self.0 = tail;
-        Some(head)
-    }
+fn text(reader: &mut Reader<'_>) -> Option<String> {
+    String::from_utf8(bytes(reader)?.to_vec()).ok()
+}
 
-    fn bool(&mut self) -> Option<bool> {
-        match self.take(1)? {
-            [0] => Some(false),
-            [1] => Some(true),
-            _ => None,
-        }
-    }
+fn rest(reader: &mut Reader<'_>) -> String {
+    String::from_utf8_lossy(reader.rest()).into_owned()
+}
 
-    fn u16(&mut self) -> Option<u16> {
-        Some(u16::from_le_bytes(self.take(2)?.try_into().ok()?))
+fn disk(reader: &mut Reader<'_>) -> Option<Message> {
+    let (name, uri) = (text(reader)?, text(reader)?);
+    let socket = OsStr::from_bytes(bytes(reader)?).into();
+    let serial = text(reader)?;
+    let serial = if reader.bool()? { Some(serial) } else { None };
+    let spec = DiskSpec { name, uri, socket, queues: reader.u16()?, serial };
+    let images = reader.u16()?;
+    let mut regions = Vec::new();
+    while !reader.is_empty() {
+        regions.push(RegionInfo {
+            guest_addr: reader.u64()?,
+            size: reader.u64()?,
+            user_addr: reader.u64()?,
+            mmap_offset: reader.u64()?,
+        });
     }
-
-    fn u32(&mut self) -> Option<u32> {
-        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
-    }
-
-    fn bytes(&mut self) -> Option<&'a [u8]> {
-        let len = self.u16()?;
-        self.take(len.into())
-    }
-
-    fn text(&mut self) -> Option<String> {
-        String::from_utf8(self.bytes()?.to_vec()).ok()
-    }
-
-    fn rest(&mut self) -> String {
-        String::from_utf8_lossy(std::mem::take(&mut self.0)).into_owned()
-    }
-
-    fn disk(&mut self) -> Option<Message> {
-        let (name, uri) = (self.text()?, self.text()?);
-        let socket = OsStr::from_bytes(self.bytes()?).into();
-        let serial = self.text()?;
-        let serial = if self.bool()? { Some(serial) } else { None };
-        let spec = DiskSpec { name, uri, socket, queues: self.u16()?, serial };
-        let images = self.u16()?;
-        let mut regions = Vec::new();
-        while !self.0.is_empty() {
-            regions.push(RegionInfo {
-                guest_addr: self.u64()?,
-                size: self.u64()?,
-                user_addr: self.u64()?,
-                mmap_offset: self.u64()?,
-            });
-        }
-        spec.check().ok()?;
-        Some(Message::Disk { spec, images, regions })
-    }
+    spec.check().ok()?;
+    Some(Message::Disk { spec, images, regions })
 }
 
 /// One end of the conversation.
@@ -244,7 +215,7 @@ impl Line {
 
     /// Sends a message. After an error a part of it may have been sent; a message without a body is
     /// sent whole or not at all.
-    pub async fn say(&self, message: &Message, descriptors: &[OwnedFd]) -> Result<(), String> {
+    pub async fn send(&self, message: &Message, descriptors: &[OwnedFd]) -> Result<(), String> {
         self.0.send(message.kind(), &message.body(), descriptors).await
     }
 
@@ -252,14 +223,14 @@ impl Line {
     ///
     /// # Errors
     /// Also when the other side has gone.
-    pub async fn hear(&self) -> Result<(Message, Vec<OwnedFd>), String> {
+    pub async fn receive(&self) -> Result<(Message, Vec<OwnedFd>), String> {
         let Frame { kind, body, descriptors } = self.0.receive().await?;
         Ok((Message::decode(kind, &body)?, descriptors))
     }
 
     /// Receives the next message and checks that it is the expected one.
-    pub async fn hear_that(&self, expected: &Message) -> Result<(), String> {
-        match self.hear().await?.0 {
+    pub async fn expect(&self, expected: &Message) -> Result<(), String> {
+        match self.receive().await?.0 {
             message if message == *expected => Ok(()),
             Message::Refused(why) => Err(why),
             other => Err(format!("it sends {other:?} instead of {expected:?}")),
