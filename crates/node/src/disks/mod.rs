@@ -185,7 +185,7 @@ impl Disks {
         all.iter_mut().find(|disk| disk.spec.name == name).map(look)
     }
 
-    /// Opens a named disk, for [`Disks::follow`].
+    /// Opens a named disk, for a disk that follows.
     pub async fn open(&self, core: &Core, spec: &DiskSpec) -> Result<Ready, Error> {
         self.resources()?.open(core, spec).await
     }
