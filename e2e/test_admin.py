@@ -87,7 +87,7 @@ def test_disks_are_attached_listed_and_detached(node, tmp_path):
     assert "missing.img" in node.refuses("attach", spec(tmp_path, "c", f"file:{tmp_path}/missing.img"))
     assert "locked" in node.refuses("attach", spec(tmp_path, "c", f"file:{here}/a.img".replace(" ", "%20")))
     assert set(node.disks()) == {"a", "b"}
-    assert "there are: a, b" in node.refuses("detach", "c")
+    assert "the disks are: a, b" in node.refuses("detach", "c")
     node.do("detach", "a")
     assert set(node.disks("stat")) == {"b"} and not (here / "a.sock").exists()
 
@@ -99,7 +99,7 @@ def test_attached_disks_come_back_and_detached_ones_do_not(tmp_path):
         node.do("attach", spec(tmp_path, "gone"))
         image(tmp_path / "lost.img", 8)
         node.do("attach", spec(tmp_path, "lost", f"file:{tmp_path}/lost.img"))
-        assert "after the next start" in node.do("detach", "named")
+        assert "at the next start" in node.do("detach", "named")
         node.do("detach", "gone")
         node.kill()
         (tmp_path / "lost.img").unlink()

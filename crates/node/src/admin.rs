@@ -6,7 +6,7 @@
 //! {"version":1,"command":"disk-resize","name":"vm1","size_bytes":21474836480}
 //! {"version":1,"result":{"name":"vm1","old_size_bytes":10737418240,"size_bytes":21474836480}}
 //! {"version":1,"command":"disk-detach","name":"vm2"}
-//! {"version":1,"error":"there is no disk vm2","hint":"there are: vm1"}
+//! {"version":1,"error":"there is no disk vm2","hint":"the disks are: vm1"}
 //! ```
 //!
 //! An unknown version, command or key is an error. Only processes of the node's own user may
