@@ -5,7 +5,8 @@
 //! medians beside it.
 //!
 //! Where the disk bounds a ratio ([`Row::disk`]), the disk's own ratio follows, and a row whose
-//! goal is above it is marked "bounded by the disk" instead of "lost".
+//! goal is above it is marked "bounded by the disk" instead of "lost", unless the peer is faster
+//! where the disk would allow more.
 
 use std::fmt::Write as _;
 
@@ -87,7 +88,7 @@ impl Line {
             (None, Some(figure)) => match row.goal.reached(figure) {
                 _ if generator => "see the processor time".to_owned(),
                 Some(true) => "reached".to_owned(),
-                Some(false) => lost(row.goal, disk),
+                Some(false) => lost(row.goal, figure, disk),
                 None => String::new(),
             },
         };
@@ -109,10 +110,11 @@ impl Line {
     }
 }
 
-/// The verdict on a goal that was not reached.
-fn lost(goal: Goal, disk: Option<f64>) -> String {
+/// The verdict on a goal that was not reached. The disk is no excuse for being slower than a peer
+/// where the disk would allow more.
+fn lost(goal: Goal, figure: f64, disk: Option<f64>) -> String {
     match (goal, disk) {
-        (Goal::AtLeast(least), Some(disk)) if least > disk => {
+        (Goal::AtLeast(least), Some(disk)) if least > disk && figure >= disk.min(1.0) => {
             format!("bounded by the disk: {}", times(disk))
         }
         _ => "**lost**".to_owned(),
@@ -232,18 +234,20 @@ mod tests {
 
     #[test]
     fn a_goal_above_the_disks_own_ratio_is_bounded_by_the_disk() {
-        let with_disk = |at_64: f64| {
-            let mut round = round(70.0, 10.0);
+        let with_disk = |ours: f64, at_64: f64| {
+            let mut round = round(ours, 10.0);
             let sample = |ops_per_second| Sample { ops_per_second, ..Sample::default() };
             round.put("fio same size", sample(at_64));
             round.put("fio same size depth 1", sample(10.0));
             round
         };
-        let line = one_thread(&[with_disk(75.0), with_disk(75.0), with_disk(75.0)]);
-        assert!(line.contains("7.00 × (7.00 × to 7.00 ×); disk 7.50 ×"), "{line}");
-        assert!(line.ends_with("| ≥ 8.00 × | bounded by the disk: 7.50 × |"), "{line}");
-        let line = one_thread(&[with_disk(90.0), with_disk(90.0), with_disk(90.0)]);
-        assert!(line.ends_with("| ≥ 8.00 × | **lost** |"), "{line}");
+        let line = |ours, at_64| one_thread(&[(); 3].map(|()| with_disk(ours, at_64)));
+        let bounded = line(70.0, 75.0);
+        assert!(bounded.contains("7.00 × (7.00 × to 7.00 ×); disk 7.50 ×"), "{bounded}");
+        assert!(bounded.ends_with("| ≥ 8.00 × | bounded by the disk: 7.50 × |"), "{bounded}");
+        for lost in [line(70.0, 90.0), line(9.0, 75.0)] {
+            assert!(lost.ends_with("| ≥ 8.00 × | **lost** |"), "{lost}");
+        }
     }
 
     #[test]
