@@ -327,7 +327,7 @@ impl Moves {
         };
         let moving = &mut self.disks[at];
         moving.quiescing = None;
-        moving.under_way = state.under_way.is_some();
+        moving.under_way = state.in_flight.is_some();
         moving.stage = Stage::Sent;
         moving.sent_ns = self.core.now_ns();
         let name = moving.disk.spec.name.clone();

@@ -437,7 +437,7 @@ impl Taking {
         if state.name != spec.name {
             return Err("it is the state of another disk".to_owned());
         }
-        if state.under_way.is_some() && !self.leads {
+        if state.in_flight.is_some() && !self.leads {
             return Err("its device is not done, and the old node can still continue".to_owned());
         }
         let target = target.clone();

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use reactor::{UnixListener, UnixSocket};
 
 use crate::protocol::config::SECTOR_BYTES;
-use crate::protocol::handover::{DiskState, Role, UnderWay};
+use crate::protocol::handover::{DiskState, InFlight, Role};
 use crate::target::connection::{Connection, Refused};
 use crate::target::queue::Hold;
 use crate::target::{Export, Target};
@@ -23,7 +23,7 @@ impl Target {
             statistics: self.statistics(),
             listening: true,
             flush_failed: self.device.flush_failed(),
-            under_way: self.under_way(),
+            in_flight: self.in_flight(),
             connection: match connection {
                 None => None,
                 Some(connection) => Some(connection.state().ok_or("a reply is due")?),
@@ -49,9 +49,9 @@ impl Target {
     }
 
     /// Operations that are in flight although the disk is quiesced.
-    pub(super) fn under_way(&self) -> Option<UnderWay> {
-        let under_way = self.under_way.borrow();
-        let (operations, what) = under_way.as_ref()?;
+    pub(super) fn in_flight(&self) -> Option<InFlight> {
+        let in_flight = self.in_flight.borrow();
+        let (operations, what) = in_flight.as_ref()?;
         (!operations.is_done()).then_some(*what)
     }
 
@@ -70,7 +70,7 @@ impl Target {
         if state.flush_failed {
             self.device.set_flush_failed();
         }
-        self.hold.set(state.under_way.map(|UnderWay { flushes }| Hold { flushes }));
+        self.hold.set(state.in_flight.map(|InFlight { flushes }| Hold { flushes }));
         let connection = match (&state.connection, parts.connection) {
             (Some(state), Some(socket)) => {
                 let mut connection = UnixSocket::from_fd(&self.core, socket)

@@ -79,7 +79,7 @@ use bdev::Bdev;
 use reactor::{Core, Either, Event, race};
 
 use crate::memory::{GuestMemory, RegionInfo};
-use crate::protocol::handover::{DiskState, UnderWay};
+use crate::protocol::handover::{DiskState, InFlight};
 #[cfg(doc)]
 use crate::protocol::session::Session;
 use crate::target::connection::Refused;
@@ -128,7 +128,7 @@ pub struct Target {
     /// Do not wait for the device.
     forced: Cell<bool>,
     /// The operations of abandoned rings, and whether there is a flush among them.
-    under_way: RefCell<Option<(WaitGroup, UnderWay)>>,
+    in_flight: RefCell<Option<(WaitGroup, InFlight)>>,
     /// Set until [`Target::release`], while operations of the old process may be in flight.
     hold: Cell<Option<Hold>>,
 }
@@ -181,7 +181,7 @@ impl Target {
             exported: Event::new(),
             disconnect: Cell::new(false),
             forced: Cell::new(false),
-            under_way: RefCell::default(),
+            in_flight: RefCell::default(),
             hold: Cell::new(None),
         })
     }
@@ -193,7 +193,7 @@ impl Target {
         let _ = self.write_cache_store.set(store);
     }
 
-    async fn told_write_cache(&self, told: Option<bool>) -> Result<(), Refused> {
+    async fn store_write_cache(&self, told: Option<bool>) -> Result<(), Refused> {
         self.write_cache.set(told);
         match self.write_cache_store.get() {
             Some(store) => self
@@ -298,7 +298,7 @@ impl Target {
     /// Suspends until no operation of a forcibly quiesced disk is in flight. Only one task may
     /// wait, and only after [`Target::quiesce`].
     pub async fn settled(&self) {
-        let operations = self.under_way.borrow().as_ref().map(|(operations, _)| operations.clone());
+        let operations = self.in_flight.borrow().as_ref().map(|(operations, _)| operations.clone());
         if let Some(operations) = operations {
             operations.wait().await;
         }

@@ -117,9 +117,9 @@ impl DiskActivity {
     /// Whether another disk is active.
     #[inline]
     fn is_other_active(&self, tick: u64) -> bool {
-        [&self.all.latest, &self.all.other].into_iter().any(|said| {
-            let said = said.load(Relaxed);
-            let (number, at) = (said >> NUMBER_SHIFT, said & ((1 << NUMBER_SHIFT) - 1));
+        [&self.all.latest, &self.all.other].into_iter().any(|entry| {
+            let entry = entry.load(Relaxed);
+            let (number, at) = (entry >> NUMBER_SHIFT, entry & ((1 << NUMBER_SHIFT) - 1));
             number != 0 && number != self.number && tick.saturating_sub(at) < RECENT
         })
     }
@@ -141,10 +141,10 @@ impl Shares {
         known.unwrap_or_else(|| {
             let share = Rc::new(Share {
                 activity: disk.clone(),
-                said: Cell::new(0),
+                active_tick: Cell::new(0),
                 round: Cell::new(0),
                 left: Cell::new(QUANTUM as i64),
-                under_way: Cell::new(0),
+                in_flight: Cell::new(0),
                 window: Cell::new(WINDOW_MIN),
                 shortest_ns: Cell::new(u64::MAX),
                 settled_ns: Cell::new(0),
@@ -160,11 +160,11 @@ impl Shares {
 pub(crate) struct Share {
     activity: DiskActivity,
     /// Tick of the last call of [`DiskActivity::mark_active`].
-    said: Cell<u64>,
+    active_tick: Cell<u64>,
     round: Cell<u64>,
     /// Bytes left in this round; a negative value is a debt.
     left: Cell<i64>,
-    under_way: Cell<u64>,
+    in_flight: Cell<u64>,
     /// Bytes that may be at the device while other disks are active.
     window: Cell<u64>,
     /// The shortest time of an operation since the window was reset.
@@ -188,7 +188,7 @@ impl Share {
     #[inline]
     pub fn mark_active(&self, now_ns: u64) {
         let tick = now_ns >> TICK_SHIFT;
-        if self.said.replace(tick) != tick {
+        if self.active_tick.replace(tick) != tick {
             self.activity.mark_active(tick);
         }
     }
@@ -200,14 +200,14 @@ impl Share {
             return Err(Throttled);
         }
         self.left.set(self.left.get() - cost as i64);
-        self.under_way.set(self.under_way.get() + cost);
+        self.in_flight.set(self.in_flight.get() + cost);
         Ok(now_ns >> UNIT_SHIFT << TIME_SHIFT | cost << TICKET_SHIFT)
     }
 
     /// Whether an operation fits into the window.
     #[inline]
     pub fn has_room(&self, cost: u64, now_ns: u64) -> bool {
-        let sum = self.under_way.get() + cost;
+        let sum = self.in_flight.get() + cost;
         sum <= WINDOW_MIN || sum == cost || sum <= self.allowance(now_ns)
     }
 
@@ -235,7 +235,7 @@ impl Share {
     #[inline]
     pub fn release(&self, ticket: Ticket, now_ns: u64) {
         let cost = ticket >> TICKET_SHIFT & COST_MASK;
-        self.under_way.set(self.under_way.get() - cost);
+        self.in_flight.set(self.in_flight.get() - cost);
         let units = (now_ns >> UNIT_SHIFT).wrapping_sub(ticket >> TIME_SHIFT);
         let took_ns = (units & (u64::MAX >> TIME_SHIFT)) << UNIT_SHIFT;
         let shortest = self.shortest_ns.get().min(took_ns);
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn the_window_shrinks_while_another_disk_is_active() {
         let [share, other] = shares();
-        let under_way = |now| {
+        let in_flight = |now| {
             let mut tickets = Vec::new();
             for round in 1.. {
                 share.begin_round(round);
@@ -320,23 +320,23 @@ mod tests {
                     Err(Throttled) => break,
                 }
             }
-            let sum = share.under_way.get();
+            let sum = share.in_flight.get();
             tickets.into_iter().for_each(|ticket| share.release(ticket, now));
-            assert_eq!(share.under_way.get(), 0);
+            assert_eq!(share.in_flight.get(), 0);
             sum
         };
-        assert_eq!(under_way(0), WINDOW_ALONE);
+        assert_eq!(in_flight(0), WINDOW_ALONE);
         share.mark_active(2 * MS);
-        assert_eq!(under_way(2 * MS), WINDOW_ALONE, "its own activity does not count");
+        assert_eq!(in_flight(2 * MS), WINDOW_ALONE, "its own activity does not count");
         other.mark_active(4 * MS);
         share.mark_active(6 * MS);
-        assert_eq!((under_way(8 * MS), share.piece(8 * MS)), (WINDOW_MIN, PIECE_MIN));
-        assert_eq!((under_way(110 * MS), share.piece(110 * MS)), (WINDOW_ALONE, PIECE));
+        assert_eq!((in_flight(8 * MS), share.piece(8 * MS)), (WINDOW_MIN, PIECE_MIN));
+        assert_eq!((in_flight(110 * MS), share.piece(110 * MS)), (WINDOW_ALONE, PIECE));
         // An operation longer than the window may run alone. The other disk may be active on
         // another core.
         let elsewhere = Shares::default().of(&other.activity);
         elsewhere.mark_active(112 * MS);
-        assert_eq!((under_way(114 * MS), share.piece(114 * MS)), (WINDOW_MIN, PIECE_MIN));
+        assert_eq!((in_flight(114 * MS), share.piece(114 * MS)), (WINDOW_MIN, PIECE_MIN));
         assert!(share.has_room(PIECE, 114 * MS));
     }
 

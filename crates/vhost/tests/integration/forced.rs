@@ -66,7 +66,7 @@ async fn serve(core: Core, socket: PathBuf, shared: Arc<TestState>) {
         resting.await;
         let (state, descriptors) = forced.unwrap();
         // The delayed requests are done: nothing is in flight.
-        assert_eq!(state.under_way, None);
+        assert_eq!(state.in_flight, None);
         let memory = slow.descriptors().unwrap();
         let descriptors_of_device = memory.iter().map(|fd| fd.try_clone_to_owned().unwrap());
         let parts = Parts { descriptors: descriptors_of_device.collect(), holes: None };

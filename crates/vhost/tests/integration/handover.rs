@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use vhost::config::{Config, feature};
 use vhost::handover::{
-    ConnectionState, DiskState, HandoverError, MirrorState, Role, SessionState, UnderWay,
+    ConnectionState, DiskState, HandoverError, InFlight, MirrorState, Role, SessionState,
 };
 use vhost::message::{InflightInfo, LogInfo, RegionInfo, RingAddresses};
 use vhost::ring_state::{Kick, Ring, RingProgress, RingState};
@@ -104,7 +104,7 @@ fn disk() -> DiskState {
         mirror: Some(MirrorState { granule_bytes: 65536, bits: 16 }),
         listening: true,
         flush_failed: false,
-        under_way: None,
+        in_flight: None,
         connection: Some(ConnectionState {
             session,
             partial: vec![12, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 1],
@@ -253,13 +253,13 @@ fn unsent_replies_are_handed_over() {
 #[test]
 fn operations_in_flight_are_handed_over_with_an_in_flight_region() {
     for flushes in [false, true] {
-        let under_way = Some(UnderWay { flushes });
-        let state = DiskState { under_way, ..disk() };
+        let in_flight = Some(InFlight { flushes });
+        let state = DiskState { in_flight, ..disk() };
         assert_eq!(DiskState::decode(&state.encode()), Ok(state));
     }
     let reason = "no in-flight region records it";
     let error = HandoverError::Field { field: 14, reason };
-    let mut state = DiskState { under_way: Some(UnderWay::default()), ..disk() };
+    let mut state = DiskState { in_flight: Some(InFlight::default()), ..disk() };
     state.connection.as_mut().unwrap().session.inflight = None;
     assert_eq!(DiskState::decode(&state.encode()), Err(error));
     state.connection = None;
@@ -566,7 +566,7 @@ fn any_disk() -> impl Strategy<Value = DiskState> {
                     mirror,
                     listening,
                     flush_failed,
-                    under_way: flushes.filter(|_| known).map(|flushes| UnderWay { flushes }),
+                    in_flight: flushes.filter(|_| known).map(|flushes| InFlight { flushes }),
                     connection,
                 }
             },

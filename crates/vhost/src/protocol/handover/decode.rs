@@ -4,7 +4,7 @@ use super::format::{
     DOCUMENT_BYTES_MAX, MAGIC, NUMBERS_MAX, PREFIX_BYTES, SUFFIX_BYTES, VERSION, ring_flag,
     session_flag, tag,
 };
-use super::{ConnectionState, DiskState, HandoverError, MirrorState, Role, SessionState, UnderWay};
+use super::{ConnectionState, DiskState, HandoverError, InFlight, MirrorState, Role, SessionState};
 use crate::bytes::Reader;
 use crate::protocol::message::{
     DESCRIPTORS_MAX, HEADER_BYTES, InflightInfo, LogInfo, MEMORY_REGIONS_MAX, PAYLOAD_BYTES_MAX,
@@ -52,7 +52,7 @@ impl DiskState {
             let length = fields.u32().ok_or(cut)? as usize;
             let mut contents = Reader::new(fields.take(length).ok_or(cut)?);
             let error = |reason| HandoverError::Field { field, reason };
-            if !(tag::DISK..=tag::UNDER_WAY).contains(&field) {
+            if !(tag::DISK..=tag::IN_FLIGHT).contains(&field) {
                 return Err(HandoverError::UnknownField(field));
             }
             if seen & 1 << field != 0 {
@@ -67,7 +67,7 @@ impl DiskState {
                     listed = contents.rest();
                     Some(())
                 }
-                (..=tag::MIRROR | tag::FLUSH_FAILED | tag::UNDER_WAY, _) => {
+                (..=tag::MIRROR | tag::FLUSH_FAILED | tag::IN_FLIGHT, _) => {
                     state.decode_own(field, &mut contents)
                 }
                 (_, Some(connection)) => connection.decode(field, &mut contents),
@@ -105,7 +105,7 @@ impl DiskState {
             tag::STATISTICS => self.statistics = decode_numbers(contents)?,
             tag::LIMITS => self.limits = decode_numbers(contents)?,
             tag::FLUSH_FAILED => self.flush_failed = true,
-            tag::UNDER_WAY => self.under_way = Some(UnderWay { flushes: contents.bool()? }),
+            tag::IN_FLIGHT => self.in_flight = Some(InFlight { flushes: contents.bool()? }),
             _ => {
                 let (granule_bytes, bits) = (contents.u64()?, contents.u64()?);
                 self.mirror = Some(MirrorState { granule_bytes, bits });
@@ -121,8 +121,8 @@ impl DiskState {
             return error(tag::MIRROR, "granule size is not a power of two");
         }
         let session = self.connection.as_ref().map(|connection| &connection.session);
-        if self.under_way.is_some() && session.is_none_or(|session| session.inflight.is_none()) {
-            return error(tag::UNDER_WAY, "no in-flight region records it");
+        if self.in_flight.is_some() && session.is_none_or(|session| session.inflight.is_none()) {
+            return error(tag::IN_FLIGHT, "no in-flight region records it");
         }
         let Some(connection) = &self.connection else { return Ok(()) };
         let ConnectionState { session, partial, partial_descriptors, .. } = connection;

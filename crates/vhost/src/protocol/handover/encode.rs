@@ -1,7 +1,7 @@
 //! The writer of the document.
 
 use super::format::{MAGIC, NAME_BYTES_MAX, VERSION, ring_flag, session_flag, tag};
-use super::{ConnectionState, DiskState, Role, UnderWay};
+use super::{ConnectionState, DiskState, InFlight, Role};
 use crate::protocol::ring_state::{Kick, Ring, RingProgress, RingState};
 
 impl DiskState {
@@ -47,8 +47,8 @@ impl DiskState {
         if let Some(connection) = &self.connection {
             connection.encode_unsent(&mut fields);
         }
-        if let Some(UnderWay { flushes }) = self.under_way {
-            fields.field(tag::UNDER_WAY, |w| w.u8(u8::from(flushes)));
+        if let Some(InFlight { flushes }) = self.in_flight {
+            fields.field(tag::IN_FLIGHT, |w| w.u8(u8::from(flushes)));
         }
         document(&fields.0)
     }

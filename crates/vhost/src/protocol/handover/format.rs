@@ -28,7 +28,7 @@ pub(super) mod tag {
     pub const DESCRIPTORS: u16 = 11;
     pub const FLUSH_FAILED: u16 = 12;
     pub const UNSENT: u16 = 13;
-    pub const UNDER_WAY: u16 = 14;
+    pub const IN_FLIGHT: u16 = 14;
 }
 
 /// Flags of field [`tag::SESSION`].

@@ -29,5 +29,5 @@ pub(crate) use encode::document;
 pub use error::HandoverError;
 pub use format::{DOCUMENT_BYTES_MAX, NAME_BYTES_MAX, NUMBERS_MAX};
 pub use state::{
-    ConnectionState, DiskDescriptors, DiskState, MirrorState, Role, SessionState, UnderWay,
+    ConnectionState, DiskDescriptors, DiskState, InFlight, MirrorState, Role, SessionState,
 };

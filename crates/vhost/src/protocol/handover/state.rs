@@ -142,7 +142,7 @@ pub struct MirrorState {
 
 /// Operations that the old process still has at the device after a forced handover.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UnderWay {
+pub struct InFlight {
     /// Whether there may be a flush among them.
     pub flushes: bool,
 }
@@ -168,7 +168,7 @@ pub struct DiskState {
     pub flush_failed: bool,
     /// Operations of the old process that are still in flight. Until it reports their end, the
     /// requests in the in-flight region must not be executed again.
-    pub under_way: Option<UnderWay>,
+    pub in_flight: Option<InFlight>,
     /// The front end's connection, if there is one.
     pub connection: Option<ConnectionState>,
 }

@@ -210,13 +210,13 @@ impl Session {
     }
 
     /// The write cache byte of the configuration space, whatever the guest has acknowledged.
-    pub fn told_write_cache(&self) -> bool {
+    pub fn announced_write_cache(&self) -> bool {
         self.write_cache
     }
 
     /// Makes writes durable when they complete, for a guest that may have been told that there is
     /// no write cache.
-    pub fn distrust_write_cache(&mut self) {
+    pub fn disable_write_cache(&mut self) {
         self.write_cache = false;
     }
 

@@ -138,7 +138,7 @@ impl<'a> Connection<'a> {
         let offer = Offer { memory_regions_max, ..Connection::offer(self.target) };
         let imported = Session::import(offer, &state.session, descriptors);
         let (session, actions) = imported.map_err(|error| bad(&error))?;
-        self.target.write_cache.set(Some(session.told_write_cache()));
+        self.target.write_cache.set(Some(session.announced_write_cache()));
         self.session = session;
         self.framer =
             Framer::from_parts(state.partial.clone(), partial).map_err(|error| bad(&error))?;
@@ -303,11 +303,11 @@ impl<'a> Connection<'a> {
         let Some((message, fds)) = self.framer.push(bytes, fds).map_err(bad)? else {
             return Ok(());
         };
-        let told = self.session.told_write_cache();
+        let told = self.session.announced_write_cache();
         let mut actions = self.session.handle(&message, fds).map_err(bad)?;
-        let tells = self.session.told_write_cache();
+        let tells = self.session.announced_write_cache();
         if tells != told
-            && let Err(Refused(why)) = self.target.told_write_cache(Some(tells)).await
+            && let Err(Refused(why)) = self.target.store_write_cache(Some(tells)).await
         {
             // The new value is in force, and this is safe: if the cache is now off, writes are
             // durable; if it is now on, the stored value is off.

@@ -7,7 +7,7 @@ use reactor::{Class, Core, EventFd, race};
 
 use super::{Connection, Refused, RingParts};
 use crate::memory::dirty::DirtyLog;
-use crate::protocol::handover::UnderWay;
+use crate::protocol::handover::InFlight;
 use crate::protocol::ring_state::{Kick, RingProgress, RingState};
 use crate::ring::Setup;
 use crate::ring::inflight::{Form, InflightArea, InflightRegion};
@@ -75,8 +75,8 @@ impl Connection<'_> {
         let account = self.memory.account();
         let region = InflightRegion::map_for(account, fd.as_fd(), *info, self.form());
         let region = region.map_err(|e| Refused::new("the in-flight region", e))?;
-        if self.target.write_cache.get().is_none() && self.session.told_write_cache() {
-            self.session.distrust_write_cache();
+        if self.target.write_cache.get().is_none() && self.session.announced_write_cache() {
+            self.session.disable_write_cache();
             tracing::info!(
                 disk = &*self.target.name,
                 "writes are made durable immediately: it is not known whether the guest was told \
@@ -180,7 +180,7 @@ impl Connection<'_> {
         let events = &target.events;
         let packed = self.session.packed();
         let mut abandoned = None;
-        let mut what = UnderWay::default();
+        let mut what = InFlight::default();
         let stopped = || {
             self.release();
             let rings = &mut self.rings;
@@ -206,7 +206,7 @@ impl Connection<'_> {
         };
         events.changed.wait_until(stopped).await;
         if let Some(operations) = abandoned {
-            target.under_way.replace(Some((operations, what)));
+            target.in_flight.replace(Some((operations, what)));
         }
     }
 }

@@ -23,11 +23,11 @@ impl Queue {
             let Request { kind, len, .. } = self.ring.request(tag);
             if done.tag & IS_PIECE != 0 {
                 let cut = &mut self.cuts[usize::from(tag)];
-                cut.under_way -= 1;
+                cut.in_flight -= 1;
                 if cut.status == bdev::Status::Ok {
                     cut.status = done.status;
                 }
-                if cut.under_way > 0 || cut.at < len {
+                if cut.in_flight > 0 || cut.at < len {
                     continue;
                 }
                 done.status = cut.status;

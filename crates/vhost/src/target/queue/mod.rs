@@ -210,7 +210,7 @@ struct Queue {
     /// Whether a write was flushed since the start, or may have been.
     flushes_writes: bool,
     /// Dropped with the ring and the last operation of its channel.
-    under_way: Rc<OnceCell<WaitToken>>,
+    in_flight_token: Rc<OnceCell<WaitToken>>,
     /// The task that waits for the end.
     waiting: Option<Waker>,
     share: Rc<Share>,
@@ -261,8 +261,8 @@ impl Queue {
         let watch = start.kick.as_ref().map(|kick| kick.watch(core)).transpose();
         let watch = watch.map_err(|error| failed(&error))?;
         let mut channel = start.device.channel(core).map_err(|error| failed(&error))?;
-        let under_way = Rc::<OnceCell<_>>::default();
-        let memory_guard = MemoryGuard::new(&memory, &under_way);
+        let in_flight_token = Rc::<OnceCell<_>>::default();
+        let memory_guard = MemoryGuard::new(&memory, &in_flight_token);
         channel.hold(memory_guard.clone());
         if let Some(log) = &start.log {
             ring.log_all(log);
@@ -306,7 +306,7 @@ impl Queue {
             hold: start.hold,
             held: Vec::new(),
             flushes_writes: start.fua || !start.device.geometry().volatile_cache,
-            under_way,
+            in_flight_token,
             waiting: None,
             share,
             deferred: VecDeque::new(),
@@ -363,7 +363,7 @@ impl Queue {
                 self.flushes_writes |= fua;
             }
             Command::Abandon(token) => {
-                let _ = self.under_way.set(token);
+                let _ = self.in_flight_token.set(token);
                 self.abandoned = true;
             }
             Command::Stop => self.stopping = true,
@@ -374,8 +374,10 @@ impl Queue {
     /// Requests are popped with this memory from now on. Those that were popped before point into
     /// the old memory and keep it until they are completed: some of them are not submitted yet.
     fn take_memory(&mut self, memory: Arc<GuestMemory>) {
-        let old =
-            std::mem::replace(&mut self.memory_guard, MemoryGuard::new(&memory, &self.under_way));
+        let old = std::mem::replace(
+            &mut self.memory_guard,
+            MemoryGuard::new(&memory, &self.in_flight_token),
+        );
         for tag in self.ring.tags_in_flight() {
             let place = &mut self.popped_with[usize::from(tag)];
             if place.is_none() {
@@ -500,12 +502,12 @@ impl Queue {
 /// channel holds the one that was current when its request was popped.
 struct MemoryGuard {
     memory: Arc<GuestMemory>,
-    _in_flight: Rc<OnceCell<WaitToken>>,
+    _token: Rc<OnceCell<WaitToken>>,
 }
 
 impl MemoryGuard {
-    fn new(memory: &Arc<GuestMemory>, in_flight: &Rc<OnceCell<WaitToken>>) -> Rc<MemoryGuard> {
-        Rc::new(MemoryGuard { memory: memory.clone(), _in_flight: in_flight.clone() })
+    fn new(memory: &Arc<GuestMemory>, token: &Rc<OnceCell<WaitToken>>) -> Rc<MemoryGuard> {
+        Rc::new(MemoryGuard { memory: memory.clone(), _token: token.clone() })
     }
 }
 

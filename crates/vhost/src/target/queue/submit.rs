@@ -11,13 +11,13 @@ pub(super) struct Cut {
     /// Bytes submitted.
     pub(super) at: u64,
     /// Pieces at the device.
-    pub(super) under_way: u32,
+    pub(super) in_flight: u32,
     /// The first failure of the completed pieces.
     pub(super) status: bdev::Status,
 }
 
 impl Cut {
-    pub(super) const NEW: Cut = Cut { at: 0, under_way: 0, status: bdev::Status::Ok };
+    pub(super) const NEW: Cut = Cut { at: 0, in_flight: 0, status: bdev::Status::Ok };
 }
 
 /// In the device's tag: this is a piece. The bits below are the request's tag, those above the
@@ -111,7 +111,7 @@ impl Queue {
             // SAFETY: parts of the request's segments; as in `submit_now`.
             unsafe { self.channel.submit(&io) }.expect("it has room");
             cut.at += len;
-            cut.under_way += 1;
+            cut.in_flight += 1;
         }
         Ok(())
     }

@@ -363,7 +363,7 @@ fn a_reset_device_stops_all_rings_before_it_is_acknowledged() {
     for ring in [0, 1] {
         let _ = off.session.ring_stopped(ring, 0);
     }
-    assert!(!off.session.is_waiting() && !off.session.told_write_cache());
+    assert!(!off.session.is_waiting() && !off.session.announced_write_cache());
 
     let mut idle = Peer::new();
     idle.realize(true);

@@ -17,13 +17,13 @@ type Ask = fn(&Disk, &DirtyLog);
 const ASKS: [(&str, Ask); 3] = [
     ("another log", |disk, log| disk.session().set_log_base(log).unwrap()),
     ("no log", |disk, _| disk.session().set_features(disk.features()).unwrap()),
-    ("a ring that rests", |disk, _| disk.session().set_vring_enable(1, false).unwrap()),
+    ("a paused ring", |disk, _| disk.session().set_vring_enable(1, false).unwrap()),
 ];
 
 /// Ring 1 is on core 1, which is blocked during the request.
 #[test]
 fn an_acknowledged_request_is_in_force_on_every_rings_core() {
-    let node = Node::start(Scratch::new("obedience"), &["mem:16M"]);
+    let node = Node::start(Scratch::new("in-force"), &["mem:16M"]);
     for packed in [false, true] {
         for (what, ask) in ASKS {
             let options = DiskOptions { queues: 2, packed, ..DiskOptions::default() };
