@@ -1,12 +1,12 @@
-//! Blocks rot while a database is written to, and merges meet them.
+//! Blocks rot while a database is written, and merges read them.
 //!
-//! One process after the other writes small tables that are merged all the time. Now and then a
-//! byte of a table's data rots; then every key is looked up, so that it is known which ones need
-//! that block. What must hold from then on:
+//! Processes, one after the other, write small tables that are merged all the time. Sometimes a
+//! byte of a table's data rots; then every key is looked up, to find those that need the block.
+//! From then on:
 //!
-//! 1. Writing never ends, and merges go on around the table.
-//! 2. Every other key has its newest value, and so has one of these that was written since.
-//! 3. The log names a table that is left alone once for each opening.
+//! 1. Writing never ends, and merges continue around the table.
+//! 2. Every other key has its newest value, and so has each of these keys that was written since.
+//! 3. The log names a table that merges skip once for each opening.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,14 +24,14 @@ use tracing::field::{Field, Visit};
 
 use crate::engine::{DIR, Flaw};
 
-/// What a run did.
+/// The counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Bytes that rotted.
     pub rotten: u64,
     /// Keys that could not be read right afterwards.
     pub unreadable: u64,
-    /// Tables that merges left alone.
+    /// Tables that merges skipped.
     pub left_alone: u64,
     /// Merges.
     pub merges: u64,
@@ -42,7 +42,7 @@ struct Life {
     rng: RefCell<Rng>,
     keys: u64,
     model: RefCell<BTreeMap<u64, Option<u8>>>,
-    /// Keys of which the newest version was in a block that has rotted.
+    /// Keys with the newest version in a rotten block.
     lost: RefCell<BTreeSet<u64>>,
     report: RefCell<Report>,
 }
@@ -63,7 +63,7 @@ impl Life {
             Some(byte) => writer.put(&key(number), &[byte; 300]).await,
             None => writer.delete(&key(number)).await,
         };
-        written.expect("writing goes on");
+        written.expect("writing continues");
         self.model.borrow_mut().insert(number, value);
         self.lost.borrow_mut().remove(&number);
     }
@@ -92,7 +92,7 @@ impl Life {
         }
     }
 
-    /// The tables that the MANIFEST names, and how many bytes of each are data.
+    /// The tables that the MANIFEST names, and the bytes of data in each.
     fn tables(&self) -> Vec<(u64, u64)> {
         let bytes = |name: &str| self.world.bytes(format!("{DIR}/{name}")).expect("it is there");
         let current = String::from_utf8(bytes("CURRENT").to_vec()).expect("a name");
@@ -108,7 +108,7 @@ impl Life {
             .collect()
     }
 
-    /// Lets a byte of some table's data rot, and finds out who needs it.
+    /// Lets a byte of some table's data rot, and finds the keys that need it.
     async fn rot(&self, core: &Core, reader: &Reader) {
         let tables = self.tables();
         if tables.is_empty() {
@@ -118,10 +118,10 @@ impl Life {
         let path = format!("{DIR}/{}", FileName::Sst(number));
         let (offset, bit) = (self.below(data_bytes), self.below(8) as u8);
         if self.world.rot(&path, offset, bit).is_err() {
-            // It was merged away a moment ago.
+            // It was just merged away.
             return;
         }
-        // What the MANIFEST names readers have a moment later.
+        // Readers get the MANIFEST's tables a moment later.
         core.sleep_ns(5_000_000).await;
         let mut unreadable = 0;
         for number in 0..self.keys {
@@ -142,7 +142,7 @@ impl Life {
             memtable_bytes: 8_000,
             ..WriteOptions::default()
         };
-        // Every read is of the disk.
+        // Every read goes to the disk.
         let reading = OpenOptions { cache_bytes: 0, ..OpenOptions::default() };
         let open = Db::open_for_writing(core, Path::new(DIR), reading, options);
         let (db, writer) = open.await.expect("only data has rotted");
@@ -162,7 +162,7 @@ impl Life {
         let mut patience = 1_000;
         while !writer.is_at_rest() {
             patience -= 1;
-            assert!(patience > 0, "merges do not come to an end: {:?}", writer.stats());
+            assert!(patience > 0, "merges do not end: {:?}", writer.stats());
             core.sleep_ns(100_000_000).await;
         }
         self.look_at_all(&reader).await;
@@ -183,7 +183,7 @@ impl Life {
 /// Runs some processes in one world.
 ///
 /// # Panics
-/// When something is lost, or ends, that may not.
+/// When data is lost, or writing or merging ends.
 pub fn damage(seed: u64, flaw: Flaw) -> Report {
     let mut rng = Rng::new(seed ^ 0x0DA_3A6E);
     let world = World::new(seed, 1 + rng.index(2), SimConfig::default());
@@ -210,18 +210,18 @@ pub fn damage(seed: u64, flaw: Flaw) -> Report {
                 }
             })
         };
-        tracing::subscriber::with_default(said.clone(), run).expect("nothing else goes wrong");
+        tracing::subscriber::with_default(said.clone(), run).expect("there is no other failure");
         said.check();
     }
     flaw.end();
     *life.report.borrow()
 }
 
-/// Counts what the log says of tables that are left alone.
+/// Counts the log's lines about skipped tables.
 #[derive(Clone, Default)]
 struct Said(Arc<[Slot; SLOTS]>);
 
-/// A table's text, and how often it came.
+/// A line about a table, and its count.
 #[derive(Default)]
 struct Slot {
     name: OnceLock<String>,

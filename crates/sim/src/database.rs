@@ -1,9 +1,8 @@
-//! A RocksDB directory and what it holds, from a seed.
+//! A RocksDB directory and its contents, from a seed.
 //!
-//! A random history of puts, deletes and range deletes runs from the deepest level, which holds
-//! the oldest, over the levels above and several files of level 0 to the write-ahead log, as if
-//! RocksDB had flushed and compacted on the way. Old versions and tombstones are kept, as they
-//! are while snapshots hold them.
+//! A random history of puts, deletes and range deletes fills the deepest level (the oldest part),
+//! the levels above, several files of level 0 and the write-ahead log, as if RocksDB had flushed
+//! and compacted meanwhile. Old versions and tombstones are kept, as under snapshots.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +12,18 @@ use rocksfmt::{ChecksumType, FileMeta, FileName, ValueType};
 
 use crate::table::{Index, Packing, Shape, Table, TableBuilder};
 
-/// What a database holds: the newest value of each key.
+/// The contents of a database: the newest value of each key.
 pub type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// A directory in memory and what it holds.
+/// A directory in memory and its contents.
 pub struct Database {
     /// File names and contents.
     pub files: BTreeMap<String, Vec<u8>>,
-    /// What a reader must find.
+    /// The contents that a reader must find.
     pub model: Model,
     /// All user keys that were ever written, sorted.
     pub keys: Vec<Vec<u8>>,
-    /// How many bytes of each table are data blocks.
+    /// Bytes of data blocks in each table.
     pub data_bytes: BTreeMap<String, u64>,
 }
 
@@ -43,10 +42,10 @@ enum Op {
     DeleteRange(Vec<u8>),
 }
 
-/// One stretch of the history: key, sequence, operation.
+/// One epoch of the history: key, sequence, operation.
 type Epoch = Vec<(Vec<u8>, u64, Op)>;
 
-/// The key with this number: numbers in order, and some keys the beginning of others.
+/// The key with this number: in the order of the numbers, and some are prefixes of others.
 fn key(n: u64) -> Vec<u8> {
     let tail = match n % 5 {
         0 => "",
@@ -67,7 +66,7 @@ struct History<'r> {
 }
 
 impl History<'_> {
-    /// So many operations, applied to the model.
+    /// Makes `count` operations and applies them to the model.
     fn epoch(&mut self, ops: u64, ranges: bool) -> Epoch {
         let mut epoch = Epoch::new();
         for n in 0..ops {
@@ -107,7 +106,7 @@ impl History<'_> {
         epoch
     }
 
-    /// A value that no other put has: it begins with its sequence.
+    /// A unique value: it begins with its sequence.
     fn put(&mut self) -> Op {
         let len = match self.rng.below(20) {
             0 => 0,
@@ -117,7 +116,7 @@ impl History<'_> {
         let mut value = self.sequence.to_le_bytes().to_vec();
         let mut filler = self.rng.fork();
         while value.len() < len as usize {
-            // Half of it is easy to compress.
+            // Half of it compresses well.
             value.extend_from_slice(&filler.next_u64().to_le_bytes());
             value.extend_from_slice(b"compress");
         }

@@ -1,24 +1,24 @@
-//! The engine, killed and without power at any moment, against a list of what was written.
+//! The engine, with kills and power cuts at any moment, checked against a list of all writes.
 //!
 //! One core owns the database, and several of its tasks write: batches of puts and deletes, with
 //! values from 10 bytes to 100 KB, into memtables so small that they are switched, flushed and
 //! merged all the time. In every third world the keys are spread over several column families. The
-//! MANIFEST is replaced when it has grown. All cores read. A process after the other runs on the
+//! MANIFEST is replaced when it has grown. All cores read. Processes run one after the other on the
 //! same disk, each at its own durability:
 //!
-//! 1. It opens the database and finds what is left. Batches are put in order when they are handed
-//!    over, so that must be what the first so many of them lead to: whole batches, without a hole,
-//!    and none that was acknowledged is missing. Every batch also sets one certain key to its
-//!    number, which says how many there are.
-//! 2. Writers write, readers compare what they see with the list, all in one moment or key by key.
-//! 3. Somewhere the process is killed or power is cut, also while it opens the database; or it
-//!    closes the database; or an operation on the disk fails, the writing ends, and reading goes
-//!    on. Or the disk is full for a while: writes are refused and leave nothing, reading goes on,
-//!    and so does writing when there is space again, in the same process.
+//! 1. It opens the database and compares it with the list. Batches are ordered at their submission,
+//!    so the contents must be those of the first n batches: whole batches, without a gap, including
+//!    all acknowledged ones. Every batch also sets one special key to its number, which tells n.
+//! 2. Writers write; readers compare the database with the list, all keys at one moment or key by
+//!    key.
+//! 3. At some point the process is killed or power is cut, also while it opens the database; or it
+//!    closes the database; or an operation on the disk fails, which ends writing, but not reading.
+//!    Or the disk is full for a while: writes are refused without effect, reading continues, and
+//!    writing continues when there is space again, in the same process.
 //!
-//! A power cut leaves less to be promised of what was acknowledged at `process`: then the opening
-//! may be refused with damage in a log, with salvage it must succeed, and every key must have one
-//! of the values it had since it was last durable.
+//! After a power cut less is promised of writes acknowledged at `process`: the opening may then
+//! fail with damage in a log; with salvage it must succeed, and every key must have one of the
+//! values it had since it was last durable.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -35,22 +35,22 @@ use reactor::sim::{
 use reactor::{Class, Core, JoinHandle};
 use rocksfmt::{LogWriter, VersionEdit};
 
-/// Where the database is in the simulated world.
+/// The path of the database in the simulated world.
 pub const DIR: &str = "/db";
 
-/// What is wrong with the engine.
+/// A fault of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// Nothing.
+    /// None.
     None,
-    /// It forgets to sync the files whose names end like this; for [`DIR`], to sync the names.
+    /// It does not sync files whose names have this ending; for [`DIR`], it does not sync names.
     NoSync(&'static str),
-    /// One of the mutants that are built into it.
+    /// One of its built-in mutants.
     Mutant(&'static str),
 }
 
 impl Flaw {
-    /// Makes the engine wrong in a world.
+    /// Sets the fault in a world.
     pub(crate) fn begin(self, world: &World) {
         match self {
             Flaw::None => {}
@@ -59,7 +59,7 @@ impl Flaw {
         }
     }
 
-    /// Makes it right again.
+    /// Removes the fault.
     pub(crate) fn end(self) {
         if let Flaw::Mutant(_) = self {
             lsm::set_mutant("");
@@ -67,20 +67,20 @@ impl Flaw {
     }
 }
 
-/// What a run did.
+/// The counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Batches acknowledged.
     pub acknowledged: u64,
-    /// Batches found by an opening that nobody had acknowledged.
+    /// Batches found by an opening that had not been acknowledged.
     pub unacknowledged_found: u64,
-    /// Whole looks at the database that were compared with the list.
+    /// Full scans of the database that were compared with the list.
     pub scans: u64,
     /// Lookups that were compared with the list.
     pub gets: u64,
-    /// Databases that were loaded.
+    /// Databases loaded.
     pub loads: u64,
-    /// Times that what was written was made durable.
+    /// Syncs of all writes.
     pub syncs: u64,
     /// Openings.
     pub openings: u64,
@@ -98,16 +98,16 @@ pub struct Report {
     pub closes: u64,
     /// Processes whose writing ended with an error.
     pub failures: u64,
-    /// Batches refused because the disk was full, and times that it was found full, by processes
-    /// that came to their end.
+    /// Batches refused because the disk was full, and the number of times that it was full, in
+    /// processes that ended normally.
     pub refused: u64,
     /// See [`Report::refused`].
     pub full: u64,
-    /// Memtables written to tables, and merges, by processes that came to their end.
+    /// Memtables written to tables, and merges, in processes that ended normally.
     pub flushes: u64,
     /// See [`Report::flushes`].
     pub merges: u64,
-    /// Tables that they wrote over old ones.
+    /// Table files that they recycled.
     pub rewritten: u64,
     /// Faults that struck.
     pub faults: FaultCounts,
@@ -115,7 +115,7 @@ pub struct Report {
     pub trace: (u64, u64),
 }
 
-/// A value that no other write has: it begins with its batch and its place in it.
+/// A unique value: it begins with its batch and its position in the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Content {
     batch: u64,
@@ -129,7 +129,7 @@ impl Content {
         bytes.extend_from_slice(&self.place.to_le_bytes());
         let fill = (self.batch as u8).wrapping_mul(31).wrapping_add(self.place as u8);
         let len = self.len as usize;
-        // Half of it is easy to compress.
+        // Half of it compresses well.
         bytes.resize(bytes.len().max(len / 2), fill);
         let mut noise = self.batch | 1;
         while bytes.len() < len {
@@ -144,23 +144,24 @@ impl Content {
 /// The key that every batch sets to its number.
 const LAST: &[u8] = b"last";
 
-/// What was written: for every key, what batches made of it, in order.
+/// All writes: for every key, the values that batches gave it, in order.
 #[derive(Default)]
 struct Model {
     keys: BTreeMap<Vec<u8>, Vec<(u64, Option<Content>)>>,
     /// The number of the newest batch.
     batches: u64,
-    /// So many must be there when a process opens the database.
+    /// Number of batches that must exist when a process opens the database.
     acknowledged: u64,
-    /// So many after a power cut.
+    /// The same after a power cut.
     durable: u64,
-    /// The newest number that stands for a clearing of the database.
+    /// The number of the newest clearing of the database.
     cleared: u64,
-    /// The logs may hold what was written at `process`.
+    /// The logs may have writes at durability `process`.
     process_logs: bool,
-    /// Power was cut then. So it is until the database was opened, or what salvage left is gone.
+    /// Power was cut in that state. True until the database was opened, or the logs that salvage
+    /// left are gone.
     loose: bool,
-    /// After such an opening: what [`LAST`] said then, and which number that stands for.
+    /// After such an opening: the value of [`LAST`] then, and the batch number that it represents.
     adopted: Option<(u64, u64)>,
     report: Report,
 }
@@ -172,20 +173,20 @@ fn text(key: &[u8]) -> String {
     String::from_utf8_lossy(key).into_owned()
 }
 
-/// The batch that a value is of.
+/// The batch of a value.
 fn batch_of(value: &[u8]) -> u64 {
     value.first_chunk().map_or(u64::MAX, |number| u64::from_le_bytes(*number))
 }
 
 impl Model {
-    /// What a key is after batch `number`.
+    /// The value of a key after batch `number`.
     fn at(&self, key: &[u8], number: u64) -> Option<Content> {
         let changes = self.keys.get(key)?;
         let after = changes.partition_point(|(batch, _)| *batch <= number);
         changes[..after].last()?.1
     }
 
-    /// The batches after `number` have never been.
+    /// Removes the batches after `number`.
     fn truncate(&mut self, number: u64) {
         for changes in self.keys.values_mut() {
             changes.retain(|(batch, _)| *batch <= number);
@@ -196,14 +197,14 @@ impl Model {
         self.acknowledged = self.acknowledged.min(number);
     }
 
-    /// A batch was refused, and all behind it will be.
+    /// Notes that a batch was refused; all later ones will be.
     fn refuse(&mut self, number: u64) {
         if number <= self.batches {
             self.truncate(number - 1);
         }
     }
 
-    /// How many batches there are, from what [`LAST`] says.
+    /// The number of batches, from the value of [`LAST`].
     fn number_in(&self, found: &Pairs) -> u64 {
         let last = found.iter().find(|(key, _)| key == LAST);
         let says = last.map_or(self.cleared, |(_, value)| batch_of(value));
@@ -213,7 +214,7 @@ impl Model {
         }
     }
 
-    /// Whether all that was found is what batch `number` led to.
+    /// Checks that the found contents are those after batch `number`.
     fn compare(&self, found: &Pairs, number: u64) {
         let mut rest = found.iter();
         for key in self.keys.keys() {
@@ -234,8 +235,8 @@ impl Model {
         }
     }
 
-    /// Whether each key has one of the values it had since it was durable. Then that is how it is
-    /// from now on.
+    /// Checks that each key has one of the values it had since it was durable. These values are the
+    /// contents from now on.
     fn adopt(&mut self, found: &Pairs) {
         let mut left: BTreeMap<&[u8], &[u8]> =
             found.iter().map(|(key, value)| (&key[..], &value[..])).collect();
@@ -268,27 +269,27 @@ impl Model {
     }
 }
 
-/// Everything that one process shares. Its cores are one thread.
+/// The shared state of one process. Its cores run on one thread.
 struct Process {
     model: Rc<RefCell<Model>>,
     db: RefCell<Option<Db>>,
     options: WriteOptions,
     reading: OpenOptions,
     rng: RefCell<Rng>,
-    /// The owner is done: the others end, too.
+    /// The owner has ended: the others end, too.
     ended: Cell<bool>,
     /// The disk is full for a while.
     scarce: bool,
-    /// And nothing else is wrong with it.
+    /// The disk has no other fault.
     sound: bool,
     world: World,
-    /// How many keys there may be.
+    /// The largest number of keys.
     keys: u64,
     families: u32,
     batches_max: u64,
 }
 
-/// The column family of a key, where there are so many.
+/// The column family of a key, with `families` families.
 fn family_of(key: &[u8], families: u32) -> u32 {
     key.iter().map(|&byte| u32::from(byte)).sum::<u32>() % families
 }
@@ -326,7 +327,7 @@ impl Process {
         self.rng.borrow_mut().below(limit)
     }
 
-    /// A random key; some are the beginning of others.
+    /// A random key; some are prefixes of others.
     fn key(&self) -> Vec<u8> {
         let n = self.below(self.keys);
         let tail = ["", "-a", "-a-long-tail-that-others-do-not-have", "/", "z"][n as usize % 5];
@@ -343,7 +344,7 @@ impl Process {
         (least + self.below(most - least)) as u32
     }
 
-    /// Hands a batch over. Returns its number.
+    /// Submits a batch. Returns its number.
     fn submit(&self, writer: &Writer) -> Result<(u64, Written), Error> {
         let mut model = self.model.borrow_mut();
         let number = model.batches + 1;
@@ -380,7 +381,7 @@ impl Process {
         }
     }
 
-    /// Hands over that the database be cleared, which counts as a batch.
+    /// Submits a clearing of the database, which counts as a batch.
     fn clear(&self, writer: &Writer) -> Result<(u64, Written), Error> {
         let mut written = writer.clear(0)?;
         for family in 1..self.families {
@@ -396,7 +397,7 @@ impl Process {
         Ok((number, written))
     }
 
-    /// Loads a database that has nothing, which counts as a batch.
+    /// Loads an empty database, which counts as a batch.
     async fn load(&self, writer: &Writer) -> Result<(), Error> {
         let mut entries = BTreeMap::new();
         for place in 0..self.below(60) {
@@ -431,7 +432,7 @@ impl Process {
         Ok(())
     }
 
-    /// What was handed over before is durable after this.
+    /// Makes all batches submitted before durable.
     async fn sync(&self, writer: &Writer) -> Result<(), Error> {
         let number = self.model.borrow().batches;
         let synced = match writer.sync() {
@@ -452,16 +453,16 @@ impl Process {
         let mut model = self.model.borrow_mut();
         model.report.acknowledged += 1;
         model.acknowledged = model.acknowledged.max(number);
-        // What salvage left in the logs is gone by now.
+        // The logs that salvage left are gone by now.
         model.loose = false;
         if self.options.durability == Durability::Power {
             model.durable = model.durable.max(number);
-            // And what earlier processes left there is in tables.
+            // Writes that earlier processes left there are in tables.
             model.process_logs = false;
         }
     }
 
-    /// Writes some batches, one after the other or a few at once.
+    /// Writes some batches, one after the other or a few together.
     async fn write(&self, core: &Core, writer: &Writer) -> Result<(), Error> {
         let at_once = 1 + self.below(4) as usize;
         let mut waiting: VecDeque<(u64, Written)> = VecDeque::new();
@@ -470,9 +471,9 @@ impl Process {
                 && let Some(first) = waiting.pop_front()
                 && !self.is_done(first).await?
             {
-                // All behind it are refused, too.
+                // All later ones are refused, too.
                 for next in waiting.drain(..) {
-                    assert!(!self.is_done(next).await?, "a batch behind one that was refused");
+                    assert!(!self.is_done(next).await?, "a batch after a refused one was accepted");
                 }
                 core.sleep_ns(self.below(200_000_000)).await;
             }
@@ -485,7 +486,7 @@ impl Process {
             };
             match submitted {
                 Ok(written) => waiting.push_back(written),
-                // Somebody has not heard yet that he was refused.
+                // A waiter has not yet learned that its batch was refused.
                 Err(error) if error.kind() == Kind::Full && self.scarce => {}
                 Err(error) => return Err(error),
             }
@@ -512,7 +513,7 @@ impl Process {
         Ok(true)
     }
 
-    /// Fills the disk for a while, some times.
+    /// Fills the disk for a while, several times.
     async fn fill(&self, core: &Core) {
         for _ in 0..1 + self.below(4) {
             core.sleep_ns(self.below(20_000_000)).await;
@@ -523,7 +524,7 @@ impl Process {
         }
     }
 
-    /// There is space again: writing must go on.
+    /// Checks that writing continues when there is space again.
     async fn goes_on(&self, core: &Core, writer: &Writer) -> Result<(), Error> {
         for _ in 0..200 {
             if let Ok(written) = self.submit(writer)
@@ -533,10 +534,10 @@ impl Process {
             }
             core.sleep_ns(500_000_000).await;
         }
-        panic!("writing does not go on: {:?}, {:?}", writer.failure(), writer.stats());
+        panic!("writing does not continue: {:?}, {:?}", writer.failure(), writer.stats());
     }
 
-    /// All that is there in one moment, forward or backward.
+    /// Reads the whole database at one moment, forward or backward.
     async fn scan(&self, reader: &Reader, backward: bool) -> Result<Pairs, Error> {
         if self.families == 1 {
             return Self::scan_family(reader, 0, None, backward).await;
@@ -580,21 +581,21 @@ impl Process {
         Ok(found)
     }
 
-    /// Compares all that is there with the list. Returns how many batches that is, if it is not
-    /// nothing: nothing may have been there more than once.
+    /// Compares the whole database with the list. Returns its number of batches, unless it is
+    /// empty, which may be the state after several batches.
     async fn look(&self, reader: &Reader, least: u64) -> Result<Option<u64>, Error> {
         let backward = self.below(2) == 0;
         let found = self.scan(reader, backward).await?;
         let mut model = self.model.borrow_mut();
         let number = model.number_in(&found);
-        assert!(number >= least, "{number} of {least} acknowledged batches are there");
+        assert!(number >= least, "{number} of {least} acknowledged batches exist");
         assert!(number <= model.batches, "batch {number} of {} was never written", model.batches);
         model.compare(&found, number);
         model.report.scans += 1;
         Ok((!found.is_empty()).then_some(number))
     }
 
-    /// One key: not older than what was acknowledged before, not newer than what was handed over.
+    /// Checks one key: not older than the acknowledged batches, not newer than the submitted ones.
     async fn get(&self, reader: &Reader) -> Result<(), Error> {
         let key = self.key();
         let least = self.model.borrow().acknowledged;
@@ -609,7 +610,7 @@ impl Process {
         Ok(())
     }
 
-    /// Reads until the owner is done.
+    /// Reads until the owner has ended.
     async fn read(&self, core: &Core, db: &Db) {
         let reader = db.attach(core);
         let mut seen = 0;
@@ -631,7 +632,7 @@ impl Process {
         }
     }
 
-    /// Opens the database and demands that what must be there is.
+    /// Opens the database and checks that all required batches exist.
     async fn open(&self, core: &Core) -> Result<(Db, Writer), Error> {
         let open =
             |reading| Db::open_for_writing(core, Path::new(DIR), reading, self.options.clone());
@@ -654,13 +655,13 @@ impl Process {
             model.loose = salvaged;
         } else {
             let least = model.acknowledged;
-            assert!(number >= least, "{number} of {least} acknowledged batches are there");
+            assert!(number >= least, "{number} of {least} acknowledged batches exist");
             let most = model.batches;
             assert!(number <= most, "batch {number} of {most} was never written");
             model.compare(&found, number);
             model.report.unacknowledged_found += number - least;
             model.truncate(number);
-            // A kill takes nothing away that was seen.
+            // A kill loses nothing that a reader has seen.
             model.acknowledged = number;
         }
         if let Some(keys) = keys {
@@ -674,7 +675,7 @@ impl Process {
         Ok((db, writer))
     }
 
-    /// What the owner core does. The error is of the opening or of the writing.
+    /// The owner core's work. The error is that of the opening or of writing.
     async fn own(self: &Rc<Self>, core: &Core) -> Result<(), Error> {
         let (db, writer) = self.open(core).await?;
         self.db.replace(Some(db.clone()));
@@ -701,7 +702,7 @@ impl Process {
         if let Some(fill) = fill {
             fill.await;
             if self.sound {
-                assert!(result.is_ok(), "a full disk ends nothing: {result:?}");
+                assert!(result.is_ok(), "a full disk ended writing: {result:?}");
                 self.goes_on(core, &writer).await?;
             }
         }
@@ -709,7 +710,7 @@ impl Process {
             result = writer.close().await;
             self.model.borrow_mut().report.closes += u64::from(result.is_ok());
         }
-        // Reading goes on, whatever has become of the writing.
+        // Reading continues, whether or not writing has ended.
         let least = self.model.borrow().acknowledged;
         self.look(&db.attach(core), least).await.expect("no read fails");
         let stats = writer.stats();
@@ -744,7 +745,7 @@ impl Process {
 fn add_faults(world: &World, rng: &mut Rng) {
     let error = |errno| Fault::new(FaultKind::Error(errno));
     match rng.below(4) {
-        // The disk is full, for as long as this process lives.
+        // The disk is full during this process's life.
         0 => world.add_fault(error(28).of(Access::Write).after(rng.below(60))),
         1 => world.add_fault(error(5).of(Access::Sync).after(rng.below(40)).times(1)),
         2 => world.add_fault(error(5).of(Access::Write).after(rng.below(60)).times(1)),
@@ -757,16 +758,16 @@ fn add_faults(world: &World, rng: &mut Rng) {
 /// Runs several processes in one world, one after the other.
 ///
 /// # Panics
-/// When the database loses or makes up something.
+/// When the database loses or invents data.
 pub fn engine(seed: u64, flaw: Flaw) -> Report {
     engine_judged(seed, flaw, |_| None)
 }
 
-/// The same, and between two processes somebody else may say what he finds in the directory when
-/// nothing that must be there is missing for him.
+/// The same; between two processes a judge may read the directory and report the number of batches
+/// that it finds.
 ///
 /// # Panics
-/// As [`engine`]; also when he finds something else.
+/// As [`engine`]; also when the judge finds other contents.
 pub fn engine_judged(
     seed: u64,
     flaw: Flaw,
@@ -779,7 +780,7 @@ pub fn engine_judged(
     let model: Rc<RefCell<Model>> = Rc::default();
     let failing = rng.below(3) == 0;
     let scarce = seed % 4 == 1;
-    // Worlds of one durability, and worlds in which it changes.
+    // Some worlds have one durability; in others it changes.
     let durability = [None, Some(Durability::Power), Some(Durability::Process)][rng.index(3)];
     let keys = [8, 60, 400][rng.index(3)];
     let families = if seed % 3 == 2 { 4 } else { 1 };
@@ -788,13 +789,13 @@ pub fn engine_judged(
     }
     for _ in 0..5 {
         world.heal();
-        // The process may find the disk as full as the last one did.
+        // The disk may be as full for this process as for the last one.
         if !scarce || rng.coin() {
             world.set_capacity(None);
         }
         flaw.begin(&world);
         if rng.below(4) == 0 {
-            // Tables take long, and writes go on meanwhile.
+            // Tables take long, and writes continue meanwhile.
             let stall = FaultKind::Stall(1_000_000..30_000_000);
             world.add_fault(Fault::new(stall).of(Access::Sync).on(".sst"));
         }
@@ -828,7 +829,7 @@ pub fn engine_judged(
             batches_max: [80, if scarce { 400 } else { 80 }, 80, 400][rng.index(4)],
         });
         let crash = if rng.coin() { Crash::Kill } else { Crash::PowerCut };
-        // Early ones meet the opening.
+        // Early crashes occur during the opening.
         let latest = [30, 150, 600, 3_000][rng.index(4)];
         world.crash_at(crash, 1..if scarce { 4 * latest } else { latest });
         let openings = model.borrow().report.openings;
@@ -842,7 +843,7 @@ pub fn engine_judged(
                     assert!(fails || (scarce && !opened), "on a sound disk: {error}");
                     model.report.failures += 1;
                 }
-                // Power may be cut while nobody has it open, too.
+                // Power may also be cut while the database is not open.
                 if rng.below(3) == 0 {
                     world.crash(Crash::PowerCut);
                     cut = true;

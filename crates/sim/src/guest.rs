@@ -1,25 +1,24 @@
 //! A guest and its disk in a simulated world: the real rings, in-flight region, requests and
-//! devices over a simulated disk that completes out of order, and a guest that lives in its own
-//! memory.
+//! devices over a simulated disk that completes out of order, and a guest with memory of its own.
 //!
 //! One seed is one history:
 //!
-//! 1. The guest has two queues, split or packed, and keeps book of every sector: what it wrote
-//!    last, what it may have written since, and what must be durable. No sector has two requests at
-//!    a time, so what a read brings is known.
+//! 1. The guest has two queues, split or packed, and a model of every sector: its last write, the
+//!    possible writes since, and the durable value. No sector has two requests at a time, so the
+//!    result of a read is known.
 //! 2. The process that serves it is killed in place of any completion, and another one starts with
-//!    the same memory and in-flight region. Or it brings the rings to rest and goes on, or hands
-//!    them over at rest: the next process starts from the base that it was told, or dies before it
-//!    has done anything.
-//! 3. Or the power goes: then the guest is gone too, and what it was promised is looked for on the
-//!    disk by the next one, which has new memory.
-//! 4. In the end everything is left alone, and all that the guest has asked for must come back.
+//!    the same memory and in-flight region. Or it quiesces the rings and continues, or hands them
+//!    over quiesced: the next process starts from the base that it was given, or dies before it has
+//!    done anything.
+//! 3. Or power is cut: then the guest is gone too, and the next one, with new memory, checks the
+//!    promised data on the disk.
+//! 4. At the end there are no more disturbances, and all requests must complete.
 //!
-//! What is said when a disk is handed over is not here, but in crate `node`'s `tests/integration/simulated.rs`,
+//! The messages of a disk's handover are tested in crate `node`'s `tests/integration/simulated.rs`,
 //! with the same guest.
 //!
-//! That an answer comes twice, or to nothing that was asked, [`frontend::Queue`] finds; that one
-//! never comes shows at the end.
+//! [`frontend::Queue`] detects duplicate answers and answers without a request; missing answers are
+//! detected at the end.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -40,7 +39,7 @@ use vhost::{
     QueueStats, RegionInfo, SERIAL_LEN, Setup,
 };
 
-/// Where the disk's image is.
+/// The path of the disk's image.
 pub const IMAGE: &str = "/disks/a.img";
 /// Bytes of a sector.
 pub const SECTOR: u64 = 512;
@@ -50,21 +49,21 @@ pub const SECTORS: u64 = 512;
 pub const QUEUES: u64 = 2;
 /// Longest request.
 const SECTORS_MAX: u64 = 16;
-/// How long a process may take to finish when nothing disturbs it any more.
+/// How long a process may take to finish without disturbances.
 pub const END_NS: u64 = 10_000_000_000;
 
-/// What is wrong with the world on purpose.
+/// A deliberate fault of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// Nothing.
+    /// None.
     None,
     /// The next process is not given the in-flight region.
     NoRegion,
-    /// The device says that it has flushed, and has not.
+    /// The device reports a flush without flushing.
     NoFlush,
 }
 
-/// What has happened in a world.
+/// The counts of a world.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Report {
@@ -81,22 +80,22 @@ pub struct Report {
     pub trace: (u64, u64),
 }
 
-/// What the guest knows of a sector.
+/// The guest's model of a sector.
 #[derive(Clone, Default)]
 struct Sector {
-    /// What it reads as.
+    /// The value that a read returns.
     now: u64,
-    /// What it is on the disk at the least.
+    /// The oldest value that the disk may have.
     durable: u64,
-    /// What was begun to be written since, and how many such there were before.
+    /// Values whose writes were started since, and the number of earlier ones.
     newer: VecDeque<u64>,
     older: u64,
-    /// A request is under way.
+    /// Whether a request is in flight.
     busy: bool,
 }
 
 impl Sector {
-    /// How many writes have completed, all in all.
+    /// Number of completed writes.
     fn completed(&self, writing: bool) -> u64 {
         self.older + self.newer.len() as u64 - u64::from(writing)
     }
@@ -109,7 +108,7 @@ impl Sector {
     }
 }
 
-/// A request under way.
+/// A request in flight.
 #[derive(Clone)]
 enum Asked {
     Read { first: u64, count: u64 },
@@ -117,7 +116,7 @@ enum Asked {
     Flush { completed: Vec<u64> },
 }
 
-/// The guest: its memory, its drivers, and its book.
+/// The guest: its memory, its drivers, and its model of the disk.
 pub struct Guest {
     rng: Rng,
     options: DiskOptions,
@@ -125,15 +124,15 @@ pub struct Guest {
     queues: Vec<Queue>,
     addresses: Vec<[u64; 3]>,
     inflight: (InflightRegion, OwnedFd),
-    /// Where each ring begins, or goes on.
+    /// The position from which each ring starts or continues.
     bases: Vec<u32>,
     asked: Vec<Vec<Option<Asked>>>,
     sectors: Vec<Sector>,
     writing: Vec<bool>,
     next_value: u64,
-    /// Asks for nothing more.
+    /// Whether it submits no more requests.
     pub ends: bool,
-    /// What has happened.
+    /// The counts so far.
     pub report: Report,
 }
 
@@ -170,7 +169,7 @@ impl Guest {
         guest
     }
 
-    /// Begins with new memory and empty rings.
+    /// Starts again with new memory and empty rings.
     fn boot(&mut self) {
         let each = self.options.queue_bytes();
         let memory = Region::new(0, QUEUES * each, Pages::Small).expect("memory");
@@ -185,15 +184,15 @@ impl Guest {
         self.writing.fill(false);
     }
 
-    /// How many of its requests have not come back.
+    /// Number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.queues.iter().map(Queue::in_flight).sum()
     }
 
-    /// Takes what came back and asks for more.
+    /// Takes completions and submits more requests.
     ///
     /// # Panics
-    /// When what came back was not asked for, or is wrong.
+    /// When a completion has no request, or is wrong.
     pub fn step(&mut self) {
         for nth in 0..self.queues.len() {
             let mut done = Vec::new();
@@ -257,7 +256,7 @@ impl Guest {
     }
 
     fn completed(&mut self, nth: usize, slot: Slot) {
-        match self.asked[nth][slot.index()].take().expect("it was asked for") {
+        match self.asked[nth][slot.index()].take().expect("the request was submitted") {
             Asked::Flush { completed } => {
                 let sectors = self.sectors.iter_mut().zip(completed);
                 sectors.for_each(|(sector, completed)| sector.flushed(completed));
@@ -285,7 +284,8 @@ impl Guest {
         self.queues[nth].give_back(slot);
     }
 
-    /// The power is back: what was promised must be there, and what is there holds.
+    /// Checks the disk after a power cut: promised data must be there. The values found are the new
+    /// model.
     ///
     /// # Panics
     /// When it is not.
@@ -294,7 +294,7 @@ impl Guest {
             self.sectors.iter_mut().zip(disk.chunks(SECTOR as usize)).enumerate()
         {
             let value = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-            assert!(bytes == value.to_le_bytes().repeat(SECTOR as usize / 8), "a sector is whole");
+            assert!(bytes == value.to_le_bytes().repeat(SECTOR as usize / 8), "a sector is torn");
             assert!(
                 value == sector.durable || sector.newer.contains(&value),
                 "sector {at}: {value:#x}, but {:#x} was promised",
@@ -306,7 +306,7 @@ impl Guest {
         self.boot();
     }
 
-    /// Says to a target what it must know of this guest, as QEMU does; no answer is waited for.
+    /// Sends a target the set-up messages of this guest, as QEMU does, without waiting for answers.
     ///
     /// # Errors
     /// When the connection is closed.
@@ -336,7 +336,7 @@ impl Guest {
         session.tell(request::SET_INFLIGHT_FD, &body, &[fd.as_fd()])?;
         for (nth, (queue, addresses)) in (0..).zip(self.queues.iter().zip(&self.addresses)) {
             session.set_vring_num(nth, options.queue_size)?;
-            // Of packed rings what was known last, which is where they began.
+            // For packed rings the last known position, which is their start.
             let base = if options.packed { self.bases[usize::from(nth)] } else { queue.base() };
             session.set_vring_base(nth, base)?;
             session.set_vring_addr(nth, &self.memory, *addresses, false)?;
@@ -412,18 +412,18 @@ fn disk(device: &Bdev) -> Disk {
     }
 }
 
-/// How a process is to end.
+/// The planned end of a process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
     /// In place of a completion.
     Crash(Crash),
-    /// At rest: another goes on.
+    /// Quiesced: another process continues.
     HandOver,
-    /// When all is done.
+    /// After all requests have completed.
     Done,
 }
 
-/// A process that serves the disk, and the guest beside it.
+/// A process that serves the disk, with the guest.
 async fn process(core: Core, guest: Rc<RefCell<Guest>>, uri: String, ending: Ending, flaw: Flaw) {
     let device = Bdev::open(&core, &uri).await.expect("the disk");
     let mut turns = guest.borrow_mut().rng.below(400);
@@ -459,7 +459,7 @@ async fn process(core: Core, guest: Rc<RefCell<Guest>>, uri: String, ending: End
         }
         let mut guest = guest.borrow_mut();
         guest.report.rests += 1;
-        // Nobody has taken the disk, so the rings go on here.
+        // The disk was not taken over, so the rings continue here.
         if ending != Ending::Done && guest.rng.below(3) == 0 {
             turns = 1 + guest.rng.below(100);
             continue;
@@ -468,7 +468,7 @@ async fn process(core: Core, guest: Rc<RefCell<Guest>>, uri: String, ending: End
     }
 }
 
-/// Some guest, and some device for it, whose image is in the world: its URI.
+/// A random guest, and the URI of a random device for it, with its image in the world.
 pub fn with_disk(world: &World, rng: &mut Rng) -> (Rc<RefCell<Guest>>, String) {
     with_disk_at(world, rng, IMAGE)
 }
@@ -486,10 +486,10 @@ pub fn with_disk_at(world: &World, rng: &mut Rng, image: &str) -> (Rc<RefCell<Gu
     (guest, format!("{over}file:{image}{direct}"))
 }
 
-/// Plays the history of a seed.
+/// Runs the history of a seed.
 ///
 /// # Panics
-/// When something was lost, done twice, or is not what was promised.
+/// When data was lost, a request was done twice, or a promise was broken.
 pub fn guest(seed: u64, flaw: Flaw) -> Report {
     let world = World::new(seed, 1, SimConfig::default());
     let mut rng = world.rng();

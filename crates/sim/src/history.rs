@@ -1,9 +1,9 @@
-//! Single keys of the engine, asked and changed from all cores and through crashes, as a history
+//! Single keys of the engine, read and written from all cores and through crashes, as a history
 //! that must be linearizable ([`crate::linear`]).
 //!
-//! A few keys are written and read all the time, so that most operations overlap with others.
-//! The owner core also swaps: it reads a key and sets it, and lets no other task change the key
-//! meanwhile. Processes are killed, at both durabilities, or power is cut, at `power` only: what is
+//! A few keys are written and read all the time, so that most operations overlap with others. The
+//! owner core also swaps: it reads a key and sets it, while no other task may change the key.
+//! Processes are killed, at both durabilities, or power is cut, at `power` only, because writes
 //! acknowledged at `process` may be lost then.
 
 use std::cell::{Cell, RefCell};
@@ -18,11 +18,11 @@ use reactor::{Class, Core};
 use crate::engine::{DIR, Flaw};
 use crate::linear::{Call, Operation, Value};
 
-/// What happened, in simulated order.
+/// The operations, in simulated order.
 #[derive(Default)]
 struct History {
     operations: Vec<Operation>,
-    /// Those without an answer yet.
+    /// Operations without an answer yet.
     open: BTreeSet<usize>,
     now: u64,
 }
@@ -47,7 +47,7 @@ impl History {
         self.operations[at].answer = Some(answer);
     }
 
-    /// Who has no answer by now gets none.
+    /// Operations without an answer by now get none.
     fn crash(&mut self) {
         let now = self.tick();
         for at in std::mem::take(&mut self.open) {
@@ -61,7 +61,7 @@ struct Process {
     db: RefCell<Option<Db>>,
     options: WriteOptions,
     rng: RefCell<Rng>,
-    /// How many tasks set a key just now, or that one swaps it.
+    /// Number of tasks that are setting a key, or whether one is swapping it.
     held: RefCell<BTreeMap<u64, Held>>,
     ended: Cell<bool>,
     keys: u64,
@@ -206,7 +206,7 @@ impl Process {
     }
 }
 
-/// Runs several processes in one world, one after the other, and returns what happened.
+/// Runs several processes in one world, one after the other, and returns the history.
 ///
 /// # Panics
 /// When the database cannot be opened or used.

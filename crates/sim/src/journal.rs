@@ -1,17 +1,18 @@
-//! A log that loses nothing it has acknowledged, and its flawed siblings.
+//! A log that loses no acknowledged record, and flawed variants of it.
 //!
-//! The smallest program that is right about durability, to show that the simulated disk lets a
-//! right one live and finds a wrong one. On every core one writer, each with a directory of its
-//! own, and in each generation of the process:
+//! The smallest program with correct durability, to show that the simulated disk accepts a correct
+//! program and catches a wrong one. Every core has one writer with a directory of its own. In each
+//! generation of the process:
 //!
-//! 1. Recovery: reads the log that `CURRENT` names, up to the first record that is not whole, and
-//!    demands that every acknowledged record is there, and nothing that was not written.
-//! 2. Copies what it found into a new log, syncs that, syncs the directory, replaces `CURRENT`, and
-//!    removes the old logs. It must not build on the old log, although it reads well: after a flush
-//!    that failed, the page cache shows what will never be on the disk, and another flush succeeds.
-//! 3. Appends records, one by one or a few at once; syncs; only then acknowledges them.
-//! 4. Somewhere the process is killed or power is cut, also during recovery, and the next
-//!    generation begins; or an operation fails, and the process ends by itself.
+//! 1. Recovery reads the log that `CURRENT` names, up to the first incomplete record, and checks
+//!    that every acknowledged record is there, and no record that was not written.
+//! 2. It copies the records into a new log, syncs that, syncs the directory, replaces `CURRENT`,
+//!    and removes the old logs. It must not append to the old log, although that is readable: after
+//!    a failed flush the page cache shows data that will never be on the disk, and another flush
+//!    succeeds.
+//! 3. It appends records, one by one or a few together, syncs, and then acknowledges them.
+//! 4. At some point the process is killed or power is cut, also during recovery, and the next
+//!    generation begins; or an operation fails, and the process ends.
 
 use std::cell::RefCell;
 use std::io;
@@ -23,35 +24,35 @@ use reactor::sim::{
     Access, Crash, FailureKind, Fault, FaultCounts, FaultKind, Rng, SimConfig, World,
 };
 
-/// What is wrong with the program.
+/// A fault of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// Nothing.
+    /// None.
     None,
     /// Records are acknowledged without a sync.
     NoSync,
-    /// The directory is not synced when `CURRENT` has been replaced.
+    /// The directory is not synced after `CURRENT` was replaced.
     NoDirSync,
     /// `CURRENT` is replaced by a file whose bytes were not synced.
     NoDraftSync,
-    /// The log that recovery found is synced and used on, not copied.
+    /// The log that recovery found is synced and appended to, not copied.
     NoCopy,
-    /// After a failed sync the log is opened again, synced, and used on.
+    /// After a failed sync the log is opened again, synced, and appended to.
     SyncAgain,
 }
 
-/// What a run did.
+/// The counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Records acknowledged.
     pub acknowledged: u64,
-    /// Records found by recoveries that nobody had acknowledged.
+    /// Records found by recoveries that had not been acknowledged.
     pub unacknowledged_found: u64,
     /// Processes killed.
     pub kills: u64,
     /// Power cuts.
     pub power_cuts: u64,
-    /// Processes that ended by themselves.
+    /// Processes that ended after an error.
     pub ends: u64,
     /// Faults that struck.
     pub faults: FaultCounts,
@@ -59,15 +60,15 @@ pub struct Report {
     pub trace: (u64, u64),
 }
 
-/// What one writer's log must and may hold.
+/// The records that one writer's log must and may have.
 #[derive(Default)]
 struct Model {
     /// Payloads, in order, as they were given to the disk.
     written: Vec<Vec<u8>>,
-    /// So many of them are acknowledged.
+    /// Number of acknowledged records among them.
     acknowledged: usize,
-    /// What `CURRENT` said for good, and what it may say instead: what has been seen is not
-    /// durable for that.
+    /// The durable contents of `CURRENT`, and its other possible contents: a value that was read
+    /// is not therefore durable.
     current: String,
     attempted: Vec<String>,
     report: Report,
@@ -122,7 +123,7 @@ impl Writer {
         Ok(self.core.attach(&self.dir.open_for_writing(name, self.mode).await?))
     }
 
-    /// What the current log holds, the names of all logs, and the current one's.
+    /// The records of the current log, the names of all logs, and the current one's.
     async fn recover(&self) -> io::Result<(Vec<Vec<u8>>, Vec<String>, String)> {
         let mut names: Vec<String> =
             self.dir.list().await?.into_iter().map(|entry| entry.name).collect();
@@ -151,8 +152,8 @@ impl Writer {
         Ok((found, names, current))
     }
 
-    /// Makes a log with what was found, and makes it the current one. Returns it, its name, and
-    /// where it ends.
+    /// Makes a log with the recovered records, and makes it the current one. Returns it, its name,
+    /// and its end.
     async fn new_log(
         &self,
         found: Vec<Vec<u8>>,
@@ -176,7 +177,7 @@ impl Writer {
         let name = format!("{number:06}.log");
         let file = self.core.attach(&self.dir.create(&name, self.mode).await?);
         if self.core.random_u64().is_multiple_of(2) {
-            // Room beforehand, zeroes that no record begins with.
+            // Preallocated space has zeroes, with which no record begins.
             file.allocate(64 << 10).await?;
         }
         if end > 0 {
@@ -214,7 +215,7 @@ impl Writer {
         Ok(())
     }
 
-    /// From now on what was found counts as acknowledged, and the rest is gone.
+    /// Counts the recovered records as acknowledged, and drops the rest.
     fn settle(&self, found: Vec<Vec<u8>>, current: String) {
         let mut model = self.model.borrow_mut();
         model.acknowledged = found.len();
@@ -268,7 +269,7 @@ impl Writer {
 /// Runs several generations of the program in one world.
 ///
 /// # Panics
-/// When an acknowledged record is lost, or a record is found that nobody wrote.
+/// When an acknowledged record is lost, or a record is found that was not written.
 pub fn journal(seed: u64, flaw: Flaw) -> Report {
     const CORES: usize = 2;
     let world = World::new(seed, CORES, SimConfig::default());
@@ -290,7 +291,7 @@ pub fn journal(seed: u64, flaw: Flaw) -> Report {
     let mut report = Report::default();
     for generation in 0..8 {
         let crash = if rng.coin() { Crash::Kill } else { Crash::PowerCut };
-        // Early ones meet the recovery.
+        // Early crashes occur during recovery.
         let most = if rng.coin() { 40 } else { 400 };
         world.crash_at(crash, 1..most);
         let result = world.run(|core| {

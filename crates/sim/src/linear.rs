@@ -1,42 +1,41 @@
 //! Whether a history of operations on single keys is linearizable.
 //!
-//! A history is linearizable if every operation can be given one moment between its call and its
-//! answer so that, done one after the other in the order of these moments, all of them would have
-//! answered as they did. Keys do not depend on each other, so each is judged by itself.
+//! A history is linearizable if each operation can be assigned a moment between its call and its
+//! answer such that a sequential execution in the order of these moments gives the same answers.
+//! Keys are independent, so each is checked alone.
 //!
 //! The search is Wing and Gong's ("Testing and verifying concurrent objects", 1993) with Lowe's
-//! memory of dead ends: again and again it takes an operation that was called before any other of
-//! those left was answered, does it, and goes back where an answer does not fit.
+//! memory of dead ends: it repeatedly picks a remaining operation that was called before the first
+//! answer of the others, applies it, and backtracks where an answer does not fit.
 //!
-//! An operation whose answer was lost in a crash has been done before the crash or not at all: its
-//! moment lies before the crash, and it may do nothing.
+//! An operation with an answer lost in a crash was done before the crash or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A value of a key; none, if there is no such key.
 pub type Value = Option<u64>;
 
-/// What a key was asked.
+/// The operation on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// What it is.
+    /// Reads the value.
     Get,
-    /// To be this, or to be gone.
+    /// Sets the value, or deletes the key.
     Set(Value),
-    /// To be this, and what it was.
+    /// Sets the value and returns the old one.
     Swap(Value),
 }
 
-/// An operation.
+/// An operation with its times and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
     /// The key.
     pub key: u64,
-    /// What was asked.
+    /// The call.
     pub call: Call,
-    /// When; no two events of a history are at the same time.
+    /// The time of the call; no two events of a history have the same time.
     pub called: u64,
-    /// When the answer came, or the crash that it was lost in.
+    /// The time of the answer, or of the crash in which it was lost.
     pub ended: u64,
     /// The answer (to a [`Call::Set`], nothing), unless it was lost.
     pub answer: Option<Value>,
@@ -47,7 +46,7 @@ pub struct Operation {
 pub fn violation(history: &[Operation]) -> Option<Vec<Operation>> {
     let mut keys: BTreeMap<u64, Vec<Operation>> = BTreeMap::new();
     for operation in history {
-        // A lost answer to a question says nothing.
+        // A read with a lost answer tells nothing.
         if operation.call != Call::Get || operation.answer.is_some() {
             keys.entry(operation.key).or_default().push(*operation);
         }
@@ -58,7 +57,8 @@ pub fn violation(history: &[Operation]) -> Option<Vec<Operation>> {
     })
 }
 
-/// What a key may be after an operation that answered as it did; nothing, if it cannot have.
+/// The possible values of a key after an operation with this answer; none, if the answer is
+/// impossible.
 fn after(operation: &Operation, before: Value) -> impl Iterator<Item = Value> {
     let (new, answer) = match operation.call {
         Call::Get => (before, before),
@@ -71,12 +71,12 @@ fn after(operation: &Operation, before: Value) -> impl Iterator<Item = Value> {
     done.into_iter().chain(not_done.filter(|_| new != before))
 }
 
-/// Which operations of a key have been given their moment.
+/// The operations of a key that have been applied.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Done {
-    /// All in front of this one.
+    /// All before this one.
     first: usize,
-    /// And these behind it.
+    /// These after it.
     more: Vec<usize>,
 }
 
@@ -105,7 +105,7 @@ fn is_linearizable(operations: &[Operation]) -> bool {
         if done.first == operations.len() {
             return true;
         }
-        // Whatever is next was called before the first answer of those left.
+        // The next one was called before the first answer of the remaining ones.
         let mut ended = u64::MAX;
         for (at, operation) in operations.iter().enumerate().skip(done.first) {
             if operation.called > ended {
@@ -156,8 +156,8 @@ mod tests {
         for history in [
             vec![],
             vec![get(0, 1, None)],
-            // While a write is under way both answers are right, the new one only once it was
-            // seen.
+            // While a write is in flight both answers are right; after the new one was read, only
+            // that.
             vec![set(0, 9, 1), get(1, 2, None), get(3, 4, Some(1)), get(5, 6, Some(1))],
             // The second write may come first.
             vec![set(0, 9, 1), set(1, 8, 2), get(10, 11, Some(1))],
@@ -209,14 +209,14 @@ mod tests {
             ),
         ] {
             assert!(violation(&history).is_some(), "{what}");
-            // It is found among the operations of other keys, too.
+            // It is also found among operations of other keys.
             let others = (0..20).map(|n| Operation { key: n % 3, ..set(100 + n, 200 + n, n) });
             let all: Vec<Operation> = others.chain(history.iter().copied()).collect();
             assert_eq!(violation(&all).map(|found| found[0].key), Some(7), "{what}");
         }
     }
 
-    /// Every order that respects the times, and every choice for what was lost.
+    /// Tries every order that respects the times, with and without the lost operations.
     fn by_force(left: &[Operation], value: Value) -> bool {
         let ended = left.iter().map(|operation| operation.ended).min().unwrap_or(u64::MAX);
         left.is_empty()
@@ -262,7 +262,7 @@ mod tests {
             prop_assert_eq!(violation(&history).is_none(), by_force(&says, None));
         }
 
-        /// A register that does one operation after the other, each somewhere in its time.
+        /// A register that makes operations sequentially, each at a moment of its time.
         #[test]
         fn what_a_register_did_is_accepted(
             all in proptest::collection::vec((0u64..3, 0u64..3, 0u64..4000, 0u64..4000), 0..150),

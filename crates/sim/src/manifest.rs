@@ -1,9 +1,8 @@
-//! A MANIFEST that grows and is replaced all the time, and a power cut at every completion of a
-//! run.
+//! A MANIFEST that grows and is replaced often, and a power cut at every completion of a run.
 //!
-//! Every batch puts a key of 200 bytes into each of four column families. A flush or two of these
-//! is a change that fills several sectors and makes the MANIFEST long enough to be replaced. After
-//! the cut the database must open, with every acknowledged batch.
+//! Every batch puts a key of 200 bytes into each of four column families. One or two flushes make a
+//! change that fills several sectors and make the MANIFEST long enough for a replacement. After the
+//! cut the database must open, with every acknowledged batch.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -18,14 +17,14 @@ use crate::engine::{DIR, Flaw, add_families};
 const FAMILIES: u32 = 4;
 const BATCHES: u64 = 14;
 
-/// What a run did.
+/// The counts of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Whether the cut came before the end.
     pub was_cut: bool,
     /// Batches acknowledged.
     pub acknowledged: u64,
-    /// The highest number of a MANIFEST that there was.
+    /// The highest number of a MANIFEST.
     pub manifest: u64,
 }
 
@@ -74,11 +73,11 @@ async fn check(core: &Core, acknowledged: u64) {
     writer.close().await.expect("the disk is sound");
 }
 
-/// Runs one process until the completion with number `cut`, when power goes, and another one that
-/// opens what is left.
+/// Runs one process until power is cut at the completion with number `cut`, and another one that
+/// opens the database.
 ///
 /// # Panics
-/// When it cannot be opened, or something is missing.
+/// When it cannot be opened, or a batch is missing.
 pub fn manifest(seed: u64, cut: u64, flaw: Flaw) -> Report {
     let world = World::new(seed, 1, SimConfig::default());
     world.add_dir(DIR);
@@ -104,12 +103,12 @@ pub fn manifest(seed: u64, cut: u64, flaw: Flaw) -> Report {
     };
     let manifest = world.paths().iter().filter_map(number).max().unwrap_or(0);
     let checked = world.run(move |core| async move { check(&core, acknowledged).await });
-    checked.expect("nothing else goes wrong");
+    checked.expect("there is no other failure");
     Report { was_cut, acknowledged, manifest }
 }
 
-/// Cuts power at completion `first` of a run, at the one `step` further on, and so on, until it
-/// comes to its end. Returns how many there were.
+/// Cuts power at completion `first` of a run, then at every `step`-th one in a new run, until a run
+/// reaches its end. Returns the number of runs.
 ///
 /// # Panics
 /// As [`manifest`].
@@ -121,5 +120,5 @@ pub fn manifest_cut_everywhere(seed: u64, first: u64, step: usize, flaw: Flaw) -
             return cut - 1;
         }
     }
-    unreachable!("a run comes to its end")
+    unreachable!("some run reaches its end")
 }

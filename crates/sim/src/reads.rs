@@ -1,14 +1,14 @@
-//! Several cores read a database while its disk fails; then the disk is well again.
+//! Several cores read a database while its disk fails; then the disk is healed.
 //!
-//! 1. Open the database. In some worlds names and reads fail already then; an opening that fails
-//!    says why, and is tried again once the disk is well.
+//! 1. Open the database. In some worlds names and reads fail during the opening; a failed opening
+//!    tells why, and is retried after the disk is healed.
 //! 2. On every core several clients get, multi-get and iterate both ways, while reads fail, come
-//!    short, stall, get stuck, or bring flipped bits, some of them for good. Many requests are
+//!    short, stall, get stuck, or return flipped bits, some of them permanently. Many requests are
 //!    dropped at a random time.
-//! 3. Every answer equals the model's, or is an error that names the file and where in it.
-//! 4. The disk is healed. Now every core must read everything, both ways, without an error.
+//! 3. Every answer equals the model's, or is an error that names the file and the offset.
+//! 4. The disk is healed. Now every core must read all keys, both ways, without an error.
 //! 5. Readers and database are dropped: no file stays open, no buffer is lost, no operation stays
-//!    under way.
+//!    in flight.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -23,20 +23,20 @@ use reactor::{Class, Core};
 
 use crate::database::{Database, Model, database};
 
-/// Where the database is in the simulated world.
+/// The path of the database in the simulated world.
 pub const DIR: &str = "/db";
 
-/// The longest that a client waits when reads may be stuck for ever.
+/// The longest wait of a client when reads may be stuck.
 const PATIENCE_NS: u64 = 30_000_000_000;
 
-/// What a run did.
+/// The counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Answers that equal the model's.
     pub right: u64,
     /// Errors while the disk was failing.
     pub errors: u64,
-    /// Requests that were dropped before they had an answer.
+    /// Requests dropped before their answer.
     pub dropped: u64,
     /// Openings that failed.
     pub failed_openings: u64,
@@ -58,14 +58,14 @@ fn add(counter: &Cell<u64>) {
     counter.set(counter.get() + 1);
 }
 
-/// Everything that the cores of one run share. They are one thread.
+/// The shared state of one run. Its cores run on one thread.
 struct Shared {
     made: Database,
     world: World,
     db: RefCell<Option<Db>>,
     tally: Tally,
     options: OpenOptions,
-    /// How often every core has passed its barriers together.
+    /// Number of barriers that all cores have passed.
     passed: Cell<usize>,
     clients: u64,
     rounds: u64,
@@ -75,7 +75,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Waits until all cores have come as far.
+    /// Waits until all cores have reached the barrier.
     async fn barrier(&self, core: &Core, nth: usize) {
         self.passed.set(self.passed.get() + 1);
         while self.passed.get() < nth * core.cores() {
@@ -87,7 +87,7 @@ impl Shared {
         self.db.borrow().clone().expect("the database was opened before the barrier")
     }
 
-    /// An answer that is no answer must say what is wrong with what.
+    /// Checks that an error names its object and cause.
     fn check_error(&self, error: &Error) {
         let text = error.to_string();
         let named = [".sst", ".log", "MANIFEST-", "CURRENT", "LOCK", DIR];
@@ -106,7 +106,7 @@ impl Shared {
     }
 }
 
-/// Polls a future until it is done or so much time has passed, then drops it.
+/// Polls a future until it is done or the time is over, then drops it.
 async fn for_at_most<T>(core: &Core, ns: u64, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     let mut limit = core.sleep_ns(ns);
@@ -119,7 +119,7 @@ async fn for_at_most<T>(core: &Core, ns: u64, future: impl Future<Output = T>) -
     .await
 }
 
-/// One client: its own chance, one request at a time.
+/// One client, with its own random numbers and one request at a time.
 struct Client {
     shared: Rc<Shared>,
     core: Core,
@@ -128,7 +128,7 @@ struct Client {
 }
 
 impl Client {
-    /// Runs a request, perhaps only for a while.
+    /// Runs a request, perhaps with a time limit.
     async fn request<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
         let ns = match self.rng.below(5) {
             0 => self.rng.below(1_000_000),
@@ -142,7 +142,7 @@ impl Client {
         answer
     }
 
-    /// A key that is, was, or never was there.
+    /// A key that exists, existed, or never existed.
     fn key(&mut self) -> Vec<u8> {
         let keys = &self.shared.made.keys;
         let mut key = keys[self.rng.index(keys.len())].clone();
@@ -241,7 +241,7 @@ impl Client {
             Ok(iter) => iter,
             Err(error) => return self.shared.check_error(&error),
         };
-        // Where it must stand; unknown after an error or a dropped move, until the next seek.
+        // Its required position; unknown after an error or a dropped move, until the next seek.
         let mut at: Option<Option<Vec<u8>>> = None;
         for _ in 0..2 + self.rng.below(30) {
             let key = self.key();
@@ -277,7 +277,7 @@ impl Client {
                 None => None,
                 Some(Err(error)) => {
                     self.shared.check_error(&error);
-                    assert!(!iter.valid(), "an iterator stands somewhere after an error");
+                    assert!(!iter.valid(), "an iterator is valid after an error");
                     None
                 }
                 Some(Ok(())) => {
@@ -297,7 +297,7 @@ impl Client {
     }
 }
 
-/// Reads everything; the disk is well.
+/// Reads all keys from the healed disk.
 async fn read_everything(core: &Core, reader: &Reader, made: &Database) {
     let model = &made.model;
     let options = || IterOptions { fill_cache: true, ..IterOptions::default() };
@@ -327,7 +327,7 @@ async fn read_everything(core: &Core, reader: &Reader, made: &Database) {
     }
 }
 
-/// Faults of the time after the opening, some mild and some rough.
+/// Faults after the opening, some mild and some severe.
 fn add_faults(world: &World, made: &Database, rng: &mut Rng, stuck: bool) {
     let rough = 1 + rng.below(3) as u32;
     let some = |kind, per_million: u32, rng: &mut Rng| {
@@ -358,7 +358,7 @@ fn add_faults(world: &World, made: &Database, rng: &mut Rng, stuck: bool) {
     }
 }
 
-/// Faults of the opening: names as well, and rot anywhere in the tables.
+/// Faults of the opening: also of names, and rot anywhere in the tables.
 fn add_opening_faults(world: &World, made: &Database, rng: &mut Rng) {
     let some = |kind, per_million: u32, rng: &mut Rng| {
         if rng.chance(500_000) {
@@ -418,7 +418,7 @@ async fn one_core(core: Core, shared: Rc<Shared>, mut rng: Rng) -> reactor::Pool
         })
         .collect();
     for client in clients {
-        // Some clients hang up in the middle of whatever they do.
+        // Some clients disconnect in the middle of a request.
         if rng.chance(100_000) {
             core.sleep_ns(rng.below(3_000_000)).await;
             client.cancel();
@@ -443,7 +443,7 @@ async fn one_core(core: Core, shared: Rc<Shared>, mut rng: Rng) -> reactor::Pool
     while core.operations_in_flight() > 0 {
         core.sleep_ns(1_000_000).await;
     }
-    assert_eq!(core.pool().used(), 0, "buffers that nobody can hold any more");
+    assert_eq!(core.pool().used(), 0, "buffers leaked");
     core.pool().clone()
 }
 
@@ -455,8 +455,8 @@ pub fn reads(seed: u64) -> Report {
     reads_checking(seed, true)
 }
 
-/// Runs one seed with a reader that checks blocks, or one that does not: that must go wrong, or
-/// the simulation would not notice.
+/// Runs one seed with a reader that checks blocks, or one that does not: the latter must fail, or
+/// the simulation would not detect rot.
 ///
 /// # Panics
 /// As [`reads`].
@@ -466,7 +466,7 @@ pub fn reads_checking(seed: u64, verify_checksums: bool) -> Report {
     let cores = 1 + rng.index(3);
     let small_memory = rng.chance(300_000);
     let patient = !rng.chance(200_000);
-    // What is stuck takes its place at the device for good; some must be left.
+    // Stuck operations occupy the device's queue permanently; some depth must be left.
     let disk_depth = if patient { [4, 64, 256][rng.index(3)] } else { 64 };
     let config = SimConfig {
         memory: if small_memory { 1 << 20 } else { 64 << 20 },

@@ -1,4 +1,4 @@
-//! Which seeds to run, and what to say when one fails.
+//! Selects the seeds to run, and prints how to replay a failure.
 
 /// Seeds of a run without `MILLRACE_SEEDS`, and of one with `MILLRACE_LONG`.
 const FEW: u64 = 24;
@@ -7,13 +7,13 @@ const MANY: u64 = 240;
 /// A number from the environment.
 ///
 /// # Panics
-/// When the variable is set to something else: a typing error must not pass for a success.
+/// When the variable is not a number: a typing error must not look like a success.
 fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text} is not a number")))
 }
 
-/// The one seed that `MILLRACE_SEED` asks for.
+/// The seed that `MILLRACE_SEED` selects.
 pub fn one() -> Option<u64> {
     number("MILLRACE_SEED")
 }
@@ -22,14 +22,13 @@ fn usual() -> u64 {
     if std::env::var_os("MILLRACE_LONG").is_some() { MANY } else { FEW }
 }
 
-/// Runs a scenario with as many seeds as `MILLRACE_SEEDS` says, or a few, or more with
-/// `MILLRACE_LONG`. A failing one prints how to replay it: `test` is the name of a test that runs
-/// [`one`] seed.
+/// Runs a scenario with `MILLRACE_SEEDS` seeds, or a few, or more with `MILLRACE_LONG`. A failing
+/// seed prints how to replay it: `test` is the name of a test that runs [`one`] seed.
 pub fn each(test: &str, run: impl Fn(u64)) {
     many(test, 1, run);
 }
 
-/// The same with so many times as many seeds: for scenarios that take next to no time.
+/// The same with `times` as many seeds, for scenarios that take little time.
 pub fn many(test: &str, times: u64, run: impl Fn(u64)) {
     for seed in 0..times * number("MILLRACE_SEEDS").unwrap_or_else(usual) {
         let _say = SayOnPanic { seed, test };

@@ -1,7 +1,7 @@
-//! Writes SST files as RocksDB does, in the shapes that change how a reader goes about them.
+//! Writes SST files as RocksDB does, in all shapes that readers treat differently.
 //!
-//! It follows the format (`block_based_table`, format version 5) and is no engine: entries come
-//! sorted, everything is in memory, and nothing is tuned.
+//! It follows the format (`block_based_table`, format version 5), without an engine: entries come
+//! sorted, all data is in memory, and nothing is optimised.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use rocksfmt::{
 /// How data blocks are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// As they are.
+    /// Uncompressed.
     Plain,
     /// Snappy.
     Snappy,
@@ -35,9 +35,9 @@ pub enum Index {
 /// The shape of a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// A data block is closed when it has grown to so many bytes.
+    /// Size in bytes at which a data block is closed.
     pub block_bytes: usize,
-    /// Entries from one restart point to the next.
+    /// Entries per restart point.
     pub restart_interval: usize,
     /// How blocks are checked.
     pub checksum: ChecksumType,
@@ -53,7 +53,7 @@ pub struct Shape {
 
 /// A finished file.
 pub struct Table {
-    /// All of it.
+    /// Its bytes.
     pub bytes: Vec<u8>,
     /// Smallest internal key, as for the MANIFEST.
     pub smallest: Vec<u8>,
@@ -61,7 +61,7 @@ pub struct Table {
     pub largest: Vec<u8>,
     /// Smallest and largest sequence number.
     pub sequences: (u64, u64),
-    /// Offset behind the last data block.
+    /// Offset after the last data block.
     pub data_bytes: u64,
 }
 
@@ -108,14 +108,14 @@ impl Block {
     }
 }
 
-/// What the index will say of one block.
+/// The index entry of one block.
 struct Lead {
     last: Vec<u8>,
     first: Vec<u8>,
     handle: BlockHandle,
 }
 
-/// A file under construction; see the module.
+/// A file under construction.
 pub struct TableBuilder {
     shape: Shape,
     check: BlockCheck,
@@ -162,7 +162,7 @@ impl TableBuilder {
         }
     }
 
-    /// Adds an entry behind all others.
+    /// Appends an entry.
     pub fn add(&mut self, user_key: &[u8], sequence: u64, kind: ValueType, value: &[u8]) {
         let mut key = Vec::new();
         put_internal_key(&mut key, user_key, pack(sequence, kind as u8));
@@ -221,7 +221,7 @@ impl TableBuilder {
                 (4, Some(out))
             }
         };
-        // As RocksDB does, what compression does not make smaller is stored as it is.
+        // As in RocksDB, data that compression does not shrink is stored uncompressed.
         let (kind, stored) = match &packed {
             Some(packed) if packed.len() < contents.len() => (kind, packed.as_slice()),
             _ => (0, contents),

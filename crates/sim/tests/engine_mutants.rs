@@ -1,5 +1,5 @@
-//! A test that cannot fail proves nothing: each way in which the engine can be wrong must be
-//! caught. A program of its own, because a mutant is one for a whole process.
+//! A test that cannot fail proves nothing: the scenarios must catch each fault of the engine. A
+//! program of its own, because a mutant is set for the whole process.
 
 use sim::damage::damage;
 use sim::engine::{DIR, Flaw, engine};
@@ -7,7 +7,7 @@ use sim::history::history;
 use sim::linear::violation;
 use sim::manifest::manifest_cut_everywhere;
 
-/// Syncs that it may forget, and mutants that are built into it.
+/// Missing syncs, and built-in mutants.
 const FLAWS: [Flaw; 12] = [
     Flaw::NoSync(".log"),
     Flaw::NoSync(".sst"),
@@ -23,12 +23,12 @@ const FLAWS: [Flaw; 12] = [
     Flaw::Mutant("spares_are_shared"),
 ];
 
-/// Those that only a world about the MANIFEST finds.
+/// Mutants that only the scenario of the MANIFEST finds.
 const OF_MANIFEST: [&str; 3] =
     ["manifest_is_written_at_once", "new_manifest_is_not_synced", "old_manifest_goes_first"];
 
 #[test]
-fn an_engine_that_is_wrong_about_durability_is_caught() {
+fn each_durability_flaw_of_the_engine_is_caught() {
     for flaw in FLAWS {
         let seeds = 0..1000;
         let caught =
@@ -36,7 +36,7 @@ fn an_engine_that_is_wrong_about_durability_is_caught() {
         println!("{flaw:?} is caught by seed {caught:?}");
         assert!(caught.is_some(), "{flaw:?} went unnoticed by {} seeds", seeds.end);
     }
-    // In world 0 such merges repeat without an end, which takes long to be noticed.
+    // In world 0 such merges repeat endlessly, which takes long to detect.
     let caught = (1..100).find(|&seed| {
         let flaw = Flaw::Mutant("damage_is_overtaken");
         std::panic::catch_unwind(|| damage(seed, flaw)).is_err()
@@ -52,7 +52,7 @@ fn an_engine_that_is_wrong_about_durability_is_caught() {
         println!("{name} is caught by seed {caught:?}");
         assert!(caught.is_some(), "{name} went unnoticed");
     }
-    // A history shows what is lost, too.
+    // A history also shows lost writes.
     let caught = (0..100).find(|&seed| {
         let flaw = Flaw::Mutant("acknowledge_first");
         violation(&history(seed, flaw)).is_some()

@@ -7,7 +7,7 @@ use sim::engine::Flaw;
 use sim::seeds;
 
 #[test]
-fn writing_goes_on_around_damage_and_nothing_else_is_lost() {
+fn writing_continues_around_damage_and_nothing_else_is_lost() {
     if seeds::one().is_some() {
         return;
     }

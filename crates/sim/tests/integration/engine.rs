@@ -13,7 +13,7 @@ fn the_engine_loses_nothing_by_a_crash_anywhere() {
     let all: RefCell<Vec<Report>> = RefCell::default();
     seeds::many("one_engine", 21, |seed| all.borrow_mut().push(engine(seed, Flaw::None)));
     let all = all.into_inner();
-    // A simulation in which nothing goes wrong proves nothing.
+    // A simulation without faults proves nothing.
     let sum = |of: fn(&Report) -> u64| all.iter().map(of).sum::<u64>();
     println!(
         "{} worlds: {} openings, {} crashed, {} salvaged; {} acknowledged, {} found unacknowledged, \

@@ -1,4 +1,4 @@
-//! A guest's disk whose process is killed, hands over and loses power at any moment, seed by seed.
+//! A guest's disk: its process is killed, hands over and loses power at any moment, seed by seed.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,7 +7,7 @@ use sim::guest::{Flaw, Report, guest};
 use sim::seeds;
 
 #[test]
-fn a_guest_loses_nothing_whatever_becomes_of_who_serves_it() {
+fn a_guest_loses_nothing_when_its_server_is_killed_or_hands_over() {
     if seeds::one().is_some() {
         return;
     }
@@ -30,7 +30,7 @@ fn a_guest_loses_nothing_whatever_becomes_of_who_serves_it() {
         sum(|r| r.flushes),
         sum(|r| r.checked_sectors),
     );
-    // A simulation in which nothing goes wrong proves nothing.
+    // A simulation without faults proves nothing.
     if all.len() >= 200 {
         assert!(all.iter().any(|report| report.packed) && !all.iter().all(|report| report.packed));
         assert!(sum(|r| r.kills) > 200 && sum(|r| r.power_cuts) > 100);
@@ -54,7 +54,7 @@ fn the_same_seed_twice_is_the_same_guest() {
 
 /// Each flaw is found by one of some seeds.
 #[test]
-fn what_is_wrong_on_purpose_is_found() {
+fn each_deliberate_flaw_is_caught() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
     let found =

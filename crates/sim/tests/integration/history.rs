@@ -8,7 +8,7 @@ use sim::linear::violation;
 use sim::seeds;
 
 #[test]
-fn what_the_engine_did_with_a_key_is_what_one_register_does() {
+fn each_key_of_the_engine_behaves_like_one_register() {
     if seeds::one().is_some() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Crash consistency of the smallest log there is, seed by seed.
+//! Crash consistency of the smallest log, seed by seed.
 
 use std::cell::RefCell;
 
@@ -13,7 +13,7 @@ fn every_acknowledged_record_is_there_after_a_crash_anywhere() {
     let all: RefCell<Vec<Report>> = RefCell::default();
     seeds::many("one_journal", 10, |seed| all.borrow_mut().push(journal(seed, Flaw::None)));
     let all = all.into_inner();
-    // A simulation in which nothing goes wrong proves nothing.
+    // A simulation without faults proves nothing.
     let sum = |of: fn(&Report) -> u64| all.iter().map(of).sum::<u64>();
     println!(
         "{} worlds: {} acknowledged, {} found unacknowledged, {} kills, {} power cuts, {} ends",
@@ -49,7 +49,7 @@ fn the_same_seed_twice_is_the_same_run() {
 
 /// A test that cannot fail proves nothing: each flaw must be caught.
 #[test]
-fn a_log_that_is_wrong_about_durability_is_caught() {
+fn each_durability_flaw_of_a_log_is_caught() {
     use Flaw::{NoCopy, NoDirSync, NoDraftSync, NoSync, SyncAgain};
     for flaw in [NoSync, NoDirSync, NoDraftSync, NoCopy, SyncAgain] {
         let seeds = 0..400;

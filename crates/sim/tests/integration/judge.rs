@@ -1,5 +1,5 @@
-//! RocksDB's own tools judge the databases that the simulations read: a generator that only our
-//! reader understands would prove nothing.
+//! RocksDB's own tools read the databases of the simulations: a generator that only our reader
+//! understands would prove nothing.
 #![expect(clippy::disallowed_methods, reason = "files of the host, for RocksDB's tools")]
 
 use std::path::Path;
@@ -27,7 +27,7 @@ fn unhex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// All that the column families have together, sorted.
+/// The contents of all column families, sorted.
 fn scan(dir: &Path) -> Pairs {
     let db = format!("--db={}", dir.display());
     let listed = run("ldb", &[&db, "list_column_families"]);
@@ -47,7 +47,7 @@ fn scan(dir: &Path) -> Pairs {
 }
 
 #[test]
-fn rocksdb_reads_the_generated_databases_and_finds_what_the_model_says() {
+fn rocksdb_reads_the_generated_databases_and_agrees_with_the_model() {
     for seed in 0..12 {
         let made = database(seed);
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("judge-{seed}"));
@@ -68,7 +68,7 @@ fn rocksdb_reads_the_generated_databases_and_finds_what_the_model_says() {
     }
 }
 
-/// Opens a copy for writing, which replays and removes the logs, and tells what it finds.
+/// Opens a copy for writing, which replays and removes the logs, and returns the contents.
 fn opened_by_rocksdb(world: &World, dir: &Path) -> Pairs {
     let _ = std::fs::remove_dir_all(dir);
     std::fs::create_dir_all(dir).unwrap();
@@ -87,7 +87,7 @@ fn opened_by_rocksdb(world: &World, dir: &Path) -> Pairs {
     found
 }
 
-/// Wherever a process was killed or power was cut, RocksDB opens what is left.
+/// RocksDB opens every directory that a kill or a power cut leaves.
 #[test]
 fn rocksdb_loses_nothing_by_our_crashes() {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("judge-crashed");

@@ -5,7 +5,7 @@ use sim::manifest::manifest_cut_everywhere;
 use sim::seeds;
 
 #[test]
-fn a_manifest_is_found_whole_after_a_power_cut_anywhere() {
+fn a_manifest_is_complete_after_a_power_cut_anywhere() {
     if seeds::one().is_some() {
         return;
     }

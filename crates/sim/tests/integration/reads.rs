@@ -10,14 +10,14 @@ use sim::reads::{DIR, Report, reads, reads_checking};
 use sim::seeds;
 
 #[test]
-fn every_answer_is_right_or_an_error_and_all_is_readable_when_the_disk_is_well() {
+fn every_answer_is_right_or_an_error_and_all_keys_are_readable_after_healing() {
     if seeds::one().is_some() {
         return;
     }
     let all: RefCell<Vec<Report>> = RefCell::default();
     seeds::each("one_seed", |seed| all.borrow_mut().push(reads(seed)));
     let all = all.into_inner();
-    // A simulation in which nothing goes wrong proves nothing.
+    // A simulation without faults proves nothing.
     let sum = |of: fn(&Report) -> u64| all.iter().map(of).sum::<u64>();
     println!(
         "{} worlds: {} right answers, {} errors, {} dropped requests, {} failed openings",
@@ -87,8 +87,8 @@ fn latencies(stall: bool) -> Vec<u64> {
                     r.get(0, &key, None).await.unwrap().unwrap();
                     c.now_ns() - begin
                 });
-                // The first read is at the device, and stalled, before the others begin; they
-                // read other blocks.
+                // The first read stalls at the device before the others begin; they read other
+                // blocks.
                 core.sleep_ns(10_000).await;
                 let keys: Vec<Vec<u8>> =
                     made.model.keys().skip(made.model.len() / 3).cloned().collect();
@@ -121,7 +121,7 @@ fn latencies(stall: bool) -> Vec<u64> {
 }
 
 #[test]
-fn one_read_that_stalls_for_a_second_leaves_the_latency_of_the_others_as_it_was() {
+fn a_read_that_stalls_for_a_second_does_not_delay_others() {
     let (well, stalled) = (latencies(false), latencies(true));
     let percent = |all: &[u64], n: usize| all[all.len() * n / 100];
     for n in [50, 90, 99] {
