@@ -254,47 +254,13 @@ impl Config {
             (Some(file), _) => Some(read_password(file).map_err(usage)?),
             (None, word) => word.and_then(Password::new),
         };
-        let is_open = password.is_none() && settings.allow_remote != Some(true);
-        if !listen.ip().is_loopback() && is_open {
-            return Err(usage(format!(
-                "{listen} can be reached from other machines, but no password is set"
-            ))
-            .hint(
-                "set one with --password-file FILE, listen on 127.0.0.1, or add --allow-remote if \
-                 the network is private",
-            ));
-        }
-        if let Some(metrics) = metrics.filter(|metrics| !metrics.ip().is_loopback())
-            && settings.allow_remote != Some(true)
-        {
-            return Err(usage(format!(
-                "metrics on {metrics} can be read from other machines, without a password"
-            ))
-            .hint("listen on 127.0.0.1, or add --allow-remote if the network is private"));
+        let allow_remote = settings.allow_remote == Some(true);
+        if !allow_remote {
+            check_reachable(listen, metrics, password.is_some())?;
         }
         let processors = place(settings.cores.as_ref(), &machine.allowed)
             .map_err(|what| usage(what).hint("omit --cores to use all of them"))?;
-        let memory_bytes = settings.memory.map_or(machine.memory_bytes / 4, |size| size.0);
-        let least = CORE_MEMORY_MIN * processors.len() as u64;
-        if memory_bytes < least {
-            let cores = match processors.len() {
-                1 => "1 core".to_owned(),
-                cores => format!("{cores} cores"),
-            };
-            return Err(usage(format!(
-                "{} of memory are too little for {cores}",
-                Size(memory_bytes)
-            ))
-            .hint(format!("use fewer --cores, or at least --memory {}M", least >> 20)));
-        }
-        if memory_bytes > machine.memory_bytes {
-            return Err(usage(format!(
-                "{} of memory are more than this process may have: {}",
-                Size(memory_bytes),
-                Size(machine.memory_bytes)
-            ))
-            .hint("omit --memory to use a quarter of it"));
-        }
+        let memory_bytes = memory_bytes(settings.memory, processors.len(), machine)?;
         Ok(Config {
             data: settings.data,
             disks: settings.disk,
@@ -321,6 +287,49 @@ impl Config {
             file: None,
         })
     }
+}
+
+/// Refuses addresses that other machines can reach without a password.
+fn check_reachable(
+    listen: SocketAddr,
+    metrics: Option<SocketAddr>,
+    has_password: bool,
+) -> Result<(), Error> {
+    if !listen.ip().is_loopback() && !has_password {
+        let what = format!("{listen} can be reached from other machines, but no password is set");
+        return Err(Error::new(Kind::Usage, what).hint(
+            "set one with --password-file FILE, listen on 127.0.0.1, or add --allow-remote if \
+             the network is private",
+        ));
+    }
+    if let Some(metrics) = metrics.filter(|metrics| !metrics.ip().is_loopback()) {
+        let what =
+            format!("metrics on {metrics} can be read from other machines, without a password");
+        return Err(Error::new(Kind::Usage, what)
+            .hint("listen on 127.0.0.1, or add --allow-remote if the network is private"));
+    }
+    Ok(())
+}
+
+/// The memory budget of a node in bytes: `asked`, or a quarter of the machine's memory.
+fn memory_bytes(asked: Option<Size>, cores: usize, machine: &Machine) -> Result<u64, Error> {
+    let memory_bytes = asked.map_or(machine.memory_bytes / 4, |size| size.0);
+    let least = CORE_MEMORY_MIN * cores as u64;
+    if memory_bytes < least {
+        let cores = match cores {
+            1 => "1 core".to_owned(),
+            cores => format!("{cores} cores"),
+        };
+        let what = format!("{} of memory are too little for {cores}", Size(memory_bytes));
+        return Err(Error::new(Kind::Usage, what)
+            .hint(format!("use fewer --cores, or at least --memory {}M", least >> 20)));
+    }
+    if memory_bytes > machine.memory_bytes {
+        let (asked, there) = (Size(memory_bytes), Size(machine.memory_bytes));
+        let what = format!("{asked} of memory are more than this process may have: {there}");
+        return Err(Error::new(Kind::Usage, what).hint("omit --memory to use a quarter of it"));
+    }
+    Ok(memory_bytes)
 }
 
 /// Reads a password: the first line of a file.

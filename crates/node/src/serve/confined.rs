@@ -51,6 +51,9 @@ pub(super) struct Link {
     pub admin: Rc<AdminSlot>,
 }
 
+/// The answer to a request of the launcher.
+type Answered = Result<(Vec<u8>, Vec<OwnedFd>), Error>;
+
 /// The commands of the node, once it serves.
 #[derive(Default)]
 pub(super) struct AdminSlot {
@@ -196,88 +199,108 @@ pub(super) async fn begin(
         Error::new(Kind::System, format!("cannot use the socket to the launcher: {error}"))
     })?;
     let admin = Rc::<AdminSlot>::default();
-    {
-        let (core, node, upgrader) = (core.clone(), node.clone(), upgrader.clone());
-        let (channel, admin) = (channel.clone(), admin.clone());
-        let answering = answer_launcher(core.clone(), node, channel, upgrader, admin);
-        core.spawn(Class::Control, answering);
-    }
+    let requests = Requests {
+        core: core.clone(),
+        node: node.clone(),
+        channel: channel.clone(),
+        upgrader: upgrader.clone(),
+        admin: admin.clone(),
+    };
+    core.spawn(Class::Control, Rc::new(requests).run());
     let hello = channel.ask(&ToLauncher::Begin { version: VERSION }, &[]).await?;
     let link = Link { channel, hello: hello.read()?, admin };
     Ok((link, hello.descriptors.into_iter().next()))
 }
 
-/// Runs the launcher's requests.
-async fn answer_launcher(
+/// The launcher's requests, and what they work on.
+struct Requests {
     core: Core,
     node: Arc<NodeState>,
     channel: Rc<Channel>,
     upgrader: Rc<Upgrader>,
     admin: Rc<AdminSlot>,
-) {
-    loop {
-        let Ok(mut question) = channel.next().await else {
-            // The launcher has ended: end as if killed.
-            std::process::exit(1);
-        };
-        let descriptor = question.descriptors.pop();
-        let wanted = question.read::<ToNode>();
-        let (core, node, channel) = (core.clone(), node.clone(), channel.clone());
-        let (upgrader, admin) = (upgrader.clone(), admin.clone());
-        core.clone().spawn(Class::Control, async move {
-            let missing = || Error::new(Kind::System, "no descriptor came along");
-            let hold = matches!(wanted, Ok(ToNode::Hold));
-            let answer = match (wanted, descriptor) {
-                (Ok(ToNode::Stop), _) => {
-                    tracing::info!(
-                        "stopping: sending the replies in flight; a second signal ends the node immediately"
-                    );
-                    node.phases.raise(Phase::Draining);
-                    json_answer(&())
-                }
-                (Ok(ToNode::Log), Some(file)) => {
-                    if let Some(confined) = &node.confined {
-                        confined.log.put(file);
-                    }
-                    json_answer(&())
-                }
-                (Ok(ToNode::HandOver), Some(line)) => match upgrader.to_line(line).await {
-                    Ok(pause_us) => json_answer(&pause_us),
-                    Err(why) => Err(Error::new(Kind::System, why)),
-                },
-                (Ok(ToNode::MayHandOver), _) => json_answer(&upgrader.may_hand_over().err()),
-                (Ok(ToNode::Log | ToNode::HandOver), None) => Err(missing()),
-                (Ok(ToNode::Hold), _) => {
-                    let ended = nix::sys::prctl::set_pdeathsig(None);
-                    let failed = |error| Error::new(Kind::System, format!("cannot live on: {error}"));
-                    ended.map_err(failed).and_then(|()| json_answer(&()))
-                }
-                (Ok(ToNode::Resume), _) => {
-                    let launcher = node.confined.as_ref().map(|confined| confined.launcher);
-                    if launcher.is_none_or(|launcher| end_with_launcher(launcher).is_err()) {
-                        std::process::exit(1);
-                    }
-                    channel.hold(false);
-                    // The new program has read the configuration again.
-                    core.clone().spawn(Class::Control, async move {
-                        if let Some(admin) = admin.get() {
-                            admin.disks.start_others(&core).await;
-                        }
-                    });
-                    json_answer(&())
-                }
-                (Ok(ToNode::Run { request }), _) => {
-                    let result = admin.filled().await.run(request).await;
-                    result.map(|text| (text.into(), Vec::new()))
-                }
-                (Err(error), _) => Err(error),
+}
+
+impl Requests {
+    /// Runs the requests, each in a task of its own.
+    async fn run(self: Rc<Self>) {
+        loop {
+            let Ok(mut question) = self.channel.next().await else {
+                // The launcher has ended: end as if killed.
+                std::process::exit(1);
             };
-            // If the launcher has ended, this process ends too.
-            let hold = hold && answer.is_ok();
-            let _ = channel.answer(&question, answer).await;
-            if hold {
-                channel.hold(true);
+            let requests = self.clone();
+            self.core.spawn(Class::Control, async move {
+                let descriptor = question.descriptors.pop();
+                let (holds, answer) = match question.read::<ToNode>() {
+                    Ok(ToNode::Hold) => (true, requests.hold()),
+                    Ok(wanted) => (false, requests.answer(wanted, descriptor).await),
+                    Err(error) => (false, Err(error)),
+                };
+                let holds = holds && answer.is_ok();
+                // If the launcher has ended, this process ends too.
+                let _ = requests.channel.answer(&question, answer).await;
+                if holds {
+                    requests.channel.hold(true);
+                }
+            });
+        }
+    }
+
+    async fn answer(&self, wanted: ToNode, descriptor: Option<OwnedFd>) -> Answered {
+        let missing = || Error::new(Kind::System, "no descriptor came along");
+        match wanted {
+            ToNode::Run { request } => {
+                let result = self.admin.filled().await.run(request).await;
+                result.map(|text| (text.into(), Vec::new()))
+            }
+            ToNode::HandOver => {
+                let line = descriptor.ok_or_else(missing)?;
+                let handed = self.upgrader.to_line(line).await;
+                let pause_us = handed.map_err(|why| Error::new(Kind::System, why))?;
+                json_answer(&pause_us)
+            }
+            ToNode::MayHandOver => json_answer(&self.upgrader.may_hand_over().err()),
+            ToNode::Stop => {
+                tracing::info!(
+                    "stopping: sending the replies in flight; a second signal ends the node immediately"
+                );
+                self.node.phases.raise(Phase::Draining);
+                json_answer(&())
+            }
+            ToNode::Log => {
+                let file = descriptor.ok_or_else(missing)?;
+                if let Some(confined) = &self.node.confined {
+                    confined.log.put(file);
+                }
+                json_answer(&())
+            }
+            ToNode::Hold => self.hold(),
+            ToNode::Resume => self.resume(),
+        }
+    }
+
+    /// Lets the node live on when the launcher ends.
+    fn hold(&self) -> Answered {
+        let failed = |error| Error::new(Kind::System, format!("cannot live on: {error}"));
+        nix::sys::prctl::set_pdeathsig(None).map_err(failed)?;
+        json_answer(&())
+    }
+
+    /// Makes the node end with its launcher again, which has another program now.
+    fn resume(&self) -> Answered {
+        let launcher = self.node.confined.as_ref().map(|confined| confined.launcher);
+        if launcher.is_none_or(|launcher| end_with_launcher(launcher).is_err()) {
+            std::process::exit(1);
+        }
+        self.channel.hold(false);
+        // The new program has read the configuration again.
+        let (core, admin) = (self.core.clone(), self.admin.clone());
+        self.core.spawn(Class::Control, async move {
+            if let Some(admin) = admin.get() {
+                admin.disks.start_others(&core).await;
             }
         });
+        json_answer(&())
     }
 }

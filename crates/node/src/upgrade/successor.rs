@@ -204,6 +204,58 @@ pub(crate) async fn inherit(
     }
 }
 
+/// What the old process has described.
+struct Described {
+    coming: Vec<Coming>,
+    clients: Vec<OwnedFd>,
+    metrics: Option<OwnedFd>,
+}
+
+impl Described {
+    /// Receives the description, and opens the disks.
+    async fn receive(
+        core: &Core,
+        config: &Config,
+        line: &Line,
+        holes: &BTreeMap<String, Option<bool>>,
+    ) -> Result<Described, String> {
+        let mut coming = Vec::new();
+        let (mut clients, mut metrics) = (Vec::new(), None);
+        loop {
+            match line.receive().await? {
+                (Message::Disk { spec, images, regions }, descriptors) => {
+                    if config.disks.iter().any(|known| known.name == spec.name && *known != spec) {
+                        tracing::warn!(disk = %spec.name, "the new configuration applies when the disk is attached again");
+                    }
+                    let holes = holes.get(&spec.name).copied().flatten();
+                    let images = images.into();
+                    let nth = coming.len();
+                    coming.push(open(core, nth, spec, images, holes, regions, descriptors).await?);
+                }
+                (Message::Doors { clients: count, metrics: there }, mut descriptors) => {
+                    if descriptors.len() != usize::from(count) + usize::from(there) {
+                        return Err("the number of listening sockets differs from that announced"
+                            .to_owned());
+                    }
+                    metrics = if there { descriptors.pop() } else { None };
+                    clients = descriptors;
+                }
+                (Message::Prepare, _) => break,
+                (other, _) => return Err(format!("{other:?} comes too early")),
+            }
+        }
+        if !clients.is_empty() && (config.data.is_none() || clients.len() != core.cores()) {
+            let cores = core.cores();
+            let what = if config.data.is_none() { "no database" } else { "a database" };
+            return Err(format!(
+                "{what} is served here on {cores} cores, there one on {}",
+                clients.len()
+            ));
+        }
+        Ok(Described { coming, clients, metrics })
+    }
+}
+
 async fn converse(
     core: &Core,
     config: &Config,
@@ -211,40 +263,8 @@ async fn converse(
     holes: &BTreeMap<String, Option<bool>>,
 ) -> Result<Inherited, String> {
     line.send(&Message::Hello { cores: core.cores() as u16 }, &[]).await?;
-    let mut coming = Vec::new();
-    let (mut clients, mut metrics) = (Vec::new(), None);
-    loop {
-        match line.receive().await? {
-            (Message::Disk { spec, images, regions }, descriptors) => {
-                if config.disks.iter().any(|known| known.name == spec.name && *known != spec) {
-                    tracing::warn!(disk = %spec.name, "the new configuration applies when the disk is attached again");
-                }
-                let holes = holes.get(&spec.name).copied().flatten();
-                let images = images.into();
-                let nth = coming.len();
-                coming.push(open(core, nth, spec, images, holes, regions, descriptors).await?);
-            }
-            (Message::Doors { clients: count, metrics: there }, mut descriptors) => {
-                if descriptors.len() != usize::from(count) + usize::from(there) {
-                    return Err(
-                        "the number of listening sockets differs from that announced".to_owned()
-                    );
-                }
-                metrics = if there { descriptors.pop() } else { None };
-                clients = descriptors;
-            }
-            (Message::Prepare, _) => break,
-            (other, _) => return Err(format!("{other:?} comes too early")),
-        }
-    }
-    if !clients.is_empty() && (config.data.is_none() || clients.len() != core.cores()) {
-        let cores = core.cores();
-        let what = if config.data.is_none() { "no database" } else { "a database" };
-        return Err(format!(
-            "{what} is served here on {cores} cores, there one on {}",
-            clients.len()
-        ));
-    }
+    let Described { coming, clients, metrics } =
+        Described::receive(core, config, line, holes).await?;
     line.send(&Message::Prepared, &[]).await?;
     let mut taking = Taking {
         core: core.clone(),
