@@ -1,5 +1,5 @@
-//! A process that has as many descriptors open as it may have. It is a suite by itself, since the
-//! limit is the process's.
+//! A process at its limit of open descriptors. It is a program of its own, because the limit is the
+//! process's.
 #![cfg(not(loom))]
 #![expect(clippy::disallowed_methods, reason = "a file of the host, for a test")]
 
@@ -9,9 +9,9 @@ use std::os::unix::net::UnixStream;
 
 use reactor::{Core, RuntimeConfig, UnixSocket, processors, run};
 
-/// One descriptor that cannot be had is not told as too many.
+/// A message whose descriptor cannot be received is not reported as one with too many.
 #[test]
-fn descriptors_that_cannot_be_had_are_told_as_what_they_are() {
+fn descriptors_beyond_the_limit_are_reported_as_such() {
     let config = RuntimeConfig {
         processors: processors().into_iter().take(1).collect(),
         memory: 16 << 20,

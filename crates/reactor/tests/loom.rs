@@ -1,4 +1,4 @@
-//! The proofs of the lock-free parts: loom plays every interleaving, and every stale value the
+//! The proofs of the lock-free parts: loom runs every interleaving, and every stale value that the
 //! memory model permits, of the small scenarios below.
 //!
 //! Run by `scripts/loom.sh`; empty in a normal build. The modules are included by path, so that
@@ -6,8 +6,7 @@
 //!
 //! [`MUTANTS`] lists for each mutation site the scenario that must find it (see `loomable`).
 #![cfg(loom)]
-// Stress tests of the modules are compiled out under loom, and not each of their functions has a
-// scenario.
+// Stress tests of the modules are compiled out under loom, and not every function has a scenario.
 #![allow(dead_code, reason = "the modules are included whole")]
 
 use std::sync::atomic::{
@@ -88,8 +87,8 @@ const MUTANTS: &[(&str, &str)] = &[
     ("log.newest_relaxed", "log_a_called_ticket_means_written"),
 ];
 
-/// A message whose content loom watches: reading it without a happens-before edge from its making
-/// is an error. It is counted while it lives.
+/// A message with contents that loom watches: reading it without a happens-before edge from its
+/// creation is an error. Live messages are counted.
 struct Message {
     content: UnsafeCell<usize>,
     alive: std::sync::Arc<Plain>,
@@ -102,22 +101,22 @@ impl Message {
     }
 
     fn read(&self) -> usize {
-        // SAFETY: loom fails the execution if anybody may be writing.
+        // SAFETY: loom fails the execution if another thread may be writing.
         self.content.with(|content| unsafe { *content })
     }
 }
 
 impl Drop for Message {
     fn drop(&mut self) {
-        // As an owner would: exclusive access, checked by loom.
-        // SAFETY: loom fails the execution if anybody may be reading or writing.
+        // As an owner would: exclusive access, checked by loom. SAFETY: loom fails the execution if
+        // another thread may be reading or writing.
         self.content.with_mut(|content| unsafe { *content = usize::MAX });
         self.alive.fetch_sub(1, Relaxed);
     }
 }
 
-// The counter `alive` is a plain atomic that loom does not see: it adds no ordering that could hide
-// a fault.
+// The counter `alive` is a plain atomic that loom does not see, so it adds no ordering that could
+// hide a fault.
 fn counter() -> std::sync::Arc<Plain> {
     std::sync::Arc::new(Plain::new(0))
 }
@@ -133,8 +132,8 @@ fn pop_waiting<T>(rx: &mut spsc::Consumer<T>) -> T {
 
 // ---- spsc ----
 
-/// Three items through two slots, the indices passing `usize::MAX`: the producer meets "full", the
-/// consumer "empty".
+/// Three items through two slots, with indices that pass `usize::MAX`: the producer finds the ring
+/// full, the consumer finds it empty.
 #[test]
 fn spsc_items_arrive_once_and_in_order_across_the_wrap() {
     prove("spsc_items_arrive_once_and_in_order_across_the_wrap", None, || {
@@ -183,8 +182,8 @@ fn spsc_a_slot_is_reused_only_after_it_was_read() {
     });
 }
 
-/// Two pushes, one publish: who sees the first sees the second, and a look that says "there is one"
-/// is right.
+/// Two pushes, one publish: a consumer that sees the first item sees the second, and a successful
+/// check is right.
 #[test]
 fn spsc_a_batch_becomes_visible_as_a_whole() {
     prove("spsc_a_batch_becomes_visible_as_a_whole", None, || {
@@ -202,7 +201,7 @@ fn spsc_a_batch_becomes_visible_as_a_whole() {
     });
 }
 
-/// Both ends are dropped at the same time, with one item read, one published, one only pushed.
+/// Both ends are dropped concurrently, with one item read, one published, and one only pushed.
 #[test]
 fn spsc_dropping_both_ends_frees_what_is_left() {
     prove("spsc_dropping_both_ends_frees_what_is_left", None, || {
@@ -227,9 +226,9 @@ fn spsc_dropping_both_ends_frees_what_is_left() {
 
 // ---- sleep ----
 
-/// The receiving core: pops until it has `count` items, sleeping when there is nothing. A lost
+/// The receiving core: pops until it has `count` items, and sleeps when there are none. A lost
 /// wake-up is a deadlock, which loom reports. `Notify` is the eventfd: it remembers one signal, and
-/// it may wake for no reason.
+/// may wake spuriously.
 fn receive(
     rings: &mut [spsc::Consumer<usize>],
     flag: &SleepFlag,
@@ -278,7 +277,7 @@ fn sleep_one_message_is_not_slept_through() {
     });
 }
 
-/// The sleeper may go to sleep again while the first signal is still on its way.
+/// The sleeper may go to sleep again before the first signal arrives.
 #[test]
 fn sleep_two_messages_and_two_sleeps() {
     prove("sleep_two_messages_and_two_sleeps", Some(3), || {
@@ -294,7 +293,7 @@ fn sleep_two_messages_and_two_sleeps() {
     });
 }
 
-/// Two sending cores and one announcement of sleep: one of them, not both, makes the system call.
+/// Two sending cores and one announcement of sleep: exactly one of them makes the system call.
 #[test]
 fn sleep_two_senders_signal_once_per_announcement() {
     prove("sleep_two_senders_signal_once_per_announcement", Some(3), || {
@@ -305,7 +304,7 @@ fn sleep_two_senders_signal_once_per_announcement() {
             let flag = flag.clone();
             thread::spawn(move || usize::from(flag.must_wake()))
         });
-        // Wakes for a reason of its own, a timer: whoever comes later must not signal.
+        // The sleeper wakes by a timer: later senders must not signal.
         flag.awake();
         let late = flag.must_wake();
         let signals: usize = senders.into_iter().map(|sender| sender.join().unwrap()).sum();
@@ -376,7 +375,7 @@ fn inbox_two_senders() {
     });
 }
 
-/// Two senders, one place.
+/// Two senders, one slot.
 #[test]
 fn inbox_holds_no_more_than_its_capacity() {
     prove("inbox_holds_no_more_than_its_capacity", None, || {
@@ -392,8 +391,8 @@ fn inbox_holds_no_more_than_its_capacity() {
     });
 }
 
-/// The owner goes while a sender is half-way: the item is refused, or freed, not kept until the
-/// last handle goes.
+/// The owner is dropped during a send: the item is refused or freed, not kept until the last handle
+/// is dropped.
 #[test]
 fn inbox_closing_frees_what_is_being_sent() {
     prove("inbox_closing_frees_what_is_being_sent", None, || {
@@ -421,8 +420,8 @@ fn inbox_closing_frees_what_is_being_sent() {
 /// A core's run queue with one place for the mailbox's owner.
 struct Queue {
     queued: AtomicBool,
-    /// Written to by the owner in its turn, and by who is told to schedule it: one after the
-    /// other, which loom watches.
+    /// Written by the owner in its turn, and by the thread that schedules it: one after the other,
+    /// which loom checks.
     turns: UnsafeCell<usize>,
 }
 
@@ -432,7 +431,7 @@ impl Queue {
     }
 
     fn touch(&self) {
-        // SAFETY: loom fails the execution if anybody else may be reading or writing.
+        // SAFETY: loom fails the execution if another thread may be reading or writing.
         self.turns.with_mut(|turns| unsafe { *turns += 1 });
     }
 
@@ -443,8 +442,8 @@ impl Queue {
         }
     }
 
-    /// Gives the owner turns for as long as it is queued. It does not wait for that: what was
-    /// posted and not scheduled is missing at the end, when the posters are done.
+    /// Gives the owner turns as long as it is queued. It does not wait for more: an item that was
+    /// posted without scheduling the owner is missing at the end, when the posters are done.
     fn turns(&self, owner: &mut Owner<Message>, max: usize, ran: &mut Vec<usize>) {
         while self.queued.load(Acquire) {
             self.queued.store(false, Relaxed);
@@ -455,7 +454,7 @@ impl Queue {
     }
 }
 
-/// Posts so many messages and leaves.
+/// Posts `count` messages and ends.
 fn post(
     mailbox: &Mailbox<Message>,
     queue: &Arc<Queue>,
@@ -470,8 +469,8 @@ fn post(
     }
 }
 
-/// Three posts through rings of 1 and 3 items, while the owner rests and is scheduled again: they
-/// are run once and in order, and none is left lying.
+/// Three posts through rings of 1 and 3 items, while the owner rests and is scheduled again: all
+/// are run, once and in order.
 #[test]
 fn mailbox_one_poster_and_a_lane_that_grows() {
     prove("mailbox_one_poster_and_a_lane_that_grows", Some(3), || {
@@ -487,8 +486,8 @@ fn mailbox_one_poster_and_a_lane_that_grows() {
     });
 }
 
-/// Two posters and an owner that is about to rest: nobody schedules an owner that is scheduled, and
-/// all is run.
+/// Two posters and an owner that is about to rest: a scheduled owner is not scheduled again, and
+/// all items are run.
 #[test]
 fn mailbox_two_posters() {
     prove("mailbox_two_posters", Some(2), || {
@@ -506,8 +505,8 @@ fn mailbox_two_posters() {
     });
 }
 
-/// The owner goes while a poster is half-way, with a lane that it knows or one that it does not:
-/// the item is refused, or freed by one of the two, not kept until the last handle goes.
+/// The owner is dropped during a post, with a known or a new lane: the item is refused, or freed by
+/// one of the two, not kept until the last handle is dropped.
 #[test]
 fn mailbox_closing_frees_what_is_being_posted() {
     prove("mailbox_closing_frees_what_is_being_posted", None, || {
@@ -536,10 +535,10 @@ fn mailbox_closing_frees_what_is_being_posted() {
     });
 }
 
-/// The whole way of a message from a foreign thread: post, queue the owner, look whether its core
-/// sleeps, signal. Only the post that schedules does more than the first. The core has a message of
-/// its own to begin with, so the other's comes before its turn, or in it, or when it rests, or when
-/// it sleeps. A lost wake-up is a deadlock, which loom reports.
+/// The complete path of a message from a foreign thread: post, queue the owner, check whether its
+/// core sleeps, signal. Only the post that schedules makes the later steps. The core starts with a
+/// message of its own, so the other's comes before its turn, in it, when it rests, or when it
+/// sleeps. A lost wake-up is a deadlock, which loom reports.
 #[test]
 fn mailbox_a_sleeping_owner_is_woken() {
     prove("mailbox_a_sleeping_owner_is_woken", Some(3), || {
@@ -574,8 +573,8 @@ fn mailbox_a_sleeping_owner_is_woken() {
 
 // ---- the log ----
 
-/// A dispatcher that was cloned to another thread brings a second pusher into a lane. The claim
-/// keeps them apart; each line arrives once or is counted.
+/// A dispatcher cloned to another thread is a second pusher of a lane. The claim excludes one of
+/// them; each line arrives once or is counted.
 #[test]
 fn log_two_threads_in_one_lane_lose_nothing_uncounted() {
     prove("log_two_threads_in_one_lane_lose_nothing_uncounted", None, || {
@@ -601,7 +600,7 @@ fn log_two_threads_in_one_lane_lose_nothing_uncounted() {
     });
 }
 
-/// The writer lets go of a lane when it has ended and is empty: not before its last line.
+/// The writer drops a lane when it has ended and is empty, not before its last line.
 #[test]
 fn log_an_ended_lane_is_read_to_its_end() {
     prove("log_an_ended_lane_is_read_to_its_end", None, || {
@@ -617,14 +616,14 @@ fn log_an_ended_lane_is_read_to_its_end() {
             ended = ended || !tap.drain(1, &mut |line| got += usize::from(line.read() < 2));
         }
         if ended {
-            // What the writer would forget now must be empty.
+            // A lane that the writer would drop now must be empty.
             assert_eq!(got, logging.join().unwrap());
         }
     });
 }
 
-/// Who finds its ticket called finds its line written: the writer looks at the tickets before it
-/// looks for lines.
+/// A thread whose ticket is called finds its line written: the writer reads the tickets before it
+/// takes lines.
 #[test]
 fn log_a_called_ticket_means_written() {
     prove("log_a_called_ticket_means_written", None, || {
@@ -654,9 +653,9 @@ fn log_a_called_ticket_means_written() {
 
 // ---- places ----
 
-/// While one place goes from one range to another, an address in a second one is looked for: it
-/// must not seem to lie in the first, by the start of what was there and the end of what comes, or
-/// the other way round.
+/// While one slot changes from one range to another, an address in a second slot's range is looked
+/// up. It must not be found in the first slot, by the start of one of its ranges and the end of the
+/// other.
 fn places_move(name: &str, from: usize, to: usize, empty: bool) {
     prove(name, Some(3), move || {
         let places = Arc::new(places::Places::new());

@@ -1,8 +1,8 @@
-//! One suite for every driver that talks to the host: what the reactor promises of files, sockets,
-//! timers and wake-ups must not depend on which of them serves.
+//! One suite for every driver of the host: the reactor's guarantees for files, sockets, timers and
+//! wake-ups must not depend on the driver.
 //!
 //! Each test runs once per driver, as `io_uring::NAME` and `epoll::NAME`. Where the system forbids
-//! io_uring its half says so and passes: there is nothing to test.
+//! io_uring, the tests of that driver print so and pass.
 #![expect(clippy::disallowed_methods, reason = "the outside of the reactor: files, clients, clock")]
 
 use std::cell::{Cell, RefCell};
@@ -59,7 +59,7 @@ where
     })
 }
 
-/// A file in which each 512-byte block says where it is, and 100 bytes more.
+/// A file in which each 512-byte block has its position, and 100 bytes more.
 const BLOCKS: u64 = 8192;
 
 fn data_file(name: &str) -> PathBuf {
@@ -102,7 +102,7 @@ async fn read_many(core: &Core, file: &File, depth: usize, count: usize) {
     }
 }
 
-/// Polls a future once, then hands it back.
+/// Polls a future once, then returns it.
 async fn poll_once<F: Future + Unpin>(mut future: F) -> (Option<F::Output>, F) {
     let output = std::future::poll_fn(|cx| {
         Poll::Ready(match Pin::new(&mut future).poll(cx) {
@@ -116,7 +116,7 @@ async fn poll_once<F: Future + Unpin>(mut future: F) -> (Option<F::Output>, F) {
 
 on_every_driver! {
     /// More readers than file threads, ring entries, and the core's own disk depth.
-    fn reads_bring_the_bytes_that_are_there(kind: DriverKind) {
+    fn reads_return_the_bytes_of_the_file(kind: DriverKind) {
         for (buffered, depth) in [(false, 1), (false, 7), (false, 300), (true, 1), (true, 100)] {
             let path = data_file(&format!("reads-{kind:?}"));
             let config = RuntimeConfig { disk_depth: 128, ..config(kind) };
@@ -153,9 +153,9 @@ on_every_driver! {
         });
     }
 
-    /// The page cache holds the first page of what is read and not the second: a driver that asks
-    /// the cache first gets half, and must not take that for the end of the file.
-    fn a_read_of_what_is_half_cached_is_whole(kind: DriverKind) {
+    /// The page cache has the first page of the range and not the second: a driver that reads the
+    /// cache first gets half, and must not mistake that for the end of the file.
+    fn a_half_cached_read_is_complete(kind: DriverKind) {
         use std::os::fd::AsRawFd;
         use std::os::unix::fs::FileExt;
         let path = data_file(&format!("half-{kind:?}"));
@@ -195,7 +195,7 @@ on_every_driver! {
         });
     }
 
-    /// The kernel may still write into the buffer of a read that nobody waits for.
+    /// The kernel may still write into the buffer of a read after its future was dropped.
     fn a_dropped_read_keeps_its_buffer_until_it_is_done(kind: DriverKind) {
         let path = data_file(&format!("dropped-{kind:?}"));
         on_one_core(&config(kind), move |core| {
@@ -226,8 +226,8 @@ on_every_driver! {
         });
     }
 
-    /// The main task ends with everything under way: reads, an accept, a receive, a timer.
-    fn a_core_stops_with_operations_under_way(kind: DriverKind) {
+    /// The main task ends with operations in flight: reads, an accept, a receive, a timer.
+    fn a_core_stops_with_operations_in_flight(kind: DriverKind) {
         let path = data_file(&format!("stop-{kind:?}"));
         let began = Instant::now();
         for _ in 0..5 {
@@ -320,7 +320,7 @@ on_every_driver! {
                     }
                     writer.shutdown(std::net::Shutdown::Write).unwrap();
                 });
-                // Lets the server fill up, so that its send has to wait.
+                // Lets the socket fill up, so that the server's send must wait.
                 thread::sleep(Duration::from_millis(50));
                 let mut back = Vec::new();
                 reader.read_to_end(&mut back).unwrap();
@@ -367,7 +367,7 @@ on_every_driver! {
         assert!(got == expected, "{} bytes for {}", got.len(), expected.len());
     }
 
-    /// An idle connection holds no buffer: it waits for "readable" and only then receives.
+    /// An idle connection holds no buffer: it waits for "readable" and then receives.
     fn readable_waits_and_does_not_take(kind: DriverKind) {
         serve(
             &config(kind),
@@ -395,7 +395,7 @@ on_every_driver! {
     }
 
     /// One task reads while another writes, on the same connection, both blocked at times.
-    fn a_connection_is_read_and_written_at_once(kind: DriverKind) {
+    fn a_connection_is_read_and_written_concurrently(kind: DriverKind) {
         const TOTAL: usize = 8 << 20;
         serve(
             &config(kind),
@@ -426,7 +426,7 @@ on_every_driver! {
         );
     }
 
-    /// The end of the other direction is a state that stays: it must not wake what waits to send.
+    /// The end of the other direction is permanent: it must not keep waking a waiting send.
     fn a_send_to_a_peer_that_has_finished_sending_waits_quietly(kind: DriverKind) {
         let got = serve(
             &config(kind),
@@ -474,8 +474,8 @@ on_every_driver! {
         );
     }
 
-    /// Descriptor numbers come back at once, under the driver's feet; some waits are given up
-    /// before the descriptor is closed, so that something of them may be left in the kernel.
+    /// Descriptor numbers are reused immediately; some waits are dropped before the descriptor is
+    /// closed, so that the kernel may still have a part of them.
     fn connections_come_and_go_on_the_same_descriptor_number(kind: DriverKind) {
         serve(
             &config(kind),
@@ -494,7 +494,7 @@ on_every_driver! {
                     let (result, bytes) = socket.recv(Vec::new(), 1).await;
                     assert_eq!((result.unwrap(), &*bytes), (1, &[round as u8][..]));
                 }
-                // Other tests of this process take and free numbers meanwhile.
+                // Other tests of this process take and free numbers concurrently.
                 numbers.sort_unstable();
                 numbers.dedup();
                 assert!(numbers.len() < 150, "the test meant to reuse numbers: {numbers:?}");
@@ -548,7 +548,7 @@ on_every_driver! {
         );
     }
 
-    /// However a core waits, and however busy it is, its sockets and its disk are served.
+    /// In every poll mode, and beside a busy task, sockets and disk are served.
     fn sockets_and_files_are_served_in_every_mode_and_beside_a_busy_task(kind: DriverKind) {
         for poll in [PollMode::Always, PollMode::Adaptive, PollMode::Never] {
             for busy in [false, true] {
@@ -654,7 +654,7 @@ on_every_driver! {
         let waking = thread::spawn(move || {
             let mut woken = 0;
             while let Some(waker) = wakers.recv().unwrap() {
-                // Sometimes the core is asleep by now, sometimes not yet.
+                // The core may or may not be asleep by now.
                 if woken % 3 == 0 {
                     thread::sleep(Duration::from_micros(200));
                 }
@@ -684,7 +684,7 @@ on_every_driver! {
         assert_eq!(waking.join().unwrap(), 500);
     }
 
-    /// Two cores, on one processor if there is no other, that mostly sleep.
+    /// Two cores that mostly sleep, on one processor if there is no other.
     fn cores_answer_each_other(kind: DriverKind) {
         let all = processors();
         let config = RuntimeConfig {
@@ -714,17 +714,17 @@ on_every_driver! {
 }
 
 #[test]
-fn the_driver_that_was_asked_for_serves() {
+fn the_requested_driver_is_used() {
     let name = |kind| on_one_core(&config(kind), |core| async move { core.driver_name() });
     assert_eq!(name(DriverKind::Epoll), "epoll");
     if available() {
         assert!(name(DriverKind::Uring).starts_with("io_uring"));
     }
-    // Auto finds something everywhere.
+    // Auto finds a driver on every system.
     name(DriverKind::Auto);
 }
 
-/// What a container's filter does: io_uring is forbidden for this thread and those it starts.
+/// Forbids io_uring for this thread and the threads it starts, as a container's filter does.
 fn forbid_io_uring() {
     const fn step(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
         libc::sock_filter { code: code as u16, jt, jf, k }
@@ -778,11 +778,11 @@ impl tracing::Subscriber for Warnings {
 }
 
 #[test]
-fn where_io_uring_is_forbidden_epoll_serves_and_it_is_said_once() {
+fn where_io_uring_is_forbidden_epoll_serves_with_one_warning() {
     let warnings = Warnings::default();
     let path = data_file("forbidden");
     let collector = warnings.clone();
-    // On a thread of its own, as the filter stays.
+    // On a thread of its own, because the filter is permanent.
     thread::spawn(move || {
         forbid_io_uring();
         let error = run(&config(DriverKind::Uring), |_| async {}).unwrap_err();

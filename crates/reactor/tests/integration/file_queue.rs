@@ -1,5 +1,5 @@
-//! Queues of operations on files, one suite for every driver that talks to the host, and what a
-//! simulated world does to them; see `drivers`.
+//! Queues of operations on files: one suite for every driver of the host, and tests in a simulated
+//! world; see `drivers`.
 #![expect(clippy::disallowed_methods, reason = "the outside of the reactor: files of the host")]
 
 use std::any::Any;
@@ -55,7 +55,7 @@ impl Drop for Memory {
     }
 }
 
-/// A queue with the memory that it works on.
+/// A queue and its memory.
 struct Work {
     core: Core,
     queue: FileQueue,
@@ -72,11 +72,11 @@ impl Work {
     }
 
     fn submit(&mut self, io: FileIo, pieces: &[libc::iovec], tag: u64) -> bool {
-        // SAFETY: the pieces lie in the memory that the queue was told to hold.
+        // SAFETY: the pieces lie in the memory that the queue holds.
         unsafe { self.queue.submit(io, pieces, tag, tag as u32 + 1) }.is_ok()
     }
 
-    /// Waits for as many completions, and returns their errors by tag.
+    /// Waits for `count` completions, and returns their errors by tag.
     async fn take(&mut self, n: usize) -> BTreeMap<u64, i32> {
         let mut done = BTreeMap::new();
         while done.len() < n {
@@ -145,7 +145,7 @@ on_every_driver! {
         }).unwrap();
     }
 
-    fn holes_and_zeroes_are_where_they_were_asked_for(kind: DriverKind) {
+    fn holes_and_zeroes_are_where_they_were_requested(kind: DriverKind) {
         let path = scratch("holes", kind);
         run(&config(kind), move |core| {
             let path = path.clone();
@@ -177,7 +177,7 @@ on_every_driver! {
         }).unwrap();
     }
 
-    fn what_the_kernel_would_refuse_comes_back_as_an_error(kind: DriverKind) {
+    fn operations_that_the_kernel_would_refuse_are_errors(kind: DriverKind) {
         let path = scratch("refused", kind);
         run(&config(kind), move |core| {
             let path = path.clone();
@@ -210,7 +210,7 @@ on_every_driver! {
         }).unwrap();
     }
 
-    /// The kernel goes on with it, and so the memory must stay.
+    /// The kernel continues the operation, so the memory must stay.
     fn a_dropped_queue_holds_memory_and_file_until_its_operations_are_done(kind: DriverKind) {
         let path = scratch("dropped", kind);
         run(&config(kind), move |core| {
@@ -235,7 +235,7 @@ on_every_driver! {
         }).unwrap();
     }
 
-    /// Nobody waits for the memory of a core that stops with operations under way.
+    /// A core stops with operations in flight on the memory.
     fn a_core_that_stops_waits_for_its_queues(kind: DriverKind) {
         let path = scratch("stops", kind);
         run(&config(kind), move |core| {
@@ -258,7 +258,7 @@ on_every_driver! {
         assert!(bytes.iter().all(|&byte| byte == 0x77), "a write is not cancelled");
     }
 
-    /// The poller says that it has no work, as one does that looks only when it is run.
+    /// The poller reports no work before it is run.
     fn a_completion_makes_a_sleeping_core_run_its_pollers(kind: DriverKind) {
         struct Looks(Rc<RefCell<Work>>, Rc<Cell<u32>>);
         impl Poller for Looks {
@@ -349,7 +349,7 @@ async fn open(core: &Core) -> File {
 }
 
 #[test]
-fn a_simulated_transfer_that_ends_early_goes_on_to_its_end() {
+fn a_simulated_transfer_that_ends_early_is_continued() {
     for seed in 0..50 {
         let world = world(seed);
         world.add_fault(Fault::new(FaultKind::Short).chance(500_000));
@@ -377,9 +377,9 @@ fn a_simulated_transfer_that_ends_early_goes_on_to_its_end() {
     }
 }
 
-/// What a flush covered is there after a power cut; what was written after it is not always.
+/// Flushed writes survive a power cut; later ones may not.
 #[test]
-fn what_was_flushed_survives_a_power_cut_and_the_rest_need_not() {
+fn flushed_writes_survive_a_power_cut_and_others_need_not() {
     let mut lost = 0;
     for seed in 0..200 {
         let world = world(seed);
@@ -447,7 +447,7 @@ fn a_failed_sync_poisons_the_file_and_a_failed_write_or_hole_does_not() {
         .unwrap();
 }
 
-/// A turn is taken at the time that was asked for, though nothing else happens.
+/// A turn is taken at the requested time, although nothing else happens.
 #[test]
 fn a_core_takes_a_turn_when_a_poller_asked_for_it() {
     struct Asks(Core, Rc<Cell<u32>>, Cell<u64>);

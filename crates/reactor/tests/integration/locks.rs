@@ -1,4 +1,4 @@
-//! A lock ends with its guard, whatever other threads of the process do meanwhile.
+//! A lock ends with its guard, whatever other threads of the process do.
 #![expect(
     clippy::disallowed_methods,
     reason = "the outside of the reactor: files, processes, threads"
@@ -11,8 +11,8 @@ use std::process::Command;
 
 use reactor::{RuntimeConfig, processors, run};
 
-/// Starts a process that stands between fork and exec, with a copy of every descriptor, until
-/// something is written.
+/// Starts a process that stays between fork and exec, with a copy of every descriptor, until a byte
+/// is written.
 fn half_started(mut ready: PipeWriter, mut go_on: PipeReader) {
     let mut command = Command::new("true");
     // SAFETY: it only writes to a pipe and reads from one.

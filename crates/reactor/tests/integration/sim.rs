@@ -1,4 +1,4 @@
-//! The simulated world itself: what it promises to the tests that stand on it.
+//! The simulated world itself: its guarantees to the tests that use it.
 
 use std::path::Path;
 
@@ -140,7 +140,7 @@ fn direct_reads_must_be_aligned_and_end_at_the_end_of_the_file() {
 }
 
 #[test]
-fn every_kind_of_fault_does_what_it_says_and_heals() {
+fn every_kind_of_fault_strikes_as_documented_and_heals() {
     let world = world(3, 1);
     let inside = world.clone();
     let path = "/db/000001.sst";
@@ -229,7 +229,7 @@ fn a_stalled_read_delays_no_other() {
 }
 
 #[test]
-fn a_core_gives_up_on_what_is_stuck_and_frees_it_only_when_the_device_forgot() {
+fn a_stopping_core_abandons_stuck_operations_and_frees_them_when_the_device_forgot() {
     let world = world(5, 2);
     world.add_fault(Fault::new(FaultKind::Stuck).times(1));
     let pools = world
@@ -250,7 +250,7 @@ fn a_core_gives_up_on_what_is_stuck_and_frees_it_only_when_the_device_forgot() {
 }
 
 #[test]
-fn healing_lets_go_on_what_was_stuck() {
+fn healing_continues_stuck_operations() {
     let world = world(6, 1);
     world.add_fault(Fault::new(FaultKind::Stuck).times(1));
     let inside = world.clone();
@@ -286,8 +286,8 @@ fn a_deadlock_is_found_and_names_the_seed() {
     assert_eq!((failure.kind, failure.seed), (FailureKind::Deadlock, 77));
     let text = failure.to_string();
     assert!(text.contains("seed 77"), "{text}");
-    assert!(text.contains("core 1 waits") && text.contains("of them 1 stuck"), "{text}");
-    // The world is still good for a run.
+    assert!(text.contains("core 1 waits") && text.contains("1 of them stuck"), "{text}");
+    // The world can run again.
     world.heal();
     world.run(|core| async move { open(&core, "/db/CURRENT").await.size() }).unwrap();
 }

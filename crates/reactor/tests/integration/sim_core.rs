@@ -14,8 +14,8 @@ use reactor::{Class, Core, File, JoinHandle, Pool};
 const FILE: &str = "/data";
 const BLOCKS: u64 = 4096;
 
-/// Every 512-byte block of the file says where it is, so that a buffer that two reads had at
-/// once shows.
+/// Every 512-byte block of the file has its position, so that a buffer shared by two reads is
+/// detected.
 fn file() -> Vec<u8> {
     (0..BLOCKS).flat_map(|block| [block; 64]).flat_map(u64::to_le_bytes).collect()
 }
@@ -57,7 +57,7 @@ async fn until_idle(core: &Core) {
 }
 
 /// One reader that drops most of its reads at a random time: before they start, staged, in the
-/// backlog, in the device, or completed and not yet looked at.
+/// backlog, in the device, or completed and not yet polled.
 async fn careless_reader(core: Core, file: File, done: Rc<Cell<u64>>, dropped: Rc<Cell<u64>>) {
     for _ in 0..30 {
         let len = 512 << (core.random_u64() % 6);
@@ -96,8 +96,8 @@ fn libc_eio() -> i32 {
 fn dropped_reads_keep_their_buffer_until_they_complete_and_give_it_back_once() {
     let (done, dropped) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
     for seed in 0..40 {
-        // A small device, so that the backlog is used, and little memory, so that what is freed
-        // is handed out again at once.
+        // A small device, so that the backlog is used, and little memory, so that what is freed is
+        // reused immediately.
         let config = SimConfig {
             capacity: 12,
             disk_depth: 1 + seed as usize % 10,
@@ -152,7 +152,7 @@ fn a_buffer_is_in_use_as_long_as_its_dropped_read_runs() {
                 for n in 0..64 {
                     file.read_at(n * 4096, core.alloc(4096).unwrap()).start();
                 }
-                // 16 were at the device when they were dropped; the backlog was given up.
+                // 16 were at the device when they were dropped; those in the backlog were removed.
                 let mut steps = 0;
                 loop {
                     let running = core.operations_in_flight();
@@ -171,7 +171,7 @@ fn a_buffer_is_in_use_as_long_as_its_dropped_read_runs() {
 }
 
 #[test]
-fn a_core_stops_with_anything_under_way_and_frees_it_all() {
+fn a_core_stops_with_any_operations_in_flight_and_frees_all() {
     for seed in 0..60 {
         let config = SimConfig { capacity: 20, disk_depth: 12, ..SimConfig::default() };
         let world = world(seed, 2, config);
@@ -193,7 +193,7 @@ fn a_core_stops_with_anything_under_way_and_frees_it_all() {
                         });
                         let c = core.clone();
                         core.spawn(Class::Background, async move {
-                            // Names, calls and timers are under way as well.
+                            // Operations on names, calls and timers are pending as well.
                             let _ = c.list(Path::new("/")).await;
                             let other = (c.id() + 1) % c.cores();
                             c.call(other, |core| core.random_u64()).await;
@@ -221,7 +221,7 @@ impl Drop for Bell {
 }
 
 #[test]
-fn tasks_end_where_they_stand_when_cancelled_and_their_neighbours_go_on() {
+fn cancelled_tasks_end_at_their_await_and_others_continue() {
     for seed in 0..20 {
         world(seed, 1, SimConfig::default())
             .run(|core| async move {
@@ -243,7 +243,7 @@ fn tasks_end_where_they_stand_when_cancelled_and_their_neighbours_go_on() {
                 assert!(rung.get(), "dropped at once");
                 assert_eq!(neighbour.await, 7);
 
-                // A task that has ended has nothing to cancel; its slot may be another's.
+                // Cancelling an ended task does nothing; its slot may belong to another.
                 let short = core.spawn(Class::Foreground, async {});
                 core.sleep_ns(1_000).await;
                 core.yield_now().await;
@@ -265,7 +265,7 @@ fn tasks_end_where_they_stand_when_cancelled_and_their_neighbours_go_on() {
                 core.sleep_ns(10_000_000).await;
                 assert!(ran.get());
 
-                // A task that cancels itself runs on to its next wait.
+                // A task that cancels itself runs to its next await.
                 let handle: Rc<RefCell<Option<JoinHandle<()>>>> = Rc::default();
                 let (own, reached) = (handle.clone(), Rc::new(Cell::new(0)));
                 let (c, step) = (core.clone(), reached.clone());
@@ -297,7 +297,7 @@ fn timers_fire_in_order_and_never_early() {
                         let (c, fired) = (core.clone(), fired.clone());
                         core.spawn(Class::Foreground, async move {
                             let deadline = c.now_ns() + c.random_u64() % 3_000_000;
-                            // A first sleep that is given up must not disturb the others.
+                            // A first sleep that is dropped must not disturb the others.
                             let given_up = for_at_most(&c, 10, c.sleep_ns(1 << 40)).await;
                             assert!(given_up.is_none());
                             c.sleep_ns(deadline.saturating_sub(c.now_ns())).await;
@@ -334,7 +334,7 @@ fn background_work_costs_a_request_no_more_than_its_share_of_a_turn() {
                     let (c, world, rounds) = (core.clone(), world.clone(), rounds.clone());
                     core.spawn(class, async move {
                         loop {
-                            // Compute for 3 µs, then ask.
+                            // Compute for 3 µs, then check.
                             world.spend_ns(3_000);
                             rounds.set(rounds.get() + 1);
                             c.checkpoint().await;
@@ -388,7 +388,7 @@ fn foreground_work_does_not_starve_background_work() {
 }
 
 #[test]
-fn memory_that_is_used_up_holds_tasks_back_and_loses_none() {
+fn tasks_wait_for_exhausted_memory_and_all_of_them_get_it() {
     for seed in 0..20 {
         let limit = 64 << 10;
         let config = SimConfig { memory: limit, ..SimConfig::default() };
@@ -401,7 +401,7 @@ fn memory_that_is_used_up_holds_tasks_back_and_loses_none() {
                         let (c, f) = (core.clone(), file.clone());
                         core.spawn(Class::Foreground, async move {
                             let len = 512 * (1 + c.random_u64() as usize % 40);
-                            // Some lose patience while they wait for memory.
+                            // Some time out while they wait for memory.
                             let buf = if n.is_multiple_of(5) {
                                 let wait = c.alloc_wait(len);
                                 match for_at_most(&c, c.random_u64() % 200_000, wait).await {
@@ -432,7 +432,7 @@ fn memory_that_is_used_up_holds_tasks_back_and_loses_none() {
 #[test]
 fn calls_through_full_rings_are_all_answered_with_their_own_answer() {
     for seed in 0..10 {
-        // A ring between two cores holds 256 messages; 700 calls at once, both ways.
+        // A ring between two cores holds 256 messages; 700 concurrent calls, both ways.
         let world = world(seed, 3, SimConfig::default());
         let answered = world
             .run(|core| async move {
@@ -445,8 +445,8 @@ fn calls_through_full_rings_are_all_answered_with_their_own_answer() {
                             for round in 0..4u64 {
                                 let call = c.call(to, move |core| (core.id(), from, n, round));
                                 if n.is_multiple_of(5) {
-                                    // The answer to a call that was given up goes to nobody,
-                                    // also when the next call has its place.
+                                    // The answer to a dropped call is discarded, also when the next
+                                    // call has its slot.
                                     let some_ns = c.random_u64() % 100_000;
                                     if let Some(answer) = for_at_most(&c, some_ns, call).await {
                                         assert_eq!(answer, (to, from, n, round));
@@ -521,7 +521,7 @@ fn background_reads_leave_room_for_foreground_reads() {
                     assert_blocks(&buf[..count.unwrap()], n);
                     assert!(world.at_the_device(0) <= 32, "background reads keep to their depth");
                     let took = core.now_ns() - begin;
-                    // Behind 200 queued background reads at depth 32 it would take far longer than
+                    // After 200 queued background reads at depth 32 it would take far longer than
                     // one read of the device and a turn.
                     assert!(took < 1_500_000, "{took}");
                 }

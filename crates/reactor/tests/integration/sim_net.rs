@@ -1,5 +1,5 @@
-//! Sockets in a simulated world: the same code that serves on the host, over a network whose
-//! moods come from a seed.
+//! Sockets in a simulated world: the code is that of the host, over a network whose behaviour comes
+//! from a seed.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -21,7 +21,7 @@ fn world(seed: u64, cores: usize, net: NetConfig) -> World {
     World::new(seed, cores, SimConfig { net, capacity: 100_000, ..SimConfig::default() })
 }
 
-/// Receives until so much is there, or the other side has ended.
+/// Receives until `len` bytes have come, or the other side has ended.
 async fn receive(socket: &Socket, len: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     while bytes.len() < len {
@@ -35,7 +35,7 @@ async fn receive(socket: &Socket, len: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Polls a future until it is done or so much time has passed, then drops it.
+/// Polls a future until it is done or the time is over, then drops it.
 async fn for_at_most<T>(core: &Core, ns: u64, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     let mut limit = core.sleep_ns(ns);
@@ -48,7 +48,7 @@ async fn for_at_most<T>(core: &Core, ns: u64, future: impl Future<Output = T>) -
     .await
 }
 
-/// Sends back whatever comes, sometimes in pieces from a shared buffer.
+/// Sends all received bytes back, sometimes in pieces from a shared buffer.
 async fn echo(core: Core, socket: Socket) {
     loop {
         if core.random_u64().is_multiple_of(2) && socket.readable().await.is_err() {
@@ -75,7 +75,7 @@ async fn echo(core: Core, socket: Socket) {
     }
 }
 
-/// Servers on two cores, clients on a third; every byte must come back in its place.
+/// Servers on two cores, clients on a third; every byte must come back in order.
 fn echoes(seed: u64) -> (u64, u64) {
     let net = NetConfig { window: 3000, ..NetConfig::default() };
     let world = world(seed, 3, net);
@@ -114,7 +114,7 @@ fn echoes(seed: u64) -> (u64, u64) {
                                 let len = core.random_u64() as usize % 10_000;
                                 let bytes: Vec<u8> =
                                     (0..len).map(|at| n ^ round ^ at as u8).collect();
-                                // Sending and receiving at the same time: the window is smaller.
+                                // Send and receive concurrently: the window is smaller.
                                 let (s, out) = (socket.clone(), bytes.clone());
                                 let sending = core.spawn(Class::Foreground, async move {
                                     s.send(out).await.0.unwrap();
@@ -140,14 +140,14 @@ fn echoes(seed: u64) -> (u64, u64) {
 }
 
 #[test]
-fn what_is_sent_arrives_whole_and_in_order_and_the_same_seed_is_the_same_run() {
+fn sent_bytes_arrive_completely_and_in_order_and_the_same_seed_is_the_same_run() {
     for seed in 0..8 {
         assert_eq!(echoes(seed), echoes(seed), "seed {seed}");
     }
 }
 
 #[test]
-fn a_side_that_does_not_read_holds_the_one_that_sends() {
+fn a_side_that_does_not_read_stops_the_sender() {
     let net = NetConfig { window: 1000, ..NetConfig::default() };
     let world = world(1, 1, net);
     let inside = world.clone();
@@ -195,7 +195,7 @@ fn addresses_connections_and_ends_behave_as_on_the_host() {
                 let any = core.listen(addr(0)).unwrap();
                 assert_ne!(any.local_addr().unwrap().port(), 0);
 
-                // What was sent before the end is still received.
+                // Bytes sent before the end are still received.
                 let client = world.connect(&core, addr(9)).unwrap();
                 let server = listener.accept().await.unwrap();
                 assert_eq!(server.peer_addr().unwrap(), client.local_addr().unwrap());
@@ -205,7 +205,7 @@ fn addresses_connections_and_ends_behave_as_on_the_host() {
                 core.sleep_ns(1_000_000).await;
                 assert!(server.send(b"too late".to_vec()).await.0.is_err());
 
-                // Who closes with bytes unread resets.
+                // A close with unread bytes is a reset.
                 let client = world.connect(&core, addr(9)).unwrap();
                 let server = listener.accept().await.unwrap();
                 server.send(b"never read".to_vec()).await.0.unwrap();
@@ -214,7 +214,7 @@ fn addresses_connections_and_ends_behave_as_on_the_host() {
                 let reset = receive(&server, 1).await.map_err(kind);
                 assert_eq!(reset, Err(io::ErrorKind::ConnectionReset));
 
-                // A shut-down ends what waits, on both sides.
+                // A shutdown ends waiting operations on both sides.
                 let client = world.connect(&core, addr(9)).unwrap();
                 let server = listener.accept().await.unwrap();
                 let s = server.clone();
@@ -224,14 +224,14 @@ fn addresses_connections_and_ends_behave_as_on_the_host() {
                 assert_eq!(waiting.await.unwrap(), b"");
                 assert_eq!(receive(&client, 1).await.unwrap(), b"");
 
-                // All at once, as when a cable is pulled.
+                // All connections, as when a cable is pulled.
                 let client = world.connect(&core, addr(9)).unwrap();
                 let server = listener.accept().await.unwrap();
                 assert!(world.reset_connections() >= 2);
                 assert!(receive(&client, 1).await.is_err());
                 assert!(server.send(vec![1]).await.0.is_err());
 
-                // Reads of files are not for sockets, and the other way round.
+                // File reads fail on sockets, and receives fail on files.
                 drop((client, server));
                 world.add_file("/f", vec![1u8; 512]);
                 let file = core.open(Path::new("/f"), false).await.unwrap();
@@ -244,7 +244,7 @@ fn addresses_connections_and_ends_behave_as_on_the_host() {
 }
 
 #[test]
-fn a_connection_that_a_dropped_accept_brings_is_closed() {
+fn a_connection_of_a_dropped_accept_is_closed() {
     let mut told = 0;
     for seed in 0..600 {
         let world = world(seed, 1, NetConfig::default());
@@ -255,10 +255,10 @@ fn a_connection_that_a_dropped_accept_brings_is_closed() {
                 async move {
                     let listener = core.listen(addr(9)).unwrap();
                     let client = world.connect(&core, addr(9)).unwrap();
-                    // Given up just when the connection arrives, or before, or behind.
+                    // Dropped just when the connection arrives, or before, or after.
                     let some_ns = core.random_u64() % 120_000;
                     if core.random_u64().is_multiple_of(2) {
-                        // Nobody looks at it before it is dropped.
+                        // It is not polled before it is dropped.
                         let mut accept = Box::pin(listener.accept());
                         std::future::poll_fn(|cx| {
                             assert!(accept.as_mut().poll(cx).is_pending());
@@ -365,7 +365,7 @@ fn resets_at_any_time_end_in_errors_and_never_in_wrong_bytes() {
                         let _ = socket.send(bytes.clone()).await;
                         match receive(&socket, bytes.len()).await {
                             Ok(back) if back == bytes => {}
-                            // Whatever came before the end is right.
+                            // All bytes before the end are right.
                             Ok(back) => {
                                 assert!(bytes.starts_with(&back));
                                 broken += 1;

@@ -1,5 +1,5 @@
-//! Several processes in one simulated world: what one has, what they hand each other, and what is
-//! left of one that is killed.
+//! Several processes in one simulated world: their resources, handing these over, and the state
+//! after a kill.
 
 use std::cell::{Cell, RefCell};
 use std::io::ErrorKind;
@@ -30,7 +30,7 @@ async fn opens(core: &Core) -> Result<Image, ErrorKind> {
 }
 
 #[test]
-fn an_image_and_its_lock_go_along_with_a_descriptor() {
+fn a_descriptor_hands_over_an_image_and_its_lock() {
     for seed in 0..20 {
         let world = world(seed);
         let run = world.run(|core| {
@@ -54,7 +54,7 @@ fn an_image_and_its_lock_go_along_with_a_descriptor() {
                     core.sleep_ns(1000).await;
                 }
                 assert!(old.was_killed());
-                // The message has it still.
+                // The message still holds it.
                 assert_eq!((world.open_files(), world.locks_held(IMAGE)), (0, 1));
                 assert_eq!(opens(&core).await.unwrap_err(), ErrorKind::WouldBlock);
                 let image = core.take_image(Path::new(IMAGE), HOW, fds.pop().unwrap(), None);
@@ -64,7 +64,7 @@ fn an_image_and_its_lock_go_along_with_a_descriptor() {
                 assert_eq!((n.unwrap(), &buf[..]), (4096, &[7; 4096][..]));
                 drop((file, image));
                 opens(&core).await.unwrap();
-                // What is no image is none.
+                // Another descriptor is refused.
                 let other = UnixStream::pair().unwrap().0;
                 let other = core.take_image(Path::new(IMAGE), HOW, other.into(), None).await;
                 assert_eq!(other.unwrap_err().kind(), ErrorKind::InvalidInput);

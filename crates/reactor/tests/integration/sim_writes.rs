@@ -1,4 +1,5 @@
-//! Writing in a simulated world: what its disk does to writers, and what it never does.
+//! Writing in a simulated world: the faults that its disk shows to writers, and those that it never
+//! shows.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -45,7 +46,7 @@ fn crashes<Fut: Future<Output = ()> + 'static>(world: &World, main: impl Fn(Core
     }
 }
 
-/// Waits for what will not come.
+/// Waits for ever.
 async fn for_ever(core: &Core) {
     core.sleep_ns(u64::MAX).await;
 }
@@ -69,7 +70,7 @@ fn sum(into: &mut FaultCounts, of: FaultCounts) {
 }
 
 #[test]
-fn what_was_written_is_read_back_by_every_core() {
+fn every_core_reads_written_bytes() {
     let world = world(1, 2);
     let file = Rc::new(RefCell::new(None));
     world
@@ -187,7 +188,7 @@ fn every_kind_of_fault_strikes_writes_and_syncs_too() {
                 assert_eq!(error.kind(), io::ErrorKind::StorageFull);
                 world.heal();
 
-                // Taken in several pieces, which nobody notices.
+                // Taken in several pieces, which the writer does not notice.
                 world.add_fault(Fault::new(FaultKind::Short).of(Access::Write));
                 let before = core.stats().disk_writes.get();
                 write(&file, 0, 65536, 3).await.unwrap();
@@ -239,7 +240,7 @@ fn every_kind_of_fault_strikes_writes_and_syncs_too() {
         .unwrap();
 }
 
-/// A write that is cancelled by a stopping core would leave a hole that nobody reported.
+/// If a stopping core cancelled a write, it would leave an unreported gap.
 #[test]
 fn a_stopping_core_waits_for_its_writes() {
     for seed in 0..20 {
@@ -259,7 +260,7 @@ fn a_stopping_core_waits_for_its_writes() {
 }
 
 #[test]
-fn a_full_disk_takes_nothing_more_until_something_goes() {
+fn a_full_disk_refuses_writes_until_space_is_freed() {
     let full = |error: std::io::Error| error.kind() == std::io::ErrorKind::StorageFull;
     for seed in 0..20 {
         let world = world(seed, 1);
@@ -282,7 +283,7 @@ fn a_full_disk_takes_nothing_more_until_something_goes() {
                     let path = std::path::Path::new("/db/h");
                     let made = core.open_for_writing(path, Opening::New, Mode::Direct).await;
                     assert!(full(made.err().unwrap()));
-                    // It is gone when nobody has it open.
+                    // Its space is freed when its last handle is closed.
                     core.remove("/db/f".as_ref()).await.unwrap();
                     assert!(full(write(&other, 3584, 512, 1).await.unwrap_err()));
                     drop(file);
@@ -310,7 +311,7 @@ fn unsynced(seed: u64) -> (World, bool) {
             core.sync_dir("/db".as_ref()).await.unwrap();
             write(&file, 0, 8192, 1).await.unwrap();
             file.sync_data().await.unwrap();
-            // Started before the write: covers nothing of it.
+            // Started before the write: does not cover it.
             let mut early = file.sync_data();
             early.start();
             write(&file, 8192, 4096, 2).await.unwrap();
@@ -355,7 +356,7 @@ fn synced_bytes_and_names_survive_a_power_cut_and_everything_a_kill() {
 }
 
 #[test]
-fn a_crash_between_two_runs_loses_what_the_last_one_left() {
+fn a_crash_between_two_runs_loses_unflushed_data_of_the_last_one() {
     let mut left = BTreeSet::new();
     for seed in 0..50 {
         let world = world(seed, 1);
@@ -376,13 +377,13 @@ fn a_crash_between_two_runs_loses_what_the_last_one_left() {
         });
         assert_eq!(after.unwrap(), [world.bytes("/db/f").unwrap().to_vec()]);
     }
-    // With the length and without the bytes, too.
+    // Also with the length and without the bytes.
     assert!(left.contains(&vec![]) && left.contains(&vec![1; 512]), "{left:?}");
 }
 
-/// Several writes are under way when the process is killed.
+/// Several writes are in flight when the process is killed.
 #[test]
-fn a_kill_leaves_any_number_of_the_first_sectors_of_a_write_under_way() {
+fn a_kill_leaves_any_number_of_the_first_sectors_of_a_write_in_flight() {
     let (mut sectors, mut cut) = (BTreeSet::new(), 0);
     for seed in 0..SEEDS {
         let world = world(seed, 1);
@@ -392,7 +393,7 @@ fn a_kill_leaves_any_number_of_the_first_sectors_of_a_write_under_way() {
             async move {
                 let file = make(&core, "/db/f", Mode::Direct).await;
                 write(&file, 0, 16384, 1).await.unwrap();
-                // The kill comes instead of one of their completions.
+                // The kill replaces one of their completions.
                 world.crash_at(Crash::Kill, 1..5);
                 for n in 0..4 {
                     file.write_at(n * 4096, filled(&core, 4096, 2), 4096).start();
@@ -412,9 +413,9 @@ fn a_kill_leaves_any_number_of_the_first_sectors_of_a_write_under_way() {
     assert!(cut > 100, "{cut}");
 }
 
-/// A flush that fails and one that succeeds after it, on the file opened anew.
+/// A flush fails, and one after it succeeds, on the file opened again.
 #[test]
-fn what_a_failed_sync_forgot_is_not_saved_by_the_next() {
+fn changes_forgotten_by_a_failed_sync_are_not_covered_by_the_next() {
     let (mut saved, mut forgotten) = (0, 0);
     for seed in 0..100 {
         let world = world(seed, 1);
@@ -447,7 +448,7 @@ fn what_a_failed_sync_forgot_is_not_saved_by_the_next() {
 
 /// Renaming before the bytes are durable is the classic mistake; the model must show it.
 #[test]
-fn a_rename_is_whole_and_does_not_wait_for_the_bytes() {
+fn a_rename_is_atomic_and_does_not_wait_for_the_bytes() {
     let (mut empty, mut old, mut new) = (0, 0, 0);
     for seed in 0..SEEDS {
         let world = world(seed, 1);
@@ -473,7 +474,7 @@ fn a_rename_is_whole_and_does_not_wait_for_the_bytes() {
     assert!(empty > 10 && old > 10 && new > 10, "{empty} {old} {new}");
 }
 
-/// What a run did: its trace, what it left on the disk, and how it ended.
+/// The result of a run: its trace, the disk after it, and its end.
 type Run = ((u64, u64), Vec<(PathBuf, Vec<u8>)>, Crash);
 
 /// A process on two cores that writes, syncs and renames, with faults, and crashes somewhere.
@@ -516,7 +517,7 @@ fn the_same_seed_twice_gives_the_same_crash_and_the_same_disk() {
 }
 
 #[test]
-fn a_crash_that_does_not_come_in_its_run_does_not_come() {
+fn a_scheduled_crash_does_not_outlive_its_run() {
     let world = world(1, 1);
     world.crash_at(Crash::Kill, 1000..1001);
     let ends = |core: Core| async move { drop(make(&core, "/db/f", Mode::Direct).await) };
@@ -527,7 +528,7 @@ fn a_crash_that_does_not_come_in_its_run_does_not_come() {
 }
 
 #[test]
-fn a_process_that_crashed_reaches_nobody_any_more_and_leaves_nothing_behind() {
+fn a_crashed_process_has_no_more_effect_and_holds_nothing() {
     let world = world(1, 2);
     let (inside, kept) = (world.clone(), Rc::new(RefCell::new(Vec::new())));
     let (files, went_on) = (kept.clone(), Rc::new(Cell::new(0)));
@@ -544,7 +545,7 @@ fn a_process_that_crashed_reaches_nobody_any_more_and_leaves_nothing_behind() {
             let file = make(&core, "/db/f", Mode::Direct).await;
             write(&file, 0, 512, 1).await.unwrap();
             world.crash(Crash::Kill);
-            // It does not know yet.
+            // It has not noticed the crash yet.
             file.write_at(0, filled(&core, 512, 2), 512).start();
             let _ = core.remove("/db/f".as_ref()).await;
             counter.set(1);
@@ -553,7 +554,7 @@ fn a_process_that_crashed_reaches_nobody_any_more_and_leaves_nothing_behind() {
     assert_eq!(went_on.get(), 0, "nothing completes after the crash");
     assert_eq!(world.bytes("/db/f").unwrap()[..], [1; 512]);
     assert_eq!((world.open_files(), world.locks_held("/db/LOCK")), (0, 0));
-    // Whoever still has a guard of the process that is gone holds nothing.
+    // A guard of the crashed process holds no lock.
     let main = |core: Core| async move {
         if core.id() == 0 {
             core.lock_exclusive("/db/LOCK".as_ref()).await.unwrap();
@@ -563,9 +564,9 @@ fn a_process_that_crashed_reaches_nobody_any_more_and_leaves_nothing_behind() {
     assert_eq!(kept.take().len(), 1);
 }
 
-/// A rename that nobody has answered yet.
+/// A rename without an answer yet.
 #[test]
-fn an_operation_on_names_under_way_is_done_or_not() {
+fn an_operation_on_names_in_flight_is_done_or_not() {
     for crash in [Crash::Kill, Crash::PowerCut] {
         let (mut done, mut not) = (0, 0);
         for seed in 0..60 {
@@ -583,8 +584,8 @@ fn an_operation_on_names_under_way_is_done_or_not() {
     }
 }
 
-/// Background writes and syncs fill the device no further than background reads do, and a
-/// foreground write passes those that wait.
+/// Background writes and syncs use the same queue depth as background reads, and a foreground write
+/// overtakes waiting ones.
 #[test]
 fn background_writes_keep_to_their_depth_and_foreground_goes_first() {
     let world = world(1, 1);

@@ -93,7 +93,7 @@ on_every_driver! {
         });
     }
 
-    fn a_name_in_use_is_refused_and_one_left_behind_is_taken(kind: DriverKind) {
+    fn a_name_in_use_is_refused_and_a_stale_one_is_replaced(kind: DriverKind) {
         let path = path("names", kind);
         on_one_core(kind, move |core| {
             let path = path.clone();

@@ -1,4 +1,4 @@
-//! Writing to files, one suite for every driver that talks to the host; see `drivers`.
+//! Writing to files: one suite for every driver of the host; see `drivers`.
 #![expect(clippy::disallowed_methods, reason = "the outside of the reactor: files of the host")]
 
 use std::future::Future;
@@ -31,7 +31,7 @@ async fn make(core: &Core, path: &Path, mode: Mode) -> File {
     core.attach(&core.open_for_writing(path, Opening::NewOrEmptied, mode).await.unwrap())
 }
 
-/// A buffer in which every 512 bytes say which they are.
+/// A buffer in which every 512 bytes have their position.
 fn blocks(core: &Core, first: u64, count: usize) -> Buf {
     let mut buf = core.alloc(count * 512).unwrap();
     for (n, block) in buf.chunks_exact_mut(512).enumerate() {
@@ -46,7 +46,7 @@ fn errno(error: &io::Error) -> Option<i32> {
 
 on_every_driver! {
     /// More writers than file threads and the core's own disk depth, in two classes.
-    fn what_was_written_is_read_back(kind: DriverKind) {
+    fn written_bytes_are_read_back(kind: DriverKind) {
         in_a_directory("back", kind, |core, dir| async move {
             for mode in MODES {
                 let path = dir.join("file");
@@ -81,7 +81,7 @@ on_every_driver! {
         });
     }
 
-    /// Only the first bytes of the buffer, anywhere, over what was there.
+    /// Only the first bytes of the buffer, at any offset, over old bytes.
     fn a_buffered_write_goes_to_any_byte(kind: DriverKind) {
         in_a_directory("any", kind, |core, dir| async move {
             let path = dir.join("file");
@@ -98,7 +98,7 @@ on_every_driver! {
             expected[10] = 8;
             assert_eq!(std::fs::read(&path).unwrap(), expected);
             assert_eq!(file.size(), 53);
-            // Short at its end, as ever.
+            // Short at the end of the file.
             let (result, buf) = file.read_at(50, core.alloc(100).unwrap()).await;
             assert_eq!((result.unwrap(), &buf[..3]), (3, &[7; 3][..]));
         });
@@ -120,7 +120,7 @@ on_every_driver! {
         });
     }
 
-    fn what_is_opened_for_reading_is_not_written(kind: DriverKind) {
+    fn a_file_opened_for_reading_is_not_written(kind: DriverKind) {
         in_a_directory("readonly", kind, |core, dir| async move {
             std::fs::write(dir.join("file"), b"as it was").unwrap();
             let file = core.attach(&core.open(&dir.join("file"), true).await.unwrap());
@@ -130,8 +130,8 @@ on_every_driver! {
         });
     }
 
-    /// The kernel may still read the buffer of a write that nobody waits for, also while the core
-    /// stops; and it is waited for.
+    /// The kernel may still read the buffer of a write after its future was dropped, also while the
+    /// core stops, which waits for it.
     fn a_dropped_write_keeps_its_buffer_and_happens(kind: DriverKind) {
         for mode in MODES {
             let path = in_a_directory("dropped", kind, move |core, dir| async move {
@@ -151,7 +151,7 @@ on_every_driver! {
         }
     }
 
-    fn files_are_made_emptied_or_opened_as_asked(kind: DriverKind) {
+    fn files_are_made_emptied_or_opened_as_requested(kind: DriverKind) {
         in_a_directory("opening", kind, |core, dir| async move {
             for mode in MODES {
                 let path = dir.join(format!("{mode:?}"));
@@ -201,7 +201,7 @@ on_every_driver! {
         });
     }
 
-    fn a_file_gets_the_length_and_the_room_asked_for(kind: DriverKind) {
+    fn a_file_gets_the_requested_length_and_space(kind: DriverKind) {
         in_a_directory("length", kind, |core, dir| async move {
             use std::os::unix::fs::MetadataExt;
             let path = dir.join("file");
@@ -228,7 +228,7 @@ on_every_driver! {
         });
     }
 
-    /// The second lock in one process is what a lock of a process would not refuse.
+    /// A lock that belongs to a process would not refuse the second lock in the same process.
     fn an_exclusive_lock_excludes_every_other(kind: DriverKind) {
         in_a_directory("locks", kind, |core, dir| async move {
             let path = dir.join("LOCK");
@@ -238,7 +238,7 @@ on_every_driver! {
             assert!(refused(core.lock_shared(&path).await.unwrap_err()));
             let other_way = dir.join("..").join(dir.file_name().unwrap()).join("LOCK");
             assert!(refused(core.lock_exclusive(&other_way).await.unwrap_err()));
-            // What other parts of the process do with the file ends no lock.
+            // Other uses of the file in the process do not end the lock.
             std::fs::read(&path).unwrap();
             assert!(!another_process_gets_it(&path));
             drop(lock);
@@ -251,7 +251,7 @@ on_every_driver! {
         });
     }
 
-    /// While another process holds the lock that RocksDB takes, nobody here gets one.
+    /// While another process holds RocksDB's lock, this process gets none.
     fn a_lock_of_another_process_is_respected(kind: DriverKind) {
         in_a_directory("locked", kind, |core, dir| async move {
             use std::io::{BufRead, BufReader};
@@ -280,7 +280,7 @@ on_every_driver! {
     }
 }
 
-/// Takes the lock that RocksDB takes (`F_SETLK` with `F_WRLCK` on the whole file).
+/// Takes RocksDB's lock (`F_SETLK` with `F_WRLCK` on the whole file).
 const LOCK_PROGRAM: &str = "
 import fcntl, sys
 file = open(sys.argv[1], 'r+')
@@ -290,7 +290,7 @@ except OSError:
     sys.exit(3)
 ";
 
-/// Whether another process gets that lock; it gives it back at once.
+/// Whether another process gets that lock, which it releases immediately.
 fn another_process_gets_it(path: &Path) -> bool {
     let mut python = Command::new("python3");
     let status = python.args(["-c", LOCK_PROGRAM, path.to_str().unwrap()]).status().unwrap();

@@ -1,8 +1,8 @@
-//! What the suites that run on every driver share.
+//! The common parts of the suites that run on every driver.
 
 use reactor::{DriverKind, RuntimeConfig, processors, run};
 
-/// Makes of each function a test for every driver: `io_uring::NAME` and `epoll::NAME`.
+/// Makes each function a test for every driver: `io_uring::NAME` and `epoll::NAME`.
 macro_rules! on_every_driver {
     ($($(#[$doc:meta])* fn $name:ident($kind:ident: DriverKind) $body:block)*) => {
         mod io_uring {
