@@ -10,7 +10,7 @@
 //!
 //! State belongs to one core (`core::state`, shared by its connections through an `Rc`).
 //! Questions to another core (its list of connections, a cursor it issued, its counters) are sent
-//! to it as messages (`core::shared`).
+//! to it as messages (`core::ask`).
 //!
 //! Writes go to the [`Shard`], which one core owns: `outgoing` gathers a connection's writes;
 //! `core::writes` takes them to the shard and its answers back.
@@ -24,20 +24,22 @@
 //! transactions, subscriptions, scripts, users other than the default one.
 #![forbid(unsafe_code)]
 
+mod client;
 mod command;
 mod connection;
 mod core;
 mod info;
+mod node_info;
 mod password;
 mod read;
 mod server;
 mod settings;
 mod shard;
 
-pub use core::shared::Shared;
+pub use core::node::NodeState;
 pub use info::exposition::{CONTENT_TYPE, Exposition};
 pub use info::metrics::{Glance, Reporter};
-pub use info::node_info::{CpuSeconds, MemoryUse, NodeInfo};
+pub use node_info::{CpuSeconds, MemoryUse, NodeInfo};
 pub use password::Password;
 pub use server::Server;
 pub use settings::Settings;

@@ -7,7 +7,7 @@ use lsm::Reader;
 use reactor::{Class, Core, JoinHandle, Listener, Socket};
 
 use crate::connection::serve;
-use crate::core::shared::Shared;
+use crate::core::node::NodeState;
 use crate::core::state::CoreState;
 use crate::info::metrics::Reporter;
 use crate::shard::Shard;
@@ -18,7 +18,7 @@ const RETRY_NS: u64 = 100_000_000;
 /// The interval at which a stopping server checks whether its connections have ended.
 const STOP_CHECK_NS: u64 = 5_000_000;
 
-/// One core's server. Every core of the node starts its own, with the same [`Shared`].
+/// One core's server. Every core of the node starts its own, with the same [`NodeState`].
 pub struct Server {
     state: Rc<CoreState>,
     accepting: JoinHandle<()>,
@@ -27,15 +27,15 @@ pub struct Server {
 
 impl Server {
     /// Serves the connections of `listener` from `reader`, both of this core. The core that owns
-    /// the shard passes it too, already attached to `shared`; a node without a shard is read-only.
+    /// the shard passes it too, already attached to `node`; a node without a shard is read-only.
     pub fn start(
         core: &Core,
         reader: Reader,
-        shared: &Arc<Shared>,
+        node: &Arc<NodeState>,
         listener: Listener,
         shard: Option<Shard>,
     ) -> Self {
-        let state = CoreState::new(core, reader, shared.clone(), shard);
+        let state = CoreState::new(core, reader, node.clone(), shard);
         let errands = core.spawn(Class::Control, state.clone().run_errands());
         let accepting = core.spawn(Class::Foreground, accept(state.clone(), listener));
         Self { state, accepting, errands }
@@ -73,7 +73,7 @@ impl Server {
 async fn accept(state: Rc<CoreState>, listener: Listener) {
     loop {
         match listener.accept().await {
-            Ok(socket) => match state.shared.count_client() {
+            Ok(socket) => match state.node.count_client() {
                 Some(counted) => {
                     let serving = serve(state.clone(), socket);
                     state.core.spawn(Class::Foreground, async move {

@@ -1,8 +1,12 @@
 //! The limits of the key-value door, all in one place. Per core where they say so.
 
+use lsm::CfId;
 use resp::Limits;
 
 use crate::password::Password;
+
+/// The column family that the protocol shows: RocksDB's default one.
+pub(crate) const FAMILY: CfId = 0;
 
 /// Limits on connections. The defaults serve a node of any size. A full limit is a visible state
 /// with backpressure; memory does not grow beyond it.

@@ -3,12 +3,12 @@
 use resp::Writer;
 
 use crate::command::args::Args;
+use crate::command::commands::{Describe, NameFilter};
+use crate::command::glob;
 use crate::command::help;
-use crate::command::parse::{Describe, NameFilter};
 use crate::command::refusal::Refusal;
 use crate::command::spec::{Argument, CommandId, Spec};
-use crate::command::table::{self, Known, TABLE};
-use crate::read::glob;
+use crate::command::table::{self, Lookup, TABLE};
 
 /// Answers `COMMAND` and its subcommands.
 pub fn describe(question: Describe<'_>, writer: &mut Writer<'_>) {
@@ -165,7 +165,7 @@ fn arguments(list: &[Argument], writer: &mut Writer<'_>) {
 
 fn keys(command: Args<'_>, with_flags: bool, writer: &mut Writer<'_>) {
     let second = (command.len() > 1).then(|| command.get(1));
-    let Some(Known::Ours(spec)) = table::find(command.get(0), second) else {
+    let Some(Lookup::Ours(spec)) = table::find(command.get(0), second) else {
         return Refusal::Text("ERR Invalid command specified").write(writer);
     };
     if spec.keys.first == 0 {
@@ -227,18 +227,17 @@ fn list(filter: NameFilter<'_>, writer: &mut Writer<'_>) {
 mod tests {
     use super::*;
     use crate::command::args::tests::with;
-    use crate::command::parse::{Command, parse};
+    use crate::command::commands::Command;
+    use crate::command::parse::{Permissions, parse};
     use resp::{Decoder, DecoderLimits, Protocol, Reply};
 
     fn answer(line: &str, protocol: Protocol) -> Reply {
         let mut out = Vec::new();
-        with(line, |args| {
-            match parse(args, crate::command::parse::May { write: true, enter: true }).command {
-                Ok(Command::Describe(question)) => {
-                    describe(question, &mut Writer::new(&mut out, protocol))
-                }
-                other => panic!("{other:?}"),
+        with(line, |args| match parse(args, Permissions { write: true, enter: true }).command {
+            Ok(Command::Describe(question)) => {
+                describe(question, &mut Writer::new(&mut out, protocol))
             }
+            other => panic!("{other:?}"),
         });
         let mut decoder = Decoder::new(DecoderLimits::default());
         decoder.feed(&out);
@@ -249,13 +248,11 @@ mod tests {
 
     fn raw(line: &str, protocol: Protocol) -> String {
         let mut out = Vec::new();
-        with(line, |args| {
-            match parse(args, crate::command::parse::May { write: true, enter: true }).command {
-                Ok(Command::Describe(question)) => {
-                    describe(question, &mut Writer::new(&mut out, protocol))
-                }
-                other => panic!("{other:?}"),
+        with(line, |args| match parse(args, Permissions { write: true, enter: true }).command {
+            Ok(Command::Describe(question)) => {
+                describe(question, &mut Writer::new(&mut out, protocol))
             }
+            other => panic!("{other:?}"),
         });
         String::from_utf8(out).unwrap()
     }

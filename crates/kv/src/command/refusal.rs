@@ -97,6 +97,15 @@ fn quotable(word: &[u8], bytes_max: usize) -> &[u8] {
     &word[..end]
 }
 
+/// The text of an engine error for a client.
+pub(crate) fn engine_error_text(error: &lsm::Error) -> String {
+    let code = match error.kind() {
+        lsm::Kind::Memory => "OOM",
+        _ => "ERR",
+    };
+    format!("{code} {error}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,7 @@
 //! route by them; `MR.RANGE` is ours.
 
 use crate::command::spec::{Argument, CommandId, Spec};
-use crate::connection::transaction::Transaction;
+use crate::command::transaction::Transaction;
 
 const FAST_CONNECTION: &[&str] = &["@fast", "@connection"];
 const SLOW_CONNECTION: &[&str] = &["@slow", "@connection"];
@@ -727,7 +727,7 @@ const NAME_BYTES_MAX: usize = 32;
 
 /// The result of looking up a command's name.
 #[derive(Clone, Copy, Debug)]
-pub enum Known {
+pub enum Lookup {
     /// A command of the table.
     Ours(&'static Spec),
     /// A container of the table, with an unknown subcommand.
@@ -741,7 +741,7 @@ pub enum Known {
 }
 
 /// Finds a command by its name, and by its second word when the first is a container.
-pub fn find(name: &[u8], second: Option<&[u8]>) -> Option<Known> {
+pub fn find(name: &[u8], second: Option<&[u8]>) -> Option<Lookup> {
     let mut small = [0; NAME_BYTES_MAX];
     let small = small.get_mut(..name.len())?;
     small.copy_from_slice(name);
@@ -751,16 +751,16 @@ pub fn find(name: &[u8], second: Option<&[u8]>) -> Option<Known> {
         let spec = &TABLE[at];
         return Some(match second {
             Some(second) if !spec.subcommands.is_empty() => match subcommand(spec, second) {
-                Some(found) => Known::Ours(found),
-                None => Known::NoSubcommand(spec),
+                Some(found) => Lookup::Ours(found),
+                None => Lookup::NoSubcommand(spec),
             },
-            _ => Known::Ours(spec),
+            _ => Lookup::Ours(spec),
         });
     }
     if let Some((command, _, arity)) =
         Transaction::ALL.into_iter().find(|(_, name, _)| name.as_bytes() == small)
     {
-        return Some(Known::Transaction(command, arity));
+        return Some(Lookup::Transaction(command, arity));
     }
     let at = WRITES.binary_search_by(|(name, _)| name.as_bytes().cmp(small)).ok()?;
     let (name, arity) = WRITES[at];
@@ -768,21 +768,21 @@ pub fn find(name: &[u8], second: Option<&[u8]>) -> Option<Known> {
         // A full name is not a word of the protocol.
         (true, _) => None,
         (false, Some(second)) if name == WRITES_CONTAINER => Some(write_subcommand(second)),
-        (false, _) => Some(Known::Write(name, arity)),
+        (false, _) => Some(Lookup::Write(name, arity)),
     }
 }
 
 /// The only container among the commands that write.
 const WRITES_CONTAINER: &str = "xgroup";
 
-fn write_subcommand(word: &[u8]) -> Known {
+fn write_subcommand(word: &[u8]) -> Lookup {
     let found = WRITES.iter().find(|(name, _)| {
         let (container, short) = name.split_once('|').unwrap_or_default();
         container == WRITES_CONTAINER && short.as_bytes().eq_ignore_ascii_case(word)
     });
     match found {
-        Some(&(name, arity)) => Known::Write(name, arity),
-        None => Known::NoWrite(WRITES_CONTAINER),
+        Some(&(name, arity)) => Lookup::Write(name, arity),
+        None => Lookup::NoWrite(WRITES_CONTAINER),
     }
 }
 
@@ -793,11 +793,12 @@ pub fn find_full(name: &[u8]) -> Option<&'static Spec> {
     let second = words.next();
     match find(first, second)? {
         // A second word after a command without subcommands names nothing.
-        Known::Ours(spec) if second.is_some() && !spec.name.contains('|') => None,
-        Known::Ours(spec) => Some(spec),
-        Known::NoSubcommand(_) | Known::Write(..) | Known::NoWrite(_) | Known::Transaction(..) => {
-            None
-        }
+        Lookup::Ours(spec) if second.is_some() && !spec.name.contains('|') => None,
+        Lookup::Ours(spec) => Some(spec),
+        Lookup::NoSubcommand(_)
+        | Lookup::Write(..)
+        | Lookup::NoWrite(_)
+        | Lookup::Transaction(..) => None,
     }
 }
 
@@ -835,14 +836,14 @@ mod tests {
         for spec in TABLE {
             let name = spec.name.to_uppercase();
             assert!(
-                matches!(find(name.as_bytes(), None), Some(Known::Ours(found)) if found.id == spec.id)
+                matches!(find(name.as_bytes(), None), Some(Lookup::Ours(found)) if found.id == spec.id)
             );
             for sub in spec.subcommands {
                 let (first, second) = sub.name.split_once('|').unwrap();
                 let second = second.to_uppercase();
                 let found = find(first.as_bytes(), Some(second.as_bytes()));
                 assert!(
-                    matches!(found, Some(Known::Ours(found)) if found.id == sub.id),
+                    matches!(found, Some(Lookup::Ours(found)) if found.id == sub.id),
                     "{}",
                     sub.name
                 );
@@ -857,12 +858,12 @@ mod tests {
         assert!(find(b"nosuch", None).is_none());
         assert!(find(&[b'x'; 1000], None).is_none());
         assert!(
-            matches!(find(b"client", Some(b"nosuch")), Some(Known::NoSubcommand(spec)) if spec.name == "client")
+            matches!(find(b"client", Some(b"nosuch")), Some(Lookup::NoSubcommand(spec)) if spec.name == "client")
         );
         assert!(
-            matches!(find(b"get", Some(b"key")), Some(Known::Ours(spec)) if spec.name == "get")
+            matches!(find(b"get", Some(b"key")), Some(Lookup::Ours(spec)) if spec.name == "get")
         );
-        assert!(matches!(find(b"HSET", Some(b"key")), Some(Known::Write("hset", -4))));
+        assert!(matches!(find(b"HSET", Some(b"key")), Some(Lookup::Write("hset", -4))));
         assert!(
             find_full(b"get|x").is_none()
                 && find_full(b"hset").is_none()

@@ -5,12 +5,12 @@ use std::rc::Rc;
 
 use resp::Writer;
 
+use crate::client::registry::{KillOrder, ListOrder};
 use crate::command::args::Args;
+use crate::command::commands::{ClientCommand, ClientFilter, ReplyMode};
 use crate::command::help;
-use crate::command::parse::{ClientCommand, ClientFilter, ReplyMode};
 use crate::connection::replies::{Length, SmallReply};
 use crate::connection::session::{Session, owned};
-use crate::core::client::{KillOrder, ListOrder};
 use crate::core::state::{CoreState, KvStats};
 use crate::info::config_get::{self, LiveSettings};
 use crate::info::{CoreReport, Report, ShardReport};
@@ -60,11 +60,11 @@ impl Session {
             ClientCommand::Pause { timeout_ms, all } => {
                 let timeout_ns = (timeout_ms as u64).saturating_mul(1_000_000);
                 let until_ns = self.state.core.now_ns().saturating_add(timeout_ns);
-                self.state.shared.pause_until_ns(until_ns, all);
+                self.state.node.pause_until_ns(until_ns, all);
                 self.reply(|writer| writer.ok());
             }
             ClientCommand::Unpause => {
-                self.state.shared.pause_until_ns(0, true);
+                self.state.node.pause_until_ns(0, true);
                 self.reply(|writer| writer.ok());
             }
             ClientCommand::Info => {
@@ -133,8 +133,23 @@ impl Session {
         });
     }
 
+    pub(crate) fn config_get(&mut self, patterns: Args<'_>) {
+        let node = self.state.node.clone();
+        let now = self.live_settings();
+        self.reply(|writer| {
+            config_get::write(patterns, node.settings(), &now, node.info(), writer);
+        });
+    }
+
+    fn live_settings(&self) -> LiveSettings {
+        LiveSettings {
+            password: self.state.password.borrow().clone(),
+            writable: self.state.node.is_writable(),
+        }
+    }
+
     pub(crate) fn config_rewrite(&mut self) {
-        let has_file = !self.state.shared.node().config_file().is_empty();
+        let has_file = !self.state.node.info().config_file().is_empty();
         self.reply(|writer| match has_file {
             false => writer.error("ERR The server is running without a config file"),
             true => writer.error("ERR Rewriting config file: it is not written by the node"),
@@ -143,11 +158,8 @@ impl Session {
 
     pub(crate) fn config_set(&mut self, pairs: Args<'_>) {
         let state = self.state.clone();
-        let (settings, node) = (state.shared.settings(), state.shared.node());
-        let now = LiveSettings {
-            password: state.password.borrow().clone(),
-            writable: state.shared.is_writable(),
-        };
+        let (settings, node) = (state.node.settings(), state.node.info());
+        let now = self.live_settings();
         let password = match config_get::check(pairs, &config_get::known(settings, &now, node)) {
             Ok(Some(password)) => Password::new(password),
             Ok(None) => return self.reply(|writer| writer.ok()),
@@ -183,8 +195,8 @@ impl Session {
         self.small(Length::Long, async move {
             let cores = state.ask_all(|there| CoreReport::of(there)).await;
             let report = Report {
-                node: state.shared.node(),
-                settings: state.shared.settings(),
+                node: state.node.info(),
+                settings: state.node.settings(),
                 cores: &cores,
                 shard: ShardReport::ask(&state).await,
                 memory: state.reader.db().memory(),

@@ -1,160 +1,402 @@
-//! One connection: its socket, its input, and the task that keeps both busy.
+//! Connections: the task of each, from its socket to its replies.
 //!
-//! The task waits for whatever comes first: bytes to arrive, bytes to be taken, a read to finish,
-//! an order to end. One send and one receive are under way at a time; the replies of one turn go
-//! out in one send. While commands may not be taken nothing is received, so a client that does not
-//! read is not read either, and TCP tells it. Only while a long reply is being made a little is
-//! received all the same: that is how it is noticed that nobody waits for the reply any more.
+//! The task ([`serve`]) waits for the next event: received bytes, a finished send, a finished read,
+//! an order to end. In each turn it
 //!
-//! Of a command that is large no more is received than there is room for, see `large`.
+//! 1. takes commands from the [`input`] through its [`session`], which executes them,
+//! 2. sends all [`replies`] that are ready ([`output`]),
+//! 3. receives more.
 //!
-//! A connection that is closed behind an error takes in for a moment what its client is still
-//! sending: bytes that nobody has received when a socket is closed make TCP throw away what was
-//! sent, the error with it.
+//! One send and one receive are in flight at a time. While no command may be taken nothing is
+//! received, so a client that does not read is not read either: TCP slows it down. Only while a
+//! long reply is being made a little is received, to notice that the client has gone.
 //!
-//! An idle connection keeps its buffers as long as those of all idle connections of the core fit a
-//! budget; beyond that it waits without any, and receives only when something has arrived.
+//! No more of a large command is received than there is room for (`client::large`); a client that
+//! holds room for which others wait must keep up its [`pace`].
+//!
+//! A connection that is closed after an error receives for a moment what its client is still
+//! sending. Otherwise unread bytes would make TCP discard what was sent, and the error with it.
+//!
+//! An idle connection keeps its buffers while those of all idle connections of the core fit a
+//! budget. Beyond that it waits without buffers, and receives only when something has arrived.
+//!
+//! This is the top room: it uses all others.
 
 pub(crate) mod administration;
-pub(crate) mod large;
+mod input;
 pub(crate) mod outgoing;
 pub(crate) mod output;
+mod pace;
 pub(crate) mod replies;
-pub(crate) mod room;
 pub(crate) mod session;
-pub(crate) mod transaction;
+mod transaction;
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use reactor::Socket;
-use resp::Parser;
+use reactor::{Sleep, Socket};
 
-use crate::connection::large::Large;
-use crate::connection::output::send;
+use crate::client::gauge::Share;
+use crate::client::large::Large;
+use crate::client::registry::Client;
+use crate::client::reply_room::SWEEP_NS;
+use crate::connection::input::{Input, RECEIVE_BYTES, Receive, Received, receive};
+use crate::connection::output::{Sent, send};
+use crate::connection::pace::{LARGE_BYTES_PER_S, Pace};
 use crate::connection::replies::Closing;
-use crate::connection::room::SWEEP_NS;
 use crate::connection::session::Session;
-use crate::core::client::Client;
 use crate::core::state::CoreState;
 use crate::settings::Settings;
 
-/// Bytes received at once.
-const RECEIVE_BYTES: usize = 16 * 1024;
-
-/// Bytes received at once of a long argument.
-const RECEIVE_LONG_BYTES: usize = 1024 * 1024;
-
-/// How often a paused connection looks whether the pause has ended early.
+/// The interval at which a paused connection checks whether the pause has ended early.
 const PAUSE_CHECK_NS: u64 = 20_000_000;
 
 /// How long a client that has closed its side waits for a long reply to begin. It may be gone
 /// altogether: only sending to it would tell.
 const HALF_CLOSED_NS: u64 = 1_000_000_000;
 
-/// While the node stops, a client that takes nothing for so long is not waited for.
+/// While the node stops, a client that has read nothing for this long is not waited for.
 const STOP_STALL_NS: u64 = 1_000_000_000;
 
-/// What a client must bring of a large command that others wait for, on average while they have
-/// patience with it.
-const LARGE_BYTES_PER_S: u64 = 64 * 1024;
-/// For how long at most what it has brought before counts: the way there and back, as others may be
-/// waiting for it.
-const LARGE_CREDIT_NS: u64 = 100_000_000;
-/// How often this is looked at.
-const LARGE_CHECK_NS: u64 = 100_000_000;
-
-/// Behind an error a connection is closed when nothing has arrived for so long, or after so long at
-/// the latest.
+/// After an error a connection is closed when nothing has arrived for this long, or after
+/// [`LINGER_NS`] at the latest.
 const LINGER_QUIET_NS: u64 = 250_000_000;
 const LINGER_NS: u64 = 5_000_000_000;
 
-/// Commands that have arrived and were not yet taken.
-struct Input {
-    buffer: Vec<u8>,
-    consumed: usize,
-    parser: Parser,
-    /// Bytes that the command at the end still lacks; `None` when whole ones may be left.
-    missing: Option<usize>,
-    /// The other side sends no more.
-    ended: bool,
+/// Serves one connection until either side ends it.
+pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
+    let mut connection = Connection::new(&state, &socket);
+    let mut sending = pin!(None);
+    let mut receiving = pin!(None);
+    let alive = loop {
+        connection.take_commands(receiving.is_some());
+        if connection.refuse_slow_request() {
+            receiving.set(None);
+        }
+        if sending.is_none()
+            && let Some(batch) = connection.session.replies.take()
+        {
+            sending.set(Some(send(socket.clone(), batch, connection.client.sends.clone())));
+        }
+        connection.session.replies.account();
+        if connection.is_done(sending.is_some()) {
+            break true;
+        }
+        if receiving.is_none()
+            && let Some(next) = connection.receive()
+        {
+            receiving.set(Some(receive(socket.clone(), next)));
+        }
+        connection.set_timers(sending.is_some());
+        if !connection.wait(&mut sending, &mut receiving).await {
+            break false;
+        }
+    };
+    let client = connection.client.clone();
+    let unread = connection.session.unread && !connection.input.ended;
+    receiving.set(None);
+    drop(connection);
+    if alive && unread {
+        linger(&state, &client, &socket).await;
+    }
+    state.clients.remove(client.id);
+    socket.shutdown();
 }
 
-impl Input {
-    /// Forgets what has been taken.
-    fn compact(&mut self) {
-        if self.consumed == self.buffer.len() {
-            self.buffer.clear();
-            if self.buffer.capacity() > 4 * RECEIVE_BYTES {
-                self.buffer = Vec::new();
-            }
-        } else if self.consumed > 0 {
-            self.buffer.drain(..self.consumed);
-            if self.buffer.capacity() > 4 * RECEIVE_BYTES && self.buffer.len() <= RECEIVE_BYTES {
-                self.buffer.shrink_to_fit();
-            }
+/// The state of a connection's task. The operations of its socket are in the task itself, which
+/// starts and polls them in place.
+struct Connection {
+    session: Session,
+    input: Input,
+    /// Memory of the input, and of the buffers of an idle connection.
+    input_share: Share,
+    idle_share: Share,
+    large: Large,
+    state: Rc<CoreState>,
+    client: Rc<Client>,
+    pace: Pace,
+    /// Until when all commands are held back; 0 if they are not.
+    paused_until_ns: u64,
+    pause: Option<Sleep>,
+    half_closed: Option<Sleep>,
+    stalled: Option<Sleep>,
+    sweep: Option<Sleep>,
+    /// The receive in flight has a buffer of its own, whose content is appended to the input when
+    /// it has come.
+    apart: bool,
+    /// The least that is received at once.
+    least: usize,
+    /// Sends that the socket had accepted when the client closed its side, and when `stalled` was
+    /// started.
+    sends_at_half_close: u64,
+    sends_at_stall: u64,
+    told_to_stop: bool,
+}
+
+impl Connection {
+    fn new(state: &Rc<CoreState>, socket: &Socket) -> Self {
+        let now_ns = state.core.now_ns();
+        let (address, local) = (socket.peer_addr().ok(), socket.local_addr().ok());
+        let client = state.clients.add(address, local, socket.number(), now_ns);
+        state.count(|stats| stats.connections += 1);
+        Self {
+            session: Session::new(state, &client),
+            input: Input::new(state.node.settings().limits()),
+            input_share: state.large.held.share(),
+            idle_share: state.idle_buffer_bytes.share(),
+            large: Large::new(&state.large, &client),
+            state: state.clone(),
+            client,
+            pace: Pace::default(),
+            paused_until_ns: 0,
+            pause: None,
+            half_closed: None,
+            stalled: None,
+            sweep: None,
+            apart: false,
+            least: RECEIVE_BYTES,
+            sends_at_half_close: 0,
+            sends_at_stall: 0,
+            told_to_stop: false,
         }
-        self.consumed = 0;
-        if self.buffer.is_empty() {
-            self.missing = Some(1);
-            if self.parser.heap_bytes() > RECEIVE_BYTES {
-                self.parser.release();
+    }
+
+    fn is_paused(&self) -> bool {
+        self.paused_until_ns > 0
+    }
+
+    /// Executes the commands that have arrived, as far as they may be taken now.
+    fn take_commands(&mut self, is_receiving: bool) {
+        let paused_until_ns = self.state.node.paused_until_ns();
+        let paused = paused_until_ns > self.state.core.now_ns();
+        self.paused_until_ns = if paused { paused_until_ns } else { 0 };
+        if !paused && !self.input.buffer.is_empty() {
+            self.client.input_bytes.set(self.input.buffer.len());
+            let Input { buffer, consumed, parser, missing, .. } = &mut self.input;
+            *missing = self.session.work(parser, buffer, consumed);
+            self.input.compact();
+            self.client.input_bytes.set(self.input.buffer.len());
+        }
+        let blocked = self.session.waits_for_pause || paused && self.input.missing.is_none();
+        self.client.blocked.set(blocked);
+        if is_receiving && !self.apart {
+            return;
+        }
+        self.input_share.set(self.input.room_bytes());
+        let settings = self.state.node.settings();
+        self.least = match self.state.large.is_short(settings) {
+            true => Settings::REQUEST_BYTES_LEAST,
+            false => RECEIVE_BYTES,
+        };
+        if !self.large.waits()
+            && self.input.is_small(self.least, self.state.large.small_bytes(settings))
+        {
+            self.large.done();
+        }
+    }
+
+    /// Refuses the large command that arrives too slowly, if one does.
+    fn refuse_slow_request(&mut self) -> bool {
+        if !self.pace.take_too_slow() || self.session.replies.closing != Closing::No {
+            return false;
+        }
+        self.input.discard();
+        self.input_share.set(0);
+        self.large.done();
+        self.session.refuse(&format!(
+            "ERR Protocol error: less than {LARGE_BYTES_PER_S} bytes a second of a large request that others wait \
+             for"
+        ));
+        true
+    }
+
+    /// Whether the connection is to be closed now.
+    fn is_done(&self, is_sending: bool) -> bool {
+        let replies = &self.session.replies;
+        let quiet = !is_sending && !replies.is_busy();
+        let last =
+            replies.closing != Closing::No || self.input.ended && self.input.missing.is_some();
+        replies.closing == Closing::Now || quiet && (last || self.state.stopping.get())
+    }
+
+    /// The next receive, if something may be received.
+    fn receive(&mut self) -> Option<Receive> {
+        if self.input.ended || self.is_paused() {
+            return None;
+        }
+        let streaming = self.session.replies.is_streaming();
+        if streaming && !self.input.buffer.is_empty() {
+            let has_space = self.input.buffer.len() < RECEIVE_BYTES;
+            self.apart |= has_space;
+            return has_space.then_some(Receive {
+                buffer: Vec::new(),
+                most: RECEIVE_BYTES,
+                idle: true,
+            });
+        }
+        let may_receive = self.input.missing.is_some()
+            && (streaming || self.session.may_take())
+            && self.large.admit(self.input.room_wanted(self.least), self.state.node.settings());
+        may_receive.then(|| self.receive_input())
+    }
+
+    /// A receive into the input's buffer.
+    fn receive_input(&mut self) -> Receive {
+        let input = &mut self.input;
+        self.apart = false;
+        let empty = input.buffer.is_empty();
+        let room = input.buffer.capacity().max(RECEIVE_BYTES) + self.session.replies.room_bytes();
+        self.idle_share.set(0);
+        let idle_bytes = self.state.idle_buffer_bytes.get() + room;
+        let crowded = empty && idle_bytes > self.state.node.settings().idle_buffer_bytes_max;
+        if crowded {
+            input.buffer = Vec::new();
+            input.parser.release();
+            self.session.replies.release();
+        } else {
+            self.idle_share.set(room);
+        }
+        // Many waiting connections may all begin a command at once.
+        let most = if crowded { Settings::REQUEST_BYTES_LEAST } else { input.wanted(self.least) };
+        let buffer = std::mem::take(&mut input.buffer);
+        self.client.input_room_bytes.set(if crowded { 0 } else { buffer.len() + most });
+        if !empty {
+            self.input_share.set(buffer.len() + most + input.parser.heap_bytes());
+        }
+        Receive { buffer, most, idle: crowded }
+    }
+
+    /// Starts and stops the timers.
+    fn set_timers(&mut self, is_sending: bool) {
+        let (core, sends) = (&self.state.core, self.client.sends.get());
+        if (self.is_paused() || self.session.waits_for_pause) && self.pause.is_none() {
+            let until_ns = match self.is_paused() {
+                true => self.paused_until_ns,
+                false => self.state.node.writes_paused_until_ns(),
+            };
+            let wait_ns = until_ns.saturating_sub(core.now_ns()).min(PAUSE_CHECK_NS);
+            self.pause = Some(core.sleep_ns(wait_ns));
+        }
+        let streaming = self.session.replies.is_streaming();
+        if !(self.input.ended && streaming && sends == self.sends_at_half_close) {
+            self.half_closed = None;
+        } else if self.half_closed.is_none() {
+            self.half_closed = Some(core.sleep_ns(HALF_CLOSED_NS));
+        }
+        if self.state.stopping.get() && is_sending && self.stalled.is_none() {
+            self.sends_at_stall = sends;
+            self.stalled = Some(core.sleep_ns(STOP_STALL_NS));
+        }
+        if !self.client.waits_for_room.get() {
+            self.sweep = None;
+        } else if self.sweep.is_none() {
+            self.sweep = Some(core.sleep_ns(SWEEP_NS));
+        }
+        self.pace.set_timer(core, &self.large, sends);
+    }
+
+    /// Waits for the next event; false when the connection has ended.
+    async fn wait<S, R>(
+        &mut self,
+        sending: &mut Pin<&mut Option<S>>,
+        receiving: &mut Pin<&mut Option<R>>,
+    ) -> bool
+    where
+        S: Future<Output = Sent>,
+        R: Future<Output = Received>,
+    {
+        poll_fn(|cx| {
+            self.client.listen(cx.waker());
+            if self.client.is_killed() {
+                return Poll::Ready(false);
             }
+            let waits_for_client = sending.is_some() || receiving.is_some();
+            let mut moved = self.poll_replies(cx, waits_for_client);
+            if let Some(sent) = finish(sending, cx) {
+                if self.sent(sent).is_err() {
+                    return Poll::Ready(false);
+                }
+                moved = true;
+            }
+            if let Some(received) = finish(receiving, cx) {
+                if self.received(received).is_err() {
+                    return Poll::Ready(false);
+                }
+                moved = true;
+            }
+            moved |= fired(&mut self.pause, cx);
+            if fired(&mut self.half_closed, cx) {
+                return Poll::Ready(false);
+            }
+            if fired(&mut self.stalled, cx) {
+                if sending.is_some() && self.client.sends.get() == self.sends_at_stall {
+                    return Poll::Ready(false);
+                }
+                moved = true;
+            }
+            moved |= self.state.stopping.get() && !std::mem::replace(&mut self.told_to_stop, true);
+            if moved { Poll::Ready(true) } else { Poll::Pending }
+        })
+        .await
+    }
+
+    /// Collects replies, and asks again for the room that the connection waits for; true when
+    /// something has changed.
+    fn poll_replies(&mut self, cx: &mut Context<'_>, waits_for_client: bool) -> bool {
+        let mut moved = self.session.replies.collect(cx);
+        moved |= self.session.has_got_room();
+        // It has just begun to wait: the turn starts the sweep for clients that read nothing.
+        moved |= self.client.waits_for_room.get() && self.sweep.is_none();
+        moved |= self.large.waits()
+            && self.large.admit(self.input.room_wanted(self.least), self.state.node.settings());
+        if fired(&mut self.sweep, cx) {
+            let closed = self.state.room.sweep(&self.state.clients, self.state.core.now_ns());
+            self.state.count(|stats| stats.slow_closed += closed);
+            moved = true;
         }
+        let sends = self.client.sends.get();
+        moved | self.pace.poll(cx, &self.state.core, &self.large, sends, waits_for_client)
     }
 
-    /// Forgets everything: nothing more is taken or received.
-    fn give_up(&mut self) {
-        self.buffer = Vec::new();
-        (self.consumed, self.missing) = (0, None);
+    /// A send has finished.
+    fn sent(&mut self, (result, batch): Sent) -> io::Result<()> {
+        let bytes = self.session.replies.sent(batch) as u64;
+        result?;
+        self.state.count(|stats| {
+            stats.sends += 1;
+            stats.sent_bytes += bytes;
+        });
+        Ok(())
     }
 
-    /// How much to receive next, `least` at least: of a long argument as much as has arrived
-    /// already, so that announcing one takes no memory.
-    fn wanted(&self, least: usize) -> usize {
-        let most = self.buffer.len().clamp(least, RECEIVE_LONG_BYTES);
-        self.missing.unwrap_or(1).clamp(least, most)
-    }
-
-    /// Whether no large command is arriving.
-    fn is_small(&self, least: usize, small: usize) -> bool {
-        let bytes =
-            if self.missing.is_some() { self.room_wanted(least) } else { self.buffer.len() };
-        bytes <= small
-    }
-
-    /// Bytes that it has when that has come.
-    fn room_wanted(&self, least: usize) -> usize {
-        self.buffer.len() + self.wanted(least)
-    }
-
-    /// Memory of what has arrived and was not taken.
-    fn room_bytes(&self) -> usize {
-        match self.buffer.is_empty() {
-            true => 0,
-            false => self.buffer.capacity() + self.parser.heap_bytes(),
+    /// A receive has finished.
+    fn received(&mut self, (result, buffer): Received) -> io::Result<()> {
+        if self.apart {
+            self.input.buffer.extend_from_slice(&buffer);
+        } else {
+            self.input.buffer = buffer;
         }
+        let bytes = result?;
+        if bytes == 0 {
+            self.input.ended = true;
+            self.sends_at_half_close = self.client.sends.get();
+            return Ok(());
+        }
+        self.input.missing = None;
+        self.pace.add_received(bytes);
+        self.client.active_ns.set(self.state.core.now_ns());
+        self.state.count(|stats| {
+            stats.receives += 1;
+            stats.received_bytes += bytes as u64;
+        });
+        Ok(())
     }
 }
 
-/// Receives behind what `buffer` holds. An idle connection waits first, without room to receive
-/// into.
-async fn receive(
-    socket: Socket,
-    buffer: Vec<u8>,
-    most: usize,
-    idle: bool,
-) -> (io::Result<usize>, Vec<u8>) {
-    if idle && let Err(error) = socket.readable().await {
-        return (Err(error), buffer);
-    }
-    socket.recv(buffer, most).await
-}
-
-/// Polls an operation that may be under way; its result takes it away.
+/// Polls an operation that may be in flight, and removes it when it has finished.
 fn finish<F: Future>(slot: &mut Pin<&mut Option<F>>, cx: &mut Context<'_>) -> Option<F::Output> {
     match slot.as_mut().as_pin_mut()?.poll(cx) {
         Poll::Ready(output) => {
@@ -165,256 +407,16 @@ fn finish<F: Future>(slot: &mut Pin<&mut Option<F>>, cx: &mut Context<'_>) -> Op
     }
 }
 
-/// Serves one connection until either side ends it.
-pub(crate) async fn serve(state: Rc<CoreState>, socket: Socket) {
-    let now_ns = state.core.now_ns();
-    let (address, local) = (socket.peer_addr().ok(), socket.local_addr().ok());
-    let client = state.clients.add(address, local, socket.number(), now_ns);
-    state.count(|stats| stats.connections += 1);
-    let mut session = Session::new(&state, &client);
-    let mut input = Input {
-        buffer: Vec::new(),
-        consumed: 0,
-        parser: Parser::new(state.shared.settings().limits()),
-        missing: Some(1),
-        ended: false,
-    };
-    let mut input_share = state.large.held.share();
-    let mut idle_share = state.idle_buffer_bytes.share();
-    let mut large = Large::new(&state.large, &client);
-    let mut told_to_stop = false;
-    let mut sending = pin!(None);
-    let mut receiving = pin!(None);
-    let mut pause = pin!(None);
-    let mut half_closed = pin!(None);
-    let mut stalled = pin!(None);
-    let mut patience = pin!(None);
-    let mut sweep = pin!(None);
-    // What is being received goes into a buffer of its own, and behind the input when it has come.
-    let mut apart = false;
-    // Sends that have taken something: all, those when the client closed its side, those when the
-    // node's end began.
-    let sends = client.sends.clone();
-    let (mut sends_at_half_close, mut sends_at_stall) = (0, 0);
-    // Bytes received, what it and the sends were when it was last looked whether a large command
-    // comes quickly enough, and since when that has brought too little.
-    let (mut received, mut at_patience) = (0u64, (0, 0, 0));
-    let mut too_slow = false;
-    // The least that is received at once.
-    let mut least = RECEIVE_BYTES;
-    let mut alive = true;
-    loop {
-        let paused_until_ns = state.shared.paused_until_ns();
-        let paused = paused_until_ns > state.core.now_ns();
-        if !paused && !input.buffer.is_empty() {
-            client.input_bytes.set(input.buffer.len());
-            let Input { buffer, consumed, parser, missing, .. } = &mut input;
-            *missing = session.work(parser, buffer, consumed);
-            input.compact();
-            client.input_bytes.set(input.buffer.len());
-        }
-        client.blocked.set(session.waits_for_pause || paused && input.missing.is_none());
-        if receiving.is_none() || apart {
-            input_share.set(input.room_bytes());
-            least = match state.large.is_short(state.shared.settings()) {
-                true => Settings::REQUEST_BYTES_LEAST,
-                false => RECEIVE_BYTES,
-            };
-            if !large.waits()
-                && input.is_small(least, state.large.small_bytes(state.shared.settings()))
-            {
-                large.done();
-            }
-        }
-        if std::mem::take(&mut too_slow) && session.replies.closing == Closing::No {
-            receiving.set(None);
-            input.give_up();
-            input_share.set(0);
-            large.done();
-            session.refuse(&format!(
-                "ERR Protocol error: less than {LARGE_BYTES_PER_S} bytes a second of a large request that others wait \
-                 for"
-            ));
-        }
-        if sending.is_none()
-            && let Some(batch) = session.replies.take()
-        {
-            sending.set(Some(send(socket.clone(), batch, sends.clone())));
-        }
-        session.replies.account();
-        let quiet = sending.is_none() && !session.replies.is_busy();
-        let last = session.replies.closing != Closing::No || input.ended && input.missing.is_some();
-        if session.replies.closing == Closing::Now || quiet && (last || state.stopping.get()) {
-            break;
-        }
-        let streaming = session.replies.is_streaming();
-        let may_receive = receiving.is_none() && !input.ended && !paused;
-        if may_receive && streaming && !input.buffer.is_empty() {
-            if input.buffer.len() < RECEIVE_BYTES {
-                apart = true;
-                receiving.set(Some(receive(socket.clone(), Vec::new(), RECEIVE_BYTES, true)));
-            }
-        } else if may_receive
-            && input.missing.is_some()
-            && (streaming || session.may_take())
-            && large.admit(input.room_wanted(least), state.shared.settings())
-        {
-            apart = false;
-            let empty = input.buffer.is_empty();
-            let room = input.buffer.capacity().max(RECEIVE_BYTES) + session.replies.room_bytes();
-            idle_share.set(0);
-            let crowded = empty
-                && state.idle_buffer_bytes.get() + room
-                    > state.shared.settings().idle_buffer_bytes_max;
-            if crowded {
-                input.buffer = Vec::new();
-                input.parser.release();
-                session.replies.release();
-            } else {
-                idle_share.set(room);
-            }
-            // Many connections that wait may all begin a command at once.
-            let most = if crowded { Settings::REQUEST_BYTES_LEAST } else { input.wanted(least) };
-            let buffer = std::mem::take(&mut input.buffer);
-            client.input_room_bytes.set(if crowded { 0 } else { buffer.len() + most });
-            if !empty {
-                input_share.set(buffer.len() + most + input.parser.heap_bytes());
-            }
-            receiving.set(Some(receive(socket.clone(), buffer, most, crowded)));
-        }
-        if (paused || session.waits_for_pause) && pause.is_none() {
-            let until_ns = match paused {
-                true => paused_until_ns,
-                false => state.shared.writes_paused_until_ns(),
-            };
-            let wait_ns = until_ns.saturating_sub(state.core.now_ns()).min(PAUSE_CHECK_NS);
-            pause.set(Some(state.core.sleep_ns(wait_ns)));
-        }
-        if !(input.ended && streaming && sends.get() == sends_at_half_close) {
-            half_closed.set(None);
-        } else if half_closed.is_none() {
-            half_closed.set(Some(state.core.sleep_ns(HALF_CLOSED_NS)));
-        }
-        if state.stopping.get() && sending.is_some() && stalled.is_none() {
-            sends_at_stall = sends.get();
-            stalled.set(Some(state.core.sleep_ns(STOP_STALL_NS)));
-        }
-        if !client.waits_for_room.get() {
-            sweep.set(None);
-        } else if sweep.is_none() {
-            sweep.set(Some(state.core.sleep_ns(SWEEP_NS)));
-        }
-        if !large.has_room() {
-            patience.set(None);
-            at_patience.2 = 0;
-        } else if patience.is_none() {
-            if at_patience.2 == 0 {
-                at_patience = (received, sends.get(), state.core.now_ns());
-            }
-            let check_ns = large.patience_ns().map_or(LARGE_CHECK_NS, |ns| ns.min(LARGE_CHECK_NS));
-            patience.set(Some(state.core.sleep_ns(check_ns)));
-        }
-        alive = std::future::poll_fn(|cx| {
-            client.listen(cx.waker());
-            if client.is_killed() {
-                return Poll::Ready(false);
-            }
-            let mut moved = session.replies.collect(cx);
-            moved |= session.has_got_room();
-            // It has just begun to wait, and looks for clients that take nothing.
-            moved |= client.waits_for_room.get() && sweep.is_none();
-            moved |=
-                large.waits() && large.admit(input.room_wanted(least), state.shared.settings());
-            if finish(&mut sweep, cx).is_some() {
-                state.room.sweep(&state);
-                moved = true;
-            }
-            if finish(&mut patience, cx).is_some() {
-                let now_ns = state.core.now_ns();
-                let waits_for_client = receiving.is_some() || sending.is_some();
-                let (received_before, sends_before, since_ns) = at_patience;
-                let brought_ns = (received - received_before) * 1_000_000_000 / LARGE_BYTES_PER_S;
-                let since_ns = match large.patience_ns().filter(|_| waits_for_client) {
-                    Some(patience_ns) if sends.get() == sends_before => {
-                        let since_ns = (since_ns + brought_ns).min(now_ns + LARGE_CREDIT_NS);
-                        too_slow = now_ns.saturating_sub(since_ns) >= patience_ns;
-                        since_ns
-                    }
-                    _ => now_ns,
-                };
-                at_patience = (received, sends.get(), since_ns);
-                moved = true;
-            }
-            if let Some((result, sent)) = finish(&mut sending, cx) {
-                let result: io::Result<()> = result;
-                let bytes = session.replies.sent(sent) as u64;
-                if result.is_err() {
-                    return Poll::Ready(false);
-                }
-                state.count(|stats| {
-                    stats.sends += 1;
-                    stats.sent_bytes += bytes;
-                });
-                moved = true;
-            }
-            if let Some((result, buffer)) = finish(&mut receiving, cx) {
-                if apart {
-                    input.buffer.extend_from_slice(&buffer);
-                } else {
-                    input.buffer = buffer;
-                }
-                match result {
-                    Ok(0) => {
-                        input.ended = true;
-                        sends_at_half_close = sends.get();
-                    }
-                    Ok(bytes) => {
-                        input.missing = None;
-                        received += bytes as u64;
-                        client.active_ns.set(state.core.now_ns());
-                        state.count(|stats| {
-                            stats.receives += 1;
-                            stats.received_bytes += bytes as u64;
-                        });
-                    }
-                    Err(_) => return Poll::Ready(false),
-                }
-                moved = true;
-            }
-            if finish(&mut pause, cx).is_some() {
-                moved = true;
-            }
-            if finish(&mut half_closed, cx).is_some() {
-                return Poll::Ready(false);
-            }
-            if finish(&mut stalled, cx).is_some() {
-                if sending.is_some() && sends.get() == sends_at_stall {
-                    return Poll::Ready(false);
-                }
-                moved = true;
-            }
-            if state.stopping.get() && !told_to_stop {
-                told_to_stop = true;
-                moved = true;
-            }
-            if moved { Poll::Ready(true) } else { Poll::Pending }
-        })
-        .await;
-        if !alive {
-            break;
-        }
+/// Polls a timer that may be set, and removes it when it has fired.
+fn fired(timer: &mut Option<Sleep>, cx: &mut Context<'_>) -> bool {
+    let fired = timer.as_mut().is_some_and(|sleep| Pin::new(sleep).poll(cx).is_ready());
+    if fired {
+        *timer = None;
     }
-    let unread = session.unread && !input.ended;
-    receiving.set(None);
-    drop((session, input, input_share, idle_share, large));
-    if alive && unread {
-        linger(&state, &client, &socket).await;
-    }
-    state.clients.remove(client.id);
-    socket.shutdown();
+    fired
 }
 
-/// Takes in what the client is still sending.
+/// Receives and discards what the client is still sending.
 async fn linger(state: &CoreState, client: &Client, socket: &Socket) {
     let core = &state.core;
     let deadline_ns = core.now_ns().saturating_add(LINGER_NS);

@@ -6,11 +6,12 @@
 //! of its own. Any command that does not write sends the gathered writes.
 
 use crate::command::args::Args;
-use crate::command::parse::WriteCommand;
+use crate::command::commands::WriteCommand;
+use crate::command::operation::Operation;
 use crate::command::spec::CommandId;
 use crate::connection::replies::Written;
 use crate::connection::session::Session;
-use crate::shard::change::{Change, Kind};
+use crate::shard::change::Change;
 
 /// Weight of changes that are sent without waiting for more.
 const PARCEL_WEIGHT: usize = 128 * 1024;
@@ -20,6 +21,7 @@ const BATCH_BYTES: usize = 64 * 1024;
 /// Maximum number of changes of one parcel.
 const CHANGES_MAX: usize = 64;
 
+/// The gathered writes of one connection.
 #[derive(Default)]
 pub(crate) struct Outgoing {
     changes: Vec<Change>,
@@ -43,7 +45,7 @@ impl Outgoing {
                 self.put(id, bytes, |change| put_pairs(change, pairs));
             }
             WriteCommand::PutAllIfNone(pairs) => {
-                let mut change = Change::of(Kind::PutIfNone);
+                let mut change = Change::of(Operation::PutIfNone);
                 put_pairs(&mut change, pairs);
                 self.push(id, change);
             }
@@ -51,7 +53,7 @@ impl Outgoing {
             WriteCommand::Delete(keys) => self.push(id, Change::delete(keys.iter())),
             WriteCommand::GetDelete(key) => {
                 let mut change = Change::delete([key]);
-                change.kind = Kind::GetDelete;
+                change.kind = Operation::GetDelete;
                 self.push(id, change);
             }
             WriteCommand::Modify(kind, key, operand) => {
@@ -78,7 +80,7 @@ impl Outgoing {
     /// these are the same command.
     fn put(&mut self, id: Option<CommandId>, bytes: usize, put: impl FnOnce(&mut Change)) {
         if let Some(last) = self.changes.last_mut()
-            && last.kind == Kind::Put
+            && last.kind == Operation::Put
             && last.command == id
             && last.batch.len() < BATCH_BYTES
             && bytes < BATCH_BYTES

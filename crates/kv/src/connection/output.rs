@@ -126,12 +126,11 @@ impl Output {
     }
 }
 
+/// The result of a send, and its buffers.
+pub(crate) type Sent = (io::Result<()>, Sending);
+
 /// Sends all bytes. `sends` counts the times that the socket accepted some.
-pub(crate) async fn send(
-    socket: Socket,
-    what: Sending,
-    sends: Rc<Cell<u64>>,
-) -> (io::Result<()>, Sending) {
+pub(crate) async fn send(socket: Socket, what: Sending, sends: Rc<Cell<u64>>) -> Sent {
     match what {
         Sending::Bytes(mut bytes) => {
             let mut sent = 0;

@@ -11,21 +11,21 @@ use std::rc::Rc;
 use reactor::Class;
 use resp::{Parser, Progress, Protocol, Writer};
 
+use crate::client::registry::Client;
 use crate::command::args::Args;
+use crate::command::commands::{Access, Command, Hello, Login, Scan};
 use crate::command::describe::describe;
 use crate::command::help;
-use crate::command::parse::{Access, Command, Hello, Login, May, Parsed, parse};
+use crate::command::parse::{Parsed, Permissions, parse};
 use crate::command::refusal::Refusal;
 use crate::command::spec::CommandId;
 use crate::connection::outgoing::Outgoing;
 use crate::connection::replies::{Closing, Length, Replies, SmallReply};
-use crate::core::client::Client;
-use crate::core::state::{CoreState, FAMILY};
-use crate::info::config_get::{self, LiveSettings};
+use crate::core::state::CoreState;
 use crate::read::small::{self, ScanOrder};
 use crate::read::stream::{RangeStream, Stream};
 use crate::read::walk::Walk;
-use crate::settings::Settings;
+use crate::settings::{FAMILY, Settings};
 
 /// The state of one conversation.
 pub(crate) struct Session {
@@ -58,7 +58,7 @@ pub(crate) struct Session {
     waits_for_reply: Option<usize>,
     /// A lookup of the length of the value that the command at the beginning of the input returns:
     /// in progress, or just finished with this result.
-    looks: Option<Rc<Cell<Option<usize>>>>,
+    lookup: Option<Rc<Cell<Option<usize>>>>,
     found_bytes: Option<usize>,
     /// The next command waits for the end of a pause of writes.
     pub(crate) waits_for_pause: bool,
@@ -84,7 +84,7 @@ impl Session {
             held: None,
             waits_for_room: false,
             waits_for_reply: None,
-            looks: None,
+            lookup: None,
             found_bytes: None,
             waits_for_pause: false,
         }
@@ -111,7 +111,7 @@ impl Session {
 
     /// Whether another command may be taken.
     pub fn may_take(&mut self) -> bool {
-        self.replies.have_room() && !self.state.stopping.get()
+        self.replies.has_room() && !self.state.stopping.get()
     }
 
     /// Closes the connection after an error that no command asked for.
@@ -172,8 +172,8 @@ impl Session {
     /// Whether the event it waited for has come: room for writes, memory for a reply, or the length
     /// of the reply.
     pub fn has_got_room(&mut self) -> bool {
-        if let Some(bytes) = self.looks.as_ref().and_then(|found| found.get()) {
-            (self.looks, self.found_bytes) = (None, Some(bytes));
+        if let Some(bytes) = self.lookup.as_ref().and_then(|found| found.get()) {
+            (self.lookup, self.found_bytes) = (None, Some(bytes));
             return true;
         }
         if let Some(bytes) = self.waits_for_reply
@@ -186,10 +186,10 @@ impl Session {
         if !self.waits_for_room {
             return false;
         }
-        let got = self.state.writes.has_room(self.state.shared.settings());
+        let got = self.state.writes.room.has_room(self.state.node.settings());
         if !got {
             // Other connections were quicker.
-            self.state.writes.wait_for_room(&self.client);
+            self.state.writes.room.wait(&self.client);
         }
         self.waits_for_room = !got;
         got
@@ -203,16 +203,16 @@ impl Session {
             Access::Read => !self.replies.is_writing(),
             Access::Write if self.replies.is_reading() => false,
             Access::Write
-                if self.state.shared.writes_paused_until_ns() > self.state.core.now_ns() =>
+                if self.state.node.writes_paused_until_ns() > self.state.core.now_ns() =>
             {
                 self.waits_for_pause = true;
                 false
             }
             Access::Write => {
-                let has_room = self.state.writes.has_room(self.state.shared.settings());
+                let has_room = self.state.writes.room.has_room(self.state.node.settings());
                 if !has_room {
                     self.waits_for_room = true;
-                    self.state.writes.wait_for_room(&self.client);
+                    self.state.writes.room.wait(&self.client);
                 }
                 has_room
             }
@@ -253,7 +253,7 @@ impl Session {
 
     /// Executes a command; false when it has to wait for earlier commands.
     fn execute(&mut self, args: Args<'_>) -> bool {
-        let Parsed { mut command, id, name, mut rejected } = parse(args, self.may());
+        let Parsed { mut command, id, name, mut rejected } = parse(args, self.permissions());
         if self.after_multi {
             rejected |= command.is_ok();
             command = self.after_multi(command);
@@ -305,7 +305,7 @@ impl Session {
         if let Some(bytes) = self.found_bytes.take() {
             return Some(bytes);
         }
-        if self.looks.is_some() {
+        if self.lookup.is_some() {
             return None;
         }
         if self.outgoing.leaves_long() {
@@ -325,7 +325,7 @@ impl Session {
         }
         let (state, client, key) = (self.state.clone(), self.client.clone(), key.to_vec());
         let found = Rc::new(Cell::new(None));
-        self.looks = Some(found.clone());
+        self.lookup = Some(found.clone());
         self.state.core.spawn(Class::Foreground, async move {
             found.set(Some(length(state.reader.get(FAMILY, &key, None).await)));
             client.wake();
@@ -333,9 +333,9 @@ impl Session {
         None
     }
 
-    fn may(&self) -> May {
-        May {
-            write: self.state.shared.is_writable(),
+    fn permissions(&self) -> Permissions {
+        Permissions {
+            write: self.state.node.is_writable(),
             enter: self.entered || self.state.password.borrow().is_none(),
         }
     }
@@ -345,12 +345,12 @@ impl Session {
             Command::Write(command) => self.write(command),
             Command::One(key, ask) => {
                 if !self.is_silent() {
-                    self.replies.read_one(key, ask, self.protocol);
+                    self.replies.get(key, ask, self.protocol);
                 }
             }
             Command::MGet(keys) => {
                 if !self.is_silent() {
-                    self.replies.read_some(owned(keys), self.protocol);
+                    self.replies.multi_get(owned(keys), self.protocol);
                 }
             }
             Command::Ping(None) => self.reply(|writer| writer.simple("PONG")),
@@ -363,14 +363,8 @@ impl Session {
                 self.replies.closing = Closing::AfterReplies;
             }
             Command::Reset => self.reset(),
-            Command::Auth(login) => {
-                let outcome = self.log_in(login);
-                self.reply(|writer| match outcome {
-                    Ok(()) => writer.ok(),
-                    Err(refusal) => refusal.write(writer),
-                });
-            }
-            Command::Save | Command::BackgroundSave if !self.state.shared.is_writable() => {
+            Command::Auth(login) => self.auth(login),
+            Command::Save | Command::BackgroundSave if !self.state.node.is_writable() => {
                 // Nothing was written that could be lost.
                 self.reply(|writer| writer.ok());
             }
@@ -379,7 +373,7 @@ impl Session {
             Command::LastSave => self.last_save(),
             Command::ShutDown => {
                 self.replies.closing = Closing::AfterReplies;
-                self.state.shared.node().shut_down();
+                self.state.node.info().shut_down();
             }
             Command::Transaction(command) => self.transaction(command),
             Command::ConfigRewrite => self.config_rewrite(),
@@ -387,25 +381,10 @@ impl Session {
             Command::Hello(hello) => self.hello(hello),
             Command::Client(command) => self.client_command(command),
             Command::Describe(question) => self.reply(|writer| describe(question, writer)),
-            Command::ConfigGet(patterns) => {
-                let shared = self.state.shared.clone();
-                let (password, writable) =
-                    (self.state.password.borrow().clone(), shared.is_writable());
-                self.reply(|writer| {
-                    let (settings, node) = (shared.settings(), shared.node());
-                    let now = LiveSettings { password, writable };
-                    config_get::write(patterns, settings, &now, node, writer);
-                });
-            }
+            Command::ConfigGet(patterns) => self.config_get(patterns),
             Command::ConfigHelp => self.reply(|writer| help::write(help::CONFIG, writer)),
             Command::ConfigResetStat => self.reset_stats(),
-            Command::DbSize => {
-                let keys = self.state.keys();
-                self.reply(|writer| match keys {
-                    Ok(keys) => writer.integer(i64::try_from(keys).unwrap_or(i64::MAX)),
-                    Err(error) => small::write_error(&error, writer),
-                });
-            }
+            Command::DbSize => self.db_size(),
             Command::Info(sections) => self.info(sections),
             Command::Exists(keys) => {
                 let (state, keys) = (self.state.clone(), owned(keys));
@@ -414,18 +393,7 @@ impl Session {
                     small::exists(&state, keys, protocol).await.into()
                 });
             }
-            Command::Scan(scan) => {
-                let (state, protocol) = (self.state.clone(), self.protocol);
-                let order = ScanOrder {
-                    cursor: scan.cursor,
-                    pattern: scan.pattern.map(<[u8]>::to_vec),
-                    count: scan.count,
-                    of_our_type: scan.of_our_type,
-                };
-                self.small(Length::Long, async move {
-                    small::scan(&state, order, protocol).await.into()
-                });
-            }
+            Command::Scan(scan) => self.scan(scan),
             Command::RandomKey => {
                 let (state, protocol) = (self.state.clone(), self.protocol);
                 self.small(Length::Short, async move {
@@ -433,25 +401,10 @@ impl Session {
                 });
             }
             Command::Keys(pattern) => {
-                let walk = Walk::matching(&self.state, Some(pattern));
-                self.stream(Stream::Range(RangeStream::new(
-                    &self.state,
-                    walk,
-                    false,
-                    None,
-                    self.protocol,
-                )));
+                self.walk(Walk::matching(&self.state, Some(pattern)), false, None);
             }
             Command::Range(query) => {
-                let walk = Walk::range(&self.state, &query);
-                let (values, limit) = (query.values, query.limit);
-                self.stream(Stream::Range(RangeStream::new(
-                    &self.state,
-                    walk,
-                    values,
-                    limit,
-                    self.protocol,
-                )));
+                self.walk(Walk::range(&self.state, &query), query.values, query.limit);
             }
         }
     }
@@ -464,13 +417,42 @@ impl Session {
         make: impl Future<Output = SmallReply> + 'static,
     ) {
         let task = self.state.core.spawn(Class::Foreground, make);
-        self.replies.small(task, length, self.is_silent());
+        self.replies.task(task, length, self.is_silent());
     }
 
-    fn stream(&mut self, stream: Stream) {
+    /// Sends the keys of a walk, and their values if wanted.
+    fn walk(&mut self, walk: Walk, values: bool, limit: Option<u64>) {
         if !self.is_silent() {
-            self.replies.stream(stream);
+            let stream = RangeStream::new(&self.state, walk, values, limit, self.protocol);
+            self.replies.stream(Stream::Range(stream));
         }
+    }
+
+    fn scan(&mut self, scan: Scan<'_>) {
+        let (state, protocol) = (self.state.clone(), self.protocol);
+        let order = ScanOrder {
+            cursor: scan.cursor,
+            pattern: scan.pattern.map(<[u8]>::to_vec),
+            count: scan.count,
+            of_our_type: scan.of_our_type,
+        };
+        self.small(Length::Long, async move { small::scan(&state, order, protocol).await.into() });
+    }
+
+    fn db_size(&mut self) {
+        let keys = self.state.keys();
+        self.reply(|writer| match keys {
+            Ok(keys) => writer.integer(i64::try_from(keys).unwrap_or(i64::MAX)),
+            Err(error) => small::write_error(&error, writer),
+        });
+    }
+
+    fn auth(&mut self, login: Login<'_>) {
+        let outcome = self.log_in(login);
+        self.reply(|writer| match outcome {
+            Ok(()) => writer.ok(),
+            Err(refusal) => refusal.write(writer),
+        });
     }
 
     fn reset(&mut self) {
@@ -489,7 +471,7 @@ impl Session {
     fn hello(&mut self, hello: Hello<'_>) {
         let entered = match hello.login {
             Some(login) => self.log_in(login),
-            None if self.may().enter => Ok(()),
+            None if self.permissions().enter => Ok(()),
             None => Err(NOT_ENTERED),
         };
         if let Err(refusal) = entered {
@@ -520,9 +502,7 @@ impl Session {
             writer.array(0);
         });
     }
-}
 
-impl Session {
     /// Checks a password. If none is set, the default user may log in with any.
     fn log_in(&mut self, login: Login<'_>) -> Result<(), Refusal<'static>> {
         let password = self.state.password.borrow();

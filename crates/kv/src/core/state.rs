@@ -5,21 +5,21 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use lsm::{CfId, Reader};
+use lsm::Reader;
 use reactor::Core;
 
-use crate::connection::large::LargeRequests;
-use crate::connection::room::ReplyRoom;
-use crate::core::client::Clients;
+use crate::client::gauge::Gauge;
+use crate::client::large::LargeRequests;
+use crate::client::registry::Clients;
+use crate::client::reply_room::ReplyRoom;
+use crate::core::ask::{Posters, Questions};
+use crate::core::command_stats::AllCommandStats;
+use crate::core::node::NodeState;
 use crate::core::scan_table::ScanTable;
-use crate::core::shared::{Posters, Questions, Shared};
 use crate::core::writes::Writes;
-use crate::info::command_stats::AllCommandStats;
 use crate::password::Password;
+use crate::settings::{FAMILY, Settings};
 use crate::shard::Shard;
-
-/// The column family that the protocol shows: RocksDB's default one.
-pub(crate) const FAMILY: CfId = 0;
 
 /// RocksDB's name for the comparator whose order is the reverse of that of bytes.
 const DESCENDING: &str = "rocksdb.ReverseBytewiseComparator";
@@ -52,14 +52,14 @@ pub(crate) struct KvStats {
 pub(crate) struct CoreState {
     pub core: Core,
     pub reader: Reader,
-    pub shared: Arc<Shared>,
+    pub node: Arc<NodeState>,
     pub posters: Posters,
     pub clients: Clients,
     pub scans: RefCell<ScanTable>,
     pub stats: RefCell<KvStats>,
     pub commands: AllCommandStats,
     pub questions: Questions,
-    pub writes: Rc<Writes>,
+    pub writes: Writes,
     /// The password that clients must give, if any.
     pub password: RefCell<Option<Password>>,
     /// The node is stopping: no new commands are taken.
@@ -79,7 +79,12 @@ pub(crate) struct CoreState {
 
 impl CoreState {
     /// `shard` is present on the core that owns it.
-    pub fn new(core: &Core, reader: Reader, shared: Arc<Shared>, shard: Option<Shard>) -> Rc<Self> {
+    pub fn new(
+        core: &Core,
+        reader: Reader,
+        node: Arc<NodeState>,
+        shard: Option<Shard>,
+    ) -> Rc<Self> {
         let families = reader.db().column_families();
         let descending =
             families.iter().any(|family| family.id == FAMILY && family.comparator == DESCENDING);
@@ -93,7 +98,7 @@ impl CoreState {
             commands: AllCommandStats::default(),
             questions: Questions::default(),
             writes: Writes::new(shard),
-            password: RefCell::new(shared.settings().password.clone()),
+            password: RefCell::new(node.settings().password.clone()),
             stopping: Cell::new(false),
             started_ns: core.now_ns(),
             large: Rc::default(),
@@ -102,8 +107,8 @@ impl CoreState {
             pinned_bytes: Gauge::default(),
             reads: Gauge::default(),
             idle_buffer_bytes: Gauge::default(),
-            posters: Posters::new(&shared),
-            shared,
+            posters: Posters::new(&node),
+            node,
         })
     }
 
@@ -123,70 +128,11 @@ impl CoreState {
 
     /// Unsent bytes that a connection may have when all connections together have `total`.
     pub fn unsent_bytes_max(&self, total: usize) -> usize {
-        let settings = self.shared.settings();
+        let settings = self.node.settings();
         if total > settings.unsent_total_bytes_max {
-            settings.unsent_bytes_max.min(crate::settings::Settings::REPLY_BYTES_SMALL)
+            settings.unsent_bytes_max.min(Settings::REPLY_BYTES_SMALL)
         } else {
             settings.unsent_bytes_max
         }
-    }
-}
-
-/// A sum over connections; each keeps its part up to date through a [`Share`].
-#[derive(Debug, Default)]
-pub(crate) struct Gauge(Rc<Cell<usize>>);
-
-impl Gauge {
-    pub fn get(&self) -> usize {
-        self.0.get()
-    }
-
-    /// A new part of the sum: 0 at first, subtracted when dropped.
-    pub fn share(&self) -> Share {
-        Share { sum: self.0.clone(), part: 0 }
-    }
-}
-
-/// One holder's part of a [`Gauge`].
-#[derive(Debug)]
-pub(crate) struct Share {
-    sum: Rc<Cell<usize>>,
-    part: usize,
-}
-
-impl Share {
-    pub fn part(&self) -> usize {
-        self.part
-    }
-
-    #[inline]
-    pub fn set(&mut self, part: usize) {
-        if part != self.part {
-            self.sum.set(self.sum.get() - self.part + part);
-            self.part = part;
-        }
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.set(0);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_gauge_is_the_sum_of_its_live_shares() {
-        let gauge = Gauge::default();
-        let (mut a, mut b) = (gauge.share(), gauge.share());
-        a.set(10);
-        b.set(5);
-        a.set(7);
-        assert_eq!(gauge.get(), 12);
-        drop(a);
-        assert_eq!(gauge.get(), 5);
     }
 }

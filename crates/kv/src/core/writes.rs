@@ -12,110 +12,32 @@
 //! that another connection sent later, even if that client knew of it, for example because it
 //! killed the first connection. That is always true of an unanswered write.
 //!
-//! Bounds: parcels and bytes are counted per core from the sending to the answer. Beyond a limit
-//! the connections of this core take no command that writes until answers have arrived. So the
-//! mailbox is never full, and the engine's queue holds no more than the cores' limits allow. One
-//! write is admitted however large it is.
+//! The room for parcels in flight is bounded, see `client::write_room`.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
 
-use crate::command::spec::CommandId;
-use crate::core::client::Client;
-use crate::core::shared::Posters;
-use crate::core::state::{Gauge, Share};
-use crate::settings::Settings;
+use crate::client::write_room::WriteRoom;
+use crate::core::ask::Posters;
 use crate::shard::Shard;
 use crate::shard::change::{Answer, Change};
+use crate::shard::parcel::{AnswerRun, AnswerSlot, Answered, Parcel};
 use crate::shard::turns::Connection;
 
-/// Parcels that one core may have in flight.
-pub(crate) const PARCELS_MAX: usize = 1 << 14;
-
-/// Changes of one connection, sent to the shard.
-pub(crate) struct Parcel {
-    /// Where the answers go: the core, and the number of the slot there.
-    pub core: usize,
-    pub number: u32,
-    pub connection: Connection,
-    pub changes: Vec<Change>,
-}
-
-/// The answer that consecutive commands of a parcel share.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
-    /// The number of commands of the parcel before them.
-    pub at: u32,
-    pub commands: u32,
-    /// The command they all are, where that is known.
-    pub command: Option<CommandId>,
-    pub answer: Answer,
-}
-
-/// Answers to parcels of one core, by the numbers of their slots there.
-pub(crate) type Answered = Vec<(u32, Vec<Run>)>;
-
-/// Receives the answers to a parcel.
-#[derive(Default)]
-pub(crate) struct Slot {
-    answers: RefCell<Option<Vec<Run>>>,
-    waker: Cell<Option<Waker>>,
-    /// The parcel's part of its core's limits, until it is answered.
-    held: RefCell<Option<Held>>,
-}
-
-struct Held {
-    writes: Rc<Writes>,
-    _bytes: Share,
-    _parcel: Share,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        for client in self.writes.waiting.take() {
-            client.wake();
-        }
-    }
-}
-
-impl Slot {
-    /// Stores one answer for each command, in the order of the commands.
-    pub fn fulfil(&self, answers: Vec<Run>) {
-        self.answers.replace(Some(answers));
-        drop(self.held.take());
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
-    }
-
-    pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Vec<Run>> {
-        match self.answers.take() {
-            Some(answers) => Poll::Ready(answers),
-            None => {
-                self.waker.set(Some(cx.waker().clone()));
-                Poll::Pending
-            }
-        }
-    }
-}
-
+/// The way of one core's writes to the shard.
 #[derive(Default)]
 pub(crate) struct Writes {
     /// The shard, where this core owns it.
     shard: Option<Shard>,
     /// Slots of parcels sent to another core, by number.
-    slots: RefCell<Vec<Option<Rc<Slot>>>>,
+    slots: RefCell<Vec<Option<Rc<AnswerSlot>>>>,
     free: RefCell<Vec<u32>>,
-    bytes: Gauge,
-    parcels: Gauge,
-    /// Connections that wait for room.
-    waiting: RefCell<Vec<Rc<Client>>>,
+    pub room: Rc<WriteRoom>,
 }
 
 impl Writes {
-    pub fn new(shard: Option<Shard>) -> Rc<Self> {
-        Rc::new(Self { shard, ..Self::default() })
+    pub fn new(shard: Option<Shard>) -> Self {
+        Self { shard, ..Self::default() }
     }
 
     /// The shard, where this core owns it.
@@ -123,39 +45,16 @@ impl Writes {
         self.shard.as_ref()
     }
 
-    /// Bytes of changes in flight.
-    pub fn bytes(&self) -> usize {
-        self.bytes.get()
-    }
-
-    /// Whether one more parcel may be sent.
-    pub fn has_room(&self, settings: &Settings) -> bool {
-        self.bytes.get() < settings.writes_bytes_max && self.parcels.get() < PARCELS_MAX
-    }
-
-    /// Registers a connection to be woken when there may be room.
-    pub fn wait_for_room(&self, client: &Rc<Client>) {
-        let mut waiting = self.waiting.borrow_mut();
-        if !waiting.iter().any(|other| Rc::ptr_eq(other, client)) {
-            waiting.push(client.clone());
-        }
-    }
-
     /// Sends a parcel, after those of the same connection.
     pub fn send(
-        self: &Rc<Self>,
+        &self,
         posters: &Posters,
         core: usize,
         connection: Connection,
         changes: Vec<Change>,
         weight: usize,
-    ) -> Rc<Slot> {
-        let slot = Rc::new(Slot::default());
-        let (mut bytes_share, mut parcel_share) = (self.bytes.share(), self.parcels.share());
-        bytes_share.set(weight);
-        parcel_share.set(1);
-        let held = Held { writes: self.clone(), _bytes: bytes_share, _parcel: parcel_share };
-        slot.held.replace(Some(held));
+    ) -> Rc<AnswerSlot> {
+        let slot = Rc::new(AnswerSlot::with_room(self.room.reserve(weight)));
         match &self.shard {
             Some(shard) => shard.accept(connection, changes, &slot),
             None => {
@@ -165,7 +64,7 @@ impl Writes {
                     let answer = Answer::Failed("ERR the node is shutting down".into());
                     self.deliver(vec![(
                         number,
-                        vec![Run { at: 0, commands, command: None, answer }],
+                        vec![AnswerRun { at: 0, commands, command: None, answer }],
                     )]);
                 }
             }
@@ -184,7 +83,7 @@ impl Writes {
         }
     }
 
-    fn number(&self, slot: &Rc<Slot>) -> u32 {
+    fn number(&self, slot: &Rc<AnswerSlot>) -> u32 {
         let mut slots = self.slots.borrow_mut();
         match self.free.borrow_mut().pop() {
             Some(number) => {
@@ -201,22 +100,21 @@ impl Writes {
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Poll, Waker};
+
     use super::*;
+    use crate::settings::Settings;
 
     #[test]
-    fn an_answer_slot_holds_its_part_of_the_limits_until_it_is_answered() {
+    fn a_slot_holds_its_part_of_the_limits_until_it_is_answered() {
         let writes = Writes::new(None);
         let settings = Settings { writes_bytes_max: 100, ..Settings::default() };
-        let slot = Rc::new(Slot::default());
-        let (mut bytes, mut parcel) = (writes.bytes.share(), writes.parcels.share());
-        bytes.set(150);
-        parcel.set(1);
-        slot.held.replace(Some(Held { writes: writes.clone(), _bytes: bytes, _parcel: parcel }));
-        assert!(!writes.has_room(&settings));
+        let slot = Rc::new(AnswerSlot::with_room(writes.room.reserve(150)));
+        assert!(!writes.room.has_room(&settings));
         let number = writes.number(&slot);
-        let run = Run { at: 0, commands: 1, command: None, answer: Answer::Ok };
+        let run = AnswerRun { at: 0, commands: 1, command: None, answer: Answer::Ok };
         writes.deliver(vec![(number, vec![run.clone()])]);
-        assert!(writes.has_room(&settings) && writes.bytes() == 0);
+        assert!(writes.room.has_room(&settings) && writes.room.bytes() == 0);
         let mut cx = Context::from_waker(Waker::noop());
         assert_eq!(slot.poll(&mut cx), Poll::Ready(vec![run]));
         assert_eq!(writes.number(&slot), number, "numbers are reused");

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use resp::Writer;
 
 use crate::command::args::Args;
-use crate::info::node_info::NodeInfo;
+use crate::command::glob;
+use crate::node_info::NodeInfo;
 use crate::password::Password;
-use crate::read::glob;
 use crate::settings::Settings;
 
 /// Writes every setting whose name matches one of the patterns, each once.

@@ -4,9 +4,10 @@ use std::rc::Rc;
 
 use reactor::CoreStats;
 
-use crate::core::state::{CoreState, FAMILY};
+use crate::core::state::CoreState;
 use crate::info::exposition::Exposition;
 use crate::info::{CoreReport, ShardReport};
+use crate::settings::FAMILY;
 
 /// Reports the metrics of all cores, on the core that created it.
 #[derive(Clone)]
@@ -17,7 +18,7 @@ impl Reporter {
     pub async fn write(&self, text: &mut Exposition) {
         let state = &self.0;
         let cores = state.ask_all(|there| CoreReport::of(there)).await;
-        let node = state.shared.node();
+        let node = state.node.info();
         let uptime_ns = cores.iter().map(|core| core.uptime_ns).max().unwrap_or(0);
         text.gauge("uptime_seconds", "Seconds since the node began to serve")
             .value(uptime_ns as f64 / 1e9);
@@ -34,8 +35,11 @@ impl Reporter {
             .value(memory.allocated_bytes);
         text.gauge("memory_tables_bytes", "Memory of tables: indexes, filters, descriptions")
             .value(state.reader.db().memory().tables);
-        text.gauge("memory_tables_budget_bytes", "What indexes and filters may take together")
-            .value(state.reader.db().memory().tables_budget);
+        text.gauge(
+            "memory_tables_budget_bytes",
+            "Memory that indexes and filters may use together",
+        )
+        .value(state.reader.db().memory().tables_budget);
         text.gauge("memory_budget_bytes", "Memory that the node may use")
             .value(node.memory_budget_bytes());
         let counted = state.reader.db().keys();
@@ -79,7 +83,7 @@ impl Reporter {
         let state = &self.0;
         let db = state.reader.db();
         let mut glance = Glance {
-            writing_core: state.shared.shard_core(),
+            writing_core: state.node.shard_core(),
             keys: db.keys().or(state.reader.approximate_keys(FAMILY).ok()).unwrap_or(0),
             ..Glance::default()
         };
@@ -106,7 +110,7 @@ const COUNTERS: &[(&str, &str, Value)] = &[
     ("rejected_connections_total", "Connections turned away", |core| core.kv.rejected),
     ("commands_total", "Commands executed, refused ones not included", |core| core.kv.commands),
     ("error_replies_total", "Commands answered by an error", |core| core.kv.errors),
-    ("protocol_errors_total", "Connections closed for what is no request", |core| {
+    ("protocol_errors_total", "Connections closed because of a protocol error", |core| {
         core.kv.protocol_errors
     }),
     ("received_bytes_total", "Bytes received from clients", |core| core.kv.received_bytes),
@@ -115,7 +119,9 @@ const COUNTERS: &[(&str, &str, Value)] = &[
     ("sends_total", "Times something was sent to a client", |core| core.kv.sends),
     ("keyspace_hits_total", "Keys that commands found", |core| core.kv.hits),
     ("keyspace_misses_total", "Keys that commands did not find", |core| core.kv.misses),
-    ("reads_from_memory_total", "Reads answered from memory at once", |core| core.kv.reads_cached),
+    ("reads_from_memory_total", "Reads answered from memory immediately", |core| {
+        core.kv.reads_cached
+    }),
     ("reads_that_waited_total", "Reads that waited for the disk", |core| core.kv.reads_waited),
     (
         "slow_closed_total",

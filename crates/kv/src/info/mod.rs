@@ -1,21 +1,21 @@
 //! `INFO`: the node's report, section by section, in the format that Redis's tools read.
 //!
 //! Every core reports its own counters when asked; nothing is shared between cores for this report.
+//! `metrics` has the same counters for a monitoring system; `config_get` answers `CONFIG`. Uses
+//! `core`, `shard` and `command`.
 
-pub(crate) mod command_stats;
 pub(crate) mod config_get;
 pub(crate) mod exposition;
 pub(crate) mod metrics;
-pub(crate) mod node_info;
 
 use std::fmt::Write as _;
 use std::rc::Rc;
 
 use lsm::{DbMemory, ReaderStats, WriterStats};
 
+use crate::core::command_stats::{CommandStats, sums};
 use crate::core::state::{CoreState, KvStats};
-use crate::info::command_stats::{CommandStats, sums};
-use crate::info::node_info::{MemoryUse, NodeInfo};
+use crate::node_info::{MemoryUse, NodeInfo};
 use crate::settings::Settings;
 use crate::shard::{Shard, ShardStats};
 
@@ -61,7 +61,7 @@ impl CoreReport {
             input_bytes: state.large.held.get(),
             unsent_bytes: state.unsent_bytes.get(),
             pinned_bytes: state.pinned_bytes.get(),
-            writes_bytes: state.writes.bytes(),
+            writes_bytes: state.writes.room.bytes(),
             kv: *state.stats.borrow(),
             reader: state.reader.stats(),
             uptime_ns: core.now_ns().saturating_sub(state.started_ns),
@@ -81,7 +81,7 @@ pub(crate) struct ShardReport {
 impl ShardReport {
     /// The shard's report, from the core that owns it; `None` on a read-only node.
     pub async fn ask(state: &Rc<CoreState>) -> Option<Self> {
-        let core = state.shared.shard_core()?;
+        let core = state.node.shard_core()?;
         state.ask(core, |there| there.writes.shard().map(Self::of)).await.flatten()
     }
 
@@ -389,7 +389,7 @@ fn human(bytes: u64) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::info::node_info::CpuSeconds;
+    use crate::node_info::CpuSeconds;
 
     pub(crate) struct TestNode;
 

@@ -1,7 +1,6 @@
 //! Commands that read the database: single keys and small replies (`small`), replies of any size
-//! (`stream`, over a `walk`).
+//! (`stream`, over a `walk`). Uses `core`, `client` and `command`.
 
-pub(crate) mod glob;
 pub(crate) mod small;
 pub(crate) mod stream;
 pub(crate) mod walk;

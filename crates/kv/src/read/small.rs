@@ -5,33 +5,22 @@ use std::rc::Rc;
 use lsm::{IterOptions, Value};
 use resp::{Protocol, Writer};
 
-use crate::command::parse::{Ask, part};
-use crate::command::refusal::Refusal;
+use crate::command::commands::{Ask, SCAN_BYTES_MAX, part};
+use crate::command::refusal::{Refusal, engine_error_text};
 use crate::core::scan_table;
-use crate::core::state::{CoreState, FAMILY};
+use crate::core::state::CoreState;
 use crate::read::stream::KEYS_PER_LOOKUP;
 use crate::read::walk::Walk;
+use crate::settings::FAMILY;
 
 /// Maximum number of keys that one `SCAN` examines, whatever `COUNT` says.
 const SCAN_KEYS_MAX: u64 = 10_000;
 
-/// A `SCAN`'s reply ends with the key that makes it this long.
-pub(crate) const SCAN_BYTES_MAX: usize = 128 * 1024;
-
 /// The cursor after all others, also written -1: in Redis, too, only the end follows it.
 const CURSOR_END: u64 = u64::MAX;
 
-/// The text of an engine error for a client.
-pub(crate) fn error_text(error: &lsm::Error) -> String {
-    let code = match error.kind() {
-        lsm::Kind::Memory => "OOM",
-        _ => "ERR",
-    };
-    format!("{code} {error}")
-}
-
 pub(crate) fn write_error(error: &lsm::Error, writer: &mut Writer<'_>) {
-    writer.error(&error_text(error));
+    writer.error(&engine_error_text(error));
 }
 
 /// Writes the reply to a read of one key.

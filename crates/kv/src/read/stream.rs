@@ -15,9 +15,11 @@ use std::rc::Rc;
 
 use resp::{Protocol, Writer};
 
-use crate::core::state::{CoreState, FAMILY, Share};
+use crate::client::gauge::Share;
+use crate::core::state::CoreState;
 use crate::read::small::write_error;
 use crate::read::walk::Walk;
+use crate::settings::FAMILY;
 
 /// A piece ends with the element that makes it this long, and before an element for which there is
 /// no memory.
@@ -100,7 +102,7 @@ fn fits(state: &CoreState, room: &mut Share, bytes: usize) -> bool {
         return true;
     }
     let total = state.unsent_bytes.get() - room.part() + bytes;
-    let fits = total <= state.shared.settings().unsent_total_bytes_max;
+    let fits = total <= state.node.settings().unsent_total_bytes_max;
     if fits {
         room.set(bytes);
     }

@@ -5,9 +5,10 @@ use std::rc::Rc;
 
 use lsm::{Iter, IterOptions, Snapshot};
 
+use crate::command::glob;
 use crate::command::range::{RangeBound, RangeQuery};
-use crate::core::state::{CoreState, FAMILY};
-use crate::read::glob;
+use crate::core::state::CoreState;
+use crate::settings::FAMILY;
 
 /// Steps between two yields to other tasks.
 const STEPS_PER_CHECK: u32 = 64;

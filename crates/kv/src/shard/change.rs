@@ -7,10 +7,9 @@
 
 use lsm::{BatchWriter, Op, WriteBatch};
 
+use crate::command::operation::{Operation, PutReply};
 use crate::command::spec::CommandId;
-use crate::core::state::FAMILY;
-use crate::settings::Settings;
-use crate::shard::long_double::LongDouble;
+use crate::settings::{FAMILY, Settings};
 use crate::shard::modify::built_bytes_min;
 
 /// Memory for a key while a change of it is in flight, in bytes.
@@ -21,7 +20,7 @@ pub(crate) const VALUE_BYTES_MAX: usize = resp::BULK_BYTES_MAX;
 
 /// A change of one or more keys; atomic.
 pub struct Change {
-    pub(crate) kind: Kind,
+    pub(crate) kind: Operation,
     pub(crate) batch: BatchWriter,
     /// The command it is for, if any.
     pub(crate) command: Option<CommandId>,
@@ -41,53 +40,6 @@ struct Commands {
 
 impl Commands {
     const ONE: Self = Self { count: 1, keys_before: 0, wide: Vec::new() };
-}
-
-/// The operation on a change's keys.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Kind {
-    /// Set all keys unconditionally.
-    Put,
-    /// Set the key if a condition holds.
-    PutIf {
-        only: Option<Only>,
-        reply: PutReply,
-    },
-    /// Set all keys if none of them exists.
-    PutIfNone,
-    /// Remove the keys and count those that existed.
-    Delete,
-    /// Remove the key and return its value.
-    GetDelete,
-    Append,
-    /// Overwrite a part of the value, from this offset on.
-    SetRange(usize),
-    Add(i64),
-    AddFloat(LongDouble),
-    /// Remove every key.
-    Clear,
-    /// Make all earlier changes survive a power cut.
-    Sync,
-}
-
-/// The condition of a `SET`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Only {
-    /// `NX`.
-    Missing,
-    /// `XX`.
-    Existing,
-}
-
-/// The reply of the forms of `SET`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PutReply {
-    /// `OK`, or null where nothing was set.
-    Ok,
-    /// The old value.
-    Old,
-    /// 1, or 0 where nothing was set.
-    Flag,
 }
 
 /// What must be known about a change's keys before it can be made.
@@ -117,15 +69,8 @@ pub enum Answer {
     Failed(Box<str>),
 }
 
-impl Kind {
-    /// Whether its answer is the old value.
-    pub(crate) fn gives_old(self) -> bool {
-        matches!(self, Kind::GetDelete | Kind::PutIf { reply: PutReply::Old, .. })
-    }
-}
-
 impl Change {
-    pub(crate) fn new(kind: Kind, batch: BatchWriter) -> Self {
+    pub(crate) fn new(kind: Operation, batch: BatchWriter) -> Self {
         Self { kind, batch, command: None, commands: Commands::ONE }
     }
 
@@ -138,7 +83,7 @@ impl Change {
 
     /// An empty change that sets keys; see [`Change::also_put`].
     pub fn puts() -> Self {
-        Self::of(Kind::Put)
+        Self::of(Operation::Put)
     }
 
     /// Sets one more key in the same batch, for a change made by [`Change::put`] or
@@ -151,22 +96,22 @@ impl Change {
     pub fn delete<'a>(keys: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut batch = BatchWriter::new();
         keys.into_iter().for_each(|key| batch.delete(FAMILY, key));
-        Self::new(Kind::Delete, batch)
+        Self::new(Operation::Delete, batch)
     }
 
     /// Removes every key, like `FLUSHDB`.
     pub fn clear() -> Self {
-        Self::of(Kind::Clear)
+        Self::of(Operation::Clear)
     }
 
     /// Changes nothing; answered when all earlier changes survive a power cut, whatever the
     /// durability: `SAVE`.
     pub fn sync() -> Self {
-        Self::of(Kind::Sync)
+        Self::of(Operation::Sync)
     }
 
     /// A change without keys yet.
-    pub(crate) fn of(kind: Kind) -> Self {
+    pub(crate) fn of(kind: Operation) -> Self {
         Self::new(kind, BatchWriter::new())
     }
 
@@ -224,18 +169,18 @@ impl Change {
     /// exist.
     pub(crate) fn need(&self, counted: bool) -> Need {
         match self.kind {
-            Kind::Put | Kind::PutIf { only: None, reply: PutReply::Ok } if !counted => {
+            Operation::Put | Operation::PutIf { only: None, reply: PutReply::Ok } if !counted => {
                 Need::Nothing
             }
-            Kind::Put | Kind::PutIfNone | Kind::Delete => Need::Existence,
-            Kind::PutIf { reply: PutReply::Old, .. } => Need::Value,
-            Kind::PutIf { .. } => Need::Existence,
-            Kind::GetDelete
-            | Kind::Append
-            | Kind::SetRange(_)
-            | Kind::Add(_)
-            | Kind::AddFloat(_) => Need::Value,
-            Kind::Clear | Kind::Sync => Need::Nothing,
+            Operation::Put | Operation::PutIfNone | Operation::Delete => Need::Existence,
+            Operation::PutIf { reply: PutReply::Old, .. } => Need::Value,
+            Operation::PutIf { .. } => Need::Existence,
+            Operation::GetDelete
+            | Operation::Append
+            | Operation::SetRange(_)
+            | Operation::Add(_)
+            | Operation::AddFloat(_) => Need::Value,
+            Operation::Clear | Operation::Sync => Need::Nothing,
         }
     }
 
@@ -248,7 +193,7 @@ impl Change {
 
     /// Whether it may leave a value that is not small.
     pub(crate) fn may_leave_long_value(&self) -> bool {
-        matches!(self.kind, Kind::Append | Kind::SetRange(_))
+        matches!(self.kind, Operation::Append | Operation::SetRange(_))
             || self.len() > Settings::REPLY_BYTES_SMALL
     }
 
@@ -297,7 +242,7 @@ mod tests {
             }
             assert_eq!(change.commands() as usize, sizes.len());
             let apart = change.split().into_iter().map(|mut change| {
-                assert_eq!((change.kind, change.commands()), (Kind::Put, 1));
+                assert_eq!((change.kind, change.commands()), (Operation::Put, 1));
                 let keys = change.entries().map(|(key, _)| key.to_vec());
                 keys.map(|key| String::from_utf8(key).unwrap()).collect::<Vec<_>>()
             });
@@ -310,6 +255,6 @@ mod tests {
         assert_eq!(Change::put(b"a", b"1").need(false), Need::Nothing);
         assert_eq!(Change::put(b"a", b"1").need(true), Need::Existence);
         assert_eq!(Change::delete([&b"a"[..]]).need(false), Need::Existence);
-        assert_eq!(Change::of(Kind::Append).need(false), Need::Value);
+        assert_eq!(Change::of(Operation::Append).need(false), Need::Value);
     }
 }

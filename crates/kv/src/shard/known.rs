@@ -28,7 +28,7 @@ impl Fingerprint {
 }
 
 /// Two generations of hashes, see the module text.
-pub(crate) struct Known {
+pub(crate) struct KnownKeys {
     /// Hashes; the lowest bit says whether the key exists.
     young: HashTable<u128>,
     old: HashTable<u128>,
@@ -38,7 +38,7 @@ pub(crate) struct Known {
     complete: bool,
 }
 
-impl Known {
+impl KnownKeys {
     /// Uses `bytes` bytes. `empty` says that the database has no key.
     pub fn new(bytes: usize, empty: bool) -> Self {
         // A table has a power of two of slots, of which seven eighths are used.
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn knowledge_of_a_database_that_was_empty_is_complete_until_an_entry_is_dropped() {
-        let mut known = Known::new(0, true);
+        let mut known = KnownKeys::new(0, true);
         assert_eq!(known.get(key(1)), Some(false));
         let keys = known.keys_max as u128;
         for n in 0..2 * keys {
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn the_last_note_of_a_key_counts() {
-        let mut known = Known::new(0, false);
+        let mut known = KnownKeys::new(0, false);
         assert_eq!(known.get(key(7)), None);
         known.set(key(7), true);
         known.set(key(7), false);

@@ -4,9 +4,10 @@
 use lsm::BatchWriter;
 use resp::parse_i64;
 
-use crate::core::state::FAMILY;
-use crate::shard::change::{Answer, Kind, Only, PutReply};
-use crate::shard::long_double::LongDouble;
+use crate::command::long_double::LongDouble;
+use crate::command::operation::{Condition, Operation, PutReply};
+use crate::settings::FAMILY;
+use crate::shard::change::Answer;
 
 const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 const OVERFLOW: &str = "ERR increment or decrement would overflow";
@@ -16,7 +17,7 @@ const TOO_LONG: &str = "ERR string exceeds maximum allowed size (proto-max-bulk-
 
 /// The knowledge of a key before a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Old {
+pub(crate) enum OldValue {
     /// Unknown, because it does not matter.
     Unknown,
     Missing,
@@ -25,9 +26,9 @@ pub(crate) enum Old {
     Value(Vec<u8>),
 }
 
-impl Old {
+impl OldValue {
     pub fn exists(&self) -> bool {
-        matches!(self, Old::There | Old::Value(_))
+        matches!(self, OldValue::There | OldValue::Value(_))
     }
 
     /// Length of the value.
@@ -37,14 +38,14 @@ impl Old {
 
     fn bytes(&self) -> Option<&[u8]> {
         match self {
-            Old::Value(value) => Some(value),
+            OldValue::Value(value) => Some(value),
             _ => None,
         }
     }
 
     fn answer(self) -> Answer {
         match self {
-            Old::Value(value) => Answer::Old(Some(value)),
+            OldValue::Value(value) => Answer::Old(Some(value)),
             _ => Answer::Old(None),
         }
     }
@@ -62,23 +63,28 @@ pub(crate) enum Write {
 
 /// The length of the value that a change builds, as far as the change alone tells. The old value
 /// may make it longer.
-pub(crate) fn built_bytes_min(kind: Kind, operand_bytes: usize) -> usize {
+pub(crate) fn built_bytes_min(kind: Operation, operand_bytes: usize) -> usize {
     match kind {
-        Kind::Append => operand_bytes,
-        Kind::SetRange(offset) => offset.saturating_add(operand_bytes),
+        Operation::Append => operand_bytes,
+        Operation::SetRange(offset) => offset.saturating_add(operand_bytes),
         _ => 0,
     }
 }
 
 /// Computes what a change of one key writes and how it is answered. `operand` is the value in its
 /// batch. A value longer than `bytes_max` is refused before memory is taken for it.
-pub(crate) fn modify(kind: Kind, old: Old, operand: &[u8], bytes_max: usize) -> (Write, Answer) {
+pub(crate) fn modify(
+    kind: Operation,
+    old: OldValue,
+    operand: &[u8],
+    bytes_max: usize,
+) -> (Write, Answer) {
     match kind {
-        Kind::PutIf { only, reply } => {
+        Operation::PutIf { only, reply } => {
             let sets = match only {
                 None => true,
-                Some(Only::Missing) => !old.exists(),
-                Some(Only::Existing) => old.exists(),
+                Some(Condition::Missing) => !old.exists(),
+                Some(Condition::Existing) => old.exists(),
             };
             let answer = match (reply, sets) {
                 (PutReply::Old, _) => old.answer(),
@@ -88,10 +94,10 @@ pub(crate) fn modify(kind: Kind, old: Old, operand: &[u8], bytes_max: usize) -> 
             };
             (if sets { Write::AsItIs } else { Write::Nothing }, answer)
         }
-        Kind::GetDelete => {
+        Operation::GetDelete => {
             (if old.exists() { Write::AsItIs } else { Write::Nothing }, old.answer())
         }
-        Kind::Append => {
+        Operation::Append => {
             let mut value = take(old);
             if value.len() + operand.len() > bytes_max {
                 return refuse(TOO_LONG);
@@ -99,7 +105,7 @@ pub(crate) fn modify(kind: Kind, old: Old, operand: &[u8], bytes_max: usize) -> 
             value.extend_from_slice(operand);
             with_length(value)
         }
-        Kind::SetRange(offset) => {
+        Operation::SetRange(offset) => {
             let mut value = take(old);
             if operand.is_empty() {
                 return (Write::Nothing, Answer::Integer(value.len() as i64));
@@ -114,7 +120,7 @@ pub(crate) fn modify(kind: Kind, old: Old, operand: &[u8], bytes_max: usize) -> 
             value[offset..end].copy_from_slice(operand);
             with_length(value)
         }
-        Kind::Add(by) => {
+        Operation::Add(by) => {
             let Some(value) = old.bytes().map_or(Some(0), parse_i64) else {
                 return refuse(NOT_AN_INTEGER);
             };
@@ -123,7 +129,7 @@ pub(crate) fn modify(kind: Kind, old: Old, operand: &[u8], bytes_max: usize) -> 
                 None => refuse(OVERFLOW),
             }
         }
-        Kind::AddFloat(by) => {
+        Operation::AddFloat(by) => {
             let Some(value) = old.bytes().map_or(Some(LongDouble::ZERO), LongDouble::parse) else {
                 return refuse(NOT_A_FLOAT);
             };
@@ -132,7 +138,11 @@ pub(crate) fn modify(kind: Kind, old: Old, operand: &[u8], bytes_max: usize) -> 
                 None => refuse(NOT_FINITE),
             }
         }
-        Kind::Put | Kind::PutIfNone | Kind::Delete | Kind::Clear | Kind::Sync => {
+        Operation::Put
+        | Operation::PutIfNone
+        | Operation::Delete
+        | Operation::Clear
+        | Operation::Sync => {
             unreachable!("not a change of one key that depends on its value")
         }
     }
@@ -145,9 +155,9 @@ pub(crate) fn put(key: &[u8], value: &[u8]) -> BatchWriter {
     batch
 }
 
-fn take(old: Old) -> Vec<u8> {
+fn take(old: OldValue) -> Vec<u8> {
     match old {
-        Old::Value(value) => value,
+        OldValue::Value(value) => value,
         _ => Vec::new(),
     }
 }
@@ -165,13 +175,13 @@ fn refuse(text: &'static str) -> (Write, Answer) {
 mod tests {
     use super::*;
 
-    fn value(text: &str) -> Old {
-        Old::Value(text.into())
+    fn value(text: &str) -> OldValue {
+        OldValue::Value(text.into())
     }
 
     const BYTES_MAX: usize = 100;
 
-    fn made(kind: Kind, old: Old, operand: &str) -> (Option<String>, Answer) {
+    fn made(kind: Operation, old: OldValue, operand: &str) -> (Option<String>, Answer) {
         let (write, answer) = modify(kind, old, operand.as_bytes(), BYTES_MAX);
         let text = match write {
             Write::Nothing => None,
@@ -183,24 +193,33 @@ mod tests {
 
     #[test]
     fn a_conditional_set_sets_when_its_condition_holds() {
-        let set = |only, reply, old| made(Kind::PutIf { only, reply }, old, "new");
+        let set = |only, reply, old| made(Operation::PutIf { only, reply }, old, "new");
         let new = Some("new".to_owned());
-        assert_eq!(set(Some(Only::Missing), PutReply::Ok, Old::Missing), (new.clone(), Answer::Ok));
-        assert_eq!(set(Some(Only::Missing), PutReply::Ok, Old::There), (None, Answer::Null));
-        assert_eq!(set(Some(Only::Existing), PutReply::Ok, Old::Missing), (None, Answer::Null));
         assert_eq!(
-            set(Some(Only::Missing), PutReply::Flag, Old::There),
+            set(Some(Condition::Missing), PutReply::Ok, OldValue::Missing),
+            (new.clone(), Answer::Ok)
+        );
+        assert_eq!(
+            set(Some(Condition::Missing), PutReply::Ok, OldValue::There),
+            (None, Answer::Null)
+        );
+        assert_eq!(
+            set(Some(Condition::Existing), PutReply::Ok, OldValue::Missing),
+            (None, Answer::Null)
+        );
+        assert_eq!(
+            set(Some(Condition::Missing), PutReply::Flag, OldValue::There),
             (None, Answer::Integer(0))
         );
         let old = Answer::Old(Some(b"old".to_vec()));
-        assert_eq!(set(Some(Only::Existing), PutReply::Old, value("old")), (new, old.clone()));
-        assert_eq!(set(Some(Only::Missing), PutReply::Old, value("old")), (None, old));
+        assert_eq!(set(Some(Condition::Existing), PutReply::Old, value("old")), (new, old.clone()));
+        assert_eq!(set(Some(Condition::Missing), PutReply::Old, value("old")), (None, old));
     }
 
     #[test]
     fn numbers_are_added_or_refused() {
-        let add = |old, by| made(Kind::Add(by), old, "");
-        assert_eq!(add(Old::Missing, -7), (Some("-7".to_owned()), Answer::Integer(-7)));
+        let add = |old, by| made(Operation::Add(by), old, "");
+        assert_eq!(add(OldValue::Missing, -7), (Some("-7".to_owned()), Answer::Integer(-7)));
         assert_eq!(add(value("41"), 1), (Some("42".to_owned()), Answer::Integer(42)));
         for bad in ["", " 1", "1.5", "x", "9223372036854775808", "01"] {
             assert_eq!(add(value(bad), 1), (None, Answer::Refused(NOT_AN_INTEGER)), "{bad}");
@@ -213,36 +232,36 @@ mod tests {
     #[test]
     fn parts_are_appended_and_overwritten() {
         assert_eq!(
-            made(Kind::Append, value("ab"), "c"),
+            made(Operation::Append, value("ab"), "c"),
             (Some("abc".to_owned()), Answer::Integer(3))
         );
         assert_eq!(
-            made(Kind::SetRange(1), value("abcd"), "XY"),
+            made(Operation::SetRange(1), value("abcd"), "XY"),
             (Some("aXYd".to_owned()), Answer::Integer(4))
         );
         assert_eq!(
-            made(Kind::SetRange(2), Old::Missing, "x"),
+            made(Operation::SetRange(2), OldValue::Missing, "x"),
             (Some("\0\0x".to_owned()), Answer::Integer(3))
         );
-        assert_eq!(made(Kind::SetRange(9), value("ab"), ""), (None, Answer::Integer(2)));
-        assert_eq!(made(Kind::SetRange(9), Old::Missing, ""), (None, Answer::Integer(0)));
+        assert_eq!(made(Operation::SetRange(9), value("ab"), ""), (None, Answer::Integer(2)));
+        assert_eq!(made(Operation::SetRange(9), OldValue::Missing, ""), (None, Answer::Integer(0)));
         for offset in [BYTES_MAX, usize::MAX] {
-            let refused = made(Kind::SetRange(offset), value("ab"), "x");
+            let refused = made(Operation::SetRange(offset), value("ab"), "x");
             assert_eq!(refused, (None, Answer::Refused(TOO_LONG)));
         }
-        let (_, longest) = made(Kind::SetRange(BYTES_MAX - 1), value("ab"), "x");
+        let (_, longest) = made(Operation::SetRange(BYTES_MAX - 1), value("ab"), "x");
         assert_eq!(longest, Answer::Integer(BYTES_MAX as i64));
         // A value that was written under a larger limit is not rebuilt, either.
         let longer = "x".repeat(BYTES_MAX + 1);
-        for kind in [Kind::Append, Kind::SetRange(0)] {
+        for kind in [Operation::Append, Operation::SetRange(0)] {
             assert_eq!(made(kind, value(&longer), "y"), (None, Answer::Refused(TOO_LONG)));
         }
     }
 
     #[test]
     fn a_value_is_taken_away_once() {
-        let taken = made(Kind::GetDelete, value("v"), "");
+        let taken = made(Operation::GetDelete, value("v"), "");
         assert_eq!(taken, (Some(String::new()), Answer::Old(Some(b"v".to_vec()))));
-        assert_eq!(made(Kind::GetDelete, Old::Missing, ""), (None, Answer::Old(None)));
+        assert_eq!(made(Operation::GetDelete, OldValue::Missing, ""), (None, Answer::Old(None)));
     }
 }

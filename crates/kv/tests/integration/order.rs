@@ -1,7 +1,8 @@
-//! What a crash leaves of the pipeline of a connection, in a simulated world: its commands up to
-//! one of them, whichever of their keys had to be read before they could be changed.
+//! Crashes in the middle of the pipelines of several connections, in a simulated world: what is
+//! left of each is a prefix of its commands, even where keys had to be read before they could be
+//! changed.
 //!
-//! A failure names its seed; `MILLRACE_SEEDS=300` runs more of them, `MILLRACE_SEED=5` only that
+//! A failure names its seed; `MILLRACE_SEEDS=300` runs 300 of them, `MILLRACE_SEED=5` only this
 //! one.
 
 #[allow(dead_code, reason = "the other tests use all of it")]
@@ -11,23 +12,23 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::stage::{Client, DIR, Node, address};
-use kv::{Answer, Change, Server, Settings, Shard, Shared};
+use kv::{Answer, Change, NodeState, Server, Settings, Shard};
 use lsm::{Db, Durability, OpenOptions, WriteOptions, Writer};
 use reactor::sim::{Crash, FailureKind, Fault, FaultKind, Rng, SimConfig, World};
 use reactor::{Class, Core};
 use resp::{Reply, write_command};
 
 const CORES: usize = 2;
-/// Connections of each core, and keys of each connection that are in tables before.
+/// Connections of each core, and keys of each connection that are in tables at first.
 const CONNECTIONS: usize = 2;
 const KEYS: u64 = 60;
 
 type Model = BTreeMap<String, String>;
 
-/// What a connection sent, and how much of it was answered.
+/// The commands that a connection sent, and the number of replies.
 struct Sent {
     name: String,
-    /// What its keys have after each of its commands, the first one before any.
+    /// The state of its keys after each of its commands; the first entry is the state before any.
     models: Vec<Model>,
     answered: usize,
 }
@@ -47,7 +48,7 @@ fn names() -> impl Iterator<Item = (usize, String)> {
     (0..CORES * CONNECTIONS).map(|at| (at % CORES, format!("c{at}")))
 }
 
-/// A command on keys of a connection, which the model carries out.
+/// A command on keys of a connection, which is also applied to the model.
 fn command(rng: &mut Rng, name: &str, model: &mut Model) -> Vec<String> {
     let key = |rng: &mut Rng| format!("{name}:{:03}", rng.below(2 * KEYS));
     let (one, other) = (key(rng), key(rng));
@@ -85,7 +86,7 @@ fn command(rng: &mut Rng, name: &str, model: &mut Model) -> Vec<String> {
     [vec![command.to_owned()], rest].concat()
 }
 
-/// Pipelines commands until somebody ends it.
+/// Pipelines commands until it is cancelled.
 async fn pipeline(core: Core, world: World, mut rng: Rng, sent: Rc<RefCell<Sent>>) {
     let mut client = Client::connect(&core, &world);
     loop {
@@ -106,14 +107,14 @@ async fn pipeline(core: Core, world: World, mut rng: Rng, sent: Rc<RefCell<Sent>
             assert!(!matches!(reply, Reply::Error(_)), "{reply:?}");
             sent.borrow_mut().answered += 1;
         }
-        sending.await.expect("the connection stands");
+        sending.await.expect("the connection is open");
     }
 }
 
 async fn serve(
     core: &Core,
     world: &World,
-    shared: &Arc<Shared>,
+    node: &Arc<NodeState>,
     durability: Durability,
     sent: Vec<Rc<RefCell<Sent>>>,
 ) {
@@ -121,7 +122,7 @@ async fn serve(
     if core.id() == 0 {
         let (db, writer) = open(core, durability).await;
         let owned = Shard::with_memory(core, db.attach(core), writer, 0);
-        owned.attach(shared).await;
+        owned.attach(node).await;
         shard = Some(owned);
         OPENED.set(Some(db));
     }
@@ -130,7 +131,7 @@ async fn serve(
     }
     let db = OPENED.with_borrow(|db| db.clone().expect("core 0 has opened it"));
     let listener = core.listen(address()).expect("it listens");
-    let _server = Server::start(core, db.attach(core), shared, listener, shard.clone());
+    let _server = Server::start(core, db.attach(core), node, listener, shard.clone());
     core.sleep_ns(10_000_000).await;
     let mut rng = Rng::new(world.seed() ^ (core.id() as u64) << 32);
     for ((_, sent), rng) in
@@ -164,7 +165,7 @@ where
     }
 }
 
-/// What every connection has before: its keys are in tables.
+/// The initial state of the connections' keys, which are in tables.
 fn first_models() -> Vec<Model> {
     let keys = |name: &String| {
         (0..KEYS).map(|key| (format!("{name}:{key:03}"), "old".repeat(100))).collect()
@@ -181,7 +182,7 @@ fn fill(world: &World) {
                 shard.change(Change::put(key.as_bytes(), value.as_bytes())).await;
             }
         }
-        // So that the next opening finds it in tables.
+        // Flushes, so that the next opening finds the keys in tables.
         shard.change(Change::put(b"filler", &[7; 100_000])).await;
         shard.change(Change::delete([&b"filler"[..]])).await;
         while !writer.is_at_rest() {
@@ -191,7 +192,7 @@ fn fill(world: &World) {
     });
 }
 
-/// All keys, and how many there are said to be.
+/// All keys, and the counted number of keys.
 fn contents(world: &World) -> (Model, Option<u64>) {
     let found = alone(world, |core| async move {
         let db = Db::open(&core, DIR.as_ref(), OpenOptions::default()).await.expect("it opens");
@@ -210,7 +211,7 @@ fn contents(world: &World) -> (Model, Option<u64>) {
 
 fn prefixes(seed: u64) -> u64 {
     let durability = [Durability::Process, Durability::Power][seed as usize % 2];
-    // At `process` a power cut may leave any part.
+    // At `process` a power cut may leave any subset.
     let crash = match durability {
         Durability::Power if seed % 4 == 1 => Crash::PowerCut,
         _ => Crash::Kill,
@@ -225,12 +226,12 @@ fn prefixes(seed: u64) -> u64 {
             Rc::new(RefCell::new(Sent { name, models: vec![model], answered: 0 }))
         })
         .collect();
-    let shared = Shared::new(CORES, Settings::default(), Node);
+    let node = NodeState::new(CORES, Settings::default(), Node);
     let (inside, all) = (world.clone(), sent.clone());
     world.crash_at(crash, 300..4000);
     let run = world.run(move |core| {
-        let (world, shared, sent) = (inside.clone(), shared.clone(), all.clone());
-        async move { serve(&core, &world, &shared, durability, sent).await }
+        let (world, node, sent) = (inside.clone(), node.clone(), all.clone());
+        async move { serve(&core, &world, &node, durability, sent).await }
     });
     match run {
         Err(failure) if matches!(failure.kind, FailureKind::Crash(_)) => {}
@@ -253,7 +254,7 @@ fn prefixes(seed: u64) -> u64 {
         let at = models[*answered..].iter().position(|model| *model == found);
         let Some(at) = at else {
             panic!(
-                "seed {seed} {name}: {crash:?} at {durability:?} left what no first so many of {} commands lead to, \
+                "seed {seed} {name}: {crash:?} at {durability:?} left a state that no prefix of {} commands leads to, \
                  {answered} of them answered",
                 models.len() - 1
             );
@@ -272,14 +273,17 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 #[test]
-fn a_crash_leaves_the_first_so_many_commands_of_each_connection() {
+fn a_crash_leaves_a_prefix_of_the_commands_of_each_connection() {
     let unanswered: u64 = seeds().map(prefixes).sum();
-    assert!(unanswered > 0 || seeds().count() < 12, "no crash came between a write and its reply");
+    assert!(
+        unanswered > 0 || seeds().count() < 12,
+        "no crash happened between a write and its reply"
+    );
 }
 
-/// Also those that have to be read first.
+/// Also changes that have to be read first.
 #[test]
-fn saving_makes_durable_what_was_handed_over_before() {
+fn saving_makes_earlier_changes_durable() {
     for seed in 0..8 {
         let world = World::new(seed, CORES, SimConfig::default());
         world.add_dir(DIR);
@@ -291,7 +295,7 @@ fn saving_makes_durable_what_was_handed_over_before() {
             async move {
                 let (db, writer) = open(&core, Durability::Process).await;
                 let shard = Shard::with_memory(&core, db.attach(&core), writer, 0);
-                // One makes writing wait for what was recovered.
+                // One change waits for recovered writes.
                 shard.change(Change::sync()).await;
                 let appended = shard.change(Change::put(b"c0:007", b"new"));
                 assert_eq!(shard.change(Change::sync()).await, Answer::Ok);

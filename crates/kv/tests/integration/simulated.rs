@@ -1,7 +1,7 @@
-//! The door in a simulated world: several cores, a network in a mood, a disk that is slow or fails,
-//! and clients that know from a model what they must hear.
+//! The server in a simulated world: several cores, a network with delays and splits, a disk that is
+//! slow or fails, and clients that know the expected replies from a model.
 //!
-//! A failure names its seed; `MILLRACE_SEEDS=300` runs more of them, `MILLRACE_SEED=5` only that
+//! A failure names its seed; `MILLRACE_SEEDS=300` runs 300 of them, `MILLRACE_SEED=5` only this
 //! one.
 
 use std::cell::{Cell, RefCell};
@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::stage::{Client, DIR, Node, address, integer, text};
-use kv::{Server, Settings, Shared};
+use kv::{NodeState, Server, Settings};
 use lsm::{Db, OpenOptions};
 use reactor::sim::{Fault, FaultKind, NetConfig, Rng, SimConfig, World};
 use reactor::{Class, Core};
@@ -19,7 +19,7 @@ use sim::database::{Database, Model, database};
 
 const CORES: usize = 2;
 
-/// Limits so small that an ordinary client meets them.
+/// Limits small enough that an ordinary client reaches them.
 fn small() -> Settings {
     Settings {
         reads_max: 6,
@@ -35,13 +35,13 @@ fn small() -> Settings {
 struct Stage {
     world: World,
     made: Database,
-    shared: Arc<Shared>,
+    node: Arc<NodeState>,
     seed: u64,
     ended: Cell<usize>,
 }
 
-/// Serves on every core while `clients` runs on every core, then stops, and sees to it that nothing
-/// is left.
+/// Serves on every core while `clients` runs on every core, then stops, and checks that nothing is
+/// left.
 fn stage<F, Fut>(seed: u64, settings: Settings, cache_bytes: usize, clients: F) -> (u64, u64)
 where
     F: Fn(Core, Rc<Stage>) -> Fut + 'static,
@@ -69,7 +69,7 @@ where
     let stage = Rc::new(Stage {
         world: world.clone(),
         made,
-        shared: Shared::new(CORES, settings, Node),
+        node: NodeState::new(CORES, settings, Node),
         seed,
         ended: Cell::new(0),
     });
@@ -82,7 +82,7 @@ where
                 let options = OpenOptions { cache_bytes, ..OpenOptions::default() };
                 let db = Db::open(&core, DIR.as_ref(), options).await.expect("it opens");
                 let listener = core.listen(address()).expect("it listens");
-                let server = Server::start(&core, db.attach(&core), &stage.shared, listener, None);
+                let server = Server::start(&core, db.attach(&core), &stage.node, listener, None);
                 core.sleep_ns(10_000_000).await;
                 clients(core.clone(), stage.clone()).await;
                 stage.ended.set(stage.ended.get() + 1);
@@ -95,7 +95,7 @@ where
         })
         .unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
     for pool in pools {
-        assert_eq!(pool.used(), 0, "seed {seed}: a buffer was not given back");
+        assert_eq!(pool.used(), 0, "seed {seed}: a buffer was not released");
     }
     assert_eq!(world.open_sockets(), 0, "seed {seed}: a socket was left open");
     world.trace()
@@ -115,7 +115,7 @@ fn value_or_null(writer: &mut Writer<'_>, value: Option<&Vec<u8>>) {
     }
 }
 
-/// Writes a random request and the reply that the model gives.
+/// Writes a random request and the model's reply.
 fn random_request(
     rng: &mut Rng,
     made: &Database,
@@ -216,7 +216,7 @@ fn random_request(
     }
 }
 
-/// Sends a pipeline in pieces while it reads the replies, now fast, now slowly.
+/// Sends a pipeline in pieces while it reads the replies, sometimes fast, sometimes slowly.
 async fn pipeline(core: Core, stage: Rc<Stage>, mut rng: Rng) {
     let mut client = Client::connect(&core, &stage.world);
     let protocol = if rng.coin() { Protocol::V3 } else { Protocol::V2 };
@@ -234,7 +234,7 @@ async fn pipeline(core: Core, stage: Rc<Stage>, mut rng: Rng) {
             let most = [1, 30, 500, 20_000][pieces.index(4)];
             let (piece, behind) = rest.split_at(rest.len().min(most));
             rest = behind;
-            socket.send(piece.to_vec()).await.0.expect("the connection stands");
+            socket.send(piece.to_vec()).await.0.expect("the connection is open");
             if pieces.chance(300_000) {
                 pace.sleep_ns(pieces.below(2_000_000)).await;
             }
@@ -244,9 +244,9 @@ async fn pipeline(core: Core, stage: Rc<Stage>, mut rng: Rng) {
     while received.len() < expected.len() {
         let (n, bytes) = client.socket.recv(received, 1 + rng.index(10_000)).await;
         received = bytes;
-        assert_ne!(n.expect("the connection stands"), 0, "seed {}: closed early", stage.seed);
+        assert_ne!(n.expect("the connection is open"), 0, "seed {}: closed early", stage.seed);
         let same = received[..] == expected[..received.len().min(expected.len())];
-        assert!(same, "seed {}: another reply than the model's", stage.seed);
+        assert!(same, "seed {}: the reply differs from the model's", stage.seed);
         if rng.chance(100_000) {
             core.sleep_ns(rng.below(5_000_000)).await;
         }
@@ -254,7 +254,7 @@ async fn pipeline(core: Core, stage: Rc<Stage>, mut rng: Rng) {
     sending.await;
 }
 
-/// Clients that do what clients should not; nobody checks what they hear.
+/// Clients that misbehave; their replies are not checked.
 async fn nuisance(core: Core, stage: Rc<Stage>, mut rng: Rng) {
     let client = Client::connect(&core, &stage.world);
     let (mut request, mut ignored) = (Vec::new(), Vec::new());
@@ -304,14 +304,14 @@ fn right_replies_within(seed: u64, settings: Settings) -> (u64, u64) {
 }
 
 #[test]
-fn every_reply_is_the_models_whatever_the_network_and_the_neighbours_do() {
+fn replies_equal_the_models_under_network_faults_and_bad_neighbours() {
     for seed in seeds() {
         right_replies(seed);
     }
 }
 
 #[test]
-fn every_reply_is_the_models_where_few_replies_have_room_at_once() {
+fn replies_equal_the_models_with_room_for_few_replies() {
     for seed in seeds() {
         let unsent_total_bytes_max = [1000, 12_000, 60_000][seed as usize / 3 % 3];
         right_replies_within(seed, Settings { unsent_total_bytes_max, ..small() });
@@ -319,7 +319,7 @@ fn every_reply_is_the_models_where_few_replies_have_room_at_once() {
 }
 
 #[test]
-fn clients_that_do_not_read_hold_little_together_and_are_closed_when_others_wait() {
+fn clients_that_do_not_read_hold_bounded_memory_and_are_closed_when_others_wait() {
     let settings = Settings { unsent_total_bytes_max: 60_000, ..small() };
     stage(5, settings, 8 << 20, |core, stage| async move {
         let gets: String =
@@ -344,12 +344,12 @@ fn clients_that_do_not_read_hold_little_together_and_are_closed_when_others_wait
         for _ in 0..20 {
             core.sleep_ns(50_000_000).await;
             let unsent = info(&mut other, "clients", "clients_unsent_bytes").await;
-            // Of each core: its limit, the favoured's reply, and of each a small one and a
-            // command's more.
+            // For each core: its limit, the reply of the favoured connection, and for each
+            // connection a small reply and one command's more.
             let most = (CORES * (60_000 + 128 * 1024 + 16_000) + 40 * CORES * 8 * 1024) as u64;
             assert!(unsent < most, "{unsent} bytes unsent, at most {most}");
         }
-        // They stand in the way of one that reads until they are closed, and no longer.
+        // They delay a client that reads until they are closed, and no longer.
         other.send(get_all).await.unwrap();
         let Reply::Array(values) = other.reply().await.unwrap() else { panic!("no values") };
         assert_eq!(values.len(), stage.made.keys.len());
@@ -369,7 +369,7 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 #[test]
-fn connections_that_break_anywhere_leave_nothing_behind() {
+fn connections_that_break_anywhere_release_everything() {
     for seed in seeds() {
         let net = NetConfig { reset: 20_000, accept_error: 100_000, ..NetConfig::default() };
         stage_over(net, seed, small(), 20_000, |core, stage| async move {
@@ -396,7 +396,7 @@ fn the_same_seed_gives_the_same_trace() {
 }
 
 #[test]
-fn a_client_that_asks_for_everything_and_does_not_read_holds_little_and_delays_nobody() {
+fn a_client_that_asks_for_everything_and_does_not_read_holds_bounded_memory_and_delays_nobody() {
     stage(3, small(), 8 << 20, |core, stage| async move {
         let mut greedy = Vec::new();
         for number in 0..8 {
@@ -410,14 +410,15 @@ fn a_client_that_asks_for_everything_and_does_not_read_holds_little_and_delays_n
                 .collect();
             let request = if number < 4 { one.repeat(20) } else { all.concat().repeat(3) };
             let socket = client.socket.clone();
-            // It ends when the socket does: the server stops reading long before it has everything.
+            // It ends with the socket: the server stops reading long before it has everything.
             core.spawn(Class::Foreground, async move { socket.send(request.into_bytes()).await.0 });
             greedy.push(client);
         }
         core.sleep_ns(500_000_000).await;
         let mut other = Client::connect(&core, &stage.world);
         let unsent = info(&mut other, "clients", "clients_unsent_bytes").await;
-        // Each: its limit, and a piece or a read or two beyond; the values are at most 15 KB here.
+        // For each connection: its limit, and a piece or one or two reads more; the values have at
+        // most 15 KB here.
         let most = (8 * CORES * (20_000 + 2 * 128 * 1024)) as u64;
         assert!(unsent > 0 && unsent < most, "{unsent} bytes unsent");
         assert!(info(&mut other, "clients", "clients_slow_readers").await > 0);
@@ -435,7 +436,7 @@ fn a_client_that_asks_for_everything_and_does_not_read_holds_little_and_delays_n
 }
 
 #[test]
-fn a_scan_gives_every_key_once_although_each_call_comes_over_another_connection() {
+fn a_scan_returns_every_key_once_with_each_call_on_another_connection() {
     stage(4, small(), 8 << 20, |core, stage| async move {
         let mut rng = Rng::new(core.id() as u64);
         let mut clients: Vec<Client> =
@@ -453,7 +454,7 @@ fn a_scan_gives_every_key_once_although_each_call_comes_over_another_connection(
                 let count = (1 + rng.below(100)).to_string();
                 let mut reply = clients[client].call(&["SCAN", cursor, "COUNT", &count]).await;
                 if rng.coin() {
-                    // As after a lost reply: the same call once more.
+                    // As after a lost reply: the same call again.
                     reply = clients[client].call(&["SCAN", cursor, "COUNT", &count]).await;
                 }
                 let Reply::Array(parts) = reply else { panic!("{reply:?}") };
@@ -463,7 +464,7 @@ fn a_scan_gives_every_key_once_although_each_call_comes_over_another_connection(
             }
         }
         for (_, found) in scans {
-            assert!(found.iter().eq(stage.made.model.keys()), "each key once and in order");
+            assert!(found.iter().eq(stage.made.model.keys()), "each key once, in order");
         }
         for wrong in ["12345", "9223372036854775807", "268435456000"] {
             let reply = clients[0].call(&["SCAN", wrong]).await;
@@ -533,7 +534,7 @@ fn a_pause_holds_commands_back_on_every_core_until_it_ends() {
 }
 
 #[test]
-fn a_damaged_block_is_an_error_reply_and_the_connection_goes_on() {
+fn a_damaged_block_is_an_error_reply_and_the_connection_continues() {
     let errors: Rc<RefCell<(u64, u64)>> = Rc::default();
     let seen = errors.clone();
     stage(9, small(), 0, move |core, stage| {
@@ -573,7 +574,7 @@ fn a_damaged_block_is_an_error_reply_and_the_connection_goes_on() {
     assert!(damaged > 0 && right > 0, "{damaged} {right}");
 }
 
-/// `ECHO` with so many bytes, sent in pieces; what came back.
+/// Sends `ECHO` with a message of `bytes` bytes, in pieces; returns the reply.
 async fn echo_large(core: &Core, world: &World, bytes: usize) -> Reply {
     let mut client = Client::connect(core, world);
     let mut request = Vec::new();
@@ -587,12 +588,12 @@ async fn echo_large(core: &Core, world: &World, bytes: usize) -> Reply {
 }
 
 #[test]
-fn large_commands_are_held_back_and_all_are_served_but_the_one_that_stalls() {
+fn large_commands_wait_and_all_are_served_except_a_stalled_one() {
     for seed in seeds() {
         let settings = Settings { requests_bytes_max: 500_000, ..Settings::default() };
         stage(seed, settings, 0, |core, stage| async move {
             let world = stage.world.clone();
-            // It comes first, announces what is allowed, and brings a part of it.
+            // It comes first, announces as much as is allowed, and sends a part of it.
             let stalls = Client::connect(&core, &world);
             let mut part = b"*2\r\n$4\r\nECHO\r\n$400000\r\n".to_vec();
             part.resize(150_000, b'x');
@@ -611,9 +612,10 @@ fn large_commands_are_held_back_and_all_are_served_but_the_one_that_stalls() {
             for large in large {
                 large.await;
             }
-            // They need all the room there is, so it has been refused where it was in their way.
+            // They need all the room, so the stalled command has been refused while it was in their
+            // way.
             drop(stalls);
-            // What never fits is refused when it is announced, with one error.
+            // A command beyond the limit is refused when it is announced, with one error.
             let mut announces = Client::connect(&core, &world);
             announces.send(b"*2\r\n$4\r\nECHO\r\n$600000\r\n".to_vec()).await.unwrap();
             let reply = announces.reply().await.unwrap();
@@ -625,7 +627,7 @@ fn large_commands_are_held_back_and_all_are_served_but_the_one_that_stalls() {
 }
 
 #[test]
-fn many_large_commands_that_stall_hold_up_others_as_long_as_one() {
+fn many_stalled_large_commands_delay_others_no_longer_than_one() {
     for seed in seeds() {
         let settings = Settings { requests_bytes_max: 500_000, ..Settings::default() };
         stage(seed, settings, 0, |core, stage| async move {

@@ -1,8 +1,8 @@
-//! Writing in a simulated world: several cores, connections that pipeline, a network and a disk in
-//! a mood. Every client has keys of its own, and knows from a model what it must hear; some keys
-//! belong to all.
+//! Writes in a simulated world: several cores, connections that pipeline, a network with delays and
+//! splits, a disk that is slow or fails. Every client has keys of its own, and knows the expected
+//! replies from a model; some keys are shared by all.
 //!
-//! A failure names its seed; `MILLRACE_SEEDS=300` runs more of them, `MILLRACE_SEED=5` only that
+//! A failure names its seed; `MILLRACE_SEEDS=300` runs 300 of them, `MILLRACE_SEED=5` only this
 //! one.
 
 use std::cell::{Cell, RefCell};
@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::stage::{Client, DIR, Node, address, integer, text};
-use kv::{Answer, Change, Server, Settings, Shard, Shared};
+use kv::{Answer, Change, NodeState, Server, Settings, Shard};
 use lsm::{Db, Durability, OpenOptions, WriteOptions};
 use reactor::sim::{Access, Fault, FaultKind, NetConfig, Rng, SimConfig, World};
 use reactor::{Class, Core};
@@ -23,7 +23,7 @@ const CORES: usize = 3;
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Limits so small that an ordinary client meets them.
+/// Limits small enough that an ordinary client reaches them.
 fn small() -> Settings {
     Settings {
         reads_max: 6,
@@ -35,19 +35,20 @@ fn small() -> Settings {
 
 struct Stage {
     world: World,
-    shared: Arc<Shared>,
+    node: Arc<NodeState>,
     seed: u64,
     ready: Cell<bool>,
     ended: Cell<usize>,
-    /// Bytes in which the shard remembers which keys are there.
+    /// Memory in which the shard remembers which keys exist.
     known_bytes: usize,
-    /// What the clients have left, and what they have added to the shared counter.
+    /// The state that the clients have left, and the sum of their increments of the shared
+    /// counter.
     left: RefCell<Model>,
     added: Cell<i64>,
 }
 
-/// Serves a new database on every core while `clients` runs on every core; then it is opened again
-/// and compared with what the clients say they have left. They may say nothing.
+/// Serves a new database on every core while `clients` runs on every core; then opens it again and
+/// compares it with the state that the clients have left, if they reported one.
 fn stage<F, Fut>(seed: u64, durability: Durability, clients: F) -> (u64, u64)
 where
     F: Fn(Core, Rc<Stage>) -> Fut + 'static,
@@ -72,7 +73,7 @@ where
     world.add_dir(DIR);
     let stage = Rc::new(Stage {
         world: world.clone(),
-        shared: Shared::new(CORES, small(), Node),
+        node: NodeState::new(CORES, small(), Node),
         seed,
         ready: Cell::new(false),
         ended: Cell::new(0),
@@ -92,7 +93,7 @@ where
         })
         .unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
     for pool in pools {
-        assert_eq!(pool.used(), 0, "seed {seed}: a buffer was not given back");
+        assert_eq!(pool.used(), 0, "seed {seed}: a buffer was not released");
     }
     assert_eq!(world.open_sockets(), 0, "seed {seed}: a socket was left open");
     world.trace()
@@ -115,7 +116,7 @@ where
         let (db, writer) =
             Db::open_for_writing(core, DIR.as_ref(), options, write).await.expect("it opens");
         let owned = Shard::with_memory(core, db.attach(core), writer, stage.known_bytes);
-        owned.attach(&stage.shared).await;
+        owned.attach(&stage.node).await;
         shard = Some(owned);
         OPENED.set(Some(db));
         stage.ready.set(true);
@@ -125,7 +126,7 @@ where
     }
     let db = OPENED.with_borrow(|db| db.clone().expect("core 0 has opened it"));
     let listener = core.listen(address()).expect("it listens");
-    let server = Server::start(core, db.attach(core), &stage.shared, listener, shard.clone());
+    let server = Server::start(core, db.attach(core), &stage.node, listener, shard.clone());
     core.sleep_ns(10_000_000).await;
     clients(core.clone(), stage.clone()).await;
     stage.ended.set(stage.ended.get() + 1);
@@ -147,7 +148,7 @@ where
     }
 }
 
-/// What is in the directory is what the clients have left.
+/// Compares the directory with the state that the clients have left.
 async fn compare(core: &Core, stage: &Stage, counted: Option<u64>) {
     let seed = stage.seed;
     let db = Db::open(core, DIR.as_ref(), OpenOptions::default()).await.expect("it opens again");
@@ -162,7 +163,7 @@ async fn compare(core: &Core, stage: &Stage, counted: Option<u64>) {
     let total = found.remove(&b"total"[..]);
     let total = total.map_or(0, |total| String::from_utf8(total).unwrap().parse().unwrap());
     assert_eq!(total, stage.added.get(), "seed {seed}: the sum of all increments");
-    assert!(found == *stage.left.borrow(), "seed {seed}: other keys or values than the model's");
+    assert!(found == *stage.left.borrow(), "seed {seed}: keys or values differ from the model's");
     let keys = found.len() as u64 + u64::from(total != 0);
     assert_eq!(counted, Some(keys), "seed {seed}: the count of keys");
 }
@@ -212,7 +213,7 @@ fn write_words(request: &mut Vec<u8>, words: &[Vec<u8>]) {
     write_command(request, &words);
 }
 
-/// What the model answers to such a command, which it carries out.
+/// The model's answer to such a command, which is applied to it.
 fn answer(words: &[Vec<u8>], model: &mut Model, expected: &mut Vec<u8>) {
     let mut writer = Writer::new(expected, Protocol::V2);
     let one = words[1].clone();
@@ -312,18 +313,18 @@ async fn pipeline(core: Core, stage: Rc<Stage>, mut rng: Rng, name: String) {
                 let most = [1, 30, 500, 20_000][pieces.index(4)];
                 let (piece, behind) = rest.split_at(rest.len().min(most));
                 rest = behind;
-                socket.send(piece.to_vec()).await.0.expect("the connection stands");
+                socket.send(piece.to_vec()).await.0.expect("the connection is open");
             }
         });
         let mut received = Vec::new();
         while received.len() < expected.len() {
             let (n, bytes) = client.socket.recv(received, 1 + rng.index(10_000)).await;
             received = bytes;
-            assert_ne!(n.expect("the connection stands"), 0, "seed {}: closed early", stage.seed);
+            assert_ne!(n.expect("the connection is open"), 0, "seed {}: closed early", stage.seed);
             let same = received[..] == expected[..received.len().min(expected.len())];
             assert!(
                 same,
-                "seed {} {name}: another reply than the model's: {} instead of {}",
+                "seed {} {name}: the reply differs from the model's: {} instead of {}",
                 stage.seed,
                 received.escape_ascii(),
                 expected.escape_ascii()
@@ -332,11 +333,11 @@ async fn pipeline(core: Core, stage: Rc<Stage>, mut rng: Rng, name: String) {
         sending.await;
         let times = 1 + rng.below(30);
         let request = "INCR total\r\n".repeat(times as usize);
-        client.send(request.into_bytes()).await.expect("the connection stands");
+        client.send(request.into_bytes()).await.expect("the connection is open");
         let mut last = 0;
         for _ in 0..times {
             let total = integer(&client.reply().await.expect("there is a reply"));
-            assert!(total > last, "seed {}: {total} behind {last}", stage.seed);
+            assert!(total > last, "seed {}: {total} after {last}", stage.seed);
             last = total;
         }
         stage.added.set(stage.added.get() + times as i64);
@@ -344,7 +345,7 @@ async fn pipeline(core: Core, stage: Rc<Stage>, mut rng: Rng, name: String) {
     stage.left.borrow_mut().extend(model);
 }
 
-/// Sends writes on keys that nobody else has, and goes away.
+/// Sends writes on keys of its own, and disconnects.
 async fn deserter(core: Core, stage: Rc<Stage>, mut rng: Rng) {
     let client = Client::connect(&core, &stage.world);
     let key = format!("deserted:{}", rng.next_u64());
@@ -386,7 +387,7 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 #[test]
-fn every_reply_and_what_is_left_are_the_models() {
+fn replies_and_the_final_state_equal_the_models() {
     for seed in seeds() {
         right_replies(seed);
     }
@@ -398,7 +399,7 @@ fn the_same_seed_gives_the_same_trace() {
 }
 
 #[test]
-fn connections_that_go_away_leave_nothing_behind_and_disturb_nobody() {
+fn connections_that_disconnect_release_everything_and_disturb_nobody() {
     for seed in seeds() {
         stage(seed, Durability::Process, |core, stage| async move {
             let mut rng = Rng::new(stage.seed ^ (core.id() as u64) << 32);
@@ -419,8 +420,8 @@ fn connections_that_go_away_leave_nothing_behind_and_disturb_nobody() {
     }
 }
 
-/// A key is read from disk for its first change; the changes behind it must wait for that, also
-/// those of other cores.
+/// A key is read from disk for its first change; later changes must wait for that, also those of
+/// other cores.
 #[test]
 fn changes_of_one_key_by_all_cores_are_made_one_after_another() {
     for seed in seeds() {
@@ -430,12 +431,12 @@ fn changes_of_one_key_by_all_cores_are_made_one_after_another() {
             for number in 0..40 {
                 client.call(&["SET", &format!("filler:{}:{number}", core.id()), &filler]).await;
             }
-            // All of it is in tables now, and most of it in no cache.
+            // All keys are in tables now, and most of them in no cache.
             let mut request = String::new();
             for number in 0..200 {
                 request += &format!("APPEND shared:{} {}\r\n", number % 10, core.id());
             }
-            client.send(request.into_bytes()).await.expect("the connection stands");
+            client.send(request.into_bytes()).await.expect("the connection is open");
             for _ in 0..200 {
                 integer(&client.reply().await.expect("there is a reply"));
             }
@@ -455,7 +456,7 @@ fn changes_of_one_key_by_all_cores_are_made_one_after_another() {
 }
 
 #[test]
-fn clearing_is_behind_what_comes_before_it_and_before_what_comes_behind() {
+fn clearing_is_ordered_among_other_changes() {
     for seed in seeds() {
         clearing(seed);
     }
@@ -471,12 +472,12 @@ fn clearing(seed: u64) {
         let mut client = Client::connect(&core, &stage.world);
         for _ in 0..10 {
             let request = "SET a 1\r\nINCR a\r\nFLUSHDB\r\nSET b 1\r\nINCR a\r\nGET b\r\nSAVE\r\n";
-            client.send(request.as_bytes().to_vec()).await.expect("the connection stands");
+            client.send(request.as_bytes().to_vec()).await.expect("the connection is open");
             let mut replies = Vec::new();
             for _ in 0..7 {
                 replies.push(client.reply().await.expect("there is a reply"));
             }
-            // Another core does the same at the same time, so `a` may have been set or cleared
+            // Another core does the same at the same time, so `a` may have been set or cleared in
             // between.
             let ok = Reply::Simple(b"OK".to_vec());
             assert_eq!((&replies[0], &replies[2], &replies[3], &replies[6]), (&ok, &ok, &ok, &ok));
@@ -495,7 +496,7 @@ fn clearing(seed: u64) {
 }
 
 #[test]
-fn when_the_log_cannot_be_written_writes_say_so_and_reads_go_on() {
+fn when_the_log_cannot_be_written_writes_fail_and_reads_continue() {
     for durability in [Durability::Process, Durability::Power] {
         stage(5, durability, |core, stage| async move {
             if core.id() != 1 {
@@ -522,15 +523,15 @@ fn when_the_log_cannot_be_written_writes_say_so_and_reads_go_on() {
             assert!(report.contains("rdb_last_bgsave_status:err\r\n"), "{report}");
             stage.world.heal();
             let reply = client.call(&["SET", "k", "v"]).await;
-            assert!(matches!(reply, Reply::Error(_)), "nobody knows what is in the log");
+            assert!(matches!(reply, Reply::Error(_)), "the content of the log is unknown");
         });
     }
 }
 
-/// Every increment that is not refused counts once, also behind others that were refused; and
-/// clearing makes space.
+/// Every increment that is not refused counts once, also after others that were refused; and
+/// clearing frees space.
 #[test]
-fn a_full_disk_refuses_writes_and_what_was_built_on_them_until_there_is_space() {
+fn a_full_disk_refuses_writes_and_their_dependents_until_there_is_space() {
     for seed in seeds() {
         let durability = [Durability::Process, Durability::Power][seed as usize % 2];
         let (counts, refused) = (Rc::new(RefCell::new(Vec::new())), Rc::new(Cell::new(0)));
@@ -554,7 +555,7 @@ fn a_full_disk_refuses_writes_and_what_was_built_on_them_until_there_is_space() 
                             core.id()
                         );
                     }
-                    client.send(request.into_bytes()).await.expect("the connection stands");
+                    client.send(request.into_bytes()).await.expect("the connection is open");
                     for _ in 0..20 {
                         match client.reply().await.expect("there is a reply") {
                             Reply::Integer(count) => counts.borrow_mut().push(count),
@@ -576,7 +577,7 @@ fn a_full_disk_refuses_writes_and_what_was_built_on_them_until_there_is_space() 
                 while stage.added.get() < CORES as i64 {
                     core.sleep_ns(1_000_000).await;
                 }
-                // Writing goes on without more ado.
+                // Writing resumes without further action.
                 while let Reply::Error(_) = client.call(&["SET", "filler", "again"]).await {
                     core.sleep_ns(100_000_000).await;
                 }
@@ -597,22 +598,22 @@ fn a_full_disk_refuses_writes_and_what_was_built_on_them_until_there_is_space() 
     }
 }
 
-/// What refuses commands for a while.
+/// What causes refusals for a while.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Trouble {
-    /// There is no space.
+    /// The disk has no space.
     Full,
     /// The log cannot be written, which ends all writing.
     LogFails,
-    /// Tables cannot be read now and then.
+    /// Reads of tables fail sometimes.
     TablesFail,
     /// Blocks of tables are damaged.
     Rot,
 }
 
-/// Pipelines commands on keys of its own while there is trouble, and compares each reply with what
-/// the model says: it is the model's, or an error that says that the command was not executed.
-/// Gives what is left and how many commands were refused.
+/// Pipelines commands on keys of its own while there is trouble, and compares each reply with the
+/// model: it is the model's, or an error that says that the command was not executed. Returns the
+/// state left and the number of refused commands.
 async fn refused_pipeline(core: &Core, stage: &Stage, mut rng: Rng, name: &str) -> (Model, u64) {
     let seed = stage.seed;
     let mut client = Client::connect(core, &stage.world);
@@ -653,7 +654,7 @@ async fn refused_pipeline(core: &Core, stage: &Stage, mut rng: Rng, name: &str) 
                 assert_eq!(text(&echo), number.to_string(), "seed {seed} {name}: out of order");
             }
         }
-        assert!(sending.await, "seed {seed} {name}: the connection stands");
+        assert!(sending.await, "seed {seed} {name}: the connection is open");
         core.sleep_ns(rng.below(40_000_000)).await;
     }
     (model, refused)
@@ -671,7 +672,7 @@ fn decoded(bytes: &[u8]) -> Reply {
     decoder.next_reply().unwrap().expect("a whole reply")
 }
 
-/// Makes the trouble, and ends it where it can be ended.
+/// Starts the trouble, and ends it where it can be ended.
 async fn trouble(core: &Core, stage: &Stage, kind: Trouble) {
     core.sleep_ns(60_000_000).await;
     match kind {
@@ -693,7 +694,7 @@ async fn trouble(core: &Core, stage: &Stage, kind: Trouble) {
         Trouble::Rot => {
             for _ in 0..10 {
                 for path in tables(&stage.world) {
-                    // It may end before.
+                    // The connection may end before.
                     let _ = stage.world.rot(&path, 1000, 3);
                 }
                 core.sleep_ns(40_000_000).await;
@@ -704,7 +705,7 @@ async fn trouble(core: &Core, stage: &Stage, kind: Trouble) {
 }
 
 #[test]
-fn every_command_has_its_own_reply_whatever_refuses_it() {
+fn every_command_has_its_own_reply_even_if_refused() {
     let mut refused = [0; 4];
     for seed in seeds() {
         let kind = [Trouble::Full, Trouble::LogFails, Trouble::TablesFail, Trouble::Rot]
@@ -731,7 +732,7 @@ fn every_command_has_its_own_reply_whatever_refuses_it() {
                 for client in clients {
                     let (model, refused) = client.await;
                     counted.set(counted.get() + refused);
-                    // A merge that met damage may have ended all writing.
+                    // A merge that found damage may have ended all writing.
                     if kind == Trouble::Full {
                         stage.left.borrow_mut().extend(model);
                     }
@@ -751,7 +752,7 @@ fn every_command_has_its_own_reply_whatever_refuses_it() {
     assert!(seeds().count() < 4 || refused.iter().all(|&count| count > 0), "{refused:?}");
 }
 
-/// Keys whose old value cannot be read refuse the commands that set them, and no others.
+/// A key whose old value cannot be read refuses the commands that set it, and no others.
 #[test]
 fn a_damaged_block_refuses_the_commands_that_need_it_and_no_others() {
     stage_that_knows(0, 8, Durability::Process, |core, stage| async move {
@@ -806,9 +807,9 @@ fn a_damaged_block_refuses_the_commands_that_need_it_and_no_others() {
     });
 }
 
-/// A client that pipelines a transaction hears of the refusal when it has sent all of it.
+/// A client that pipelines a transaction receives the refusal after it has sent all of it.
 #[test]
-fn what_follows_multi_is_not_executed_until_exec_or_discard() {
+fn commands_after_multi_are_not_executed_until_exec_or_discard() {
     stage(6, Durability::Process, |core, stage| async move {
         if core.id() != 1 {
             return;
@@ -884,10 +885,10 @@ fn what_follows_multi_is_not_executed_until_exec_or_discard() {
     });
 }
 
-/// Each is a task while it waits for the disk. A client that wanted no replies could once make as
-/// many as it liked.
+/// Each command is a task while it waits for the disk. A client that wanted no replies could once
+/// start any number.
 #[test]
-fn commands_whose_replies_nobody_wants_are_bounded_like_others() {
+fn commands_without_replies_are_bounded_like_others() {
     let most = Rc::new(Cell::new(0));
     let seen = most.clone();
     stage(1, Durability::Process, move |core, stage| {
@@ -913,7 +914,7 @@ fn commands_whose_replies_nobody_wants_are_bounded_like_others() {
                     request.extend(format!("EXISTS k{:03}\r\n", nth * 7 % 300).bytes());
                 }
                 request.extend(b"CLIENT REPLY ON\r\n");
-                client.send(request).await.expect("the connection stands");
+                client.send(request).await.expect("the connection is open");
                 assert_eq!(text(&client.reply().await.expect("one reply")), "OK");
                 stage.world.heal();
                 stage.added.set(1);
@@ -925,7 +926,7 @@ fn commands_whose_replies_nobody_wants_are_bounded_like_others() {
 }
 
 #[test]
-fn a_pause_of_writes_holds_back_writes_alone() {
+fn a_pause_of_writes_holds_back_only_writes() {
     stage(6, Durability::Process, |core, stage| async move {
         if core.id() != 0 {
             return;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use kv::{Reporter, Shard, Shared};
+use kv::{Reporter, Shard};
 use lsm::{OpenOptions, WriteOptions};
 use reactor::{Class, Core, JoinHandle, Listener, UnixListener};
 
@@ -276,7 +276,7 @@ async fn open_database(
     let clients_max = clients_max(core.cores(), descriptors_max(), first_free)?;
     let password = config.password.clone();
     let settings = kv::Settings { password, clients_max, ..budget.door() };
-    let door = Shared::new(core.cores(), settings, description);
+    let door = kv::NodeState::new(core.cores(), settings, description);
     let shard =
         writer.map(|writer| Shard::with_memory(core, db.attach(core), writer, budget.known_keys));
     if let Some(shard) = &shard {

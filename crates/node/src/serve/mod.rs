@@ -35,7 +35,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use kv::{Server, Shard, Shared};
+use kv::{Server, Shard};
 use lsm::{Db, Reader};
 use reactor::log::Log;
 use reactor::{Class, Core, JoinHandle, Listener};
@@ -106,7 +106,7 @@ struct NodeState {
 struct Opened {
     listen: SocketAddr,
     db: Db,
-    door: Arc<Shared>,
+    door: Arc<kv::NodeState>,
     /// Each core's listening socket.
     listeners: Vec<OwnedFd>,
 }

@@ -1,4 +1,4 @@
-//! What the tests of the door in a simulated world have in common: a node that tells nothing, and a
+//! Shared by the tests of the server in a simulated world: a node without information, and a
 //! client.
 
 use std::io;
@@ -16,7 +16,7 @@ pub fn address() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 6379))
 }
 
-/// What the node would tell.
+/// The information of a node.
 pub struct Node;
 
 impl NodeInfo for Node {
@@ -70,7 +70,7 @@ pub struct Client {
 
 impl Client {
     pub fn connect(core: &Core, world: &World) -> Client {
-        let socket = world.connect(core, address()).expect("somebody listens");
+        let socket = world.connect(core, address()).expect("the server listens");
         Client { socket, decoder: Decoder::new(DecoderLimits::default()) }
     }
 
@@ -95,7 +95,7 @@ impl Client {
         let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
         let mut request = Vec::new();
         write_command(&mut request, &words);
-        self.send(request).await.expect("the connection stands");
+        self.send(request).await.expect("the connection is open");
         self.reply().await.expect("there is a reply")
     }
 }

@@ -20,8 +20,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use crate::core::client::Client;
-use crate::core::state::CoreState;
+use crate::client::registry::{Client, Clients};
 use crate::settings::Settings;
 
 /// How long a client may read nothing while another waits; divided by the number of waiters.
@@ -31,6 +30,7 @@ const PATIENCE_NS_MIN: u64 = 1_000_000_000;
 /// The interval between two checks for clients that read nothing.
 pub(crate) const SWEEP_NS: u64 = 250_000_000;
 
+/// The shared state of the admissions.
 #[derive(Default)]
 pub(crate) struct ReplyRoom {
     favoured: Cell<Option<u64>>,
@@ -124,17 +124,17 @@ impl ReplyRoom {
         }
     }
 
-    /// Closes the clients that have read nothing for too long while others wait.
-    pub fn sweep(&self, state: &CoreState) {
+    /// Closes the clients that have read nothing for too long while others wait; returns how many.
+    pub fn sweep(&self, clients: &Clients, now_ns: u64) -> u64 {
         let waiting = self.waiting.borrow().len() as u64;
-        let now_ns = state.core.now_ns();
         if waiting == 0 || now_ns.saturating_sub(self.swept_ns.get()) < SWEEP_NS {
-            return;
+            return 0;
         }
         // After a time without waiters nobody has been watched.
         let begins = now_ns.saturating_sub(self.swept_ns.replace(now_ns)) > 8 * SWEEP_NS;
         let patience_ns = (PATIENCE_NS / waiting).max(PATIENCE_NS_MIN);
-        state.clients.for_each(|client| {
+        let mut closed = 0;
+        clients.for_each(|client| {
             let held = client.sending_bytes.get();
             if held <= Settings::REPLY_BYTES_SMALL || begins {
                 client.watched.set((client.sends.get(), now_ns));
@@ -151,17 +151,17 @@ impl ReplyRoom {
                     client.address_text(),
                     (now_ns - since_ns) / 1_000_000,
                 );
-                state.count(|stats| stats.slow_closed += 1);
+                closed += 1;
                 client.kill();
             }
         });
+        closed
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::client::Clients;
 
     fn some(count: i32) -> (ReplyRoom, Vec<Rc<Client>>) {
         let clients = Clients::new(0, 1);

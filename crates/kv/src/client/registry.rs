@@ -9,7 +9,7 @@ use std::task::Waker;
 
 use resp::{Protocol, parse_i64};
 
-use crate::command::parse::{ClientFilter, ClientType, ListFilter};
+use crate::command::commands::{ClientFilter, ClientType, ListFilter};
 
 /// The state of one connection, kept up to date by its own task.
 pub(crate) struct Client {
@@ -33,7 +33,7 @@ pub(crate) struct Client {
     pub sending_bytes: Cell<usize>,
     /// Number of times its socket has accepted bytes.
     pub sends: Rc<Cell<u64>>,
-    /// The last seen value of `sends` and when it changed; see `room`.
+    /// The last seen value of `sends` and when it changed; see `reply_room`.
     pub watched: Cell<(u64, u64)>,
     /// The connection waits for memory for a reply.
     pub waits_for_room: Cell<bool>,

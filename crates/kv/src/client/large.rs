@@ -26,8 +26,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use crate::core::client::Client;
-use crate::core::state::Gauge;
+use crate::client::gauge::Gauge;
+use crate::client::registry::Client;
 use crate::settings::Settings;
 
 /// The others together have this fraction of the favoured connection's room.
@@ -38,6 +38,7 @@ const OTHERS_SHARE: usize = 4;
 pub(crate) const PATIENCE_NS: u64 = 10_000_000_000;
 const PATIENCE_NS_MIN: u64 = 20_000_000;
 
+/// The shared state of the admissions.
 #[derive(Default)]
 pub(crate) struct LargeRequests {
     favoured: Cell<Option<u64>>,
@@ -186,7 +187,7 @@ mod tests {
     use std::task::{Wake, Waker};
 
     use super::*;
-    use crate::core::client::Clients;
+    use crate::client::registry::Clients;
 
     const SMALL: usize = Settings::REQUEST_BYTES_SMALL;
 

@@ -1,0 +1,12 @@
+//! The clients of one core: who is connected, and how much memory each may hold.
+//!
+//! [`registry`] lists the connections, by which other cores see and close them. Three limits are
+//! shared by all connections of a core: `large` admits large commands, `reply_room` long replies,
+//! `write_room` writes; [`gauge`] keeps their sums. A connection that is not admitted waits and is
+//! woken through its [`registry::Client`]. Uses `command` and the settings, no other room.
+
+pub(crate) mod gauge;
+pub(crate) mod large;
+pub(crate) mod registry;
+pub(crate) mod reply_room;
+pub(crate) mod write_room;

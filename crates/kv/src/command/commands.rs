@@ -1,0 +1,316 @@
+//! Commands as values: what a request asks for, with all options parsed.
+//!
+//! A command borrows its words from the connection's buffer; code that needs them longer copies
+//! them.
+
+use resp::Protocol;
+
+use crate::command::args::Args;
+use crate::command::operation::Operation;
+use crate::command::range::RangeQuery;
+use crate::command::transaction::Transaction;
+
+/// A command ready to be executed.
+#[derive(Clone, Copy, Debug)]
+pub enum Command<'a> {
+    /// `AUTH`.
+    Auth(Login<'a>),
+    /// `BGSAVE`.
+    BackgroundSave,
+    /// `CLIENT ...`.
+    Client(ClientCommand<'a>),
+    /// `COMMAND ...`.
+    Describe(Describe<'a>),
+    /// `CONFIG GET` with patterns.
+    ConfigGet(Args<'a>),
+    /// `CONFIG HELP`.
+    ConfigHelp,
+    /// `CONFIG RESETSTAT`.
+    ConfigResetStat,
+    /// `CONFIG REWRITE`.
+    ConfigRewrite,
+    /// `CONFIG SET`: alternating names and values.
+    ConfigSet(Args<'a>),
+    /// `DBSIZE`.
+    DbSize,
+    /// `ECHO`.
+    Echo(&'a [u8]),
+    /// `HELLO`.
+    Hello(Hello<'a>),
+    /// `INFO` with sections.
+    Info(Args<'a>),
+    /// `KEYS` with a pattern.
+    Keys(&'a [u8]),
+    /// `LASTSAVE`.
+    LastSave,
+    /// A read of one key.
+    One(&'a [u8], Ask),
+    /// `MGET`.
+    MGet(Args<'a>),
+    /// `EXISTS`.
+    Exists(Args<'a>),
+    /// `MR.RANGE`.
+    Range(RangeQuery<'a>),
+    /// `PING`, with the message to return.
+    Ping(Option<&'a [u8]>),
+    /// `QUIT`.
+    Quit,
+    /// `RANDOMKEY`.
+    RandomKey,
+    /// `RESET`.
+    Reset,
+    /// `SAVE`.
+    Save,
+    /// `SCAN`.
+    Scan(Scan<'a>),
+    /// `SELECT 0`.
+    Select,
+    /// `SHUTDOWN`.
+    ShutDown,
+    /// `MULTI` and its kin.
+    Transaction(Transaction),
+    /// A command that writes.
+    Write(WriteCommand<'a>),
+}
+
+/// A command that writes.
+#[derive(Clone, Copy, Debug)]
+pub enum WriteCommand<'a> {
+    /// `SET` without conditions: a key and its value.
+    Put(&'a [u8], &'a [u8]),
+    /// `MSET`: alternating keys and values.
+    PutAll(Args<'a>),
+    /// `MSETNX`.
+    PutAllIfNone(Args<'a>),
+    /// `DEL`, `UNLINK`.
+    Delete(Args<'a>),
+    /// `GETDEL`.
+    GetDelete(&'a [u8]),
+    /// `FLUSHDB`, `FLUSHALL`.
+    Clear,
+    /// A command that depends on the old value: the operation, the key, and the operand.
+    Modify(Operation, &'a [u8], &'a [u8]),
+}
+
+/// How a command accesses keys, which decides what it waits for on its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Not at all.
+    None,
+    /// It sees the writes before it.
+    Read,
+    /// The reads before it do not see it.
+    Write,
+}
+
+impl Command<'_> {
+    /// How it accesses keys.
+    pub fn access(&self) -> Access {
+        match self {
+            Self::Write(_) | Self::Save | Self::BackgroundSave => Access::Write,
+            Self::One(..)
+            | Self::MGet(_)
+            | Self::Exists(_)
+            | Self::Range(_)
+            | Self::Keys(_)
+            | Self::Scan(_)
+            | Self::RandomKey
+            | Self::DbSize
+            | Self::LastSave
+            | Self::Info(_) => Access::Read,
+            _ => Access::None,
+        }
+    }
+
+    /// The key whose old value is in the reply.
+    pub(crate) fn gives_old_of(&self) -> Option<&[u8]> {
+        match self {
+            Self::Write(WriteCommand::GetDelete(key)) => Some(key),
+            Self::Write(WriteCommand::Modify(kind, key, _)) if kind.gives_old() => Some(key),
+            _ => None,
+        }
+    }
+
+    /// An upper bound of the bytes of its reply, or of the memory needed to make it, where that is
+    /// known in advance and not small. `0` for commands whose replies are admitted when their
+    /// length is known.
+    pub(crate) fn reply_bytes(&self) -> usize {
+        match self {
+            Self::Echo(message) | Self::Ping(Some(message)) => message.len(),
+            Self::Scan(_) => SCAN_BYTES_MAX,
+            // Its keys, while they are looked up.
+            Self::MGet(keys) | Self::Exists(keys) => {
+                keys.iter().map(<[u8]>::len).sum::<usize>() + keys.len() * KEY_BYTES
+            }
+            Self::Client(ClientCommand::List(_)) | Self::Describe(_) => LIST_BYTES,
+            _ => 0,
+        }
+    }
+}
+
+/// A `SCAN`'s reply ends with the key that makes it this long.
+pub(crate) const SCAN_BYTES_MAX: usize = 128 * 1024;
+
+/// Memory of a key that is looked up, besides its bytes.
+const KEY_BYTES: usize = 64;
+
+/// The approximate length of lists of clients and of commands.
+const LIST_BYTES: usize = 64 * 1024;
+
+/// What a command that reads one key asks about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// `GET`: the value.
+    Value,
+    /// `STRLEN`.
+    Length,
+    /// `GETRANGE` and `SUBSTR`: bytes from a first to a last position; negative ones count from the
+    /// end.
+    Part {
+        /// The first byte.
+        start: i64,
+        /// The last byte.
+        end: i64,
+    },
+    /// `TYPE`.
+    Type,
+    /// `TTL` and `PTTL`: nothing expires here.
+    TimeToLive,
+}
+
+/// A user and a password.
+#[derive(Clone, Copy, Debug)]
+pub struct Login<'a> {
+    /// The user; the default user if absent.
+    pub user: Option<&'a [u8]>,
+    /// The password.
+    pub password: &'a [u8],
+}
+
+/// `HELLO`'s options.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hello<'a> {
+    /// The requested protocol; unchanged if absent.
+    pub protocol: Option<Protocol>,
+    /// The credentials to log in with.
+    pub login: Option<Login<'a>>,
+    /// The connection's new name.
+    pub name: Option<&'a [u8]>,
+}
+
+/// `SCAN`'s options.
+#[derive(Clone, Copy, Debug)]
+pub struct Scan<'a> {
+    /// Where to continue; 0 at the beginning.
+    pub cursor: u64,
+    /// Pattern of the keys to return; all if absent.
+    pub pattern: Option<&'a [u8]>,
+    /// How many keys to examine.
+    pub count: u64,
+    /// Whether the requested type is one that keys here can have.
+    pub of_our_type: bool,
+}
+
+/// `CLIENT`'s subcommands.
+#[derive(Clone, Copy, Debug)]
+pub enum ClientCommand<'a> {
+    GetName,
+    GetRedir,
+    Help,
+    Id,
+    Info,
+    Kill(ClientFilter<'a>),
+    List(ListFilter<'a>),
+    NoEvict,
+    Pause { timeout_ms: i64, all: bool },
+    Reply(ReplyMode),
+    SetName(&'a [u8]),
+    TrackingInfo,
+    Unblock,
+    Unpause,
+}
+
+/// `CLIENT REPLY`'s argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyMode {
+    On,
+    Off,
+    Skip,
+}
+
+/// Which connections `CLIENT LIST` lists.
+#[derive(Clone, Copy, Debug)]
+pub enum ListFilter<'a> {
+    /// All.
+    All,
+    /// Those of a type; every connection here is a normal one.
+    Type(ClientType),
+    /// Those with these numbers, which have been checked.
+    Ids(Args<'a>),
+}
+
+/// The types of connections that Redis distinguishes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientType {
+    Normal,
+    Other,
+}
+
+/// Which connections `CLIENT KILL` closes: those that match every given field.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ClientFilter<'a> {
+    /// The client's address.
+    pub address: Option<&'a [u8]>,
+    /// The node's address.
+    pub local_address: Option<&'a [u8]>,
+    /// The number.
+    pub id: Option<u64>,
+    /// The type.
+    pub kind: Option<ClientType>,
+    /// Spare the connection that asks.
+    pub skip_me: bool,
+    /// The old form, by address alone: answers `OK` or an error instead of a number.
+    pub old_form: bool,
+}
+
+/// `COMMAND`'s subcommands.
+#[derive(Clone, Copy, Debug)]
+pub enum Describe<'a> {
+    Count,
+    Docs(Args<'a>),
+    GetKeys {
+        command: Args<'a>,
+        flags: bool,
+    },
+    Help,
+    /// All commands if no names are given.
+    Info(Args<'a>),
+    List(NameFilter<'a>),
+}
+
+/// Which names `COMMAND LIST` lists.
+#[derive(Clone, Copy, Debug)]
+pub enum NameFilter<'a> {
+    /// All.
+    All,
+    /// Those of a module: none.
+    Module,
+    /// Those of an access category.
+    Category(&'a [u8]),
+    /// Those that match a pattern.
+    Pattern(&'a [u8]),
+}
+
+/// The part of a value of `length` bytes that `GETRANGE` returns; may be empty.
+pub fn part(length: usize, start: i64, end: i64) -> std::ops::Range<usize> {
+    let length = i64::try_from(length).unwrap_or(i64::MAX);
+    if start < 0 && end < 0 && start > end {
+        return 0..0;
+    }
+    let from_end = |position: i64| {
+        if position < 0 { length.saturating_add(position).max(0) } else { position }
+    };
+    let (start, end) = (from_end(start), from_end(end).min(length - 1));
+    // An empty value ends at -1.
+    if start > end { 0..0 } else { start as usize..end as usize + 1 }
+}

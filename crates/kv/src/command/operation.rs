@@ -1,0 +1,57 @@
+//! The operations of commands that write, on the values of their keys.
+
+use crate::command::long_double::LongDouble;
+
+/// What a command does to its keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Operation {
+    /// Set all keys unconditionally.
+    Put,
+    /// Set the key if a condition holds.
+    PutIf {
+        only: Option<Condition>,
+        reply: PutReply,
+    },
+    /// Set all keys if none of them exists.
+    PutIfNone,
+    /// Remove the keys and count those that existed.
+    Delete,
+    /// Remove the key and return its value.
+    GetDelete,
+    Append,
+    /// Overwrite a part of the value, from this offset on.
+    SetRange(usize),
+    Add(i64),
+    AddFloat(LongDouble),
+    /// Remove every key.
+    Clear,
+    /// Make all earlier changes survive a power cut.
+    Sync,
+}
+
+/// The condition of a `SET`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    /// `NX`.
+    Missing,
+    /// `XX`.
+    Existing,
+}
+
+/// The reply of the forms of `SET`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PutReply {
+    /// `OK`, or null where nothing was set.
+    Ok,
+    /// The old value.
+    Old,
+    /// 1, or 0 where nothing was set.
+    Flag,
+}
+
+impl Operation {
+    /// Whether its answer is the old value.
+    pub(crate) fn gives_old(self) -> bool {
+        matches!(self, Operation::GetDelete | Operation::PutIf { reply: PutReply::Old, .. })
+    }
+}

@@ -1,0 +1,365 @@
+//! The options of single commands, parsed.
+
+use resp::{Protocol, parse_i64};
+
+use crate::command::args::Args;
+use crate::command::commands::{
+    ClientCommand, ClientFilter, ClientType, Command, Hello, ListFilter, Login, NameFilter,
+    ReplyMode, Scan, WriteCommand,
+};
+use crate::command::operation::{Condition, Operation, PutReply};
+use crate::command::range::{RangeBound, RangeQuery};
+use crate::command::refusal::Refusal;
+
+/// How many keys `SCAN` examines by default.
+pub(super) const SCAN_COUNT: u64 = 10;
+
+/// `SET` with its options.
+pub(super) fn set(args: Args<'_>) -> Result<WriteCommand<'_>, Refusal<'_>> {
+    let (mut only, mut old, mut keeps, mut expiry) = (None, false, false, None);
+    let mut at = 3;
+    while at < args.len() {
+        let word = args.get(at);
+        let is = |name: &str| word.eq_ignore_ascii_case(name.as_bytes());
+        // The same option may be repeated, but not combined with another one of its kind.
+        let same_expiry = |name| expiry.is_none_or(|(known, _)| known == name);
+        if is("nx") && only != Some(Condition::Existing) {
+            only = Some(Condition::Missing);
+        } else if is("xx") && only != Some(Condition::Missing) {
+            only = Some(Condition::Existing);
+        } else if is("get") {
+            old = true;
+        } else if is("keepttl") && expiry.is_none() {
+            keeps = true;
+        } else if let Some(name) = ["ex", "px", "exat", "pxat"].into_iter().find(|name| is(name))
+            && !keeps
+            && same_expiry(name)
+            && at + 1 < args.len()
+        {
+            at += 1;
+            expiry = Some((name, args.get(at)));
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+        at += 1;
+    }
+    if let Some((_, time)) = expiry {
+        return Err(match integer(time)? {
+            ..=0 => Refusal::Text("ERR invalid expire time in 'set' command"),
+            _ => Refusal::Text(
+                "ERR expiry is not there yet in this version of millrace: SET takes no EX, PX, EXAT and PXAT",
+            ),
+        });
+    }
+    let (key, value) = (args.get(1), args.get(2));
+    let reply = if old { PutReply::Old } else { PutReply::Ok };
+    Ok(match (only, reply) {
+        (None, PutReply::Ok) => WriteCommand::Put(key, value),
+        _ => WriteCommand::Modify(Operation::PutIf { only, reply }, key, value),
+    })
+}
+
+pub(super) fn integer(word: &[u8]) -> Result<i64, Refusal<'_>> {
+    parse_i64(word).ok_or(Refusal::NOT_AN_INTEGER)
+}
+
+pub(super) fn auth(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
+    match args.len() {
+        2 => Ok(Command::Auth(Login { user: None, password: args.get(1) })),
+        3 => Ok(Command::Auth(Login { user: Some(args.get(1)), password: args.get(2) })),
+        _ => Err(Refusal::SYNTAX),
+    }
+}
+
+pub(super) fn shutdown(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
+    let (mut abort, mut others, mut save) = (false, false, None);
+    for word in args.from(1).iter() {
+        let is = |name: &str| word.eq_ignore_ascii_case(name.as_bytes());
+        match () {
+            () if is("abort") => abort = true,
+            () if is("now") || is("force") => others = true,
+            () if is("save") && save != Some(false) => save = Some(true),
+            () if is("nosave") && save != Some(true) => save = Some(false),
+            () => return Err(Refusal::SYNTAX),
+        }
+    }
+    match abort {
+        false => Ok(Command::ShutDown),
+        true if others || save.is_some() => Err(Refusal::SYNTAX),
+        true => Err(Refusal::Text("ERR No shutdown in progress.")),
+    }
+}
+
+pub(super) fn hello(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
+    let mut hello = Hello::default();
+    if args.len() > 1 {
+        let version = parse_i64(args.get(1))
+            .ok_or(Refusal::Text("ERR Protocol version is not an integer or out of range"))?;
+        hello.protocol = Some(match version {
+            2 => Protocol::V2,
+            3 => Protocol::V3,
+            _ => return Err(Refusal::Text("NOPROTO unsupported protocol version")),
+        });
+    }
+    let mut at = 2;
+    while at < args.len() {
+        let more = args.len() - at - 1;
+        if args.is(at, "auth") && more >= 2 {
+            let (user, password) = (Some(args.get(at + 1)), args.get(at + 2));
+            hello.login = Some(Login { user, password });
+            at += 3;
+        } else if args.is(at, "setname") && more >= 1 {
+            hello.name = Some(client_name(args.get(at + 1))?);
+            at += 2;
+        } else {
+            return Err(Refusal::Quoting {
+                before: "ERR Syntax error in HELLO option '",
+                word: args.get(at),
+                after: "'",
+            });
+        }
+    }
+    Ok(Command::Hello(hello))
+}
+
+pub(super) fn select(args: Args<'_>) -> Result<Command<'_>, Refusal<'_>> {
+    let index = integer(args.get(1))?;
+    if i32::try_from(index).is_err() {
+        return Err(Refusal::Text(
+            "ERR value is out of range, value must between -2147483648 and 2147483647",
+        ));
+    }
+    if index != 0 {
+        return Err(Refusal::Text("ERR DB index is out of range"));
+    }
+    Ok(Command::Select)
+}
+
+/// Checks a connection's name: one word in a list.
+pub(super) fn client_name(name: &[u8]) -> Result<&[u8], Refusal<'_>> {
+    if name.iter().all(|byte| matches!(byte, b'!'..=b'~')) {
+        Ok(name)
+    } else {
+        Err(Refusal::Text(
+            "ERR Client names cannot contain spaces, newlines or special characters.",
+        ))
+    }
+}
+
+fn client_type(word: &[u8]) -> Result<ClientType, Refusal<'_>> {
+    let is = |name: &str| word.eq_ignore_ascii_case(name.as_bytes());
+    if is("normal") {
+        Ok(ClientType::Normal)
+    } else if is("master") || is("replica") || is("slave") || is("pubsub") {
+        Ok(ClientType::Other)
+    } else {
+        Err(Refusal::Quoting { before: "ERR Unknown client type '", word, after: "'" })
+    }
+}
+
+pub(super) fn client_kill(args: Args<'_>) -> Result<ClientFilter<'_>, Refusal<'_>> {
+    if args.len() == 3 {
+        return Ok(ClientFilter {
+            address: Some(args.get(2)),
+            old_form: true,
+            ..ClientFilter::default()
+        });
+    }
+    let mut filter = ClientFilter { skip_me: true, ..ClientFilter::default() };
+    let mut at = 2;
+    while at < args.len() {
+        if at + 1 == args.len() {
+            return Err(Refusal::SYNTAX);
+        }
+        let value = args.get(at + 1);
+        if args.is(at, "id") {
+            let id = parse_i64(value).and_then(|id| u64::try_from(id).ok()).filter(|&id| id > 0);
+            filter.id = Some(id.ok_or(Refusal::Text("ERR client-id should be greater than 0"))?);
+        } else if args.is(at, "type") {
+            filter.kind = Some(client_type(value)?);
+        } else if args.is(at, "addr") {
+            filter.address = Some(value);
+        } else if args.is(at, "laddr") {
+            filter.local_address = Some(value);
+        } else if args.is(at, "user") {
+            // Every client is the default user.
+            if value != b"default" {
+                return Err(Refusal::Quoting {
+                    before: "ERR No such user '",
+                    word: value,
+                    after: "'",
+                });
+            }
+        } else if args.is(at, "skipme") {
+            filter.skip_me = if args.is(at + 1, "yes") {
+                true
+            } else if args.is(at + 1, "no") {
+                false
+            } else {
+                return Err(Refusal::SYNTAX);
+            };
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+        at += 2;
+    }
+    Ok(filter)
+}
+
+pub(super) fn client_list(args: Args<'_>) -> Result<ListFilter<'_>, Refusal<'_>> {
+    if args.len() == 4 && args.is(2, "type") {
+        return Ok(ListFilter::Type(client_type(args.get(3))?));
+    }
+    if args.len() > 3 && args.is(2, "id") {
+        let ids = args.from(3);
+        if ids.iter().any(|id| parse_i64(id).is_none()) {
+            return Err(Refusal::Text("ERR Invalid client ID"));
+        }
+        return Ok(ListFilter::Ids(ids));
+    }
+    if args.len() == 2 { Ok(ListFilter::All) } else { Err(Refusal::SYNTAX) }
+}
+
+/// The refusal of a subcommand with too many words; it repeats the client's spelling.
+fn too_many(args: Args<'_>) -> Refusal<'_> {
+    Refusal::Quoting {
+        before: "ERR unknown subcommand or wrong number of arguments for '",
+        word: args.get(1),
+        after: "'. Try CLIENT HELP.",
+    }
+}
+
+pub(super) fn client_no_evict(args: Args<'_>) -> Result<ClientCommand<'_>, Refusal<'_>> {
+    match args.is(2, "on") || args.is(2, "off") {
+        true => Ok(ClientCommand::NoEvict),
+        false => Err(Refusal::SYNTAX),
+    }
+}
+
+pub(super) fn client_reply(args: Args<'_>) -> Result<ClientCommand<'_>, Refusal<'_>> {
+    let modes = [("on", ReplyMode::On), ("off", ReplyMode::Off), ("skip", ReplyMode::Skip)];
+    let found = modes.into_iter().find(|(word, _)| args.is(2, word));
+    found.map(|(_, mode)| ClientCommand::Reply(mode)).ok_or(Refusal::SYNTAX)
+}
+
+pub(super) fn client_pause(args: Args<'_>) -> Result<ClientCommand<'_>, Refusal<'_>> {
+    let all = match args.len() {
+        3 => true,
+        4 if args.is(3, "all") => true,
+        4 if args.is(3, "write") => false,
+        4 => return Err(Refusal::Text("ERR CLIENT PAUSE mode must be WRITE or ALL")),
+        _ => return Err(too_many(args)),
+    };
+    let timeout_ms = parse_i64(args.get(2))
+        .ok_or(Refusal::Text("ERR timeout is not an integer or out of range"))?;
+    if timeout_ms < 0 {
+        return Err(Refusal::Text("ERR timeout is negative"));
+    }
+    Ok(ClientCommand::Pause { timeout_ms, all })
+}
+
+pub(super) fn client_unblock(args: Args<'_>) -> Result<ClientCommand<'_>, Refusal<'_>> {
+    if args.len() > 4 {
+        return Err(too_many(args));
+    }
+    if args.len() == 4 && !args.is(3, "timeout") && !args.is(3, "error") {
+        return Err(Refusal::Text("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR"));
+    }
+    integer(args.get(2))?;
+    Ok(ClientCommand::Unblock)
+}
+
+pub(super) fn command_list(args: Args<'_>) -> Result<NameFilter<'_>, Refusal<'_>> {
+    if args.len() == 2 {
+        return Ok(NameFilter::All);
+    }
+    if args.len() != 5 || !args.is(2, "filterby") {
+        return Err(Refusal::SYNTAX);
+    }
+    if args.is(3, "module") {
+        Ok(NameFilter::Module)
+    } else if args.is(3, "aclcat") {
+        Ok(NameFilter::Category(args.get(4)))
+    } else if args.is(3, "pattern") {
+        Ok(NameFilter::Pattern(args.get(4)))
+    } else {
+        Err(Refusal::SYNTAX)
+    }
+}
+
+pub(super) fn scan(args: Args<'_>) -> Result<Scan<'_>, Refusal<'_>> {
+    let cursor = scan_cursor(args.get(1)).ok_or(Refusal::Text("ERR invalid cursor"))?;
+    let mut scan = Scan { cursor, pattern: None, count: SCAN_COUNT, of_our_type: true };
+    let mut at = 2;
+    while at < args.len() {
+        if at + 1 == args.len() {
+            return Err(Refusal::SYNTAX);
+        }
+        let value = args.get(at + 1);
+        if args.is(at, "count") {
+            scan.count = u64::try_from(integer(value)?)
+                .ok()
+                .filter(|&count| count > 0)
+                .ok_or(Refusal::SYNTAX)?;
+        } else if args.is(at, "match") {
+            scan.pattern = (value != b"*").then_some(value);
+        } else if args.is(at, "type") {
+            scan.of_our_type = value.eq_ignore_ascii_case(b"string");
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+        at += 2;
+    }
+    Ok(scan)
+}
+
+/// Parses a cursor as leniently as Redis: C's `strtoul`, except that it may not begin with white
+/// space.
+pub(super) fn scan_cursor(word: &[u8]) -> Option<u64> {
+    let (negative, digits) = match word {
+        [b'-', rest @ ..] => (true, rest),
+        [b'+', rest @ ..] => (false, rest),
+        rest => (false, rest),
+    };
+    if digits.is_empty() {
+        return word.is_empty().then_some(0);
+    }
+    let mut value = 0u64;
+    for digit in digits {
+        if !digit.is_ascii_digit() {
+            return None;
+        }
+        value = value.checked_mul(10)?.checked_add(u64::from(digit - b'0'))?;
+    }
+    Some(if negative { value.wrapping_neg() } else { value })
+}
+
+pub(super) fn range(args: Args<'_>) -> Result<RangeQuery<'_>, Refusal<'_>> {
+    const BOUND: Refusal<'_> = Refusal::Text("ERR min or max not valid string range item");
+    let mut query = RangeQuery {
+        start: RangeBound::parse_start(args.get(1)).ok_or(BOUND)?,
+        end: RangeBound::parse_end(args.get(2)).ok_or(BOUND)?,
+        reverse: false,
+        limit: None,
+        values: true,
+    };
+    let mut at = 3;
+    while at < args.len() {
+        if args.is(at, "reverse") {
+            query.reverse = true;
+            at += 1;
+        } else if args.is(at, "novalues") {
+            query.values = false;
+            at += 1;
+        } else if args.is(at, "limit") && at + 1 < args.len() {
+            let limit = integer(args.get(at + 1))?;
+            let limit = u64::try_from(limit)
+                .map_err(|_| Refusal::Text("ERR value is out of range, must be positive"))?;
+            query.limit = Some(limit);
+            at += 2;
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    Ok(query)
+}

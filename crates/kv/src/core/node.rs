@@ -1,0 +1,130 @@
+//! What the cores of a node have in common: settings that never change, the mailboxes of the cores
+//! and of the shard, the end of a pause, the number of connections. Everything else belongs to one
+//! core.
+
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Waker;
+
+use reactor::mailbox::Mailbox;
+
+use crate::core::state::CoreState;
+use crate::node_info::NodeInfo;
+use crate::settings::Settings;
+use crate::shard::parcel::Parcel;
+
+/// A function to run on another core.
+pub(super) type Errand = Box<dyn FnOnce(&Rc<CoreState>) + Send>;
+
+/// The mailbox for errands of one core.
+pub(super) struct CoreMailbox {
+    pub mailbox: Mailbox<Errand>,
+    /// Wakes the task that runs the errands.
+    pub waker: Waker,
+}
+
+/// The mailbox of the shard.
+pub(super) struct ShardMailbox {
+    core: usize,
+    pub mailbox: Mailbox<Parcel>,
+    pub waker: Waker,
+}
+
+/// The part of the key-value door that is the same on every core.
+pub struct NodeState {
+    settings: Settings,
+    info: Box<dyn NodeInfo>,
+    pub(super) mailboxes: Vec<OnceLock<CoreMailbox>>,
+    /// Empty on a read-only node.
+    pub(super) shard: OnceLock<ShardMailbox>,
+    /// The time until which commands are held back, in the cores' monotonic time. Hardly ever
+    /// written.
+    paused_until_ns: AtomicU64,
+    /// The same for commands that write.
+    writes_paused_until_ns: AtomicU64,
+    /// Number of connections of all cores.
+    clients: AtomicUsize,
+}
+
+/// Counts one connection until dropped.
+pub(crate) struct CountedClient(Arc<NodeState>);
+
+impl Drop for CountedClient {
+    fn drop(&mut self) {
+        self.0.clients.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl NodeState {
+    /// For a node of `cores` cores.
+    pub fn new(cores: usize, settings: Settings, info: impl NodeInfo + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            settings,
+            info: Box::new(info),
+            mailboxes: (0..cores).map(|_| OnceLock::new()).collect(),
+            shard: OnceLock::new(),
+            paused_until_ns: AtomicU64::new(0),
+            writes_paused_until_ns: AtomicU64::new(0),
+            clients: AtomicUsize::new(0),
+        })
+    }
+
+    /// The limits in force.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub(crate) fn info(&self) -> &dyn NodeInfo {
+        &*self.info
+    }
+
+    pub(crate) fn cores(&self) -> usize {
+        self.mailboxes.len()
+    }
+
+    /// Counts one more connection, unless the maximum is reached.
+    pub(crate) fn count_client(self: &Arc<Self>) -> Option<CountedClient> {
+        if self.clients.fetch_add(1, Ordering::Relaxed) >= self.settings.clients_max {
+            self.clients.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(CountedClient(self.clone()))
+    }
+
+    pub(crate) fn paused_until_ns(&self) -> u64 {
+        self.paused_until_ns.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn writes_paused_until_ns(&self) -> u64 {
+        self.writes_paused_until_ns.load(Ordering::Relaxed)
+    }
+
+    /// Holds back all commands, or only those that write.
+    pub(crate) fn pause_until_ns(&self, until_ns: u64, all: bool) {
+        if all {
+            self.paused_until_ns.store(until_ns, Ordering::Relaxed);
+        }
+        self.writes_paused_until_ns.store(until_ns, Ordering::Relaxed);
+    }
+
+    /// Whether clients may write.
+    pub fn is_writable(&self) -> bool {
+        self.shard.get().is_some()
+    }
+
+    /// The core that owns the shard.
+    pub(crate) fn shard_core(&self) -> Option<usize> {
+        self.shard.get().map(|shard| shard.core)
+    }
+
+    /// Opens the shard: from now on parcels go into this mailbox, whose owner's task has this
+    /// waker.
+    pub(crate) fn open_shard(&self, core: usize, mailbox: &Mailbox<Parcel>, waker: &Waker) {
+        self.shard.get_or_init(|| ShardMailbox {
+            core,
+            mailbox: mailbox.clone(),
+            waker: waker.clone(),
+        });
+    }
+}

@@ -1,0 +1,229 @@
+//! Writes in flight: changes that have been made, on their way through the engine.
+//!
+//! Small changes of a turn are gathered into one batch. The engine lands batches in order; an
+//! answer that needed no write waits in the same queue for the writes before it.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use lsm::{BatchWriter, Written};
+
+use crate::settings::FAMILY;
+use crate::shard::answers::AnswerTarget;
+use crate::shard::change::{Answer, entries};
+use crate::shard::modify::OldValue;
+use crate::shard::overlay::{Key, Newest, Ticket};
+use crate::shard::{KEPT_BYTES_MAX, ShardState};
+
+/// Changes that have been made, with their answers.
+pub(super) struct Flight {
+    /// `None` if there was nothing to write.
+    pub written: Option<(Ticket, Written, Vec<Key>)>,
+    pub built_bytes: usize,
+    pub answers: Vec<(AnswerTarget, Answer)>,
+}
+
+/// Changes that have been made and not yet handed to the engine.
+#[derive(Default)]
+pub(super) struct Gathered {
+    pub batch: BatchWriter,
+    /// The amount by which they change the number of keys.
+    delta: i64,
+    keys: Vec<Key>,
+    built_bytes: usize,
+    pub answers: Vec<(AnswerTarget, Answer)>,
+}
+
+impl ShardState {
+    /// Adds a batch to those that go to the engine next. `old` is what was there before it, key by
+    /// key.
+    pub(super) fn gather(
+        &self,
+        mut batch: BatchWriter,
+        old: &[OldValue],
+        built_bytes: usize,
+        (target, answer): (AnswerTarget, Answer),
+    ) {
+        let ticket = self.ticket.get() + 1;
+        let small = matches!(answer, Answer::Integer(_) | Answer::Bulk(_) | Answer::Old(_));
+        let gathered = &mut *self.gathered.borrow_mut();
+        let mut overlay = self.overlay.borrow_mut();
+        let mut known = self.known.borrow_mut();
+        for ((key, value), old) in entries(&mut batch).zip(old) {
+            let print = self.print(key);
+            // A key that the batch names twice has the state that the first operation left.
+            let before = match overlay.newest(key, print) {
+                Some((last, newest)) if *last == ticket => *newest != Newest::Missing,
+                _ => old.exists(),
+            };
+            known.set(print, value.is_some());
+            gathered.delta += i64::from(value.is_some()) - i64::from(before);
+            let newest = match value {
+                None => Newest::Missing,
+                Some(value) if small && value.len() <= KEPT_BYTES_MAX => {
+                    Newest::Value(value.into())
+                }
+                Some(_) => Newest::There,
+            };
+            gathered.keys.push(overlay.write(key, print, ticket, newest));
+        }
+        if gathered.batch.is_empty() {
+            gathered.batch = batch;
+        } else {
+            for (key, value) in entries(&mut batch) {
+                match value {
+                    Some(value) => gathered.batch.put(FAMILY, key, value),
+                    None => gathered.batch.delete(FAMILY, key),
+                }
+            }
+        }
+        gathered.built_bytes += built_bytes;
+        gathered.answers.push((target, answer));
+        self.built_bytes.set(self.built_bytes.get() + built_bytes);
+        self.count(|stats| stats.written += 1);
+    }
+
+    /// Hands the gathered changes to the engine.
+    pub(super) fn submit(&self) {
+        let Gathered { batch, delta, keys, built_bytes, answers } = self.gathered.take();
+        if batch.is_empty() {
+            return;
+        }
+        let ticket = self.ticket.get() + 1;
+        let counted = self.is_counted();
+        match self.writer.submit(batch, counted.then_some(delta)) {
+            Ok(written) => {
+                self.ticket.set(ticket);
+                self.fly(Flight { written: Some((ticket, written, keys)), built_bytes, answers });
+            }
+            Err(error) => {
+                let answer = self.fail(&error);
+                let mut overlay = self.overlay.borrow_mut();
+                keys.iter().for_each(|key| overlay.landed(key, ticket));
+                drop(overlay);
+                self.built_bytes.set(self.built_bytes.get() - built_bytes);
+                for (target, _) in answers {
+                    self.answer_in_turn(target, answer.clone());
+                }
+            }
+        }
+    }
+
+    /// Makes all earlier changes survive a power cut.
+    pub(super) fn sync(&self, target: AnswerTarget) {
+        self.submit();
+        match self.writer.sync() {
+            Ok(written) => {
+                let written = Some((self.ticket.get(), written, Vec::new()));
+                let answers = vec![(target, Answer::Ok)];
+                self.fly(Flight { written, built_bytes: 0, answers });
+            }
+            Err(error) => {
+                self.save_failed.set(true);
+                let answer = self.fail(&error);
+                self.answer_in_turn(target, answer);
+            }
+        }
+    }
+
+    /// Appends a flight to the queue; one that has nothing to wait for is answered immediately.
+    pub(super) fn fly(&self, flight: Flight) {
+        let mut flights = self.flights.borrow_mut();
+        if flight.written.is_none() && flights.is_empty() {
+            drop(flights);
+            for (target, answer) in flight.answers {
+                self.answer(target, answer);
+            }
+            return;
+        }
+        flights.push_back(flight);
+        if flights.len() == 1
+            && let Some(waker) = &*self.lander.borrow()
+        {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Takes landed flights off the front of the queue, and answers their changes.
+    fn land(&self, cx: &mut Context<'_>) {
+        let mut any = false;
+        let mut failed = None;
+        loop {
+            let mut flights = self.flights.borrow_mut();
+            let Some(front) = flights.front_mut() else { break };
+            let result = match &mut front.written {
+                None => Ok(0),
+                Some((_, written, _)) => match Pin::new(written).poll(cx) {
+                    Poll::Pending => break,
+                    Poll::Ready(result) => result,
+                },
+            };
+            let Some(flight) = flights.pop_front() else { break };
+            drop(flights);
+            any = true;
+            self.built_bytes.set(self.built_bytes.get() - flight.built_bytes);
+            if let Some((ticket, _, keys)) = &flight.written {
+                let mut overlay = self.overlay.borrow_mut();
+                keys.iter().for_each(|key| overlay.landed(key, *ticket));
+                self.landed.set(*ticket);
+                // A flight without keys is a sync.
+                match (keys.is_empty(), result.is_ok()) {
+                    (true, true) => self.is_saved(),
+                    (true, false) => self.save_failed.set(true),
+                    (false, true) => {
+                        self.write_failed.set(false);
+                        self.unsaved.set(self.unsaved.get() + 1);
+                    }
+                    (false, false) => {}
+                }
+            }
+            // A write that landed is reported as written, even if another one has failed meanwhile.
+            // An answer that needed no write may depend on one that failed. The engine has refused
+            // all writes after the failed one, too, and accepts none before each has landed here.
+            failed = match &result {
+                Err(error) => Some(self.fail(error)),
+                Ok(_) if flight.written.is_some() => None,
+                Ok(_) => failed,
+            };
+            for (target, answer) in flight.answers {
+                self.answer(target, failed.clone().unwrap_or(answer));
+            }
+        }
+        if any {
+            self.tell_watchers();
+            self.end_turn();
+        }
+    }
+
+    /// Notes that everything written so far survives a power cut.
+    fn is_saved(&self) {
+        self.unsaved.set(0);
+        self.save_failed.set(false);
+        self.saved_ms.set(self.core.unix_time_ms());
+    }
+
+    /// Notes that a write failed: for lack of space, or because nothing can be written from now on.
+    /// Changes that build on it will fail, too. Returns the answer for them.
+    pub(super) fn fail(&self, error: &lsm::Error) -> Answer {
+        let text = || Box::from(format!("MISCONF Errors writing to the database: {error}"));
+        self.known.borrow_mut().forget();
+        self.refusals.set(self.refusals.get() + 1);
+        self.write_failed.set(true);
+        if error.kind() == lsm::Kind::Full {
+            return Answer::Failed(text());
+        }
+        Answer::Failed(self.failed.borrow_mut().get_or_insert_with(text).clone())
+    }
+}
+
+/// Lands flights, until cancelled.
+pub(super) async fn land_all(shard: Rc<ShardState>) {
+    poll_fn(|cx| {
+        shard.lander.borrow_mut().get_or_insert_with(|| cx.waker().clone());
+        shard.land(cx);
+        Poll::<()>::Pending
+    })
+    .await;
+}

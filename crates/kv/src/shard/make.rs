@@ -1,0 +1,193 @@
+//! Makes changes: from the old values of their keys to batches and answers.
+
+use std::collections::BTreeSet;
+use std::mem;
+use std::rc::Rc;
+
+use lsm::BatchWriter;
+use reactor::Class;
+
+use crate::command::operation::Operation;
+use crate::settings::FAMILY;
+use crate::shard::ShardState;
+use crate::shard::answers::{AnswerTarget, engine_answer, split};
+use crate::shard::change::{Answer, Change, entries};
+use crate::shard::knowledge::Knowledge;
+use crate::shard::modify::{self, OldValue, Write};
+
+/// Largest batch of the engine.
+const BATCH_BYTES_MAX: usize = 256 << 20;
+/// A change of up to this size goes to the engine together with others.
+const GATHERED_EACH_BYTES: usize = 1024;
+/// Bytes of changes that go to the engine without waiting for more.
+const GATHERED_BYTES: usize = 64 * 1024;
+
+/// What a change writes, and its answer.
+struct Made {
+    /// `None` if there is nothing to write.
+    batch: Option<BatchWriter>,
+    answer: Answer,
+    /// Length of the value that was built here.
+    built_bytes: usize,
+}
+
+impl ShardState {
+    /// Makes a change now, or queues it.
+    pub(super) fn begin(self: &Rc<Self>, mut change: Change, target: AnswerTarget) {
+        if self.clearing.get() {
+            self.held.borrow_mut().push_back((change, target));
+            return;
+        }
+        if change.kind == Operation::Clear {
+            return self.clear(target);
+        }
+        let awaited = self.jobs.get() > 0 && {
+            let overlay = self.overlay.borrow();
+            self.turns.borrow().is_awaited(target.answers.connection)
+                || change.entries().any(|(key, _)| overlay.is_awaited(key, self.print(key)))
+        };
+        if !awaited && self.has_room(&change) {
+            match self.look_up(&mut change) {
+                Knowledge::All(old) => return self.make(change, old, target),
+                Knowledge::Failed(_) if change.commands() > 1 => {
+                    return split(change, target)
+                        .for_each(|(change, target)| self.begin(change, target));
+                }
+                Knowledge::Failed(error) => {
+                    return self.answer_in_turn(target, engine_answer(&error));
+                }
+                Knowledge::Partial(_) | Knowledge::After(_) => {}
+            }
+        }
+        self.queue(change, target);
+    }
+
+    /// Removes every key: after all earlier changes, before all later ones.
+    fn clear(self: &Rc<Self>, target: AnswerTarget) {
+        self.clearing.set(true);
+        let shard = self.clone();
+        self.core.spawn(Class::Foreground, async move {
+            shard.until(|| shard.is_idle()).await;
+            let cleared = match shard.writer.clear(FAMILY) {
+                Ok(written) => written.await,
+                Err(error) => Err(error),
+            };
+            let answer = match cleared {
+                Ok(_) => {
+                    shard.known.borrow_mut().clear();
+                    Answer::Ok
+                }
+                Err(error) => shard.fail(&error),
+            };
+            shard.answer(target, answer);
+            shard.clearing.set(false);
+            for (change, target) in shard.held.take() {
+                shard.begin(change, target);
+            }
+            shard.tell_watchers();
+            shard.end_turn();
+        });
+    }
+
+    /// Makes a change whose old values are known.
+    pub(super) fn make(&self, change: Change, mut old: Vec<OldValue>, target: AnswerTarget) {
+        if change.kind == Operation::Sync {
+            return self.sync(target);
+        }
+        if let Some(text) = &*self.failed.borrow() {
+            return self.answer_in_turn(target, Answer::Failed(text.clone()));
+        }
+        let Made { batch, answer, built_bytes } = self.compute(change, &mut old);
+        match batch {
+            Some(batch) if batch.len() > BATCH_BYTES_MAX => {
+                let text = format!(
+                    "OOM a write of {} bytes: at most {BATCH_BYTES_MAX} fit into one",
+                    batch.len()
+                );
+                self.answer_in_turn(target, Answer::Failed(text.into()));
+            }
+            Some(batch) => {
+                let alone = batch.len() > GATHERED_EACH_BYTES;
+                if alone || self.gathered.borrow().batch.len() > GATHERED_BYTES {
+                    self.submit();
+                }
+                self.gather(batch, &old, built_bytes, (target, answer));
+                if alone {
+                    self.submit();
+                }
+            }
+            None => self.answer_in_turn(target, answer),
+        }
+    }
+
+    /// Computes what a change writes and how it is answered. `old` becomes the state before the
+    /// batch that is written.
+    fn compute(&self, mut change: Change, old: &mut Vec<OldValue>) -> Made {
+        let (batch, answer) = match change.kind {
+            Operation::Put => (Some(change.batch), Answer::Ok),
+            Operation::PutIfNone if old.iter().any(OldValue::exists) => (None, Answer::Integer(0)),
+            Operation::PutIfNone => (Some(change.batch), Answer::Integer(1)),
+            Operation::Delete => {
+                let (batch, count) = existing(&mut change.batch, old);
+                ((count > 0).then_some(batch), Answer::Integer(count))
+            }
+            kind => return self.compute_one(kind, change.batch, old),
+        };
+        Made { batch, answer, built_bytes: 0 }
+    }
+
+    /// The same for a change of one key that depends on its old value.
+    fn compute_one(&self, kind: Operation, mut change: BatchWriter, old: &mut [OldValue]) -> Made {
+        let mut made = Made { batch: None, answer: Answer::Null, built_bytes: 0 };
+        let Some((key, operand)) = entries(&mut change).next() else { return made };
+        let before = old[0].exists();
+        let (write, answer) = modify::modify(
+            kind,
+            mem::replace(&mut old[0], OldValue::There),
+            operand.unwrap_or_default(),
+            self.value_bytes_max.get(),
+        );
+        made.answer = answer;
+        made.batch = match write {
+            Write::Nothing => None,
+            Write::AsItIs => Some(change),
+            Write::Value(value) => {
+                made.built_bytes = value.len();
+                Some(modify::put(key, &value))
+            }
+        };
+        if !before {
+            old[0] = OldValue::Missing;
+        }
+        made
+    }
+
+    /// Whether one more value may be built.
+    pub(super) fn has_room(&self, change: &Change) -> bool {
+        !matches!(change.kind, Operation::Append | Operation::SetRange(_))
+            || self.built_bytes.get() <= self.built_bytes_max.get()
+    }
+
+    /// Takes room for the value that a change is about to build.
+    pub(super) fn expect_built(&self, change: &Change) -> usize {
+        let bytes = modify::built_bytes_min(change.kind, change.len());
+        let expected = bytes.min(self.value_bytes_max.get());
+        self.built_bytes.set(self.built_bytes.get() + expected);
+        expected
+    }
+}
+
+/// Keeps the removals of existing keys, each once, and counts them. `old` becomes the state before
+/// these.
+fn existing(batch: &mut BatchWriter, old: &mut Vec<OldValue>) -> (BatchWriter, i64) {
+    let mut kept = BatchWriter::new();
+    let mut seen = BTreeSet::new();
+    for ((key, _), old) in entries(batch).zip(old.iter()) {
+        if old.exists() && seen.insert(key) {
+            kept.delete(FAMILY, key);
+        }
+    }
+    let count = i64::from(kept.count());
+    *old = vec![OldValue::There; kept.count() as usize];
+    (kept, count)
+}

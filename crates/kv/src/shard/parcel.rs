@@ -1,0 +1,68 @@
+//! Parcels: the changes of a connection on their way to the shard, and the answers on their way
+//! back.
+
+use std::cell::{Cell, RefCell};
+use std::task::{Context, Poll, Waker};
+
+use crate::client::write_room::WriteReservation;
+use crate::command::spec::CommandId;
+use crate::shard::change::{Answer, Change};
+use crate::shard::turns::Connection;
+
+/// Changes of one connection, sent to the shard.
+pub(crate) struct Parcel {
+    /// Where the answers go: the core, and the number of the slot there.
+    pub core: usize,
+    pub number: u32,
+    pub connection: Connection,
+    pub changes: Vec<Change>,
+}
+
+/// The answer that consecutive commands of a parcel share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AnswerRun {
+    /// The number of commands of the parcel before them.
+    pub at: u32,
+    pub commands: u32,
+    /// The command they all are, where that is known.
+    pub command: Option<CommandId>,
+    pub answer: Answer,
+}
+
+/// Answers to parcels of one core, by the numbers of their slots there.
+pub(crate) type Answered = Vec<(u32, Vec<AnswerRun>)>;
+
+/// Receives the answers to a parcel. One task polls it.
+#[derive(Default)]
+pub(crate) struct AnswerSlot {
+    answers: RefCell<Option<Vec<AnswerRun>>>,
+    waker: Cell<Option<Waker>>,
+    /// The parcel's part of its core's limits, until it is answered.
+    reservation: RefCell<Option<WriteReservation>>,
+}
+
+impl AnswerSlot {
+    /// A slot that holds room until its parcel is answered.
+    pub fn with_room(reservation: WriteReservation) -> Self {
+        Self { reservation: RefCell::new(Some(reservation)), ..Self::default() }
+    }
+
+    /// Stores one answer for each command, in the order of the commands.
+    pub fn fulfil(&self, answers: Vec<AnswerRun>) {
+        self.answers.replace(Some(answers));
+        drop(self.reservation.take());
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Vec<AnswerRun>> {
+        match self.answers.take() {
+            Some(answers) => Poll::Ready(answers),
+            None => {
+                self.waker.set(Some(cx.waker().clone()));
+                Poll::Pending
+            }
+        }
+    }
+}
