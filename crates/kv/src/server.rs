@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use lsm::Reader;
-use reactor::{Class, Core, JoinHandle, Listener, Socket};
+use reactor::{Class, Core, JoinHandle, Listener, Socket, timeout};
 
 use crate::connection::serve;
 use crate::core::node::NodeState;
@@ -14,9 +14,6 @@ use crate::shard::Shard;
 
 /// The pause before accepting again after the system could not provide a connection.
 const RETRY_NS: u64 = 100_000_000;
-
-/// The interval at which a stopping server checks whether its connections have ended.
-const STOP_CHECK_NS: u64 = 5_000_000;
 
 /// One core's server. Every core of the node starts its own, with the same [`NodeState`].
 pub struct Server {
@@ -58,13 +55,9 @@ impl Server {
         self.accepting.cancel();
         self.state.stopping.set(true);
         self.state.clients.wake_all();
-        let deadline_ns = core.now_ns().saturating_add(grace_ns);
-        while self.state.clients.len() > 0 && core.now_ns() < deadline_ns {
-            core.sleep_ns(STOP_CHECK_NS).await;
-        }
-        self.state.clients.kill_all();
-        while self.state.clients.len() > 0 {
-            core.sleep_ns(STOP_CHECK_NS).await;
+        if timeout(core, grace_ns, self.state.clients.all_gone()).await.is_err() {
+            self.state.clients.kill_all();
+            self.state.clients.all_gone().await;
         }
         self.errands.cancel();
     }

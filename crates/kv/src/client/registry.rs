@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::task::Waker;
 
+use reactor::Event;
 use resp::{Protocol, parse_i64};
 
 use crate::command::commands::{ClientFilter, ClientType, ListFilter};
@@ -162,17 +163,29 @@ impl ListOrder {
 /// c+1, c+1+n, ...
 pub(crate) struct Clients {
     list: RefCell<BTreeMap<u64, Rc<Client>>>,
+    /// Notified when the last connection has gone.
+    empty: Event,
     next: Cell<u64>,
     step: u64,
 }
 
 impl Clients {
     pub fn new(core: usize, cores: usize) -> Self {
-        Self { list: RefCell::default(), next: Cell::new(core as u64 + 1), step: cores as u64 }
+        Self {
+            list: RefCell::default(),
+            empty: Event::new(),
+            next: Cell::new(core as u64 + 1),
+            step: cores as u64,
+        }
     }
 
     pub fn len(&self) -> usize {
         self.list.borrow().len()
+    }
+
+    /// Waits until no connection is left.
+    pub async fn all_gone(&self) {
+        self.empty.wait_until(|| self.len() == 0).await;
     }
 
     /// The number of connections that wait for the end of a pause.
@@ -217,6 +230,9 @@ impl Clients {
 
     pub fn remove(&self, id: u64) {
         self.list.borrow_mut().remove(&id);
+        if self.len() == 0 {
+            self.empty.notify_all();
+        }
     }
 
     pub fn for_each(&self, each: impl FnMut(&Rc<Client>)) {

@@ -4,11 +4,10 @@
 //! [`Replies`]) and the node is not stopping. Commands about the connection itself are executed
 //! here and in `administration`, all others through the reader and the shard.
 
-use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;
 
-use reactor::Class;
+use reactor::{Class, OneshotReceiver, oneshot};
 use resp::{Parser, Progress, Protocol, Writer};
 
 use crate::client::registry::Client;
@@ -58,7 +57,7 @@ pub(crate) struct Session {
     waits_for_reply: Option<usize>,
     /// A lookup of the length of the value that the command at the beginning of the input returns:
     /// in progress, or just finished with this result.
-    lookup: Option<Rc<Cell<Option<usize>>>>,
+    lookup: Option<OneshotReceiver<usize>>,
     found_bytes: Option<usize>,
     /// The next command waits for the end of a pause of writes.
     pub(crate) waits_for_pause: bool,
@@ -172,7 +171,7 @@ impl Session {
     /// Whether the event it waited for has come: room for writes, memory for a reply, or the length
     /// of the reply.
     pub fn has_got_room(&mut self) -> bool {
-        if let Some(bytes) = self.lookup.as_ref().and_then(|found| found.get()) {
+        if let Some(bytes) = self.lookup.as_ref().and_then(OneshotReceiver::try_take) {
             (self.lookup, self.found_bytes) = (None, Some(bytes));
             return true;
         }
@@ -324,10 +323,11 @@ impl Session {
             return Some(length(found));
         }
         let (state, client, key) = (self.state.clone(), self.client.clone(), key.to_vec());
-        let found = Rc::new(Cell::new(None));
-        self.lookup = Some(found.clone());
+        let (sender, receiver) = oneshot();
+        self.lookup = Some(receiver);
         self.state.core.spawn(Class::Foreground, async move {
-            found.set(Some(length(state.reader.get(FAMILY, &key, None).await)));
+            // The connection may have gone.
+            let _ = sender.send(length(state.reader.get(FAMILY, &key, None).await));
             client.wake();
         });
         None

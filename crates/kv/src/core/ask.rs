@@ -15,6 +15,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 
 use reactor::mailbox::{Mailbox, Owner, Poster, Scheduled, mailbox};
+use reactor::{OneshotReceiver, OneshotSender, oneshot};
 
 use crate::client::write_room::PARCELS_MAX;
 use crate::core::node::{CoreMailbox, Errand, NodeState};
@@ -86,15 +87,12 @@ fn post<T>(
 /// The unanswered questions of one core.
 #[derive(Default)]
 pub(crate) struct Questions {
-    waiting: RefCell<BTreeMap<u64, Question>>,
+    waiting: RefCell<BTreeMap<u64, OneshotSender<Answer>>>,
     next: Cell<u64>,
 }
 
-#[derive(Default)]
-struct Question {
-    answer: Option<Box<dyn Any + Send>>,
-    waker: Option<Waker>,
-}
+/// The answer to a question, whose type the asker knows.
+type Answer = Box<dyn Any + Send>;
 
 /// Removes its question when dropped, answered or not.
 struct Ticket<'a> {
@@ -109,24 +107,23 @@ impl Drop for Ticket<'_> {
 }
 
 impl Questions {
-    fn take_ticket(&self) -> Option<Ticket<'_>> {
+    fn take_ticket(&self) -> Option<(Ticket<'_>, OneshotReceiver<Answer>)> {
         let mut waiting = self.waiting.borrow_mut();
         if waiting.len() >= QUESTIONS_MAX {
             return None;
         }
         let number = self.next.get();
         self.next.set(number + 1);
-        waiting.insert(number, Question::default());
-        Some(Ticket { questions: self, number })
+        let (sender, receiver) = oneshot();
+        waiting.insert(number, sender);
+        Some((Ticket { questions: self, number }, receiver))
     }
 
-    fn fulfil(&self, number: u64, answer: Box<dyn Any + Send>) {
+    fn fulfil(&self, number: u64, answer: Answer) {
         // The asker may have gone.
-        if let Some(waiting) = self.waiting.borrow_mut().get_mut(&number) {
-            waiting.answer = Some(answer);
-            if let Some(waker) = waiting.waker.take() {
-                waker.wake();
-            }
+        let sender = self.waiting.borrow_mut().remove(&number);
+        if let Some(sender) = sender {
+            let _ = sender.send(answer);
         }
     }
 }
@@ -142,30 +139,17 @@ impl CoreState {
         if core == self.core.id() {
             return Some(question(self));
         }
-        let ticket = self.questions.take_ticket()?;
+        let (ticket, receiver) = self.questions.take_ticket()?;
         let (number, from) = (ticket.number, self.core.id());
         let errand: Errand = Box::new(move |there| {
-            let answer: Box<dyn Any + Send> = Box::new(question(there));
+            let answer: Answer = Box::new(question(there));
             let deliver: Errand = Box::new(move |back| back.questions.fulfil(number, answer));
             // Room for it is reserved, see ERRANDS_MAX. It fails only when the core that asked has
             // ended.
             let _ = there.posters.post(from, deliver);
         });
         self.posters.post(core, errand).ok()?;
-        let answer = poll_fn(|cx| {
-            let mut waiting = self.questions.waiting.borrow_mut();
-            let Some(entry) = waiting.get_mut(&number) else {
-                return Poll::Ready(None);
-            };
-            match entry.answer.take() {
-                Some(answer) => Poll::Ready(Some(answer)),
-                None => {
-                    entry.waker = Some(cx.waker().clone());
-                    Poll::Pending
-                }
-            }
-        })
-        .await?;
+        let answer = receiver.await.ok()?;
         drop(ticket);
         answer.downcast().ok().map(|answer| *answer)
     }

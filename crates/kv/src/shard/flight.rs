@@ -192,7 +192,7 @@ impl ShardState {
             }
         }
         if any {
-            self.tell_watchers();
+            self.changed.notify_all();
             self.end_turn();
         }
     }

@@ -97,7 +97,7 @@ impl ShardState {
     /// meanwhile.
     async fn read_ahead(&self, job: &Job) {
         let Some((mut change, target)) = job.change.take() else { return };
-        self.until(|| self.has_room(&change) || self.failed.borrow().is_some()).await;
+        self.changed.wait_until(|| self.has_room(&change) || self.failed.borrow().is_some()).await;
         if self.failed.borrow().is_some() {
             job.change.replace(Some((change, target)));
             return;
@@ -167,7 +167,10 @@ async fn run(shard: &Rc<ShardState>, job: Rc<Job>) {
     let mut ahead = shard.take_ahead(&job);
     let mut waiting: VecDeque<_> = job.change.take().into_iter().collect();
     while let Some((mut change, target)) = waiting.pop_front() {
-        shard.until(|| shard.has_room(&change) || shard.failed.borrow().is_some()).await;
+        shard
+            .changed
+            .wait_until(|| shard.has_room(&change) || shard.failed.borrow().is_some())
+            .await;
         if let Some(text) = &*shard.failed.borrow() {
             shard.answer_in_turn(target, Answer::Failed(text.clone()));
             continue;
@@ -192,6 +195,6 @@ async fn run(shard: &Rc<ShardState>, job: Rc<Job>) {
     }
     shard.done(&job);
     shard.make_next(job.connection);
-    shard.tell_watchers();
+    shard.changed.notify_all();
     shard.end_turn();
 }

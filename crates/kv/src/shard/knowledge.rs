@@ -73,7 +73,9 @@ impl ShardState {
             match self.look_up(change) {
                 Knowledge::All(old) => return Ok(old),
                 Knowledge::Failed(error) => return Err(error),
-                Knowledge::After(ticket) => self.until(|| self.landed.get() >= ticket).await,
+                Knowledge::After(ticket) => {
+                    self.changed.wait_until(|| self.landed.get() >= ticket).await
+                }
                 Knowledge::Partial(mut old) => {
                     let (at, keys): (Vec<usize>, Vec<&[u8]>) = change
                         .entries()

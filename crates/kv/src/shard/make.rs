@@ -67,7 +67,7 @@ impl ShardState {
         self.clearing.set(true);
         let shard = self.clone();
         self.core.spawn(Class::Foreground, async move {
-            shard.until(|| shard.is_idle()).await;
+            shard.changed.wait_until(|| shard.is_idle()).await;
             let cleared = match shard.writer.clear(FAMILY) {
                 Ok(written) => written.await,
                 Err(error) => Err(error),
@@ -84,7 +84,7 @@ impl ShardState {
             for (change, target) in shard.held.take() {
                 shard.begin(change, target);
             }
-            shard.tell_watchers();
+            shard.changed.notify_all();
             shard.end_turn();
         });
     }

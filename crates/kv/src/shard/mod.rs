@@ -45,10 +45,10 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::rc::Rc;
-use std::task::{Poll, Waker};
+use std::task::Waker;
 
 use lsm::{Reader, Writer};
-use reactor::{Class, Core, JoinHandle};
+use reactor::{Class, Core, Event, JoinHandle, timeout};
 use twox_hash::XxHash3_128;
 
 use crate::core::ask::Posters;
@@ -103,8 +103,8 @@ struct ShardState {
     /// The last ticket issued, and the last whose write has landed.
     ticket: Cell<Ticket>,
     landed: Cell<Ticket>,
-    /// Tasks that wait in `until`.
-    watchers: RefCell<Vec<Waker>>,
+    /// Notified when something has landed, been made, or ended the writing.
+    changed: Event,
     /// Wakes the task that waits for the first flight.
     lander: RefCell<Option<Waker>>,
     /// Number of changes that wait in queues of keys and of connections.
@@ -178,7 +178,7 @@ impl Shard {
             flights: RefCell::default(),
             ticket: Cell::new(0),
             landed: Cell::new(0),
-            watchers: RefCell::default(),
+            changed: Event::new(),
             lander: RefCell::default(),
             jobs: Cell::new(0),
             turns: RefCell::default(),
@@ -261,14 +261,13 @@ impl Shard {
     /// The error that ended all writing earlier, if any.
     pub async fn close(&self) -> lsm::Result<()> {
         let shard = &self.0;
-        let refusing = shard.clone();
-        let late = self.0.core.spawn(Class::Foreground, async move {
-            refusing.core.sleep_ns(CLOSE_NS).await;
-            refusing.failed.borrow_mut().get_or_insert_with(|| CLOSED.into());
-            refusing.tell_watchers();
-        });
-        shard.until(|| shard.is_idle() && !shard.clearing.get()).await;
-        late.cancel();
+        let is_done = || shard.is_idle() && !shard.clearing.get();
+        let done = timeout(&shard.core, CLOSE_NS, shard.changed.wait_until(is_done)).await;
+        if done.is_err() {
+            shard.failed.borrow_mut().get_or_insert_with(|| CLOSED.into());
+            shard.changed.notify_all();
+            shard.changed.wait_until(is_done).await;
+        }
         for task in shard.tasks.take() {
             task.cancel();
         }
@@ -291,23 +290,6 @@ impl ShardState {
 
     fn is_counted(&self) -> bool {
         self.reader.db().keys().is_some()
-    }
-
-    fn tell_watchers(&self) {
-        for waker in self.watchers.take() {
-            waker.wake();
-        }
-    }
-
-    async fn until(&self, ready: impl Fn() -> bool) {
-        poll_fn(|cx| {
-            if ready() {
-                return Poll::Ready(());
-            }
-            self.watchers.borrow_mut().push(cx.waker().clone());
-            Poll::Pending
-        })
-        .await;
     }
 
     fn count(&self, change: impl FnOnce(&mut ShardStats)) {

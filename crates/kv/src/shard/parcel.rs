@@ -1,8 +1,10 @@
 //! Parcels: the changes of a connection on their way to the shard, and the answers on their way
 //! back.
 
-use std::cell::{Cell, RefCell};
-use std::task::{Context, Poll, Waker};
+use std::cell::RefCell;
+use std::task::{Context, Poll};
+
+use reactor::Oneshot;
 
 use crate::client::write_room::WriteReservation;
 use crate::command::spec::CommandId;
@@ -35,8 +37,7 @@ pub(crate) type Answered = Vec<(u32, Vec<AnswerRun>)>;
 /// Receives the answers to a parcel. One task polls it.
 #[derive(Default)]
 pub(crate) struct AnswerSlot {
-    answers: RefCell<Option<Vec<AnswerRun>>>,
-    waker: Cell<Option<Waker>>,
+    answers: Oneshot<Vec<AnswerRun>>,
     /// The parcel's part of its core's limits, until it is answered.
     reservation: RefCell<Option<WriteReservation>>,
 }
@@ -49,20 +50,12 @@ impl AnswerSlot {
 
     /// Stores one answer for each command, in the order of the commands.
     pub fn fulfil(&self, answers: Vec<AnswerRun>) {
-        self.answers.replace(Some(answers));
         drop(self.reservation.take());
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
+        // A parcel is answered once, so the place is empty.
+        let _ = self.answers.send(answers);
     }
 
     pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Vec<AnswerRun>> {
-        match self.answers.take() {
-            Some(answers) => Poll::Ready(answers),
-            None => {
-                self.waker.set(Some(cx.waker().clone()));
-                Poll::Pending
-            }
-        }
+        self.answers.poll_recv(cx).map(Result::unwrap_or_default)
     }
 }
