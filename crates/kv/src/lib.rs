@@ -15,6 +15,9 @@
 //! Writes go to the [`Shard`], which one core owns: `outgoing` gathers a connection's writes;
 //! `core::writes` takes them to the shard and its answers back.
 //!
+//! Rooms, each of which uses only those before it: `command`, `client`, `shard`, `core`, `read`,
+//! `info`, `connection`. `shard` and `core` form the only circle, see `core`.
+//!
 //! Invariants: a command sees the writes of earlier commands on its connection; each command has
 //! one reply, in the order of the commands; commands after a refused `MULTI` are refused; no client
 //! makes the node hold more memory than [`Settings`] allow, whether it sends much, reads slowly or

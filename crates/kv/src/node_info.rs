@@ -1,4 +1,4 @@
-//! What the key-value door has to ask about its node for its reports.
+//! The information that the key-value door gets from its node for its reports.
 
 /// Provided by the code that starts the node. Called for `INFO`, `CONFIG GET`, `HELLO` and
 /// `SHUTDOWN`, never for a read or a write.

@@ -1,4 +1,4 @@
-//! The clients of one core: who is connected, and how much memory each may hold.
+//! The clients of one core: the list of connections, and how much memory each may hold.
 //!
 //! [`registry`] lists the connections, by which other cores see and close them. Three limits are
 //! shared by all connections of a core: `large` admits large commands, `reply_room` long replies,

@@ -16,7 +16,7 @@ use crate::settings::Settings;
 /// Parcels that one core may have in flight.
 pub(crate) const PARCELS_MAX: usize = 1 << 14;
 
-/// What the parcels of a core take, and the connections that wait for room.
+/// The room for the parcels of a core, and the connections that wait for it.
 #[derive(Default)]
 pub(crate) struct WriteRoom {
     bytes: Gauge,
@@ -52,7 +52,7 @@ impl WriteRoom {
     }
 }
 
-/// What a parcel takes of its core's limits. Dropping it releases that and wakes the waiters.
+/// A parcel's part of its core's limits. Dropping it releases the room and wakes the waiters.
 pub(crate) struct WriteReservation {
     room: Rc<WriteRoom>,
     _bytes: Share,

@@ -17,7 +17,7 @@ use crate::command::refusal::Refusal;
 use crate::command::spec::{CommandId, Spec, takes_count};
 use crate::command::table::{self, Lookup};
 
-/// What a connection is allowed to do.
+/// The permissions of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Permissions {
     /// The node takes writes. If not, Redis's commands that write are refused as such.

@@ -5,10 +5,10 @@ use std::io;
 use reactor::Socket;
 use resp::{Limits, Parser};
 
-/// Bytes received at once.
+/// Bytes of one receive.
 pub(super) const RECEIVE_BYTES: usize = 16 * 1024;
 
-/// Bytes received at once of a long argument.
+/// Bytes of one receive of a long argument.
 const RECEIVE_LONG_BYTES: usize = 1024 * 1024;
 
 /// Received bytes that were not taken yet.

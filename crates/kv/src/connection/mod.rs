@@ -127,7 +127,7 @@ struct Connection {
     /// The receive in flight has a buffer of its own, whose content is appended to the input when
     /// it has come.
     apart: bool,
-    /// The least that is received at once.
+    /// The minimum size of a receive.
     least: usize,
     /// Sends that the socket had accepted when the client closed its side, and when `stalled` was
     /// started.

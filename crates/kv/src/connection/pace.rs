@@ -7,8 +7,8 @@ use reactor::{Core, Sleep};
 use crate::client::large::Large;
 use crate::connection::fired;
 
-/// What a client must send of a large command for which others wait, on average over its patience
-/// (see [`Large::patience_ns`]).
+/// The rate at which a client must send a large command for which others wait, averaged over its
+/// patience (see [`Large::patience_ns`]).
 pub(super) const LARGE_BYTES_PER_S: u64 = 64 * 1024;
 
 /// How long at most the bytes sent before count: a round trip, because others may be waiting for

@@ -1,4 +1,4 @@
-//! What the cores of a node have in common: settings that never change, the mailboxes of the cores
+//! The state that the cores of a node share: settings that never change, the mailboxes of the cores
 //! and of the shard, the end of a pause, the number of connections. Everything else belongs to one
 //! core.
 

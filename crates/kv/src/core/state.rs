@@ -1,5 +1,5 @@
-//! What one core's connections share: the engine's reader, the list of connections, counters,
-//! budgets. It never leaves its core.
+//! The state that one core's connections share: the engine's reader, the list of connections,
+//! counters, budgets. It never leaves its core.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

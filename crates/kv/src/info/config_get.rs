@@ -39,8 +39,8 @@ pub(crate) fn known(
     now: &LiveSettings,
     node: &dyn NodeInfo,
 ) -> BTreeMap<String, Vec<u8>> {
-    // What a Redis configured like this node would answer: one database, a log of all writes, no
-    // expiry.
+    // The settings that a Redis configured like this node would report: one database, a log of all
+    // writes, no expiry.
     let fixed = [
         ("appendonly", if now.writable { "yes" } else { "no" }),
         ("databases", "1"),

@@ -1,4 +1,4 @@
-//! What is known about the keys of a change, and reading the rest.
+//! The knowledge of a change's keys: looking it up, and reading the rest.
 
 use lsm::Value;
 

@@ -75,8 +75,8 @@ const CALLER: Connection = 0;
 
 /// The writing side of a database, on the core that owns it. Clones share it.
 ///
-/// A node attaches it to its [`NodeState`](crate::NodeState); without a node, [`Shard::change`] makes single changes
-/// with the same rules and the same exact count:
+/// A node attaches it to its [`NodeState`](crate::NodeState); without a node, [`Shard::change`]
+/// makes single changes with the same rules and the same exact count:
 ///
 /// ```text
 /// let (db, writer) = Db::open_for_writing(&core, path, options, write_options).await?;

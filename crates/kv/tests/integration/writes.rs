@@ -598,7 +598,7 @@ fn a_full_disk_refuses_writes_and_their_dependents_until_there_is_space() {
     }
 }
 
-/// What causes refusals for a while.
+/// A cause of refusals, for a while.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Trouble {
     /// The disk has no space.

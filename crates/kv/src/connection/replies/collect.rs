@@ -18,7 +18,7 @@ use crate::settings::FAMILY;
 use crate::shard::change::Answer as WriteAnswer;
 use crate::shard::parcel::AnswerRun;
 
-/// What became of the reply at the front of the queue.
+/// The result of one look at the reply at the front of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     /// It moved to the output, or came closer to it.

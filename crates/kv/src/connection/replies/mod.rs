@@ -43,7 +43,7 @@ const READS_MIN: usize = 4;
 /// Concurrent tasks with long replies.
 const LONG_REPLIES_MAX: usize = 2;
 
-/// Why no more commands are taken.
+/// Whether the connection is to be closed, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closing {
     /// Not at all.

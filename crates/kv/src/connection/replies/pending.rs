@@ -68,7 +68,7 @@ impl PendingReply {
         matches!(self, Self::Piece(_) | Self::Parked(_))
     }
 
-    /// Ends its task; nobody wants the reply any more.
+    /// Ends its task: the reply is not wanted any more.
     pub fn cancel(self) {
         match self {
             Self::Get { task, .. } => task.cancel(),
@@ -114,7 +114,7 @@ pub(super) enum Found {
     Again(Vec<u8>, usize),
 }
 
-/// The result of such a read of several keys.
+/// The result of a read of several keys that was started before its turn.
 pub(super) enum FoundMany {
     Answers(Vec<Vec<u8>>, Vec<Answer>, usize),
     Again(Vec<Vec<u8>>),
