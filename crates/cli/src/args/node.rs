@@ -1,0 +1,153 @@
+//! The flags of the commands on a running node: `millrace disk`, `top` and `upgrade`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
+use node::{DiskSpec, Size};
+
+use super::values::seconds;
+
+/// A running node, and how to print its answer.
+#[derive(Clone, Debug, Args)]
+pub struct NodeArgs {
+    /// The node's state directory, if not the default one
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    #[arg(env = node::STATE_VARIABLE, hide_env_values = true)]
+    pub state: Option<PathBuf>,
+    /// The node's admin socket, if not in the state directory
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub admin: Option<PathBuf>,
+    /// Print JSON; its shape is described in docs/CLI.md
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `millrace disk`.
+#[derive(Debug, Subcommand)]
+pub enum DiskCommand {
+    /// Create an image file
+    #[command(after_help = "Examples:\n  \
+        millrace disk create vm1.img --size 10G\n  \
+        millrace disk create vm1.img --size 10G --preallocate\n\n\
+        The image is sparse: space on the disk is allocated as it is written. With --preallocate \
+        all space is allocated immediately, and no write fails later because the disk is full.")]
+    Create {
+        /// The file; it must not exist.
+        #[arg(value_hint = ValueHint::FilePath)]
+        path: PathBuf,
+        /// Its size
+        #[arg(long, value_name = "SIZE")]
+        size: Size,
+        /// Allocate all of its space on the disk now
+        #[arg(long)]
+        preallocate: bool,
+    },
+    /// List the disks of a running node
+    #[command(after_help = "Examples:\n  \
+        millrace disk list\n  \
+        millrace disk list --json --state /srv/millrace")]
+    List {
+        /// Which node to ask.
+        #[command(flatten)]
+        node: NodeArgs,
+    },
+    /// Add a disk to a running node: name=NAME uri=URI socket=PATH [queues=N] [serial=TEXT]
+    #[command(after_help = "Examples:\n  \
+        millrace disk attach 'name=vm1 uri=file:vm1.img socket=vm1.sock queues=2'\n  \
+        millrace disk attach 'name=scratch uri=mem:8G socket=/run/scratch.sock'\n\n\
+        SPEC is the same as in serve --disk; relative paths start in the current directory. The \
+        node attaches the disk again after a restart, until it is detached.")]
+    Attach {
+        /// The disk.
+        spec: DiskSpec,
+        /// Which node to ask.
+        #[command(flatten)]
+        node: NodeArgs,
+    },
+    /// Remove a disk from a running node and forget it
+    #[command(after_help = "Examples:\n  \
+        millrace disk detach vm1\n\n\
+        The image and its data stay as they are. Detaching a disk that a virtual machine uses \
+        needs --force: the guest's requests then wait until a disk is attached at the same socket.")]
+    Detach {
+        /// The name of the disk.
+        name: String,
+        /// Detach even while a virtual machine is connected
+        #[arg(long)]
+        force: bool,
+        /// Which node to ask.
+        #[command(flatten)]
+        node: NodeArgs,
+    },
+    /// Change the size of a disk while its guest runs
+    #[command(after_help = "Examples:\n  \
+        millrace disk resize vm1 --size 20G\n  \
+        millrace disk resize vm1 --size 5G --shrink\n\n\
+        The guest is told the new size immediately; its partitions and file systems are the guest's \
+        to change. --shrink cuts off the end of the disk, and the data there is lost: make the \
+        file system smaller first.")]
+    Resize {
+        /// The name of the disk.
+        name: String,
+        /// The new size
+        #[arg(long, value_name = "SIZE")]
+        size: Size,
+        /// Allow a smaller size, which discards the data at the end
+        #[arg(long)]
+        shrink: bool,
+        /// Which node to ask.
+        #[command(flatten)]
+        node: NodeArgs,
+    },
+    /// Show what the disks of a running node have done
+    #[command(after_help = "Examples:\n  \
+        millrace disk stat\n  \
+        millrace disk stat vm1 --json\n\n\
+        Counts start with the node. p50 and p99 come from a histogram with a bucket for each power \
+        of two.")]
+    Stat {
+        /// The name of the disk; all disks if left out.
+        name: Option<String>,
+        /// Which node to ask.
+        #[command(flatten)]
+        node: NodeArgs,
+    },
+}
+
+/// `millrace top`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    millrace top\n  \
+    millrace top --once\n  \
+    millrace top --json | jq .disks\n\n\
+    CPU is the share of the time in which the core's thread ran, including spinning for work. Into \
+    a pipe or a file the frames follow each other.")]
+pub struct TopArgs {
+    /// Show one frame and exit
+    #[arg(long)]
+    pub once: bool,
+    /// Seconds between two frames
+    #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
+    pub interval: f64,
+    /// Which node to ask.
+    #[command(flatten)]
+    pub node: NodeArgs,
+}
+
+/// `millrace upgrade`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    millrace upgrade\n  \
+    millrace upgrade --to /opt/millrace-2/millrace --state /srv/millrace\n\n\
+    The new program is started with the same settings and takes over: guests wait for some \
+    milliseconds and notice nothing else, clients of the database reconnect. If anything fails, the \
+    old program continues, and this command exits with 2 and says why. Disks on mem: keep their \
+    contents. SIGUSR2 does the same as this command without --to.")]
+pub struct UpgradeArgs {
+    /// The new program [default: the file that now has the path of the node's program]
+    #[arg(long, value_name = "PROGRAM", value_hint = ValueHint::FilePath)]
+    pub to: Option<PathBuf>,
+    /// Which node to ask.
+    #[command(flatten)]
+    pub node: NodeArgs,
+}

@@ -1,0 +1,28 @@
+//! Values that flags of several commands take.
+
+use bench::Durability;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use reactor::{DriverKind, PollMode};
+
+/// How an idle core waits.
+pub fn poll_mode() -> impl TypedValueParser<Value = PollMode> {
+    PossibleValuesParser::new(["always", "adaptive", "never"]).try_map(|text| text.parse())
+}
+
+/// What an acknowledged write survives.
+pub fn durability() -> impl TypedValueParser<Value = Durability> {
+    PossibleValuesParser::new(["process", "power"]).try_map(|text| text.parse())
+}
+
+/// How to access disk and network.
+pub fn driver() -> impl TypedValueParser<Value = DriverKind> {
+    PossibleValuesParser::new(["auto", "io_uring", "epoll"]).try_map(|text| text.parse())
+}
+
+/// A duration in seconds.
+pub fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 86_400.0 => Ok(seconds),
+        _ => Err("seconds must be a number above 0, at most 86400".to_owned()),
+    }
+}
