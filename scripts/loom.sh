@@ -1,9 +1,9 @@
 #!/bin/sh
-# Proves the lock-free parts of the reactor, the memtable and the block devices with loom, and that each proof can fail
-# (its mutants are found).
+# Proves the lock-free parts of the reactor, the memtable and the block devices with loom, and that
+# each proof can fail (its mutants are found).
 #   scripts/loom.sh [TEST-NAME-FILTER]
-# Exit code 0: all proved, all mutants found. Takes 15 s after the first build; MILLRACE_LONG=1 looks one preemption
-# deeper, which takes minutes.
+# Exit code 0: all proved, all mutants found. Takes 15 s after the first build; MILLRACE_LONG=1
+# searches one preemption deeper, which takes minutes.
 set -eu
 cd "$(dirname "$0")/.."
 CARGO_TARGET_DIR=${LOOM_TARGET_DIR:-target/loom}

@@ -1,20 +1,22 @@
 #!/bin/sh
 # Runs the tests of the crates that have unsafe code under AddressSanitizer and ThreadSanitizer.
 #   scripts/sanitize.sh [address|thread]...
-# Needs a nightly toolchain; its rust-src is not needed.
+# Needs a nightly toolchain, without rust-src.
 #
-# What this does and does not show. The standard library is the precompiled one, which is not instrumented:
-#  - AddressSanitizer sees every allocation anyway (it replaces malloc) and every access that our code makes or that
-#    std's generic code makes when it is compiled into ours. It also reports what is leaked.
-#  - ThreadSanitizer does not see what uninstrumented std code does. Locks, condition variables and channels are futex
-#    calls and atomics inside std, partly inlined into our code and partly not: edges that it misses give false alarms.
-#    Where std is used between threads outside the tests, `--cfg tsan` shows it the edge (reactor/src/edge.rs). The rest is
-#    named in scripts/tsan.supp, each with its reason; nothing of ours may be listed there.
-#  - A page that is not there (SIGBUS) while the sanitizer does an atomic access for us: it holds a lock of its own then,
-#    which the handler's atomics wait for. Tests that cut memory off are left out under ThreadSanitizer.
-#  - The kernel is a blind spot too: what io_uring writes into a buffer, or orders, neither sees.
-#  - ThreadSanitizer does not understand fences. What rests on one (sleep.rs) is proved by loom; here it must not raise
-#    an alarm because nothing but atomics is on both sides of that fence.
+# Limits. The standard library is the precompiled one, which is not instrumented:
+#  - AddressSanitizer sees every allocation anyway (it replaces malloc) and every access of our code and
+#    of std's generic code compiled into ours. It also reports leaks.
+#  - ThreadSanitizer does not see the actions of uninstrumented std code. Locks, condition variables and
+#    channels are futex calls and atomics inside std, partly inlined into our code: missed edges give
+#    false alarms. Where product code uses std between threads, `--cfg tsan` shows it the edge
+#    (reactor/src/edge.rs). The rest is listed in scripts/tsan.supp, each with its reason; our own code
+#    must not be listed there.
+#  - A missing page (SIGBUS) during an atomic access by the sanitizer: the sanitizer holds a lock of its
+#    own then, for which the handler's atomics wait. Tests that truncate memory are skipped under
+#    ThreadSanitizer.
+#  - Neither sees the kernel: bytes that io_uring writes into a buffer, or its ordering.
+#  - ThreadSanitizer does not understand fences. Loom proves the code that depends on one (sleep.rs);
+#    here it must not raise an alarm, because there are only atomics on both sides of that fence.
 set -eu
 cd "$(dirname "$0")/.."
 crates="-p millrace-reactor -p millrace-memtable -p millrace-bdev -p millrace-vhost -p millrace-frontend"
@@ -25,13 +27,13 @@ if [ -z "$target" ]; then
 fi
 CARGO_TARGET_DIR=${SANITIZE_TARGET_DIR:-target/sanitize}
 export CARGO_TARGET_DIR
-# `halt_on_error=0`: report everything, and fail at the end by the exit code.
+# `halt_on_error=0`: report all errors, and fail at the end by the exit code.
 export ASAN_OPTIONS="detect_leaks=1:detect_stack_use_after_return=1"
 export TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.supp:halt_on_error=0:second_deadlock_stack=1"
 status=0
 for sanitizer in ${*:-address thread}; do
   flags="-Zsanitizer=$sanitizer"
-  # std was compiled without the sanitizer, which changes nothing in how functions are called.
+  # std was compiled without the sanitizer, which does not change the calling convention.
   [ "$sanitizer" = thread ] && flags="$flags -Cunsafe-allow-abi-mismatch=sanitizer --cfg tsan"
   echo "--- $sanitizer ---"
   # shellcheck disable=SC2086

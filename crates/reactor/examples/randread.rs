@@ -1,4 +1,4 @@
-//! Random direct reads of a file at a queue depth: what the reactor itself costs beside fio.
+//! Random direct reads of a file at a queue depth: the cost of the reactor itself, compared with fio.
 //! `randread FILE [depth] [size] [seconds]`
 
 use std::cell::Cell;
