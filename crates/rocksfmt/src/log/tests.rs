@@ -616,7 +616,8 @@ fn arbitrary_log() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// No mutation of a log causes a panic; there is always a verdict, and only records that were written are read, in order.
+    /// No mutation of a log causes a panic; there is always a verdict, and only records that were
+    /// written are read, in order.
     #[test]
     fn mutated_logs_yield_a_prefix_and_a_verdict(
         bytes in arbitrary_log(),
@@ -635,7 +636,8 @@ proptest! {
         let (records, reader) = read_with(reader, &bad, piece * LOG_BLOCK_BYTES);
         prop_assert!(reader.end().is_some());
         prop_assert!(reader.good_until() <= bad.len() as u64);
-        // A flipped header may turn a stretch into zeros or an ignorable type, so records may be missing.
+        // A flipped header may turn a stretch into zeros or an ignorable type, so records may be
+        // missing.
         let mut rest = original.iter();
         for record in &records {
             prop_assert!(rest.any(|o| o == record), "a record that was never written");

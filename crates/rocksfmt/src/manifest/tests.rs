@@ -372,7 +372,8 @@ fn without_a_link_every_blob_file_can_be_missing() {
 }
 
 proptest! {
-    /// Against the simplest model: a set of (level, number), for any order of additions and deletions.
+    /// Against the simplest model: a set of (level, number), for any order of additions and
+    /// deletions.
     #[test]
     fn files_follow_a_model(steps in proptest::collection::vec((0u32..3, 1u64..8, any::<bool>()), 0..40)) {
         let mut model: BTreeMap<u64, u32> = BTreeMap::new();
