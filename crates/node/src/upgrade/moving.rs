@@ -64,12 +64,12 @@ struct Moving {
     /// It is handed over without its connection.
     alone: bool,
     /// It has operations in flight although it is quiesced.
-    under_way: bool,
+    in_flight: bool,
 }
 
 impl Moving {
     fn is_done(&self) -> bool {
-        self.stage == Stage::Done && !self.under_way
+        self.stage == Stage::Done && !self.in_flight
     }
 }
 
@@ -138,7 +138,7 @@ impl Moves {
             quiescing: None,
             forced: false,
             alone: false,
-            under_way: false,
+            in_flight: false,
         };
         Moves {
             core: core.clone(),
@@ -245,8 +245,8 @@ impl Moves {
     async fn step(&mut self, most_ns: u64) -> Result<(), String> {
         self.part();
         let now_ns = self.core.now_ns();
-        let under_way = |moving: &&Moving| matches!(moving.stage, Stage::Quiescing | Stage::Sent);
-        let steps = self.disks.iter().filter(under_way).map(|moving| moving.began_ns + STEP_NS);
+        let in_flight = |moving: &&Moving| matches!(moving.stage, Stage::Quiescing | Stage::Sent);
+        let steps = self.disks.iter().filter(in_flight).map(|moving| moving.began_ns + STEP_NS);
         let next_ns = steps.max().filter(|step_ns| *step_ns > now_ns);
         if next_ns.is_none()
             && let Some(at) = self.disks.iter().position(|moving| moving.stage == Stage::Waiting)
@@ -254,7 +254,7 @@ impl Moves {
             self.begin(at);
         }
         let times = |moving: &Moving| [moving.began_ns + REST_NS, moving.sent_ns + TAKE_NS];
-        let times = self.disks.iter().filter(under_way).flat_map(times).chain(next_ns);
+        let times = self.disks.iter().filter(in_flight).flat_map(times).chain(next_ns);
         let until_ns = times.filter(|ns| *ns > now_ns).chain([now_ns + most_ns]).min();
         let until_ns = until_ns.unwrap_or(now_ns);
         match self.steps.next_until(&self.core, until_ns).await {
@@ -327,7 +327,7 @@ impl Moves {
         };
         let moving = &mut self.disks[at];
         moving.quiescing = None;
-        moving.under_way = state.in_flight.is_some();
+        moving.in_flight = state.in_flight.is_some();
         moving.stage = Stage::Sent;
         moving.sent_ns = self.core.now_ns();
         let name = moving.disk.spec.name.clone();
@@ -348,7 +348,7 @@ impl Moves {
     /// Waits until a disk has no operations in flight, to report it.
     fn settle(&mut self, at: usize) {
         let moving = &mut self.disks[at];
-        if moving.under_way {
+        if moving.in_flight {
             let (target, steps) = (moving.disk.target.clone(), self.steps.clone());
             moving.quiescing = Some(self.core.spawn(Class::Control, async move {
                 target.settled().await;
@@ -360,7 +360,7 @@ impl Moves {
     /// Reports that a disk has no operations in flight any more.
     async fn settled(&mut self, at: usize) -> Result<(), String> {
         let moving = &mut self.disks[at];
-        (moving.quiescing, moving.under_way) = (None, false);
+        (moving.quiescing, moving.in_flight) = (None, false);
         let Served { spec, device, .. } = &moving.disk;
         let message = Message::Settled(spec.name.clone(), device.flush_failed());
         let sent = self.line.send(&message, &[]).await;
@@ -391,7 +391,7 @@ impl Moves {
     async fn lose(&mut self, at: usize, why: &str) -> Result<(), String> {
         let moving = &mut self.disks[at];
         let disk = &moving.disk.spec.name;
-        (moving.quiescing, moving.under_way) = (None, false);
+        (moving.quiescing, moving.in_flight) = (None, false);
         if moving.alone {
             tracing::error!(%disk, "cannot hand it over without its connection either, it is opened again: {why}");
             return self.go(at).await;
