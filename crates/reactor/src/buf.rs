@@ -25,11 +25,11 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
-use std::task::Waker;
+
+use crate::wait::Event;
 
 /// Alignment of every buffer in bytes: the smallest logical block of disks.
 pub const BUF_ALIGN: usize = 512;
@@ -101,7 +101,7 @@ impl Counts {
     }
 }
 
-struct Inner {
+struct PoolState {
     limit: Cell<usize>,
     /// Bytes in buffers that are handed out.
     used: Cell<usize>,
@@ -111,11 +111,12 @@ struct Inner {
     promised: Cell<usize>,
     free: RefCell<Vec<Vec<Memory>>>,
     counts: RefCell<Counts>,
-    waiters: RefCell<VecDeque<Waker>>,
+    /// A buffer or a promise was returned.
+    freed: Event,
     spares: RefCell<Vec<Weak<dyn Spare>>>,
 }
 
-impl Inner {
+impl PoolState {
     /// Reclaims about `bytes` from spares; false when they have none.
     fn reclaim(&self, bytes: usize) -> bool {
         let mut given = 0;
@@ -137,14 +138,7 @@ impl Inner {
         self.used.set(self.used.get() - size);
         self.free_bytes.set(self.free_bytes.get() + size);
         self.free.borrow_mut()[class].push(memory);
-        self.wake();
-    }
-
-    /// Wakes all waiters for memory.
-    fn wake(&self) {
-        while let Some(waker) = self.waiters.borrow_mut().pop_front() {
-            waker.wake();
-        }
+        self.freed.notify_all();
     }
 
     /// Frees recycled buffers until `need` bytes fit under the limit.
@@ -163,7 +157,7 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for PoolState {
     fn drop(&mut self) {
         for (class, list) in self.free.get_mut().iter_mut().enumerate() {
             for Memory { ptr, .. } in list.drain(..) {
@@ -176,19 +170,19 @@ impl Drop for Inner {
 
 /// A core's pool of buffers, with a budget in bytes. Clones share it.
 #[derive(Clone)]
-pub struct Pool(Rc<Inner>);
+pub struct Pool(Rc<PoolState>);
 
 impl Pool {
     /// An empty pool that will never hold more than `limit` bytes of buffers.
     pub fn new(limit: usize) -> Pool {
-        Pool(Rc::new(Inner {
+        Pool(Rc::new(PoolState {
             limit: Cell::new(limit),
             used: Cell::new(0),
             free_bytes: Cell::new(0),
             promised: Cell::new(0),
             free: RefCell::new((0..CLASSES).map(|_| Vec::new()).collect()),
             counts: RefCell::default(),
-            waiters: RefCell::new(VecDeque::new()),
+            freed: Event::new(),
             spares: RefCell::default(),
         }))
     }
@@ -264,9 +258,9 @@ impl Pool {
         spares.push(spare);
     }
 
-    /// Registers a waker for the next return of a buffer.
-    pub(crate) fn wait(&self, waker: Waker) {
-        self.0.waiters.borrow_mut().push_back(waker);
+    /// Notified after each return of a buffer or a promise.
+    pub(crate) fn freed(&self) -> &Event {
+        &self.0.freed
     }
 
     /// Bytes in buffers in use.
@@ -296,7 +290,7 @@ impl Drop for Promise {
     fn drop(&mut self) {
         let promised = &self.pool.0.promised;
         promised.set(promised.get() - self.bytes);
-        self.pool.0.wake();
+        self.pool.0.freed.notify_all();
     }
 }
 

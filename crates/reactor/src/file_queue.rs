@@ -297,7 +297,7 @@ impl QueueInner {
                 let (tag, context) = (slot.tag, slot.context);
                 self.done.borrow_mut().push(FileDone { tag, context, errno });
                 self.ready.set(self.ready.get() + 1);
-                self.file.core().inner().look_at_pollers();
+                self.file.core().inner().set_pollers_due();
             }
             slot.keep.take()
         };

@@ -32,7 +32,7 @@ fn closed<T>() -> *mut Node<T> {
     ptr::without_provenance_mut(1)
 }
 
-struct Shared<T> {
+struct Stack<T> {
     /// The newest node that the owner has not yet fetched, or null, or [`closed`].
     newest: CachePadded<AtomicPtr<Node<T>>>,
     /// Items sent or being sent, and not yet taken.
@@ -40,11 +40,11 @@ struct Shared<T> {
     capacity: usize,
 }
 
-// SAFETY: `Shared` is atomics and a number; a `T` enters through `send(&self)` on one thread and
+// SAFETY: `Stack` is atomics and a number; a `T` enters through `send(&self)` on one thread and
 // leaves on the owner's: a move, for which `T: Send` suffices. No `&T` is shared.
-unsafe impl<T: Send> Send for Shared<T> {}
+unsafe impl<T: Send> Send for Stack<T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Sync for Shared<T> {}
+unsafe impl<T: Send> Sync for Stack<T> {}
 
 /// Nodes that one thread owns, oldest first.
 struct List<T> {
@@ -88,7 +88,7 @@ impl<T> Drop for List<T> {
 /// If `capacity` is 0: a mistake in the caller's constants.
 pub fn inbox<T>(capacity: usize) -> (Sender<T>, Inbox<T>) {
     assert!(capacity > 0, "an inbox needs room for one item");
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(Stack {
         newest: CachePadded(AtomicPtr::new(ptr::null_mut())),
         len: CachePadded(AtomicUsize::new(0)),
         capacity,
@@ -133,7 +133,7 @@ impl<T> fmt::Debug for SendError<T> {
 
 /// The sending end: cheap to clone, usable from any thread.
 pub struct Sender<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<Stack<T>>,
 }
 
 impl<T> Clone for Sender<T> {
@@ -145,7 +145,7 @@ impl<T> Clone for Sender<T> {
 impl<T> Sender<T> {
     /// Appends `value`.
     pub fn send(&self, value: T) -> Result<(), SendError<T>> {
-        let Shared { newest, len, capacity } = &*self.shared;
+        let Stack { newest, len, capacity } = &*self.shared;
         // Relaxed: the count guards a number, no memory.
         if len.fetch_add(1, Ordering::Relaxed) >= *capacity && !mutant("inbox.unbounded") {
             len.fetch_sub(1, Ordering::Relaxed);
@@ -182,7 +182,7 @@ impl<T> fmt::Debug for Sender<T> {
 
 /// The owner's end; see the module text.
 pub struct Inbox<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<Stack<T>>,
     /// Items fetched and not yet taken.
     list: List<T>,
 }

@@ -23,7 +23,6 @@ mod file_queue;
 mod foreign;
 mod guard;
 mod idle;
-mod image;
 pub mod inbox;
 pub mod log;
 pub mod mailbox;
@@ -32,8 +31,6 @@ mod net;
 mod op;
 mod places;
 mod poller;
-mod process;
-mod remote;
 mod runtime;
 pub mod sim;
 pub mod sleep;
@@ -47,26 +44,26 @@ mod watch;
 mod write;
 
 pub use buf::{BUF_ALIGN, BUF_MAX, Buf, Pool, Promise, SharedBuf, Slice, Spare};
-pub use core::{Core, JoinHandle, LockGuard, OwnedTask, Sleep};
-pub use driver::DirEntry;
+pub use core::{Core, JoinHandle, OwnedTask, Sleep};
+pub use driver::{
+    DirEntry, Image, ImageInfo, ImageOpening, LockGuard, Mode, Opening, Program, SharedFile,
+};
 pub use eventfd::{EventFd, EventWatch};
-pub use file::{File, Mode, Opening, ReadAt, SharedFile};
+pub use file::{File, ReadAt};
 pub use file_queue::{FileDone, FileIo, FileQueue, QueueFull, SEGMENTS_MAX};
 pub use foreign::admit;
 pub use guard::{Guard, losses};
 pub use idle::PollMode;
-pub use image::{Image, ImageInfo, ImageOpening};
 pub use net::{Listener, Socket, listen};
 pub use op::Part;
 pub use poller::{Poller, PollerSlot};
-pub use process::Program;
 pub use runtime::{DriverKind, RuntimeConfig, UPGRADE, block_signals, processors, run, signal};
 pub use stats::{CoreStats, Counter};
 pub use task::Class;
 pub use unix::{FDS_MAX, UnixListener, UnixSocket};
 pub use wait::{
-    Closed, Either, Elapsed, Event, Oneshot, OneshotReceiver, OneshotSender, Wait, oneshot, race,
-    timeout,
+    Closed, Either, Elapsed, Event, Oneshot, OneshotReceiver, OneshotSender, Race, Timeout, Wait,
+    oneshot, race, timeout,
 };
 pub use watch::Watch;
 pub use write::{SyncData, WriteAt};

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::core::Core;
-use crate::remote::Shared;
+use crate::driver::remote::CoreAddress;
 use crate::spsc::{Consumer, Producer, ring};
 
 /// A message: a function to run on the other core.
@@ -25,11 +25,11 @@ struct Peer {
     out: Producer<Envelope>,
     into: Consumer<Envelope>,
     queued: VecDeque<Envelope>,
-    shared: Arc<Shared>,
+    shared: Arc<CoreAddress>,
 }
 
 impl Peer {
-    fn new(out: Producer<Envelope>, into: Consumer<Envelope>, shared: &Arc<Shared>) -> Peer {
+    fn new(out: Producer<Envelope>, into: Consumer<Envelope>, shared: &Arc<CoreAddress>) -> Peer {
         Peer { out, into, queued: VecDeque::new(), shared: shared.clone() }
     }
 }
@@ -45,7 +45,7 @@ pub(crate) struct Mesh {
 
 impl Mesh {
     /// The meshes of all cores.
-    pub fn connect(cores: &[Arc<Shared>]) -> Vec<Mesh> {
+    pub fn connect(cores: &[Arc<CoreAddress>]) -> Vec<Mesh> {
         let mut meshes: Vec<Mesh> = cores
             .iter()
             .map(|_| Mesh { peers: cores.iter().map(|_| None).collect(), ..Mesh::default() })

@@ -14,8 +14,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use crate::core::Core;
-use crate::driver::IoOp;
-use crate::file::{Fd, io_result};
+use crate::driver::{Fd, IoOp};
+use crate::file::io_result;
 use crate::op::{Hold, Message, OpId, Part, Payload};
 
 pub(crate) struct SocketInner {

@@ -5,15 +5,14 @@
 //! Dropping the future makes the slot an orphan: nothing is freed, the completion is still awaited,
 //! and a resource that it returns (an accepted connection) is closed then.
 
+use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::task::Waker;
 
-use std::io;
-
 use crate::buf::{Buf, SharedBuf, Slice};
-use crate::driver::{IoOp, MetaOut, Token};
-use crate::file::{Fd, FileInner, SimFd};
+use crate::driver::{Fd, IoOp, MetaOut, SimFd, Token};
+use crate::file::FileInner;
 use crate::file_queue::QueueInner;
 use crate::inbox::Sender;
 use crate::net::SocketInner;

@@ -15,11 +15,11 @@ use std::task::{Context, Poll};
 use crate::core::{Core, CoreConfig};
 use crate::driver::epoll::EpollDriver;
 use crate::driver::host::Helpers;
+use crate::driver::remote::{CoreAddress, EndNotice};
 use crate::driver::{Driver, UringDriver};
 use crate::idle::PollMode;
 use crate::log::Log;
 use crate::mesh::Mesh;
-use crate::remote::{EndNotice, Shared};
 use crate::task::Class;
 
 /// Which driver the cores use.
@@ -135,7 +135,7 @@ where
     }
     ignore_file_size_signal();
     let helpers = Arc::new(Helpers::start(2)?);
-    let parts: Vec<_> = (0..n).map(|_| Shared::new()).collect::<io::Result<Vec<_>>>()?;
+    let parts: Vec<_> = (0..n).map(|_| CoreAddress::new()).collect::<io::Result<Vec<_>>>()?;
     let everybody: Vec<_> = parts.iter().map(|(shared, _)| shared.clone()).collect();
     let meshes = Mesh::connect(&everybody);
     let driver_kind = choose(config.driver, config.confined)?;

@@ -14,14 +14,12 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{RawWaker, RawWakerVTable, Waker};
 
-use crate::core::Inner;
-use crate::remote::{self, Remote};
+use crate::core::CoreState;
+use crate::driver::remote::{self, Remote, TaskId, UID_BITS};
 
 const INDEX_BITS: u32 = 22;
 const GEN_BITS: u32 = 22;
-const UID_BITS: u32 = 20;
 const _: () = assert!(INDEX_BITS + GEN_BITS + UID_BITS == 64 && usize::BITS == 64);
-pub(crate) const UID_MASK: u32 = (1 << UID_BITS) - 1;
 const GEN_MASK: u32 = (1 << GEN_BITS) - 1;
 
 /// Most tasks a core can hold. All code that spawns tasks for clients bounds their number, so this
@@ -45,13 +43,6 @@ pub enum Class {
 }
 
 pub(crate) const CLASSES: usize = 4;
-
-/// A task's slot and generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TaskId {
-    pub(crate) index: u32,
-    pub(crate) generation: u32,
-}
 
 pub(crate) type BoxFuture = Pin<Box<dyn Future<Output = ()>>>;
 
@@ -182,16 +173,16 @@ impl Tasks {
 
 thread_local! {
     /// The core whose turn this thread is running, or null.
-    static CURRENT: Cell<*const Inner> = const { Cell::new(std::ptr::null()) };
+    static CURRENT: Cell<*const CoreState> = const { Cell::new(std::ptr::null()) };
 }
 
 /// Marks a core as the current one of this thread, until dropped.
 pub(crate) struct Entered<'a> {
-    before: *const Inner,
-    _core: &'a Inner,
+    before: *const CoreState,
+    _core: &'a CoreState,
 }
 
-pub(crate) fn enter(core: &Inner) -> Entered<'_> {
+pub(crate) fn enter(core: &CoreState) -> Entered<'_> {
     Entered { before: CURRENT.replace(core), _core: core }
 }
 

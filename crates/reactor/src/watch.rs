@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::core::Core;
-use crate::file::Fd;
+use crate::driver::Fd;
 use crate::net::{Socket, SocketInner};
 
 /// The longest message that a simulated world never cuts: the kernel takes this many bytes at once

@@ -208,7 +208,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::file::{Fd, SharedFile};
+    use crate::driver::{Fd, SharedFile};
     use crate::{Core, DriverKind, RuntimeConfig, processors, run};
 
     /// Runs `test` on one core with every driver that this system has.

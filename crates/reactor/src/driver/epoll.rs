@@ -31,7 +31,7 @@ use std::sync::Arc;
 use super::file_threads::{FileThreads, Job};
 use super::host::Helpers;
 use super::{Completion, Driver, IoOp, MetaOp, Token, Wait};
-use crate::remote::{Remote, Shared};
+use crate::driver::remote::{CoreAddress, Remote};
 
 /// File threads of a core, which is also the depth its disk sees. Measured with 4 KiB direct
 /// reads on a virtual disk, all threads on one processor: 16 reach 106 k reads/s, 32 reach 126 k
@@ -60,7 +60,7 @@ struct Waiting {
 /// The epoll driver of one core.
 pub(crate) struct EpollDriver {
     epoll: OwnedFd,
-    shared: Arc<Shared>,
+    shared: Arc<CoreAddress>,
     helpers: Arc<Helpers>,
     threads: FileThreads,
     staged: Vec<(Token, IoOp)>,
@@ -86,7 +86,7 @@ impl EpollDriver {
     ///
     /// # Errors
     /// When the process has no descriptors or threads left.
-    pub fn new(shared: &Arc<Shared>, helpers: &Arc<Helpers>) -> io::Result<EpollDriver> {
+    pub fn new(shared: &Arc<CoreAddress>, helpers: &Arc<Helpers>) -> io::Result<EpollDriver> {
         // SAFETY: takes no pointers.
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if fd < 0 {
@@ -237,7 +237,7 @@ impl EpollDriver {
     }
 
     /// Polls epoll, waiting according to `wait`.
-    fn look(&mut self, wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
+    fn poll_ready(&mut self, wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
         self.looked_ns = super::host_now_ns();
         let n = loop {
             let n = self.epoll_wait(wait);
@@ -316,7 +316,7 @@ impl Driver for EpollDriver {
         self.staged.push((token, op));
     }
 
-    fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<Shared>) {
+    fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<CoreAddress>) {
         let shared = shared.clone();
         self.helpers.run(op, move |answer| shared.post(Remote::Meta(token, answer)));
     }
@@ -348,9 +348,9 @@ impl Driver for EpollDriver {
         self.submit(done);
         self.threads.take(done);
         if done.is_empty() && wait != Wait::No {
-            self.look(wait, done)?;
+            self.poll_ready(wait, done)?;
         } else if self.blocked > 0 && self.look_is_due() {
-            self.look(Wait::No, done)?;
+            self.poll_ready(Wait::No, done)?;
         }
         self.threads.take(done);
         Ok(())

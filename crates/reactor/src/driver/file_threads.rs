@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use super::queue::Queue;
 use super::{Completion, IoOp, Token};
+use crate::driver::remote::CoreAddress;
 use crate::inbox::{Inbox, Sender, inbox};
-use crate::remote::Shared;
 
 /// An operation on a file, for a thread.
 pub(super) struct Job {
@@ -105,7 +105,11 @@ impl FileThreads {
     /// # Errors
     /// When a thread cannot be started.
     #[expect(clippy::disallowed_methods, reason = "the reactor is where threads are started")]
-    pub fn start(threads: usize, capacity: usize, core: &Arc<Shared>) -> io::Result<FileThreads> {
+    pub fn start(
+        threads: usize,
+        capacity: usize,
+        core: &Arc<CoreAddress>,
+    ) -> io::Result<FileThreads> {
         let (sender, results) = inbox(capacity);
         let mut pool = FileThreads {
             queue: Arc::new(Queue::new()),
@@ -153,7 +157,7 @@ impl Drop for FileThreads {
 }
 
 /// Runs jobs until the pool is dropped.
-fn serve(queue: &Queue<Job>, sender: &Sender<Completion>, core: &Shared) {
+fn serve(queue: &Queue<Job>, sender: &Sender<Completion>, core: &CoreAddress) {
     while let Some(job) = queue.pop() {
         let result = Completion { token: job.token, result: job.run() };
         // Never full: it has room for all unfinished operations. Closed: the pool is being dropped.

@@ -13,9 +13,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::queue::Queue;
-use super::{DirEntry, MetaOp, MetaOut};
-use crate::file::{Fd, HostFile, Mode, Opening, SharedFile};
-use crate::image::{Image, ImageInfo, ImageOpening};
+use super::{
+    DirEntry, Fd, HostFile, Image, ImageInfo, ImageOpening, MetaOp, MetaOut, Mode, Opening,
+    SharedFile,
+};
 
 type Job = Box<dyn FnOnce() + Send>;
 

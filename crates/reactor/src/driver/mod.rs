@@ -8,6 +8,11 @@
 //! Operations carry raw pointers. The loop's operation table owns their targets until the driver
 //! has reported the operation's completion. A driver must not touch the memory of an operation
 //! after that, and must report every operation exactly once.
+//!
+//! This is the lowest room of the crate: it uses only the queues and flags that it shares with
+//! other threads (`inbox`, `sleep`, `edge`), `aio_abi` and the alignment of buffers. There is one
+//! circle: the simulated driver works on the devices of [`crate::sim`], which speak this module's
+//! types. It is here because all writing to an operation's memory is in this room.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,18 +20,24 @@ use std::path::PathBuf;
 use std::process::Child;
 use std::sync::Arc;
 
-use crate::file::{Fd, Mode, Opening, SharedFile};
-use crate::image::{Image, ImageOpening};
-use crate::process::Program;
-use crate::remote::Shared;
+use self::remote::CoreAddress;
 
+mod descriptor;
 pub(crate) mod epoll;
 mod file_threads;
 pub(crate) mod host;
+mod image;
+mod program;
 mod queue;
+pub(crate) mod remote;
+mod shared_file;
 pub(crate) mod sim;
 pub(crate) mod uring;
 
+pub use descriptor::{Fd, HostFile, LockGuard, SimFd};
+pub use image::{Image, ImageInfo, ImageOpening};
+pub use program::Program;
+pub use shared_file::{Mode, Opening, SharedFile};
 pub use uring::UringDriver;
 
 /// An operation's name: its slot in the core's operation table.
@@ -303,7 +314,7 @@ pub trait Driver {
 
     /// Starts an operation on names. The answer goes to `shared`'s inbox, or is kept and
     /// delivered there by a later `enter`.
-    fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<Shared>);
+    fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<CoreAddress>);
 
     /// Cancels an operation; its completion still comes. Never called for a write or a sync, which
     /// only the device ends.

@@ -15,21 +15,20 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::{Completion, Driver, IoOp, MetaOp, Token, Wait};
-use crate::file::{Fd, SimFd};
+use super::{Completion, Driver, Fd, IoOp, MetaOp, SimFd, Token, Wait};
+use crate::driver::remote::CoreAddress;
 use crate::inbox::Sender;
-use crate::remote::Shared;
-use crate::sim::{Outcome, Place, State};
+use crate::sim::{OpMemory, Outcome, State};
 
 /// The simulated driver of one core.
 pub(crate) struct SimDriver {
     state: Rc<RefCell<State>>,
     core: usize,
-    shared: Arc<Shared>,
+    shared: Arc<CoreAddress>,
 }
 
 impl SimDriver {
-    pub fn new(state: &Rc<RefCell<State>>, core: usize, shared: &Arc<Shared>) -> SimDriver {
+    pub fn new(state: &Rc<RefCell<State>>, core: usize, shared: &Arc<CoreAddress>) -> SimDriver {
         SimDriver { state: state.clone(), core, shared: shared.clone() }
     }
 }
@@ -113,17 +112,17 @@ fn vector<'a>(iov: *const libc::iovec, n: u16) -> &'a [libc::iovec] {
 }
 
 /// The addresses and lengths of a file operation's pieces, or-ed together, and its number of bytes.
-fn place(op: &IoOp) -> Place {
+fn memory(op: &IoOp) -> OpMemory {
     match *op {
-        IoOp::Read { ptr, len, .. } => Place { address: ptr.addr(), len: len.into() },
-        IoOp::Write { ptr, len, .. } => Place { address: ptr.addr(), len: len.into() },
+        IoOp::Read { ptr, len, .. } => OpMemory { address: ptr.addr(), len: len.into() },
+        IoOp::Write { ptr, len, .. } => OpMemory { address: ptr.addr(), len: len.into() },
         IoOp::ReadV { iov, n, .. } | IoOp::WriteV { iov, n, .. } => {
-            vector(iov, n).iter().fold(Place::default(), |all, piece| Place {
+            vector(iov, n).iter().fold(OpMemory::default(), |all, piece| OpMemory {
                 address: all.address | piece.iov_base.addr() | piece.iov_len,
                 len: all.len + piece.iov_len as u64,
             })
         }
-        _ => Place::default(),
+        _ => OpMemory::default(),
     }
 }
 
@@ -209,11 +208,11 @@ impl Driver for SimDriver {
     }
 
     fn stage(&mut self, token: Token, op: IoOp) {
-        let (place, data) = (place(&op), written(&op));
-        self.state.borrow_mut().stage(self.core, token, op, place, data);
+        let (memory, data) = (memory(&op), written(&op));
+        self.state.borrow_mut().stage(self.core, token, op, memory, data);
     }
 
-    fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<Shared>) {
+    fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<CoreAddress>) {
         self.state.borrow_mut().meta(self.core, token, op, shared);
     }
 

@@ -16,7 +16,7 @@ use io_uring::{IoUring, opcode, register::Restriction, squeue, types};
 use super::file_threads::{FileThreads, Job};
 use super::host::Helpers;
 use super::{Completion, Driver, GATHER_NS, IoOp, MetaOp, Token, Wait};
-use crate::remote::{Remote, Shared};
+use crate::driver::remote::{CoreAddress, Remote};
 
 const SQ_ENTRIES: u32 = 256;
 const CQ_ENTRIES: u32 = 8192;
@@ -35,7 +35,7 @@ pub struct UringDriver {
     ring: IoUring,
     name: &'static str,
     helpers: Arc<Helpers>,
-    shared: Arc<Shared>,
+    shared: Arc<CoreAddress>,
     staged: usize,
     event_armed: bool,
     /// Cancellations that wait for room in the submission queue.
@@ -55,7 +55,7 @@ impl UringDriver {
     /// # Errors
     /// `EPERM`, `ENOSYS` and the like where io_uring is forbidden or missing.
     pub(crate) fn new(
-        shared: &Arc<Shared>,
+        shared: &Arc<CoreAddress>,
         helpers: &Arc<Helpers>,
         confined: bool,
     ) -> io::Result<UringDriver> {
@@ -305,7 +305,7 @@ impl Driver for UringDriver {
             self.push(&entry(op).user_data(u64::from(token)));
         }
     }
-    fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<Shared>) {
+    fn meta(&mut self, token: Token, op: MetaOp, shared: &Arc<CoreAddress>) {
         let shared = shared.clone();
         self.helpers.run(op, move |answer| shared.post(Remote::Meta(token, answer)));
     }
@@ -478,7 +478,7 @@ mod tests {
     /// Returns how many reads were in flight when the core stopped; `None` without io_uring.
     fn stop_with_reads_in_flight(path: &std::path::Path) -> Option<usize> {
         let helpers = Arc::new(Helpers::start(1).unwrap());
-        let (shared, inbox) = Shared::new().unwrap();
+        let (shared, inbox) = CoreAddress::new().unwrap();
         let driver = match UringDriver::new(&shared, &helpers, true) {
             Ok(driver) => driver,
             Err(e) => {

@@ -11,7 +11,7 @@ use super::inode::{Inode, InodeRef};
 use super::names::Names;
 use super::rng::Rng;
 use crate::driver::DirEntry;
-use crate::file::Opening;
+use crate::driver::Opening;
 
 /// What the device will do with one read, write or sync, decided at its submission.
 #[derive(Clone, Debug, Default)]

@@ -101,15 +101,23 @@
 //! not cover a block's position); a read that sees half of a concurrent write; another file's old
 //! bytes where a file grew; a device that loses data that it has reported as synced; space for
 //! names and for replaced data; renames between directories.
+//!
+//! # Layers of this room
+//!
+//! `config`, `rng`, `trace`; above them the devices (`inode`, `names`, `disk`, `net`, `fault`);
+//! then `state`, with its parts `files`, `sockets` and `crash`, which is below the simulated
+//! driver; at the top `world` and `run`, which use the whole crate.
 
 mod config;
 mod crash;
 mod disk;
 mod fault;
+mod files;
 mod inode;
 mod names;
 mod net;
 mod rng;
+mod run;
 mod sockets;
 mod state;
 mod trace;
@@ -120,5 +128,5 @@ pub use crash::Crash;
 pub use fault::{Access, Fault, FaultCounts, FaultKind};
 pub use net::NetConfig;
 pub use rng::Rng;
-pub(crate) use state::{Outcome, Place, State};
+pub(crate) use state::{OpMemory, Outcome, State};
 pub use world::{Failure, FailureKind, Process, World};

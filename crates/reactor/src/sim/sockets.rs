@@ -11,8 +11,7 @@ use super::disk::Plan;
 use super::net::{Found, Listening, Stream};
 use super::state::{Descriptor, Outcome, Running, State, WAITING, When};
 use super::trace::What;
-use crate::driver::{IoOp, Token};
-use crate::file::Fd;
+use crate::driver::{Fd, IoOp, Token};
 use crate::unix::are_readable;
 
 /// An arrival.

@@ -2,28 +2,21 @@
 //! flight.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, PipeReader};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
-use std::sync::Arc;
 
 use super::config::{Latency, SimConfig};
 use super::crash::Crash;
 use super::disk::{Disk, Plan};
 use super::fault::Access;
+use super::files::{Name, OpenImage};
 use super::inode::InodeRef;
 use super::net::{Addresses, Listening, Stream};
 use super::rng::Rng;
 use super::sockets::{Arrival, Performed};
 use super::trace::{Event, Trace, What};
-use crate::driver::{IoOp, MetaOp, MetaOut, Token};
-use crate::file::{Fd, Mode, Opening, SharedFile, SimFd};
-use crate::image::{Image, ImageInfo, ImageOpening};
+use crate::driver::{Fd, IoOp, SimFd, Token};
 use crate::inbox::{Inbox, Sender, inbox};
-use crate::remote::{Remote, Shared};
-use crate::unix::are_readable;
 
 /// The time of an event, and a number that orders events of the same time.
 pub(crate) type When = (u64, u64);
@@ -41,28 +34,12 @@ pub(crate) enum Descriptor {
     Host(RawFd),
 }
 
-/// An open image. Its descriptors are the writing end of a pipe, which tells when the last of them
-/// is closed.
-struct OpenImage {
-    pipe: PipeReader,
-    file: OpenFile,
-    path: PathBuf,
-    /// Whether its lock is exclusive; `None` without a lock.
-    locked: Option<bool>,
-}
-
-impl OpenImage {
-    fn is_open(&self) -> bool {
-        !are_readable(&[self.pipe.as_raw_fd()])[0]
-    }
-}
-
 /// An open file.
 #[derive(Clone)]
 pub(crate) struct OpenFile {
-    pub inode: InodeRef,
-    block: u32,
-    writable: bool,
+    pub(super) inode: InodeRef,
+    pub(super) block: u32,
+    pub(super) writable: bool,
 }
 
 /// The time of an operation that waits for another party, or is stuck.
@@ -92,7 +69,7 @@ impl Running {
 
 /// The memory of an operation on a file.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Place {
+pub(crate) struct OpMemory {
     /// The addresses, and with several pieces their lengths, or-ed together.
     pub address: usize,
     pub len: u64,
@@ -101,7 +78,7 @@ pub(crate) struct Place {
 /// The operations of one core.
 #[derive(Default)]
 pub(crate) struct Port {
-    pub staged: VecDeque<(Token, IoOp, Place, Vec<u8>)>,
+    pub staged: VecDeque<(Token, IoOp, OpMemory, Vec<u8>)>,
     pub running: BTreeMap<When, Running>,
     pub by_token: BTreeMap<Token, When>,
 }
@@ -121,18 +98,6 @@ impl Port {
         self.by_token.insert(running.token, when);
         self.running.insert(when, running);
     }
-}
-
-/// An operation on names in flight.
-pub(super) struct Name {
-    core: u32,
-    token: Token,
-    op: MetaOp,
-    shared: Arc<Shared>,
-    plan: Plan,
-    pub name_error: Option<i32>,
-    /// Number of changes of names when it was started.
-    changes: u64,
 }
 
 /// A completed operation: its result, and the bytes to write into its memory.
@@ -155,16 +120,16 @@ pub(crate) struct State {
     pub disk: Disk,
     pub trace: Trace,
     pub(super) ports: Vec<Port>,
-    names: BTreeMap<When, Name>,
+    pub(super) names: BTreeMap<When, Name>,
     order: u64,
-    descriptors: Vec<Option<Descriptor>>,
+    pub(super) descriptors: Vec<Option<Descriptor>>,
     pub(super) addresses: Addresses,
     pub(super) arrivals: BTreeMap<When, Arrival>,
     /// Socket operations that wait, by descriptor.
     pub(super) waiting: BTreeMap<i32, Vec<(usize, Token)>>,
-    closing: Sender<i32>,
+    pub(super) closing: Sender<i32>,
     closed: Inbox<i32>,
-    images: Vec<OpenImage>,
+    pub(super) images: Vec<OpenImage>,
     /// A scheduled crash, and the number of completions before it.
     pub(super) armed: Option<(u64, Crash)>,
     /// Whether the running process has crashed.
@@ -180,9 +145,7 @@ fn aligned(block: u32, address: usize, offset: u64, len: u64) -> bool {
 }
 
 /// The longest file; its bytes are in memory.
-const LEN_MAX: u64 = 1 << 32;
-/// Bytes that a file occupies beside its contents.
-const FILE_ROOM: u64 = 512;
+pub(super) const LEN_MAX: u64 = 1 << 32;
 /// Most open descriptors.
 const DESCRIPTORS: usize = 1 << 20;
 /// Start of a world in milliseconds since 1970.
@@ -234,7 +197,7 @@ impl State {
         (self.now.saturating_add(ns).min(u64::MAX - 1), self.order)
     }
 
-    fn latency(&mut self, of: fn(&SimConfig) -> &Latency, len: u64) -> u64 {
+    pub(super) fn latency(&mut self, of: fn(&SimConfig) -> &Latency, len: u64) -> u64 {
         let of = of(&self.config);
         // Each doubling has half the chance: a long, thin tail.
         let times = u64::from(self.device.next_u64().trailing_zeros());
@@ -341,8 +304,8 @@ impl State {
     // Operations on descriptors.
 
     /// Stages an operation; `data` is the bytes that it writes to a file.
-    pub fn stage(&mut self, core: usize, token: Token, op: IoOp, place: Place, data: Vec<u8>) {
-        self.ports[core].staged.push_back((token, op, place, data));
+    pub fn stage(&mut self, core: usize, token: Token, op: IoOp, memory: OpMemory, data: Vec<u8>) {
+        self.ports[core].staged.push_back((token, op, memory, data));
     }
 
     pub fn staged(&self, core: usize) -> usize {
@@ -355,13 +318,13 @@ impl State {
         if self.crashed.is_some() {
             self.ports[core].staged.clear();
         }
-        while let Some((token, op, place, data)) = self.ports[core].staged.pop_front() {
+        while let Some((token, op, memory, data)) = self.ports[core].staged.pop_front() {
             let (when, running) = match op {
                 IoOp::Read { fd, offset, .. } | IoOp::ReadV { fd, offset, .. } => {
-                    self.submit_read(core, token, op, fd, place, offset)
+                    self.submit_read(core, token, op, fd, memory, offset)
                 }
                 IoOp::Write { fd, offset, .. } | IoOp::WriteV { fd, offset, .. } => {
-                    self.submit_write(core, token, op, fd, place.address, offset, data)
+                    self.submit_write(core, token, op, fd, memory.address, offset, data)
                 }
                 IoOp::Fallocate { fd, offset, len, .. } => {
                     self.submit_zeroes(core, token, op, fd, offset..offset.saturating_add(len))
@@ -384,7 +347,7 @@ impl State {
         token: Token,
         op: IoOp,
         fd: i32,
-        Place { address, len }: Place,
+        OpMemory { address, len }: OpMemory,
         offset: u64,
     ) -> (When, Running) {
         let Some(OpenFile { inode, block, .. }) = self.file(fd) else {
@@ -466,7 +429,7 @@ impl State {
     }
 
     /// The completion time of an operation with this plan, which takes `ns` without it.
-    fn at_the_device(&mut self, ns: u64, running: Running) -> (When, Running) {
+    pub(super) fn at_the_device(&mut self, ns: u64, running: Running) -> (When, Running) {
         let mut when = self.after(ns + running.plan.extra_ns);
         if running.plan.stuck {
             when.0 = WAITING;
@@ -474,7 +437,7 @@ impl State {
         (when, running)
     }
 
-    fn plan(
+    pub(super) fn plan(
         &mut self,
         core: usize,
         token: Token,
@@ -616,347 +579,6 @@ impl State {
         let names = self.names.iter().filter(|(_, name)| name.core as usize == core);
         port.running.values().filter(|running| running.plan.stuck).count()
             + names.filter(|(when, _)| when.0 == WAITING).count()
-    }
-
-    // Operations on names.
-
-    pub fn meta(&mut self, core: usize, token: Token, op: MetaOp, shared: &Arc<Shared>) {
-        if self.crashed.is_some() {
-            return;
-        }
-        let changed;
-        let (kind, path) = match &op {
-            MetaOp::Open { path, .. } => (0, path),
-            MetaOp::List { path } => (1, path),
-            MetaOp::ReadSmall { path, .. } => (2, path),
-            MetaOp::LockShared { path } => (3, path),
-            MetaOp::OpenForWriting { path, .. } => (4, path),
-            MetaOp::Rename { to, .. } => (5, to),
-            MetaOp::Remove { path } => (6, path),
-            MetaOp::SyncDir { path } => (7, path),
-            MetaOp::SetLen { file, .. }
-            | MetaOp::Allocate { file, .. }
-            | MetaOp::Measure { file } => {
-                // By its newest name, if it is an open file of this world.
-                let own = self.file(file.fd().number());
-                changed = own.map_or_else(Default::default, |own| own.inode.borrow().path.clone());
-                let kind = match op {
-                    MetaOp::SetLen { .. } => 8,
-                    MetaOp::Allocate { .. } => 9,
-                    _ => 13,
-                };
-                (kind, &changed)
-            }
-            MetaOp::LockExclusive { path } => (10, path),
-            MetaOp::CreateDir { path } => (11, path),
-            MetaOp::OpenImage { path, .. } => (12, path),
-            MetaOp::StartProcess(program) => (13, &program.path),
-        };
-        let path = path.clone();
-        self.note(core, token, What::Name { kind });
-        let (trace, now) = (&mut self.trace, self.now);
-        let name_error = self.disk.plan_name(&mut self.device, &path, |kind| {
-            let what = What::Fault { kind: kind.number() };
-            trace.note(Event { at: now, core: core as u32, token, what });
-        });
-        let (plan, len) = match &op {
-            MetaOp::ReadSmall { max, .. } => {
-                let size = self.disk.find(&path).map_or(0, |i| i.borrow().len());
-                let len = size.min(*max as u64);
-                (self.plan(core, token, Access::Read, &path, &(0..len), 512), len)
-            }
-            MetaOp::SyncDir { .. } => {
-                let skip = self.disk.plan_skip(&mut self.device, &path);
-                (Plan { skip, ..Plan::default() }, 0)
-            }
-            _ => (Plan::default(), 0),
-        };
-        let ns = self.latency(|config| &config.names, len) + plan.extra_ns;
-        let mut when = self.after(ns);
-        if plan.stuck {
-            when.0 = WAITING;
-        }
-        let (shared, changes) = (shared.clone(), self.disk.names.changes());
-        let core = core as u32;
-        self.names.insert(when, Name { core, token, op, shared, plan, name_error, changes });
-    }
-
-    /// Answers the name operations that are due.
-    pub fn answer_names(&mut self) {
-        while let Some((when, _)) = self.names.first_key_value()
-            && when.0 <= self.now
-            && self.completes()
-            && let Some((_, name)) = self.names.pop_first()
-        {
-            let (core, token, shared) = (name.core as usize, name.token, name.shared.clone());
-            let answer = self.perform(name);
-            let result = match &answer {
-                Ok(_) => 0,
-                Err(e) => -i64::from(e.raw_os_error().unwrap_or(i32::MAX)),
-            };
-            self.note(core, token, What::Done { result });
-            shared.post(Remote::Meta(token, answer));
-        }
-    }
-
-    pub fn next_name(&self) -> Option<u64> {
-        self.names.keys().next().map(|when| when.0).filter(|&at| at != WAITING)
-    }
-
-    pub(super) fn perform(&mut self, name: Name) -> io::Result<MetaOut> {
-        if let Some(errno) = name.name_error {
-            return Err(io::Error::from_raw_os_error(errno));
-        }
-        match name.op {
-            MetaOp::Open { path, buffered } => {
-                let inode = self.disk.find(&path)?;
-                let block = if buffered { 1 } else { self.config.block };
-                Ok(self.open_file(path, OpenFile { inode, block, writable: false }))
-            }
-            MetaOp::List { path } => self.disk.list(&path).map(MetaOut::List),
-            MetaOp::ReadSmall { path, max } => {
-                let inode = self.disk.find(&path)?;
-                let size = inode.borrow().bytes().len();
-                // The helper continues after a short transfer.
-                let whole = Plan { short: None, ..name.plan };
-                let bytes = self
-                    .disk
-                    .read(&inode, 0, size.min(max), &whole)
-                    .map_err(io::Error::from_raw_os_error)?;
-                if size > max {
-                    let text = format!("longer than {max} bytes");
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, text));
-                }
-                Ok(MetaOut::Bytes(bytes))
-            }
-            MetaOp::LockShared { path } => {
-                if self.disk.find(&path).is_err() {
-                    return Ok(MetaOut::Lock(None));
-                }
-                self.lock(path, false)
-            }
-            MetaOp::OpenForWriting { path, opening, mode } => {
-                self.room_for_name(&path, opening)?;
-                let inode = self.disk.open_for_writing(&path, opening)?;
-                if opening == Opening::Unshared && self.is_open(&inode) {
-                    return Err(io::ErrorKind::WouldBlock.into());
-                }
-                let block = if mode == Mode::Buffered { 1 } else { self.config.block };
-                Ok(self.open_file(path, OpenFile { inode, block, writable: true }))
-            }
-            MetaOp::Rename { from, to } => self.disk.rename(&from, &to).map(|()| MetaOut::Done),
-            MetaOp::CreateDir { path } => self.disk.create_dir(&path).map(|()| MetaOut::Done),
-            MetaOp::Remove { path } => self.disk.unlink(&path).map(|()| MetaOut::Done),
-            MetaOp::SyncDir { path } => {
-                if !self.disk.is_dir(&path) {
-                    return Err(io::Error::from_raw_os_error(libc::ENOENT));
-                }
-                if !name.plan.skip {
-                    self.disk.names.flush(&path, name.changes);
-                }
-                Ok(MetaOut::Done)
-            }
-            MetaOp::SetLen { file, len } => {
-                let inode = self.writable(&file, len)?;
-                self.room_for(&inode, len)?;
-                inode.borrow_mut().cut(len);
-                file.set_size(len);
-                Ok(MetaOut::Done)
-            }
-            MetaOp::Allocate { file, len, keeps_len } => {
-                let inode = self.writable(&file, len)?;
-                self.room_for(&inode, len)?;
-                inode.borrow_mut().reserve(len);
-                if !keeps_len {
-                    if inode.borrow().len() < len {
-                        inode.borrow_mut().set_len(len);
-                    }
-                    file.grow_size(len);
-                }
-                Ok(MetaOut::Done)
-            }
-            MetaOp::OpenImage { path, how, open: None, .. } => {
-                self.open_image(path, how).map(MetaOut::Image)
-            }
-            MetaOp::OpenImage { path, how, open: Some(open), .. } => {
-                self.take_image(path, how, open.try_clone()?).map(MetaOut::Image)
-            }
-            // Only tests start processes here.
-            MetaOp::StartProcess(_) => Err(io::ErrorKind::Unsupported.into()),
-            MetaOp::Measure { file } => {
-                let own = self.file(file.fd().number());
-                let own = own.ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
-                file.set_size(own.inode.borrow().len());
-                Ok(MetaOut::Done)
-            }
-            MetaOp::LockExclusive { path } => {
-                if self.disk.find(&path).is_err() {
-                    self.room_for_name(&path, Opening::New)?;
-                    self.disk.open_for_writing(&path, Opening::New)?;
-                }
-                self.lock(path, true)
-            }
-        }
-    }
-
-    /// Whether a file is open.
-    fn is_open(&mut self, inode: &InodeRef) -> bool {
-        self.close_dropped();
-        self.descriptors.iter().flatten().any(
-            |descriptor| matches!(descriptor, Descriptor::File(file) if Rc::ptr_eq(&file.inode, inode)),
-        )
-    }
-
-    fn open_file(&mut self, path: PathBuf, file: OpenFile) -> MetaOut {
-        let (size, block) = (file.inode.borrow().len(), file.block);
-        let fd = self.open(Descriptor::File(file));
-        MetaOut::File(Arc::new(SharedFile::new(fd, path, size, block)))
-    }
-
-    /// Bytes that files occupy: those with a name and those that are open.
-    pub fn used(&self) -> u64 {
-        let open = self.descriptors.iter().flatten().filter_map(|descriptor| match descriptor {
-            Descriptor::File(file) => Some(&file.inode),
-            _ => None,
-        });
-        let all: BTreeMap<u32, u64> = open
-            .chain(self.disk.names.now().values())
-            .map(|inode| (inode.borrow().number, inode.borrow().room()))
-            .collect();
-        all.values().map(|room| room + FILE_ROOM).sum()
-    }
-
-    /// Whether there is space for a file's first `len` bytes.
-    fn room_for(&self, inode: &InodeRef, len: u64) -> io::Result<()> {
-        let more = len.saturating_sub(inode.borrow().room());
-        match self.disk.capacity {
-            Some(capacity) if more > 0 && self.used() + more > capacity => {
-                Err(io::Error::from_raw_os_error(libc::ENOSPC))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Whether there is space for a file that may have to be made.
-    fn room_for_name(&self, path: &Path, opening: Opening) -> io::Result<()> {
-        let may_make = matches!(opening, Opening::New | Opening::NewOrEmptied);
-        let makes = may_make && self.disk.find(path).is_err();
-        match self.disk.capacity {
-            Some(capacity) if makes && self.used() + FILE_ROOM > capacity => {
-                Err(io::Error::from_raw_os_error(libc::ENOSPC))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn open_image(&mut self, path: PathBuf, how: ImageOpening) -> io::Result<Image> {
-        let inode = self.disk.find(&path)?;
-        let locked = how.lock.then_some(!how.read_only);
-        if let Some(exclusive) = locked
-            && self.is_locked(&path, exclusive)
-        {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        let block = if how.mode == Mode::Buffered { 1 } else { self.config.block };
-        let file = OpenFile { inode, block, writable: !how.read_only };
-        let (pipe, end) = io::pipe()?;
-        self.images.retain(OpenImage::is_open);
-        let open = OpenImage { pipe, file: file.clone(), path: path.clone(), locked };
-        self.images.push(open);
-        Ok(self.image(path, how, file, end.into()))
-    }
-
-    /// Takes an open image from another process of this world.
-    fn take_image(
-        &mut self,
-        path: PathBuf,
-        how: ImageOpening,
-        descriptor: OwnedFd,
-    ) -> io::Result<Image> {
-        let number = |fd: OwnedFd| io::Result::Ok(std::fs::File::from(fd).metadata()?.ino());
-        let wanted = number(descriptor.try_clone()?)?;
-        for image in &self.images {
-            if number(image.pipe.as_fd().try_clone_to_owned()?)? == wanted {
-                let file = image.file.clone();
-                return Ok(self.image(path, how, file, descriptor));
-            }
-        }
-        Err(io::ErrorKind::InvalidInput.into())
-    }
-
-    fn image(
-        &mut self,
-        path: PathBuf,
-        how: ImageOpening,
-        file: OpenFile,
-        descriptor: OwnedFd,
-    ) -> Image {
-        let (size, block) = (file.inode.borrow().len(), file.block);
-        let info = ImageInfo {
-            block_device: false,
-            block_size: block.max(512),
-            physical_block_size: 4096,
-            optimal_io: 0,
-            punch_hole: !how.read_only,
-            zero_range: !how.read_only,
-        };
-        let number = self.insert(Descriptor::File(file));
-        let fd = Fd::Sim(SimFd::new(number, self.closing.clone()).with_host(descriptor));
-        let file = Arc::new(SharedFile::new(fd, path, size, block));
-        // The lock is the open file's.
-        Image { file, info, _lock: None }
-    }
-
-    /// The locks held on an image; true for exclusive ones.
-    fn images_locked(&self, path: &Path) -> impl Iterator<Item = bool> {
-        let here = self.images.iter().filter(move |image| image.path == path && image.is_open());
-        here.filter_map(|image| image.locked)
-    }
-
-    /// The file of a handle, to change its length.
-    fn writable(&self, file: &SharedFile, len: u64) -> io::Result<InodeRef> {
-        let own = self.file(file.fd().number()).filter(|file| file.writable);
-        match own {
-            Some(own) if len <= LEN_MAX => Ok(own.inode),
-            Some(_) => Err(io::Error::from_raw_os_error(libc::EFBIG)),
-            None => Err(io::Error::from_raw_os_error(libc::EINVAL)),
-        }
-    }
-
-    /// Whether an existing lock conflicts with a new one.
-    fn is_locked(&mut self, path: &Path, exclusive: bool) -> bool {
-        self.close_dropped();
-        let held = self.descriptors.iter().flatten().filter_map(|descriptor| match descriptor {
-            Descriptor::Lock { path: held, exclusive } if held == path => Some(*exclusive),
-            _ => None,
-        });
-        let taken = held.chain(self.images_locked(path)).any(|other| exclusive || other);
-        taken || self.disk.locked.contains(path)
-    }
-
-    fn lock(&mut self, path: PathBuf, exclusive: bool) -> io::Result<MetaOut> {
-        if self.is_locked(&path, exclusive) {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        Ok(MetaOut::Lock(Some(self.open(Descriptor::Lock { path, exclusive }))))
-    }
-
-    /// Drops all images of ended processes.
-    pub(super) fn forget_images(&mut self) {
-        self.images.clear();
-    }
-
-    /// Takes a core's operations on names in flight.
-    pub(super) fn names_of(&mut self, core: usize) -> Vec<Name> {
-        let mut own = Vec::new();
-        for (when, name) in std::mem::take(&mut self.names) {
-            if name.core as usize == core {
-                own.push(name);
-            } else {
-                self.names.insert(when, name);
-            }
-        }
-        own
     }
 
     /// Adds a core of another process of this run.

@@ -16,4 +16,4 @@ mod timeout;
 
 pub use event::{Event, Wait};
 pub use oneshot::{Closed, Oneshot, OneshotReceiver, OneshotSender, oneshot};
-pub use timeout::{Either, Elapsed, race, timeout};
+pub use timeout::{Either, Elapsed, Race, Timeout, race, timeout};

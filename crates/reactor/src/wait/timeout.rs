@@ -1,11 +1,11 @@
 //! Waits for one of two futures, and for a future with a deadline.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::task::Poll;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
-use crate::core::Core;
+use crate::core::{Core, Sleep};
 
 /// The deadline passed before the future was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,20 +19,10 @@ impl fmt::Display for Elapsed {
 
 impl std::error::Error for Elapsed {}
 
-/// Waits for `future` for at most `ns` nanoseconds, then drops it. A future that is ready at the
-/// deadline wins.
-///
-/// # Errors
-/// [`Elapsed`] when the time is over.
-pub async fn timeout<T>(
-    core: &Core,
-    ns: u64,
-    future: impl Future<Output = T>,
-) -> Result<T, Elapsed> {
-    match race(future, core.sleep_ns(ns)).await {
-        Either::First(value) => Ok(value),
-        Either::Second(()) => Err(Elapsed),
-    }
+/// Waits for `future` for at most `ns` nanoseconds from now: `Err(Elapsed)` when the time is over.
+/// A future that is ready at the deadline wins.
+pub fn timeout<F: Future>(core: &Core, ns: u64, future: F) -> Timeout<F> {
+    Timeout(race(future, core.sleep_ns(ns)))
 }
 
 /// Which of two futures was ready first.
@@ -44,23 +34,57 @@ pub enum Either<A, B> {
     Second(B),
 }
 
-/// Waits for one of two futures and drops the other. If both are ready, the first wins.
-pub async fn race<A, B>(
-    first: impl Future<Output = A>,
-    second: impl Future<Output = B>,
-) -> Either<A, B> {
-    let (mut first, mut second) = (pin!(first), pin!(second));
-    poll_fn(|cx| match first.as_mut().poll(cx) {
-        Poll::Ready(value) => Poll::Ready(Either::First(value)),
-        Poll::Pending => second.as_mut().poll(cx).map(Either::Second),
-    })
-    .await
+/// Waits for one of two futures. If both are ready, the first wins.
+pub fn race<A: Future, B: Future>(first: A, second: B) -> Race<A, B> {
+    Race { first, second }
+}
+
+/// The future of [`race`]. It has the size of its two parts, which an `async fn` would store twice.
+#[must_use = "futures do nothing unless awaited"]
+pub struct Race<A, B> {
+    first: A,
+    second: B,
+}
+
+impl<A: Future, B: Future> Future for Race<A, B> {
+    type Output = Either<A::Output, B::Output>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        // SAFETY: both fields are pinned whenever `self` is: neither is ever moved out of it, the
+        // type has no `Drop` of its own, and it is `Unpin` only if both fields are.
+        let (first, second) = unsafe {
+            let this = self.get_unchecked_mut();
+            (Pin::new_unchecked(&mut this.first), Pin::new_unchecked(&mut this.second))
+        };
+        match first.poll(cx) {
+            Poll::Ready(value) => Poll::Ready(Either::First(value)),
+            Poll::Pending => second.poll(cx).map(Either::Second),
+        }
+    }
+}
+
+/// The future of [`timeout`].
+#[must_use = "futures do nothing unless awaited"]
+pub struct Timeout<F>(Race<F, Sleep>);
+
+impl<F: Future> Future for Timeout<F> {
+    type Output = Result<F::Output, Elapsed>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        // SAFETY: as in `Race`.
+        let race = unsafe { self.map_unchecked_mut(|this| &mut this.0) };
+        race.poll(cx).map(|ended| match ended {
+            Either::First(value) => Ok(value),
+            Either::Second(()) => Err(Elapsed),
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::future::{pending, ready};
-    use std::task::{Context, Waker};
+    use std::pin::pin;
+    use std::task::Waker;
 
     use super::*;
 

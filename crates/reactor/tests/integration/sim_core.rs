@@ -2,14 +2,11 @@
 //! time, cores stopped with reads under way, calls through full rings, memory used up.
 
 use std::cell::{Cell, RefCell};
-use std::future::Future;
 use std::path::Path;
-use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::Poll;
 
 use reactor::sim::{Fault, FaultKind, SimConfig, World};
-use reactor::{Class, Core, File, JoinHandle, Pool};
+use reactor::{Class, Core, Elapsed, File, JoinHandle, Pool, timeout};
 
 const FILE: &str = "/data";
 const BLOCKS: u64 = 4096;
@@ -37,19 +34,6 @@ async fn open(core: &Core) -> File {
     core.attach(&core.open(Path::new(FILE), false).await.unwrap())
 }
 
-/// Polls a future until it is done or so much time has passed, then drops it.
-async fn for_at_most<T>(core: &Core, ns: u64, future: impl Future<Output = T>) -> Option<T> {
-    let mut future = pin!(future);
-    let mut limit = core.sleep_ns(ns);
-    std::future::poll_fn(move |cx| {
-        if let Poll::Ready(output) = future.as_mut().poll(cx) {
-            return Poll::Ready(Some(output));
-        }
-        Pin::new(&mut limit).poll(cx).map(|()| None)
-    })
-    .await
-}
-
 async fn until_idle(core: &Core) {
     while core.operations_in_flight() > 0 {
         core.sleep_ns(1_000_000).await;
@@ -75,13 +59,13 @@ async fn careless_reader(core: Core, file: File, done: Rc<Cell<u64>>, dropped: R
                 core.sleep_ns(core.random_u64() % 300_000).await;
                 drop(read);
             }
-            _ => match for_at_most(&core, core.random_u64() % 300_000, read).await {
-                None => dropped.set(dropped.get() + 1),
-                Some((Ok(n), buf)) => {
+            _ => match timeout(&core, core.random_u64() % 300_000, read).await {
+                Err(Elapsed) => dropped.set(dropped.get() + 1),
+                Ok((Ok(n), buf)) => {
                     assert_blocks(&buf[..n], first);
                     done.set(done.get() + 1);
                 }
-                Some((Err(error), _)) => assert_eq!(error.raw_os_error(), Some(libc_eio())),
+                Ok((Err(error), _)) => assert_eq!(error.raw_os_error(), Some(libc_eio())),
             },
         }
     }
@@ -298,8 +282,8 @@ fn timers_fire_in_order_and_never_early() {
                         core.spawn(Class::Foreground, async move {
                             let deadline = c.now_ns() + c.random_u64() % 3_000_000;
                             // A first sleep that is dropped must not disturb the others.
-                            let given_up = for_at_most(&c, 10, c.sleep_ns(1 << 40)).await;
-                            assert!(given_up.is_none());
+                            let given_up = timeout(&c, 10, c.sleep_ns(1 << 40)).await;
+                            assert_eq!(given_up, Err(Elapsed));
                             c.sleep_ns(deadline.saturating_sub(c.now_ns())).await;
                             let now = c.now_ns();
                             assert!(now >= deadline, "{now} is before {deadline}");
@@ -404,9 +388,9 @@ fn tasks_wait_for_exhausted_memory_and_all_of_them_get_it() {
                             // Some time out while they wait for memory.
                             let buf = if n.is_multiple_of(5) {
                                 let wait = c.alloc_wait(len);
-                                match for_at_most(&c, c.random_u64() % 200_000, wait).await {
-                                    None => return,
-                                    Some(buf) => buf.unwrap(),
+                                match timeout(&c, c.random_u64() % 200_000, wait).await {
+                                    Err(Elapsed) => return,
+                                    Ok(buf) => buf.unwrap(),
                                 }
                             } else {
                                 c.alloc_wait(len).await.unwrap()
@@ -448,7 +432,7 @@ fn calls_through_full_rings_are_all_answered_with_their_own_answer() {
                                     // The answer to a dropped call is discarded, also when the next
                                     // call has its slot.
                                     let some_ns = c.random_u64() % 100_000;
-                                    if let Some(answer) = for_at_most(&c, some_ns, call).await {
+                                    if let Ok(answer) = timeout(&c, some_ns, call).await {
                                         assert_eq!(answer, (to, from, n, round));
                                     }
                                 } else {

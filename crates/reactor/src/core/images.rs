@@ -1,55 +1,13 @@
-//! Disk images: a regular file or a block device of a given size, opened as a whole for a disk and,
-//! if wanted, locked.
+//! Opening disk images: a regular file or a block device of a given size, opened as a whole for a
+//! disk and, if wanted, locked.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::core::{Core, LockGuard};
-use crate::driver::{MetaOp, MetaOut};
-use crate::file::{Mode, SharedFile};
-
-/// How to open an image.
-#[derive(Clone, Copy, Debug)]
-pub struct ImageOpening {
-    /// Open for reading only.
-    pub read_only: bool,
-    /// Direct I/O where the file system supports it ([`SharedFile::alignment`] tells), or the page
-    /// cache.
-    pub mode: Mode,
-    /// Exclude all other users, or with `read_only` all writers. The lock belongs to the open
-    /// file, so it lasts until the last operation on it is done, also when the process is
-    /// killed.
-    pub lock: bool,
-}
-
-/// Properties of an image. Sizes are in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ImageInfo {
-    /// A block device rather than a regular file.
-    pub block_device: bool,
-    /// Smallest unit of reads and writes.
-    pub block_size: u32,
-    /// Unit that it writes without a read before.
-    pub physical_block_size: u32,
-    /// Preferred unit of reads and writes; 0 if unknown.
-    pub optimal_io: u32,
-    /// Holes can be punched, and read as zeroes.
-    pub punch_hole: bool,
-    /// Ranges can be zeroed by one call.
-    pub zero_range: bool,
-}
-
-/// An open image.
-#[derive(Debug)]
-pub struct Image {
-    /// The file; each core makes its own handle of it.
-    pub file: Arc<SharedFile>,
-    /// Its properties.
-    pub info: ImageInfo,
-    pub(crate) _lock: Option<LockGuard>,
-}
+use super::Core;
+use crate::driver::{Image, ImageOpening, MetaOp, MetaOut, SharedFile};
 
 impl Core {
     /// Opens a disk image.
@@ -63,7 +21,8 @@ impl Core {
 
     /// Takes an image that another process opened and handed over by its descriptor; the lock
     /// belongs to the open file. `path` is its path there; nothing is looked up by it. `holes`
-    /// tells whether holes can be punched ([`ImageInfo::punch_hole`]), if the other process knows:
+    /// tells whether holes can be punched
+    /// ([`ImageInfo::punch_hole`](crate::ImageInfo::punch_hole)), if the other process knows:
     /// for a block device that is in system files, which a confined process cannot read.
     ///
     /// # Errors

@@ -8,11 +8,20 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
-use crate::driver::{MetaOut, Token};
+use super::{MetaOut, Token};
 use crate::edge::Edge;
 use crate::inbox::{self, SendError, Sender};
 use crate::sleep::SleepFlag;
-use crate::task::TaskId;
+
+/// Bits of a core's number, of which a waker has room for this many.
+pub(crate) const UID_BITS: u32 = 20;
+
+/// A task's slot and generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
 
 /// A message for a core.
 pub enum Remote {
@@ -29,16 +38,16 @@ pub enum Remote {
 const INBOX: usize = 1 << 21;
 
 /// The part of a core that other threads hold.
-pub struct Shared {
+pub struct CoreAddress {
     inbox: Sender<Remote>,
     sleep: SleepFlag,
     event: OwnedFd,
 }
 
-impl Shared {
+impl CoreAddress {
     /// # Errors
     /// When the process has no descriptor left.
-    pub(crate) fn new() -> io::Result<(Arc<Shared>, Inbox)> {
+    pub(crate) fn new() -> io::Result<(Arc<CoreAddress>, Inbox)> {
         // SAFETY: eventfd takes no pointers.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if fd < 0 {
@@ -47,7 +56,7 @@ impl Shared {
         // SAFETY: the call above returned a new descriptor that nobody else owns.
         let event = unsafe { OwnedFd::from_raw_fd(fd) };
         let (inbox, owner) = inbox::inbox(INBOX);
-        Ok((Arc::new(Shared { inbox, sleep: SleepFlag::new(), event }), owner))
+        Ok((Arc::new(CoreAddress { inbox, sleep: SleepFlag::new(), event }), owner))
     }
 
     /// Puts a message into the core's inbox and wakes the core if it sleeps.
@@ -91,7 +100,7 @@ impl Shared {
 
 /// When dropped, tells all cores of a runtime that one of them has ended its main task, also by a
 /// panic. A core serves the others until all have ended: they may be waiting for its answer.
-pub(crate) struct EndNotice(pub Vec<Arc<Shared>>);
+pub(crate) struct EndNotice(pub Vec<Arc<CoreAddress>>);
 
 impl Drop for EndNotice {
     fn drop(&mut self) {
@@ -107,13 +116,13 @@ pub(crate) type Inbox = inbox::Inbox<Remote>;
 /// All live cores of the process by their number, so that a waker, which is only a number, finds
 /// its core from any thread. Not on the fast path: a waker used on its own core does not need it.
 #[expect(clippy::disallowed_types, reason = "start, stop and foreign wake-ups only")]
-static REGISTRY: std::sync::Mutex<BTreeMap<u32, Weak<Shared>>> =
+static REGISTRY: std::sync::Mutex<BTreeMap<u32, Weak<CoreAddress>>> =
     std::sync::Mutex::new(BTreeMap::new());
 static REGISTRY_EDGE: Edge = Edge::new();
 
 static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
 
-fn registry<R>(f: impl FnOnce(&mut BTreeMap<u32, Weak<Shared>>) -> R) -> R {
+fn registry<R>(f: impl FnOnce(&mut BTreeMap<u32, Weak<CoreAddress>>) -> R) -> R {
     let mut cores = REGISTRY.lock().unwrap_or_else(|e| e.into_inner());
     REGISTRY_EDGE.taken();
     let result = f(&mut cores);
@@ -122,8 +131,8 @@ fn registry<R>(f: impl FnOnce(&mut BTreeMap<u32, Weak<Shared>>) -> R) -> R {
 }
 
 /// Gives a core a number that none of the last million cores of this process had.
-pub(crate) fn register(shared: &Arc<Shared>) -> u32 {
-    let uid = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) & crate::task::UID_MASK;
+pub(crate) fn register(shared: &Arc<CoreAddress>) -> u32 {
+    let uid = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) & ((1 << UID_BITS) - 1);
     registry(|cores| {
         cores.retain(|_, core| core.strong_count() > 0);
         cores.insert(uid, Arc::downgrade(shared));
@@ -132,6 +141,6 @@ pub(crate) fn register(shared: &Arc<Shared>) -> u32 {
 }
 
 /// The live core with that number.
-pub(crate) fn find(uid: u32) -> Option<Arc<Shared>> {
+pub(crate) fn find(uid: u32) -> Option<Arc<CoreAddress>> {
     registry(|cores| cores.get(&uid).and_then(Weak::upgrade))
 }

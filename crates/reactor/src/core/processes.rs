@@ -4,43 +4,17 @@
 //! awaited through a pidfd. Where the kernel refuses one (before Linux 5.3, or a filter of system
 //! calls), the child is polled.
 
-use std::ffi::OsString;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::process::Child;
 
-use crate::core::Core;
-use crate::driver::{MetaOp, MetaOut};
+use super::Core;
+use crate::driver::{MetaOp, MetaOut, Program};
 use crate::unix::outcome;
 use crate::watch::Watch;
 
 /// Time between two checks of a child for which there is no pidfd.
 const POLL_NS: u64 = 1_000_000;
-
-/// A program to start. It inherits the working directory, standard output, standard error and the
-/// environment of this process.
-#[derive(Clone, Debug)]
-pub struct Program {
-    /// The file to run.
-    pub path: PathBuf,
-    /// Arguments after the program's name.
-    pub arguments: Vec<OsString>,
-    /// Variables to set in its environment.
-    pub variables: Vec<(OsString, OsString)>,
-    /// Its standard input.
-    pub input: Arc<OwnedFd>,
-}
-
-impl Program {
-    /// Blocks until it runs.
-    pub(crate) fn start(self) -> io::Result<Child> {
-        let mut command = Command::new(&self.path);
-        command.args(&self.arguments).envs(self.variables);
-        command.stdin(Stdio::from(self.input.try_clone()?)).spawn()
-    }
-}
 
 impl Core {
     /// Starts a program and waits until it runs. The caller must reap the [`Child`] after its end.
@@ -95,6 +69,8 @@ fn has_ended(pid: u32) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::runtime::{DriverKind, RuntimeConfig, processors, run};
     use crate::wait::{Elapsed, timeout};
