@@ -196,7 +196,7 @@ mod tests {
         whole.set(5 << 12, 7);
         cut.set(5 << 12, 7);
         cut.cut(1 << 12);
-        assert!(!cut.guard.is_lost(), "nobody has touched it");
+        assert!(!cut.guard.is_lost(), "it was not accessed yet");
         let before = losses();
         assert_eq!(cut.byte(5 << 12), 0);
         assert!(losses() > before);

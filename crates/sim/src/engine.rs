@@ -223,7 +223,7 @@ impl Model {
             let Some((next, value)) = rest.next() else {
                 panic!("{name} is missing after batch {number}");
             };
-            assert!(next == key, "{} stands where {name} should after batch {number}", text(next));
+            assert!(next == key, "{} is in place of {name} after batch {number}", text(next));
             assert!(
                 *value == content.bytes(),
                 "{name} is of batch {} and should be {content:?}",
@@ -263,7 +263,7 @@ impl Model {
             };
             changes.push((now, is));
         }
-        assert!(left.is_empty(), "nobody wrote {:?}", left.keys().map(|key| text(key)));
+        assert!(left.is_empty(), "keys that were not written: {:?}", left.keys().map(|key| text(key)));
         self.acknowledged = now;
         self.adopted = Some((last, now));
     }

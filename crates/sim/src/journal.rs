@@ -304,7 +304,7 @@ pub fn journal(seed: u64, flaw: Flaw) -> Report {
                 core,
             };
             async move {
-                let error = writer.run().await.expect_err("it goes on for ever");
+                let error = writer.run().await.expect_err("it never ends without an error");
                 assert!(failing, "generation {generation} of a sound disk: {error}");
             }
         });

@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn histories_that_no_register_can_have_are_found() {
         for (what, history) in [
-            ("a value that nobody wrote", vec![get(0, 1, Some(1))]),
+            ("a value that was not written", vec![get(0, 1, Some(1))]),
             ("a stale answer", vec![set(0, 1, 1), set(2, 3, 2), get(4, 5, Some(1))]),
             ("a lost write", vec![set(0, 1, 1), get(2, 3, None)]),
             ("a value from the future", vec![get(0, 1, Some(1)), set(2, 3, 1)]),

@@ -176,7 +176,7 @@ fn every_kind_of_fault_strikes_as_documented_and_heals() {
                     let rotten = read(&file, 4096, 4096).await.unwrap();
                     assert_eq!(rotten[904] ^ right[5000], 8);
                 }
-                assert!(world.rot(path, 1 << 20, 0).is_err(), "nothing can rot behind the end");
+                assert!(world.rot(path, 1 << 20, 0).is_err(), "no byte beyond the end can rot");
                 world.heal();
                 assert_eq!(read(&file, 4096, 4096).await.unwrap(), right[4096..8192]);
 
@@ -220,7 +220,7 @@ fn a_stalled_read_delays_no_other() {
                 read(&file, block * 4096, 4096).await.unwrap();
                 slowest = slowest.max(core.now_ns() - begin);
             }
-            assert!(stalled.try_take().is_none(), "still under way");
+            assert!(stalled.try_take().is_none(), "still in flight");
             assert!(stalled.await >= 1_000_000_000);
             slowest
         })

@@ -1,5 +1,5 @@
 //! The loop, the operation table and the executor under simulated chance: futures dropped at any
-//! time, cores stopped with reads under way, calls through full rings, memory used up.
+//! time, cores stopped with reads in flight, calls through full rings, memory used up.
 
 use std::cell::{Cell, RefCell};
 use std::path::Path;
@@ -331,7 +331,7 @@ fn background_work_costs_a_request_no_more_than_its_share_of_a_turn() {
                     core.sleep_ns(50_000).await;
                     slowest = slowest.max(core.now_ns() - due);
                 }
-                assert!(rounds.get() > 5_000, "background work goes on: {}", rounds.get());
+                assert!(rounds.get() > 5_000, "background work continues: {}", rounds.get());
                 slowest
             }
         })

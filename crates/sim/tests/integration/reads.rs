@@ -107,7 +107,7 @@ fn latencies(stall: bool) -> Vec<u64> {
                 for task in tasks {
                     task.await;
                 }
-                assert_eq!(first.try_take().is_none(), stall, "still under way");
+                assert_eq!(first.try_take().is_none(), stall, "still in flight");
                 if stall {
                     assert!(first.await >= 1_000_000_000);
                 }
