@@ -263,7 +263,11 @@ impl Model {
             };
             changes.push((now, is));
         }
-        assert!(left.is_empty(), "keys that were not written: {:?}", left.keys().map(|key| text(key)));
+        assert!(
+            left.is_empty(),
+            "keys that were not written: {:?}",
+            left.keys().map(|key| text(key))
+        );
         self.acknowledged = now;
         self.adopted = Some((last, now));
     }
