@@ -1,8 +1,8 @@
 //! One physical record of a log.
 //!
 //! ```text
-//! legacy header      fixed32 masked crc | fixed16 length | u8 type                          7 bytes
-//! recyclable header  fixed32 masked crc | fixed16 length | u8 type | fixed32 log number    11 bytes
+//! legacy header      fixed32 masked crc | fixed16 length | u8 type                        7 bytes
+//! recyclable header  fixed32 masked crc | fixed16 length | u8 type | fixed32 log number   11 bytes
 //! ```
 //!
 //! The log number is the low half. The checksum covers everything from the type on, but not the
