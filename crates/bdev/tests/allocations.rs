@@ -3,43 +3,16 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::any::Any;
-use std::cell::Cell;
 use std::rc::Rc;
 
 use bdev::{Bdev, Channel, Done, Io, Kind, Status};
 use common::{Guest, PLACES, Place, quoted};
 use reactor::Core;
-
-thread_local! {
-    /// Allocations of this thread; the one core of the test is one thread.
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged; counting touches a
-// const-initialised thread-local that needs no allocation and no destructor.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.set(COUNT.get() + 1);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        COUNT.set(COUNT.get() + 1);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
+use reactor::testing::{CountingAllocator, allocations};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Keeps 64 requests in flight until `count` are done: reads, writes and some flushes, in one and
 /// in several pieces.
@@ -104,9 +77,9 @@ fn requests_in_the_steady_state_allocate_nothing() {
                 channel.hold(keep);
                 let mut done = Vec::with_capacity(2048);
                 requests(&core, &mut channel, &guest, &mut done, 3000).await;
-                let before = COUNT.get();
+                let before = allocations();
                 requests(&core, &mut channel, &guest, &mut done, 3000).await;
-                COUNT.get() - before
+                allocations() - before
             });
             assert_eq!(counted, 0, "{uri}");
         }

@@ -1,41 +1,14 @@
 //! Steady-state gets allocate nothing on the heap, with and without a cache: a counting
-//! allocator looks on.
+//! allocator checks.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::process::Command;
 
 use lsm::{Db, OpenOptions};
 use reactor::RuntimeConfig;
-
-thread_local! {
-    /// Allocations of this thread; the one core of the test is one thread.
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged; counting touches a
-// const-initialised thread-local that needs no allocation and no destructor.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.set(COUNT.get() + 1);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        COUNT.set(COUNT.get() + 1);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
+use reactor::testing::{CountingAllocator, allocations};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
 fn steady_state_gets_allocate_nothing() {
@@ -68,7 +41,7 @@ fn steady_state_gets_allocate_nothing() {
                 // The first rounds fill the pool, the cache and the tables of the core.
                 for round in 0..30_000u64 {
                     if round == 20_000 {
-                        before = COUNT.get();
+                        before = allocations();
                     }
                     let mut key = [b'0'; 16];
                     random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -79,7 +52,7 @@ fn steady_state_gets_allocate_nothing() {
                     };
                     assert_eq!(value.unwrap().expect("every key is there").len(), 1000);
                 }
-                let allocated = COUNT.get() - before;
+                let allocated = allocations() - before;
                 let misses = reader.stats().cache_misses;
                 assert!(misses > 10_000, "the device was read: {misses}");
                 assert_eq!(allocated, 0, "in 10,000 gets with {cache_bytes} bytes of cache");

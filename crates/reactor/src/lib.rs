@@ -37,6 +37,8 @@ pub mod sleep;
 pub mod spsc;
 mod stats;
 mod task;
+#[doc(hidden)]
+pub mod testing;
 mod timer;
 mod unix;
 mod wait;

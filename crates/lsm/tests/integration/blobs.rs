@@ -8,22 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use lsm::{BatchWriter, Db, Durability, OpenOptions, WriteOptions, Writer};
-use reactor::{Core, RuntimeConfig};
+use reactor::Core;
 use rocksfmt::{BlobIndex, FileName, LogKind, LogReader, ManifestReplay, ManifestState};
 
-type Model = BTreeMap<String, String>;
+use crate::common::on_one_core;
 
-fn on_one_core<T: Send + 'static, F>(main: impl Fn(Core) -> F + Clone + Send + 'static) -> T
-where
-    F: Future<Output = T> + 'static,
-{
-    let config = RuntimeConfig {
-        processors: reactor::processors()[..1].to_vec(),
-        memory: 64 << 20,
-        ..RuntimeConfig::default()
-    };
-    reactor::run(&config, main).expect("the runtime starts").remove(0)
-}
+type Model = BTreeMap<String, String>;
 
 /// Runs a tool of RocksDB with something to read.
 fn tool(name: &str, args: &[&str], input: &str) -> String {

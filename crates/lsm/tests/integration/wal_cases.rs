@@ -11,25 +11,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use lsm::{Db, IterOptions, Kind, OpenOptions, WriteOptions, Writer};
-use reactor::{Core, RuntimeConfig};
+use reactor::Core;
 use rocksfmt::testing::{BatchBuilder, LogBuilder};
 use rocksfmt::{GroupEnd, LogWriter};
+
+use crate::common::on_one_core;
 
 const BLOCK: usize = 32 << 10;
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
-
-fn on_one_core<T: Send + 'static, F>(main: impl Fn(Core) -> F + Clone + Send + 'static) -> T
-where
-    F: Future<Output = T> + 'static,
-{
-    let config = RuntimeConfig {
-        processors: reactor::processors()[..1].to_vec(),
-        memory: 64 << 20,
-        ..RuntimeConfig::default()
-    };
-    reactor::run(&config, main).expect("the runtime starts").remove(0)
-}
 
 /// A database without anything, with these logs.
 fn database(case: &str, logs: &[(u64, Vec<u8>)]) -> PathBuf {

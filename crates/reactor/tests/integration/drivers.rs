@@ -18,22 +18,10 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::every_driver::{available, config};
+use crate::every_driver::{available, config, on_one_core};
 use reactor::{
     Class, Core, DriverKind, File, Listener, Part, PollMode, RuntimeConfig, Slice, processors, run,
 };
-
-/// Runs one core and returns what its main task returned.
-fn on_one_core<T, Fut>(
-    config: &RuntimeConfig,
-    main: impl Fn(Core) -> Fut + Clone + Send + 'static,
-) -> T
-where
-    T: Send + 'static,
-    Fut: Future<Output = T> + 'static,
-{
-    run(config, main).unwrap().pop().unwrap()
-}
 
 /// Runs a server on one core against a client on a thread of its own, until both are done.
 fn serve<Fut, T: Send>(

@@ -6,12 +6,11 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::Poll;
 
 use reactor::sim::{NetConfig, SimConfig, World};
-use reactor::{Class, Core, Part, Slice, Socket};
+use reactor::{Class, Core, Elapsed, Part, Slice, Socket, timeout};
 
 fn addr(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
@@ -33,19 +32,6 @@ async fn receive(socket: &Socket, len: usize) -> io::Result<Vec<u8>> {
         }
     }
     Ok(bytes)
-}
-
-/// Polls a future until it is done or the time is over, then drops it.
-async fn for_at_most<T>(core: &Core, ns: u64, future: impl Future<Output = T>) -> Option<T> {
-    let mut future = pin!(future);
-    let mut limit = core.sleep_ns(ns);
-    std::future::poll_fn(move |cx| {
-        if let Poll::Ready(output) = future.as_mut().poll(cx) {
-            return Poll::Ready(Some(output));
-        }
-        Pin::new(&mut limit).poll(cx).map(|()| None)
-    })
-    .await
 }
 
 /// Sends all received bytes back, sometimes in pieces from a shared buffer.
@@ -267,16 +253,14 @@ fn a_connection_of_a_dropped_accept_is_closed() {
                         .await;
                         core.sleep_ns(some_ns).await;
                         drop(accept);
-                    } else if let Some(socket) =
-                        for_at_most(&core, some_ns, listener.accept()).await
-                    {
+                    } else if let Ok(socket) = timeout(&core, some_ns, listener.accept()).await {
                         drop(socket.unwrap());
                         return 0;
                     }
                     // Either the dropped accept took it, and closed it, or the next one gets it.
-                    match for_at_most(&core, 10_000_000, listener.accept()).await {
-                        Some(_) => 1,
-                        None => {
+                    match timeout(&core, 10_000_000, listener.accept()).await {
+                        Ok(_) => 1,
+                        Err(Elapsed) => {
                             let end = receive(&client, 1).await;
                             assert!(end.is_err() || end.is_ok_and(|bytes| bytes.is_empty()));
                             2

@@ -12,16 +12,8 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use crate::every_driver::{available, config};
-use reactor::{Class, Core, DriverKind, EventFd, UnixListener, UnixSocket, run};
-
-fn on_one_core<T, Fut>(kind: DriverKind, main: impl Fn(Core) -> Fut + Clone + Send + 'static) -> T
-where
-    T: Send + 'static,
-    Fut: Future<Output = T> + 'static,
-{
-    run(&config(kind), main).unwrap().pop().unwrap()
-}
+use crate::every_driver::{available, config, on_one_core};
+use reactor::{Class, DriverKind, EventFd, UnixListener, UnixSocket};
 
 fn path(name: &str, kind: DriverKind) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{kind:?}.sock"));
@@ -48,7 +40,7 @@ fn text_of(fd: OwnedFd) -> String {
 on_every_driver! {
     fn descriptors_travel_with_the_bytes_both_ways(kind: DriverKind) {
         let path = path("fds", kind);
-        on_one_core(kind, move |core| {
+        on_one_core(&config(kind), move |core| {
             let path = path.clone();
             async move {
                 let listener = UnixListener::bind(&core, &path).unwrap();
@@ -72,7 +64,7 @@ on_every_driver! {
 
     fn a_message_in_pieces_and_more_than_the_socket_holds(kind: DriverKind) {
         let path = path("much", kind);
-        on_one_core(kind, move |core| {
+        on_one_core(&config(kind), move |core| {
             let path = path.clone();
             async move {
                 let listener = UnixListener::bind(&core, &path).unwrap();
@@ -95,7 +87,7 @@ on_every_driver! {
 
     fn a_name_in_use_is_refused_and_a_stale_one_is_replaced(kind: DriverKind) {
         let path = path("names", kind);
-        on_one_core(kind, move |core| {
+        on_one_core(&config(kind), move |core| {
             let path = path.clone();
             async move {
                 let other = StdListener::bind(&path).unwrap();
@@ -120,7 +112,7 @@ on_every_driver! {
     }
 
     fn an_eventfd_wakes_a_sleeping_core(kind: DriverKind) {
-        on_one_core(kind, |core| async move {
+        on_one_core(&config(kind), |core| async move {
             let event = EventFd::new().unwrap();
             let outside = EventFd::from_fd(event.as_fd().try_clone_to_owned().unwrap()).unwrap();
             let watch = event.watch(&core).unwrap();

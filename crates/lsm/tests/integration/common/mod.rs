@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use lsm::{BatchWriter, Db, Iter, IterOptions, Writer};
+use reactor::Core;
 use reactor::sim::World;
-use reactor::{Core, RuntimeConfig};
 
 /// Chooses the reactor's driver.
 pub const DRIVER: &str = "MILLRACE_DRIVER";
@@ -40,12 +40,7 @@ pub fn on_one_core_with<T: Send + 'static, F>(
 where
     F: Future<Output = T> + 'static,
 {
-    let config = RuntimeConfig {
-        processors: reactor::processors()[..1].to_vec(),
-        memory,
-        ..RuntimeConfig::default()
-    };
-    reactor::run(&config, main).expect("the runtime starts").remove(0)
+    reactor::testing::on_one_core(memory, main)
 }
 
 /// What RocksDB's `ldb` prints about the database in `dir`; it must succeed.

@@ -1,6 +1,6 @@
 //! The common parts of the suites that run on every driver.
 
-use reactor::{DriverKind, RuntimeConfig, processors, run};
+use reactor::{Core, DriverKind, RuntimeConfig, processors, run};
 
 /// Makes each function a test for every driver: `io_uring::NAME` and `epoll::NAME`.
 macro_rules! on_every_driver {
@@ -40,4 +40,16 @@ pub fn config(driver: DriverKind) -> RuntimeConfig {
         driver,
         ..RuntimeConfig::default()
     }
+}
+
+/// Runs one core and returns the result of its main task.
+pub fn on_one_core<T, Fut>(
+    config: &RuntimeConfig,
+    main: impl Fn(Core) -> Fut + Clone + Send + 'static,
+) -> T
+where
+    T: Send + 'static,
+    Fut: Future<Output = T> + 'static,
+{
+    run(config, main).unwrap().pop().unwrap()
 }
