@@ -1,5 +1,5 @@
-//! Random direct reads of a file at a queue depth: the cost of the reactor itself, compared with fio.
-//! `randread FILE [depth] [size] [seconds]`
+//! Random direct reads of a file at a queue depth: the cost of the reactor itself, compared with
+//! fio. `randread FILE [depth] [size] [seconds]`
 
 use std::cell::Cell;
 use std::path::PathBuf;

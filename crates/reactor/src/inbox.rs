@@ -3,8 +3,8 @@
 //!
 //! 1. [`Sender::send`] counts its item (or returns it: full) and pushes a node on a stack by
 //!    compare-exchange.
-//! 2. [`Inbox::take`] takes the whole stack by one swap when its private list is empty, and
-//!    reverses it: oldest first.
+//! 2. [`Inbox::pop`] takes the whole stack by one swap when its private list is empty, and reverses
+//!    it: oldest first.
 //!
 //! Order: items are taken in the order of the pushes. So each sender's items keep their order, and
 //! so do two senders' items when one send happened before the other.

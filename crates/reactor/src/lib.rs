@@ -7,7 +7,7 @@
 //!
 //! A request stays on the core where it arrived. Its task starts operations, which own their
 //! buffers until they complete. The loop submits all operations of a turn with one system call, and
-//! runs no task while it reaps completions. See [`core`] for the turn.
+//! runs no task while it reaps completions. See `core/turn.rs` for the turn.
 
 // Under loom only the lock-free parts exist, and `tests/loom.rs` includes them by path.
 #![cfg(not(loom))]

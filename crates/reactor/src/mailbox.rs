@@ -12,7 +12,7 @@
 //! 2. In its turn the owner calls [`Owner::take`] with a limit m: it empties one lane after the
 //!    other, up to m items in all. A turn that reached its limit ends with [`Scheduled::Yes`]; the
 //!    next turn begins with the next lane.
-//! 3. When all lanes are empty the owner stays scheduled for [`PATIENCE`] more turns: the next post
+//! 3. When all lanes are empty the owner stays scheduled for `PATIENCE` more turns: the next post
 //!    often comes soon, and waking the owner is the largest cost of a post. Then it sets the baton
 //!    to *rest* and checks all lanes once more. If one is not empty, it takes the baton back,
 //!    unless the lane's poster already has.

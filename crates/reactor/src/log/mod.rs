@@ -2,10 +2,10 @@
 //!
 //! 1. A thread logs with `tracing`'s macros. The check of the level costs a few nanoseconds; a line
 //!    that passes is rendered on this thread, into a buffer of its own.
-//! 2. The line goes into the thread's ring ([`lane`]), without a lock, a system call or a wait: a
+//! 2. The line goes into the thread's ring (`lane`), without a lock, a system call or a wait: a
 //!    full ring drops the line and counts it. If the writer sleeps, it is woken.
 //! 3. The writer, one thread, takes all lines from all rings, sorts them by time, and writes them
-//!    with one call. It reports newly dropped lines. After lines it rests for [`REST`], so that a
+//!    with one call. It reports newly dropped lines. After lines it rests for `REST`, so that a
 //!    burst of lines wakes it once; without lines it sleeps until woken.
 //!
 //! How a thread finds its ring: [`Log::enter`] makes one and installs, for this thread, a
