@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use fs::Dir;
 use reactor::Core;
 use rocksfmt::{
-    DamageScan, FileName, LOG_BLOCK_BYTES, LaterRecord, LogEnd, LogKind, LogReader, ManifestReplay,
-    ManifestState, Marker, Op, WriteBatch, is_torn_group, parse_current,
+    DamageScan, FileName, LOG_BLOCK_BYTES, LaterRecord, LogEnd, LogKind, LogReader, LogRecord,
+    ManifestReplay, ManifestState, Marker, Op, WriteBatch, is_torn_group, parse_current,
 };
 
 use crate::error::{Error, Kind, Result};
@@ -65,7 +65,7 @@ async fn feed(
     dir: &Dir,
     name: &str,
     reader: &mut LogReader,
-    mut each: impl FnMut(rocksfmt::LogRecord<'_>) -> Result<()>,
+    mut each: impl FnMut(LogRecord<'_>) -> Result<()>,
     mut between: impl AsyncFnMut() -> Result<()>,
 ) -> Result<()> {
     let shared = dir.open(name).await.map_err(|e| Error::io(format_args!("{name}"), &e))?;
@@ -101,7 +101,7 @@ async fn feed(
 pub(crate) async fn manifest(core: &Core, dir: &Dir, name: &str) -> Result<ManifestState> {
     let mut reader = LogReader::new(LogKind::Manifest);
     let mut replay = ManifestReplay::new();
-    let each = |record: rocksfmt::LogRecord<'_>| {
+    let each = |record: LogRecord<'_>| {
         replay
             .record(record.data)
             .map_err(|e| Error::format(format_args!("{name} at offset {}", record.offset), &e))
@@ -118,11 +118,11 @@ pub(crate) async fn manifest(core: &Core, dir: &Dir, name: &str) -> Result<Manif
             // A killed writer leaves a torn last record. It is damage if more follows that is not
             // of the same group.
             let mut scan = DamageScan::new(&reader, *offset, 0);
-            let mut later = look_behind(core, dir, name, &mut scan).await?;
+            let mut later = find_later(core, dir, name, &mut scan).await?;
             if later.is_some() && ends_in_torn_group(core, dir, name, *offset).await? {
                 let block_ends = scan.start() + LOG_BLOCK_BYTES as u64;
                 let mut scan = DamageScan::new(&reader, block_ends, 0);
-                later = look_behind(core, dir, name, &mut scan).await?;
+                later = find_later(core, dir, name, &mut scan).await?;
             }
             if let Some(later) = later {
                 return Err(Error::new(
@@ -171,7 +171,7 @@ pub(crate) async fn logs(
     mut piece: impl AsyncFnMut(Piece) -> Result<()>,
 ) -> Result<Replayed> {
     let mut replay = WalReplay::new(state, options.recovered_bytes as u64);
-    replay.expect(plan.log_bytes());
+    replay.memtables.expect(plan.log_bytes());
     if plan.empty_logs_may_count {
         replay.empty_logs_may_count();
     }
@@ -179,30 +179,24 @@ pub(crate) async fn logs(
     let mut salvaged = false;
     let mut is_begun = false;
     for (at, log) in plan.logs.iter().enumerate() {
-        let mut reader = replay.borrow_mut().begin(log.number);
         let read = async {
-            let each = |record: rocksfmt::LogRecord<'_>| replay.borrow_mut().record(record);
             let between = async || {
-                if !replay.borrow().is_full() {
+                if !replay.borrow().memtables.are_full() {
                     return Ok(());
                 }
                 is_begun = true;
-                let memtables = replay.borrow_mut().take_piece();
+                let memtables = replay.borrow_mut().memtables.take_piece();
                 piece(Piece { memtables, border: None }).await
             };
-            feed(core, dir, &log.name, &mut reader, each, between).await?;
-            let mut scan = replay.borrow().scan(&reader);
-            let later = match &mut scan {
-                Some(scan) => look_behind(core, dir, &log.name, scan).await?,
-                None => None,
-            };
-            replay.borrow_mut().end(&reader, scan.as_ref(), later)?;
+            replay_log(core, dir, log, &replay, between).await?;
             let Some(next) = plan.logs.get(at + 1) else { return Ok(()) };
-            if !is_begun && plan.border_bytes.is_none_or(|bytes| replay.borrow().held() < bytes) {
+            if !is_begun
+                && plan.border_bytes.is_none_or(|bytes| replay.borrow().memtables.held() < bytes)
+            {
                 return Ok(());
             }
             is_begun = false;
-            let memtables = replay.borrow_mut().take_piece();
+            let memtables = replay.borrow_mut().memtables.take_piece();
             let (keys, last_sequence) = (replay.borrow().keys(), replay.borrow().last_sequence());
             let border = Border { next_log: next.number, last_sequence, keys };
             piece(Piece { memtables, border: Some(border) }).await
@@ -226,6 +220,11 @@ pub(crate) async fn logs(
     let mut replayed = replay.into_inner().finish();
     replayed.leftovers |= salvaged;
     warnings.append(&mut replayed.warnings);
+    trace(&replayed, plan);
+    Ok(replayed)
+}
+
+fn trace(replayed: &Replayed, plan: &RecoveryPlan) {
     tracing::debug!(
         "replayed {} operations from {} bytes of log",
         replayed.operations,
@@ -234,7 +233,25 @@ pub(crate) async fn logs(
     for (number, end) in &replayed.tails {
         tracing::info!("{}: ends early, as after a crash: {end:?}", FileName::Wal(*number));
     }
-    Ok(replayed)
+}
+
+/// Replays one log and judges its end. Calls `between` after every piece of the file.
+async fn replay_log(
+    core: &Core,
+    dir: &Dir,
+    log: &PlannedLog,
+    replay: &RefCell<WalReplay>,
+    between: impl AsyncFnMut() -> Result<()>,
+) -> Result<()> {
+    let mut reader = replay.borrow_mut().begin(log.number);
+    let each = |record: LogRecord<'_>| replay.borrow_mut().record(record);
+    feed(core, dir, &log.name, &mut reader, each, between).await?;
+    let mut scan = replay.borrow().scan(&reader);
+    let later = match &mut scan {
+        Some(scan) => find_later(core, dir, &log.name, scan).await?,
+        None => None,
+    };
+    replay.borrow_mut().end(&reader, scan.as_ref(), later)
 }
 
 /// Searches logs that all families have flushed and that are kept only for this, for transactions
@@ -244,63 +261,69 @@ pub(crate) async fn prepared(
     dir: &Dir,
     kept: &[PlannedLog],
 ) -> Result<Option<String>> {
-    let open = RefCell::new(BTreeSet::new());
+    let mut open = BTreeSet::new();
     for log in kept {
-        let mut reader = LogReader::new(LogKind::Wal { number: log.number });
-        let each = |record: rocksfmt::LogRecord<'_>| {
-            let format = |e| Error::format(format_args!("{} at {}", log.name, record.offset), &e);
-            for op in WriteBatch::parse(record.data).map_err(format)?.ops() {
-                let Op::Marker(marker) = op.map_err(format)?.1 else { continue };
-                let mut open = open.borrow_mut();
-                match marker {
-                    Marker::EndPrepare(name) => drop(open.insert(name.to_vec())),
-                    Marker::Commit(name)
-                    | Marker::CommitWithTimestamp { name, .. }
-                    | Marker::Rollback(name) => drop(open.remove(name)),
-                    // The end of the section has the name.
-                    Marker::BeginPrepare
-                    | Marker::BeginPersistedPrepare
-                    | Marker::BeginUnprepare => {}
-                }
-            }
-            Ok(())
-        };
-        let read = feed(core, dir, &log.name, &mut reader, each, async || Ok(())).await;
-        let damage = match (read, reader.end()) {
-            (Err(error), _) if [Kind::Corruption, Kind::Unsupported].contains(&error.kind()) => {
-                Some(error.to_string())
-            }
-            (Err(error), _) => return Err(error),
-            (Ok(()), Some(LogEnd::Clean)) => None,
-            (Ok(()), Some(LogEnd::Truncated { offset } | LogEnd::StaleTail { offset })) => {
-                let mut scan = DamageScan::new(&reader, *offset, 0);
-                let later = look_behind(core, dir, &log.name, &mut scan).await?;
-                later.map(|later| {
-                    format!(
-                        "{} at {offset}: damage before a valid record at {}",
-                        log.name, later.offset
-                    )
-                })
-            }
-            (Ok(()), end) => Some(format!("{}: {end:?}", log.name)),
-        };
-        if let Some(damage) = damage {
+        if let Some(damage) = find_prepared(core, dir, log, &mut open).await? {
             return Ok(Some(format!(
-                "{} is kept for prepared transactions (allow_2pc), but cannot be read: {damage}. Open and \
-                 close the database once with DB::Open, without allow_2pc, to remove it",
+                "{} is kept for prepared transactions (allow_2pc), but cannot be read: {damage}. \
+                 Open and close the database once with DB::Open, without allow_2pc, to remove it",
                 log.name
             )));
         }
     }
-    let open = open.into_inner();
     Ok(open.first().map(|name| {
         format!(
-            "a log that all column families have flushed holds {} prepared transactions (allow_2pc), for \
-             example {:?}: commit them or roll them back with TransactionDB",
+            "a log that all column families have flushed holds {} prepared transactions \
+             (allow_2pc), for example {:?}: commit them or roll them back with TransactionDB",
             open.len(),
             String::from_utf8_lossy(&name[..name.len().min(64)])
         )
     }))
+}
+
+/// Follows prepared transactions through a log: `open` has those that are not ended. Returns the
+/// damage, if the log has any.
+async fn find_prepared(
+    core: &Core,
+    dir: &Dir,
+    log: &PlannedLog,
+    open: &mut BTreeSet<Vec<u8>>,
+) -> Result<Option<String>> {
+    let mut reader = LogReader::new(LogKind::Wal { number: log.number });
+    let each = |record: LogRecord<'_>| {
+        let format = |e| Error::format(format_args!("{} at {}", log.name, record.offset), &e);
+        for op in WriteBatch::parse(record.data).map_err(format)?.ops() {
+            let Op::Marker(marker) = op.map_err(format)?.1 else { continue };
+            match marker {
+                Marker::EndPrepare(name) => drop(open.insert(name.to_vec())),
+                Marker::Commit(name)
+                | Marker::CommitWithTimestamp { name, .. }
+                | Marker::Rollback(name) => drop(open.remove(name)),
+                // The end of the section has the name.
+                Marker::BeginPrepare | Marker::BeginPersistedPrepare | Marker::BeginUnprepare => {}
+            }
+        }
+        Ok(())
+    };
+    let read = feed(core, dir, &log.name, &mut reader, each, async || Ok(())).await;
+    match (read, reader.end()) {
+        (Err(error), _) if [Kind::Corruption, Kind::Unsupported].contains(&error.kind()) => {
+            Ok(Some(error.to_string()))
+        }
+        (Err(error), _) => Err(error),
+        (Ok(()), Some(LogEnd::Clean)) => Ok(None),
+        (Ok(()), Some(LogEnd::Truncated { offset } | LogEnd::StaleTail { offset })) => {
+            let mut scan = DamageScan::new(&reader, *offset, 0);
+            let later = find_later(core, dir, &log.name, &mut scan).await?;
+            Ok(later.map(|later| {
+                format!(
+                    "{} at {offset}: damage before a valid record at {}",
+                    log.name, later.offset
+                )
+            }))
+        }
+        (Ok(()), end) => Ok(Some(format!("{}: {end:?}", log.name))),
+    }
 }
 
 /// Whether everything in the MANIFEST after `offset`, within its block, belongs to one atomic
@@ -316,7 +339,7 @@ async fn ends_in_torn_group(core: &Core, dir: &Dir, name: &str, offset: u64) -> 
 }
 
 /// Searches the rest of a log for valid records newer than its first damage.
-async fn look_behind(
+async fn find_later(
     core: &Core,
     dir: &Dir,
     name: &str,

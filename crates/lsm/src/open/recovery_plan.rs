@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use rocksfmt::{FileName, ManifestState};
+use rocksfmt::{ColumnFamily, FileName, ManifestState};
 
 use crate::error::{Error, Kind, Result};
 
@@ -30,6 +30,39 @@ pub(crate) struct PlannedLog {
     pub number: u64,
     pub name: String,
     pub size_bytes: u64,
+}
+
+/// The files of a listing by kind and number.
+#[derive(Default)]
+struct ByNumber<'a> {
+    tables: BTreeMap<u64, &'a Listed>,
+    blobs: BTreeMap<u64, &'a Listed>,
+    logs: BTreeMap<u64, &'a Listed>,
+}
+
+impl ByNumber<'_> {
+    fn new(files: &[Listed]) -> ByNumber<'_> {
+        let mut by_number = ByNumber::default();
+        for file in files {
+            match FileName::parse(&file.name) {
+                // If both extensions exist, RocksDB's wins.
+                Some(FileName::Sst(number)) if file.name.ends_with(".sst") => {
+                    by_number.tables.insert(number, file);
+                }
+                Some(FileName::Sst(number)) => {
+                    by_number.tables.entry(number).or_insert(file);
+                }
+                Some(FileName::Blob(number)) => {
+                    by_number.blobs.insert(number, file);
+                }
+                Some(FileName::Wal(number)) => {
+                    by_number.logs.insert(number, file);
+                }
+                _ => {}
+            }
+        }
+        by_number
+    }
 }
 
 /// The files to open and the logs to replay.
@@ -58,88 +91,84 @@ impl RecoveryPlan {
     /// Decides what to open and replay. `files` lists the database's directory, and its log
     /// directory if that is another one.
     pub fn new(state: &ManifestState, files: &[Listed]) -> Result<RecoveryPlan> {
-        let mut tables_there = BTreeMap::new();
-        let mut blobs_there = BTreeMap::new();
-        let mut logs_there = BTreeMap::new();
-        for file in files {
-            match FileName::parse(&file.name) {
-                // If both extensions exist, RocksDB's wins.
-                Some(FileName::Sst(number)) if file.name.ends_with(".sst") => {
-                    tables_there.insert(number, file);
-                }
-                Some(FileName::Sst(number)) => {
-                    tables_there.entry(number).or_insert(file);
-                }
-                Some(FileName::Blob(number)) => {
-                    blobs_there.insert(number, file);
-                }
-                Some(FileName::Wal(number)) => {
-                    logs_there.insert(number, file);
-                }
-                _ => {}
-            }
-        }
+        let mut there = ByNumber::new(files);
         let mut plan = RecoveryPlan::default();
         let mut missing = Vec::new();
         for family in state.column_families.values() {
-            let files = family.files().count();
-            let missing_before = missing.len();
-            for (level, file) in family.files() {
-                let name = FileName::Sst(file.number).to_string();
-                if file.path_id != 0 {
-                    return Err(Error::new(
-                        Kind::Unsupported,
-                        format!(
-                            "{name} is in another directory (db_paths, path {}): that is not supported: let \
-                             RocksDB compact all tables into the first path",
-                            file.path_id
-                        ),
-                    ));
-                }
-                let Some(there) = tables_there.remove(&file.number) else {
-                    missing.push(format!("{name} (level {level} of {:?})", family.name));
-                    continue;
-                };
-                if there.size_bytes != file.size_bytes {
-                    return Err(Error::new(
-                        Kind::Corruption,
-                        format!(
-                            "{name} has {} bytes, but the MANIFEST says {}",
-                            there.size_bytes, file.size_bytes
-                        ),
-                    ));
-                }
-                plan.tables.insert(file.number, there.name.clone());
-            }
-            if files > 0 && missing.len() - missing_before == files {
-                return Err(Error::new(
-                    Kind::Unsupported,
-                    format!(
-                        "all tables of column family {} are missing, {} for example: \
-                         they are lost, or db_paths or cf_paths put them elsewhere, which is not supported",
-                        family.name, missing[missing_before]
-                    ),
-                ));
-            }
-            for blob in family.live_blob_files() {
-                match blobs_there.get(&blob.number) {
-                    Some(&there) => {
-                        plan.blobs.insert(blob.number, there.clone());
-                    }
-                    None => plan.blobs_missing.push(blob.number),
-                }
-            }
+            plan.add_tables(family, &mut there.tables, &mut missing)?;
+            plan.add_blobs(family, &there.blobs);
         }
         refuse_missing("tables", &missing)?;
-        plan.unreferenced = tables_there.into_values().map(|file| file.name.clone()).collect();
+        plan.unreferenced = there.tables.into_values().map(|file| file.name.clone()).collect();
 
         let first = first_log(state);
-        refuse_logs(state, first, &logs_there)?;
-        for (&number, &file) in logs_there.range(state.min_log_number_to_keep..) {
+        refuse_logs(state, first, &there.logs)?;
+        for (&number, &file) in there.logs.range(state.min_log_number_to_keep..) {
             let logs = if number < first { &mut plan.kept_logs } else { &mut plan.logs };
             logs.push(PlannedLog { number, name: file.name.clone(), size_bytes: file.size_bytes });
         }
         Ok(plan)
+    }
+
+    /// Adds a family's tables, which leave `there`. Those that do not exist are added to `missing`.
+    fn add_tables(
+        &mut self,
+        family: &ColumnFamily,
+        there: &mut BTreeMap<u64, &Listed>,
+        missing: &mut Vec<String>,
+    ) -> Result<()> {
+        let files = family.files().count();
+        let missing_before = missing.len();
+        for (level, file) in family.files() {
+            let name = FileName::Sst(file.number).to_string();
+            if file.path_id != 0 {
+                return Err(Error::new(
+                    Kind::Unsupported,
+                    format!(
+                        "{name} is in another directory (db_paths, path {}): that is not \
+                         supported: let RocksDB compact all tables into the first path",
+                        file.path_id
+                    ),
+                ));
+            }
+            let Some(there) = there.remove(&file.number) else {
+                missing.push(format!("{name} (level {level} of {:?})", family.name));
+                continue;
+            };
+            if there.size_bytes != file.size_bytes {
+                return Err(Error::new(
+                    Kind::Corruption,
+                    format!(
+                        "{name} has {} bytes, but the MANIFEST says {}",
+                        there.size_bytes, file.size_bytes
+                    ),
+                ));
+            }
+            self.tables.insert(file.number, there.name.clone());
+        }
+        if files > 0 && missing.len() - missing_before == files {
+            return Err(Error::new(
+                Kind::Unsupported,
+                format!(
+                    "all tables of column family {} are missing, {} for example: they are lost, \
+                     or db_paths or cf_paths put them elsewhere, which is not supported",
+                    family.name, missing[missing_before]
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Adds a family's blob files.
+    fn add_blobs(&mut self, family: &ColumnFamily, there: &BTreeMap<u64, &Listed>) {
+        for blob in family.live_blob_files() {
+            match there.get(&blob.number) {
+                Some(&there) => {
+                    self.blobs.insert(blob.number, there.clone());
+                }
+                None => self.blobs_missing.push(blob.number),
+            }
+        }
     }
 
     /// Bytes of log to replay.
