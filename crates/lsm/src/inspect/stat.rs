@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::db::Db;
-use crate::version::Slot;
+use crate::version::{Family, Level, Slot, Version};
 
 /// A database's shape.
 #[derive(Clone, Debug)]
@@ -74,89 +74,75 @@ pub struct LevelStat {
 impl Db {
     /// Describes the database by what the opening read.
     pub fn stat(&self) -> Stat {
-        let shared = &*self.0;
-        let version = &self.version();
-        let families = version
-            .families
-            .iter()
-            .map(|family| {
-                let mut features = BTreeMap::new();
-                let mut note = |feature: String| *features.entry(feature).or_insert(0) += 1;
-                let mut levels = Vec::new();
-                for level in &family.levels {
-                    let mut stat = LevelStat::default();
-                    for &slot in &level.slots {
-                        stat.files += 1;
-                        stat.bytes += version.meta(slot).size_bytes;
-                        let Slot::Open(table) = &version.slots[slot as usize] else {
-                            stat.damaged += 1;
-                            continue;
-                        };
-                        let properties = &table.properties;
-                        stat.entries += properties.num_entries;
-                        stat.deletions += properties.num_deletions;
-                        note(format!("format version {}", table.footer.format_version));
-                        note(format!("checksum {:?}", table.check.kind));
-                        note(format!("index {:?}", properties.index_type));
-                        note(format!("filter {}", table.filter.describe()));
-                        let compression = String::from_utf8_lossy(&properties.compression);
-                        note(format!("compression {compression}"));
-                        if table.range_tombstones.is_some() {
-                            note("range tombstones".to_owned());
-                        }
-                        if table.dictionary.is_some() {
-                            note("compression dictionary".to_owned());
-                        }
-                        if table.global_sequence.is_some() {
-                            note("ingested".to_owned());
-                        }
-                    }
-                    levels.push(stat);
-                }
-                let listed = shared.manifest.column_families.get(&family.id);
-                let blobs = listed.into_iter().flat_map(|listed| listed.live_blob_files());
-                let garbage = blobs.map(|blob| blob.garbage_bytes).sum();
-                let options = shared
-                    .stored_options
-                    .file
-                    .as_ref()
-                    .and_then(|file| file.section("CFOptions", &family.name))
-                    .cloned()
-                    .unwrap_or_default();
-                FamilyStat {
-                    id: family.id,
-                    name: family.name.clone(),
-                    comparator: family.comparator_name.clone(),
-                    refused: family.refused.as_ref().map(ToString::to_string),
-                    estimated_keys: family.estimated_keys(version),
-                    memtable_entries: family.mems.iter().map(|mem| mem.len()).sum(),
-                    levels,
-                    blob_files: family.blobs.len(),
-                    blob_bytes: family.blobs.iter().map(|(_, blob)| blob.file.size()).sum(),
-                    blob_garbage_bytes: garbage,
-                    features,
-                    options,
-                }
-            })
-            .collect();
-        let rocksdb_version = shared
-            .stored_options
-            .file
-            .as_ref()
-            .and_then(|file| file.rocksdb_version())
-            .map(str::to_owned);
+        let state = &*self.0;
+        let version = self.version();
+        let options = state.stored_options.file.as_ref();
+        let memory = self.memory();
         Stat {
-            db_id: shared.manifest.db_id.clone(),
-            manifest: shared.manifest_name.clone(),
+            db_id: state.manifest.db_id.clone(),
+            manifest: state.manifest_name.clone(),
             last_sequence: self.visible(),
-            next_file_number: shared.manifest.next_file_number,
-            rocksdb_version,
-            memory_bytes: {
-                let memory = self.memory();
-                memory.tables + memory.memtables
-            },
-            column_families: families,
-            warnings: shared.warnings.clone(),
+            next_file_number: state.manifest.next_file_number,
+            rocksdb_version: options.and_then(|file| file.rocksdb_version()).map(str::to_owned),
+            memory_bytes: memory.tables + memory.memtables,
+            column_families: version.families.iter().map(|f| self.stat_of(&version, f)).collect(),
+            warnings: state.warnings.clone(),
         }
     }
+
+    fn stat_of(&self, version: &Version, family: &Family) -> FamilyStat {
+        let mut features = BTreeMap::new();
+        let levels = family.levels.iter().map(|level| level_stat(version, level, &mut features));
+        let levels = levels.collect();
+        let listed = self.0.manifest.column_families.get(&family.id);
+        let blobs = listed.into_iter().flat_map(|listed| listed.live_blob_files());
+        let options = self.0.stored_options.file.as_ref();
+        let options = options.and_then(|file| file.section("CFOptions", &family.name)).cloned();
+        FamilyStat {
+            id: family.id,
+            name: family.name.clone(),
+            comparator: family.comparator_name.clone(),
+            refused: family.refused.as_ref().map(ToString::to_string),
+            estimated_keys: family.estimated_keys(version),
+            memtable_entries: family.mems.iter().map(|mem| mem.len()).sum(),
+            levels,
+            blob_files: family.blobs.len(),
+            blob_bytes: family.blobs.iter().map(|(_, blob)| blob.file.size()).sum(),
+            blob_garbage_bytes: blobs.map(|blob| blob.garbage_bytes).sum(),
+            features,
+            options: options.unwrap_or_default(),
+        }
+    }
+}
+
+/// The shape of a level. Counts the features of its tables.
+fn level_stat(version: &Version, level: &Level, features: &mut BTreeMap<String, u64>) -> LevelStat {
+    let mut note = |feature: String| *features.entry(feature).or_insert(0) += 1;
+    let mut stat = LevelStat::default();
+    for &slot in &level.slots {
+        stat.files += 1;
+        stat.bytes += version.meta(slot).size_bytes;
+        let Slot::Open(table) = &version.slots[slot as usize] else {
+            stat.damaged += 1;
+            continue;
+        };
+        let properties = &table.properties;
+        stat.entries += properties.num_entries;
+        stat.deletions += properties.num_deletions;
+        note(format!("format version {}", table.footer.format_version));
+        note(format!("checksum {:?}", table.check.kind));
+        note(format!("index {:?}", properties.index_type));
+        note(format!("filter {}", table.filter.describe()));
+        note(format!("compression {}", String::from_utf8_lossy(&properties.compression)));
+        if table.range_tombstones.is_some() {
+            note("range tombstones".to_owned());
+        }
+        if table.dictionary.is_some() {
+            note("compression dictionary".to_owned());
+        }
+        if table.global_sequence.is_some() {
+            note("ingested".to_owned());
+        }
+    }
+    stat
 }

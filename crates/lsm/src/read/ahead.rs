@@ -128,7 +128,7 @@ impl ReadAhead {
             self.top_up(bound).await?;
         } else {
             let handle = self.walk.handle();
-            self.schedule_single(handle)?;
+            self.schedule(handle, Data::Single)?;
             self.advance(bound).await?;
         }
         Ok(true)
@@ -156,15 +156,12 @@ impl ReadAhead {
         self.context.view.version.table(self.slot)?.stored_len(handle)
     }
 
-    fn schedule_single(&mut self, handle: BlockHandle) -> Result<()> {
+    /// Schedules one block.
+    fn schedule(&mut self, handle: BlockHandle, data: Data) -> Result<()> {
         let bytes = self.stored_len(handle)?;
         self.scheduled += bytes;
-        self.chunks.borrow_mut().push_back(Chunk {
-            handles: VecDeque::from([handle]),
-            offset: handle.offset,
-            bytes,
-            data: Data::Single,
-        });
+        let handles = VecDeque::from([handle]);
+        self.chunks.borrow_mut().push_back(Chunk { handles, offset: handle.offset, bytes, data });
         Ok(())
     }
 
@@ -200,63 +197,54 @@ impl ReadAhead {
             let first = self.walk.handle();
             let key = BlockKey::of(&self.context.view.version, self.slot, first);
             if let Some(block) = self.context.state.cached(key) {
-                let bytes = self.stored_len(first)?;
-                self.scheduled += bytes;
-                self.chunks.borrow_mut().push_back(Chunk {
-                    handles: VecDeque::from([first]),
-                    offset: first.offset,
-                    bytes,
-                    data: Data::Cached(block),
-                });
+                self.schedule(first, Data::Cached(block))?;
                 self.advance(bound).await?;
                 continue;
             }
-            let mut handles = VecDeque::with_capacity(chunk_max / 4096 + 1);
-            let (mut from, mut to) = (first.offset, first.offset + self.stored_len(first)? as u64);
-            handles.push_back(first);
-            self.advance(bound).await?;
-            while self.more && (to - from) < chunk_max as u64 {
-                let handle = self.walk.handle();
-                let end = handle.offset + self.stored_len(handle)? as u64;
-                let near = match self.direction {
-                    Direction::Forward => handle.offset >= to && handle.offset - to <= GAP_MAX,
-                    Direction::Backward => end <= from && from - end <= GAP_MAX,
-                };
-                if !near {
-                    break;
-                }
-                from = from.min(handle.offset);
-                to = to.max(end);
-                handles.push_back(handle);
-                self.advance(bound).await?;
-            }
-            let bytes = (to - from) as usize;
+            let mut chunk = self.gather(bound, chunk_max).await?;
             let file = self.context.view.file(self.slot)?;
-            match self.context.state.read_ahead(file, from, bytes) {
-                Some(reading) => {
-                    count(&self.context.state.counters.read_ahead_bytes, bytes as u64);
-                    self.scheduled += bytes;
-                    if !mem::replace(&mut self.registered, true) {
-                        self.context.state.add_read_ahead(&self.chunks);
-                    }
-                    let data = Data::Reading(reading);
-                    self.chunks.borrow_mut().push_back(Chunk {
-                        handles,
-                        offset: from,
-                        bytes,
-                        data,
-                    });
+            let state = &self.context.state;
+            let Some(reading) = state.read_ahead(file, chunk.offset, chunk.bytes) else {
+                // No spare memory: block by block.
+                for handle in chunk.handles {
+                    self.schedule(handle, Data::Single)?;
                 }
-                None => {
-                    // No spare memory: block by block.
-                    for handle in handles {
-                        self.schedule_single(handle)?;
-                    }
-                    return Ok(());
-                }
+                return Ok(());
+            };
+            count(&state.counters.read_ahead_bytes, chunk.bytes as u64);
+            self.scheduled += chunk.bytes;
+            if !mem::replace(&mut self.registered, true) {
+                state.add_read_ahead(&self.chunks);
             }
+            chunk.data = Data::Reading(reading);
+            self.chunks.borrow_mut().push_back(chunk);
         }
         Ok(())
+    }
+
+    /// Takes adjacent blocks from the walk, for one read of about `chunk_max` bytes.
+    async fn gather(&mut self, bound: Option<&[u8]>, chunk_max: usize) -> Result<Chunk> {
+        let first = self.walk.handle();
+        let mut handles = VecDeque::with_capacity(chunk_max / 4096 + 1);
+        let (mut from, mut to) = (first.offset, first.offset + self.stored_len(first)? as u64);
+        handles.push_back(first);
+        self.advance(bound).await?;
+        while self.more && (to - from) < chunk_max as u64 {
+            let handle = self.walk.handle();
+            let end = handle.offset + self.stored_len(handle)? as u64;
+            let near = match self.direction {
+                Direction::Forward => handle.offset >= to && handle.offset - to <= GAP_MAX,
+                Direction::Backward => end <= from && from - end <= GAP_MAX,
+            };
+            if !near {
+                break;
+            }
+            from = from.min(handle.offset);
+            to = to.max(end);
+            handles.push_back(handle);
+            self.advance(bound).await?;
+        }
+        Ok(Chunk { handles, offset: from, bytes: (to - from) as usize, data: Data::Single })
     }
 
     /// The next block in this direction; `None` at the end.

@@ -1,0 +1,80 @@
+//! The check of one blob file.
+
+use rocksfmt::{
+    BLOB_FOOTER_BYTES, BLOB_HEADER_BYTES, BLOB_RECORD_HEADER_BYTES, BlobFooter, BlobHeader,
+    BlobRecord,
+};
+
+use crate::error::{Error, Kind, Result};
+use crate::inspect::check::Check;
+use crate::inspect::check::sequential::Sequential;
+
+impl Check<'_> {
+    /// Reads every record of a blob file of a column family.
+    pub(super) async fn blobs(&mut self, name: &str, family: u32) -> Result<()> {
+        let shared = self.dir.open(name).await.map_err(|e| Error::io(name, &e))?;
+        let mut file = Sequential::new(self.core.attach(&shared));
+        let size = shared.size();
+        let at = |offset: u64| format!("{name} at offset {offset}");
+        let bad = |offset: u64, e: rocksfmt::Error| Error::format(at(offset), &e);
+        let Some(end) = size.checked_sub((BLOB_HEADER_BYTES + BLOB_FOOTER_BYTES) as u64) else {
+            return Err(Error::new(Kind::Corruption, format!("{name}: only {size} bytes long")));
+        };
+        let end = end + BLOB_HEADER_BYTES as u64;
+        let header = file.bytes(0, BLOB_HEADER_BYTES).await.map_err(|e| Error::io(at(0), &e))?;
+        let header = BlobHeader::parse(&header).map_err(|e| bad(0, e))?;
+        if header.column_family_id != family {
+            return Err(Error::new(
+                Kind::Corruption,
+                format!(
+                    "{name}: expected a file of column family {family}, found one of {}",
+                    header.column_family_id
+                ),
+            ));
+        }
+        let mut offset = BLOB_HEADER_BYTES as u64;
+        let mut records = 0;
+        while offset < end {
+            let head = file
+                .bytes(offset, BLOB_RECORD_HEADER_BYTES.min((size - offset) as usize))
+                .await
+                .map_err(|e| Error::io(at(offset), &e))?;
+            let head = BlobRecord::parse(&head).map_err(|e| bad(offset, e))?;
+            let len = head.record_len();
+            if len > end - offset {
+                return Err(Error::new(
+                    Kind::Corruption,
+                    format!("{}: a record of {len} bytes reaches into the footer", at(offset)),
+                ));
+            }
+            let len = usize::try_from(len).unwrap_or(usize::MAX);
+            let record = file.bytes(offset, len).await.map_err(|e| Error::io(at(offset), &e))?;
+            match head.verify(&record) {
+                Ok(_) => {
+                    records += 1;
+                    self.report.bytes += len as u64;
+                }
+                Err(error) => self.report.note(name, Some(offset), &bad(offset, error)),
+            }
+            offset += len as u64;
+            self.done += len as u64;
+            if records % 256 == 255 {
+                self.progress_to(self.done);
+                self.core.checkpoint().await;
+            }
+        }
+        self.report.entries += records;
+        let tail = file.bytes(end, BLOB_FOOTER_BYTES).await.map_err(|e| Error::io(at(end), &e))?;
+        let footer = BlobFooter::parse(&tail).map_err(|e| bad(end, e))?;
+        if footer.count != records {
+            return Err(Error::new(
+                Kind::Corruption,
+                format!(
+                    "{name}: found {records} whole records, but the footer says {}",
+                    footer.count
+                ),
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,240 @@
+//! Reads and verifies a whole database: `millrace kv check`.
+//!
+//! 1. CURRENT, the MANIFEST and the logs are replayed as at an opening.
+//! 2. Every table of the MANIFEST is read from its first block to its footer. Checked are the
+//!    checksums of all blocks, including filters and partitions; that entries are in strict order
+//!    and inside the file's bounds; that counts match the properties; and that the table's own
+//!    filter finds every key.
+//! 3. Every live blob file is read record by record.
+//!
+//! Damage does not end the check: it is noted with file and offset, and the check continues.
+
+mod blobs;
+mod sequential;
+mod table;
+
+use std::path::Path;
+
+use fs::{Dir, DirEntry};
+use reactor::Core;
+use rocksfmt::{ColumnFamily, FileName, ManifestState};
+
+use crate::error::{Error, Kind, Result};
+use crate::open::directory::lock_shared;
+use crate::open::recover;
+use crate::open::recovery_plan::{Listed, RecoveryPlan};
+use crate::options::OpenOptions;
+use crate::stored_options::StoredOptions;
+
+/// One finding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// Name of the file.
+    pub file: String,
+    /// Offset in it, if known.
+    pub offset: Option<u64>,
+    /// Expected against found.
+    pub what: String,
+}
+
+/// The result of a check.
+#[derive(Clone, Debug, Default)]
+pub struct CheckReport {
+    /// Files read.
+    pub files: u64,
+    /// Bytes read and verified.
+    pub bytes: u64,
+    /// Blocks verified.
+    pub blocks: u64,
+    /// Entries of tables and logs, and blob records.
+    pub entries: u64,
+    /// What is damaged.
+    pub damages: Vec<Damage>,
+    /// Oddities that need not be damage.
+    pub warnings: Vec<String>,
+}
+
+/// Most damages listed per file; further ones are not listed.
+const DAMAGES_PER_FILE: usize = 16;
+
+/// Reads and verifies the database in `path`. Calls `progress` from time to time with the bytes
+/// done and the total bytes. Suspends for every read.
+///
+/// # Errors
+/// Only those that prevent any check: no database, a lock, a directory that cannot be listed.
+pub async fn check(
+    core: &Core,
+    path: &Path,
+    options: &OpenOptions,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<CheckReport> {
+    let dir = Dir::new(core, path);
+    let mut check = Check {
+        core,
+        dir: &dir,
+        report: CheckReport::default(),
+        progress: &mut progress,
+        done: 0,
+        total: 0,
+    };
+    check.run(options).await?;
+    Ok(check.report)
+}
+
+/// A check at work.
+struct Check<'a> {
+    core: &'a Core,
+    dir: &'a Dir,
+    report: CheckReport,
+    progress: &'a mut dyn FnMut(u64, u64),
+    /// Bytes done, and the total.
+    done: u64,
+    total: u64,
+}
+
+impl Check<'_> {
+    async fn run(&mut self, options: &OpenOptions) -> Result<()> {
+        let current = match recover::current(self.dir).await {
+            Ok(current) => current,
+            Err(error) if error.kind() == Kind::Corruption => {
+                self.report.note("CURRENT", None, &error);
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        let _lock = if options.secondary { None } else { Some(lock_shared(self.dir).await?) };
+        let entries =
+            self.dir.list().await.map_err(|e| Error::io(self.dir.path().display(), &e))?;
+        let listed: Vec<Listed> = entries
+            .iter()
+            .map(|entry| Listed { name: entry.name.clone(), size_bytes: entry.size })
+            .collect();
+        let manifest = FileName::Manifest(current).to_string();
+        let state = match recover::manifest(self.core, self.dir, &manifest).await {
+            Ok(state) => state,
+            Err(error) => {
+                self.report.note(&manifest, offset_in(&error), &error);
+                return Ok(());
+            }
+        };
+        self.report.files += 2;
+        self.total = total_bytes(&state, &listed);
+        match RecoveryPlan::new(&state, &listed) {
+            Ok(plan) => self.logs(plan, &state, &entries, options, &manifest).await,
+            Err(error) => self.report.note(&file_in(&error, &manifest), None, &error),
+        }
+        for family in state.column_families.values() {
+            self.family(family, &listed, &manifest).await;
+        }
+        self.progress_to(self.total);
+        Ok(())
+    }
+
+    fn progress_to(&mut self, done: u64) {
+        self.done = done;
+        (self.progress)(done, self.total);
+    }
+
+    /// Replays the logs.
+    async fn logs(
+        &mut self,
+        mut plan: RecoveryPlan,
+        state: &ManifestState,
+        entries: &[DirEntry],
+        options: &OpenOptions,
+        manifest: &str,
+    ) {
+        let stored_options = StoredOptions::read(self.dir, entries).await;
+        plan.empty_logs_may_count = stored_options.keeps_logs_at_openings();
+        let bytes = plan.log_bytes();
+        self.total += bytes;
+        self.progress_to(self.done);
+        let strict = OpenOptions { salvage: false, ..options.clone() };
+        // A replayed piece is not needed any more.
+        let piece = async |_| Ok(());
+        let (core, dir, report) = (self.core, self.dir, &mut self.report);
+        match recover::logs(core, dir, &plan, state, &strict, &mut report.warnings, piece).await {
+            Ok(replayed) => {
+                report.files += plan.logs.len() as u64;
+                report.bytes += bytes;
+                report.entries += replayed.operations;
+            }
+            Err(error) => report.note(&file_in(&error, manifest), offset_in(&error), &error),
+        }
+        self.progress_to(self.done + bytes);
+    }
+
+    /// Reads a family's tables and blob files.
+    async fn family(&mut self, family: &ColumnFamily, listed: &[Listed], manifest: &str) {
+        let comparator = match family.comparator() {
+            Ok(comparator) => comparator,
+            Err(error) => return self.report.note(manifest, None, &error),
+        };
+        for (_, meta) in family.files() {
+            let old = format!("{:06}.ldb", meta.number);
+            let name = if listed.iter().any(|file| file.name == old) {
+                old
+            } else {
+                FileName::Sst(meta.number).to_string()
+            };
+            let before = self.done;
+            if let Err(error) = self.table(&name, meta, comparator).await {
+                self.report.note(&name, offset_in(&error), &error);
+            }
+            self.report.files += 1;
+            self.progress_to(before + meta.size_bytes);
+        }
+        for blob in family.live_blob_files() {
+            let name = FileName::Blob(blob.number).to_string();
+            if let Err(error) = self.blobs(&name, family.id).await {
+                self.report.note(&name, offset_in(&error), &error);
+            }
+            self.report.files += 1;
+        }
+    }
+}
+
+impl CheckReport {
+    fn note(&mut self, file: &str, offset: Option<u64>, what: &dyn std::fmt::Display) {
+        let of_file = self.damages.iter().filter(|damage| damage.file == file).count();
+        if of_file < DAMAGES_PER_FILE {
+            let what = what.to_string();
+            self.damages.push(Damage { file: file.to_owned(), offset, what });
+        }
+    }
+}
+
+/// The first offset in an error's text ("at offset 5" or "at 5"), if any.
+fn offset_in(error: &Error) -> Option<u64> {
+    let text = error.to_string();
+    text.split(" at ").skip(1).find_map(|rest| {
+        let rest = rest.strip_prefix("offset ").unwrap_or(rest);
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        rest[..digits].parse().ok()
+    })
+}
+
+/// The file that an error's text begins with, or `otherwise`.
+fn file_in(error: &Error, otherwise: &str) -> String {
+    let text = error.to_string();
+    let end = text.find([' ', ':']).unwrap_or(text.len());
+    match FileName::parse(&text[..end]) {
+        Some(_) => text[..end].to_owned(),
+        None => otherwise.to_owned(),
+    }
+}
+
+fn total_bytes(state: &ManifestState, listed: &[Listed]) -> u64 {
+    let tables: u64 = state
+        .column_families
+        .values()
+        .flat_map(|family| family.files())
+        .map(|(_, meta)| meta.size_bytes)
+        .sum();
+    let blobs: u64 = listed
+        .iter()
+        .filter(|file| matches!(FileName::parse(&file.name), Some(FileName::Blob(_))))
+        .map(|file| file.size_bytes)
+        .sum();
+    tables + blobs
+}

@@ -1,0 +1,280 @@
+//! The check of one table.
+
+use fs::Slice;
+use reactor::Core;
+use rocksfmt::{
+    BLOCK_TRAILER_BYTES, BlockCursor, BlockHandle, BlockLayout, Comparator, Compression,
+    Decompressor, FileMeta, FilterHandle, FilterKey, FilterLayout, IndexCursor, IndexFormat,
+    IndexLayout, KEY_TRAILER_BYTES, ValueType, unpack,
+};
+
+use crate::error::{Error, Kind, Result};
+use crate::inspect::check::sequential::Sequential;
+use crate::inspect::check::{Check, CheckReport};
+use crate::table::{BLOCK_BYTES_MAX, Filter, IndexBlock, Table};
+use crate::table_memory::TableMemory;
+
+impl Check<'_> {
+    /// Reads every block of a table.
+    pub(super) async fn table(
+        &mut self,
+        name: &str,
+        meta: &FileMeta,
+        comparator: Comparator,
+    ) -> Result<()> {
+        let core = self.core;
+        let memory = TableMemory::new(usize::MAX);
+        let table = Table::open(core, self.dir, name, meta.clone(), comparator, &memory).await?;
+        let mut check = TableCheck {
+            core,
+            table: &table,
+            name,
+            file: Sequential::new(core.attach(&table.file)),
+            decompressor: Decompressor::new(),
+            previous: Vec::new(),
+            partition: None,
+        };
+        check.filter_blocks(&mut self.report).await;
+        let mut entries = 0;
+        let mut cursor = BlockCursor::new();
+        let mut damaged = false;
+        let started = self.done;
+        let handles = check.data_handles(&mut self.report).await?;
+        for (n, handle) in handles.into_iter().enumerate() {
+            match check.data_block(handle, &mut cursor, &mut self.report).await {
+                Ok(seen) => entries += seen,
+                Err(error) => {
+                    damaged = true;
+                    self.report.note(name, Some(handle.offset), &error);
+                }
+            }
+            if n % 64 == 63 {
+                self.progress_to(started + handle.offset);
+                core.checkpoint().await;
+            }
+        }
+        self.report.entries += entries;
+        if !damaged {
+            check.count(entries, &mut self.report);
+        }
+        Ok(())
+    }
+}
+
+/// A table and the progress of its check.
+struct TableCheck<'a> {
+    core: &'a Core,
+    table: &'a Table,
+    name: &'a str,
+    file: Sequential,
+    decompressor: Decompressor,
+    /// The last internal key; empty before the first.
+    previous: Vec<u8>,
+    /// The filter partition of the last key.
+    partition: Option<(BlockHandle, Slice, FilterLayout)>,
+}
+
+impl TableCheck<'_> {
+    fn corrupt(&self, what: &str) -> Error {
+        Error::new(Kind::Corruption, format!("{}: {what}", self.name))
+    }
+
+    fn format(&self, e: &rocksfmt::Error) -> Error {
+        Error::format(self.name, e)
+    }
+
+    /// Reads, checks and unpacks a block.
+    async fn block(&mut self, handle: BlockHandle, data: bool) -> Result<Slice> {
+        let len = self.table.stored_len(handle)?;
+        let place = || format!("{} at offset {}", self.name, handle.offset);
+        let stored =
+            self.file.bytes(handle.offset, len).await.map_err(|e| Error::io(place(), &e))?;
+        let format = |e: rocksfmt::Error| Error::format(place(), &e);
+        let byte = self.table.check.verify(&stored, handle.offset).map_err(format)?;
+        let payload = stored.slice(0..handle.size as usize);
+        if byte == 0 {
+            return Ok(payload);
+        }
+        let codec = Compression::from_byte(byte).map_err(format)?;
+        let len = codec.decompressed_len(&payload, BLOCK_BYTES_MAX).map_err(format)?;
+        let mut out = self.core.alloc_wait(len).await.map_err(|e| Error::io(place(), &e))?;
+        let dictionary = self.table.dictionary.as_ref().filter(|_| data);
+        self.decompressor.decompress(codec, &payload, dictionary, &mut out).map_err(format)?;
+        Ok(Slice::new(out.share(), 0..len))
+    }
+
+    /// Checks the filter. A file opens without it, but a damaged filter hides keys.
+    async fn filter_blocks(&mut self, report: &mut CheckReport) {
+        let (handle, is_partitioned) = match self.table.metaindex.filter {
+            Some(FilterHandle::Full(handle)) => (handle, false),
+            Some(FilterHandle::Partitioned(handle)) => (handle, true),
+            None => return,
+        };
+        let data = match self.block(handle, false).await {
+            Ok(data) => data,
+            Err(error) => return report.note(self.name, Some(handle.offset), &error),
+        };
+        report.blocks += 1;
+        if !is_partitioned {
+            return;
+        }
+        let format = IndexFormat { first_keys: false, ..self.table.properties.index_format };
+        let handles =
+            IndexLayout::parse(&data, format).and_then(|layout| index_handles(&data, &layout));
+        let handles = match handles {
+            Ok(handles) => handles,
+            Err(error) => return report.note(self.name, Some(handle.offset), &error),
+        };
+        for handle in handles {
+            match self.block(handle, false).await {
+                Ok(_) => report.blocks += 1,
+                Err(error) => report.note(self.name, Some(handle.offset), &error),
+            }
+        }
+    }
+
+    /// The data blocks, by the index.
+    async fn data_handles(&mut self, report: &mut CheckReport) -> Result<Vec<BlockHandle>> {
+        let (name, table) = (self.name, self.table);
+        let (data, layout) = (&table.index.data[..], &table.index.layout);
+        if !table.two_level {
+            return index_handles(data, layout)
+                .map_err(|e| Error::format(format_args!("{name}: index"), &e));
+        }
+        let partitions = index_handles(data, layout)
+            .map_err(|e| Error::format(format_args!("{name}: top-level index"), &e))?;
+        let mut handles = Vec::new();
+        for handle in partitions {
+            let partition = match self.block(handle, false).await {
+                Ok(partition) => partition,
+                Err(error) => {
+                    report.note(name, Some(handle.offset), &error);
+                    continue;
+                }
+            };
+            report.blocks += 1;
+            let parsed = IndexLayout::parse(&partition, table.properties.index_format)
+                .and_then(|layout| index_handles(&partition, &layout));
+            match parsed {
+                Ok(more) => handles.extend(more),
+                Err(error) => {
+                    let place = format!("{name} at offset {}", handle.offset);
+                    report.note(name, Some(handle.offset), &Error::format(place, &error));
+                }
+            }
+        }
+        Ok(handles)
+    }
+
+    /// Reads and checks a data block. Returns its number of entries.
+    async fn data_block(
+        &mut self,
+        handle: BlockHandle,
+        cursor: &mut BlockCursor,
+        report: &mut CheckReport,
+    ) -> Result<u64> {
+        let data = self.block(handle, true).await?;
+        report.blocks += 1;
+        report.bytes += handle.size + BLOCK_TRAILER_BYTES as u64;
+        let layout = BlockLayout::parse(&data).map_err(|e| self.format(&e))?;
+        let mut seen = 0;
+        let mut more = cursor.seek_to_first(&data, &layout).map_err(|e| self.format(&e))?;
+        while more {
+            self.entry(cursor.key(), seen).await?;
+            seen += 1;
+            more = cursor.next(&data, &layout).map_err(|e| self.format(&e))?;
+        }
+        Ok(seen)
+    }
+
+    /// Checks order, bounds and type of entry `n` of a block, and that the file's own filter
+    /// contains its key.
+    async fn entry(&mut self, key: &[u8], n: u64) -> Result<()> {
+        let (table, comparator) = (self.table, self.table.comparator);
+        let Some(user_len) = key.len().checked_sub(KEY_TRAILER_BYTES) else {
+            return Err(self.corrupt(&format!("a key has only {} bytes", key.len())));
+        };
+        let user_key = &key[..user_len];
+        if !self.previous.is_empty() && comparator.cmp_internal(&self.previous, key).is_ge() {
+            return Err(self.corrupt(&format!("entry {n} of a block is not after the one before")));
+        }
+        if comparator.cmp_internal(key, &table.meta.smallest).is_lt()
+            || comparator.cmp_internal(key, &table.meta.largest).is_gt()
+        {
+            // Entries of ingested files have sequence 0, and another one in the file's bounds.
+            let outside = comparator.cmp_user(user_key, table.meta.smallest_user_key()).is_lt()
+                || comparator.cmp_user(user_key, table.meta.largest_user_key()).is_gt();
+            if outside || table.global_sequence.is_none() {
+                return Err(self.corrupt("an entry is outside the bounds in the MANIFEST"));
+            }
+        }
+        let packed = key.last_chunk::<8>().map_or(0, |t| u64::from_le_bytes(*t));
+        let kind = rocksfmt::value_type(packed).map_err(|e| self.format(&e))?;
+        let sequence = table.global_sequence.unwrap_or(unpack(packed).0);
+        if kind == ValueType::RangeDeletion || sequence > table.meta.largest_sequence {
+            let what = format!("unexpected entry of type {kind:?} with sequence {sequence}");
+            return Err(self.corrupt(&what));
+        }
+        self.previous.clear();
+        self.previous.extend_from_slice(key);
+        let is_known = match &table.filter {
+            // `TableMemory` is unlimited here, so a table's filter is in memory.
+            Filter::None | Filter::OnDemand(_) => true,
+            Filter::Full { data, layout } => layout.may_contain(data, &FilterKey::new(user_key)),
+            Filter::Partitioned(top) => self.partition_contains(top, key, user_key).await?,
+        };
+        match is_known {
+            true => Ok(()),
+            false => Err(self.corrupt("a key is missing from the filter: gets do not find it")),
+        }
+    }
+
+    /// Whether the filter partition of a key contains it.
+    async fn partition_contains(
+        &mut self,
+        top: &IndexBlock,
+        key: &[u8],
+        user_key: &[u8],
+    ) -> Result<bool> {
+        let comparator = self.table.comparator;
+        let found =
+            rocksfmt::index_lookup(&top.data, &top.layout, comparator, key, &mut Vec::new());
+        let Some(handle) = found.map_err(|e| self.format(&e))? else {
+            return Err(self.corrupt("a key is after the last filter partition"));
+        };
+        if self.partition.as_ref().is_none_or(|(at, _, _)| *at != handle) {
+            let block = self.block(handle, false).await?;
+            let layout = FilterLayout::parse(&block);
+            self.partition = Some((handle, block, layout));
+        }
+        let partition = self.partition.as_ref();
+        Ok(partition
+            .is_none_or(|(_, block, layout)| layout.may_contain(block, &FilterKey::new(user_key))))
+    }
+
+    /// Compares the number of entries with the properties.
+    fn count(&self, entries: u64, report: &mut CheckReport) {
+        let (table, properties) = (self.table, &self.table.properties);
+        let counted = properties.num_entries.saturating_sub(properties.num_range_deletions);
+        if table.metaindex.properties.is_none() || counted == entries {
+            return;
+        }
+        let tombstones = table.range_tombstones.as_ref().map_or(0, |t| t.len() as u64);
+        let what = format!(
+            "found {entries} entries and {tombstones} range tombstones, but the properties say \
+             {counted} entries"
+        );
+        report.note(self.name, None, &what);
+    }
+}
+
+fn index_handles(data: &[u8], layout: &IndexLayout) -> rocksfmt::Result<Vec<BlockHandle>> {
+    let mut cursor = IndexCursor::new();
+    let mut handles = Vec::new();
+    let mut more = cursor.seek_to_first(data, layout)?;
+    while more {
+        handles.push(cursor.handle());
+        more = cursor.next(data, layout)?;
+    }
+    Ok(handles)
+}
