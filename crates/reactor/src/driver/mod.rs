@@ -10,9 +10,9 @@
 //! after that, and must report every operation exactly once.
 //!
 //! This is the lowest room of the crate: it uses only the queues and flags that it shares with
-//! other threads (`inbox`, `sleep`, `edge`), `aio_abi` and the alignment of buffers. There is one
-//! circle: the simulated driver works on the devices of [`crate::sim`], which speak this module's
-//! types. It is here because all writing to an operation's memory is in this room.
+//! other threads (`inbox`, `sleep`, `edge`) and the alignment of buffers; only tests use more.
+//! There is one circle: the simulated driver works on the devices of [`crate::sim`], which speak
+//! this module's types. It is here because all writing to an operation's memory is in this room.
 
 use std::io;
 use std::os::fd::OwnedFd;
